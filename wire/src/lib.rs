@@ -1,0 +1,33 @@
+//! What the shim inside a program and the checkpointer outside it share: the names of their
+//! meeting point, the control messages, and how messages and file descriptors travel.
+//!
+//! The program's side of a connection is the *agent*, one thread of the shim. It listens on an
+//! abstract Unix socket ([`agent_socket`]), which needs no file and vanishes with the process.
+//! One connection at a time is served; each message is one frame (see [`transport`]), each
+//! request is answered by exactly one reply, and file descriptors follow as frames of their own.
+//!
+//! `docs/protocol.md` describes the conversation of a dump and of a restore.
+
+pub mod codec;
+pub mod message;
+pub mod transport;
+
+pub use message::{Block, BlockKind, Counts, GateState, Hello, Reply, Request, Stream};
+pub use transport::{Connection, Peer};
+
+/// Version of the messages below. A peer with another version is refused by name, because a
+/// restored program carries the shim that it was started with.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Environment variable that names the real driver library which the shim loads, an absolute path.
+pub const ENV_DRIVER: &str = "GPUCR_DRIVER";
+
+/// Bytes of a chunk of device memory: the unit of hashing, storing and copying.
+pub const CHUNK_SIZE: u64 = 2 << 20;
+
+/// Name (without the leading NUL) of the abstract socket of the agent in process `pid`.
+///
+/// The pid is the one that the process sees itself; the socket belongs to its network namespace.
+pub fn agent_socket(pid: u32) -> String {
+    format!("gpucr-agent-{pid}")
+}

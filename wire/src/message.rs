@@ -1,0 +1,268 @@
+//! The control messages between the checkpointer (requests) and the agent (replies).
+
+use crate::codec::{Malformed, Reader, Wire};
+use crate::{wire_enum, wire_struct};
+
+wire_struct! {
+    /// The agent's answer to [`Request::Hello`]: who it is and which driver it stands before.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Hello {
+        /// [`crate::PROTOCOL_VERSION`] of the shim.
+        pub protocol: u32,
+        /// The process, as it sees itself.
+        pub pid: u32,
+        /// Absolute path of the shim's own file.
+        pub shim: String,
+        /// Absolute path of the driver library behind the shim.
+        pub driver: String,
+        /// What `cuDriverGetVersion` says, for example 13000.
+        pub driver_version: i32,
+        /// Where the program stands.
+        pub gate: GateState,
+    }
+}
+
+wire_enum! {
+    /// Where a program stands.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum GateState {
+        /// The program runs.
+        0 => Open {},
+        /// No driver call that touches device memory enters; memory is in place.
+        1 => Closed {},
+        /// Gate closed, and the bulk memory is unmapped and released: its bytes live on only in
+        /// the file descriptors that the checkpointer or the keeper holds.
+        2 => Detached {},
+    }
+}
+
+wire_struct! {
+    /// What the program holds, for `gpucr ps` and for the preflight of a dump.
+    #[derive(Debug, Clone, Default, PartialEq, Eq)]
+    pub struct Counts {
+        /// Live allocations made by `cuMemAlloc*` and served from our blocks.
+        pub allocations: u64,
+        /// Bytes of physical memory in our blocks, the program's own VMM memory included.
+        pub bulk_bytes: u64,
+        /// Physical blocks.
+        pub blocks: u64,
+        /// Bytes in stream-ordered pools (allocated, not reserved): left to the driver.
+        pub pool_bytes: u64,
+        /// Arrays and mipmapped arrays: left to the driver.
+        pub arrays: u64,
+        /// Bytes of pinned host memory.
+        pub pinned_bytes: u64,
+        /// Live managed allocations, which the driver cannot checkpoint.
+        pub managed: u64,
+        /// Live imports or exports of memory to other processes, which cannot be checkpointed.
+        pub shared: u64,
+        /// Other things in use that the driver cannot checkpoint, by the name of the function.
+        pub unsupported: Vec<String>,
+        /// Kernel and graph launches so far.
+        pub launches: u64,
+        /// UUIDs of the devices on which the program has contexts.
+        pub devices: Vec<[u8; 16]>,
+    }
+}
+
+wire_enum! {
+    /// Who asked for a block of physical memory.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum BlockKind {
+        /// The shim, to serve `cuMemAlloc*`.
+        0 => Heap {},
+        /// The program itself, with `cuMemCreate`.
+        1 => Program {},
+    }
+}
+
+wire_struct! {
+    /// One block of physical device memory, and where the program sees it.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Block {
+        /// Names the block for as long as it lives, across detach and restore.
+        pub id: u64,
+        /// UUID of the device that holds it.
+        pub device: [u8; 16],
+        /// Bytes; a multiple of the device's allocation granularity.
+        pub size: u64,
+        /// Who asked for it.
+        pub kind: BlockKind,
+        /// The address at which the program sees its start; 0 if it is not mapped.
+        pub address: u64,
+        /// Live allocations inside it.
+        pub allocations: u32,
+    }
+}
+
+wire_enum! {
+    /// From the checkpointer to the agent.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub enum Request {
+        /// First message of every connection. An agent of another version answers with its
+        /// [`Reply::Hello`] too and then closes the connection.
+        0 => Hello {
+            /// The checkpointer's [`crate::PROTOCOL_VERSION`].
+            protocol: u32,
+        },
+        /// What does the program hold? Allowed in every state.
+        1 => Counts {},
+        /// Close the gate and drain all streams. Fails, with the gate open again, when that takes
+        /// longer than the limit.
+        2 => CloseGate {
+            /// Limit, milliseconds.
+            timeout_ms: u64,
+        },
+        /// Export every block. The reply's blocks are followed by one file descriptor each, in
+        /// the same order. Only with the gate closed.
+        3 => Export {},
+        /// Copy from a block into the shared staging memory (see [`Request::Stage`]), through the
+        /// program's own context: the way out where no second context fits on the device.
+        4 => CopyOut {
+            /// The block.
+            block: u64,
+            /// First byte within the block.
+            offset: u64,
+            /// Bytes; at most the staging memory's size.
+            len: u64,
+        },
+        /// Shrink stacks, unmap and release every block. Only after [`Request::Export`]. Once the
+        /// reply is sent the agent closes the connection and keeps no file descriptor.
+        5 => Detach {},
+        /// Take the blocks back. Followed by one file descriptor for each id, in the same order.
+        /// Maps every block at its old address and undoes everything that Detach did. A failure
+        /// leaves the program detached, and the call may be repeated.
+        6 => Reattach {
+            /// Ids of the blocks.
+            blocks: Vec<u64>,
+        },
+        /// Open the gate. When detached only if every block has memory, filled by
+        /// [`Request::CopyIn`]; an open gate stays open.
+        7 => OpenGate {},
+        /// Followed by one file descriptor: shared memory of the given size, for
+        /// [`Request::CopyOut`] and [`Request::CopyIn`].
+        8 => Stage {
+            /// Bytes.
+            len: u64,
+        },
+        /// Make a new block's memory from inside: create, map, and copy from the staging memory.
+        /// Only when detached; creates the block's memory on its first use.
+        9 => CopyIn {
+            /// The block.
+            block: u64,
+            /// First byte within the block.
+            offset: u64,
+            /// Bytes.
+            len: u64,
+        },
+    }
+}
+
+wire_enum! {
+    /// From the agent to the checkpointer.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub enum Reply {
+        /// Answer to Hello.
+        0 => Hello {
+            /// Who answers.
+            hello: Hello,
+        },
+        /// Answer to Counts.
+        1 => Counts {
+            /// What the program holds.
+            counts: Counts,
+        },
+        /// Answer to Export; the file descriptors follow.
+        2 => Blocks {
+            /// Every block.
+            blocks: Vec<Block>,
+        },
+        /// The request was carried out.
+        3 => Done {},
+        /// The request failed; what holds then is said with each request.
+        4 => Failed {
+            /// The driver's error code, or 0 where the driver was not the cause.
+            code: i32,
+            /// What failed and why.
+            message: String,
+        },
+    }
+}
+
+/// A message of one direction.
+pub trait Stream: Wire {
+    /// The byte form of the whole message.
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.put(&mut out);
+        out
+    }
+    /// Reads the whole message; nothing may follow it.
+    fn from_bytes(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        let message = Self::get(&mut reader)?;
+        reader.finish()?;
+        Ok(message)
+    }
+}
+
+impl Stream for Request {}
+impl Stream for Reply {}
+impl Stream for Hello {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block() -> Block {
+        Block {
+            id: 7,
+            device: *b"0123456789abcdef",
+            size: 2 << 20,
+            kind: BlockKind::Program {},
+            address: 0x7000_0000_0000,
+            allocations: 3,
+        }
+    }
+
+    #[test]
+    fn messages_survive_the_round_trip() {
+        for request in [
+            Request::Hello { protocol: 1 },
+            Request::CloseGate { timeout_ms: 10_000 },
+            Request::CopyOut { block: 1, offset: 2, len: 3 },
+            Request::Reattach { blocks: vec![1, 2, u64::MAX] },
+        ] {
+            assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
+        }
+        for reply in [
+            Reply::Blocks { blocks: vec![block(), block()] },
+            Reply::Counts {
+                counts: Counts {
+                    unsupported: vec!["cuMemAllocManaged".into()],
+                    ..Counts::default()
+                },
+            },
+            Reply::Failed { code: 801, message: "größer".into() },
+        ] {
+            assert_eq!(Reply::from_bytes(&reply.to_bytes()), Ok(reply));
+        }
+    }
+
+    #[test]
+    fn every_cut_and_every_extension_is_refused() {
+        let bytes = Reply::Blocks { blocks: vec![block()] }.to_bytes();
+        for len in 0..bytes.len() {
+            assert!(Reply::from_bytes(&bytes[..len]).is_err(), "cut to {len} bytes");
+        }
+        let mut longer = bytes;
+        longer.push(0);
+        assert_eq!(Reply::from_bytes(&longer), Err(Malformed("it is too long")));
+    }
+
+    #[test]
+    fn a_lying_length_allocates_nothing() {
+        let bytes = [6, 0xff, 0xff, 0xff, 0xff];
+        assert!(Request::from_bytes(&bytes).is_err());
+    }
+}
