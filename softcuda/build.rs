@@ -1,0 +1,64 @@
+//! Gives the library its soname and generates what follows from the list of the driver's function
+//! names: a stub for each function that `src/api` does not define, and the table of all of them
+//! for `cuGetProcAddress`.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::{env, fs, io};
+
+fn main() -> io::Result<()> {
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
+    // The table of functions must hold our own, also when another library of the same process
+    // (the interceptor) exports the same names.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
+    println!("cargo:rerun-if-changed=src/api");
+    println!("cargo:rerun-if-changed=build.rs");
+
+    let names = fs::read_to_string("src/api/names.txt")?;
+    let names: BTreeSet<&str> = names.lines().map(str::trim).filter(|n| !n.is_empty()).collect();
+
+    let mut defined = BTreeSet::new();
+    for entry in fs::read_dir("src/api")? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|e| e == "rs") {
+            collect_defined(&path, &mut defined)?;
+        }
+    }
+    for name in &defined {
+        assert!(names.contains(name.as_str()), "{name} is defined but not in src/api/names.txt");
+    }
+
+    let mut out = String::from("unsafe extern \"C\" {\n");
+    for name in &defined {
+        writeln!(out, "    fn {name}() -> u32;").expect("writing to a string cannot fail");
+    }
+    out.push_str("}\n");
+    for name in names.iter().filter(|n| !defined.contains(**n)) {
+        writeln!(out, "crate::api::unsupported!({name});")
+            .expect("writing to a string cannot fail");
+    }
+    out.push_str("/// All functions of the driver, sorted by name.\n");
+    out.push_str("pub(crate) static SYMBOLS: &[(&str, unsafe extern \"C\" fn() -> u32)] = &[\n");
+    for name in &names {
+        writeln!(out, "    (\"{name}\", {name}),").expect("writing to a string cannot fail");
+    }
+    out.push_str("];\n");
+    fs::write(Path::new(&env::var("OUT_DIR").expect("cargo sets OUT_DIR")).join("symbols.rs"), out)
+}
+
+/// Finds the names in lines such as `call fn cuInit(flags: u32) {`, which is how `driver_api!`
+/// writes them: after `fn`, up to the parenthesis, separated by commas.
+fn collect_defined(path: &Path, defined: &mut BTreeSet<String>) -> io::Result<()> {
+    for line in fs::read_to_string(path)?.lines() {
+        let Some((mode, rest)) = line.trim_start().split_once(" fn cu") else { continue };
+        if !(mode == "call" || mode == "early" || mode.starts_with("stream(")) {
+            continue;
+        }
+        let list = rest.split('(').next().unwrap_or(rest);
+        for name in format!("cu{list}").split(',') {
+            defined.insert(name.trim().to_owned());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,247 @@
+//! Device addresses. They are host addresses inside one window that nothing else uses; ranges of
+//! it are reserved (inaccessible, no memory behind them) and then backed. Which granules of the
+//! window kernels and copies may touch is kept in a bitmap, so that looking up costs no lock;
+//! pinned host memory, which lies anywhere, is in a sorted table.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use rustix::fd::BorrowedFd;
+use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
+
+use crate::ptx;
+use crate::status::{Code, Outcome};
+
+/// First address of the window. Linux places heaps, stacks and libraries far above it.
+const WINDOW: u64 = 0x2000_0000_0000;
+const WINDOW_SIZE: u64 = 1 << 40;
+/// The unit of physical memory and of mapping: 2 MiB.
+pub(crate) const GRANULE: u64 = 2 << 20;
+
+const WORDS: usize = (WINDOW_SIZE / GRANULE / 64) as usize;
+static ACCESSIBLE: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+static HOST: RwLock<BTreeMap<u64, u64>> = RwLock::new(BTreeMap::new());
+
+/// The address space as kernels see it.
+pub(crate) struct DeviceView;
+
+impl ptx::AddressSpace for DeviceView {
+    fn is_mapped(&self, addr: u64, len: usize) -> bool {
+        is_accessible(addr, len as u64)
+    }
+}
+
+/// Whether the device may access all of a range.
+pub(crate) fn is_accessible(address: u64, size: u64) -> bool {
+    let Some(last) = address.checked_add(size.max(1) - 1) else { return false };
+    if address >= WINDOW && last < WINDOW + WINDOW_SIZE {
+        let first = (address - WINDOW) / GRANULE;
+        let last = (last - WINDOW) / GRANULE;
+        return (first..=last).all(|granule| {
+            let word = ACCESSIBLE[(granule / 64) as usize].load(Ordering::Acquire);
+            word & (1 << (granule % 64)) != 0
+        });
+    }
+    is_registered_host(address, size)
+}
+
+/// Whether all of a range is pinned host memory.
+pub(crate) fn is_registered_host(address: u64, size: u64) -> bool {
+    let host = HOST.read();
+    host.range(..=address).next_back().is_some_and(|(start, length)| {
+        address.checked_add(size).is_some_and(|end| end <= start + length)
+    })
+}
+
+/// Whether an address is inside the window of device addresses.
+pub(crate) fn in_window(address: u64) -> bool {
+    (WINDOW..WINDOW + WINDOW_SIZE).contains(&address)
+}
+
+/// Marks granules as accessible to the device or not. The range is whole granules of the window.
+pub(crate) fn set_accessible(address: u64, size: u64, accessible: bool) {
+    let first = (address - WINDOW) / GRANULE;
+    for granule in first..first + size / GRANULE {
+        let bit = 1 << (granule % 64);
+        let word = &ACCESSIBLE[(granule / 64) as usize];
+        if accessible {
+            word.fetch_or(bit, Ordering::AcqRel);
+        } else {
+            word.fetch_and(!bit, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Adds pinned host memory. Overlaps are the caller's to refuse.
+pub(crate) fn register_host(address: u64, size: u64) {
+    HOST.write().insert(address, size);
+}
+
+/// Takes pinned host memory out again.
+pub(crate) fn unregister_host(address: u64) {
+    HOST.write().remove(&address);
+}
+
+/// Rounds up to whole granules; `None` on overflow.
+pub(crate) fn round_up(size: u64) -> Option<u64> {
+    size.checked_next_multiple_of(GRANULE)
+}
+
+/// Reserves `size` bytes (whole granules) at a multiple of `alignment` (a power of two), at `hint`
+/// if that is free.
+///
+/// # Errors
+/// `OUT_OF_MEMORY` when the window has no such range left.
+pub(crate) fn reserve(size: u64, alignment: u64, hint: u64) -> Outcome<u64> {
+    let alignment = alignment.max(GRANULE);
+    let end = WINDOW + WINDOW_SIZE;
+    let mut reserved = RESERVED.lock();
+    let fits = |reserved: &BTreeMap<u64, u64>, start: u64| {
+        let free = |end: u64| reserved.range(..end).next_back().is_none_or(|(s, l)| s + l <= start);
+        start >= WINDOW && start.checked_add(size).is_some_and(|last| last <= end && free(last))
+    };
+    if hint != 0 && hint.is_multiple_of(alignment) && fits(&reserved, hint) && place(hint, size) {
+        reserved.insert(hint, size);
+        return Ok(hint);
+    }
+    let mut start = WINDOW.next_multiple_of(alignment);
+    while start.checked_add(size).is_some_and(|last| last <= end) {
+        if let Some((taken, length)) = reserved.range(..start + size).next_back()
+            && taken + length > start
+        {
+            start = (taken + length).next_multiple_of(alignment);
+            continue;
+        }
+        if place(start, size) {
+            reserved.insert(start, size);
+            return Ok(start);
+        }
+        // Something foreign is mapped in the window; step over it.
+        start = (start + size.max(1 << 30)).next_multiple_of(alignment);
+    }
+    Err(Code::OUT_OF_MEMORY)
+}
+
+fn place(address: u64, size: u64) -> bool {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+    // SAFETY: FIXED_NOREPLACE never replaces a mapping that somebody else made.
+    let mapped = unsafe {
+        mm::mmap_anonymous(address as *mut c_void, size as usize, ProtFlags::empty(), flags)
+    };
+    match mapped {
+        Ok(at) if at as u64 == address => true,
+        Ok(at) => {
+            // A kernel without FIXED_NOREPLACE takes the address as a hint only.
+            // SAFETY: this mapping was made just now and nobody knows of it.
+            let _ = unsafe { mm::munmap(at, size as usize) };
+            false
+        }
+        Err(_) => false,
+    }
+}
+
+/// Whether a range lies inside one reservation.
+pub(crate) fn is_reserved(address: u64, size: u64) -> bool {
+    let reserved = RESERVED.lock();
+    reserved.range(..=address).next_back().is_some_and(|(start, length)| {
+        address.checked_add(size).is_some_and(|end| end <= start + length)
+    })
+}
+
+/// The reservation that begins exactly here.
+pub(crate) fn reservation_size(address: u64) -> Option<u64> {
+    RESERVED.lock().get(&address).copied()
+}
+
+/// Gives a reservation back; nothing may be mapped in it any more.
+pub(crate) fn unreserve(address: u64) {
+    let mut reserved = RESERVED.lock();
+    if let Some(size) = reserved.remove(&address) {
+        // SAFETY: the range is a reservation of ours without mappings, and nobody else can make
+        // one there before the lock is released.
+        let result = unsafe { mm::munmap(address as *mut c_void, size as usize) };
+        debug_assert!(result.is_ok());
+    }
+}
+
+/// Puts memory behind a reserved range; not accessible until [`protect`] makes it so.
+///
+/// # Errors
+/// `OUT_OF_MEMORY` when the kernel refuses; the range is then still only reserved.
+pub(crate) fn back(address: u64, size: u64, memory: BorrowedFd<'_>, offset: u64) -> Outcome {
+    let flags = MapFlags::SHARED | MapFlags::FIXED;
+    // SAFETY: callers pass a range that they own inside a reservation, so only reserved address
+    // space is replaced.
+    unsafe {
+        let at = mm::mmap(
+            address as *mut c_void,
+            size as usize,
+            ProtFlags::empty(),
+            flags,
+            memory,
+            offset,
+        )
+        .map_err(|_| Code::OUT_OF_MEMORY)?;
+        // Device memory is not inherited over fork. Failing to say so only wastes memory.
+        let _ = mm::madvise(at, size as usize, mm::Advice::LinuxDontFork);
+    }
+    Ok(())
+}
+
+/// Makes backed memory accessible, for this process's copies and kernels, or inaccessible again.
+///
+/// # Errors
+/// `OUT_OF_MEMORY` when the kernel has no room for another mapping.
+pub(crate) fn protect(address: u64, size: u64, accessible: bool) -> Outcome {
+    if !accessible {
+        set_accessible(address, size, false);
+    }
+    let flags = if accessible {
+        MprotectFlags::READ | MprotectFlags::WRITE
+    } else {
+        MprotectFlags::empty()
+    };
+    // SAFETY: the range is device memory, which no Rust reference ever points into.
+    unsafe { mm::mprotect(address as *mut c_void, size as usize, flags) }
+        .map_err(|_| Code::OUT_OF_MEMORY)?;
+    if accessible {
+        set_accessible(address, size, true);
+    }
+    Ok(())
+}
+
+/// Takes the memory behind a range away; the range stays reserved.
+pub(crate) fn unback(address: u64, size: u64) {
+    set_accessible(address, size, false);
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+    // SAFETY: the range is inside a reservation of ours, and device memory has no Rust references.
+    let result = unsafe {
+        mm::mmap_anonymous(address as *mut c_void, size as usize, ProtFlags::empty(), flags)
+    };
+    debug_assert!(result.is_ok());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reservations_keep_apart_and_honour_hints() {
+        let first = reserve(4 * GRANULE, GRANULE, 0).unwrap();
+        let second = reserve(GRANULE, 8 * GRANULE, 0).unwrap();
+        assert!(second.is_multiple_of(8 * GRANULE));
+        assert!(second >= first + 4 * GRANULE || second + GRANULE <= first);
+        let hint = WINDOW + (WINDOW_SIZE >> 1);
+        assert_eq!(reserve(GRANULE, 0, hint).unwrap(), hint);
+        assert_ne!(reserve(GRANULE, 0, hint).unwrap(), hint);
+        assert!(is_reserved(first + GRANULE, 3 * GRANULE));
+        assert!(!is_reserved(first + GRANULE, 4 * GRANULE) || second == first + 4 * GRANULE);
+        assert_eq!(reserve(2 * WINDOW_SIZE, 0, 0), Err(Code::OUT_OF_MEMORY));
+        unreserve(first);
+        assert_eq!(reservation_size(first), None);
+        assert!(!is_accessible(first, 1));
+    }
+}

@@ -1,0 +1,234 @@
+//! Contexts.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::arguments::{In, Out};
+use super::driver_api;
+use crate::context::{self, Context, DefaultStream};
+use crate::events::EVENTS;
+use crate::process::device;
+use crate::status::{Code, Outcome};
+
+/// Flags that `cuCtxCreate` takes: scheduling, host mapping, local memory, core dumps, memory
+/// operations.
+const KNOWN_FLAGS: u32 = 0x1ff;
+/// `CU_LIMIT_STACK_SIZE`.
+const STACK_SIZE: u32 = 0;
+/// The smallest stack that a device gives a thread, in bytes, whatever smaller value was set.
+const SMALLEST_STACK: u64 = 16;
+
+fn create(out: &Out<u64>, flags: u32, ordinal: i32) -> Outcome {
+    let device = device(ordinal)?;
+    out.check()?;
+    if flags & !KNOWN_FLAGS != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let context = context::create(device, flags, false)?;
+    context::push(context.clone());
+    out.set(context.handle)
+}
+
+/// The context of a handle; the current one for 0.
+fn given_or_current(handle: u64) -> Outcome<Arc<Context>> {
+    if handle == 0 { context::current() } else { context::by_handle(handle) }
+}
+
+fn destroy(handle: u64) -> Outcome {
+    let context = context::by_handle(handle)?;
+    if context.is_primary {
+        return Err(Code::INVALID_CONTEXT);
+    }
+    context::destroy(&context);
+    Ok(())
+}
+
+fn synchronize(context: &Context) -> Outcome {
+    context.wait_all();
+    context.check()
+}
+
+driver_api! {
+    call fn cuCtxCreate(out: Out<u64>, flags: u32, ordinal: i32) {
+        create(&out, flags, ordinal)
+    }
+
+    call fn cuCtxCreate_v2(out: Out<u64>, flags: u32, ordinal: i32) {
+        create(&out, flags, ordinal)
+    }
+
+    call fn cuCtxCreate_v3(
+        out: Out<u64>, affinity: In<u64>, count: i32, flags: u32, ordinal: i32,
+    ) {
+        if !affinity.is_null() || count != 0 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        create(&out, flags, ordinal)
+    }
+
+    call fn cuCtxCreate_v4(out: Out<u64>, params: In<[u64; 3]>, flags: u32, ordinal: i32) {
+        // Pointer to affinities, their number (an int), pointer to graphics sharing.
+        if !params.is_null() {
+            let [_, count, graphics] = params.get()?;
+            if count as u32 != 0 || graphics != 0 {
+                return Err(Code::NOT_SUPPORTED);
+            }
+        }
+        create(&out, flags, ordinal)
+    }
+
+    call fn cuCtxDestroy(handle: u64) {
+        destroy(handle)
+    }
+
+    call fn cuCtxDestroy_v2(handle: u64) {
+        destroy(handle)
+    }
+
+    call fn cuCtxPushCurrent(handle: u64) {
+        context::push(context::by_handle(handle)?);
+        Ok(())
+    }
+
+    call fn cuCtxPushCurrent_v2(handle: u64) {
+        context::push(context::by_handle(handle)?);
+        Ok(())
+    }
+
+    call fn cuCtxPopCurrent(out: Out<u64>) {
+        let context = context::pop()?;
+        out.set_if_wanted(context.handle);
+        Ok(())
+    }
+
+    call fn cuCtxPopCurrent_v2(out: Out<u64>) {
+        let context = context::pop()?;
+        out.set_if_wanted(context.handle);
+        Ok(())
+    }
+
+    call fn cuCtxSetCurrent(handle: u64) {
+        context::set_current(match handle {
+            0 => None,
+            handle => Some(context::by_handle(handle)?),
+        });
+        Ok(())
+    }
+
+    call fn cuCtxGetCurrent(out: Out<u64>) {
+        out.set(context::top().map_or(0, |context| context.handle))
+    }
+
+    call fn cuCtxGetDevice(out: Out<i32>) {
+        out.set(context::top().ok_or(Code::INVALID_CONTEXT)?.device as i32)
+    }
+
+    call fn cuCtxGetDevice_v2(out: Out<i32>, handle: u64) {
+        let context = match handle {
+            0 => context::top().ok_or(Code::INVALID_CONTEXT)?,
+            handle => context::by_handle(handle)?,
+        };
+        out.set(context.device as i32)
+    }
+
+    call fn cuCtxGetFlags(out: Out<u32>) {
+        out.set(context::current()?.flags.load(Ordering::Relaxed))
+    }
+
+    call fn cuCtxSetFlags(flags: u32) {
+        if flags & !KNOWN_FLAGS != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        context::current()?.flags.store(flags, Ordering::Relaxed);
+        Ok(())
+    }
+
+    call fn cuCtxGetId(handle: u64, out: Out<u64>) {
+        out.set(given_or_current(handle)?.handle)
+    }
+
+    call fn cuCtxGetApiVersion(handle: u64, out: Out<u32>) {
+        given_or_current(handle)?;
+        out.set(3020)
+    }
+
+    call fn cuCtxSynchronize() {
+        synchronize(&*context::current()?)
+    }
+
+    call fn cuCtxSynchronize_v2(handle: u64) {
+        synchronize(&*given_or_current(handle)?)
+    }
+
+    call fn cuCtxGetLimit(out: Out<usize>, limit: u32) {
+        let value = context::current()?.limit(limit)?.load(Ordering::Relaxed);
+        out.set(value as usize)
+    }
+
+    call fn cuCtxSetLimit(limit: u32, value: usize) {
+        let context = context::current()?;
+        let smallest = if limit == STACK_SIZE { SMALLEST_STACK } else { 0 };
+        let value = (value as u64).max(smallest).min(1 << 40);
+        context.limit(limit)?.store(value, Ordering::Relaxed);
+        Ok(())
+    }
+
+    call fn cuCtxGetCacheConfig(out: Out<u32>) {
+        out.set(context::current()?.cache_config.load(Ordering::Relaxed))
+    }
+
+    call fn cuCtxSetCacheConfig(config: u32) {
+        if config > 3 {
+            return Err(Code::INVALID_VALUE);
+        }
+        context::current()?.cache_config.store(config, Ordering::Relaxed);
+        Ok(())
+    }
+
+    call fn cuCtxGetSharedMemConfig(out: Out<u32>) {
+        out.set(context::current()?.shared_config.load(Ordering::Relaxed))
+    }
+
+    call fn cuCtxSetSharedMemConfig(config: u32) {
+        if config > 2 {
+            return Err(Code::INVALID_VALUE);
+        }
+        context::current()?.shared_config.store(config, Ordering::Relaxed);
+        Ok(())
+    }
+
+    call fn cuCtxGetStreamPriorityRange(least: Out<i32>, greatest: Out<i32>) {
+        context::current()?;
+        least.set_if_wanted(0);
+        greatest.set_if_wanted(-5);
+        Ok(())
+    }
+
+    call fn cuCtxResetPersistingL2Cache() {
+        context::current()?;
+        Ok(())
+    }
+
+    call fn cuCtxEnablePeerAccess(handle: u64, flags: u32) {
+        let own = context::current()?;
+        let peer = context::by_handle(handle)?;
+        if flags != 0 || own.device == peer.device {
+            return Err(Code::INVALID_VALUE);
+        }
+        Err(Code::PEER_ACCESS_UNSUPPORTED)
+    }
+
+    call fn cuCtxDisablePeerAccess(handle: u64) {
+        context::current()?;
+        context::by_handle(handle)?;
+        Err(Code::PEER_ACCESS_NOT_ENABLED)
+    }
+
+    call fn cuCtxRecordEvent(handle: u64, event: u64) {
+        let context = given_or_current(handle)?;
+        context.check()?;
+        let event = EVENTS.get(event).ok_or(Code::INVALID_HANDLE)?;
+        let stream = context.stream(0, DefaultStream::Legacy)?;
+        event.record_after(&context, &stream, context.positions())
+    }
+}

@@ -1,0 +1,185 @@
+//! Devices and their properties.
+
+use super::arguments::{Out, Text, set_text};
+use super::driver_api;
+use crate::modules::{SHARED_PER_BLOCK, SHARED_PER_BLOCK_OPTIN};
+use crate::process::{device, settings};
+use crate::status::{Code, Outcome};
+
+/// Compute capability.
+pub(crate) const CAPABILITY: (i32, i32) = (8, 0);
+
+/// Number of multiprocessors: the processors that execute blocks.
+pub(crate) fn multiprocessors() -> i32 {
+    std::thread::available_parallelism().map_or(1, |n| n.get().min(1024) as i32)
+}
+
+/// The UUID of a device: the same in every process and on every machine.
+fn uuid(ordinal: usize) -> [u8; 16] {
+    let mut uuid = *b"softcuda-device\0";
+    uuid[15] = ordinal as u8;
+    uuid
+}
+
+/// A device attribute by its number in the API.
+fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
+    let exclusive = 3;
+    Ok(match number {
+        1..=3 => 1024,  // threads per block, block x, y
+        4 => 64,        // block z
+        5 => i32::MAX,  // grid x
+        6 | 7 => 65535, // grid y, z
+        8 => SHARED_PER_BLOCK as i32,
+        9 => 64 << 10,    // constant memory
+        10 => 32,         // warp
+        11 => i32::MAX,   // pitch
+        12 | 82 => 65536, // registers
+        13 => 1_000_000,  // clock in kHz
+        14 | 30 => 512,   // texture and surface alignment
+        15 => 1,          // overlap
+        16 => multiprocessors(),
+        17 | 18 => 0, // time limit, integrated
+        19 => 1,      // can map host memory
+        20 => {
+            if settings().exclusive {
+                exclusive
+            } else {
+                0
+            }
+        }
+        31 => 1,                  // concurrent kernels
+        32 => 0,                  // ECC
+        33 => ordinal as i32 + 1, // PCI bus
+        34 | 35 | 50 => 0,        // PCI device, TCC, PCI domain
+        36 => 1_000_000,          // memory clock in kHz
+        37 => 64,                 // memory bus
+        38 => 4 << 20,            // L2
+        39 => 2048,               // threads per multiprocessor
+        40 => 2,                  // copy engines
+        41 => 1,                  // unified addressing
+        51 => 32,                 // texture pitch alignment
+        75 => CAPABILITY.0,
+        76 => CAPABILITY.1,
+        78 => 1,            // stream priorities (accepted)
+        79 | 80 => 1,       // L1
+        81 => 164 << 10,    // shared memory per multiprocessor
+        86 => 1,            // native host atomics
+        87 => 2,            // single to double
+        90 => 1,            // preemption
+        91 => 1,            // host pointers for registered memory
+        92 | 93 | 122 => 1, // stream memory operations
+        94 | 123 => 1,      // wait on NOR
+        95 => 1,            // cooperative launch
+        97 => SHARED_PER_BLOCK_OPTIN as i32,
+        98 => 0,
+        99 => 1,     // host register
+        102 => 1,    // virtual memory management
+        103 => 1,    // POSIX descriptors
+        106 => 32,   // blocks per multiprocessor
+        111 => 1024, // reserved shared memory
+        126 => 1,    // memory synchronisation domains
+        130 | 131 | 134 => {
+            if number == 130 {
+                0
+            } else {
+                -1
+            }
+        }
+        // Everything else that exists: textures, arrays, managed memory, pools, clusters, ...
+        21..=29
+        | 42..=49
+        | 52..=74
+        | 77
+        | 83..=85
+        | 88
+        | 89
+        | 96
+        | 100
+        | 101
+        | 104
+        | 105
+        | 107..=110
+        | 112..=121
+        | 124
+        | 125
+        | 127..=129
+        | 132
+        | 133
+        | 135..=138
+        | 140..=147 => 0,
+        _ => return Err(Code::INVALID_VALUE),
+    })
+}
+
+driver_api! {
+    call fn cuDeviceGet(out: Out<i32>, ordinal: i32) {
+        device(ordinal)?;
+        out.set(ordinal)
+    }
+
+    call fn cuDeviceGetCount(count: Out<i32>) {
+        count.set(settings().devices as i32)
+    }
+
+    call fn cuDeviceGetName(name: Out<u8>, size: i32, ordinal: i32) {
+        device(ordinal)?;
+        set_text(&name, usize::try_from(size).map_err(|_| Code::INVALID_VALUE)?, b"softcuda")
+    }
+
+    call fn cuDeviceGetUuid(out: Out<[u8; 16]>, ordinal: i32) {
+        out.set(uuid(device(ordinal)?))
+    }
+
+    call fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, ordinal: i32) {
+        out.set(uuid(device(ordinal)?))
+    }
+
+    call fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: i32) {
+        device(ordinal)?;
+        bytes.set(settings().memory as usize)
+    }
+
+    call fn cuDeviceGetAttribute(value: Out<i32>, number: u32, ordinal: i32) {
+        value.set(attribute(number, device(ordinal)?)?)
+    }
+
+    call fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, ordinal: i32) {
+        device(ordinal)?;
+        major.set(CAPABILITY.0)?;
+        minor.set(CAPABILITY.1)
+    }
+
+    call fn cuDeviceGetPCIBusId(text: Out<u8>, size: i32, ordinal: i32) {
+        let id = format!("0000:{:02X}:00.0", device(ordinal)? + 1);
+        set_text(&text, usize::try_from(size).map_err(|_| Code::INVALID_VALUE)?, id.as_bytes())
+    }
+
+    call fn cuDeviceGetByPCIBusId(out: Out<i32>, text: Text) {
+        // [domain:]bus:device[.function], in hexadecimal.
+        let text = text.get()?;
+        let place = text.split('.').next().unwrap_or(text);
+        let bus = place.rsplit(':').nth(1).ok_or(Code::INVALID_VALUE)?;
+        let bus = i32::from_str_radix(bus, 16).map_err(|_| Code::INVALID_VALUE)?;
+        let ordinal = bus - 1;
+        device(ordinal)?;
+        out.set(ordinal)
+    }
+
+    call fn cuDeviceCanAccessPeer(out: Out<i32>, one: i32, other: i32) {
+        device(one)?;
+        device(other)?;
+        out.set(0)
+    }
+
+    call fn cuDeviceGetP2PAttribute(out: Out<i32>, _attribute: u32, one: i32, other: i32) {
+        if device(one)? == device(other)? {
+            return Err(Code::INVALID_DEVICE);
+        }
+        out.set(0)
+    }
+
+    call fn cuDeviceGetExecAffinitySupport(out: Out<i32>, _kind: u32, ordinal: i32) {
+        device(ordinal)?;
+        out.set(0)
+    }
+}

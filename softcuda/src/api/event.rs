@@ -1,0 +1,99 @@
+//! Events.
+
+use std::sync::Arc;
+
+use super::arguments::Out;
+use super::driver_api;
+use crate::context::{self, DefaultStream, stream_and_context};
+use crate::events::{EVENTS, Event};
+use crate::handles::new_handle;
+use crate::status::{Code, Outcome};
+
+/// `CU_EVENT_BLOCKING_SYNC`, `CU_EVENT_DISABLE_TIMING`; not `CU_EVENT_INTERPROCESS`.
+const KNOWN_FLAGS: u32 = 3;
+
+fn find(handle: u64) -> Outcome<Arc<Event>> {
+    EVENTS.get(handle).ok_or(Code::INVALID_HANDLE)
+}
+
+/// The failure of the event's context, if there is one.
+fn check_context(event: &Event) -> Outcome {
+    context::by_handle(event.context).map_err(|_| Code::INVALID_HANDLE)?.check()
+}
+
+fn record(mode: DefaultStream, event: u64, stream: u64, flags: u32) -> Outcome {
+    if flags != 0 {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    let event = find(event)?;
+    let (stream, context) = stream_and_context(stream, mode)?;
+    event.record(&context, &stream)
+}
+
+fn destroy(handle: u64) -> Outcome {
+    EVENTS.remove(handle).map(|_| ()).ok_or(Code::INVALID_HANDLE)
+}
+
+fn elapsed(out: &Out<f32>, start: u64, end: u64) -> Outcome {
+    let (start, end) = (find(start)?, find(end)?);
+    check_context(&end)?;
+    out.set(Event::milliseconds(&start, &end)?)
+}
+
+driver_api! {
+    call fn cuEventCreate(out: Out<u64>, flags: u32) {
+        out.check()?;
+        if flags & !7 != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        if flags & !KNOWN_FLAGS != 0 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        let handle = new_handle();
+        EVENTS.insert(handle, Arc::new(Event::new(context::current()?.handle, flags)));
+        out.set(handle)
+    }
+
+    call fn cuEventDestroy(handle: u64) {
+        destroy(handle)
+    }
+
+    call fn cuEventDestroy_v2(handle: u64) {
+        destroy(handle)
+    }
+
+    stream(mode) fn cuEventRecord, cuEventRecord_ptsz(event: u64, stream: u64) {
+        record(mode, event, stream, 0)
+    }
+
+    stream(mode) fn cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz(
+        event: u64, stream: u64, flags: u32,
+    ) {
+        record(mode, event, stream, flags)
+    }
+
+    call fn cuEventQuery(handle: u64) {
+        let event = find(handle)?;
+        check_context(&event)?;
+        match event.position() {
+            Some(position) if !position.is_reached() => Err(Code::NOT_READY),
+            _ => Ok(()),
+        }
+    }
+
+    call fn cuEventSynchronize(handle: u64) {
+        let event = find(handle)?;
+        if let Some(position) = event.position() {
+            position.wait();
+        }
+        check_context(&event)
+    }
+
+    call fn cuEventElapsedTime(out: Out<f32>, start: u64, end: u64) {
+        elapsed(&out, start, end)
+    }
+
+    call fn cuEventElapsedTime_v2(out: Out<f32>, start: u64, end: u64) {
+        elapsed(&out, start, end)
+    }
+}

@@ -1,0 +1,115 @@
+//! Functions.
+
+use std::ffi::c_char;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::arguments::Out;
+use super::device::CAPABILITY;
+use super::driver_api;
+use crate::context;
+use crate::modules::{self, Function, SHARED_PER_BLOCK_OPTIN};
+use crate::ptx::Entry;
+use crate::status::{Code, Outcome};
+
+/// The function of a handle, which may also be a kernel's.
+pub(crate) fn find(handle: u64) -> Outcome<Arc<Function>> {
+    modules::function(handle, &*context::current()?)
+}
+
+/// An attribute by its number in the API.
+pub(crate) fn attribute(function: &Function, number: u32) -> Outcome<i32> {
+    let entry = &function.entry;
+    let capability = CAPABILITY.0 * 10 + CAPABILITY.1;
+    Ok(match number {
+        0 => function.max_threads() as i32,
+        1 => entry.static_shared as i32,
+        2 => {
+            let constants = function.code.globals.iter().filter(|global| global.constant);
+            constants.map(|global| global.size).sum::<usize>() as i32
+        }
+        3 => entry.local_bytes as i32,
+        4 => entry.registers as i32,
+        5 | 6 => capability,
+        8 => function.dynamic_shared_limit() as i32,
+        9 => function.settings.carveout.load(Ordering::Relaxed),
+        7 | 10..=15 => 0,
+        _ => return Err(Code::INVALID_VALUE),
+    })
+}
+
+/// Sets an attribute by its number in the API.
+pub(crate) fn set_attribute(function: &Function, number: u32, value: i32) -> Outcome {
+    match number {
+        8 => {
+            let wanted = usize::try_from(value).map_err(|_| Code::INVALID_VALUE)?;
+            if wanted + function.entry.static_shared > SHARED_PER_BLOCK_OPTIN {
+                return Err(Code::INVALID_VALUE);
+            }
+            function.settings.dynamic_shared.store(value, Ordering::Relaxed);
+            Ok(())
+        }
+        9 if (-1..=100).contains(&value) => {
+            function.settings.carveout.store(value, Ordering::Relaxed);
+            Ok(())
+        }
+        // Clusters.
+        10..=15 => Err(Code::NOT_SUPPORTED),
+        _ => Err(Code::INVALID_VALUE),
+    }
+}
+
+/// Place of a parameter in the parameter buffer.
+pub(crate) fn parameter(
+    entry: &Entry,
+    index: usize,
+    offset: &Out<usize>,
+    size: &Out<usize>,
+) -> Outcome {
+    let parameter = entry.params.get(index).ok_or(Code::INVALID_VALUE)?;
+    offset.set(parameter.offset)?;
+    size.set_if_wanted(parameter.size);
+    Ok(())
+}
+
+driver_api! {
+    call fn cuFuncGetAttribute(out: Out<i32>, number: u32, handle: u64) {
+        out.set(attribute(&*find(handle)?, number)?)
+    }
+
+    call fn cuFuncSetAttribute(handle: u64, number: u32, value: i32) {
+        set_attribute(&*find(handle)?, number, value)
+    }
+
+    call fn cuFuncGetParamInfo(handle: u64, index: usize, offset: Out<usize>, size: Out<usize>) {
+        parameter(&find(handle)?.entry, index, &offset, &size)
+    }
+
+    call fn cuFuncGetName(out: Out<*const c_char>, handle: u64) {
+        out.set(find(handle)?.name.as_ptr())
+    }
+
+    call fn cuFuncGetModule(out: Out<u64>, handle: u64) {
+        out.set(find(handle)?.module)
+    }
+
+    call fn cuFuncSetCacheConfig(handle: u64, config: u32) {
+        find(handle)?;
+        if config > 3 { Err(Code::INVALID_VALUE) } else { Ok(()) }
+    }
+
+    call fn cuFuncSetSharedMemConfig(handle: u64, config: u32) {
+        find(handle)?;
+        if config > 2 { Err(Code::INVALID_VALUE) } else { Ok(()) }
+    }
+
+    call fn cuFuncIsLoaded(out: Out<u32>, handle: u64) {
+        find(handle)?;
+        out.set(1)
+    }
+
+    call fn cuFuncLoad(handle: u64) {
+        find(handle)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,243 @@
+//! Kernel launches.
+
+use std::io::Write;
+
+use cudarc::driver::sys;
+
+use super::arguments::In;
+use super::driver_api;
+use crate::address_space::DeviceView;
+use crate::context::{DefaultStream, stream_and_context};
+use crate::modules::{self, Function};
+use crate::ptx::{self, Trap};
+use crate::status::{Code, Outcome};
+
+/// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER`, `_BUFFER_SIZE`.
+const PARAMETERS_END: u64 = 0;
+const PARAMETERS_POINTER: u64 = 1;
+const PARAMETERS_SIZE: u64 = 2;
+
+/// `CUlaunchConfig` with plain types.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Config {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: u64,
+    attributes: *const Attribute,
+    attribute_count: u32,
+}
+
+/// `CUlaunchAttribute` with plain types.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Attribute {
+    id: u32,
+    padding: u32,
+    value: [u64; 8],
+}
+
+const _: () = assert!(size_of::<Config>() == size_of::<sys::CUlaunchConfig>());
+const _: () = assert!(size_of::<Attribute>() == size_of::<sys::CUlaunchAttribute>());
+
+struct Shape {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    cooperative: bool,
+}
+
+/// What a trap of a kernel makes of its context.
+fn code_of(trap: &Trap) -> Code {
+    match trap {
+        Trap::IllegalAddress { .. } => Code::ILLEGAL_ADDRESS,
+        Trap::Misaligned { .. } => Code::MISALIGNED_ADDRESS,
+        Trap::Assert { .. } => Code::ASSERT,
+        Trap::IllegalInstruction { .. } => Code::ILLEGAL_INSTRUCTION,
+        Trap::InvalidLaunch { .. } => Code::INVALID_VALUE,
+        _ => Code::LAUNCH_FAILED,
+    }
+}
+
+fn print(text: &[u8]) {
+    let mut out = std::io::stdout().lock();
+    // A closed output is no reason to stop a kernel.
+    let _ = out.write_all(text).and_then(|()| out.flush());
+}
+
+fn check(function: &Function, shape: &Shape) -> Outcome {
+    let threads = shape.block.iter().try_fold(1u32, |product, n| product.checked_mul(*n));
+    let grid = [i32::MAX as u32, 65535, 65535];
+    let block = [1024, 1024, 64];
+    let within = |sizes: [u32; 3], limits: [u32; 3]| {
+        sizes.iter().zip(limits).all(|(size, limit)| (1..=limit).contains(size))
+    };
+    if !within(shape.grid, grid) || !within(shape.block, block) {
+        return Err(Code::INVALID_VALUE);
+    }
+    if threads.is_none_or(|threads| threads > 1024)
+        || shape.shared as usize > function.dynamic_shared_limit()
+    {
+        return Err(Code::INVALID_VALUE);
+    }
+    if threads.is_some_and(|threads| threads > function.max_threads()) {
+        return Err(Code::LAUNCH_OUT_OF_RESOURCES);
+    }
+    if shape.cooperative {
+        let blocks = shape.grid.iter().try_fold(1u32, |product, n| product.checked_mul(*n));
+        let resident = super::occupancy::resident_blocks(
+            function,
+            threads.unwrap_or(1024) as i32,
+            shape.shared as usize,
+        );
+        let limit = resident.saturating_mul(super::device::multiprocessors());
+        if blocks.is_none_or(|blocks| blocks > limit as u32) {
+            return Err(Code::COOPERATIVE_LAUNCH_TOO_LARGE);
+        }
+    }
+    Ok(())
+}
+
+/// Copies the parameters, from pointers to each or from one buffer.
+fn parameters(function: &Function, each: &In<u64>, extra: &In<u64>) -> Outcome<Vec<u8>> {
+    let entry = &function.entry;
+    let mut buffer = vec![0; entry.param_bytes];
+    if !each.is_null() {
+        for (index, parameter) in entry.params.iter().enumerate() {
+            let from = each.at(index)?;
+            if from == 0 {
+                return Err(Code::INVALID_VALUE);
+            }
+            let to = buffer
+                .get_mut(parameter.offset..parameter.offset + parameter.size)
+                .ok_or(Code::INVALID_IMAGE)?;
+            // SAFETY: the caller promises, for each parameter, a pointer to a value of its size.
+            let value = unsafe { super::arguments::read_bytes(from as *const u8, parameter.size) };
+            to.copy_from_slice(&value);
+        }
+        return Ok(buffer);
+    }
+    if extra.is_null() {
+        return if entry.params.is_empty() { Ok(buffer) } else { Err(Code::INVALID_VALUE) };
+    }
+    let (mut pointer, mut size) = (0, 0);
+    for pair in 0.. {
+        match extra.at(2 * pair)? {
+            PARAMETERS_END => break,
+            PARAMETERS_POINTER => pointer = extra.at(2 * pair + 1)?,
+            PARAMETERS_SIZE => {
+                let at = extra.at(2 * pair + 1)?;
+                if at == 0 {
+                    return Err(Code::INVALID_VALUE);
+                }
+                // SAFETY: the caller promises a pointer to the size of its buffer.
+                size = unsafe { (at as *const usize).read_unaligned() };
+            }
+            _ => return Err(Code::INVALID_VALUE),
+        }
+    }
+    if pointer == 0 && size != 0 || size < entry.param_bytes {
+        return Err(Code::INVALID_VALUE);
+    }
+    if pointer != 0 && !buffer.is_empty() {
+        // SAFETY: the caller promises a buffer of `size` bytes, which are enough.
+        buffer = unsafe { super::arguments::read_bytes(pointer as *const u8, buffer.len()) };
+    }
+    Ok(buffer)
+}
+
+fn launch(
+    mode: DefaultStream,
+    handle: u64,
+    shape: Shape,
+    stream: u64,
+    each: &In<u64>,
+    extra: &In<u64>,
+) -> Outcome {
+    let (stream, context) = stream_and_context(stream, mode)?;
+    let function = modules::function(handle, &context)?;
+    if function.context != context.handle {
+        return Err(Code::INVALID_CONTEXT);
+    }
+    check(&function, &shape)?;
+    let parameters = parameters(&function, each, extra)?;
+    let owner = context.clone();
+    context.submit(&stream, Vec::new(), move || {
+        if owner.has_failed() {
+            return;
+        }
+        let launch = ptx::Launch {
+            grid: shape.grid,
+            block: shape.block,
+            dynamic_shared: shape.shared,
+            params: &parameters,
+            global_addresses: &function.addresses,
+            cooperative: shape.cooperative,
+            cancel: &owner.cancel,
+            print: &print,
+        };
+        if let Err(trap) = ptx::run(&function.code, &function.entry, &launch, &DeviceView) {
+            if crate::process::settings().log {
+                eprintln!("softcuda: {trap}");
+            }
+            owner.fail(code_of(&trap));
+        }
+    })?;
+    Ok(())
+}
+
+/// What the launch attributes ask for.
+fn read_attributes(config: &Config) -> Outcome<bool> {
+    let mut cooperative = false;
+    if config.attribute_count != 0 && config.attributes.is_null() {
+        return Err(Code::INVALID_VALUE);
+    }
+    for index in 0..config.attribute_count as usize {
+        // SAFETY: not null, so the caller promises as many attributes as it counted.
+        let attribute = unsafe { config.attributes.add(index).read_unaligned() };
+        let low = attribute.value[0] as u32;
+        let middle = (attribute.value[0] >> 32) as u32;
+        let high = attribute.value[1] as u32;
+        match attribute.id {
+            // Hints: L2 window, waiting, priority, memory domains, carve-out; and overlap with the
+            // kernel before, which may also not happen.
+            0 | 1 | 3 | 5 | 6 | 8 | 9 | 10 | 14 | 16 => {}
+            2 => cooperative = low != 0,
+            // A cluster of one block is no cluster.
+            4 | 11 if [low, middle, high].iter().all(|n| *n <= 1) => {}
+            4 | 7 | 11..=13 => return Err(Code::NOT_SUPPORTED),
+            _ => return Err(Code::INVALID_VALUE),
+        }
+    }
+    Ok(cooperative)
+}
+
+driver_api! {
+    stream(mode) fn cuLaunchKernel, cuLaunchKernel_ptsz(
+        function: u64, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32,
+        block_z: u32, shared: u32, stream: u64, each: In<u64>, extra: In<u64>,
+    ) {
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        let shape = Shape { grid, block, shared, cooperative: false };
+        launch(mode, function, shape, stream, &each, &extra)
+    }
+
+    stream(mode) fn cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz(
+        function: u64, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32,
+        block_z: u32, shared: u32, stream: u64, each: In<u64>,
+    ) {
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        let shape = Shape { grid, block, shared, cooperative: true };
+        launch(mode, function, shape, stream, &each, &In::null())
+    }
+
+    stream(mode) fn cuLaunchKernelEx, cuLaunchKernelEx_ptsz(
+        config: In<Config>, function: u64, each: In<u64>, extra: In<u64>,
+    ) {
+        let config = config.get()?;
+        let cooperative = read_attributes(&config)?;
+        let Config { grid, block, shared, stream, .. } = config;
+        launch(mode, function, Shape { grid, block, shared, cooperative }, stream, &each, &extra)
+    }
+}

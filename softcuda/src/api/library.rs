@@ -1,0 +1,118 @@
+//! Libraries and kernels.
+
+use std::ffi::c_char;
+use std::sync::Arc;
+
+use super::arguments::{Address, In, Out, Text};
+use super::driver_api;
+use super::function::{attribute, parameter, set_attribute};
+use super::module::{Options, image, parse};
+use crate::context;
+use crate::modules::{self, FUNCTIONS, KERNELS, Kernel, LIBRARIES, Library};
+use crate::status::{Code, Outcome};
+
+fn find(handle: u64) -> Outcome<Arc<Library>> {
+    LIBRARIES.get(handle).ok_or(Code::INVALID_HANDLE)
+}
+
+fn find_kernel(handle: u64) -> Outcome<Arc<Kernel>> {
+    KERNELS.get(handle).ok_or(Code::INVALID_HANDLE)
+}
+
+fn load(out: &Out<u64>, image: &[u8], options: Option<&Options>) -> Outcome {
+    out.check()?;
+    out.set(modules::make_library(parse(image, options)?)?.handle)
+}
+
+driver_api! {
+    call fn cuLibraryLoadData(
+        out: Out<u64>, code: Address, names: In<u32>, values: Out<u64>, count: u32,
+        _library_options: Address, _library_values: Address, _library_count: u32,
+    ) {
+        load(&out, &image(code)?, Some(&Options { count, names, values }))
+    }
+
+    call fn cuLibraryLoadFromFile(
+        out: Out<u64>, path: Text, names: In<u32>, values: Out<u64>, count: u32,
+        _library_options: Address, _library_values: Address, _library_count: u32,
+    ) {
+        let mut image = std::fs::read(path.get()?).map_err(|_| Code::FILE_NOT_FOUND)?;
+        if !image.starts_with(b"\x7fELF") {
+            image.truncate(image.iter().position(|byte| *byte == 0).unwrap_or(image.len()));
+        }
+        load(&out, &image, Some(&Options { count, names, values }))
+    }
+
+    call fn cuLibraryUnload(handle: u64) {
+        let library = find(handle)?;
+        context::wait_everything();
+        modules::unload_library(&library);
+        Ok(())
+    }
+
+    call fn cuLibraryGetKernel(out: Out<u64>, handle: u64, name: Text) {
+        out.set(find(handle)?.kernel(name.get()?)?)
+    }
+
+    call fn cuLibraryGetKernelCount(out: Out<u32>, handle: u64) {
+        out.set(find(handle)?.kernels().len() as u32)
+    }
+
+    call fn cuLibraryEnumerateKernels(out: Out<u64>, count: u32, handle: u64) {
+        out.set_all(find(handle)?.kernels().iter().copied().take(count as usize))
+    }
+
+    call fn cuLibraryGetModule(out: Out<u64>, handle: u64) {
+        let context = context::current()?;
+        out.set(find(handle)?.module(&context)?.handle)
+    }
+
+    call fn cuLibraryGetGlobal(out: Out<u64>, bytes: Out<usize>, handle: u64, name: Text) {
+        let context = context::current()?;
+        let (address, size) = find(handle)?.module(&context)?.global(name.get()?)?;
+        out.set_if_wanted(address);
+        bytes.set_if_wanted(size);
+        Ok(())
+    }
+
+    call fn cuKernelGetFunction(out: Out<u64>, handle: u64) {
+        find_kernel(handle)?;
+        out.set(modules::function(handle, &*context::current()?)?.handle)
+    }
+
+    call fn cuKernelGetLibrary(out: Out<u64>, handle: u64) {
+        out.set(find_kernel(handle)?.library)
+    }
+
+    call fn cuKernelGetName(out: Out<*const c_char>, handle: u64) {
+        if let Some(kernel) = KERNELS.get(handle) {
+            return out.set(kernel.name.as_ptr());
+        }
+        let function = FUNCTIONS.get(handle).ok_or(Code::INVALID_HANDLE)?;
+        out.set(function.name.as_ptr())
+    }
+
+    call fn cuKernelGetParamInfo(
+        handle: u64, index: usize, offset: Out<usize>, size: Out<usize>,
+    ) {
+        parameter(&find_kernel(handle)?.entry, index, &offset, &size)
+    }
+
+    call fn cuKernelGetAttribute(out: Out<i32>, number: u32, handle: u64, ordinal: i32) {
+        crate::process::device(ordinal)?;
+        find_kernel(handle)?;
+        out.set(attribute(&*modules::function(handle, &*context::current()?)?, number)?)
+    }
+
+    call fn cuKernelSetAttribute(number: u32, value: i32, handle: u64, ordinal: i32) {
+        crate::process::device(ordinal)?;
+        find_kernel(handle)?;
+        set_attribute(&*modules::function(handle, &*context::current()?)?, number, value)
+    }
+
+    call fn cuKernelSetCacheConfig(handle: u64, config: u32, ordinal: i32) {
+        crate::process::device(ordinal)?;
+        find_kernel(handle)?;
+        if config > 3 { Err(Code::INVALID_VALUE) } else { Ok(()) }
+    }
+}

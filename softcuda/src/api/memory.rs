@@ -1,0 +1,73 @@
+//! Plain device memory.
+
+use super::arguments::Out;
+use super::driver_api;
+use crate::context;
+use crate::device_memory;
+use crate::host_memory;
+use crate::process::settings;
+use crate::status::{Code, Outcome};
+use crate::virtual_memory;
+
+/// Rows of `cuMemAllocPitch` begin at multiples of this.
+const PITCH: usize = 512;
+
+fn allocate(out: &Out<u64>, size: usize) -> Outcome {
+    out.check()?;
+    let context = context::current()?;
+    out.set(device_memory::allocate(context.device, context.handle, size as u64)?)
+}
+
+driver_api! {
+    call fn cuMemAlloc_v2(out: Out<u64>, size: usize) {
+        allocate(&out, size)
+    }
+
+    call fn cuMemAllocPitch_v2(
+        out: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32,
+    ) {
+        if width == 0 || height == 0 || !matches!(element, 4 | 8 | 16) {
+            return Err(Code::INVALID_VALUE);
+        }
+        pitch.check()?;
+        let row = width.checked_next_multiple_of(PITCH).ok_or(Code::OUT_OF_MEMORY)?;
+        allocate(&out, row.checked_mul(height).ok_or(Code::OUT_OF_MEMORY)?)?;
+        pitch.set(row)
+    }
+
+    call fn cuMemFree_v2(address: u64) {
+        context::current()?;
+        if address == 0 {
+            return Ok(());
+        }
+        device_memory::find(address)
+            .filter(|allocation| allocation.address == address)
+            .ok_or(Code::INVALID_VALUE)?;
+        // As on a device, freeing waits for all work: it may use this memory.
+        context::wait_everything();
+        device_memory::free(address)
+    }
+
+    call fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+        let device = context::current()?.device;
+        let memory = settings().memory;
+        free.set((memory - device_memory::used(device).min(memory)) as usize)?;
+        total.set(memory as usize)
+    }
+
+    call fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) {
+        context::current()?;
+        let (start, length) = if let Some(allocation) = device_memory::find(address) {
+            (allocation.address, allocation.size)
+        } else if let Some((start, mapping)) = virtual_memory::find(address) {
+            (start, mapping.size)
+        } else if let Some(memory) = host_memory::find(address) {
+            (memory.address, memory.size)
+        } else {
+            return Err(Code::NOT_FOUND);
+        };
+        base.set_if_wanted(start);
+        size.set_if_wanted(length as usize);
+        Ok(())
+    }
+}

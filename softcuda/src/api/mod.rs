@@ -1,0 +1,126 @@
+//! The exported functions, one file for each part of the driver API.
+//!
+//! `driver_api!` defines them. Functions of the driver that no file defines are generated from
+//! `names.txt` by the build script and return `CUDA_ERROR_NOT_SUPPORTED`.
+
+mod arguments;
+mod checkpoint;
+mod context;
+mod copy;
+mod device;
+mod errors;
+mod event;
+mod faults;
+mod function;
+mod host_memory;
+mod init;
+mod launch;
+mod library;
+mod memory;
+mod module;
+mod occupancy;
+mod pointer;
+mod primary;
+mod proc_address;
+mod set;
+mod stream;
+mod vmm;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::gate;
+use crate::process;
+use crate::status::{Code, Outcome, to_c};
+use crate::streams;
+
+/// Runs the body of a function that needs nothing: no initialisation, no gate.
+pub(crate) fn early(name: &str, body: impl FnOnce() -> Outcome) -> u32 {
+    if process::is_forked() {
+        return Code::NOT_INITIALIZED.0;
+    }
+    finish(name, || faults::check(name).and_then(|()| body()))
+}
+
+/// Runs the body of a function that needs an initialised process, inside the gate.
+pub(crate) fn call(name: &str, body: impl FnOnce() -> Outcome) -> u32 {
+    finish(name, || {
+        process::check_initialised()?;
+        if streams::is_worker() {
+            // Host functions in streams may not call the API: it could wait for their own stream.
+            return Err(Code::NOT_PERMITTED);
+        }
+        let _pass = gate::enter()?;
+        faults::check(name)?;
+        body()
+    })
+}
+
+fn finish(name: &str, body: impl FnOnce() -> Outcome) -> u32 {
+    // A panic is a defect of this library; it must not cross into C.
+    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Code::UNKNOWN));
+    if let Err(code) = outcome
+        && code != Code::NOT_READY
+        && process::settings().log
+    {
+        eprintln!("softcuda: {name} returns {}", errors::name(code.0).unwrap_or("an error"));
+    }
+    to_c(outcome)
+}
+
+/// What a function without an implementation does.
+pub(crate) fn not_supported(name: &str) -> u32 {
+    finish(name, || Err(Code::NOT_SUPPORTED))
+}
+
+/// Defines exported functions. `early fn` runs without initialisation, `call fn` needs it and
+/// passes the gate, and `stream(mode) fn NAME, PER_THREAD_NAME` defines both variants of a function
+/// that takes a stream, with `mode` telling the body which one it is.
+macro_rules! driver_api {
+    () => {};
+    (
+        stream($mode:ident) fn $name:ident, $per_thread:ident
+        ($($argument:ident: $type:ty),* $(,)?) $body:block $($rest:tt)*
+    ) => {
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        extern "C" fn $name($($argument: $type),*) -> u32 {
+            crate::api::call(stringify!($name), || {
+                let $mode = crate::context::DefaultStream::Legacy;
+                $body
+            })
+        }
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        extern "C" fn $per_thread($($argument: $type),*) -> u32 {
+            crate::api::call(stringify!($per_thread), || {
+                let $mode = crate::context::DefaultStream::PerThread;
+                $body
+            })
+        }
+        crate::api::driver_api! { $($rest)* }
+    };
+    (
+        $how:ident fn $name:ident ($($argument:ident: $type:ty),* $(,)?) $body:block $($rest:tt)*
+    ) => {
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        extern "C" fn $name($($argument: $type),*) -> u32 {
+            crate::api::$how(stringify!($name), || $body)
+        }
+        crate::api::driver_api! { $($rest)* }
+    };
+}
+pub(crate) use driver_api;
+
+/// Defines a function of the driver that is not implemented. The caller's arguments, which this
+/// definition leaves out, are ignored by the calling convention.
+macro_rules! unsupported {
+    ($name:ident) => {
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        extern "C" fn $name() -> u32 {
+            crate::api::not_supported(stringify!($name))
+        }
+    };
+}
+pub(crate) use unsupported;

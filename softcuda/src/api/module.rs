@@ -1,0 +1,179 @@
+//! Modules.
+
+use std::sync::Arc;
+
+use super::arguments::{Address, In, Out, Text, read_bytes};
+use super::driver_api;
+use crate::context;
+use crate::modules::{self, MODULES, Module, Refusal};
+use crate::ptx;
+use crate::status::{Code, Outcome};
+
+/// The most text that is looked through for the NUL at its end.
+const LONGEST_TEXT: usize = 256 << 20;
+
+/// The bytes of an image: binaries are recognised by their first bytes, everything else is text
+/// that ends in NUL.
+pub(crate) fn image(address: Address) -> Outcome<Vec<u8>> {
+    if address.0 == 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let from = address.0 as *const u8;
+    // SAFETY: the caller promises an image: text that ends in NUL, or a binary, all of which are
+    // longer than the four bytes that tell them apart (and NUL ends a shorter text early).
+    unsafe {
+        let size = libc::strnlen(from.cast(), LONGEST_TEXT);
+        let head = read_bytes(from, size.min(4));
+        let is_binary = matches!(
+            head.as_slice(),
+            [0x7f, b'E', b'L', b'F'] | [0x50, 0xed, 0x55, 0xba] | [0xb1, 0x43, 0x62, 0x46]
+        );
+        Ok(if is_binary { head } else { read_bytes(from, size) })
+    }
+}
+
+/// The log buffers among JIT options.
+#[derive(Default)]
+struct Logs {
+    info: u64,
+    info_size: usize,
+    info_size_at: Option<usize>,
+    error: u64,
+    error_size: usize,
+    error_size_at: Option<usize>,
+}
+
+/// JIT options: numbers and, for each, a value that is a pointer or a number in a pointer.
+pub(crate) struct Options {
+    pub(crate) count: u32,
+    pub(crate) names: In<u32>,
+    pub(crate) values: Out<u64>,
+}
+
+impl Options {
+    fn logs(&self) -> Outcome<Logs> {
+        let mut logs = Logs::default();
+        for index in 0..self.count as usize {
+            match self.names.at(index)? {
+                3 => logs.info = self.values.at(index)?,
+                4 => {
+                    logs.info_size = self.values.at(index)? as u32 as usize;
+                    logs.info_size_at = Some(index);
+                }
+                5 => logs.error = self.values.at(index)?,
+                6 => {
+                    logs.error_size = self.values.at(index)? as u32 as usize;
+                    logs.error_size_at = Some(index);
+                }
+                // The others steer a compiler that is not there.
+                _ => {}
+            }
+        }
+        Ok(logs)
+    }
+}
+
+/// Writes text with a NUL into a log; gives the bytes of text that were written.
+fn write_log(to: u64, size: usize, text: &str) -> usize {
+    if to == 0 || size == 0 {
+        return 0;
+    }
+    let shown = text.len().min(size - 1);
+    // SAFETY: the caller promises a buffer of the size that it gave with it.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr(), to as *mut u8, shown);
+        (to as *mut u8).add(shown).write(0);
+    }
+    shown
+}
+
+/// Checks an image and reports into the options' logs.
+pub(crate) fn parse(image: &[u8], options: Option<&Options>) -> Outcome<Arc<ptx::Module>> {
+    let parsed = modules::parse(image);
+    if let Some(options) = options.filter(|options| options.count > 0) {
+        let logs = options.logs()?;
+        let text = parsed.as_ref().err().map_or("", |refusal: &Refusal| refusal.text.as_str());
+        let shown = write_log(logs.error, logs.error_size, text);
+        if let Some(index) = logs.error_size_at {
+            options.values.set_at(index, shown as u64)?;
+        }
+        let shown = write_log(logs.info, logs.info_size, "");
+        if let Some(index) = logs.info_size_at {
+            options.values.set_at(index, shown as u64)?;
+        }
+    }
+    parsed.map_err(|refusal| {
+        if crate::process::settings().log {
+            eprintln!("softcuda: module refused: {}", refusal.text);
+        }
+        refusal.code
+    })
+}
+
+fn load(out: &Out<u64>, image: &[u8], options: Option<&Options>) -> Outcome {
+    out.check()?;
+    let context = context::current()?;
+    let code = parse(image, options)?;
+    out.set(modules::load(&context, code)?.handle)
+}
+
+/// The module of a handle.
+pub(crate) fn find(handle: u64) -> Outcome<Arc<Module>> {
+    MODULES.get(handle).ok_or(Code::INVALID_HANDLE)
+}
+
+driver_api! {
+    call fn cuModuleLoad(out: Out<u64>, path: Text) {
+        let image = std::fs::read(path.get()?).map_err(|_| Code::FILE_NOT_FOUND)?;
+        let end = image.iter().position(|byte| *byte == 0).unwrap_or(image.len());
+        // A NUL is the end of a text but nothing special in a binary.
+        let text = if image.starts_with(b"\x7fELF") { &image[..] } else { &image[..end] };
+        load(&out, text, None)
+    }
+
+    call fn cuModuleLoadData(out: Out<u64>, address: Address) {
+        load(&out, &image(address)?, None)
+    }
+
+    call fn cuModuleLoadDataEx(
+        out: Out<u64>, address: Address, count: u32, names: In<u32>, values: Out<u64>,
+    ) {
+        load(&out, &image(address)?, Some(&Options { count, names, values }))
+    }
+
+    call fn cuModuleLoadFatBinary(out: Out<u64>, address: Address) {
+        load(&out, &image(address)?, None)
+    }
+
+    call fn cuModuleUnload(handle: u64) {
+        let module = find(handle)?;
+        context::wait_everything();
+        modules::unload(&module);
+        Ok(())
+    }
+
+    call fn cuModuleGetLoadingMode(out: Out<u32>) {
+        out.set(1)
+    }
+
+    call fn cuModuleGetFunction(out: Out<u64>, handle: u64, name: Text) {
+        context::current()?;
+        out.set(find(handle)?.function(name.get()?)?)
+    }
+
+    call fn cuModuleGetFunctionCount(out: Out<u32>, handle: u64) {
+        out.set(find(handle)?.functions().len() as u32)
+    }
+
+    call fn cuModuleEnumerateFunctions(out: Out<u64>, count: u32, handle: u64) {
+        out.set_all(find(handle)?.functions().into_iter().take(count as usize))
+    }
+
+    call fn cuModuleGetGlobal_v2(out: Out<u64>, bytes: Out<usize>, handle: u64, name: Text) {
+        context::current()?;
+        let (address, size) = find(handle)?.global(name.get()?)?;
+        out.set_if_wanted(address);
+        bytes.set_if_wanted(size);
+        Ok(())
+    }
+}

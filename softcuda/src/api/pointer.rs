@@ -1,0 +1,186 @@
+//! What is known of a pointer.
+
+use super::arguments::In;
+use super::driver_api;
+use crate::address_space;
+use crate::context;
+use crate::device_memory;
+use crate::host_memory;
+use crate::status::{Code, Outcome};
+use crate::virtual_memory;
+
+/// `CU_MEMORYTYPE_HOST`.
+const HOST: u32 = 1;
+/// `CU_MEMORYTYPE_DEVICE`.
+const DEVICE: u32 = 2;
+
+struct Pointer {
+    address: u64,
+    start: u64,
+    size: u64,
+    kind: u32,
+    context: u64,
+    device: i32,
+    id: u64,
+    shareable: bool,
+    is_mapping: bool,
+}
+
+fn find(address: u64) -> Option<Pointer> {
+    if let Some(memory) = device_memory::find(address) {
+        return Some(Pointer {
+            address,
+            start: memory.address,
+            size: memory.size,
+            kind: DEVICE,
+            context: memory.context,
+            device: memory.device as i32,
+            id: memory.id,
+            shareable: false,
+            is_mapping: false,
+        });
+    }
+    if let Some((start, mapping)) = virtual_memory::find(address) {
+        return Some(Pointer {
+            address,
+            start,
+            size: mapping.size,
+            kind: DEVICE,
+            context: 0,
+            device: mapping.physical.device as i32,
+            id: mapping.id,
+            shareable: mapping.physical.handle_types != 0,
+            is_mapping: true,
+        });
+    }
+    let memory = host_memory::find(address)?;
+    Some(Pointer {
+        address,
+        start: memory.address,
+        size: memory.size,
+        kind: HOST,
+        context: memory.context,
+        device: context::by_handle(memory.context).map_or(0, |c| c.device as i32),
+        id: memory.id,
+        shareable: false,
+        is_mapping: false,
+    })
+}
+
+/// A value and how many bytes of it the attribute has.
+enum Value {
+    Bool(bool),
+    Word(u32),
+    Long(u64),
+}
+
+impl Value {
+    fn store(&self, to: u64) -> Outcome {
+        if to == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: not null, so the caller promises room for the attribute that it names.
+        unsafe {
+            match *self {
+                Value::Bool(value) => (to as *mut u8).write(value.into()),
+                Value::Word(value) => (to as *mut u32).write_unaligned(value),
+                Value::Long(value) => (to as *mut u64).write_unaligned(value),
+            }
+        }
+        Ok(())
+    }
+
+    fn zero(&self) -> Value {
+        match self {
+            Value::Bool(_) => Value::Bool(false),
+            Value::Word(_) => Value::Word(0),
+            Value::Long(_) => Value::Long(0),
+        }
+    }
+}
+
+impl Pointer {
+    fn attribute(&self, number: u32) -> Outcome<Value> {
+        Ok(match number {
+            1 if self.context != 0 => Value::Long(self.context),
+            1 => Value::Long(context::top().map_or(0, |context| context.handle)),
+            2 => Value::Word(self.kind),
+            3 => Value::Long(self.address),
+            4 if self.kind == HOST => Value::Long(self.address),
+            4 => return Err(Code::INVALID_VALUE),
+            6 => Value::Bool(false), // synchronous operations
+            7 => Value::Long(self.id),
+            8 => Value::Bool(false), // managed
+            9 => Value::Word(self.device as u32),
+            10 => Value::Bool(false), // legacy IPC
+            11 => Value::Long(self.start),
+            12 => Value::Long(self.size),
+            13 => Value::Bool(address_space::is_accessible(self.address, 1)),
+            14 => Value::Long(self.shareable.into()),
+            15 => Value::Bool(false), // RDMA
+            16 => Value::Word(if address_space::is_accessible(self.address, 1) { 3 } else { 0 }),
+            17 => Value::Long(0), // pool
+            18 if self.is_mapping => Value::Long(self.size),
+            19 if self.is_mapping => Value::Long(self.start),
+            18 | 19 => Value::Long(0),
+            20 => Value::Long(self.id),
+            21 => Value::Bool(false), // decompression
+            _ => return Err(Code::NOT_SUPPORTED),
+        })
+    }
+}
+
+/// What `cuPointerGetAttributes` stores for a pointer that the driver does not know.
+fn unknown(number: u32) -> Outcome<Value> {
+    let nothing = Pointer {
+        address: 0,
+        start: 0,
+        size: 0,
+        kind: HOST,
+        context: 0,
+        device: -2,
+        id: 0,
+        shareable: false,
+        is_mapping: false,
+    };
+    match number {
+        9 => Ok(Value::Word(-2_i32 as u32)), // no device
+        number => nothing.attribute(number).map(|value| value.zero()),
+    }
+}
+
+driver_api! {
+    call fn cuPointerGetAttribute(out: u64, attribute: u32, address: u64) {
+        let pointer = find(address).ok_or(Code::INVALID_VALUE)?;
+        pointer.attribute(attribute)?.store(out)
+    }
+
+    call fn cuPointerGetAttributes(
+        count: u32, attributes: In<u32>, out: In<u64>, address: u64,
+    ) {
+        if count == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let pointer = find(address);
+        for index in 0..count as usize {
+            let number = attributes.at(index)?;
+            let value = match &pointer {
+                Some(pointer) => match pointer.attribute(number) {
+                    Err(Code::INVALID_VALUE) => Value::Long(0),
+                    other => other?,
+                },
+                None => unknown(number)?,
+            };
+            value.store(out.at(index)?)?;
+        }
+        Ok(())
+    }
+
+    call fn cuPointerSetAttribute(value: In<u32>, attribute: u32, address: u64) {
+        // Only "synchronous operations" can be set. Copies from here are ordered anyway.
+        if attribute != 6 || value.is_null() || find(address).is_none() {
+            return Err(Code::INVALID_VALUE);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,208 @@
+//! Virtual memory management.
+
+use std::os::fd::{BorrowedFd, IntoRawFd};
+
+use cudarc::driver::sys;
+
+use super::arguments::{Address, In, Out};
+use super::driver_api;
+use crate::address_space::{self, GRANULE};
+use crate::context;
+use crate::process::device;
+use crate::status::{Code, Outcome};
+use crate::virtual_memory::{self, POSIX_FILE_DESCRIPTOR};
+
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+const PINNED: u32 = 1;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+const ON_DEVICE: u32 = 1;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+const READ_WRITE: u32 = 3;
+
+/// `CUmemLocation` with its enumeration as a number.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Location {
+    kind: u32,
+    id: i32,
+}
+
+/// `CUmemAllocationProp` with its enumerations as numbers.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Properties {
+    kind: u32,
+    handle_types: u32,
+    location: Location,
+    metadata: u64,
+    compression: u8,
+    rdma: u8,
+    usage: u16,
+    reserved: [u8; 4],
+}
+
+/// `CUmemAccessDesc` with its enumerations as numbers.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Access {
+    location: Location,
+    flags: u32,
+}
+
+const _: () = assert!(size_of::<Properties>() == size_of::<sys::CUmemAllocationProp>());
+const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
+
+impl Location {
+    /// # Errors
+    /// `INVALID_DEVICE` without such a device, `NOT_SUPPORTED` for host memory.
+    fn device(&self) -> Outcome<usize> {
+        match self.kind {
+            ON_DEVICE => device(self.id),
+            2..=4 => Err(Code::NOT_SUPPORTED),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
+}
+
+impl Properties {
+    fn check(&self) -> Outcome<usize> {
+        if self.kind != PINNED {
+            return Err(Code::INVALID_VALUE);
+        }
+        if self.handle_types & !POSIX_FILE_DESCRIPTOR != 0 || self.usage != 0 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        self.location.device()
+    }
+}
+
+driver_api! {
+    call fn cuMemGetAllocationGranularity(out: Out<usize>, properties: In<Properties>, option: u32) {
+        properties.get()?.check()?;
+        if option > 1 {
+            return Err(Code::INVALID_VALUE);
+        }
+        out.set(GRANULE as usize)
+    }
+
+    call fn cuMemAddressReserve(
+        out: Out<u64>, size: usize, alignment: usize, hint: u64, flags: u64,
+    ) {
+        out.check()?;
+        let aligned = alignment == 0 || alignment.is_power_of_two();
+        if size == 0 || !(size as u64).is_multiple_of(GRANULE) || !aligned || flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        out.set(address_space::reserve(size as u64, alignment as u64, hint)?)
+    }
+
+    call fn cuMemAddressFree(address: u64, size: usize) {
+        if address_space::reservation_size(address) != Some(size as u64)
+            || crate::device_memory::find(address).is_some()
+            || virtual_memory::any_mapped(address, size as u64)
+        {
+            return Err(Code::INVALID_VALUE);
+        }
+        address_space::unreserve(address);
+        Ok(())
+    }
+
+    call fn cuMemCreate(out: Out<u64>, size: usize, properties: In<Properties>, flags: u64) {
+        out.check()?;
+        let properties = properties.get()?;
+        let device = properties.check()?;
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        out.set(virtual_memory::create(device, size as u64, properties.handle_types)?)
+    }
+
+    call fn cuMemRelease(handle: u64) {
+        virtual_memory::release(handle)
+    }
+
+    call fn cuMemMap(address: u64, size: usize, offset: usize, handle: u64, flags: u64) {
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        virtual_memory::map(address, size as u64, offset as u64, handle)
+    }
+
+    call fn cuMemUnmap(address: u64, size: usize) {
+        // Work that uses the memory must not find it gone under its hands.
+        context::wait_everything();
+        virtual_memory::unmap(address, size as u64)
+    }
+
+    call fn cuMemSetAccess(address: u64, size: usize, access: In<Access>, count: usize) {
+        if count == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let mut accessible = None;
+        for index in 0..count {
+            let access = access.at(index)?;
+            access.location.device()?;
+            match access.flags {
+                0 => accessible = accessible.or(Some(false)),
+                READ_WRITE => accessible = Some(true),
+                // Read-only mappings are not there.
+                1 => return Err(Code::NOT_SUPPORTED),
+                _ => return Err(Code::INVALID_VALUE),
+            }
+        }
+        if accessible == Some(false) {
+            context::wait_everything();
+        }
+        virtual_memory::set_access(address, size as u64, accessible.unwrap_or(false))
+    }
+
+    call fn cuMemGetAccess(out: Out<u64>, location: In<Location>, address: u64) {
+        location.get()?.device()?;
+        let (_, mapping) = virtual_memory::find(address).ok_or(Code::INVALID_VALUE)?;
+        out.set(if mapping.accessible { READ_WRITE.into() } else { 0 })
+    }
+
+    call fn cuMemExportToShareableHandle(out: Out<i32>, handle: u64, kind: u32, flags: u64) {
+        out.check()?;
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        if kind != POSIX_FILE_DESCRIPTOR {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        out.set(virtual_memory::export(handle)?.into_raw_fd())
+    }
+
+    call fn cuMemImportFromShareableHandle(out: Out<u64>, descriptor: Address, kind: u32) {
+        out.check()?;
+        if kind != POSIX_FILE_DESCRIPTOR {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        let descriptor = i32::try_from(descriptor.0).ok().filter(|fd| *fd >= 0);
+        let descriptor = descriptor.ok_or(Code::INVALID_VALUE)?;
+        // SAFETY: the caller lends the descriptor for the length of the call; one that is not open
+        // fails in the kernel.
+        let memory = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        let device = context::top().map_or(0, |context| context.device);
+        out.set(virtual_memory::import(device, memory)?)
+    }
+
+    call fn cuMemRetainAllocationHandle(out: Out<u64>, address: Address) {
+        out.check()?;
+        out.set(virtual_memory::retain(address.0)?)
+    }
+
+    call fn cuMemGetAllocationPropertiesFromHandle(out: Out<Properties>, handle: u64) {
+        let physical = virtual_memory::physical(handle)?;
+        out.set(Properties {
+            kind: PINNED,
+            handle_types: physical.handle_types,
+            location: Location { kind: ON_DEVICE, id: physical.device as i32 },
+            metadata: 0,
+            compression: 0,
+            rdma: 0,
+            usage: 0,
+            reserved: [0; 4],
+        })
+    }
+}

@@ -1,0 +1,277 @@
+//! Physical memory of the devices and plain allocations (`cuMemAlloc`, module globals).
+//!
+//! Physical memory is memfds, so that it can be shared and lives as long as anybody refers to it.
+//! A large allocation has memory and addresses of its own; small ones share 2 MiB blocks.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
+};
+
+use crate::address_space::{self, GRANULE};
+use crate::process::{MAX_DEVICES, settings};
+use crate::status::{Code, Outcome};
+
+/// Alignment of every allocation, as on real devices.
+const ALIGNMENT: u64 = 512;
+/// Allocations of at least this size get blocks of their own.
+const LARGE: u64 = 1 << 20;
+
+static USED: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICES];
+
+/// Counts `size` bytes of a device as used.
+///
+/// # Errors
+/// `OUT_OF_MEMORY` when the device has less than that left; nothing is counted then.
+pub(crate) fn charge(device: usize, size: u64) -> Outcome {
+    USED[device]
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            used.checked_add(size).filter(|used| *used <= settings().memory)
+        })
+        .map(|_| ())
+        .map_err(|_| Code::OUT_OF_MEMORY)
+}
+
+/// Takes back what [`charge`] counted.
+pub(crate) fn refund(device: usize, size: u64) {
+    USED[device].fetch_sub(size, Ordering::Relaxed);
+}
+
+/// Bytes of a device in use by this process.
+pub(crate) fn used(device: usize) -> u64 {
+    USED[device].load(Ordering::Relaxed)
+}
+
+/// Counts memory that another process made; it exists, so there is no refusing it.
+pub(crate) fn charge_existing(device: usize, size: u64) {
+    USED[device].fetch_add(size, Ordering::Relaxed);
+}
+
+/// New physical memory, zeroed, not counted. Its size can never change, so that no process that
+/// shares it can make accesses of another one fail.
+///
+/// # Errors
+/// `OUT_OF_MEMORY` when the kernel refuses (memory or descriptors).
+pub(crate) fn new_memory(size: u64) -> Outcome<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let memory = memfd_create("softcuda", flags).map_err(|_| Code::OUT_OF_MEMORY)?;
+    ftruncate(&memory, size).map_err(|_| Code::OUT_OF_MEMORY)?;
+    fcntl_add_seals(&memory, SEALS).map_err(|_| Code::OUT_OF_MEMORY)?;
+    Ok(memory)
+}
+
+/// What makes a descriptor device memory.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Whether a descriptor is device memory of this driver, whichever process made it.
+pub(crate) fn is_device_memory(memory: impl AsFd) -> bool {
+    fcntl_get_seals(memory).is_ok_and(|seals| seals == SEALS)
+}
+
+/// A plain allocation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allocation {
+    /// First address.
+    pub(crate) address: u64,
+    /// Size as asked for.
+    pub(crate) size: u64,
+    /// Handle of the context that it belongs to.
+    pub(crate) context: u64,
+    /// Ordinal of the device.
+    pub(crate) device: usize,
+    /// A number that no other allocation of this process ever has.
+    pub(crate) id: u64,
+    block: u64,
+}
+
+/// Whole granules with memory behind them.
+struct Block {
+    size: u64,
+    device: usize,
+    /// Free ranges by address, in blocks that are shared by small allocations.
+    free: Option<BTreeMap<u64, u64>>,
+}
+
+struct Heap {
+    allocations: BTreeMap<u64, Allocation>,
+    blocks: BTreeMap<u64, Block>,
+}
+
+static HEAP: Mutex<Heap> =
+    Mutex::new(Heap { allocations: BTreeMap::new(), blocks: BTreeMap::new() });
+
+/// A number for a new piece of memory, as `CU_POINTER_ATTRIBUTE_BUFFER_ID` reports it.
+pub(crate) fn new_buffer_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Allocates `size` bytes on a device. New blocks are zeroed; reused memory holds what it held.
+///
+/// # Errors
+/// `INVALID_VALUE` for size 0, `OUT_OF_MEMORY`.
+pub(crate) fn allocate(device: usize, context: u64, size: u64) -> Outcome<u64> {
+    if size == 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let mut heap = HEAP.lock();
+    let rounded = size.checked_next_multiple_of(ALIGNMENT).ok_or(Code::OUT_OF_MEMORY)?;
+    let (address, block) = if rounded >= LARGE {
+        let whole = address_space::round_up(size).ok_or(Code::OUT_OF_MEMORY)?;
+        let block = heap.add_block(device, whole, false)?;
+        (block, block)
+    } else {
+        match heap.take_from_shared(device, rounded) {
+            Some(found) => found,
+            None => {
+                heap.add_block(device, GRANULE, true)?;
+                heap.take_from_shared(device, rounded).ok_or(Code::OUT_OF_MEMORY)?
+            }
+        }
+    };
+    let id = new_buffer_id();
+    heap.allocations.insert(address, Allocation { address, size, context, device, id, block });
+    Ok(address)
+}
+
+/// Frees an allocation by its first address. No work that uses it may be under way.
+///
+/// # Errors
+/// `INVALID_VALUE` when there is no such allocation.
+pub(crate) fn free(address: u64) -> Outcome {
+    let mut heap = HEAP.lock();
+    let allocation = heap.allocations.remove(&address).ok_or(Code::INVALID_VALUE)?;
+    heap.give_back(&allocation);
+    Ok(())
+}
+
+/// Frees everything that belongs to a context.
+pub(crate) fn free_context(context: u64) {
+    let mut heap = HEAP.lock();
+    let gone: Vec<_> =
+        heap.allocations.values().filter(|a| a.context == context).copied().collect();
+    for allocation in gone {
+        heap.allocations.remove(&allocation.address);
+        heap.give_back(&allocation);
+    }
+}
+
+/// The allocation that contains an address.
+pub(crate) fn find(address: u64) -> Option<Allocation> {
+    let heap = HEAP.lock();
+    let (_, allocation) = heap.allocations.range(..=address).next_back()?;
+    (address < allocation.address + allocation.size).then_some(*allocation)
+}
+
+/// Address, size and device of all memory behind plain allocations.
+pub(crate) fn blocks() -> Vec<(u64, u64, usize)> {
+    HEAP.lock().blocks.iter().map(|(address, b)| (*address, b.size, b.device)).collect()
+}
+
+/// Backs a range with new zeroed memory, accessible to the device.
+///
+/// # Errors
+/// `OUT_OF_MEMORY`; the range is then only reserved.
+pub(crate) fn back_with_new_memory(address: u64, size: u64) -> Outcome {
+    let memory = new_memory(size)?;
+    let result = address_space::back(address, size, memory.as_fd(), 0)
+        .and_then(|()| address_space::protect(address, size, true));
+    if result.is_err() {
+        address_space::unback(address, size);
+    }
+    result
+}
+
+impl Heap {
+    fn add_block(&mut self, device: usize, size: u64, shared: bool) -> Outcome<u64> {
+        charge(device, size)?;
+        let made = address_space::reserve(size, GRANULE, 0).and_then(|address| {
+            back_with_new_memory(address, size)
+                .inspect_err(|_| address_space::unreserve(address))
+                .map(|()| address)
+        });
+        let address = made.inspect_err(|_| refund(device, size))?;
+        let free = shared.then(|| BTreeMap::from([(address, size)]));
+        self.blocks.insert(address, Block { size, device, free });
+        Ok(address)
+    }
+
+    /// First fit over the shared blocks of a device: address and block.
+    fn take_from_shared(&mut self, device: usize, size: u64) -> Option<(u64, u64)> {
+        for (block, Block { free, device: owner, .. }) in &mut self.blocks {
+            let Some(free) = free.as_mut().filter(|_| *owner == device) else { continue };
+            let Some((&start, &length)) = free.iter().find(|(_, length)| **length >= size) else {
+                continue;
+            };
+            free.remove(&start);
+            if length > size {
+                free.insert(start + size, length - size);
+            }
+            return Some((start, *block));
+        }
+        None
+    }
+
+    fn give_back(&mut self, allocation: &Allocation) {
+        let Some(block) = self.blocks.get_mut(&allocation.block) else { return };
+        if let Some(free) = &mut block.free {
+            let mut start = allocation.address;
+            let mut length = allocation.size.next_multiple_of(ALIGNMENT);
+            if let Some((&before, &size)) = free.range(..start).next_back()
+                && before + size == start
+            {
+                free.remove(&before);
+                (start, length) = (before, length + size);
+            }
+            if let Some(size) = free.remove(&(start + length)) {
+                length += size;
+            }
+            free.insert(start, length);
+            if length < block.size {
+                return;
+            }
+        }
+        let (size, device) = (block.size, block.device);
+        self.blocks.remove(&allocation.block);
+        address_space::unback(allocation.block, size);
+        address_space::unreserve(allocation.block);
+        refund(device, size);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_allocations_share_blocks_and_leave_nothing() {
+        // A device of its own, as tests run at the same time.
+        let device = 3;
+        let addresses: Vec<u64> = (0..5000).map(|_| allocate(device, 7, 1000).unwrap()).collect();
+        assert_eq!(used(device), 3 * GRANULE);
+        assert!(addresses.iter().all(|a| a.is_multiple_of(512)));
+        let inside = find(addresses[10] + 999).unwrap();
+        assert_eq!((inside.address, inside.size), (addresses[10], 1000));
+        assert!(find(addresses[10] + 1000).is_none_or(|a| a.address != addresses[10]));
+        for address in addresses.iter().rev().step_by(2).chain(addresses.iter().step_by(2)) {
+            free(*address).unwrap();
+        }
+        assert_eq!(used(device), 0);
+        assert_eq!(free(addresses[0]), Err(Code::INVALID_VALUE));
+    }
+
+    #[test]
+    fn memory_runs_out() {
+        let device = 4;
+        let total = settings().memory;
+        let all = allocate(device, 8, total).unwrap();
+        assert_eq!(allocate(device, 8, 1), Err(Code::OUT_OF_MEMORY));
+        free_context(8);
+        assert_eq!(used(device), 0);
+        assert!(!address_space::is_accessible(all, 1));
+    }
+}

@@ -1,0 +1,97 @@
+//! Events: marks in streams, with the time at which they were passed.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use crate::context::Context;
+use crate::handles::Table;
+use crate::status::{Code, Outcome};
+use crate::streams::{Position, Stream};
+
+/// `CU_EVENT_DISABLE_TIMING`.
+const DISABLE_TIMING: u32 = 2;
+
+/// All events.
+pub(crate) static EVENTS: Table<Event> = Table::new();
+
+/// An event.
+pub(crate) struct Event {
+    /// Handle of the context that it belongs to.
+    pub(crate) context: u64,
+    /// Flags as given at creation.
+    pub(crate) flags: u32,
+    last: Mutex<Option<Record>>,
+}
+
+#[derive(Clone)]
+struct Record {
+    position: Position,
+    passed: Arc<OnceLock<Instant>>,
+}
+
+impl Event {
+    /// An event that was never recorded.
+    pub(crate) fn new(context: u64, flags: u32) -> Event {
+        Event { context, flags, last: Mutex::new(None) }
+    }
+
+    /// Marks the present end of a stream.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE` when event and stream belong to different contexts.
+    pub(crate) fn record(&self, context: &Context, stream: &Arc<Stream>) -> Outcome {
+        if self.context != context.handle {
+            return Err(Code::INVALID_HANDLE);
+        }
+        let passed = Arc::new(OnceLock::new());
+        let mark = passed.clone();
+        let mut last = self.last.lock();
+        let position = context.submit(stream, Vec::new(), move || {
+            let _ = mark.set(Instant::now());
+        })?;
+        *last = Some(Record { position, passed });
+        Ok(())
+    }
+
+    /// Marks the present ends of several streams, through a stream that waits for them.
+    ///
+    /// # Errors
+    /// As [`Event::record`].
+    pub(crate) fn record_after(
+        &self,
+        context: &Context,
+        stream: &Arc<Stream>,
+        after: Vec<Position>,
+    ) -> Outcome {
+        context.submit(stream, after, || ())?;
+        self.record(context, stream)
+    }
+
+    /// What the last record marked; `None` before the first.
+    pub(crate) fn position(&self) -> Option<Position> {
+        self.last.lock().as_ref().map(|record| record.position.clone())
+    }
+
+    /// Milliseconds from one event to another.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE` when one was never recorded or has no timing, `NOT_READY` when one is not
+    /// passed yet.
+    pub(crate) fn milliseconds(start: &Event, end: &Event) -> Outcome<f32> {
+        let time = |event: &Event| {
+            let record = event.last.lock().clone().ok_or(Code::INVALID_HANDLE)?;
+            if event.flags & DISABLE_TIMING != 0 {
+                return Err(Code::INVALID_HANDLE);
+            }
+            record.passed.get().copied().ok_or(Code::NOT_READY)
+        };
+        let (start, end) = (time(start)?, time(end)?);
+        let seconds = match end.checked_duration_since(start) {
+            Some(after) => after.as_secs_f64(),
+            None => -(start - end).as_secs_f64(),
+        };
+        Ok((seconds * 1e3) as f32)
+    }
+}

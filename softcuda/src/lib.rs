@@ -1,0 +1,24 @@
+//! softcuda: a CUDA driver library (`libcuda.so.1`) in software. It executes PTX on the CPU, so
+//! that driver-API programs, and tools that work on them, run on machines without a GPU.
+//!
+//! The library is used through the C interface of the CUDA driver; see the README. For Rust it
+//! offers the PTX interpreter, [`ptx`].
+
+mod address_space;
+mod api;
+mod checkpoint;
+mod context;
+mod copy_engine;
+mod device_memory;
+mod events;
+mod exclusive;
+mod gate;
+mod handles;
+mod host_memory;
+mod modules;
+mod process;
+pub mod ptx;
+mod service;
+mod status;
+mod streams;
+mod virtual_memory;

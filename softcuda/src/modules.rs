@@ -1,0 +1,338 @@
+//! Modules, functions, libraries and kernels.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::context::Context;
+use crate::copy_engine::{Transfer, copy};
+use crate::device_memory;
+use crate::handles::{Table, new_handle};
+use crate::ptx::{self, DiagnosticKind, Entry};
+use crate::status::{Code, Outcome};
+
+/// All modules.
+pub(crate) static MODULES: Table<Module> = Table::new();
+/// All functions of modules.
+pub(crate) static FUNCTIONS: Table<Function> = Table::new();
+/// All libraries.
+pub(crate) static LIBRARIES: Table<Library> = Table::new();
+/// All kernels of libraries.
+pub(crate) static KERNELS: Table<Kernel> = Table::new();
+
+/// Shared memory of a block without opting in for more, in bytes.
+pub(crate) const SHARED_PER_BLOCK: usize = 48 << 10;
+/// Shared memory of a block at most, in bytes.
+pub(crate) const SHARED_PER_BLOCK_OPTIN: usize = 163 << 10;
+
+/// A module in a context.
+pub(crate) struct Module {
+    /// The value that programs hold.
+    pub(crate) handle: u64,
+    /// Handle of the context that it is loaded in.
+    pub(crate) context: u64,
+    /// The code.
+    pub(crate) code: Arc<ptx::Module>,
+    /// Addresses of the code's globals, in their order.
+    pub(crate) addresses: Vec<u64>,
+    functions: HashMap<String, u64>,
+}
+
+/// A kernel of a module.
+pub(crate) struct Function {
+    /// The value that programs hold.
+    pub(crate) handle: u64,
+    /// Handle of its module.
+    pub(crate) module: u64,
+    /// Handle of its context.
+    pub(crate) context: u64,
+    /// The module's code, alive as long as work needs it.
+    pub(crate) code: Arc<ptx::Module>,
+    /// The kernel.
+    pub(crate) entry: Arc<Entry>,
+    /// Addresses of the module's globals.
+    pub(crate) addresses: Arc<[u64]>,
+    /// Name, for C.
+    pub(crate) name: CString,
+    /// Attributes that programs can set.
+    pub(crate) settings: FunctionSettings,
+}
+
+/// What `cuFuncSetAttribute` sets.
+#[derive(Default)]
+pub(crate) struct FunctionSettings {
+    /// The most dynamic shared memory in bytes; 0 for the default.
+    pub(crate) dynamic_shared: AtomicI32,
+    /// Preference, kept and reported only.
+    pub(crate) carveout: AtomicI32,
+}
+
+/// A library: code that is loaded in each context when it is needed there.
+pub(crate) struct Library {
+    /// The value that programs hold.
+    pub(crate) handle: u64,
+    code: Arc<ptx::Module>,
+    modules: Mutex<HashMap<u64, u64>>,
+    kernels: Vec<u64>,
+}
+
+/// A kernel of a library.
+pub(crate) struct Kernel {
+    /// The value that programs hold.
+    pub(crate) handle: u64,
+    /// Handle of its library.
+    pub(crate) library: u64,
+    /// The kernel.
+    pub(crate) entry: Arc<Entry>,
+    /// Name, for C.
+    pub(crate) name: CString,
+}
+
+/// Why code was not loaded: the code and the text for the JIT's error log.
+pub(crate) struct Refusal {
+    /// What the call returns.
+    pub(crate) code: Code,
+    /// For a person.
+    pub(crate) text: String,
+}
+
+impl Refusal {
+    fn new(code: Code, text: &str) -> Refusal {
+        Refusal { code, text: text.to_owned() }
+    }
+}
+
+/// Checks and translates an image.
+///
+/// # Errors
+/// A refusal that says what is wrong; `NO_BINARY_FOR_GPU` for device binaries, which only a GPU
+/// can run.
+pub(crate) fn parse(image: &[u8]) -> Result<Arc<ptx::Module>, Refusal> {
+    const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
+    const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
+    const FATBIN_WRAPPER: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
+    if image.starts_with(&ELF) {
+        let text = "this is a cubin (device code); the software driver executes PTX only";
+        return Err(Refusal::new(Code::NO_BINARY_FOR_GPU, text));
+    }
+    if image.starts_with(&FATBIN) || image.starts_with(&FATBIN_WRAPPER) {
+        let text = "fat binaries are not supported yet; load the PTX text itself";
+        return Err(Refusal::new(Code::NO_BINARY_FOR_GPU, text));
+    }
+    let source = std::str::from_utf8(image)
+        .map_err(|_| Refusal::new(Code::INVALID_IMAGE, "the image is neither PTX nor a binary"))?;
+    match ptx::Module::load(source) {
+        Ok(module) => Ok(Arc::new(module)),
+        Err(diagnostic) => {
+            let code = match diagnostic.kind {
+                DiagnosticKind::UnsupportedTarget => Code::UNSUPPORTED_PTX_VERSION,
+                _ => Code::INVALID_PTX,
+            };
+            Err(Refusal { code, text: diagnostic.to_string() })
+        }
+    }
+}
+
+/// Loads code in a context: places its globals and gives its functions handles.
+///
+/// # Errors
+/// `OUT_OF_MEMORY`, `INVALID_IMAGE` when an initial value names an unknown variable; nothing is
+/// left then.
+pub(crate) fn load(context: &Context, code: Arc<ptx::Module>) -> Outcome<Arc<Module>> {
+    let handle = new_handle();
+    let addresses = place_globals(context, &code)?;
+    let shared: Arc<[u64]> = addresses.clone().into();
+    let mut functions = HashMap::new();
+    for entry in &code.entries {
+        let function = Function {
+            handle: new_handle(),
+            module: handle,
+            context: context.handle,
+            code: code.clone(),
+            entry: entry.clone(),
+            addresses: shared.clone(),
+            name: CString::new(entry.name.as_str()).map_err(|_| Code::INVALID_IMAGE)?,
+            settings: FunctionSettings::default(),
+        };
+        functions.insert(entry.name.clone(), function.handle);
+        FUNCTIONS.insert(function.handle, Arc::new(function));
+    }
+    let module = Module { handle, context: context.handle, code, addresses, functions };
+    let module = Arc::new(module);
+    MODULES.insert(handle, module.clone());
+    Ok(module)
+}
+
+fn place_globals(context: &Context, code: &ptx::Module) -> Outcome<Vec<u64>> {
+    let mut addresses = Vec::new();
+    let result = (|| {
+        for global in &code.globals {
+            let size = global.size.max(1) as u64;
+            addresses.push(device_memory::allocate(context.device, context.handle, size)?);
+        }
+        for (global, address) in code.globals.iter().zip(&addresses) {
+            let mut value = global.init.clone();
+            value.resize(global.size, 0);
+            for relocation in &global.relocations {
+                let target = code.globals.iter().position(|g| g.name == relocation.symbol);
+                let target = addresses[target.ok_or(Code::INVALID_IMAGE)?];
+                value
+                    .get_mut(relocation.offset..relocation.offset + 8)
+                    .ok_or(Code::INVALID_IMAGE)?
+                    .copy_from_slice(&target.wrapping_add_signed(relocation.addend).to_le_bytes());
+            }
+            // Fresh memory, which no work can know of: written at once, out of stream order.
+            copy(&Transfer::linear(*address, value.as_ptr() as u64, value.len()))?;
+        }
+        Ok(())
+    })();
+    if let Err(code) = result {
+        for address in addresses {
+            let _ = device_memory::free(address);
+        }
+        return Err(code);
+    }
+    Ok(addresses)
+}
+
+/// Unloads a module. Its work must be done.
+pub(crate) fn unload(module: &Module) {
+    MODULES.remove(module.handle);
+    for function in module.functions.values() {
+        FUNCTIONS.remove(*function);
+    }
+    for address in &module.addresses {
+        let _ = device_memory::free(*address);
+    }
+}
+
+/// Forgets the modules of a context; their memory is freed with the context's.
+pub(crate) fn unload_context(context: u64) {
+    MODULES.remove_where(|module| module.context == context);
+    FUNCTIONS.remove_where(|function| function.context == context);
+    for library in LIBRARIES.all() {
+        library.modules.lock().remove(&context);
+    }
+}
+
+impl Module {
+    /// The function of a name.
+    ///
+    /// # Errors
+    /// `NOT_FOUND`.
+    pub(crate) fn function(&self, name: &str) -> Outcome<u64> {
+        self.functions.get(name).copied().ok_or(Code::NOT_FOUND)
+    }
+
+    /// Handles of all functions, in the order of the source.
+    pub(crate) fn functions(&self) -> Vec<u64> {
+        self.code.entries.iter().filter_map(|e| self.functions.get(&e.name).copied()).collect()
+    }
+
+    /// Address and size of a variable.
+    ///
+    /// # Errors
+    /// `NOT_FOUND`.
+    pub(crate) fn global(&self, name: &str) -> Outcome<(u64, usize)> {
+        let globals = self.code.globals.iter().zip(&self.addresses);
+        globals
+            .filter(|(global, _)| global.name == name)
+            .map(|(global, address)| (*address, global.size))
+            .next()
+            .ok_or(Code::NOT_FOUND)
+    }
+}
+
+impl Function {
+    /// The most dynamic shared memory that a launch may ask for, in bytes.
+    pub(crate) fn dynamic_shared_limit(&self) -> usize {
+        match self.settings.dynamic_shared.load(Ordering::Relaxed) {
+            0 => SHARED_PER_BLOCK.saturating_sub(self.entry.static_shared),
+            set => set as usize,
+        }
+    }
+
+    /// The most threads in a block.
+    pub(crate) fn max_threads(&self) -> u32 {
+        let limit = self.entry.max_threads.map(|t| t.iter().product::<u32>());
+        limit.filter(|limit| *limit > 0).map_or(1024, |limit| limit.min(1024))
+    }
+}
+
+/// Makes a library of code.
+///
+/// # Errors
+/// `INVALID_IMAGE` when a name cannot be given to C.
+pub(crate) fn make_library(code: Arc<ptx::Module>) -> Outcome<Arc<Library>> {
+    let handle = new_handle();
+    let mut kernels = Vec::new();
+    for entry in &code.entries {
+        let name = CString::new(entry.name.as_str()).map_err(|_| Code::INVALID_IMAGE)?;
+        let kernel = Kernel { handle: new_handle(), library: handle, entry: entry.clone(), name };
+        kernels.push(kernel.handle);
+        KERNELS.insert(kernel.handle, Arc::new(kernel));
+    }
+    let library = Arc::new(Library { handle, code, modules: Mutex::default(), kernels });
+    LIBRARIES.insert(handle, library.clone());
+    Ok(library)
+}
+
+/// Unloads a library and its modules. Their work must be done.
+pub(crate) fn unload_library(library: &Library) {
+    LIBRARIES.remove(library.handle);
+    for kernel in &library.kernels {
+        KERNELS.remove(*kernel);
+    }
+    for module in library.modules.lock().values() {
+        if let Some(module) = MODULES.get(*module) {
+            unload(&module);
+        }
+    }
+}
+
+impl Library {
+    /// Its module in a context, loaded if need be.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub(crate) fn module(&self, context: &Context) -> Outcome<Arc<Module>> {
+        let mut modules = self.modules.lock();
+        if let Some(module) = modules.get(&context.handle).and_then(|m| MODULES.get(*m)) {
+            return Ok(module);
+        }
+        let module = load(context, self.code.clone())?;
+        modules.insert(context.handle, module.handle);
+        Ok(module)
+    }
+
+    /// Handles of all kernels, in the order of the source.
+    pub(crate) fn kernels(&self) -> &[u64] {
+        &self.kernels
+    }
+
+    /// The kernel of a name.
+    ///
+    /// # Errors
+    /// `NOT_FOUND`.
+    pub(crate) fn kernel(&self, name: &str) -> Outcome<u64> {
+        let index = self.code.entries.iter().position(|entry| entry.name == name);
+        index.map(|index| self.kernels[index]).ok_or(Code::NOT_FOUND)
+    }
+}
+
+/// The function behind a function handle, or behind a kernel handle in this context.
+///
+/// # Errors
+/// `INVALID_HANDLE` for anything else.
+pub(crate) fn function(handle: u64, context: &Context) -> Outcome<Arc<Function>> {
+    if let Some(function) = FUNCTIONS.get(handle) {
+        return Ok(function);
+    }
+    let kernel = KERNELS.get(handle).ok_or(Code::INVALID_HANDLE)?;
+    let library = LIBRARIES.get(kernel.library).ok_or(Code::INVALID_HANDLE)?;
+    let function = library.module(context)?.function(&kernel.entry.name)?;
+    FUNCTIONS.get(function).ok_or(Code::INVALID_HANDLE)
+}

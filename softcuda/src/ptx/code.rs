@@ -1,0 +1,264 @@
+//! The executable form: instructions over numbered registers.
+
+use super::ast::Space;
+
+/// Lanes of a warp.
+pub(crate) const WIDTH: usize = 32;
+
+/// One register of a warp. A value narrower than 64 bits is in the low bits; the bits above it
+/// are unspecified, every reader takes only its own width.
+pub(crate) type Lanes = [u64; WIDTH];
+
+/// Kernels compute one result per lane of the mask. The pointers must be valid; the result may
+/// be the same register as a source.
+pub(crate) type Map1 = unsafe fn(u32, *mut Lanes, *const Lanes);
+pub(crate) type Map2 = unsafe fn(u32, *mut Lanes, *const Lanes, *const Lanes);
+pub(crate) type Map3 = unsafe fn(u32, *mut Lanes, *const Lanes, *const Lanes, *const Lanes);
+pub(crate) type Map4 =
+    unsafe fn(u32, *mut Lanes, *const Lanes, *const Lanes, *const Lanes, *const Lanes);
+
+/// A register to write.
+pub(crate) type Reg = u32;
+
+/// A source: a register, or with [`CONSTANT`] set an index into [`Code::constants`].
+pub(crate) type Src = u32;
+
+pub(crate) const CONSTANT: u32 = 1 << 31;
+/// A register number that means "none".
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// Generic addresses of the windows that are not global memory; no mapped address has these
+/// top bytes.
+pub(crate) const SHARED_WINDOW: u64 = 0x0100_0000_0000_0000;
+pub(crate) const LOCAL_WINDOW: u64 = 0x0200_0000_0000_0000;
+pub(crate) const PARAM_WINDOW: u64 = 0x0300_0000_0000_0000;
+/// Addresses of functions: this plus the function's number.
+pub(crate) const FUNCTION_WINDOW: u64 = 0x0400_0000_0000_0000;
+pub(crate) const WINDOW_MASK: u64 = 0xff00_0000_0000_0000;
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Inst {
+    /// Guard register times two, plus one if negated; or [`NONE`].
+    pub(crate) guard: u32,
+    pub(crate) op: Op,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Special {
+    Tid(u8),
+    Ntid(u8),
+    Ctaid(u8),
+    Nctaid(u8),
+    LaneId,
+    WarpId,
+    WarpCount,
+    SmId,
+    SmCount,
+    GridId,
+    Clock,
+    GlobalTimer,
+    LaneMaskEq,
+    LaneMaskLe,
+    LaneMaskLt,
+    LaneMaskGe,
+    LaneMaskGt,
+    DynamicShared,
+    TotalShared,
+    /// The part of shared memory that libraries reserve, plus an offset.
+    ReservedShared(u32),
+    /// The high or the low half of the address of a grid's barrier.
+    GridWorkspace(bool),
+    Constant(u32),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AtomicOp {
+    Add,
+    Min,
+    Max,
+    Inc,
+    Dec,
+    And,
+    Or,
+    Xor,
+    Exchange,
+    CompareExchange,
+}
+
+/// The type an atomic works on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AtomicType {
+    Unsigned,
+    Signed,
+    Float,
+    Half,
+    Half2,
+    Bfloat,
+    Bfloat2,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ShuffleMode {
+    Up,
+    Down,
+    Butterfly,
+    Index,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum VoteMode {
+    All,
+    Any,
+    Uniform,
+    Ballot,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BarrierMode {
+    Sync,
+    Arrive,
+    Count,
+    And,
+    Or,
+}
+
+/// Where a load or store goes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) space: Space,
+    pub(crate) base: Src,
+    pub(crate) offset: i64,
+    /// The base is a 32-bit register.
+    pub(crate) narrow: bool,
+    /// The offset counts from the current function's frame in local memory.
+    pub(crate) frame: bool,
+    /// Bytes of one element: 1, 2, 4 or 8.
+    pub(crate) size: u8,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Op {
+    Map1(Map1, Reg, Src),
+    Map2(Map2, Reg, Src, Src),
+    Map3(Map3, Reg, Src, Src, Src),
+    Map4(Map4, Reg, [Src; 4]),
+    /// Copies the mask's lanes.
+    Copy(Reg, Src),
+    Special(Reg, Special),
+    /// The address of a module variable, plus an addend.
+    GlobalAddress(Reg, u32, i64),
+    /// The offset in local memory of an offset in the frame, plus a window's base.
+    FrameAddress(Reg, u32, u64),
+    /// The offset of dynamic shared memory, aligned up to the second number, plus an addend.
+    DynamicShared(Reg, u32, i64),
+    Load {
+        place: Place,
+        signed: bool,
+        count: u8,
+        to: [Reg; 4],
+    },
+    Store {
+        place: Place,
+        count: u8,
+        from: [Src; 4],
+    },
+    Atomic {
+        place: Place,
+        op: AtomicOp,
+        ty: AtomicType,
+        /// Or [`NONE`].
+        to: Reg,
+        b: Src,
+        c: Src,
+    },
+    Shuffle {
+        mode: ShuffleMode,
+        to: Reg,
+        /// The in-range predicate, or [`NONE`].
+        valid: Reg,
+        value: Src,
+        lane: Src,
+        clamp: Src,
+    },
+    Vote {
+        mode: VoteMode,
+        to: Reg,
+        predicate: Src,
+        negated: bool,
+        members: Src,
+    },
+    ActiveMask(Reg),
+    Match {
+        all: bool,
+        wide: bool,
+        to: Reg,
+        valid: Reg,
+        value: Src,
+        members: Src,
+    },
+    Reduce {
+        op: AtomicOp,
+        signed: bool,
+        to: Reg,
+        value: Src,
+        members: Src,
+    },
+    Elect {
+        to: Reg,
+        valid: Reg,
+        members: Src,
+    },
+    Barrier {
+        mode: BarrierMode,
+        id: Src,
+        /// Threads, or [`NONE`] for all.
+        threads: Src,
+        to: Reg,
+        predicate: Src,
+        negated: bool,
+    },
+    Fence,
+    /// Target, and the reconvergence point.
+    Branch(u32, u32),
+    /// Selector, table, reconvergence point.
+    BranchIndexed(Src, u32, u32),
+    /// Function number, and an index into [`Code::calls`].
+    Call(u32, u32),
+    CallIndirect(Src, u32),
+    Print(u32),
+    AssertFail(u32),
+    Return,
+    Exit,
+    Trap,
+}
+
+/// A value passed by or to a function: its place in the frame, and its bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slot {
+    pub(crate) offset: u32,
+    pub(crate) size: u32,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct CallSite {
+    pub(crate) args: Vec<Slot>,
+    pub(crate) returns: Vec<Slot>,
+}
+
+/// An executable function. The code always ends in an instruction that leaves it.
+#[derive(Debug, Default)]
+pub(crate) struct Code {
+    pub(crate) insts: Vec<Inst>,
+    pub(crate) constants: Vec<Lanes>,
+    pub(crate) tables: Vec<Vec<u32>>,
+    pub(crate) calls: Vec<CallSite>,
+    pub(crate) registers: u32,
+    pub(crate) frame_bytes: u32,
+    pub(crate) params: Vec<Slot>,
+    pub(crate) returns: Vec<Slot>,
+    /// Whether it names the reserved part of shared memory.
+    pub(crate) reserved_shared: bool,
+}
+
+/// Bytes of shared memory that the libraries of CUDA may use for themselves.
+pub(crate) const RESERVED_SHARED: u32 = 1024;

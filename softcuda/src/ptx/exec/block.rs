@@ -1,0 +1,161 @@
+//! One block: its warps, its shared memory and its barriers.
+
+use super::memory::Mapped;
+use super::warp::{Status, Warp};
+use super::{Context, Fault, QUANTUM, Step};
+use crate::ptx::code::{BarrierMode, NONE, Reg};
+
+/// A barrier of a block.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Barrier {
+    /// Threads that have arrived, counted in whole warps.
+    arrived: u32,
+    /// Threads to wait for; 0 for all that still run.
+    expected: u32,
+    /// The warps that wait, by number.
+    waiting: u32,
+    count: u32,
+    all: bool,
+    any: bool,
+}
+
+/// What a warp brings to a barrier.
+pub(super) struct Arrival {
+    pub(super) mode: BarrierMode,
+    pub(super) id: u64,
+    pub(super) threads: u32,
+    /// How many lanes arrive, and for how many the predicate holds.
+    pub(super) lanes: u32,
+    pub(super) holding: u32,
+}
+
+/// What the warps of a block share.
+pub(super) struct Room<'a> {
+    pub(super) context: &'a Context<'a>,
+    pub(super) shared: Vec<u8>,
+    pub(super) mapped: Mapped<'a>,
+    pub(super) coordinates: [u32; 3],
+    /// The block's number in the grid.
+    pub(super) number: u64,
+    pub(super) warps: u32,
+    barriers: [Barrier; 16],
+}
+
+impl Room<'_> {
+    pub(super) fn arrive(&mut self, warp: u32, arrival: &Arrival) -> Step<()> {
+        let barrier = self.barriers.get_mut(arrival.id as usize);
+        let barrier = barrier.ok_or(Fault::Instruction("a barrier number above 15"))?;
+        if barrier.arrived == 0 {
+            *barrier = Barrier { all: true, ..Barrier::default() };
+        }
+        barrier.arrived = barrier.arrived.saturating_add(32);
+        barrier.expected = arrival.threads;
+        barrier.count = barrier.count.saturating_add(arrival.holding);
+        barrier.all &= arrival.holding == arrival.lanes;
+        barrier.any |= arrival.holding != 0;
+        if arrival.mode != BarrierMode::Arrive {
+            barrier.waiting |= 1 << warp;
+        }
+        Ok(())
+    }
+}
+
+pub(super) struct Block<'a> {
+    room: Room<'a>,
+    warps: Vec<Warp<'a>>,
+}
+
+impl<'a> Block<'a> {
+    pub(super) fn new(context: &'a Context<'a>) -> Self {
+        let threads = context.launch.block.iter().product::<u32>();
+        let warps = threads.div_ceil(32);
+        let code = &context.module.functions[context.entry.function];
+        let room = Room {
+            context,
+            shared: vec![0; context.shared_bytes],
+            mapped: Mapped::new(context.memory, context.workspace_address()),
+            coordinates: [0; 3],
+            number: 0,
+            warps,
+            barriers: [Barrier::default(); 16],
+        };
+        let warps = (0..warps).map(|number| Warp::new(code, number, threads, context.launch.block));
+        Block { warps: warps.collect(), room }
+    }
+
+    /// Makes this the block at `coordinates`, about to start.
+    pub(super) fn start(&mut self, coordinates: [u32; 3], number: u64) {
+        self.room.coordinates = coordinates;
+        self.room.number = number;
+        self.room.barriers = [Barrier::default(); 16];
+        self.room.shared.fill(0);
+        self.warps.iter_mut().for_each(Warp::start);
+    }
+
+    /// Gives every warp that can run a turn; true once all have ended.
+    pub(super) fn advance(&mut self) -> Step<bool> {
+        self.room.context.check_stop()?;
+        let mut ran = false;
+        let mut done = true;
+        for warp in &mut self.warps {
+            if warp.status == Status::Ready {
+                ran = true;
+                warp.run(&mut self.room, QUANTUM)?;
+            }
+            done &= warp.status == Status::Done;
+        }
+        if !done && !self.release() && !ran {
+            return Err(Fault::Deadlock);
+        }
+        Ok(done)
+    }
+
+    /// Lets warps pass the barriers that all have reached.
+    fn release(&mut self) -> bool {
+        let live = self.warps.iter().filter(|warp| warp.status != Status::Done).count() as u32;
+        let mut released = false;
+        for barrier in &mut self.room.barriers {
+            let expected = if barrier.expected == 0 {
+                live * 32
+            } else {
+                barrier.expected.div_ceil(32).saturating_mul(32)
+            };
+            if barrier.arrived == 0 || barrier.arrived < expected {
+                continue;
+            }
+            let done = std::mem::take(barrier);
+            for (number, warp) in self.warps.iter_mut().enumerate() {
+                if done.waiting >> number & 1 != 0 {
+                    warp.pass(&done);
+                    released = true;
+                }
+            }
+        }
+        released
+    }
+}
+
+impl Barrier {
+    /// The result of a reduction at this barrier.
+    pub(super) fn result(&self, mode: BarrierMode) -> u64 {
+        match mode {
+            BarrierMode::And => u64::from(self.all),
+            BarrierMode::Or => u64::from(self.any),
+            _ => u64::from(self.count),
+        }
+    }
+}
+
+/// Where a waiting warp wants the result of a reduction.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Waiting {
+    pub(super) mode: BarrierMode,
+    pub(super) to: Reg,
+    pub(super) mask: u32,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Waiting { mode: BarrierMode::Sync, to: NONE, mask: 0 }
+    }
+}

@@ -1,0 +1,220 @@
+//! Execution of launches.
+
+mod atomic;
+mod block;
+mod collective;
+mod memory;
+mod print;
+mod warp;
+
+use super::code::{Code, RESERVED_SHARED};
+use super::module::{Entry, Module};
+use super::trap::Trap;
+use super::{AddressSpace, Launch};
+use block::Block;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// The most threads of a block, as on a GPU.
+const MOST_THREADS: u64 = 1024;
+/// Instructions a warp runs before the other warps of its block get their turn.
+const QUANTUM: u32 = 20_000;
+/// Launches below this many threads are not worth waking other host threads for.
+const SMALL: u64 = 256;
+
+/// What all blocks of a launch share.
+struct Context<'a> {
+    module: &'a Module,
+    entry: &'a Entry,
+    launch: &'a Launch<'a>,
+    memory: &'a dyn AddressSpace,
+    /// Bytes of shared memory per block, dynamic memory included.
+    shared_bytes: usize,
+    next_block: AtomicU64,
+    blocks: u64,
+    stop: AtomicBool,
+    /// What grid-wide barriers count in: a size, then the count.
+    workspace: [AtomicU32; 2],
+    trap: Mutex<Option<Trap>>,
+}
+
+/// Why a thread stopped; without the kernel's name, which [`Context::trap_of`] adds.
+#[derive(Debug)]
+enum Fault {
+    Illegal(u64),
+    Misaligned(u64, usize),
+    Trapped,
+    Assert(String),
+    Instruction(&'static str),
+    Stack,
+    Deadlock,
+    Cancelled,
+}
+
+type Step<T> = Result<T, Fault>;
+
+impl<'a> Context<'a> {
+    fn code(&self, function: usize) -> Option<&'a Code> {
+        self.module.functions.get(function)
+    }
+
+    /// The address of the workspace; 0 tells kernels that the launch is not cooperative.
+    fn workspace_address(&self) -> u64 {
+        if self.launch.cooperative { self.workspace.as_ptr() as u64 } else { 0 }
+    }
+
+    fn trap_of(&self, fault: Fault) -> Trap {
+        let kernel = self.entry.name.clone();
+        match fault {
+            Fault::Illegal(address) => Trap::IllegalAddress { address, kernel },
+            Fault::Misaligned(address, size) => Trap::Misaligned { address, size, kernel },
+            Fault::Trapped => Trap::Trapped { kernel },
+            Fault::Assert(message) => Trap::Assert { message, kernel },
+            Fault::Instruction(reason) => {
+                Trap::IllegalInstruction { reason: reason.to_owned(), kernel }
+            }
+            Fault::Stack => Trap::StackOverflow { kernel },
+            Fault::Deadlock => Trap::Deadlock { kernel },
+            Fault::Cancelled => Trap::Cancelled,
+        }
+    }
+
+    /// Keeps the first fault and stops the other workers.
+    fn fail(&self, fault: Fault) {
+        let mut trap = self.trap.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        trap.get_or_insert_with(|| self.trap_of(fault));
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    fn check_stop(&self) -> Step<()> {
+        if self.stop.load(Ordering::Relaxed) || self.launch.cancel.load(Ordering::Relaxed) {
+            return Err(Fault::Cancelled);
+        }
+        Ok(())
+    }
+
+    fn coordinates(&self, index: u64) -> [u32; 3] {
+        let [x, y, _] = self.launch.grid.map(u64::from);
+        [(index % x) as u32, (index / x % y) as u32, (index / x / y) as u32]
+    }
+
+    /// Runs blocks, in their order, until none is left.
+    fn work(&self) {
+        let mut block = None;
+        loop {
+            let index = self.next_block.fetch_add(1, Ordering::Relaxed);
+            if index >= self.blocks || self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let block = block.get_or_insert_with(|| Block::new(self));
+            block.start(self.coordinates(index), index);
+            loop {
+                match block.advance() {
+                    Ok(true) => break,
+                    Ok(false) => {}
+                    Err(fault) => return self.fail(fault),
+                }
+            }
+        }
+    }
+
+    /// Runs the blocks `first`, `first + step`, ... in turns, so that all of them progress.
+    fn work_together(&self, first: u64, step: u64) {
+        let mut blocks: Vec<Block<'_>> = Vec::new();
+        let mut index = first;
+        while index < self.blocks {
+            let mut block = Block::new(self);
+            block.start(self.coordinates(index), index);
+            blocks.push(block);
+            index += step;
+        }
+        while !blocks.is_empty() {
+            let mut at = 0;
+            while at < blocks.len() {
+                match blocks[at].advance() {
+                    Ok(true) => {
+                        blocks.swap_remove(at);
+                    }
+                    Ok(false) => at += 1,
+                    Err(fault) => return self.fail(fault),
+                }
+            }
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+    }
+}
+
+fn invalid(entry: &Entry, reason: impl Into<String>) -> Trap {
+    Trap::InvalidLaunch { kernel: entry.name.clone(), reason: reason.into() }
+}
+
+pub(super) fn run(
+    module: &Module,
+    entry: &Entry,
+    launch: &Launch<'_>,
+    memory: &dyn AddressSpace,
+) -> Result<(), Trap> {
+    let threads = launch.block.iter().map(|&n| u64::from(n)).product::<u64>();
+    let blocks = launch.grid.iter().try_fold(1u64, |n, &m| n.checked_mul(u64::from(m)));
+    let blocks = blocks.ok_or_else(|| invalid(entry, "the grid is too large"))?;
+    if threads == 0 || blocks == 0 {
+        return Err(invalid(entry, "the grid or the block is empty"));
+    }
+    if launch.block.iter().any(|&n| u64::from(n) > MOST_THREADS) || threads > MOST_THREADS {
+        return Err(invalid(entry, format!("{threads} threads in a block")));
+    }
+    if launch.params.len() < entry.param_bytes {
+        return Err(invalid(entry, "the parameter buffer is too short"));
+    }
+    if launch.global_addresses.len() != module.globals.len() {
+        return Err(invalid(entry, "not every global variable has an address"));
+    }
+    if entry.function >= module.functions.len() {
+        return Err(invalid(entry, "the kernel is of another module"));
+    }
+    // Dynamic memory may begin after padding for its alignment.
+    let mut shared_bytes =
+        entry.static_shared.next_multiple_of(128) + launch.dynamic_shared as usize;
+    if module.functions.iter().any(|code| code.reserved_shared) {
+        shared_bytes = shared_bytes.next_multiple_of(16) + RESERVED_SHARED as usize;
+    }
+    if shared_bytes > 16 << 20 {
+        return Err(invalid(entry, "too much shared memory"));
+    }
+    let context = Context {
+        module,
+        entry,
+        launch,
+        memory,
+        shared_bytes,
+        next_block: AtomicU64::new(0),
+        blocks,
+        stop: AtomicBool::new(false),
+        workspace: [AtomicU32::new(8), AtomicU32::new(0)],
+        trap: Mutex::new(None),
+    };
+    let workers = (rayon::current_num_threads() as u64).min(blocks);
+    if workers <= 1 || threads * blocks <= SMALL {
+        if launch.cooperative { context.work_together(0, 1) } else { context.work() }
+    } else if launch.cooperative {
+        // Blocks wait for each other, so every worker needs a thread of its own at once.
+        std::thread::scope(|scope| {
+            for first in 1..workers {
+                let context = &context;
+                scope.spawn(move || context.work_together(first, workers));
+            }
+            context.work_together(0, workers);
+        });
+    } else {
+        rayon::in_place_scope(|scope| {
+            for _ in 1..workers {
+                scope.spawn(|_| context.work());
+            }
+            context.work();
+        });
+    }
+    let trap = context.trap.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    trap.map_or(Ok(()), Err)
+}

@@ -1,0 +1,77 @@
+//! PTX: parsing, checking, translation and execution on the CPU.
+//!
+//! [`Module::load`] turns PTX text into a compact, fully checked form; [`run`] executes one
+//! launch of one of its entries. Global addresses are host virtual addresses of this process:
+//! the caller answers, through [`AddressSpace`], which of them a kernel may touch.
+//!
+//! Threads run in warps of 32 lanes. A register is an array of 32 lanes, so that one
+//! instruction is one loop over lanes; divergent branches reconverge at their immediate
+//! post-dominator. The warps of a block share one host thread; blocks run in parallel.
+
+mod ast;
+mod code;
+mod diagnostic;
+mod exec;
+mod kernels;
+mod lexer;
+mod lower;
+mod module;
+mod parser;
+mod trap;
+
+pub use diagnostic::{Diagnostic, DiagnosticKind};
+pub use module::{Entry, Global, Module, Param, Relocation};
+pub use trap::Trap;
+
+use std::sync::atomic::AtomicBool;
+
+/// Answers which addresses a kernel may access.
+///
+/// Mappings must not change while a launch that could touch them runs: positive answers are
+/// remembered for the length of a launch.
+pub trait AddressSpace: Sync {
+    /// Is every byte of `[addr, addr + len)` mapped, device-accessible memory of this process?
+    ///
+    /// A `true` is a promise that the bytes may be read and written through a plain pointer
+    /// until the launch ends. Questions are also asked about whole pages of 4096 bytes and
+    /// parts of 256 around an access, so a `false` is no fault by itself.
+    fn is_mapped(&self, addr: u64, len: usize) -> bool;
+}
+
+/// One kernel launch.
+pub struct Launch<'a> {
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads per block in x, y and z.
+    pub block: [u32; 3],
+    /// Dynamic shared memory per block, in bytes.
+    pub dynamic_shared: u32,
+    /// The parameter buffer, laid out as [`Entry::params`] says; at least
+    /// [`Entry::param_bytes`] long.
+    pub params: &'a [u8],
+    /// The address of each of [`Module::globals`], in the same order.
+    pub global_addresses: &'a [u64],
+    /// Whether all blocks must make progress at the same time (grid-wide barriers).
+    pub cooperative: bool,
+    /// Set to true by the caller to stop the launch soon; it then ends in [`Trap::Cancelled`].
+    pub cancel: &'a AtomicBool,
+    /// Receives the formatted output of one `printf` call.
+    pub print: &'a (dyn Fn(&[u8]) + Sync),
+}
+
+/// Runs a launch to its end.
+///
+/// # Errors
+/// The first [`Trap`] any thread hit. Memory then holds whatever the threads had written
+/// until they stopped; no thread runs any more.
+pub fn run<A: AddressSpace>(
+    module: &Module,
+    entry: &Entry,
+    launch: &Launch<'_>,
+    memory: &A,
+) -> Result<(), Trap> {
+    exec::run(module, entry, launch, memory)
+}
+
+#[cfg(test)]
+mod tests;

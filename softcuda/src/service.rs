@@ -1,0 +1,155 @@
+//! The service thread: it listens on the abstract socket `softcuda-<pid>` and carries out the
+//! checkpoint calls of other processes. One request per connection, answered in order.
+//!
+//! A process in CHECKPOINTED state is dumped by CRIU with this thread in `accept`; nothing else of
+//! a connection may be left then, so the server closes its side before the caller goes on.
+
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+use rustix::net::SendFlags;
+
+use crate::checkpoint;
+use crate::status::{Code, Outcome, to_c};
+use crate::streams::start_thread;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Request {
+    /// The id of the service thread.
+    RestoreThread = 1,
+    /// The state.
+    State = 2,
+    /// Lock; the argument is the time limit in milliseconds.
+    Lock = 3,
+    /// Checkpoint.
+    Checkpoint = 4,
+    /// Restore.
+    Restore = 5,
+    /// Unlock.
+    Unlock = 6,
+}
+
+static LISTENER: AtomicI32 = AtomicI32::new(-1);
+
+fn address(pid: u32) -> std::io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("softcuda-{pid}"))
+}
+
+/// Starts the thread.
+///
+/// # Errors
+/// `OPERATING_SYSTEM` when the name is taken or there is no thread to be had.
+pub(crate) fn start() -> Outcome {
+    let listener = address(std::process::id())
+        .and_then(|address| UnixListener::bind_addr(&address))
+        .map_err(|_| Code::OPERATING_SYSTEM)?;
+    LISTENER.store(listener.as_raw_fd(), Ordering::SeqCst);
+    start_thread("softcuda-service", move || {
+        loop {
+            match listener.accept() {
+                Ok((connection, _)) => serve(connection),
+                // Descriptors have run out, or the like: it may get better.
+                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            }
+        }
+    })
+}
+
+/// In the child of a fork: the parent alone answers for the name.
+pub(crate) fn close_after_fork() {
+    let listener = LISTENER.swap(-1, Ordering::SeqCst);
+    if listener >= 0 {
+        // SAFETY: the thread that owned the descriptor does not exist in the child.
+        unsafe { libc::close(listener) };
+    }
+}
+
+fn serve(mut connection: UnixStream) {
+    // A caller that says nothing must not keep the others out.
+    let limit = Some(Duration::from_secs(1));
+    let mut request = [0; 8];
+    if connection.set_read_timeout(limit).is_err() || connection.read_exact(&mut request).is_err() {
+        return;
+    }
+    let kind = u32::from_le_bytes([request[0], request[1], request[2], request[3]]);
+    let argument = u32::from_le_bytes([request[4], request[5], request[6], request[7]]);
+    if !may_command(&connection) {
+        answer(&connection, Err(Code::NOT_PERMITTED), 0);
+    } else if kind == Request::Unlock as u32 {
+        let unlocked = checkpoint::unlock(|| answer(&connection, Ok(()), 0));
+        if unlocked.is_err() {
+            answer(&connection, unlocked, 0);
+        }
+    } else {
+        let (outcome, value) = carry_out(kind, argument);
+        answer(&connection, outcome, value);
+    }
+}
+
+/// A caller that has gone away does not get its answer, and that is all.
+fn answer(mut connection: &UnixStream, outcome: Outcome, value: u32) {
+    let mut message = [0; 8];
+    message[..4].copy_from_slice(&to_c(outcome).to_le_bytes());
+    message[4..].copy_from_slice(&value.to_le_bytes());
+    let _ = connection.write_all(&message);
+}
+
+/// Only the same user and root may command this process.
+fn may_command(connection: &UnixStream) -> bool {
+    let own = rustix::process::geteuid();
+    rustix::net::sockopt::socket_peercred(connection)
+        .is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
+}
+
+fn carry_out(kind: u32, argument: u32) -> (Outcome, u32) {
+    const RESTORE_THREAD: u32 = Request::RestoreThread as u32;
+    const STATE: u32 = Request::State as u32;
+    const LOCK: u32 = Request::Lock as u32;
+    const CHECKPOINT: u32 = Request::Checkpoint as u32;
+    const RESTORE: u32 = Request::Restore as u32;
+    match kind {
+        RESTORE_THREAD => (Ok(()), rustix::thread::gettid().as_raw_nonzero().get() as u32),
+        STATE => (Ok(()), checkpoint::state() as u32),
+        LOCK => {
+            let limit = Duration::from_millis(argument.into());
+            (checkpoint::lock((argument != 0).then_some(limit)), 0)
+        }
+        CHECKPOINT => (checkpoint::checkpoint(), 0),
+        RESTORE => (checkpoint::restore(), 0),
+        _ => (Err(Code::NOT_SUPPORTED), 0),
+    }
+}
+
+/// Has a process (this one included) carry out a request; gives its answer.
+///
+/// # Errors
+/// `INVALID_VALUE` when the process has no software driver or does not exist, `NOT_PERMITTED` when
+/// it refuses to listen to this user, `OPERATING_SYSTEM` when it ends meanwhile, and what the
+/// request itself fails with.
+pub(crate) fn ask(pid: i32, request: Request, argument: u32) -> Outcome<u32> {
+    let pid = u32::try_from(pid).ok().filter(|pid| *pid != 0).ok_or(Code::INVALID_VALUE)?;
+    let mut connection = address(pid)
+        .and_then(|address| UnixStream::connect_addr(&address))
+        .map_err(|_| Code::INVALID_VALUE)?;
+    let mut message = [0; 8];
+    message[..4].copy_from_slice(&(request as u32).to_le_bytes());
+    message[4..].copy_from_slice(&argument.to_le_bytes());
+    // The server closes its side after its answer, and the process may end right then, so that
+    // only a missing answer is a failure. Reading to the end makes sure that it has closed.
+    let mut answer = Vec::new();
+    let _ = rustix::net::send(&connection, &message, SendFlags::NOSIGNAL);
+    let _ = connection.read_to_end(&mut answer);
+    let &[a, b, c, d, e, f, g, h] = answer.as_slice() else {
+        return Err(Code::OPERATING_SYSTEM);
+    };
+    match u32::from_le_bytes([a, b, c, d]) {
+        0 => Ok(u32::from_le_bytes([e, f, g, h])),
+        code => Err(Code(code)),
+    }
+}

@@ -1,0 +1,199 @@
+//! Streams: queues of work, each with a thread of its own that starts with the first piece of
+//! work. What one stream must wait for in another is a position there that was submitted before,
+//! so waiting can never go in a circle.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::status::{Code, Outcome};
+
+/// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream, nor that for
+/// it.
+pub(crate) const NON_BLOCKING: u32 = 1;
+
+type Work = Box<dyn FnOnce() + Send>;
+
+struct Operation {
+    after: Vec<Position>,
+    work: Work,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Operation>,
+    submitted: u64,
+    completed: u64,
+    has_worker: bool,
+    closing: bool,
+}
+
+/// A stream.
+pub(crate) struct Stream {
+    /// The value that programs hold; also `cuStreamGetId`.
+    pub(crate) handle: u64,
+    /// Handle of the context that it belongs to.
+    pub(crate) context: u64,
+    /// As given at creation.
+    pub(crate) flags: u32,
+    /// As given at creation; reported, otherwise ignored.
+    pub(crate) priority: i32,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A point in a stream: all work up to it.
+#[derive(Clone)]
+pub(crate) struct Position {
+    stream: Arc<Stream>,
+    number: u64,
+}
+
+impl Position {
+    /// Whether the stream has come this far.
+    pub(crate) fn is_reached(&self) -> bool {
+        self.stream.state.lock().completed >= self.number
+    }
+
+    /// Waits until the stream has come this far.
+    pub(crate) fn wait(&self) {
+        let mut state = self.stream.state.lock();
+        while state.completed < self.number {
+            self.stream.changed.wait(&mut state);
+        }
+    }
+}
+
+thread_local! {
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread executes a stream's work (host functions included, which may not call the
+/// API).
+pub(crate) fn is_worker() -> bool {
+    IS_WORKER.get()
+}
+
+impl Stream {
+    /// A stream without work.
+    pub(crate) fn new(handle: u64, context: u64, flags: u32, priority: i32) -> Arc<Stream> {
+        Arc::new(Stream {
+            handle,
+            context,
+            flags,
+            priority,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Adds work that begins when everything before it in this stream and everything in `after`
+    /// is done.
+    ///
+    /// # Errors
+    /// `OPERATING_SYSTEM` when the thread cannot be started; the work is then not added.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        after: Vec<Position>,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Outcome<Position> {
+        let mut state = self.state.lock();
+        if !state.has_worker {
+            let stream = self.clone();
+            start_thread("softcuda-stream", move || stream.work_off())?;
+            state.has_worker = true;
+        }
+        state.queue.push_back(Operation { after, work: Box::new(work) });
+        state.submitted += 1;
+        self.changed.notify_all();
+        Ok(Position { stream: self.clone(), number: state.submitted })
+    }
+
+    /// The last work submitted so far.
+    pub(crate) fn last(self: &Arc<Self>) -> Position {
+        Position { stream: self.clone(), number: self.state.lock().submitted }
+    }
+
+    /// Lets the thread end once all work is done.
+    pub(crate) fn close(&self) {
+        self.state.lock().closing = true;
+        self.changed.notify_all();
+    }
+
+    fn work_off(self: Arc<Self>) {
+        IS_WORKER.set(true);
+        let mut state = self.state.lock();
+        loop {
+            let Some(operation) = state.queue.pop_front() else {
+                if state.closing {
+                    state.has_worker = false;
+                    return;
+                }
+                self.changed.wait(&mut state);
+                continue;
+            };
+            drop(state);
+            for position in &operation.after {
+                position.wait();
+            }
+            // Work reports its failures through its context; a panic is a defect that must not
+            // leave everybody waiting.
+            let _ = catch_unwind(AssertUnwindSafe(operation.work));
+            // What the work and its dependencies held may take locks when dropped.
+            drop(operation.after);
+            state = self.state.lock();
+            state.completed += 1;
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// Starts a thread that gets none of the program's signals.
+///
+/// # Errors
+/// `OPERATING_SYSTEM` when there is no thread to be had.
+pub(crate) fn start_thread(name: &str, body: impl FnOnce() + Send + 'static) -> Outcome {
+    // SAFETY: the sets are plain data that the calls fill, and the mask of this thread is put back
+    // whatever happens in between.
+    unsafe {
+        let mut all = std::mem::zeroed::<libc::sigset_t>();
+        let mut before = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, &mut before);
+        let started = std::thread::Builder::new().name(name.into()).spawn(body);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        started.map(|_| ()).map_err(|_| Code::OPERATING_SYSTEM)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn work_waits_for_other_streams() {
+        let first = Stream::new(1, 0, 0, 0);
+        let second = Stream::new(2, 0, 0, 0);
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let log = |value: u32, pause: u64| {
+            let order = order.clone();
+            move || {
+                std::thread::sleep(Duration::from_millis(pause));
+                order.lock().push(value);
+            }
+        };
+        let slow = first.submit(vec![], log(1, 30)).unwrap();
+        assert!(!slow.is_reached());
+        let fast = second.submit(vec![slow], log(2, 0)).unwrap();
+        let panics = second.submit(vec![], || panic!("a defect")).unwrap();
+        fast.wait();
+        assert_eq!(*order.lock(), [1, 2]);
+        panics.wait();
+        second.close();
+        first.close();
+    }
+}

@@ -1,0 +1,374 @@
+//! Virtual memory management: physical memory with handles, mapped into reservations.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::Mutex;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::fstat;
+
+use crate::address_space::{self, GRANULE};
+use crate::device_memory::{self, charge, refund};
+use crate::handles::new_handle;
+use crate::status::{Code, Outcome};
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+pub(crate) const POSIX_FILE_DESCRIPTOR: u32 = 1;
+
+/// Physical memory. It lives while a handle or a mapping refers to it, here or elsewhere.
+pub(crate) struct Physical {
+    /// Size in bytes, whole granules.
+    pub(crate) size: u64,
+    /// Ordinal of the device.
+    pub(crate) device: usize,
+    /// The handle types that it was created with.
+    pub(crate) handle_types: u32,
+    /// It came from another process (or from this one, through a descriptor).
+    pub(crate) imported: bool,
+    /// A descriptor of it was given out.
+    pub(crate) exported: AtomicBool,
+    /// The memory; `None` while the process is checkpointed.
+    pub(crate) memory: Mutex<Option<OwnedFd>>,
+    /// Whether it counts as used on the device; not while the process is checkpointed.
+    pub(crate) counted: AtomicBool,
+}
+
+impl Drop for Physical {
+    fn drop(&mut self) {
+        if self.counted.load(Ordering::Relaxed) {
+            refund(self.device, self.size);
+        }
+    }
+}
+
+/// A mapping of (a part of) physical memory.
+#[derive(Clone)]
+pub(crate) struct Mapping {
+    /// Size in bytes.
+    pub(crate) size: u64,
+    /// Where in the physical memory it begins.
+    pub(crate) offset: u64,
+    /// Whether access was granted.
+    pub(crate) accessible: bool,
+    /// What is mapped.
+    pub(crate) physical: Arc<Physical>,
+    /// As in `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
+    pub(crate) id: u64,
+}
+
+struct Handle {
+    physical: Arc<Physical>,
+    references: u64,
+}
+
+#[derive(Default)]
+struct State {
+    handles: HashMap<u64, Handle>,
+    mappings: BTreeMap<u64, Mapping>,
+}
+
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
+
+fn is_whole(value: u64) -> bool {
+    value.is_multiple_of(GRANULE)
+}
+
+fn add_handle(physical: Physical) -> u64 {
+    let handle = new_handle();
+    let physical = Arc::new(physical);
+    STATE.lock().handles.insert(handle, Handle { physical, references: 1 });
+    handle
+}
+
+/// Creates physical memory, zeroed, and a handle to it.
+///
+/// # Errors
+/// `INVALID_VALUE` for a size that is not a positive number of granules, `OUT_OF_MEMORY`.
+pub(crate) fn create(device: usize, size: u64, handle_types: u32) -> Outcome<u64> {
+    if size == 0 || !is_whole(size) {
+        return Err(Code::INVALID_VALUE);
+    }
+    charge(device, size)?;
+    let memory = device_memory::new_memory(size).inspect_err(|_| refund(device, size))?;
+    Ok(add_handle(Physical {
+        size,
+        device,
+        handle_types,
+        imported: false,
+        exported: AtomicBool::new(false),
+        memory: Mutex::new(Some(memory)),
+        counted: AtomicBool::new(true),
+    }))
+}
+
+/// Drops one reference of a handle.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown handle.
+pub(crate) fn release(handle: u64) -> Outcome {
+    let mut state = STATE.lock();
+    let entry = state.handles.get_mut(&handle).ok_or(Code::INVALID_VALUE)?;
+    entry.references -= 1;
+    if entry.references == 0 {
+        state.handles.remove(&handle);
+    }
+    Ok(())
+}
+
+/// The physical memory behind a handle.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown handle.
+pub(crate) fn physical(handle: u64) -> Outcome<Arc<Physical>> {
+    STATE.lock().handles.get(&handle).map(|h| h.physical.clone()).ok_or(Code::INVALID_VALUE)
+}
+
+/// A handle to the memory that is mapped at an address, with one more reference.
+///
+/// # Errors
+/// `INVALID_VALUE` when nothing is mapped there.
+pub(crate) fn retain(address: u64) -> Outcome<u64> {
+    let mut state = STATE.lock();
+    let (_, mapping) = state.find(address).ok_or(Code::INVALID_VALUE)?;
+    let known = state.handles.iter_mut().find(|(_, h)| Arc::ptr_eq(&h.physical, &mapping.physical));
+    if let Some((handle, entry)) = known {
+        entry.references += 1;
+        return Ok(*handle);
+    }
+    let handle = new_handle();
+    state.handles.insert(handle, Handle { physical: mapping.physical, references: 1 });
+    Ok(handle)
+}
+
+/// A descriptor for the memory behind a handle.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown handle, one that was created without the POSIX handle type, or
+/// one that was imported (as the real driver, which exports only what the process created);
+/// `OPERATING_SYSTEM` when descriptors run out.
+pub(crate) fn export(handle: u64) -> Outcome<OwnedFd> {
+    let physical = physical(handle)?;
+    if physical.imported || physical.handle_types & POSIX_FILE_DESCRIPTOR == 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let memory = physical.memory.lock();
+    let copy = memory.as_ref().ok_or(Code::ILLEGAL_STATE)?.try_clone();
+    let copy = copy.map_err(|_| Code::OPERATING_SYSTEM)?;
+    physical.exported.store(true, Ordering::Relaxed);
+    Ok(copy)
+}
+
+/// A handle for the memory behind a descriptor, which stays the caller's.
+///
+/// # Errors
+/// `INVALID_VALUE` when the descriptor is not device memory, `OPERATING_SYSTEM` when descriptors
+/// run out.
+pub(crate) fn import(device: usize, memory: impl AsFd) -> Outcome<u64> {
+    let size = fstat(&memory).map_err(|_| Code::INVALID_VALUE)?.st_size as u64;
+    if size == 0 || !is_whole(size) || !device_memory::is_device_memory(&memory) {
+        return Err(Code::INVALID_VALUE);
+    }
+    let memory = memory.as_fd().try_clone_to_owned().map_err(|_| Code::OPERATING_SYSTEM)?;
+    device_memory::charge_existing(device, size);
+    Ok(add_handle(Physical {
+        size,
+        device,
+        handle_types: POSIX_FILE_DESCRIPTOR,
+        imported: true,
+        exported: AtomicBool::new(false),
+        memory: Mutex::new(Some(memory)),
+        counted: AtomicBool::new(true),
+    }))
+}
+
+/// Maps memory into a reservation; not accessible before [`set_access`].
+///
+/// # Errors
+/// `INVALID_VALUE` when anything is not whole granules, outside the memory or the reservation, or
+/// overlaps a mapping; `OUT_OF_MEMORY` when the kernel refuses. Nothing is mapped then.
+pub(crate) fn map(address: u64, size: u64, offset: u64, handle: u64) -> Outcome {
+    let mut state = STATE.lock();
+    let entry = state.handles.get(&handle).ok_or(Code::INVALID_VALUE)?;
+    let physical = entry.physical.clone();
+    let end = address.checked_add(size).ok_or(Code::INVALID_VALUE)?;
+    let inside = offset.checked_add(size).is_some_and(|last| last <= physical.size);
+    if size == 0
+        || ![address, size, offset].into_iter().all(is_whole)
+        || !inside
+        || !address_space::is_reserved(address, size)
+        || state.mappings.range(..end).next_back().is_some_and(|(s, m)| s + m.size > address)
+        || device_memory::find(address).is_some()
+    {
+        return Err(Code::INVALID_VALUE);
+    }
+    {
+        let memory = physical.memory.lock();
+        let memory = memory.as_ref().ok_or(Code::ILLEGAL_STATE)?;
+        address_space::back(address, size, memory.as_fd(), offset)?;
+    }
+    let id = device_memory::new_buffer_id();
+    state.mappings.insert(address, Mapping { size, offset, accessible: false, physical, id });
+    Ok(())
+}
+
+/// Unmaps one or more whole mappings that follow each other without a gap.
+///
+/// # Errors
+/// `INVALID_VALUE` when the range is not exactly that; nothing is unmapped then.
+pub(crate) fn unmap(address: u64, size: u64) -> Outcome {
+    let mut state = STATE.lock();
+    let covered = state.covered(address, size)?;
+    // One call for the whole range: it may be thousands of mappings.
+    address_space::unback(address, size);
+    for start in covered {
+        state.mappings.remove(&start);
+    }
+    Ok(())
+}
+
+/// Grants or takes access to whole mappings.
+///
+/// # Errors
+/// `INVALID_VALUE` when the range is not covered by mappings; `OUT_OF_MEMORY` when the kernel
+/// refuses.
+pub(crate) fn set_access(address: u64, size: u64, accessible: bool) -> Outcome {
+    let mut state = STATE.lock();
+    let covered = state.covered(address, size)?;
+    address_space::protect(address, size, accessible)?;
+    for start in covered {
+        if let Some(mapping) = state.mappings.get_mut(&start) {
+            mapping.accessible = accessible;
+        }
+    }
+    Ok(())
+}
+
+/// The mapping that contains an address, and where it begins.
+pub(crate) fn find(address: u64) -> Option<(u64, Mapping)> {
+    STATE.lock().find(address)
+}
+
+/// Whether anything is mapped in a range.
+pub(crate) fn any_mapped(address: u64, size: u64) -> bool {
+    let state = STATE.lock();
+    state
+        .mappings
+        .range(..address.saturating_add(size))
+        .next_back()
+        .is_some_and(|(start, mapping)| start + mapping.size > address)
+}
+
+/// All mappings with their addresses, and all physical memory that has a handle or a mapping.
+pub(crate) fn everything() -> (Vec<(u64, Mapping)>, Vec<Arc<Physical>>) {
+    let state = STATE.lock();
+    let mappings: Vec<_> = state.mappings.iter().map(|(a, m)| (*a, m.clone())).collect();
+    let mut physical: Vec<Arc<Physical>> = Vec::new();
+    let mut seen = std::collections::HashSet::new();
+    let all = mappings.iter().map(|(_, m)| &m.physical);
+    for memory in all.chain(state.handles.values().map(|h| &h.physical)) {
+        if seen.insert(Arc::as_ptr(memory)) {
+            physical.push(memory.clone());
+        }
+    }
+    (mappings, physical)
+}
+
+/// Before a fork: keeps other threads from being inside while the process is copied.
+pub(crate) fn before_fork() {
+    std::mem::forget(STATE.lock());
+}
+
+/// After a fork, in both processes.
+///
+/// # Safety
+/// This thread called [`before_fork`] and not yet this.
+pub(crate) unsafe fn after_fork() {
+    // SAFETY: `before_fork` locked it in this thread and forgot the guard.
+    unsafe { STATE.force_unlock() };
+}
+
+/// After a fork, in the child: closes the memory, which the child has no use for and which would
+/// otherwise outlive the parent's handles.
+pub(crate) fn close_in_child() {
+    for memory in everything().1 {
+        // Held by a thread that the child does not have: then it stays open.
+        if let Some(mut memory) = memory.memory.try_lock() {
+            *memory = None;
+        }
+    }
+}
+
+impl State {
+    fn find(&self, address: u64) -> Option<(u64, Mapping)> {
+        let (start, mapping) = self.mappings.range(..=address).next_back()?;
+        (address < start + mapping.size).then(|| (*start, mapping.clone()))
+    }
+
+    /// The mappings in a range, which they must fill exactly.
+    fn covered(&self, address: u64, size: u64) -> Outcome<Vec<u64>> {
+        let end = address.checked_add(size).ok_or(Code::INVALID_VALUE)?;
+        let mut next = address;
+        let mut covered = Vec::new();
+        for (start, mapping) in self.mappings.range(address..end) {
+            if *start != next {
+                return Err(Code::INVALID_VALUE);
+            }
+            next = start + mapping.size;
+            covered.push(*start);
+        }
+        if size == 0 || next != end { Err(Code::INVALID_VALUE) } else { Ok(covered) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_unmap_takes_several_whole_mappings() {
+        let device = 5;
+        let base = address_space::reserve(8 * GRANULE, 0, 0).unwrap();
+        let handle = create(device, 4 * GRANULE, POSIX_FILE_DESCRIPTOR).unwrap();
+        map(base, GRANULE, 0, handle).unwrap();
+        map(base + GRANULE, 2 * GRANULE, GRANULE, handle).unwrap();
+        assert_eq!(map(base, GRANULE, 0, handle), Err(Code::INVALID_VALUE));
+        assert_eq!(map(base + 3 * GRANULE, GRANULE, 1, handle), Err(Code::INVALID_VALUE));
+        assert_eq!(map(base + 7 * GRANULE, 2 * GRANULE, 0, handle), Err(Code::INVALID_VALUE));
+        assert!(!address_space::is_accessible(base, 1));
+        set_access(base, 3 * GRANULE, true).unwrap();
+        assert!(address_space::is_accessible(base, 3 * GRANULE));
+        release(handle).unwrap();
+        assert_eq!(release(handle), Err(Code::INVALID_VALUE));
+        assert_eq!(unmap(base, 2 * GRANULE), Err(Code::INVALID_VALUE));
+        assert_eq!(unmap(base, 4 * GRANULE), Err(Code::INVALID_VALUE));
+        assert_eq!(device_memory::used(device), 4 * GRANULE);
+        unmap(base, 3 * GRANULE).unwrap();
+        assert_eq!(device_memory::used(device), 0);
+        assert!(!address_space::is_accessible(base, 1));
+        address_space::unreserve(base);
+    }
+
+    #[test]
+    fn imported_memory_is_the_same_and_is_not_exported_again() {
+        let device = 6;
+        let handle = create(device, GRANULE, POSIX_FILE_DESCRIPTOR).unwrap();
+        let memory = export(handle).unwrap();
+        let other = import(device, &memory).unwrap();
+        assert!(matches!(export(other), Err(Code::INVALID_VALUE)));
+        let base = address_space::reserve(2 * GRANULE, 0, 0).unwrap();
+        map(base, GRANULE, 0, handle).unwrap();
+        map(base + GRANULE, GRANULE, 0, other).unwrap();
+        set_access(base, 2 * GRANULE, true).unwrap();
+        // SAFETY: both addresses were mapped readable and writable just now.
+        let seen = unsafe {
+            (base as *mut u32).write_volatile(0x1234_5678);
+            ((base + GRANULE) as *const u32).read_volatile()
+        };
+        assert_eq!(seen, 0x1234_5678);
+        let private = create(device, GRANULE, 0).unwrap();
+        assert!(matches!(export(private), Err(Code::INVALID_VALUE)));
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(import(device, &file), Err(Code::INVALID_VALUE));
+    }
+}
