@@ -1,0 +1,62 @@
+//! Turns `driver-580.table` into the exported functions, and sets how the library is linked.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::{env, fs};
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=driver-580.table");
+    // Programs ask for this name. `nodelete`: the agent's thread runs this code until the end.
+    for arg in ["-soname,libcuda.so.1", "-z,nodelete", "-Bsymbolic-functions"] {
+        println!("cargo:rustc-cdylib-link-arg=-Wl,{arg}");
+    }
+    let table = fs::read_to_string("driver-580.table").expect("driver-580.table is readable");
+    let code = generate(&table);
+    let out = env::var_os("OUT_DIR").expect("cargo sets OUT_DIR");
+    fs::write(Path::new(&out).join("table.rs"), code).expect("OUT_DIR is writable");
+}
+
+fn generate(table: &str) -> String {
+    let lines: Vec<&str> =
+        table.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).collect();
+    let mut code = String::new();
+    let (mut names, mut slots, mut indices, mut wrapped) =
+        (String::new(), String::new(), String::new(), String::new());
+    for (i, line) in lines.iter().enumerate() {
+        let mut words = line.split(' ');
+        let (name, class) = (words.next().expect("a name"), words.next().expect("a class"));
+        let arguments = words.next().map(|n| n.parse::<usize>().expect("a number"));
+        writeln!(names, "    c\"{name}\",").unwrap();
+        writeln!(slots, "    AtomicPtr::new(stub_{i} as *const () as *mut ()),").unwrap();
+        writeln!(indices, "    pub(crate) const {name}: usize = {i};").unwrap();
+        writeln!(code, "stub!(stub_{i}, {i});").unwrap();
+        match (class, arguments) {
+            ("forward", None) => writeln!(code, "forward!({name}, {i});").unwrap(),
+            ("track", None) => {
+                writeln!(wrapped, "    Wrapper({i}, crate::track::{name} as *const ()),").unwrap();
+            }
+            ("gate" | "launch" | "note", Some(n)) => {
+                let list: Vec<String> = (0..n).map(|n| format!("a{n}")).collect();
+                writeln!(code, "{class}!({name}, {i}, {});", list.join(" ")).unwrap();
+                writeln!(wrapped, "    Wrapper({i}, {name} as *const ()),").unwrap();
+            }
+            _ => panic!("driver-580.table: cannot read {line:?}"),
+        }
+    }
+    let count = lines.len();
+    format!(
+        "/// How many functions the table has.\n\
+         pub(crate) const COUNT: usize = {count};\n\
+         /// Their names.\n\
+         pub(crate) static NAMES: [&CStr; COUNT] = [\n{names}];\n\
+         /// Where each goes: the real function, or at first a stub that looks it up.\n\
+         pub(crate) static SLOTS: [AtomicPtr<()>; COUNT] = [\n{slots}];\n\
+         /// Positions by name.\n\
+         #[allow(non_upper_case_globals, dead_code)]\n\
+         pub(crate) mod index {{\n{indices}}}\n\
+         /// The functions that are more than a jump.\n\
+         pub(crate) static WRAPPED: &[Wrapper] = &[\n{wrapped}];\n\
+         {code}"
+    )
+}

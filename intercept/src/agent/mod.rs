@@ -1,0 +1,334 @@
+//! The agent: the thread through which a checkpointer talks to the program.
+//!
+//! It starts after the first successful `cuInit` and sleeps until somebody connects. It serves
+//! one connection at a time, of the same user or of root.
+//!
+//! | state    | gate   | memory   | when the connection ends                        |
+//! |----------|--------|----------|-------------------------------------------------|
+//! | Open     | open   | in place | stays                                           |
+//! | Closed   | closed | in place | the gate is opened: the checkpointer has died   |
+//! | Detached | closed | away     | stays: who has the file descriptors comes back  |
+
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gpucr_wire::{Connection, Counts, GateState, Hello, PROTOCOL_VERSION, Reply, Request};
+
+use crate::log::log;
+use crate::memory::{self, Failure};
+use crate::{contexts, fork, gate, real, usage};
+
+mod descriptors;
+mod drain;
+mod signals;
+mod staging;
+mod transfer;
+
+use staging::Staging;
+use transfer::Transfer;
+
+static STARTED: AtomicBool = AtomicBool::new(false);
+/// The sockets, for the child of a fork to close; -1 is none.
+static LISTENER: AtomicI32 = AtomicI32::new(-1);
+static CONNECTION: AtomicI32 = AtomicI32::new(-1);
+
+/// Starts the agent, once in a process. Without one the program runs all the same, and cannot be
+/// dumped.
+pub(crate) fn start() {
+    if STARTED.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    fork::watch();
+    let name = gpucr_wire::agent_socket(std::process::id());
+    let listener = match Connection::listen(&name) {
+        Ok(listener) => listener,
+        Err(error) => {
+            log!("cannot listen on {name}: {error}");
+            return;
+        }
+    };
+    LISTENER.store(listener.as_raw_fd(), Ordering::SeqCst);
+    // A new thread has its maker's signal mask: no signal of the program's may land in this one.
+    let blocked = signals::block_all();
+    let thread = thread::Builder::new().name("gpucr-agent".into()).spawn(move || run(&listener));
+    drop(blocked);
+    if let Err(error) = thread {
+        LISTENER.store(-1, Ordering::SeqCst);
+        log!("cannot start the agent: {error}");
+    }
+}
+
+/// Makes everything as in a new process, in the child of a fork.
+///
+/// # Safety
+/// No other thread exists.
+pub(crate) unsafe fn reset() {
+    for socket in [&LISTENER, &CONNECTION] {
+        let fd = socket.swap(-1, Ordering::SeqCst);
+        if fd >= 0 {
+            // SAFETY: its owner is a thread that this process does not have.
+            unsafe { libc::close(fd) };
+        }
+    }
+    STARTED.store(false, Ordering::SeqCst);
+}
+
+fn run(listener: &UnixListener) {
+    drain::tolerate_captures();
+    let mut agent = Agent::new();
+    loop {
+        match listener.accept() {
+            Ok((socket, _)) => {
+                CONNECTION.store(socket.as_raw_fd(), Ordering::SeqCst);
+                // A mistake in here must not take the program along.
+                if catch_unwind(AssertUnwindSafe(|| agent.serve(socket))).is_err() {
+                    log!("the agent failed");
+                }
+                CONNECTION.store(-1, Ordering::SeqCst);
+                agent.connection_ended();
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                log!("cannot accept: {error}");
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+/// What the agent knows from one request to the next.
+struct Agent {
+    state: GateState,
+    driver_version: i32,
+    transfer: Transfer,
+    staging: Option<Staging>,
+    /// What it held when it was detached: the driver may be frozen since, and cannot be asked.
+    devices: Vec<[u8; 16]>,
+}
+
+/// What to do after a request.
+enum Next {
+    Reply(Reply),
+    /// The reply has been sent.
+    Sent,
+    /// Send it, and close the connection.
+    Last(Reply),
+}
+
+impl Agent {
+    fn new() -> Self {
+        Self {
+            state: GateState::Open {},
+            driver_version: real::version(),
+            transfer: Transfer::default(),
+            staging: None,
+            devices: Vec::new(),
+        }
+    }
+
+    fn serve(&mut self, socket: UnixStream) {
+        let mut connection = Connection::new(socket);
+        let own = rustix::process::geteuid().as_raw();
+        match connection.peer() {
+            Ok(peer) if peer.uid == own || peer.uid == 0 => {}
+            Ok(peer) => return log!("user {} is refused", peer.uid),
+            Err(error) => return log!("cannot tell who connects: {error}"),
+        }
+        let mut greeted = false;
+        loop {
+            let request = match connection.receive() {
+                Ok(request) => request,
+                Err(error) => return log!("the connection ends: {error}"),
+            };
+            log!("request {request:?}");
+            let next = match request {
+                Request::Hello { protocol } if protocol == PROTOCOL_VERSION => {
+                    greeted = true;
+                    Ok(Next::Reply(Reply::Hello { hello: self.hello() }))
+                }
+                // The checkpointer sees the other version and says so.
+                Request::Hello { .. } => Ok(Next::Last(Reply::Hello { hello: self.hello() })),
+                _ if !greeted => {
+                    Ok(Next::Last(failed(Failure::other("the first request must be Hello"))))
+                }
+                request => self.handle(request, &mut connection),
+            };
+            let (reply, last) = match next {
+                Ok(Next::Reply(reply)) => (reply, false),
+                Ok(Next::Last(reply)) => (reply, true),
+                Ok(Next::Sent) => continue,
+                Err(failure) => {
+                    log!("failed: {} (error {})", failure.message, failure.code);
+                    (failed(failure), false)
+                }
+            };
+            if let Err(error) = connection.send(&reply) {
+                return log!("cannot reply: {error}");
+            }
+            if last {
+                return;
+            }
+        }
+    }
+
+    fn connection_ended(&mut self) {
+        self.staging = None;
+        self.transfer.forget_exports();
+        if self.state == (GateState::Closed {}) {
+            self.open();
+        }
+    }
+
+    fn open(&mut self) {
+        self.transfer.forget_exports();
+        self.state = GateState::Open {};
+        gate::open();
+    }
+
+    fn hello(&self) -> Hello {
+        let path = |path: Option<std::path::PathBuf>| {
+            path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default()
+        };
+        Hello {
+            protocol: PROTOCOL_VERSION,
+            pid: std::process::id(),
+            shim: path(real::own_file()),
+            driver: path(real::library().map(|library| library.path.clone())),
+            driver_version: self.driver_version,
+            gate: self.state,
+        }
+    }
+
+    fn handle(&mut self, request: Request, connection: &mut Connection) -> Result<Next, Failure> {
+        let done = Next::Reply(Reply::Done {});
+        match request {
+            Request::Hello { .. } => unreachable!("served by serve()"),
+            Request::Counts {} => Ok(Next::Reply(Reply::Counts { counts: self.counts() })),
+            Request::CloseGate { timeout_ms } => {
+                self.expect(GateState::Open {})?;
+                self.close(Duration::from_millis(timeout_ms))?;
+                Ok(done)
+            }
+            Request::Export {} => {
+                self.expect(GateState::Closed {})?;
+                self.transfer.export(connection)?;
+                Ok(Next::Sent)
+            }
+            Request::Stage { len } => {
+                // Announced, so it is taken off the connection even if it cannot be used.
+                let fds = connection
+                    .receive_fds(1)
+                    .map_err(|error| Failure::other(format!("no staging memory: {error}")))?;
+                self.staging = None;
+                self.staging = Some(Staging::map(&fds[0], len)?);
+                Ok(done)
+            }
+            Request::CopyOut { block, offset, len } => {
+                self.expect(GateState::Closed {})?;
+                let to = staged(&self.staging, len)?;
+                transfer::copy_out(block, offset, len, to)?;
+                Ok(done)
+            }
+            Request::CopyIn { block, offset, len } => {
+                self.expect(GateState::Detached {})?;
+                let from = staged(&self.staging, len)?;
+                transfer::copy_in(block, offset, len, from)?;
+                Ok(done)
+            }
+            Request::Detach {} => {
+                self.expect(GateState::Closed {})?;
+                self.devices = devices();
+                if let Err(failure) = self.transfer.detach() {
+                    // Where even the way back failed, the gate must not open.
+                    if !memory::lock().all_attached() {
+                        self.state = GateState::Detached {};
+                    }
+                    return Err(failure);
+                }
+                self.staging = None;
+                self.state = GateState::Detached {};
+                Ok(Next::Last(Reply::Done {}))
+            }
+            Request::Reattach { blocks } => {
+                // Received before anything is checked: they are on their way.
+                let fds = transfer::receive(connection, &blocks)?;
+                self.expect(GateState::Detached {})?;
+                self.transfer.reattach(fds)?;
+                self.state = GateState::Closed {};
+                Ok(done)
+            }
+            Request::OpenGate {} => {
+                if self.state == (GateState::Detached {}) {
+                    self.transfer.finish_copy_in()?;
+                    self.state = GateState::Closed {};
+                }
+                // An open gate is fine: whoever brings a program back asks for it in any case.
+                if self.state == (GateState::Closed {}) {
+                    self.open();
+                }
+                Ok(done)
+            }
+        }
+    }
+
+    fn expect(&self, state: GateState) -> Result<(), Failure> {
+        if self.state == state {
+            return Ok(());
+        }
+        Err(Failure::other(format!(
+            "not possible now: the program is {:?}, and would have to be {state:?}",
+            self.state
+        )))
+    }
+
+    fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        usage::fill(&mut counts);
+        memory::lock().fill(&mut counts);
+        counts.launches = gate::launches();
+        counts.devices =
+            if self.state == (GateState::Detached {}) { self.devices.clone() } else { devices() };
+        counts
+    }
+
+    fn close(&mut self, limit: Duration) -> Result<(), Failure> {
+        // A limit beyond what the clock can count is none.
+        let now = Instant::now();
+        let deadline = now.checked_add(limit).unwrap_or(now + Duration::from_secs(1 << 30));
+        gate::close(deadline).map_err(|busy| {
+            Failure::other(format!(
+                "the gate could not be closed within {limit:?}: {} calls were inside, {} stream \
+                 captures under way",
+                busy.calls, busy.captures
+            ))
+        })?;
+        drain::drain(deadline).inspect_err(|_| gate::open())?;
+        self.state = GateState::Closed {};
+        Ok(())
+    }
+}
+
+fn failed(failure: Failure) -> Reply {
+    Reply::Failed { code: failure.code as i32, message: failure.message }
+}
+
+fn staged(staging: &Option<Staging>, len: u64) -> Result<*mut std::ffi::c_void, Failure> {
+    match staging {
+        Some(staging) => staging.room(len),
+        // Nothing to copy needs nowhere to copy to: it makes a block that is not written.
+        None if len == 0 => Ok(std::ptr::null_mut()),
+        None => Err(Failure::other("there is no staging memory yet")),
+    }
+}
+
+/// The devices on which the program has contexts.
+fn devices() -> Vec<[u8; 16]> {
+    let mut devices: Vec<i32> = contexts::all().into_iter().map(|(_, device)| device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices.into_iter().map(real::uuid).collect()
+}

@@ -1,0 +1,371 @@
+//! The gate: every call that enqueues work or touches device memory passes it, and a dump closes
+//! it.
+//!
+//! Passing an open gate is one atomic addition before the call and one after it, on a counter
+//! that few threads share, and one read of a flag that nobody writes. There are 64 counters, a
+//! cache line each; a thread keeps the one that it got first.
+//!
+//! The order that makes it safe: a caller first announces itself in its counter, then reads the
+//! flag; the closer first sets the flag, then reads the counters (all sequentially consistent).
+//! So a caller that the closer does not see has seen the flag, and takes itself back.
+//!
+//! A stream capture spans many calls, so closing has two steps. First no new capture may begin,
+//! while all other calls still pass, until every capture under way has ended. Then no call may
+//! enter.
+
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::fork::Resettable;
+
+/// Everything passes.
+const OPEN: u32 = 0;
+/// Everything but the beginning of a capture passes.
+const NO_CAPTURE: u32 = 1;
+/// Nothing passes.
+const CLOSED: u32 = 2;
+
+/// In a counter: one call inside.
+const CALL: u64 = 1;
+/// In a counter: one launch so far. Below it is room for a million calls inside.
+const LAUNCH: u64 = 1 << 20;
+const SHARDS: usize = 64;
+/// How often the closer looks.
+const POLL: Duration = Duration::from_micros(50);
+
+#[repr(align(128))]
+struct Shard(AtomicU64);
+
+static STATE: AtomicU32 = AtomicU32::new(OPEN);
+static COUNTERS: [Shard; SHARDS] = [const { Shard(AtomicU64::new(0)) }; SHARDS];
+static NEXT_SHARD: AtomicU32 = AtomicU32::new(0);
+/// Calls that are beginning a capture.
+static BEGINNING: AtomicU64 = AtomicU64::new(0);
+/// Captures under way.
+static CAPTURES: Resettable<Mutex<Option<HashSet<Capture>>>> = Resettable::new(Mutex::new(None));
+
+thread_local! {
+    /// This thread's counter plus one (0: none yet), and how many calls deep it is.
+    static ME: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
+}
+
+/// The name of a stream that is being captured. The default streams are one for each thread or
+/// context, so the thread belongs to the name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Capture {
+    stream: u64,
+    thread: u32,
+}
+
+impl Capture {
+    /// `per_thread`: the call was one of those for which 0 means the thread's own stream.
+    pub(crate) fn of(stream: u64, per_thread: bool) -> Self {
+        const LEGACY: u64 = 1;
+        const PER_THREAD: u64 = 2;
+        match stream {
+            0 if per_thread => Self { stream: PER_THREAD, thread: thread_number() },
+            PER_THREAD => Self { stream, thread: thread_number() },
+            0 => Self { stream: LEGACY, thread: 0 },
+            _ => Self { stream, thread: 0 },
+        }
+    }
+}
+
+/// Why the gate could not be closed in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Busy {
+    /// Calls still inside.
+    pub(crate) calls: u64,
+    /// Stream captures still under way.
+    pub(crate) captures: usize,
+}
+
+/// A call that has passed the gate. Dropping it is leaving.
+#[must_use]
+pub(crate) struct Inside {
+    /// Leaving is up to the thread that entered.
+    _not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl Drop for Inside {
+    #[inline]
+    fn drop(&mut self) {
+        ME.with(|me| {
+            let (shard, depth) = me.get();
+            me.set((shard, depth.wrapping_sub(1)));
+            if depth == 1 {
+                counter(shard).fetch_sub(CALL, Ordering::Release);
+            }
+        });
+    }
+}
+
+/// Passes the gate, waiting while it is closed. A call made within another one passes at once.
+#[inline]
+pub(crate) fn enter() -> Inside {
+    pass(CALL)
+}
+
+/// Passes the gate and counts a launch.
+#[inline]
+pub(crate) fn enter_launch() -> Inside {
+    pass(CALL + LAUNCH)
+}
+
+#[inline]
+fn pass(amount: u64) -> Inside {
+    ME.with(|me| {
+        let (mut shard, depth) = me.get();
+        if depth == 0 {
+            if shard == 0 {
+                shard = first_shard();
+            }
+            let counter = counter(shard);
+            counter.fetch_add(amount, Ordering::SeqCst);
+            if STATE.load(Ordering::SeqCst) == CLOSED {
+                wait_and_pass(counter, amount);
+            }
+        }
+        me.set((shard, depth + 1));
+    });
+    Inside { _not_send: std::marker::PhantomData }
+}
+
+/// The counter of that number, counted from 1.
+#[inline]
+fn counter(shard: u32) -> &'static AtomicU64 {
+    &COUNTERS[shard.wrapping_sub(1) as usize % SHARDS].0
+}
+
+#[cold]
+fn first_shard() -> u32 {
+    NEXT_SHARD.fetch_add(1, Ordering::Relaxed) % SHARDS as u32 + 1
+}
+
+#[cold]
+fn wait_and_pass(counter: &AtomicU64, amount: u64) {
+    loop {
+        counter.fetch_sub(amount, Ordering::SeqCst);
+        wait_below(CLOSED);
+        counter.fetch_add(amount, Ordering::SeqCst);
+        if STATE.load(Ordering::SeqCst) != CLOSED {
+            return;
+        }
+    }
+}
+
+/// Sleeps until the state is below `limit`.
+#[cold]
+fn wait_below(limit: u32) {
+    loop {
+        let state = STATE.load(Ordering::SeqCst);
+        if state < limit {
+            return;
+        }
+        // Woken, changed in between or interrupted: all the same, look again.
+        let flags = rustix::thread::futex::Flags::PRIVATE;
+        let _ = rustix::thread::futex::wait(&STATE, flags, state, None);
+    }
+}
+
+/// A number for this thread that no other living thread has.
+fn thread_number() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
+/// Runs `begin`, which begins a capture and says whether it did.
+pub(crate) fn begin_capture(capture: Capture, begin: impl FnOnce() -> u32) -> u32 {
+    loop {
+        BEGINNING.fetch_add(1, Ordering::SeqCst);
+        if STATE.load(Ordering::SeqCst) == OPEN {
+            break;
+        }
+        BEGINNING.fetch_sub(1, Ordering::SeqCst);
+        wait_below(NO_CAPTURE);
+    }
+    let inside = enter();
+    let code = begin();
+    if code == 0 {
+        captures(|set| set.insert(capture));
+    }
+    drop(inside);
+    BEGINNING.fetch_sub(1, Ordering::SeqCst);
+    code
+}
+
+/// A capture has ended, or its stream is gone.
+pub(crate) fn end_capture(capture: Capture) {
+    captures(|set| set.remove(&capture));
+}
+
+/// Whether any capture is under way.
+pub(crate) fn capturing() -> bool {
+    captures(|set| !set.is_empty())
+}
+
+fn captures<T>(with: impl FnOnce(&mut HashSet<Capture>) -> T) -> T {
+    let mut set = CAPTURES.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    with(set.get_or_insert_default())
+}
+
+fn calls_inside() -> u64 {
+    COUNTERS.iter().map(|shard| shard.0.load(Ordering::SeqCst) % LAUNCH).sum()
+}
+
+/// Kernel and graph launches so far.
+pub(crate) fn launches() -> u64 {
+    COUNTERS.iter().map(|shard| shard.0.load(Ordering::Relaxed) / LAUNCH).sum()
+}
+
+/// Closes the gate: afterwards no call is inside, none enters, and no capture is under way.
+///
+/// # Errors
+/// At the deadline the gate is opened again, and what was in the way is returned.
+pub(crate) fn close(deadline: Instant) -> Result<(), Busy> {
+    STATE.store(NO_CAPTURE, Ordering::SeqCst);
+    let busy = || Busy { calls: calls_inside(), captures: captures(|set| set.len()) };
+    while BEGINNING.load(Ordering::SeqCst) != 0 || capturing() {
+        if Instant::now() >= deadline {
+            let busy = busy();
+            open();
+            return Err(busy);
+        }
+        thread::sleep(POLL);
+    }
+    STATE.store(CLOSED, Ordering::SeqCst);
+    while calls_inside() != 0 {
+        if Instant::now() >= deadline {
+            let busy = busy();
+            open();
+            return Err(busy);
+        }
+        thread::sleep(POLL);
+    }
+    Ok(())
+}
+
+/// Opens the gate.
+pub(crate) fn open() {
+    STATE.store(OPEN, Ordering::SeqCst);
+    let flags = rustix::thread::futex::Flags::PRIVATE;
+    let _ = rustix::thread::futex::wake(&STATE, flags, u32::MAX >> 1);
+}
+
+/// Makes everything as in a new process, in the child of a fork.
+///
+/// # Safety
+/// No other thread exists.
+pub(crate) unsafe fn reset() {
+    for shard in &COUNTERS {
+        shard.0.store(0, Ordering::Relaxed);
+    }
+    BEGINNING.store(0, Ordering::Relaxed);
+    STATE.store(OPEN, Ordering::SeqCst);
+    // SAFETY: no other thread exists.
+    unsafe { CAPTURES.reset(Mutex::new(None)) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    /// The gate is one for the process: one test uses it at a time.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    fn soon(ms: u64) -> Instant {
+        Instant::now() + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn nobody_is_inside_after_close() {
+        let _alone = ALONE.lock();
+        let (stop, inside, passed) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+        let before = launches();
+        thread::scope(|scope| {
+            for _ in 0..6 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        let outer = enter_launch();
+                        inside.fetch_add(1, Ordering::SeqCst);
+                        let nested = enter();
+                        std::hint::spin_loop();
+                        drop(nested);
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        drop(outer);
+                        passed.fetch_add(1, Ordering::SeqCst);
+                    }
+                });
+            }
+            for _ in 0..100 {
+                close(soon(10_000)).expect("every call leaves soon");
+                for _ in 0..20 {
+                    assert_eq!(inside.load(Ordering::SeqCst), 0, "a call is inside a closed gate");
+                    std::hint::spin_loop();
+                }
+                let now = passed.load(Ordering::SeqCst);
+                open();
+                while passed.load(Ordering::SeqCst) <= now + 6 {
+                    thread::yield_now();
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(launches() - before, passed.load(Ordering::SeqCst), "each launch counts once");
+        assert_eq!(calls_inside(), 0);
+    }
+
+    #[test]
+    fn a_call_that_does_not_leave_opens_the_gate_again() {
+        let _alone = ALONE.lock();
+        let inside = enter();
+        let busy = thread::spawn(|| close(soon(20))).join().expect("joined");
+        assert_eq!(busy, Err(Busy { calls: 1, captures: 0 }));
+        drop(inside);
+        thread::spawn(|| drop(enter())).join().expect("the gate is open");
+    }
+
+    #[test]
+    fn a_capture_under_way_may_finish_and_no_other_begins() {
+        let _alone = ALONE.lock();
+        let (one, two) = (Capture::of(0x10, false), Capture::of(0x20, false));
+        assert_eq!(begin_capture(one, || 0), 0);
+        assert!(capturing());
+        assert_eq!(close(soon(20)), Err(Busy { calls: 0, captures: 1 }));
+        let began = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let closer = scope.spawn(|| close(soon(10_000)));
+            while STATE.load(Ordering::SeqCst) != NO_CAPTURE {
+                thread::yield_now();
+            }
+            drop(enter()); // a call of the capture under way passes
+            scope.spawn(|| {
+                begin_capture(two, || {
+                    began.store(true, Ordering::SeqCst);
+                    900 // it fails, so it is no capture
+                })
+            });
+            thread::sleep(Duration::from_millis(20));
+            assert!(!began.load(Ordering::SeqCst), "a capture began at a closing gate");
+            end_capture(one);
+            closer.join().expect("joined").expect("closed once the capture is over");
+            assert!(!began.load(Ordering::SeqCst));
+            open();
+        });
+        assert!(began.load(Ordering::SeqCst));
+        assert!(!capturing());
+    }
+
+    #[test]
+    fn default_streams_are_told_apart() {
+        assert_eq!(Capture::of(0, false), Capture::of(1, false));
+        assert_eq!(Capture::of(0, true), Capture::of(2, false));
+        assert_ne!(Capture::of(0, true), Capture::of(0, false));
+        let other = thread::spawn(|| Capture::of(0, true)).join().expect("joined");
+        assert_ne!(Capture::of(0, true), other);
+    }
+}

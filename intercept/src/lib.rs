@@ -1,0 +1,38 @@
+//! The shim: a `libcuda.so.1` that stands in front of the real driver library, so that a program
+//! can be checkpointed from outside without knowing of it.
+//!
+//! # Rules
+//!
+//! - **Every function of the driver is exported**, from one table (`driver-580.table`) that says
+//!   of each what happens to it. A program finds what it would find without the shim.
+//! - **A forwarded function is one jump.** It is a naked function: it has no frame, touches no
+//!   register and does not know its own signature, so it cannot get it wrong. (Functions written in
+//!   global assembly would do as well, but rustc hides their symbols.)
+//! - **Nothing runs before the program's own code.** No constructors; the driver is loaded by the
+//!   first call of one of its functions, the agent's thread starts after the first successful
+//!   `cuInit`.
+//! - **The real driver is asked first.** `cuGetProcAddress` replaces what the real resolver found,
+//!   and only addresses that it knows; `cuGetExportTable` is not touched. So what the shim does not
+//!   know goes by it unharmed, and contexts and modules that it never saw must not surprise it.
+//! - **Bulk memory is ours, the rest is the driver's.** `cuMemAlloc*` is served from physical
+//!   blocks that can be handed to another process and taken out of this one; what the program
+//!   makes with virtual memory management itself is followed. All other memory is left to the
+//!   driver's own checkpoint, and counted; what that cannot do is recorded by name.
+//! - **An open gate costs a few nanoseconds.** See [`gate`]. No lock is shared between threads
+//!   that launch. The tables' lock is taken by calls that make, free or ask about memory, after
+//!   they have entered the gate, and never while waiting for it.
+//! - **After `fork` the child starts afresh,** as CUDA itself asks.
+//! - **It prints nothing,** unless `GPUCR_LOG` is set.
+
+mod agent;
+mod contexts;
+mod driver;
+mod fork;
+mod gate;
+mod log;
+mod memory;
+mod real;
+mod resolver;
+mod table;
+mod track;
+mod usage;

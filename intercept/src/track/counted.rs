@@ -1,0 +1,143 @@
+//! What is left to the driver's own checkpoint, or cannot be checkpointed at all: forwarded, and
+//! counted.
+
+use std::ffi::c_void;
+
+use super::written;
+use crate::driver::{Code, ERROR_NOT_SUPPORTED, IpcHandle, SUCCESS};
+use crate::table::index;
+use crate::track::heap::free_heap;
+use crate::usage::{self, Kind};
+use crate::{gate, memory, real};
+
+/// After something was made whose name the driver wrote to `name`.
+fn added(code: Code, kind: Kind, name: *const u64, size: usize) -> Code {
+    if code == SUCCESS {
+        let context = real::current_context().map_or(0, |(context, _)| context);
+        usage::added(kind, written(name), size as u64, context);
+    }
+    code
+}
+
+/// After something was given back.
+fn removed(code: Code, kind: Kind, name: u64) -> Code {
+    if code == SUCCESS {
+        usage::removed(kind, name);
+    }
+    code
+}
+
+exported! {
+    fn cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) {
+        let _inside = gate::enter();
+        added(call!(cuMemAllocAsync(out, size, stream)), Kind::Pool, out, size)
+    }
+    fn cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64) {
+        let _inside = gate::enter();
+        added(call!(cuMemAllocAsync_ptsz(out, size, stream)), Kind::Pool, out, size)
+    }
+    fn cuMemAllocFromPoolAsync(out: *mut u64, size: usize, pool: u64, stream: u64) {
+        let _inside = gate::enter();
+        added(call!(cuMemAllocFromPoolAsync(out, size, pool, stream)), Kind::Pool, out, size)
+    }
+    fn cuMemAllocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: u64, stream: u64) {
+        let _inside = gate::enter();
+        added(call!(cuMemAllocFromPoolAsync_ptsz(out, size, pool, stream)), Kind::Pool, out, size)
+    }
+    fn cuMemFreeAsync(address: u64, stream: u64) {
+        let _inside = gate::enter();
+        free_heap(address)
+            .unwrap_or_else(|| removed(call!(cuMemFreeAsync(address, stream)), Kind::Pool, address))
+    }
+    fn cuMemFreeAsync_ptsz(address: u64, stream: u64) {
+        let _inside = gate::enter();
+        free_heap(address).unwrap_or_else(|| {
+            removed(call!(cuMemFreeAsync_ptsz(address, stream)), Kind::Pool, address)
+        })
+    }
+    fn cuMemAllocManaged(out: *mut u64, size: usize, flags: u32) {
+        let _inside = gate::enter();
+        added(call!(cuMemAllocManaged(out, size, flags)), Kind::Managed, out, size)
+    }
+    fn cuMemHostAlloc(out: *mut u64, size: usize, flags: u32) {
+        let _inside = gate::enter();
+        added(call!(cuMemHostAlloc(out, size, flags)), Kind::Pinned, out, size)
+    }
+    fn cuMemAllocHost(out: *mut u64, size: u32) {
+        let _inside = gate::enter();
+        added(call!(cuMemAllocHost(out, size)), Kind::Pinned, out, size as usize)
+    }
+    fn cuMemAllocHost_v2(out: *mut u64, size: usize) {
+        let _inside = gate::enter();
+        added(call!(cuMemAllocHost_v2(out, size)), Kind::Pinned, out, size)
+    }
+    fn cuMemHostRegister(address: u64, size: usize, flags: u32) {
+        let _inside = gate::enter();
+        added(call!(cuMemHostRegister(address, size, flags)), Kind::Pinned, &address, size)
+    }
+    fn cuMemHostRegister_v2(address: u64, size: usize, flags: u32) {
+        let _inside = gate::enter();
+        added(call!(cuMemHostRegister_v2(address, size, flags)), Kind::Pinned, &address, size)
+    }
+    fn cuMemFreeHost(address: u64) {
+        let _inside = gate::enter();
+        removed(call!(cuMemFreeHost(address)), Kind::Pinned, address)
+    }
+    fn cuMemHostUnregister(address: u64) {
+        let _inside = gate::enter();
+        removed(call!(cuMemHostUnregister(address)), Kind::Pinned, address)
+    }
+    fn cuArrayCreate(out: *mut u64, descriptor: *const c_void) {
+        let _inside = gate::enter();
+        added(call!(cuArrayCreate(out, descriptor)), Kind::Array, out, 0)
+    }
+    fn cuArrayCreate_v2(out: *mut u64, descriptor: *const c_void) {
+        let _inside = gate::enter();
+        added(call!(cuArrayCreate_v2(out, descriptor)), Kind::Array, out, 0)
+    }
+    fn cuArray3DCreate(out: *mut u64, descriptor: *const c_void) {
+        let _inside = gate::enter();
+        added(call!(cuArray3DCreate(out, descriptor)), Kind::Array, out, 0)
+    }
+    fn cuArray3DCreate_v2(out: *mut u64, descriptor: *const c_void) {
+        let _inside = gate::enter();
+        added(call!(cuArray3DCreate_v2(out, descriptor)), Kind::Array, out, 0)
+    }
+    fn cuMipmappedArrayCreate(out: *mut u64, descriptor: *const c_void, levels: u32) {
+        let _inside = gate::enter();
+        added(call!(cuMipmappedArrayCreate(out, descriptor, levels)), Kind::Array, out, 0)
+    }
+    fn cuArrayDestroy(array: u64) {
+        let _inside = gate::enter();
+        removed(call!(cuArrayDestroy(array)), Kind::Array, array)
+    }
+    fn cuMipmappedArrayDestroy(array: u64) {
+        let _inside = gate::enter();
+        removed(call!(cuMipmappedArrayDestroy(array)), Kind::Array, array)
+    }
+    fn cuIpcGetMemHandle(out: *mut c_void, address: u64) {
+        let _inside = gate::enter();
+        if memory::lock().is_heap(address) {
+            // The memory of the heap has no handle of this kind; programs fall back on others.
+            return ERROR_NOT_SUPPORTED;
+        }
+        let code = call!(cuIpcGetMemHandle(out, address));
+        added(code, Kind::SharedAddress, &address, 0)
+    }
+    fn cuIpcOpenMemHandle(out: *mut u64, handle: IpcHandle, flags: u32) {
+        let _inside = gate::enter();
+        // SAFETY: the program's own arguments, to the function of this name.
+        let code = unsafe { real::ipc_open(index::cuIpcOpenMemHandle, out, handle, flags) };
+        added(code, Kind::SharedAddress, out, 0)
+    }
+    fn cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, flags: u32) {
+        let _inside = gate::enter();
+        // SAFETY: the program's own arguments, to the function of this name.
+        let code = unsafe { real::ipc_open(index::cuIpcOpenMemHandle_v2, out, handle, flags) };
+        added(code, Kind::SharedAddress, out, 0)
+    }
+    fn cuIpcCloseMemHandle(address: u64) {
+        let _inside = gate::enter();
+        removed(call!(cuIpcCloseMemHandle(address)), Kind::SharedAddress, address)
+    }
+}

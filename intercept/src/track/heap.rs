@@ -1,0 +1,175 @@
+//! `cuMemAlloc*` and what programs ask about the memory that it gave them.
+
+use std::collections::BTreeSet;
+use std::ffi::c_void;
+
+use super::put;
+use crate::driver::{Code, ERROR_INVALID_VALUE, SUCCESS};
+use crate::memory::vmm::Driver;
+use crate::memory::{self, Allocation};
+use crate::usage::{self, Kind};
+use crate::{contexts, gate, real};
+
+/// The driver's own pitch for rows, bytes.
+const PITCH: usize = 512;
+/// Our buffer ids are above the driver's, which count up from 1.
+const BUFFER_ID: u64 = 1 << 48;
+
+fn allocate(size: usize) -> Result<u64, Code> {
+    let (context, device) = real::current_context()?;
+    contexts::became_current(context);
+    settle();
+    memory::lock().allocate(&Driver, device, context, size as u64)
+}
+
+/// Gives back what was freed during a stream capture, once there is none: the device cannot be
+/// waited for while it lasts.
+fn settle() {
+    let waiting = {
+        let mut memory = memory::lock();
+        if !memory.has_deferred() || gate::capturing() {
+            return;
+        }
+        memory.take_deferred()
+    };
+    let contexts: BTreeSet<u64> = waiting.iter().map(|allocation| allocation.context).collect();
+    for context in contexts {
+        // A broken context uses nothing any more either.
+        let _ = real::synchronize(context);
+    }
+    let mut memory = memory::lock();
+    for allocation in waiting {
+        memory.release(&Driver, allocation);
+    }
+}
+
+/// Frees an allocation as the driver does: whatever the device still does with it comes first.
+fn free(allocation: Allocation) -> Code {
+    if gate::capturing() {
+        memory::lock().defer(allocation);
+        return SUCCESS;
+    }
+    settle();
+    let result = real::synchronize(allocation.context);
+    memory::lock().release(&Driver, allocation);
+    result.err().unwrap_or(SUCCESS)
+}
+
+/// Frees the allocation that begins at `address`; `None` if there is none. Also for
+/// `cuMemFreeAsync`: waiting for everything is later than its stream asks for, never too early.
+pub(super) fn free_heap(address: u64) -> Option<Code> {
+    let allocation = memory::lock().take(address)?;
+    Some(free(allocation))
+}
+
+/// What a program asks about a pointer, where the answer for memory of the heap is not that for
+/// the block it lies in.
+fn attribute(attribute: u32, allocation: &Allocation, out: *mut c_void) -> bool {
+    enum Value {
+        Word(u64),
+        Flag(u32),
+    }
+    let value = match attribute {
+        1 => Value::Word(allocation.context),        // CONTEXT
+        7 => Value::Word(BUFFER_ID + allocation.id), // BUFFER_ID
+        10 => Value::Flag(0),                        // IS_LEGACY_CUDA_IPC_CAPABLE
+        11 | 19 => Value::Word(allocation.address),  // RANGE_START_ADDR, MAPPING_BASE_ADDR
+        12 | 18 => Value::Word(allocation.size),     // RANGE_SIZE, MAPPING_SIZE
+        14 => Value::Word(0),                        // ALLOWED_HANDLE_TYPES
+        _ => return false,
+    };
+    // SAFETY: by the function's contract there is room for a value of the attribute's type.
+    unsafe {
+        match value {
+            Value::Word(value) => out.cast::<u64>().write_unaligned(value),
+            Value::Flag(value) => out.cast::<u32>().write_unaligned(value),
+        }
+    }
+    true
+}
+
+exported! {
+    fn cuMemAlloc_v2(out: *mut u64, size: usize) {
+        let _inside = gate::enter();
+        if out.is_null() {
+            return ERROR_INVALID_VALUE;
+        }
+        put(out, allocate(size))
+    }
+    fn cuMemAllocPitch_v2(
+        out: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32,
+    ) {
+        let _inside = gate::enter();
+        if out.is_null() || pitch.is_null() || !matches!(element, 4 | 8 | 16) {
+            return ERROR_INVALID_VALUE;
+        }
+        let size = width
+            .checked_next_multiple_of(PITCH)
+            .and_then(|row| Some((row, row.checked_mul(height)?)));
+        match size {
+            Some((row, size)) => match put(out, allocate(size)) {
+                SUCCESS => put(pitch, Ok(row)),
+                code => code,
+            },
+            None => ERROR_INVALID_VALUE,
+        }
+    }
+    fn cuMemFree_v2(address: u64) {
+        let _inside = gate::enter();
+        if let Some(code) = free_heap(address) {
+            return code;
+        }
+        if memory::lock().is_heap(address) {
+            return ERROR_INVALID_VALUE;
+        }
+        let code = call!(cuMemFree_v2(address));
+        if code == SUCCESS {
+            usage::removed(Kind::Pool, address);
+            usage::removed(Kind::Managed, address);
+        }
+        code
+    }
+    fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address: u64) {
+        let _inside = gate::enter();
+        let found = memory::lock().allocation_at(address).map(|found| (found.address, found.size));
+        let Some((start, bytes)) = found else {
+            return call!(cuMemGetAddressRange_v2(base, size, address));
+        };
+        // Either may be null: then it is not wanted.
+        if !base.is_null() {
+            put(base, Ok(start));
+        }
+        if !size.is_null() {
+            put(size, Ok(bytes as usize));
+        }
+        SUCCESS
+    }
+    fn cuPointerGetAttribute(data: *mut c_void, which: u32, address: u64) {
+        let _inside = gate::enter();
+        if !data.is_null()
+            && let Some(allocation) = memory::lock().allocation_at(address)
+            && attribute(which, allocation, data)
+        {
+            return SUCCESS;
+        }
+        call!(cuPointerGetAttribute(data, which, address))
+    }
+    fn cuPointerGetAttributes(
+        count: u32, attributes: *mut u32, data: *mut *mut c_void, address: u64,
+    ) {
+        let _inside = gate::enter();
+        let code = call!(cuPointerGetAttributes(count, attributes, data, address));
+        if code == SUCCESS
+            && let Some(allocation) = memory::lock().allocation_at(address)
+        {
+            for i in 0..count as usize {
+                // SAFETY: both arrays have `count` members: the driver has just used them.
+                let (which, out) = unsafe { (attributes.add(i).read(), data.add(i).read()) };
+                if !out.is_null() {
+                    attribute(which, allocation, out);
+                }
+            }
+        }
+        code
+    }
+}

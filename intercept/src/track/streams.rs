@@ -1,0 +1,78 @@
+//! Stream captures: a dump waits for those under way, and lets none begin.
+
+use std::ffi::c_void;
+
+use crate::driver::{Code, SUCCESS};
+use crate::gate::{self, Capture};
+
+/// After the end of a capture was asked for: even a failure may have ended it.
+fn ended(code: Code, stream: u64, per_thread: bool) -> Code {
+    let mut status = 0;
+    let still = code != SUCCESS
+        && SUCCESS
+            == if per_thread {
+                call!(cuStreamIsCapturing_ptsz(stream, &mut status))
+            } else {
+                call!(cuStreamIsCapturing(stream, &mut status))
+            }
+        && status != 0;
+    if !still {
+        gate::end_capture(Capture::of(stream, per_thread));
+    }
+    code
+}
+
+exported! {
+    fn cuStreamBeginCapture(stream: u64) {
+        gate::begin_capture(Capture::of(stream, false), || call!(cuStreamBeginCapture(stream)))
+    }
+    fn cuStreamBeginCapture_ptsz(stream: u64) {
+        gate::begin_capture(Capture::of(stream, true), || {
+            call!(cuStreamBeginCapture_ptsz(stream))
+        })
+    }
+    fn cuStreamBeginCapture_v2(stream: u64, mode: u32) {
+        gate::begin_capture(Capture::of(stream, false), || {
+            call!(cuStreamBeginCapture_v2(stream, mode))
+        })
+    }
+    fn cuStreamBeginCapture_v2_ptsz(stream: u64, mode: u32) {
+        gate::begin_capture(Capture::of(stream, true), || {
+            call!(cuStreamBeginCapture_v2_ptsz(stream, mode))
+        })
+    }
+    fn cuStreamBeginCaptureToGraph(
+        stream: u64, graph: u64, nodes: *const u64, edges: *const c_void, count: usize, mode: u32,
+    ) {
+        gate::begin_capture(Capture::of(stream, false), || {
+            call!(cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode))
+        })
+    }
+    fn cuStreamBeginCaptureToGraph_ptsz(
+        stream: u64, graph: u64, nodes: *const u64, edges: *const c_void, count: usize, mode: u32,
+    ) {
+        gate::begin_capture(Capture::of(stream, true), || {
+            call!(cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode))
+        })
+    }
+    fn cuStreamEndCapture(stream: u64, graph: *mut u64) {
+        ended(call!(cuStreamEndCapture(stream, graph)), stream, false)
+    }
+    fn cuStreamEndCapture_ptsz(stream: u64, graph: *mut u64) {
+        ended(call!(cuStreamEndCapture_ptsz(stream, graph)), stream, true)
+    }
+    fn cuStreamDestroy(stream: u64) {
+        let code = call!(cuStreamDestroy(stream));
+        if code == SUCCESS {
+            gate::end_capture(Capture::of(stream, false));
+        }
+        code
+    }
+    fn cuStreamDestroy_v2(stream: u64) {
+        let code = call!(cuStreamDestroy_v2(stream));
+        if code == SUCCESS {
+            gate::end_capture(Capture::of(stream, false));
+        }
+        code
+    }
+}

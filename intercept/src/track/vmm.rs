@@ -1,0 +1,207 @@
+//! The program's own virtual memory management. Its device memory is followed; what it makes of
+//! host memory or takes from other processes is forwarded, and counted as what it is.
+
+use std::ffi::c_void;
+use std::os::fd::IntoRawFd;
+
+use super::{put, written};
+use crate::driver::{
+    ALLOCATION_PINNED, Access, AllocationProp, ArrayMapInfo, Code, ERROR_INVALID_VALUE,
+    ERROR_UNKNOWN, HANDLE_POSIX_FD, LOCATION_DEVICE, SUCCESS,
+};
+use crate::memory::vmm::Driver;
+use crate::usage::{self, Kind};
+use crate::{gate, memory};
+
+/// Calls `map` with a copy of a list of mappings in which handles of ours are the driver's.
+fn map_arrays(
+    list: *mut c_void,
+    count: u32,
+    name: &'static str,
+    map: impl FnOnce(*mut c_void) -> Code,
+) -> Code {
+    let _inside = gate::enter();
+    if list.is_null() {
+        return map(list);
+    }
+    // SAFETY: by the function's contract there are `count` members.
+    let infos = unsafe { std::slice::from_raw_parts(list.cast::<ArrayMapInfo>(), count as usize) };
+    let mut infos = infos.to_vec();
+    {
+        let memory = memory::lock();
+        for info in &mut infos {
+            info.handle = memory.real_handle(info.handle);
+        }
+    }
+    let code = map(infos.as_mut_ptr().cast());
+    if code == SUCCESS {
+        // Which parts of an array a block backs is not followed.
+        usage::record(name);
+    }
+    code
+}
+
+exported! {
+    fn cuMemCreate(out: *mut u64, size: usize, prop: *const AllocationProp, flags: u64) {
+        let _inside = gate::enter();
+        if out.is_null() || prop.is_null() || flags != 0 {
+            return call!(cuMemCreate(out, size, prop, flags));
+        }
+        // SAFETY: not null, and by the function's contract such a structure.
+        let asked = unsafe { prop.read() };
+        let ours = asked.kind == ALLOCATION_PINNED && asked.location.kind == LOCATION_DEVICE;
+        if ours && let Ok(handle) = memory::lock().create(&Driver, size as u64, asked) {
+            return put(out, Ok(handle));
+        }
+        // Host memory; or the driver refuses, and says why; or it refuses our addition to what
+        // was asked for, and then the program gets what it wants.
+        let code = call!(cuMemCreate(out, size, prop, flags));
+        if code == SUCCESS {
+            usage::record("cuMemCreate");
+        }
+        code
+    }
+    fn cuMemRelease(handle: u64) {
+        let _inside = gate::enter();
+        if let Some(code) = memory::lock().release_handle(&Driver, handle) {
+            return code;
+        }
+        let code = call!(cuMemRelease(handle));
+        if code == SUCCESS {
+            usage::removed(Kind::SharedHandle, handle);
+        }
+        code
+    }
+    fn cuMemMap(address: u64, size: usize, offset: usize, handle: u64, flags: u64) {
+        let _inside = gate::enter();
+        if flags == 0 {
+            let mapped =
+                memory::lock().map(&Driver, address, size as u64, offset as u64, handle);
+            if let Some(result) = mapped {
+                return result.err().unwrap_or(SUCCESS);
+            }
+        }
+        call!(cuMemMap(address, size, offset, handle, flags))
+    }
+    fn cuMemUnmap(address: u64, size: usize) {
+        let _inside = gate::enter();
+        let mut memory = memory::lock();
+        if memory.touches_heap(address, size as u64) {
+            return ERROR_INVALID_VALUE;
+        }
+        let code = call!(cuMemUnmap(address, size));
+        if code == SUCCESS {
+            memory.unmapped(&Driver, address, size as u64);
+        }
+        code
+    }
+    fn cuMemSetAccess(address: u64, size: usize, access: *const Access, count: usize) {
+        let _inside = gate::enter();
+        let mut memory = memory::lock();
+        let code = call!(cuMemSetAccess(address, size, access, count));
+        if code == SUCCESS && !access.is_null() {
+            // SAFETY: the driver has just read that many.
+            let access = unsafe { std::slice::from_raw_parts(access, count) };
+            memory.access_set(address, size as u64, access);
+        }
+        code
+    }
+    fn cuMemExportToShareableHandle(out: *mut c_void, handle: u64, kind: u32, flags: u64) {
+        let _inside = gate::enter();
+        let mut memory = memory::lock();
+        let Some(asked) = memory.asked_types(handle) else {
+            let code = call!(cuMemExportToShareableHandle(out, handle, kind, flags));
+            if code == SUCCESS {
+                usage::record("cuMemExportToShareableHandle");
+            }
+            return code;
+        };
+        if out.is_null() || asked & kind == 0 {
+            return ERROR_INVALID_VALUE;
+        }
+        let code = match memory.duplicate_fd(handle).filter(|_| kind == HANDLE_POSIX_FD) {
+            Some(Ok(fd)) => put(out.cast(), Ok(fd.into_raw_fd())),
+            Some(Err(_)) => ERROR_UNKNOWN,
+            None => {
+                let real = memory.real_handle(handle);
+                call!(cuMemExportToShareableHandle(out, real, kind, flags))
+            }
+        };
+        if code == SUCCESS {
+            memory.set_shared(handle);
+        }
+        code
+    }
+    fn cuMemImportFromShareableHandle(out: *mut u64, os_handle: *mut c_void, kind: u32) {
+        let _inside = gate::enter();
+        let code = call!(cuMemImportFromShareableHandle(out, os_handle, kind));
+        if code == SUCCESS {
+            usage::added(Kind::SharedHandle, written(out), 0, 0);
+        }
+        code
+    }
+    fn cuMemRetainAllocationHandle(out: *mut u64, address: *mut c_void) {
+        let _inside = gate::enter();
+        if out.is_null() {
+            return ERROR_INVALID_VALUE;
+        }
+        match memory::lock().retain(address as u64) {
+            Some(result) => put(out, result),
+            None => call!(cuMemRetainAllocationHandle(out, address)),
+        }
+    }
+    fn cuMemGetAllocationPropertiesFromHandle(prop: *mut AllocationProp, handle: u64) {
+        let _inside = gate::enter();
+        let memory = memory::lock();
+        let real = memory.real_handle(handle);
+        let code = call!(cuMemGetAllocationPropertiesFromHandle(prop, real));
+        if code == SUCCESS
+            && !prop.is_null()
+            && let Some(asked) = memory.asked_types(handle)
+        {
+            // SAFETY: not null, and just written by the driver.
+            unsafe { (*prop).handle_types = asked };
+        }
+        code
+    }
+    fn cuMemAddressReserve(
+        out: *mut u64, size: usize, alignment: usize, address: u64, flags: u64,
+    ) {
+        let _inside = gate::enter();
+        let code = call!(cuMemAddressReserve(out, size, alignment, address, flags));
+        if code == SUCCESS {
+            memory::lock().reserved(written(out), size as u64);
+        }
+        code
+    }
+    fn cuMemAddressFree(address: u64, size: usize) {
+        let _inside = gate::enter();
+        let mut memory = memory::lock();
+        let code = call!(cuMemAddressFree(address, size));
+        if code == SUCCESS {
+            memory.unreserved(address);
+        }
+        code
+    }
+    fn cuMemMapArrayAsync(list: *mut c_void, count: u32, stream: u64) {
+        map_arrays(list, count, "cuMemMapArrayAsync", |list| {
+            call!(cuMemMapArrayAsync(list, count, stream))
+        })
+    }
+    fn cuMemMapArrayAsync_ptsz(list: *mut c_void, count: u32, stream: u64) {
+        map_arrays(list, count, "cuMemMapArrayAsync", |list| {
+            call!(cuMemMapArrayAsync_ptsz(list, count, stream))
+        })
+    }
+    fn cuMulticastBindMem(
+        multicast: u64, offset: usize, handle: u64, handle_offset: usize, size: usize, flags: u64,
+    ) {
+        let _inside = gate::enter();
+        let real = memory::lock().real_handle(handle);
+        let code = call!(cuMulticastBindMem(multicast, offset, real, handle_offset, size, flags));
+        if code == SUCCESS {
+            usage::record("cuMulticastBindMem");
+        }
+        code
+    }
+}
