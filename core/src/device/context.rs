@@ -1,0 +1,354 @@
+//! A context of gpucr's own on a device, and what lives in it: streams, pinned host memory, and
+//! physical memory that is shared with a program.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{
+    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationType, CUmemLocation, CUmemLocationType,
+};
+
+use super::driver::{Device, Driver, DriverError};
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const POSIX_FD: u32 = 1;
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC`: waiting threads sleep, since the cores are
+/// wanted for compression.
+const WAITABLE: u32 = 2 | 1;
+/// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context, since blocks of several devices share
+/// one ring of staging memory.
+const PORTABLE: u32 = 1;
+
+/// A context on one device, destroyed on drop together with what is left in it.
+#[derive(Debug)]
+pub struct Context {
+    driver: Arc<Driver>,
+    device: Device,
+    handle: *mut c_void,
+}
+
+// SAFETY: a context handle may be made current on any thread; the driver locks internally.
+unsafe impl Send for Context {}
+// SAFETY: as above; every call here first makes the context current on its own thread.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Makes a context on `device`. It takes 260 to 530 MiB of the device's memory.
+    pub fn create(driver: &Arc<Driver>, device: &Device) -> Result<Arc<Self>, DriverError> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: `handle` is a place for a context.
+        unsafe { driver.cuCtxCreate_v2(&mut handle, 0, device.ordinal)? };
+        Ok(Arc::new(Self { driver: driver.clone(), device: device.clone(), handle }))
+    }
+
+    /// The device it is on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Makes the context current on this thread, which every use of a stream or memory needs.
+    pub fn enter(&self) -> Result<(), DriverError> {
+        // SAFETY: the handle is live until drop.
+        unsafe { self.driver.cuCtxSetCurrent(self.handle) }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: made in `create`; all users hold an `Arc` of this context and are gone.
+        if let Err(error) = unsafe { self.driver.cuCtxDestroy_v2(self.handle) } {
+            tracing::warn!(%error, "a context could not be given back");
+        }
+    }
+}
+
+/// A stream of a context.
+#[derive(Debug)]
+pub struct Stream {
+    context: Arc<Context>,
+    handle: *mut c_void,
+}
+
+// SAFETY: streams may be used from any thread on which their context is current.
+unsafe impl Send for Stream {}
+// SAFETY: as above, by several at once: the driver locks internally.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// Makes a stream that waits for no other.
+    pub fn create(context: &Arc<Context>) -> Result<Self, DriverError> {
+        context.enter()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: `handle` is a place for a stream.
+        unsafe { context.driver.cuStreamCreate(&mut handle, NON_BLOCKING)? };
+        Ok(Self { context: context.clone(), handle })
+    }
+
+    /// The context that it belongs to.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Starts a copy from device memory into staging memory. The bytes are there once an event
+    /// recorded behind it has happened; `to` must stay alive until then.
+    pub fn copy_out(&self, from: u64, to: &mut Staging, len: usize) -> Result<(), DriverError> {
+        assert!(len <= to.len, "the staging buffer is too small");
+        // SAFETY: `to` has `len` bytes, and the caller keeps it until the copy has ended.
+        unsafe {
+            self.context.driver.cuMemcpyDtoHAsync_v2(to.memory.cast(), from, len, self.handle)
+        }
+    }
+
+    /// Starts a copy from staging memory to device memory; `from` must stay alive and unchanged
+    /// until an event recorded behind it has happened.
+    pub fn copy_in(&self, from: &Staging, to: u64, len: usize) -> Result<(), DriverError> {
+        assert!(len <= from.len, "the staging buffer is too small");
+        // SAFETY: `from` has `len` bytes, and the caller keeps it until the copy has ended.
+        unsafe {
+            self.context.driver.cuMemcpyHtoDAsync_v2(to, from.memory.cast(), len, self.handle)
+        }
+    }
+
+    /// Fills device memory with one byte.
+    pub fn fill(&self, to: u64, value: u8, len: usize) -> Result<(), DriverError> {
+        // SAFETY: takes no host pointer; a bad device address is the driver's error.
+        unsafe { self.context.driver.cuMemsetD8Async(to, value, len, self.handle) }
+    }
+
+    /// Records `event` behind everything that was started so far.
+    pub fn record(&self, event: &Event) -> Result<(), DriverError> {
+        // SAFETY: both handles are live.
+        unsafe { self.context.driver.cuEventRecord(event.handle, self.handle) }
+    }
+
+    /// Waits for everything that was started so far.
+    pub fn synchronize(&self) -> Result<(), DriverError> {
+        // SAFETY: the handle is live.
+        unsafe { self.context.driver.cuStreamSynchronize(self.handle) }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let entered = self.context.enter();
+        // SAFETY: made in `create` and destroyed once.
+        let gone =
+            entered.and_then(|()| unsafe { self.context.driver.cuStreamDestroy_v2(self.handle) });
+        if let Err(error) = gone {
+            tracing::warn!(%error, "a stream could not be given back");
+        }
+    }
+}
+
+/// A point in a stream that can be waited for.
+#[derive(Debug)]
+pub struct Event {
+    context: Arc<Context>,
+    handle: *mut c_void,
+}
+
+// SAFETY: events may be waited for on any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above, on several at once.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// Makes an event without timing.
+    pub fn create(context: &Arc<Context>) -> Result<Self, DriverError> {
+        context.enter()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: `handle` is a place for an event.
+        unsafe { context.driver.cuEventCreate(&mut handle, WAITABLE)? };
+        Ok(Self { context: context.clone(), handle })
+    }
+
+    /// Waits until the last record of it has happened.
+    pub fn wait(&self) -> Result<(), DriverError> {
+        // SAFETY: the handle is live.
+        unsafe { self.context.driver.cuEventSynchronize(self.handle) }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made in `create` and destroyed once.
+        if let Err(error) = unsafe { self.context.driver.cuEventDestroy_v2(self.handle) } {
+            tracing::warn!(%error, "an event could not be given back");
+        }
+    }
+}
+
+/// A pinned buffer of host memory.
+#[derive(Debug)]
+pub struct Staging {
+    context: Arc<Context>,
+    memory: *mut u8,
+    len: usize,
+}
+
+// SAFETY: plain memory with one owner.
+unsafe impl Send for Staging {}
+
+impl Staging {
+    /// Allocates `len` pinned bytes, which costs about half a second for each GiB.
+    pub fn allocate(context: &Arc<Context>, len: usize) -> Result<Self, DriverError> {
+        context.enter()?;
+        let mut memory = std::ptr::null_mut();
+        // SAFETY: `memory` is a place for a pointer.
+        unsafe { context.driver.cuMemHostAlloc(&mut memory, len, PORTABLE)? };
+        let memory: *mut u8 = memory.cast();
+        // SAFETY: the driver gave `len` bytes, which become initialised here.
+        unsafe { memory.write_bytes(0, len) };
+        Ok(Self { context: context.clone(), memory, len })
+    }
+
+    /// The bytes. Only meaningful while no copy into the buffer is under way.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `len` initialised bytes that live as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.memory, self.len) }
+    }
+
+    /// The bytes, to be written. Only while no copy of the buffer is under way.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `len` initialised bytes that live as long as `self`, borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.memory, self.len) }
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        let entered = self.context.enter();
+        // SAFETY: allocated in `allocate` and freed once.
+        let gone =
+            entered.and_then(|()| unsafe { self.context.driver.cuMemFreeHost(self.memory.cast()) });
+        if let Err(error) = gone {
+            tracing::warn!(%error, "staging memory could not be given back");
+        }
+    }
+}
+
+/// Physical device memory, mapped into gpucr's address space. Dropping it unmaps and releases it
+/// here; the bytes live on while another process or a file descriptor holds them.
+#[derive(Debug)]
+pub struct SharedBlock {
+    context: Arc<Context>,
+    handle: u64,
+    address: u64,
+    len: usize,
+}
+
+impl SharedBlock {
+    /// Maps memory that a program has exported.
+    pub fn import(
+        context: &Arc<Context>,
+        fd: BorrowedFd<'_>,
+        len: u64,
+    ) -> Result<Self, DriverError> {
+        context.enter()?;
+        let mut handle = 0;
+        let fd = fd.as_raw_fd() as usize as *mut c_void;
+        // SAFETY: for this handle type the pointer argument is the file descriptor itself.
+        unsafe {
+            context.driver.cuMemImportFromShareableHandle(&mut handle, fd, POSIX_FD)?;
+        }
+        Self::map(context, handle, len as usize)
+    }
+
+    /// Makes new memory that can be exported.
+    pub fn allocate(context: &Arc<Context>, len: u64) -> Result<Self, DriverError> {
+        context.enter()?;
+        let mut handle = 0;
+        let prop = CUmemAllocationProp {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes:
+                CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            location: location(&context.device),
+            win32HandleMetaData: std::ptr::null_mut(),
+            // SAFETY: plain integers, for which zero means "nothing special".
+            allocFlags: unsafe { std::mem::zeroed() },
+        };
+        // SAFETY: `handle` and `prop` are places of the right types.
+        unsafe { context.driver.cuMemCreate(&mut handle, len as usize, &prop, 0)? };
+        Self::map(context, handle, len as usize)
+    }
+
+    fn map(context: &Arc<Context>, handle: u64, len: usize) -> Result<Self, DriverError> {
+        let driver = &context.driver;
+        let mut address = 0;
+        // SAFETY: `address` is a place for an address.
+        let reserved = unsafe { driver.cuMemAddressReserve(&mut address, len, 0, 0, 0) };
+        if let Err(error) = reserved {
+            // SAFETY: the handle is ours and used nowhere.
+            let _ = unsafe { driver.cuMemRelease(handle) };
+            return Err(error);
+        }
+        // From here on dropping `block` undoes what was done; unmapping what is not mapped is an
+        // error that drop passes over.
+        let block = Self { context: context.clone(), handle, address, len };
+        let access = CUmemAccessDesc {
+            location: location(&context.device),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: the address range was reserved for this, and `access` is one descriptor.
+        unsafe {
+            driver.cuMemMap(address, len, 0, handle, 0)?;
+            driver.cuMemSetAccess(address, len, &access, 1)?;
+        }
+        Ok(block)
+    }
+
+    /// The device that holds the memory.
+    pub fn device(&self) -> &Device {
+        &self.context.device
+    }
+
+    /// Where gpucr sees the memory.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Whether it has no bytes; the driver makes no such memory.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A file descriptor that keeps the memory alive and can be passed to another process. Only
+    /// for memory made by [`SharedBlock::allocate`]: imported memory cannot be exported again.
+    pub fn export(&self) -> Result<OwnedFd, DriverError> {
+        let mut fd: c_int = -1;
+        // SAFETY: `fd` is a place for a file descriptor, which is what this handle type gives.
+        unsafe {
+            self.context.driver.cuMemExportToShareableHandle(&mut fd, self.handle, POSIX_FD, 0)?;
+        }
+        // SAFETY: the driver made the descriptor for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}
+
+impl Drop for SharedBlock {
+    fn drop(&mut self) {
+        let driver = &self.context.driver;
+        // SAFETY: address and handle are ours; nothing uses the memory through them any more,
+        // since all copies are waited for before a block is dropped.
+        unsafe {
+            let _ = driver.cuMemUnmap(self.address, self.len);
+            let _ = driver.cuMemRelease(self.handle);
+            if let Err(error) = driver.cuMemAddressFree(self.address, self.len) {
+                tracing::warn!(%error, "an address range could not be given back");
+            }
+        }
+    }
+}
+
+fn location(device: &Device) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device.ordinal }
+}

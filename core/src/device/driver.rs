@@ -1,0 +1,318 @@
+//! The driver library, opened by absolute path: NVIDIA's or the software driver.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::path::{Path, PathBuf};
+
+use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp};
+
+/// A driver call that failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{function} failed: {name} ({code})")]
+pub struct DriverError {
+    /// The driver function.
+    pub function: &'static str,
+    /// Its result, a `CUresult`.
+    pub code: i32,
+    /// The result's name.
+    pub name: String,
+}
+
+/// Results that are told apart.
+pub mod code {
+    /// A parameter was not accepted, for the checkpoint calls: not a CUDA process.
+    pub const INVALID_VALUE: i32 = 1;
+    /// No memory left on the device or in the host.
+    pub const OUT_OF_MEMORY: i32 = 2;
+    /// The device is in exclusive use by another process.
+    pub const DEVICE_UNAVAILABLE: i32 = 46;
+    /// Not finished yet.
+    pub const NOT_READY: i32 = 600;
+}
+
+/// Why a driver library cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The library cannot be opened.
+    #[error("the driver library {path} cannot be opened: {cause}")]
+    Open {
+        /// The library.
+        path: PathBuf,
+        /// The loader's reason.
+        cause: libloading::Error,
+    },
+    /// The library lacks a function that gpucr needs.
+    #[error("the driver library {path} has no {function}: driver 570 or newer is needed")]
+    TooOld {
+        /// The library.
+        path: PathBuf,
+        /// The missing function.
+        function: &'static str,
+    },
+}
+
+macro_rules! functions {
+    ($($name:ident($($arg:ident: $ty:ty),*);)*) => {
+        #[allow(non_snake_case)]
+        struct Functions {
+            $($name: unsafe extern "C" fn($($ty),*) -> c_int,)*
+        }
+        impl Functions {
+            fn load(library: &libloading::Library, path: &Path) -> Result<Self, LoadError> {
+                Ok(Self {$(
+                    // SAFETY: the name is the driver API's and the type is the one that its
+                    // header gives; the pointer is used only while the library is open, since
+                    // `Driver` keeps it for ever.
+                    $name: unsafe {
+                        *library
+                            .get(concat!(stringify!($name), "\0").as_bytes())
+                            .map_err(|_| LoadError::TooOld {
+                                path: path.to_owned(),
+                                function: stringify!($name),
+                            })?
+                    },
+                )*})
+            }
+        }
+        impl Driver {$(
+            /// The driver function of this name.
+            ///
+            /// # Safety
+            ///
+            /// Pointers must be what the driver API asks for.
+            #[allow(non_snake_case, clippy::too_many_arguments)]
+            pub unsafe fn $name(&self, $($arg: $ty),*) -> Result<(), DriverError> {
+                // SAFETY: the caller keeps to the function's contract.
+                self.check(stringify!($name), unsafe { (self.functions.$name)($($arg),*) })
+            }
+        )*}
+    };
+}
+
+functions! {
+    cuInit(flags: c_uint);
+    cuDriverGetVersion(version: *mut c_int);
+    cuGetErrorName(code: c_int, name: *mut *const c_char);
+    cuDeviceGetCount(count: *mut c_int);
+    cuDeviceGet(device: *mut c_int, ordinal: c_int);
+    cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int);
+    cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int);
+    cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int);
+    cuCtxCreate_v2(context: *mut *mut c_void, flags: c_uint, device: c_int);
+    cuCtxDestroy_v2(context: *mut c_void);
+    cuCtxSetCurrent(context: *mut c_void);
+    cuStreamCreate(stream: *mut *mut c_void, flags: c_uint);
+    cuStreamDestroy_v2(stream: *mut c_void);
+    cuStreamSynchronize(stream: *mut c_void);
+    cuEventCreate(event: *mut *mut c_void, flags: c_uint);
+    cuEventDestroy_v2(event: *mut c_void);
+    cuEventRecord(event: *mut c_void, stream: *mut c_void);
+    cuEventSynchronize(event: *mut c_void);
+    cuMemHostAlloc(memory: *mut *mut c_void, bytes: usize, flags: c_uint);
+    cuMemFreeHost(memory: *mut c_void);
+    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: *mut c_void);
+    cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: *mut c_void);
+    cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: *mut c_void);
+    cuMemAddressReserve(address: *mut u64, bytes: usize, align: usize, hint: u64, flags: u64);
+    cuMemAddressFree(address: u64, bytes: usize);
+    cuMemCreate(handle: *mut u64, bytes: usize, prop: *const CUmemAllocationProp, flags: u64);
+    cuMemRelease(handle: u64);
+    cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64);
+    cuMemUnmap(address: u64, bytes: usize);
+    cuMemSetAccess(address: u64, bytes: usize, access: *const CUmemAccessDesc, count: usize);
+    cuMemExportToShareableHandle(fd: *mut c_int, handle: u64, kind: c_uint, flags: u64);
+    cuMemImportFromShareableHandle(handle: *mut u64, fd: *mut c_void, kind: c_uint);
+    cuCheckpointProcessGetState(pid: c_int, state: *mut c_uint);
+    cuCheckpointProcessLock(pid: c_int, args: *mut LockArgs);
+    cuCheckpointProcessCheckpoint(pid: c_int, args: *mut CheckpointArgs);
+    cuCheckpointProcessRestore(pid: c_int, args: *mut CheckpointArgs);
+    cuCheckpointProcessUnlock(pid: c_int, args: *mut CheckpointArgs);
+}
+
+/// `CUcheckpointLockArgs`.
+#[repr(C)]
+pub struct LockArgs {
+    timeout_ms: c_uint,
+    reserved: [u32; 15],
+}
+
+/// The arguments of the other checkpoint calls: reserved, all zero.
+#[repr(C, align(8))]
+pub struct CheckpointArgs {
+    reserved: [u8; 64],
+}
+
+/// `CUprocessState`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProcessState {
+    /// Runs.
+    Running,
+    /// Driver calls block.
+    Locked,
+    /// Everything of the device is in host memory.
+    Checkpointed,
+    /// A restore failed; the process cannot be saved.
+    Failed,
+}
+
+/// A device of the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// What the driver's calls take.
+    pub ordinal: i32,
+    /// Stable identity.
+    pub uuid: [u8; 16],
+    /// The product's name.
+    pub name: String,
+    /// Bytes of memory.
+    pub memory: u64,
+}
+
+/// An opened and initialised driver library. It stays open until the process ends, since the
+/// driver's own threads run in it.
+pub struct Driver {
+    path: PathBuf,
+    functions: Functions,
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// Why no driver is at hand.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The library is not usable.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The driver does not start.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+impl Driver {
+    /// Opens the library at `path` and initialises it.
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        // SAFETY: loading a driver library runs its initialisers, which are made for that.
+        let library = unsafe {
+            libloading::os::unix::Library::open(
+                Some(path),
+                libloading::os::unix::RTLD_NOW | libloading::os::unix::RTLD_LOCAL,
+            )
+        }
+        .map_err(|cause| LoadError::Open { path: path.to_owned(), cause })?;
+        let library = libloading::Library::from(library);
+        let functions = Functions::load(&library, path)?;
+        std::mem::forget(library);
+        let driver = Self { path: path.to_owned(), functions };
+        // SAFETY: takes no pointer.
+        unsafe { driver.cuInit(0)? };
+        Ok(driver)
+    }
+
+    /// The library's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn check(&self, function: &'static str, code: c_int) -> Result<(), DriverError> {
+        if code == 0 {
+            return Ok(());
+        }
+        let mut name: *const c_char = std::ptr::null();
+        // SAFETY: `name` receives a pointer to a static string, or stays null.
+        let known = unsafe { (self.functions.cuGetErrorName)(code, &mut name) } == 0;
+        let name = if known && !name.is_null() {
+            // SAFETY: the driver gives a NUL-terminated static string.
+            unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+        } else {
+            "unknown error".to_owned()
+        };
+        Err(DriverError { function, code, name })
+    }
+
+    /// The version of the driver API, for example 13000.
+    pub fn version(&self) -> Result<i32, DriverError> {
+        let mut version = 0;
+        // SAFETY: `version` is a place for an int.
+        unsafe { self.cuDriverGetVersion(&mut version)? };
+        Ok(version)
+    }
+
+    /// The devices of the host.
+    pub fn devices(&self) -> Result<Vec<Device>, DriverError> {
+        let mut count = 0;
+        // SAFETY: `count` is a place for an int.
+        unsafe { self.cuDeviceGetCount(&mut count)? };
+        (0..count).map(|i| self.device(i)).collect()
+    }
+
+    fn device(&self, index: i32) -> Result<Device, DriverError> {
+        let (mut ordinal, mut uuid, mut memory) = (0, [0; 16], 0);
+        let mut name = [0u8; 128];
+        // SAFETY: each call writes to a place of the size that it asks for or is told of.
+        unsafe {
+            self.cuDeviceGet(&mut ordinal, index)?;
+            self.cuDeviceGetUuid_v2(&mut uuid, ordinal)?;
+            self.cuDeviceTotalMem_v2(&mut memory, ordinal)?;
+            self.cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, ordinal)?;
+        }
+        let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy();
+        Ok(Device { ordinal, uuid, name: name.into_owned(), memory: memory as u64 })
+    }
+
+    /// Where the CUDA side of process `pid` stands. [`code::INVALID_VALUE`] or another error if
+    /// the process has no CUDA side.
+    pub fn process_state(&self, pid: u32) -> Result<ProcessState, DriverError> {
+        let mut state = 0;
+        // SAFETY: `state` is a place for a `CUprocessState`.
+        unsafe { self.cuCheckpointProcessGetState(pid as c_int, &mut state)? };
+        Ok(match state {
+            0 => ProcessState::Running,
+            1 => ProcessState::Locked,
+            2 => ProcessState::Checkpointed,
+            _ => ProcessState::Failed,
+        })
+    }
+
+    /// Blocks further driver calls of process `pid` and waits for those inside. After a failure
+    /// the process runs on. `timeout_ms` 0 waits without limit.
+    pub fn lock(&self, pid: u32, timeout_ms: u32) -> Result<(), DriverError> {
+        let mut args = LockArgs { timeout_ms, reserved: [0; 15] };
+        // SAFETY: the struct is the 64 bytes that the call asks for.
+        unsafe { self.cuCheckpointProcessLock(pid as c_int, &mut args) }
+    }
+
+    /// Moves everything of a locked process from the device into its host memory.
+    pub fn checkpoint(&self, pid: u32) -> Result<(), DriverError> {
+        let mut args = CheckpointArgs { reserved: [0; 64] };
+        // SAFETY: the struct is the 64 bytes that the call asks for.
+        unsafe { self.cuCheckpointProcessCheckpoint(pid as c_int, &mut args) }
+    }
+
+    /// Moves everything of a checkpointed process back to the device; it is locked then.
+    pub fn restore(&self, pid: u32) -> Result<(), DriverError> {
+        let mut args = CheckpointArgs { reserved: [0; 64] };
+        // SAFETY: the struct is the 64 bytes that the call asks for.
+        unsafe { self.cuCheckpointProcessRestore(pid as c_int, &mut args) }
+    }
+
+    /// Lets a locked process go on.
+    pub fn unlock(&self, pid: u32) -> Result<(), DriverError> {
+        let mut args = CheckpointArgs { reserved: [0; 64] };
+        // SAFETY: the struct is the 64 bytes that the call asks for.
+        unsafe { self.cuCheckpointProcessUnlock(pid as c_int, &mut args) }
+    }
+
+    /// Brings the CUDA side of process `pid` back to running from wherever it stands.
+    pub fn resume(&self, pid: u32) -> Result<(), DriverError> {
+        if self.process_state(pid)? == ProcessState::Checkpointed {
+            self.restore(pid)?;
+        }
+        if self.process_state(pid)? == ProcessState::Locked {
+            self.unlock(pid)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,220 @@
+//! Moving the chunks of many blocks between device memory and the store, on all cores.
+//!
+//! A *lane* is gpucr's context on one device with its workers. Each worker has two staging
+//! buffers of one chunk: while it hashes and compresses the one (or fills it from the store) the
+//! device copies the other. So the copy engine has at least one chunk of each worker queued, and
+//! the memory needed is two chunks for each core, whatever the size of the bulk.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use gpucr_wire::CHUNK_SIZE;
+
+use super::context::{Context, Event, SharedBlock, Staging, Stream};
+use super::driver::{Device, Driver, DriverError};
+use crate::stop::Stop;
+
+/// A staging buffer with the event that says when the copy of it has ended.
+struct Slot {
+    staging: Staging,
+    event: Event,
+}
+
+/// The context of gpucr on one device, ready to copy.
+pub struct Lane {
+    context: Arc<Context>,
+    workers: Vec<[Slot; 2]>,
+}
+
+/// The part of a block that one chunk covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Index of the block in the list that was given.
+    pub block: usize,
+    /// Index of the chunk in the block.
+    pub chunk: usize,
+    /// Device address.
+    pub address: u64,
+    /// Bytes; a whole chunk but for the last one of a block.
+    pub len: usize,
+}
+
+/// Why a transfer ended early.
+#[derive(Debug)]
+pub enum TransferError<E> {
+    /// The driver refused a call.
+    Driver(DriverError),
+    /// What the caller does with a chunk failed.
+    Chunk(E),
+}
+
+impl<E> From<DriverError> for TransferError<E> {
+    fn from(error: DriverError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+/// The number of chunks in `len` bytes.
+pub fn chunks_in(len: u64) -> usize {
+    len.div_ceil(CHUNK_SIZE) as usize
+}
+
+fn spans<'a>(blocks: &'a [SharedBlock], device: &'a [u8; 16]) -> impl Iterator<Item = Span> + 'a {
+    blocks.iter().enumerate().filter(move |(_, b)| b.device().uuid == *device).flat_map(
+        |(block, shared)| {
+            (0..chunks_in(shared.len())).map(move |chunk| {
+                let offset = chunk as u64 * CHUNK_SIZE;
+                Span {
+                    block,
+                    chunk,
+                    address: shared.address() + offset,
+                    len: CHUNK_SIZE.min(shared.len() - offset) as usize,
+                }
+            })
+        },
+    )
+}
+
+impl Lane {
+    /// Makes the context and the staging memory for `workers` workers.
+    pub fn prepare(
+        driver: &Arc<Driver>,
+        device: &Device,
+        workers: usize,
+    ) -> Result<Self, DriverError> {
+        let context = Context::create(driver, device)?;
+        let slot = || -> Result<Slot, DriverError> {
+            let staging = Staging::allocate(&context, CHUNK_SIZE as usize)?;
+            Ok(Slot { staging, event: Event::create(&context)? })
+        };
+        let workers =
+            (0..workers.max(1)).map(|_| Ok([slot()?, slot()?])).collect::<Result<_, _>>()?;
+        Ok(Self { context, workers })
+    }
+
+    /// The context.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Reads every chunk of those `blocks` that are on this lane's device and calls `take` with
+    /// its bytes, from many threads at once. Ends early when `stop` is set, which a failure does
+    /// by itself; the caller then has to treat what was taken as incomplete.
+    pub fn copy_out<E: Send>(
+        &mut self,
+        blocks: &[SharedBlock],
+        stop: &Stop,
+        take: &(impl Fn(Span, &[u8]) -> Result<(), E> + Sync),
+    ) -> Result<(), TransferError<E>> {
+        let uuid = self.context.device().uuid;
+        let work: Vec<Span> = spans(blocks, &uuid).collect();
+        let stream = Stream::create(&self.context)?;
+        let next = AtomicUsize::new(0);
+        let claim = || {
+            let free = !stop.is_set();
+            work.get(next.fetch_add(1, Ordering::Relaxed)).copied().filter(|_| free)
+        };
+        let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
+            stream.context().enter()?;
+            let issue = |slot: &mut Slot| -> Result<Option<Span>, DriverError> {
+                let Some(span) = claim() else { return Ok(None) };
+                stream.copy_out(span.address, &mut slot.staging, span.len)?;
+                stream.record(&slot.event)?;
+                Ok(Some(span))
+            };
+            let [a, b] = slots;
+            let (mut current, mut other) = (a, b);
+            let mut pending = issue(current)?;
+            while let Some(span) = pending {
+                pending = issue(other)?;
+                current.event.wait()?;
+                take(span, &current.staging.bytes()[..span.len]).map_err(TransferError::Chunk)?;
+                std::mem::swap(&mut current, &mut other);
+            }
+            Ok(())
+        };
+        let result = on_all(&mut self.workers, stop, &worker);
+        // Copies may be under way into staging buffers after a failure: wait before anyone
+        // touches or frees them.
+        self.context.enter()?;
+        stream.synchronize()?;
+        result
+    }
+
+    /// Writes every chunk of those `blocks` that are on this lane's device. `give` fills the
+    /// buffer with the chunk's bytes, or answers with the one byte that fills it.
+    pub fn copy_in<E: Send>(
+        &mut self,
+        blocks: &[SharedBlock],
+        stop: &Stop,
+        give: &(impl Fn(Span, &mut [u8]) -> Result<Filled, E> + Sync),
+    ) -> Result<(), TransferError<E>> {
+        let uuid = self.context.device().uuid;
+        let work: Vec<Span> = spans(blocks, &uuid).collect();
+        let stream = Stream::create(&self.context)?;
+        let next = AtomicUsize::new(0);
+        let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
+            stream.context().enter()?;
+            for (turn, slot) in (0..).map(|i| (i, i % 2)) {
+                let slot = &mut slots[slot];
+                let Some(span) = work.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+                if stop.is_set() {
+                    break;
+                }
+                if turn >= 2 {
+                    slot.event.wait()?;
+                }
+                let filled = give(*span, &mut slot.staging.bytes_mut()[..span.len]);
+                match filled.map_err(TransferError::Chunk)? {
+                    Filled::Bytes => stream.copy_in(&slot.staging, span.address, span.len)?,
+                    Filled::Constant(byte) => stream.fill(span.address, byte, span.len)?,
+                }
+                stream.record(&slot.event)?;
+            }
+            Ok(())
+        };
+        let result = on_all(&mut self.workers, stop, &worker);
+        self.context.enter()?;
+        stream.synchronize()?;
+        result
+    }
+}
+
+/// How a chunk was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Filled {
+    /// The buffer holds its bytes.
+    Bytes,
+    /// All its bytes are this one; the buffer was not written.
+    Constant(u8),
+}
+
+/// Runs `worker` once for each element, each on a thread of its own, and gives the first error.
+fn on_all<T: Send, E: Send>(
+    workers: &mut [T],
+    stop: &Stop,
+    worker: &(impl Fn(&mut T) -> Result<(), E> + Sync),
+) -> Result<(), E> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = workers
+            .iter_mut()
+            .map(|state| {
+                scope.spawn(move || {
+                    let result = worker(state);
+                    if result.is_err() {
+                        stop.fail();
+                    }
+                    result
+                })
+            })
+            .collect();
+        let mut first = Ok(());
+        for thread in threads {
+            let result = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            if first.is_ok() {
+                first = result;
+            }
+        }
+        first
+    })
+}

@@ -1,0 +1,9 @@
+//! The driver and the device memory that gpucr itself handles.
+
+pub mod context;
+pub mod driver;
+pub mod lanes;
+
+pub use context::{Context, SharedBlock};
+pub use driver::{Device, Driver, DriverError, ProcessState};
+pub use lanes::{Filled, Lane, Span, TransferError};

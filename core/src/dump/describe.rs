@@ -1,0 +1,213 @@
+//! What the manifest of an image says, from what the dump has found.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use super::bulk::Saved;
+use super::preflight::{Cuda, Plan};
+use super::{CriuOptions, Options};
+use crate::criu::DumpOptions;
+use crate::error::Error;
+use crate::image::{
+    self, Block, BlockKind, CarriedFile, Counts, CriuImage, CudaProcess, FileEntry, ImageWriter,
+    Manifest, Phase, Process, Shim,
+};
+use crate::library;
+use crate::phase::{PhaseTime, milliseconds};
+use crate::process::files;
+
+/// Name of the option that is set by itself when the root is no session leader.
+const SHELL_JOB: &str = "--shell-job";
+
+/// The options for CRIU's side of the dump.
+pub(super) fn criu_options<'a>(
+    options: &Options,
+    plan: &Plan,
+    images: BorrowedFd<'a>,
+) -> DumpOptions<'a> {
+    let CriuOptions { tcp_established, tcp_close, file_locks, ext_unix_sk, link_remap } =
+        options.criu;
+    DumpOptions {
+        leave_running: options.leave_running,
+        shell_job: plan.shell_job,
+        tcp_established,
+        tcp_close,
+        file_locks,
+        ext_unix_sk,
+        link_remap,
+        ..DumpOptions::new(options.pid, images)
+    }
+}
+
+/// The options of a dump that the restore has to repeat, by CRIU's names.
+fn option_names(options: &CriuOptions, shell_job: bool) -> Vec<String> {
+    let CriuOptions { tcp_established, tcp_close, file_locks, ext_unix_sk, link_remap } = *options;
+    [
+        (shell_job, SHELL_JOB),
+        (tcp_established, "--tcp-established"),
+        (tcp_close, "--tcp-close"),
+        (file_locks, "--file-locks"),
+        (ext_unix_sk, "--ext-unix-sk"),
+        (link_remap, "--link-remap"),
+    ]
+    .into_iter()
+    .filter(|(set, _)| *set)
+    .map(|(_, name)| name.to_owned())
+    .collect()
+}
+
+/// Whether an image was made with CRIU's `--shell-job`, and its other options.
+pub(crate) fn option_values(names: &[String]) -> (bool, CriuOptions) {
+    let has = |name: &str| names.iter().any(|n| n == name);
+    let options = CriuOptions {
+        tcp_established: has("--tcp-established"),
+        tcp_close: has("--tcp-close"),
+        file_locks: has("--file-locks"),
+        ext_unix_sk: has("--ext-unix-sk"),
+        link_remap: has("--link-remap"),
+    };
+    (has(SHELL_JOB), options)
+}
+
+/// The libraries that the program runs with, stored and hashed. Done before the program is
+/// stopped, since NVIDIA's driver library has 100 MB.
+pub(super) struct Libraries {
+    driver: image::Driver,
+    carried: Vec<CarriedFile>,
+    shims: Vec<Shim>,
+}
+
+impl Libraries {
+    /// Stores those that the image has to bring along: the shim, and the software driver.
+    pub(super) fn store(plan: &Plan, image: &ImageWriter) -> Result<Self, Error> {
+        let mut carried: Vec<CarriedFile> = Vec::new();
+        let mut carry = |path: &Path| -> Result<FileEntry, Error> {
+            let name = format!("carried-{}", carried.len());
+            let file = image.add_file(path, &name)?;
+            let entry = CarriedFile { path: path.to_owned(), mode: file.mode, file: file.clone() };
+            carried.push(entry);
+            Ok(file)
+        };
+        if library::is_installed(&plan.driver) {
+            carry(&plan.driver)?;
+        }
+        let mut shims: Vec<Shim> = Vec::new();
+        for path in plan.shims() {
+            if shims.iter().any(|shim| shim.path == *path) {
+                continue;
+            }
+            if !library::is_installed(path) {
+                return Err(Error::StrangeShim { path: path.clone() });
+            }
+            let file = carry(path)?;
+            shims.push(Shim { path: path.clone(), hash: hash_file(path)?, file });
+        }
+        let driver_file = plan.driver.canonicalize().unwrap_or_else(|_| plan.driver.clone());
+        let driver = image::Driver {
+            path: plan.driver.clone(),
+            version: plan.driver_version,
+            kind: library::kind(&plan.driver),
+            file_hash: hash_file(&driver_file)?,
+        };
+        Ok(Self { driver, carried, shims })
+    }
+}
+
+/// What the manifest says. The processes are frozen.
+pub(super) fn manifest(
+    options: &Options,
+    plan: &Plan,
+    libraries: Libraries,
+    criu_files: Vec<FileEntry>,
+    saved: Vec<Saved>,
+    phases: &[PhaseTime],
+    stopped: Duration,
+) -> Manifest {
+    let Libraries { driver, carried, shims } = libraries;
+    let inner_pipes = files::inner_pipes(plan.processes.iter().map(|process| process.pid));
+    let saved_bytes = saved.iter().flatten().map(|(block, _)| block.size).sum();
+    let mut saved = saved.into_iter();
+    let mut processes = Vec::with_capacity(plan.processes.len());
+    for process in &plan.processes {
+        let cuda = process.cuda.as_ref().map(|Cuda { counts, shim }| CudaProcess {
+            blocks: saved.next().unwrap_or_default().into_iter().map(block).collect(),
+            shim: shims.iter().find(|known| Some(&known.path) == shim.as_ref()).cloned(),
+            counts: Counts {
+                allocations: counts.allocations,
+                pool_bytes: counts.pool_bytes,
+                arrays: counts.arrays,
+                pinned_bytes: counts.pinned_bytes,
+                launches: counts.launches,
+            },
+        });
+        processes.push(Process {
+            pid: process.pid,
+            ppid: process.parent,
+            command: process.command.clone(),
+            exe: process.exe.clone(),
+            cuda,
+            stdio: files::stdio(process.pid, &inner_pipes),
+        });
+    }
+
+    // Carried files need not be there before a restore; gpucr puts them in place.
+    let is_carried = |path: &Path| carried.iter().any(|known| known.path == path);
+    let mut required = files::required(plan.processes.iter().map(|process| process.pid));
+    required.retain(|file| !is_carried(&file.path));
+    let system = rustix::system::uname();
+    Manifest {
+        created: SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs()),
+        gpucr_version: env!("CARGO_PKG_VERSION").to_owned(),
+        hostname: system.nodename().to_string_lossy().into_owned(),
+        kernel: system.release().to_string_lossy().into_owned(),
+        protocol: plan.protocol(),
+        driver,
+        devices: plan
+            .devices
+            .iter()
+            .map(|device| image::Device {
+                uuid: device.uuid,
+                name: device.name.clone(),
+                total_memory: device.memory,
+            })
+            .collect(),
+        processes,
+        criu: CriuImage {
+            version: plan.criu.version().to_string(),
+            files: criu_files,
+            options: option_names(&options.criu, plan.shell_job),
+        },
+        carried,
+        required,
+        bulk_bytes: saved_bytes,
+        phases: phases.iter().map(|p| Phase { name: p.name.to_owned(), ms: p.ms }).collect(),
+        stopped_ms: milliseconds(stopped),
+    }
+}
+
+fn block((block, chunks): (gpucr_wire::Block, Vec<crate::store::ChunkId>)) -> Block {
+    Block {
+        id: block.id,
+        device: block.device,
+        size: block.size,
+        kind: match block.kind {
+            gpucr_wire::BlockKind::Heap {} => BlockKind::Heap,
+            gpucr_wire::BlockKind::Program {} => BlockKind::Program,
+        },
+        address: block.address,
+        allocations: block.allocations,
+        chunks,
+    }
+}
+
+/// BLAKE3 of a file, read through a mapping on all cores: a driver library has 100 MB.
+pub(crate) fn hash_file(path: &Path) -> Result<[u8; 32], Error> {
+    let mut hasher = blake3::Hasher::new();
+    hasher
+        .update_mmap_rayon(path)
+        .map_err(|source| Error::Io { what: format!("cannot read {}", path.display()), source })?;
+    Ok(*hasher.finalize().as_bytes())
+}

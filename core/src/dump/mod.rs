@@ -1,0 +1,480 @@
+//! `gpucr dump`: from a running program to an image.
+//!
+//! [`dump`] is the list of phases. Up to and including `attach` nothing of the program is
+//! changed. From `gate` on the program stands still, and every failure leads through
+//! [`Dump::settle`], which brings it back to running. The image is committed while CRIU
+//! holds the program frozen, so at every moment either the program runs or the image is complete.
+
+mod bulk;
+mod describe;
+mod preflight;
+
+pub(crate) use describe::{hash_file, option_values};
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use gpucr_wire::Block;
+
+use crate::criu::{DumpError, DumpWorker};
+use crate::device::Lane;
+use crate::error::{Error, Failure, Left};
+use crate::held::{Drivers, Held, resume_all};
+use crate::image::{Committed, ImageWriter, Protocol};
+use crate::keeper::Keeper;
+use crate::phase::{Clock, PhaseTime, Progress, milliseconds};
+use crate::process::{Lock, ProcessInfo};
+use crate::scratch;
+use crate::stop::Stop;
+use crate::store::{ChunkId, Compression};
+
+use describe::Libraries;
+use preflight::Plan;
+
+/// How long CRIU may take to end the processes after the commit.
+const ENDING: Duration = Duration::from_secs(5);
+
+/// What to dump, and how.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Root of the process tree.
+    pub pid: u32,
+    /// Where the image goes: nothing there yet, or an empty directory.
+    pub image: PathBuf,
+    /// Let the program run on afterwards instead of ending it.
+    pub leave_running: bool,
+    /// Limit for closing the gate and draining, and for the driver's lock.
+    pub timeout: Duration,
+    /// How chunks are compressed.
+    pub compression: Compression,
+    /// The root is no session leader (found out by itself; CRIU's `--shell-job`).
+    pub shell_job: bool,
+    /// Options of CRIU with the same names.
+    pub criu: CriuOptions,
+    /// Set by a signal handler to end the dump and roll it back.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// Options that are CRIU's, by its names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct CriuOptions {
+    pub tcp_established: bool,
+    pub tcp_close: bool,
+    pub file_locks: bool,
+    pub ext_unix_sk: bool,
+    pub link_remap: bool,
+}
+
+/// What a dump did.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Report {
+    /// Where the image is.
+    #[serde(serialize_with = "crate::phase::lossy")]
+    pub image: PathBuf,
+    /// Its identity.
+    pub id: String,
+    /// Root of the process tree.
+    pub pid: u32,
+    /// How memory was copied.
+    pub protocol: Protocol,
+    /// By whom: `outside` by gpucr's own context, `inside` by the program's, `driver` by the
+    /// driver's checkpoint.
+    pub copied: &'static str,
+    /// Whether the program runs on.
+    pub left_running: bool,
+    /// Bytes of device memory that gpucr saved.
+    pub bulk_bytes: u64,
+    /// Bytes of the image.
+    pub stored_bytes: u64,
+    /// For how long the program stood still, up to the commit or until it ran again.
+    pub stopped_ms: f64,
+    /// The whole dump.
+    pub total_ms: f64,
+    /// Its phases. `copy` runs beside `detach`, `checkpoint` and `criu` where gpucr copies by
+    /// itself, so the sum can be more than the whole.
+    pub phases: Vec<PhaseTime>,
+}
+
+/// Dumps a program. See [`Failure::left`] for what holds after a failure.
+pub fn dump(options: &Options, progress: &Arc<dyn Progress>) -> Result<Report, Failure> {
+    let mut dump = Dump::attach(options, progress)?;
+    let saved = dump.stop_and_save();
+    dump.settle(saved)
+}
+
+/// A dump between its first and its last phase.
+struct Dump<'a> {
+    options: &'a Options,
+    progress: &'a Arc<dyn Progress>,
+    clock: Clock<'a>,
+    drivers: Drivers,
+    plan: Plan,
+    held: Vec<Held>,
+    keeper: Keeper,
+    /// Taken by the commit.
+    image: Option<Arc<ImageWriter>>,
+    /// Taken by the commit.
+    libraries: Option<Libraries>,
+    /// gpucr's own contexts; `None` where the programs have to copy from inside.
+    lanes: Option<Vec<Lane>>,
+    /// Started ahead; taken by its request.
+    criu: Option<DumpWorker>,
+    /// Keep a second gpucr away.
+    _locks: Vec<Lock>,
+    /// Bytes of the exported blocks.
+    bulk_bytes: u64,
+    /// Who copies them.
+    copied: &'static str,
+    stopped_at: Instant,
+    /// Set by the commit, with the time for which the program had been stopped then.
+    committed: Option<(Committed, Duration)>,
+}
+
+impl<'a> Dump<'a> {
+    /// The phases that change nothing: checks, connections, preparations.
+    fn attach(options: &'a Options, progress: &'a Arc<dyn Progress>) -> Result<Self, Failure> {
+        let mut clock = Clock::start(progress.as_ref());
+        let drivers = Drivers::default();
+        let prepare = |clock: &mut Clock<'_>| -> Result<_, Error> {
+            clock.enter("preflight", None)?;
+            let target = std::path::absolute(&options.image).map_err(|source| Error::Io {
+                what: format!("cannot make {} absolute", options.image.display()),
+                source,
+            })?;
+            let (plan, held, locks) = preflight::check(options, &drivers)?;
+            let mut keeper = Keeper::start().map_err(Error::Keeper)?;
+            keeper.writing(&target).map_err(Error::Keeper)?;
+            let image = ImageWriter::create(&options.image, options.compression)?;
+            clock.enter("attach", None)?;
+            let driver = drivers.open(&plan.driver)?;
+            let lanes = bulk::prepare(&driver, &plan.devices, plan.bulk_bytes())?;
+            let libraries = Libraries::store(&plan, &image)?;
+            let criu = plan.criu.start_dump()?;
+            Ok((plan, held, image, lanes, keeper, libraries, criu, locks))
+        };
+        match prepare(&mut clock) {
+            Ok((plan, held, image, lanes, keeper, libraries, criu, locks)) => Ok(Self {
+                libraries: Some(libraries),
+                criu: Some(criu),
+                _locks: locks,
+                bulk_bytes: 0,
+                copied: "outside",
+                options,
+                progress,
+                clock,
+                drivers,
+                plan,
+                held,
+                keeper,
+                image: Some(Arc::new(image)),
+                lanes,
+                stopped_at: Instant::now(),
+                committed: None,
+            }),
+            Err(error) => {
+                Err(Failure { phase: clock.phase(), error: Box::new(error), left: Left::Untouched })
+            }
+        }
+    }
+
+    /// The phases in which the program stands still, up to the commit. On return it is still
+    /// stopped, or CRIU has ended it after the commit.
+    fn stop_and_save(&mut self) -> Result<(), Error> {
+        self.enter("gate", None)?;
+        self.stopped_at = Instant::now();
+        self.close_gates()?;
+
+        self.enter("export", None)?;
+        let blocks = self.export()?;
+
+        self.bulk_bytes = blocks.iter().flatten().map(|block| block.size).sum();
+        self.enter("copy", Some(self.bulk_bytes))?;
+        let copy = self.start_copy(blocks)?;
+
+        self.enter("detach", None)?;
+        self.detach()?;
+
+        self.enter("checkpoint", None)?;
+        self.checkpoint()?;
+
+        self.enter("criu", None)?;
+        self.freeze_and_commit(copy)
+    }
+
+    /// What is left after the stopped phases: the program goes on, or is gone, and the keeper
+    /// may go.
+    fn settle(mut self, saved: Result<(), Error>) -> Result<Report, Failure> {
+        let failed_in = self.clock.phase();
+        let resume = saved.is_err() || self.options.leave_running;
+        let mut lost = Vec::new();
+        if resume {
+            let injected = self.clock.enter("resume", None);
+            lost = resume_all(&mut self.held, &self.drivers);
+            if let Err(error) = injected {
+                tracing::warn!(%error, "the way back goes on all the same");
+            }
+        } else {
+            self.ensure_ended();
+        }
+        self.clock.end();
+        // An image that was not committed is removed here, before anything is reported.
+        self.image = None;
+        let ended = resume && self.processes().any(|p| p.pid == self.options.pid && p.has_ended());
+        if lost.is_empty() {
+            self.keeper.done();
+        } else {
+            // The keeper tries for longer than this.
+            drop(self.keeper);
+        }
+        let lost: Vec<String> = lost.iter().map(|(pid, e)| format!("process {pid}: {e}")).collect();
+        let left = match &self.committed {
+            Some(_) => Left::CompleteButLost(lost.clone()),
+            None if !lost.is_empty() => Left::Lost(lost.clone()),
+            None if ended => Left::Ended,
+            None => Left::RolledBack,
+        };
+        match (saved, self.committed) {
+            (Ok(()), Some((committed, until_commit))) if lost.is_empty() => {
+                let stopped = if resume { self.stopped_at.elapsed() } else { until_commit };
+                Ok(Report {
+                    image: self.options.image.clone(),
+                    id: crate::hex(&committed.id),
+                    pid: self.options.pid,
+                    protocol: self.plan.protocol(),
+                    copied: if self.bulk_bytes == 0 { "driver" } else { self.copied },
+                    left_running: resume && !ended,
+                    bulk_bytes: self.bulk_bytes,
+                    stored_bytes: committed.stored_bytes,
+                    stopped_ms: milliseconds(stopped),
+                    total_ms: milliseconds(self.clock.total()),
+                    phases: self.clock.times().to_vec(),
+                })
+            }
+            (Ok(()), _) => {
+                let error = Error::NotResumed(lost.join("; "));
+                Err(Failure { phase: "resume", error: Box::new(error), left })
+            }
+            (Err(error), _) => {
+                let error = match error {
+                    _ if left == Left::Ended => Error::ProgramEnded,
+                    Error::CopyIncomplete if self.options.stop.load(Ordering::Relaxed) => {
+                        Error::Interrupted
+                    }
+                    error => error,
+                };
+                Err(Failure { phase: failed_in, error: Box::new(error), left })
+            }
+        }
+    }
+
+    fn enter(&mut self, phase: &'static str, bytes: Option<u64>) -> Result<(), Error> {
+        if self.options.stop.load(Ordering::Relaxed) {
+            return Err(Error::Interrupted);
+        }
+        self.clock.enter(phase, bytes)
+    }
+
+    /// Closes all gates at the same time: programs that wait for each other on the device drain
+    /// only together.
+    fn close_gates(&mut self) -> Result<(), Error> {
+        let limit = self.options.timeout;
+        std::thread::scope(|scope| {
+            let agents = self.held.iter_mut().filter_map(|program| program.agent.as_mut());
+            let closing: Vec<_> =
+                agents.map(|agent| scope.spawn(move || agent.close_gate(limit))).collect();
+            closing.into_iter().try_for_each(|thread| {
+                let closed = thread.join();
+                closed.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+        })?;
+        Ok(())
+    }
+
+    /// Takes a file descriptor of every block, and gives the keeper one too.
+    fn export(&mut self) -> Result<Vec<Vec<Block>>, Error> {
+        let mut all = Vec::with_capacity(self.held.len());
+        for program in &mut self.held {
+            let exported = match &mut program.agent {
+                Some(agent) => agent.export()?,
+                None => Vec::new(),
+            };
+            let blocks = exported.iter().map(|(block, _)| block.clone()).collect();
+            program.blocks = exported.into_iter().map(|(block, fd)| (block.id, fd)).collect();
+            self.keeper.adopt(program).map_err(Error::Keeper)?;
+            all.push(blocks);
+        }
+        Ok(all)
+    }
+
+    /// Starts the copy of all blocks. From outside it goes on beside the phases that follow,
+    /// since the memory lives on without the program; from inside it is complete on return.
+    fn start_copy(&mut self, blocks: Vec<Vec<Block>>) -> Result<Copy, Error> {
+        let image = self.image.as_ref().expect("not committed yet").clone();
+        let (stop, progress) = (Stop::new(self.options.stop.clone()), self.progress.clone());
+        let outside = match self.lanes.take() {
+            Some(lanes) => bulk::Imported::import(lanes, &self.held, &blocks)?,
+            None => None,
+        };
+        let Some(imported) = outside else {
+            self.copied = "inside";
+            let mut saved = Vec::new();
+            for (program, blocks) in self.held.iter_mut().zip(&blocks) {
+                if program.has_agent {
+                    saved.extend(bulk::copy_inside(
+                        program,
+                        blocks,
+                        image.chunks(),
+                        &stop,
+                        progress.as_ref(),
+                    )?);
+                }
+            }
+            return Ok(Copy { blocks, stop, work: Some(Work::Done(saved)) });
+        };
+        let stop_flag = stop.clone();
+        let thread = std::thread::spawn(move || {
+            imported.copy(image.chunks(), &stop_flag, progress.as_ref())
+        });
+        Ok(Copy { blocks, stop, work: Some(Work::Thread(thread)) })
+    }
+
+    /// Takes the bulk memory away from every program.
+    fn detach(&mut self) -> Result<(), Error> {
+        for program in &mut self.held {
+            let Some(agent) = program.agent.take() else { continue };
+            if let Err((agent, error)) = agent.detach() {
+                program.agent = agent;
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the driver move what is left into host memory: first all locks, which can fail
+    /// without harm, then all checkpoints.
+    fn checkpoint(&mut self) -> Result<(), Error> {
+        let limit = u32::try_from(self.options.timeout.as_millis()).unwrap_or(u32::MAX).max(1);
+        let driver = self.drivers.open(&self.plan.driver)?;
+        for program in &self.held {
+            let pid = program.process.pid;
+            driver.lock(pid, limit).map_err(|source| Error::Process { pid, source })?;
+        }
+        for program in &self.held {
+            let pid = program.process.pid;
+            driver.checkpoint(pid).map_err(|source| Error::Process { pid, source })?;
+        }
+        Ok(())
+    }
+
+    /// Lets CRIU freeze and save the processes, and commits the image before it lets go of them:
+    /// it ends them only if the commit has succeeded.
+    fn freeze_and_commit(&mut self, copy: Copy) -> Result<(), Error> {
+        let image = self.image.as_ref().expect("not committed yet");
+        let staging = image.staging_dir();
+        let staging = std::fs::File::open(&staging).map_err(|source| Error::Io {
+            what: format!("cannot open {}", staging.display()),
+            source,
+        })?;
+        // CRIU's log goes elsewhere: on a full disk it is what tells that the disk is full.
+        let log = scratch::file_system()?;
+        let mut options = describe::criu_options(self.options, &self.plan, staging.as_fd());
+        options.work = Some(log.as_fd());
+        let criu = self.criu.take().expect("asked once");
+        let mut copy = Some(copy);
+        let commit = &mut || self.commit(copy.take().expect("CRIU asks for the commit once"));
+        match criu.dump(&options, commit) {
+            Ok(()) => Ok(()),
+            Err(DumpError::Callback(error)) => Err(error),
+            Err(DumpError::Criu { error, after_callback: false }) => Err(error.into()),
+            // The image is complete; `settle` sees to the processes.
+            Err(DumpError::Criu { error, after_callback: true }) => {
+                tracing::warn!(%error, "CRIU failed after the commit");
+                if !self.options.leave_running {
+                    self.processes().for_each(ProcessInfo::kill);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// All processes of the program.
+    fn processes(&self) -> impl Iterator<Item = &ProcessInfo> {
+        self.held.iter().map(|program| &program.process).chain(&self.plan.others)
+    }
+
+    /// Waits until all processes are gone, as CRIU has ended them; ends them if it has not.
+    fn ensure_ended(&self) {
+        let since = Instant::now();
+        while !self.processes().all(ProcessInfo::has_ended) {
+            if since.elapsed() > ENDING {
+                self.processes().for_each(ProcessInfo::kill);
+            }
+            if since.elapsed() > 2 * ENDING {
+                tracing::warn!("a process of the program does not end, though it was killed");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Takes CRIU's files in, waits for the copy, and commits.
+    fn commit(&mut self, copy: Copy) -> Result<(), Error> {
+        self.plan.update(self.options.pid, &self.held, &self.drivers)?;
+        self.enter("store", None)?;
+        let image = self.image.take().expect("committed once");
+        let files = image.add_staged(|name| name.ends_with(".img"))?;
+        let blocks = copy.finish()?;
+        self.enter("commit", None)?;
+        let stopped = self.stopped_at.elapsed();
+        let image = Arc::into_inner(image).expect("the copy has ended");
+        let phases = self.clock.times();
+        let libraries = self.libraries.take().expect("committed once");
+        let (options, plan) = (self.options, &self.plan);
+        let manifest = describe::manifest(options, plan, libraries, files, blocks, phases, stopped);
+        let committed = image.commit(&manifest)?;
+        self.committed = Some((committed, self.stopped_at.elapsed()));
+        Ok(())
+    }
+}
+
+/// A copy of bulk memory under way. Dropped before its end it is stopped and waited for.
+struct Copy {
+    blocks: Vec<Vec<Block>>,
+    stop: Stop,
+    work: Option<Work>,
+}
+
+enum Work {
+    /// Ids for each block of each program, in order.
+    Done(Vec<Vec<ChunkId>>),
+    Thread(JoinHandle<Result<Vec<Vec<ChunkId>>, Error>>),
+}
+
+impl Copy {
+    /// Waits for the end and gives each program's blocks with their chunks.
+    fn finish(mut self) -> Result<Vec<bulk::Saved>, Error> {
+        let ids = match self.work.take().expect("taken only here and in drop") {
+            Work::Done(ids) => ids,
+            Work::Thread(thread) => {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?
+            }
+        };
+        let mut ids = ids.into_iter();
+        let programs = std::mem::take(&mut self.blocks).into_iter();
+        Ok(programs.map(|blocks| blocks.into_iter().zip(ids.by_ref()).collect()).collect())
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        if let Some(Work::Thread(thread)) = self.work.take() {
+            self.stop.fail();
+            let _ = thread.join();
+        }
+    }
+}

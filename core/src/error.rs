@@ -1,0 +1,137 @@
+//! What can go wrong in a dump or a restore, and what holds afterwards.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::criu::CriuError;
+use crate::device::driver::{DriverError, OpenError};
+use crate::image::ImageError;
+use crate::process::{AgentError, TreeError};
+use crate::store::StoreError;
+
+/// What happened.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the messages say what each field is
+pub enum Error {
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Criu(#[from] CriuError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("process {pid}: {source}")]
+    Process { pid: u32, source: DriverError },
+    #[error("{what}: {source}")]
+    Io { what: String, source: io::Error },
+    #[error("checkpoint and restore need root")]
+    NotRoot,
+    #[error("no driver library {0} is on this host")]
+    NoDriver(String),
+    #[error("{name}, which belongs to gpucr, is not beside it")]
+    NoLibrary { name: String },
+    #[error("this gpucr is itself a descendant of process {pid}")]
+    OwnTree { pid: u32 },
+    #[error("process {pid} and its {others} descendants use no CUDA")]
+    NoCuda { pid: u32, others: usize },
+    #[error("process {pid} uses {what}, which the driver cannot checkpoint")]
+    Unsupported { pid: u32, what: String },
+    #[error("process {pid} is detached from its memory by a dump that has ended")]
+    Detached { pid: u32 },
+    #[error("another gpucr is at work on process {pid}")]
+    Busy { pid: u32 },
+    #[error("process {pid} is suspended")]
+    Suspended { pid: u32 },
+    #[error("process {pid} lives in another pid namespace")]
+    OtherPidNamespace { pid: u32 },
+    #[error("process {pid}: its CUDA side is {state:?}, not running")]
+    NotRunning { pid: u32, state: crate::device::ProcessState },
+    #[error("process {pid} changed while it was being dumped: {what}")]
+    Changed { pid: u32, what: String },
+    #[error("process {pid} uses the device {device}, which is not on this host")]
+    NoDevice { pid: u32, device: String },
+    #[error("pid {pid}, which the program had, is in use on this host")]
+    PidInUse { pid: u32 },
+    #[error("{path}, which the program had open or mapped, is not there")]
+    FileMissing { path: PathBuf },
+    #[error("{path} has {found} bytes now and had {expected} when the program was dumped")]
+    FileChanged { path: PathBuf, found: u64, expected: u64 },
+    #[error("the image needs {needed}, and this host has {found}")]
+    OtherDriver { needed: String, found: String },
+    #[error("the image would put a file at {path}, which is no place for one of gpucr's libraries")]
+    Misplaced { path: PathBuf },
+    #[error("process runs behind {path}, which is not a shim as `gpucr run` puts it in place")]
+    StrangeShim { path: PathBuf },
+    #[error("the image is damaged: {what}")]
+    Damaged { what: String },
+    #[error("the copying of device memory stopped early")]
+    CopyIncomplete,
+    #[error("the program ended while it was being dumped")]
+    ProgramEnded,
+    #[error("the program did not come back to running: {0}")]
+    NotResumed(String),
+    #[error("interrupted")]
+    Interrupted,
+    #[error("the keeper, which guards the program, did not start or has died: {0}")]
+    Keeper(io::Error),
+    #[error("fault {0} was asked for")]
+    Injected(String),
+}
+
+impl Error {
+    /// Whether the host lacks what every dump or restore of this kind needs (exit code 3).
+    pub fn is_of_host(&self) -> bool {
+        match self {
+            Self::NotRoot
+            | Self::NoDriver(_)
+            | Self::NoLibrary { .. }
+            | Self::Open(_)
+            | Self::OtherDriver { .. } => true,
+            Self::NoDevice { .. } => true,
+            Self::Criu(error) => error.is_of_host(),
+            _ => false,
+        }
+    }
+}
+
+/// What holds after a failure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing was changed.
+    Untouched,
+    /// The program runs on as if nothing had been asked; there is no image.
+    RolledBack,
+    /// The program ended by itself meanwhile; there is no image.
+    Ended,
+    /// The image is complete, but the program could not be brought back to running; what went
+    /// wrong, by process.
+    CompleteButLost(Vec<String>),
+    /// The image is as it was; whatever had been restored of the program was ended again, before
+    /// any of it had run.
+    NotRestored,
+    /// The same, but the program's host side had begun to run: files that it writes may have
+    /// changed.
+    NotRestoredButRan,
+    /// The program could not be brought back to running; what went wrong, by process.
+    Lost(Vec<String>),
+}
+
+/// A dump or restore that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Failure {
+    /// The phase in which it failed.
+    pub phase: &'static str,
+    /// What happened.
+    #[source]
+    pub error: Box<Error>,
+    /// What holds now.
+    pub left: Left,
+}

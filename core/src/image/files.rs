@@ -1,0 +1,95 @@
+//! Files into chunks and back.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+use rustix::fs::{AtFlags, Mode, OFlags};
+
+use super::manifest::chunk_len;
+use super::{FileEntry, ImageError, io_failure};
+use crate::store::{ChunkId, ChunkReader, ChunkWriter, MAX_CHUNK, io_error};
+
+/// Cuts the regular file at `path` into chunks, in parallel, and stores them. The file must not
+/// change meanwhile; if it shrinks, this fails.
+pub(super) fn store_file(
+    chunks: &ChunkWriter,
+    path: &Path,
+    name: &str,
+) -> Result<FileEntry, ImageError> {
+    let bad = |reason| ImageError::BadFile { name: name.to_owned(), reason };
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)
+        .map_err(|e| io_failure("open", path, e))?;
+    let meta = file.metadata().map_err(|e| io_failure("read", path, e))?;
+    if !meta.is_file() {
+        return Err(bad("it is not a regular file"));
+    }
+    let size = meta.len();
+    let ids: Vec<ChunkId> = (0..size.div_ceil(MAX_CHUNK as u64) as usize)
+        .into_par_iter()
+        .map_init(Vec::new, |buffer: &mut Vec<u8>, number| {
+            let len = chunk_len(size, number);
+            if buffer.len() < len {
+                buffer.resize(len, 0);
+            }
+            let piece = &mut buffer[..len];
+            file.read_exact_at(piece, number as u64 * MAX_CHUNK as u64)
+                .map_err(|e| io_failure("read", path, e))?;
+            Ok::<_, ImageError>(chunks.put(piece)?)
+        })
+        .collect::<Result<_, _>>()?;
+    let entry = FileEntry { name: name.to_owned(), size, mode: meta.mode() & 0o7777, chunks: ids };
+    entry.check_name().map_err(bad)?;
+    Ok(entry)
+}
+
+/// Writes a file of an image into the directory `dir`, in parallel. It must not exist there.
+/// After a failure it does not exist.
+pub(super) fn extract(
+    chunks: &ChunkReader,
+    entry: &FileEntry,
+    dir: BorrowedFd<'_>,
+) -> Result<(), ImageError> {
+    entry
+        .check_name()
+        .map_err(|reason| ImageError::BadFile { name: entry.name.clone(), reason })?;
+    let path = PathBuf::from(&entry.name);
+    // Not the conversion that takes a full disk for one on which an image was being written.
+    let failed = |action, e: io::Error| ImageError::Store(io_error(action, &path, e));
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(dir, entry.name.as_str(), flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|e| failed("create", e.into()))?;
+    let file = File::from(fd);
+    let fill = || {
+        file.set_len(entry.size).map_err(|e| failed("write", e))?;
+        entry.chunks.par_iter().enumerate().try_for_each_init(
+            Vec::new,
+            |buffer: &mut Vec<u8>, (number, id)| {
+                let len = chunk_len(entry.size, number);
+                if buffer.len() < len {
+                    buffer.resize(len, 0);
+                }
+                let piece = &mut buffer[..len];
+                chunks.get(id, piece)?;
+                // The file is new, so it reads as zeros where nothing is written.
+                if piece.iter().all(|&byte| byte == 0) {
+                    return Ok(());
+                }
+                file.write_all_at(piece, number as u64 * MAX_CHUNK as u64)
+                    .map_err(|e| failed("write", e))
+            },
+        )?;
+        rustix::fs::fchmod(file.as_fd(), Mode::from_raw_mode(entry.mode & 0o777))
+            .map_err(|e| failed("change the mode of", e.into()))
+    };
+    fill().inspect_err(|_: &ImageError| {
+        // Best effort: the error at hand says more than a failure to clean up would.
+        let _ = rustix::fs::unlinkat(dir, entry.name.as_str(), AtFlags::empty());
+    })
+}

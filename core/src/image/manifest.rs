@@ -1,0 +1,424 @@
+//! What an image says about itself.
+//!
+//! The manifest is stored in postcard form, in which fields and variants have an order and no
+//! names. So within one [`MANIFEST_VERSION`]: fields never change, and variants are only added
+//! at the end of an enum. Anything else raises the version.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::{ImageError, MANIFEST};
+use crate::store::{ChunkId, MAX_CHUNK, StoreError, index};
+
+/// Version of the manifest that this code writes, and the newest that it reads.
+pub const MANIFEST_VERSION: u32 = 1;
+
+const MAGIC: &[u8; 8] = b"gpucrIMG";
+/// Most bytes that a manifest may have; that of a 139 GiB image has about 3 MB.
+const MAX_MANIFEST: u64 = 256 << 20;
+
+/// Everything about an image but the bytes themselves.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// When the dump began, seconds since 1970 UTC.
+    pub created: u64,
+    /// Version of the gpucr that made the image.
+    pub gpucr_version: String,
+    /// Name of the host that it was made on.
+    pub hostname: String,
+    /// Release of that host's kernel, as `uname -r` prints it.
+    pub kernel: String,
+    /// How memory was copied.
+    pub protocol: Protocol,
+    /// The driver library that served the program.
+    pub driver: Driver,
+    /// The devices on which the program had contexts.
+    pub devices: Vec<Device>,
+    /// The process tree, each process after its parent; the first is the root.
+    pub processes: Vec<Process>,
+    /// What CRIU wrote.
+    pub criu: CriuImage,
+    /// Files that the program needs and the image brings along.
+    pub carried: Vec<CarriedFile>,
+    /// Files that must be on the host before a restore is begun.
+    pub required: Vec<RequiredFile>,
+    /// Bytes of device memory that gpucr itself saved.
+    pub bulk_bytes: u64,
+    /// What the dump did, in order, as far as it was known when the manifest was written.
+    pub phases: Vec<Phase>,
+    /// For how many milliseconds the program had been stopped when the manifest was written.
+    pub stopped_ms: f64,
+}
+
+/// How memory was copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Protocol {
+    /// All in the stopped window.
+    Stop,
+    /// Copied while the program ran, then again what had changed: the state at the end.
+    Recopy,
+    /// Copied while the program ran, before it was overwritten: the state at the start.
+    Cow,
+    /// By the driver's own checkpoint: the program did not run under gpucr.
+    Driver,
+}
+
+/// A driver library.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Driver {
+    /// Absolute path of its file.
+    pub path: PathBuf,
+    /// What `cuDriverGetVersion` says, for example 13000.
+    pub version: i32,
+    /// Whose it is.
+    pub kind: DriverKind,
+    /// BLAKE3 of the file: the same driver or another?
+    pub file_hash: [u8; 32],
+}
+
+/// Whose driver library it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DriverKind {
+    /// gpucr's software driver.
+    Soft,
+    /// NVIDIA's.
+    Nvidia,
+}
+
+/// A device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// Its UUID, as `cuDeviceGetUuid` gives it.
+    pub uuid: [u8; 16],
+    /// Its name, for example `NVIDIA H200`.
+    pub name: String,
+    /// Bytes of memory that it has.
+    pub total_memory: u64,
+}
+
+/// A process of the tree.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its pid, which it has again after a restore.
+    pub pid: u32,
+    /// Its parent's pid.
+    pub ppid: u32,
+    /// Its arguments, the command first; bytes that are not UTF-8 are replaced.
+    pub command: Vec<String>,
+    /// Absolute path of its executable.
+    pub exe: PathBuf,
+    /// What it had on devices, if it used CUDA.
+    pub cuda: Option<CudaProcess>,
+    /// How its file descriptors 0, 1 and 2 were connected.
+    pub stdio: [Stdio; 3],
+}
+
+/// What a process had on devices.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CudaProcess {
+    /// Its physical memory, as far as gpucr saved it.
+    pub blocks: Vec<Block>,
+    /// The shim that it runs under; none if it does not.
+    pub shim: Option<Shim>,
+    /// What else it held.
+    pub counts: Counts,
+}
+
+/// One block of physical device memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Block {
+    /// The shim's name for it.
+    pub id: u64,
+    /// UUID of its device.
+    pub device: [u8; 16],
+    /// Bytes.
+    pub size: u64,
+    /// Who asked for it.
+    pub kind: BlockKind,
+    /// Where the program sees its start; 0 if it is not mapped.
+    pub address: u64,
+    /// Live allocations inside it.
+    pub allocations: u32,
+    /// Its contents, each chunk but the last of [`MAX_CHUNK`] bytes.
+    pub chunks: Vec<ChunkId>,
+}
+
+/// Who asked for a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BlockKind {
+    /// The shim, to serve `cuMemAlloc*`.
+    Heap,
+    /// The program itself, with `cuMemCreate`.
+    Program,
+}
+
+/// The shim inside a program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shim {
+    /// Absolute path of its file, which the restored program maps.
+    pub path: PathBuf,
+    /// BLAKE3 of its file.
+    pub hash: [u8; 32],
+    /// Its file.
+    pub file: FileEntry,
+}
+
+/// What a process held beside its blocks, for `gpucr inspect`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Live allocations served from blocks.
+    pub allocations: u64,
+    /// Bytes in stream-ordered pools, saved by the driver.
+    pub pool_bytes: u64,
+    /// Arrays, saved by the driver.
+    pub arrays: u64,
+    /// Bytes of pinned host memory, saved by the driver and CRIU.
+    pub pinned_bytes: u64,
+    /// Kernel and graph launches so far.
+    pub launches: u64,
+}
+
+/// How a file descriptor was connected.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stdio {
+    /// Not open.
+    Closed,
+    /// A terminal.
+    Terminal {
+        /// Its path, for example `/dev/pts/3`.
+        path: PathBuf,
+        /// Device number of the terminal, as `st_rdev`.
+        rdev: u64,
+        /// Device number of the file system that holds it, as `st_dev`.
+        dev: u64,
+    },
+    /// A pipe that leads out of the process tree.
+    Pipe {
+        /// Its inode, by which CRIU knows it: `pipe:[inode]`.
+        inode: u64,
+    },
+    /// A regular file.
+    File {
+        /// Its absolute path.
+        path: PathBuf,
+    },
+    /// `/dev/null`.
+    DevNull,
+    /// A socket, or anything else.
+    Other {
+        /// What `/proc/PID/fd/N` points at.
+        target: String,
+    },
+}
+
+/// What CRIU wrote.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CriuImage {
+    /// Version of the CRIU that wrote it, for example `4.2.1`.
+    pub version: String,
+    /// Its files.
+    pub files: Vec<FileEntry>,
+    /// The options of the dump that a restore must repeat, as on CRIU's command line, for
+    /// example `--shell-job`.
+    pub options: Vec<String>,
+}
+
+/// A file whose contents are in the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Its name, with no directory.
+    pub name: String,
+    /// Its length in bytes.
+    pub size: u64,
+    /// Its permission bits.
+    pub mode: u32,
+    /// Its contents, each chunk but the last of [`MAX_CHUNK`] bytes.
+    pub chunks: Vec<ChunkId>,
+}
+
+/// A file that the image brings along.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CarriedFile {
+    /// Absolute path at which the restored program expects it.
+    pub path: PathBuf,
+    /// Its permission bits.
+    pub mode: u32,
+    /// Its contents.
+    pub file: FileEntry,
+}
+
+/// A file that must be on the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequiredFile {
+    /// Its absolute path.
+    pub path: PathBuf,
+    /// Its length in bytes; CRIU refuses to restore with another.
+    pub size: u64,
+    /// Whether a process had it mapped.
+    pub mapped: bool,
+    /// Whether a process had it open.
+    pub open: bool,
+}
+
+/// A phase of the dump.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Phase {
+    /// Its name.
+    pub name: String,
+    /// Milliseconds that it took.
+    pub ms: f64,
+}
+
+/// A run of chunks that the manifest names, and what it belongs to.
+pub(super) struct ChunkList<'a> {
+    pub(super) owner: Owner<'a>,
+    pub(super) size: u64,
+    pub(super) chunks: &'a [ChunkId],
+}
+
+/// What a list of chunks belongs to.
+pub(super) enum Owner<'a> {
+    Block { pid: u32, block: &'a Block },
+    File(&'a FileEntry),
+}
+
+impl std::fmt::Display for Owner<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Owner::Block { pid, block } => {
+                write!(f, "block {} of process {pid} at {:#x}", block.id, block.address)
+            }
+            Owner::File(file) => write!(f, "file {:?}", file.name),
+        }
+    }
+}
+
+impl Manifest {
+    /// Reads and checks the manifest of the image at `dir`.
+    pub fn read(dir: &Path) -> Result<Self, ImageError> {
+        Ok(Self::read_with_id(dir)?.0)
+    }
+
+    pub(super) fn read_with_id(dir: &Path) -> Result<(Self, [u8; 32]), ImageError> {
+        let not = |reason| ImageError::NotAnImage { path: dir.to_owned(), reason };
+        match std::fs::metadata(dir) {
+            Ok(meta) if meta.is_dir() => {}
+            Ok(_) => return Err(not("it is not a directory")),
+            Err(e) => return Err(super::io_failure("open", dir, e)),
+        }
+        let path = dir.join(MANIFEST);
+        let (body, hash) = index::read_framed(&path, MAGIC, MANIFEST_VERSION, MAX_MANIFEST)
+            .map_err(|error| match error {
+                StoreError::NotAStore { .. } => not("its manifest is something else"),
+                StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                    not("it has no manifest")
+                }
+                other => other.into(),
+            })?;
+        let manifest = Self::decode(&body)
+            .map_err(|what| ImageError::Damaged { path, what: what.to_owned() })?;
+        Ok((manifest, *hash.as_bytes()))
+    }
+
+    /// Writes and syncs the manifest into `dir`. Returns its identity and its length in bytes.
+    pub(super) fn write(&self, dir: &Path) -> Result<([u8; 32], u64), ImageError> {
+        let path = dir.join(MANIFEST);
+        let damaged = |what: &str| ImageError::Damaged { path: path.clone(), what: what.into() };
+        // What could not be read back must not be written.
+        self.check().map_err(damaged)?;
+        let body = postcard::to_stdvec(self).map_err(|_| damaged("it cannot be encoded"))?;
+        if body.len() as u64 > MAX_MANIFEST {
+            return Err(damaged("it is larger than the format's limit"));
+        }
+        let (hash, len) = index::write_framed(&path, MAGIC, MANIFEST_VERSION, &body)?;
+        Ok((*hash.as_bytes(), len))
+    }
+
+    /// Decodes the body of a manifest file; any bytes are safe.
+    pub(super) fn decode(body: &[u8]) -> Result<Self, &'static str> {
+        let (manifest, rest) =
+            postcard::take_from_bytes::<Self>(body).map_err(|_| "it cannot be decoded")?;
+        if !rest.is_empty() {
+            return Err("there are bytes after its last field");
+        }
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// Checks what the rest of the code relies on: file names that stay inside their directory,
+    /// and chunk lists that fit the sizes.
+    fn check(&self) -> Result<(), &'static str> {
+        if self.processes.is_empty() {
+            return Err("it has no process");
+        }
+        if self.processes.iter().any(|process| process.pid < 2) {
+            return Err("a process has an impossible pid");
+        }
+        let mut names = HashSet::new();
+        for file in &self.criu.files {
+            if !names.insert(file.name.as_str()) {
+                return Err("two of CRIU's files have the same name");
+            }
+        }
+        for list in self.chunk_lists() {
+            if list.size > i64::MAX as u64 {
+                return Err("a file or block has an impossible size");
+            }
+            if list.chunks.len() as u64 != list.size.div_ceil(MAX_CHUNK as u64) {
+                return Err("a list of chunks does not fit its size");
+            }
+            if let Owner::File(file) = list.owner {
+                file.check_name()?;
+            }
+        }
+        if self.carried.iter().any(|carried| !carried.path.is_absolute()) {
+            return Err("a carried file has no absolute path");
+        }
+        Ok(())
+    }
+
+    /// Every list of chunks, with what it belongs to.
+    pub(super) fn chunk_lists(&self) -> impl Iterator<Item = ChunkList<'_>> {
+        let cuda = self.processes.iter().filter_map(|p| Some((p.pid, p.cuda.as_ref()?)));
+        let blocks = cuda.clone().flat_map(|(pid, cuda)| {
+            cuda.blocks.iter().map(move |block| ChunkList {
+                owner: Owner::Block { pid, block },
+                size: block.size,
+                chunks: &block.chunks,
+            })
+        });
+        let shims = cuda.filter_map(|(_, cuda)| Some(&cuda.shim.as_ref()?.file));
+        let carried = self.carried.iter().map(|carried| &carried.file);
+        let files = self.criu.files.iter().chain(shims).chain(carried).map(|file| ChunkList {
+            owner: Owner::File(file),
+            size: file.size,
+            chunks: &file.chunks,
+        });
+        blocks.chain(files)
+    }
+}
+
+impl FileEntry {
+    /// Refuses every name that could lead out of the directory that it is put in.
+    pub(super) fn check_name(&self) -> Result<(), &'static str> {
+        let name = self.name.as_str();
+        if name.is_empty() || name.len() > 255 || name == "." || name == ".." {
+            return Err("a file has an impossible name");
+        }
+        if name.contains(['/', '\0']) {
+            return Err("a file's name contains a directory");
+        }
+        Ok(())
+    }
+}
+
+/// Plain bytes of chunk `number` of something that has `size` bytes.
+pub(super) fn chunk_len(size: u64, number: usize) -> usize {
+    size.saturating_sub(number as u64 * MAX_CHUNK as u64).min(MAX_CHUNK as u64) as usize
+}

@@ -1,0 +1,132 @@
+//! The image: a directory that holds a stopped program, complete and checked.
+//!
+//! An image has a [`Manifest`], which says what was stopped and names every chunk of its memory
+//! and files by hash, and a [store](crate::store) with those chunks. [`ImageWriter`] makes one,
+//! [`ImageReader`] reads it. `docs/image-format.md` describes the files byte by byte.
+//!
+//! An image exists whole or not at all: it is written in a hidden directory beside its final
+//! place and renamed when everything is durable.
+
+mod files;
+mod manifest;
+mod reader;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+pub use manifest::{
+    Block, BlockKind, CarriedFile, Counts, CriuImage, CudaProcess, Device, Driver, DriverKind,
+    FileEntry, MANIFEST_VERSION, Manifest, Phase, Process, Protocol, RequiredFile, Shim, Stdio,
+};
+pub use reader::ImageReader;
+pub use writer::{Committed, ImageWriter, remove_unfinished};
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::store::{ChunkId, StoreError, io_error};
+
+/// Why an image could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The place for the image cannot take one.
+    #[error("cannot make an image at {}: {reason}", path.display())]
+    Output {
+        /// The path that was asked for.
+        path: PathBuf,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// The path holds something else than an image.
+    #[error("{} is not a gpucr image: {reason}", path.display())]
+    NotAnImage {
+        /// The path that was asked for.
+        path: PathBuf,
+        /// What is missing or wrong.
+        reason: &'static str,
+    },
+    /// A file of the image is shorter than it must be.
+    #[error("{} is truncated: {found} bytes where {expected} are needed", path.display())]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// Bytes needed.
+        expected: u64,
+        /// Bytes there.
+        found: u64,
+    },
+    /// A file of the image is not as it was written.
+    #[error("{} is damaged: {what}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What does not match.
+        what: String,
+    },
+    /// The image was written by a newer gpucr.
+    #[error("{} has format version {found}; this gpucr reads up to {supported}", path.display())]
+    NewerVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// The newest version that can be read.
+        supported: u32,
+    },
+    /// The disk is full. Nothing of the image is left behind.
+    #[error("no space left while writing {}; the unfinished image was removed", path.display())]
+    NoSpace {
+        /// The file that was being written.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The manifest names a chunk that the image does not have.
+    #[error("chunk {id}, part of {owner}, is missing from the image")]
+    MissingChunk {
+        /// The chunk.
+        id: ChunkId,
+        /// The file or block of memory that it belongs to.
+        owner: String,
+    },
+    /// A file has a name or a shape that an image cannot hold.
+    #[error("file {name:?} cannot be part of an image: {reason}")]
+    BadFile {
+        /// Its name.
+        name: String,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// The store failed in another way.
+    #[error(transparent)]
+    Store(StoreError),
+}
+
+impl From<StoreError> for ImageError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::NoSpace { path, source } => Self::NoSpace { path, source },
+            StoreError::Truncated { path, expected, found } => {
+                Self::Truncated { path, expected, found }
+            }
+            StoreError::Damaged { path, what } => Self::Damaged { path, what },
+            StoreError::NewerVersion { path, found, supported } => {
+                Self::NewerVersion { path, found, supported }
+            }
+            StoreError::NotAStore { path } => {
+                Self::Damaged { path, what: "it is not a file of this format".into() }
+            }
+            other => Self::Store(other),
+        }
+    }
+}
+
+fn io_failure(action: &'static str, path: &Path, source: io::Error) -> ImageError {
+    io_error(action, path, source).into()
+}
+
+/// Name of the manifest within an image.
+const MANIFEST: &str = "manifest";
+/// Name of the folder for CRIU's files within an image that is being written.
+const STAGING: &str = "staging";

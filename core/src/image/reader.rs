@@ -1,0 +1,87 @@
+//! Reading an image.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+use super::manifest::chunk_len;
+use super::{FileEntry, ImageError, Manifest, files};
+use crate::store::{ChunkReader, Damage};
+
+/// An image that was opened for reading. Safe to use from many threads.
+pub struct ImageReader {
+    manifest: Manifest,
+    id: [u8; 32],
+    chunks: ChunkReader,
+}
+
+impl ImageReader {
+    /// Opens the image at `dir`: reads and checks manifest and index, checks that the packs have
+    /// their lengths and that every chunk which the manifest names is there.
+    pub fn open(dir: &Path) -> Result<Self, ImageError> {
+        let (manifest, id) = Manifest::read_with_id(dir)?;
+        let chunks = ChunkReader::open(dir)?;
+        for list in manifest.chunk_lists() {
+            for (number, id) in list.chunks.iter().enumerate() {
+                let found = chunks.entry(id).map(|e| e.plain_len as usize);
+                if found != Some(chunk_len(list.size, number)) {
+                    return Err(ImageError::MissingChunk {
+                        id: *id,
+                        owner: list.owner.to_string(),
+                    });
+                }
+            }
+        }
+        Ok(Self { manifest, id, chunks })
+    }
+
+    /// What the image says about itself.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The image's identity: the BLAKE3 of its manifest file.
+    pub fn id(&self) -> [u8; 32] {
+        self.id
+    }
+
+    /// Where device memory comes from.
+    pub fn chunks(&self) -> &ChunkReader {
+        &self.chunks
+    }
+
+    /// Writes a file of the image into the open directory `dir`, in parallel, with its mode. A
+    /// file of that name must not exist there. After a failure none does.
+    pub fn extract_file(&self, entry: &FileEntry, dir: BorrowedFd<'_>) -> Result<(), ImageError> {
+        files::extract(&self.chunks, entry, dir)
+    }
+
+    /// Reads a whole file of the image into memory; meant for small ones.
+    pub fn read_file(&self, entry: &FileEntry) -> Result<Vec<u8>, ImageError> {
+        // Grown chunk by chunk: an entry that lies about its size costs no memory.
+        let mut bytes = Vec::new();
+        for (number, id) in entry.chunks.iter().enumerate() {
+            let start = bytes.len();
+            bytes.resize(start + chunk_len(entry.size, number), 0);
+            self.chunks.get(id, &mut bytes[start..])?;
+        }
+        Ok(bytes)
+    }
+
+    /// Reads and checks every chunk, on all cores. Returns each that is damaged, with what it
+    /// belongs to; an empty list means that the image is whole.
+    pub fn verify(&self) -> Vec<(Damage, Vec<String>)> {
+        let owners = |damage: &Damage| {
+            let lists = self.manifest.chunk_lists();
+            let hit = lists.filter(|list| list.chunks.contains(&damage.id));
+            hit.map(|list| list.owner.to_string()).collect()
+        };
+        self.chunks
+            .verify()
+            .into_iter()
+            .map(|damage| {
+                let owners = owners(&damage);
+                (damage, owners)
+            })
+            .collect()
+    }
+}

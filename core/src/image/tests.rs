@@ -1,0 +1,369 @@
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::store::tests::{noise, text};
+use crate::store::{Compression, MAX_CHUNK};
+
+fn manifest() -> Manifest {
+    Manifest {
+        created: 1_790_000_000,
+        gpucr_version: "0.1.0".into(),
+        hostname: "host".into(),
+        kernel: "6.18".into(),
+        protocol: Protocol::Stop,
+        driver: Driver {
+            path: "/usr/lib/libcuda.so.1".into(),
+            version: 13000,
+            kind: DriverKind::Soft,
+            file_hash: [3; 32],
+        },
+        devices: vec![Device { uuid: [1; 16], name: "soft".into(), total_memory: 1 << 30 }],
+        processes: vec![Process {
+            pid: 42,
+            ppid: 1,
+            command: vec!["train".into(), "--fast".into()],
+            exe: "/usr/bin/train".into(),
+            cuda: None,
+            stdio: [Stdio::DevNull, Stdio::Pipe { inode: 77 }, Stdio::Closed],
+        }],
+        criu: CriuImage { version: "4.2.1".into(), files: vec![], options: vec![] },
+        carried: vec![],
+        required: vec![RequiredFile {
+            path: "/usr/bin/train".into(),
+            size: 5,
+            mapped: true,
+            open: false,
+        }],
+        bulk_bytes: 0,
+        phases: vec![Phase { name: "gate".into(), ms: 1.5 }],
+        stopped_ms: 12.25,
+    }
+}
+
+fn block(chunks: Vec<crate::store::ChunkId>, size: u64) -> CudaProcess {
+    CudaProcess {
+        blocks: vec![Block {
+            id: 1,
+            device: [1; 16],
+            size,
+            kind: BlockKind::Heap,
+            address: 0x7000_0000,
+            allocations: 3,
+            chunks,
+        }],
+        shim: None,
+        counts: Counts::default(),
+    }
+}
+
+/// An image with a block of `memory`, and a small, an empty and a big file of CRIU's.
+fn make(path: &Path, memory: &[u8], big: &[u8]) -> (Committed, Manifest) {
+    let writer = ImageWriter::create(path, Compression::Level(1)).unwrap();
+    let mut manifest = manifest();
+    let chunks = memory.chunks(MAX_CHUNK).map(|c| writer.chunks().put(c).unwrap()).collect();
+    manifest.processes[0].cuda = Some(block(chunks, memory.len() as u64));
+    let staging = writer.staging_dir();
+    fs::write(staging.join("core-1.img"), b"registers").unwrap();
+    fs::write(staging.join("fs.img"), b"").unwrap();
+    fs::write(staging.join("pages-1.img"), big).unwrap();
+    fs::write(staging.join("dump.log"), b"noise").unwrap();
+    manifest.criu.files = writer.add_staged(|name| name.ends_with(".img")).unwrap();
+    let file = writer.add_bytes("libcuda.so.1", 0o755, b"shim").unwrap();
+    manifest.carried = vec![CarriedFile { path: "/opt/shim".into(), mode: 0o755, file }];
+    (writer.commit(&manifest).unwrap(), manifest)
+}
+
+fn tree(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(tree(&path));
+        }
+        found.push(path);
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn round_trip() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let memory = [noise(1, MAX_CHUNK), vec![0; MAX_CHUNK], text(2, 12345)].concat();
+    let big = [text(3, MAX_CHUNK), vec![0; 3 * MAX_CHUNK], noise(4, 777)].concat();
+    let (committed, written) = make(&path, &memory, &big);
+
+    let image = ImageReader::open(&path).unwrap();
+    assert_eq!(*image.manifest(), written);
+    assert_eq!(image.id(), committed.id);
+    assert_eq!(image.id(), *blake3::hash(&fs::read(path.join("manifest")).unwrap()).as_bytes());
+    let on_disk =
+        tree(&path).into_iter().filter(|p| p.is_file()).map(|p| p.metadata().unwrap().len());
+    assert_eq!(committed.stored_bytes, on_disk.sum::<u64>());
+    let block = &written.processes[0].cuda.as_ref().unwrap().blocks[0];
+    let mut read = vec![0; memory.len()];
+    for (id, out) in block.chunks.iter().zip(read.chunks_mut(MAX_CHUNK)) {
+        image.chunks().get(id, out).unwrap();
+    }
+    assert!(read == memory);
+
+    let out = tempfile::tempdir().unwrap();
+    let fd = File::open(out.path()).unwrap();
+    for file in &written.criu.files {
+        image.extract_file(file, fd.as_fd()).unwrap();
+        // Never over a file that is there.
+        assert!(image.extract_file(file, fd.as_fd()).is_err());
+    }
+    let names: Vec<_> = written.criu.files.iter().map(|f| f.name.as_str()).collect();
+    assert_eq!(names, ["core-1.img", "fs.img", "pages-1.img"]);
+    assert_eq!(fs::read(out.path().join("core-1.img")).unwrap(), b"registers");
+    assert_eq!(fs::read(out.path().join("fs.img")).unwrap(), b"");
+    assert!(fs::read(out.path().join("pages-1.img")).unwrap() == big);
+    assert_eq!(image.read_file(&written.carried[0].file).unwrap(), b"shim");
+    image.extract_file(&written.carried[0].file, fd.as_fd()).unwrap();
+    let mode = out.path().join("libcuda.so.1").metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o755);
+
+    // Only the owner gets at it, and nothing is beside it.
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o700);
+    for file in tree(&path) {
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o077, 0, "{file:?}");
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn every_flipped_bit_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    make(&path, &text(1, 5000), &noise(2, 300));
+    let mut flips = 0;
+    for file in tree(&path).into_iter().filter(|p| p.is_file()) {
+        let handle = File::options().write(true).open(&file).unwrap();
+        for (at, byte) in fs::read(&file).unwrap().into_iter().enumerate() {
+            for bit in 0..8 {
+                handle.write_all_at(&[byte ^ 1 << bit], at as u64).unwrap();
+                let sound = ImageReader::open(&path).is_ok_and(|image| image.verify().is_empty());
+                assert!(!sound, "bit {bit} of byte {at} of {} goes unnoticed", file.display());
+                flips += 1;
+            }
+            handle.write_all_at(&[byte], at as u64).unwrap();
+        }
+    }
+    assert!(flips > 8 * 1000);
+    assert!(ImageReader::open(&path).unwrap().verify().is_empty());
+}
+
+#[test]
+fn damage_names_its_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    make(&path, &noise(1, 5000), b"pages");
+    let image = ImageReader::open(&path).unwrap();
+    let id = image.manifest().processes[0].cuda.as_ref().unwrap().blocks[0].chunks[0];
+    let entry = image.chunks().entry(&id).unwrap();
+    let pack = path.join("packs").join(format!("{:04}.pack", entry.pack));
+    let offset = entry.offset;
+    File::options().write(true).open(pack).unwrap().write_all_at(&[0; 64], offset).unwrap();
+    let damage = image.verify();
+    assert_eq!(damage.len(), 1);
+    assert_eq!(damage[0].1, ["block 1 of process 42 at 0x70000000"]);
+}
+
+#[test]
+fn every_truncation_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    make(&path, &text(1, 5000), &noise(2, 300));
+    for file in tree(&path).into_iter().filter(|p| p.is_file()) {
+        let whole = fs::read(&file).unwrap();
+        for len in [0, 1, 8, 55, 56, whole.len() / 2, whole.len() - 1] {
+            if len < whole.len() {
+                fs::write(&file, &whole[..len]).unwrap();
+                let error = ImageReader::open(&path).err().unwrap();
+                assert!(matches!(error, ImageError::Truncated { .. }), "{file:?} {len}: {error}");
+            }
+        }
+        fs::write(&file, [&whole[..], b"x"].concat()).unwrap();
+        let error = ImageReader::open(&path).err().unwrap();
+        assert!(matches!(error, ImageError::Damaged { .. }), "{error}");
+        fs::remove_file(&file).unwrap();
+        assert!(ImageReader::open(&path).is_err());
+        fs::write(&file, whole).unwrap();
+    }
+    ImageReader::open(&path).unwrap();
+}
+
+#[test]
+fn what_is_no_image_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let not =
+        |path: &Path| matches!(Manifest::read(path).unwrap_err(), ImageError::NotAnImage { .. });
+    assert!(not(dir.path()));
+    let file = dir.path().join("manifest");
+    fs::write(&file, [b'x'; 100]).unwrap();
+    assert!(not(dir.path()));
+    assert!(not(&file));
+    let missing = Manifest::read(&dir.path().join("nothing")).unwrap_err();
+    assert!(matches!(missing, ImageError::Store(_)), "{missing}");
+
+    make(&dir.path().join("image"), b"m", b"p");
+    let manifest = dir.path().join("image/manifest");
+    let mut bytes = fs::read(&manifest).unwrap();
+    bytes[8] = 9;
+    fs::write(&manifest, bytes).unwrap();
+    let newer = Manifest::read(&dir.path().join("image")).unwrap_err();
+    assert!(matches!(newer, ImageError::NewerVersion { found: 9, supported: 1, .. }), "{newer}");
+}
+
+#[test]
+fn create_refuses_what_is_in_the_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |path: &Path| match ImageWriter::create(path, Compression::None) {
+        Err(ImageError::Output { .. }) => true,
+        Err(error) => panic!("{error}"),
+        Ok(_) => false,
+    };
+    fs::write(dir.path().join("file"), "").unwrap();
+    assert!(refused(dir.path()));
+    assert!(refused(&dir.path().join("file")));
+    std::os::unix::fs::symlink("/nonexistent", dir.path().join("link")).unwrap();
+    assert!(refused(&dir.path().join("link")));
+    assert!(refused(Path::new("/")));
+    assert!(ImageWriter::create(&dir.path().join("no/image"), Compression::None).is_err());
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    // An empty directory is taken.
+    let empty = dir.path().join("empty");
+    fs::create_dir(&empty).unwrap();
+    make(&empty, b"m", b"p");
+    ImageReader::open(&empty).unwrap();
+    assert!(refused(&empty));
+}
+
+#[test]
+fn without_commit_nothing_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let writer = ImageWriter::create(&path, Compression::None).unwrap();
+    let partial = writer.partial_path().to_owned();
+    assert_eq!(partial.metadata().unwrap().permissions().mode() & 0o7777, 0o700);
+    let name = partial.file_name().unwrap().to_str().unwrap();
+    assert!(name.starts_with(&format!(".image.partial-{}-", std::process::id())), "{name}");
+    writer.chunks().put(b"chunk").unwrap();
+    fs::write(writer.staging_dir().join("x.img"), "x").unwrap();
+    drop(writer);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+
+    // Something appears at the place during the dump: it is left alone.
+    let writer = ImageWriter::create(&path, Compression::None).unwrap();
+    fs::create_dir(&path).unwrap();
+    fs::write(path.join("mine"), "").unwrap();
+    assert!(matches!(writer.commit(&manifest()).unwrap_err(), ImageError::Output { .. }));
+    assert_eq!(tree(dir.path()), [path.clone(), path.join("mine")]);
+}
+
+#[test]
+fn a_manifest_with_a_missing_chunk_is_not_committed() {
+    let dir = tempfile::tempdir().unwrap();
+    let writer = ImageWriter::create(&dir.path().join("image"), Compression::None).unwrap();
+    let mut manifest = manifest();
+    manifest.processes[0].cuda = Some(block(vec![crate::store::ChunkId([9; 32])], 100));
+    let error = writer.commit(&manifest).unwrap_err();
+    assert!(matches!(error, ImageError::MissingChunk { .. }), "{error}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_full_disk_leaves_nothing() {
+    use rustix::mount::*;
+    let Ok(tmpfs) = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC) else {
+        eprintln!("skipped: no right to make a file system that can be filled");
+        return;
+    };
+    fsconfig_set_string(tmpfs.as_fd(), "size", "1m").unwrap();
+    fsconfig_create(tmpfs.as_fd()).unwrap();
+    let attributes = MountAttrFlags::empty();
+    let mount = fsmount(tmpfs.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).unwrap();
+    let root = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&mount)));
+
+    // While data is written.
+    let writer = ImageWriter::create(&root.join("image"), Compression::Level(1)).unwrap();
+    let error = (0..).find_map(|i| writer.chunks().put(&noise(i, 300_000)).err()).unwrap();
+    let error = ImageError::from(error);
+    let ImageError::NoSpace { path, .. } = error else { panic!("{error:?}") };
+    assert_eq!(path.extension().unwrap(), "pack");
+    assert!(writer.commit(&manifest()).is_err());
+    assert_eq!(fs::read_dir(&root).unwrap().count(), 0);
+
+    // While index and manifest are written: the data leaves a little room, less and less.
+    let mut committed = HashSet::new();
+    let total = rustix::fs::statvfs(&root).unwrap();
+    for left in 0..=6 {
+        let writer = ImageWriter::create(&root.join("image"), Compression::None).unwrap();
+        let ballast = (total.f_blocks - left) * total.f_frsize;
+        fs::write(root.join("ballast"), noise(0, ballast as usize)).unwrap();
+        let outcome = writer
+            .chunks()
+            .put(&noise(1, 3000))
+            .map_err(ImageError::from)
+            .and_then(|_| writer.commit(&manifest()));
+        match &outcome {
+            Ok(_) => {
+                ImageReader::open(&root.join("image")).unwrap();
+                fs::remove_dir_all(root.join("image")).unwrap();
+            }
+            Err(ImageError::NoSpace { .. }) => {}
+            Err(other) => panic!("{other:?}"),
+        }
+        committed.insert(outcome.is_ok());
+        fs::remove_file(root.join("ballast")).unwrap();
+        assert_eq!(fs::read_dir(&root).unwrap().count(), 0);
+    }
+    assert_eq!(committed.len(), 2, "both outcomes must have been seen");
+}
+
+#[test]
+fn hostile_manifests_are_refused() {
+    let file = |name: &str| FileEntry { name: name.into(), size: 0, mode: 0o600, chunks: vec![] };
+    let decode = |manifest: &Manifest| Manifest::decode(&postcard::to_stdvec(manifest).unwrap());
+    assert!(decode(&manifest()).is_ok());
+    for name in ["", ".", "..", "../x", "/etc/passwd", "a/b", "nul\0"] {
+        let mut bad = manifest();
+        bad.criu.files = vec![file(name)];
+        assert!(decode(&bad).is_err(), "{name:?}");
+    }
+    let mut bad = manifest();
+    bad.criu.files = vec![file("twice"), file("twice")];
+    assert!(decode(&bad).is_err());
+    let mut bad = manifest();
+    bad.processes[0].cuda = Some(block(vec![], 1));
+    assert!(decode(&bad).is_err());
+    bad.processes[0].cuda = Some(block(vec![], u64::MAX));
+    assert!(decode(&bad).is_err());
+    let mut trailing = postcard::to_stdvec(&manifest()).unwrap();
+    trailing.push(0);
+    assert!(Manifest::decode(&trailing).is_err());
+}
+
+proptest! {
+    #[test]
+    fn manifest_decoder_survives_anything(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        let _ = Manifest::decode(&bytes);
+    }
+
+    #[test]
+    fn manifest_decoder_survives_changes(at: prop::sample::Index, value: u8, cut: prop::sample::Index) {
+        let mut bytes = postcard::to_stdvec(&manifest()).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] = value;
+        bytes.truncate(bytes.len() - cut.index(bytes.len()) / 8);
+        let _ = Manifest::decode(&bytes);
+    }
+}

@@ -1,0 +1,231 @@
+//! The keeper: a small process that holds a program's memory while the program is detached from
+//! it, and that finishes the roll-back by itself if gpucr dies.
+//!
+//! gpucr starts it before it closes any gate and tells it what it holds. The keeper waits for the
+//! end of the conversation. If that comes with a last word (`Done`), everything was settled; if it
+//! comes without, gpucr has died, and the keeper brings the program back to running with the same
+//! code that gpucr uses ([`crate::held`]), or ends what was half restored.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use gpucr_wire::{Connection, Stream, wire_enum};
+
+use crate::held::{Drivers, Held, resume_all};
+use crate::image;
+use crate::process::ProcessInfo;
+
+/// The descriptor on which the keeper finds its end of the conversation.
+const KEEPER_FD: i32 = 3;
+/// The hidden subcommand of `gpucr` that is the keeper.
+pub const SUBCOMMAND: &str = "keeper";
+/// How long CRIU may be at work after gpucr's death.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// The longest pause between two tries to bring a program back.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+wire_enum! {
+    /// From gpucr to the keeper.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub enum ToKeeper {
+        /// A process that a dump is about to stop. Followed by the descriptors of its blocks.
+        0 => Adopt {
+            /// The process.
+            pid: u32,
+            /// Its driver library.
+            driver: String,
+            /// Whether it has an agent.
+            agent: bool,
+            /// Ids of its blocks.
+            blocks: Vec<u64>,
+        },
+        /// gpucr is about to write an image. What there is of it is removed if gpucr dies.
+        1 => Writing {
+            /// Where the image will be, absolute.
+            target: String,
+            /// gpucr's pid.
+            pid: u32,
+        },
+        /// CRIU is about to make these processes, whose pids are free; they are killed if gpucr
+        /// dies.
+        2 => Restoring {
+            /// Their pids.
+            pids: Vec<u32>,
+        },
+        /// Everything is settled.
+        3 => Done {},
+        /// Followed by the reading end of a pipe whose writing end gpucr and CRIU hold.
+        4 => AtWork {},
+    }
+}
+
+impl Stream for ToKeeper {}
+
+/// gpucr's end of the conversation.
+pub struct Keeper {
+    connection: Connection,
+    child: Child,
+}
+
+impl Keeper {
+    /// Starts the keeper: this very program with its hidden subcommand, in a session of its own,
+    /// so that what ends gpucr (a Ctrl-C, a SIGKILL) does not end it too.
+    pub fn start() -> io::Result<Self> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("gpucr-keeper").arg(SUBCOMMAND);
+        let theirs_raw = theirs.as_raw_fd();
+        // SAFETY: only async-signal-safe calls between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                rustix::process::setsid()?;
+                if libc::dup2(theirs_raw, KEEPER_FD) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                if theirs_raw == KEEPER_FD && libc::fcntl(KEEPER_FD, libc::F_SETFD, 0) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                Ok(())
+            });
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn()?;
+        Ok(Self { connection: Connection::new(ours), child })
+    }
+
+    /// Tells what a process would lose if gpucr died now.
+    pub fn adopt(&mut self, held: &Held) -> io::Result<()> {
+        self.connection.send(&ToKeeper::Adopt {
+            pid: held.process.pid,
+            driver: held.driver.to_string_lossy().into_owned(),
+            agent: held.has_agent,
+            blocks: held.blocks.iter().map(|(id, _)| *id).collect(),
+        })?;
+        let fds: Vec<&OwnedFd> = held.blocks.iter().map(|(_, fd)| fd).collect();
+        self.connection.send_fds(&fds)
+    }
+
+    /// Tells where an image is about to be written.
+    pub fn writing(&mut self, target: &Path) -> io::Result<()> {
+        let target = std::path::absolute(target)?.to_string_lossy().into_owned();
+        self.connection.send(&ToKeeper::Writing { target, pid: std::process::id() })
+    }
+
+    /// A descriptor for CRIU to inherit: by it the keeper sees whether CRIU is still at work after
+    /// gpucr's death.
+    pub fn at_work(&mut self) -> io::Result<OwnedFd> {
+        let (reading, writing) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        self.connection.send(&ToKeeper::AtWork {})?;
+        self.connection.send_fds(&[reading])?;
+        Ok(writing)
+    }
+
+    /// Tells which processes CRIU is about to make.
+    pub fn restoring(&mut self, pids: &[u32]) -> io::Result<()> {
+        self.connection.send(&ToKeeper::Restoring { pids: pids.to_vec() })
+    }
+
+    /// Everything is settled: the keeper ends, and with it its hold on the memory.
+    pub fn done(mut self) {
+        // A keeper that is gone already has nothing left to do either.
+        let _ = self.connection.send(&ToKeeper::Done {});
+        let _ = self.child.wait();
+    }
+}
+
+/// The keeper itself: what `gpucr keeper` runs.
+pub fn main() -> io::Result<()> {
+    use std::os::fd::FromRawFd;
+    // SAFETY: the descriptor was put there by `Keeper::start`; whoever calls the hidden
+    // subcommand by hand gets an error from the first read.
+    let socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(KEEPER_FD) });
+    let mut connection = Connection::new(socket);
+    let (mut held, mut unfinished, mut restoring) = (Vec::new(), None, Vec::new());
+    let mut at_work = None;
+    loop {
+        match connection.receive() {
+            Ok(ToKeeper::Adopt { pid, driver, agent, blocks }) => {
+                let Ok(fds) = connection.receive_fds(blocks.len()) else { break };
+                let Ok(process) = ProcessInfo::read(pid) else { continue };
+                held.push(Held {
+                    process,
+                    driver: PathBuf::from(driver),
+                    agent: None,
+                    has_agent: agent,
+                    blocks: blocks.into_iter().zip(fds).collect(),
+                });
+            }
+            Ok(ToKeeper::Writing { target, pid }) => unfinished = Some((target, pid)),
+            Ok(ToKeeper::AtWork {}) => {
+                let Ok(mut fds) = connection.receive_fds(1) else { break };
+                at_work = fds.pop();
+            }
+            Ok(ToKeeper::Restoring { pids }) => restoring = pids,
+            Ok(ToKeeper::Done {}) => return Ok(()),
+            Err(_) => break,
+        }
+    }
+    if let Some(at_work) = at_work {
+        kill_restored(&restoring, &at_work);
+    }
+    bring_back(held);
+    // Last: CRIU may be writing there until it lets go of the program.
+    if let Some((target, pid)) = unfinished {
+        image::remove_unfinished(Path::new(&target), pid);
+    }
+    Ok(())
+}
+
+fn bring_back(mut held: Vec<Held>) {
+    let drivers = Drivers::default();
+    let mut pause = Duration::from_millis(50);
+    loop {
+        held.retain(|program| !program.process.has_ended());
+        // With the keeper the memory of a detached program would go: it stays as long as one
+        // lives.
+        if held.is_empty() {
+            return;
+        }
+        // CRIU notices by itself that gpucr is gone and lets the program go.
+        if !held.iter().any(|program| is_traced(program.process.pid)) {
+            let failed: Vec<u32> =
+                resume_all(&mut held, &drivers).into_iter().map(|(pid, _)| pid).collect();
+            held.retain(|program| failed.contains(&program.process.pid));
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+fn is_traced(pid: u32) -> bool {
+    procfs::process::Process::new(pid as i32)
+        .and_then(|process| process.status())
+        .is_ok_and(|status| status.tracerpid != 0)
+}
+
+/// Ends the processes that CRIU has made, once it is through or has given up, after gpucr has died
+/// in a restore. Only processes younger than this keeper are meant: the pids were free when it
+/// started.
+fn kill_restored(pids: &[u32], at_work: &OwnedFd) {
+    // The end of the pipe: nobody holds the writing end any more.
+    let mut poll = [rustix::event::PollFd::new(at_work, rustix::event::PollFlags::IN)];
+    let patience = rustix::time::Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let _ = rustix::event::poll(&mut poll, Some(&patience));
+    let start = |pid: u32| {
+        let process = procfs::process::Process::new(pid as i32).ok()?;
+        process.stat().ok().map(|stat| stat.starttime)
+    };
+    let Some(own) = start(std::process::id()) else { return };
+    for pid in pids {
+        if let Ok(process) = ProcessInfo::read(*pid)
+            && start(*pid).is_some_and(|time| time >= own)
+        {
+            process.kill();
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The phases of a dump or a restore: their times, their display, and faults at their edges.
+
+use std::time::{Duration, Instant};
+
+use crate::error::Error;
+
+/// Where the phases of a dump or restore are shown.
+pub trait Progress: Send + Sync {
+    /// A phase begins; `bytes` is how much it has to move, where that is known.
+    fn phase(&self, name: &'static str, bytes: Option<u64>);
+    /// So many bytes more have been moved.
+    fn advance(&self, bytes: u64);
+}
+
+/// Shows nothing.
+#[derive(Debug, Clone, Copy)]
+pub struct Quiet;
+
+impl Progress for Quiet {
+    fn phase(&self, _: &'static str, _: Option<u64>) {}
+    fn advance(&self, _: u64) {}
+}
+
+/// How long one phase took.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct PhaseTime {
+    /// The phase.
+    pub name: &'static str,
+    /// Milliseconds.
+    pub ms: f64,
+}
+
+/// Measures phases one after the other.
+pub struct Clock<'a> {
+    progress: &'a dyn Progress,
+    start: Instant,
+    current: Option<(&'static str, Instant)>,
+    times: Vec<PhaseTime>,
+}
+
+impl<'a> Clock<'a> {
+    /// Starts now, in no phase.
+    pub fn start(progress: &'a dyn Progress) -> Self {
+        Self { progress, start: Instant::now(), current: None, times: Vec::new() }
+    }
+
+    /// Ends the current phase and begins the next. Fails where a fault was asked for.
+    pub fn enter(&mut self, name: &'static str, bytes: Option<u64>) -> Result<(), Error> {
+        self.end();
+        tracing::debug!(phase = name, "begins");
+        self.progress.phase(name, bytes);
+        self.current = Some((name, Instant::now()));
+        fault(name)
+    }
+
+    /// Ends the current phase.
+    pub fn end(&mut self) {
+        if let Some((name, since)) = self.current.take() {
+            self.times.push(PhaseTime { name, ms: milliseconds(since.elapsed()) });
+        }
+    }
+
+    /// Adds a time that was measured elsewhere, beside the phases.
+    pub fn add(&mut self, name: &'static str, time: Duration) {
+        self.times.push(PhaseTime { name, ms: milliseconds(time) });
+    }
+
+    /// The phase that runs, or the last one.
+    pub fn phase(&self) -> &'static str {
+        self.current.map(|(name, _)| name).or(self.times.last().map(|t| t.name)).unwrap_or("start")
+    }
+
+    /// Since the start.
+    pub fn total(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// The phases that have ended.
+    pub fn times(&self) -> &[PhaseTime] {
+        &self.times
+    }
+}
+
+/// A path as text, for reports: JSON has no place for bytes that are not UTF-8.
+pub(crate) fn lossy<S: serde::Serializer>(
+    path: &std::path::Path,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
+
+/// Milliseconds, with fractions.
+pub fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// A failure on demand, for tests, in debug builds only: `GPUCR_FAULT=kill:PHASE` ends gpucr with
+/// SIGKILL when it enters the phase, `fail:PHASE` makes the phase fail, and `pause:PHASE` holds it up
+/// there for two seconds.
+pub fn fault(phase: &str) -> Result<(), Error> {
+    if !cfg!(debug_assertions) {
+        return Ok(());
+    }
+    let Ok(asked) = std::env::var("GPUCR_FAULT") else { return Ok(()) };
+    match asked.split_once(':') {
+        Some(("kill", name)) if name == phase => {
+            let own = rustix::process::getpid();
+            let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
+            unreachable!("killed");
+        }
+        Some(("fail", name)) if name == phase => Err(Error::Injected(asked)),
+        Some(("pause", name)) if name == phase => {
+            std::thread::sleep(Duration::from_secs(2));
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}

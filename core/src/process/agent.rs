@@ -1,0 +1,278 @@
+//! The checkpointer's side of the conversation with an agent.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use gpucr_wire::{
+    Block, Connection, Counts, GateState, Hello, PROTOCOL_VERSION, Reply, Request, agent_socket,
+};
+
+use super::tree::ProcessInfo;
+
+/// How long an agent may take for an answer that needs no waiting in the program.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// Why an agent did not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// The process has no agent: it was not started under `gpucr run`, or uses no CUDA yet.
+    #[error("process {pid} has no agent")]
+    Absent {
+        /// The process.
+        pid: u32,
+    },
+    /// Somebody else listens on the agent's name.
+    #[error("the agent's socket of process {pid} belongs to process {other}")]
+    Impostor {
+        /// The process.
+        pid: u32,
+        /// Who listens.
+        other: u32,
+    },
+    /// The connection broke: the process has ended or refuses this user.
+    #[error("the agent of process {pid} does not answer: {cause}")]
+    Broken {
+        /// The process.
+        pid: u32,
+        /// Why.
+        cause: io::Error,
+    },
+    /// Agent and gpucr speak different versions.
+    #[error(
+        "the agent of process {pid} speaks version {found} of the protocol, this gpucr speaks \
+         version {PROTOCOL_VERSION}"
+    )]
+    Version {
+        /// The process.
+        pid: u32,
+        /// The agent's version.
+        found: u32,
+    },
+    /// The agent tried and failed.
+    #[error("process {pid}: {message}{}", code_suffix(*.code))]
+    Failed {
+        /// The process.
+        pid: u32,
+        /// The driver's code, or 0.
+        code: i32,
+        /// What failed.
+        message: String,
+    },
+    /// The agent answered something else than what was asked.
+    #[error("the agent of process {pid} gave an answer that does not fit the question")]
+    Unexpected {
+        /// The process.
+        pid: u32,
+    },
+}
+
+fn code_suffix(code: i32) -> String {
+    if code == 0 { String::new() } else { format!(" (driver error {code})") }
+}
+
+/// A connection to the agent of one process. While it is open the agent serves nobody else;
+/// dropping it opens the gate, unless the program is detached.
+#[derive(Debug)]
+pub struct Agent {
+    pid: u32,
+    connection: Connection,
+    hello: Hello,
+    in_step: bool,
+}
+
+impl Agent {
+    /// Whether an agent listens in `process`.
+    pub fn listens(process: &ProcessInfo) -> bool {
+        let name = format!("@{}", agent_socket(process.inner_pid));
+        std::fs::read_to_string(format!("/proc/{}/net/unix", process.pid))
+            .is_ok_and(|table| table.lines().any(|line| line.split(' ').next_back() == Some(&name)))
+    }
+
+    /// Connects to the agent of `process` and exchanges versions. `limit` bounds the wait for its
+    /// first answer, which a frozen process gives only when it thaws.
+    pub fn connect(process: &ProcessInfo, limit: Duration) -> Result<Self, AgentError> {
+        let pid = process.pid;
+        let broken = |cause| AgentError::Broken { pid, cause };
+        let connection = open(process).map_err(|cause| match cause.kind() {
+            io::ErrorKind::ConnectionRefused => AgentError::Absent { pid },
+            _ => AgentError::Broken { pid, cause },
+        })?;
+        // A pid of 0 means that the peer is in a namespace that has no name for it here.
+        let peer = connection.peer().map_err(broken)?;
+        if peer.pid != pid && peer.pid != 0 {
+            return Err(AgentError::Impostor { pid, other: peer.pid });
+        }
+        connection.set_read_timeout(Some(limit)).map_err(broken)?;
+        let mut agent = Self {
+            pid,
+            connection,
+            hello: Hello {
+                protocol: 0,
+                pid: 0,
+                shim: String::new(),
+                driver: String::new(),
+                driver_version: 0,
+                gate: GateState::Open {},
+            },
+            in_step: true,
+        };
+        let hello = agent.ask(&Request::Hello { protocol: PROTOCOL_VERSION })?;
+        let Reply::Hello { hello } = hello else { return Err(AgentError::Unexpected { pid }) };
+        if hello.protocol != PROTOCOL_VERSION {
+            return Err(AgentError::Version { pid, found: hello.protocol });
+        }
+        agent.hello = hello;
+        agent.connection.set_read_timeout(Some(ANSWER)).map_err(broken)?;
+        Ok(agent)
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// What the agent said of itself.
+    pub fn hello(&self) -> &Hello {
+        &self.hello
+    }
+
+    /// Makes a failure of the connection the agent's, which is out of step from then on.
+    fn checked<T>(&mut self, result: io::Result<T>) -> Result<T, AgentError> {
+        result.map_err(|cause| {
+            self.in_step = false;
+            AgentError::Broken { pid: self.pid, cause }
+        })
+    }
+
+    fn ask(&mut self, request: &Request) -> Result<Reply, AgentError> {
+        let sent = self.connection.send(request);
+        self.checked(sent)?;
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<Reply, AgentError> {
+        let received = self.connection.receive();
+        match self.checked(received)? {
+            Reply::Failed { code, message } => {
+                Err(AgentError::Failed { pid: self.pid, code, message })
+            }
+            reply => Ok(reply),
+        }
+    }
+
+    fn done(&self, reply: Reply) -> Result<(), AgentError> {
+        match reply {
+            Reply::Done {} => Ok(()),
+            _ => Err(AgentError::Unexpected { pid: self.pid }),
+        }
+    }
+
+    fn carry_out(&mut self, request: &Request) -> Result<(), AgentError> {
+        let reply = self.ask(request)?;
+        self.done(reply)
+    }
+
+    /// What the program holds.
+    pub fn counts(&mut self) -> Result<Counts, AgentError> {
+        match self.ask(&Request::Counts {})? {
+            Reply::Counts { counts } => Ok(counts),
+            _ => Err(AgentError::Unexpected { pid: self.pid }),
+        }
+    }
+
+    /// Closes the gate and drains all streams. After a failure the gate is open.
+    pub fn close_gate(&mut self, limit: Duration) -> Result<(), AgentError> {
+        let set = self.connection.set_read_timeout(Some(limit + ANSWER));
+        self.checked(set)?;
+        let result = self.carry_out(&Request::CloseGate { timeout_ms: limit.as_millis() as u64 });
+        let set = self.connection.set_read_timeout(Some(ANSWER));
+        self.checked(set)?;
+        result
+    }
+
+    /// Every block, and a file descriptor of each.
+    pub fn export(&mut self) -> Result<Vec<(Block, OwnedFd)>, AgentError> {
+        let Reply::Blocks { blocks } = self.ask(&Request::Export {})? else {
+            return Err(AgentError::Unexpected { pid: self.pid });
+        };
+        let received = self.connection.receive_fds(blocks.len());
+        let fds = self.checked(received)?;
+        Ok(blocks.into_iter().zip(fds).collect())
+    }
+
+    /// Gives the agent the memory through which [`Agent::copy_out`] and [`Agent::copy_in`] pass
+    /// bytes.
+    pub fn stage(&mut self, memory: impl AsFd, len: u64) -> Result<(), AgentError> {
+        let sent = self.connection.send(&Request::Stage { len });
+        self.checked(sent)?;
+        let sent = self.connection.send_fds(&[memory]);
+        self.checked(sent)?;
+        let reply = self.answer()?;
+        self.done(reply)
+    }
+
+    /// Copies from a block into the staging memory.
+    pub fn copy_out(&mut self, block: u64, offset: u64, len: u64) -> Result<(), AgentError> {
+        self.carry_out(&Request::CopyOut { block, offset, len })
+    }
+
+    /// Copies from the staging memory into a block, which is made if it is not there.
+    pub fn copy_in(&mut self, block: u64, offset: u64, len: u64) -> Result<(), AgentError> {
+        self.carry_out(&Request::CopyIn { block, offset, len })
+    }
+
+    /// Takes the bulk memory away from the program, which ends the connection. Where the agent
+    /// says that it failed, the program has its memory still and the connection is given back;
+    /// after any other failure it is unknown what was done, and a new connection tells.
+    pub fn detach(mut self) -> Result<(), (Option<Self>, AgentError)> {
+        match self.carry_out(&Request::Detach {}) {
+            Ok(()) => Ok(()),
+            Err(error @ AgentError::Failed { .. }) => Err((Some(self), error)),
+            Err(error) => Err((None, error)),
+        }
+    }
+
+    /// Whether requests and answers are still in step: after a broken exchange a late answer
+    /// would be taken for that of the next request.
+    pub fn is_in_step(&self) -> bool {
+        self.in_step
+    }
+
+    /// Gives the bulk memory back. After a failure the program is detached still.
+    pub fn reattach(&mut self, blocks: &[(u64, OwnedFd)]) -> Result<(), AgentError> {
+        let ids = blocks.iter().map(|(id, _)| *id).collect();
+        let fds: Vec<_> = blocks.iter().map(|(_, fd)| fd.as_fd()).collect();
+        let sent = self.connection.send(&Request::Reattach { blocks: ids });
+        self.checked(sent)?;
+        let sent = self.connection.send_fds(&fds);
+        self.checked(sent)?;
+        let reply = self.answer()?;
+        self.done(reply)
+    }
+
+    /// Lets the program run.
+    pub fn open_gate(&mut self) -> Result<(), AgentError> {
+        self.carry_out(&Request::OpenGate {})
+    }
+}
+
+/// Connects to the agent's socket, in the process's network namespace.
+fn open(process: &ProcessInfo) -> io::Result<Connection> {
+    let name = agent_socket(process.inner_pid);
+    let theirs = format!("/proc/{}/ns/net", process.pid);
+    if std::fs::read_link(&theirs).ok() == std::fs::read_link("/proc/self/ns/net").ok() {
+        return Connection::connect(&name);
+    }
+    // Abstract sockets belong to a network namespace. A thread of its own visits that one; the
+    // socket stays usable after the thread has gone.
+    let namespace = std::fs::File::open(theirs)?;
+    let visitor = std::thread::spawn(move || {
+        rustix::thread::move_into_link_name_space(
+            namespace.as_fd(),
+            Some(rustix::thread::LinkNameSpaceType::Network),
+        )?;
+        Connection::connect(&name)
+    });
+    visitor.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}

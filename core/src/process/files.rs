@@ -1,0 +1,135 @@
+//! The files that a process has open or mapped: a restore needs them where they were.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use procfs::process::{FDPermissions, FDTarget, MMapPath, Process};
+
+use crate::image::{RequiredFile, Stdio};
+
+/// The regular files that the processes have open or mapped, by path; those that are deleted or
+/// that have no path here are left out: CRIU carries or refuses them. The sizes mean something
+/// only while the processes stand still.
+pub fn required(pids: impl IntoIterator<Item = u32>) -> Vec<RequiredFile> {
+    let mut found = BTreeMap::new();
+    for pid in pids {
+        if let Ok(process) = Process::new(pid as i32) {
+            add_files_of(&process, &mut found);
+        }
+    }
+    found.into_values().collect()
+}
+
+fn add_files_of(process: &Process, found: &mut BTreeMap<PathBuf, RequiredFile>) {
+    let mut add = |path: PathBuf, mapped: bool| {
+        let Ok(meta) = std::fs::metadata(&path) else { return };
+        if meta.is_file() && !path.starts_with("/proc") && !path.starts_with("/sys") {
+            let file = found.entry(path.clone()).or_insert(RequiredFile {
+                path,
+                size: meta.size(),
+                mapped: false,
+                open: false,
+            });
+            file.mapped |= mapped;
+            file.open |= !mapped;
+        }
+    };
+    for map in process.maps().into_iter().flatten() {
+        if let MMapPath::Path(path) = map.pathname {
+            add(path, true);
+        }
+    }
+    for fd in process.fd().into_iter().flatten().flatten() {
+        if let FDTarget::Path(path) = fd.target {
+            add(path, false);
+        }
+    }
+}
+
+/// What the standard streams of process `pid` are connected to. Pipes in `inner` lead to other
+/// processes of the same tree and are CRIU's matter alone.
+pub fn stdio(pid: u32, inner: &BTreeSet<u64>) -> [Stdio; 3] {
+    [0, 1, 2].map(|fd| {
+        let link = format!("/proc/{pid}/fd/{fd}");
+        let Ok(target) = std::fs::read_link(&link) else { return Stdio::Closed };
+        let text = target.to_string_lossy().into_owned();
+        if let Some(inode) = pipe_inode(&text).filter(|inode| !inner.contains(inode)) {
+            return Stdio::Pipe { inode };
+        }
+        match std::fs::metadata(&link) {
+            _ if text == "/dev/null" => Stdio::DevNull,
+            Ok(meta) if meta.is_file() => Stdio::File { path: target },
+            Ok(meta) if is_terminal(&target) => {
+                Stdio::Terminal { path: target, rdev: meta.rdev(), dev: meta.dev() }
+            }
+            _ => Stdio::Other { target: text },
+        }
+    })
+}
+
+/// The pipes of which both ends are held inside of a tree of processes.
+pub fn inner_pipes(pids: impl IntoIterator<Item = u32>) -> BTreeSet<u64> {
+    let (mut read, mut written) = (BTreeSet::new(), BTreeSet::new());
+    for pid in pids {
+        let Ok(process) = Process::new(pid as i32) else { continue };
+        for fd in process.fd().into_iter().flatten().flatten() {
+            if let FDTarget::Pipe(inode) = fd.target {
+                if fd.mode().contains(FDPermissions::READ) {
+                    read.insert(inode);
+                }
+                if fd.mode().contains(FDPermissions::WRITE) {
+                    written.insert(inode);
+                }
+            }
+        }
+    }
+    read.intersection(&written).copied().collect()
+}
+
+fn pipe_inode(target: &str) -> Option<u64> {
+    target.strip_prefix("pipe:[")?.strip_suffix(']')?.parse().ok()
+}
+
+fn is_terminal(path: &Path) -> bool {
+    path.starts_with("/dev/pts")
+        || path.to_string_lossy().starts_with("/dev/tty")
+        || path == Path::new("/dev/console")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_file_a_library_and_a_pipe_are_seen() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), b"12345").expect("written");
+        let open = std::fs::File::open(file.path()).expect("opened");
+        let mut child = std::process::Command::new("sleep")
+            .arg("30")
+            .stdin(open)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("started");
+        // Until the child has replaced itself its memory is that of this test.
+        while std::fs::read_to_string(format!("/proc/{}/comm", child.id()))
+            .is_ok_and(|comm| comm.trim() != "sleep")
+        {
+            std::thread::yield_now();
+        }
+        let required = required([child.id()]);
+        let path = file.path().to_owned();
+        let expected = RequiredFile { path: path.clone(), size: 5, mapped: false, open: true };
+        assert!(required.contains(&expected), "{required:?}");
+        assert!(required.iter().any(|f| f.mapped && f.path.ends_with("sleep")), "{required:?}");
+        let [stdin, stdout, _] = stdio(child.id(), &BTreeSet::new());
+        assert_eq!(stdin, Stdio::File { path });
+        let Stdio::Pipe { inode } = stdout else { panic!("{stdout:?}") };
+        // The reading end is in this process.
+        assert!(!inner_pipes([child.id()]).contains(&inode));
+        assert!(inner_pipes([child.id(), std::process::id()]).contains(&inode));
+        child.kill().expect("killed");
+        child.wait().expect("reaped");
+    }
+}

@@ -1,0 +1,136 @@
+//! Bringing the bulk memory of an image back to the device.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use gpucr_wire::CHUNK_SIZE;
+use rayon::prelude::*;
+
+use crate::device::driver::code;
+use crate::device::{Driver, DriverError, Filled, Lane, SharedBlock, Span, TransferError};
+use crate::error::Error;
+use crate::image::{Block, ImageReader, Process};
+use crate::phase::Progress;
+use crate::process::Agent;
+use crate::stage::Stage;
+use crate::stop::Stop;
+use crate::store::{Encoding, StoreError};
+
+/// Bytes that the agent copies at a time when it copies from inside.
+const STAGE: u64 = 64 << 20;
+
+/// The memory of each process, in the order of [`cuda_processes`]: descriptors by block id.
+pub(super) type Loaded = Vec<Vec<(u64, OwnedFd)>>;
+
+/// The processes of the image that used CUDA, with their blocks.
+pub(super) fn cuda_processes(processes: &[Process]) -> Vec<(&Process, &[Block])> {
+    processes.iter().filter_map(|p| Some((p, p.cuda.as_ref()?.blocks.as_slice()))).collect()
+}
+
+/// Loads all blocks into new device memory of gpucr's own. `None` where the device has no room
+/// for that beside gpucr's context, or grants none: then the programs load it from inside.
+pub(super) fn load(
+    driver: &Arc<Driver>,
+    image: &ImageReader,
+    stop: &Stop,
+    progress: &dyn Progress,
+) -> Result<Option<Loaded>, Error> {
+    let manifest = image.manifest();
+    let processes = cuda_processes(&manifest.processes);
+    let blocks: Vec<&Block> = processes.iter().flat_map(|(_, blocks)| *blocks).collect();
+    if blocks.is_empty() {
+        return Ok(Some(processes.iter().map(|_| Vec::new()).collect()));
+    }
+    match load_blocks(driver, image, &blocks, stop, progress) {
+        Ok(fds) => {
+            let mut fds = fds.into_iter();
+            let of = |blocks: &[Block]| blocks.iter().map(|b| b.id).zip(fds.by_ref()).collect();
+            Ok(Some(processes.into_iter().map(|(_, blocks)| blocks).map(of).collect()))
+        }
+        Err(Error::Driver(error)) if no_room(&error) => {
+            tracing::warn!(%error, "no room for a second context; loading inside");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn no_room(error: &DriverError) -> bool {
+    [code::OUT_OF_MEMORY, code::DEVICE_UNAVAILABLE].contains(&error.code)
+}
+
+fn load_blocks(
+    driver: &Arc<Driver>,
+    image: &ImageReader,
+    blocks: &[&Block],
+    stop: &Stop,
+    progress: &dyn Progress,
+) -> Result<Vec<OwnedFd>, Error> {
+    let mut used: Vec<[u8; 16]> = blocks.iter().map(|block| block.device).collect();
+    used.sort_unstable();
+    used.dedup();
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let workers = (cores / used.len()).max(2);
+    let mut lanes = Vec::new();
+    for device in driver.devices()?.iter().filter(|device| used.contains(&device.uuid)) {
+        lanes.push(Lane::prepare(driver, device, workers)?);
+    }
+    let mut shared = Vec::with_capacity(blocks.len());
+    for block in blocks {
+        let lane = lanes.iter().find(|lane| lane.context().device().uuid == block.device);
+        let lane = lane.ok_or_else(|| Error::Damaged {
+            what: format!("block {} is on a device that the image does not list", block.id),
+        })?;
+        shared.push(SharedBlock::allocate(lane.context(), block.size)?);
+    }
+    let give = |span: Span, buffer: &mut [u8]| -> Result<Filled, StoreError> {
+        let id = &blocks[span.block].chunks[span.chunk];
+        progress.advance(span.len as u64);
+        if let Some(Encoding::Constant(byte)) = image.chunks().entry(id).map(|e| e.encoding) {
+            return Ok(Filled::Constant(byte));
+        }
+        image.chunks().get(id, buffer)?;
+        Ok(Filled::Bytes)
+    };
+    std::thread::scope(|scope| {
+        let copies: Vec<_> = lanes
+            .iter_mut()
+            .map(|lane| scope.spawn(|| lane.copy_in(&shared, stop, &give)))
+            .collect();
+        copies.into_iter().try_for_each(|copy| {
+            copy.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    })
+    .map_err(|error| match error {
+        TransferError::Driver(error) => Error::Driver(error),
+        TransferError::Chunk(error) => Error::Store(error),
+    })?;
+    if stop.is_set() {
+        return Err(Error::Interrupted);
+    }
+    Ok(shared.iter().map(SharedBlock::export).collect::<Result<_, _>>()?)
+}
+
+/// Loads the blocks of one detached process through its own context.
+pub(super) fn load_inside(
+    agent: &mut Agent,
+    image: &ImageReader,
+    blocks: &[Block],
+    progress: &dyn Progress,
+) -> Result<(), Error> {
+    let mut stage = Stage::create(STAGE)?;
+    agent.stage(&stage.memory, STAGE)?;
+    for block in blocks {
+        for (part, chunks) in block.chunks.chunks((STAGE / CHUNK_SIZE) as usize).enumerate() {
+            let offset = part as u64 * STAGE;
+            let len = STAGE.min(block.size - offset);
+            stage.bytes_mut()[..len as usize]
+                .par_chunks_mut(CHUNK_SIZE as usize)
+                .zip(chunks)
+                .try_for_each(|(piece, id)| image.chunks().get(id, piece))?;
+            agent.copy_in(block.id, offset, len)?;
+            progress.advance(len);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! What a restore looks at before it changes anything.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::criu::Criu;
+use crate::device::Driver;
+use crate::error::Error;
+use crate::held::Drivers;
+use crate::image::{DriverKind, ImageReader, Manifest};
+use crate::library;
+
+/// How long a process that has ended may take until somebody has waited for it.
+const REAPING: Duration = Duration::from_secs(3);
+
+/// What a restore works with.
+pub(super) struct Plan {
+    pub(super) criu: Criu,
+    pub(super) driver: Arc<Driver>,
+}
+
+/// Checks host and image; puts the files in place that the image carries.
+pub(super) fn check(image: &ImageReader, drivers: &Drivers) -> Result<Plan, Error> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Error::NotRoot);
+    }
+    let manifest = image.manifest();
+    let criu = Criu::find()?;
+    check_pids(manifest)?;
+    for file in &manifest.required {
+        let meta = std::fs::metadata(&file.path)
+            .map_err(|_| Error::FileMissing { path: file.path.clone() })?;
+        if meta.len() != file.size {
+            return Err(Error::FileChanged {
+                path: file.path.clone(),
+                found: meta.len(),
+                expected: file.size,
+            });
+        }
+    }
+    for carried in &manifest.carried {
+        let bytes = image.read_file(&carried.file)?;
+        // An image must not write anywhere else.
+        if !library::is_place_of(&carried.path, &bytes) {
+            return Err(Error::Misplaced { path: carried.path.clone() });
+        }
+        library::put(&carried.path, &bytes, carried.mode & 0o755)?;
+    }
+    let driver = driver(manifest, drivers)?;
+    let present = driver.devices()?;
+    for device in &manifest.devices {
+        if !present.iter().any(|d| d.uuid == device.uuid) {
+            return Err(Error::NoDevice {
+                pid: manifest.processes[0].pid,
+                device: format!("{} {}", device.name, crate::hex(&device.uuid)),
+            });
+        }
+    }
+    Ok(Plan { criu, driver })
+}
+
+/// Checks that no process has one of the image's pids.
+pub(super) fn check_pids(manifest: &Manifest) -> Result<(), Error> {
+    manifest.processes.iter().try_for_each(|process| wait_until_free(process.pid))
+}
+
+/// A pid is in use until its process was waited for. Processes that a dump has just ended are so
+/// by init or a shell, in a moment; others are not waited for.
+fn wait_until_free(pid: u32) -> Result<(), Error> {
+    let deadline = Instant::now() + REAPING;
+    loop {
+        let state =
+            procfs::process::Process::new(pid as i32).and_then(|p| p.stat()).map(|s| s.state);
+        match state {
+            Err(_) if !Path::new(&format!("/proc/{pid}")).exists() => return Ok(()),
+            Ok('Z' | 'X') | Err(_) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            _ => return Err(Error::PidInUse { pid }),
+        }
+    }
+}
+
+/// The driver that the program had; another one cannot take its state back.
+fn driver(manifest: &Manifest, drivers: &Drivers) -> Result<Arc<Driver>, Error> {
+    let wanted = &manifest.driver;
+    let name = |kind: DriverKind, version: i32| {
+        let whose = match kind {
+            DriverKind::Soft => "the software driver",
+            DriverKind::Nvidia => "NVIDIA's driver",
+        };
+        format!("{whose} for CUDA {}.{}", version / 1000, version % 1000 / 10)
+    };
+    if !wanted.path.is_file() {
+        return Err(Error::OtherDriver {
+            needed: format!("{} at {}", name(wanted.kind, wanted.version), wanted.path.display()),
+            found: "no file there".into(),
+        });
+    }
+    let driver = drivers.open(&wanted.path)?;
+    let version = driver.version()?;
+    let file = wanted.path.canonicalize().unwrap_or_else(|_| wanted.path.clone());
+    if version != wanted.version || crate::dump::hash_file(&file)? != wanted.file_hash {
+        return Err(Error::OtherDriver {
+            needed: format!(
+                "the very build of {} that it was made with",
+                name(wanted.kind, wanted.version)
+            ),
+            found: name(library::kind(&wanted.path), version),
+        });
+    }
+    Ok(driver)
+}
