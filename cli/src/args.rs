@@ -1,0 +1,239 @@
+//! The command line. Flags that CRIU has too carry its names.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use gpucr_core::store::Compression;
+
+/// Checkpoint and restore running CUDA programs.
+///
+/// Start a program with `gpucr run`, save it with `gpucr dump` while it runs, and bring it back
+/// with `gpucr restore`: it goes on as if nothing had happened. `gpucr check` tells whether this
+/// host can do that.
+#[derive(Parser)]
+#[command(name = "gpucr", version, arg_required_else_help = true)]
+#[command(after_help = "\
+Exit codes: 0 done; 1 failed, and the program runs on or the image is as it was; 2 wrong usage; \
+3 this host cannot do it (see gpucr check).\n\n\
+Environment: GPUCR_LOG=debug tells each step; GPUCR_CRIU names another CRIU; GPUCR_LIB_DIR names \
+the directory of gpucr's own libraries.")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    Run(RunArgs),
+    Dump(DumpArgs),
+    Restore(RestoreArgs),
+    Ps(PsArgs),
+    Inspect(InspectArgs),
+    Check(CheckArgs),
+    Completions(CompletionsArgs),
+    #[command(hide = true)]
+    GenerateMan(GenerateManArgs),
+    #[command(hide = true)]
+    Keeper,
+}
+
+/// Start a program so that it can be dumped fast
+///
+/// Sets up the environment (LD_LIBRARY_PATH with gpucr's libcuda.so.1 in front of the driver's)
+/// and becomes the program: it keeps the pid. Without a GPU the program runs on the software
+/// driver, which executes programs of the CUDA driver API on the CPU; programs of the CUDA runtime
+/// API, PyTorch among them, need a GPU.
+#[derive(clap::Args)]
+pub(crate) struct RunArgs {
+    /// Which driver the program gets
+    #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
+    pub(crate) device: DeviceArg,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceArg {
+    /// The GPU if there is one, else the software driver
+    Auto,
+    /// NVIDIA's driver
+    Cuda,
+    /// The software driver
+    Soft,
+}
+
+/// Save a running program, and end it
+///
+/// Saves the processes of the tree below PID: their device memory, their CUDA state and their host
+/// side. The program is ended only after the image is complete and on disk; whatever fails before
+/// that leaves the program running. A program that was not started with `gpucr run` is saved too,
+/// by the driver and CRIU alone, which takes longer.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+What cannot be saved, and is named before anything is touched: managed memory (cudaMallocManaged), \
+memory shared with other processes (CUDA IPC, exported or imported handles), multicast objects, \
+interoperation with graphics and external memory. What NVIDIA's driver refuses besides (MIG, MPS) \
+rolls the dump back. The restore needs the same driver, the same devices, the pids free, and the program's \
+files as they were.\n\n\
+Example:\n  gpucr run -- ./train &\n  gpucr dump --pid $! -o /images/train\n  \
+gpucr restore /images/train")]
+pub(crate) struct DumpArgs {
+    /// Root of the process tree
+    #[arg(short = 't', long = "pid", alias = "tree", value_name = "PID")]
+    pub(crate) pid: u32,
+    /// Directory for the image: new, or empty [default: gpucr-PID]
+    #[arg(short = 'o', long = "output", value_name = "IMAGE")]
+    pub(crate) image: Option<PathBuf>,
+    /// Let the program run on afterwards
+    #[arg(short = 'R', long)]
+    pub(crate) leave_running: bool,
+    /// How device memory is copied; auto chooses the one that stops the program the least
+    #[arg(long, value_enum, default_value_t = ProtocolArg::Auto)]
+    pub(crate) protocol: ProtocolArg,
+    /// How long the program may take to come to a halt
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
+    pub(crate) timeout: Duration,
+    /// Compression of the image: `none`, or a level of zstd from 1 (fast) to 19 (small)
+    #[arg(long, value_name = "LEVEL", default_value = "1", value_parser = compression)]
+    pub(crate) compress: Compression,
+    #[command(flatten)]
+    pub(crate) criu: CriuArgs,
+    /// Print the result as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(clap::Args)]
+#[command(next_help_heading = "Options of CRIU")]
+pub(crate) struct CriuArgs {
+    /// The program is a shell job: its session leader is outside (found out by itself)
+    #[arg(short = 'j', long)]
+    pub(crate) shell_job: bool,
+    /// Save established TCP connections
+    #[arg(long)]
+    pub(crate) tcp_established: bool,
+    /// Save established TCP connections as closed ones
+    #[arg(long)]
+    pub(crate) tcp_close: bool,
+    /// Save file locks
+    #[arg(short = 'l', long)]
+    pub(crate) file_locks: bool,
+    /// Save Unix sockets that lead to processes outside
+    #[arg(short = 'x', long)]
+    pub(crate) ext_unix_sk: bool,
+    /// Link deleted files that are open back into the file system
+    #[arg(long)]
+    pub(crate) link_remap: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProtocolArg {
+    /// The best of those below
+    Auto,
+    /// Everything while the program stands still
+    Stop,
+    /// Most while the program runs, what has changed again while it stands still (not yet made)
+    Recopy,
+    /// Most while the program runs, each piece before it is overwritten (not yet made)
+    Cow,
+}
+
+/// Bring a saved program back
+///
+/// The program has its old pids and goes on where it was. In the foreground (the default) gpucr
+/// stands in for it: it passes signals on to the program, and ends with the program's exit status.
+/// The image is only read, so it can be restored any number of times.
+#[derive(clap::Args)]
+pub(crate) struct RestoreArgs {
+    /// The image
+    pub(crate) image: PathBuf,
+    /// Leave the program in the background and print its pid
+    #[arg(short = 'd', long, alias = "restore-detached")]
+    pub(crate) detach: bool,
+    /// Print the result as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// List the programs that run under gpucr
+#[derive(clap::Args)]
+pub(crate) struct PsArgs {
+    /// Print a JSON array
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Show what is in an image
+#[derive(clap::Args)]
+pub(crate) struct InspectArgs {
+    /// The image
+    pub(crate) image: PathBuf,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Tell whether this host can dump and restore
+///
+/// One line for each requirement, with what to do about those that are not met. Exit code 3 if one
+/// is not.
+#[derive(clap::Args)]
+pub(crate) struct CheckArgs {
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Print a completion script for a shell
+#[derive(clap::Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// Write the manual pages
+#[derive(clap::Args)]
+pub(crate) struct GenerateManArgs {
+    /// Where to
+    pub(crate) dir: PathBuf,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    if let Ok(seconds) = text.parse::<f64>() {
+        return Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string());
+    }
+    humantime::parse_duration(text).map_err(|e| e.to_string())
+}
+
+fn compression(text: &str) -> Result<Compression, String> {
+    match text.parse::<i32>() {
+        _ if text == "none" => Ok(Compression::None),
+        Ok(level @ 1..=19) => Ok(Compression::Level(level)),
+        _ => Err("`none` or a number from 1 to 19 is expected".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_and_levels() {
+        assert_eq!(duration("1.5"), Ok(Duration::from_millis(1500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        assert!(duration("soon").is_err() && duration("-1").is_err());
+        assert_eq!(compression("none"), Ok(Compression::None));
+        assert_eq!(compression("19"), Ok(Compression::Level(19)));
+        assert!(compression("0").is_err() && compression("20").is_err());
+    }
+}

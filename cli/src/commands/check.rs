@@ -1,0 +1,156 @@
+//! `gpucr check`.
+
+use std::process::ExitCode;
+
+use gpucr_core::criu::Criu;
+use gpucr_core::device::Driver;
+use gpucr_core::library;
+
+use crate::commands::{print_json, say};
+use crate::failure::HOST;
+use crate::{Outcome, args::CheckArgs};
+
+#[derive(serde::Serialize)]
+struct Row {
+    name: &'static str,
+    /// Whether it is met; `null` for something that only some programs need.
+    met: Option<bool>,
+    found: String,
+    /// What to do, where it is not met.
+    mend: Option<String>,
+}
+
+impl Row {
+    fn met(name: &'static str, found: impl Into<String>) -> Self {
+        Self { name, met: Some(true), found: found.into(), mend: None }
+    }
+
+    fn missing(name: &'static str, found: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self { name, met: Some(false), found: found.into(), mend: Some(mend.into()) }
+    }
+}
+
+#[derive(serde::Serialize)]
+struct Summary {
+    /// Whether everything is met.
+    ready: bool,
+    /// `cuda` or `soft`: what `gpucr run` would use.
+    device: &'static str,
+    requirements: Vec<Row>,
+}
+
+pub(crate) fn run(args: &CheckArgs) -> Outcome {
+    let driver = driver();
+    let device = if driver.met == Some(true) { "cuda" } else { "soft" };
+    let requirements = vec![
+        root(),
+        kernel(),
+        criu_version(),
+        criu_check(),
+        library_row("shim", library::SHIM),
+        library_row("software driver", library::SOFT_DRIVER),
+        driver,
+    ];
+    let ready = requirements.iter().all(|row| row.met != Some(false));
+    let summary = Summary { ready, device, requirements };
+    if args.json {
+        print_json(&summary)?;
+    } else {
+        for row in &summary.requirements {
+            let mark = match row.met {
+                Some(true) => "ok     ",
+                Some(false) => "MISSING",
+                None => "none   ",
+            };
+            say!("{mark}  {:<16} {}", row.name, row.found);
+            if let Some(mend) = &row.mend {
+                say!("         {:<16} -> {mend}", "");
+            }
+        }
+    }
+    Ok(if ready { ExitCode::SUCCESS } else { ExitCode::from(HOST) })
+}
+
+fn root() -> Row {
+    if rustix::process::geteuid().is_root() {
+        return Row::met("root", "running as root");
+    }
+    Row::missing("root", "running as another user", "dump and restore need root: use sudo")
+}
+
+fn kernel() -> Row {
+    const NAME: &str = "kernel";
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    // pidfd_open came with 5.3 and fsmount with 5.2; CRIU asks for features one by one.
+    if version >= (5, 9) {
+        return Row::met(NAME, format!("Linux {release}"));
+    }
+    Row::missing(NAME, format!("Linux {release}"), "Linux 5.9 or newer is needed")
+}
+
+fn criu_version() -> Row {
+    const NAME: &str = "CRIU";
+    match Criu::find() {
+        Ok(criu) => Row::met(NAME, format!("{} at {}", criu.version(), criu.path().display())),
+        Err(error) => Row::missing(
+            NAME,
+            error.to_string(),
+            "install CRIU 4.1 or newer; `cargo xtask setup` in gpucr's source tree does it",
+        ),
+    }
+}
+
+fn criu_check() -> Row {
+    const NAME: &str = "CRIU and kernel";
+    let Ok(criu) = Criu::find() else {
+        return Row { name: NAME, met: None, found: "needs CRIU".into(), mend: None };
+    };
+    match criu.check() {
+        Ok(()) => Row::met(NAME, "criu check finds everything"),
+        Err(error) => Row::missing(
+            NAME,
+            error.to_string(),
+            "as root, and with a kernel that has CONFIG_CHECKPOINT_RESTORE",
+        ),
+    }
+}
+
+fn library_row(name: &'static str, file: &str) -> Row {
+    match library::own(file) {
+        Ok(path) => Row::met(name, path.display().to_string()),
+        Err(error) => Row::missing(
+            name,
+            error.to_string(),
+            "build all of gpucr (cargo build --workspace), or set GPUCR_LIB_DIR",
+        ),
+    }
+}
+
+/// NVIDIA's driver. Without one gpucr serves programs on the software driver.
+fn driver() -> Row {
+    const NAME: &str = "NVIDIA's driver";
+    let none = |found: String| Row { name: NAME, met: None, found, mend: None };
+    let Some(path) = library::nvidia() else {
+        return none("no libcuda.so.1; programs run on the software driver".into());
+    };
+    let described = Driver::open(&path).and_then(|driver| {
+        let names: Vec<String> = driver.devices()?.into_iter().map(|d| d.name).collect();
+        let version = driver.version()?;
+        Ok(format!(
+            "CUDA {}.{} at {}: {}",
+            version / 1000,
+            version % 1000 / 10,
+            path.display(),
+            names.join(", ")
+        ))
+    });
+    match described {
+        Ok(found) => Row::met(NAME, found),
+        Err(error) if !std::path::Path::new("/dev/nvidiactl").exists() => {
+            none(format!("no device: {error}"))
+        }
+        Err(error) => Row::missing(NAME, error.to_string(), "install driver 570 or newer"),
+    }
+}

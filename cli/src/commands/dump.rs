@@ -1,0 +1,66 @@
+//! `gpucr dump`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use gpucr_core::dump::{self, CriuOptions, Options};
+use gpucr_core::image::Protocol;
+
+use crate::args::{DumpArgs, ProtocolArg};
+use crate::commands::{io_error, print_json, say};
+use crate::failure::{CliError, USAGE};
+use crate::{Outcome, display, signals};
+
+pub(crate) fn run(args: &DumpArgs) -> Outcome {
+    if matches!(args.protocol, ProtocolArg::Recopy | ProtocolArg::Cow) {
+        return Err(CliError::new(USAGE, "this gpucr cannot copy while the program runs yet")
+            .help("use --protocol stop"));
+    }
+    let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    let options = Options {
+        pid: args.pid,
+        image: args.image.clone().unwrap_or_else(|| PathBuf::from(format!("gpucr-{}", args.pid))),
+        leave_running: args.leave_running,
+        timeout: args.timeout,
+        compression: args.compress,
+        shell_job: args.criu.shell_job,
+        criu: CriuOptions {
+            tcp_established: args.criu.tcp_established,
+            tcp_close: args.criu.tcp_close,
+            file_locks: args.criu.file_locks,
+            ext_unix_sk: args.criu.ext_unix_sk,
+            link_remap: args.criu.link_remap,
+        },
+        stop: signals.stop,
+    };
+    let progress = display::progress(args.json);
+    let report = dump::dump(&options, &progress)?;
+    drop(progress);
+    if args.json {
+        print_json(&report)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let fate = if report.left_running { "runs on" } else { "was ended" };
+    say!(
+        "{}: {} of device memory, {} stored; stopped for {}, {} in all; process {} {fate}",
+        report.image.display(),
+        display::bytes(report.bulk_bytes),
+        display::bytes(report.stored_bytes),
+        display::time(report.stopped_ms),
+        display::time(report.total_ms),
+        report.pid,
+    );
+    if report.protocol == Protocol::Driver {
+        eprintln!(
+            "The program was not started with `gpucr run`, so the driver copied its memory, \
+             at a fraction of the speed."
+        );
+    }
+    if report.copied == "inside" {
+        eprintln!(
+            "The device has no room for a second context, so the program copied its memory \
+             itself, which is slower."
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}

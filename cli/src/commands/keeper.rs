@@ -1,0 +1,11 @@
+//! `gpucr keeper`, hidden: the process that brings a program back if gpucr dies.
+
+use std::process::ExitCode;
+
+use crate::Outcome;
+use crate::commands::io_error;
+
+pub(crate) fn run() -> Outcome {
+    gpucr_core::keeper::main().map_err(io_error("the keeper is started by gpucr alone"))?;
+    Ok(ExitCode::SUCCESS)
+}

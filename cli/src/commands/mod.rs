@@ -1,0 +1,35 @@
+//! One file for each subcommand.
+
+pub(crate) mod check;
+pub(crate) mod dump;
+pub(crate) mod generate;
+pub(crate) mod inspect;
+pub(crate) mod keeper;
+pub(crate) mod ps;
+pub(crate) mod restore;
+pub(crate) mod run;
+
+use gpucr_core::Error;
+
+use crate::failure::{CliError, FAILED};
+
+/// Prints a line on stdout. That nobody reads it any more is no failure of what was done.
+macro_rules! say {
+    ($($arg:tt)*) => {{
+        use std::io::Write;
+        let _ = writeln!(std::io::stdout().lock(), $($arg)*);
+    }};
+}
+pub(crate) use say;
+
+/// Prints a value as JSON on stdout.
+fn print_json(value: &impl serde::Serialize) -> Result<(), CliError> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| CliError::new(FAILED, format!("cannot write JSON: {error}")))?;
+    say!("{text}");
+    Ok(())
+}
+
+fn io_error(what: &str) -> impl Fn(std::io::Error) -> CliError {
+    move |source| Error::Io { what: what.to_owned(), source }.into()
+}

@@ -1,0 +1,52 @@
+//! `gpucr run`.
+
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use gpucr_core::{Error, library};
+use gpucr_wire::ENV_DRIVER;
+
+use crate::Outcome;
+use crate::args::{DeviceArg, RunArgs};
+use crate::commands::io_error;
+use crate::failure::{CliError, FAILED, USAGE};
+
+/// Sets up the environment and becomes the program; returns only if that fails.
+pub(crate) fn run(args: &RunArgs) -> Outcome {
+    let shim = install(library::SHIM, "shim")?;
+    let driver = match args.device {
+        DeviceArg::Soft => install(library::SOFT_DRIVER, "soft")?,
+        DeviceArg::Cuda => nvidia().ok_or_else(|| Error::NoDriver("of NVIDIA".into()))?,
+        DeviceArg::Auto => match nvidia() {
+            Some(driver) => driver,
+            None => install(library::SOFT_DRIVER, "soft")?,
+        },
+    };
+    let mut path = shim.parent().expect("the shim is in a directory").as_os_str().to_owned();
+    if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
+        path.push(":");
+        path.push(rest);
+    }
+    let program = &args.command[0];
+    let error = Command::new(program)
+        .args(&args.command[1..])
+        .env("LD_LIBRARY_PATH", path)
+        .env(ENV_DRIVER, driver)
+        .exec();
+    let code = if error.kind() == std::io::ErrorKind::NotFound { USAGE } else { FAILED };
+    Err(CliError::new(code, format!("cannot run {}: {error}", program.display())))
+}
+
+fn install(name: &str, kind: &str) -> Result<PathBuf, CliError> {
+    let path = library::own(name)?;
+    let bytes =
+        std::fs::read(&path).map_err(io_error(&format!("cannot read {}", path.display())))?;
+    Ok(library::install(&bytes, kind, &library::library_root())?)
+}
+
+/// NVIDIA's driver, if there is a device behind it.
+fn nvidia() -> Option<PathBuf> {
+    let device = ["/dev/nvidiactl", "/dev/dxg"].iter().any(|d| std::path::Path::new(d).exists());
+    library::nvidia().filter(|_| device)
+}

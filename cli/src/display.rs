@@ -1,0 +1,70 @@
+//! Progress on a terminal, and numbers as people read them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpucr_core::{Progress, Quiet};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+
+/// A progress bar on stderr if that is a terminal and nothing else was asked for.
+pub(crate) fn progress(quiet: bool) -> Arc<dyn Progress> {
+    if quiet || !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+        return Arc::new(Quiet);
+    }
+    let bar = ProgressBar::new(0);
+    bar.set_style(ProgressStyle::default_spinner());
+    bar.enable_steady_tick(Duration::from_millis(100));
+    Arc::new(Bar { bar })
+}
+
+struct Bar {
+    bar: ProgressBar,
+}
+
+impl Progress for Bar {
+    fn phase(&self, name: &'static str, bytes: Option<u64>) {
+        self.bar.set_message(name);
+        // The copy of device memory goes on beside later phases: its bar stays.
+        if let Some(bytes) = bytes.filter(|bytes| *bytes > 0) {
+            self.bar.set_length(bytes);
+        }
+        let template = if self.bar.length().unwrap_or(0) > 0 {
+            "{spinner} {msg:<11} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} left"
+        } else {
+            "{spinner} {msg}"
+        };
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            self.bar.set_style(style);
+        }
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.bar.inc(bytes);
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Bytes with a binary unit.
+pub(crate) fn bytes(count: u64) -> String {
+    HumanBytes(count).to_string()
+}
+
+/// Milliseconds, as seconds where that reads better.
+pub(crate) fn time(ms: f64) -> String {
+    if ms < 1000.0 { format!("{ms:.0} ms") } else { format!("{:.2} s", ms / 1000.0) }
+}
+
+/// A command line, cut to a width.
+pub(crate) fn command(words: &[String], width: usize) -> String {
+    let line = words.join(" ");
+    if line.chars().count() <= width {
+        return line;
+    }
+    let cut: String = line.chars().take(width.saturating_sub(1)).collect();
+    cut + "…"
+}

@@ -1,0 +1,182 @@
+//! From an error of the library to what the user reads: what happened, what state things are in,
+//! what to do; and the exit code.
+
+use std::process::ExitCode;
+
+use gpucr_core::criu::{CriuError, Hint};
+use gpucr_core::process::{AgentError, TreeError};
+use gpucr_core::{Error, Failure, Left};
+
+/// Failed; the program runs on, or the image is as it was.
+pub(crate) const FAILED: u8 = 1;
+/// Wrong usage.
+pub(crate) const USAGE: u8 = 2;
+/// This host cannot do it.
+pub(crate) const HOST: u8 = 3;
+
+/// An error as the user sees it.
+#[derive(Debug)]
+pub(crate) struct CliError {
+    /// What happened.
+    message: String,
+    /// In which state things are.
+    state: Option<String>,
+    /// What to do.
+    help: Option<String>,
+    code: u8,
+}
+
+impl CliError {
+    pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
+        Self { message: message.into(), state: None, help: None, code }
+    }
+
+    pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+}
+
+impl std::fmt::Display for CliError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.state {
+            Some(state) => write!(f, "\n{state}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for CliError {}
+
+impl miette::Diagnostic for CliError {
+    fn help<'a>(&'a self) -> Option<Box<dyn std::fmt::Display + 'a>> {
+        self.help.as_ref().map(|help| Box::new(help) as Box<dyn std::fmt::Display>)
+    }
+}
+
+impl From<Error> for CliError {
+    fn from(error: Error) -> Self {
+        let code = if error.is_of_host() { HOST } else { FAILED };
+        Self { message: error.to_string(), state: None, help: help(&error), code }
+    }
+}
+
+impl From<Failure> for CliError {
+    fn from(failure: Failure) -> Self {
+        let state = match failure.left {
+            Left::Untouched => "Nothing was changed.".to_owned(),
+            Left::RolledBack => format!(
+                "The dump was rolled back in phase {}: the program runs on, and there is no image.",
+                failure.phase
+            ),
+            Left::Ended => "The program has ended by itself, and there is no image.".to_owned(),
+            Left::NotRestored => format!(
+                "The restore failed in phase {}; what it had made was ended before any of it ran. \
+                 The image is as it was.",
+                failure.phase
+            ),
+            Left::NotRestoredButRan => format!(
+                "The restore failed in phase {}; what it had made was ended again. The image is \
+                 as it was, but the program's host side had begun to run, and files that it \
+                 writes may have changed.",
+                failure.phase
+            ),
+            Left::CompleteButLost(ref processes) => format!(
+                "The image is complete. The program was not brought back to running: {}. The \
+                 keeper holds its memory and goes on trying.",
+                processes.join("; ")
+            ),
+            Left::Lost(ref processes) => format!(
+                "There is no image, and the program was not brought back to running: {}. The \
+                 keeper holds its memory and goes on trying.",
+                processes.join("; ")
+            ),
+        };
+        Self { state: Some(state), ..Self::from(*failure.error) }
+    }
+}
+
+/// What to do about an error, where something can be said.
+fn help(error: &Error) -> Option<String> {
+    let text = match error {
+        Error::NotRoot => "run it as root, for example with sudo",
+        Error::NoCuda { .. } => {
+            "a program shows up once it has called cuInit; `criu dump` alone serves programs \
+             without CUDA"
+        }
+        Error::Busy { .. } | Error::Detached { .. } => {
+            "try again when the other gpucr, or the keeper that it left behind, has ended"
+        }
+        Error::Suspended { pid } => return Some(format!("let it run first: kill -CONT {pid}")),
+        Error::OtherPidNamespace { .. } => "run gpucr inside that namespace, with its own /proc",
+        Error::Changed { .. } => "try again",
+        Error::OwnTree { .. } => "dump the program itself, not the shell or job that runs gpucr",
+        Error::Tree(TreeError::NoProcess(_)) => "`gpucr ps` lists the programs under gpucr",
+        Error::Agent(AgentError::Version { .. }) => {
+            "use the gpucr of the version that the program was started with"
+        }
+        Error::Agent(AgentError::Broken { .. }) => {
+            "another gpucr may be at work on the program; try again when it has ended"
+        }
+        Error::Agent(AgentError::Failed { .. }) => {
+            "a program that computes for long in one kernel needs a longer --timeout"
+        }
+        Error::Unsupported { .. } => {
+            "free these before the dump; gpucr(1) lists what the driver cannot checkpoint"
+        }
+        Error::Criu(CriuError::Failed { hints, .. }) if !hints.is_empty() => {
+            let hints: Vec<String> = hints.iter().map(|hint| criu_help(*hint)).collect();
+            return Some(hints.join("\n"));
+        }
+        Error::Criu(CriuError::NotFound { .. } | CriuError::TooOld { .. }) => {
+            "install CRIU 4.1 or newer; `cargo xtask setup` in gpucr's source tree does it"
+        }
+        Error::NoDriver(_) => {
+            "on a host without a GPU use `gpucr run --device soft`; else install NVIDIA's driver \
+             570 or newer"
+        }
+        Error::NoLibrary { .. } => "build or install gpucr as a whole, or set GPUCR_LIB_DIR",
+        Error::PidInUse { .. } => {
+            "end the process that has it (the dumped program itself, if it was left running), or \
+             restore in a fresh pid namespace: unshare --pid --fork --mount-proc gpucr restore …"
+        }
+        Error::FileChanged { path, found, expected } if found > expected => {
+            return Some(format!(
+                "if it is a log that went on after the dump: truncate -s {expected} {}",
+                path.display()
+            ));
+        }
+        Error::FileMissing { .. } | Error::FileChanged { .. } => {
+            "put the file back as it was at the time of the dump"
+        }
+        Error::OtherDriver { .. } => "restore on a host with the driver that the image names",
+        Error::NoDevice { .. } => "restore on the host with that device",
+        _ => return None,
+    };
+    Some(text.to_owned())
+}
+
+/// What to do about a cause that CRIU's log names.
+fn criu_help(hint: Hint) -> String {
+    if let Some(option) = hint.option() {
+        return format!("try again with {option} (see criu(8))");
+    }
+    let text = match hint {
+        Hint::FileChanged => "put the file that CRIU names back as it was at the time of the dump",
+        Hint::PidInUse => "end the process that has the pid, or restore in a fresh pid namespace",
+        Hint::Permission => "run it as root, with all capabilities",
+        Hint::Device => "the program has a device open that CRIU cannot save: close it first",
+        Hint::GhostLimit => "the program holds a large deleted file open: close it first",
+        Hint::NoSpace => "free space on the file system of the image",
+        _ => "see criu(8)",
+    };
+    text.to_owned()
+}
+
+/// Prints an error to stderr and gives its exit code.
+pub(crate) fn report(error: CliError) -> ExitCode {
+    let code = error.code;
+    eprintln!("{:?}", miette::Report::new(error));
+    ExitCode::from(code)
+}

@@ -1,0 +1,44 @@
+//! `gpucr`: checkpoint and restore of running CUDA programs.
+
+mod args;
+mod commands;
+mod display;
+mod failure;
+mod signals;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Args, Command};
+use failure::CliError;
+
+/// What a subcommand gives back: the exit code, or what went wrong.
+type Outcome = Result<ExitCode, CliError>;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    start_log();
+    if matches!(args.command, Command::Dump(_) | Command::Restore(_) | Command::Keeper) {
+        gpucr_core::limits::raise_open_files();
+    }
+    let outcome = match args.command {
+        Command::Run(args) => commands::run::run(&args),
+        Command::Dump(args) => commands::dump::run(&args),
+        Command::Restore(args) => commands::restore::run(&args),
+        Command::Ps(args) => commands::ps::run(&args),
+        Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Check(args) => commands::check::run(&args),
+        Command::Completions(args) => commands::generate::completions(&args),
+        Command::GenerateMan(args) => commands::generate::man(&args),
+        Command::Keeper => commands::keeper::run(),
+    };
+    outcome.unwrap_or_else(failure::report)
+}
+
+/// `GPUCR_LOG=debug` (or any filter of tracing's) writes what the library does to stderr.
+fn start_log() {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_env("GPUCR_LOG").unwrap_or_else(|_| EnvFilter::new("error"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
