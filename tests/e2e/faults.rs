@@ -1,0 +1,390 @@
+//! Whatever fails in a dump or a restore: either the program goes on and ends well, or the image
+//! is complete, and the message says which.
+
+use std::path::Path;
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{Lab, Program, finish, show};
+
+/// The phases of a dump, in order.
+const DUMP_PHASES: [&str; 9] =
+    ["preflight", "attach", "gate", "export", "copy", "detach", "checkpoint", "criu", "store"];
+/// The phases of a restore, in order.
+const RESTORE_PHASES: [&str; 6] = ["preflight", "load", "extract", "criu", "driver", "attach"];
+
+const ARGS: [&str; 4] = ["--steps", "60", "--step-delay-ms", "20"];
+
+fn started(lab: &Lab) -> Result<Program> {
+    let mut program = lab.start("sgd", &ARGS)?;
+    program.wait_for("step ")?;
+    Ok(program)
+}
+
+fn expected() -> Result<Vec<String>> {
+    let lab = Lab::new();
+    let mut program = lab.start("sgd", &ARGS[..2])?;
+    program.result()?;
+    Ok(program.series())
+}
+
+fn dump_with(lab: &Lab, program: &Program, environment: &[(&str, &str)]) -> Result<Output> {
+    let mut command = lab.gpucr();
+    command.args(["dump", "--pid", &program.pid.to_string(), "-o", "image"]);
+    finish(command.envs(environment.iter().copied()))
+}
+
+/// Starts a dump that pauses for two seconds in a phase; what it says goes to `dump.err`.
+fn dump_pausing_in(lab: &Lab, program: &Program, phase: &str) -> Result<std::process::Child> {
+    let mut command = lab.gpucr();
+    command
+        .args(["dump", "--pid", &program.pid.to_string(), "-o", "image"])
+        .env("GPUCR_FAULT", format!("pause:{phase}"))
+        .stdout(std::process::Stdio::null())
+        .stderr(std::fs::File::create(lab.path("dump.err"))?);
+    Ok(command.spawn()?)
+}
+
+/// No socket, shared memory or temporary file is left: the folder holds what it should, and the
+/// agents' names and the keepers are gone with their processes.
+fn nothing_is_left(lab: &Lab, allowed: &[&str]) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(lab.path(""))? {
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        names.retain(|name| !allowed.contains(&name.as_str()));
+        if names.is_empty() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "left behind: {names:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The program goes on after a dump that failed, ends as if nothing had been, and can be dumped
+/// again meanwhile.
+fn goes_on(lab: &Lab, mut program: Program, expected: &[String]) -> Result<()> {
+    program.wait_for_progress()?;
+    nothing_is_left(lab, &["log"])?;
+    let image = lab.path("second");
+    lab.dump(&program, &image, &[]).context("a second dump")?;
+    let mut program = lab.restore(&image, program)?;
+    program.result()?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+#[test]
+fn a_failure_in_any_phase_of_a_dump_rolls_it_back() -> Result<()> {
+    let expected = expected()?;
+    for phase in DUMP_PHASES.into_iter().chain(["commit"]) {
+        let lab = Lab::new();
+        let program = started(&lab)?;
+        let fault = format!("fail:{phase}");
+        let output = dump_with(&lab, &program, &[("GPUCR_FAULT", &fault)])?;
+        ensure!(output.status.code() == Some(1), "{phase}: {}", show(&output));
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        let said = message.contains("Nothing was changed") || message.contains("rolled back");
+        ensure!(said, "{phase}: {message}");
+        goes_on(&lab, program, &expected).with_context(|| format!("{phase}: {message}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn gpucr_killed_in_any_phase_of_a_dump_leaves_the_program_running() -> Result<()> {
+    let expected = expected()?;
+    for phase in DUMP_PHASES.into_iter().chain(["commit"]) {
+        let lab = Lab::new();
+        let program = started(&lab)?;
+        let fault = format!("kill:{phase}");
+        let output = dump_with(&lab, &program, &[("GPUCR_FAULT", &fault)])?;
+        ensure!(!output.status.success(), "{phase}: {}", show(&output));
+        goes_on(&lab, program, &expected).with_context(|| format!("killed in {phase}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn gpucr_killed_after_the_commit_leaves_a_complete_image_and_a_running_program() -> Result<()> {
+    let expected = expected()?;
+    let lab = Lab::new();
+    let mut program = started(&lab)?;
+    let mut command = lab.gpucr();
+    command
+        .args(["dump", "--leave-running", "--pid", &program.pid.to_string(), "-o", "image"])
+        .env("GPUCR_FAULT", "kill:resume");
+    let output = finish(&mut command)?;
+    ensure!(!output.status.success(), "{}", show(&output));
+    program.result()?;
+    ensure!(program.series() == expected, "the program that ran on differs");
+    lab.rewind(&program, &lab.path("image"))?;
+    let mut restored = lab.restore(&lab.path("image"), program)?;
+    restored.result()?;
+    ensure!(restored.series() == expected, "the restored program differs");
+    Ok(())
+}
+
+#[test]
+fn a_restore_that_fails_or_is_killed_leaves_the_image_and_no_process() -> Result<()> {
+    let expected = expected()?;
+    let lab = Lab::new();
+    let mut program = started(&lab)?;
+    let image = lab.path("image");
+    lab.dump(&program, &image, &[])?;
+    program.wait()?;
+    for phase in RESTORE_PHASES {
+        for fault in ["fail", "kill"] {
+            let mut command = lab.gpucr();
+            command.arg("restore").arg(&image).env("GPUCR_FAULT", format!("{fault}:{phase}"));
+            let output = finish(&mut command)?;
+            ensure!(!output.status.success(), "{fault}:{phase}: {}", show(&output));
+            let deadline = Instant::now() + Duration::from_secs(15);
+            while Path::new(&format!("/proc/{}", program.pid)).exists() {
+                ensure!(Instant::now() < deadline, "{fault}:{phase}: a process is left");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            nothing_is_left(&lab, &["log", "image"])?;
+        }
+    }
+    let mut program = lab.restore(&image, program)?;
+    program.result()?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+/// A file system of the given size, unmounted on drop.
+struct SmallDisk(std::path::PathBuf);
+
+impl SmallDisk {
+    fn mount(path: std::path::PathBuf, kib: u32) -> Result<Self> {
+        std::fs::create_dir(&path)?;
+        let mounted = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={kib}k"), "tmpfs"])
+            .arg(&path)
+            .status()?;
+        ensure!(mounted.success(), "a small file system is needed for this test");
+        Ok(Self(path))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(&self.0).status();
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// Disks that are full at ever later points of the dump, up to one that has room enough.
+#[test]
+fn a_full_disk_rolls_the_dump_back() -> Result<()> {
+    let expected = expected()?;
+    let lab = Lab::new();
+    let mut program = lab.start("sgd", &["--steps", "60", "--step-delay-ms", "200"])?;
+    program.wait_for("step ")?;
+    let (mut untouched, mut rolled_back) = (0, 0);
+    for kib in (1024..64 << 10).step_by(768) {
+        let disk = SmallDisk::mount(lab.path("disk"), kib)?;
+        let mut command = lab.gpucr();
+        command.args(["dump", "--pid", &program.pid.to_string(), "-o", "disk/image"]);
+        let output = finish(&mut command)?;
+        if output.status.success() {
+            ensure!(untouched > 0 && rolled_back > 0, "{untouched} {rolled_back}");
+            let mut program = lab.restore(&lab.path("disk/image"), program)?;
+            program.kill();
+            drop(disk);
+            let lines = program.series();
+            ensure!(expected.starts_with(&lines), "differs:\n{}", program.output());
+            return Ok(());
+        }
+        let left: Vec<_> = std::fs::read_dir(lab.path("disk"))?.collect();
+        ensure!(output.status.code() == Some(1), "{}", show(&output));
+        ensure!(left.is_empty(), "left on the full disk: {left:?}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(message.contains("space"), "{message}");
+        untouched += u32::from(message.contains("Nothing was changed"));
+        rolled_back += u32::from(message.contains("rolled back"));
+    }
+    anyhow::bail!("no disk was large enough")
+}
+
+/// A device that admits no second context: the program copies by itself.
+#[test]
+fn without_room_for_a_second_context_memory_is_copied_from_inside() -> Result<()> {
+    let expected = expected()?;
+    for fault in ["cuCtxCreate_v2:1:2", "cuCtxCreate_v2:1:46"] {
+        let lab = Lab::new();
+        let program = started(&lab)?;
+        let image = lab.path("image");
+        let mut command = lab.gpucr();
+        command.args(["dump", "--json", "--pid", &program.pid.to_string(), "-o", "image"]);
+        let output = finish(command.env("SOFTCUDA_FAULT", fault))?;
+        ensure!(output.status.success(), "{fault}: {}", show(&output));
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        ensure!(report["copied"] == "inside", "{report}");
+        // And the restore in the same corner.
+        let mut program = lab.restore_with(&image, program, &[("SOFTCUDA_FAULT", fault)])?;
+        program.result()?;
+        ensure!(program.series() == expected, "differs:\n{}", program.output());
+    }
+    Ok(())
+}
+
+#[test]
+fn a_driver_that_refuses_its_checkpoint_rolls_the_dump_back() -> Result<()> {
+    let expected = expected()?;
+    for fault in ["cuCheckpointProcessLock:1:600", "cuCheckpointProcessCheckpoint:1:999"] {
+        let lab = Lab::new();
+        let program = started(&lab)?;
+        let output = dump_with(&lab, &program, &[("SOFTCUDA_FAULT", fault)])?;
+        ensure!(output.status.code() == Some(1), "{fault}: {}", show(&output));
+        goes_on(&lab, program, &expected).with_context(|| fault.to_owned())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_program_that_dies_during_its_dump_is_reported_as_ended() -> Result<()> {
+    for phase in ["gate", "copy", "detach", "criu"] {
+        let lab = Lab::new();
+        let mut program = started(&lab)?;
+        let mut dump = dump_pausing_in(&lab, &program, phase)?;
+        std::thread::sleep(Duration::from_millis(700));
+        program.kill();
+        let status = dump.wait()?;
+        let message = std::fs::read_to_string(lab.path("dump.err"))?;
+        ensure!(status.code() == Some(1), "{phase}: {status} {message}");
+        ensure!(message.contains("ended"), "{phase}: {message}");
+        nothing_is_left(&lab, &["log", "dump.err"])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_kernel_that_runs_too_long_makes_the_gate_give_up() -> Result<()> {
+    let args = ["--size", "medium", "--steps", "20"];
+    let plain = Lab::new();
+    let mut uninterrupted = plain.start("stencil", &args)?;
+    uninterrupted.result()?;
+    let lab = Lab::new();
+    let mut program = lab.start("stencil", &args)?;
+    program.wait_for("step ")?;
+    let mut command = lab.gpucr();
+    command.args(["dump", "--timeout", "1ms", "--pid", &program.pid.to_string(), "-o", "image"]);
+    let output = finish(&mut command)?;
+    // Each step computes for hundreds of milliseconds.
+    ensure!(output.status.code() == Some(1), "{}", show(&output));
+    ensure!(String::from_utf8_lossy(&output.stderr).contains("rolled back"), "{}", show(&output));
+    nothing_is_left(&lab, &["log"])?;
+    program.result()?;
+    ensure!(program.series() == uninterrupted.series(), "differs:\n{}", program.output());
+    Ok(())
+}
+
+#[test]
+fn an_interrupted_dump_rolls_back() -> Result<()> {
+    let expected = expected()?;
+    let lab = Lab::new();
+    let program = started(&lab)?;
+    let mut dump = dump_pausing_in(&lab, &program, "detach")?;
+    std::thread::sleep(Duration::from_millis(700));
+    // SAFETY: the child has not been waited for.
+    unsafe { libc::kill(dump.id() as i32, libc::SIGINT) };
+    let status = dump.wait()?;
+    let message = std::fs::read_to_string(lab.path("dump.err"))?;
+    std::fs::remove_file(lab.path("dump.err"))?;
+    ensure!(status.code() == Some(1) && message.contains("rolled back"), "{status} {message}");
+    goes_on(&lab, program, &expected)
+}
+
+/// In the last phase everything is in place: without gpucr the gates open by themselves.
+#[test]
+fn a_restore_killed_in_its_last_phase_is_complete() -> Result<()> {
+    let expected = expected()?;
+    let lab = Lab::new();
+    let mut program = started(&lab)?;
+    let image = lab.path("image");
+    lab.dump(&program, &image, &[])?;
+    program.wait()?;
+    let mut command = lab.gpucr();
+    command.arg("restore").arg(&image).env("GPUCR_FAULT", "fail:resume");
+    let output = finish(&mut command)?;
+    ensure!(output.status.code() == Some(1), "{}", show(&output));
+    let mut command = lab.gpucr();
+    command.arg("restore").arg(&image).env("GPUCR_FAULT", "kill:resume");
+    let output = finish(&mut command)?;
+    ensure!(!output.status.success(), "{}", show(&output));
+    program.let_go();
+    program.wait_for("result ")?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+/// A restore that fails because somebody else took the pid leaves that process alone.
+#[test]
+fn a_restore_that_loses_a_race_for_the_pid_harms_nobody() -> Result<()> {
+    let expected = expected()?;
+    let lab = Lab::new();
+    let mut program = started(&lab)?;
+    let image = lab.path("image");
+    lab.dump(&program, &image, &[])?;
+    program.wait()?;
+    let mut slow = lab.gpucr();
+    slow.args(["restore", "--detach"]).arg(&image).env("GPUCR_FAULT", "pause:extract");
+    slow.stdout(std::process::Stdio::null());
+    slow.stderr(std::fs::File::create(lab.path("slow.err"))?);
+    let mut slow = slow.spawn()?;
+    std::thread::sleep(Duration::from_millis(500));
+    let mut program = lab.restore(&image, program)?;
+    let status = slow.wait()?;
+    ensure!(!status.success(), "the second restore had no pid to take");
+    program.result()?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+/// A CUDA process that ends during the dump of its tree: no image may come of that.
+#[test]
+fn a_cuda_child_that_dies_before_the_freeze_rolls_the_dump_back() -> Result<()> {
+    let lab = Lab::new();
+    let mut program = lab.start("family", &["--step-delay-ms", "30"])?;
+    let child = program.wait_for("child pid=")?;
+    program.wait_for("ready")?;
+    program.wait_for("step ")?;
+    let child: i32 = child.trim_start_matches("child pid=").trim().parse()?;
+    let mut dump = dump_pausing_in(&lab, &program, "criu")?;
+    std::thread::sleep(Duration::from_millis(1200));
+    // SAFETY: sends a signal to a process of this test's own program.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    let status = dump.wait()?;
+    let message = std::fs::read_to_string(lab.path("dump.err"))?;
+    ensure!(status.code() == Some(1) && message.contains("rolled back"), "{status} {message}");
+    ensure!(!lab.path("image").exists() && program.is_running(), "{message}");
+    Ok(())
+}
+
+/// Two dumps of one program at once: one makes an image, the other changes nothing.
+#[test]
+fn a_second_dump_beside_a_first_is_refused() -> Result<()> {
+    let lab = Lab::new();
+    let program = started(&lab)?;
+    let mut first = lab.gpucr();
+    first
+        .args(["dump", "-R", "--pid", &program.pid.to_string(), "-o", "image"])
+        .env("GPUCR_FAULT", "pause:criu")
+        .stdout(std::process::Stdio::null());
+    let mut first = first.spawn()?;
+    std::thread::sleep(Duration::from_millis(700));
+    let mut second = lab.gpucr();
+    let second = finish(second.args(["dump", "--pid", &program.pid.to_string(), "-o", "other"]))?;
+    ensure!(second.status.code() == Some(1), "{}", show(&second));
+    let message = String::from_utf8_lossy(&second.stderr).into_owned();
+    ensure!(message.contains("another gpucr") && message.contains("Nothing"), "{message}");
+    ensure!(first.wait()?.success() && lab.path("image").is_dir() && !lab.path("other").exists());
+    let mut program = program;
+    program.result()?;
+    Ok(())
+}

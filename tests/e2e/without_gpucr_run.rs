@@ -1,0 +1,138 @@
+//! Programs that were not started with `gpucr run`, and programs that cannot be dumped.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{Lab, Program, binary, finish, show};
+
+/// Starts a workload on the software driver alone, with no shim in front of it.
+fn started_bare(lab: &Lab) -> Result<Program> {
+    std::fs::copy(binary("libsoftcuda.so"), lab.path("libcuda.so.1"))?;
+    let mut command = Command::new(binary("workload"));
+    command
+        .args(["sgd", "--steps", "60", "--step-delay-ms", "20"])
+        .env("LD_LIBRARY_PATH", lab.path(""));
+    let mut program = lab.spawn(command, "log")?;
+    program.wait_for("step ")?;
+    Ok(program)
+}
+
+#[test]
+fn driver_and_criu_alone_carry_a_program() -> Result<()> {
+    let plain = Lab::new();
+    let mut uninterrupted = plain.start("sgd", &["--steps", "60"])?;
+    uninterrupted.result()?;
+    let lab = Lab::new();
+    let program = started_bare(&lab)?;
+    let image = lab.path("image");
+    let report = lab.dump(&program, &image, &[])?;
+    ensure!(report["protocol"] == "driver" && report["copied"] == "driver", "{report}");
+    ensure!(report["bulk_bytes"] == 0, "{report}");
+    let mut program = lab.restore(&image, program)?;
+    program.result()?;
+    ensure!(program.series() == uninterrupted.series(), "differs:\n{}", program.output());
+    Ok(())
+}
+
+#[test]
+fn an_image_of_another_driver_build_is_refused() -> Result<()> {
+    let lab = Lab::new();
+    let mut program = started_bare(&lab)?;
+    let image = lab.path("image");
+    lab.dump(&program, &image, &[])?;
+    program.wait()?;
+    // The padding of an ELF file's identification: another file, which loads all the same.
+    let driver = std::fs::File::options().write(true).open(lab.path("libcuda.so.1"))?;
+    driver.write_all_at(&[1], 15)?;
+    let output = lab.run(["restore", "image"])?;
+    ensure!(output.status.code() == Some(3), "{}", show(&output));
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(message.contains("driver") && message.contains("Nothing was changed"), "{message}");
+    ensure!(!Path::new(&format!("/proc/{}", program.pid)).exists());
+    driver.write_all_at(&[0], 15)?;
+    let mut program = lab.restore(&image, program)?;
+    program.result()?;
+    Ok(())
+}
+
+#[test]
+fn when_one_of_several_processes_cannot_be_locked_all_run_on() -> Result<()> {
+    let plain = Lab::new();
+    let mut uninterrupted = plain.start("family", &[])?;
+    uninterrupted.result()?;
+    for fault in ["cuCheckpointProcessLock:2:600", "cuCheckpointProcessCheckpoint:3:999"] {
+        let lab = Lab::new();
+        let mut program = lab.start("family", &["--step-delay-ms", "20"])?;
+        program.wait_for("step ")?;
+        let mut command = lab.gpucr();
+        command.args(["dump", "--pid", &program.pid.to_string(), "-o", "image"]);
+        let output = finish(command.env("SOFTCUDA_FAULT", fault))?;
+        ensure!(output.status.code() == Some(1), "{fault}: {}", show(&output));
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(message.contains("rolled back"), "{fault}: {message}");
+        program.result()?;
+        ensure!(program.series() == uninterrupted.series(), "{fault}: {}", program.output());
+    }
+    Ok(())
+}
+
+/// Run as a program of its own by the test below: it shares device memory with whoever has the
+/// descriptor.
+#[test]
+#[ignore = "a helper process of another test"]
+fn sharing_program() -> Result<()> {
+    use cudarc::driver::sys::{
+        CUmemAllocationHandleType as Handle, CUmemAllocationProp, CUmemAllocationType as Kind,
+        CUmemLocation, CUmemLocationType as Location,
+    };
+    let prop = CUmemAllocationProp {
+        type_: Kind::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: Handle::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        location: CUmemLocation { type_: Location::CU_MEM_LOCATION_TYPE_DEVICE, id: 0 },
+        win32HandleMetaData: std::ptr::null_mut(),
+        // SAFETY: plain integers, for which zero means "nothing special".
+        allocFlags: unsafe { std::mem::zeroed() },
+    };
+    // SAFETY: the functions are the driver API's, with the types of its header, and every pointer
+    // is a place of the right type.
+    unsafe {
+        let cuda = libloading::Library::new("libcuda.so.1")?;
+        let init: libloading::Symbol<unsafe extern "C" fn(u32) -> i32> = cuda.get(b"cuInit\0")?;
+        ensure!(init(0) == 0, "cuInit");
+        type Create = unsafe extern "C" fn(*mut u64, usize, *const CUmemAllocationProp, u64) -> i32;
+        let create: libloading::Symbol<Create> = cuda.get(b"cuMemCreate\0")?;
+        let mut handle = 0;
+        ensure!(create(&mut handle, 2 << 20, &prop, 0) == 0, "cuMemCreate");
+        type Export = unsafe extern "C" fn(*mut i32, u64, u32, u64) -> i32;
+        let export: libloading::Symbol<Export> = cuda.get(b"cuMemExportToShareableHandle\0")?;
+        let mut fd = -1;
+        ensure!(export(&mut fd, handle, 1, 0) == 0, "cuMemExportToShareableHandle");
+        println!("sharing");
+        std::thread::sleep(std::time::Duration::from_secs(120));
+    }
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_checkpointed_is_named_before_anything_is_touched() -> Result<()> {
+    let lab = Lab::new();
+    let mut command = lab.gpucr();
+    command.args(["run", "--device", "soft", "--"]).arg(std::env::current_exe()?);
+    command.args(["--ignored", "--exact", "sharing_program", "--nocapture"]);
+    let mut program = lab.spawn(command, "log")?;
+    while !program.output().contains("sharing\n") && program.is_running() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let output = lab.run(["dump", "--pid", &program.pid.to_string(), "-o", "image"])?;
+    ensure!(output.status.code() == Some(1), "{}\n{}", show(&output), program.output());
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(message.contains("shared with other processes"), "{message}");
+    ensure!(message.contains("Nothing was changed"), "{message}");
+    ensure!(program.is_running() && !lab.path("image").exists());
+    let listed = lab.run(["ps"])?;
+    let listed = String::from_utf8(listed.stdout).context("text")?;
+    ensure!(listed.contains("cannot be dumped: memory shared"), "{listed}");
+    Ok(())
+}

@@ -1,0 +1,328 @@
+//! What the end-to-end tests share: programs that are started, dumped and restored, in a folder of
+//! their own, with everything they print in a file.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// How long anything may take before a test gives up on it; machines are slow and shared.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A binary of this workspace, built beside the tests.
+pub fn binary(name: &str) -> PathBuf {
+    let tests = std::env::current_exe().expect("a test has a file");
+    let path = tests
+        .ancestors()
+        .map(|dir| dir.join(name))
+        .find(|path| path.is_file())
+        .unwrap_or_else(|| panic!("{name} is not built: run `cargo xtask test`"));
+    path.canonicalize().expect("it exists")
+}
+
+/// A folder for one test, and the programs that it starts; all end with it.
+pub struct Lab {
+    dir: tempfile::TempDir,
+    /// Environment for the programs.
+    pub environment: Vec<(String, String)>,
+}
+
+impl Default for Lab {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Lab {
+    /// Makes the folder.
+    pub fn new() -> Self {
+        Self { dir: tempfile::tempdir().expect("a folder"), environment: Vec::new() }
+    }
+
+    /// A path in the folder.
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A gpucr command, ready for arguments.
+    pub fn gpucr(&self) -> Command {
+        let mut command = Command::new(binary("gpucr"));
+        command.current_dir(self.dir.path()).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs gpucr with arguments and waits for its end.
+    pub fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Result<Output> {
+        finish(self.gpucr().args(args))
+    }
+
+    /// Starts a workload under gpucr on the software driver.
+    pub fn start(&self, name: &str, args: &[&str]) -> Result<Program> {
+        let workload = binary("workload");
+        let mut command = self.gpucr();
+        command.args(["run", "--device", "soft", "--"]).arg(workload).arg(name).args(args);
+        self.spawn(command, "log")
+    }
+
+    /// Starts any command as a program whose output goes to the file `log`.
+    pub fn spawn(&self, mut command: Command, log: &str) -> Result<Program> {
+        let log = self.path(log);
+        let out = File::create(&log)?;
+        command
+            .stdin(Stdio::null())
+            .stdout(out.try_clone()?)
+            .stderr(out)
+            .envs(self.environment.iter().map(|(k, v)| (k, v)));
+        // SAFETY: setsid is async-signal-safe. A session of its own, as a daemon has.
+        unsafe {
+            command.pre_exec(|| {
+                rustix::process::setsid()?;
+                Ok(())
+            });
+        }
+        let child = command.spawn().context("the program starts")?;
+        Ok(Program { pid: child.id(), child: Some(child), log })
+    }
+
+    /// Dumps a program and gives the report. `args` are further flags.
+    pub fn dump(
+        &self,
+        program: &Program,
+        image: &Path,
+        args: &[&str],
+    ) -> Result<serde_json::Value> {
+        let mut command = self.gpucr();
+        command.args(["dump", "--json", "--pid", &program.pid.to_string(), "-o"]).arg(image);
+        let output = finish(command.args(args))?;
+        ensure!(output.status.success(), "dump: {}\n{}", show(&output), program.output());
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    /// Puts the log of a program that ran on after a dump back to what it was at the dump: files
+    /// that were open must have their old size for a restore.
+    pub fn rewind(&self, program: &Program, image: &Path) -> Result<()> {
+        let output = finish(self.gpucr().args(["inspect", "--json"]).arg(image))?;
+        ensure!(output.status.success(), "inspect: {}", show(&output));
+        let summary: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        let files = summary["files"].as_array().context("inspect lists files")?;
+        let file = files
+            .iter()
+            .find(|file| file["path"].as_str().map(Path::new) == Some(program.log.as_path()))
+            .context("the log is among them")?;
+        let log = File::options().write(true).open(&program.log)?;
+        log.set_len(file["size"].as_u64().context("with a size")?)?;
+        Ok(())
+    }
+
+    /// Restores an image in the foreground and waits until the program goes on: the program in its
+    /// new life.
+    pub fn restore(&self, image: &Path, old: Program) -> Result<Program> {
+        self.restore_with(image, old, &[])
+    }
+
+    /// The same with further environment for gpucr.
+    pub fn restore_with(
+        &self,
+        image: &Path,
+        mut old: Program,
+        environment: &[(&str, &str)],
+    ) -> Result<Program> {
+        // Until somebody has waited for it, the old process holds its pid.
+        old.wait().context("the dumped program ends")?;
+        let mut command = self.gpucr();
+        let out = File::create(self.path("restore.log"))?;
+        command.arg("restore").arg(image).stdout(out.try_clone()?).stderr(out);
+        command.envs(environment.iter().copied());
+        let before = old.output().len();
+        let child = command.spawn().context("the restore starts")?;
+        let mut program = Program { pid: old.pid, child: Some(child), log: old.log.clone() };
+        let restored = program.wait_for_more_than(before);
+        let said = std::fs::read_to_string(self.path("restore.log")).unwrap_or_default();
+        restored.with_context(|| format!("restore: {said}"))?;
+        Ok(program)
+    }
+}
+
+/// A program that was started, or the foreground restore that stands in for it. Killed on drop.
+pub struct Program {
+    /// The program's own pid.
+    pub pid: u32,
+    child: Option<Child>,
+    log: PathBuf,
+}
+
+impl Program {
+    /// What it has printed so far.
+    pub fn output(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Waits for a line that starts with `prefix`, and gives it.
+    pub fn wait_for(&mut self, prefix: &str) -> Result<String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let output = self.output();
+            let complete = output.rfind('\n').map_or("", |end| &output[..end]);
+            if let Some(line) = complete.lines().find(|line| line.starts_with(prefix)) {
+                return Ok(line.to_owned());
+            }
+            if let Some(status) = self.child.as_mut().and_then(|c| c.try_wait().ok().flatten())
+                && !self.output().lines().any(|line| line.starts_with(prefix))
+            {
+                bail!("ended with {status} before `{prefix}`:\n{}", self.output());
+            }
+            ensure!(Instant::now() < deadline, "no `{prefix}` in time:\n{}", self.output());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until it has printed something more than it had.
+    pub fn wait_for_progress(&mut self) -> Result<()> {
+        self.wait_for_more_than(self.output().len())
+    }
+
+    fn wait_for_more_than(&mut self, before: usize) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while self.output().len() == before {
+            if let Some(Some(status)) = self.child.as_mut().map(Child::try_wait).transpose()? {
+                ensure!(status.success(), "it ended with {status}");
+                break;
+            }
+            ensure!(Instant::now() < deadline, "no progress:\n{}", self.output());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// From here on its output alone tells how it fares: it is no child of this test any more.
+    pub fn let_go(&mut self) {
+        self.child = None;
+    }
+
+    /// Whether it has not ended yet.
+    pub fn is_running(&mut self) -> bool {
+        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> Result<ExitStatus> {
+        let child = self.child.as_mut().context("it was started")?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = child.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                bail!("it does not end:\n{}", self.output());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for its end, which must be a good one, and gives the line with its result.
+    pub fn result(&mut self) -> Result<String> {
+        let status = self.wait()?;
+        let output = self.output();
+        ensure!(status.success(), "it ended with {status}:\n{output}");
+        let mut results = output.lines().filter(|line| line.starts_with("result "));
+        let result = results.next().with_context(|| format!("no result:\n{output}"))?;
+        ensure!(results.next().is_none(), "two results:\n{output}");
+        Ok(result.to_owned())
+    }
+
+    /// The lines that belong to the computation: steps and the result.
+    pub fn series(&self) -> Vec<String> {
+        let wanted = |line: &&str| line.starts_with("step ") || line.starts_with("result ");
+        self.output().lines().filter(wanted).map(str::to_owned).collect()
+    }
+
+    /// Kills the whole program and reaps it.
+    pub fn kill(&mut self) {
+        // The program's processes first: the foreground restore ends with them.
+        for pid in descendants(self.pid).into_iter().rev() {
+            // SAFETY: sends a signal; a pid that is gone by now is an error that changes nothing,
+            // and pids are not used again so quickly.
+            unsafe { libc::kill(pid as i32, libc::SIGKILL) };
+        }
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if self.is_running() {
+            self.kill();
+        }
+    }
+}
+
+/// A process and its descendants.
+fn descendants(root: u32) -> Vec<u32> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while next < found.len() {
+        let path = format!("/proc/{0}/task/{0}/children", found[next]);
+        let children = std::fs::read_to_string(path).unwrap_or_default();
+        found.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+        next += 1;
+    }
+    found
+}
+
+/// Runs a command to its end, which must come in time.
+pub fn finish(command: &mut Command) -> Result<Output> {
+    let mut out = tempfile::tempfile()?;
+    let mut err = tempfile::tempfile()?;
+    let mut child = command.stdout(out.try_clone()?).stderr(err.try_clone()?).spawn()?;
+    let deadline = Instant::now() + PATIENCE;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() > deadline {
+            child.kill()?;
+            bail!("{command:?} does not end");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    let read = |file: &mut File| -> Result<Vec<u8>> {
+        use std::io::{Read, Seek};
+        let mut bytes = Vec::new();
+        file.rewind()?;
+        file.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    Ok(Output { status, stdout: read(&mut out)?, stderr: read(&mut err)? })
+}
+
+/// An output as a person would see it.
+pub fn show(output: &Output) -> String {
+    format!(
+        "{}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Numbers that look random and are the same in every run; the seed is in the name of a failure.
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next number below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        // splitmix64
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % limit.max(1)
+    }
+}

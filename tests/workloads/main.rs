@@ -1,0 +1,121 @@
+//! Small programs that put state on the GPU, run, and verify themselves.
+//!
+//! Each is dumped and restored from outside at random moments, and must end with the same result
+//! line as a run that nobody interrupted. They use the driver API only, through the `libcuda.so.1`
+//! that the dynamic loader finds. `README.md` says what each of them proves.
+
+mod adam;
+mod attention;
+mod cuda;
+mod family;
+mod gpu;
+mod histogram;
+mod indirect;
+mod late_modules;
+mod launcher;
+mod mlp;
+mod numbers;
+mod pinned;
+mod realloc;
+mod report;
+mod sgd;
+mod small_allocs;
+mod stack;
+mod stencil;
+mod streams;
+mod structs;
+mod threads;
+mod vmm;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Parser;
+use clap::builder::PossibleValuesParser;
+
+use report::{Run, Size};
+
+type Workload = fn(&mut Run) -> Result<()>;
+
+const WORKLOADS: [(&str, Workload); 17] = [
+    ("sgd", sgd::run),
+    ("adam", adam::run),
+    ("attention", attention::run),
+    ("stencil", stencil::run),
+    ("histogram", histogram::run),
+    ("streams", streams::run),
+    ("threads", threads::run),
+    ("structs", structs::run),
+    ("indirect", indirect::run),
+    ("small-allocs", small_allocs::run),
+    ("late-modules", late_modules::run),
+    ("pinned", pinned::run),
+    ("stack", stack::run),
+    ("realloc", realloc::run),
+    ("vmm", vmm::run),
+    ("launcher", launcher::run),
+    ("family", family::run),
+];
+
+/// Runs one workload and verifies its result.
+#[derive(Parser)]
+struct Options {
+    /// Which workload to run
+    #[arg(required_unless_present = "list",
+          value_parser = PossibleValuesParser::new(WORKLOADS.map(|(name, _)| name)))]
+    name: Option<String>,
+    /// Print the names of all workloads
+    #[arg(long)]
+    list: bool,
+    /// Number of steps [default: depends on workload and size]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: Option<u32>,
+    /// Seed of all data
+    #[arg(long, default_value_t = 1)]
+    seed: u32,
+    /// How much memory and work
+    #[arg(long, value_enum, default_value_t = Size::Small)]
+    size: Size,
+    /// Pause after each step, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    step_delay_ms: u64,
+    /// Ask the driver for its functions, as the CUDA runtime does, instead of the dynamic loader
+    #[arg(long)]
+    get_proc_address: bool,
+    /// Also append what is printed to this file
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    if options.list {
+        for (name, _) in WORKLOADS {
+            println!("{name}");
+        }
+        return ExitCode::SUCCESS;
+    }
+    let name = options.name.unwrap_or_default();
+    let Some((_, workload)) = WORKLOADS.iter().find(|(known, _)| *known == name) else {
+        eprintln!("workload: no workload is called {name}");
+        return ExitCode::FAILURE;
+    };
+    if options.get_proc_address {
+        cuda::choose_lookup(cuda::Lookup::GetProcAddress);
+    }
+    let delay = Duration::from_millis(options.step_delay_ms);
+    let mut run = Run::new(options.seed, options.size, options.steps, delay, options.log);
+    match workload(&mut run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let text = format!("error: workload {name}: {error:#}");
+            eprintln!("{text}");
+            // The log, where there is one, is often all that a test can see after a restore; and
+            // if that cannot be written, stderr has said it.
+            let _ = run.line(&text);
+            ExitCode::FAILURE
+        }
+    }
+}

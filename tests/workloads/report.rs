@@ -1,0 +1,135 @@
+//! Options of a run, and what it prints.
+
+use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use crate::gpu::{Plain, bytes_of};
+
+/// How much memory and work a run has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Size {
+    /// A few seconds on a software driver.
+    Small,
+    /// Tens of MiB.
+    Medium,
+    /// For a real GPU.
+    Large,
+}
+
+/// One run: its options, its output, and the hash over everything that must not differ.
+pub(crate) struct Run {
+    /// Where all "random" data comes from.
+    pub(crate) seed: u32,
+    /// Scale of the run.
+    pub(crate) size: Size,
+    asked_steps: Option<u32>,
+    delay: Duration,
+    log: Option<PathBuf>,
+    steps: u32,
+    hash: blake3::Hasher,
+}
+
+impl Run {
+    /// A run with the options of the command line.
+    pub(crate) fn new(
+        seed: u32,
+        size: Size,
+        steps: Option<u32>,
+        delay: Duration,
+        log: Option<PathBuf>,
+    ) -> Self {
+        let hash = blake3::Hasher::new();
+        Self { seed, size, asked_steps: steps, delay, log, steps: 0, hash }
+    }
+
+    /// The value for this run's size.
+    pub(crate) fn pick<T>(&self, small: T, medium: T, large: T) -> T {
+        match self.size {
+            Size::Small => small,
+            Size::Medium => medium,
+            Size::Large => large,
+        }
+    }
+
+    /// The number of steps: what the user asked for, or the default of this size.
+    pub(crate) fn plan(&mut self, small: u32, medium: u32, large: u32) -> u32 {
+        self.steps = self.asked_steps.unwrap_or_else(|| self.pick(small, medium, large));
+        self.steps
+    }
+
+    /// How many steps the host can repeat in reasonable time, if one costs it `cost` simple
+    /// operations: all of them in small runs, at least one.
+    pub(crate) fn checkable(&self, cost: u64) -> u32 {
+        let affordable = (300_000_000 / cost.max(1)).clamp(1, u64::from(self.steps));
+        affordable as u32
+    }
+
+    /// The number of steps that the user asked for.
+    pub(crate) fn asked_steps(&self) -> Option<u32> {
+        self.asked_steps
+    }
+
+    /// The pause after each step.
+    pub(crate) fn delay(&self) -> Duration {
+        self.delay
+    }
+
+    /// Prints a line, and appends it to the log file.
+    ///
+    /// The log is opened for each line, so that no open file whose size changes is part of a
+    /// checkpoint.
+    pub(crate) fn line(&self, text: impl Display) -> Result<()> {
+        let line = format!("{text}\n");
+        let mut out = std::io::stdout().lock();
+        let printed = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+        let Some(path) = &self.log else { return printed.context("cannot write to stdout") };
+        // With a log, a stdout that has gone (the reader died) is no reason to stop.
+        let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+        file.write_all(line.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Says that the state is set up and that steps follow.
+    pub(crate) fn ready(&self) -> Result<()> {
+        self.line(format_args!("ready pid={}", std::process::id()))
+    }
+
+    /// Ends step `step` (counted from 0): its text belongs to the result; every few steps it is
+    /// printed.
+    pub(crate) fn step(&mut self, step: u32, text: impl Display) -> Result<()> {
+        let line = format!("step {} {text}", step + 1);
+        self.hash.update(line.as_bytes());
+        self.hash.update(b"\n");
+        if (step + 1).is_multiple_of((self.steps / 50).max(1)) || step + 1 == self.steps {
+            self.line(&line)?;
+        }
+        if !self.delay.is_zero() {
+            std::thread::sleep(self.delay);
+        }
+        Ok(())
+    }
+
+    /// Adds final state to the result.
+    pub(crate) fn absorb<T: Plain>(&mut self, values: &[T]) {
+        self.hash.update(&(values.len() as u64).to_le_bytes());
+        self.hash.update(bytes_of(values));
+    }
+
+    /// Prints the result line.
+    pub(crate) fn finish(&self) -> Result<()> {
+        self.line(format_args!("result {}", self.hash.finalize().to_hex()))
+    }
+}
+
+/// A float with its bits, so that a series shows the smallest difference.
+pub(crate) struct Exact(pub(crate) f32);
+
+impl Display for Exact {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.7} {:08x}", self.0, self.0.to_bits())
+    }
+}
