@@ -1,0 +1,230 @@
+"""PyTorch programs that are checkpointed on a real GPU.
+
+Each prints `ready`, then `step N VALUE` lines, and at the end `result HASH`: a hash of all values
+and of the final state. The same arguments give the same result, always: algorithms are the
+deterministic ones. `median ms` at the end is the median time of a step.
+"""
+
+import argparse
+import hashlib
+import os
+import statistics
+import sys
+import time
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+class Result:
+    """Collects what a program computes."""
+
+    def __init__(self):
+        self.hash = hashlib.sha256()
+
+    def value(self, step, tensor):
+        number = float(tensor)
+        self.hash.update(number.hex().encode())
+        say("step", step, number.hex())
+
+    def state(self, tensors):
+        for tensor in tensors:
+            data = tensor.detach().reshape(-1).contiguous().view(torch.uint8).cpu().numpy()
+            self.hash.update(data.tobytes())
+
+    def print(self):
+        say("result", self.hash.hexdigest())
+
+
+def mlp(width, depth):
+    layers = []
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.GELU()]
+    return nn.Sequential(*layers, nn.Linear(width, 16))
+
+
+def train(args, compile_model=False):
+    """A network trained with AdamW."""
+    width, batch = args.width, args.batch
+    model = mlp(width, 6).cuda()
+    step_model = torch.compile(model) if compile_model else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    result = Result()
+    for step in range(args.steps):
+        generator = torch.Generator(device="cuda").manual_seed(step)
+        x = torch.randn(batch, width, device="cuda", generator=generator)
+        y = x[:, :16].sin()
+        loss = nn.functional.mse_loss(step_model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        result.value(step, loss)
+        yield step
+    result.state(model.parameters())
+    for values in optimizer.state.values():
+        result.state(v for v in values.values() if torch.is_tensor(v))
+    result.print()
+
+
+def infer(args):
+    """A stack of large layers that occupies `--gib` of memory."""
+    width = 8192
+    bytes_each = width * width * 2
+    count = max(1, int(args.gib * 2**30 / bytes_each))
+    weights = []
+    for i in range(count):
+        generator = torch.Generator(device="cuda").manual_seed(i)
+        w = torch.randn(width, width, device="cuda", dtype=torch.bfloat16, generator=generator)
+        weights.append(w.mul_(width**-0.5))
+    result = Result()
+    x = torch.ones(16, width, device="cuda", dtype=torch.bfloat16)
+    for step in range(args.steps):
+        for w in weights:
+            x = torch.tanh(x @ w)
+        result.value(step, x.float().abs().sum())
+        x = x + (step + 1) * 0.01
+        yield step
+    result.state(weights[:: max(1, count // 8)])
+    result.print()
+
+
+def graphs(args):
+    """A training step captured in a CUDA graph and replayed."""
+    model = mlp(512, 4).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
+    x = torch.zeros(128, 512, device="cuda")
+    y = torch.zeros(128, 16, device="cuda")
+
+    def work():
+        optimizer.zero_grad(set_to_none=False)
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = work()
+    result = Result()
+    for step in range(args.steps):
+        generator = torch.Generator(device="cuda").manual_seed(step)
+        x.copy_(torch.randn(128, 512, device="cuda", generator=generator))
+        y.copy_(x[:, :16].sin())
+        graph.replay()
+        result.value(step, loss)
+        yield step
+    result.state(model.parameters())
+    result.print()
+
+
+def convolution(args):
+    """cuDNN convolutions and cuBLAS products."""
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    net = nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(64),
+        nn.Conv2d(64, 64, 3, padding=1, stride=2), nn.ReLU(), nn.Flatten(),
+        nn.Linear(64 * 16 * 16, 10),
+    ).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    result = Result()
+    for step in range(args.steps):
+        generator = torch.Generator(device="cuda").manual_seed(step)
+        x = torch.randn(64, 3, 32, 32, device="cuda", generator=generator)
+        y = (x.mean((1, 2, 3)) > 0).long()
+        loss = nn.functional.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        result.value(step, loss)
+        yield step
+    result.state(net.parameters())
+    result.print()
+
+
+def growing(args):
+    """Tensors that come and go, for allocators that grow segments."""
+    result = Result()
+    kept = []
+    for step in range(args.steps):
+        generator = torch.Generator(device="cuda").manual_seed(step)
+        size = 1024 * (1 + (step * 7919) % 4096)
+        kept.append(torch.randn(size, device="cuda", generator=generator))
+        if len(kept) > 40:
+            del kept[(step * 31) % 40]
+        result.value(step, sum(t.sum() for t in kept))
+        yield step
+    result.state(kept)
+    result.print()
+
+
+def full(args):
+    """A program that leaves less of the device free than another context needs."""
+    result = Result()
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    x = torch.randn(1024, 1024, device="cuda", generator=generator)
+    (x @ x).sum().item()
+    kept = []
+    for size in (2**30, 2**26, 2**24):
+        while torch.cuda.mem_get_info()[0] > size + 2**27:
+            kept.append(torch.zeros(size, dtype=torch.uint8, device="cuda"))
+    say("free MiB", torch.cuda.mem_get_info()[0] >> 20)
+    for step in range(args.steps):
+        kept[step % len(kept)][step] = step % 251
+        x = torch.sin(x @ x / 32 + step)
+        result.value(step, x.sum() + sum(int(k[step]) for k in kept[:8]))
+        yield step
+    result.state([x] + [k[: args.steps] for k in kept])
+    result.print()
+
+
+PROGRAMS = {
+    "full": full,
+    "train": train,
+    "compile": lambda args: train(args, compile_model=True),
+    "infer": infer,
+    "graphs": graphs,
+    "convolution": convolution,
+    "growing": growing,
+}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("program", choices=PROGRAMS)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--gib", type=float, default=1)
+    parser.add_argument("--width", type=int, default=1024, help="of the trained network")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--delay", type=float, default=0, help="seconds to sleep after each step")
+    args = parser.parse_args()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.manual_seed(0)
+    times = []
+    last = time.perf_counter()
+    for step in PROGRAMS[args.program](args):
+        if step == 0:
+            say("ready", os.getpid())
+        if args.delay:
+            time.sleep(args.delay)
+        # Each step has read its loss back, so the device is done with it.
+        now = time.perf_counter()
+        times.append(now - last)
+        last = now
+    say("median ms", f"{statistics.median(times[len(times) // 5:]) * 1000:.4f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+//! What a call costs more through the shim than directly, in front of a driver that does nothing.
+//!
+//! Both ways are measured in one process, by turns, in many short rounds; the figure is the median
+//! of the differences of the pairs. Time is the CPU time of the calling thread, so that threads
+//! that wait for a core do not count it: 8 launching threads can be measured on 2 cores. Ends with
+//! exit status 1 if a limit is exceeded.
+
+use std::ffi::{c_int, c_void};
+use std::hint::black_box;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Barrier;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use gpucr_benches::{build, built, machine, median, print_table};
+use libloading::Library;
+use rustix::time::{ClockId, clock_gettime};
+
+#[derive(Parser)]
+struct Args {
+    /// Pairs of rounds
+    #[arg(long, default_value_t = 201)]
+    rounds: usize,
+    /// Calls of each round
+    #[arg(long, default_value_t = 50_000)]
+    calls: u32,
+    /// Nanoseconds that a forwarded call may cost more
+    #[arg(long, default_value_t = 5.0)]
+    forward_limit: f64,
+    /// Nanoseconds that an idle launch may cost more
+    #[arg(long, default_value_t = 30.0)]
+    launch_limit: f64,
+    /// Given by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+type Init = unsafe extern "C" fn(u32) -> u32;
+type GetAttribute = unsafe extern "C" fn(*mut c_int, u32, i32) -> u32;
+type CopyAsync = unsafe extern "C" fn(u64, u64, usize, u64) -> u32;
+#[rustfmt::skip]
+type Launch = unsafe extern "C" fn(
+    u64, u32, u32, u32, u32, u32, u32, u32, u64, *mut *mut c_void, *mut *mut c_void,
+) -> u32;
+
+/// The functions of one library.
+#[derive(Clone, Copy)]
+struct Way {
+    get_attribute: GetAttribute,
+    copy: CopyAsync,
+    launch: Launch,
+}
+
+fn open(path: &Path) -> Result<Way> {
+    // SAFETY: neither the stub nor the shim has constructors that do anything.
+    let library = unsafe { Library::new(path) }.with_context(|| path.display().to_string())?;
+    // SAFETY: these are the types of the driver's functions of these names, and the library is
+    // never closed (see below).
+    let (init, way): (Init, Way) = unsafe {
+        let init = *library.get(b"cuInit\0")?;
+        let way = Way {
+            get_attribute: *library.get(b"cuDeviceGetAttribute\0")?,
+            copy: *library.get(b"cuMemcpyAsync\0")?,
+            launch: *library.get(b"cuLaunchKernel\0")?,
+        };
+        (init, way)
+    };
+    std::mem::forget(library);
+    // SAFETY: any thread may call this at any time.
+    let code = unsafe { init(0) };
+    ensure!(code == 0, "cuInit of {} failed with {code}", path.display());
+    Ok(way)
+}
+
+#[derive(Clone, Copy)]
+enum Call {
+    Forwarded,
+    Gated,
+    Launch,
+}
+
+/// Makes `calls` calls and tells how much CPU time of this thread one took, in nanoseconds.
+fn time(way: &Way, call: Call, calls: u32) -> f64 {
+    let mut failed = 0;
+    let before = clock_gettime(ClockId::ThreadCPUTime);
+    // SAFETY: the stub looks at no argument of these three.
+    unsafe {
+        match call {
+            Call::Forwarded => {
+                let mut value = 0;
+                for i in 0..calls {
+                    failed |= black_box(way.get_attribute)(&raw mut value, i, 0);
+                }
+            }
+            Call::Gated => {
+                for i in 0..calls {
+                    failed |= black_box(way.copy)(4096, 8192, i as usize, 0);
+                }
+            }
+            Call::Launch => {
+                let none = std::ptr::null_mut;
+                for i in 0..calls {
+                    failed |= black_box(way.launch)(1, i, 1, 1, 256, 1, 1, 0, 0, none(), none());
+                }
+            }
+        }
+    }
+    let after = clock_gettime(ClockId::ThreadCPUTime);
+    assert_eq!(failed, 0, "a call failed");
+    let spent =
+        (after.tv_sec - before.tv_sec) as f64 * 1e9 + (after.tv_nsec - before.tv_nsec) as f64;
+    spent / f64::from(calls)
+}
+
+/// What one thread measured: nanoseconds a call directly, and how many more through the shim.
+#[derive(Default)]
+struct Rounds {
+    direct: Vec<f64>,
+    more: Vec<f64>,
+}
+
+fn measure(direct: &Way, shim: &Way, call: Call, threads: usize, args: &Args) -> Rounds {
+    // All threads go the same way at the same time, so that they meet in the shim.
+    let barrier = Barrier::new(threads);
+    let run = || {
+        let mut rounds = Rounds::default();
+        for round in 0..args.rounds {
+            // Which way comes first changes, so that neither gains from its place.
+            let shim_first = round % 2 == 1;
+            barrier.wait();
+            let first = time(if shim_first { shim } else { direct }, call, args.calls);
+            barrier.wait();
+            let second = time(if shim_first { direct } else { shim }, call, args.calls);
+            let (straight, through) = if shim_first { (second, first) } else { (first, second) };
+            rounds.direct.push(straight);
+            rounds.more.push(through - straight);
+        }
+        rounds
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
+        let mut all = Rounds::default();
+        for thread in threads {
+            let rounds = thread.join().expect("a measuring thread ends well");
+            all.direct.extend(rounds.direct);
+            all.more.extend(rounds.more);
+        }
+        all
+    })
+}
+
+fn main() -> Result<ExitCode> {
+    let args = Args::parse();
+    let machine = machine();
+    build(&["-p", "gpucr-benches", "--example", "stub_driver"])?;
+    let dir = build(&["-p", "gpucr-intercept"])?;
+    let stub = built(&dir, "examples/libstub_driver.so")?;
+    let shim = built(&dir, "libgpucr_intercept.so")?;
+    // SAFETY: no other thread runs yet.
+    unsafe { std::env::set_var(gpucr_wire::ENV_DRIVER, &stub) };
+    let (direct, through) = (open(&stub)?, open(&shim)?);
+
+    println!("{machine}");
+    println!(
+        "CPU time of the calling thread for one call, medians of {} pairs of {} calls\n",
+        args.rounds, args.calls
+    );
+    let cases = [
+        ("forwarded call (cuDeviceGetAttribute)", Call::Forwarded, Some(args.forward_limit)),
+        ("gated call (cuMemcpyAsync)", Call::Gated, None),
+        ("idle launch (cuLaunchKernel)", Call::Launch, Some(args.launch_limit)),
+    ];
+    let (mut rows, mut exceeded) = (Vec::new(), Vec::new());
+    for (name, call, limit) in cases {
+        for threads in [1, 8] {
+            let rounds = measure(&direct, &through, call, threads, &args);
+            let mut sorted = rounds.more.clone();
+            sorted.sort_by(f64::total_cmp);
+            let more = median(&rounds.more);
+            let quarter = sorted.len() / 4;
+            rows.push(vec![
+                name.to_owned(),
+                threads.to_string(),
+                format!("{:.2} ns", median(&rounds.direct)),
+                format!("{more:+.2} ns"),
+                format!("{:+.2} to {:+.2}", sorted[quarter], sorted[sorted.len() - 1 - quarter]),
+                limit.map_or("none".into(), |limit| format!("{limit} ns")),
+            ]);
+            if limit.is_some_and(|limit| more > limit) {
+                exceeded.push(format!("{name} with {threads} threads: {more:+.2} ns"));
+            }
+        }
+    }
+    print_table(&["call", "threads", "directly", "shim", "middle half", "limit"], &rows);
+    if exceeded.is_empty() {
+        println!("\nall within their limits");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("\nLIMIT EXCEEDED: {}", exceeded.join("; "));
+    Ok(ExitCode::FAILURE)
+}
