@@ -1,0 +1,59 @@
+//! The chores of this repository: `cargo xtask setup | test | demo | man | dist | bench`.
+//!
+//! One module for each subcommand; `sys` holds what they share.
+
+mod bench;
+mod chart;
+mod criu;
+mod debian;
+mod demo;
+mod dist;
+mod man;
+mod runs;
+mod setup;
+mod sys;
+mod test;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Set-up, demo, tests, man pages and packaging of gpucr.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Install what this machine lacks: build tools and a CRIU that works here
+    Setup(setup::Args),
+    /// Set up, build everything and run every test
+    Test(test::Args),
+    /// Train a network, dump it half-way, kill it, restore it, and compare with an uninterrupted run
+    Demo(demo::Args),
+    /// Write man/*.1 from the definition of the command line
+    Man(man::Args),
+    /// Build dist/gpucr-VERSION-x86_64-linux.tar.gz
+    Dist,
+    /// Run the benchmarks
+    Bench(bench::Args),
+}
+
+fn main() -> ExitCode {
+    sys::keep_inherited_files();
+    let outcome = match Cli::parse().task {
+        Task::Setup(args) => setup::run(&args).map(|()| ExitCode::SUCCESS),
+        Task::Test(args) => test::run(&args).map(|()| ExitCode::SUCCESS),
+        Task::Demo(args) => demo::run(&args),
+        Task::Man(args) => man::run(&args).map(|()| ExitCode::SUCCESS),
+        Task::Dist => dist::run().map(|()| ExitCode::SUCCESS),
+        Task::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,35 @@
+//! `cargo xtask test`: set-up, build, every test.
+
+use anyhow::Result;
+
+use crate::{setup, sys};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Passed on to `cargo nextest run`, or to `cargo test` where nextest is not installed
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<String>,
+}
+
+/// Sets the machine up, builds everything and runs every test.
+///
+/// # Errors
+/// Set-up or build failed, or a test did.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    setup::run(&setup::Args::default())?;
+    // The end-to-end tests start `gpucr` and `workload` and load the shim and the software driver
+    // from the target folder; building a test crate alone would not bring these up to date.
+    sys::run(sys::cargo().args(["build", "--workspace"]))?;
+
+    if sys::succeeds(sys::cargo().args(["nextest", "--version"])) {
+        sys::run(sys::cargo().args(["nextest", "run", "--workspace"]).args(&args.args))?;
+        // nextest leaves out the examples in the documentation.
+        if args.args.is_empty() {
+            sys::run(sys::cargo().args(["test", "--workspace", "--doc", "--quiet"]))?;
+        }
+    } else {
+        sys::run(sys::cargo().args(["test", "--workspace"]).args(&args.args))?;
+    }
+    sys::say("tests", "all passed");
+    Ok(())
+}
