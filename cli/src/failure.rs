@@ -110,6 +110,9 @@ fn help(error: &Error) -> Option<String> {
         }
         Error::Suspended { pid } => return Some(format!("let it run first: kill -CONT {pid}")),
         Error::OtherPidNamespace { .. } => "run gpucr inside that namespace, with its own /proc",
+        Error::OuterSession { .. } => {
+            "CRIU cannot save it; start the program in a session of its own: setsid gpucr run -- …"
+        }
         Error::Changed { .. } => "try again",
         Error::OwnTree { .. } => "dump the program itself, not the shell or job that runs gpucr",
         Error::Tree(TreeError::NoProcess(_)) => "`gpucr ps` lists the programs under gpucr",

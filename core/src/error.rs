@@ -51,6 +51,8 @@ pub enum Error {
     Suspended { pid: u32 },
     #[error("process {pid} lives in another pid namespace")]
     OtherPidNamespace { pid: u32 },
+    #[error("process {pid} belongs to a session whose leader is outside of its pid namespace")]
+    OuterSession { pid: u32 },
     #[error("process {pid}: its CUDA side is {state:?}, not running")]
     NotRunning { pid: u32, state: crate::device::ProcessState },
     #[error("process {pid} changed while it was being dumped: {what}")]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, finish, show};
+use gpucr_tests::{Lab, binary, finish, show};
 use gpucr_wire::{Connection, GateState, Hello, Reply, Request, agent_socket};
 
 /// One clear error: the exit code, these words, and no more than a few lines.
@@ -40,6 +40,29 @@ fn a_pid_without_cuda() -> Result<()> {
     let output = lab.run(["dump", "--pid", &program.pid.to_string(), "-o", "image"])?;
     refused(&output, 1, &["use no CUDA", "Nothing was changed"])?;
     ensure!(program.is_running() && !lab.path("image").exists());
+    Ok(())
+}
+
+/// Below some container runtimes, programs have a session that no process of the container leads.
+#[test]
+fn a_session_from_outside_the_container() -> Result<()> {
+    let lab = Lab::new();
+    let script = r#"
+        "$GPUCR" run --device soft -- "$WORKLOAD" sgd --step-delay-ms 20 > log 2>&1 &
+        until grep -q 'step ' log; do sleep 0.1; done
+        "$GPUCR" dump --pid $! -o image; status=$?
+        kill -0 $! || status=99
+        kill -KILL $!
+        exit $status"#;
+    let mut command = std::process::Command::new("unshare");
+    command
+        .args(["--pid", "--fork", "--mount-proc", "sh", "-c", script])
+        .env("GPUCR", binary("gpucr"))
+        .env("WORKLOAD", binary("workload"))
+        .current_dir(lab.path("."));
+    let output = finish(&mut command)?;
+    refused(&output, 1, &["session", "setsid gpucr run", "Nothing was changed"])?;
+    ensure!(!lab.path("image").exists());
     Ok(())
 }
 

@@ -126,6 +126,9 @@ pub(super) fn check(
     if tree.pids().contains(&std::process::id()) {
         return Err(Error::OwnTree { pid: options.pid });
     }
+    if let Some(process) = tree.processes.iter().find(|process| process.session == 0) {
+        return Err(Error::OuterSession { pid: process.pid });
+    }
     let criu = Criu::find()?;
     let root = tree.root();
     let on_terminal = |process: &ProcessInfo| {

@@ -30,7 +30,7 @@ pub struct ProcessInfo {
     pub inner_pid: u32,
     /// Its parent.
     pub parent: u32,
-    /// Its session.
+    /// Its session; 0 where the leader is outside of this pid namespace.
     pub session: u32,
     /// Command line.
     pub command: Vec<String>,
