@@ -1,7 +1,7 @@
 //! A context of gpucr's own on a device, and what lives in it: streams, pinned host memory, and
 //! physical memory that is shared with a program.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -22,6 +22,8 @@ const WAITABLE: u32 = 2 | 1;
 /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context, since blocks of several devices share
 /// one ring of staging memory.
 const PORTABLE: u32 = 1;
+/// `CU_MEMHOSTALLOC_DEVICEMAP`: kernels may use it.
+const DEVICE_MAP: u32 = 2;
 
 /// A context on one device, destroyed on drop together with what is left in it.
 #[derive(Debug)]
@@ -48,6 +50,11 @@ impl Context {
     /// The device it is on.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// The driver that it was made with.
+    pub fn driver(&self) -> &Arc<Driver> {
+        &self.driver
     }
 
     /// Makes the context current on this thread, which every use of a stream or memory needs.
@@ -144,6 +151,70 @@ impl Drop for Stream {
     }
 }
 
+/// One kernel, loaded from PTX.
+#[derive(Debug)]
+pub struct Module {
+    context: Arc<Context>,
+    handle: *mut c_void,
+    function: *mut c_void,
+}
+
+// SAFETY: handles that may be used on any thread on which their context is current.
+unsafe impl Send for Module {}
+
+impl Module {
+    /// Compiles `ptx` and takes the kernel `name` of it. PTX must contain no zero byte.
+    pub fn load(context: &Arc<Context>, ptx: &str, name: &CStr) -> Result<Self, DriverError> {
+        context.enter()?;
+        let ptx = CString::new(ptx).expect("PTX is text");
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: `handle` is a place for a module, and the text ends with a zero byte.
+        unsafe { context.driver.cuModuleLoadData(&mut handle, ptx.as_ptr().cast())? };
+        // From here on the drop of `module` unloads it.
+        let mut module = Self { context: context.clone(), handle, function: std::ptr::null_mut() };
+        // SAFETY: `function` is a place for a function, and the name ends with a zero byte.
+        unsafe {
+            context.driver.cuModuleGetFunction(&mut module.function, handle, name.as_ptr())?;
+        }
+        Ok(module)
+    }
+
+    /// Starts the kernel on `stream` with so many blocks of so many threads.
+    ///
+    /// # Safety
+    ///
+    /// `arguments` point at values of the types that the kernel takes, and what these point to
+    /// stays as the kernel needs it until the stream has finished.
+    pub unsafe fn launch(
+        &self,
+        stream: &Stream,
+        blocks: u32,
+        threads: u32,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), DriverError> {
+        let (arguments, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());
+        let (function, stream) = (self.function, stream.handle);
+        // SAFETY: the handles are live; for the arguments the caller answers.
+        unsafe {
+            self.context
+                .driver
+                .cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, none)
+        }
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        let entered = self.context.enter();
+        // SAFETY: loaded in `load` and unloaded once; its kernels have finished.
+        let gone =
+            entered.and_then(|()| unsafe { self.context.driver.cuModuleUnload(self.handle) });
+        if let Err(error) = gone {
+            tracing::warn!(%error, "a module could not be unloaded");
+        }
+    }
+}
+
 /// A point in a stream that can be waited for.
 #[derive(Debug)]
 pub struct Event {
@@ -199,11 +270,22 @@ impl Staging {
         context.enter()?;
         let mut memory = std::ptr::null_mut();
         // SAFETY: `memory` is a place for a pointer.
-        unsafe { context.driver.cuMemHostAlloc(&mut memory, len, PORTABLE)? };
+        unsafe { context.driver.cuMemHostAlloc(&mut memory, len, PORTABLE | DEVICE_MAP)? };
         let memory: *mut u8 = memory.cast();
         // SAFETY: the driver gave `len` bytes, which become initialised here.
         unsafe { memory.write_bytes(0, len) };
         Ok(Self { context: context.clone(), memory, len })
+    }
+
+    /// Where kernels see the buffer.
+    pub fn device_address(&self) -> Result<u64, DriverError> {
+        let mut address = 0;
+        // SAFETY: `address` is a place for an address; the memory was made by this driver.
+        unsafe {
+            let memory = self.memory.cast();
+            self.context.driver.cuMemHostGetDevicePointer_v2(&mut address, memory, 0)?;
+        }
+        Ok(address)
     }
 
     /// The bytes. Only meaningful while no copy into the buffer is under way.

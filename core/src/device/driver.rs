@@ -100,6 +100,22 @@ functions! {
     cuCtxCreate_v2(context: *mut *mut c_void, flags: c_uint, device: c_int);
     cuCtxDestroy_v2(context: *mut c_void);
     cuCtxSetCurrent(context: *mut c_void);
+    cuModuleLoadData(module: *mut *mut c_void, image: *const c_void);
+    cuModuleUnload(module: *mut c_void);
+    cuModuleGetFunction(function: *mut *mut c_void, module: *mut c_void, name: *const c_char);
+    cuLaunchKernel(
+        function: *mut c_void,
+        grid_x: c_uint,
+        grid_y: c_uint,
+        grid_z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        shared_bytes: c_uint,
+        stream: *mut c_void,
+        arguments: *mut *mut c_void,
+        extra: *mut *mut c_void
+    );
     cuStreamCreate(stream: *mut *mut c_void, flags: c_uint);
     cuStreamDestroy_v2(stream: *mut c_void);
     cuStreamSynchronize(stream: *mut c_void);
@@ -108,6 +124,7 @@ functions! {
     cuEventRecord(event: *mut c_void, stream: *mut c_void);
     cuEventSynchronize(event: *mut c_void);
     cuMemHostAlloc(memory: *mut *mut c_void, bytes: usize, flags: c_uint);
+    cuMemHostGetDevicePointer_v2(address: *mut u64, memory: *mut c_void, flags: c_uint);
     cuMemFreeHost(memory: *mut c_void);
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: *mut c_void);
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: *mut c_void);

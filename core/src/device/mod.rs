@@ -2,8 +2,10 @@
 
 pub mod context;
 pub mod driver;
+pub mod hash;
 pub mod lanes;
 
 pub use context::{Context, SharedBlock};
 pub use driver::{Device, Driver, DriverError, ProcessState};
+pub use hash::Hasher;
 pub use lanes::{Filled, Lane, Span, TransferError};

@@ -1,0 +1,217 @@
+// BLAKE3 of pieces of device memory, equal to that of the same bytes on the host.
+//
+// One thread block hashes one span of at most 2 MiB (2048 leaves of 1 KiB): each of its 256 threads
+// hashes eight neighbouring leaves and joins them to the top of their subtree, and the block joins
+// the 256 subtrees in shared memory. So no memory is needed beside the result.
+//
+// Algorithm: the BLAKE3 paper, https://github.com/BLAKE3-team/BLAKE3-specs. The PTX beside this file
+// is made from it by build.py.
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define THREADS 256
+#define LEAVES 8
+#define LEAF 1024
+#define BLOCK 64
+
+#define CHUNK_START 1u
+#define CHUNK_END 2u
+#define PARENT 4u
+#define ROOT 8u
+
+#define IV0 0x6A09E667u
+#define IV1 0xBB67AE85u
+#define IV2 0x3C6EF372u
+#define IV3 0xA54FF53Au
+#define IV4 0x510E527Fu
+#define IV5 0x9B05688Cu
+#define IV6 0x1F83D9ABu
+#define IV7 0x5BE0CD19u
+
+struct Span {
+    u64 address; // a multiple of 16
+    u64 len;     // at most THREADS * LEAVES * LEAF
+};
+
+__device__ __forceinline__ u32 rotate(u32 x, u32 n) { return __funnelshift_r(x, x, n); }
+
+#define MIX(a, b, c, d, x, y)         \
+    a = a + b + (x);                  \
+    d = rotate(d ^ a, 16);            \
+    c = c + d;                        \
+    b = rotate(b ^ c, 12);            \
+    a = a + b + (y);                  \
+    d = rotate(d ^ a, 8);             \
+    c = c + d;                        \
+    b = rotate(b ^ c, 7);
+
+// The seven orders in which the rounds take the words of a block.
+__device__ constexpr u8 ORDER[7][16] = {
+    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+    {2, 6, 3, 10, 7, 0, 4, 13, 1, 11, 12, 5, 9, 14, 15, 8},
+    {3, 4, 10, 12, 13, 2, 7, 14, 6, 5, 9, 0, 11, 15, 8, 1},
+    {10, 7, 12, 9, 14, 3, 13, 15, 4, 0, 11, 2, 5, 8, 1, 6},
+    {12, 13, 9, 11, 15, 10, 14, 8, 7, 2, 5, 3, 0, 1, 6, 4},
+    {9, 14, 11, 5, 8, 12, 15, 1, 13, 3, 0, 10, 2, 6, 4, 7},
+    {11, 15, 5, 0, 1, 9, 8, 6, 14, 10, 2, 12, 3, 4, 7, 13},
+};
+
+// cv becomes the chaining value after a block of `len` bytes.
+__device__ __forceinline__ void compress(u32 cv[8], const u32 m[16], u32 counter, u32 len, u32 flags) {
+    u32 s0 = cv[0], s1 = cv[1], s2 = cv[2], s3 = cv[3];
+    u32 s4 = cv[4], s5 = cv[5], s6 = cv[6], s7 = cv[7];
+    u32 s8 = IV0, s9 = IV1, s10 = IV2, s11 = IV3;
+    u32 s12 = counter, s13 = 0, s14 = len, s15 = flags;
+#pragma unroll
+    for (int r = 0; r < 7; r++) {
+        MIX(s0, s4, s8, s12, m[ORDER[r][0]], m[ORDER[r][1]])
+        MIX(s1, s5, s9, s13, m[ORDER[r][2]], m[ORDER[r][3]])
+        MIX(s2, s6, s10, s14, m[ORDER[r][4]], m[ORDER[r][5]])
+        MIX(s3, s7, s11, s15, m[ORDER[r][6]], m[ORDER[r][7]])
+        MIX(s0, s5, s10, s15, m[ORDER[r][8]], m[ORDER[r][9]])
+        MIX(s1, s6, s11, s12, m[ORDER[r][10]], m[ORDER[r][11]])
+        MIX(s2, s7, s8, s13, m[ORDER[r][12]], m[ORDER[r][13]])
+        MIX(s3, s4, s9, s14, m[ORDER[r][14]], m[ORDER[r][15]])
+    }
+    cv[0] = s0 ^ s8;
+    cv[1] = s1 ^ s9;
+    cv[2] = s2 ^ s10;
+    cv[3] = s3 ^ s11;
+    cv[4] = s4 ^ s12;
+    cv[5] = s5 ^ s13;
+    cv[6] = s6 ^ s14;
+    cv[7] = s7 ^ s15;
+}
+
+__device__ __forceinline__ void start(u32 cv[8]) {
+    cv[0] = IV0; cv[1] = IV1; cv[2] = IV2; cv[3] = IV3;
+    cv[4] = IV4; cv[5] = IV5; cv[6] = IV6; cv[7] = IV7;
+}
+
+// The words of a block of up to 64 bytes, filled up with zeros.
+__device__ __forceinline__ void load(u32 m[16], const u8* from, u32 len) {
+    if (len == BLOCK) {
+        const uint4* words = (const uint4*)from;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint4 v = words[i];
+            m[4 * i] = v.x; m[4 * i + 1] = v.y; m[4 * i + 2] = v.z; m[4 * i + 3] = v.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            u32 word = 0;
+            for (u32 b = 0; b < 4; b++) {
+                u32 at = 4 * i + b;
+                if (at < len) word |= (u32)from[at] << (8 * b);
+            }
+            m[i] = word;
+        }
+    }
+}
+
+// The chaining value of leaf `number`; with `root` the hash of a span that has no other.
+__device__ void leaf(u32 cv[8], const u8* from, u64 len, u32 number, u32 root) {
+    start(cv);
+    u32 m[16];
+    u32 blocks = len == 0 ? 1 : (u32)((len + BLOCK - 1) / BLOCK);
+    for (u32 i = 0; i < blocks; i++) {
+        u32 rest = (u32)len - i * BLOCK;
+        u32 size = rest < BLOCK ? rest : BLOCK;
+        load(m, from + i * BLOCK, size);
+        u32 flags = (i == 0 ? CHUNK_START : 0) | (i + 1 == blocks ? CHUNK_END | root : 0);
+        compress(cv, m, number, size, flags);
+    }
+}
+
+// left becomes the chaining value of the node above left and right.
+__device__ __forceinline__ void join(u32 left[8], const u32 right[8], u32 root) {
+    u32 m[16];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        m[i] = left[i];
+        m[i + 8] = right[i];
+    }
+    start(left);
+    compress(left, m, 0, BLOCK, PARENT | root);
+}
+
+// Levels of a tree join neighbours; where their number is odd, the last goes up as it is. That gives
+// the tree of the specification, in which every left subtree is complete.
+extern "C" __global__ void __launch_bounds__(THREADS) gpucr_blake3(const Span* spans, u8* hashes) {
+    __shared__ u32 tops[THREADS][8];
+    const u8* from = (const u8*)spans[blockIdx.x].address;
+    u64 len = spans[blockIdx.x].len;
+    u32 leaves = len == 0 ? 1 : (u32)((len + LEAF - 1) / LEAF);
+    u32 nodes = (leaves + LEAVES - 1) / LEAVES;
+    u32 own = threadIdx.x;
+
+    if (own < nodes) {
+        u32 first = own * LEAVES;
+        u32 count = leaves - first < LEAVES ? leaves - first : LEAVES;
+        // What is joined of this thread's leaves, one for each level: a binary counter.
+        u32 stack[3][8];
+        u32 cv[8];
+        for (u32 i = 0; i < count; i++) {
+            u64 at = (u64)(first + i) * LEAF;
+            u64 rest = len - at;
+            leaf(cv, from + at, rest < LEAF ? rest : LEAF, first + i, leaves == 1 ? ROOT : 0);
+            bool last = i + 1 == count;
+            // The top of the whole tree is here if no other thread has leaves.
+            u32 root = last && nodes == 1 ? ROOT : 0;
+            u32 level = 0;
+#pragma unroll
+            for (; level < 3; level++) {
+                if (!(i >> level & 1)) {
+                    if (!last) {
+#pragma unroll
+                        for (int w = 0; w < 8; w++) stack[level][w] = cv[w];
+                        break;
+                    }
+                    // The last leaf goes up alone where it has no neighbour.
+                    continue;
+                }
+                u32 right[8];
+#pragma unroll
+                for (int w = 0; w < 8; w++) {
+                    right[w] = cv[w];
+                    cv[w] = stack[level][w];
+                }
+                // Nothing is left above exactly if no higher level holds anything.
+                join(cv, right, (i >> (level + 1)) == 0 ? root : 0);
+            }
+        }
+#pragma unroll
+        for (int w = 0; w < 8; w++) tops[own][w] = cv[w];
+    }
+    __syncthreads();
+
+    while (nodes > 1) {
+        u32 above = (nodes + 1) / 2;
+        u32 cv[8], right[8];
+        bool mine = own < above;
+        if (mine) {
+#pragma unroll
+            for (int w = 0; w < 8; w++) cv[w] = tops[2 * own][w];
+            if (2 * own + 1 < nodes) {
+#pragma unroll
+                for (int w = 0; w < 8; w++) right[w] = tops[2 * own + 1][w];
+                join(cv, right, nodes == 2 ? ROOT : 0);
+            }
+        }
+        __syncthreads();
+        if (mine) {
+#pragma unroll
+            for (int w = 0; w < 8; w++) tops[own][w] = cv[w];
+        }
+        __syncthreads();
+        nodes = above;
+    }
+    if (own < 8) {
+        u32 word = tops[0][own];
+        u8* to = hashes + (u64)blockIdx.x * 32 + own * 4;
+        to[0] = word; to[1] = word >> 8; to[2] = word >> 16; to[3] = word >> 24;
+    }
+}

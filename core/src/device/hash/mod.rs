@@ -1,0 +1,135 @@
+//! Hashing device memory where it is.
+//!
+//! The hash of a chunk is its address in the store, so what lies on a device can be compared with
+//! what was saved, and chunks that the store has need not be copied. A GPU reads its memory some
+//! thirty times faster than PCIe carries it: proving that a copy is right costs a thirtieth of
+//! making it.
+//!
+//! On a GPU a kernel does the work: `blake3.cu`, compiled to the PTX beside it. The memory of the
+//! software driver is host memory, and this process's own cores hash it faster than its interpreter
+//! would run the kernel.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::context::{Context, Module, Staging, Stream};
+use super::driver::DriverError;
+use crate::image::DriverKind;
+use crate::library;
+use crate::store::{ChunkId, MAX_CHUNK};
+
+const PTX: &str = include_str!("blake3.ptx");
+/// Threads of a block of the kernel.
+const THREADS: u32 = 256;
+/// Spans that one launch hashes; 8 GiB of whole chunks, some 5 ms on a fast GPU. A launch cannot be
+/// interrupted, and on a GPU that the program shares it holds the program up.
+const BATCH: usize = 4096;
+const HASH: usize = 32;
+/// Bytes of a span's description: address and length.
+const SPAN: usize = 16;
+
+/// Hashes memory of one device.
+pub struct Hasher {
+    how: How,
+}
+
+enum How {
+    Kernel(Kernel),
+    Host,
+}
+
+struct Kernel {
+    stream: Stream,
+    module: Module,
+    /// Descriptions of the spans of a batch; the kernel reads them over PCIe.
+    spans: Staging,
+    /// Where the kernel writes their hashes.
+    hashes: Staging,
+}
+
+impl Hasher {
+    /// Makes everything ready, so that hashing itself allocates nothing. Compiling the kernel takes
+    /// the driver some tenths of a second for the first time on a host.
+    ///
+    /// # Errors
+    /// The driver refuses the kernel or the memory (some 200 KiB of pinned host memory).
+    pub fn prepare(context: &Arc<Context>) -> Result<Self, DriverError> {
+        let how = match library::kind(context.driver().path()) {
+            DriverKind::Soft => How::Host,
+            DriverKind::Nvidia => How::Kernel(Kernel::prepare(context)?),
+        };
+        Ok(Self { how })
+    }
+
+    /// The hash of each span, given by device address and length. Addresses are multiples of 16 and
+    /// lie in memory that is mapped in this process; no length is above [`MAX_CHUNK`].
+    ///
+    /// Memory that changes meanwhile gives a hash of no moment: the caller has to know that it
+    /// stands still, or to take the result for a hint.
+    ///
+    /// # Errors
+    /// Of the driver; what was hashed is lost.
+    pub fn hash(&mut self, spans: &[(u64, usize)]) -> Result<Vec<ChunkId>, DriverError> {
+        assert!(spans.iter().all(|&(address, len)| address % 16 == 0 && len <= MAX_CHUNK));
+        match &mut self.how {
+            How::Kernel(kernel) => kernel.hash(spans),
+            How::Host => Ok(spans.par_iter().map(|&span| hash_host(span)).collect()),
+        }
+    }
+}
+
+impl Kernel {
+    fn prepare(context: &Arc<Context>) -> Result<Self, DriverError> {
+        Ok(Self {
+            module: Module::load(context, PTX, c"gpucr_blake3")?,
+            spans: Staging::allocate(context, BATCH * SPAN)?,
+            hashes: Staging::allocate(context, BATCH * HASH)?,
+            stream: Stream::create(context)?,
+        })
+    }
+
+    fn hash(&mut self, spans: &[(u64, usize)]) -> Result<Vec<ChunkId>, DriverError> {
+        self.stream.context().enter()?;
+        let mut all = Vec::with_capacity(spans.len());
+        for batch in spans.chunks(BATCH) {
+            for (place, (address, len)) in self.spans.bytes_mut().chunks_exact_mut(SPAN).zip(batch)
+            {
+                place[..8].copy_from_slice(&address.to_le_bytes());
+                place[8..].copy_from_slice(&(*len as u64).to_le_bytes());
+            }
+            let mut arguments = [self.spans.device_address()?, self.hashes.device_address()?];
+            let mut pointers = arguments.each_mut().map(|a| std::ptr::from_mut(a).cast::<c_void>());
+            // SAFETY: two pointers, to arrays with room for the batch; the kernel reads the spans,
+            // which the caller vouches for, and is waited for before anything is touched again.
+            unsafe {
+                self.module.launch(&self.stream, batch.len() as u32, THREADS, &mut pointers)?;
+            }
+            self.stream.synchronize()?;
+            let hashes = self.hashes.bytes().chunks_exact(HASH).take(batch.len());
+            all.extend(hashes.map(|hash| ChunkId(std::array::from_fn(|i| hash[i]))));
+        }
+        Ok(all)
+    }
+}
+
+/// Hashes memory of the software driver, whose device addresses are addresses of this process.
+fn hash_host((address, len): (u64, usize)) -> ChunkId {
+    let mut hasher = blake3::Hasher::new();
+    let mut piece = [0u8; 64 << 10];
+    for offset in (0..len).step_by(piece.len()) {
+        let size = piece.len().min(len - offset);
+        // SAFETY: the memory is mapped here. Another process may write to it: the bytes are copied
+        // by the C library, of which the compiler assumes nothing, and any mixture is valid.
+        unsafe {
+            let from = (address as usize + offset) as *const c_void;
+            libc::memcpy(piece.as_mut_ptr().cast(), from, size);
+        }
+        hasher.update(&piece[..size]);
+    }
+    ChunkId(*hasher.finalize().as_bytes())
+}
+
+#[cfg(test)]
+mod tests;
