@@ -135,7 +135,7 @@ pub(crate) enum ProtocolArg {
     Auto,
     /// Everything while the program stands still
     Stop,
-    /// Most while the program runs, what has changed again while it stands still (not yet made)
+    /// Most while the program runs, what has changed again while it stands still
     Recopy,
     /// Most while the program runs, each piece before it is overwritten (not yet made)
     Cow,

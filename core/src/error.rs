@@ -75,6 +75,8 @@ pub enum Error {
     Damaged { what: String },
     #[error("the copying of device memory stopped early")]
     CopyIncomplete,
+    #[error("{what} was copied with other bytes than the device has")]
+    WrongCopy { what: String },
     #[error("the program ended while it was being dumped")]
     ProgramEnded,
     #[error("the program did not come back to running: {0}")]

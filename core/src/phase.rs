@@ -53,6 +53,11 @@ impl<'a> Clock<'a> {
         fault(name)
     }
 
+    /// Says that the current phase has so many bytes to move from now on.
+    pub fn announce(&self, phase: &'static str, bytes: u64) {
+        self.progress.phase(phase, Some(bytes));
+    }
+
     /// Ends the current phase.
     pub fn end(&mut self) {
         if let Some((name, since)) = self.current.take() {

@@ -75,12 +75,34 @@ fn programs_get_the_answers_that_they_expect() {
 }
 
 #[test]
+fn blocks_are_listed_while_the_program_runs() {
+    let mut program = Program::start();
+    let (mut agent, _) = program.agent();
+    let (all, fds) = agent.export();
+    assert_eq!(fds.len(), all.len());
+    assert_eq!(program.ask("check"), "as it was", "the gate is open");
+    let ids: Vec<u64> = all.iter().map(|block| block.id).collect();
+    assert_eq!(agent.export_but(&ids).1.len(), 0);
+    assert_eq!(agent.export_but(&ids[1..]).1.len(), 1, "asked for again");
+    // What was listed before the gate was closed is not enough to take the memory away.
+    agent.must(&Request::CloseGate { timeout_ms: 10_000 });
+    agent.fails(&Request::Detach {});
+    assert_eq!(agent.export_but(&ids).1.len(), 0);
+    agent.must(&Request::OpenGate {});
+    assert_eq!(program.ask("free"), "3 left");
+    let (left, new) = agent.export_but(&ids);
+    assert!(new.is_empty() && left.iter().all(|block| ids.contains(&block.id)));
+    assert_eq!(left.len(), 3);
+    drop(fds);
+    agent.cycle(&program);
+}
+
+#[test]
 fn memory_is_taken_away_and_put_back_again_and_again() {
     let mut program = Program::start();
     let before = program.lowest_free_descriptor();
     for round in 0..3 {
         let (mut agent, _) = program.agent();
-        agent.fails(&Request::Export {});
         agent.fails(&Request::Detach {});
         agent.must(&Request::OpenGate {});
         agent.must(&Request::CloseGate { timeout_ms: 10_000 });
@@ -264,7 +286,7 @@ fn a_driver_call_that_fails_changes_nothing_and_the_request_can_be_repeated() {
         let mut failures = 0;
         let (mut agent, _) = program.agent();
         agent.must(&Request::CloseGate { timeout_ms: 10_000 });
-        let reply = again(&mut failures, || agent.ask(&Request::Export {}));
+        let reply = again(&mut failures, || agent.ask(&Request::Export { known: Vec::new() }));
         let Reply::Blocks { blocks } = reply else { panic!("{fault}: {reply:?}") };
         let fds = agent.0.receive_fds(blocks.len()).expect("file descriptors");
         let reply = again(&mut failures, || agent.ask(&Request::Detach {}));

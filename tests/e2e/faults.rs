@@ -9,8 +9,19 @@ use anyhow::{Context, Result, ensure};
 use gpucr_tests::{Lab, Program, finish, show};
 
 /// The phases of a dump, in order.
-const DUMP_PHASES: [&str; 9] =
-    ["preflight", "attach", "gate", "export", "copy", "detach", "checkpoint", "criu", "store"];
+const DUMP_PHASES: [&str; 11] = [
+    "preflight",
+    "attach",
+    "precopy",
+    "gate",
+    "export",
+    "validate",
+    "copy",
+    "detach",
+    "checkpoint",
+    "criu",
+    "store",
+];
 /// The phases of a restore, in order.
 const RESTORE_PHASES: [&str; 6] = ["preflight", "load", "extract", "criu", "driver", "attach"];
 

@@ -113,9 +113,14 @@ wire_enum! {
             /// Limit, milliseconds.
             timeout_ms: u64,
         },
-        /// Export every block. The reply's blocks are followed by one file descriptor each, in
-        /// the same order. Only with the gate closed.
-        3 => Export {},
+        /// List every block. The reply is followed by one file descriptor for each block that is
+        /// not among the known ones, in the same order. With the gate open the list may be out of
+        /// date when it arrives. What the checkpointer holds of blocks that the program has given
+        /// back keeps their memory from the device, so it asks again from time to time.
+        3 => Export {
+            /// Ids of the blocks of which the checkpointer still holds a file descriptor.
+            known: Vec<u64>,
+        },
         /// Copy from a block into the shared staging memory (see [`Request::Stage`]), through the
         /// program's own context: the way out where no second context fits on the device.
         4 => CopyOut {

@@ -12,15 +12,21 @@ use crate::failure::{CliError, USAGE};
 use crate::{Outcome, display, signals};
 
 pub(crate) fn run(args: &DumpArgs) -> Outcome {
-    if matches!(args.protocol, ProtocolArg::Recopy | ProtocolArg::Cow) {
-        return Err(CliError::new(USAGE, "this gpucr cannot copy while the program runs yet")
-            .help("use --protocol stop"));
-    }
+    let protocol = match args.protocol {
+        ProtocolArg::Auto => None,
+        ProtocolArg::Stop => Some(Protocol::Stop),
+        ProtocolArg::Recopy => Some(Protocol::Recopy),
+        ProtocolArg::Cow => {
+            return Err(CliError::new(USAGE, "this gpucr has no protocol cow yet")
+                .help("use --protocol recopy"));
+        }
+    };
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     let options = Options {
         pid: args.pid,
         image: args.image.clone().unwrap_or_else(|| PathBuf::from(format!("gpucr-{}", args.pid))),
         leave_running: args.leave_running,
+        protocol,
         timeout: args.timeout,
         compression: args.compress,
         shell_job: args.criu.shell_job,
@@ -50,6 +56,21 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
         display::time(report.total_ms),
         report.pid,
     );
+    if let Some(found) = report.validation {
+        say!(
+            "copied while it ran: {} of {} chunks; {} had changed since, and {} were copied again",
+            report.precopied_chunks,
+            found.chunks,
+            found.misspeculated,
+            found.recopied,
+        );
+    }
+    if args.protocol == ProtocolArg::Recopy && report.protocol == Protocol::Stop {
+        eprintln!(
+            "The memory could not be copied while the program ran: gpucr had no context of its own \
+             on the device, or there was no memory to copy."
+        );
+    }
     if report.protocol == Protocol::Driver {
         eprintln!(
             "The program was not started with `gpucr run`, so the driver copied its memory, \

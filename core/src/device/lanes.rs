@@ -59,20 +59,20 @@ pub fn chunks_in(len: u64) -> usize {
     len.div_ceil(CHUNK_SIZE) as usize
 }
 
+impl Span {
+    /// Chunk `chunk` of `memory`, which is number `block` of the caller's list.
+    pub fn of(memory: &SharedBlock, block: usize, chunk: usize) -> Self {
+        let offset = chunk as u64 * CHUNK_SIZE;
+        let len = CHUNK_SIZE.min(memory.len() - offset) as usize;
+        Self { block, chunk, address: memory.address() + offset, len }
+    }
+}
+
 fn spans<'a>(blocks: &'a [SharedBlock], device: &'a [u8; 16]) -> impl Iterator<Item = Span> + 'a {
-    blocks.iter().enumerate().filter(move |(_, b)| b.device().uuid == *device).flat_map(
-        |(block, shared)| {
-            (0..chunks_in(shared.len())).map(move |chunk| {
-                let offset = chunk as u64 * CHUNK_SIZE;
-                Span {
-                    block,
-                    chunk,
-                    address: shared.address() + offset,
-                    len: CHUNK_SIZE.min(shared.len() - offset) as usize,
-                }
-            })
-        },
-    )
+    let here = blocks.iter().enumerate().filter(move |(_, b)| b.device().uuid == *device);
+    here.flat_map(|(block, shared)| {
+        (0..chunks_in(shared.len())).map(move |chunk| Span::of(shared, block, chunk))
+    })
 }
 
 impl Lane {
@@ -97,17 +97,15 @@ impl Lane {
         &self.context
     }
 
-    /// Reads every chunk of those `blocks` that are on this lane's device and calls `take` with
-    /// its bytes, from many threads at once. Ends early when `stop` is set, which a failure does
-    /// by itself; the caller then has to treat what was taken as incomplete.
+    /// Reads these spans, which lie in memory of this lane's device that is mapped here, and calls
+    /// `take` with the bytes of each, from many threads at once. Ends early when `stop` is set, which
+    /// a failure does by itself; the caller then has to treat what was taken as incomplete.
     pub fn copy_out<E: Send>(
         &mut self,
-        blocks: &[SharedBlock],
+        work: &[Span],
         stop: &Stop,
         take: &(impl Fn(Span, &[u8]) -> Result<(), E> + Sync),
     ) -> Result<(), TransferError<E>> {
-        let uuid = self.context.device().uuid;
-        let work: Vec<Span> = spans(blocks, &uuid).collect();
         let stream = Stream::create(&self.context)?;
         let next = AtomicUsize::new(0);
         let claim = || {

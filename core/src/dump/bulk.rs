@@ -1,5 +1,6 @@
-//! Copying the bulk memory of stopped programs into the image.
+//! The bulk memory of the programs, as gpucr sees it: hashing it, and copying it into the image.
 
+use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use rayon::prelude::*;
 
 use crate::device::driver::code;
 use crate::device::lanes::chunks_in;
-use crate::device::{Device, Driver, DriverError, Lane, SharedBlock, TransferError};
+use crate::device::{Device, Driver, DriverError, Hasher, Lane, SharedBlock, Span, TransferError};
 use crate::error::Error;
 use crate::held::Held;
 use crate::phase::Progress;
@@ -23,108 +24,314 @@ const STAGE: u64 = 64 << 20;
 /// The blocks of a program with the chunks that they turned into.
 pub(super) type Saved = Vec<(Block, Vec<ChunkId>)>;
 
-/// The contexts through which gpucr copies by itself, one for each device.
-///
-/// `None` where the driver grants no second context: no memory left, or a compute mode that
-/// admits one process only. Then the programs copy from inside, which is slower.
-pub(super) fn prepare(
-    driver: &Arc<Driver>,
-    devices: &[Device],
-    bulk_bytes: u64,
-) -> Result<Option<Vec<Lane>>, Error> {
-    let cores = std::thread::available_parallelism().map_or(2, usize::from);
-    let chunks = (bulk_bytes / CHUNK_SIZE / 2).max(1) as usize;
-    let workers = (cores / devices.len().max(1)).max(2).min(chunks);
-    let mut lanes = Vec::new();
-    for device in devices {
-        match Lane::prepare(driver, device, workers) {
-            Ok(lane) => lanes.push(lane),
-            Err(error) if no_room(&error) => {
-                tracing::warn!(%error, device = device.name, "no second context; copying inside");
-                return Ok(None);
-            }
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(Some(lanes))
-}
-
-fn no_room(error: &DriverError) -> bool {
-    [code::OUT_OF_MEMORY, code::DEVICE_UNAVAILABLE].contains(&error.code)
-}
-
 /// The memory of all programs, mapped in gpucr.
-pub(super) struct Imported {
+pub(super) struct Bulk {
     /// In the order of the programs and their blocks. Let go of before the lanes.
-    shared: Vec<SharedBlock>,
+    pieces: Vec<Piece>,
+    /// For each lane; none where the driver does not run the kernel.
+    hashers: Option<Vec<Hasher>>,
+    /// gpucr's context on each device.
     lanes: Vec<Lane>,
 }
 
-impl Imported {
-    /// Maps every block of every program. `None` where the driver has no room for that.
-    pub(super) fn import(
-        lanes: Vec<Lane>,
-        held: &[Held],
-        blocks: &[Vec<Block>],
+/// One block of one program.
+struct Piece {
+    program: usize,
+    id: u64,
+    lane: usize,
+    memory: SharedBlock,
+    chunks: Vec<Chunk>,
+}
+
+/// What is known of one chunk of device memory.
+#[derive(Debug, Clone, Copy, Default)]
+struct Chunk {
+    /// Its hash when it was last looked at.
+    seen: Option<ChunkId>,
+    /// Whether it had the same hash the time before.
+    still: bool,
+    /// The hash of the bytes that were last copied of it, or would have been had the store not had
+    /// them already.
+    copied: Option<ChunkId>,
+}
+
+/// What a check of all device memory has found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
+pub struct Validation {
+    /// Chunks of device memory, all of which were hashed while the program stood still.
+    pub chunks: u64,
+    /// Chunks that had been copied and were thought to be unchanged since.
+    pub predicted_clean: u64,
+    /// Those of them that had changed all the same.
+    pub misspeculated: u64,
+    /// Chunks copied while the program stood still, misspeculated ones among them.
+    pub recopied: u64,
+    /// Milliseconds that hashing and comparing took.
+    pub ms: f64,
+}
+
+impl Bulk {
+    /// Makes gpucr's contexts, one for each device.
+    ///
+    /// `None` where the driver grants no second context: no memory left, or a compute mode that
+    /// admits one process only. Then the programs copy from inside, which is slower.
+    pub(super) fn prepare(
+        driver: &Arc<Driver>,
+        devices: &[Device],
+        bulk_bytes: u64,
     ) -> Result<Option<Self>, Error> {
-        let mut shared = Vec::new();
-        for (program, blocks) in held.iter().zip(blocks) {
-            for (block, (_, fd)) in blocks.iter().zip(&program.blocks) {
-                let lane = lanes.iter().find(|lane| lane.context().device().uuid == block.device);
-                let lane = lane.ok_or_else(|| Error::Changed {
-                    pid: program.process.pid,
-                    what: format!("it began to use the device {}", crate::hex(&block.device)),
-                })?;
-                match SharedBlock::import(lane.context(), fd.as_fd(), block.size) {
-                    Ok(block) => shared.push(block),
-                    Err(error) if no_room(&error) => {
-                        tracing::warn!(%error, "no room to map the memory; copying inside");
-                        return Ok(None);
-                    }
-                    Err(error) => return Err(error.into()),
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let chunks = (bulk_bytes / CHUNK_SIZE / 2).max(1) as usize;
+        let workers = (cores / devices.len().max(1)).max(2).min(chunks);
+        let mut lanes = Vec::new();
+        for device in devices {
+            match Lane::prepare(driver, device, workers) {
+                Ok(lane) => lanes.push(lane),
+                Err(error) if no_room(&error) => {
+                    tracing::warn!(%error, device = device.name, "no second context; copying inside");
+                    return Ok(None);
                 }
+                Err(error) => return Err(error.into()),
             }
         }
-        Ok(Some(Self { shared, lanes }))
+        Ok(Some(Self { pieces: Vec::new(), hashers: None, lanes }))
     }
 
-    /// Copies everything into the store; ends early when `stop` is set. The memory is let go of
-    /// in any case.
-    pub(super) fn copy(
+    /// Makes ready to hash. `false` where the driver refuses; copying works all the same.
+    pub(super) fn prepare_hashing(&mut self) -> bool {
+        let hashers = self.lanes.iter().map(|lane| Hasher::prepare(lane.context()));
+        match hashers.collect::<Result<Vec<_>, _>>() {
+            Ok(hashers) => self.hashers = Some(hashers),
+            Err(error) => tracing::warn!(%error, "device memory cannot be hashed"),
+        }
+        self.hashers.is_some()
+    }
+
+    /// Maps the blocks that are new and lets go of those that are gone, so that exactly `blocks` are
+    /// mapped, in their order. `false` where the driver has no room for that.
+    pub(super) fn follow(&mut self, held: &[Held], blocks: &[Vec<Block>]) -> Result<bool, Error> {
+        let mut known: HashMap<(usize, u64), Piece> =
+            self.pieces.drain(..).map(|piece| ((piece.program, piece.id), piece)).collect();
+        let mut listed = HashSet::new();
+        for (program, blocks) in blocks.iter().enumerate() {
+            listed.extend(blocks.iter().map(|block| (program, block.id)));
+        }
+        // First let go of memory, then map more.
+        known.retain(|key, _| listed.contains(key));
+        for (program, (held, blocks)) in held.iter().zip(blocks).enumerate() {
+            let fds: HashMap<u64, _> = held.blocks.iter().map(|(id, fd)| (*id, fd)).collect();
+            for block in blocks {
+                if let Some(piece) = known.remove(&(program, block.id)) {
+                    self.pieces.push(piece);
+                    continue;
+                }
+                let on = |lane: &Lane| lane.context().device().uuid == block.device;
+                let lane = self.lanes.iter().position(on).ok_or_else(|| Error::Changed {
+                    pid: held.process.pid,
+                    what: format!("it began to use the device {}", crate::hex(&block.device)),
+                })?;
+                let fd = fds.get(&block.id).ok_or_else(|| Error::Changed {
+                    pid: held.process.pid,
+                    what: format!("its block {} came without memory", block.id),
+                })?;
+                let context = self.lanes[lane].context();
+                let memory = match SharedBlock::import(context, fd.as_fd(), block.size) {
+                    Ok(memory) => memory,
+                    Err(error) if no_room(&error) => {
+                        tracing::warn!(%error, "no room to map the memory; copying inside");
+                        return Ok(false);
+                    }
+                    Err(error) => return Err(error.into()),
+                };
+                let chunks = vec![Chunk::default(); chunks_in(block.size)];
+                self.pieces.push(Piece { program, id: block.id, lane, memory, chunks });
+            }
+        }
+        Ok(true)
+    }
+
+    /// Hashes all memory where it is. What is known of the chunks is brought up to date.
+    pub(super) fn look(&mut self) -> Result<(), Error> {
+        let hashers = self.hashers.as_mut().expect("made ready to hash");
+        let pieces = &self.pieces;
+        let hashes: Vec<Vec<(Span, ChunkId)>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = hashers
+                .iter_mut()
+                .enumerate()
+                .map(|(lane, hasher)| {
+                    scope.spawn(move || -> Result<_, DriverError> {
+                        let spans = spans(pieces, |piece, _| piece.lane == lane);
+                        let places: Vec<_> = spans.iter().map(|s| (s.address, s.len)).collect();
+                        let hashes = hasher.hash(&places)?;
+                        Ok(spans.into_iter().zip(hashes).collect())
+                    })
+                })
+                .collect();
+            threads.into_iter().map(joined).collect::<Result<_, _>>()
+        })?;
+        for (span, hash) in hashes.into_iter().flatten() {
+            let chunk = &mut self.pieces[span.block].chunks[span.chunk];
+            chunk.still = chunk.seen == Some(hash);
+            chunk.seen = Some(hash);
+        }
+        Ok(())
+    }
+
+    /// Bytes of the chunks that have held still between the last two looks and are not in the store.
+    pub(super) fn worth_copying(&mut self, store: &ChunkWriter) -> u64 {
+        self.mark_known(store);
+        let worth = |_: &Piece, chunk: &Chunk| chunk.still && chunk.copied != chunk.seen;
+        spans(&self.pieces, worth).iter().map(|span| span.len as u64).sum()
+    }
+
+    /// Chunks that the store has need not be copied, whoever gave them to it.
+    fn mark_known(&mut self, store: &ChunkWriter) {
+        for chunk in self.pieces.iter_mut().flat_map(|piece| &mut piece.chunks) {
+            if chunk.copied != chunk.seen && chunk.seen.is_some_and(|id| store.contains(&id)) {
+                chunk.copied = chunk.seen;
+            }
+        }
+    }
+
+    /// Copies at most `limit` of the chunks that are [worth](Self::worth_copying) it, equal ones once.
+    /// The program may be writing to them: what is copied is named by what it is. Gives the number
+    /// of chunks that were copied; 0 when there are no more.
+    pub(super) fn copy_some(
+        &mut self,
+        limit: usize,
+        store: &ChunkWriter,
+        stop: &Stop,
+        progress: &dyn Progress,
+    ) -> Result<usize, Error> {
+        self.mark_known(store);
+        let mut taken = HashSet::new();
+        let mut work = spans(&self.pieces, |_, c| c.still && c.copied != c.seen);
+        work.retain(|span| {
+            let seen = self.pieces[span.block].chunks[span.chunk].seen;
+            taken.len() < limit && taken.insert(seen)
+        });
+        let copied = self.transfer(&work, store, stop, progress)?;
+        for (span, id) in copied {
+            let chunk = &mut self.pieces[span.block].chunks[span.chunk];
+            chunk.copied = Some(id);
+            // It has changed since it was looked at: it is not worth another copy before it has
+            // held still again.
+            chunk.still = chunk.seen == Some(id);
+        }
+        Ok(work.len())
+    }
+
+    /// Looks at everything while the program stands still and tells what has changed since it was
+    /// copied.
+    pub(super) fn validate(&mut self, store: &ChunkWriter) -> Result<Validation, Error> {
+        let before: Vec<Vec<bool>> = self
+            .pieces
+            .iter()
+            .map(|p| p.chunks.iter().map(|c| c.seen.is_some() && c.copied == c.seen).collect())
+            .collect();
+        self.look()?;
+        let mut found = Validation::default();
+        for (piece, clean) in self.pieces.iter().zip(before) {
+            for (chunk, clean) in piece.chunks.iter().zip(clean) {
+                found.chunks += 1;
+                found.predicted_clean += u64::from(clean);
+                found.misspeculated += u64::from(clean && chunk.copied != chunk.seen);
+            }
+        }
+        self.mark_known(store);
+        found.recopied = spans(&self.pieces, |_, c| c.copied != c.seen).len() as u64;
+        Ok(found)
+    }
+
+    /// Bytes that [`save`](Self::save) has to copy.
+    pub(super) fn left(&self) -> u64 {
+        let left =
+            spans(&self.pieces, |_, chunk| chunk.seen.is_none() || chunk.copied != chunk.seen);
+        left.iter().map(|span| span.len as u64).sum()
+    }
+
+    /// Brings everything into the store that is not in it, and gives the chunks of each block. The
+    /// memory stands still, and is let go of in any case. What was looked at is taken at its hash:
+    /// a copy with another one is an error.
+    pub(super) fn save(
         mut self,
         store: &ChunkWriter,
         stop: &Stop,
         progress: &dyn Progress,
     ) -> Result<Vec<Vec<ChunkId>>, Error> {
-        let saved: Vec<Mutex<Vec<Option<ChunkId>>>> =
-            self.shared.iter().map(|b| Mutex::new(vec![None; chunks_in(b.len())])).collect();
-        let take = |span: crate::device::Span, bytes: &[u8]| -> Result<(), StoreError> {
+        let mut taken = HashSet::new();
+        let mut work = spans(&self.pieces, |_, c| c.seen.is_none() || c.copied != c.seen);
+        work.retain(|span| {
+            let seen = self.pieces[span.block].chunks[span.chunk].seen;
+            seen.is_none() || taken.insert(seen)
+        });
+        for (span, id) in self.transfer(&work, store, stop, progress)? {
+            let piece = &mut self.pieces[span.block];
+            let chunk = &mut piece.chunks[span.chunk];
+            if chunk.seen.is_some_and(|seen| seen != id) {
+                let what = format!("chunk {} of block {}", span.chunk, piece.id);
+                return Err(Error::WrongCopy { what });
+            }
+            chunk.seen = Some(id);
+        }
+        let ids = self.pieces.iter().map(|p| p.chunks.iter().map(|chunk| chunk.seen).collect());
+        ids.collect::<Option<Vec<Vec<_>>>>().ok_or(Error::CopyIncomplete)
+    }
+
+    /// Copies these spans into the store, on all lanes at once. Gives the address of each.
+    fn transfer(
+        &mut self,
+        work: &[Span],
+        store: &ChunkWriter,
+        stop: &Stop,
+        progress: &dyn Progress,
+    ) -> Result<Vec<(Span, ChunkId)>, Error> {
+        let copied = Mutex::new(Vec::with_capacity(work.len()));
+        let take = |span: Span, bytes: &[u8]| -> Result<(), StoreError> {
             let id = store.put(bytes)?;
-            saved[span.block].lock()[span.chunk] = Some(id);
+            copied.lock().push((span, id));
             progress.advance(bytes.len() as u64);
             Ok(())
         };
-        let shared = &self.shared;
+        let (pieces, take) = (&self.pieces, &take);
         std::thread::scope(|scope| {
-            let copies: Vec<_> = self
+            let threads: Vec<_> = self
                 .lanes
                 .iter_mut()
-                .map(|lane| scope.spawn(|| lane.copy_out(shared, stop, &take)))
+                .enumerate()
+                .map(|(lane, copier)| {
+                    let on_lane = |span: &&Span| pieces[span.block].lane == lane;
+                    let work: Vec<Span> = work.iter().filter(on_lane).copied().collect();
+                    scope.spawn(move || copier.copy_out(&work, stop, take))
+                })
                 .collect();
-            copies.into_iter().try_for_each(|copy| {
-                copy.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            })
+            threads.into_iter().try_for_each(joined)
         })
         .map_err(|error| match error {
             TransferError::Driver(error) => Error::Driver(error),
             TransferError::Chunk(error) => Error::Store(error),
         })?;
-        saved
-            .into_iter()
-            .map(|chunks| chunks.into_inner().into_iter().collect::<Option<Vec<_>>>())
-            .collect::<Option<Vec<_>>>()
-            .ok_or(Error::CopyIncomplete)
+        let copied = copied.into_inner();
+        if copied.len() < work.len() { Err(Error::CopyIncomplete) } else { Ok(copied) }
     }
+}
+
+/// The chunks that `wanted` admits, with the indices of their pieces.
+fn spans(pieces: &[Piece], wanted: impl Fn(&Piece, &Chunk) -> bool) -> Vec<Span> {
+    let mut spans = Vec::new();
+    for (number, piece) in pieces.iter().enumerate() {
+        let wanted = (0..piece.chunks.len()).filter(|&chunk| wanted(piece, &piece.chunks[chunk]));
+        spans.extend(wanted.map(|chunk| Span::of(&piece.memory, number, chunk)));
+    }
+    spans
+}
+
+fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn no_room(error: &DriverError) -> bool {
+    [code::OUT_OF_MEMORY, code::DEVICE_UNAVAILABLE].contains(&error.code)
 }
 
 /// Copies the blocks of one program through its own context, by way of shared memory.

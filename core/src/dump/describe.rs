@@ -11,7 +11,7 @@ use crate::criu::DumpOptions;
 use crate::error::Error;
 use crate::image::{
     self, Block, BlockKind, CarriedFile, Counts, CriuImage, CudaProcess, FileEntry, ImageWriter,
-    Manifest, Phase, Process, Shim,
+    Manifest, Phase, Process, Protocol, Shim,
 };
 use crate::library;
 use crate::phase::{PhaseTime, milliseconds};
@@ -114,6 +114,13 @@ impl Libraries {
     }
 }
 
+/// How the dump went so far.
+pub(super) struct Course<'a> {
+    pub(super) protocol: Protocol,
+    pub(super) phases: &'a [PhaseTime],
+    pub(super) stopped: Duration,
+}
+
 /// What the manifest says. The processes are frozen.
 pub(super) fn manifest(
     options: &Options,
@@ -121,8 +128,7 @@ pub(super) fn manifest(
     libraries: Libraries,
     criu_files: Vec<FileEntry>,
     saved: Vec<Saved>,
-    phases: &[PhaseTime],
-    stopped: Duration,
+    course: &Course<'_>,
 ) -> Manifest {
     let Libraries { driver, carried, shims } = libraries;
     let inner_pipes = files::inner_pipes(plan.processes.iter().map(|process| process.pid));
@@ -163,7 +169,7 @@ pub(super) fn manifest(
         gpucr_version: env!("CARGO_PKG_VERSION").to_owned(),
         hostname: system.nodename().to_string_lossy().into_owned(),
         kernel: system.release().to_string_lossy().into_owned(),
-        protocol: plan.protocol(),
+        protocol: course.protocol,
         driver,
         devices: plan
             .devices
@@ -183,8 +189,8 @@ pub(super) fn manifest(
         carried,
         required,
         bulk_bytes: saved_bytes,
-        phases: phases.iter().map(|p| Phase { name: p.name.to_owned(), ms: p.ms }).collect(),
-        stopped_ms: milliseconds(stopped),
+        phases: course.phases.iter().map(|p| Phase { name: p.name.to_owned(), ms: p.ms }).collect(),
+        stopped_ms: milliseconds(course.stopped),
     }
 }
 

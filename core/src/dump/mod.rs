@@ -1,16 +1,19 @@
 //! `gpucr dump`: from a running program to an image.
 //!
-//! [`dump`] is the list of phases. Up to and including `attach` nothing of the program is
+//! [`dump`] is the list of phases. Up to and including `precopy` nothing of the program is
 //! changed. From `gate` on the program stands still, and every failure leads through
 //! [`Dump::settle`], which brings it back to running. The image is committed while CRIU
 //! holds the program frozen, so at every moment either the program runs or the image is complete.
 
 mod bulk;
 mod describe;
+mod precopy;
 mod preflight;
 
+pub use bulk::Validation;
 pub(crate) use describe::{hash_file, option_values};
 
+use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +24,6 @@ use std::time::{Duration, Instant};
 use gpucr_wire::Block;
 
 use crate::criu::{DumpError, DumpWorker};
-use crate::device::Lane;
 use crate::error::{Error, Failure, Left};
 use crate::held::{Drivers, Held, resume_all};
 use crate::image::{Committed, ImageWriter, Protocol};
@@ -32,7 +34,8 @@ use crate::scratch;
 use crate::stop::Stop;
 use crate::store::{ChunkId, Compression};
 
-use describe::Libraries;
+use bulk::Bulk;
+use describe::{Course, Libraries};
 use preflight::Plan;
 
 /// How long CRIU may take to end the processes after the commit.
@@ -47,6 +50,8 @@ pub struct Options {
     pub image: PathBuf,
     /// Let the program run on afterwards instead of ending it.
     pub leave_running: bool,
+    /// How memory is to be copied; none leaves the choice to gpucr.
+    pub protocol: Option<Protocol>,
     /// Limit for closing the gate and draining, and for the driver's lock.
     pub timeout: Duration,
     /// How chunks are compressed.
@@ -91,6 +96,11 @@ pub struct Report {
     pub bulk_bytes: u64,
     /// Bytes of the image.
     pub stored_bytes: u64,
+    /// Chunks copied while the program ran.
+    pub precopied_chunks: u64,
+    /// How the copies were checked against the memory of the stopped program; none where everything
+    /// was copied after it had been stopped.
+    pub validation: Option<Validation>,
     /// For how long the program stood still, up to the commit or until it ran again.
     pub stopped_ms: f64,
     /// The whole dump.
@@ -103,7 +113,7 @@ pub struct Report {
 /// Dumps a program. See [`Failure::left`] for what holds after a failure.
 pub fn dump(options: &Options, progress: &Arc<dyn Progress>) -> Result<Report, Failure> {
     let mut dump = Dump::attach(options, progress)?;
-    let saved = dump.stop_and_save();
+    let saved = dump.copy_ahead().and_then(|()| dump.stop_and_save());
     dump.settle(saved)
 }
 
@@ -120,8 +130,12 @@ struct Dump<'a> {
     image: Option<Arc<ImageWriter>>,
     /// Taken by the commit.
     libraries: Option<Libraries>,
-    /// gpucr's own contexts; `None` where the programs have to copy from inside.
-    lanes: Option<Vec<Lane>>,
+    /// The memory as gpucr maps it; `None` where the programs have to copy from inside.
+    bulk: Option<Bulk>,
+    protocol: Protocol,
+    /// Chunks copied while the program ran.
+    precopied: u64,
+    validation: Option<Validation>,
     /// Started ahead; taken by its request.
     criu: Option<DumpWorker>,
     /// Keep a second gpucr away.
@@ -152,17 +166,18 @@ impl<'a> Dump<'a> {
             let image = ImageWriter::create(&options.image, options.compression)?;
             clock.enter("attach", None)?;
             let driver = drivers.open(&plan.driver)?;
-            let lanes = bulk::prepare(&driver, &plan.devices, plan.bulk_bytes())?;
+            let mut bulk = Bulk::prepare(&driver, &plan.devices, plan.bulk_bytes())?;
+            let protocol = choose(options.protocol, &plan, bulk.as_mut());
             let libraries = Libraries::store(&plan, &image)?;
             let criu = plan.criu.start_dump()?;
-            Ok((plan, held, image, lanes, keeper, libraries, criu, locks))
+            Ok((plan, held, image, bulk, protocol, keeper, libraries, criu, locks))
         };
         match prepare(&mut clock) {
-            Ok((plan, held, image, lanes, keeper, libraries, criu, locks)) => Ok(Self {
+            Ok((plan, held, image, bulk, protocol, keeper, libraries, criu, locks)) => Ok(Self {
                 libraries: Some(libraries),
                 criu: Some(criu),
                 _locks: locks,
-                bulk_bytes: 0,
+                bulk_bytes: plan.bulk_bytes(),
                 copied: "outside",
                 options,
                 progress,
@@ -172,7 +187,10 @@ impl<'a> Dump<'a> {
                 held,
                 keeper,
                 image: Some(Arc::new(image)),
-                lanes,
+                bulk,
+                protocol,
+                precopied: 0,
+                validation: None,
                 stopped_at: Instant::now(),
                 committed: None,
             }),
@@ -180,6 +198,15 @@ impl<'a> Dump<'a> {
                 Err(Failure { phase: clock.phase(), error: Box::new(error), left: Left::Untouched })
             }
         }
+    }
+
+    /// What can be copied while the program runs.
+    fn copy_ahead(&mut self) -> Result<(), Error> {
+        if self.protocol != Protocol::Recopy {
+            return Ok(());
+        }
+        self.enter("precopy", Some(self.bulk_bytes))?;
+        precopy::precopy(self)
     }
 
     /// The phases in which the program stands still, up to the commit. On return it is still
@@ -191,9 +218,12 @@ impl<'a> Dump<'a> {
 
         self.enter("export", None)?;
         let blocks = self.export()?;
+        self.adopt()?;
+        self.follow(&blocks)?;
 
-        self.bulk_bytes = blocks.iter().flatten().map(|block| block.size).sum();
-        self.enter("copy", Some(self.bulk_bytes))?;
+        let left = self.validate()?;
+
+        self.enter("copy", Some(left))?;
         let copy = self.start_copy(blocks)?;
 
         self.enter("detach", None)?;
@@ -245,11 +275,13 @@ impl<'a> Dump<'a> {
                     image: self.options.image.clone(),
                     id: crate::hex(&committed.id),
                     pid: self.options.pid,
-                    protocol: self.plan.protocol(),
+                    protocol: self.protocol,
                     copied: if self.bulk_bytes == 0 { "driver" } else { self.copied },
                     left_running: resume && !ended,
                     bulk_bytes: self.bulk_bytes,
                     stored_bytes: committed.stored_bytes,
+                    precopied_chunks: self.precopied,
+                    validation: self.validation,
                     stopped_ms: milliseconds(stopped),
                     total_ms: milliseconds(self.clock.total()),
                     phases: self.clock.times().to_vec(),
@@ -295,32 +327,65 @@ impl<'a> Dump<'a> {
         Ok(())
     }
 
-    /// Takes a file descriptor of every block, and gives the keeper one too.
+    /// Asks every program for its blocks, and takes a file descriptor of each that is new.
     fn export(&mut self) -> Result<Vec<Vec<Block>>, Error> {
         let mut all = Vec::with_capacity(self.held.len());
         for program in &mut self.held {
-            let exported = match &mut program.agent {
-                Some(agent) => agent.export()?,
-                None => Vec::new(),
+            let Some(agent) = &mut program.agent else {
+                all.push(Vec::new());
+                continue;
             };
-            let blocks = exported.iter().map(|(block, _)| block.clone()).collect();
-            program.blocks = exported.into_iter().map(|(block, fd)| (block.id, fd)).collect();
-            self.keeper.adopt(program).map_err(Error::Keeper)?;
+            let known = program.blocks.iter().map(|(id, _)| *id).collect();
+            let (blocks, new) = agent.export(known)?;
+            let listed: HashSet<u64> = blocks.iter().map(|block| block.id).collect();
+            program.blocks.retain(|(id, _)| listed.contains(id));
+            program.blocks.extend(new);
             all.push(blocks);
         }
+        self.bulk_bytes = all.iter().flatten().map(|block| block.size).sum();
         Ok(all)
     }
 
-    /// Starts the copy of all blocks. From outside it goes on beside the phases that follow,
+    /// Gives the keeper a descriptor of every block too: the program is about to lose its own.
+    fn adopt(&mut self) -> Result<(), Error> {
+        self.held.iter().try_for_each(|held| self.keeper.adopt(held)).map_err(Error::Keeper)
+    }
+
+    /// Maps these blocks in gpucr and lets go of all others. Where there is no room the programs
+    /// copy from inside.
+    fn follow(&mut self, blocks: &[Vec<Block>]) -> Result<(), Error> {
+        if let Some(bulk) = &mut self.bulk
+            && !bulk.follow(&self.held, blocks)?
+        {
+            self.bulk = None;
+        }
+        Ok(())
+    }
+
+    /// Hashes all device memory and compares it with what was copied while the program ran. Gives
+    /// the bytes that are still to be copied.
+    fn validate(&mut self) -> Result<u64, Error> {
+        let Some(bulk) = self.bulk.as_mut().filter(|_| self.protocol == Protocol::Recopy) else {
+            if self.protocol == Protocol::Recopy {
+                self.protocol = Protocol::Stop;
+            }
+            return Ok(self.bulk_bytes);
+        };
+        // Not `enter`: the borrow of `bulk` lasts.
+        self.clock.enter("validate", None)?;
+        let since = Instant::now();
+        let image = self.image.as_ref().expect("not committed yet");
+        let found = bulk.validate(image.chunks())?;
+        self.validation = Some(Validation { ms: milliseconds(since.elapsed()), ..found });
+        Ok(bulk.left())
+    }
+
+    /// Starts the copy of what is left. From outside it goes on beside the phases that follow,
     /// since the memory lives on without the program; from inside it is complete on return.
     fn start_copy(&mut self, blocks: Vec<Vec<Block>>) -> Result<Copy, Error> {
         let image = self.image.as_ref().expect("not committed yet").clone();
         let (stop, progress) = (Stop::new(self.options.stop.clone()), self.progress.clone());
-        let outside = match self.lanes.take() {
-            Some(lanes) => bulk::Imported::import(lanes, &self.held, &blocks)?,
-            None => None,
-        };
-        let Some(imported) = outside else {
+        let Some(bulk) = self.bulk.take() else {
             self.copied = "inside";
             let mut saved = Vec::new();
             for (program, blocks) in self.held.iter_mut().zip(&blocks) {
@@ -337,9 +402,8 @@ impl<'a> Dump<'a> {
             return Ok(Copy { blocks, stop, work: Some(Work::Done(saved)) });
         };
         let stop_flag = stop.clone();
-        let thread = std::thread::spawn(move || {
-            imported.copy(image.chunks(), &stop_flag, progress.as_ref())
-        });
+        let thread =
+            std::thread::spawn(move || bulk.save(image.chunks(), &stop_flag, progress.as_ref()));
         Ok(Copy { blocks, stop, work: Some(Work::Thread(thread)) })
     }
 
@@ -435,11 +499,23 @@ impl<'a> Dump<'a> {
         let phases = self.clock.times();
         let libraries = self.libraries.take().expect("committed once");
         let (options, plan) = (self.options, &self.plan);
-        let manifest = describe::manifest(options, plan, libraries, files, blocks, phases, stopped);
+        let course = Course { protocol: self.protocol, phases, stopped };
+        let manifest = describe::manifest(options, plan, libraries, files, blocks, &course);
         let committed = image.commit(&manifest)?;
         self.committed = Some((committed, self.stopped_at.elapsed()));
         Ok(())
     }
+}
+
+/// How the memory is copied: as it was asked for, where that can be done. Copying while the program
+/// runs needs a context of gpucr's own that can hash, and memory to copy.
+fn choose(asked: Option<Protocol>, plan: &Plan, bulk: Option<&mut Bulk>) -> Protocol {
+    if plan.shims().next().is_none() {
+        return Protocol::Driver;
+    }
+    let Some(bulk) = bulk.filter(|_| plan.bulk_bytes() > 0) else { return Protocol::Stop };
+    let ahead = asked.is_none_or(|asked| asked == Protocol::Recopy);
+    if ahead && bulk.prepare_hashing() { Protocol::Recopy } else { Protocol::Stop }
 }
 
 /// A copy of bulk memory under way. Dropped before its end it is stopped and waited for.

@@ -11,7 +11,7 @@ use crate::criu::Criu;
 use crate::device::{Device, ProcessState};
 use crate::error::Error;
 use crate::held::{Drivers, Held};
-use crate::image::{Protocol, Stdio};
+use crate::image::Stdio;
 use crate::library;
 use crate::process::{Agent, AgentError, Lock, ProcessInfo, Tree, files};
 
@@ -96,11 +96,6 @@ impl Plan {
             self.others.push(process);
         }
         Ok(())
-    }
-
-    /// How the memory is copied: by the driver where no process runs under gpucr.
-    pub(super) fn protocol(&self) -> Protocol {
-        if self.cuda().any(|cuda| cuda.shim.is_some()) { Protocol::Stop } else { Protocol::Driver }
     }
 
     /// The shims behind which the processes run.

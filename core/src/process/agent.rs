@@ -1,5 +1,6 @@
 //! The checkpointer's side of the conversation with an agent.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -191,14 +192,21 @@ impl Agent {
         result
     }
 
-    /// Every block, and a file descriptor of each.
-    pub fn export(&mut self) -> Result<Vec<(Block, OwnedFd)>, AgentError> {
-        let Reply::Blocks { blocks } = self.ask(&Request::Export {})? else {
+    /// Every block, and of those that are not `known` their id and a file descriptor. While the
+    /// gate is open the program goes on making and giving back blocks.
+    pub fn export(
+        &mut self,
+        known: Vec<u64>,
+    ) -> Result<(Vec<Block>, Vec<(u64, OwnedFd)>), AgentError> {
+        let held: HashSet<u64> = known.iter().copied().collect();
+        let Reply::Blocks { blocks } = self.ask(&Request::Export { known })? else {
             return Err(AgentError::Unexpected { pid: self.pid });
         };
-        let received = self.connection.receive_fds(blocks.len());
+        let new: Vec<u64> =
+            blocks.iter().map(|block| block.id).filter(|id| !held.contains(id)).collect();
+        let received = self.connection.receive_fds(new.len());
         let fds = self.checked(received)?;
-        Ok(blocks.into_iter().zip(fds).collect())
+        Ok((blocks, new.into_iter().zip(fds).collect()))
     }
 
     /// Gives the agent the memory through which [`Agent::copy_out`] and [`Agent::copy_in`] pass

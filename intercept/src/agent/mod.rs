@@ -213,9 +213,11 @@ impl Agent {
                 self.close(Duration::from_millis(timeout_ms))?;
                 Ok(done)
             }
-            Request::Export {} => {
-                self.expect(GateState::Closed {})?;
-                self.transfer.export(connection)?;
+            Request::Export { known } => {
+                if self.state != (GateState::Open {}) {
+                    self.expect(GateState::Closed {})?;
+                }
+                self.transfer.export(connection, known, self.state)?;
                 Ok(Next::Sent)
             }
             Request::Stage { len } => {

@@ -1,8 +1,9 @@
 //! Export, detach, reattach, and copying from inside.
 
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 
-use gpucr_wire::{Connection, Reply};
+use gpucr_wire::{Connection, GateState, Reply};
 
 use super::descriptors::Room;
 use crate::contexts;
@@ -15,34 +16,48 @@ use crate::real::{self, check};
 /// What has to be remembered from one request to the next.
 #[derive(Default)]
 pub(super) struct Transfer {
-    /// File descriptors that were sent, until the program is detached or runs again: with them a
-    /// detach that fails half-way is undone.
-    exported: Option<Fds>,
+    /// File descriptors that were sent, until the program is detached or the checkpointer has gone:
+    /// with them a detach that fails half-way is undone.
+    exported: Fds,
+    /// Whether these are of all blocks: the program cannot have made more.
+    complete: bool,
     /// Contexts whose stacks were shrunk, and their limits before.
     stacks: Vec<(u64, usize)>,
 }
 
 impl Transfer {
-    /// Sends all blocks and their file descriptors.
-    pub(super) fn export(&mut self, connection: &mut Connection) -> Result<(), Failure> {
+    /// Sends all blocks, and the file descriptors of those that are not known.
+    pub(super) fn export(
+        &mut self,
+        connection: &mut Connection,
+        known: Vec<u64>,
+        state: GateState,
+    ) -> Result<(), Failure> {
         let room = Room::make();
-        let memory = memory::lock();
-        let exported: Fds =
-            memory.export(&Driver)?.into_iter().map(|(id, fd)| (id, room.park(fd))).collect();
+        let mut memory = memory::lock();
+        self.exported.retain(|id, _| memory.has_block(*id));
+        let new = memory.export(&Driver, &self.exported)?;
+        self.exported.extend(new.into_iter().map(|(id, fd)| (id, room.park(fd))));
+        self.complete = state == (GateState::Closed {});
         let blocks = memory.list(real::uuid);
+        memory.lend(known.iter().copied().chain(blocks.iter().map(|block| block.id)).collect());
+        let known: BTreeSet<u64> = known.into_iter().collect();
         let sent = {
-            let fds = memory.fds(&exported)?;
-            connection.send(&Reply::Blocks { blocks }).and_then(|()| connection.send_fds(&fds))
+            let fds = memory.fds(&self.exported)?;
+            let new = fds.into_iter().filter(|(id, _)| !known.contains(id));
+            let new: Vec<_> = new.map(|(_, fd)| fd).collect();
+            connection.send(&Reply::Blocks { blocks }).and_then(|()| connection.send_fds(&new))
         };
-        self.exported = Some(exported);
         // There is nobody to tell: the connection is broken, and the next receive says so.
         sent.unwrap_or_else(|error| log!("cannot send file descriptors: {error}"));
         Ok(())
     }
 
-    /// Closes the file descriptors that were sent.
+    /// Closes the file descriptors that were sent; the checkpointer holds no memory any more.
     pub(super) fn forget_exports(&mut self) {
-        self.exported = None;
+        self.exported.clear();
+        self.complete = false;
+        memory::lock().lend(BTreeSet::new());
     }
 
     /// Takes stacks and blocks away. No file descriptor is left afterwards.
@@ -50,9 +65,11 @@ impl Transfer {
     /// # Errors
     /// All is as before, unless the message says otherwise.
     pub(super) fn detach(&mut self) -> Result<(), Failure> {
-        let Some(mut exported) = self.exported.take() else {
+        if !self.complete {
             return Err(Failure::other("the blocks have not been exported"));
-        };
+        }
+        self.complete = false;
+        let mut exported = std::mem::take(&mut self.exported);
         self.shrink_stacks();
         let mut memory = memory::lock();
         let Err(mut failure) = memory.detach(&Driver) else { return Ok(()) };
@@ -64,7 +81,7 @@ impl Transfer {
                 problem.message, problem.code
             );
         }
-        self.exported = Some(exported);
+        (self.exported, self.complete) = (exported, true);
         Err(failure)
     }
 

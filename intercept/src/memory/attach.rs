@@ -1,6 +1,6 @@
 //! Taking the bulk memory away from the program, and putting it back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 
 use gpucr_wire::Block as WireBlock;
@@ -31,13 +31,15 @@ impl Memory {
         self.blocks.iter().map(of).collect()
     }
 
-    /// File descriptors of every block that was not imported itself; those that were hold theirs.
+    /// File descriptors of every block that has none among `exported` and was not imported itself;
+    /// those that were hold theirs.
     ///
     /// # Errors
     /// Nothing has changed.
-    pub(crate) fn export(&self, vmm: &dyn Vmm) -> Result<Fds, Failure> {
+    pub(crate) fn export(&self, vmm: &dyn Vmm, exported: &Fds) -> Result<Fds, Failure> {
         let mut fds = Fds::new();
-        for (id, block) in self.blocks.iter().filter(|(_, block)| block.fd.is_none()) {
+        let new = |id: &u64, block: &super::Block| block.fd.is_none() && !exported.contains_key(id);
+        for (id, block) in self.blocks.iter().filter(|(id, block)| new(id, block)) {
             let handle = block
                 .handle
                 .ok_or_else(|| Failure::other(format!("block {id} is detached already")))?;
@@ -49,21 +51,30 @@ impl Memory {
         Ok(fds)
     }
 
-    /// The file descriptor of each block in the order of [`Self::list`].
+    /// Id and file descriptor of each block in the order of [`Self::list`].
     ///
     /// # Errors
     /// Names a block that has none.
-    pub(crate) fn fds<'a>(&'a self, exported: &'a Fds) -> Result<Vec<&'a OwnedFd>, Failure> {
+    pub(crate) fn fds<'a>(&'a self, exported: &'a Fds) -> Result<Vec<(u64, &'a OwnedFd)>, Failure> {
         self.blocks
             .iter()
             .map(|(id, block)| {
-                block
-                    .fd
-                    .as_ref()
-                    .or_else(|| exported.get(id))
-                    .ok_or_else(|| Failure::other(format!("block {id} was not exported")))
+                let fd = block.fd.as_ref().or_else(|| exported.get(id));
+                let missing = || Failure::other(format!("block {id} was not exported"));
+                Ok((*id, fd.ok_or_else(missing)?))
             })
             .collect()
+    }
+
+    /// Remembers of which blocks the checkpointer holds the memory.
+    pub(crate) fn lend(&mut self, blocks: BTreeSet<u64>) {
+        self.lent = blocks;
+    }
+
+    /// Whether the checkpointer holds memory that the program has given back: the device gets it
+    /// when the checkpointer asks for the blocks again.
+    pub(crate) fn is_missed(&self) -> bool {
+        self.lent.iter().any(|id| !self.blocks.contains_key(id))
     }
 
     /// Whether every block and mapping is in place.
@@ -311,15 +322,15 @@ mod tests {
         let mut memory = populated(&fake);
         let (before, list) = (fake.snapshot(), memory.list(|_| [0; 16]));
         for round in 0..3 {
-            let exported = memory.export(&fake).expect("exported");
+            let exported = memory.export(&fake, &Fds::new()).expect("exported");
             assert_eq!(exported.len(), if round == 0 { list.len() } else { 0 });
             let mut fds: Fds = memory
                 .fds(&exported)
                 .expect("all")
                 .into_iter()
-                .zip(&list)
-                .map(|(fd, block)| (block.id, fd.try_clone().expect("cloned")))
+                .map(|(id, fd)| (id, fd.try_clone().expect("cloned")))
                 .collect();
+            assert!(fds.keys().eq(list.iter().map(|block| &block.id)));
             let calls = fake.calls();
             memory.detach(&fake).expect("detached");
             assert!(fake.calls() - calls <= 5 + list.len(), "few unmaps, one release a block");
@@ -339,7 +350,7 @@ mod tests {
             let fake = Fake::new();
             let mut memory = populated(&fake);
             let before = fake.snapshot();
-            let mut fds = memory.export(&fake).expect("exported");
+            let mut fds = memory.export(&fake, &Fds::new()).expect("exported");
             fake.fail_after(k);
             let result = memory.detach(&fake);
             if !fake.fail_never() {
@@ -352,7 +363,7 @@ mod tests {
             assert_eq!(fake.snapshot(), before, "call {k}");
             assert!(memory.all_attached());
             // And it can be exported and detached afterwards.
-            let mut fds = memory.export(&fake).expect("exported");
+            let mut fds = memory.export(&fake, &Fds::new()).expect("exported");
             let held: Fds = memory
                 .blocks
                 .iter()
@@ -371,7 +382,7 @@ mod tests {
             let fake = Fake::new();
             let mut memory = populated(&fake);
             let before = fake.snapshot();
-            let fds = memory.export(&fake).expect("exported");
+            let fds = memory.export(&fake, &Fds::new()).expect("exported");
             let copy = || -> Fds {
                 fds.iter().map(|(id, fd)| (*id, fd.try_clone().expect("cloned"))).collect()
             };
@@ -409,7 +420,7 @@ mod tests {
         assert!(memory.all_attached());
         assert_eq!(fake.places(), places);
         // New memory is no import: it can be exported.
-        assert_eq!(memory.export(&fake).expect("exported").len(), memory.blocks.len());
+        assert_eq!(memory.export(&fake, &Fds::new()).expect("exported").len(), memory.blocks.len());
     }
 
     #[test]

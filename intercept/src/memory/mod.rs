@@ -12,10 +12,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use gpucr_wire::{BlockKind, Counts};
 
-use crate::driver::{Access, AllocationProp, Code};
+use crate::driver::{Access, AllocationProp, Code, ERROR_OUT_OF_MEMORY};
 use crate::fork::Resettable;
 
 mod attach;
@@ -82,6 +84,8 @@ pub(crate) struct Memory {
     deferred: Vec<Allocation>,
     /// (owner, other): memory of the owner's heap is open to the other device.
     peers: BTreeSet<(i32, i32)>,
+    /// Blocks whose memory the checkpointer holds; some of them may be gone.
+    lent: BTreeSet<u64>,
 }
 
 /// A driver call failed on behalf of the agent.
@@ -104,6 +108,9 @@ impl Failure {
         Self { code: 0, message: message.into() }
     }
 }
+
+/// Longer than the checkpointer takes to ask again for the blocks.
+const LETTING_GO: Duration = Duration::from_secs(5);
 
 static MEMORY: Resettable<Mutex<Option<Memory>>> = Resettable::new(Mutex::new(None));
 
@@ -128,6 +135,20 @@ pub(crate) fn lock() -> Locked {
     let mut guard = MEMORY.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     guard.get_or_insert_default();
     Locked(guard)
+}
+
+/// Asks for memory, and again for a while if there is none only because the checkpointer holds what
+/// the program has given back: a dump must not make a program fail that would have had enough.
+pub(crate) fn patiently<T>(ask: impl Fn() -> Result<T, Code>) -> Result<T, Code> {
+    let deadline = Instant::now() + LETTING_GO;
+    loop {
+        let answer = ask();
+        let missing = matches!(answer, Err(ERROR_OUT_OF_MEMORY)) && lock().is_missed();
+        if !missing || Instant::now() > deadline {
+            return answer;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Forgets everything, in the child of a fork.

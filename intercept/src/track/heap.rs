@@ -19,7 +19,7 @@ fn allocate(size: usize) -> Result<u64, Code> {
     let (context, device) = real::current_context()?;
     contexts::became_current(context);
     settle();
-    memory::lock().allocate(&Driver, device, context, size as u64)
+    memory::patiently(|| memory::lock().allocate(&Driver, device, context, size as u64))
 }
 
 /// Gives back what was freed during a stream capture, once there is none: the device cannot be

@@ -50,7 +50,8 @@ exported! {
         // SAFETY: not null, and by the function's contract such a structure.
         let asked = unsafe { prop.read() };
         let ours = asked.kind == ALLOCATION_PINNED && asked.location.kind == LOCATION_DEVICE;
-        if ours && let Ok(handle) = memory::lock().create(&Driver, size as u64, asked) {
+        let create = || memory::lock().create(&Driver, size as u64, asked);
+        if ours && let Ok(handle) = memory::patiently(create) {
             return put(out, Ok(handle));
         }
         // Host memory; or the driver refuses, and says why; or it refuses our addition to what

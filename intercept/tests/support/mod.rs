@@ -237,9 +237,17 @@ impl Agent {
     }
 
     pub(crate) fn export(&mut self) -> (Vec<Block>, Vec<OwnedFd>) {
-        match self.ask(&Request::Export {}) {
+        let (blocks, fds) = self.export_but(&[]);
+        assert_eq!(blocks.len(), fds.len());
+        (blocks, fds)
+    }
+
+    /// All blocks, and the file descriptors of those that are not known.
+    pub(crate) fn export_but(&mut self, known: &[u64]) -> (Vec<Block>, Vec<OwnedFd>) {
+        match self.ask(&Request::Export { known: known.to_vec() }) {
             Reply::Blocks { blocks } => {
-                let fds = self.0.receive_fds(blocks.len()).expect("file descriptors");
+                let new = blocks.iter().filter(|block| !known.contains(&block.id)).count();
+                let fds = self.0.receive_fds(new).expect("file descriptors");
                 (blocks, fds)
             }
             other => panic!("no blocks: {other:?}"),

@@ -1,0 +1,79 @@
+//! Copying while the programs run.
+//!
+//! What is copied here is a guess: chunks that held still for a moment are expected to hold still
+//! until the program is stopped. Nothing rests on it. Every copy is named by the hash of the bytes
+//! that were copied, and once the program stands still all device memory is hashed where it is; what
+//! is not in the store by then is copied.
+
+use std::time::{Duration, Instant};
+
+use super::Dump;
+use crate::error::Error;
+use crate::stop::Stop;
+
+/// Between the first two looks: what changes in less is not copied.
+const MOMENT: Duration = Duration::from_millis(150);
+/// Chunks that are copied before the programs are asked again for their blocks, so that memory which
+/// they give back is kept from the device for a few tenths of a second only.
+const SLICE: usize = 256;
+/// After so many passes over the memory the program is stopped in any case.
+const PASSES: usize = 5;
+/// A pass that would copy less than this share of the memory is left to the stopped window.
+const WORTH_A_PASS: u64 = 200;
+
+/// Copies what holds still, in passes, for as long as each has much less to copy than the last.
+pub(super) fn precopy(dump: &mut Dump<'_>) -> Result<(), Error> {
+    let image = dump.image.as_ref().expect("not committed yet").clone();
+    let store = image.chunks();
+    let stop = Stop::new(dump.options.stop.clone());
+    let mut last = u64::MAX;
+    look(dump)?;
+    wait(&stop, MOMENT)?;
+    for pass in 0..PASSES {
+        look(dump)?;
+        let Some(bulk) = &mut dump.bulk else { return Ok(()) };
+        let left = bulk.worth_copying(store);
+        tracing::debug!(pass, left, "pre-copy");
+        if left <= dump.bulk_bytes / WORTH_A_PASS || left > last / 2 {
+            break;
+        }
+        last = left;
+        dump.clock.announce("precopy", left);
+        loop {
+            let Some(bulk) = &mut dump.bulk else { return Ok(()) };
+            let copied = bulk.copy_some(SLICE, store, &stop, dump.progress.as_ref())?;
+            if copied == 0 {
+                break;
+            }
+            dump.precopied += copied as u64;
+            follow(dump)?;
+        }
+    }
+    Ok(())
+}
+
+/// Hashes the memory that the programs have now.
+fn look(dump: &mut Dump<'_>) -> Result<(), Error> {
+    follow(dump)?;
+    match &mut dump.bulk {
+        Some(bulk) => bulk.look(),
+        None => Ok(()),
+    }
+}
+
+/// Takes up blocks that are new, and lets go of those that the programs have given back.
+fn follow(dump: &mut Dump<'_>) -> Result<(), Error> {
+    let blocks = dump.export()?;
+    dump.follow(&blocks)
+}
+
+fn wait(stop: &Stop, time: Duration) -> Result<(), Error> {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        if stop.is_set() {
+            return Err(Error::Interrupted);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
