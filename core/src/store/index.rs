@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use super::{ChunkId, MAX_CHUNK, STORE_VERSION, StoreError, io_error};
+use super::{ChunkId, Encoding, MAX_CHUNK, STORE_VERSION, StoreError, io_error};
 
 /// Bytes before the body of a framed file.
 pub(crate) const FRAME_HEADER: usize = 56;
@@ -17,17 +17,6 @@ const INDEX_MAGIC: &[u8; 8] = b"gpucrIDX";
 const RECORD: usize = 64;
 /// Most bytes that an index may have; about 16 million chunks, 32 TiB of device memory.
 const MAX_INDEX: u64 = 1 << 30;
-
-/// How a chunk is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Encoding {
-    /// Its plain bytes.
-    Raw,
-    /// One zstd frame.
-    Zstd,
-    /// Nothing: every byte has this value.
-    Constant(u8),
-}
 
 /// Where a chunk is and how it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,17 +33,8 @@ pub struct Entry {
     pub stored_len: u32,
     /// Plain bytes.
     pub plain_len: u32,
-    /// The first 8 bytes of the BLAKE3 of a zstd chunk's stored bytes; 0 for the other encodings.
+    /// The first 8 bytes of the BLAKE3 of a compressed chunk's stored bytes; else 0.
     pub check: u64,
-}
-
-/// The first 8 bytes of the BLAKE3 of a chunk's stored form.
-///
-/// zstd has bits that decoders ignore, so the hash of the plain bytes alone would let some
-/// damage pass unseen.
-pub(crate) fn stored_check(stored: &[u8]) -> u64 {
-    let hash = blake3::hash(stored);
-    u64::from_le_bytes(std::array::from_fn(|i| hash.as_bytes()[i]))
 }
 
 /// Writes a framed file: `magic`, version, zero, length and BLAKE3 of the body, the body.
@@ -218,13 +198,9 @@ impl Index {
             body.extend_from_slice(&pack.to_le_bytes());
         }
         for e in &self.entries {
-            let (kind, value) = match e.encoding {
-                Encoding::Raw => (0, 0),
-                Encoding::Zstd => (1, 0),
-                Encoding::Constant(value) => (2, value),
-            };
             body.extend_from_slice(&e.id.0);
-            body.extend_from_slice(&[kind, value, 0, 0]);
+            body.extend_from_slice(&e.encoding.to_bytes());
+            body.extend_from_slice(&[0, 0]);
             body.extend_from_slice(&e.pack.to_le_bytes());
             body.extend_from_slice(&e.offset.to_le_bytes());
             body.extend_from_slice(&e.stored_len.to_le_bytes());
@@ -268,12 +244,7 @@ impl Index {
 fn decode_record(r: &[u8], packs: &[u64]) -> Result<Entry, &'static str> {
     let entry = Entry {
         id: ChunkId(std::array::from_fn(|i| r[i])),
-        encoding: match (r[32], r[33]) {
-            (0, 0) => Encoding::Raw,
-            (1, 0) => Encoding::Zstd,
-            (2, value) => Encoding::Constant(value),
-            _ => return Err("a chunk has an unknown encoding"),
-        },
+        encoding: Encoding::from_bytes([r[32], r[33]]).ok_or("a chunk has an unknown encoding")?,
         pack: le_u32(&r[36..]),
         offset: le_u64(&r[40..]),
         stored_len: le_u32(&r[48..]),
@@ -286,17 +257,16 @@ fn decode_record(r: &[u8], packs: &[u64]) -> Result<Entry, &'static str> {
     if entry.plain_len as usize > MAX_CHUNK {
         return Err("a chunk is larger than the limit");
     }
-    let data_fits = packs.get(entry.pack as usize).is_some_and(|&len| {
-        entry.offset >= PACK_HEADER as u64
-            && entry.offset.checked_add(entry.stored_len.into()).is_some_and(|end| end <= len)
-    });
-    let consistent = match entry.encoding {
-        Encoding::Raw => data_fits && entry.stored_len == entry.plain_len && entry.check == 0,
-        Encoding::Zstd => data_fits && entry.stored_len < entry.plain_len,
-        Encoding::Constant(_) => {
-            (entry.pack, entry.offset, entry.stored_len, entry.check) == (0, 0, 0, 0)
-        }
+    let placed = if entry.encoding.has_data() {
+        packs.get(entry.pack as usize).is_some_and(|&len| {
+            entry.offset >= PACK_HEADER as u64
+                && entry.offset.checked_add(entry.stored_len.into()).is_some_and(|end| end <= len)
+        })
+    } else {
+        (entry.pack, entry.offset) == (0, 0)
     };
+    let consistent =
+        placed && entry.encoding.admits(entry.plain_len, entry.stored_len, entry.check);
     if consistent { Ok(entry) } else { Err("a chunk's record contradicts itself") }
 }
 

@@ -7,6 +7,7 @@
 //! A chunk is at most [`MAX_CHUNK`] bytes. Equal chunks are stored once; a chunk of one repeated
 //! byte takes an index entry and no data.
 
+mod encoding;
 pub(crate) mod index;
 mod reader;
 mod writer;
@@ -14,9 +15,10 @@ mod writer;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use index::{Encoding, Entry};
+pub use encoding::{Compression, Encoding};
+pub use index::Entry;
 pub use reader::{ChunkReader, Damage};
-pub use writer::{ChunkWriter, Compression};
+pub use writer::ChunkWriter;
 
 use std::io;
 use std::path::{Path, PathBuf};

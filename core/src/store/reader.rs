@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use parking_lot::Mutex;
 use rayon::prelude::*;
 
-use super::index::{Index, PACK_HEADER, check_pack_header, open_regular, stored_check};
-use super::writer::constant_id;
-use super::{ChunkId, Encoding, Entry, INDEX, MAX_CHUNK, PACKS, StoreError, io_error, pack_name};
+use super::encoding::{DecodeError, Decoder, Stored};
+use super::index::{Index, PACK_HEADER, check_pack_header, open_regular};
+use super::{ChunkId, Entry, INDEX, MAX_CHUNK, PACKS, StoreError, io_error, pack_name};
 
 /// Reads chunks of a store, from any number of threads at once.
 ///
@@ -19,13 +19,8 @@ use super::{ChunkId, Encoding, Entry, INDEX, MAX_CHUNK, PACKS, StoreError, io_er
 pub struct ChunkReader {
     entries: Vec<Entry>,
     packs: Vec<(PathBuf, File)>,
-    scratch: Mutex<Vec<Scratch>>,
+    decoders: Mutex<Vec<Decoder>>,
     stored_bytes: u64,
-}
-
-struct Scratch {
-    stored: Vec<u8>,
-    decompressor: zstd::bulk::Decompressor<'static>,
 }
 
 /// A chunk that cannot be read, as [`ChunkReader::verify`] reports it.
@@ -63,7 +58,7 @@ impl ChunkReader {
             stored_bytes += found;
             packs.push((path, file));
         }
-        Ok(Self { entries: index.entries, packs, scratch: Mutex::default(), stored_bytes })
+        Ok(Self { entries: index.entries, packs, decoders: Mutex::default(), stored_bytes })
     }
 
     /// What the index says about a chunk.
@@ -89,20 +84,7 @@ impl ChunkReader {
         if stored != out.len() {
             return Err(StoreError::WrongLength { id: *id, stored, asked: out.len() });
         }
-        let found = match entry.encoding {
-            Encoding::Constant(value) => {
-                out.fill(value);
-                constant_id(value, out.len())
-            }
-            Encoding::Raw => {
-                self.read_stored(entry, out)?;
-                ChunkId::of(out)
-            }
-            Encoding::Zstd => {
-                self.decompress(entry, out)?;
-                ChunkId::of(out)
-            }
-        };
+        let found = self.decode(entry, out)?;
         if found != *id {
             return Err(self.damaged(entry, "its hash does not match its address"));
         }
@@ -125,33 +107,22 @@ impl ChunkReader {
             .collect()
     }
 
-    fn decompress(&self, entry: &Entry, out: &mut [u8]) -> Result<(), StoreError> {
-        let recycled = self.scratch.lock().pop();
-        let mut scratch = match recycled {
-            Some(scratch) => scratch,
-            None => Scratch {
-                stored: Vec::new(),
-                decompressor: zstd::bulk::Decompressor::new()
-                    .map_err(|e| io_error("start decompressing", &self.location(entry), e))?,
-            },
+    /// Decodes a chunk; returns the address that its bytes have.
+    fn decode(&self, entry: &Entry, out: &mut [u8]) -> Result<ChunkId, StoreError> {
+        let recycled = self.decoders.lock().pop();
+        let mut decoder = match recycled {
+            Some(decoder) => decoder,
+            None => Decoder::new()
+                .map_err(|e| io_error("start decompressing", &self.location(entry), e))?,
         };
-        let len = entry.stored_len as usize;
-        if scratch.stored.len() < len {
-            scratch.stored.resize(len, 0);
-        }
-        let result = self.read_stored(entry, &mut scratch.stored[..len]).and_then(|()| {
-            if stored_check(&scratch.stored[..len]) != entry.check {
-                return Err(self.damaged(entry, "its stored bytes do not match their check"));
-            }
-            // Writes at most `out.len()` bytes, whatever the frame claims.
-            match scratch.decompressor.decompress_to_buffer(&scratch.stored[..len], out) {
-                Ok(n) if n == out.len() => Ok(()),
-                Ok(_) => Err(self.damaged(entry, "it decompresses to too few bytes")),
-                Err(_) => Err(self.damaged(entry, "it does not decompress")),
-            }
-        });
-        self.scratch.lock().push(scratch);
-        result
+        let stored =
+            Stored { encoding: entry.encoding, len: entry.stored_len as usize, check: entry.check };
+        let result = decoder.decode(stored, out, |buffer| self.read_stored(entry, buffer));
+        self.decoders.lock().push(decoder);
+        result.map_err(|error| match error {
+            DecodeError::Read(error) => error,
+            DecodeError::Damaged(what) => self.damaged(entry, what),
+        })
     }
 
     fn read_stored(&self, entry: &Entry, out: &mut [u8]) -> Result<(), StoreError> {

@@ -4,30 +4,15 @@ use std::collections::HashMap;
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use rayon::prelude::*;
 
-use super::index::{Index, PACK_HEADER, create_private, pack_header, stored_check};
-use super::{ChunkId, Encoding, Entry, INDEX, MAX_CHUNK, PACKS, Stats, StoreError};
+use super::encoding::{Encoded, Encoder, constant_byte, constant_id};
+use super::index::{Index, PACK_HEADER, create_private, pack_header};
+use super::{ChunkId, Compression, Encoding, Entry, INDEX, MAX_CHUNK, PACKS, Stats, StoreError};
 use super::{io_error, pack_name, sync_dir};
-
-/// Whether and how hard chunks are compressed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Compression {
-    /// Every chunk is stored as it is.
-    None,
-    /// zstd at this level; a chunk that gains less than a thirty-second is stored as it is.
-    Level(i32),
-}
-
-impl Default for Compression {
-    fn default() -> Self {
-        Self::Level(1)
-    }
-}
 
 /// A pack takes no further chunk once it has this many bytes.
 const PACK_LIMIT: u64 = 1 << 30;
@@ -48,7 +33,6 @@ const MAX_LANES: usize = 32;
 pub struct ChunkWriter {
     dir: PathBuf,
     packs_dir: PathBuf,
-    compression: Compression,
     pack_limit: u64,
     known: Vec<Mutex<HashMap<ChunkId, Option<Entry>>>>,
     lanes: Vec<Mutex<Lane>>,
@@ -64,10 +48,8 @@ pub struct ChunkWriter {
     zeros: AtomicU64,
 }
 
-#[derive(Default)]
 struct Lane {
-    compressor: Option<zstd::bulk::Compressor<'static>>,
-    buffer: Vec<u8>,
+    encoder: Encoder,
     pack: Option<Pack>,
 }
 
@@ -99,10 +81,11 @@ impl ChunkWriter {
         Ok(Self {
             dir: dir.to_owned(),
             packs_dir,
-            compression,
             pack_limit,
             known: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            lanes: (0..cores.min(MAX_LANES)).map(|_| Mutex::default()).collect(),
+            lanes: (0..cores.min(MAX_LANES))
+                .map(|_| Mutex::new(Lane { encoder: Encoder::new(compression), pack: None }))
+                .collect(),
             turn: AtomicUsize::new(0),
             next_pack: AtomicU32::new(0),
             sealed: Mutex::default(),
@@ -239,15 +222,8 @@ impl ChunkWriter {
         let mut lane = free.unwrap_or_else(|| self.lanes[start % lanes].lock());
         let lane = &mut *lane;
 
-        let compressed = match self.compression {
-            Compression::None => None,
-            Compression::Level(level) => lane.compress(level, plain),
-        };
-        let (encoding, stored_len, check) = match compressed {
-            Some(len) => (Encoding::Zstd, len, stored_check(&lane.buffer[..len])),
-            None => (Encoding::Raw, plain.len(), 0),
-        };
-        let full = |p: &Pack| p.len + stored_len as u64 > self.pack_limit;
+        let Encoded { encoding, bytes, check } = lane.encoder.encode(plain);
+        let full = |p: &Pack| p.len + bytes.len() as u64 > self.pack_limit;
         if lane.pack.as_ref().is_some_and(|p| p.len > PACK_HEADER as u64 && full(p))
             && let Some(pack) = lane.pack.take()
         {
@@ -257,16 +233,15 @@ impl ChunkWriter {
             Some(pack) => pack,
             none => none.insert(self.open_pack()?),
         };
-        let stored = if encoding == Encoding::Zstd { &lane.buffer[..stored_len] } else { plain };
         let offset = pack.len;
-        pack.file.write_all_at(stored, offset).map_err(|e| io_error("write", &pack.path, e))?;
-        pack.len += stored_len as u64;
+        pack.file.write_all_at(bytes, offset).map_err(|e| io_error("write", &pack.path, e))?;
+        pack.len += bytes.len() as u64;
         Ok(Entry {
             id,
             encoding,
             pack: pack.number,
             offset,
-            stored_len: stored_len as u32,
+            stored_len: bytes.len() as u32,
             plain_len: plain.len() as u32,
             check,
         })
@@ -285,43 +260,4 @@ impl ChunkWriter {
         self.sealed.lock().push((pack.number, pack.len));
         Ok(())
     }
-}
-
-impl Lane {
-    /// Compresses into `self.buffer`; the length, or None where it does not pay (or zstd fails,
-    /// which raw storage makes up for).
-    fn compress(&mut self, level: i32, plain: &[u8]) -> Option<usize> {
-        // The destination is the most that pays: zstd gives up as soon as it would need more.
-        let most = plain.len().checked_sub(plain.len() / 32 + 1)?;
-        if self.buffer.len() < most {
-            self.buffer.resize(most, 0);
-        }
-        if self.compressor.is_none() {
-            self.compressor = zstd::bulk::Compressor::new(level).ok();
-        }
-        self.compressor.as_mut()?.compress_to_buffer(plain, &mut self.buffer[..most]).ok()
-    }
-}
-
-/// The value of every byte of `plain`, if they are all equal and there is one.
-fn constant_byte(plain: &[u8]) -> Option<u8> {
-    let (&first, rest) = plain.split_first()?;
-    // Equal to itself moved by one byte: one fast comparison that stops at the first difference.
-    (rest == &plain[..plain.len() - 1]).then_some(first)
-}
-
-/// The address of `len` bytes of `value`. That of a full chunk of zeros, by far the most
-/// frequent, is computed once.
-pub(super) fn constant_id(value: u8, len: usize) -> ChunkId {
-    static ZEROS: OnceLock<ChunkId> = OnceLock::new();
-    let compute = || {
-        let piece = [value; 4096];
-        let mut hasher = blake3::Hasher::new();
-        for _ in 0..len / piece.len() {
-            hasher.update(&piece);
-        }
-        hasher.update(&piece[..len % piece.len()]);
-        ChunkId(*hasher.finalize().as_bytes())
-    };
-    if value == 0 && len == MAX_CHUNK { *ZEROS.get_or_init(compute) } else { compute() }
 }
