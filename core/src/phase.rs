@@ -99,6 +99,12 @@ pub fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
+/// Whether a test asked to leave a phase out, in debug builds only: `GPUCR_FAULT=skip:PHASE`.
+pub fn skipped(phase: &str) -> bool {
+    cfg!(debug_assertions)
+        && std::env::var("GPUCR_FAULT").is_ok_and(|asked| asked == format!("skip:{phase}"))
+}
+
 /// A failure on demand, for tests, in debug builds only: `GPUCR_FAULT=kill:PHASE` ends gpucr with
 /// SIGKILL when it enters the phase, `fail:PHASE` makes the phase fail, and `pause:PHASE` holds it up
 /// there for two seconds.

@@ -94,4 +94,5 @@ workloads! {
     vmm "vmm",
     launcher "launcher",
     family "family",
+    scatter "scatter",
 }

@@ -18,6 +18,7 @@ mod numbers;
 mod pinned;
 mod realloc;
 mod report;
+mod scatter;
 mod sgd;
 mod small_allocs;
 mod stack;
@@ -39,7 +40,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 17] = [
+const WORKLOADS: [(&str, Workload); 18] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -57,6 +58,7 @@ const WORKLOADS: [(&str, Workload); 17] = [
     ("vmm", vmm::run),
     ("launcher", launcher::run),
     ("family", family::run),
+    ("scatter", scatter::run),
 ];
 
 /// Runs one workload and verifies its result.

@@ -424,8 +424,9 @@ fn failure_names_the_reason() {
         return;
     }
     // Not the leader of its session.
-    let mut child =
-        Command::new("sleep").arg("60").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let mut sleep = Command::new("sleep");
+    sleep.arg("60").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = sleep.spawn().unwrap();
     let images = Images::new();
     let options = DumpOptions::new(child.id(), images.1.as_fd());
     let error = criu.dump(&options, &mut nothing).unwrap_err();

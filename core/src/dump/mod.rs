@@ -28,7 +28,7 @@ use crate::error::{Error, Failure, Left};
 use crate::held::{Drivers, Held, resume_all};
 use crate::image::{Committed, ImageWriter, Protocol};
 use crate::keeper::Keeper;
-use crate::phase::{Clock, PhaseTime, Progress, milliseconds};
+use crate::phase::{Clock, PhaseTime, Progress, milliseconds, skipped};
 use crate::process::{Lock, ProcessInfo};
 use crate::scratch;
 use crate::stop::Stop;
@@ -374,6 +374,10 @@ impl<'a> Dump<'a> {
         // Not `enter`: the borrow of `bulk` lasts.
         self.clock.enter("validate", None)?;
         let since = Instant::now();
+        if skipped("validate") {
+            bulk.trust();
+            return Ok(bulk.left());
+        }
         let image = self.image.as_ref().expect("not committed yet");
         let found = bulk.validate(image.chunks())?;
         self.validation = Some(Validation { ms: milliseconds(since.elapsed()), ..found });

@@ -1,0 +1,124 @@
+//! Copying while the program runs.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{Lab, Program, finish, show};
+
+const ARGS: [&str; 4] = ["--steps", "400", "--step-delay-ms", "10"];
+
+fn started(lab: &Lab) -> Result<Program> {
+    let mut program = lab.start("scatter", &ARGS)?;
+    program.wait_for("step ")?;
+    Ok(program)
+}
+
+fn expected() -> Result<Vec<String>> {
+    let lab = Lab::new();
+    let mut program = lab.start("scatter", &ARGS[..2])?;
+    program.result()?;
+    Ok(program.series())
+}
+
+#[test]
+fn what_changed_after_it_was_copied_is_found_and_copied_again() -> Result<()> {
+    let expected = expected()?;
+    let lab = Lab::new();
+    let program = started(&lab)?;
+    let image = lab.path("image");
+    let report = lab.dump(&program, &image, &["--protocol", "recopy"])?;
+    ensure!(report["protocol"] == "recopy", "{report}");
+    let count = |name: &str| report["validation"][name].as_u64().context("a count");
+    let (chunks, misspeculated) = (count("chunks")?, count("misspeculated")?);
+    ensure!(report["precopied_chunks"].as_u64() > Some(chunks / 4), "{report}");
+    // A word changes in one of 32 chunks every 10 ms, and the copy takes longer.
+    ensure!(misspeculated > 0 && count("recopied")? >= misspeculated, "{report}");
+    ensure!(count("recopied")? < chunks, "{report}");
+    let mut restored = lab.restore(&image, program)?;
+    restored.result()?;
+    ensure!(restored.series() == expected, "{:#?}\nis not {expected:#?}", restored.series());
+    Ok(())
+}
+
+/// Without the check the same dump gives a wrong image: the check is what makes it right.
+#[test]
+fn without_the_check_the_image_is_wrong() -> Result<()> {
+    let lab = Lab::new();
+    let program = started(&lab)?;
+    let image = lab.path("image");
+    let mut command = lab.gpucr();
+    command
+        .args(["dump", "--pid", &program.pid.to_string(), "--protocol", "recopy", "-o"])
+        .arg(&image)
+        .env("GPUCR_FAULT", "skip:validate");
+    let output = finish(&mut command)?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let mut restored = lab.restore(&image, program)?;
+    let result = restored.result();
+    ensure!(result.is_err(), "the program found nothing wrong: {result:?}");
+    ensure!(restored.output().contains("is wrong"), "{}", restored.output());
+    Ok(())
+}
+
+fn steps(program: &Program) -> usize {
+    program.output().lines().filter(|line| line.starts_with("step ")).count()
+}
+
+/// How many of its steps the program makes during a dump that leaves it running, where copying is
+/// slow, and how many it would have made undisturbed.
+fn steps_during_a_dump(protocol: &str) -> Result<(usize, f64)> {
+    let lab = Lab::new();
+    // About fifty of its steps are printed, so one line for each step needs few steps.
+    let mut program = lab.start("scatter", &["--steps", "50", "--step-delay-ms", "100"])?;
+    program.wait_for("step ")?;
+    let mut command = lab.gpucr();
+    command
+        .args(["dump", "--json", "-R", "--pid", &program.pid.to_string(), "--protocol", protocol])
+        .args(["--compress", "none", "-o", "image"])
+        .env("SOFTCUDA_PCIE_GBPS", "0.04");
+    let before = steps(&program);
+    let output = finish(&mut command)?;
+    let made = steps(&program) - before;
+    ensure!(output.status.success(), "{}", show(&output));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(report["protocol"] == protocol, "{report}");
+    let total = report["total_ms"].as_f64().context("a time")?;
+    ensure!(total > 1500.0, "the copy was not slow: {report}");
+    program.result()?;
+    Ok((made, total / 100.0))
+}
+
+#[test]
+fn the_program_goes_on_while_it_is_copied() -> Result<()> {
+    let (made, undisturbed) = steps_during_a_dump("recopy")?;
+    // A step takes 100 ms and a bit. `cargo xtask bench` measures this exactly.
+    ensure!(made as f64 > undisturbed * 0.5, "{made} steps of {undisturbed}");
+    let (stopped, undisturbed) = steps_during_a_dump("stop")?;
+    ensure!((stopped as f64) < undisturbed * 0.5, "{stopped} steps of {undisturbed} when stopped");
+    Ok(())
+}
+
+/// Memory that is given back and made anew during the pre-copy.
+#[test]
+fn memory_may_come_and_go() -> Result<()> {
+    let lab = Lab::new();
+    let mut undisturbed = lab.start("realloc", &["--steps", "300"])?;
+    undisturbed.result()?;
+    let expected = undisturbed.series();
+    for round in 0..3 {
+        let lab = Lab::new();
+        let mut program = lab.start("realloc", &["--steps", "300", "--step-delay-ms", "5"])?;
+        program.wait_for("ready")?;
+        std::thread::sleep(Duration::from_millis(200 * round));
+        let mut command = lab.gpucr();
+        command
+            .args(["dump", "--json", "--pid", &program.pid.to_string(), "-o", "image"])
+            .env("SOFTCUDA_PCIE_GBPS", "0.05");
+        let output = finish(&mut command)?;
+        ensure!(output.status.success(), "{}", show(&output));
+        let mut restored = lab.restore(&lab.path("image"), program)?;
+        restored.result()?;
+        ensure!(restored.series() == expected, "round {round}: {:#?}", restored.series());
+    }
+    Ok(())
+}
