@@ -15,6 +15,7 @@ mod exclusive;
 mod gate;
 mod handles;
 mod host_memory;
+mod managed_memory;
 mod modules;
 mod process;
 pub mod ptx;

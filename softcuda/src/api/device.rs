@@ -63,6 +63,7 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         78 => 1,            // stream priorities (accepted)
         79 | 80 => 1,       // L1
         81 => 164 << 10,    // shared memory per multiprocessor
+        83 | 89 => 1,       // managed memory, concurrent with the host
         86 => 1,            // native host atomics
         87 => 2,            // single to double
         90 => 1,            // preemption
@@ -85,14 +86,14 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
                 -1
             }
         }
-        // Everything else that exists: textures, arrays, managed memory, pools, clusters, ...
+        // Everything else that exists: textures, arrays, pools, clusters, ...
         21..=29
         | 42..=49
         | 52..=74
         | 77
-        | 83..=85
+        | 84
+        | 85
         | 88
-        | 89
         | 96
         | 100
         | 101

@@ -5,6 +5,7 @@ use super::driver_api;
 use crate::context;
 use crate::device_memory;
 use crate::host_memory;
+use crate::managed_memory;
 use crate::process::settings;
 use crate::status::{Code, Outcome};
 use crate::virtual_memory;
@@ -40,12 +41,13 @@ driver_api! {
         if address == 0 {
             return Ok(());
         }
-        device_memory::find(address)
-            .filter(|allocation| allocation.address == address)
-            .ok_or(Code::INVALID_VALUE)?;
+        let managed = managed_memory::find(address).is_some_and(|m| m.address == address);
+        if !managed && device_memory::find(address).is_none_or(|a| a.address != address) {
+            return Err(Code::INVALID_VALUE);
+        }
         // As on a device, freeing waits for all work: it may use this memory.
         context::wait_everything();
-        device_memory::free(address)
+        if managed { managed_memory::free(address) } else { device_memory::free(address) }
     }
 
     call fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
@@ -62,6 +64,8 @@ driver_api! {
         } else if let Some((start, mapping)) = virtual_memory::find(address) {
             (start, mapping.size)
         } else if let Some(memory) = host_memory::find(address) {
+            (memory.address, memory.size)
+        } else if let Some(memory) = managed_memory::find(address) {
             (memory.address, memory.size)
         } else {
             return Err(Code::NOT_FOUND);

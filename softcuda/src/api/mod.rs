@@ -16,6 +16,7 @@ mod host_memory;
 mod init;
 mod launch;
 mod library;
+mod managed;
 mod memory;
 mod module;
 mod occupancy;

@@ -6,6 +6,7 @@ use crate::address_space;
 use crate::context;
 use crate::device_memory;
 use crate::host_memory;
+use crate::managed_memory;
 use crate::status::{Code, Outcome};
 use crate::virtual_memory;
 
@@ -24,6 +25,7 @@ struct Pointer {
     id: u64,
     shareable: bool,
     is_mapping: bool,
+    is_managed: bool,
 }
 
 fn find(address: u64) -> Option<Pointer> {
@@ -38,6 +40,7 @@ fn find(address: u64) -> Option<Pointer> {
             id: memory.id,
             shareable: false,
             is_mapping: false,
+            is_managed: false,
         });
     }
     if let Some((start, mapping)) = virtual_memory::find(address) {
@@ -51,6 +54,21 @@ fn find(address: u64) -> Option<Pointer> {
             id: mapping.id,
             shareable: mapping.physical.handle_types != 0,
             is_mapping: true,
+            is_managed: false,
+        });
+    }
+    if let Some(memory) = managed_memory::find(address) {
+        return Some(Pointer {
+            address,
+            start: memory.address,
+            size: memory.size,
+            kind: DEVICE,
+            context: memory.context,
+            device: context::by_handle(memory.context).map_or(0, |c| c.device as i32),
+            id: memory.id,
+            shareable: false,
+            is_mapping: false,
+            is_managed: true,
         });
     }
     let memory = host_memory::find(address)?;
@@ -64,6 +82,7 @@ fn find(address: u64) -> Option<Pointer> {
         id: memory.id,
         shareable: false,
         is_mapping: false,
+        is_managed: false,
     })
 }
 
@@ -106,11 +125,11 @@ impl Pointer {
             1 => Value::Long(context::top().map_or(0, |context| context.handle)),
             2 => Value::Word(self.kind),
             3 => Value::Long(self.address),
-            4 if self.kind == HOST => Value::Long(self.address),
+            4 if self.kind == HOST || self.is_managed => Value::Long(self.address),
             4 => return Err(Code::INVALID_VALUE),
             6 => Value::Bool(false), // synchronous operations
             7 => Value::Long(self.id),
-            8 => Value::Bool(false), // managed
+            8 => Value::Bool(self.is_managed),
             9 => Value::Word(self.device as u32),
             10 => Value::Bool(false), // legacy IPC
             11 => Value::Long(self.start),
@@ -142,6 +161,7 @@ fn unknown(number: u32) -> Outcome<Value> {
         id: 0,
         shareable: false,
         is_mapping: false,
+        is_managed: false,
     };
     match number {
         9 => Ok(Value::Word(-2_i32 as u32)), // no device

@@ -8,6 +8,7 @@ use super::arguments::{Address, In, Out};
 use super::driver_api;
 use crate::address_space::{self, GRANULE};
 use crate::context;
+use crate::managed_memory::Location;
 use crate::process::device;
 use crate::status::{Code, Outcome};
 use crate::virtual_memory::{self, POSIX_FILE_DESCRIPTOR};
@@ -18,14 +19,6 @@ const PINNED: u32 = 1;
 const ON_DEVICE: u32 = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 const READ_WRITE: u32 = 3;
-
-/// `CUmemLocation` with its enumeration as a number.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Location {
-    kind: u32,
-    id: i32,
-}
 
 /// `CUmemAllocationProp` with its enumerations as numbers.
 #[repr(C)]
@@ -55,7 +48,7 @@ const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
 impl Location {
     /// # Errors
     /// `INVALID_DEVICE` without such a device, `NOT_SUPPORTED` for host memory.
-    fn device(&self) -> Outcome<usize> {
+    pub(super) fn device(&self) -> Outcome<usize> {
         match self.kind {
             ON_DEVICE => device(self.id),
             2..=4 => Err(Code::NOT_SUPPORTED),
@@ -99,6 +92,7 @@ driver_api! {
     call fn cuMemAddressFree(address: u64, size: usize) {
         if address_space::reservation_size(address) != Some(size as u64)
             || crate::device_memory::find(address).is_some()
+            || crate::managed_memory::find(address).is_some()
             || virtual_memory::any_mapped(address, size as u64)
         {
             return Err(Code::INVALID_VALUE);
