@@ -17,6 +17,7 @@ mod handles;
 mod host_memory;
 mod managed_memory;
 mod modules;
+mod pools;
 mod process;
 pub mod ptx;
 mod service;

@@ -199,7 +199,7 @@ pub(crate) fn map(address: u64, size: u64, offset: u64, handle: u64) -> Outcome 
         || !inside
         || !address_space::is_reserved(address, size)
         || state.mappings.range(..end).next_back().is_some_and(|(s, m)| s + m.size > address)
-        || device_memory::find(address).is_some()
+        || device_memory::is_block(address)
         || managed_memory::find(address).is_some()
     {
         return Err(Code::INVALID_VALUE);

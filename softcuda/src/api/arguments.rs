@@ -97,6 +97,11 @@ impl<T: Copy> In<T> {
         In(std::ptr::null())
     }
 
+    /// An argument at a place that the caller names in another argument.
+    pub(crate) fn at_address(address: u64) -> In<T> {
+        In(address as *const T)
+    }
+
     /// Whether the caller passed null.
     pub(crate) fn is_null(&self) -> bool {
         self.0.is_null()

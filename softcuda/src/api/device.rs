@@ -78,6 +78,7 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         103 => 1,    // POSIX descriptors
         106 => 32,   // blocks per multiprocessor
         111 => 1024, // reserved shared memory
+        115 => 1,    // memory pools
         126 => 1,    // memory synchronisation domains
         130 | 131 | 134 => {
             if number == 130 {
@@ -86,7 +87,7 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
                 -1
             }
         }
-        // Everything else that exists: textures, arrays, pools, clusters, ...
+        // Everything else that exists: textures, arrays, clusters, ...
         21..=29
         | 42..=49
         | 52..=74
@@ -100,7 +101,8 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         | 104
         | 105
         | 107..=110
-        | 112..=121
+        | 112..=114
+        | 116..=121
         | 124
         | 125
         | 127..=129

@@ -21,6 +21,7 @@ mod memory;
 mod module;
 mod occupancy;
 mod pointer;
+mod pool;
 mod primary;
 mod proc_address;
 mod set;

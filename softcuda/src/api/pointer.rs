@@ -7,6 +7,7 @@ use crate::context;
 use crate::device_memory;
 use crate::host_memory;
 use crate::managed_memory;
+use crate::pools;
 use crate::status::{Code, Outcome};
 use crate::virtual_memory;
 
@@ -26,6 +27,8 @@ struct Pointer {
     shareable: bool,
     is_mapping: bool,
     is_managed: bool,
+    /// Handle of its pool, or 0.
+    pool: u64,
 }
 
 fn find(address: u64) -> Option<Pointer> {
@@ -41,6 +44,7 @@ fn find(address: u64) -> Option<Pointer> {
             shareable: false,
             is_mapping: false,
             is_managed: false,
+            pool: 0,
         });
     }
     if let Some((start, mapping)) = virtual_memory::find(address) {
@@ -55,6 +59,22 @@ fn find(address: u64) -> Option<Pointer> {
             shareable: mapping.physical.handle_types != 0,
             is_mapping: true,
             is_managed: false,
+            pool: 0,
+        });
+    }
+    if let Some(memory) = pools::find(address) {
+        return Some(Pointer {
+            address,
+            start: memory.address,
+            size: memory.size,
+            kind: DEVICE,
+            context: 0,
+            device: memory.device as i32,
+            id: memory.id,
+            shareable: false,
+            is_mapping: false,
+            is_managed: false,
+            pool: memory.pool,
         });
     }
     if let Some(memory) = managed_memory::find(address) {
@@ -69,6 +89,7 @@ fn find(address: u64) -> Option<Pointer> {
             shareable: false,
             is_mapping: false,
             is_managed: true,
+            pool: 0,
         });
     }
     let memory = host_memory::find(address)?;
@@ -83,6 +104,7 @@ fn find(address: u64) -> Option<Pointer> {
         shareable: false,
         is_mapping: false,
         is_managed: false,
+        pool: 0,
     })
 }
 
@@ -138,7 +160,7 @@ impl Pointer {
             14 => Value::Long(self.shareable.into()),
             15 => Value::Bool(false), // RDMA
             16 => Value::Word(if address_space::is_accessible(self.address, 1) { 3 } else { 0 }),
-            17 => Value::Long(0), // pool
+            17 => Value::Long(self.pool),
             18 if self.is_mapping => Value::Long(self.size),
             19 if self.is_mapping => Value::Long(self.start),
             18 | 19 => Value::Long(0),
@@ -162,6 +184,7 @@ fn unknown(number: u32) -> Outcome<Value> {
         shareable: false,
         is_mapping: false,
         is_managed: false,
+        pool: 0,
     };
     match number {
         9 => Ok(Value::Word(-2_i32 as u32)), // no device
