@@ -18,6 +18,7 @@ use crate::context;
 use crate::device_memory::{self, charge, refund};
 use crate::exclusive;
 use crate::gate;
+use crate::managed_memory;
 use crate::process::settings;
 use crate::status::{Code, Outcome};
 use crate::virtual_memory::{self, Mapping, Physical};
@@ -93,12 +94,15 @@ pub(crate) fn unlock(announce: impl FnOnce()) -> Outcome {
 /// CHECKPOINTED. Waits for submitted work first.
 ///
 /// # Errors
-/// `ILLEGAL_STATE` unless LOCKED; `OUT_OF_MEMORY` without room in host memory; the process is then
-/// as before.
+/// `ILLEGAL_STATE` unless LOCKED; `NOT_SUPPORTED` when the process has managed memory;
+/// `OUT_OF_MEMORY` without room in host memory. The process is then as before.
 pub(crate) fn checkpoint() -> Outcome {
     let mut checkpoint = CHECKPOINT.lock();
     if checkpoint.state != ProcessState::Locked {
         return Err(Code::ILLEGAL_STATE);
+    }
+    if managed_memory::any() {
+        return Err(Code::NOT_SUPPORTED);
     }
     context::wait_everything();
     let begin = Instant::now();

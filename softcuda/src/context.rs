@@ -13,6 +13,7 @@ use crate::events::EVENTS;
 use crate::exclusive;
 use crate::handles::{Table, new_handle};
 use crate::host_memory;
+use crate::managed_memory;
 use crate::modules;
 use crate::process::{MAX_DEVICES, is_forked};
 use crate::status::{Code, Outcome};
@@ -198,6 +199,7 @@ pub(crate) fn destroy(context: &Arc<Context>) {
     modules::unload_context(context.handle);
     device_memory::free_context(context.handle);
     host_memory::free_context(context.handle);
+    managed_memory::free_context(context.handle);
     STACK.with_borrow_mut(|stack| {
         if stack.last().is_some_and(|top| Arc::ptr_eq(top, context)) {
             stack.pop();

@@ -143,10 +143,43 @@ pub(crate) fn allocate(device: usize, context: u64, size: u64) -> Outcome<u64> {
 /// # Errors
 /// `INVALID_VALUE` when there is no such allocation.
 pub(crate) fn free(address: u64) -> Outcome {
-    let mut heap = HEAP.lock();
-    let allocation = heap.allocations.remove(&address).ok_or(Code::INVALID_VALUE)?;
-    heap.give_back(&allocation);
+    give_back(&take(address)?);
     Ok(())
+}
+
+/// Takes an allocation off the table, so that it is the program's no more; its memory stays until
+/// [`give_back`].
+///
+/// # Errors
+/// `INVALID_VALUE` when there is no allocation that begins there.
+pub(crate) fn take(address: u64) -> Outcome<Allocation> {
+    HEAP.lock().allocations.remove(&address).ok_or(Code::INVALID_VALUE)
+}
+
+/// Gives the memory of an allocation back that was taken off the table. No work that uses it may
+/// be under way.
+pub(crate) fn give_back(allocation: &Allocation) {
+    HEAP.lock().give_back(allocation);
+}
+
+/// A new block of whole granules for a pool to divide.
+///
+/// # Errors
+/// `OUT_OF_MEMORY`.
+pub(crate) fn add_pool_block(device: usize, size: u64) -> Outcome<u64> {
+    HEAP.lock().add_block(device, size, false)
+}
+
+/// Takes a pool's block away; nothing may use it any more.
+pub(crate) fn remove_pool_block(device: usize, address: u64) {
+    HEAP.lock().remove_block(device, address);
+}
+
+/// Whether an address is in a block of plain or pool memory.
+pub(crate) fn is_block(address: u64) -> bool {
+    let heap = HEAP.lock();
+    let block = heap.blocks.range(..=address).next_back();
+    block.is_some_and(|(start, block)| address < start + block.size)
 }
 
 /// Frees everything that belongs to a context.
@@ -235,11 +268,15 @@ impl Heap {
                 return;
             }
         }
-        let (size, device) = (block.size, block.device);
-        self.blocks.remove(&allocation.block);
-        address_space::unback(allocation.block, size);
-        address_space::unreserve(allocation.block);
-        refund(device, size);
+        let device = block.device;
+        self.remove_block(device, allocation.block);
+    }
+
+    fn remove_block(&mut self, device: usize, address: u64) {
+        let Some(block) = self.blocks.remove(&address) else { return };
+        address_space::unback(address, block.size);
+        address_space::unreserve(address);
+        refund(device, block.size);
     }
 }
 

@@ -53,6 +53,11 @@ pub(crate) struct Position {
 }
 
 impl Position {
+    /// Whether it lies in this stream.
+    pub(crate) fn is_in(&self, stream: &Arc<Stream>) -> bool {
+        Arc::ptr_eq(&self.stream, stream)
+    }
+
     /// Whether the stream has come this far.
     pub(crate) fn is_reached(&self) -> bool {
         self.stream.state.lock().completed >= self.number

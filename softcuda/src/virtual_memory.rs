@@ -11,6 +11,7 @@ use rustix::fs::fstat;
 use crate::address_space::{self, GRANULE};
 use crate::device_memory::{self, charge, refund};
 use crate::handles::new_handle;
+use crate::managed_memory;
 use crate::status::{Code, Outcome};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -198,7 +199,8 @@ pub(crate) fn map(address: u64, size: u64, offset: u64, handle: u64) -> Outcome 
         || !inside
         || !address_space::is_reserved(address, size)
         || state.mappings.range(..end).next_back().is_some_and(|(s, m)| s + m.size > address)
-        || device_memory::find(address).is_some()
+        || device_memory::is_block(address)
+        || managed_memory::find(address).is_some()
     {
         return Err(Code::INVALID_VALUE);
     }

@@ -11,6 +11,11 @@ use crate::status::{Code, Outcome};
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
+    /// The place of a result that the caller names in another argument.
+    pub(crate) fn at_address(address: u64) -> Out<T> {
+        Out(address as *mut T)
+    }
+
     /// Fails for null. For use before anything is done that would have to be undone.
     ///
     /// # Errors
@@ -90,6 +95,11 @@ impl<T: Copy> In<T> {
     /// An argument that is not given.
     pub(crate) fn null() -> In<T> {
         In(std::ptr::null())
+    }
+
+    /// An argument at a place that the caller names in another argument.
+    pub(crate) fn at_address(address: u64) -> In<T> {
+        In(address as *const T)
     }
 
     /// Whether the caller passed null.

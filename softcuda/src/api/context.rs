@@ -7,6 +7,7 @@ use super::arguments::{In, Out};
 use super::driver_api;
 use crate::context::{self, Context, DefaultStream};
 use crate::events::EVENTS;
+use crate::pools;
 use crate::process::device;
 use crate::status::{Code, Outcome};
 
@@ -45,6 +46,7 @@ fn destroy(handle: u64) -> Outcome {
 
 fn synchronize(context: &Context) -> Outcome {
     context.wait_all();
+    pools::tidy(None);
     context.check()
 }
 

@@ -63,6 +63,7 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         78 => 1,            // stream priorities (accepted)
         79 | 80 => 1,       // L1
         81 => 164 << 10,    // shared memory per multiprocessor
+        83 | 89 => 1,       // managed memory, concurrent with the host
         86 => 1,            // native host atomics
         87 => 2,            // single to double
         90 => 1,            // preemption
@@ -77,6 +78,7 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         103 => 1,    // POSIX descriptors
         106 => 32,   // blocks per multiprocessor
         111 => 1024, // reserved shared memory
+        115 => 1,    // memory pools
         126 => 1,    // memory synchronisation domains
         130 | 131 | 134 => {
             if number == 130 {
@@ -85,21 +87,22 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
                 -1
             }
         }
-        // Everything else that exists: textures, arrays, managed memory, pools, clusters, ...
+        // Everything else that exists: textures, arrays, clusters, ...
         21..=29
         | 42..=49
         | 52..=74
         | 77
-        | 83..=85
+        | 84
+        | 85
         | 88
-        | 89
         | 96
         | 100
         | 101
         | 104
         | 105
         | 107..=110
-        | 112..=121
+        | 112..=114
+        | 116..=121
         | 124
         | 125
         | 127..=129

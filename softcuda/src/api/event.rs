@@ -7,6 +7,7 @@ use super::driver_api;
 use crate::context::{self, DefaultStream, stream_and_context};
 use crate::events::{EVENTS, Event};
 use crate::handles::new_handle;
+use crate::pools;
 use crate::status::{Code, Outcome};
 
 /// `CU_EVENT_BLOCKING_SYNC`, `CU_EVENT_DISABLE_TIMING`; not `CU_EVENT_INTERPROCESS`.
@@ -86,6 +87,7 @@ driver_api! {
         if let Some(position) = event.position() {
             position.wait();
         }
+        pools::tidy(None);
         check_context(&event)
     }
 

@@ -5,6 +5,8 @@ use super::driver_api;
 use crate::context;
 use crate::device_memory;
 use crate::host_memory;
+use crate::managed_memory;
+use crate::pools;
 use crate::process::settings;
 use crate::status::{Code, Outcome};
 use crate::virtual_memory;
@@ -15,7 +17,16 @@ const PITCH: usize = 512;
 fn allocate(out: &Out<u64>, size: usize) -> Outcome {
     out.check()?;
     let context = context::current()?;
-    out.set(device_memory::allocate(context.device, context.handle, size as u64)?)
+    let allocate = || device_memory::allocate(context.device, context.handle, size as u64);
+    let address = allocate().or_else(|code| {
+        if code != Code::OUT_OF_MEMORY {
+            return Err(code);
+        }
+        // Pools may hold memory that nobody uses.
+        pools::tidy(Some(context.device));
+        allocate()
+    })?;
+    out.set(address)
 }
 
 driver_api! {
@@ -40,12 +51,21 @@ driver_api! {
         if address == 0 {
             return Ok(());
         }
-        device_memory::find(address)
-            .filter(|allocation| allocation.address == address)
-            .ok_or(Code::INVALID_VALUE)?;
+        let managed = managed_memory::find(address).is_some_and(|m| m.address == address);
+        let pooled = pools::find(address).is_some_and(|m| m.address == address);
+        let plain = device_memory::find(address).is_some_and(|m| m.address == address);
+        if !(managed || pooled || plain) {
+            return Err(Code::INVALID_VALUE);
+        }
         // As on a device, freeing waits for all work: it may use this memory.
         context::wait_everything();
-        device_memory::free(address)
+        if managed {
+            managed_memory::free(address)
+        } else if pooled {
+            pools::free(address, Vec::new())
+        } else {
+            device_memory::free(address)
+        }
     }
 
     call fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
@@ -62,6 +82,10 @@ driver_api! {
         } else if let Some((start, mapping)) = virtual_memory::find(address) {
             (start, mapping.size)
         } else if let Some(memory) = host_memory::find(address) {
+            (memory.address, memory.size)
+        } else if let Some(memory) = managed_memory::find(address) {
+            (memory.address, memory.size)
+        } else if let Some(memory) = pools::find(address) {
             (memory.address, memory.size)
         } else {
             return Err(Code::NOT_FOUND);

@@ -6,6 +6,8 @@ use crate::address_space;
 use crate::context;
 use crate::device_memory;
 use crate::host_memory;
+use crate::managed_memory;
+use crate::pools;
 use crate::status::{Code, Outcome};
 use crate::virtual_memory;
 
@@ -24,6 +26,9 @@ struct Pointer {
     id: u64,
     shareable: bool,
     is_mapping: bool,
+    is_managed: bool,
+    /// Handle of its pool, or 0.
+    pool: u64,
 }
 
 fn find(address: u64) -> Option<Pointer> {
@@ -38,6 +43,8 @@ fn find(address: u64) -> Option<Pointer> {
             id: memory.id,
             shareable: false,
             is_mapping: false,
+            is_managed: false,
+            pool: 0,
         });
     }
     if let Some((start, mapping)) = virtual_memory::find(address) {
@@ -51,6 +58,38 @@ fn find(address: u64) -> Option<Pointer> {
             id: mapping.id,
             shareable: mapping.physical.handle_types != 0,
             is_mapping: true,
+            is_managed: false,
+            pool: 0,
+        });
+    }
+    if let Some(memory) = pools::find(address) {
+        return Some(Pointer {
+            address,
+            start: memory.address,
+            size: memory.size,
+            kind: DEVICE,
+            context: 0,
+            device: memory.device as i32,
+            id: memory.id,
+            shareable: false,
+            is_mapping: false,
+            is_managed: false,
+            pool: memory.pool,
+        });
+    }
+    if let Some(memory) = managed_memory::find(address) {
+        return Some(Pointer {
+            address,
+            start: memory.address,
+            size: memory.size,
+            kind: DEVICE,
+            context: memory.context,
+            device: context::by_handle(memory.context).map_or(0, |c| c.device as i32),
+            id: memory.id,
+            shareable: false,
+            is_mapping: false,
+            is_managed: true,
+            pool: 0,
         });
     }
     let memory = host_memory::find(address)?;
@@ -64,6 +103,8 @@ fn find(address: u64) -> Option<Pointer> {
         id: memory.id,
         shareable: false,
         is_mapping: false,
+        is_managed: false,
+        pool: 0,
     })
 }
 
@@ -106,11 +147,11 @@ impl Pointer {
             1 => Value::Long(context::top().map_or(0, |context| context.handle)),
             2 => Value::Word(self.kind),
             3 => Value::Long(self.address),
-            4 if self.kind == HOST => Value::Long(self.address),
+            4 if self.kind == HOST || self.is_managed => Value::Long(self.address),
             4 => return Err(Code::INVALID_VALUE),
             6 => Value::Bool(false), // synchronous operations
             7 => Value::Long(self.id),
-            8 => Value::Bool(false), // managed
+            8 => Value::Bool(self.is_managed),
             9 => Value::Word(self.device as u32),
             10 => Value::Bool(false), // legacy IPC
             11 => Value::Long(self.start),
@@ -119,7 +160,7 @@ impl Pointer {
             14 => Value::Long(self.shareable.into()),
             15 => Value::Bool(false), // RDMA
             16 => Value::Word(if address_space::is_accessible(self.address, 1) { 3 } else { 0 }),
-            17 => Value::Long(0), // pool
+            17 => Value::Long(self.pool),
             18 if self.is_mapping => Value::Long(self.size),
             19 if self.is_mapping => Value::Long(self.start),
             18 | 19 => Value::Long(0),
@@ -142,6 +183,8 @@ fn unknown(number: u32) -> Outcome<Value> {
         id: 0,
         shareable: false,
         is_mapping: false,
+        is_managed: false,
+        pool: 0,
     };
     match number {
         9 => Ok(Value::Word(-2_i32 as u32)), // no device

@@ -8,6 +8,7 @@ use super::driver_api;
 use crate::address_space;
 use crate::context::{self, DefaultStream, STREAMS, stream_and_context};
 use crate::events::EVENTS;
+use crate::pools;
 use crate::status::{Code, Outcome};
 use crate::streams::NON_BLOCKING;
 
@@ -140,6 +141,7 @@ driver_api! {
         let (stream, context) = stream_and_context(handle, mode)?;
         // The legacy stream stands for all streams that synchronise with it.
         context.submit_marker(&stream)?.wait();
+        pools::tidy(None);
         context.check()
     }
 

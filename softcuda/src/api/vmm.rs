@@ -8,6 +8,8 @@ use super::arguments::{Address, In, Out};
 use super::driver_api;
 use crate::address_space::{self, GRANULE};
 use crate::context;
+use crate::device_memory;
+use crate::managed_memory::Location;
 use crate::process::device;
 use crate::status::{Code, Outcome};
 use crate::virtual_memory::{self, POSIX_FILE_DESCRIPTOR};
@@ -17,15 +19,7 @@ const PINNED: u32 = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 const ON_DEVICE: u32 = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
-const READ_WRITE: u32 = 3;
-
-/// `CUmemLocation` with its enumeration as a number.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Location {
-    kind: u32,
-    id: i32,
-}
+pub(super) const READ_WRITE: u32 = 3;
 
 /// `CUmemAllocationProp` with its enumerations as numbers.
 #[repr(C)]
@@ -44,9 +38,9 @@ struct Properties {
 /// `CUmemAccessDesc` with its enumerations as numbers.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Access {
-    location: Location,
-    flags: u32,
+pub(super) struct Access {
+    pub(super) location: Location,
+    pub(super) flags: u32,
 }
 
 const _: () = assert!(size_of::<Properties>() == size_of::<sys::CUmemAllocationProp>());
@@ -55,7 +49,7 @@ const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
 impl Location {
     /// # Errors
     /// `INVALID_DEVICE` without such a device, `NOT_SUPPORTED` for host memory.
-    fn device(&self) -> Outcome<usize> {
+    pub(super) fn device(&self) -> Outcome<usize> {
         match self.kind {
             ON_DEVICE => device(self.id),
             2..=4 => Err(Code::NOT_SUPPORTED),
@@ -98,7 +92,8 @@ driver_api! {
 
     call fn cuMemAddressFree(address: u64, size: usize) {
         if address_space::reservation_size(address) != Some(size as u64)
-            || crate::device_memory::find(address).is_some()
+            || crate::managed_memory::find(address).is_some()
+            || device_memory::is_block(address)
             || virtual_memory::any_mapped(address, size as u64)
         {
             return Err(Code::INVALID_VALUE);

@@ -1,0 +1,229 @@
+//! Stream-ordered memory and its pools.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::arguments::{In, Out};
+use super::driver_api;
+use super::vmm::{Access, READ_WRITE};
+use crate::context::{Context, DefaultStream, stream_and_context};
+use crate::device_memory;
+use crate::managed_memory::Location;
+use crate::pools::{self, Pool};
+use crate::process::device;
+use crate::status::{Code, Outcome};
+use crate::streams::Stream;
+
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
+const PINNED: u32 = 1;
+
+/// `CUmemPoolProps` with its enumerations as numbers.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Properties {
+    kind: u32,
+    handle_types: u32,
+    location: Location,
+    security: u64,
+    most: usize,
+    usage: u16,
+    reserved: [u8; 54],
+}
+
+const _: () = assert!(size_of::<Properties>() == size_of::<sys::CUmemPoolProps>());
+
+fn create(properties: &Properties) -> Outcome<u64> {
+    if properties.kind != PINNED || properties.reserved.iter().any(|byte| *byte != 0) {
+        return Err(Code::INVALID_VALUE);
+    }
+    // Memory of pools is not shared between processes.
+    if properties.handle_types != 0 || properties.usage != 0 {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    let device = properties.location.device()?;
+    Ok(pools::create(device, properties.most as u64).handle)
+}
+
+fn allocate(
+    out: &Out<u64>,
+    size: usize,
+    pool: &Pool,
+    context: &Context,
+    stream: &Arc<Stream>,
+) -> Outcome {
+    out.check()?;
+    let (address, after) = pool.allocate(stream, size as u64)?;
+    if !after.is_empty()
+        && let Err(code) = context.submit(stream, after.clone(), || ())
+    {
+        pools::free(address, after)?;
+        return Err(code);
+    }
+    out.set(address)
+}
+
+fn free(mode: DefaultStream, address: u64, stream: u64) -> Outcome {
+    let (stream, context) = stream_and_context(stream, mode)?;
+    if pools::find(address).is_some_and(|allocation| allocation.address == address) {
+        return pools::free(address, vec![context.submit_marker(&stream)?]);
+    }
+    // Plain memory may be freed in stream order, too.
+    let allocation = device_memory::take(address)?;
+    let freed = context.submit(&stream, Vec::new(), move || device_memory::give_back(&allocation));
+    if freed.is_err() {
+        device_memory::give_back(&allocation);
+    }
+    freed.map(|_| ())
+}
+
+/// A pool attribute that a program asks for.
+enum Value {
+    Flag(bool),
+    Size(u64),
+}
+
+fn attribute(pool: &Pool, number: u32) -> Outcome<Value> {
+    let attributes = pool.attributes();
+    Ok(match number {
+        1 => Value::Flag(attributes.follow_events),
+        2 => Value::Flag(attributes.opportunistic),
+        3 => Value::Flag(attributes.internal_dependencies),
+        4 => Value::Size(attributes.threshold),
+        5 => Value::Size(attributes.reserved.current),
+        6 => Value::Size(attributes.reserved.high),
+        7 => Value::Size(attributes.used.current),
+        8 => Value::Size(attributes.used.high),
+        _ => return Err(Code::INVALID_VALUE),
+    })
+}
+
+fn set_attribute(pool: &Pool, number: u32, value: u64) -> Outcome {
+    let flag = In::<i32>::at_address(value);
+    let size = In::<u64>::at_address(value);
+    match number {
+        1..=3 => {
+            let on = flag.get()? != 0;
+            pool.change(|attributes| match number {
+                1 => attributes.follow_events = on,
+                2 => attributes.opportunistic = on,
+                _ => attributes.internal_dependencies = on,
+            });
+        }
+        4 => {
+            let threshold = size.get()?;
+            pool.change(|attributes| attributes.threshold = threshold);
+        }
+        // High-water marks can only be reset.
+        6 | 8 if size.get()? == 0 => pool.change(|attributes| {
+            let mark = if number == 6 { &mut attributes.reserved } else { &mut attributes.used };
+            mark.reset();
+        }),
+        _ => return Err(Code::INVALID_VALUE),
+    }
+    Ok(())
+}
+
+/// The device of a location for which pools exist.
+fn device_of(location: &In<Location>, kind: u32) -> Outcome<usize> {
+    let location = location.get()?;
+    if kind != PINNED {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    location.device()
+}
+
+driver_api! {
+    stream(mode) fn cuMemAllocAsync, cuMemAllocAsync_ptsz(
+        out: Out<u64>, size: usize, stream: u64,
+    ) {
+        let (stream, context) = stream_and_context(stream, mode)?;
+        allocate(&out, size, &pools::current_of(context.device), &context, &stream)
+    }
+
+    stream(mode) fn cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz(
+        out: Out<u64>, size: usize, pool: u64, stream: u64,
+    ) {
+        let (stream, context) = stream_and_context(stream, mode)?;
+        allocate(&out, size, &*pools::by_handle(pool)?, &context, &stream)
+    }
+
+    stream(mode) fn cuMemFreeAsync, cuMemFreeAsync_ptsz(address: u64, stream: u64) {
+        free(mode, address, stream)
+    }
+
+    call fn cuMemPoolCreate(out: Out<u64>, properties: In<Properties>) {
+        out.check()?;
+        out.set(create(&properties.get()?)?)
+    }
+
+    call fn cuMemPoolDestroy(pool: u64) {
+        pools::destroy(&*pools::by_handle(pool)?)
+    }
+
+    call fn cuMemPoolTrimTo(pool: u64, keep: usize) {
+        pools::by_handle(pool)?.trim(keep as u64);
+        Ok(())
+    }
+
+    call fn cuMemPoolGetAttribute(pool: u64, number: u32, value: u64) {
+        match attribute(&*pools::by_handle(pool)?, number)? {
+            Value::Flag(flag) => Out::<i32>::at_address(value).set(flag.into()),
+            Value::Size(size) => Out::<u64>::at_address(value).set(size),
+        }
+    }
+
+    call fn cuMemPoolSetAttribute(pool: u64, number: u32, value: u64) {
+        set_attribute(&*pools::by_handle(pool)?, number, value)
+    }
+
+    call fn cuMemPoolSetAccess(pool: u64, access: In<Access>, count: usize) {
+        let pool = pools::by_handle(pool)?;
+        let mut wanted = Vec::new();
+        for index in 0..count {
+            let access = access.at(index)?;
+            let on = match access.flags {
+                0 => false,
+                READ_WRITE => true,
+                1 => return Err(Code::NOT_SUPPORTED), // read-only
+                _ => return Err(Code::INVALID_VALUE),
+            };
+            let device = access.location.device()?;
+            if device == pool.device && !on {
+                return Err(Code::INVALID_VALUE);
+            }
+            wanted.push((device, on));
+        }
+        wanted.into_iter().try_for_each(|(device, on)| pool.set_access(device, on))
+    }
+
+    call fn cuMemPoolGetAccess(out: Out<u32>, pool: u64, location: In<Location>) {
+        let pool = pools::by_handle(pool)?;
+        let device = location.get()?.device()?;
+        out.set(if pool.has_access(device) { READ_WRITE } else { 0 })
+    }
+
+    call fn cuDeviceGetDefaultMemPool(out: Out<u64>, ordinal: i32) {
+        out.set(pools::default_of(device(ordinal)?).handle)
+    }
+
+    call fn cuDeviceGetMemPool(out: Out<u64>, ordinal: i32) {
+        out.set(pools::current_of(device(ordinal)?).handle)
+    }
+
+    call fn cuDeviceSetMemPool(ordinal: i32, pool: u64) {
+        pools::set_current(device(ordinal)?, &*pools::by_handle(pool)?)
+    }
+
+    call fn cuMemGetDefaultMemPool(out: Out<u64>, location: In<Location>, kind: u32) {
+        out.set(pools::default_of(device_of(&location, kind)?).handle)
+    }
+
+    call fn cuMemGetMemPool(out: Out<u64>, location: In<Location>, kind: u32) {
+        out.set(pools::current_of(device_of(&location, kind)?).handle)
+    }
+
+    call fn cuMemSetMemPool(location: In<Location>, kind: u32, pool: u64) {
+        pools::set_current(device_of(&location, kind)?, &*pools::by_handle(pool)?)
+    }
+}
