@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use rustix::fs::{AtFlags, Mode, OFlags};
 
-use super::manifest::chunk_len;
-use super::{FileEntry, ImageError, io_failure};
-use crate::store::{ChunkId, ChunkReader, ChunkWriter, MAX_CHUNK, io_error};
+use super::cut::{FILE_CUT, SPAN};
+use super::manifest::Piece;
+use super::{FileChunk, FileEntry, ImageError, io_failure};
+use crate::store::{ChunkReader, ChunkWriter, io_error};
 
 /// Cuts the regular file at `path` into chunks, in parallel, and stores them. The file must not
 /// change meanwhile; if it shrinks, this fails.
@@ -31,22 +32,32 @@ pub(super) fn store_file(
         return Err(bad("it is not a regular file"));
     }
     let size = meta.len();
-    let ids: Vec<ChunkId> = (0..size.div_ceil(MAX_CHUNK as u64) as usize)
+    let spans: Vec<Vec<FileChunk>> = (0..size.div_ceil(SPAN as u64))
         .into_par_iter()
         .map_init(Vec::new, |buffer: &mut Vec<u8>, number| {
-            let len = chunk_len(size, number);
+            let from = number * SPAN as u64;
+            let len = (size - from).min(FILE_CUT.reach() as u64) as usize;
             if buffer.len() < len {
                 buffer.resize(len, 0);
             }
-            let piece = &mut buffer[..len];
-            file.read_exact_at(piece, number as u64 * MAX_CHUNK as u64)
-                .map_err(|e| io_failure("read", path, e))?;
-            Ok::<_, ImageError>(chunks.put(piece)?)
+            let bytes = &mut buffer[..len];
+            file.read_exact_at(bytes, from).map_err(|e| io_failure("read", path, e))?;
+            store_pieces(chunks, &bytes[FILE_CUT.span(number == 0, bytes)])
         })
         .collect::<Result<_, _>>()?;
-    let entry = FileEntry { name: name.to_owned(), size, mode: meta.mode() & 0o7777, chunks: ids };
+    let mode = meta.mode() & 0o7777;
+    let entry = FileEntry { name: name.to_owned(), size, mode, chunks: spans.concat() };
     entry.check_name().map_err(bad)?;
     Ok(entry)
+}
+
+/// Cuts bytes that begin at a cut into chunks and stores them.
+pub(super) fn store_pieces(
+    chunks: &ChunkWriter,
+    bytes: &[u8],
+) -> Result<Vec<FileChunk>, ImageError> {
+    let store = |piece: &[u8]| Ok(FileChunk { id: chunks.put(piece)?, len: piece.len() as u32 });
+    FILE_CUT.pieces(bytes).map(store).collect()
 }
 
 /// Writes a file of an image into the directory `dir`, in parallel. It must not exist there.
@@ -68,23 +79,19 @@ pub(super) fn extract(
     let file = File::from(fd);
     let fill = || {
         file.set_len(entry.size).map_err(|e| failed("write", e))?;
-        entry.chunks.par_iter().enumerate().try_for_each_init(
-            Vec::new,
-            |buffer: &mut Vec<u8>, (number, id)| {
-                let len = chunk_len(entry.size, number);
-                if buffer.len() < len {
-                    buffer.resize(len, 0);
-                }
-                let piece = &mut buffer[..len];
-                chunks.get(id, piece)?;
-                // The file is new, so it reads as zeros where nothing is written.
-                if piece.iter().all(|&byte| byte == 0) {
-                    return Ok(());
-                }
-                file.write_all_at(piece, number as u64 * MAX_CHUNK as u64)
-                    .map_err(|e| failed("write", e))
-            },
-        )?;
+        let pieces: Vec<Piece> = entry.pieces().collect();
+        pieces.par_iter().try_for_each_init(Vec::new, |buffer: &mut Vec<u8>, piece| {
+            if buffer.len() < piece.len {
+                buffer.resize(piece.len, 0);
+            }
+            let bytes = &mut buffer[..piece.len];
+            chunks.get(&piece.id, bytes)?;
+            // The file is new, so it reads as zeros where nothing is written.
+            if bytes.iter().all(|&byte| byte == 0) {
+                return Ok(());
+            }
+            file.write_all_at(bytes, piece.offset).map_err(|e| failed("write", e))
+        })?;
         rustix::fs::fchmod(file.as_fd(), Mode::from_raw_mode(entry.mode & 0o777))
             .map_err(|e| failed("change the mode of", e.into()))
     };

@@ -238,8 +238,17 @@ pub struct FileEntry {
     pub size: u64,
     /// Its permission bits.
     pub mode: u32,
-    /// Its contents, each chunk but the last of [`MAX_CHUNK`] bytes.
-    pub chunks: Vec<ChunkId>,
+    /// Its contents, in order.
+    pub chunks: Vec<FileChunk>,
+}
+
+/// A part of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileChunk {
+    /// The address of its bytes.
+    pub id: ChunkId,
+    /// How many these are: 1 to [`MAX_CHUNK`].
+    pub len: u32,
 }
 
 /// A file that the image brings along.
@@ -275,17 +284,57 @@ pub struct Phase {
     pub ms: f64,
 }
 
-/// A run of chunks that the manifest names, and what it belongs to.
-pub(super) struct ChunkList<'a> {
-    pub(super) owner: Owner<'a>,
-    pub(super) size: u64,
-    pub(super) chunks: &'a [ChunkId],
-}
-
 /// What a list of chunks belongs to.
+#[derive(Debug, Clone, Copy)]
 pub(super) enum Owner<'a> {
     Block { pid: u32, block: &'a Block },
     File(&'a FileEntry),
+}
+
+/// A chunk where it is used: at `offset` of its owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) id: ChunkId,
+    pub(super) offset: u64,
+    pub(super) len: usize,
+}
+
+impl<'a> Owner<'a> {
+    /// Bytes that it has.
+    fn size(self) -> u64 {
+        match self {
+            Owner::Block { block, .. } => block.size,
+            Owner::File(file) => file.size,
+        }
+    }
+
+    /// Its chunks, in order; of a manifest that was checked.
+    pub(super) fn pieces(self) -> impl Iterator<Item = Piece> + 'a {
+        let (block, file) = match self {
+            Owner::Block { block, .. } => (Some(block.pieces()), None),
+            Owner::File(file) => (None, Some(file.pieces())),
+        };
+        block.into_iter().flatten().chain(file.into_iter().flatten())
+    }
+
+    /// Whether its chunks fit its size.
+    fn check_chunks(self) -> Result<(), &'static str> {
+        if self.size() > i64::MAX as u64 {
+            return Err("a file or block has an impossible size");
+        }
+        let fits = match self {
+            Owner::Block { block, .. } => {
+                block.chunks.len() as u64 == block.size.div_ceil(MAX_CHUNK as u64)
+            }
+            Owner::File(file) => {
+                let lens = || file.chunks.iter().map(|chunk| chunk.len as usize);
+                lens().all(|len| (1..=MAX_CHUNK).contains(&len))
+                    // At most 2 MiB for each of some million chunks: no overflow.
+                    && lens().map(|len| len as u64).sum::<u64>() == file.size
+            }
+        };
+        if fits { Ok(()) } else { Err("a list of chunks does not fit its size") }
+    }
 }
 
 impl std::fmt::Display for Owner<'_> {
@@ -366,14 +415,9 @@ impl Manifest {
                 return Err("two of CRIU's files have the same name");
             }
         }
-        for list in self.chunk_lists() {
-            if list.size > i64::MAX as u64 {
-                return Err("a file or block has an impossible size");
-            }
-            if list.chunks.len() as u64 != list.size.div_ceil(MAX_CHUNK as u64) {
-                return Err("a list of chunks does not fit its size");
-            }
-            if let Owner::File(file) = list.owner {
+        for owner in self.owners() {
+            owner.check_chunks()?;
+            if let Owner::File(file) = owner {
                 file.check_name()?;
             }
         }
@@ -383,28 +427,38 @@ impl Manifest {
         Ok(())
     }
 
-    /// Every list of chunks, with what it belongs to.
-    pub(super) fn chunk_lists(&self) -> impl Iterator<Item = ChunkList<'_>> {
+    /// Everything that has chunks.
+    pub(super) fn owners(&self) -> impl Iterator<Item = Owner<'_>> {
         let cuda = self.processes.iter().filter_map(|p| Some((p.pid, p.cuda.as_ref()?)));
         let blocks = cuda.clone().flat_map(|(pid, cuda)| {
-            cuda.blocks.iter().map(move |block| ChunkList {
-                owner: Owner::Block { pid, block },
-                size: block.size,
-                chunks: &block.chunks,
-            })
+            cuda.blocks.iter().map(move |block| Owner::Block { pid, block })
         });
         let shims = cuda.filter_map(|(_, cuda)| Some(&cuda.shim.as_ref()?.file));
         let carried = self.carried.iter().map(|carried| &carried.file);
-        let files = self.criu.files.iter().chain(shims).chain(carried).map(|file| ChunkList {
-            owner: Owner::File(file),
-            size: file.size,
-            chunks: &file.chunks,
-        });
-        blocks.chain(files)
+        blocks.chain(self.criu.files.iter().chain(shims).chain(carried).map(Owner::File))
+    }
+}
+
+impl Block {
+    fn pieces(&self) -> impl Iterator<Item = Piece> {
+        self.chunks.iter().enumerate().map(|(number, &id)| {
+            let offset = number as u64 * MAX_CHUNK as u64;
+            let len = self.size.saturating_sub(offset).min(MAX_CHUNK as u64) as usize;
+            Piece { id, offset, len }
+        })
     }
 }
 
 impl FileEntry {
+    /// Its chunks, in order.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
+        self.chunks.iter().scan(0u64, |end, chunk| {
+            let offset = *end;
+            *end = offset.saturating_add(chunk.len.into());
+            Some(Piece { id: chunk.id, offset, len: chunk.len as usize })
+        })
+    }
+
     /// Refuses every name that could lead out of the directory that it is put in.
     pub(super) fn check_name(&self) -> Result<(), &'static str> {
         let name = self.name.as_str();
@@ -416,9 +470,4 @@ impl FileEntry {
         }
         Ok(())
     }
-}
-
-/// Plain bytes of chunk `number` of something that has `size` bytes.
-pub(super) fn chunk_len(size: u64, number: usize) -> usize {
-    size.saturating_sub(number as u64 * MAX_CHUNK as u64).min(MAX_CHUNK as u64) as usize
 }

@@ -7,6 +7,7 @@
 //! An image exists whole or not at all: it is written in a hidden directory beside its final
 //! place and renamed when everything is durable.
 
+mod cut;
 mod files;
 mod manifest;
 mod reader;
@@ -15,9 +16,11 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
+pub use cut::{Cut, FILE_CUT};
 pub use manifest::{
     Block, BlockKind, CarriedFile, Counts, CriuImage, CudaProcess, Device, Driver, DriverKind,
-    FileEntry, MANIFEST_VERSION, Manifest, Phase, Process, Protocol, RequiredFile, Shim, Stdio,
+    FileChunk, FileEntry, MANIFEST_VERSION, Manifest, Phase, Process, Protocol, RequiredFile, Shim,
+    Stdio,
 };
 pub use reader::ImageReader;
 pub use writer::{Committed, ImageWriter, remove_unfinished};

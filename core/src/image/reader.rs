@@ -3,7 +3,6 @@
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
-use super::manifest::chunk_len;
 use super::{FileEntry, ImageError, Manifest, files};
 use crate::store::{ChunkReader, Damage};
 
@@ -20,14 +19,11 @@ impl ImageReader {
     pub fn open(dir: &Path) -> Result<Self, ImageError> {
         let (manifest, id) = Manifest::read_with_id(dir)?;
         let chunks = ChunkReader::open(dir)?;
-        for list in manifest.chunk_lists() {
-            for (number, id) in list.chunks.iter().enumerate() {
-                let found = chunks.entry(id).map(|e| e.plain_len as usize);
-                if found != Some(chunk_len(list.size, number)) {
-                    return Err(ImageError::MissingChunk {
-                        id: *id,
-                        owner: list.owner.to_string(),
-                    });
+        for owner in manifest.owners() {
+            for piece in owner.pieces() {
+                if chunks.entry(&piece.id).map(|e| e.plain_len as usize) != Some(piece.len) {
+                    let owner = owner.to_string();
+                    return Err(ImageError::MissingChunk { id: piece.id, owner });
                 }
             }
         }
@@ -59,10 +55,10 @@ impl ImageReader {
     pub fn read_file(&self, entry: &FileEntry) -> Result<Vec<u8>, ImageError> {
         // Grown chunk by chunk: an entry that lies about its size costs no memory.
         let mut bytes = Vec::new();
-        for (number, id) in entry.chunks.iter().enumerate() {
+        for piece in entry.pieces() {
             let start = bytes.len();
-            bytes.resize(start + chunk_len(entry.size, number), 0);
-            self.chunks.get(id, &mut bytes[start..])?;
+            bytes.resize(start + piece.len, 0);
+            self.chunks.get(&piece.id, &mut bytes[start..])?;
         }
         Ok(bytes)
     }
@@ -71,9 +67,9 @@ impl ImageReader {
     /// belongs to; an empty list means that the image is whole.
     pub fn verify(&self) -> Vec<(Damage, Vec<String>)> {
         let owners = |damage: &Damage| {
-            let lists = self.manifest.chunk_lists();
-            let hit = lists.filter(|list| list.chunks.contains(&damage.id));
-            hit.map(|list| list.owner.to_string()).collect()
+            let owners = self.manifest.owners();
+            let hit = owners.filter(|owner| owner.pieces().any(|piece| piece.id == damage.id));
+            hit.map(|owner| owner.to_string()).collect()
         };
         self.chunks
             .verify()

@@ -347,9 +347,62 @@ fn hostile_manifests_are_refused() {
     assert!(decode(&bad).is_err());
     bad.processes[0].cuda = Some(block(vec![], u64::MAX));
     assert!(decode(&bad).is_err());
+    let chunk = |len| FileChunk { id: crate::store::ChunkId([9; 32]), len };
+    for (size, lens, fits) in [
+        (0, vec![], true),
+        (5, vec![2, 3], true),
+        (MAX_CHUNK as u64 + 1, vec![MAX_CHUNK as u32, 1], true),
+        (0, vec![0], false),
+        (5, vec![5, 0], false),
+        (5, vec![2, 4], false),
+        (5, vec![], false),
+        (MAX_CHUNK as u64 + 1, vec![MAX_CHUNK as u32 + 1], false),
+        // Lengths whose sum overflows 32 bits must not wrap around to the size.
+        (4, vec![u32::MAX, 5], false),
+        (u64::MAX, vec![], false),
+    ] {
+        let mut bad = manifest();
+        let chunks = lens.iter().map(|&len| chunk(len)).collect();
+        bad.criu.files = vec![FileEntry { size, chunks, ..file("pages-1.img") }];
+        assert_eq!(decode(&bad).is_ok(), fits, "{size} {lens:?}");
+    }
     let mut trailing = postcard::to_stdvec(&manifest()).unwrap();
     trailing.push(0);
     assert!(Manifest::decode(&trailing).is_err());
+}
+
+#[test]
+fn a_file_whose_chunk_has_another_length_in_the_index_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let writer = ImageWriter::create(&path, Compression::None).unwrap();
+    let mut manifest = manifest();
+    let mut file = writer.add_bytes("core-1.img", 0o600, &noise(1, 100)).unwrap();
+    file.size = 99;
+    file.chunks[0].len = 99;
+    manifest.criu.files = vec![file];
+    writer.commit(&manifest).unwrap();
+    let error = ImageReader::open(&path).err().unwrap();
+    assert!(matches!(error, ImageError::MissingChunk { .. }), "{error}");
+}
+
+#[test]
+fn pages_of_two_images_are_cut_alike() {
+    let dir = tempfile::tempdir().unwrap();
+    let before = noise(1, 5 * MAX_CHUNK + 12345);
+    let (head, tail) = before.split_at(MAX_CHUNK / 2);
+    let after = [head, &noise(2, 4096), tail].concat();
+    let mut known = HashSet::new();
+    let mut new = Vec::new();
+    for (name, bytes) in [("a", &before), ("b", &after)] {
+        let (_, manifest) = make(&dir.path().join(name), b"memory", bytes);
+        let pages = &manifest.criu.files[2];
+        assert_eq!(pages.size, bytes.len() as u64);
+        let fresh = pages.chunks.iter().filter(|chunk| known.insert(chunk.id));
+        new.push(fresh.map(|chunk| u64::from(chunk.len)).sum::<u64>());
+    }
+    assert_eq!(new[0], before.len() as u64);
+    assert!(new[1] < before.len() as u64 / 10, "{new:?}");
 }
 
 proptest! {

@@ -8,7 +8,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use super::{FileEntry, ImageError, Manifest, STAGING, files, io_failure};
-use crate::store::{ChunkWriter, Compression, MAX_CHUNK, Stats, sync_dir};
+use crate::store::{ChunkWriter, Compression, Stats, sync_dir};
 
 /// An image that is being written.
 ///
@@ -84,10 +84,8 @@ impl ImageWriter {
 
     /// Stores `bytes` as a file `name` (no directory) with these permission bits.
     pub fn add_bytes(&self, name: &str, mode: u32, bytes: &[u8]) -> Result<FileEntry, ImageError> {
-        let chunks =
-            bytes.chunks(MAX_CHUNK).map(|piece| self.chunks().put(piece)).collect::<Result<_, _>>();
-        let entry =
-            FileEntry { name: name.to_owned(), size: bytes.len() as u64, mode, chunks: chunks? };
+        let chunks = files::store_pieces(self.chunks(), bytes)?;
+        let entry = FileEntry { name: name.to_owned(), size: bytes.len() as u64, mode, chunks };
         entry.check_name().map_err(|reason| ImageError::BadFile { name: name.into(), reason })?;
         Ok(entry)
     }
@@ -117,9 +115,10 @@ impl ImageWriter {
     /// After success the image is durable. After a failure there is no image and nothing else is
     /// left, as long as removing files works.
     pub fn commit(mut self, manifest: &Manifest) -> Result<Committed, ImageError> {
-        for list in manifest.chunk_lists() {
-            if let Some(id) = list.chunks.iter().find(|id| !self.chunks().contains(id)) {
-                return Err(ImageError::MissingChunk { id: *id, owner: list.owner.to_string() });
+        for owner in manifest.owners() {
+            if let Some(piece) = owner.pieces().find(|piece| !self.chunks().contains(&piece.id)) {
+                let owner = owner.to_string();
+                return Err(ImageError::MissingChunk { id: piece.id, owner });
             }
         }
         let stats = match self.chunks.take() {
