@@ -93,6 +93,9 @@ pub(crate) struct DumpArgs {
     /// How device memory is copied; auto chooses the one that stops the program the least
     #[arg(long, value_enum, default_value_t = ProtocolArg::Auto)]
     pub(crate) protocol: ProtocolArg,
+    /// Most memory of each device that protocol cow copies aside [default: half of what is free]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) shadow_memory: Option<u64>,
     /// How long the program may take to come to a halt
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
     pub(crate) timeout: Duration,
@@ -137,7 +140,8 @@ pub(crate) enum ProtocolArg {
     Stop,
     /// Most while the program runs, what has changed again while it stands still
     Recopy,
-    /// Most while the program runs, each piece before it is overwritten (not yet made)
+    /// With --leave-running: as recopy, but what has changed is copied aside within the device, and
+    /// saved from there after the program goes on
     Cow,
 }
 
@@ -209,6 +213,10 @@ fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|e| e.to_string())
 }
 
+fn size(text: &str) -> Result<u64, String> {
+    text.parse::<bytesize::ByteSize>().map(|size| size.as_u64())
+}
+
 fn compression(text: &str) -> Result<Compression, String> {
     match text.parse::<i32>() {
         _ if text == "none" => Ok(Compression::None),
@@ -232,6 +240,8 @@ mod tests {
         assert_eq!(duration("1.5"), Ok(Duration::from_millis(1500)));
         assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
         assert!(duration("soon").is_err() && duration("-1").is_err());
+        assert_eq!((size("4096"), size("8 GiB")), (Ok(4096), Ok(8 << 30)));
+        assert!(size("much").is_err() && size("-1").is_err());
         assert_eq!(compression("none"), Ok(Compression::None));
         assert_eq!(compression("19"), Ok(Compression::Level(19)));
         assert!(compression("0").is_err() && compression("20").is_err());

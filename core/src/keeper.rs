@@ -61,6 +61,8 @@ wire_enum! {
         3 => Done {},
         /// Followed by the reading end of a pipe whose writing end gpucr and CRIU hold.
         4 => AtWork {},
+        /// The adopted processes run again, with memory of their own; the image is not complete.
+        5 => Resumed {},
     }
 }
 
@@ -130,6 +132,11 @@ impl Keeper {
         self.connection.send(&ToKeeper::Restoring { pids: pids.to_vec() })
     }
 
+    /// What was adopted runs again: the keeper lets go of its memory.
+    pub fn resumed(&mut self) -> io::Result<()> {
+        self.connection.send(&ToKeeper::Resumed {})
+    }
+
     /// Everything is settled: the keeper ends, and with it its hold on the memory.
     pub fn done(mut self) {
         // A keeper that is gone already has nothing left to do either.
@@ -166,6 +173,7 @@ pub fn main() -> io::Result<()> {
                 at_work = fds.pop();
             }
             Ok(ToKeeper::Restoring { pids }) => restoring = pids,
+            Ok(ToKeeper::Resumed {}) => held.clear(),
             Ok(ToKeeper::Done {}) => return Ok(()),
             Err(_) => break,
         }

@@ -98,6 +98,78 @@ fn the_program_goes_on_while_it_is_copied() -> Result<()> {
     Ok(())
 }
 
+/// The program and its image both end well, with room for all shadows, for some, and for none.
+#[test]
+fn a_program_goes_on_while_its_shadows_are_saved() -> Result<()> {
+    let expected = expected()?;
+    for room in [None, Some("12MiB"), Some("0")] {
+        let lab = Lab::new();
+        let mut program = started(&lab)?;
+        let image = lab.path("image");
+        let mut args = vec!["--leave-running", "--protocol", "cow"];
+        args.extend(room.into_iter().flat_map(|size| ["--shadow-memory", size]));
+        let report = lab.dump(&program, &image, &args)?;
+        ensure!(report["protocol"] == "cow" && report["left_running"] == true, "{report}");
+        let shadowed = report["shadowed_bytes"].as_u64().context("bytes")?;
+        let right = match room {
+            None => shadowed >= 2 << 20,
+            Some("0") => shadowed == 0,
+            Some(_) => (2 << 20..=12 << 20).contains(&shadowed),
+        };
+        ensure!(right, "room {room:?}: {report}");
+        program.result()?;
+        ensure!(program.series() == expected, "the program that ran on differs");
+        lab.rewind(&program, &image)?;
+        let mut restored = lab.restore(&image, program)?;
+        restored.result()?;
+        ensure!(restored.series() == expected, "room {room:?}: {:#?}", restored.series());
+    }
+    Ok(())
+}
+
+/// After the program has gone on, what fails costs the image and nothing else.
+#[test]
+fn a_failure_beside_the_running_program_leaves_it_alone() -> Result<()> {
+    let expected = expected()?;
+    for fault in
+        ["fail:shadow", "fail:resume", "fail:store", "kill:store", "fail:commit", "kill:commit"]
+    {
+        let lab = Lab::new();
+        let mut program = started(&lab)?;
+        let mut command = lab.gpucr();
+        command
+            .args([
+                "dump",
+                "-R",
+                "--pid",
+                &program.pid.to_string(),
+                "--protocol",
+                "cow",
+                "-o",
+                "image",
+            ])
+            .env("GPUCR_FAULT", fault);
+        let output = finish(&mut command)?;
+        // A failure on the way back is no reason not to go it.
+        ensure!(output.status.success() == (fault == "fail:resume"), "{fault}: {}", show(&output));
+        program.result()?;
+        ensure!(program.series() == expected, "{fault}: the program differs");
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        let left = || -> Result<Vec<_>> {
+            let names = std::fs::read_dir(lab.path("."))?.map(|entry| Ok(entry?.file_name()));
+            names
+                .filter(|name| !matches!(name, Ok(name) if name == "log" || name == "image"))
+                .collect()
+        };
+        while !left()?.is_empty() {
+            ensure!(std::time::Instant::now() < deadline, "{fault}: left behind: {:?}", left()?);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        ensure!(lab.path("image").exists() == (fault == "fail:resume"), "{fault}");
+    }
+    Ok(())
+}
+
 /// Memory that is given back and made anew during the pre-copy.
 #[test]
 fn memory_may_come_and_go() -> Result<()> {

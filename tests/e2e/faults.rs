@@ -126,7 +126,8 @@ fn gpucr_killed_after_the_commit_leaves_a_complete_image_and_a_running_program()
     let mut program = started(&lab)?;
     let mut command = lab.gpucr();
     command
-        .args(["dump", "--leave-running", "--pid", &program.pid.to_string(), "-o", "image"])
+        .args(["dump", "--leave-running", "--protocol", "recopy", "-o", "image"])
+        .args(["--pid", &program.pid.to_string()])
         .env("GPUCR_FAULT", "kill:resume");
     let output = finish(&mut command)?;
     ensure!(!output.status.success(), "{}", show(&output));

@@ -16,10 +16,11 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
         ProtocolArg::Auto => None,
         ProtocolArg::Stop => Some(Protocol::Stop),
         ProtocolArg::Recopy => Some(Protocol::Recopy),
-        ProtocolArg::Cow => {
-            return Err(CliError::new(USAGE, "this gpucr has no protocol cow yet")
-                .help("use --protocol recopy"));
+        ProtocolArg::Cow if !args.leave_running => {
+            return Err(CliError::new(USAGE, "protocol cow is for a program that runs on")
+                .help("add --leave-running, or use --protocol recopy"));
         }
+        ProtocolArg::Cow => Some(Protocol::Cow),
     };
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     let options = Options {
@@ -27,6 +28,7 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
         image: args.image.clone().unwrap_or_else(|| PathBuf::from(format!("gpucr-{}", args.pid))),
         leave_running: args.leave_running,
         protocol,
+        shadow_memory: args.shadow_memory,
         timeout: args.timeout,
         compression: args.compress,
         shell_job: args.criu.shell_job,
@@ -65,7 +67,8 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
             found.recopied,
         );
     }
-    if args.protocol == ProtocolArg::Recopy && report.protocol == Protocol::Stop {
+    let asked_ahead = matches!(args.protocol, ProtocolArg::Recopy | ProtocolArg::Cow);
+    if asked_ahead && report.protocol == Protocol::Stop {
         eprintln!(
             "The memory could not be copied while the program ran: gpucr had no context of its own \
              on the device, or there was no memory to copy."

@@ -57,6 +57,15 @@ impl Context {
         &self.driver
     }
 
+    /// Bytes of the device's memory that nobody uses.
+    pub fn free_memory(&self) -> Result<u64, DriverError> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are places for a size.
+        unsafe { self.driver.cuMemGetInfo_v2(&mut free, &mut total)? };
+        Ok(free as u64)
+    }
+
     /// Makes the context current on this thread, which every use of a stream or memory needs.
     pub fn enter(&self) -> Result<(), DriverError> {
         // SAFETY: the handle is live until drop.
@@ -118,6 +127,12 @@ impl Stream {
         unsafe {
             self.context.driver.cuMemcpyHtoDAsync_v2(to, from.memory.cast(), len, self.handle)
         }
+    }
+
+    /// Starts a copy within the device.
+    pub fn copy_within(&self, from: u64, to: u64, len: usize) -> Result<(), DriverError> {
+        // SAFETY: takes no host pointer; a bad device address is the driver's error.
+        unsafe { self.context.driver.cuMemcpyDtoDAsync_v2(to, from, len, self.handle) }
     }
 
     /// Fills device memory with one byte.

@@ -128,6 +128,8 @@ functions! {
     cuMemFreeHost(memory: *mut c_void);
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: *mut c_void);
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: *mut c_void);
+    cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: *mut c_void);
+    cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: *mut c_void);
     cuMemAddressReserve(address: *mut u64, bytes: usize, align: usize, hint: u64, flags: u64);
     cuMemAddressFree(address: u64, bytes: usize);

@@ -30,8 +30,16 @@ pub(super) struct Bulk {
     pieces: Vec<Piece>,
     /// For each lane; none where the driver does not run the kernel.
     hashers: Option<Vec<Hasher>>,
+    /// Memory of gpucr's own with copies of what was still to be saved.
+    pub(super) shadows: Vec<Shadow>,
     /// gpucr's context on each device.
-    lanes: Vec<Lane>,
+    pub(super) lanes: Vec<Lane>,
+}
+
+/// A piece of device memory that holds shadows.
+pub(super) struct Shadow {
+    #[expect(dead_code, reason = "keeps the memory until everything is saved")]
+    pub(super) memory: SharedBlock,
 }
 
 /// One block of one program.
@@ -39,7 +47,8 @@ struct Piece {
     program: usize,
     id: u64,
     lane: usize,
-    memory: SharedBlock,
+    /// `None` when the program has it for itself again.
+    memory: Option<SharedBlock>,
     chunks: Vec<Chunk>,
 }
 
@@ -53,6 +62,8 @@ struct Chunk {
     /// The hash of the bytes that were last copied of it, or would have been had the store not had
     /// them already.
     copied: Option<ChunkId>,
+    /// Where its shadow is.
+    shadow: Option<u64>,
 }
 
 /// What a check of all device memory has found.
@@ -60,7 +71,7 @@ struct Chunk {
 pub struct Validation {
     /// Chunks of device memory, all of which were hashed while the program stood still.
     pub chunks: u64,
-    /// Chunks that had been copied and were thought to be unchanged since.
+    /// Chunks that had been copied before, in the belief that they would not change any more.
     pub predicted_clean: u64,
     /// Those of them that had changed all the same.
     pub misspeculated: u64,
@@ -94,7 +105,7 @@ impl Bulk {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(Some(Self { pieces: Vec::new(), hashers: None, lanes }))
+        Ok(Some(Self { pieces: Vec::new(), hashers: None, shadows: Vec::new(), lanes }))
     }
 
     /// Makes ready to hash. `false` where the driver refuses; copying works all the same.
@@ -144,6 +155,7 @@ impl Bulk {
                     Err(error) => return Err(error.into()),
                 };
                 let chunks = vec![Chunk::default(); chunks_in(block.size)];
+                let memory = Some(memory);
                 self.pieces.push(Piece { program, id: block.id, lane, memory, chunks });
             }
         }
@@ -224,19 +236,12 @@ impl Bulk {
     /// Looks at everything while the program stands still and tells what has changed since it was
     /// copied.
     pub(super) fn validate(&mut self, store: &ChunkWriter) -> Result<Validation, Error> {
-        let before: Vec<Vec<bool>> = self
-            .pieces
-            .iter()
-            .map(|p| p.chunks.iter().map(|c| c.seen.is_some() && c.copied == c.seen).collect())
-            .collect();
         self.look()?;
         let mut found = Validation::default();
-        for (piece, clean) in self.pieces.iter().zip(before) {
-            for (chunk, clean) in piece.chunks.iter().zip(clean) {
-                found.chunks += 1;
-                found.predicted_clean += u64::from(clean);
-                found.misspeculated += u64::from(clean && chunk.copied != chunk.seen);
-            }
+        for chunk in self.pieces.iter().flat_map(|piece| &piece.chunks) {
+            found.chunks += 1;
+            found.predicted_clean += u64::from(chunk.copied.is_some());
+            found.misspeculated += u64::from(chunk.copied.is_some() && chunk.copied != chunk.seen);
         }
         self.mark_known(store);
         found.recopied = spans(&self.pieces, |_, c| c.copied != c.seen).len() as u64;
@@ -258,22 +263,66 @@ impl Bulk {
         left.iter().map(|span| span.len as u64).sum()
     }
 
+    /// What is left to be saved on a lane's device.
+    pub(super) fn left_on(&self, lane: usize) -> Vec<Span> {
+        spans(&self.pieces, |piece, chunk| piece.lane == lane && chunk.copied != chunk.seen)
+    }
+
+    /// The hash that the chunk had when it was last looked at.
+    pub(super) fn seen(&self, span: &Span) -> Option<ChunkId> {
+        self.pieces[span.block].chunks[span.chunk].seen
+    }
+
+    /// The chunk will be saved from there.
+    pub(super) fn set_shadow(&mut self, span: &Span, address: u64) {
+        self.pieces[span.block].chunks[span.chunk].shadow = Some(address);
+    }
+
+    /// The hash of each chunk of each block: what the image will say, once all of it is saved.
+    /// Everything has been looked at.
+    pub(super) fn hashes(&self) -> Vec<Vec<ChunkId>> {
+        let seen = |chunk: &Chunk| chunk.seen.expect("looked at");
+        self.pieces.iter().map(|piece| piece.chunks.iter().map(seen).collect()).collect()
+    }
+
     /// Brings everything into the store that is not in it, and gives the chunks of each block. The
     /// memory stands still, and is let go of in any case. What was looked at is taken at its hash:
     /// a copy with another one is an error.
+    ///
+    /// What has a shadow comes last. Before that, when nothing is needed any more of the memory
+    /// itself, it is let go of and `released` is called: the program may go on with it.
     pub(super) fn save(
         mut self,
         store: &ChunkWriter,
         stop: &Stop,
         progress: &dyn Progress,
+        released: impl FnOnce(),
     ) -> Result<Vec<Vec<ChunkId>>, Error> {
         let mut taken = HashSet::new();
         let mut work = spans(&self.pieces, |_, c| c.seen.is_none() || c.copied != c.seen);
+        // Of equal chunks one is saved; one with a shadow if there is any, since those are free to wait.
+        work.sort_by_key(|span| self.pieces[span.block].chunks[span.chunk].shadow.is_none());
         work.retain(|span| {
-            let seen = self.pieces[span.block].chunks[span.chunk].seen;
+            let seen = self.seen(span);
             seen.is_none() || taken.insert(seen)
         });
-        for (span, id) in self.transfer(&work, store, stop, progress)? {
+        let shadowed = |span: &Span| self.pieces[span.block].chunks[span.chunk].shadow.is_some();
+        let (later, now): (Vec<Span>, Vec<Span>) = work.into_iter().partition(shadowed);
+        let saved = self.transfer(&now, store, stop, progress)?;
+        self.check(saved)?;
+        for piece in &mut self.pieces {
+            piece.memory = None;
+        }
+        released();
+        let saved = self.transfer(&later, store, stop, progress)?;
+        self.check(saved)?;
+        let ids = self.pieces.iter().map(|p| p.chunks.iter().map(|chunk| chunk.seen).collect());
+        ids.collect::<Option<Vec<Vec<_>>>>().ok_or(Error::CopyIncomplete)
+    }
+
+    /// Compares what was copied with what was seen on the device.
+    fn check(&mut self, saved: Vec<(Span, ChunkId)>) -> Result<(), Error> {
+        for (span, id) in saved {
             let piece = &mut self.pieces[span.block];
             let chunk = &mut piece.chunks[span.chunk];
             if chunk.seen.is_some_and(|seen| seen != id) {
@@ -282,8 +331,7 @@ impl Bulk {
             }
             chunk.seen = Some(id);
         }
-        let ids = self.pieces.iter().map(|p| p.chunks.iter().map(|chunk| chunk.seen).collect());
-        ids.collect::<Option<Vec<Vec<_>>>>().ok_or(Error::CopyIncomplete)
+        Ok(())
     }
 
     /// Copies these spans into the store, on all lanes at once. Gives the address of each.
@@ -329,7 +377,12 @@ fn spans(pieces: &[Piece], wanted: impl Fn(&Piece, &Chunk) -> bool) -> Vec<Span>
     let mut spans = Vec::new();
     for (number, piece) in pieces.iter().enumerate() {
         let wanted = (0..piece.chunks.len()).filter(|&chunk| wanted(piece, &piece.chunks[chunk]));
-        spans.extend(wanted.map(|chunk| Span::of(&piece.memory, number, chunk)));
+        let Some(memory) = &piece.memory else { continue };
+        spans.extend(wanted.map(|chunk| {
+            let span = Span::of(memory, number, chunk);
+            let shadow = piece.chunks[chunk].shadow;
+            Span { address: shadow.unwrap_or(span.address), ..span }
+        }));
     }
     spans
 }

@@ -114,21 +114,14 @@ impl Libraries {
     }
 }
 
-/// How the dump went so far.
-pub(super) struct Course<'a> {
-    pub(super) protocol: Protocol,
-    pub(super) phases: &'a [PhaseTime],
-    pub(super) stopped: Duration,
-}
-
-/// What the manifest says. The processes are frozen.
+/// What the manifest says of the processes, which are frozen, and of their memory. CRIU's files and
+/// how the dump went are still [missing](finish).
 pub(super) fn manifest(
     options: &Options,
     plan: &Plan,
+    protocol: Protocol,
     libraries: Libraries,
-    criu_files: Vec<FileEntry>,
     saved: Vec<Saved>,
-    course: &Course<'_>,
 ) -> Manifest {
     let Libraries { driver, carried, shims } = libraries;
     let inner_pipes = files::inner_pipes(plan.processes.iter().map(|process| process.pid));
@@ -169,7 +162,7 @@ pub(super) fn manifest(
         gpucr_version: env!("CARGO_PKG_VERSION").to_owned(),
         hostname: system.nodename().to_string_lossy().into_owned(),
         kernel: system.release().to_string_lossy().into_owned(),
-        protocol: course.protocol,
+        protocol,
         driver,
         devices: plan
             .devices
@@ -183,15 +176,28 @@ pub(super) fn manifest(
         processes,
         criu: CriuImage {
             version: plan.criu.version().to_string(),
-            files: criu_files,
+            files: Vec::new(),
             options: option_names(&options.criu, plan.shell_job),
         },
         carried,
         required,
         bulk_bytes: saved_bytes,
-        phases: course.phases.iter().map(|p| Phase { name: p.name.to_owned(), ms: p.ms }).collect(),
-        stopped_ms: milliseconds(course.stopped),
+        phases: Vec::new(),
+        stopped_ms: 0.0,
     }
+}
+
+/// Adds what is known last.
+pub(super) fn finish(
+    manifest: &mut Manifest,
+    criu_files: Vec<FileEntry>,
+    phases: &[PhaseTime],
+    stopped: Duration,
+) {
+    manifest.criu.files = criu_files;
+    manifest.phases =
+        phases.iter().map(|phase| Phase { name: phase.name.to_owned(), ms: phase.ms }).collect();
+    manifest.stopped_ms = milliseconds(stopped);
 }
 
 fn block((block, chunks): (gpucr_wire::Block, Vec<crate::store::ChunkId>)) -> Block {

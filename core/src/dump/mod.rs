@@ -4,11 +4,13 @@
 //! changed. From `gate` on the program stands still, and every failure leads through
 //! [`Dump::settle`], which brings it back to running. The image is committed while CRIU
 //! holds the program frozen, so at every moment either the program runs or the image is complete.
+//! With protocol `cow` the program goes on before that, and the image is completed beside it.
 
 mod bulk;
 mod describe;
 mod precopy;
 mod preflight;
+mod shadow;
 
 pub use bulk::Validation;
 pub(crate) use describe::{hash_file, option_values};
@@ -21,12 +23,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Receiver;
 use gpucr_wire::Block;
 
 use crate::criu::{DumpError, DumpWorker};
 use crate::error::{Error, Failure, Left};
 use crate::held::{Drivers, Held, resume_all};
-use crate::image::{Committed, ImageWriter, Protocol};
+use crate::image::{Committed, FileEntry, ImageWriter, Manifest, Protocol};
 use crate::keeper::Keeper;
 use crate::phase::{Clock, PhaseTime, Progress, milliseconds, skipped};
 use crate::process::{Lock, ProcessInfo};
@@ -35,7 +38,7 @@ use crate::stop::Stop;
 use crate::store::{ChunkId, Compression};
 
 use bulk::Bulk;
-use describe::{Course, Libraries};
+use describe::Libraries;
 use preflight::Plan;
 
 /// How long CRIU may take to end the processes after the commit.
@@ -52,6 +55,8 @@ pub struct Options {
     pub leave_running: bool,
     /// How memory is to be copied; none leaves the choice to gpucr.
     pub protocol: Option<Protocol>,
+    /// Most bytes of each device for shadows; none takes up to half of what is free.
+    pub shadow_memory: Option<u64>,
     /// Limit for closing the gate and draining, and for the driver's lock.
     pub timeout: Duration,
     /// How chunks are compressed.
@@ -101,6 +106,8 @@ pub struct Report {
     /// How the copies were checked against the memory of the stopped program; none where everything
     /// was copied after it had been stopped.
     pub validation: Option<Validation>,
+    /// Bytes copied aside within the devices, and saved from there while the program ran on.
+    pub shadowed_bytes: u64,
     /// For how long the program stood still, up to the commit or until it ran again.
     pub stopped_ms: f64,
     /// The whole dump.
@@ -136,6 +143,8 @@ struct Dump<'a> {
     /// Chunks copied while the program ran.
     precopied: u64,
     validation: Option<Validation>,
+    /// Bytes copied aside within the devices.
+    shadowed: u64,
     /// Started ahead; taken by its request.
     criu: Option<DumpWorker>,
     /// Keep a second gpucr away.
@@ -145,8 +154,16 @@ struct Dump<'a> {
     /// Who copies them.
     copied: &'static str,
     stopped_at: Instant,
+    /// What is to be done for the image after the program goes on.
+    pending: Option<Pending>,
     /// Set by the commit, with the time for which the program had been stopped then.
     committed: Option<(Committed, Duration)>,
+}
+
+/// An image of a program that has gone on, but for what is still on its way into it.
+struct Pending {
+    manifest: Manifest,
+    copy: Copy,
 }
 
 impl<'a> Dump<'a> {
@@ -167,7 +184,7 @@ impl<'a> Dump<'a> {
             clock.enter("attach", None)?;
             let driver = drivers.open(&plan.driver)?;
             let mut bulk = Bulk::prepare(&driver, &plan.devices, plan.bulk_bytes())?;
-            let protocol = choose(options.protocol, &plan, bulk.as_mut());
+            let protocol = choose(options, &plan, bulk.as_mut());
             let libraries = Libraries::store(&plan, &image)?;
             let criu = plan.criu.start_dump()?;
             Ok((plan, held, image, bulk, protocol, keeper, libraries, criu, locks))
@@ -191,7 +208,9 @@ impl<'a> Dump<'a> {
                 protocol,
                 precopied: 0,
                 validation: None,
+                shadowed: 0,
                 stopped_at: Instant::now(),
+                pending: None,
                 committed: None,
             }),
             Err(error) => {
@@ -202,7 +221,7 @@ impl<'a> Dump<'a> {
 
     /// What can be copied while the program runs.
     fn copy_ahead(&mut self) -> Result<(), Error> {
-        if self.protocol != Protocol::Recopy {
+        if !self.is_ahead() {
             return Ok(());
         }
         self.enter("precopy", Some(self.bulk_bytes))?;
@@ -222,6 +241,7 @@ impl<'a> Dump<'a> {
         self.follow(&blocks)?;
 
         let left = self.validate()?;
+        self.shadow()?;
 
         self.enter("copy", Some(left))?;
         let copy = self.start_copy(blocks)?;
@@ -238,8 +258,8 @@ impl<'a> Dump<'a> {
 
     /// What is left after the stopped phases: the program goes on, or is gone, and the keeper
     /// may go.
-    fn settle(mut self, saved: Result<(), Error>) -> Result<Report, Failure> {
-        let failed_in = self.clock.phase();
+    fn settle(mut self, mut saved: Result<(), Error>) -> Result<Report, Failure> {
+        let mut failed_in = self.clock.phase();
         let resume = saved.is_err() || self.options.leave_running;
         let mut lost = Vec::new();
         if resume {
@@ -250,6 +270,13 @@ impl<'a> Dump<'a> {
             }
         } else {
             self.ensure_ended();
+        }
+        let until_resumed = self.stopped_at.elapsed();
+        if let Some(pending) = self.pending.take()
+            && lost.is_empty()
+        {
+            saved = self.complete(pending, until_resumed);
+            failed_in = self.clock.phase();
         }
         self.clock.end();
         // An image that was not committed is removed here, before anything is reported.
@@ -270,7 +297,7 @@ impl<'a> Dump<'a> {
         };
         match (saved, self.committed) {
             (Ok(()), Some((committed, until_commit))) if lost.is_empty() => {
-                let stopped = if resume { self.stopped_at.elapsed() } else { until_commit };
+                let stopped = if resume { until_resumed } else { until_commit };
                 Ok(Report {
                     image: self.options.image.clone(),
                     id: crate::hex(&committed.id),
@@ -282,6 +309,7 @@ impl<'a> Dump<'a> {
                     stored_bytes: committed.stored_bytes,
                     precopied_chunks: self.precopied,
                     validation: self.validation,
+                    shadowed_bytes: self.shadowed,
                     stopped_ms: milliseconds(stopped),
                     total_ms: milliseconds(self.clock.total()),
                     phases: self.clock.times().to_vec(),
@@ -302,6 +330,11 @@ impl<'a> Dump<'a> {
                 Err(Failure { phase: failed_in, error: Box::new(error), left })
             }
         }
+    }
+
+    /// Whether memory is copied while the program runs.
+    fn is_ahead(&self) -> bool {
+        matches!(self.protocol, Protocol::Recopy | Protocol::Cow)
     }
 
     fn enter(&mut self, phase: &'static str, bytes: Option<u64>) -> Result<(), Error> {
@@ -365,8 +398,9 @@ impl<'a> Dump<'a> {
     /// Hashes all device memory and compares it with what was copied while the program ran. Gives
     /// the bytes that are still to be copied.
     fn validate(&mut self) -> Result<u64, Error> {
-        let Some(bulk) = self.bulk.as_mut().filter(|_| self.protocol == Protocol::Recopy) else {
-            if self.protocol == Protocol::Recopy {
+        let ahead = self.is_ahead();
+        let Some(bulk) = self.bulk.as_mut().filter(|_| ahead) else {
+            if ahead {
                 self.protocol = Protocol::Stop;
             }
             return Ok(self.bulk_bytes);
@@ -382,6 +416,18 @@ impl<'a> Dump<'a> {
         let found = bulk.validate(image.chunks())?;
         self.validation = Some(Validation { ms: milliseconds(since.elapsed()), ..found });
         Ok(bulk.left())
+    }
+
+    /// Copies aside, within the devices, what is left to be saved: then the program need not wait
+    /// for it.
+    fn shadow(&mut self) -> Result<(), Error> {
+        if self.protocol != Protocol::Cow {
+            return Ok(());
+        }
+        self.enter("shadow", None)?;
+        let Some(bulk) = &mut self.bulk else { return Ok(()) };
+        self.shadowed = bulk.shadow(self.options.shadow_memory)?;
+        Ok(())
     }
 
     /// Starts the copy of what is left. From outside it goes on beside the phases that follow,
@@ -403,12 +449,19 @@ impl<'a> Dump<'a> {
                     )?);
                 }
             }
-            return Ok(Copy { blocks, stop, work: Some(Work::Done(saved)) });
+            return Ok(Copy { blocks, stop, hashes: None, work: Some(Work::Done(saved)) });
         };
         let stop_flag = stop.clone();
-        let thread =
-            std::thread::spawn(move || bulk.save(image.chunks(), &stop_flag, progress.as_ref()));
-        Ok(Copy { blocks, stop, work: Some(Work::Thread(thread)) })
+        let hashes = self.validation.is_some().then(|| bulk.hashes());
+        let (released, release) = crossbeam_channel::bounded(1);
+        let thread = std::thread::spawn(move || {
+            // Whoever waits for this may have given up.
+            let released = || {
+                let _ = released.send(());
+            };
+            bulk.save(image.chunks(), &stop_flag, progress.as_ref(), released)
+        });
+        Ok(Copy { blocks, stop, hashes, work: Some(Work::Thread { thread, release }) })
     }
 
     /// Takes the bulk memory away from every program.
@@ -490,21 +543,57 @@ impl<'a> Dump<'a> {
         }
     }
 
-    /// Takes CRIU's files in, waits for the copy, and commits.
+    /// CRIU has written its files and holds the program frozen: commits the image, or with protocol
+    /// `cow` takes down all that the image needs of the frozen program, which may go on then.
     fn commit(&mut self, copy: Copy) -> Result<(), Error> {
         self.plan.update(self.options.pid, &self.held, &self.drivers)?;
+        if self.protocol == Protocol::Cow {
+            let blocks = copy.released()?;
+            let manifest = self.describe(blocks);
+            self.pending = Some(Pending { manifest, copy });
+            return Ok(());
+        }
         self.enter("store", None)?;
-        let image = self.image.take().expect("committed once");
-        let files = image.add_staged(|name| name.ends_with(".img"))?;
+        let files = self.take_staged()?;
         let blocks = copy.finish()?;
+        let manifest = self.describe(blocks);
+        self.write(manifest, files, None)
+    }
+
+    /// Completes the image of a program that runs again after `stopped`.
+    fn complete(&mut self, pending: Pending, stopped: Duration) -> Result<(), Error> {
+        let Pending { manifest, copy } = pending;
+        // Memory that the program gives back from now on is the device's.
+        self.held.iter_mut().for_each(|held| held.blocks.clear());
+        self.keeper.resumed().map_err(Error::Keeper)?;
+        self.enter("store", Some(self.shadowed))?;
+        let files = self.take_staged()?;
+        copy.finish()?;
+        self.write(manifest, files, Some(stopped))
+    }
+
+    fn take_staged(&self) -> Result<Vec<FileEntry>, Error> {
+        let image = self.image.as_ref().expect("not committed yet");
+        Ok(image.add_staged(|name| name.ends_with(".img"))?)
+    }
+
+    fn describe(&mut self, blocks: Vec<bulk::Saved>) -> Manifest {
+        let libraries = self.libraries.take().expect("described once");
+        describe::manifest(self.options, &self.plan, self.protocol, libraries, blocks)
+    }
+
+    /// Completes the manifest and commits. The copy has ended.
+    fn write(
+        &mut self,
+        mut manifest: Manifest,
+        files: Vec<FileEntry>,
+        stopped: Option<Duration>,
+    ) -> Result<(), Error> {
         self.enter("commit", None)?;
-        let stopped = self.stopped_at.elapsed();
+        let stopped = stopped.unwrap_or_else(|| self.stopped_at.elapsed());
+        describe::finish(&mut manifest, files, self.clock.times(), stopped);
+        let image = self.image.take().expect("committed once");
         let image = Arc::into_inner(image).expect("the copy has ended");
-        let phases = self.clock.times();
-        let libraries = self.libraries.take().expect("committed once");
-        let (options, plan) = (self.options, &self.plan);
-        let course = Course { protocol: self.protocol, phases, stopped };
-        let manifest = describe::manifest(options, plan, libraries, files, blocks, &course);
         let committed = image.commit(&manifest)?;
         self.committed = Some((committed, self.stopped_at.elapsed()));
         Ok(())
@@ -513,46 +602,72 @@ impl<'a> Dump<'a> {
 
 /// How the memory is copied: as it was asked for, where that can be done. Copying while the program
 /// runs needs a context of gpucr's own that can hash, and memory to copy.
-fn choose(asked: Option<Protocol>, plan: &Plan, bulk: Option<&mut Bulk>) -> Protocol {
+fn choose(options: &Options, plan: &Plan, bulk: Option<&mut Bulk>) -> Protocol {
     if plan.shims().next().is_none() {
         return Protocol::Driver;
     }
     let Some(bulk) = bulk.filter(|_| plan.bulk_bytes() > 0) else { return Protocol::Stop };
-    let ahead = asked.is_none_or(|asked| asked == Protocol::Recopy);
-    if ahead && bulk.prepare_hashing() { Protocol::Recopy } else { Protocol::Stop }
+    // A program that is ended need not be let go early.
+    let best = if options.leave_running { Protocol::Cow } else { Protocol::Recopy };
+    match options.protocol {
+        Some(Protocol::Stop) => Protocol::Stop,
+        _ if !bulk.prepare_hashing() => Protocol::Stop,
+        Some(Protocol::Recopy) => Protocol::Recopy,
+        _ => best,
+    }
 }
 
 /// A copy of bulk memory under way. Dropped before its end it is stopped and waited for.
 struct Copy {
     blocks: Vec<Vec<Block>>,
     stop: Stop,
+    /// The ids that each block will have, where they are known before the end.
+    hashes: Option<Vec<Vec<ChunkId>>>,
     work: Option<Work>,
 }
 
 enum Work {
     /// Ids for each block of each program, in order.
     Done(Vec<Vec<ChunkId>>),
-    Thread(JoinHandle<Result<Vec<Vec<ChunkId>>, Error>>),
+    Thread {
+        thread: JoinHandle<Result<Vec<Vec<ChunkId>>, Error>>,
+        /// Says when nothing is needed any more of the programs' memory.
+        release: Receiver<()>,
+    },
 }
 
 impl Copy {
+    /// Waits until the programs may go on with their memory, and gives each program's blocks with the
+    /// chunks that they will have. All memory has been hashed.
+    fn released(&self) -> Result<Vec<bulk::Saved>, Error> {
+        if let Some(Work::Thread { release, .. }) = &self.work {
+            // No word means that the copy has failed.
+            release.recv().map_err(|_| Error::CopyIncomplete)?;
+        }
+        let hashes = self.hashes.clone().ok_or(Error::CopyIncomplete)?;
+        Ok(in_programs(self.blocks.clone(), hashes))
+    }
+
     /// Waits for the end and gives each program's blocks with their chunks.
     fn finish(mut self) -> Result<Vec<bulk::Saved>, Error> {
         let ids = match self.work.take().expect("taken only here and in drop") {
             Work::Done(ids) => ids,
-            Work::Thread(thread) => {
+            Work::Thread { thread, .. } => {
                 thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?
             }
         };
-        let mut ids = ids.into_iter();
-        let programs = std::mem::take(&mut self.blocks).into_iter();
-        Ok(programs.map(|blocks| blocks.into_iter().zip(ids.by_ref()).collect()).collect())
+        Ok(in_programs(std::mem::take(&mut self.blocks), ids))
     }
+}
+
+fn in_programs(blocks: Vec<Vec<Block>>, ids: Vec<Vec<ChunkId>>) -> Vec<bulk::Saved> {
+    let mut ids = ids.into_iter();
+    blocks.into_iter().map(|blocks| blocks.into_iter().zip(ids.by_ref()).collect()).collect()
 }
 
 impl Drop for Copy {
     fn drop(&mut self) {
-        if let Some(Work::Thread(thread)) = self.work.take() {
+        if let Some(Work::Thread { thread, .. }) = self.work.take() {
             self.stop.fail();
             let _ = thread.join();
         }
