@@ -14,6 +14,7 @@ mod device_memory;
 mod events;
 mod exclusive;
 mod executables;
+mod fatbin;
 mod gate;
 mod graphs;
 mod handles;
