@@ -8,13 +8,16 @@ use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 
+use crate::capture;
 use crate::device_memory;
 use crate::events::EVENTS;
 use crate::exclusive;
+use crate::graphs::Work;
 use crate::handles::{Table, new_handle};
 use crate::host_memory;
 use crate::managed_memory;
 use crate::modules;
+use crate::operations::Operation;
 use crate::process::{MAX_DEVICES, is_forked};
 use crate::status::{Code, Outcome};
 use crate::streams::{NON_BLOCKING, Position, Stream};
@@ -193,7 +196,10 @@ pub(crate) fn destroy(context: &Arc<Context>) {
         stream.close();
     }
     let streams = std::mem::take(&mut *context.streams.lock());
-    streams.all().for_each(|stream| stream.close());
+    for stream in streams.all() {
+        capture::forget(stream.handle);
+        stream.close();
+    }
     context.legacy.close();
     EVENTS.remove_where(|event| event.context == context.handle);
     modules::unload_context(context.handle);
@@ -258,6 +264,7 @@ impl Context {
 
     /// Lets a stream end that nobody can name any more.
     fn retire(&self, stream: &Arc<Stream>) {
+        capture::forget(stream.handle);
         let last = stream.last();
         if !last.is_reached() {
             // Whoever waits for all streams must still wait for what is under way.
@@ -287,18 +294,41 @@ impl Context {
         }
     }
 
+    /// Whether a stream is the legacy default stream.
+    pub(crate) fn is_legacy(&self, stream: &Arc<Stream>) -> bool {
+        Arc::ptr_eq(stream, &self.legacy)
+    }
+
+    /// Adds an operation to a stream of this context, or to the graph that the stream captures.
+    ///
+    /// # Errors
+    /// As [`Context::submit`], and `STREAM_CAPTURE_INVALIDATED`.
+    pub(crate) fn enqueue(
+        self: &Arc<Self>,
+        stream: &Arc<Stream>,
+        operation: Operation,
+    ) -> Outcome<Option<Position>> {
+        if capture::record(stream, Work::Operation(operation.clone(), self.handle))? {
+            return Ok(None);
+        }
+        let owner = self.clone();
+        self.submit(stream, Vec::new(), move || operation.run(&owner)).map(Some)
+    }
+
     /// Adds work to a stream of this context, in order with the legacy default stream.
     ///
     /// # Errors
-    /// `OPERATING_SYSTEM` when no thread can be started.
+    /// `OPERATING_SYSTEM` when no thread can be started; those of [`capture::refuse`], as this
+    /// work cannot be captured.
     pub(crate) fn submit(
         &self,
         stream: &Arc<Stream>,
         mut after: Vec<Position>,
         work: impl FnOnce() + Send + 'static,
     ) -> Outcome<Position> {
+        capture::refuse(self, stream)?;
         let mut streams = self.streams.lock();
-        if Arc::ptr_eq(stream, &self.legacy) {
+        if self.is_legacy(stream) {
             let blocking = streams.all().filter(|s| s.flags & NON_BLOCKING == 0);
             after.extend(blocking.map(Stream::last).filter(|p| !p.is_reached()));
             // Retired streams are few, so blocking or not is not told apart.
@@ -319,7 +349,7 @@ impl Context {
         if self.is_idle(stream) {
             return Ok(stream.last());
         }
-        if Arc::ptr_eq(stream, &self.legacy) {
+        if self.is_legacy(stream) {
             self.submit(stream, Vec::new(), || ())
         } else {
             Ok(stream.last())
@@ -331,7 +361,7 @@ impl Context {
         if !stream.last().is_reached() {
             return false;
         }
-        if !Arc::ptr_eq(stream, &self.legacy) {
+        if !self.is_legacy(stream) {
             return true;
         }
         let streams = self.streams.lock();

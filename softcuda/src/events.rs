@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
+use crate::capture::{self, Mark};
 use crate::context::Context;
 use crate::handles::Table;
 use crate::status::{Code, Outcome};
@@ -22,7 +23,16 @@ pub(crate) struct Event {
     pub(crate) context: u64,
     /// Flags as given at creation.
     pub(crate) flags: u32,
-    last: Mutex<Option<Record>>,
+    last: Mutex<Last>,
+}
+
+/// Where an event was recorded last.
+#[derive(Clone, Default)]
+enum Last {
+    #[default]
+    Nowhere,
+    InStream(Record),
+    InCapture(Mark),
 }
 
 #[derive(Clone)]
@@ -34,16 +44,21 @@ struct Record {
 impl Event {
     /// An event that was never recorded.
     pub(crate) fn new(context: u64, flags: u32) -> Event {
-        Event { context, flags, last: Mutex::new(None) }
+        Event { context, flags, last: Mutex::default() }
     }
 
-    /// Marks the present end of a stream.
+    /// Marks the present end of a stream, or of what it has captured.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` when event and stream belong to different contexts.
+    /// `INVALID_HANDLE` when event and stream belong to different contexts,
+    /// `STREAM_CAPTURE_INVALIDATED`.
     pub(crate) fn record(&self, context: &Context, stream: &Arc<Stream>) -> Outcome {
         if self.context != context.handle {
             return Err(Code::INVALID_HANDLE);
+        }
+        if let Some(mark) = capture::mark(stream)? {
+            *self.last.lock() = Last::InCapture(mark);
+            return Ok(());
         }
         let passed = Arc::new(OnceLock::new());
         let mark = passed.clone();
@@ -51,7 +66,7 @@ impl Event {
         let position = context.submit(stream, Vec::new(), move || {
             let _ = mark.set(Instant::now());
         })?;
-        *last = Some(Record { position, passed });
+        *last = Last::InStream(Record { position, passed });
         Ok(())
     }
 
@@ -69,9 +84,28 @@ impl Event {
         self.record(context, stream)
     }
 
-    /// What the last record marked; `None` before the first.
+    /// What the last record marked; `None` before the first, and in a capture.
     pub(crate) fn position(&self) -> Option<Position> {
-        self.last.lock().as_ref().map(|record| record.position.clone())
+        match &*self.last.lock() {
+            Last::InStream(record) => Some(record.position.clone()),
+            _ => None,
+        }
+    }
+
+    /// What the last record marked, if that was in a capture.
+    pub(crate) fn mark(&self) -> Option<Mark> {
+        match &*self.last.lock() {
+            Last::InCapture(mark) => Some(mark.clone()),
+            _ => None,
+        }
+    }
+
+    /// Fails if the event was recorded last in a capture, where it has no time.
+    ///
+    /// # Errors
+    /// `CAPTURED_EVENT`, with the capture invalidated.
+    pub(crate) fn check_not_captured(&self) -> Outcome {
+        self.mark().map_or(Ok(()), |mark| Err(capture::refuse_captured_event(&mark)))
     }
 
     /// Milliseconds from one event to another.
@@ -81,7 +115,9 @@ impl Event {
     /// passed yet.
     pub(crate) fn milliseconds(start: &Event, end: &Event) -> Outcome<f32> {
         let time = |event: &Event| {
-            let record = event.last.lock().clone().ok_or(Code::INVALID_HANDLE)?;
+            let Last::InStream(record) = event.last.lock().clone() else {
+                return Err(Code::INVALID_HANDLE);
+            };
             if event.flags & DISABLE_TIMING != 0 {
                 return Err(Code::INVALID_HANDLE);
             }

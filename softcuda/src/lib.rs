@@ -6,17 +6,22 @@
 
 mod address_space;
 mod api;
+mod capture;
 mod checkpoint;
 mod context;
 mod copy_engine;
 mod device_memory;
 mod events;
 mod exclusive;
+mod executables;
+mod fatbin;
 mod gate;
+mod graphs;
 mod handles;
 mod host_memory;
 mod managed_memory;
 mod modules;
+mod operations;
 mod pools;
 mod process;
 pub mod ptx;

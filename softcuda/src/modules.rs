@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use crate::context::Context;
 use crate::copy_engine::{Transfer, copy};
 use crate::device_memory;
+use crate::fatbin::{self, FatbinError};
 use crate::handles::{Table, new_handle};
 use crate::ptx::{self, DiagnosticKind, Entry};
 use crate::status::{Code, Outcome};
@@ -23,6 +24,8 @@ pub(crate) static LIBRARIES: Table<Library> = Table::new();
 /// All kernels of libraries.
 pub(crate) static KERNELS: Table<Kernel> = Table::new();
 
+/// Compute capability of the devices, as PTX targets count.
+const CAPABILITY: u32 = 80;
 /// Shared memory of a block without opting in for more, in bytes.
 pub(crate) const SHARED_PER_BLOCK: usize = 48 << 10;
 /// Shared memory of a block at most, in bytes.
@@ -105,23 +108,33 @@ impl Refusal {
     }
 }
 
-/// Checks and translates an image.
+/// Checks and translates an image: PTX, or a fat binary with PTX.
 ///
 /// # Errors
 /// A refusal that says what is wrong; `NO_BINARY_FOR_GPU` for device binaries, which only a GPU
 /// can run.
 pub(crate) fn parse(image: &[u8]) -> Result<Arc<ptx::Module>, Refusal> {
     const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
-    const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
-    const FATBIN_WRAPPER: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
     if image.starts_with(&ELF) {
         let text = "this is a cubin (device code); the software driver executes PTX only";
         return Err(Refusal::new(Code::NO_BINARY_FOR_GPU, text));
     }
-    if image.starts_with(&FATBIN) || image.starts_with(&FATBIN_WRAPPER) {
-        let text = "fat binaries are not supported yet; load the PTX text itself";
-        return Err(Refusal::new(Code::NO_BINARY_FOR_GPU, text));
+    if image.starts_with(&fatbin::MAGIC) {
+        return match fatbin::ptx(image, CAPABILITY) {
+            Ok(ptx) => parse_ptx(&ptx),
+            Err(error) => {
+                let code = match error {
+                    FatbinError::Damaged(_) => Code::INVALID_IMAGE,
+                    FatbinError::NoPtx(..) => Code::NO_BINARY_FOR_GPU,
+                };
+                Err(Refusal { code, text: error.to_string() })
+            }
+        };
     }
+    parse_ptx(image)
+}
+
+fn parse_ptx(image: &[u8]) -> Result<Arc<ptx::Module>, Refusal> {
     let source = std::str::from_utf8(image)
         .map_err(|_| Refusal::new(Code::INVALID_IMAGE, "the image is neither PTX nor a binary"))?;
     match ptx::Module::load(source) {

@@ -297,11 +297,11 @@ fn the_library_exports_every_function_of_the_driver() {
     type Version = unsafe extern "C" fn(*mut i32) -> u32;
     type GetAddress = unsafe extern "C" fn(*const u8, *mut usize, i32, u64, *mut u32) -> u32;
     // SAFETY: these are the functions' types.
-    let (version, get_address, graph) = unsafe {
+    let (version, get_address, missing) = unsafe {
         (
             library.get::<Version>("cuDriverGetVersion").unwrap(),
             library.get::<GetAddress>("cuGetProcAddress_v2").unwrap(),
-            library.get::<unsafe extern "C" fn() -> u32>("cuGraphLaunch").unwrap(),
+            library.get::<unsafe extern "C" fn() -> u32>("cuMulticastCreate").unwrap(),
         )
     };
     let (mut value, mut address, mut status) = (0, 0, 9);
@@ -311,7 +311,7 @@ fn the_library_exports_every_function_of_the_driver() {
         assert_eq!(value, 13000);
         let name = c"cuDriverGetVersion".as_ptr().cast();
         ok(get_address(name, &mut address, 13000, 0, &mut status));
-        assert_eq!(graph(), NOT_SUPPORTED);
+        assert_eq!(missing(), NOT_SUPPORTED);
     }
     assert_eq!((address, status), (*version as usize, 0));
     std::mem::forget(library);

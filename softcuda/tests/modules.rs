@@ -117,6 +117,56 @@ fn a_kernel_runs_with_both_forms_of_parameters() {
 }
 
 #[test]
+fn ptx_in_fat_binaries_runs() {
+    unsafe extern "C" {
+        safe fn cuModuleLoadFatBinary(module: &mut u64, image: *const u8) -> u32;
+        safe fn cuModuleLoad(module: &mut u64, path: *const u8) -> u32;
+    }
+    let context = context();
+    let data = allocate(128);
+    let plain: &[u8] = include_bytes!("fatbin/plain.fatbin");
+    let wrapper = [0x1_4662_43b1_u64, plain.as_ptr() as u64, 0];
+    let images: [&[u8]; 4] = [
+        plain,
+        include_bytes!("fatbin/lz4.fatbin"),
+        include_bytes!("fatbin/zstd.fatbin"),
+        include_bytes!("fatbin/both.fatbin"),
+    ];
+    let check = |module: u64| {
+        write(data, &(0..32).collect::<Vec<u32>>());
+        let factor = 7_u32;
+        let each = [(&raw const data).cast(), (&raw const factor).cast()];
+        let scale = function(module, c"scale");
+        // SAFETY: the parameters are those of the kernel in `fatbin/scale.cu`.
+        ok(unsafe {
+            cuLaunchKernel(scale, 1, 1, 1, 32, 1, 1, 0, 0, each.as_ptr(), std::ptr::null())
+        });
+        assert_eq!(read(data, 32), (0..32).map(|i| 7 * i).collect::<Vec<u32>>());
+        ok(cuModuleUnload(module));
+    };
+    let mut module = 0;
+    for image in images {
+        // SAFETY: the images are whole.
+        ok(unsafe { cuModuleLoadData(&mut module, image.as_ptr()) });
+        check(module);
+    }
+    ok(cuModuleLoadFatBinary(&mut module, wrapper.as_ptr().cast()));
+    check(module);
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fatbin/zstd.fatbin\0");
+    ok(cuModuleLoad(&mut module, path.as_ptr()));
+    check(module);
+
+    let (code, log) = refused(include_bytes!("fatbin/sass.fatbin"));
+    assert_eq!(code, 209);
+    assert!(log.contains("no PTX") && log.contains("device code: 1"), "{log}");
+    assert_eq!(refused(include_bytes!("fatbin/newer.fatbin")).0, 209);
+    let mut damaged = plain.to_vec();
+    damaged[20] = 0xff;
+    assert_eq!(refused(&damaged).0, 200);
+    ok(cuCtxDestroy_v2(context));
+}
+
+#[test]
 fn a_failed_kernel_spoils_its_context_only() {
     let spoiled = context();
     let module = load(PTX);
@@ -136,7 +186,7 @@ fn a_failed_kernel_spoils_its_context_only() {
 
 /// Loads an image with an error log; gives the code and the log.
 fn refused(image: &[u8]) -> (u32, String) {
-    let mut log = [0_u8; 200];
+    let mut log = [0_u8; 400];
     let names = [5, 6];
     let mut values = [log.as_mut_ptr() as u64, log.len() as u64];
     let mut module = 0;
@@ -153,7 +203,6 @@ fn images_that_cannot_run_are_refused_with_a_reason() {
     let (code, log) = refused(b"\x7fELF\0");
     assert_eq!(code, 209);
     assert!(log.contains("cubin"), "{log}");
-    assert_eq!(refused(b"\x50\xed\x55\xba\0").0, 209);
     let (code, log) = refused(b"this is no PTX\0");
     assert_eq!(code, 218);
     assert!(log.contains("line 1"), "{log}");

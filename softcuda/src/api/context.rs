@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::arguments::{In, Out};
 use super::driver_api;
+use crate::capture;
 use crate::context::{self, Context, DefaultStream};
 use crate::events::EVENTS;
 use crate::pools;
@@ -45,6 +46,7 @@ fn destroy(handle: u64) -> Outcome {
 }
 
 fn synchronize(context: &Context) -> Outcome {
+    capture::refuse_in_context(context.handle)?;
     context.wait_all();
     pools::tidy(None);
     context.check()

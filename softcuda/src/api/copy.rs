@@ -4,11 +4,14 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::arguments::{Address, In, Out};
+use super::arguments::{Address, In};
 use super::driver_api;
 use crate::address_space;
+use crate::capture;
 use crate::context::{self, Context, DefaultStream};
 use crate::copy_engine::{self, Direction, Transfer};
+use crate::graphs::Work;
+use crate::operations::Operation;
 use crate::status::{Code, Outcome};
 use crate::streams::Stream;
 
@@ -40,7 +43,7 @@ struct Side2d {
 /// `CUDA_MEMCPY3D` and `CUDA_MEMCPY3D_PEER` with their enumerations as numbers.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Copy3d {
+pub(super) struct Copy3d {
     from: Side3d,
     to: Side3d,
     width: usize,
@@ -108,7 +111,7 @@ impl Copy2d {
 }
 
 impl Copy3d {
-    fn transfer(&self) -> Outcome<Transfer> {
+    pub(super) fn transfer(&self) -> Outcome<Transfer> {
         let place = |s: &Side3d| {
             let pitch = if s.pitch == 0 { self.width } else { s.pitch };
             let height = if s.height == 0 { self.height } else { s.height };
@@ -139,6 +142,36 @@ impl Copy3d {
     }
 }
 
+impl From<&Transfer> for Copy3d {
+    /// The description of a copy that is the same as the one given, though its offsets may have
+    /// become part of the addresses.
+    fn from(transfer: &Transfer) -> Copy3d {
+        let side = |address: u64, pitch: u64, plane: u64| {
+            let is_device = address_space::in_window(address);
+            Side3d {
+                x: 0,
+                y: 0,
+                z: 0,
+                level: 0,
+                kind: if is_device { 2 } else { 1 },
+                host: if is_device { 0 } else { address },
+                device: if is_device { address } else { 0 },
+                array: 0,
+                context: 0,
+                pitch: pitch as usize,
+                height: plane.checked_div(pitch).unwrap_or(0) as usize,
+            }
+        };
+        Copy3d {
+            from: side(transfer.from, transfer.from_pitch, transfer.from_plane),
+            to: side(transfer.to, transfer.to_pitch, transfer.to_plane),
+            width: transfer.width,
+            height: transfer.height,
+            depth: transfer.depth,
+        }
+    }
+}
+
 /// Last byte that one side of a transfer touches, relative to its first.
 fn extent(transfer: &Transfer, pitch: u64, plane: u64) -> Outcome<u64> {
     let rows = (transfer.height as u64 - 1).checked_mul(pitch);
@@ -149,7 +182,7 @@ fn extent(transfer: &Transfer, pitch: u64, plane: u64) -> Outcome<u64> {
 }
 
 /// Refuses what cannot be copied, before it is submitted.
-fn check(transfer: &Transfer) -> Outcome {
+pub(super) fn check(transfer: &Transfer) -> Outcome {
     let sides = [
         (transfer.to, transfer.to_pitch, transfer.to_plane),
         (transfer.from, transfer.from_pitch, transfer.from_plane),
@@ -182,6 +215,10 @@ fn submit(
         return if wait { context.check() } else { Ok(()) };
     }
     check(&transfer)?;
+    if !wait && capture::record(stream, Work::Operation(Operation::Copy(transfer), context.handle))?
+    {
+        return Ok(());
+    }
     let direction = copy_engine::direction(transfer.to, transfer.from);
     let one_row = transfer.height == 1 && transfer.depth == 1;
     let mut staged = Vec::new();
@@ -326,17 +363,4 @@ driver_api! {
     stream(mode) fn cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz(copy: In<Copy3d>, stream: u64) {
         later(mode, stream, copy.get()?.transfer()?)
     }
-
-    call fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) {
-        // Nothing captures, so the mode of a thread changes nothing but is kept all the same.
-        let wanted = mode.get()?;
-        if wanted > 2 {
-            return Err(Code::INVALID_VALUE);
-        }
-        mode.set(CAPTURE_MODE.replace(wanted))
-    }
-}
-
-thread_local! {
-    static CAPTURE_MODE: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }

@@ -4,14 +4,18 @@ use std::sync::Arc;
 
 use super::arguments::Out;
 use super::driver_api;
+use crate::capture;
 use crate::context::{self, DefaultStream, stream_and_context};
 use crate::events::{EVENTS, Event};
+use crate::graphs::Work;
 use crate::handles::new_handle;
 use crate::pools;
 use crate::status::{Code, Outcome};
 
 /// `CU_EVENT_BLOCKING_SYNC`, `CU_EVENT_DISABLE_TIMING`; not `CU_EVENT_INTERPROCESS`.
 const KNOWN_FLAGS: u32 = 3;
+/// `CU_EVENT_RECORD_EXTERNAL`.
+const EXTERNAL: u32 = 1;
 
 fn find(handle: u64) -> Outcome<Arc<Event>> {
     EVENTS.get(handle).ok_or(Code::INVALID_HANDLE)
@@ -23,11 +27,17 @@ fn check_context(event: &Event) -> Outcome {
 }
 
 fn record(mode: DefaultStream, event: u64, stream: u64, flags: u32) -> Outcome {
-    if flags != 0 {
-        return Err(Code::NOT_SUPPORTED);
+    if flags & !EXTERNAL != 0 {
+        return Err(Code::INVALID_VALUE);
     }
+    let handle = event;
     let event = find(event)?;
     let (stream, context) = stream_and_context(stream, mode)?;
+    if flags == EXTERNAL {
+        // Part of the graph, where an event is usually only a way to name dependencies.
+        let captured = capture::record(&stream, Work::Record(handle, event))?;
+        return if captured { Ok(()) } else { Err(Code::INVALID_VALUE) };
+    }
     event.record(&context, &stream)
 }
 
@@ -38,6 +48,8 @@ fn destroy(handle: u64) -> Outcome {
 fn elapsed(out: &Out<f32>, start: u64, end: u64) -> Outcome {
     let (start, end) = (find(start)?, find(end)?);
     check_context(&end)?;
+    start.check_not_captured()?;
+    end.check_not_captured()?;
     out.set(Event::milliseconds(&start, &end)?)
 }
 
@@ -76,6 +88,7 @@ driver_api! {
     call fn cuEventQuery(handle: u64) {
         let event = find(handle)?;
         check_context(&event)?;
+        event.check_not_captured()?;
         match event.position() {
             Some(position) if !position.is_reached() => Err(Code::NOT_READY),
             _ => Ok(()),
@@ -84,6 +97,7 @@ driver_api! {
 
     call fn cuEventSynchronize(handle: u64) {
         let event = find(handle)?;
+        event.check_not_captured()?;
         if let Some(position) = event.position() {
             position.wait();
         }

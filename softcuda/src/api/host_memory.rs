@@ -2,6 +2,7 @@
 
 use super::arguments::{Address, Out};
 use super::driver_api;
+use crate::capture;
 use crate::context;
 use crate::host_memory;
 use crate::status::{Code, Outcome};
@@ -17,11 +18,13 @@ fn allocate(out: &Out<u64>, size: usize, flags: u32) -> Outcome {
         return Err(Code::INVALID_VALUE);
     }
     let context = context::current()?;
+    capture::refuse_unsafe()?;
     out.set(host_memory::allocate(context.handle, size as u64, flags)?)
 }
 
 fn register(address: u64, size: usize, flags: u32) -> Outcome {
     let context = context::current()?;
+    capture::refuse_unsafe()?;
     if flags & !REGISTRATION_FLAGS != 0 {
         return Err(Code::NOT_SUPPORTED);
     }
@@ -40,6 +43,7 @@ driver_api! {
 
     call fn cuMemFreeHost(address: Address) {
         context::current()?;
+        capture::refuse_unsafe()?;
         if !host_memory::find(address.0).is_some_and(|m| m.allocated) {
             return Err(Code::INVALID_VALUE);
         }
@@ -54,6 +58,7 @@ driver_api! {
 
     call fn cuMemHostUnregister(address: Address) {
         context::current()?;
+        capture::refuse_unsafe()?;
         context::wait_everything();
         host_memory::unregister(address.0)
     }

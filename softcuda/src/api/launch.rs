@@ -1,15 +1,14 @@
 //! Kernel launches.
 
-use std::io::Write;
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 
 use super::arguments::In;
 use super::driver_api;
-use crate::address_space::DeviceView;
 use crate::context::{DefaultStream, stream_and_context};
 use crate::modules::{self, Function};
-use crate::ptx::{self, Trap};
+use crate::operations::{KernelLaunch, Operation, Shape};
 use crate::status::{Code, Outcome};
 
 /// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER`, `_BUFFER_SIZE`.
@@ -40,31 +39,6 @@ struct Attribute {
 
 const _: () = assert!(size_of::<Config>() == size_of::<sys::CUlaunchConfig>());
 const _: () = assert!(size_of::<Attribute>() == size_of::<sys::CUlaunchAttribute>());
-
-struct Shape {
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared: u32,
-    cooperative: bool,
-}
-
-/// What a trap of a kernel makes of its context.
-fn code_of(trap: &Trap) -> Code {
-    match trap {
-        Trap::IllegalAddress { .. } => Code::ILLEGAL_ADDRESS,
-        Trap::Misaligned { .. } => Code::MISALIGNED_ADDRESS,
-        Trap::Assert { .. } => Code::ASSERT,
-        Trap::IllegalInstruction { .. } => Code::ILLEGAL_INSTRUCTION,
-        Trap::InvalidLaunch { .. } => Code::INVALID_VALUE,
-        _ => Code::LAUNCH_FAILED,
-    }
-}
-
-fn print(text: &[u8]) {
-    let mut out = std::io::stdout().lock();
-    // A closed output is no reason to stop a kernel.
-    let _ = out.write_all(text).and_then(|()| out.flush());
-}
 
 fn check(function: &Function, shape: &Shape) -> Outcome {
     let threads = shape.block.iter().try_fold(1u32, |product, n| product.checked_mul(*n));
@@ -147,6 +121,18 @@ fn parameters(function: &Function, each: &In<u64>, extra: &In<u64>) -> Outcome<V
     Ok(buffer)
 }
 
+/// Checks a launch and copies its parameters.
+pub(super) fn prepare(
+    function: Arc<Function>,
+    shape: Shape,
+    each: &In<u64>,
+    extra: &In<u64>,
+) -> Outcome<KernelLaunch> {
+    check(&function, &shape)?;
+    let parameters = parameters(&function, each, extra)?;
+    Ok(KernelLaunch::new(function, shape, parameters))
+}
+
 fn launch(
     mode: DefaultStream,
     handle: u64,
@@ -160,31 +146,8 @@ fn launch(
     if function.context != context.handle {
         return Err(Code::INVALID_CONTEXT);
     }
-    check(&function, &shape)?;
-    let parameters = parameters(&function, each, extra)?;
-    let owner = context.clone();
-    context.submit(&stream, Vec::new(), move || {
-        if owner.has_failed() {
-            return;
-        }
-        let launch = ptx::Launch {
-            grid: shape.grid,
-            block: shape.block,
-            dynamic_shared: shape.shared,
-            params: &parameters,
-            global_addresses: &function.addresses,
-            cooperative: shape.cooperative,
-            cancel: &owner.cancel,
-            print: &print,
-        };
-        if let Err(trap) = ptx::run(&function.code, &function.entry, &launch, &DeviceView) {
-            if crate::process::settings().log {
-                eprintln!("softcuda: {trap}");
-            }
-            owner.fail(code_of(&trap));
-        }
-    })?;
-    Ok(())
+    let launch = Arc::new(prepare(function, shape, each, extra)?);
+    context.enqueue(&stream, Operation::Kernel(launch)).map(|_| ())
 }
 
 /// What the launch attributes ask for.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::arguments::{Address, In, Out, Text};
 use super::driver_api;
 use super::function::{attribute, parameter, set_attribute};
-use super::module::{Options, image, parse};
+use super::module::{Options, image, image_in_file, parse};
 use crate::context;
 use crate::modules::{self, FUNCTIONS, KERNELS, Kernel, LIBRARIES, Library};
 use crate::status::{Code, Outcome};
@@ -36,10 +36,7 @@ driver_api! {
         out: Out<u64>, path: Text, names: In<u32>, values: Out<u64>, count: u32,
         _library_options: Address, _library_values: Address, _library_count: u32,
     ) {
-        let mut image = std::fs::read(path.get()?).map_err(|_| Code::FILE_NOT_FOUND)?;
-        if !image.starts_with(b"\x7fELF") {
-            image.truncate(image.iter().position(|byte| *byte == 0).unwrap_or(image.len()));
-        }
+        let image = image_in_file(path.get()?)?;
         load(&out, &image, Some(&Options { count, names, values }))
     }
 

@@ -2,6 +2,7 @@
 
 use super::arguments::{In, Out};
 use super::driver_api;
+use crate::capture;
 use crate::context::{self, DefaultStream, stream_and_context};
 use crate::managed_memory::{self, Advice, Location};
 use crate::process::device;
@@ -128,6 +129,7 @@ driver_api! {
     call fn cuMemAllocManaged(out: Out<u64>, size: usize, flags: u32) {
         out.check()?;
         let context = context::current()?;
+        capture::refuse_unsafe()?;
         if !matches!(flags, ATTACH_GLOBAL | ATTACH_HOST) {
             return Err(Code::INVALID_VALUE);
         }

@@ -2,6 +2,7 @@
 
 use super::arguments::Out;
 use super::driver_api;
+use crate::capture;
 use crate::context;
 use crate::device_memory;
 use crate::host_memory;
@@ -17,6 +18,7 @@ const PITCH: usize = 512;
 fn allocate(out: &Out<u64>, size: usize) -> Outcome {
     out.check()?;
     let context = context::current()?;
+    capture::refuse_unsafe()?;
     let allocate = || device_memory::allocate(context.device, context.handle, size as u64);
     let address = allocate().or_else(|code| {
         if code != Code::OUT_OF_MEMORY {
@@ -51,6 +53,7 @@ driver_api! {
         if address == 0 {
             return Ok(());
         }
+        capture::refuse_unsafe()?;
         let managed = managed_memory::find(address).is_some_and(|m| m.address == address);
         let pooled = pools::find(address).is_some_and(|m| m.address == address);
         let plain = device_memory::find(address).is_some_and(|m| m.address == address);

@@ -4,6 +4,7 @@
 //! `names.txt` by the build script and return `CUDA_ERROR_NOT_SUPPORTED`.
 
 mod arguments;
+mod capture;
 mod checkpoint;
 mod context;
 mod copy;
@@ -12,6 +13,9 @@ mod errors;
 mod event;
 mod faults;
 mod function;
+mod graph;
+mod graph_exec;
+mod graph_node;
 mod host_memory;
 mod init;
 mod launch;

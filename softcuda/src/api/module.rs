@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::arguments::{Address, In, Out, Text, read_bytes};
 use super::driver_api;
 use crate::context;
+use crate::fatbin;
 use crate::modules::{self, MODULES, Module, Refusal};
 use crate::ptx;
 use crate::status::{Code, Outcome};
@@ -24,12 +25,45 @@ pub(crate) fn image(address: Address) -> Outcome<Vec<u8>> {
     unsafe {
         let size = libc::strnlen(from.cast(), LONGEST_TEXT);
         let head = read_bytes(from, size.min(4));
-        let is_binary = matches!(
-            head.as_slice(),
-            [0x7f, b'E', b'L', b'F'] | [0x50, 0xed, 0x55, 0xba] | [0xb1, 0x43, 0x62, 0x46]
-        );
-        Ok(if is_binary { head } else { read_bytes(from, size) })
+        if head == b"\x7fELF" {
+            return Ok(head);
+        }
+        if head == fatbin::WRAPPER_MAGIC {
+            // Magic number, version, pointer to the container.
+            let container = (from.add(8) as *const u64).read_unaligned();
+            return if container == 0 {
+                Err(Code::INVALID_VALUE)
+            } else {
+                read_fatbin(container as *const u8)
+            };
+        }
+        if head == fatbin::MAGIC {
+            return read_fatbin(from);
+        }
+        Ok(read_bytes(from, size))
     }
+}
+
+/// The bytes of a fat binary.
+///
+/// # Safety
+/// It is as long as its header says.
+unsafe fn read_fatbin(from: *const u8) -> Outcome<Vec<u8>> {
+    // SAFETY: the caller's promise; the header tells how much more there is.
+    unsafe {
+        let header = read_bytes(from, fatbin::HEADER);
+        let size = fatbin::size(&header).map_err(|_| Code::INVALID_IMAGE)?;
+        Ok(read_bytes(from, size))
+    }
+}
+
+/// The bytes of an image in a file. A NUL is the end of a text but nothing special in a binary.
+pub(crate) fn image_in_file(path: &str) -> Outcome<Vec<u8>> {
+    let mut image = std::fs::read(path).map_err(|_| Code::FILE_NOT_FOUND)?;
+    if !image.starts_with(b"\x7fELF") && !image.starts_with(&fatbin::MAGIC) {
+        image.truncate(image.iter().position(|byte| *byte == 0).unwrap_or(image.len()));
+    }
+    Ok(image)
 }
 
 /// The log buffers among JIT options.
@@ -124,11 +158,7 @@ pub(crate) fn find(handle: u64) -> Outcome<Arc<Module>> {
 
 driver_api! {
     call fn cuModuleLoad(out: Out<u64>, path: Text) {
-        let image = std::fs::read(path.get()?).map_err(|_| Code::FILE_NOT_FOUND)?;
-        let end = image.iter().position(|byte| *byte == 0).unwrap_or(image.len());
-        // A NUL is the end of a text but nothing special in a binary.
-        let text = if image.starts_with(b"\x7fELF") { &image[..] } else { &image[..end] };
-        load(&out, text, None)
+        load(&out, &image_in_file(path.get()?)?, None)
     }
 
     call fn cuModuleLoadData(out: Out<u64>, address: Address) {

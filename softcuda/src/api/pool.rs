@@ -7,6 +7,7 @@ use cudarc::driver::sys;
 use super::arguments::{In, Out};
 use super::driver_api;
 use super::vmm::{Access, READ_WRITE};
+use crate::capture;
 use crate::context::{Context, DefaultStream, stream_and_context};
 use crate::device_memory;
 use crate::managed_memory::Location;
@@ -53,6 +54,7 @@ fn allocate(
     stream: &Arc<Stream>,
 ) -> Outcome {
     out.check()?;
+    capture::refuse(context, stream)?;
     let (address, after) = pool.allocate(stream, size as u64)?;
     if !after.is_empty()
         && let Err(code) = context.submit(stream, after.clone(), || ())
@@ -65,6 +67,7 @@ fn allocate(
 
 fn free(mode: DefaultStream, address: u64, stream: u64) -> Outcome {
     let (stream, context) = stream_and_context(stream, mode)?;
+    capture::refuse(&context, &stream)?;
     if pools::find(address).is_some_and(|allocation| allocation.address == address) {
         return pools::free(address, vec![context.submit_marker(&stream)?]);
     }

@@ -2,12 +2,14 @@
 
 use super::driver_api;
 use crate::address_space;
+use crate::capture;
 use crate::context::{self, DefaultStream};
-use crate::copy_engine::{self, Fill};
+use crate::copy_engine::Fill;
+use crate::operations::Operation;
 use crate::status::{Code, Outcome};
 
-fn submit(mode: DefaultStream, stream: u64, fill: Fill, wait: bool) -> Outcome {
-    let (stream, context) = context::stream_and_context(stream, mode)?;
+/// Refuses what cannot be filled, before it is submitted.
+pub(super) fn check(fill: &Fill) -> Outcome {
     let size = (fill.width as u64).checked_mul(fill.value_size as u64);
     let size = size.ok_or(Code::INVALID_VALUE)?;
     let aligned = fill.to.is_multiple_of(fill.value_size as u64)
@@ -23,15 +25,21 @@ fn submit(mode: DefaultStream, stream: u64, fill: Fill, wait: bool) -> Outcome {
     if !address_space::is_accessible(fill.to, size) || !address_space::is_accessible(last, size) {
         return Err(Code::INVALID_VALUE);
     }
-    let owner = context.clone();
-    let position = context.submit(&stream, Vec::new(), move || {
-        if !owner.has_failed()
-            && let Err(code) = copy_engine::fill(&fill)
-        {
-            owner.fail(code);
-        }
-    })?;
+    Ok(())
+}
+
+fn submit(mode: DefaultStream, stream: u64, fill: Fill, wait: bool) -> Outcome {
+    let (stream, context) = context::stream_and_context(stream, mode)?;
+    check(&fill)?;
+    if fill.width == 0 || fill.height == 0 {
+        return Ok(());
+    }
     if wait {
+        // Whoever wants to wait cannot mean a stream that captures.
+        capture::refuse(&context, &stream)?;
+    }
+    let position = context.enqueue(&stream, Operation::Fill(fill))?;
+    if let Some(position) = position.filter(|_| wait) {
         position.wait();
         context.check()?;
     }

@@ -3,16 +3,22 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::arguments::{Address, Out};
+use super::arguments::Out;
 use super::driver_api;
 use crate::address_space;
+use crate::capture;
 use crate::context::{self, DefaultStream, STREAMS, stream_and_context};
 use crate::events::EVENTS;
+use crate::graphs::Work;
+use crate::operations::{HostCall, Operation};
 use crate::pools;
 use crate::status::{Code, Outcome};
 use crate::streams::NON_BLOCKING;
 
 type HostFunction = Option<unsafe extern "C" fn(u64)>;
+/// `CU_EVENT_WAIT_EXTERNAL`.
+const EXTERNAL: u32 = 1;
+
 type Callback = Option<unsafe extern "C" fn(u64, u32, u64)>;
 
 fn create(out: &Out<u64>, flags: u32, priority: i32) -> Outcome {
@@ -139,6 +145,7 @@ driver_api! {
 
     stream(mode) fn cuStreamSynchronize, cuStreamSynchronize_ptsz(handle: u64) {
         let (stream, context) = stream_and_context(handle, mode)?;
+        capture::refuse(&context, &stream)?;
         // The legacy stream stands for all streams that synchronise with it.
         context.submit_marker(&stream)?.wait();
         pools::tidy(None);
@@ -147,17 +154,27 @@ driver_api! {
 
     stream(mode) fn cuStreamQuery, cuStreamQuery_ptsz(handle: u64) {
         let (stream, context) = stream_and_context(handle, mode)?;
+        capture::refuse(&context, &stream)?;
         if context.is_idle(&stream) { Ok(()) } else { Err(Code::NOT_READY) }
     }
 
     stream(mode) fn cuStreamWaitEvent, cuStreamWaitEvent_ptsz(
         handle: u64, event: u64, flags: u32,
     ) {
-        if flags & !1 != 0 {
+        if flags & !EXTERNAL != 0 {
             return Err(Code::INVALID_VALUE);
         }
         let (stream, context) = stream_and_context(handle, mode)?;
+        let number = event;
         let event = EVENTS.get(event).ok_or(Code::INVALID_HANDLE)?;
+        if flags == EXTERNAL {
+            let captured = capture::record(&stream, Work::Wait(number, event))?;
+            return if captured { Ok(()) } else { Err(Code::INVALID_VALUE) };
+        }
+        if let Some(mark) = event.mark() {
+            return capture::join(&context, &stream, &mark);
+        }
+        capture::refuse_outside_event(&stream)?;
         // An event that was never recorded is nothing to wait for.
         if let Some(position) = event.position().filter(|position| !position.is_reached()) {
             context.submit(&stream, vec![position], || ())?;
@@ -197,14 +214,7 @@ driver_api! {
     ) {
         let function = function.ok_or(Code::INVALID_VALUE)?;
         let (stream, context) = stream_and_context(handle, mode)?;
-        let owner = context.clone();
-        context.submit(&stream, Vec::new(), move || {
-            if !owner.has_failed() {
-                // SAFETY: the caller promises a function that may be called with its data.
-                unsafe { function(data) };
-            }
-        })?;
-        Ok(())
+        context.enqueue(&stream, Operation::Host(HostCall { function, data })).map(|_| ())
     }
 
     stream(mode) fn cuStreamAddCallback, cuStreamAddCallback_ptsz(
@@ -267,32 +277,6 @@ driver_api! {
         stream: u64, address: u64, value: u64, flags: u32,
     ) {
         write_value(mode, stream, address, value, flags, 64)
-    }
-
-    stream(mode) fn cuStreamIsCapturing, cuStreamIsCapturing_ptsz(handle: u64, out: Out<u32>) {
-        stream_and_context(handle, mode)?;
-        out.set(0)
-    }
-
-    stream(mode) fn cuStreamGetCaptureInfo, cuStreamGetCaptureInfo_ptsz(
-        handle: u64, status: Out<u32>, _id: Address,
-    ) {
-        stream_and_context(handle, mode)?;
-        status.set(0)
-    }
-
-    stream(mode) fn cuStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo_v2_ptsz(
-        handle: u64, status: Out<u32>, _id: Address,
-    ) {
-        stream_and_context(handle, mode)?;
-        status.set(0)
-    }
-
-    stream(mode) fn cuStreamGetCaptureInfo_v3, cuStreamGetCaptureInfo_v3_ptsz(
-        handle: u64, status: Out<u32>, _id: Address,
-    ) {
-        stream_and_context(handle, mode)?;
-        status.set(0)
     }
 }
 

@@ -1,0 +1,242 @@
+//! Graphs that are ready to be launched. A launch submits the steps one after the other to one
+//! stream, so that branches of a graph do not overlap; nothing in the API promises that they do.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::capture;
+use crate::context::{CONTEXTS, Context};
+use crate::graphs::{self, Step, Work};
+use crate::handles::{Table, new_handle};
+use crate::operations::Operation;
+use crate::status::{Code, Outcome};
+use crate::streams::{Position, Stream};
+
+/// All executable graphs.
+pub(crate) static EXECUTABLES: Table<Executable> = Table::new();
+
+/// A graph that can be launched. It is independent of the graph that it was made of.
+pub(crate) struct Executable {
+    /// The value that programs hold.
+    pub(crate) handle: u64,
+    /// Flags as given.
+    pub(crate) flags: u64,
+    state: Mutex<State>,
+}
+
+struct State {
+    steps: Vec<Step>,
+    /// Nodes that are passed over.
+    disabled: Vec<u64>,
+    /// The end of the last launch: two launches do not overlap.
+    last: Option<Position>,
+}
+
+/// Why an executable graph could not be made like another graph: `CUgraphExecUpdateResult` and the
+/// node that is at fault, or 0.
+pub(crate) struct Difference {
+    /// The number in the API.
+    pub(crate) result: u32,
+    /// Handle of the new graph's node.
+    pub(crate) node: u64,
+}
+
+const TOPOLOGY_CHANGED: u32 = 2;
+const KIND_CHANGED: u32 = 3;
+const PARAMETERS_CHANGED: u32 = 5;
+const UNSUPPORTED_FUNCTION_CHANGE: u32 = 7;
+
+/// Makes a graph executable.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown graph, or one whose edges go in a circle.
+pub(crate) fn instantiate(graph: u64, flags: u64) -> Outcome<Arc<Executable>> {
+    let steps = graphs::steps(graph)?;
+    let handle = new_handle();
+    let state = Mutex::new(State { steps, disabled: Vec::new(), last: None });
+    let executable = Arc::new(Executable { handle, flags, state });
+    EXECUTABLES.insert(handle, executable.clone());
+    Ok(executable)
+}
+
+/// What keeps the work of a node from being replaced by other work of the same kind.
+fn hindrance(old: &Work, new: &Work) -> Option<u32> {
+    match (old, new) {
+        (Work::Operation(Operation::Kernel(_), one), Work::Operation(_, other)) => {
+            (one != other).then_some(UNSUPPORTED_FUNCTION_CHANGE)
+        }
+        (Work::Operation(_, one), Work::Operation(_, other)) => {
+            (one != other).then_some(PARAMETERS_CHANGED)
+        }
+        _ => None,
+    }
+}
+
+impl Executable {
+    /// Launches the graph in a stream; in one that captures, adds it as a child.
+    ///
+    /// # Errors
+    /// `CONTEXT_IS_DESTROYED` when the context of a node is gone, and what it has failed with;
+    /// nothing is submitted then.
+    pub(crate) fn launch(&self, context: &Context, stream: &Arc<Stream>) -> Outcome {
+        let mut state = self.state.lock();
+        if capture::info(stream).is_some() {
+            return state.capture(stream);
+        }
+        let mut ready = Vec::new();
+        for step in &state.steps {
+            let owner = match &step.work {
+                Work::Operation(_, owner) => {
+                    let owner = CONTEXTS.get(*owner).ok_or(Code::CONTEXT_IS_DESTROYED)?;
+                    owner.check()?;
+                    Some(owner)
+                }
+                _ => None,
+            };
+            if !state.disabled.contains(&step.node) {
+                ready.push((step.work.clone(), owner));
+            }
+        }
+        let mut after: Vec<Position> = state.last.take().into_iter().collect();
+        for (work, owner) in ready {
+            match (work, owner) {
+                (Work::Operation(operation, _), Some(owner)) => {
+                    let after = std::mem::take(&mut after);
+                    context.submit(stream, after, move || operation.run(&owner))?;
+                }
+                (Work::Record(_, event), _) => event.record(context, stream)?,
+                (Work::Wait(_, event), _) => after.extend(event.position()),
+                _ => {}
+            }
+        }
+        let last = match after.is_empty() {
+            true => stream.last(),
+            false => context.submit(stream, after, || ())?,
+        };
+        state.last = Some(last);
+        Ok(())
+    }
+
+    /// Has the executable form of a graph's node do something else of the same kind.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for a node that is not in it, and for work of another kind or context.
+    pub(crate) fn set_work(&self, node: u64, work: Work) -> Outcome {
+        let mut state = self.state.lock();
+        let step = state.step(node)?;
+        if step.work.kind() != work.kind() || hindrance(&step.work, &work).is_some() {
+            return Err(Code::INVALID_VALUE);
+        }
+        step.work = work;
+        Ok(())
+    }
+
+    /// Whether a node is executed.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` unless it is a kernel, a copy or a fill in this graph, here and below.
+    pub(crate) fn is_enabled(&self, node: u64) -> Outcome<bool> {
+        let mut state = self.state.lock();
+        state.check_can_be_disabled(node)?;
+        Ok(!state.disabled.contains(&node))
+    }
+
+    /// Has a node executed or passed over.
+    pub(crate) fn set_enabled(&self, node: u64, enabled: bool) -> Outcome {
+        let mut state = self.state.lock();
+        state.check_can_be_disabled(node)?;
+        state.disabled.retain(|other| *other != node);
+        if !enabled {
+            state.disabled.push(node);
+        }
+        Ok(())
+    }
+
+    /// Takes over all parameters of a graph of the same structure.
+    ///
+    /// # Errors
+    /// The first difference that cannot be taken over; nothing is changed then.
+    pub(crate) fn update(&self, steps: &[Step]) -> Result<(), Difference> {
+        let mut state = self.state.lock();
+        let differs = |result, node| Err(Difference { result, node });
+        if steps.len() != state.steps.len() {
+            return differs(TOPOLOGY_CHANGED, 0);
+        }
+        for (old, new) in state.steps.iter().zip(steps) {
+            if old.work.kind() != new.work.kind() {
+                return differs(KIND_CHANGED, new.node);
+            }
+            if old.after != new.after {
+                return differs(TOPOLOGY_CHANGED, new.node);
+            }
+            if let Some(result) = hindrance(&old.work, &new.work) {
+                return differs(result, new.node);
+            }
+        }
+        for (old, new) in state.steps.iter_mut().zip(steps) {
+            old.work = new.work.clone();
+        }
+        Ok(())
+    }
+
+    /// Takes over the parameters of a graph into the executable form of a child graph.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when the node is no child of the same structure; nothing is changed then.
+    pub(crate) fn set_child(&self, node: u64, graph: u64) -> Outcome {
+        let Work::Child(own) = graphs::work(node)? else { return Err(Code::INVALID_VALUE) };
+        let (old, new) = (graphs::steps(own)?, graphs::steps(graph)?);
+        let alike = |(old, new): (&Step, &Step)| {
+            old.work.kind() == new.work.kind() && old.after == new.after
+        };
+        if old.len() != new.len() || !old.iter().zip(&new).all(alike) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let pairs: Vec<_> = old.iter().zip(&new).filter(|(old, _)| old.node != 0).collect();
+        let mut state = self.state.lock();
+        for (old, new) in &pairs {
+            if hindrance(&state.step(old.node)?.work, &new.work).is_some() {
+                return Err(Code::INVALID_VALUE);
+            }
+        }
+        for (old, new) in pairs {
+            state.step(old.node)?.work = new.work.clone();
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    fn step(&mut self, node: u64) -> Outcome<&mut Step> {
+        let found = self.steps.iter_mut().find(|step| step.node == node && node != 0);
+        found.ok_or(Code::INVALID_VALUE)
+    }
+
+    fn check_can_be_disabled(&mut self, node: u64) -> Outcome {
+        match self.step(node)?.work {
+            Work::Operation(Operation::Host(_), _) => Err(Code::INVALID_VALUE),
+            Work::Operation(..) => Ok(()),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
+
+    /// Adds the steps, as a child graph, to the capture of a stream.
+    fn capture(&self, stream: &Stream) -> Outcome {
+        let graph = graphs::create();
+        let outcome = (|| {
+            let mut nodes = Vec::new();
+            for step in &self.steps {
+                let after: Vec<u64> = step.after.iter().map(|index| nodes[*index]).collect();
+                let work = match &step.work {
+                    Work::Child(_) => Work::Empty,
+                    _ if self.disabled.contains(&step.node) => Work::Empty,
+                    other => other.clone(),
+                };
+                nodes.push(graphs::add(graph, &after, work)?);
+            }
+            capture::record(stream, Work::Child(graph)).map(|_| ())
+        })();
+        graphs::destroy(graph).and(outcome)
+    }
+}

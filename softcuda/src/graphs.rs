@@ -1,0 +1,426 @@
+//! Graphs: pieces of work with dependencies. They are the program's alone, in host memory, so the
+//! checkpoint carries them without doing anything.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::Mutex;
+
+use crate::events::Event;
+use crate::handles::new_handle;
+use crate::operations::Operation;
+use crate::status::{Code, Outcome};
+
+/// What a node does.
+#[derive(Clone)]
+pub(crate) enum Work {
+    /// Work of the context with this handle.
+    Operation(Operation, u64),
+    /// All of another graph: the handle of the node's own copy.
+    Child(u64),
+    /// Nothing but to join dependencies.
+    Empty,
+    /// Marks an event.
+    Record(u64, Arc<Event>),
+    /// Waits for an event.
+    Wait(u64, Arc<Event>),
+}
+
+impl Work {
+    /// `CUgraphNodeType`.
+    pub(crate) fn kind(&self) -> u32 {
+        match self {
+            Work::Operation(Operation::Kernel(_), _) => 0,
+            Work::Operation(Operation::Copy(_), _) => 1,
+            Work::Operation(Operation::Fill(_), _) => 2,
+            Work::Operation(Operation::Host(_), _) => 3,
+            Work::Child(_) => 4,
+            Work::Empty => 5,
+            Work::Wait(..) => 6,
+            Work::Record(..) => 7,
+        }
+    }
+}
+
+struct Node {
+    graph: u64,
+    work: Work,
+    dependencies: Vec<u64>,
+    /// The node that this one was copied from.
+    original: u64,
+}
+
+#[derive(Default)]
+struct Graph {
+    /// In the order of creation.
+    nodes: Vec<u64>,
+    /// It is the copy that belongs to a child graph node.
+    embedded: bool,
+    /// The graph that this one was cloned from, or 0.
+    original: u64,
+}
+
+#[derive(Default)]
+struct State {
+    graphs: HashMap<u64, Graph>,
+    nodes: HashMap<u64, Node>,
+}
+
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
+
+/// A node of a graph that is ready to be executed; child graphs are dissolved.
+#[derive(Clone)]
+pub(crate) struct Step {
+    /// Handle of the graph's node; 0 for the end of a child graph.
+    pub(crate) node: u64,
+    /// What to do.
+    pub(crate) work: Work,
+    /// Steps before, by index.
+    pub(crate) after: Vec<usize>,
+}
+
+/// Creates a graph without nodes.
+pub(crate) fn create() -> u64 {
+    let handle = new_handle();
+    STATE.lock().graphs.insert(handle, Graph::default());
+    handle
+}
+
+/// Destroys a graph and its nodes.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown graph, or one that belongs to a node.
+pub(crate) fn destroy(graph: u64) -> Outcome {
+    let mut state = STATE.lock();
+    if state.graph(graph)?.embedded {
+        return Err(Code::INVALID_VALUE);
+    }
+    state.remove(graph);
+    Ok(())
+}
+
+/// Adds a node. A child graph is copied.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown graph, and for dependencies that are not nodes of it or are
+/// named twice.
+pub(crate) fn add(graph: u64, dependencies: &[u64], work: Work) -> Outcome<u64> {
+    let mut state = STATE.lock();
+    state.check_dependencies(graph, dependencies)?;
+    let work = match work {
+        Work::Child(child) => Work::Child(state.copy(child, true)?),
+        other => other,
+    };
+    state.insert(graph, dependencies.to_vec(), work, 0)
+}
+
+/// Removes a node with its edges.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown node.
+pub(crate) fn destroy_node(node: u64) -> Outcome {
+    let mut state = STATE.lock();
+    let Node { graph, work, .. } = state.nodes.remove(&node).ok_or(Code::INVALID_VALUE)?;
+    if let Work::Child(child) = work {
+        state.remove(child);
+    }
+    let others = state.graphs.get_mut(&graph).map(|graph| {
+        graph.nodes.retain(|other| *other != node);
+        graph.nodes.clone()
+    });
+    for other in others.unwrap_or_default() {
+        if let Some(other) = state.nodes.get_mut(&other) {
+            other.dependencies.retain(|dependency| *dependency != node);
+        }
+    }
+    Ok(())
+}
+
+/// Adds edges, each from the first node to the second.
+///
+/// # Errors
+/// `INVALID_VALUE` for nodes of another graph, from a node to itself, and for edges that exist;
+/// no edge is added then.
+pub(crate) fn add_edges(graph: u64, edges: &[(u64, u64)]) -> Outcome {
+    let mut state = STATE.lock();
+    let mut seen = BTreeSet::new();
+    for (from, to) in edges {
+        let exists = state.node_of(graph, *to)?.dependencies.contains(from);
+        state.node_of(graph, *from)?;
+        if exists || from == to || !seen.insert((from, to)) {
+            return Err(Code::INVALID_VALUE);
+        }
+    }
+    for (from, to) in edges {
+        if let Some(node) = state.nodes.get_mut(to) {
+            node.dependencies.push(*from);
+        }
+    }
+    Ok(())
+}
+
+/// Removes edges.
+///
+/// # Errors
+/// `INVALID_VALUE` for edges that do not exist; no edge is removed then.
+pub(crate) fn remove_edges(graph: u64, edges: &[(u64, u64)]) -> Outcome {
+    let mut state = STATE.lock();
+    for (from, to) in edges {
+        if !state.node_of(graph, *to)?.dependencies.contains(from) {
+            return Err(Code::INVALID_VALUE);
+        }
+    }
+    for (from, to) in edges {
+        if let Some(node) = state.nodes.get_mut(to) {
+            node.dependencies.retain(|dependency| dependency != from);
+        }
+    }
+    Ok(())
+}
+
+/// The nodes of a graph, in the order of creation.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown graph, here and below.
+pub(crate) fn nodes(graph: u64) -> Outcome<Vec<u64>> {
+    Ok(STATE.lock().graph(graph)?.nodes.clone())
+}
+
+/// The nodes that depend on nothing.
+pub(crate) fn roots(graph: u64) -> Outcome<Vec<u64>> {
+    let state = STATE.lock();
+    let nodes = state.graph(graph)?.nodes.iter().copied();
+    Ok(nodes.filter(|node| state.dependencies(*node).is_empty()).collect())
+}
+
+/// All edges, from and to.
+pub(crate) fn edges(graph: u64) -> Outcome<Vec<(u64, u64)>> {
+    let state = STATE.lock();
+    let nodes = state.graph(graph)?.nodes.iter();
+    Ok(nodes.flat_map(|to| state.dependencies(*to).iter().map(|from| (*from, *to))).collect())
+}
+
+/// What a node depends on.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown node, here and below.
+pub(crate) fn dependencies(node: u64) -> Outcome<Vec<u64>> {
+    Ok(STATE.lock().node(node)?.dependencies.clone())
+}
+
+/// What depends on a node.
+pub(crate) fn dependents(node: u64) -> Outcome<Vec<u64>> {
+    let state = STATE.lock();
+    let nodes = state.graph(state.node(node)?.graph)?.nodes.iter().copied();
+    Ok(nodes.filter(|other| state.dependencies(*other).contains(&node)).collect())
+}
+
+/// What a node does.
+pub(crate) fn work(node: u64) -> Outcome<Work> {
+    Ok(STATE.lock().node(node)?.work.clone())
+}
+
+/// Has a node do something else of the same kind.
+///
+/// # Errors
+/// `INVALID_VALUE` also for another kind.
+pub(crate) fn set_work(node: u64, work: Work) -> Outcome {
+    let mut state = STATE.lock();
+    let old = state.node(node)?.work.clone();
+    if old.kind() != work.kind() {
+        return Err(Code::INVALID_VALUE);
+    }
+    let work = match work {
+        Work::Child(child) => Work::Child(state.copy(child, true)?),
+        other => other,
+    };
+    if let Work::Child(child) = old {
+        state.remove(child);
+    }
+    if let Some(node) = state.nodes.get_mut(&node) {
+        node.work = work;
+    }
+    Ok(())
+}
+
+/// A copy of a graph.
+pub(crate) fn clone(graph: u64) -> Outcome<u64> {
+    STATE.lock().copy(graph, false)
+}
+
+/// The copy of a node in a clone of its graph.
+///
+/// # Errors
+/// `INVALID_VALUE` when the graph is no clone of the node's graph or has no copy of it any more.
+pub(crate) fn find_in_clone(node: u64, clone: u64) -> Outcome<u64> {
+    let state = STATE.lock();
+    let clone = state.graph(clone)?;
+    let known = state.node(node)?.graph == clone.original;
+    let mut copies = clone.nodes.iter().copied().filter(|_| known);
+    copies
+        .find(|copy| state.nodes.get(copy).is_some_and(|copy| copy.original == node))
+        .ok_or(Code::INVALID_VALUE)
+}
+
+/// Whether every one of `nodes` is one of `ends` or comes before one.
+pub(crate) fn all_before(nodes: &[u64], ends: &[u64]) -> bool {
+    let state = STATE.lock();
+    let mut reached = BTreeSet::new();
+    let mut rest = ends.to_vec();
+    while let Some(node) = rest.pop() {
+        if reached.insert(node) {
+            rest.extend_from_slice(state.dependencies(node));
+        }
+    }
+    nodes.iter().all(|node| reached.contains(node))
+}
+
+/// The steps of a graph, each after those that it depends on.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown graph, or one whose edges go in a circle.
+pub(crate) fn steps(graph: u64) -> Outcome<Vec<Step>> {
+    let mut steps = Vec::new();
+    STATE.lock().flatten(graph, &[], &mut steps)?;
+    Ok(steps)
+}
+
+impl State {
+    fn graph(&self, graph: u64) -> Outcome<&Graph> {
+        self.graphs.get(&graph).ok_or(Code::INVALID_VALUE)
+    }
+
+    fn node(&self, node: u64) -> Outcome<&Node> {
+        self.nodes.get(&node).ok_or(Code::INVALID_VALUE)
+    }
+
+    fn node_of(&self, graph: u64, node: u64) -> Outcome<&Node> {
+        self.node(node).ok().filter(|node| node.graph == graph).ok_or(Code::INVALID_VALUE)
+    }
+
+    fn dependencies(&self, node: u64) -> &[u64] {
+        self.nodes.get(&node).map_or(&[], |node| &node.dependencies)
+    }
+
+    fn check_dependencies(&self, graph: u64, dependencies: &[u64]) -> Outcome {
+        self.graph(graph)?;
+        let mut seen = BTreeSet::new();
+        for node in dependencies {
+            self.node_of(graph, *node)?;
+            if !seen.insert(node) {
+                return Err(Code::INVALID_VALUE);
+            }
+        }
+        Ok(())
+    }
+
+    fn insert(
+        &mut self,
+        graph: u64,
+        dependencies: Vec<u64>,
+        work: Work,
+        original: u64,
+    ) -> Outcome<u64> {
+        let handle = new_handle();
+        self.graphs.get_mut(&graph).ok_or(Code::INVALID_VALUE)?.nodes.push(handle);
+        self.nodes.insert(handle, Node { graph, work, dependencies, original });
+        Ok(handle)
+    }
+
+    fn remove(&mut self, graph: u64) {
+        for node in self.graphs.remove(&graph).unwrap_or_default().nodes {
+            if let Some(Node { work: Work::Child(child), .. }) = self.nodes.remove(&node) {
+                self.remove(child);
+            }
+        }
+    }
+
+    fn copy(&mut self, graph: u64, embedded: bool) -> Outcome<u64> {
+        let nodes = self.graph(graph)?.nodes.clone();
+        let handle = new_handle();
+        self.graphs.insert(handle, Graph { nodes: Vec::new(), embedded, original: graph });
+        let mut copies = BTreeMap::new();
+        for node in &nodes {
+            let work = match self.node(*node)?.work.clone() {
+                Work::Child(child) => Work::Child(self.copy(child, true)?),
+                other => other,
+            };
+            copies.insert(*node, self.insert(handle, Vec::new(), work, *node)?);
+        }
+        for node in &nodes {
+            let dependencies = self.dependencies(*node).iter();
+            let dependencies = dependencies.filter_map(|d| copies.get(d).copied()).collect();
+            if let Some(copy) = self.nodes.get_mut(&copies[node]) {
+                copy.dependencies = dependencies;
+            }
+        }
+        Ok(handle)
+    }
+
+    /// Appends the steps of a graph whose roots come after some others; gives its last steps.
+    fn flatten(&self, graph: u64, before: &[usize], steps: &mut Vec<Step>) -> Outcome<Vec<usize>> {
+        let mut rest = self.graph(graph)?.nodes.clone();
+        let mut place: BTreeMap<u64, usize> = BTreeMap::new();
+        while !rest.is_empty() {
+            // In the order of creation as far as the edges allow.
+            let ready = |node: &u64| self.dependencies(*node).iter().all(|d| place.contains_key(d));
+            let index = rest.iter().position(ready).ok_or(Code::INVALID_VALUE)?;
+            let node = rest.remove(index);
+            let dependencies = self.dependencies(node);
+            let mut after: Vec<usize> = dependencies.iter().map(|d| place[d]).collect();
+            if dependencies.is_empty() {
+                after.extend_from_slice(before);
+            }
+            let work = self.node(node)?.work.clone();
+            steps.push(Step { node, work: work.clone(), after });
+            place.insert(node, steps.len() - 1);
+            if let Work::Child(child) = work {
+                let mut ends = self.flatten(child, &[steps.len() - 1], steps)?;
+                ends.push(place[&node]);
+                steps.push(Step { node: 0, work: Work::Empty, after: ends });
+                place.insert(node, steps.len() - 1);
+            }
+        }
+        let inner: BTreeSet<usize> =
+            steps.iter().flat_map(|step| step.after.iter().copied()).collect();
+        Ok(place.into_values().filter(|step| !inner.contains(step)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_follow_the_edges_and_dissolve_children() {
+        let child = create();
+        let inner = add(child, &[], Work::Empty).unwrap();
+        let graph = create();
+        let last = add(graph, &[], Work::Empty).unwrap();
+        let nested = add(graph, &[], Work::Child(child)).unwrap();
+        add_edges(graph, &[(nested, last)]).unwrap();
+        assert_eq!(add_edges(graph, &[(nested, last)]), Err(Code::INVALID_VALUE));
+        assert_eq!(add_edges(graph, &[(inner, last)]), Err(Code::INVALID_VALUE));
+        let steps = steps(graph).unwrap();
+        let kinds: Vec<u32> = steps.iter().map(|step| step.work.kind()).collect();
+        assert_eq!(kinds, [4, 5, 5, 5]);
+        assert_eq!(steps[1].after, [0]);
+        assert!(steps[1].node != inner, "the child is a copy");
+        assert_eq!((steps[2].node, steps[3].node, &steps[3].after[..]), (0, last, &[2][..]));
+        assert!(all_before(&[nested], &[last]) && !all_before(&[last], &[nested]));
+
+        add_edges(graph, &[(last, nested)]).unwrap();
+        assert!(super::steps(graph).is_err(), "a circle");
+        let copy = clone(graph).unwrap();
+        assert_eq!(edges(copy).unwrap().len(), 2);
+        assert!(find_in_clone(last, copy).is_ok());
+        assert!(find_in_clone(inner, copy).is_err());
+        let Work::Child(embedded) = work(nested).unwrap() else { panic!("no child") };
+        assert_eq!(destroy(embedded), Err(Code::INVALID_VALUE));
+        destroy_node(nested).unwrap();
+        assert!(nodes(embedded).is_err() && dependencies(last).unwrap().is_empty());
+        for graph in [child, graph, copy] {
+            destroy(graph).unwrap();
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Work of streams that can also be captured into graphs and repeated: kernels, copies, fills and
+//! host functions.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use crate::address_space::DeviceView;
+use crate::context::Context;
+use crate::copy_engine::{self, Fill, Transfer};
+use crate::modules::Function;
+use crate::ptx::{self, Trap};
+use crate::status::Code;
+
+/// A piece of work.
+#[derive(Clone)]
+pub(crate) enum Operation {
+    /// Runs a kernel.
+    Kernel(Arc<KernelLaunch>),
+    /// Copies memory.
+    Copy(Transfer),
+    /// Fills memory.
+    Fill(Fill),
+    /// Calls a function of the program.
+    Host(HostCall),
+}
+
+/// A kernel with all that it is launched with.
+pub(crate) struct KernelLaunch {
+    /// The kernel.
+    pub(crate) function: Arc<Function>,
+    /// How many threads.
+    pub(crate) shape: Shape,
+    parameters: Vec<u8>,
+    /// Addresses of the single parameters, for programs that ask for them.
+    pub(crate) places: Vec<u64>,
+}
+
+/// Grid, blocks and shared memory of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Blocks in each direction.
+    pub(crate) grid: [u32; 3],
+    /// Threads of a block in each direction.
+    pub(crate) block: [u32; 3],
+    /// Dynamic shared memory in bytes.
+    pub(crate) shared: u32,
+    /// All blocks run at the same time.
+    pub(crate) cooperative: bool,
+}
+
+/// A function of the program, which it promises may be called with its argument.
+#[derive(Clone, Copy)]
+pub(crate) struct HostCall {
+    /// The function.
+    pub(crate) function: unsafe extern "C" fn(u64),
+    /// Its argument.
+    pub(crate) data: u64,
+}
+
+/// What a trap of a kernel makes of its context.
+fn code_of(trap: &Trap) -> Code {
+    match trap {
+        Trap::IllegalAddress { .. } => Code::ILLEGAL_ADDRESS,
+        Trap::Misaligned { .. } => Code::MISALIGNED_ADDRESS,
+        Trap::Assert { .. } => Code::ASSERT,
+        Trap::IllegalInstruction { .. } => Code::ILLEGAL_INSTRUCTION,
+        Trap::InvalidLaunch { .. } => Code::INVALID_VALUE,
+        _ => Code::LAUNCH_FAILED,
+    }
+}
+
+fn print(text: &[u8]) {
+    let mut out = std::io::stdout().lock();
+    // A closed output is no reason to stop a kernel.
+    let _ = out.write_all(text).and_then(|()| out.flush());
+}
+
+impl Operation {
+    /// Does the work, unless work of the context has failed; a failure becomes the context's.
+    pub(crate) fn run(&self, context: &Context) {
+        if context.has_failed() {
+            return;
+        }
+        let outcome = match self {
+            Operation::Kernel(launch) => launch.run(context),
+            Operation::Copy(transfer) => copy_engine::copy(transfer),
+            Operation::Fill(fill) => copy_engine::fill(fill),
+            Operation::Host(call) => {
+                // SAFETY: the program promises a function that may be called with its argument.
+                unsafe { (call.function)(call.data) };
+                Ok(())
+            }
+        };
+        if let Err(code) = outcome {
+            context.fail(code);
+        }
+    }
+}
+
+impl KernelLaunch {
+    /// A launch with parameters as the kernel sees them.
+    pub(crate) fn new(function: Arc<Function>, shape: Shape, parameters: Vec<u8>) -> KernelLaunch {
+        let base = parameters.as_ptr() as u64;
+        let places = function.entry.params.iter().map(|p| base + p.offset as u64).collect();
+        KernelLaunch { function, shape, parameters, places }
+    }
+
+    fn run(&self, context: &Context) -> Result<(), Code> {
+        let launch = ptx::Launch {
+            grid: self.shape.grid,
+            block: self.shape.block,
+            dynamic_shared: self.shape.shared,
+            params: &self.parameters,
+            global_addresses: &self.function.addresses,
+            cooperative: self.shape.cooperative,
+            cancel: &context.cancel,
+            print: &print,
+        };
+        ptx::run(&self.function.code, &self.function.entry, &launch, &DeviceView).map_err(|trap| {
+            if crate::process::settings().log {
+                eprintln!("softcuda: {trap}");
+            }
+            code_of(&trap)
+        })
+    }
+}
