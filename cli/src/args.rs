@@ -78,8 +78,16 @@ memory shared with other processes (CUDA IPC, exported or imported handles), mul
 interoperation with graphics and external memory. What NVIDIA's driver refuses besides (MIG, MPS) \
 rolls the dump back. The restore needs the same driver, the same devices, the pids free, and the program's \
 files as they were.\n\n\
-Example:\n  gpucr run -- ./train &\n  gpucr dump --pid $! -o /images/train\n  \
-gpucr restore /images/train")]
+Three kinds of images: `-o IMAGE` makes a directory that holds everything. With `--parent` it holds only \
+what has changed since PARENT, which must stay where it is (or move along) and unchanged. With \
+`--store` the image is DIR/images/NAME and shares its data with the others there; see gpucr-ls(1), \
+gpucr-rm(1) and gpucr-gc(1). All three are restored in the same way and as fast.\n\n\
+Examples:\n  gpucr run -- ./train &\n  gpucr dump --pid $! -o /images/train\n  \
+gpucr restore /images/train\n\n  \
+gpucr dump --pid 4242 --leave-running -o monday\n  \
+gpucr dump --pid 4242 --leave-running -o tuesday --parent monday\n\n  \
+gpucr dump --pid 4242 --leave-running --store /images --name step-1000\n  \
+gpucr restore /images/images/step-1000")]
 pub(crate) struct DumpArgs {
     /// Root of the process tree
     #[arg(short = 't', long = "pid", alias = "tree", value_name = "PID")]
@@ -87,6 +95,16 @@ pub(crate) struct DumpArgs {
     /// Directory for the image: new, or empty [default: gpucr-PID]
     #[arg(short = 'o', long = "output", value_name = "IMAGE")]
     pub(crate) image: Option<PathBuf>,
+    /// Store only what the image PARENT lacks; the new image cannot be read without it
+    #[arg(long, value_name = "PARENT")]
+    pub(crate) parent: Option<PathBuf>,
+    /// Put the image into the store DIR, which keeps equal chunks of all its images once; made if
+    /// it does not exist
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["image", "parent"])]
+    pub(crate) store: Option<PathBuf>,
+    /// Name of the image in the store [default: COMMAND-TIME-PID]
+    #[arg(long, requires = "store")]
+    pub(crate) name: Option<String>,
     /// Let the program run on afterwards
     #[arg(short = 'R', long)]
     pub(crate) leave_running: bool,
