@@ -31,6 +31,9 @@ pub(crate) enum Command {
     Restore(RestoreArgs),
     Ps(PsArgs),
     Inspect(InspectArgs),
+    Ls(LsArgs),
+    Rm(RmArgs),
+    Gc(GcArgs),
     Check(CheckArgs),
     Completions(CompletionsArgs),
     #[command(hide = true)]
@@ -190,6 +193,69 @@ pub(crate) struct InspectArgs {
     /// The image
     pub(crate) image: PathBuf,
     /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// List the images of a store
+///
+/// For each image: bytes of device memory and of the host side as they were in the program; bytes
+/// stored for it; and its own bytes, which no other image of the store needs, so that removing it
+/// and a `gpucr gc` free about that much. Exit code 1 if an image cannot be read; the others are
+/// listed all the same.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Example:\n  gpucr dump --pid 4242 --leave-running --store /images --name before\n  gpucr ls /images\n  \
+gpucr restore /images/images/before")]
+pub(crate) struct LsArgs {
+    /// The store, as given to dump --store
+    pub(crate) store: PathBuf,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Remove images
+///
+/// Each image is gone at once or there whole, whatever happens. What an image in a store shares with
+/// others stays; what no image needs any more is freed by `gpucr gc`. An image that incremental images
+/// in the same directory build on is not removed without --force.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Images elsewhere that build on a removed one (dump --parent) are not looked for. They cannot be \
+restored without it.\n\n\
+Examples:\n  gpucr rm monday tuesday\n  gpucr rm /images/images/step-1000 && gpucr gc /images")]
+pub(crate) struct RmArgs {
+    /// The images
+    #[arg(required = true, value_name = "IMAGE")]
+    pub(crate) images: Vec<PathBuf>,
+    /// Also remove an image that others build on
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    /// Print a JSON array
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Free what no image of a store needs
+///
+/// Safe beside running dumps and restores, and at any time after a crash: nothing that an image needs
+/// is removed. It reads all manifests, moves what is needed out of files that are mostly not, and
+/// then waits until no dump or restore uses the store, for a short moment in which it removes the
+/// rest. An image that cannot be read ends it, since that might need anything: restore its files or
+/// remove it with `gpucr rm`.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+It needs free space for what it moves, at most half of what it frees. If it runs out of that, or is \
+interrupted, or gives up waiting, nothing is lost; the next gc does the rest.\n\n\
+Example:\n  gpucr rm /images/images/step-1000\n  gpucr gc /images")]
+pub(crate) struct GcArgs {
+    /// The store, as given to dump --store
+    pub(crate) store: PathBuf,
+    /// How long to wait for dumps and restores to end
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
+    pub(crate) wait: Duration,
+    /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

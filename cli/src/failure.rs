@@ -183,7 +183,15 @@ fn image_help(error: &ImageError) -> Option<String> {
         ImageError::Store(StoreError::NotAStoreDir { .. }) => {
             "give a new or empty directory, or one that `gpucr dump --store` has made"
         }
-        ImageError::Store(StoreError::Busy { .. }) => "try again when the other gpucr has ended",
+        ImageError::HasChildren { .. } => {
+            "remove those first, or use --force if they are not needed any more"
+        }
+        ImageError::Store(StoreError::Busy { path }) if path.ends_with("gc.lock") => {
+            "another gc is at work on the store; nothing is left to do for this one"
+        }
+        ImageError::Store(StoreError::Busy { .. }) => {
+            "a dump, restore or gc uses the store; try again when it has ended (gc: --wait)"
+        }
         _ => return None,
     };
     Some(text.to_owned())
