@@ -31,6 +31,9 @@ pub(crate) enum Command {
     Restore(RestoreArgs),
     Ps(PsArgs),
     Inspect(InspectArgs),
+    Ls(LsArgs),
+    Rm(RmArgs),
+    Gc(GcArgs),
     Check(CheckArgs),
     Completions(CompletionsArgs),
     #[command(hide = true)]
@@ -78,8 +81,16 @@ memory shared with other processes (CUDA IPC, exported or imported handles), mul
 interoperation with graphics and external memory. What NVIDIA's driver refuses besides (MIG, MPS) \
 rolls the dump back. The restore needs the same driver, the same devices, the pids free, and the program's \
 files as they were.\n\n\
-Example:\n  gpucr run -- ./train &\n  gpucr dump --pid $! -o /images/train\n  \
-gpucr restore /images/train")]
+Three kinds of images: `-o IMAGE` makes a directory that holds everything. With `--parent` it holds only \
+what has changed since PARENT, which must stay where it is (or move along) and unchanged. With \
+`--store` the image is DIR/images/NAME and shares its data with the others there; see gpucr-ls(1), \
+gpucr-rm(1) and gpucr-gc(1). All three are restored in the same way and as fast.\n\n\
+Examples:\n  gpucr run -- ./train &\n  gpucr dump --pid $! -o /images/train\n  \
+gpucr restore /images/train\n\n  \
+gpucr dump --pid 4242 --leave-running -o monday\n  \
+gpucr dump --pid 4242 --leave-running -o tuesday --parent monday\n\n  \
+gpucr dump --pid 4242 --leave-running --store /images --name step-1000\n  \
+gpucr restore /images/images/step-1000")]
 pub(crate) struct DumpArgs {
     /// Root of the process tree
     #[arg(short = 't', long = "pid", alias = "tree", value_name = "PID")]
@@ -87,6 +98,16 @@ pub(crate) struct DumpArgs {
     /// Directory for the image: new, or empty [default: gpucr-PID]
     #[arg(short = 'o', long = "output", value_name = "IMAGE")]
     pub(crate) image: Option<PathBuf>,
+    /// Store only what the image PARENT lacks; the new image cannot be read without it
+    #[arg(long, value_name = "PARENT")]
+    pub(crate) parent: Option<PathBuf>,
+    /// Put the image into the store DIR, which keeps equal chunks of all its images once; made if
+    /// it does not exist
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["image", "parent"])]
+    pub(crate) store: Option<PathBuf>,
+    /// Name of the image in the store [default: COMMAND-TIME-PID]
+    #[arg(long, requires = "store")]
+    pub(crate) name: Option<String>,
     /// Let the program run on afterwards
     #[arg(short = 'R', long)]
     pub(crate) leave_running: bool,
@@ -176,6 +197,69 @@ pub(crate) struct InspectArgs {
     /// The image
     pub(crate) image: PathBuf,
     /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// List the images of a store
+///
+/// For each image: bytes of device memory and of the host side as they were in the program; bytes
+/// stored for it; and its own bytes, which no other image of the store needs, so that removing it
+/// and a `gpucr gc` free about that much. Exit code 1 if an image cannot be read; the others are
+/// listed all the same.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Example:\n  gpucr dump --pid 4242 --leave-running --store /images --name before\n  gpucr ls /images\n  \
+gpucr restore /images/images/before")]
+pub(crate) struct LsArgs {
+    /// The store, as given to dump --store
+    pub(crate) store: PathBuf,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Remove images
+///
+/// Each image is gone at once or there whole, whatever happens. What an image in a store shares with
+/// others stays; what no image needs any more is freed by `gpucr gc`. An image that incremental images
+/// in the same directory build on is not removed without --force.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Images elsewhere that build on a removed one (dump --parent) are not looked for. They cannot be \
+restored without it.\n\n\
+Examples:\n  gpucr rm monday tuesday\n  gpucr rm /images/images/step-1000 && gpucr gc /images")]
+pub(crate) struct RmArgs {
+    /// The images
+    #[arg(required = true, value_name = "IMAGE")]
+    pub(crate) images: Vec<PathBuf>,
+    /// Also remove an image that others build on
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    /// Print a JSON array
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Free what no image of a store needs
+///
+/// Safe beside running dumps and restores, and at any time after a crash: nothing that an image needs
+/// is removed. It reads all manifests, moves what is needed out of files that are mostly not, and
+/// then waits until no dump or restore uses the store, for a short moment in which it removes the
+/// rest. An image that cannot be read ends it, since that might need anything: restore its files or
+/// remove it with `gpucr rm`.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+It needs free space for what it moves, at most half of what it frees. If it runs out of that, or is \
+interrupted, or gives up waiting, nothing is lost; the next gc does the rest.\n\n\
+Example:\n  gpucr rm /images/images/step-1000\n  gpucr gc /images")]
+pub(crate) struct GcArgs {
+    /// The store, as given to dump --store
+    pub(crate) store: PathBuf,
+    /// How long to wait for dumps and restores to end
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
+    pub(crate) wait: Duration,
+    /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -4,7 +4,9 @@
 use std::process::ExitCode;
 
 use gpucr_core::criu::{CriuError, Hint};
+use gpucr_core::image::ImageError;
 use gpucr_core::process::{AgentError, TreeError};
+use gpucr_core::store::StoreError;
 use gpucr_core::{Error, Failure, Left};
 
 /// Failed; the program runs on, or the image is as it was.
@@ -155,6 +157,41 @@ fn help(error: &Error) -> Option<String> {
         }
         Error::OtherDriver { .. } => "restore on a host with the driver that the image names",
         Error::NoDevice { .. } => "restore on the host with that device",
+        Error::Image(error) => return image_help(error),
+        _ => return None,
+    };
+    Some(text.to_owned())
+}
+
+/// What to do about an image or a store.
+fn image_help(error: &ImageError) -> Option<String> {
+    let text = match error {
+        ImageError::ParentMissing { .. } => {
+            "put the parent back: it is looked for beside the image as it was at the dump, then \
+             under that path"
+        }
+        ImageError::ParentChanged { .. } => {
+            "put the parent back; `gpucr inspect` prints the identity of an image"
+        }
+        ImageError::ParentInStore { .. } => {
+            "dump into the store too, with --store: what its images have is shared by itself"
+        }
+        ImageError::ChainTooLong { .. } => "make a full image: dump without --parent",
+        ImageError::NoSpace { .. } => {
+            "free space, and try again; in a store `gpucr gc` frees what no image needs"
+        }
+        ImageError::Store(StoreError::NotAStoreDir { .. }) => {
+            "give a new or empty directory, or one that `gpucr dump --store` has made"
+        }
+        ImageError::HasChildren { .. } => {
+            "remove those first, or use --force if they are not needed any more"
+        }
+        ImageError::Store(StoreError::Busy { path }) if path.ends_with("gc.lock") => {
+            "another gc is at work on the store; nothing is left to do for this one"
+        }
+        ImageError::Store(StoreError::Busy { .. }) => {
+            "a dump, restore or gc uses the store; try again when it has ended (gc: --wait)"
+        }
         _ => return None,
     };
     Some(text.to_owned())

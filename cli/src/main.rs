@@ -19,7 +19,8 @@ type Outcome = Result<ExitCode, CliError>;
 fn main() -> ExitCode {
     let args = Args::parse();
     start_log();
-    if matches!(args.command, Command::Dump(_) | Command::Restore(_) | Command::Keeper) {
+    // What becomes a program must keep its limits; the others may have to open many packs.
+    if !matches!(args.command, Command::Run(_)) {
         gpucr_core::limits::raise_open_files();
     }
     let outcome = match args.command {
@@ -28,6 +29,9 @@ fn main() -> ExitCode {
         Command::Restore(args) => commands::restore::run(&args),
         Command::Ps(args) => commands::ps::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Ls(args) => commands::ls::run(&args),
+        Command::Rm(args) => commands::rm::run(&args),
+        Command::Gc(args) => commands::gc::run(&args),
         Command::Check(args) => commands::check::run(&args),
         Command::Completions(args) => commands::generate::completions(&args),
         Command::GenerateMan(args) => commands::generate::man(&args),

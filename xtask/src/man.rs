@@ -1,4 +1,7 @@
-//! `cargo xtask man`: man/*.1 from the definition of the command line.
+//! `cargo xtask man`: man/*.1 from the definition of the command line, man/gpucr-image.7 from
+//! docs/image-format.md.
+
+mod markdown;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,10 +29,15 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut command = std::process::Command::new(gpucr);
     sys::capture(command.arg("generate-man").arg(fresh_dir.path()))?;
 
-    let fresh = pages(fresh_dir.path())?;
+    let mut fresh = pages(fresh_dir.path())?;
     if fresh.is_empty() {
         bail!("`gpucr generate-man` wrote no page");
     }
+    let format = sys::root().join("docs/image-format.md");
+    let text = std::fs::read_to_string(&format)
+        .with_context(|| format!("cannot read {}", format.display()))?;
+    let page = markdown::page("gpucr-image", 7, "files of gpucr images and stores", &text);
+    fresh.insert("gpucr-image.7".into(), page.into_bytes());
     let man = sys::root().join("man");
     let stored = if man.exists() { pages(&man)? } else { BTreeMap::new() };
 
@@ -55,12 +63,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The section 1 pages in a folder, by file name. Other sections are written by hand.
+/// The pages in a folder, by file name.
 fn pages(dir: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut pages = BTreeMap::new();
     for entry in dir.read_dir().with_context(|| format!("cannot read {}", dir.display()))? {
         let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "1") {
+        if path.extension().is_some_and(|extension| extension == "1" || extension == "7") {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let page = std::fs::read(&path);
             pages.insert(name, page.with_context(|| format!("cannot read {}", path.display()))?);

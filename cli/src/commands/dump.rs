@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 use gpucr_core::dump::{self, CriuOptions, Options};
-use gpucr_core::image::Protocol;
+use gpucr_core::image::{Destination, Protocol};
 
 use crate::args::{DumpArgs, ProtocolArg};
 use crate::commands::{io_error, print_json, say};
@@ -25,7 +26,7 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     let options = Options {
         pid: args.pid,
-        image: args.image.clone().unwrap_or_else(|| PathBuf::from(format!("gpucr-{}", args.pid))),
+        destination: destination(args),
         leave_running: args.leave_running,
         protocol,
         shadow_memory: args.shadow_memory,
@@ -49,8 +50,12 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     let fate = if report.left_running { "runs on" } else { "was ended" };
+    let shared = match options.destination {
+        Destination::Alone(_) => String::new(),
+        _ => format!(" ({} new)", display::bytes(report.new_bytes)),
+    };
     say!(
-        "{}: {} of device memory, {} stored; stopped for {}, {} in all; process {} {fate}",
+        "{}: {} of device memory, {} stored{shared}; stopped for {}, {} in all; process {} {fate}",
         report.image.display(),
         display::bytes(report.bulk_bytes),
         display::bytes(report.stored_bytes),
@@ -87,4 +92,44 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
         );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn destination(args: &DumpArgs) -> Destination {
+    if let Some(store) = &args.store {
+        let name = args.name.clone().unwrap_or_else(|| default_name(args.pid, SystemTime::now()));
+        return Destination::Stored { store: store.clone(), name };
+    }
+    let path = args.image.clone().unwrap_or_else(|| PathBuf::from(format!("gpucr-{}", args.pid)));
+    match &args.parent {
+        Some(parent) => Destination::Incremental { path, parent: parent.clone() },
+        None => Destination::Alone(path),
+    }
+}
+
+/// A name that tells what was saved and when: `train-20261121T083053Z-4242`.
+fn default_name(pid: u32, now: SystemTime) -> String {
+    let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let command: String = comm.trim().chars().map(|c| if fits(c) { c } else { '_' }).collect();
+    let command = match command.trim_start_matches('.') {
+        "" => "process",
+        command => command,
+    };
+    let time = humantime::format_rfc3339_seconds(now).to_string().replace(['-', ':'], "");
+    format!("{command}-{time}-{pid}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_names_are_readable() {
+        let now = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_790_000_000);
+        let name = default_name(0, now);
+        assert_eq!(name, "process-20260921T132640Z-0");
+        let own = default_name(std::process::id(), now);
+        assert!(own.ends_with(&format!("-20260921T132640Z-{}", std::process::id())), "{own}");
+        assert!(!own.contains('/') && !own.starts_with('.'), "{own}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use gpucr_core::image::{ImageReader, Manifest, Process};
+use gpucr_core::image::{Base, ImageReader, Manifest, Process};
 use gpucr_core::{Error, hex};
 
 use crate::commands::{print_json, say};
@@ -11,6 +11,13 @@ use crate::{Outcome, args::InspectArgs, display};
 #[derive(serde::Serialize)]
 struct Summary<'a> {
     id: String,
+    /// `alone`, `incremental` or `stored`.
+    kind: &'static str,
+    /// Where the ancestors of an incremental image were found, the parent first.
+    ancestors: &'a [std::path::PathBuf],
+    /// The store of a stored image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store: Option<&'a std::path::Path>,
     created: String,
     gpucr_version: &'a str,
     hostname: &'a str,
@@ -77,6 +84,13 @@ pub(crate) fn run(args: &InspectArgs) -> Outcome {
     let stored = image.chunks().stored_bytes();
     let summary = Summary {
         id: hex(&image.id()),
+        kind: match image.base() {
+            None => "alone",
+            Some(Base::Parent { .. }) => "incremental",
+            Some(Base::Store) => "stored",
+        },
+        ancestors: image.ancestors(),
+        store: image.store().map(|store| store.dir()),
         created: time(manifest.created),
         gpucr_version: &manifest.gpucr_version,
         hostname: &manifest.hostname,
@@ -139,6 +153,12 @@ fn process(process: &Process) -> ProcessRow<'_> {
 
 fn print(summary: &Summary<'_>) {
     say!("image      {}", summary.id);
+    for ancestor in summary.ancestors {
+        say!("builds on  {}", ancestor.display());
+    }
+    if let Some(store) = summary.store {
+        say!("in store   {}", store.display());
+    }
     say!(
         "made       {} on {} by gpucr {}",
         summary.created,

@@ -2,11 +2,14 @@
 
 pub(crate) mod check;
 pub(crate) mod dump;
+pub(crate) mod gc;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod keeper;
+pub(crate) mod ls;
 pub(crate) mod ps;
 pub(crate) mod restore;
+pub(crate) mod rm;
 pub(crate) mod run;
 
 use gpucr_core::Error;

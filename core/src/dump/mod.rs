@@ -29,7 +29,7 @@ use gpucr_wire::Block;
 use crate::criu::{DumpError, DumpWorker};
 use crate::error::{Error, Failure, Left};
 use crate::held::{Drivers, Held, resume_all};
-use crate::image::{Committed, FileEntry, ImageWriter, Manifest, Protocol};
+use crate::image::{Committed, Destination, FileEntry, ImageWriter, Manifest, Protocol};
 use crate::keeper::Keeper;
 use crate::phase::{Clock, PhaseTime, Progress, milliseconds, skipped};
 use crate::process::{Lock, ProcessInfo};
@@ -49,8 +49,8 @@ const ENDING: Duration = Duration::from_secs(5);
 pub struct Options {
     /// Root of the process tree.
     pub pid: u32,
-    /// Where the image goes: nothing there yet, or an empty directory.
-    pub image: PathBuf,
+    /// Where the image goes.
+    pub destination: Destination,
     /// Let the program run on afterwards instead of ending it.
     pub leave_running: bool,
     /// How memory is to be copied; none leaves the choice to gpucr.
@@ -99,7 +99,7 @@ pub struct Report {
     pub left_running: bool,
     /// Bytes of device memory that gpucr saved.
     pub bulk_bytes: u64,
-    /// Bytes of the image.
+    /// Bytes of the image, with the chunks that it shares with its ancestors or its store.
     pub stored_bytes: u64,
     /// Chunks copied while the program ran.
     pub precopied_chunks: u64,
@@ -108,6 +108,8 @@ pub struct Report {
     pub validation: Option<Validation>,
     /// Bytes copied aside within the devices, and saved from there while the program ran on.
     pub shadowed_bytes: u64,
+    /// Bytes that this dump has written; the rest was there.
+    pub new_bytes: u64,
     /// For how long the program stood still, up to the commit or until it ran again.
     pub stopped_ms: f64,
     /// The whole dump.
@@ -173,14 +175,16 @@ impl<'a> Dump<'a> {
         let drivers = Drivers::default();
         let prepare = |clock: &mut Clock<'_>| -> Result<_, Error> {
             clock.enter("preflight", None)?;
-            let target = std::path::absolute(&options.image).map_err(|source| Error::Io {
-                what: format!("cannot make {} absolute", options.image.display()),
+            let target = options.destination.path();
+            let target = std::path::absolute(&target).map_err(|source| Error::Io {
+                what: format!("cannot make {} absolute", target.display()),
                 source,
             })?;
             let (plan, held, locks) = preflight::check(options, &drivers)?;
             let mut keeper = Keeper::start().map_err(Error::Keeper)?;
             keeper.writing(&target).map_err(Error::Keeper)?;
-            let image = ImageWriter::create(&options.image, options.compression)?;
+            // Locks the store, so that nothing vanishes that this dump will rely on.
+            let image = ImageWriter::begin(&options.destination, options.compression)?;
             clock.enter("attach", None)?;
             let driver = drivers.open(&plan.driver)?;
             let mut bulk = Bulk::prepare(&driver, &plan.devices, plan.bulk_bytes())?;
@@ -299,7 +303,7 @@ impl<'a> Dump<'a> {
             (Ok(()), Some((committed, until_commit))) if lost.is_empty() => {
                 let stopped = if resume { until_resumed } else { until_commit };
                 Ok(Report {
-                    image: self.options.image.clone(),
+                    image: self.options.destination.path(),
                     id: crate::hex(&committed.id),
                     pid: self.options.pid,
                     protocol: self.protocol,
@@ -310,6 +314,7 @@ impl<'a> Dump<'a> {
                     precopied_chunks: self.precopied,
                     validation: self.validation,
                     shadowed_bytes: self.shadowed,
+                    new_bytes: committed.new_bytes,
                     stopped_ms: milliseconds(stopped),
                     total_ms: milliseconds(self.clock.total()),
                     phases: self.clock.times().to_vec(),

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::{ImageError, MANIFEST};
+use crate::store::disk::Disk;
 use crate::store::{ChunkId, MAX_CHUNK, StoreError, index};
 
 /// Version of the manifest that this code writes, and the newest that it reads.
@@ -355,6 +356,20 @@ impl Manifest {
     }
 
     pub(super) fn read_with_id(dir: &Path) -> Result<(Self, [u8; 32]), ImageError> {
+        let (body, id) = Self::read_body(dir)?;
+        let manifest = Self::decode(&body).map_err(|what| ImageError::Damaged {
+            path: dir.join(MANIFEST),
+            what: what.to_owned(),
+        })?;
+        Ok((manifest, id))
+    }
+
+    /// The identity of the image at `dir`, whose manifest is not decoded.
+    pub(super) fn identity(dir: &Path) -> Result<[u8; 32], ImageError> {
+        Ok(Self::read_body(dir)?.1)
+    }
+
+    fn read_body(dir: &Path) -> Result<(Vec<u8>, [u8; 32]), ImageError> {
         let not = |reason| ImageError::NotAnImage { path: dir.to_owned(), reason };
         match std::fs::metadata(dir) {
             Ok(meta) if meta.is_dir() => {}
@@ -370,13 +385,22 @@ impl Manifest {
                 }
                 other => other.into(),
             })?;
-        let manifest = Self::decode(&body)
-            .map_err(|what| ImageError::Damaged { path, what: what.to_owned() })?;
-        Ok((manifest, *hash.as_bytes()))
+        Ok((body, *hash.as_bytes()))
+    }
+
+    /// The chunks that the image needs, in order, each once.
+    pub fn chunk_ids(&self) -> Vec<ChunkId> {
+        let mut ids = Vec::new();
+        for owner in self.owners() {
+            ids.extend(owner.pieces().map(|piece| piece.id));
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        ids
     }
 
     /// Writes and syncs the manifest into `dir`. Returns its identity and its length in bytes.
-    pub(super) fn write(&self, dir: &Path) -> Result<([u8; 32], u64), ImageError> {
+    pub(super) fn write(&self, disk: &dyn Disk, dir: &Path) -> Result<([u8; 32], u64), ImageError> {
         let path = dir.join(MANIFEST);
         let damaged = |what: &str| ImageError::Damaged { path: path.clone(), what: what.into() };
         // What could not be read back must not be written.
@@ -385,7 +409,7 @@ impl Manifest {
         if body.len() as u64 > MAX_MANIFEST {
             return Err(damaged("it is larger than the format's limit"));
         }
-        let (hash, len) = index::write_framed(&path, MAGIC, MANIFEST_VERSION, &body)?;
+        let (hash, len) = index::write_framed(disk, &path, MAGIC, MANIFEST_VERSION, &body)?;
         Ok((*hash.as_bytes(), len))
     }
 

@@ -1,21 +1,29 @@
 //! The image: a directory that holds a stopped program, complete and checked.
 //!
 //! An image has a [`Manifest`], which says what was stopped and names every chunk of its memory
-//! and files by hash, and a [store](crate::store) with those chunks. [`ImageWriter`] makes one,
-//! [`ImageReader`] reads it. `docs/image-format.md` describes the files byte by byte.
+//! and files by hash. The [chunks](crate::store) are in the image, or in its parent, or in a store
+//! that it shares with others: see [`Destination`]. [`ImageWriter`] makes an image, [`ImageReader`]
+//! reads it. `docs/image-format.md` describes the files byte by byte.
 //!
 //! An image exists whole or not at all: it is written in a hidden directory beside its final
 //! place and renamed when everything is durable.
 
+mod base;
 mod cut;
 mod files;
 mod manifest;
 mod reader;
+mod shelf;
 mod writer;
 
 #[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
+mod kinds_tests;
+#[cfg(test)]
 mod tests;
 
+pub use base::{Base, MAX_CHAIN};
 pub use cut::{Cut, FILE_CUT};
 pub use manifest::{
     Block, BlockKind, CarriedFile, Counts, CriuImage, CudaProcess, Device, Driver, DriverKind,
@@ -23,7 +31,8 @@ pub use manifest::{
     Stdio,
 };
 pub use reader::ImageReader;
-pub use writer::{Committed, ImageWriter, remove_unfinished};
+pub use shelf::{Listed, Listing, Removed, gc, list, remove};
+pub use writer::{Committed, Destination, ImageWriter, remove_unfinished};
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -92,6 +101,56 @@ pub enum ImageError {
         id: ChunkId,
         /// The file or block of memory that it belongs to.
         owner: String,
+    },
+    /// The parent of an incremental image is not where the image says.
+    #[error(
+        "{} builds on the image {}, which is not at {}",
+        image.display(), &identity[..16], path.display()
+    )]
+    ParentMissing {
+        /// The incremental image.
+        image: PathBuf,
+        /// Where the parent was when the image was made.
+        path: PathBuf,
+        /// The parent's identity, in hexadecimal digits.
+        identity: String,
+    },
+    /// Another image is in the place of the parent.
+    #[error(
+        "{} builds on the image {}, and {} is another one",
+        image.display(), &identity[..16], path.display()
+    )]
+    ParentChanged {
+        /// The incremental image.
+        image: PathBuf,
+        /// Where the parent should be.
+        path: PathBuf,
+        /// The parent's identity, in hexadecimal digits.
+        identity: String,
+    },
+    /// A parent keeps its chunks in a store.
+    #[error("{} is in a store, and so cannot be a parent", path.display())]
+    ParentInStore {
+        /// The parent.
+        path: PathBuf,
+    },
+    /// Other images build on the one that was to be removed.
+    #[error(
+        "{} is the parent of {}, which cannot be read without it",
+        path.display(),
+        children.iter().map(|child| child.display().to_string()).collect::<Vec<_>>().join(", ")
+    )]
+    HasChildren {
+        /// The image.
+        path: PathBuf,
+        /// Those that build on it.
+        children: Vec<PathBuf>,
+    },
+    /// Too many images build one on another.
+    #[error("{} is the end of a chain of {MAX_CHAIN} images, the most there can be", path.display())]
+    ChainTooLong {
+        /// The last image of the chain.
+        path: PathBuf,
     },
     /// A file has a name or a shape that an image cannot hold.
     #[error("file {name:?} cannot be part of an image: {reason}")]

@@ -1,24 +1,36 @@
 //! Reading an image.
 
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use super::base::{self, Base};
 use super::{FileEntry, ImageError, Manifest, files};
-use crate::store::{ChunkReader, Damage};
+use crate::store::{ChunkReader, Damage, SharedStore};
 
-/// An image that was opened for reading. Safe to use from many threads.
+/// An image that was opened for reading. Safe to use from many threads. While one of a store is
+/// open, a gc removes nothing there.
 pub struct ImageReader {
     manifest: Manifest,
     id: [u8; 32],
     chunks: ChunkReader,
+    base: Option<Base>,
+    ancestors: Vec<PathBuf>,
+    store: Option<SharedStore>,
 }
 
 impl ImageReader {
-    /// Opens the image at `dir`: reads and checks manifest and index, checks that the packs have
-    /// their lengths and that every chunk which the manifest names is there.
+    /// Opens the image at `dir`, of whatever kind: reads and checks manifest and index, those of
+    /// its ancestors or the segments of its store, checks that the packs have their lengths and
+    /// that every chunk which the manifest names is there. Memory depends on the image, not on
+    /// the store.
     pub fn open(dir: &Path) -> Result<Self, ImageError> {
+        let foundation = match base::resolve(dir) {
+            Ok(foundation) => foundation,
+            // What is no image at all is said first.
+            Err(error) => return Manifest::read(dir).and(Err(error)),
+        };
         let (manifest, id) = Manifest::read_with_id(dir)?;
-        let chunks = ChunkReader::open(dir)?;
+        let chunks = ChunkReader::open_needed(&foundation.sources, &manifest.chunk_ids())?;
         for owner in manifest.owners() {
             for piece in owner.pieces() {
                 if chunks.entry(&piece.id).map(|e| e.plain_len as usize) != Some(piece.len) {
@@ -27,7 +39,8 @@ impl ImageReader {
                 }
             }
         }
-        Ok(Self { manifest, id, chunks })
+        let base::Foundation { base, ancestors, store, .. } = foundation;
+        Ok(Self { manifest, id, chunks, base, ancestors, store })
     }
 
     /// What the image says about itself.
@@ -38,6 +51,21 @@ impl ImageReader {
     /// The image's identity: the BLAKE3 of its manifest file.
     pub fn id(&self) -> [u8; 32] {
         self.id
+    }
+
+    /// What the image builds on; none if it is self-contained.
+    pub fn base(&self) -> Option<&Base> {
+        self.base.as_ref()
+    }
+
+    /// Where the ancestors of an incremental image were found, the parent first.
+    pub fn ancestors(&self) -> &[PathBuf] {
+        &self.ancestors
+    }
+
+    /// The store that a stored image is in.
+    pub fn store(&self) -> Option<&SharedStore> {
+        self.store.as_ref()
     }
 
     /// Where device memory comes from.

@@ -10,7 +10,7 @@ use super::*;
 use crate::store::tests::{noise, text};
 use crate::store::{Compression, MAX_CHUNK};
 
-fn manifest() -> Manifest {
+pub(super) fn manifest() -> Manifest {
     Manifest {
         created: 1_790_000_000,
         gpucr_version: "0.1.0".into(),
@@ -169,7 +169,7 @@ fn damage_names_its_owner() {
     let image = ImageReader::open(&path).unwrap();
     let id = image.manifest().processes[0].cuda.as_ref().unwrap().blocks[0].chunks[0];
     let entry = image.chunks().entry(&id).unwrap();
-    let pack = path.join("packs").join(format!("{:04}.pack", entry.pack));
+    let pack = image.chunks().pack_path(entry);
     let offset = entry.offset;
     File::options().write(true).open(pack).unwrap().write_all_at(&[0; 64], offset).unwrap();
     let damage = image.verify();

@@ -1,26 +1,66 @@
 //! Making an image.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::DirBuilder;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use super::base::{self, Base, MAX_CHAIN};
 use super::{FileEntry, ImageError, Manifest, STAGING, files, io_failure};
-use crate::store::{ChunkWriter, Compression, Stats, sync_dir};
+use crate::store::disk::{Disk, RealDisk};
+use crate::store::index::WriterId;
+use crate::store::{
+    ChunkWriter, Compression, Known, Place, SharedStore, Stats, io_error, shared,
+};
+
+/// Where an image is to be, and what it may share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Destination {
+    /// A directory that holds everything: a name that does not exist in an existing directory, or
+    /// an empty directory.
+    Alone(PathBuf),
+    /// Such a directory, which holds only what the image `parent` and its ancestors lack.
+    Incremental {
+        /// The new image.
+        path: PathBuf,
+        /// The image that it builds on. Without it the new one cannot be read.
+        parent: PathBuf,
+    },
+    /// The image `name` of the store in the directory `store`, which is made if it does not exist.
+    Stored {
+        /// The store.
+        store: PathBuf,
+        /// A name that no image of the store has.
+        name: String,
+    },
+}
+
+impl Destination {
+    /// The directory of the image.
+    pub fn path(&self) -> PathBuf {
+        match self {
+            Self::Alone(path) | Self::Incremental { path, .. } => path.clone(),
+            Self::Stored { store, name } => store.join(shared::IMAGES).join(name),
+        }
+    }
+}
 
 /// An image that is being written.
 ///
-/// It lives in a hidden directory beside its final place, `.NAME.partial-PID-RANDOM`, which only
+/// It lives in a hidden directory beside its final place, `.NAME.partial-PID-WRITER`, which only
 /// its owner may enter. [`commit`](Self::commit) makes it durable and renames it into place.
 /// Dropped without that, the directory is removed; after a crash of the whole process it stays,
-/// and [`remove_unfinished`] removes it.
+/// and [`remove_unfinished`] removes it. Chunks go to the same directory, or to a shared store,
+/// which is locked until this is dropped.
 pub struct ImageWriter {
     target: PathBuf,
     partial: PathBuf,
     chunks: Option<ChunkWriter>,
     committed: bool,
+    disk: Arc<dyn Disk>,
+    base: Option<Base>,
+    /// Let go of last.
+    _store: Option<SharedStore>,
 }
 
 /// An image that is complete and durable.
@@ -28,19 +68,43 @@ pub struct ImageWriter {
 pub struct Committed {
     /// Its identity: the BLAKE3 of its manifest file.
     pub id: [u8; 32],
-    /// Bytes of all its files.
+    /// Bytes of all its files, and of the chunks that it shares with its ancestors or its store.
     pub stored_bytes: u64,
+    /// Bytes of all the files that were written for it.
+    pub new_bytes: u64,
     /// What its chunks came to.
     pub stats: Stats,
 }
 
 impl ImageWriter {
-    /// Begins an image that will be at `path`: a name that does not exist in an existing
-    /// directory, or an empty directory. Nothing is changed at `path` before the commit.
+    /// Begins a self-contained image that will be at `path`: a name that does not exist in an
+    /// existing directory, or an empty directory. Nothing is changed at `path` before the commit.
     pub fn create(path: &Path, compression: Compression) -> Result<Self, ImageError> {
+        Self::begin(&Destination::Alone(path.to_owned()), compression)
+    }
+
+    /// Begins an image. Nothing is changed in its place before the commit. A parent is read and
+    /// checked here, and a store is locked.
+    pub fn begin(to: &Destination, compression: Compression) -> Result<Self, ImageError> {
+        Self::begin_on(Arc::new(RealDisk), to, compression)
+    }
+
+    pub(crate) fn begin_on(
+        disk: Arc<dyn Disk>,
+        to: &Destination,
+        compression: Compression,
+    ) -> Result<Self, ImageError> {
+        let path = &to.path();
+        let output = |reason| ImageError::Output { path: path.clone(), reason };
+        let store = match to {
+            Destination::Stored { store, name } => {
+                check_name(name).map_err(output)?;
+                Some(SharedStore::open_or_create(store, disk.as_ref())?)
+            }
+            _ => None,
+        };
         // Absolute, so that the caller may change its directory; symbolic links are left alone.
         let target = std::path::absolute(path).map_err(|e| io_failure("find", path, e))?;
-        let output = |reason| ImageError::Output { path: path.to_owned(), reason };
         let (Some(name), Some(parent)) = (target.file_name(), target.parent()) else {
             return Err(output("the path has no last part to name it by"));
         };
@@ -52,12 +116,34 @@ impl ImageWriter {
         if is_mount_point(&target, &parent) {
             return Err(output("it is a mount point: give a new name inside it"));
         }
-        let partial = make_partial(&parent, &name)?;
-        // From here on the drop of `writer` removes the directory.
-        let mut writer = Self { target, partial, chunks: None, committed: false };
-        private_dir(&writer.staging_dir())?;
-        writer.chunks = Some(ChunkWriter::create(&writer.partial, compression)?);
-        Ok(writer)
+        if store.is_none() && shared::store_around(&target).is_some() {
+            return Err(output("it is among the images of a store: use --store for these"));
+        }
+        let (base, known) = match to {
+            Destination::Alone(_) => (None, Known::default()),
+            Destination::Stored { .. } => (Some(Base::Store), Known::default()),
+            Destination::Incremental { parent: on, .. } => {
+                let (base, known) = build_on(on, &parent.join(&name))?;
+                (Some(base), known)
+            }
+        };
+        let writer = WriterId::random();
+        let mut partial = partial_prefix(&name, std::process::id());
+        partial.push(writer.to_string());
+        let partial = parent.join(partial);
+        disk.make_dir(&partial).map_err(|e| io_failure("create", &partial, e))?;
+        // From here on the drop of `image` removes the directory.
+        let mut image =
+            Self { target, partial, chunks: None, committed: false, disk, base, _store: store };
+        let staging = image.staging_dir();
+        image.disk.make_dir(&staging).map_err(|e| io_failure("create", &staging, e))?;
+        let disk = image.disk.clone();
+        let place = match &image._store {
+            Some(store) => store.place(disk, writer)?,
+            None => Place::in_image(disk, &image.partial, writer, known)?,
+        };
+        image.chunks = Some(ChunkWriter::start(place, compression));
+        Ok(image)
     }
 
     /// The directory in which the image is being written.
@@ -110,10 +196,11 @@ impl ImageWriter {
     }
 
     /// Completes the image: checks that every chunk of the manifest is there, syncs packs and
-    /// index, writes and syncs the manifest, syncs the directories, renames, syncs the parent.
+    /// index, writes and syncs base and manifest, syncs the directories, renames, syncs the parent.
     ///
     /// After success the image is durable. After a failure there is no image and nothing else is
-    /// left, as long as removing files works.
+    /// left, as long as removing files works; only what was already made known to others in a
+    /// store stays, for its next gc.
     pub fn commit(mut self, manifest: &Manifest) -> Result<Committed, ImageError> {
         for owner in manifest.owners() {
             if let Some(piece) = owner.pieces().find(|piece| !self.chunks().contains(&piece.id)) {
@@ -121,16 +208,24 @@ impl ImageWriter {
                 return Err(ImageError::MissingChunk { id: piece.id, owner });
             }
         }
+        let needed = manifest.chunk_ids();
+        let shared = needed.iter().filter_map(|id| self.chunks().shared_len(id)).map(u64::from);
+        let shared: u64 = shared.sum();
         let stats = match self.chunks.take() {
             Some(chunks) => chunks.finish()?,
             None => Stats::default(),
         };
+        let disk = self.disk.clone();
         let staging = self.staging_dir();
-        std::fs::remove_dir_all(&staging).map_err(|e| io_failure("remove", &staging, e))?;
-        let (id, manifest_len) = manifest.write(&self.partial)?;
-        sync_dir(&self.partial)?;
+        disk.remove_tree(&staging).map_err(|e| io_failure("remove", &staging, e))?;
+        let base_len = match &self.base {
+            Some(base) => base.write(disk.as_ref(), &self.partial)?,
+            None => 0,
+        };
+        let (id, manifest_len) = manifest.write(disk.as_ref(), &self.partial)?;
+        disk.sync_dir(&self.partial).map_err(|e| io_failure("sync", &self.partial, e))?;
 
-        std::fs::rename(&self.partial, &self.target).map_err(|e| match e.kind() {
+        disk.rename(&self.partial, &self.target).map_err(|e| match e.kind() {
             io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotADirectory => ImageError::Output {
                 path: self.target.clone(),
                 reason: "something was put there during the dump",
@@ -138,15 +233,16 @@ impl ImageWriter {
             _ => io_failure("rename to", &self.target, e),
         })?;
         if let Some(parent) = self.target.parent()
-            && let Err(error) = sync_dir(parent)
+            && let Err(error) = disk.sync_dir(parent)
         {
             // An image that may vanish with the next power cut must not pass for complete: take
             // the name back, and let the drop remove what it named.
-            let _ = std::fs::rename(&self.target, &self.partial);
-            return Err(error.into());
+            let _ = disk.rename(&self.target, &self.partial);
+            return Err(io_error("sync", parent, error).into());
         }
         self.committed = true;
-        Ok(Committed { id, stored_bytes: stats.stored_bytes + manifest_len, stats })
+        let new_bytes = stats.stored_bytes + base_len + manifest_len;
+        Ok(Committed { id, stored_bytes: new_bytes + shared, new_bytes, stats })
     }
 }
 
@@ -157,7 +253,7 @@ impl Drop for ImageWriter {
         }
         // Open packs are closed first, so that their space is free when this returns.
         self.chunks = None;
-        if let Err(error) = std::fs::remove_dir_all(&self.partial)
+        if let Err(error) = self.disk.remove_tree(&self.partial)
             && error.kind() != io::ErrorKind::NotFound
         {
             tracing::warn!(path = %self.partial.display(), %error, "cannot remove partial image");
@@ -179,18 +275,39 @@ fn check_free(target: &Path, shown: &Path) -> Result<(), ImageError> {
     }
 }
 
-fn make_partial(parent: &Path, name: &OsString) -> Result<PathBuf, ImageError> {
-    loop {
-        let random = RandomState::new().hash_one(std::process::id());
-        let mut hidden = partial_prefix(name, std::process::id());
-        hidden.push(format!("{random:016x}"));
-        let partial = parent.join(hidden);
-        match DirBuilder::new().mode(0o700).create(&partial) {
-            Ok(()) => return Ok(partial),
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
-            Err(e) => return Err(io_failure("create", &partial, e)),
-        }
+/// What an image at `target` has to say about its parent at `path`, and what it need not store.
+fn build_on(path: &Path, target: &Path) -> Result<(Base, Known), ImageError> {
+    let parent = path.canonicalize().map_err(|e| io_failure("open", path, e))?;
+    // Decoded too: nobody builds on what cannot be restored.
+    let (_, identity) = Manifest::read_with_id(&parent)?;
+    let foundation = base::resolve(&parent)?;
+    if foundation.store.is_some() {
+        return Err(ImageError::ParentInStore { path: path.to_owned() });
     }
+    if foundation.ancestors.len() + 2 > MAX_CHAIN {
+        return Err(ImageError::ChainTooLong { path: path.to_owned() });
+    }
+    let mut known = Known::default();
+    for source in &foundation.sources {
+        known.add(&source.index, &source.packs)?;
+    }
+    known.sort();
+    // Below the real directory, whatever symbolic links the caller came by.
+    let (dir, name) = (target.parent(), target.file_name());
+    let dir = dir.unwrap_or(target).canonicalize().map_err(|e| io_failure("find", target, e))?;
+    let relative = base::relative(&dir.join(name.unwrap_or_default()), &parent);
+    Ok((Base::Parent { identity, relative, absolute: parent }, known))
+}
+
+/// Refuses names of images in a store that are hidden or lead elsewhere.
+fn check_name(name: &str) -> Result<(), &'static str> {
+    if name.is_empty() || name.len() > 200 {
+        return Err("a name has 1 to 200 bytes");
+    }
+    if name.starts_with('.') || name.contains(['/', '\0']) {
+        return Err("a name does not begin with a dot and has no `/`");
+    }
+    Ok(())
 }
 
 /// Whether the empty directory `target` is on another file system than its parent, so that the
@@ -212,17 +329,19 @@ fn partial_prefix(name: &OsStr, pid: u32) -> OsString {
 }
 
 /// Removes what process `pid`, which has died, had written of an image that would have been at
-/// `target`. What cannot be removed stays.
+/// `target`, alone or in a store. What cannot be removed stays.
 pub fn remove_unfinished(target: &Path, pid: u32) {
     let (Some(name), Some(parent)) = (target.file_name(), target.parent()) else { return };
     let prefix = partial_prefix(name, pid);
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
-        if entry.file_name().as_encoded_bytes().starts_with(prefix.as_encoded_bytes()) {
-            let _ = std::fs::remove_dir_all(entry.path());
+        let name = entry.file_name();
+        let Some(rest) = name.as_encoded_bytes().strip_prefix(prefix.as_encoded_bytes()) else {
+            continue;
+        };
+        let writer = std::str::from_utf8(rest).ok().and_then(WriterId::parse);
+        if let (Some(writer), Some(store)) = (writer, shared::store_around(&entry.path())) {
+            shared::forget(&store, writer);
         }
+        let _ = std::fs::remove_dir_all(entry.path());
     }
-}
-
-fn private_dir(path: &Path) -> Result<(), ImageError> {
-    DirBuilder::new().mode(0o700).create(path).map_err(|e| io_failure("create", path, e))
 }

@@ -1,20 +1,26 @@
 //! The frame that guards index and manifest, the index's records, and the header of a pack.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use super::disk::Disk;
 use super::{ChunkId, Encoding, MAX_CHUNK, STORE_VERSION, StoreError, io_error};
 
 /// Bytes before the body of a framed file.
 pub(crate) const FRAME_HEADER: usize = 56;
 /// Bytes before the first chunk of a pack.
-pub(crate) const PACK_HEADER: usize = 16;
+pub(crate) const PACK_HEADER: usize = 32;
 const PACK_MAGIC: &[u8; 8] = b"gpucrPAK";
 const INDEX_MAGIC: &[u8; 8] = b"gpucrIDX";
+/// Bytes of one pack in the index.
+const PACK_RECORD: usize = 24;
 /// Bytes of one chunk's record in the index.
 const RECORD: usize = 64;
+/// Records that are read at a time.
+const BATCH: usize = 16 << 10;
 /// Most bytes that an index may have; about 16 million chunks, 32 TiB of device memory.
 const MAX_INDEX: u64 = 1 << 30;
 
@@ -25,7 +31,7 @@ pub struct Entry {
     pub id: ChunkId,
     /// How its bytes are stored.
     pub encoding: Encoding,
-    /// Number of the pack; 0 for a constant chunk.
+    /// Number of the pack in the list that goes with it; 0 for a constant chunk.
     pub pack: u32,
     /// Where in the pack the stored bytes begin; 0 for a constant chunk.
     pub offset: u64,
@@ -37,11 +43,85 @@ pub struct Entry {
     pub check: u64,
 }
 
+/// Name of a writer, random: 12 bytes. Packs and segments are named by it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct WriterId(pub(crate) [u8; 12]);
+
+impl WriterId {
+    /// Draws a new one.
+    pub(crate) fn random() -> Self {
+        // Keyed with the system's randomness: unique among all writers, which is all it must be.
+        let half = || RandomState::new().hash_one(std::process::id()).to_le_bytes();
+        let (low, high) = (half(), half());
+        Self(std::array::from_fn(|i| if i < 8 { low[i] } else { high[i - 8] }))
+    }
+
+    /// Reads 24 hexadecimal digits.
+    pub(crate) fn parse(digits: &str) -> Option<Self> {
+        parse_hex(digits).map(Self)
+    }
+
+    /// The id of this writer's pack `number`.
+    pub(crate) fn pack(&self, number: u32) -> PackId {
+        let mut id = [0u8; 16];
+        id[..12].copy_from_slice(&self.0);
+        id[12..].copy_from_slice(&number.to_be_bytes());
+        PackId(id)
+    }
+}
+
+impl std::fmt::Display for WriterId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Name of a pack: that of its writer, and a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PackId(pub [u8; 16]);
+
+impl PackId {
+    /// Name of the pack's file.
+    pub(crate) fn file_name(&self) -> String {
+        format!("{self}.pack")
+    }
+
+    /// The pack whose file has this name.
+    pub(crate) fn of_file_name(name: &str) -> Option<Self> {
+        parse_hex(name.strip_suffix(".pack")?).map(Self)
+    }
+}
+
+impl std::fmt::Display for PackId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Lower-case digits only: every id has one name.
+fn parse_hex<const N: usize>(digits: &str) -> Option<[u8; N]> {
+    let digits = digits.as_bytes();
+    if digits.len() != 2 * N {
+        return None;
+    }
+    let value = |digit: u8| match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
+    };
+    let mut bytes = [0u8; N];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = value(pair[0])? << 4 | value(pair[1])?;
+    }
+    Some(bytes)
+}
+
 /// Writes a framed file: `magic`, version, zero, length and BLAKE3 of the body, the body.
 ///
 /// The file must not exist; it is private to its owner and synced. Returns its whole contents'
 /// BLAKE3 and its length. After a failure a partial file may be left.
 pub(crate) fn write_framed(
+    disk: &dyn Disk,
     path: &Path,
     magic: &[u8; 8],
     version: u32,
@@ -55,12 +135,78 @@ pub(crate) fn write_framed(
 
     let mut hasher = blake3::Hasher::new();
     hasher.update(&header).update(body);
-    let mut file = create_private(path)?;
-    file.write_all(&header)
-        .and_then(|()| file.write_all(body))
-        .and_then(|()| file.sync_all())
+    let file = disk.create(path).map_err(|e| io_error("create", path, e))?;
+    file.write_all_at(&header, 0)
+        .and_then(|()| file.write_all_at(body, FRAME_HEADER as u64))
         .map_err(|e| io_error("write", path, e))?;
+    file.sync().map_err(|e| io_error("sync", path, e))?;
     Ok((hasher.finalize(), (header.len() + body.len()) as u64))
+}
+
+/// A framed file whose header was checked against its length; the body is still to be read.
+struct Framed {
+    file: File,
+    header: [u8; FRAME_HEADER],
+    len: u64,
+}
+
+impl Framed {
+    fn open(path: &Path, magic: &[u8; 8], supported: u32, limit: u64) -> Result<Self, StoreError> {
+        let mut file = open_regular(path)?;
+        let size = file.metadata().map_err(|e| io_error("read", path, e))?.len();
+        let truncated =
+            |expected| StoreError::Truncated { path: path.to_owned(), expected, found: size };
+
+        let mut header = [0u8; FRAME_HEADER];
+        match file.read_exact(&mut header) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                return Err(truncated(FRAME_HEADER as u64));
+            }
+            Err(e) => return Err(io_error("read", path, e)),
+        }
+        if &header[..8] != magic {
+            return Err(StoreError::NotAStore { path: path.to_owned() });
+        }
+        let version = le_u32(&header[8..]);
+        if version > supported {
+            let path = path.to_owned();
+            return Err(StoreError::NewerVersion { path, found: version, supported });
+        }
+        if version == 0 || le_u32(&header[12..]) != 0 {
+            return Err(damaged(path, "its header has impossible values"));
+        }
+        let len = le_u64(&header[16..]);
+        if len > limit {
+            return Err(damaged(path, "its length is beyond the format's limit"));
+        }
+        let expected = FRAME_HEADER as u64 + len;
+        if size < expected {
+            return Err(truncated(expected));
+        }
+        if size > expected {
+            return Err(damaged(path, "there are bytes after its end"));
+        }
+        Ok(Self { file, header, len })
+    }
+
+    fn read(&mut self, path: &Path, out: &mut [u8]) -> Result<(), StoreError> {
+        self.file.read_exact(out).map_err(|e| match e.kind() {
+            io::ErrorKind::UnexpectedEof => damaged(path, "it became shorter while it was read"),
+            _ => io_error("read", path, e),
+        })
+    }
+
+    fn check(&self, path: &Path, body: blake3::Hash) -> Result<(), StoreError> {
+        if body.as_bytes()[..] == self.header[24..] {
+            return Ok(());
+        }
+        Err(damaged(path, "its hash does not match its contents"))
+    }
+}
+
+fn damaged(path: &Path, what: &str) -> StoreError {
+    StoreError::Damaged { path: path.to_owned(), what: what.to_owned() }
 }
 
 /// Reads a framed file and checks everything about it. Returns the body, and the BLAKE3 of the
@@ -71,63 +217,13 @@ pub(crate) fn read_framed(
     supported: u32,
     limit: u64,
 ) -> Result<(Vec<u8>, blake3::Hash), StoreError> {
-    let mut file = open_regular(path)?;
-    let size = file.metadata().map_err(|e| io_error("read", path, e))?.len();
-    let truncated =
-        |expected| StoreError::Truncated { path: path.to_owned(), expected, found: size };
-    let damaged = |what: &str| StoreError::Damaged { path: path.to_owned(), what: what.to_owned() };
-
-    let mut header = [0u8; FRAME_HEADER];
-    match file.read_exact(&mut header) {
-        Ok(()) => {}
-        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-            return Err(truncated(FRAME_HEADER as u64));
-        }
-        Err(e) => return Err(io_error("read", path, e)),
-    }
-    if &header[..8] != magic {
-        return Err(StoreError::NotAStore { path: path.to_owned() });
-    }
-    let version = le_u32(&header[8..]);
-    if version > supported {
-        return Err(StoreError::NewerVersion { path: path.to_owned(), found: version, supported });
-    }
-    if version == 0 || le_u32(&header[12..]) != 0 {
-        return Err(damaged("its header has impossible values"));
-    }
-    let len = le_u64(&header[16..]);
-    if len > limit {
-        return Err(damaged("its length is beyond the format's limit"));
-    }
-    let expected = FRAME_HEADER as u64 + len;
-    if size < expected {
-        return Err(truncated(expected));
-    }
-    if size > expected {
-        return Err(damaged("there are bytes after its end"));
-    }
-    let mut body = vec![0u8; len as usize];
-    file.read_exact(&mut body).map_err(|e| match e.kind() {
-        io::ErrorKind::UnexpectedEof => truncated(expected),
-        _ => io_error("read", path, e),
-    })?;
-    if blake3::hash(&body).as_bytes()[..] != header[24..] {
-        return Err(damaged("its hash does not match its contents"));
-    }
+    let mut framed = Framed::open(path, magic, supported, limit)?;
+    let mut body = vec![0u8; framed.len as usize];
+    framed.read(path, &mut body)?;
+    framed.check(path, blake3::hash(&body))?;
     let mut hasher = blake3::Hasher::new();
-    hasher.update(&header).update(&body);
+    hasher.update(&framed.header).update(&body);
     Ok((body, hasher.finalize()))
-}
-
-/// Creates a file that must not exist, readable and writable by its owner only.
-pub(crate) fn create_private(path: &Path) -> Result<File, StoreError> {
-    File::options()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(|e| io_error("create", path, e))
 }
 
 /// Opens a file for reading that must be a regular one, so that a FIFO or a device planted in an
@@ -145,19 +241,19 @@ pub(crate) fn open_regular(path: &Path) -> Result<File, StoreError> {
     Ok(file)
 }
 
-/// The first bytes of pack `number`.
-pub(crate) fn pack_header(number: u32) -> [u8; PACK_HEADER] {
+/// The first bytes of pack `id`.
+pub(crate) fn pack_header(id: PackId) -> [u8; PACK_HEADER] {
     let mut header = [0u8; PACK_HEADER];
     header[..8].copy_from_slice(PACK_MAGIC);
     header[8..12].copy_from_slice(&STORE_VERSION.to_le_bytes());
-    header[12..].copy_from_slice(&number.to_le_bytes());
+    header[16..].copy_from_slice(&id.0);
     header
 }
 
-/// Checks the first bytes of pack `number`.
+/// Checks the first bytes of pack `id`.
 pub(crate) fn check_pack_header(
     path: &Path,
-    number: u32,
+    id: PackId,
     header: &[u8; PACK_HEADER],
 ) -> Result<(), StoreError> {
     if &header[..8] != PACK_MAGIC {
@@ -168,34 +264,49 @@ pub(crate) fn check_pack_header(
         let path = path.to_owned();
         return Err(StoreError::NewerVersion { path, found, supported: STORE_VERSION });
     }
-    if *header != pack_header(number) {
-        let what = "its header names another version or pack".to_owned();
-        return Err(StoreError::Damaged { path: path.to_owned(), what });
+    if *header != pack_header(id) {
+        return Err(damaged(path, "its header names another version or pack"));
     }
     Ok(())
 }
 
-/// What the index says: the length in bytes of each pack, and the chunks in order of their ids.
+/// A pack, as an index names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PackInfo {
+    pub(crate) id: PackId,
+    /// Bytes of its file.
+    pub(crate) len: u64,
+}
+
+/// What an index or a segment says: its packs in order of their ids, and the chunks in order of
+/// theirs.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
-    pub(crate) packs: Vec<u64>,
+    pub(crate) packs: Vec<PackInfo>,
     pub(crate) entries: Vec<Entry>,
 }
 
 impl Index {
-    /// Writes the index file. Sorts the entries. Returns the file's length in bytes.
-    pub(crate) fn write(&mut self, path: &Path) -> Result<u64, StoreError> {
+    /// Most chunks that one index can have beside so many packs.
+    pub(crate) fn room(packs: usize) -> usize {
+        (MAX_INDEX as usize - 8).saturating_sub(packs * PACK_RECORD) / RECORD
+    }
+
+    /// Writes the index file and syncs it. Sorts the entries; the packs are in order already.
+    /// Returns the file's length in bytes.
+    pub(crate) fn write(&mut self, disk: &dyn Disk, path: &Path) -> Result<u64, StoreError> {
         self.entries.sort_unstable_by_key(|e| e.id);
-        let len = 8 + self.packs.len() * 8 + self.entries.len() * RECORD;
-        if len as u64 > MAX_INDEX {
+        if self.entries.len() > Self::room(self.packs.len()) {
             let source = io::Error::from(io::ErrorKind::FileTooLarge);
             return Err(io_error("write", path, source));
         }
+        let len = 8 + self.packs.len() * PACK_RECORD + self.entries.len() * RECORD;
         let mut body = Vec::with_capacity(len);
         body.extend_from_slice(&(self.packs.len() as u32).to_le_bytes());
         body.extend_from_slice(&(self.entries.len() as u32).to_le_bytes());
         for pack in &self.packs {
-            body.extend_from_slice(&pack.to_le_bytes());
+            body.extend_from_slice(&pack.id.0);
+            body.extend_from_slice(&pack.len.to_le_bytes());
         }
         for e in &self.entries {
             body.extend_from_slice(&e.id.0);
@@ -207,41 +318,105 @@ impl Index {
             body.extend_from_slice(&e.plain_len.to_le_bytes());
             body.extend_from_slice(&e.check.to_le_bytes());
         }
-        Ok(write_framed(path, INDEX_MAGIC, STORE_VERSION, &body)?.1)
+        Ok(write_framed(disk, path, INDEX_MAGIC, STORE_VERSION, &body)?.1)
     }
 
     /// Reads the index file and checks that it contradicts neither itself nor the format.
     pub(crate) fn read(path: &Path) -> Result<Self, StoreError> {
-        let (body, _) = read_framed(path, INDEX_MAGIC, STORE_VERSION, MAX_INDEX)?;
-        Self::decode(&body)
-            .map_err(|what| StoreError::Damaged { path: PathBuf::from(path), what: what.into() })
+        let mut entries = Vec::new();
+        let (packs, _) = Self::scan(path, |entry| entries.push(*entry))?;
+        Ok(Self { packs, entries })
     }
 
+    /// Runs through the index file once and gives each chunk to `take`, in order. Returns the
+    /// packs, and the length of the file in bytes. Needs little memory, however long the file is.
+    ///
+    /// What was taken counts only if this succeeds: the hash is known at the end.
+    pub(crate) fn scan(
+        path: &Path,
+        mut take: impl FnMut(&Entry),
+    ) -> Result<(Vec<PackInfo>, u64), StoreError> {
+        let mut framed = Framed::open(path, INDEX_MAGIC, STORE_VERSION, MAX_INDEX)?;
+        let bad = |what: &'static str| damaged(path, what);
+        let mut hasher = blake3::Hasher::new();
+        let mut counts = [0u8; 8];
+        if framed.len < counts.len() as u64 {
+            return Err(bad("it has no counts"));
+        }
+        framed.read(path, &mut counts)?;
+        hasher.update(&counts);
+        let (pack_count, mut left) = check_counts(&counts, framed.len - 8).map_err(bad)?;
+        let mut buffer = vec![0u8; pack_count * PACK_RECORD];
+        framed.read(path, &mut buffer)?;
+        hasher.update(&buffer);
+        let packs = decode_packs(&buffer).map_err(bad)?;
+        let mut last = None;
+        while left > 0 {
+            let batch = left.min(BATCH);
+            buffer.resize(batch * RECORD, 0);
+            framed.read(path, &mut buffer)?;
+            hasher.update(&buffer);
+            for record in buffer.chunks_exact(RECORD) {
+                take(&decode_next(record, &packs, &mut last).map_err(bad)?);
+            }
+            left -= batch;
+        }
+        framed.check(path, hasher.finalize())?;
+        Ok((packs, FRAME_HEADER as u64 + framed.len))
+    }
+
+    /// Decodes the body of an index file; any bytes are safe.
+    #[cfg(test)]
     pub(crate) fn decode(body: &[u8]) -> Result<Self, &'static str> {
         let (counts, rest) = body.split_at_checked(8).ok_or("it has no counts")?;
-        let packs = le_u32(counts) as usize;
-        let entries = le_u32(&counts[4..]) as usize;
-        // Both counts are checked against the bytes that are there before anything is allocated.
-        if rest.len() as u64 != packs as u64 * 8 + entries as u64 * RECORD as u64 {
-            return Err("its counts do not fit its length");
-        }
-        let (lengths, records) = rest.split_at(packs * 8);
-        let packs: Vec<u64> = lengths.chunks_exact(8).map(le_u64).collect();
-        if packs.iter().any(|&len| len < PACK_HEADER as u64 || len > i64::MAX as u64) {
-            return Err("a pack has an impossible length");
-        }
-        let entries = records
-            .chunks_exact(RECORD)
-            .map(|r| decode_record(r, &packs))
-            .collect::<Result<Vec<_>, _>>()?;
-        if !entries.is_sorted_by(|a, b| a.id < b.id) {
-            return Err("its chunks are not in order");
-        }
+        let (packs, _) = check_counts(counts, rest.len() as u64)?;
+        let (packs, records) = rest.split_at(packs * PACK_RECORD);
+        let packs = decode_packs(packs)?;
+        let mut last = None;
+        let records = records.chunks_exact(RECORD);
+        let entries =
+            records.map(|r| decode_next(r, &packs, &mut last)).collect::<Result<_, _>>()?;
         Ok(Self { packs, entries })
     }
 }
 
-fn decode_record(r: &[u8], packs: &[u64]) -> Result<Entry, &'static str> {
+/// The numbers of packs and chunks, which must fit the `len` bytes that follow them: nothing is
+/// allocated before that is known.
+fn check_counts(counts: &[u8], len: u64) -> Result<(usize, usize), &'static str> {
+    let (packs, entries) = (u64::from(le_u32(counts)), u64::from(le_u32(&counts[4..])));
+    if len != packs * PACK_RECORD as u64 + entries * RECORD as u64 {
+        return Err("its counts do not fit its length");
+    }
+    Ok((packs as usize, entries as usize))
+}
+
+fn decode_packs(bytes: &[u8]) -> Result<Vec<PackInfo>, &'static str> {
+    let pack =
+        |r: &[u8]| PackInfo { id: PackId(std::array::from_fn(|i| r[i])), len: le_u64(&r[16..]) };
+    let packs: Vec<PackInfo> = bytes.chunks_exact(PACK_RECORD).map(pack).collect();
+    if packs.iter().any(|pack| pack.len < PACK_HEADER as u64 || pack.len > i64::MAX as u64) {
+        return Err("a pack has an impossible length");
+    }
+    if !packs.is_sorted_by(|a, b| a.id < b.id) {
+        return Err("its packs are not in order");
+    }
+    Ok(packs)
+}
+
+/// Decodes a record and checks that it comes after the last one.
+fn decode_next(
+    record: &[u8],
+    packs: &[PackInfo],
+    last: &mut Option<ChunkId>,
+) -> Result<Entry, &'static str> {
+    let entry = decode_record(record, packs)?;
+    if last.replace(entry.id).is_some_and(|last| last >= entry.id) {
+        return Err("its chunks are not in order");
+    }
+    Ok(entry)
+}
+
+fn decode_record(r: &[u8], packs: &[PackInfo]) -> Result<Entry, &'static str> {
     let entry = Entry {
         id: ChunkId(std::array::from_fn(|i| r[i])),
         encoding: Encoding::from_bytes([r[32], r[33]]).ok_or("a chunk has an unknown encoding")?,
@@ -258,9 +433,9 @@ fn decode_record(r: &[u8], packs: &[u64]) -> Result<Entry, &'static str> {
         return Err("a chunk is larger than the limit");
     }
     let placed = if entry.encoding.has_data() {
-        packs.get(entry.pack as usize).is_some_and(|&len| {
-            entry.offset >= PACK_HEADER as u64
-                && entry.offset.checked_add(entry.stored_len.into()).is_some_and(|end| end <= len)
+        packs.get(entry.pack as usize).is_some_and(|pack| {
+            let end = entry.offset.checked_add(entry.stored_len.into());
+            entry.offset >= PACK_HEADER as u64 && end.is_some_and(|end| end <= pack.len)
         })
     } else {
         (entry.pack, entry.offset) == (0, 0)

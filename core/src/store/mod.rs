@@ -1,24 +1,35 @@
 //! The chunk store: bytes named by their BLAKE3 hash, kept in packs with an index.
 //!
-//! A store is a directory with an `index` file and pack files `packs/NNNN.pack`. It is written
-//! once, by a [`ChunkWriter`], and afterwards only read, by any number of [`ChunkReader`]s.
-//! `docs/image-format.md` describes both files byte by byte.
+//! An image has chunks of its own in `index` and `packs/`, or shares those of a [`SharedStore`].
+//! They are written once, by a [`ChunkWriter`], and afterwards only read, by any number of
+//! [`ChunkReader`]s. `docs/image-format.md` describes the files byte by byte.
 //!
 //! A chunk is at most [`MAX_CHUNK`] bytes. Equal chunks are stored once; a chunk of one repeated
 //! byte takes an index entry and no data.
 
+pub(crate) mod disk;
 mod encoding;
+pub(crate) mod gc;
 pub(crate) mod index;
+mod known;
+mod lock;
 mod reader;
+pub(crate) mod shared;
 mod writer;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub use encoding::{Compression, Encoding};
-pub use index::Entry;
+pub use gc::GcReport;
+pub use index::{Entry, PackId};
 pub use reader::{ChunkReader, Damage};
+pub use shared::SharedStore;
 pub use writer::ChunkWriter;
+
+pub(crate) use known::Known;
+pub(crate) use reader::{Source, Trust};
+pub(crate) use writer::Place;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -154,6 +165,23 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
     },
+    /// A directory is not a shared store, and cannot become one.
+    #[error("{} is not a gpucr store: {reason}", path.display())]
+    NotAStoreDir {
+        /// The directory.
+        path: PathBuf,
+        /// What is missing or in the way.
+        reason: &'static str,
+    },
+    /// The caller asked for the end.
+    #[error("interrupted")]
+    Interrupted,
+    /// Others use the store for longer than was waited.
+    #[error("{} is locked by another gpucr", path.display())]
+    Busy {
+        /// The lock.
+        path: PathBuf,
+    },
     /// A file was written by a newer gpucr.
     #[error("{} has format version {found}; this gpucr reads up to {supported}", path.display())]
     NewerVersion {
@@ -177,17 +205,7 @@ pub(crate) fn io_error(action: &'static str, path: &Path, source: io::Error) -> 
     }
 }
 
-/// Makes a directory's entries durable.
-pub(crate) fn sync_dir(path: &Path) -> Result<(), StoreError> {
-    std::fs::File::open(path).and_then(|d| d.sync_all()).map_err(|e| io_error("sync", path, e))
-}
-
-/// Name of the directory of packs within a store.
+/// Name of the directory of packs within an image or a store.
 pub(crate) const PACKS: &str = "packs";
-/// Name of the index within a store.
+/// Name of the index within an image.
 pub(crate) const INDEX: &str = "index";
-
-/// File name of pack `number`.
-pub(crate) fn pack_name(number: u32) -> String {
-    format!("{number:04}.pack")
-}

@@ -1,21 +1,23 @@
 //! Writing a store, from many threads at once.
 
 use std::collections::HashMap;
-use std::fs::{DirBuilder, File};
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rayon::prelude::*;
 
+use super::disk::{Disk, DiskFile, RealDisk};
 use super::encoding::{Encoded, Encoder, constant_byte, constant_id};
-use super::index::{Index, PACK_HEADER, create_private, pack_header};
+use super::index::{Index, PACK_HEADER, PackId, PackInfo, WriterId, pack_header};
+use super::io_error;
+use super::known::Known;
 use super::{ChunkId, Compression, Encoding, Entry, INDEX, MAX_CHUNK, PACKS, Stats, StoreError};
-use super::{io_error, pack_name, sync_dir};
 
 /// A pack takes no further chunk once it has this many bytes.
-const PACK_LIMIT: u64 = 1 << 30;
+pub(super) const PACK_LIMIT: u64 = 1 << 30;
 /// The map of known chunks is cut into this many parts, each with a lock of its own.
 const SHARDS: usize = 64;
 /// Most lanes: beyond this, more threads do not write faster.
@@ -27,13 +29,11 @@ const MAX_LANES: usize = 32;
 /// not wait for each other. Memory is bounded by the lanes' buffers (about 4 MiB each at level 1)
 /// and about 100 bytes for each distinct chunk.
 ///
-/// The store can be read only after [`finish`](Self::finish). After a failed write, or when the
-/// writer is dropped before `finish`, the directory holds packs and no index: the owner of the
-/// directory removes it.
+/// The chunks can be read only after [`finish`](Self::finish). After a failed write, or when the
+/// writer is dropped before `finish`, there are packs without an index. In an image's own
+/// directory the owner of that removes them; in a shared store the drop does.
 pub struct ChunkWriter {
-    dir: PathBuf,
-    packs_dir: PathBuf,
-    pack_limit: u64,
+    place: Place,
     known: Vec<Mutex<HashMap<ChunkId, Option<Entry>>>>,
     lanes: Vec<Mutex<Lane>>,
     turn: AtomicUsize,
@@ -41,11 +41,45 @@ pub struct ChunkWriter {
     /// Length in bytes of each pack that is complete and synced, by number.
     sealed: Mutex<Vec<(u32, u64)>>,
     failed: AtomicBool,
+    /// Whether others may have seen the index.
+    published: bool,
     first_failure: Mutex<Option<String>>,
     plain_bytes: AtomicU64,
     chunks: AtomicU64,
     duplicates: AtomicU64,
     zeros: AtomicU64,
+}
+
+/// Where a [`ChunkWriter`] writes, and what it need not write.
+pub(crate) struct Place {
+    pub(crate) disk: Arc<dyn Disk>,
+    /// Directory of the packs.
+    pub(crate) packs: PathBuf,
+    /// The index or segment.
+    pub(crate) index: PathBuf,
+    pub(crate) writer: WriterId,
+    /// Chunks that are elsewhere already.
+    pub(crate) known: Known,
+    /// In a store others have packs in the same directory, and a segment without chunks is not
+    /// written.
+    pub(crate) shared: bool,
+    /// A pack takes no further chunk that would make it longer.
+    pub(crate) pack_limit: u64,
+}
+
+impl Place {
+    /// In the directory of an image: makes `packs/` there.
+    pub(crate) fn in_image(
+        disk: Arc<dyn Disk>,
+        dir: &Path,
+        writer: WriterId,
+        known: Known,
+    ) -> Result<Self, StoreError> {
+        let packs = dir.join(PACKS);
+        disk.make_dir(&packs).map_err(|e| io_error("create", &packs, e))?;
+        let index = dir.join(INDEX);
+        Ok(Self { disk, packs, index, writer, known, shared: false, pack_limit: PACK_LIMIT })
+    }
 }
 
 struct Lane {
@@ -56,32 +90,23 @@ struct Lane {
 struct Pack {
     number: u32,
     path: PathBuf,
-    file: File,
+    file: Box<dyn DiskFile>,
     len: u64,
 }
 
 impl ChunkWriter {
-    /// Starts a store in the existing directory `dir`, in which it makes `packs/` (only for the
-    /// owner). Fails when that exists.
+    /// Starts in the existing directory `dir`, in which it makes `packs/` (only for the owner).
+    /// Fails when that exists.
     pub fn create(dir: &Path, compression: Compression) -> Result<Self, StoreError> {
-        Self::with_pack_limit(dir, compression, PACK_LIMIT)
+        let writer = WriterId::random();
+        let place = Place::in_image(Arc::new(RealDisk), dir, writer, Known::default())?;
+        Ok(Self::start(place, compression))
     }
 
-    pub(crate) fn with_pack_limit(
-        dir: &Path,
-        compression: Compression,
-        pack_limit: u64,
-    ) -> Result<Self, StoreError> {
-        let packs_dir = dir.join(PACKS);
-        DirBuilder::new()
-            .mode(0o700)
-            .create(&packs_dir)
-            .map_err(|e| io_error("create", &packs_dir, e))?;
+    pub(crate) fn start(place: Place, compression: Compression) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        Ok(Self {
-            dir: dir.to_owned(),
-            packs_dir,
-            pack_limit,
+        Self {
+            place,
             known: (0..SHARDS).map(|_| Mutex::default()).collect(),
             lanes: (0..cores.min(MAX_LANES))
                 .map(|_| Mutex::new(Lane { encoder: Encoder::new(compression), pack: None }))
@@ -90,12 +115,13 @@ impl ChunkWriter {
             next_pack: AtomicU32::new(0),
             sealed: Mutex::default(),
             failed: AtomicBool::new(false),
+            published: false,
             first_failure: Mutex::default(),
             plain_bytes: AtomicU64::new(0),
             chunks: AtomicU64::new(0),
             duplicates: AtomicU64::new(0),
             zeros: AtomicU64::new(0),
-        })
+        }
     }
 
     /// Stores a chunk of at most [`MAX_CHUNK`] bytes, unless an equal one is there, and returns
@@ -118,6 +144,10 @@ impl ChunkWriter {
             self.zeros.fetch_add(1, Relaxed);
         }
 
+        if self.place.known.contains(&id) {
+            self.duplicates.fetch_add(1, Relaxed);
+            return Ok(id);
+        }
         // The id is claimed before its bytes are written, so that of two threads with equal
         // chunks only one writes. The other need not wait: if the write fails, so does `finish`.
         if let Some(value) = constant {
@@ -155,9 +185,38 @@ impl ChunkWriter {
         }
     }
 
-    /// Whether a chunk has been given already, so that its bytes need not be fetched.
+    /// Whether a chunk has been given already, or the parent or the store has it, so that its
+    /// bytes need not be fetched.
     pub fn contains(&self, id: &ChunkId) -> bool {
-        self.shard(id).lock().contains_key(id)
+        self.place.known.contains(id) || self.shard(id).lock().contains_key(id)
+    }
+
+    /// Bytes in which the parent or the store has a chunk; none if they lack it.
+    pub(crate) fn shared_len(&self, id: &ChunkId) -> Option<u32> {
+        self.place.known.stored_len(id)
+    }
+
+    /// Takes over a chunk as it is stored elsewhere; `stored` was checked. For a gc.
+    pub(crate) fn put_stored(&self, entry: &Entry, stored: &[u8]) -> Result<(), StoreError> {
+        self.check_whole()?;
+        if self.shard(&entry.id).lock().insert(entry.id, None).is_some() {
+            return Ok(());
+        }
+        let kept = if entry.encoding.has_data() {
+            self.append_stored(&mut self.lane().pack, *entry, stored)
+        } else {
+            Ok(*entry)
+        };
+        match kept {
+            Ok(entry) => {
+                self.shard(&entry.id).lock().insert(entry.id, Some(entry));
+                Ok(())
+            }
+            Err(error) => {
+                self.fail(&error);
+                Err(error)
+            }
+        }
     }
 
     /// What has been given so far; `stored_bytes` counts complete packs only.
@@ -171,30 +230,72 @@ impl ChunkWriter {
         }
     }
 
-    /// Syncs all packs, writes and syncs the index, syncs the directories. Afterwards the store
-    /// is complete and durable (but for the entry of its own directory in the parent).
+    /// Syncs all packs and their directory, writes and syncs the index under a hidden name, renames
+    /// it, syncs its directory. Afterwards the chunks are complete and durable (but for the entry
+    /// of an image's own directory in its parent).
     ///
     /// Fails, with no index written, when any `put` failed.
     pub fn finish(self) -> Result<Stats, StoreError> {
+        self.finish_with(Index::default())
+    }
+
+    /// The same, with packs and chunks in the index that are there already. For a gc.
+    pub(crate) fn finish_with(mut self, older: Index) -> Result<Stats, StoreError> {
         self.check_whole()?;
         self.lanes.par_iter().try_for_each(|lane| match lane.lock().pack.take() {
             Some(pack) => self.seal(pack),
             None => Ok(()),
         })?;
         let mut stats = self.stats();
-        let mut sealed = std::mem::take(&mut *self.sealed.lock());
-        sealed.sort_unstable();
-        let mut index =
-            Index { packs: sealed.into_iter().map(|(_, len)| len).collect(), entries: Vec::new() };
+        let mut index = self.gather(older)?;
+        if self.place.shared && index.entries.is_empty() {
+            return Ok(stats);
+        }
+        let (disk, path) = (self.place.disk.clone(), self.place.index.clone());
+        disk.sync_dir(&self.place.packs).map_err(|e| io_error("sync", &self.place.packs, e))?;
+        let hidden = hidden_index(&path);
+        stats.stored_bytes += index.write(disk.as_ref(), &hidden)?;
+        // Not taken back from here on: another dump may rely on it.
+        self.published = true;
+        disk.rename(&hidden, &path).map_err(|e| io_error("rename to", &path, e))?;
+        let dir = path.parent().unwrap_or(Path::new("."));
+        disk.sync_dir(dir).map_err(|e| io_error("sync", dir, e))?;
+        Ok(stats)
+    }
+
+    /// The index of what was written, and of what was there.
+    fn gather(&self, older: Index) -> Result<Index, StoreError> {
+        let written = self.sealed.lock();
+        let mut packs = older.packs.clone();
+        packs.extend(
+            written.iter().map(|&(number, len)| PackInfo { id: self.pack_id(number), len }),
+        );
+        packs.sort_unstable();
+        let place = |id: PackId| match packs.binary_search_by_key(&id, |pack| pack.id) {
+            Ok(place) => place as u32,
+            Err(_) => unreachable!("every pack is in the list"),
+        };
+        let renumber = |mut entry: Entry, id: &dyn Fn(u32) -> PackId| {
+            if entry.encoding.has_data() {
+                entry.pack = place(id(entry.pack));
+            }
+            entry
+        };
+        let mut entries = Vec::new();
+        for entry in older.entries {
+            entries.push(renumber(entry, &|number| older.packs[number as usize].id));
+        }
         for shard in &self.known {
             for (id, entry) in std::mem::take(&mut *shard.lock()) {
-                index.entries.push(entry.ok_or(StoreError::UnknownChunk { id })?);
+                let entry = entry.ok_or(StoreError::UnknownChunk { id })?;
+                entries.push(renumber(entry, &|number| self.pack_id(number)));
             }
         }
-        stats.stored_bytes += index.write(&self.dir.join(INDEX))?;
-        sync_dir(&self.packs_dir)?;
-        sync_dir(&self.dir)?;
-        Ok(stats)
+        Ok(Index { packs, entries })
+    }
+
+    fn pack_id(&self, number: u32) -> PackId {
+        self.place.writer.pack(number)
     }
 
     fn shard(&self, id: &ChunkId) -> &Mutex<HashMap<ChunkId, Option<Entry>>> {
@@ -216,48 +317,89 @@ impl ChunkWriter {
 
     /// Compresses and writes a chunk on a lane that is free, or else on the one whose turn it is.
     fn append(&self, id: ChunkId, plain: &[u8]) -> Result<Entry, StoreError> {
+        let mut lane = self.lane();
+        let Lane { encoder, pack } = &mut *lane;
+        let Encoded { encoding, bytes, check } = encoder.encode(plain);
+        let entry = Entry {
+            id,
+            encoding,
+            pack: 0,
+            offset: 0,
+            stored_len: bytes.len() as u32,
+            plain_len: plain.len() as u32,
+            check,
+        };
+        self.append_stored(pack, entry, bytes)
+    }
+
+    /// A lane that is free, or else the one whose turn it is.
+    fn lane(&self) -> MutexGuard<'_, Lane> {
         let start = self.turn.fetch_add(1, Relaxed);
         let lanes = self.lanes.len();
         let free = (0..lanes).find_map(|i| self.lanes[(start + i) % lanes].try_lock());
-        let mut lane = free.unwrap_or_else(|| self.lanes[start % lanes].lock());
-        let lane = &mut *lane;
+        free.unwrap_or_else(|| self.lanes[start % lanes].lock())
+    }
 
-        let Encoded { encoding, bytes, check } = lane.encoder.encode(plain);
-        let full = |p: &Pack| p.len + bytes.len() as u64 > self.pack_limit;
-        if lane.pack.as_ref().is_some_and(|p| p.len > PACK_HEADER as u64 && full(p))
-            && let Some(pack) = lane.pack.take()
+    /// Writes a chunk's stored bytes to a lane's pack, or to a new one where that is full.
+    fn append_stored(
+        &self,
+        lane: &mut Option<Pack>,
+        entry: Entry,
+        stored: &[u8],
+    ) -> Result<Entry, StoreError> {
+        let full = |p: &Pack| p.len + stored.len() as u64 > self.place.pack_limit;
+        if lane.as_ref().is_some_and(|p| p.len > PACK_HEADER as u64 && full(p))
+            && let Some(pack) = lane.take()
         {
             self.seal(pack)?;
         }
-        let pack = match &mut lane.pack {
+        let pack = match lane {
             Some(pack) => pack,
             none => none.insert(self.open_pack()?),
         };
         let offset = pack.len;
-        pack.file.write_all_at(bytes, offset).map_err(|e| io_error("write", &pack.path, e))?;
-        pack.len += bytes.len() as u64;
-        Ok(Entry {
-            id,
-            encoding,
-            pack: pack.number,
-            offset,
-            stored_len: bytes.len() as u32,
-            plain_len: plain.len() as u32,
-            check,
-        })
+        pack.file.write_all_at(stored, offset).map_err(|e| io_error("write", &pack.path, e))?;
+        pack.len += stored.len() as u64;
+        Ok(Entry { pack: pack.number, offset, ..entry })
     }
 
     fn open_pack(&self) -> Result<Pack, StoreError> {
         let number = self.next_pack.fetch_add(1, Relaxed);
-        let path = self.packs_dir.join(pack_name(number));
-        let file = create_private(&path)?;
-        file.write_all_at(&pack_header(number), 0).map_err(|e| io_error("write", &path, e))?;
+        let id = self.pack_id(number);
+        let path = self.place.packs.join(id.file_name());
+        let file = self.place.disk.create(&path).map_err(|e| io_error("create", &path, e))?;
+        file.write_all_at(&pack_header(id), 0).map_err(|e| io_error("write", &path, e))?;
         Ok(Pack { number, path, file, len: PACK_HEADER as u64 })
     }
 
     fn seal(&self, pack: Pack) -> Result<(), StoreError> {
-        pack.file.sync_all().map_err(|e| io_error("sync", &pack.path, e))?;
+        pack.file.sync().map_err(|e| io_error("sync", &pack.path, e))?;
         self.sealed.lock().push((pack.number, pack.len));
         Ok(())
     }
+}
+
+impl Drop for ChunkWriter {
+    fn drop(&mut self) {
+        if !self.place.shared || self.published {
+            return;
+        }
+        // What was begun in a shared store and nobody has seen.
+        for lane in &self.lanes {
+            lane.lock().pack = None;
+        }
+        let Place { disk, packs, index, writer, .. } = &self.place;
+        for number in 0..self.next_pack.load(Relaxed) {
+            let _ = disk.remove_file(&packs.join(writer.pack(number).file_name()));
+        }
+        let _ = disk.remove_file(&hidden_index(index));
+    }
+}
+
+/// The name of an index while it is written.
+pub(super) fn hidden_index(path: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(".partial");
+    path.with_file_name(name)
 }

@@ -1,0 +1,557 @@
+//! Freeing what no image of a shared store needs: mark, repack, sweep.
+//!
+//! `docs/image-format.md` ("How a gc works") has the steps and the argument why a crash between
+//! any two harms no image. Marking and repacking run beside dumps and restores; the sweep waits
+//! until it has the store alone, and is short.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::disk::Disk;
+use super::index::{Index, PACK_HEADER, PackId, PackInfo, WriterId};
+use super::known::Known;
+use super::lock::LockFile;
+use super::reader::ChunkReader;
+use super::shared::{GC_LOCK, SharedStore, all_names};
+use super::writer::ChunkWriter;
+use super::{ChunkId, Compression, Entry, StoreError, io_error};
+use crate::phase::Progress;
+
+/// Segments are replaced together by a new one that has about so many chunks at most.
+const GROUP: usize = 4 << 20;
+
+/// How a gc is done.
+pub(crate) struct GcOptions<'a> {
+    /// How long to wait for dumps and restores to end before the sweep.
+    pub(crate) patience: Duration,
+    /// Asked now and then whether to give up.
+    pub(crate) stop: &'a dyn Fn() -> bool,
+}
+
+/// What a gc found and did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct GcReport {
+    /// Images of the store.
+    pub images: u64,
+    /// Different chunks that they need.
+    pub chunks: u64,
+    /// Chunks that they need and the store does not have: those images are damaged.
+    pub missing_chunks: u64,
+    /// Bytes of the packs that are left.
+    pub kept_bytes: u64,
+    /// Bytes of all that was removed, less those that were written to move chunks.
+    pub freed_bytes: u64,
+    /// Bytes that were written to move chunks out of packs that were mostly dead.
+    pub moved_bytes: u64,
+    /// Packs that were removed.
+    pub removed_packs: u64,
+}
+
+/// Frees what is in no image of the store in `dir`. `marks` gives the chunks that the image in a
+/// directory needs.
+///
+/// After a failure no image has lost anything, and the next gc does what is left.
+pub(crate) fn collect<E: From<StoreError>>(
+    disk: &Arc<dyn Disk>,
+    dir: &Path,
+    marks: &dyn Fn(&Path) -> Result<Vec<ChunkId>, E>,
+    options: &GcOptions<'_>,
+    progress: &dyn Progress,
+) -> Result<GcReport, E> {
+    let store = SharedStore::open(dir)?;
+    let gc_lock = LockFile::open(&store.dir().join(GC_LOCK))?;
+    gc_lock.exclude(Duration::ZERO, &|| true)?;
+    let gc = Gc { disk, store: &store, options };
+
+    progress.phase("mark", None);
+    let segments = gc.read_segments()?;
+    let mut live = Live::default();
+    live.mark(&store, marks)?;
+    let plan = Plan::make(&store, &segments, &live);
+
+    progress.phase("repack", Some(plan.moving_bytes()));
+    let mut report = GcReport { missing_chunks: plan.missing, ..GcReport::default() };
+    let (victims, written) = gc.replace(&segments, plan, progress)?;
+    report.moved_bytes = written;
+
+    progress.phase("wait", None);
+    store.lock.exclude(options.patience, options.stop)?;
+    progress.phase("sweep", None);
+    let newly = live.mark(&store, marks)?;
+    let victims = gc.spare(&segments, victims, &newly)?;
+    let removed = gc.sweep(&segments, &victims, &mut report)?;
+    report.freed_bytes = removed.saturating_sub(written);
+    report.images = live.seen.len() as u64;
+    report.chunks = live.chunks.len() as u64;
+    Ok(report)
+}
+
+/// The chunks that images need.
+#[derive(Default)]
+struct Live {
+    chunks: HashSet<ChunkId>,
+    /// The images that were read, by path and by what tells one manifest from another.
+    seen: HashMap<PathBuf, (u64, i64, i64, u64)>,
+}
+
+impl Live {
+    /// Reads the images that were not read yet. Returns the chunks that were not live before.
+    fn mark<E: From<StoreError>>(
+        &mut self,
+        store: &SharedStore,
+        marks: &dyn Fn(&Path) -> Result<Vec<ChunkId>, E>,
+    ) -> Result<HashSet<ChunkId>, E> {
+        let mut newly = HashSet::new();
+        let dirs = store.image_dirs()?;
+        self.seen.retain(|dir, _| dirs.contains(dir));
+        for dir in dirs {
+            let meta = std::fs::metadata(dir.join("manifest")).ok();
+            let key = meta.map(|m| (m.ino(), m.mtime(), m.mtime_nsec(), m.len()));
+            if key.is_some() && self.seen.get(&dir) == key.as_ref() {
+                continue;
+            }
+            let chunks = match marks(&dir) {
+                Ok(chunks) => chunks,
+                // Removed since it was listed.
+                Err(_) if !dir.exists() => continue,
+                Err(error) => return Err(error),
+            };
+            newly.extend(chunks.into_iter().filter(|id| self.chunks.insert(*id)));
+            self.seen.insert(dir, key.unwrap_or_default());
+        }
+        Ok(newly)
+    }
+}
+
+/// A segment that was read.
+struct Segment {
+    path: PathBuf,
+    index: Index,
+}
+
+impl Segment {
+    /// The pack of a chunk; none for a constant one.
+    fn pack(&self, entry: &Entry) -> Option<PackInfo> {
+        entry.encoding.has_data().then(|| self.index.packs[entry.pack as usize])
+    }
+}
+
+/// What is to become of a pack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Keep,
+    /// The chosen chunks move.
+    Move,
+    /// Nothing in it is needed.
+    Drop,
+}
+
+struct Pack {
+    info: PackInfo,
+    /// Whether the file is there with its length.
+    whole: bool,
+    /// Bytes of all live chunks.
+    live: u64,
+    /// Bytes of those that were chosen here, and their number.
+    chosen: u64,
+    chosen_count: u64,
+}
+
+impl Pack {
+    fn data(&self) -> u64 {
+        self.info.len - PACK_HEADER as u64
+    }
+
+    fn fate(&self) -> Fate {
+        match self.chosen_count {
+            0 => Fate::Drop,
+            _ if self.whole && self.chosen * 2 < self.data() => Fate::Move,
+            _ => Fate::Keep,
+        }
+    }
+}
+
+/// Which copy of each live chunk stays, and what follows for the packs.
+struct Plan {
+    packs: HashMap<PackId, Pack>,
+    /// For each live chunk that is there: segment and place in its index.
+    chosen: HashMap<ChunkId, (usize, usize)>,
+    missing: u64,
+}
+
+impl Plan {
+    fn make(store: &SharedStore, segments: &[Segment], live: &Live) -> Self {
+        let mut packs: HashMap<PackId, Pack> = HashMap::new();
+        for segment in segments {
+            for info in &segment.index.packs {
+                packs.entry(info.id).or_insert_with(|| {
+                    let meta = std::fs::symlink_metadata(store.packs().join(info.id.file_name()));
+                    let whole = meta.is_ok_and(|m| m.is_file() && m.len() == info.len);
+                    Pack { info: *info, whole, live: 0, chosen: 0, chosen_count: 0 }
+                });
+            }
+            for entry in segment.index.entries.iter().filter(|e| live.chunks.contains(&e.id)) {
+                if let Some(pack) = segment.pack(entry).and_then(|info| packs.get_mut(&info.id)) {
+                    pack.live += u64::from(entry.stored_len);
+                }
+            }
+        }
+        // Of several copies the one in a whole pack, and then in the one that is the most alive.
+        let rank = |segment: &Segment, entry: &Entry| match segment.pack(entry) {
+            None => (true, u64::MAX, [0; 16]),
+            Some(info) => {
+                let pack = &packs[&info.id];
+                (pack.whole, pack.live * 1_000_000 / pack.data().max(1), info.id.0)
+            }
+        };
+        let mut chosen: HashMap<ChunkId, (usize, usize)> = HashMap::new();
+        for (number, segment) in segments.iter().enumerate() {
+            for (place, entry) in segment.index.entries.iter().enumerate() {
+                if !live.chunks.contains(&entry.id) {
+                    continue;
+                }
+                let best = chosen.entry(entry.id).or_insert((number, place));
+                let other = &segments[best.0];
+                if rank(segment, entry) > rank(other, &other.index.entries[best.1]) {
+                    *best = (number, place);
+                }
+            }
+        }
+        for &(number, place) in chosen.values() {
+            let entry = &segments[number].index.entries[place];
+            let info = segments[number].pack(entry);
+            if let Some(pack) = info.and_then(|info| packs.get_mut(&info.id)) {
+                pack.chosen += u64::from(entry.stored_len);
+                pack.chosen_count += 1;
+            }
+        }
+        let missing = (live.chunks.len() - chosen.len()) as u64;
+        Self { packs, chosen, missing }
+    }
+
+    fn moving_bytes(&self) -> u64 {
+        self.packs.values().filter(|p| p.fate() == Fate::Move).map(|pack| pack.chosen).sum()
+    }
+
+    fn fate(&self, id: PackId) -> Fate {
+        self.packs.get(&id).map_or(Fate::Keep, Pack::fate)
+    }
+
+    /// Whether the chosen copy of a chunk is to move.
+    fn is_moving(&self, segments: &[Segment], id: &ChunkId) -> bool {
+        self.copy(segments, id).is_some_and(|(info, _)| self.fate(info.id) == Fate::Move)
+    }
+
+    /// The chosen copy of a live chunk that is in a pack.
+    fn copy(&self, segments: &[Segment], id: &ChunkId) -> Option<(PackInfo, Entry)> {
+        let (number, place) = *self.chosen.get(id)?;
+        let entry = segments[number].index.entries[place];
+        Some((segments[number].pack(&entry)?, entry))
+    }
+
+    /// The packs whose chosen chunks are to move, with these, of the segments that `of` admits.
+    fn moving(
+        &self,
+        segments: &[Segment],
+        of: impl Fn(usize) -> bool,
+    ) -> BTreeMap<PackId, Vec<Entry>> {
+        let mut moving: BTreeMap<PackId, Vec<Entry>> = BTreeMap::new();
+        for &(number, place) in self.chosen.values().filter(|(number, _)| of(*number)) {
+            let entry = segments[number].index.entries[place];
+            if let Some(info) = segments[number].pack(&entry)
+                && self.fate(info.id) == Fate::Move
+            {
+                moving.entry(info.id).or_default().push(entry);
+            }
+        }
+        moving
+    }
+
+    /// The chosen copies, by pack, of live chunks that have another copy in a pack that is to go.
+    fn relied_on(&self, segments: &[Segment]) -> BTreeMap<PackId, (PackInfo, Vec<Spared>)> {
+        let mut relied: BTreeMap<PackId, (PackInfo, Vec<Spared>)> = BTreeMap::new();
+        for (number, segment) in segments.iter().enumerate() {
+            for (place, entry) in segment.index.entries.iter().enumerate() {
+                let Some(info) = segment.pack(entry) else { continue };
+                let other = self.chosen.get(&entry.id).is_some_and(|c| *c != (number, place));
+                if !other || self.fate(info.id) == Fate::Keep {
+                    continue;
+                }
+                if let Some((chosen, copy)) = self.copy(segments, &entry.id)
+                    && chosen.id != info.id
+                {
+                    let (_, copies) = relied.entry(chosen.id).or_insert((chosen, Vec::new()));
+                    copies.push(Spared { copy, dropped: info.id });
+                }
+            }
+        }
+        relied
+    }
+
+    /// A pack stays as it is.
+    fn pin(&mut self, id: PackId) {
+        if let Some(pack) = self.packs.get_mut(&id) {
+            tracing::warn!(pack = %id, "kept as it is, since a chunk is damaged");
+            pack.whole = false;
+            pack.chosen_count += 1;
+        }
+    }
+
+    /// Whether a segment has something that is to go.
+    fn is_victim(&self, segment: &Segment) -> bool {
+        let useless = |info: &PackInfo| self.fate(info.id) != Fate::Keep;
+        if segment.index.packs.is_empty() {
+            return !segment.index.entries.iter().any(|e| self.chosen.contains_key(&e.id));
+        }
+        segment.index.packs.iter().any(useless)
+    }
+}
+
+/// A copy that is relied on, since another is in a pack that is to go.
+struct Spared {
+    copy: Entry,
+    dropped: PackId,
+}
+
+struct Gc<'a> {
+    disk: &'a Arc<dyn Disk>,
+    store: &'a SharedStore,
+    options: &'a GcOptions<'a>,
+}
+
+impl Gc<'_> {
+    /// All segments. They are durable: what is chosen in them can be relied on.
+    fn read_segments(&self) -> Result<Vec<Segment>, StoreError> {
+        let paths = self.store.segments()?;
+        self.sync(&self.store.index())?;
+        let read = |path: PathBuf| Ok(Segment { index: Index::read(&path)?, path });
+        paths.into_iter().map(read).collect()
+    }
+
+    /// Moves the chosen chunks of packs that are mostly dead, and writes new segments for what is
+    /// to stay of the victims. Returns these, by number, and the bytes that were written.
+    fn replace(
+        &self,
+        segments: &[Segment],
+        mut plan: Plan,
+        progress: &dyn Progress,
+    ) -> Result<(Vec<usize>, u64), StoreError> {
+        self.keep_damaged(segments, &mut plan)?;
+        let is_victim = |number: &usize| plan.is_victim(&segments[*number]);
+        let victims: Vec<usize> = (0..segments.len()).filter(is_victim).collect();
+        // A pack that another segment names, which stays, needs no new record.
+        let mut named: HashSet<PackId> = HashSet::new();
+        for (number, segment) in segments.iter().enumerate() {
+            if victims.binary_search(&number).is_err() {
+                named.extend(segment.index.packs.iter().map(|info| info.id));
+            }
+        }
+        let mut written = 0;
+        let mut rest = victims.as_slice();
+        while !rest.is_empty() {
+            let mut size = 0;
+            let fits = |number: &&usize| {
+                size += segments[**number].index.entries.len();
+                size <= GROUP
+            };
+            let count = rest.iter().take_while(fits).count().max(1);
+            let (group, later) = rest.split_at(count);
+            written += self.replace_group(segments, group, &plan, &mut named, progress)?;
+            rest = later;
+        }
+        Ok((victims, written))
+    }
+
+    /// Reads what is relied on before anything is dropped. A pack stays as it is if a chunk that is
+    /// to move out of it is damaged, or if the only other copy of one of its chunks is.
+    fn keep_damaged(&self, segments: &[Segment], plan: &mut Plan) -> Result<(), StoreError> {
+        let packs = self.store.packs();
+        for (id, entries) in plan.moving(segments, |_| true) {
+            self.check_stop()?;
+            let opened = ChunkReader::open_pack(&packs, plan.packs[&id].info, entries);
+            if !opened.is_ok_and(|reader| reader.verify().is_empty()) {
+                plan.pin(id);
+            }
+        }
+        for (_, (info, spared)) in plan.relied_on(segments) {
+            self.check_stop()?;
+            let copies = spared.iter().map(|s| s.copy).collect();
+            let damaged: Option<HashSet<ChunkId>> = ChunkReader::open_pack(&packs, info, copies)
+                .ok()
+                .map(|reader| reader.verify().into_iter().map(|damage| damage.id).collect());
+            for Spared { copy, dropped } in spared {
+                if damaged.as_ref().is_none_or(|damaged| damaged.contains(&copy.id)) {
+                    plan.pin(dropped);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn replace_group(
+        &self,
+        segments: &[Segment],
+        group: &[usize],
+        plan: &Plan,
+        named: &mut HashSet<PackId>,
+        progress: &dyn Progress,
+    ) -> Result<u64, StoreError> {
+        let place =
+            self.store.place_knowing(self.disk.clone(), WriterId::random(), Known::default());
+        let writer = ChunkWriter::start(place, Compression::None);
+        let mut older = Index::default();
+        let mut taken: HashMap<ChunkId, usize> = HashMap::new();
+        for &number in group {
+            let segment = &segments[number];
+            let mut places: HashMap<PackId, u32> = HashMap::new();
+            for info in &segment.index.packs {
+                if plan.fate(info.id) == Fate::Keep && named.insert(info.id) {
+                    places.insert(info.id, older.packs.len() as u32);
+                    older.packs.push(*info);
+                }
+            }
+            for (place, entry) in segment.index.entries.iter().enumerate() {
+                let chosen = plan.chosen.get(&entry.id) == Some(&(number, place));
+                if !chosen && plan.is_moving(segments, &entry.id) {
+                    continue;
+                }
+                let pack = match segment.pack(entry) {
+                    None if !chosen => continue,
+                    None => 0,
+                    Some(info) => match places.get(&info.id) {
+                        Some(pack) => *pack,
+                        None => continue,
+                    },
+                };
+                let entry = Entry { pack, ..*entry };
+                match taken.get(&entry.id) {
+                    None => {
+                        taken.insert(entry.id, older.entries.len());
+                        older.entries.push(entry);
+                    }
+                    // Each chunk once, and where it was chosen.
+                    Some(&at) if chosen => older.entries[at] = entry,
+                    Some(_) => {}
+                }
+            }
+        }
+        for (id, entries) in plan.moving(segments, |number| group.contains(&number)) {
+            let reader =
+                ChunkReader::open_pack(&self.store.packs(), plan.packs[&id].info, entries)?;
+            for entry in reader.entries() {
+                self.check_stop()?;
+                writer.put_stored(entry, &reader.stored(entry)?)?;
+                progress.advance(u64::from(entry.stored_len));
+            }
+        }
+        Ok(writer.finish_with(older)?.stored_bytes)
+    }
+
+    /// Those victims that can go, now that images turned up which need the chunks `newly` too: a
+    /// victim that has one of these which no remaining segment has stays. The store is ours alone.
+    fn spare(
+        &self,
+        segments: &[Segment],
+        mut victims: Vec<usize>,
+        newly: &HashSet<ChunkId>,
+    ) -> Result<Vec<usize>, StoreError> {
+        if newly.is_empty() || victims.is_empty() {
+            return Ok(victims);
+        }
+        let doomed: HashSet<&Path> = victims.iter().map(|&n| segments[n].path.as_path()).collect();
+        let mut found: HashSet<ChunkId> = HashSet::new();
+        for path in self.store.segments()? {
+            if !doomed.contains(path.as_path()) {
+                let take = |e: &Entry| {
+                    if newly.contains(&e.id) {
+                        found.insert(e.id);
+                    }
+                };
+                Index::scan(&path, take)?;
+            }
+        }
+        victims.retain(|number| {
+            let ids = segments[*number].index.entries.iter().map(|entry| entry.id);
+            let lacking: Vec<ChunkId> =
+                ids.filter(|id| newly.contains(id) && !found.contains(id)).collect();
+            let goes = lacking.is_empty();
+            found.extend(lacking);
+            goes
+        });
+        Ok(victims)
+    }
+
+    /// Removes the victims, then all packs that no segment names, then what is hidden. The store is
+    /// ours alone. Returns the bytes of all that.
+    fn sweep(
+        &self,
+        segments: &[Segment],
+        victims: &[usize],
+        report: &mut GcReport,
+    ) -> Result<u64, StoreError> {
+        let (images, index, packs) = (self.store.images(), self.store.index(), self.store.packs());
+        // An image that was seen to be gone must not come back.
+        self.sync(&images)?;
+        let mut removed = 0;
+        for number in victims {
+            removed += self.remove_file(&segments[*number].path)?;
+        }
+        self.sync(&index)?;
+        let mut named = HashSet::new();
+        for path in self.store.segments()? {
+            let (infos, _) = Index::scan(&path, |_| ())?;
+            named.extend(infos.into_iter().map(|info| info.id));
+        }
+        for name in all_names(&packs)? {
+            let Some(id) = PackId::of_file_name(&name) else { continue };
+            let path = packs.join(name);
+            if named.contains(&id) {
+                report.kept_bytes += std::fs::symlink_metadata(&path).map_or(0, |m| m.len());
+            } else {
+                removed += self.remove_file(&path)?;
+                report.removed_packs += 1;
+            }
+        }
+        for name in all_names(&index)? {
+            if name.starts_with('.') && name.ends_with(".index.partial") {
+                removed += self.remove_file(&index.join(name))?;
+            }
+        }
+        for name in all_names(&images)? {
+            if name.starts_with('.') && (name.contains(".partial-") || name.contains(".removed-")) {
+                let path = images.join(name);
+                match self.disk.remove_tree(&path) {
+                    Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                        return Err(io_error("remove", &path, e));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        for dir in [&packs, &index, &images] {
+            self.sync(dir)?;
+        }
+        Ok(removed)
+    }
+
+    fn remove_file(&self, path: &Path) -> Result<u64, StoreError> {
+        let len = std::fs::symlink_metadata(path).map_or(0, |meta| meta.len());
+        match self.disk.remove_file(path) {
+            // The keeper of a dump that died may be faster.
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(io_error("remove", path, e)),
+            _ => Ok(len),
+        }
+    }
+
+    fn sync(&self, dir: &Path) -> Result<(), StoreError> {
+        self.disk.sync_dir(dir).map_err(|e| io_error("sync", dir, e))
+    }
+
+    fn check_stop(&self) -> Result<(), StoreError> {
+        if (self.options.stop)() { Err(StoreError::Interrupted) } else { Ok(()) }
+    }
+}

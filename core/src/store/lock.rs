@@ -1,0 +1,67 @@
+//! The locks of a shared store.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
+
+use super::{StoreError, io_error};
+
+/// How long a dump or restore waits for a gc that sweeps.
+pub(super) const SWEEP_PATIENCE: Duration = Duration::from_secs(60);
+/// How often a lock is tried.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// An open lock file. What it holds is let go of on drop, and by the kernel if the process dies.
+/// The file is opened for reading only, so that this works on a read-only mount.
+#[derive(Debug)]
+pub(super) struct LockFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl LockFile {
+    /// Opens the lock file at `path`, and holds nothing yet.
+    pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
+        let file = super::index::open_regular(path)?;
+        Ok(Self { file, path: path.to_owned() })
+    }
+
+    /// Takes the lock together with others who share it; waits for one who has it alone.
+    pub(super) fn share(&self, patience: Duration) -> Result<(), StoreError> {
+        self.take(FlockOperation::NonBlockingLockShared, patience, &|| false)
+    }
+
+    /// Takes the lock alone; waits for those who have it, until `stop` says to give up. What was
+    /// held before is not held after a failure.
+    pub(super) fn exclude(
+        &self,
+        patience: Duration,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(), StoreError> {
+        self.take(FlockOperation::NonBlockingLockExclusive, patience, stop)
+    }
+
+    fn take(
+        &self,
+        operation: FlockOperation,
+        patience: Duration,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(), StoreError> {
+        let since = Instant::now();
+        loop {
+            match rustix::fs::flock(&self.file, operation) {
+                Ok(()) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(rustix::io::Errno::WOULDBLOCK) => {}
+                Err(e) => return Err(io_error("lock", &self.path, io::Error::from(e))),
+            }
+            if since.elapsed() >= patience || stop() {
+                return Err(StoreError::Busy { path: self.path.clone() });
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
