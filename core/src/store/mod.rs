@@ -9,6 +9,7 @@
 
 mod encoding;
 pub(crate) mod index;
+mod planes;
 mod reader;
 mod writer;
 
@@ -17,6 +18,7 @@ pub(crate) mod tests;
 
 pub use encoding::{Compression, Encoding};
 pub use index::Entry;
+pub use planes::Width;
 pub use reader::{ChunkReader, Damage};
 pub use writer::ChunkWriter;
 
