@@ -9,9 +9,7 @@ use super::base::{self, Base, MAX_CHAIN};
 use super::{FileEntry, ImageError, Manifest, STAGING, files, io_failure};
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::index::WriterId;
-use crate::store::{
-    ChunkWriter, Compression, Known, Place, SharedStore, Stats, io_error, shared,
-};
+use crate::store::{ChunkWriter, Compression, Known, Place, SharedStore, Stats, io_error, shared};
 
 /// Where an image is to be, and what it may share.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 use std::io;
 use std::sync::OnceLock;
 
+use super::planes::{self, Choice, Splitter, Width, most_that_pays};
 use super::{ChunkId, MAX_CHUNK};
 
 /// Whether and how hard chunks are compressed.
@@ -13,7 +14,8 @@ use super::{ChunkId, MAX_CHUNK};
 pub enum Compression {
     /// Every chunk is stored as it is.
     None,
-    /// zstd at this level; a chunk that gains less than a thirty-second is stored as it is.
+    /// zstd at this level, or byte planes where they do better; a chunk that gains less than a
+    /// thirty-second is stored as it is.
     Level(i32),
 }
 
@@ -32,6 +34,8 @@ pub enum Encoding {
     Zstd,
     /// Nothing: every byte has this value.
     Constant(u8),
+    /// The bytes of numbers of this width, plane by plane, each plane raw or one zstd frame.
+    Planes(Width),
 }
 
 impl Encoding {
@@ -41,6 +45,7 @@ impl Encoding {
             Self::Raw => [0, 0],
             Self::Zstd => [1, 0],
             Self::Constant(value) => [2, value],
+            Self::Planes(width) => [3, width.bytes() as u8],
         }
     }
 
@@ -50,6 +55,8 @@ impl Encoding {
             [0, 0] => Some(Self::Raw),
             [1, 0] => Some(Self::Zstd),
             [2, value] => Some(Self::Constant(value)),
+            [3, 2] => Some(Self::Planes(Width::Two)),
+            [3, 4] => Some(Self::Planes(Width::Four)),
             _ => None,
         }
     }
@@ -64,6 +71,9 @@ impl Encoding {
         match self {
             Self::Raw => stored_len == plain_len && check == 0,
             Self::Zstd => stored_len < plain_len,
+            Self::Planes(width) => {
+                stored_len < plain_len && (plain_len as usize).is_multiple_of(width.bytes())
+            }
             Self::Constant(_) => stored_len == 0 && check == 0,
         }
     }
@@ -79,44 +89,73 @@ pub(super) struct Encoded<'a> {
     pub(super) check: u64,
 }
 
+impl<'a> Encoded<'a> {
+    fn checked(encoding: Encoding, bytes: &'a [u8]) -> Self {
+        Self { encoding, bytes, check: stored_check(bytes) }
+    }
+}
+
+/// From this level of zstd on, time matters less than size: a chunk for which byte planes look
+/// better is compressed both ways, and the smaller is kept.
+const THOROUGH: i32 = 4;
+
 /// Encodes chunks, one after the other. Its buffers are used again; together they are bounded by
 /// a few chunks.
 pub(super) struct Encoder {
     compression: Compression,
-    /// Made when first needed: it takes some memory.
-    compressor: Option<zstd::bulk::Compressor<'static>>,
-    buffer: Vec<u8>,
+    zstd: Zstd,
+    splitter: Splitter,
 }
 
 impl Encoder {
     pub(super) fn new(compression: Compression) -> Self {
-        Self { compression, compressor: None, buffer: Vec::new() }
+        Self { compression, zstd: Zstd::default(), splitter: Splitter::default() }
     }
 
     /// The form in which to store `plain`, which is not constant.
     pub(super) fn encode<'a>(&'a mut self, plain: &'a [u8]) -> Encoded<'a> {
-        match self.compress(plain) {
-            Some(len) => {
-                let bytes = &self.buffer[..len];
-                Encoded { encoding: Encoding::Zstd, bytes, check: stored_check(bytes) }
-            }
-            None => Encoded { encoding: Encoding::Raw, bytes: plain, check: 0 },
+        let raw = Encoded { encoding: Encoding::Raw, bytes: plain, check: 0 };
+        let Compression::Level(level) = self.compression else { return raw };
+        let Self { zstd, splitter, .. } = self;
+        let sample = |sample: &[u8]| {
+            zstd.compress(level, sample, sample.len()).map_or(sample.len(), <[u8]>::len)
+        };
+        let split = Choice::of(plain, sample).and_then(|choice| splitter.split(plain, choice));
+        let most = match split {
+            Some((_, bytes)) if level >= THOROUGH || planes::repeats(plain) => bytes.len() - 1,
+            Some(_) => 0,
+            None => most_that_pays(plain.len()),
+        };
+        match (zstd.compress(level, plain, most), split) {
+            (Some(bytes), _) => Encoded::checked(Encoding::Zstd, bytes),
+            (None, Some((width, bytes))) => Encoded::checked(Encoding::Planes(width), bytes),
+            (None, None) => raw,
         }
     }
+}
 
-    /// Compresses into `self.buffer`; the length, or None where it does not pay (or zstd fails,
-    /// which raw storage makes up for).
-    fn compress(&mut self, plain: &[u8]) -> Option<usize> {
-        let Compression::Level(level) = self.compression else { return None };
-        // The destination is the most that pays: zstd gives up as soon as it would need more.
-        let most = plain.len().checked_sub(plain.len() / 32 + 1)?;
+/// zstd, with a buffer for what it makes. Takes memory only when first used.
+#[derive(Default)]
+struct Zstd {
+    compressor: Option<zstd::bulk::Compressor<'static>>,
+    buffer: Vec<u8>,
+}
+
+impl Zstd {
+    /// Compresses to at most `most` bytes. None where that is not enough: zstd gives up as soon as
+    /// it would need more. (Or where it fails; then another way to store a chunk makes up for it.)
+    fn compress(&mut self, level: i32, plain: &[u8], most: usize) -> Option<&[u8]> {
+        if most == 0 {
+            return None;
+        }
         if self.buffer.len() < most {
             self.buffer.resize(most, 0);
         }
         if self.compressor.is_none() {
             self.compressor = zstd::bulk::Compressor::new(level).ok();
         }
-        self.compressor.as_mut()?.compress_to_buffer(plain, &mut self.buffer[..most]).ok()
+        let len = self.compressor.as_mut()?.compress_to_buffer(plain, &mut self.buffer[..most]);
+        len.ok().map(|len| &self.buffer[..len])
     }
 }
 
@@ -142,12 +181,14 @@ pub(super) enum DecodeError<E> {
 /// chunks.
 pub(super) struct Decoder {
     stored: Vec<u8>,
+    planes: Vec<u8>,
     decompressor: zstd::bulk::Decompressor<'static>,
 }
 
 impl Decoder {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { stored: Vec::new(), decompressor: zstd::bulk::Decompressor::new()? })
+        let decompressor = zstd::bulk::Decompressor::new()?;
+        Ok(Self { stored: Vec::new(), planes: Vec::new(), decompressor })
     }
 
     /// Decodes a chunk into `out`, which has its plain length, and returns the address that these
@@ -165,24 +206,31 @@ impl Decoder {
                 return Ok(constant_id(value, out.len()));
             }
             Encoding::Raw => read(out).map_err(DecodeError::Read)?,
-            Encoding::Zstd => {
+            Encoding::Zstd | Encoding::Planes(_) => {
                 if self.stored.len() < stored.len {
                     self.stored.resize(stored.len, 0);
                 }
-                let bytes = &mut self.stored[..stored.len];
-                read(bytes).map_err(DecodeError::Read)?;
-                if stored_check(bytes) != stored.check {
-                    let what = "its stored bytes do not match their check";
-                    return Err(DecodeError::Damaged(what));
-                }
-                match self.decompressor.decompress_to_buffer(bytes, out) {
-                    Ok(n) if n == out.len() => {}
-                    Ok(_) => return Err(DecodeError::Damaged("it decompresses to too few bytes")),
-                    Err(_) => return Err(DecodeError::Damaged("it does not decompress")),
-                }
+                read(&mut self.stored[..stored.len]).map_err(DecodeError::Read)?;
+                self.unpack(stored, out).map_err(DecodeError::Damaged)?;
             }
         }
         Ok(ChunkId::of(out))
+    }
+
+    /// Unpacks what was read.
+    fn unpack(&mut self, stored: Stored, out: &mut [u8]) -> Result<(), &'static str> {
+        let bytes = &self.stored[..stored.len];
+        if stored_check(bytes) != stored.check {
+            return Err("its stored bytes do not match their check");
+        }
+        if let Encoding::Planes(width) = stored.encoding {
+            return planes::join(width, bytes, &mut self.planes, &mut self.decompressor, out);
+        }
+        match self.decompressor.decompress_to_buffer(bytes, out) {
+            Ok(n) if n == out.len() => Ok(()),
+            Ok(_) => Err("it decompresses to too few bytes"),
+            Err(_) => Err("it does not decompress"),
+        }
     }
 }
 
@@ -223,6 +271,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::store::planes::tests::weights;
     use crate::store::tests::{noise, text};
 
     /// Encodes, and returns encoding, stored bytes and check.
@@ -249,6 +298,10 @@ mod tests {
             (level, noise(1, 1), Encoding::Raw),
             (level, Vec::new(), Encoding::Raw),
             (level, text(2, MAX_CHUNK), Encoding::Zstd),
+            (level, weights(1, Width::Two, MAX_CHUNK), Encoding::Planes(Width::Two)),
+            (level, weights(1, Width::Four, 100_000), Encoding::Planes(Width::Four)),
+            (Compression::Level(9), weights(1, Width::Two, 100_000), Encoding::Planes(Width::Two)),
+            (Compression::None, weights(1, Width::Two, 100_000), Encoding::Raw),
         ] {
             let (stored, bytes) = encode(compression, &plain);
             assert_eq!(stored.encoding, expected);
@@ -258,6 +311,39 @@ mod tests {
             let mut out = vec![0xaa; plain.len()];
             assert_eq!(decode(stored, &bytes, &mut out), Ok(ChunkId::of(&plain)));
             assert!(out == plain);
+        }
+    }
+
+    #[test]
+    fn planes_never_lose_by_much() {
+        let weights = |seed| weights(seed, Width::Two, MAX_CHUNK);
+        let random = noise(5, MAX_CHUNK / 4);
+        let near = random.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
+        let pointers = near.flat_map(|near| (0x7f12_3456_0000 + u64::from(near)).to_le_bytes());
+        let integers = (0..MAX_CHUNK as u32 / 4).flat_map(|i| (i * 7 % 50_000).to_le_bytes());
+        let tile = |len: usize| weights(2)[..len].iter().copied().cycle().take(MAX_CHUNK).collect();
+        let sparse = |every: u8| {
+            let keep =
+                move |pair: &[u8; 2]| if pair[0].is_multiple_of(every) { *pair } else { [0; 2] };
+            weights(4).as_chunks::<2>().0.iter().flat_map(keep).collect::<Vec<u8>>()
+        };
+        for (name, plain) in [
+            ("pointers", pointers.collect::<Vec<u8>>()),
+            ("integers", integers.collect()),
+            ("tiles of 8 KiB", tile(8 << 10)),
+            ("tiles of 300 kB", tile(300_000)),
+            ("half", [&weights(3)[..MAX_CHUNK / 2], &text(3, MAX_CHUNK / 2)].concat()),
+            ("quarter", [&weights(3)[..MAX_CHUNK / 4], &text(3, MAX_CHUNK / 4 * 3)].concat()),
+            ("sparse", sparse(2)),
+            ("very sparse", sparse(16)),
+        ] {
+            assert_eq!(plain.len(), MAX_CHUNK);
+            let zstd = zstd::bulk::compress(&plain, 1).unwrap().len().min(plain.len());
+            let (stored, bytes) = encode(Compression::Level(1), &plain);
+            println!("{name}: {:?} {}, zstd {zstd}", stored.encoding, bytes.len());
+            assert!(bytes.len() <= zstd + plain.len() / 32, "{name}: {}, {zstd}", bytes.len());
+            let mut out = vec![0; plain.len()];
+            assert_eq!(decode(stored, &bytes, &mut out), Ok(ChunkId::of(&plain)), "{name}");
         }
     }
 
@@ -281,12 +367,20 @@ mod tests {
 
     #[test]
     fn records_have_one_form() {
-        let all = [Encoding::Raw, Encoding::Zstd, Encoding::Constant(0), Encoding::Constant(255)];
+        let all = [
+            Encoding::Raw,
+            Encoding::Zstd,
+            Encoding::Constant(0),
+            Encoding::Constant(255),
+            Encoding::Planes(Width::Two),
+            Encoding::Planes(Width::Four),
+        ];
         for encoding in all {
             assert_eq!(Encoding::from_bytes(encoding.to_bytes()), Some(encoding));
         }
         let known = |kind, value| Encoding::from_bytes([kind, value]).is_some();
         assert!(!known(0, 1) && !known(1, 1) && !known(255, 0));
+        assert!(!known(3, 0) && !known(3, 1) && !known(3, 3) && !known(3, 8));
     }
 
     #[test]
