@@ -25,7 +25,7 @@ const DUMP_PHASES: [&str; 11] = [
 /// The phases of a restore, in order.
 const RESTORE_PHASES: [&str; 6] = ["preflight", "load", "extract", "criu", "driver", "attach"];
 
-const ARGS: [&str; 4] = ["--steps", "60", "--step-delay-ms", "20"];
+const ARGS: [&str; 4] = ["--steps", "100", "--step-delay-ms", "20"];
 
 fn started(lab: &Lab) -> Result<Program> {
     let mut program = lab.start("sgd", &ARGS)?;

@@ -45,7 +45,7 @@ fn array(start: u32) -> u32 {
 /// Runs the workload.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
     let n: u32 = run.pick(512, 32 << 10, 256 << 10);
-    let steps = run.plan(40, 400, 2000);
+    let steps = run.plan(100, 400, 2000);
     let gpu = Gpu::open_own_context()?;
     gpu.set_stack_size(STACK_BYTES)?;
     let limit = gpu.stack_size()?;
