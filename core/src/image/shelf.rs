@@ -124,7 +124,8 @@ pub struct Removed {
 /// # Errors
 ///
 /// [`ImageError::HasChildren`] if an image beside it builds on it and `force` is not given; only
-/// there is looked. After any error the image is there whole, or its removal is not yet durable.
+/// there is looked. After any error the image is there whole, under its name or (if the disk refuses
+/// that too) under the hidden one, or it is gone and parts of it are left under the hidden name.
 pub fn remove(path: &Path, force: bool) -> Result<Removed, ImageError> {
     remove_on(&RealDisk, path, force)
 }
@@ -158,7 +159,11 @@ pub(crate) fn remove_on(disk: &dyn Disk, path: &Path, force: bool) -> Result<Rem
     hidden.push(format!(".removed-{}-{random:016x}", std::process::id()));
     let hidden = parent.join(hidden);
     disk.rename(&target, &hidden).map_err(|e| io_failure("rename", &target, e))?;
-    disk.sync_dir(parent).map_err(|e| io_failure("sync", parent, e))?;
+    if let Err(error) = disk.sync_dir(parent) {
+        // The name may come back with a power cut, so nothing of the image may be removed.
+        let _ = disk.rename(&hidden, &target);
+        return Err(io_failure("sync", parent, error));
+    }
     match disk.remove_tree(&hidden) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {
             return Err(io_failure("remove", &hidden, e));

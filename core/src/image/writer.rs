@@ -55,6 +55,8 @@ pub struct ImageWriter {
     partial: PathBuf,
     chunks: Option<ChunkWriter>,
     committed: bool,
+    /// The directory cannot be removed without harm.
+    keep_partial: bool,
     disk: Arc<dyn Disk>,
     base: Option<Base>,
     /// Let go of last.
@@ -131,8 +133,16 @@ impl ImageWriter {
         let partial = parent.join(partial);
         disk.make_dir(&partial).map_err(|e| io_failure("create", &partial, e))?;
         // From here on the drop of `image` removes the directory.
-        let mut image =
-            Self { target, partial, chunks: None, committed: false, disk, base, _store: store };
+        let mut image = Self {
+            target,
+            partial,
+            chunks: None,
+            committed: false,
+            keep_partial: false,
+            disk,
+            base,
+            _store: store,
+        };
         let staging = image.staging_dir();
         image.disk.make_dir(&staging).map_err(|e| io_failure("create", &staging, e))?;
         let disk = image.disk.clone();
@@ -234,8 +244,10 @@ impl ImageWriter {
             && let Err(error) = disk.sync_dir(parent)
         {
             // An image that may vanish with the next power cut must not pass for complete: take
-            // the name back, and let the drop remove what it named.
-            let _ = disk.rename(&self.target, &self.partial);
+            // the name back, and let the drop remove what it named. But not before the name is
+            // durably gone, or a power cut could bring it back without its contents.
+            let gone = disk.rename(&self.target, &self.partial).is_ok();
+            self.keep_partial = !gone || disk.sync_dir(parent).is_err();
             return Err(io_error("sync", parent, error).into());
         }
         self.committed = true;
@@ -251,6 +263,9 @@ impl Drop for ImageWriter {
         }
         // Open packs are closed first, so that their space is free when this returns.
         self.chunks = None;
+        if self.keep_partial {
+            return;
+        }
         if let Err(error) = self.disk.remove_tree(&self.partial)
             && error.kind() != io::ErrorKind::NotFound
         {

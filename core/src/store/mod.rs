@@ -19,6 +19,8 @@ pub(crate) mod shared;
 mod writer;
 
 #[cfg(test)]
+pub(crate) mod power;
+#[cfg(test)]
 pub(crate) mod tests;
 
 pub use encoding::{Compression, Encoding};
