@@ -113,10 +113,16 @@ pub(super) fn assert_clean(store: &Path) {
     for path in files(store) {
         assert!(!is_hidden(&path, store), "{}", path.display());
     }
-    // What a second gc finds to do.
-    let again = collect(store);
+    // Where chunks are stored several times, a gc can open the way for another; not for ever.
+    let mut again = collect(store);
+    for _ in 0..4 {
+        assert_eq!(again.missing_chunks, 0);
+        if again.removed_packs == 0 {
+            break;
+        }
+        again = collect(store);
+    }
     assert_eq!((again.freed_bytes, again.removed_packs, again.moved_bytes), (0, 0, 0), "{again:?}");
-    assert_eq!(again.missing_chunks, 0);
 }
 
 #[test]

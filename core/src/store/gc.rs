@@ -166,6 +166,16 @@ impl Pack {
         self.info.len - PACK_HEADER as u64
     }
 
+    fn choose(&mut self, entry: &Entry) {
+        self.chosen += u64::from(entry.stored_len);
+        self.chosen_count += 1;
+    }
+
+    fn give_up(&mut self, entry: &Entry) {
+        self.chosen -= u64::from(entry.stored_len);
+        self.chosen_count -= 1;
+    }
+
     fn fate(&self) -> Fate {
         match self.chosen_count {
             0 => Fate::Drop,
@@ -225,8 +235,26 @@ impl Plan {
             let entry = &segments[number].index.entries[place];
             let info = segments[number].pack(entry);
             if let Some(pack) = info.and_then(|info| packs.get_mut(&info.id)) {
-                pack.chosen += u64::from(entry.stored_len);
-                pack.chosen_count += 1;
+                pack.choose(entry);
+            }
+        }
+        // What is in a pack that stays anyway need not move out of another.
+        let fates: HashMap<PackId, Fate> = packs.iter().map(|(id, p)| (*id, p.fate())).collect();
+        for (number, segment) in segments.iter().enumerate() {
+            for (place, entry) in segment.index.entries.iter().enumerate() {
+                let Some(best) = chosen.get_mut(&entry.id) else { continue };
+                let other = &segments[best.0];
+                let moving = other.pack(&other.index.entries[best.1]);
+                let moving = moving.filter(|info| fates[&info.id] == Fate::Move);
+                if let Some(staying) = segment.pack(entry)
+                    && let Some(moving) = moving
+                    && fates[&staying.id] == Fate::Keep
+                    && packs[&staying.id].whole
+                {
+                    *best = (number, place);
+                    packs.entry(staying.id).and_modify(|pack| pack.choose(entry));
+                    packs.entry(moving.id).and_modify(|pack| pack.give_up(entry));
+                }
             }
         }
         let missing = (live.chunks.len() - chosen.len()) as u64;
