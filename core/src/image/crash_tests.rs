@@ -133,6 +133,29 @@ fn check(root: &Path, notes: &[&str], situation: &str) {
     }
 }
 
+/// Which of so many changes reach the disk: all subsets of few; of many, those that have all or
+/// none, or lack one, or have one, and `rounds` others.
+fn subsets(pending: usize, rounds: usize, seed: usize) -> BTreeSet<Vec<bool>> {
+    let mut subsets: BTreeSet<Vec<bool>> = BTreeSet::new();
+    if pending <= 3 {
+        let subset = |set: u32| (0..pending).map(|bit| set >> bit & 1 == 1).collect();
+        subsets.extend((0..1 << pending).map(subset));
+        return subsets;
+    }
+    for alone in 0..pending {
+        subsets.insert((0..pending).map(|i| i == alone).collect());
+        subsets.insert((0..pending).map(|i| i != alone).collect());
+    }
+    subsets.insert(vec![false; pending]);
+    subsets.insert(vec![true; pending]);
+    for round in 0..rounds {
+        let random = blake3::hash(format!("{seed} {round}").as_bytes());
+        let bit = |i: usize| random.as_bytes()[i / 8 % 32] >> (i % 8) & 1 == 1;
+        subsets.insert((0..pending).map(bit).collect());
+    }
+    subsets
+}
+
 #[test]
 fn the_power_is_cut_at_every_step() {
     let rounds = number("GPUCR_POWER_ROUNDS", 2);
@@ -153,25 +176,7 @@ fn the_power_is_cut_at_every_step() {
         .into_par_iter()
         .map(|cut| {
             let pending = journal.pending(&root, cut);
-            // All subsets of few; of many, those that lack one or have one, and some.
-            let mut subsets: BTreeSet<Vec<bool>> = BTreeSet::new();
-            if pending <= 3 {
-                subsets.extend((0..1 << pending).map(|set: u32| {
-                    (0..pending).map(|bit| set >> bit & 1 == 1).collect::<Vec<_>>()
-                }));
-            } else {
-                for alone in 0..pending {
-                    subsets.insert((0..pending).map(|i| i == alone).collect());
-                    subsets.insert((0..pending).map(|i| i != alone).collect());
-                }
-                subsets.insert(vec![false; pending]);
-                subsets.insert(vec![true; pending]);
-                for round in 0..rounds {
-                    let seed = blake3::hash(format!("{cut} {round}").as_bytes());
-                    let bit = |i: usize| seed.as_bytes()[i / 8 % 32] >> (i % 8) & 1 == 1;
-                    subsets.insert((0..pending).map(bit).collect());
-                }
-            }
+            let subsets = subsets(pending, rounds, cut);
             let notes = journal.notes(cut);
             for subset in &subsets {
                 let place = dir.path().join(format!("{cut}"));
@@ -185,6 +190,40 @@ fn the_power_is_cut_at_every_step() {
         .sum();
     eprintln!("{} steps, {states} states of the disk", journal.len());
     assert!(states > 1000, "{states}");
+}
+
+/// The test above can fail: it does for code that forgets the syncs of any one kind.
+#[test]
+fn no_sync_is_made_in_vain() {
+    let dir = tempfile::tempdir_in(fast_place()).unwrap();
+    let root = dir.path().join("real");
+    fs::create_dir(&root).unwrap();
+    let recorder = Recorder::default();
+    script(&recorder, &root);
+    let journal = recorder.journal();
+    let kinds = journal.syncs();
+    let said = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| ()));
+    let harmless: Vec<&String> = kinds
+        .iter()
+        .filter(|kind| {
+            let forgetful = journal.forgetting(kind);
+            let place = dir.path().join(kind.replace(' ', "-"));
+            !(0..=forgetful.len()).any(|cut| {
+                let notes = forgetful.notes(cut);
+                subsets(forgetful.pending(&root, cut), 0, cut).iter().any(|subset| {
+                    let mut bits = subset.iter();
+                    forgetful.after_cut(&root, &place, cut, || *bits.next().unwrap());
+                    let found = std::panic::catch_unwind(|| check(&place, &notes, "")).is_err();
+                    fs::remove_dir_all(&place).unwrap();
+                    found
+                })
+            })
+        })
+        .collect();
+    std::panic::set_hook(said);
+    assert!(kinds.len() > 8, "{kinds:?}");
+    assert!(harmless.is_empty(), "nobody would miss the syncs of {harmless:?} of {kinds:?}");
 }
 
 #[test]

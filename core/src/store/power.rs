@@ -5,7 +5,7 @@
 //! after a power cut: everything that was synced, and any part of what was not. Directories lose
 //! single names, files lose single writes; a rename is never half done.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -128,6 +128,42 @@ impl Journal {
             }
         }
         notes
+    }
+
+    /// What there was to sync, each by the name of its directory or the kind of its file.
+    pub(crate) fn syncs(&self) -> BTreeSet<String> {
+        (0..self.len()).filter_map(|at| self.synced(at)).collect()
+    }
+
+    /// The same without the syncs of one kind, as if the code had forgotten them.
+    pub(crate) fn forgetting(&self, kind: &str) -> Self {
+        let mut forgetful = self.clone();
+        let mut at = 0;
+        forgetful.changes.retain(|_| {
+            at += 1;
+            self.synced(at - 1).is_none_or(|synced| synced != kind)
+        });
+        forgetful
+    }
+
+    /// The kind of what change `at` syncs.
+    fn synced(&self, at: usize) -> Option<String> {
+        let name = |path: &Path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            // Random parts are left out.
+            let kind = ["pack", "index", "partial-"].iter().find(|part| name.contains(**part));
+            kind.map_or(name.clone(), |kind| kind.trim_end_matches('-').to_owned())
+        };
+        match &self.changes[at] {
+            Change::SyncDir(path) => Some(format!("directory {}", name(path))),
+            Change::SyncFile(node) => self.changes.iter().find_map(|change| match change {
+                Change::Create(path, created) if created == node => {
+                    Some(format!("file {}", name(path)))
+                }
+                _ => None,
+            }),
+            _ => None,
+        }
     }
 
     /// Number of the changes that were not synced if the power goes before change number `cut`.
