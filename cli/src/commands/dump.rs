@@ -127,9 +127,9 @@ mod tests {
     fn default_names_are_readable() {
         let now = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_790_000_000);
         let name = default_name(0, now);
-        assert_eq!(name, "process-20260921T132640Z-0");
+        assert_eq!(name, "process-20260921T141320Z-0");
         let own = default_name(std::process::id(), now);
-        assert!(own.ends_with(&format!("-20260921T132640Z-{}", std::process::id())), "{own}");
+        assert!(own.ends_with(&format!("-20260921T141320Z-{}", std::process::id())), "{own}");
         assert!(!own.contains('/') && !own.starts_with('.'), "{own}");
     }
 }
