@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::device_memory;
 use crate::exclusive;
 use crate::service;
 use crate::status::{Code, Outcome};
@@ -83,6 +84,7 @@ extern "C" fn in_child() {
     // call is refused before it takes one.
     FORKED.store(true, Ordering::SeqCst);
     virtual_memory::close_in_child();
+    device_memory::close_in_child();
     exclusive::close_in_child();
     service::close_after_fork();
 }
