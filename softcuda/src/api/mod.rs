@@ -8,6 +8,8 @@ mod capture;
 mod checkpoint;
 mod context;
 mod copy;
+#[cfg(test)]
+mod coverage;
 mod device;
 mod errors;
 mod event;
