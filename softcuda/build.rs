@@ -44,6 +44,10 @@ fn main() -> io::Result<()> {
         writeln!(out, "    (\"{name}\", {name}),").expect("writing to a string cannot fail");
     }
     out.push_str("];\n");
+    out.push_str("/// Those of them that do something.\n#[cfg(test)]\n");
+    let defined: Vec<&String> = defined.iter().collect();
+    writeln!(out, "pub(crate) static IMPLEMENTED: &[&str] = &{defined:?};")
+        .expect("writing to a string cannot fail");
     fs::write(Path::new(&env::var("OUT_DIR").expect("cargo sets OUT_DIR")).join("symbols.rs"), out)
 }
 

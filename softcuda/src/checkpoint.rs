@@ -1,7 +1,7 @@
 //! The driver's own checkpoint: device memory into private host memory and back.
 //!
 //! The states and refusals are those of the real driver. In particular memory that is shared with
-//! another process (exported or imported) cannot be carried: the checkpoint succeeds, the restore
+//! another process (exported, imported, through IPC handles) cannot be carried: the checkpoint succeeds, the restore
 //! fails, and the process is lost. Whoever checkpoints must unmap and release it first.
 
 use std::ffi::c_void;
@@ -18,6 +18,7 @@ use crate::context;
 use crate::device_memory::{self, charge, refund};
 use crate::exclusive;
 use crate::gate;
+use crate::ipc;
 use crate::managed_memory;
 use crate::process::settings;
 use crate::status::{Code, Outcome};
@@ -114,13 +115,15 @@ pub(crate) fn checkpoint() -> Outcome {
     }
     let (mappings, all) = virtual_memory::everything();
     let mut physical = Vec::new();
-    let mut shared = false;
+    let mut shared = device_memory::any_shared();
     for memory in all {
         shared |= memory.imported || memory.exported.load(Ordering::Relaxed);
         let bytes = read_memory(&memory)?;
         physical.push((memory, bytes));
     }
 
+    shared |= ipc::close_all();
+    device_memory::close_shared();
     for (address, device, bytes) in &blocks {
         address_space::unback(*address, bytes.size);
         refund(*device, bytes.size);

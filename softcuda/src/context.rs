@@ -1,7 +1,7 @@
 //! Contexts, the thread's stack of current contexts, and ordering among a context's streams.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::ThreadId;
@@ -15,6 +15,7 @@ use crate::exclusive;
 use crate::graphs::Work;
 use crate::handles::{Table, new_handle};
 use crate::host_memory;
+use crate::ipc;
 use crate::managed_memory;
 use crate::modules;
 use crate::operations::Operation;
@@ -62,6 +63,9 @@ pub(crate) struct Context {
     pub(crate) shared_config: AtomicU32,
     /// Raised when running kernels shall stop (the context is being destroyed after a failure).
     pub(crate) cancel: AtomicBool,
+    /// Contexts of other devices whose memory work of this one may access. Kept and reported; the
+    /// memory can be accessed anyway.
+    pub(crate) peers: Mutex<HashSet<u64>>,
     limits: [AtomicU64; LIMITS],
     /// The first failure of work in this context; all later calls report it.
     failure: AtomicU32,
@@ -172,6 +176,7 @@ pub(crate) fn create(device: usize, flags: u32, is_primary: bool) -> Outcome<Arc
         cache_config: AtomicU32::new(0),
         shared_config: AtomicU32::new(1),
         cancel: AtomicBool::new(false),
+        peers: Mutex::default(),
         limits: DEFAULT_LIMITS.map(AtomicU64::new),
         failure: AtomicU32::new(0),
         destroyed: AtomicBool::new(false),
@@ -206,6 +211,7 @@ pub(crate) fn destroy(context: &Arc<Context>) {
     device_memory::free_context(context.handle);
     host_memory::free_context(context.handle);
     managed_memory::free_context(context.handle);
+    ipc::close_context(context.handle);
     STACK.with_borrow_mut(|stack| {
         if stack.last().is_some_and(|top| Arc::ptr_eq(top, context)) {
             stack.pop();
@@ -408,6 +414,24 @@ pub(crate) fn stream_and_context(
 pub(crate) fn wait_everything() {
     for context in CONTEXTS.all() {
         context.wait_all();
+    }
+}
+
+/// Does something while no work is under way and none can be submitted.
+pub(crate) fn while_idle<T>(act: impl FnOnce() -> T) -> T {
+    loop {
+        // Not under the locks: work may wait for work that is yet to be submitted.
+        wait_everything();
+        let mut contexts = CONTEXTS.all();
+        contexts.sort_unstable_by_key(|context| context.handle);
+        let locked: Vec<_> = contexts.iter().map(|context| context.streams.lock()).collect();
+        let created = locked.iter().flat_map(|streams| streams.all());
+        let mut all = created.chain(contexts.iter().map(|context| &context.legacy));
+        let idle = all.all(|stream| stream.last().is_reached())
+            && locked.iter().all(|streams| streams.retired.iter().all(Position::is_reached));
+        if idle {
+            return act();
+        }
     }
 }
 

@@ -4,12 +4,13 @@
 //! A large allocation has memory and addresses of its own; small ones share 2 MiB blocks.
 
 use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
-use rustix::fd::{AsFd, OwnedFd};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 
 use crate::address_space::{self, GRANULE};
@@ -85,7 +86,25 @@ pub(crate) struct Allocation {
     pub(crate) device: usize,
     /// A number that no other allocation of this process ever has.
     pub(crate) id: u64,
+    /// Another process may have it open.
+    shared: bool,
     block: u64,
+}
+
+/// What another process needs to open an allocation.
+pub(crate) struct Shared {
+    /// The descriptor of the memory in this process.
+    pub(crate) descriptor: i32,
+    /// The inode number of the memory.
+    pub(crate) inode: u64,
+    /// Size of the memory in bytes.
+    pub(crate) whole: u64,
+    /// Where in the memory the allocation begins.
+    pub(crate) offset: u64,
+    /// Size of the allocation in bytes.
+    pub(crate) size: u64,
+    /// Ordinal of the device.
+    pub(crate) device: usize,
 }
 
 /// Whole granules with memory behind them.
@@ -94,6 +113,8 @@ struct Block {
     device: usize,
     /// Free ranges by address, in blocks that are shared by small allocations.
     free: Option<BTreeMap<u64, u64>>,
+    /// The memory, once a part of it was shared with other processes.
+    memory: Option<OwnedFd>,
 }
 
 struct Heap {
@@ -134,7 +155,8 @@ pub(crate) fn allocate(device: usize, context: u64, size: u64) -> Outcome<u64> {
         }
     };
     let id = new_buffer_id();
-    heap.allocations.insert(address, Allocation { address, size, context, device, id, block });
+    heap.allocations
+        .insert(address, Allocation { address, size, context, device, id, shared: false, block });
     Ok(address)
 }
 
@@ -205,6 +227,82 @@ pub(crate) fn blocks() -> Vec<(u64, u64, usize)> {
     HEAP.lock().blocks.iter().map(|(address, b)| (*address, b.size, b.device)).collect()
 }
 
+/// Keeps memory from being exchanged by [`share`], for writes that are no work of a stream.
+pub(crate) fn hold_still() -> RwLockReadGuard<'static, ()> {
+    EXCHANGE.read()
+}
+
+static EXCHANGE: RwLock<()> = RwLock::new(());
+
+/// Makes an allocation ready for other processes. Blocks keep no descriptor of their memory; the
+/// first time that a part of one is shared it gets new memory with the same contents, and keeps
+/// that one's. No work may be under way.
+///
+/// # Errors
+/// `INVALID_VALUE` for what is not the first address of an allocation; `OUT_OF_MEMORY`.
+pub(crate) fn share(address: u64) -> Outcome<Shared> {
+    let _still = EXCHANGE.write();
+    let mut heap = HEAP.lock();
+    let heap = &mut *heap;
+    let allocation = heap.allocations.get_mut(&address).ok_or(Code::INVALID_VALUE)?;
+    let block = heap.blocks.get_mut(&allocation.block).ok_or(Code::INVALID_VALUE)?;
+    let memory = match block.memory.take() {
+        Some(memory) => memory,
+        None => exchange(allocation.block, block.size)?,
+    };
+    let inode = fstat(&memory).map_err(|_| Code::OPERATING_SYSTEM)?.st_ino;
+    let descriptor = memory.as_raw_fd();
+    block.memory = Some(memory);
+    allocation.shared = true;
+    Ok(Shared {
+        descriptor,
+        inode,
+        whole: block.size,
+        offset: address - allocation.block,
+        size: allocation.size,
+        device: allocation.device,
+    })
+}
+
+/// Puts new memory with the same contents in the place of a block's.
+fn exchange(address: u64, size: u64) -> Outcome<OwnedFd> {
+    let memory = new_memory(size)?;
+    let mut done = 0;
+    while done < size {
+        // SAFETY: the block is accessible for its whole size, and the callers of `share` see to it
+        // that nobody writes to it meanwhile.
+        let rest = unsafe {
+            std::slice::from_raw_parts((address + done) as *const u8, (size - done) as usize)
+        };
+        match rustix::io::pwrite(&memory, rest, done) {
+            Ok(written) if written > 0 => done += written as u64,
+            _ => return Err(Code::OUT_OF_MEMORY),
+        }
+    }
+    address_space::back(address, size, memory.as_fd(), 0)?;
+    address_space::protect(address, size, true)?;
+    Ok(memory)
+}
+
+/// Whether an allocation is shared with other processes.
+pub(crate) fn any_shared() -> bool {
+    HEAP.lock().allocations.values().any(|allocation| allocation.shared)
+}
+
+/// Closes the descriptors of all blocks, for a checkpoint.
+pub(crate) fn close_shared() {
+    HEAP.lock().blocks.values_mut().for_each(|block| block.memory = None);
+}
+
+/// After a fork, in the child: closes the descriptors, if nobody was inside at the fork. As all
+/// locks of the child, this one is not given back.
+pub(crate) fn close_in_child() {
+    if let Some(heap) = HEAP.try_lock() {
+        let mut heap = ManuallyDrop::new(heap);
+        heap.blocks.values_mut().for_each(|block| block.memory = None);
+    }
+}
+
 /// Backs a range with new zeroed memory, accessible to the device.
 ///
 /// # Errors
@@ -229,7 +327,7 @@ impl Heap {
         });
         let address = made.inspect_err(|_| refund(device, size))?;
         let free = shared.then(|| BTreeMap::from([(address, size)]));
-        self.blocks.insert(address, Block { size, device, free });
+        self.blocks.insert(address, Block { size, device, free, memory: None });
         Ok(address)
     }
 

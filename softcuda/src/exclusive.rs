@@ -1,6 +1,7 @@
 //! Exclusive compute mode: one process at a time has contexts on a device. The claim is an
 //! abstract socket name, which goes away with the process, however that ends.
 
+use std::mem::ManuallyDrop;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
@@ -55,8 +56,9 @@ pub(crate) fn suspend() {
 /// After a fork, in the child: the claims are the parent's.
 pub(crate) fn close_in_child() {
     for claim in &CLAIMS {
-        if let Some(mut claim) = claim.try_lock() {
-            claim.socket = None;
+        // As all locks of the child, this one is not given back.
+        if let Some(claim) = claim.try_lock() {
+            ManuallyDrop::new(claim).socket = None;
         }
     }
 }

@@ -19,6 +19,7 @@ mod gate;
 mod graphs;
 mod handles;
 mod host_memory;
+mod ipc;
 mod managed_memory;
 mod modules;
 mod operations;

@@ -180,6 +180,7 @@ pub(crate) fn load(context: &Context, code: Arc<ptx::Module>) -> Outcome<Arc<Mod
 }
 
 fn place_globals(context: &Context, code: &ptx::Module) -> Outcome<Vec<u64>> {
+    let _still = device_memory::hold_still();
     let mut addresses = Vec::new();
     let result = (|| {
         for global in &code.globals {

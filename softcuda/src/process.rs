@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::device_memory;
 use crate::exclusive;
 use crate::service;
 use crate::status::{Code, Outcome};
@@ -75,17 +76,15 @@ extern "C" fn before_fork() {
 }
 
 extern "C" fn in_parent() {
-    // SAFETY: the C library calls this after `before_fork`, in the same thread.
-    unsafe { virtual_memory::after_fork() };
+    virtual_memory::after_fork();
 }
 
 extern "C" fn in_child() {
     // Only the forking thread lives on here, and locks may be held for ever: from now on every
     // call is refused before it takes one.
     FORKED.store(true, Ordering::SeqCst);
-    // SAFETY: the C library calls this after `before_fork`, in the same thread.
-    unsafe { virtual_memory::after_fork() };
     virtual_memory::close_in_child();
+    device_memory::close_in_child();
     exclusive::close_in_child();
     service::close_after_fork();
 }
@@ -109,8 +108,8 @@ pub(crate) fn initialise() -> Outcome {
         return Err(Code::NO_DEVICE);
     }
     service::start()?;
-    // SAFETY: the handlers take no lock that another thread could hold at the fork, other than the
-    // allocator's, which the C library itself keeps usable in the child.
+    // SAFETY: in the child, the handlers wait for no lock but the allocator's, which the C library
+    // itself keeps usable there, and give none back.
     let handlers =
         unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     if handlers != 0 {

@@ -1,10 +1,12 @@
 //! Virtual memory management: physical memory with handles, mapped into reservations.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::fstat;
 
@@ -276,27 +278,38 @@ pub(crate) fn everything() -> (Vec<(u64, Mapping)>, Vec<Arc<Physical>>) {
     (mappings, physical)
 }
 
-/// Before a fork: keeps other threads from being inside while the process is copied.
-pub(crate) fn before_fork() {
-    std::mem::forget(STATE.lock());
+thread_local! {
+    /// The state, locked by this thread for the length of a fork. Without a destructor, so that it
+    /// is there also in a fork of a thread that is ending.
+    static DURING_FORK: Cell<Option<ManuallyDrop<MutexGuard<'static, State>>>> =
+        const { Cell::new(None) };
 }
 
-/// After a fork, in both processes.
-///
-/// # Safety
-/// This thread called [`before_fork`] and not yet this.
-pub(crate) unsafe fn after_fork() {
-    // SAFETY: `before_fork` locked it in this thread and forgot the guard.
-    unsafe { STATE.force_unlock() };
+/// Before a fork: keeps other threads from being inside while the process is copied.
+pub(crate) fn before_fork() {
+    DURING_FORK.set(Some(ManuallyDrop::new(STATE.lock())));
+}
+
+/// After a fork, in the parent: lets other threads in again.
+pub(crate) fn after_fork() {
+    if let Some(guard) = DURING_FORK.take() {
+        drop(ManuallyDrop::into_inner(guard));
+    }
 }
 
 /// After a fork, in the child: closes the memory, which the child has no use for and which would
 /// otherwise outlive the parent's handles.
+///
+/// No lock is given back in the child. Threads that it does not have may be queued for it, and the
+/// queues may be locked by others that it does not have either. Nobody misses the locks: every call
+/// of the child is refused before it takes one.
 pub(crate) fn close_in_child() {
-    for memory in everything().1 {
-        // Held by a thread that the child does not have: then it stays open.
-        if let Some(mut memory) = memory.memory.try_lock() {
-            *memory = None;
+    let Some(state) = DURING_FORK.take() else { return };
+    let mapped = state.mappings.values().map(|mapping| &mapping.physical);
+    for physical in mapped.chain(state.handles.values().map(|handle| &handle.physical)) {
+        // Held by a thread that the child does not have (or done already): then it stays as it is.
+        if let Some(memory) = physical.memory.try_lock() {
+            **ManuallyDrop::new(memory) = None;
         }
     }
 }

@@ -202,6 +202,49 @@ fn a_forked_child_has_no_driver() {
 }
 
 #[test]
+fn forks_are_safe_while_other_threads_use_memory() {
+    let context = context();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                ok(cuCtxSetCurrent(context));
+                while !stop.load(Ordering::Relaxed) {
+                    let (handle, address) = map_new(GRANULE);
+                    ok(cuMemUnmap(address, GRANULE));
+                    ok(cuMemRelease(handle));
+                    ok(cuMemAddressFree(address, GRANULE));
+                }
+            });
+        }
+        for _ in 0..200 {
+            // SAFETY: the child calls a function that returns at once without taking locks, and
+            // leaves through `_exit`.
+            let child = unsafe {
+                let child = libc::fork();
+                if child == 0 {
+                    libc::_exit(if cuCtxSynchronize() == NOT_INITIALIZED { 0 } else { 1 });
+                }
+                child
+            };
+            let mut status = -1;
+            let begin = std::time::Instant::now();
+            // SAFETY: waits for the child made above, with a place for its status.
+            while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {
+                if begin.elapsed() > Duration::from_secs(20) {
+                    // SAFETY: the child is not waited for yet, so the number is still its own.
+                    unsafe { libc::kill(child, libc::SIGKILL) };
+                }
+                std::thread::yield_now();
+            }
+            assert_eq!(status, 0);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    ok(cuCtxDestroy_v2(context));
+}
+
+#[test]
 fn each_thread_has_a_default_stream() {
     let context = context();
     let data = allocate(4096);

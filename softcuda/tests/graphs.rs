@@ -3,6 +3,7 @@
 mod support;
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use support::*;
 
@@ -186,6 +187,12 @@ fn functions() -> (u64, u64) {
     (add, twice)
 }
 
+/// Keeps the tests of one process apart: captures keep other threads from many calls.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Launches one thread of a kernel of `ADD`.
 fn launch(function: u64, data: u64, add: u32, stream: u64) -> u32 {
     let each = [(&raw const data).cast(), (&raw const add).cast()];
@@ -284,6 +291,7 @@ extern "C" fn count(place: u64) {
 
 #[test]
 fn captured_work_is_done_at_each_launch() {
+    let _alone = alone();
     let context = context();
     let (add, twice) = functions();
     let (one, two, fork, join) = (stream(), stream(), event(), event());
@@ -333,6 +341,7 @@ fn captured_work_is_done_at_each_launch() {
 
 #[test]
 fn what_cannot_be_captured_invalidates_the_capture() {
+    let _alone = alone();
     let context = context();
     let (one, two, event_one) = (stream(), stream(), event());
     let mut blocking = 0;
@@ -393,6 +402,7 @@ fn what_cannot_be_captured_invalidates_the_capture() {
 
 #[test]
 fn modes_of_captures_and_threads() {
+    let _alone = alone();
     let context = context();
     let one = stream();
     let elsewhere = |call: &(dyn Fn() -> u32 + Sync)| {
@@ -438,6 +448,7 @@ fn modes_of_captures_and_threads() {
 
 #[test]
 fn the_capture_can_be_asked_and_led() {
+    let _alone = alone();
     let context = context();
     let one = stream();
     let data = allocate(16);
@@ -467,6 +478,7 @@ fn the_capture_can_be_asked_and_led() {
 
 #[test]
 fn explicit_nodes_run_in_the_order_of_their_edges() {
+    let _alone = alone();
     let context = context();
     let (add, twice) = functions();
     let (data, calls, done) = (allocate(16), AtomicU32::new(0), event());
@@ -575,6 +587,7 @@ fn explicit_nodes_run_in_the_order_of_their_edges() {
 
 #[test]
 fn executable_graphs_are_updated() {
+    let _alone = alone();
     let context = context();
     let (add, twice) = functions();
     let (one, data) = (stream(), allocate(16));

@@ -213,21 +213,6 @@ driver_api! {
         Ok(())
     }
 
-    call fn cuCtxEnablePeerAccess(handle: u64, flags: u32) {
-        let own = context::current()?;
-        let peer = context::by_handle(handle)?;
-        if flags != 0 || own.device == peer.device {
-            return Err(Code::INVALID_VALUE);
-        }
-        Err(Code::PEER_ACCESS_UNSUPPORTED)
-    }
-
-    call fn cuCtxDisablePeerAccess(handle: u64) {
-        context::current()?;
-        context::by_handle(handle)?;
-        Err(Code::PEER_ACCESS_NOT_ENABLED)
-    }
-
     call fn cuCtxRecordEvent(handle: u64, event: u64) {
         let context = given_or_current(handle)?;
         context.check()?;

@@ -168,19 +168,6 @@ driver_api! {
         out.set(ordinal)
     }
 
-    call fn cuDeviceCanAccessPeer(out: Out<i32>, one: i32, other: i32) {
-        device(one)?;
-        device(other)?;
-        out.set(0)
-    }
-
-    call fn cuDeviceGetP2PAttribute(out: Out<i32>, _attribute: u32, one: i32, other: i32) {
-        if device(one)? == device(other)? {
-            return Err(Code::INVALID_DEVICE);
-        }
-        out.set(0)
-    }
-
     call fn cuDeviceGetExecAffinitySupport(out: Out<i32>, _kind: u32, ordinal: i32) {
         device(ordinal)?;
         out.set(0)

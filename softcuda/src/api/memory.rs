@@ -6,6 +6,7 @@ use crate::capture;
 use crate::context;
 use crate::device_memory;
 use crate::host_memory;
+use crate::ipc;
 use crate::managed_memory;
 use crate::pools;
 use crate::process::settings;
@@ -89,6 +90,8 @@ driver_api! {
         } else if let Some(memory) = managed_memory::find(address) {
             (memory.address, memory.size)
         } else if let Some(memory) = pools::find(address) {
+            (memory.address, memory.size)
+        } else if let Some(memory) = ipc::find(address) {
             (memory.address, memory.size)
         } else {
             return Err(Code::NOT_FOUND);

@@ -6,6 +6,7 @@ use crate::address_space;
 use crate::context;
 use crate::device_memory;
 use crate::host_memory;
+use crate::ipc;
 use crate::managed_memory;
 use crate::pools;
 use crate::status::{Code, Outcome};
@@ -58,6 +59,21 @@ fn find(address: u64) -> Option<Pointer> {
             id: mapping.id,
             shareable: mapping.physical.handle_types != 0,
             is_mapping: true,
+            is_managed: false,
+            pool: 0,
+        });
+    }
+    if let Some(memory) = ipc::find(address) {
+        return Some(Pointer {
+            address,
+            start: memory.address,
+            size: memory.size,
+            kind: DEVICE,
+            context: memory.context,
+            device: memory.device as i32,
+            id: memory.id,
+            shareable: false,
+            is_mapping: false,
             is_managed: false,
             pool: 0,
         });
@@ -153,7 +169,7 @@ impl Pointer {
             7 => Value::Long(self.id),
             8 => Value::Bool(self.is_managed),
             9 => Value::Word(self.device as u32),
-            10 => Value::Bool(false), // legacy IPC
+            10 => Value::Bool(device_memory::find(self.address).is_some()), // legacy IPC
             11 => Value::Long(self.start),
             12 => Value::Long(self.size),
             13 => Value::Bool(address_space::is_accessible(self.address, 1)),

@@ -10,7 +10,9 @@ use crate::status::{Code, Outcome};
 mod symbols {
     include!(concat!(env!("OUT_DIR"), "/symbols.rs"));
 }
-use symbols::SYMBOLS;
+#[cfg(test)]
+pub(super) use symbols::IMPLEMENTED;
+pub(super) use symbols::SYMBOLS;
 
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
 const PER_THREAD: u64 = 2;

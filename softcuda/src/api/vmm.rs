@@ -9,6 +9,7 @@ use super::driver_api;
 use crate::address_space::{self, GRANULE};
 use crate::context;
 use crate::device_memory;
+use crate::ipc;
 use crate::managed_memory::Location;
 use crate::process::device;
 use crate::status::{Code, Outcome};
@@ -94,6 +95,7 @@ driver_api! {
         if address_space::reservation_size(address) != Some(size as u64)
             || crate::managed_memory::find(address).is_some()
             || device_memory::is_block(address)
+            || ipc::find(address).is_some()
             || virtual_memory::any_mapped(address, size as u64)
         {
             return Err(Code::INVALID_VALUE);

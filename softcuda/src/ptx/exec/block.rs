@@ -2,7 +2,7 @@
 
 use super::memory::Mapped;
 use super::warp::{Status, Warp};
-use super::{Context, Fault, QUANTUM, Step};
+use super::{Context, Fault, QUANTUM, SHORT_QUANTUM, Step};
 use crate::ptx::code::{BarrierMode, NONE, Reg};
 
 /// A barrier of a block.
@@ -97,10 +97,13 @@ impl<'a> Block<'a> {
         self.room.context.check_stop()?;
         let mut ran = false;
         let mut done = true;
+        // Where lanes have changed turns, they and the other warps probably wait for each other.
+        let apart = self.warps.iter().any(|warp| warp.apart && warp.status != Status::Done);
+        let quantum = if apart { SHORT_QUANTUM } else { QUANTUM };
         for warp in &mut self.warps {
             if warp.status == Status::Ready {
                 ran = true;
-                warp.run(&mut self.room, QUANTUM)?;
+                warp.run(&mut self.room, quantum)?;
             }
             done &= warp.status == Status::Done;
         }

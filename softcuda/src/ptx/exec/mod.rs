@@ -5,6 +5,7 @@ mod block;
 mod collective;
 mod memory;
 mod print;
+mod turns;
 mod warp;
 
 use super::code::{Code, RESERVED_SHARED};
@@ -19,6 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 const MOST_THREADS: u64 = 1024;
 /// Instructions a warp runs before the other warps of its block get their turn.
 const QUANTUM: u32 = 20_000;
+/// The same in a block where lanes of one warp have to take turns.
+const SHORT_QUANTUM: u32 = 200;
 /// Launches below this many threads are not worth waking other host threads for.
 const SMALL: u64 = 256;
 

@@ -26,14 +26,14 @@ pub(super) enum Status {
 
 /// Lanes that run together, or wait to: where, and where they stop to join others.
 #[derive(Debug, Clone, Copy)]
-struct Path {
-    mask: u32,
-    pc: u32,
-    join: u32,
+pub(super) struct Path {
+    pub(super) mask: u32,
+    pub(super) pc: u32,
+    pub(super) join: u32,
 }
 
 /// A caller, while its callee runs.
-struct Frame<'a> {
+pub(super) struct Frame<'a> {
     code: &'a Code,
     path: Path,
     floor: usize,
@@ -50,16 +50,22 @@ pub(super) struct Warp<'a> {
     registers: Vec<Lanes>,
     /// The current function's first register.
     base: usize,
-    path: Path,
+    pub(super) path: Path,
     /// Paths that wait for the current one, the callers' included.
-    paths: Vec<Path>,
+    pub(super) paths: Vec<Path>,
     /// How many of `paths` are the callers'.
-    floor: usize,
-    frames: Vec<Frame<'a>>,
+    pub(super) floor: usize,
+    pub(super) frames: Vec<Frame<'a>>,
     /// Lanes that have not exited.
     pub(super) live: u32,
     /// Lanes that have returned from the current function.
-    returned: u32,
+    pub(super) returned: u32,
+    /// Lanes have changed turns, so that more than one path may be past a join.
+    pub(super) apart: bool,
+    /// Lanes that wait before an operation of several lanes.
+    pub(super) parked: u32,
+    /// A turn should have ended, but could not.
+    pub(super) overdue: bool,
     first_mask: u32,
     pub(super) local: Local,
     /// The current function's frame in local memory.
@@ -91,6 +97,9 @@ impl<'a> Warp<'a> {
             frames: Vec::new(),
             live: 0,
             returned: 0,
+            apart: false,
+            parked: 0,
+            overdue: false,
             first_mask,
             local: Local::default(),
             local_base: 0,
@@ -110,6 +119,9 @@ impl<'a> Warp<'a> {
         self.frames.clear();
         self.live = self.first_mask;
         self.returned = 0;
+        self.apart = false;
+        self.parked = 0;
+        self.overdue = false;
         self.local_base = 0;
         self.local.reserve(self.entry.frame_bytes);
     }
@@ -225,7 +237,12 @@ impl<'a> Warp<'a> {
                 Op::Atomic { ref place, op, ty, to, b, c } => {
                     self.atomic(room, place, mask, op, ty, to, b, c)?;
                 }
-                Op::Branch(target, join) => self.branch(mask, target, join),
+                Op::Branch(target, join) => {
+                    self.branch(mask, target, join);
+                    if self.overdue {
+                        self.end_overdue_turn();
+                    }
+                }
                 Op::BranchIndexed(index, table, join) => {
                     self.branch_indexed(mask, index, table, join)?;
                 }
@@ -251,6 +268,9 @@ impl<'a> Warp<'a> {
                 Op::Trap => return Err(Fault::Trapped),
                 Op::Fence => fence(Ordering::SeqCst),
                 Op::Barrier { mode, id, threads, to, predicate, negated } => {
+                    if self.apart && self.gather() {
+                        continue;
+                    }
                     let lane = mask.trailing_zeros() as usize;
                     let mut holding = 0;
                     if predicate != NONE {
@@ -275,9 +295,15 @@ impl<'a> Warp<'a> {
                 }
                 Op::Print(site) => self.print(room, mask, site)?,
                 Op::AssertFail(site) => return Err(self.assertion(room, mask, site)),
-                ref op => self.collective(op, mask)?,
+                ref op => {
+                    if self.apart && self.gather() {
+                        continue;
+                    }
+                    self.collective(op, mask)?;
+                }
             }
         }
+        self.end_turn();
         Ok(())
     }
 

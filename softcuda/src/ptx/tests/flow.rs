@@ -40,6 +40,88 @@ fn diverged_lanes_join_again() {
     }
 }
 
+/// Takes a lock in `%d0`, adds 1 to the word after it, gives the lock back.
+const LOCKED_COUNT: &str = "
+    again: atom.global.cas.b32 %r2, [%d0], 0, 1; setp.ne.u32 %p1, %r2, 0;
+    @%p1 bra again;
+    ld.volatile.global.u32 %r3, [%d0+4]; add.u32 %r3, %r3, 1;
+    st.volatile.global.u32 [%d0+4], %r3;
+    membar.gl; atom.global.exch.b32 %r4, [%d0], 0;";
+
+#[test]
+fn lanes_of_a_warp_take_a_lock_in_turns() {
+    // After it, the lanes are one warp again: for a shuffle, a vote and a barrier.
+    let module = load(&kernel(&format!(
+        "{REGISTERS}.reg .pred %q; .shared .u32 seen; setp.ne.u32 %p5, %r0, 0;
+         @!%p5 st.shared.u32 [seen], 0; bar.sync 0;
+         {LOCKED_COUNT}
+         vote.sync.ballot.b32 %r5, 1, 0xffffffff;
+         shfl.sync.bfly.b32 %r6, %r0, 1, 0x1f, 0xffffffff;
+         atom.shared.add.u32 %r7, [seen], 1; bar.sync 0; ld.shared.u32 %r7, [seen];
+         setp.eq.u32 %p2, %r5, 0xffffffff; xor.b32 %r8, %r0, 1; setp.eq.u32 %p3, %r6, %r8;
+         and.pred %p2, %p2, %p3; setp.eq.u32 %p3, %r7, 96; and.pred %p2, %p2, %p3;
+         selp.u32 %r1, 1, 2, %p2; add.s64 %d3, %d3, 8; st.global.u32 [%d3], %r1; ret;"
+    )));
+    let mut device = Device::default();
+    let out = device.alloc(8 + 4 * 96);
+    device.launch(&module, &[], "k", (1, 96, 0), &[out]).unwrap();
+    let found = device.download32(out, 2 + 96);
+    assert_eq!(found[..2], [0, 96]);
+    assert_eq!(found[2..], [1; 96]);
+}
+
+#[test]
+fn a_lock_is_taken_inside_of_a_diverged_loop() {
+    // Lanes take the lock as often as their number says, in two nested loops.
+    let module = load(&kernel(&format!(
+        "{REGISTERS}mov.u32 %r10, %r0;
+         loop: setp.eq.u32 %p4, %r10, 0; @%p4 bra done; sub.u32 %r10, %r10, 1;
+         {LOCKED_COUNT}
+         bra loop;
+         done: activemask.b32 %r1; add.s64 %d3, %d3, 8; st.global.u32 [%d3], %r1; ret;"
+    )));
+    let mut device = Device::default();
+    let out = device.alloc(8 + 4 * 32);
+    device.launch(&module, &[], "k", (1, 32, 0), &[out]).unwrap();
+    let found = device.download32(out, 2 + 32);
+    assert_eq!(found[..2], [0, 31 * 32 / 2]);
+    assert_eq!(found[2..], [u32::MAX; 32]);
+}
+
+#[test]
+fn a_lane_waits_for_what_another_does_after_it() {
+    // Each lane waits until the lane before it has passed: the reverse of the order of paths.
+    let module = load(&kernel(&format!(
+        "{REGISTERS}
+         again: ld.volatile.global.u32 %r2, [%d0]; setp.ne.u32 %p1, %r2, %r0; @%p1 bra again;
+         add.u32 %r2, %r2, 1; st.volatile.global.u32 [%d0], %r2; ret;"
+    )));
+    let mut device = Device::default();
+    let out = device.alloc(8);
+    device.launch(&module, &[], "k", (1, 32, 0), &[out]).unwrap();
+    assert_eq!(device.download32(out, 1), [32]);
+}
+
+#[test]
+fn a_lock_is_taken_through_a_function() {
+    let source = ".version 9.0\n.target sm_80\n.address_size 64\n\
+         .func (.param .b32 got) try(.param .b64 lock) { .reg .b32 %r<3>; .reg .b64 %d<2>;\n\
+         ld.param.u64 %d1, [lock]; atom.global.cas.b32 %r1, [%d1], 0, 1;\n\
+         st.param.b32 [got], %r1; ret; }\n\
+         .visible .entry k(.param .u64 p0) { .reg .b32 %r<9>; .reg .b64 %d<2>; .reg .pred %p<2>;\n\
+         ld.param.u64 %d1, [p0];\n\
+         again: { .param .b64 a; .param .b32 b; st.param.b64 [a], %d1;\n\
+         call (b), try, (a); ld.param.b32 %r1, [b]; }\n\
+         setp.ne.u32 %p1, %r1, 0; @%p1 bra again;\n\
+         ld.volatile.global.u32 %r3, [%d1+4]; add.u32 %r3, %r3, 1;\n\
+         st.volatile.global.u32 [%d1+4], %r3; atom.global.exch.b32 %r4, [%d1], 0; ret; }\n";
+    let module = load(source);
+    let mut device = Device::default();
+    let out = device.alloc(8);
+    device.launch(&module, &[], "k", (2, 64, 0), &[out]).unwrap();
+    assert_eq!(device.download32(out, 2), [0, 128]);
+}
+
 #[test]
 fn lanes_leave_a_loop_at_different_times() {
     let found = values(
