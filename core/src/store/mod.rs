@@ -21,7 +21,7 @@ mod writer;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use encoding::{Compression, Encoding};
+pub use encoding::{Compression, DecodeError, Decoder, Encoded, Encoder, Encoding, Stored};
 pub use gc::GcReport;
 pub use index::{Entry, PackId};
 pub use planes::Width;
