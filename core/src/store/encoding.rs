@@ -81,12 +81,13 @@ impl Encoding {
 
 /// A chunk in the form in which it is stored.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Encoded<'a> {
-    pub(super) encoding: Encoding,
+pub struct Encoded<'a> {
+    /// How it is stored.
+    pub encoding: Encoding,
     /// What goes into the pack.
-    pub(super) bytes: &'a [u8],
+    pub bytes: &'a [u8],
     /// What the index keeps beside the address to check `bytes`.
-    pub(super) check: u64,
+    pub check: u64,
 }
 
 impl<'a> Encoded<'a> {
@@ -101,19 +102,20 @@ const THOROUGH: i32 = 4;
 
 /// Encodes chunks, one after the other. Its buffers are used again; together they are bounded by
 /// a few chunks.
-pub(super) struct Encoder {
+pub struct Encoder {
     compression: Compression,
     zstd: Zstd,
     splitter: Splitter,
 }
 
 impl Encoder {
-    pub(super) fn new(compression: Compression) -> Self {
+    /// An encoder that has no buffers yet.
+    pub fn new(compression: Compression) -> Self {
         Self { compression, zstd: Zstd::default(), splitter: Splitter::default() }
     }
 
     /// The form in which to store `plain`, which is not constant.
-    pub(super) fn encode<'a>(&'a mut self, plain: &'a [u8]) -> Encoded<'a> {
+    pub fn encode<'a>(&'a mut self, plain: &'a [u8]) -> Encoded<'a> {
         let raw = Encoded { encoding: Encoding::Raw, bytes: plain, check: 0 };
         let Compression::Level(level) = self.compression else { return raw };
         let Self { zstd, splitter, .. } = self;
@@ -161,16 +163,18 @@ impl Zstd {
 
 /// What is to be decoded, as the index tells it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Stored {
-    pub(super) encoding: Encoding,
+pub struct Stored {
+    /// How it is stored.
+    pub encoding: Encoding,
     /// Bytes in the pack.
-    pub(super) len: usize,
-    pub(super) check: u64,
+    pub len: usize,
+    /// What the index keeps to check these.
+    pub check: u64,
 }
 
 /// Why a chunk could not be decoded.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum DecodeError<E> {
+pub enum DecodeError<E> {
     /// Its stored bytes could not be read.
     Read(E),
     /// Its stored bytes are not those that were written.
@@ -179,14 +183,15 @@ pub(super) enum DecodeError<E> {
 
 /// Decodes chunks, one after the other. Its buffers are used again and are bounded by a few
 /// chunks.
-pub(super) struct Decoder {
+pub struct Decoder {
     stored: Vec<u8>,
     planes: Vec<u8>,
     decompressor: zstd::bulk::Decompressor<'static>,
 }
 
 impl Decoder {
-    pub(super) fn new() -> io::Result<Self> {
+    /// A decoder that has no buffers yet. Fails where zstd finds no memory.
+    pub fn new() -> io::Result<Self> {
         let decompressor = zstd::bulk::Decompressor::new()?;
         Ok(Self { stored: Vec::new(), planes: Vec::new(), decompressor })
     }
@@ -194,7 +199,7 @@ impl Decoder {
     /// Decodes a chunk into `out`, which has its plain length, and returns the address that these
     /// bytes have: the caller compares it. `read` fills a buffer with the stored bytes. Never
     /// writes beyond `out`, whatever these are. After a failure `out` holds anything.
-    pub(super) fn decode<E>(
+    pub fn decode<E>(
         &mut self,
         stored: Stored,
         out: &mut [u8],

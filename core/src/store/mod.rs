@@ -23,7 +23,7 @@ pub(crate) mod power;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use encoding::{Compression, Encoding};
+pub use encoding::{Compression, DecodeError, Decoder, Encoded, Encoder, Encoding, Stored};
 pub use gc::GcReport;
 pub use index::{Entry, PackId};
 pub use planes::Width;

@@ -131,13 +131,14 @@ fn count<const N: usize>(counts: &mut [[u32; 256]; 4], bytes: [u8; N]) {
     }
 }
 
-/// Bytes that `total` bytes with these counts need at least if each is coded by itself.
+/// Bytes that `total` bytes with these counts need at least if each is coded by itself, with no
+/// less than a bit.
 fn entropy(counts: &[u32; 256], total: usize) -> f64 {
     let bits = |&count: &u32| match count {
         0 => 0.0,
         count => f64::from(count) * (total as f64 / f64::from(count)).log2(),
     };
-    counts.iter().map(bits).sum::<f64>() / 8.0
+    counts.iter().map(bits).sum::<f64>().max(total as f64) / 8.0
 }
 
 /// Splits chunks. Its buffers, of one and a half chunks, are used again.
