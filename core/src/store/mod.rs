@@ -22,6 +22,7 @@ mod writer;
 pub(crate) mod tests;
 
 pub use encoding::{Compression, Encoding};
+pub(crate) use encoding::{decode_stored, stored_check};
 pub use gc::GcReport;
 pub use index::{Entry, PackId};
 pub use planes::Width;
