@@ -31,6 +31,10 @@ pub(crate) enum Command {
     Restore(RestoreArgs),
     Ps(PsArgs),
     Inspect(InspectArgs),
+    Verify(VerifyArgs),
+    Diff(DiffArgs),
+    Export(ExportArgs),
+    Import(ImportArgs),
     Ls(LsArgs),
     Rm(RmArgs),
     Gc(GcArgs),
@@ -192,11 +196,117 @@ pub(crate) struct PsArgs {
 }
 
 /// Show what is in an image
+///
+/// Its identity, where it comes from, the processes as a tree, the devices, the blocks of device
+/// memory, and the files. Nothing but manifest and index is read: `gpucr verify` tells whether the
+/// data is whole.
 #[derive(clap::Args)]
+#[command(after_long_help = "\
+SIZE is what the program sees, STORED what it takes up in the image: equal chunks are stored once, and \
+count for each block and file that has them.\n\n\
+The identity is the hash of the manifest, which names every chunk by its own hash: two images with one \
+identity are the same, wherever they are.")]
 pub(crate) struct InspectArgs {
     /// The image
     pub(crate) image: PathBuf,
+    /// Show every block and file, not only the 20 largest
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Print a JSON object, with everything
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Read everything of an image and tell whether it is whole
+///
+/// Decompresses every chunk and checks it against its hash, on all cores. Goes on after damage: each
+/// damaged chunk is named, with the process, block and address range or the file that it belongs to.
+/// The image is only read. Exit code 0 if it is whole, 1 if not.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+A damaged image is not restored: a restore checks the same and ends before anything runs. What can be \
+done is to copy the image again from where it came from; the names of damaged files tell which ones.\n\n\
+Example:\n  gpucr verify /images/train && echo fine\n  \
+gpucr verify --json /images/train | jq '.damage[].owners[]'")]
+pub(crate) struct VerifyArgs {
+    /// The image
+    pub(crate) image: PathBuf,
     /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Show what changed from one image to another
+///
+/// Compares the processes, each block of device memory, and each file, by the hashes of their chunks:
+/// no data is read. What changed the most comes first; what did not change is left out. The last lines
+/// tell what image B costs beside image A where both share chunks.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Blocks are compared place by place, in chunks of 2 MiB: a chunk with one changed byte counts whole. Of a \
+file, what counts is the chunks that the other image's file of that name does not have, because CRIU \
+may write the same pages in another order.\n\n\
+Example:\n  gpucr diff /images/step-1000 /images/step-2000")]
+pub(crate) struct DiffArgs {
+    /// The image to start from
+    #[arg(value_name = "A")]
+    pub(crate) before: PathBuf,
+    /// The image to compare with it
+    #[arg(value_name = "B")]
+    pub(crate) after: PathBuf,
+    /// Show every block and file that changed, not only the 20 with the most changes
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Print a JSON object, with what did not change too
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Write an image to one file, to ship it
+///
+/// The file is an uncompressed tar that holds the whole image and nothing else, whatever other images
+/// or stores it shares chunks with. Chunks are copied as they are stored, and checked by the way.
+/// `gpucr import` makes the same image of it again, with the same identity; so does `tar xf` in an
+/// empty directory.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Example:\n  gpucr export /images/train train.tar\n  \
+gpucr export /images/train - | ssh host gpucr import - -o /images/train")]
+pub(crate) struct ExportArgs {
+    /// The image
+    pub(crate) image: PathBuf,
+    /// The file, which must not exist; `-` for stdout
+    #[arg(value_name = "FILE.tar")]
+    pub(crate) file: PathBuf,
+    /// Print the result as one JSON object (on stderr, if the tar goes to stdout)
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Make an image of a file that `gpucr export` wrote
+///
+/// Every chunk is decompressed and checked before the image appears in its place; whatever fails before
+/// that leaves nothing behind. The file may come from anywhere: members that do not belong to an image,
+/// links, and names that lead elsewhere are refused. (A restore runs the programs in it: that takes trust
+/// in whoever made the image.)
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Example:\n  gpucr import train.tar -o /images/train\n  \
+ssh host gpucr export /images/train - | gpucr import - -o /images/train")]
+pub(crate) struct ImportArgs {
+    /// The file; `-` for stdin
+    #[arg(value_name = "FILE.tar")]
+    pub(crate) file: PathBuf,
+    /// Directory for the image: new, or empty
+    #[arg(short = 'o', long = "output", value_name = "IMAGE", required_unless_present = "store")]
+    pub(crate) image: Option<PathBuf>,
+    /// Put the image into the store DIR instead, which keeps equal chunks of all its images once
+    #[arg(long, value_name = "DIR", conflicts_with = "image")]
+    pub(crate) store: Option<PathBuf>,
+    /// Name of the image in the store [default: that of the file, without .tar]
+    #[arg(long, requires = "store")]
+    pub(crate) name: Option<String>,
+    /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -26,6 +26,7 @@ impl Progress for Bar {
         self.bar.set_message(name);
         // The copy of device memory goes on beside later phases: its bar stays.
         if let Some(bytes) = bytes.filter(|bytes| *bytes > 0) {
+            self.bar.set_position(0);
             self.bar.set_length(bytes);
         }
         let template = if self.bar.length().unwrap_or(0) > 0 {
@@ -57,6 +58,17 @@ pub(crate) fn bytes(count: u64) -> String {
 /// Milliseconds, as seconds where that reads better.
 pub(crate) fn time(ms: f64) -> String {
     if ms < 1000.0 { format!("{ms:.0} ms") } else { format!("{:.2} s", ms / 1000.0) }
+}
+
+/// A share of one, in per cent.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// Seconds since 1970 as a date and a time, UTC.
+pub(crate) fn date(seconds: u64) -> String {
+    let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+    humantime::format_rfc3339_seconds(time).to_string()
 }
 
 /// A command line, cut to a width.

@@ -33,6 +33,11 @@ impl CliError {
         Self { message: message.into(), state: None, help: None, code }
     }
 
+    pub(crate) fn state(mut self, state: impl Into<String>) -> Self {
+        self.state = Some(state.into());
+        self
+    }
+
     pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
@@ -156,6 +161,18 @@ fn help(error: &Error) -> Option<String> {
             "put the file back as it was at the time of the dump"
         }
         Error::OtherDriver { .. } => "restore on a host with the driver that the image names",
+        Error::Store(StoreError::DamagedChunk { .. })
+        | Error::Image(
+            ImageError::Damaged { .. }
+            | ImageError::Truncated { .. }
+            | ImageError::MissingChunk { .. }
+            | ImageError::Store(StoreError::DamagedChunk { .. }),
+        ) => "`gpucr verify` lists everything that is damaged, and what it belongs to",
+        Error::BadTar { .. } => {
+            "make it again with `gpucr export`; a tar that was compressed must be unpacked first, \
+             for example zstd -dc FILE | gpucr import - -o IMAGE"
+        }
+        Error::Exists { .. } => "give another name, or remove it first",
         Error::NoDevice { .. } => "restore on the host with that device",
         Error::Image(error) => return image_help(error),
         _ => return None,

@@ -5,6 +5,7 @@ mod commands;
 mod display;
 mod failure;
 mod signals;
+mod table;
 
 use std::process::ExitCode;
 
@@ -32,6 +33,10 @@ fn main() -> ExitCode {
         Command::Ls(args) => commands::ls::run(&args),
         Command::Rm(args) => commands::rm::run(&args),
         Command::Gc(args) => commands::gc::run(&args),
+        Command::Verify(args) => commands::verify::run(&args),
+        Command::Diff(args) => commands::diff::run(&args),
+        Command::Export(args) => commands::transfer::export(&args),
+        Command::Import(args) => commands::transfer::import(&args),
         Command::Check(args) => commands::check::run(&args),
         Command::Completions(args) => commands::generate::completions(&args),
         Command::GenerateMan(args) => commands::generate::man(&args),

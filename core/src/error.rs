@@ -73,6 +73,10 @@ pub enum Error {
     StrangeShim { path: PathBuf },
     #[error("the image is damaged: {what}")]
     Damaged { what: String },
+    #[error("this is no tar of an image: {what}")]
+    BadTar { what: String },
+    #[error("{path} exists")]
+    Exists { path: PathBuf },
     #[error("the copying of device memory stopped early")]
     CopyIncomplete,
     #[error("{what} was copied with other bytes than the device has")]

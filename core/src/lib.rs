@@ -5,9 +5,12 @@
 
 pub mod criu;
 pub mod device;
+pub mod diff;
 pub mod dump;
 pub mod error;
 mod held;
+#[doc(hidden)]
+pub mod hostile;
 pub mod image;
 pub mod keeper;
 pub mod library;
@@ -19,6 +22,8 @@ mod scratch;
 mod stage;
 pub mod stop;
 pub mod store;
+pub mod transfer;
+pub mod verify;
 
 pub use error::{Error, Failure, Left};
 pub use phase::{Progress, Quiet};

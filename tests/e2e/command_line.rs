@@ -2,25 +2,10 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, binary, finish, show};
+use gpucr_tests::{Lab, binary, finish, refused, show};
 use gpucr_wire::{Connection, GateState, Hello, Reply, Request, agent_socket};
-
-/// One clear error: the exit code, these words, and no more than a few lines.
-fn refused(output: &Output, code: i32, words: &[&str]) -> Result<()> {
-    ensure!(output.status.code() == Some(code), "{}", show(output));
-    let message = String::from_utf8_lossy(&output.stderr);
-    // Long lines are folded; words are looked for without regard to that.
-    let flat = message.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ");
-    for word in words {
-        ensure!(flat.contains(word), "no `{word}` in: {message}");
-    }
-    ensure!(message.lines().count() <= 12, "too much: {message}");
-    ensure!(output.stdout.is_empty(), "on stdout: {}", show(output));
-    Ok(())
-}
 
 #[test]
 fn a_missing_pid() -> Result<()> {

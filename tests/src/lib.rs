@@ -312,6 +312,20 @@ pub fn show(output: &Output) -> String {
     )
 }
 
+/// One clear error: the exit code, these words, and no more than a few lines.
+pub fn refused(output: &Output, code: i32, words: &[&str]) -> Result<()> {
+    ensure!(output.status.code() == Some(code), "{}", show(output));
+    let message = String::from_utf8_lossy(&output.stderr);
+    // Long lines are folded; words are looked for without regard to that.
+    let flat = message.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ");
+    for word in words {
+        ensure!(flat.contains(word), "no `{word}` in: {message}");
+    }
+    ensure!(message.lines().count() <= 12, "too much: {message}");
+    ensure!(output.stdout.is_empty(), "on stdout: {}", show(output));
+    Ok(())
+}
+
 /// Numbers that look random and are the same in every run; the seed is in the name of a failure.
 pub struct Random(pub u64);
 

@@ -1,4 +1,4 @@
-//! The chores of this repository: `cargo xtask setup | test | demo | man | dist | bench`.
+//! The chores of this repository: `cargo xtask setup | test | demo | man | fixtures | dist | bench`.
 //!
 //! One module for each subcommand; `sys` holds what they share.
 
@@ -8,6 +8,7 @@ mod criu;
 mod debian;
 mod demo;
 mod dist;
+mod fixtures;
 mod man;
 mod runs;
 mod setup;
@@ -36,6 +37,8 @@ enum Task {
     Demo(demo::Args),
     /// Write man/*.1 from the definition of the command line
     Man(man::Args),
+    /// Make the images anew that the tests keep: only when the format changes before a release
+    Fixtures,
     /// Build dist/gpucr-VERSION-x86_64-linux.tar.gz
     Dist,
     /// Run the benchmarks
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args).map(|()| ExitCode::SUCCESS),
         Task::Demo(args) => demo::run(&args),
         Task::Man(args) => man::run(&args).map(|()| ExitCode::SUCCESS),
+        Task::Fixtures => fixtures::run().map(|()| ExitCode::SUCCESS),
         Task::Dist => dist::run().map(|()| ExitCode::SUCCESS),
         Task::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
     };

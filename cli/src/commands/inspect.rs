@@ -1,13 +1,20 @@
 //! `gpucr inspect`.
 
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use gpucr_core::image::{Base, ImageReader, Manifest, Process};
+use gpucr_core::image::{
+    Base, BlockKind, Counts, DriverKind, ImageReader, Part, Phase, Protocol, Stdio,
+};
+use gpucr_core::store::ChunkId;
 use gpucr_core::{Error, hex};
 
-use crate::commands::{print_json, say};
+use crate::commands::{LARGEST, print_json, say};
+use crate::table::Table;
 use crate::{Outcome, args::InspectArgs, display};
 
+/// Everything that an image says about itself.
 #[derive(serde::Serialize)]
 struct Summary<'a> {
     id: String,
@@ -22,10 +29,13 @@ struct Summary<'a> {
     gpucr_version: &'a str,
     hostname: &'a str,
     kernel: &'a str,
-    protocol: gpucr_core::image::Protocol,
-    driver: &'a std::path::Path,
+    protocol: Protocol,
+    driver: &'a Path,
     driver_version: i32,
+    driver_kind: DriverKind,
+    driver_hash: String,
     devices: Vec<DeviceRow<'a>>,
+    /// Each after its parent; the first is the root.
     processes: Vec<ProcessRow<'a>>,
     criu_version: &'a str,
     criu_options: &'a [String],
@@ -33,13 +43,20 @@ struct Summary<'a> {
     bulk_bytes: u64,
     /// CRIU's files: the host side.
     host_bytes: u64,
+    /// Libraries that the image brings along.
+    library_bytes: u64,
+    /// The image's own files, and what it shares with others.
     stored_bytes: u64,
     /// Plain bytes for each stored byte.
     ratio: f64,
+    chunks: ChunkRow,
+    criu_files: Vec<CriuRow<'a>>,
+    /// Libraries that are put back in place.
+    libraries: Vec<LibraryRow<'a>>,
     /// Files that must be in place for a restore, with these sizes.
     files: Vec<FileRow<'a>>,
     stopped_ms: f64,
-    phases: &'a [gpucr_core::image::Phase],
+    phases: &'a [Phase],
 }
 
 #[derive(serde::Serialize)]
@@ -47,14 +64,47 @@ struct DeviceRow<'a> {
     uuid: String,
     name: &'a str,
     memory: u64,
+    /// How much of it the image holds.
+    bulk_bytes: u64,
+}
+
+/// Distinct chunks.
+#[derive(Default, serde::Serialize)]
+struct ChunkRow {
+    count: u64,
+    /// Their plain bytes.
+    bytes: u64,
+    /// Their stored bytes.
+    stored_bytes: u64,
+    /// How many are of one repeated byte, and so have no stored bytes.
+    constant: u64,
 }
 
 #[derive(serde::Serialize)]
 struct FileRow<'a> {
-    path: &'a std::path::Path,
+    path: &'a Path,
     size: u64,
     /// Open, rather than only mapped as a library is.
     open: bool,
+    mapped: bool,
+}
+
+#[derive(serde::Serialize)]
+struct CriuRow<'a> {
+    name: &'a str,
+    size: u64,
+    stored_bytes: u64,
+    mode: String,
+    chunks: usize,
+}
+
+#[derive(serde::Serialize)]
+struct LibraryRow<'a> {
+    path: &'a Path,
+    size: u64,
+    stored_bytes: u64,
+    mode: String,
+    chunks: usize,
 }
 
 #[derive(serde::Serialize)]
@@ -62,9 +112,29 @@ struct ProcessRow<'a> {
     pid: u32,
     ppid: u32,
     command: &'a [String],
+    exe: &'a Path,
     cuda: bool,
     under_gpucr: bool,
+    stdio: &'a [Stdio; 3],
+    shim: Option<ShimRow<'a>>,
+    counts: Option<CountsRow>,
     blocks: Vec<BlockRow>,
+}
+
+#[derive(serde::Serialize)]
+struct ShimRow<'a> {
+    path: &'a Path,
+    hash: String,
+}
+
+/// What a process held beside its blocks.
+#[derive(serde::Serialize)]
+struct CountsRow {
+    allocations: u64,
+    pool_bytes: u64,
+    arrays: u64,
+    pinned_bytes: u64,
+    launches: u64,
 }
 
 #[derive(serde::Serialize)]
@@ -73,16 +143,31 @@ struct BlockRow {
     device: String,
     address: String,
     size: u64,
+    stored_bytes: u64,
     allocations: u32,
-    kind: gpucr_core::image::BlockKind,
+    kind: BlockKind,
+    chunks: usize,
 }
 
 pub(crate) fn run(args: &InspectArgs) -> Outcome {
     let image = ImageReader::open(&args.image).map_err(Error::from)?;
+    let summary = summary(&image);
+    if args.json {
+        print_json(&summary)?;
+    } else {
+        print(&summary, args.all);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn summary(image: &ImageReader) -> Summary<'_> {
     let manifest = image.manifest();
     let host_bytes: u64 = manifest.criu.files.iter().map(|file| file.size).sum();
+    let libraries = libraries(image);
+    let library_bytes: u64 = libraries.iter().map(|library| library.size).sum();
     let stored = image.chunks().stored_bytes();
-    let summary = Summary {
+    let plain = manifest.bulk_bytes + host_bytes + library_bytes;
+    Summary {
         id: hex(&image.id()),
         kind: match image.base() {
             None => "alone",
@@ -91,67 +176,164 @@ pub(crate) fn run(args: &InspectArgs) -> Outcome {
         },
         ancestors: image.ancestors(),
         store: image.store().map(|store| store.dir()),
-        created: time(manifest.created),
+        created: display::date(manifest.created),
         gpucr_version: &manifest.gpucr_version,
         hostname: &manifest.hostname,
         kernel: &manifest.kernel,
         protocol: manifest.protocol,
         driver: &manifest.driver.path,
         driver_version: manifest.driver.version,
-        devices: devices(manifest),
-        processes: manifest.processes.iter().map(process).collect(),
+        driver_kind: manifest.driver.kind,
+        driver_hash: hex(&manifest.driver.file_hash),
+        devices: devices(image),
+        processes: processes(image),
         criu_version: &manifest.criu.version,
         criu_options: &manifest.criu.options,
         bulk_bytes: manifest.bulk_bytes,
         host_bytes,
+        library_bytes,
         stored_bytes: stored,
-        ratio: (manifest.bulk_bytes + host_bytes) as f64 / stored.max(1) as f64,
+        ratio: plain as f64 / stored.max(1) as f64,
+        chunks: chunks(image),
+        criu_files: criu_files(image),
+        libraries,
         files: manifest
             .required
             .iter()
-            .map(|file| FileRow { path: &file.path, size: file.size, open: file.open })
+            .map(|file| FileRow {
+                path: &file.path,
+                size: file.size,
+                open: file.open,
+                mapped: file.mapped,
+            })
             .collect(),
         stopped_ms: manifest.stopped_ms,
         phases: &manifest.phases,
-    };
-    if args.json {
-        print_json(&summary)?;
-    } else {
-        print(&summary);
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn devices<'a>(manifest: &'a Manifest) -> Vec<DeviceRow<'a>> {
-    let row = |device: &'a gpucr_core::image::Device| DeviceRow {
-        uuid: hex(&device.uuid),
-        name: &device.name,
-        memory: device.total_memory,
-    };
-    manifest.devices.iter().map(row).collect()
-}
-
-fn process(process: &Process) -> ProcessRow<'_> {
-    let cuda = process.cuda.as_ref();
-    let blocks = cuda.into_iter().flat_map(|cuda| &cuda.blocks).map(|block| BlockRow {
-        id: block.id,
-        device: hex(&block.device),
-        address: format!("{:#x}", block.address),
-        size: block.size,
-        allocations: block.allocations,
-        kind: block.kind,
-    });
-    ProcessRow {
-        pid: process.pid,
-        ppid: process.ppid,
-        command: &process.command,
-        cuda: cuda.is_some(),
-        under_gpucr: cuda.is_some_and(|cuda| cuda.shim.is_some()),
-        blocks: blocks.collect(),
     }
 }
 
-fn print(summary: &Summary<'_>) {
+/// Stored bytes of the distinct chunks of a part.
+fn stored_bytes(image: &ImageReader, part: &Part<'_>) -> u64 {
+    let ids: HashSet<ChunkId> = part.pieces().map(|piece| piece.id).collect();
+    let entries = ids.iter().filter_map(|id| image.chunks().entry(id));
+    entries.map(|entry| u64::from(entry.stored_len)).sum()
+}
+
+fn chunks(image: &ImageReader) -> ChunkRow {
+    let parts = image.manifest().parts();
+    let ids: HashSet<ChunkId> = parts.flat_map(|part| part.pieces()).map(|p| p.id).collect();
+    let mut row = ChunkRow { count: ids.len() as u64, ..ChunkRow::default() };
+    for entry in ids.iter().filter_map(|id| image.chunks().entry(id)) {
+        row.bytes += u64::from(entry.plain_len);
+        row.stored_bytes += u64::from(entry.stored_len);
+        row.constant += u64::from(entry.stored_len == 0 && entry.plain_len > 0);
+    }
+    row
+}
+
+fn devices(image: &ImageReader) -> Vec<DeviceRow<'_>> {
+    let manifest = image.manifest();
+    let mut bulk: BTreeMap<[u8; 16], u64> = BTreeMap::new();
+    for part in manifest.parts() {
+        if let Part::Block { block, .. } = part {
+            *bulk.entry(block.device).or_default() += block.size;
+        }
+    }
+    let row = |device: &gpucr_core::image::Device| bulk.get(&device.uuid).copied().unwrap_or(0);
+    let devices = manifest.devices.iter();
+    devices
+        .map(|device| DeviceRow {
+            uuid: hex(&device.uuid),
+            name: &device.name,
+            memory: device.total_memory,
+            bulk_bytes: row(device),
+        })
+        .collect()
+}
+
+fn processes(image: &ImageReader) -> Vec<ProcessRow<'_>> {
+    let counts = |counts: &Counts| CountsRow {
+        allocations: counts.allocations,
+        pool_bytes: counts.pool_bytes,
+        arrays: counts.arrays,
+        pinned_bytes: counts.pinned_bytes,
+        launches: counts.launches,
+    };
+    let row = |process: &'_ gpucr_core::image::Process| -> Vec<BlockRow> {
+        let blocks = process.cuda.iter().flat_map(|cuda| &cuda.blocks);
+        blocks
+            .map(|block| {
+                let part = Part::Block { process, block };
+                BlockRow {
+                    id: block.id,
+                    device: hex(&block.device),
+                    address: format!("{:#x}", block.address),
+                    size: block.size,
+                    stored_bytes: stored_bytes(image, &part),
+                    allocations: block.allocations,
+                    kind: block.kind,
+                    chunks: part.pieces().count(),
+                }
+            })
+            .collect()
+    };
+    let processes = image.manifest().processes.iter();
+    processes
+        .map(|process| {
+            let cuda = process.cuda.as_ref();
+            let shim = cuda.and_then(|cuda| cuda.shim.as_ref());
+            ProcessRow {
+                pid: process.pid,
+                ppid: process.ppid,
+                command: &process.command,
+                exe: &process.exe,
+                cuda: cuda.is_some(),
+                under_gpucr: shim.is_some(),
+                stdio: &process.stdio,
+                shim: shim.map(|shim| ShimRow { path: &shim.path, hash: hex(&shim.hash) }),
+                counts: cuda.map(|cuda| counts(&cuda.counts)),
+                blocks: row(process),
+            }
+        })
+        .collect()
+}
+
+fn criu_files(image: &ImageReader) -> Vec<CriuRow<'_>> {
+    let files = image.manifest().criu.files.iter();
+    files
+        .map(|file| {
+            let part = Part::Criu(file);
+            CriuRow {
+                name: &file.name,
+                size: file.size,
+                stored_bytes: stored_bytes(image, &part),
+                mode: format!("{:o}", file.mode),
+                chunks: part.pieces().count(),
+            }
+        })
+        .collect()
+}
+
+/// Carried files and shims, each path once.
+fn libraries(image: &ImageReader) -> Vec<LibraryRow<'_>> {
+    let mut seen: HashSet<PathBuf> = HashSet::new();
+    let mut rows = Vec::new();
+    for part in image.manifest().parts() {
+        let (Some(path), Some(file)) = (part.path(), part.file()) else { continue };
+        if seen.insert(path.to_owned()) {
+            rows.push(LibraryRow {
+                path,
+                size: file.size,
+                stored_bytes: stored_bytes(image, &part),
+                mode: format!("{:o}", file.mode),
+                chunks: part.pieces().count(),
+            });
+        }
+    }
+    rows
+}
+
+fn print(summary: &Summary<'_>, all: bool) {
     say!("image      {}", summary.id);
     for ancestor in summary.ancestors {
         say!("builds on  {}", ancestor.display());
@@ -172,50 +354,177 @@ fn print(summary: &Summary<'_>) {
         summary.driver_version / 1000,
         summary.driver_version % 1000 / 10
     );
-    for device in &summary.devices {
-        say!("device     {} {} {}", device.name, device.uuid, display::bytes(device.memory));
-    }
-    let options = summary.criu_options.join(" ");
-    say!("criu       {} {options}", summary.criu_version);
-    say!("stopped    {}", display::time(summary.stopped_ms));
+    say!("criu       {} {}", summary.criu_version, summary.criu_options.join(" "));
     say!(
-        "size       {} device memory + {} host side, stored in {} ({:.2} : 1)",
+        "size       {} device memory + {} host side + {} libraries, stored in {} ({:.2} : 1)",
         display::bytes(summary.bulk_bytes),
         display::bytes(summary.host_bytes),
+        display::bytes(summary.library_bytes),
         display::bytes(summary.stored_bytes),
         summary.ratio
     );
-    for process in &summary.processes {
-        let kind = match (process.cuda, process.under_gpucr) {
-            (false, _) => "no CUDA",
-            (true, true) => "under gpucr",
-            (true, false) => "CUDA, not under gpucr",
-        };
-        say!(
-            "process    {} (parent {}, {kind}) {}",
-            process.pid,
-            process.ppid,
-            display::command(process.command, 60)
-        );
-        for block in &process.blocks {
-            say!(
-                "  block {:>6}  {:>18}  {:>12}  {:>6} allocations",
-                block.id,
-                block.address,
-                display::bytes(block.size),
-                block.allocations
-            );
-        }
-    }
-    for file in summary.files.iter().filter(|file| file.open) {
+    say!(
+        "chunks     {}, {} of them of one repeated byte; {} stored in {}",
+        summary.chunks.count,
+        summary.chunks.constant,
+        display::bytes(summary.chunks.bytes),
+        display::bytes(summary.chunks.stored_bytes)
+    );
+    say!("processes");
+    print_tree(summary);
+    print_devices(summary);
+    print_blocks(summary, all);
+    print_files(summary, all);
+    for file in summary.files.iter().filter(|file| all || file.open) {
         say!("needs      {} with {} bytes", file.path.display(), file.size);
     }
+    let hidden = summary.files.iter().filter(|file| !file.open).count();
+    if !all && hidden > 0 {
+        say!("needs      {hidden} mapped files besides: --all shows them");
+    }
+    say!("stopped    {}", display::time(summary.stopped_ms));
     for phase in summary.phases {
         say!("phase      {:<11} {}", phase.name, display::time(phase.ms));
     }
 }
 
-fn time(seconds: u64) -> String {
-    let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
-    humantime::format_rfc3339_seconds(time).to_string()
+/// The processes, each below its parent.
+fn print_tree(summary: &Summary<'_>) {
+    let known: HashSet<u32> = summary.processes.iter().map(|process| process.pid).collect();
+    let mut children: BTreeMap<u32, Vec<&ProcessRow<'_>>> = BTreeMap::new();
+    // What to print next: the last comes first. A process is taken out of `children` when it is
+    // printed, so that parents in a circle end this.
+    let mut stack: Vec<(&ProcessRow<'_>, String, &str)> = Vec::new();
+    for process in &summary.processes {
+        if known.contains(&process.ppid) && process.ppid != process.pid {
+            children.entry(process.ppid).or_default().push(process);
+        } else {
+            stack.insert(0, (process, "  ".into(), ""));
+        }
+    }
+    while let Some((process, indent, branch)) = stack.pop() {
+        say!("{indent}{branch}{}", process_line(process));
+        let below = match branch {
+            "" => indent,
+            "├─ " => indent + "│  ",
+            _ => indent + "   ",
+        };
+        let children = children.remove(&process.pid).unwrap_or_default();
+        for (number, child) in children.iter().enumerate().rev() {
+            let branch = if number + 1 == children.len() { "└─ " } else { "├─ " };
+            stack.push((child, below.clone(), branch));
+        }
+    }
+    for process in children.values().flatten() {
+        say!("  {}", process_line(process));
+    }
+}
+
+fn process_line(process: &ProcessRow<'_>) -> String {
+    let kind = match (process.cuda, process.under_gpucr) {
+        (false, _) => "no CUDA".to_owned(),
+        (true, true) => {
+            let bytes = process.blocks.iter().map(|block| block.size).sum();
+            format!("under gpucr, {} in {} blocks", display::bytes(bytes), process.blocks.len())
+        }
+        (true, false) => "CUDA, not under gpucr".to_owned(),
+    };
+    format!("{} {} ({kind})", process.pid, display::command(process.command, 60))
+}
+
+fn print_devices(summary: &Summary<'_>) {
+    if summary.devices.is_empty() {
+        return;
+    }
+    say!("devices");
+    let mut table = Table::new(&["DEVICE", ">MEMORY", ">IN IMAGE", "UUID"]);
+    for device in &summary.devices {
+        table.row(vec![
+            device.name.to_owned(),
+            display::bytes(device.memory),
+            display::bytes(device.bulk_bytes),
+            device.uuid.clone(),
+        ]);
+    }
+    table.print();
+}
+
+fn print_blocks(summary: &Summary<'_>, all: bool) {
+    let mut blocks: Vec<(u32, &BlockRow)> = Vec::new();
+    for process in &summary.processes {
+        blocks.extend(process.blocks.iter().map(|block| (process.pid, block)));
+    }
+    if blocks.is_empty() {
+        return;
+    }
+    let number = |uuid: &str| summary.devices.iter().position(|device| device.uuid == uuid);
+    blocks.sort_by_key(|(pid, block)| (std::cmp::Reverse(block.size), *pid, block.id));
+    let shown = if all { blocks.len() } else { blocks.len().min(LARGEST) };
+    say!("device memory");
+    let mut table = Table::new(&[
+        ">PID",
+        ">BLOCK",
+        ">DEVICE",
+        ">ADDRESS",
+        ">SIZE",
+        ">STORED",
+        ">RATIO",
+        ">ALLOCATIONS",
+        "BY",
+    ]);
+    for (pid, block) in &blocks[..shown] {
+        table.row(vec![
+            pid.to_string(),
+            block.id.to_string(),
+            number(&block.device).map_or("?".into(), |number| number.to_string()),
+            block.address.clone(),
+            display::bytes(block.size),
+            display::bytes(block.stored_bytes),
+            ratio(block.size, block.stored_bytes),
+            block.allocations.to_string(),
+            match block.kind {
+                BlockKind::Heap => "cuMemAlloc".into(),
+                BlockKind::Program => "cuMemCreate".into(),
+            },
+        ]);
+    }
+    table.print();
+    if shown < blocks.len() {
+        say!("  and {} smaller ones: --all shows them", blocks.len() - shown);
+    }
+}
+
+fn print_files(summary: &Summary<'_>, all: bool) {
+    let criu = summary.criu_files.iter().map(|f| (f.size, f.stored_bytes, f.name.to_owned()));
+    let libraries = summary.libraries.iter();
+    let libraries = libraries.map(|f| (f.size, f.stored_bytes, f.path.display().to_string()));
+    let mut files: Vec<(u64, u64, String)> = criu.chain(libraries).collect();
+    if files.is_empty() {
+        return;
+    }
+    files.sort_by(|x, y| y.0.cmp(&x.0).then(x.2.cmp(&y.2)));
+    let shown = if all { files.len() } else { files.len().min(LARGEST) };
+    say!("files");
+    let mut table = Table::new(&[">SIZE", ">STORED", ">RATIO", "FILE"]);
+    for (size, stored, name) in &files[..shown] {
+        table.row(vec![
+            display::bytes(*size),
+            display::bytes(*stored),
+            ratio(*size, *stored),
+            name.clone(),
+        ]);
+    }
+    table.print();
+    if shown < files.len() {
+        say!("  and {} smaller ones: --all shows them", files.len() - shown);
+    }
+}
+
+/// Plain bytes for each stored byte.
+fn ratio(plain: u64, stored: u64) -> String {
+    match (plain, stored) {
+        (0, _) => "-".into(),
+        (_, 0) => "no data".into(),
+        _ => format!("{:.2}", plain as f64 / stored as f64),
+    }
 }

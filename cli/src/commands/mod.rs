@@ -1,6 +1,7 @@
 //! One file for each subcommand.
 
 pub(crate) mod check;
+pub(crate) mod diff;
 pub(crate) mod dump;
 pub(crate) mod gc;
 pub(crate) mod generate;
@@ -11,10 +12,15 @@ pub(crate) mod ps;
 pub(crate) mod restore;
 pub(crate) mod rm;
 pub(crate) mod run;
+pub(crate) mod transfer;
+pub(crate) mod verify;
 
 use gpucr_core::Error;
 
 use crate::failure::{CliError, FAILED};
+
+/// So many blocks or files are shown where nobody asks for all.
+const LARGEST: usize = 20;
 
 /// Prints a line on stdout. That nobody reads it any more is no failure of what was done.
 macro_rules! say {

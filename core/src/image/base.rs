@@ -102,15 +102,32 @@ fn decode_path(body: &[u8]) -> Result<(PathBuf, &[u8]), &'static str> {
 }
 
 /// Everything that an image builds on, opened.
-pub(super) struct Foundation {
+pub(crate) struct Foundation {
     /// The image's own base.
     pub(super) base: Option<Base>,
     /// Where its chunks are, in the order in which they are looked for.
-    pub(super) sources: Vec<Source>,
+    pub(crate) sources: Vec<Source>,
     /// Ancestors of an incremental image, the parent first.
     pub(super) ancestors: Vec<PathBuf>,
     /// Keeps a gc from removing anything.
     pub(super) store: Option<SharedStore>,
+}
+
+/// The same as far as it can be found, for an image that is damaged: `problem` is told what
+/// [`resolve`] would have failed with. Chunks of ancestors that were not found are missing.
+pub(crate) fn salvage(
+    dir: &Path,
+    problem: &mut dyn FnMut(ImageError),
+) -> Result<Foundation, ImageError> {
+    resolve(dir).or_else(|error| {
+        // That is no damage: others are at work on the store.
+        if matches!(error, ImageError::Store(StoreError::Busy { .. })) {
+            return Err(error);
+        }
+        problem(error);
+        let sources = vec![Source::in_image(dir, Trust::Whole)];
+        Ok(Foundation { base: None, sources, ancestors: vec![], store: None })
+    })
 }
 
 /// Finds what the image at `dir` builds on. A parent that is missing or changed is an error.

@@ -18,7 +18,7 @@ pub const MANIFEST_VERSION: u32 = 1;
 
 const MAGIC: &[u8; 8] = b"gpucrIMG";
 /// Most bytes that a manifest may have; that of a 139 GiB image has about 3 MB.
-const MAX_MANIFEST: u64 = 256 << 20;
+pub(crate) const MAX_MANIFEST: u64 = 256 << 20;
 
 /// Everything about an image but the bytes themselves.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -285,68 +285,15 @@ pub struct Phase {
     pub ms: f64,
 }
 
-/// What a list of chunks belongs to.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Owner<'a> {
-    Block { pid: u32, block: &'a Block },
-    File(&'a FileEntry),
-}
-
-/// A chunk where it is used: at `offset` of its owner.
+/// A chunk where it is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Piece {
-    pub(super) id: ChunkId,
-    pub(super) offset: u64,
-    pub(super) len: usize,
-}
-
-impl<'a> Owner<'a> {
-    /// Bytes that it has.
-    fn size(self) -> u64 {
-        match self {
-            Owner::Block { block, .. } => block.size,
-            Owner::File(file) => file.size,
-        }
-    }
-
-    /// Its chunks, in order; of a manifest that was checked.
-    pub(super) fn pieces(self) -> impl Iterator<Item = Piece> + 'a {
-        let (block, file) = match self {
-            Owner::Block { block, .. } => (Some(block.pieces()), None),
-            Owner::File(file) => (None, Some(file.pieces())),
-        };
-        block.into_iter().flatten().chain(file.into_iter().flatten())
-    }
-
-    /// Whether its chunks fit its size.
-    fn check_chunks(self) -> Result<(), &'static str> {
-        if self.size() > i64::MAX as u64 {
-            return Err("a file or block has an impossible size");
-        }
-        let fits = match self {
-            Owner::Block { block, .. } => {
-                block.chunks.len() as u64 == block.size.div_ceil(MAX_CHUNK as u64)
-            }
-            Owner::File(file) => {
-                let lens = || file.chunks.iter().map(|chunk| chunk.len as usize);
-                lens().all(|len| (1..=MAX_CHUNK).contains(&len))
-                    // At most 2 MiB for each of some million chunks: no overflow.
-                    && lens().map(|len| len as u64).sum::<u64>() == file.size
-            }
-        };
-        if fits { Ok(()) } else { Err("a list of chunks does not fit its size") }
-    }
-}
-
-impl std::fmt::Display for Owner<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Owner::Block { pid, block } => {
-                write!(f, "block {} of process {pid} at {:#x}", block.id, block.address)
-            }
-            Owner::File(file) => write!(f, "file {:?}", file.name),
-        }
-    }
+pub struct Piece {
+    /// The address of its bytes.
+    pub id: ChunkId,
+    /// Where these begin in the block or file, in bytes.
+    pub offset: u64,
+    /// How many they are.
+    pub len: usize,
 }
 
 impl Manifest {
@@ -355,7 +302,7 @@ impl Manifest {
         Ok(Self::read_with_id(dir)?.0)
     }
 
-    pub(super) fn read_with_id(dir: &Path) -> Result<(Self, [u8; 32]), ImageError> {
+    pub(crate) fn read_with_id(dir: &Path) -> Result<(Self, [u8; 32]), ImageError> {
         let (body, id) = Self::read_body(dir)?;
         let manifest = Self::decode(&body).map_err(|what| ImageError::Damaged {
             path: dir.join(MANIFEST),
@@ -390,13 +337,36 @@ impl Manifest {
 
     /// The chunks that the image needs, in order, each once.
     pub fn chunk_ids(&self) -> Vec<ChunkId> {
-        let mut ids = Vec::new();
-        for owner in self.owners() {
-            ids.extend(owner.pieces().map(|piece| piece.id));
-        }
+        let mut ids: Vec<ChunkId> =
+            self.parts().flat_map(|part| part.pieces()).map(|piece| piece.id).collect();
         ids.sort_unstable();
         ids.dedup();
         ids
+    }
+
+    /// Reads the manifest of the image at `dir` as far as that can be done, and tells `problem` what
+    /// [`read`](Self::read) would have refused it for. Fails if nothing like an image is there.
+    pub(crate) fn salvage(
+        dir: &Path,
+        problem: &mut dyn FnMut(ImageError),
+    ) -> Result<(Option<Self>, Option<[u8; 32]>), ImageError> {
+        let error = match Self::read_with_id(dir) {
+            Ok((manifest, id)) => return Ok((Some(manifest), Some(id))),
+            Err(error) => error,
+        };
+        let denied = matches!(&error, ImageError::Store(StoreError::Io { source, .. })
+            if source.kind() == std::io::ErrorKind::PermissionDenied);
+        let newer = matches!(error, ImageError::NewerVersion { .. });
+        // Something else than an image, rather than one whose manifest is damaged.
+        if denied
+            || newer
+            || ![crate::store::INDEX, "base"].iter().any(|name| dir.join(name).is_file())
+        {
+            return Err(error);
+        }
+        problem(error);
+        let body = index::salvage_body(&dir.join(MANIFEST), MAX_MANIFEST).unwrap_or_default();
+        Ok((Self::decode(&body).ok(), None))
     }
 
     /// Writes and syncs the manifest into `dir`. Returns its identity and its length in bytes.
@@ -413,8 +383,26 @@ impl Manifest {
         Ok((*hash.as_bytes(), len))
     }
 
+    /// The manifest file of the image at `dir` as bytes, which must be that of image `id`.
+    pub(crate) fn file_bytes(dir: &Path, id: &[u8; 32]) -> Result<Vec<u8>, ImageError> {
+        let path = dir.join(MANIFEST);
+        let bytes = std::fs::read(&path).map_err(|e| super::io_failure("read", &path, e))?;
+        if blake3::hash(&bytes).as_bytes() != id {
+            return Err(ImageError::Damaged { path, what: "it has just changed".into() });
+        }
+        Ok(bytes)
+    }
+
+    /// The identity of an image that is written with this manifest.
+    pub(crate) fn written_identity(&self) -> Result<[u8; 32], &'static str> {
+        let body = postcard::to_stdvec(self).map_err(|_| "it cannot be encoded")?;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&index::frame_header(MAGIC, MANIFEST_VERSION, &body)).update(&body);
+        Ok(*hasher.finalize().as_bytes())
+    }
+
     /// Decodes the body of a manifest file; any bytes are safe.
-    pub(super) fn decode(body: &[u8]) -> Result<Self, &'static str> {
+    pub(crate) fn decode(body: &[u8]) -> Result<Self, &'static str> {
         let (manifest, rest) =
             postcard::take_from_bytes::<Self>(body).map_err(|_| "it cannot be decoded")?;
         if !rest.is_empty() {
@@ -439,9 +427,9 @@ impl Manifest {
                 return Err("two of CRIU's files have the same name");
             }
         }
-        for owner in self.owners() {
-            owner.check_chunks()?;
-            if let Owner::File(file) = owner {
+        for part in self.parts() {
+            part.check_chunks()?;
+            if let Some(file) = part.file() {
                 file.check_name()?;
             }
         }
@@ -450,21 +438,11 @@ impl Manifest {
         }
         Ok(())
     }
-
-    /// Everything that has chunks.
-    pub(super) fn owners(&self) -> impl Iterator<Item = Owner<'_>> {
-        let cuda = self.processes.iter().filter_map(|p| Some((p.pid, p.cuda.as_ref()?)));
-        let blocks = cuda.clone().flat_map(|(pid, cuda)| {
-            cuda.blocks.iter().map(move |block| Owner::Block { pid, block })
-        });
-        let shims = cuda.filter_map(|(_, cuda)| Some(&cuda.shim.as_ref()?.file));
-        let carried = self.carried.iter().map(|carried| &carried.file);
-        blocks.chain(self.criu.files.iter().chain(shims).chain(carried).map(Owner::File))
-    }
 }
 
 impl Block {
-    fn pieces(&self) -> impl Iterator<Item = Piece> {
+    /// Its chunks, in order.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
         self.chunks.iter().enumerate().map(|(number, &id)| {
             let offset = number as u64 * MAX_CHUNK as u64;
             let len = self.size.saturating_sub(offset).min(MAX_CHUNK as u64) as usize;

@@ -12,6 +12,7 @@ mod base;
 mod cut;
 mod files;
 mod manifest;
+mod parts;
 mod reader;
 mod shelf;
 mod writer;
@@ -21,15 +22,18 @@ mod crash_tests;
 #[cfg(test)]
 mod kinds_tests;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
+pub(crate) use base::salvage;
 pub use base::{Base, MAX_CHAIN};
 pub use cut::{Cut, FILE_CUT};
+pub(crate) use manifest::MAX_MANIFEST;
 pub use manifest::{
     Block, BlockKind, CarriedFile, Counts, CriuImage, CudaProcess, Device, Driver, DriverKind,
-    FileChunk, FileEntry, MANIFEST_VERSION, Manifest, Phase, Process, Protocol, RequiredFile, Shim,
-    Stdio,
+    FileChunk, FileEntry, MANIFEST_VERSION, Manifest, Phase, Piece, Process, Protocol,
+    RequiredFile, Shim, Stdio,
 };
+pub use parts::Part;
 pub use reader::ImageReader;
 pub use shelf::{Listed, Listing, Removed, gc, list, remove};
 pub use writer::{Committed, Destination, ImageWriter, remove_unfinished};
@@ -189,6 +193,6 @@ fn io_failure(action: &'static str, path: &Path, source: io::Error) -> ImageErro
 }
 
 /// Name of the manifest within an image.
-const MANIFEST: &str = "manifest";
+pub(crate) const MANIFEST: &str = "manifest";
 /// Name of the folder for CRIU's files within an image that is being written.
 const STAGING: &str = "staging";

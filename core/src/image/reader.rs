@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::base::{self, Base};
 use super::{FileEntry, ImageError, Manifest, files};
-use crate::store::{ChunkReader, Damage, SharedStore};
+use crate::store::{ChunkReader, SharedStore};
+use crate::verify::{self, Damage};
 
 /// An image that was opened for reading. Safe to use from many threads. While one of a store is
 /// open, a gc removes nothing there.
@@ -31,10 +32,10 @@ impl ImageReader {
         };
         let (manifest, id) = Manifest::read_with_id(dir)?;
         let chunks = ChunkReader::open_needed(&foundation.sources, &manifest.chunk_ids())?;
-        for owner in manifest.owners() {
-            for piece in owner.pieces() {
+        for part in manifest.parts() {
+            for piece in part.pieces() {
                 if chunks.entry(&piece.id).map(|e| e.plain_len as usize) != Some(piece.len) {
-                    let owner = owner.to_string();
+                    let owner = part.to_string();
                     return Err(ImageError::MissingChunk { id: piece.id, owner });
                 }
             }
@@ -93,19 +94,7 @@ impl ImageReader {
 
     /// Reads and checks every chunk, on all cores. Returns each that is damaged, with what it
     /// belongs to; an empty list means that the image is whole.
-    pub fn verify(&self) -> Vec<(Damage, Vec<String>)> {
-        let owners = |damage: &Damage| {
-            let owners = self.manifest.owners();
-            let hit = owners.filter(|owner| owner.pieces().any(|piece| piece.id == damage.id));
-            hit.map(|owner| owner.to_string()).collect()
-        };
-        self.chunks
-            .verify()
-            .into_iter()
-            .map(|damage| {
-                let owners = owners(&damage);
-                (damage, owners)
-            })
-            .collect()
+    pub fn verify(&self) -> Vec<Damage> {
+        verify::check(&self.chunks, Some(&self.manifest), &|_| ())
     }
 }

@@ -210,9 +210,9 @@ impl ImageWriter {
     /// left, as long as removing files works; only what was already made known to others in a
     /// store stays, for its next gc.
     pub fn commit(mut self, manifest: &Manifest) -> Result<Committed, ImageError> {
-        for owner in manifest.owners() {
-            if let Some(piece) = owner.pieces().find(|piece| !self.chunks().contains(&piece.id)) {
-                let owner = owner.to_string();
+        for part in manifest.parts() {
+            if let Some(piece) = part.pieces().find(|piece| !self.chunks().contains(&piece.id)) {
+                let owner = part.to_string();
                 return Err(ImageError::MissingChunk { id: piece.id, owner });
             }
         }

@@ -3,11 +3,12 @@
 //! A chunk's address is the hash of its plain bytes and does not depend on any of this, so a
 //! chunk may be stored again in another way without a change of the images that need it.
 
+use std::cell::RefCell;
 use std::io;
 use std::sync::OnceLock;
 
 use super::planes::{self, Choice, Splitter, Width, most_that_pays};
-use super::{ChunkId, MAX_CHUNK};
+use super::{ChunkId, Entry, MAX_CHUNK};
 
 /// Whether and how hard chunks are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +41,7 @@ pub enum Encoding {
 
 impl Encoding {
     /// Kind and parameter, as they stand in a record of the index.
-    pub(super) fn to_bytes(self) -> [u8; 2] {
+    pub fn to_bytes(self) -> [u8; 2] {
         match self {
             Self::Raw => [0, 0],
             Self::Zstd => [1, 0],
@@ -50,7 +51,7 @@ impl Encoding {
     }
 
     /// The reverse of [`to_bytes`](Self::to_bytes); None for what it never gives.
-    pub(super) fn from_bytes(bytes: [u8; 2]) -> Option<Self> {
+    pub(crate) fn from_bytes(bytes: [u8; 2]) -> Option<Self> {
         match bytes {
             [0, 0] => Some(Self::Raw),
             [1, 0] => Some(Self::Zstd),
@@ -62,7 +63,7 @@ impl Encoding {
     }
 
     /// Whether a chunk that is stored in this way has bytes in a pack.
-    pub(super) fn has_data(self) -> bool {
+    pub(crate) fn has_data(self) -> bool {
         !matches!(self, Self::Constant(_))
     }
 
@@ -172,6 +173,23 @@ pub struct Stored {
     pub check: u64,
 }
 
+impl Stored {
+    pub(super) fn of(entry: &Entry) -> Self {
+        Self { encoding: entry.encoding, len: entry.stored_len as usize, check: entry.check }
+    }
+
+    /// Checks the stored bytes of chunk `id` without decoding them.
+    pub(super) fn check(&self, bytes: &[u8], id: &ChunkId) -> Result<(), &'static str> {
+        match self.encoding {
+            Encoding::Constant(_) => Ok(()),
+            Encoding::Raw if ChunkId::of(bytes) == *id => Ok(()),
+            Encoding::Raw => Err("its hash does not match its address"),
+            Encoding::Zstd | Encoding::Planes(_) if stored_check(bytes) == self.check => Ok(()),
+            Encoding::Zstd | Encoding::Planes(_) => Err(CHECK_FAILED),
+        }
+    }
+}
+
 /// Why a chunk could not be decoded.
 #[derive(Debug, PartialEq, Eq)]
 pub enum DecodeError<E> {
@@ -226,7 +244,7 @@ impl Decoder {
     fn unpack(&mut self, stored: Stored, out: &mut [u8]) -> Result<(), &'static str> {
         let bytes = &self.stored[..stored.len];
         if stored_check(bytes) != stored.check {
-            return Err("its stored bytes do not match their check");
+            return Err(CHECK_FAILED);
         }
         if let Encoding::Planes(width) = stored.encoding {
             return planes::join(width, bytes, &mut self.planes, &mut self.decompressor, out);
@@ -239,13 +257,50 @@ impl Decoder {
     }
 }
 
+const CHECK_FAILED: &str = "its stored bytes do not match their check";
+
 /// The first 8 bytes of the BLAKE3 of a chunk's stored bytes.
 ///
 /// zstd has bits that decoders ignore, so the hash of the plain bytes alone would let some
 /// damage pass unseen.
-fn stored_check(stored: &[u8]) -> u64 {
+pub(crate) fn stored_check(stored: &[u8]) -> u64 {
     let hash = blake3::hash(stored);
     u64::from_le_bytes(std::array::from_fn(|i| hash.as_bytes()[i]))
+}
+
+/// Decodes the stored bytes of a chunk into `plain`, which is used again, and checks them against
+/// everything that `entry` says. Any bytes are safe; no more than the plain length is allocated.
+pub(crate) fn decode_stored(
+    entry: &Entry,
+    stored: &[u8],
+    plain: &mut Vec<u8>,
+) -> Result<(), &'static str> {
+    if stored.len() != entry.stored_len as usize || entry.plain_len as usize > MAX_CHUNK {
+        return Err("it has an impossible length");
+    }
+    thread_local! {
+        static DECODER: RefCell<Option<Decoder>> = const { RefCell::new(None) };
+    }
+    plain.resize(entry.plain_len as usize, 0);
+    let found = DECODER.with_borrow_mut(|decoder| {
+        let decoder = match decoder {
+            Some(decoder) => decoder,
+            none => none.insert(Decoder::new().map_err(|_| "there is no memory to decode it")?),
+        };
+        let read = |out: &mut [u8]| {
+            // Of a raw chunk the buffer has the plain length.
+            if out.len() == stored.len() {
+                out.copy_from_slice(stored);
+                Ok(())
+            } else {
+                Err("it has an impossible length")
+            }
+        };
+        decoder.decode(Stored::of(entry), plain, read).map_err(|error| match error {
+            DecodeError::Read(what) | DecodeError::Damaged(what) => what,
+        })
+    })?;
+    if found == entry.id { Ok(()) } else { Err("its hash does not match its address") }
 }
 
 /// The value of every byte of `plain`, if they are all equal and there is one.

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -22,7 +22,7 @@ const RECORD: usize = 64;
 /// Records that are read at a time.
 const BATCH: usize = 16 << 10;
 /// Most bytes that an index may have; about 16 million chunks, 32 TiB of device memory.
-const MAX_INDEX: u64 = 1 << 30;
+pub(crate) const MAX_INDEX: u64 = 1 << 30;
 
 /// Where a chunk is and how it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +116,16 @@ fn parse_hex<const N: usize>(digits: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
+/// What stands before the body of a framed file.
+pub(crate) fn frame_header(magic: &[u8; 8], version: u32, body: &[u8]) -> [u8; FRAME_HEADER] {
+    let mut header = [0u8; FRAME_HEADER];
+    header[..8].copy_from_slice(magic);
+    header[8..12].copy_from_slice(&version.to_le_bytes());
+    header[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
+    header[24..].copy_from_slice(blake3::hash(body).as_bytes());
+    header
+}
+
 /// Writes a framed file: `magic`, version, zero, length and BLAKE3 of the body, the body.
 ///
 /// The file must not exist; it is private to its owner and synced. Returns its whole contents'
@@ -127,12 +137,7 @@ pub(crate) fn write_framed(
     version: u32,
     body: &[u8],
 ) -> Result<(blake3::Hash, u64), StoreError> {
-    let mut header = [0u8; FRAME_HEADER];
-    header[..8].copy_from_slice(magic);
-    header[8..12].copy_from_slice(&version.to_le_bytes());
-    header[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
-    header[24..].copy_from_slice(blake3::hash(body).as_bytes());
-
+    let header = frame_header(magic, version, body);
     let mut hasher = blake3::Hasher::new();
     hasher.update(&header).update(body);
     let file = disk.create(path).map_err(|e| io_error("create", path, e))?;
@@ -226,6 +231,17 @@ pub(crate) fn read_framed(
     Ok((body, hasher.finalize()))
 }
 
+/// The body of a framed file that [`read_framed`] refuses, whatever its header says: at most
+/// `limit` bytes.
+pub(crate) fn salvage_body(path: &Path, limit: u64) -> Result<Vec<u8>, StoreError> {
+    let mut file = open_regular(path)?;
+    let mut body = Vec::new();
+    file.seek(SeekFrom::Start(FRAME_HEADER as u64))
+        .and_then(|_| file.take(limit).read_to_end(&mut body))
+        .map_err(|e| io_error("read", path, e))?;
+    Ok(body)
+}
+
 /// Opens a file for reading that must be a regular one, so that a FIFO or a device planted in an
 /// image cannot stall or surprise the reader.
 pub(crate) fn open_regular(path: &Path) -> Result<File, StoreError> {
@@ -295,10 +311,23 @@ impl Index {
     /// Writes the index file and syncs it. Sorts the entries; the packs are in order already.
     /// Returns the file's length in bytes.
     pub(crate) fn write(&mut self, disk: &dyn Disk, path: &Path) -> Result<u64, StoreError> {
+        let body = self
+            .encode()
+            .ok_or_else(|| io_error("write", path, io::Error::from(io::ErrorKind::FileTooLarge)))?;
+        Ok(write_framed(disk, path, INDEX_MAGIC, STORE_VERSION, &body)?.1)
+    }
+
+    /// The index file as bytes; none if it would be larger than the format's limit. Sorts the
+    /// entries; the packs are in order already.
+    pub(crate) fn to_file(&mut self) -> Option<Vec<u8>> {
+        let body = self.encode()?;
+        Some([&frame_header(INDEX_MAGIC, STORE_VERSION, &body)[..], &body].concat())
+    }
+
+    fn encode(&mut self) -> Option<Vec<u8>> {
         self.entries.sort_unstable_by_key(|e| e.id);
         if self.entries.len() > Self::room(self.packs.len()) {
-            let source = io::Error::from(io::ErrorKind::FileTooLarge);
-            return Err(io_error("write", path, source));
+            return None;
         }
         let len = 8 + self.packs.len() * PACK_RECORD + self.entries.len() * RECORD;
         let mut body = Vec::with_capacity(len);
@@ -318,7 +347,25 @@ impl Index {
             body.extend_from_slice(&e.plain_len.to_le_bytes());
             body.extend_from_slice(&e.check.to_le_bytes());
         }
-        Ok(write_framed(disk, path, INDEX_MAGIC, STORE_VERSION, &body)?.1)
+        Some(body)
+    }
+
+    /// What can be read of an index that [`read`](Self::read) refuses: the records that make sense
+    /// by themselves. Perhaps none.
+    pub(crate) fn salvage(path: &Path) -> Self {
+        let body = salvage_body(path, MAX_INDEX).unwrap_or_default();
+        let Some((counts, rest)) = body.split_at_checked(8) else { return Self::default() };
+        let lengths = (le_u32(counts) as usize).saturating_mul(PACK_RECORD);
+        let Some((packs, records)) = rest.split_at_checked(lengths) else {
+            return Self::default();
+        };
+        let packs: Vec<PackInfo> = packs.chunks_exact(PACK_RECORD).map(decode_pack).collect();
+        let records = records.chunks_exact(RECORD);
+        let mut entries: Vec<Entry> =
+            records.filter_map(|record| decode_record(record, &packs).ok()).collect();
+        entries.sort_unstable_by_key(|entry| entry.id);
+        entries.dedup_by_key(|entry| entry.id);
+        Self { packs, entries }
     }
 
     /// Reads the index file and checks that it contradicts neither itself nor the format.
@@ -366,7 +413,6 @@ impl Index {
     }
 
     /// Decodes the body of an index file; any bytes are safe.
-    #[cfg(test)]
     pub(crate) fn decode(body: &[u8]) -> Result<Self, &'static str> {
         let (counts, rest) = body.split_at_checked(8).ok_or("it has no counts")?;
         let (packs, _) = check_counts(counts, rest.len() as u64)?;
@@ -388,6 +434,10 @@ fn check_counts(counts: &[u8], len: u64) -> Result<(usize, usize), &'static str>
         return Err("its counts do not fit its length");
     }
     Ok((packs as usize, entries as usize))
+}
+
+fn decode_pack(r: &[u8]) -> PackInfo {
+    PackInfo { id: PackId(std::array::from_fn(|i| r[i])), len: le_u64(&r[16..]) }
 }
 
 fn decode_packs(bytes: &[u8]) -> Result<Vec<PackInfo>, &'static str> {

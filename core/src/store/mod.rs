@@ -24,6 +24,7 @@ pub(crate) mod power;
 pub(crate) mod tests;
 
 pub use encoding::{Compression, DecodeError, Decoder, Encoded, Encoder, Encoding, Stored};
+pub(crate) use encoding::{decode_stored, stored_check};
 pub use gc::GcReport;
 pub use index::{Entry, PackId};
 pub use planes::Width;

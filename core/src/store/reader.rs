@@ -11,7 +11,7 @@ use rayon::prelude::*;
 
 use super::encoding::{DecodeError, Decoder, Stored};
 use super::index::{Index, PACK_HEADER, PackInfo, check_pack_header, open_regular};
-use super::{ChunkId, Entry, INDEX, MAX_CHUNK, PACKS, StoreError, io_error};
+use super::{ChunkId, Entry, INDEX, PACKS, StoreError, io_error};
 
 /// Reads chunks, from any number of threads at once.
 ///
@@ -19,7 +19,8 @@ use super::{ChunkId, Entry, INDEX, MAX_CHUNK, PACKS, StoreError, io_error};
 /// and a buffer of at most [`MAX_CHUNK`] for each thread that was ever reading at the same time.
 pub struct ChunkReader {
     entries: Vec<Entry>,
-    packs: Vec<(PathBuf, File)>,
+    /// No file where it was missing when a damaged store was opened.
+    packs: Vec<(PathBuf, Option<File>)>,
     decoders: Mutex<Vec<Decoder>>,
     stored_bytes: u64,
 }
@@ -93,12 +94,34 @@ impl ChunkReader {
             Some(error) => tracing::warn!(%error, "made up for by other parts of the store"),
             None => {}
         }
-        Ok(Self {
-            entries: gathering.found.into_iter().flatten().collect(),
-            packs: gathering.packs,
-            decoders: Mutex::default(),
-            stored_bytes: gathering.stored_bytes,
-        })
+        Ok(gathering.finish())
+    }
+
+    /// Opens what can be had of the `needed` chunks, and tells `problem` everything that
+    /// [`open_needed`](Self::open_needed) would have ended at.
+    pub(crate) fn salvage(
+        sources: &[Source],
+        needed: &[ChunkId],
+        problem: &mut dyn FnMut(StoreError),
+    ) -> Self {
+        let mut gathering = Gathering::new(needed.len());
+        let mut spare_failures = Vec::new();
+        for source in sources {
+            if gathering.missing == 0 && source.trust != Trust::Whole {
+                break;
+            }
+            match gathering.take(source, needed) {
+                Ok(None) => {}
+                Ok(Some(error)) => spare_failures.push(error),
+                Err(error) if source.trust == Trust::Spare => spare_failures.push(error),
+                Err(_) => gathering.salvage(source, needed, problem),
+            }
+        }
+        // Of a store, only what nothing else makes up for is this image's damage.
+        if gathering.missing > 0 {
+            spare_failures.into_iter().for_each(problem);
+        }
+        gathering.finish()
     }
 
     /// Opens chunks of one pack in the directory `packs`, each given once. Their pack number counts
@@ -148,18 +171,43 @@ impl ChunkReader {
 
     /// Reads and checks every chunk, on all cores. Returns those that cannot be read.
     pub fn verify(&self) -> Vec<Damage> {
-        self.entries
+        let damage = self.verify_with(&|_| ()).into_iter();
+        damage.map(|(id, error)| Damage { id, error }).collect()
+    }
+
+    /// The same, in the order in which the chunks lie in the packs. Calls `advance` with the plain
+    /// bytes of each chunk that was read.
+    pub(crate) fn verify_with(&self, advance: &(dyn Fn(u64) + Sync)) -> Vec<(ChunkId, StoreError)> {
+        let mut order: Vec<&Entry> = self.entries.iter().collect();
+        order.par_sort_unstable_by_key(|entry| (entry.pack, entry.offset));
+        order
             .par_iter()
-            .map_init(
-                || vec![0u8; MAX_CHUNK],
-                |buffer, entry| {
-                    self.get(&entry.id, &mut buffer[..entry.plain_len as usize])
-                        .err()
-                        .map(|error| Damage { id: entry.id, error })
-                },
-            )
+            .map_init(Vec::new, |buffer: &mut Vec<u8>, entry| {
+                let len = entry.plain_len as usize;
+                if buffer.len() < len {
+                    buffer.resize(len, 0);
+                }
+                let error = self.get(&entry.id, &mut buffer[..len]).err();
+                advance(len as u64);
+                error.map(|error| (entry.id, error))
+            })
             .flatten()
             .collect()
+    }
+
+    /// Reads the stored bytes of a chunk into `out`, which must have exactly their length, and
+    /// checks them without decoding them. After a failure `out` holds anything.
+    pub fn get_stored(&self, id: &ChunkId, out: &mut [u8]) -> Result<(), StoreError> {
+        let entry = self.entry(id).ok_or(StoreError::UnknownChunk { id: *id })?;
+        let stored = entry.stored_len as usize;
+        if stored != out.len() {
+            return Err(StoreError::WrongLength { id: *id, stored, asked: out.len() });
+        }
+        if !entry.encoding.has_data() {
+            return Ok(());
+        }
+        self.read_stored(entry, out)?;
+        Stored::of(entry).check(out, id).map_err(|what| self.damaged(entry, what))
     }
 
     /// Reads a chunk's stored bytes, which are not checked.
@@ -179,9 +227,8 @@ impl ChunkReader {
             None => Decoder::new()
                 .map_err(|e| io_error("start decompressing", &self.pack_path(entry), e))?,
         };
-        let stored =
-            Stored { encoding: entry.encoding, len: entry.stored_len as usize, check: entry.check };
-        let result = decoder.decode(stored, out, |buffer| self.read_stored(entry, buffer));
+        let result =
+            decoder.decode(Stored::of(entry), out, |buffer| self.read_stored(entry, buffer));
         self.decoders.lock().push(decoder);
         result.map_err(|error| match error {
             DecodeError::Read(error) => error,
@@ -191,6 +238,7 @@ impl ChunkReader {
 
     fn read_stored(&self, entry: &Entry, out: &mut [u8]) -> Result<(), StoreError> {
         let (path, file) = &self.packs[entry.pack as usize];
+        let Some(file) = file else { return Err(self.damaged(entry, "its pack is missing")) };
         file.read_exact_at(out, entry.offset).map_err(|e| match e.kind() {
             io::ErrorKind::UnexpectedEof => self.damaged(entry, "the pack ends within it"),
             _ => io_error("read", path, e),
@@ -216,7 +264,7 @@ struct Gathering {
     /// For each chunk that is needed.
     found: Vec<Option<Entry>>,
     missing: usize,
-    packs: Vec<(PathBuf, File)>,
+    packs: Vec<(PathBuf, Option<File>)>,
     /// Number and length of each open pack.
     numbers: HashMap<PathBuf, (u32, u64)>,
     stored_bytes: u64,
@@ -284,6 +332,79 @@ impl Gathering {
         Ok(failure)
     }
 
+    /// The same from a source that [`take`](Self::take) has failed on: as much as can be read.
+    fn salvage(
+        &mut self,
+        source: &Source,
+        needed: &[ChunkId],
+        problem: &mut dyn FnMut(StoreError),
+    ) {
+        let index = Index::read(&source.index).unwrap_or_else(|error| {
+            problem(error);
+            Index::salvage(&source.index)
+        });
+        let mut numbers = vec![None; index.packs.len()];
+        let mut open = |gathering: &mut Self, number: u32| {
+            let known = &mut numbers[number as usize];
+            *known.get_or_insert_with(|| {
+                gathering.salvage_pack(&source.packs, &index.packs[number as usize], problem)
+            })
+        };
+        if source.trust == Trust::Whole {
+            for number in 0..index.packs.len() as u32 {
+                open(self, number);
+            }
+            let packs = index.packs.iter().map(|pack| pack.len).sum::<u64>();
+            self.stored_bytes += std::fs::metadata(&source.index).map_or(0, |m| m.len()) + packs;
+        }
+        for mut entry in index.entries {
+            let Ok(at) = needed.binary_search(&entry.id) else { continue };
+            if self.found[at].is_some() {
+                continue;
+            }
+            if entry.encoding.has_data() {
+                entry.pack = open(self, entry.pack);
+            }
+            if source.trust != Trust::Whole {
+                self.stored_bytes += u64::from(entry.stored_len);
+            }
+            self.found[at] = Some(entry);
+            self.missing -= 1;
+        }
+    }
+
+    /// The number of a pack that may be missing, or have another length or header.
+    fn salvage_pack(
+        &mut self,
+        dir: &Path,
+        info: &PackInfo,
+        problem: &mut dyn FnMut(StoreError),
+    ) -> u32 {
+        match self.pack(dir, info) {
+            Ok(number) => number,
+            Err(error) => {
+                problem(error);
+                let path = dir.join(info.id.file_name());
+                if let Some((number, _)) = self.numbers.get(&path) {
+                    return *number;
+                }
+                let number = self.packs.len() as u32;
+                self.packs.push((path.clone(), open_regular(&path).ok()));
+                self.numbers.insert(path, (number, info.len));
+                number
+            }
+        }
+    }
+
+    fn finish(self) -> ChunkReader {
+        ChunkReader {
+            entries: self.found.into_iter().flatten().collect(),
+            packs: self.packs,
+            decoders: Mutex::default(),
+            stored_bytes: self.stored_bytes,
+        }
+    }
+
     /// The number of a pack among those that are open; opens and checks it where it is not.
     fn pack(&mut self, dir: &Path, info: &PackInfo) -> Result<u32, StoreError> {
         let path = dir.join(info.id.file_name());
@@ -303,7 +424,7 @@ impl Gathering {
         file.read_exact_at(&mut header, 0).map_err(|e| io_error("read", &path, e))?;
         check_pack_header(&path, info.id, &header)?;
         let number = self.packs.len() as u32;
-        self.packs.push((path.clone(), file));
+        self.packs.push((path.clone(), Some(file)));
         self.numbers.insert(path, (number, found));
         Ok(number)
     }

@@ -1,0 +1,204 @@
+//! Makes `tests/fixtures/image-v1`, an image with everything in it that an image can have, and the
+//! seeds of `fuzz/corpus/`. Run by `cargo xtask fixtures`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gpucr_core::image::*;
+use gpucr_core::stop::Stop;
+use gpucr_core::store::{ChunkId, Compression, MAX_CHUNK};
+use gpucr_core::{Quiet, transfer};
+
+/// Bytes before the body of manifest and index.
+const FRAME_HEADER: usize = 56;
+
+fn main() {
+    let root = PathBuf::from(std::env::args_os().nth(1).expect("the root of the repository"));
+    let image = root.join("tests/fixtures/image-v1");
+    let _ = fs::remove_dir_all(&image);
+    fs::create_dir_all(root.join("tests/fixtures")).unwrap();
+    make(&image, true);
+
+    // Smaller, so that truncations at every length and many changes of it take little time.
+    let scratch = tempfile::tempdir().unwrap();
+    let small = scratch.path().join("small");
+    make(&small, false);
+    let corpus = root.join("fuzz/corpus");
+    for target in ["manifest", "index", "chunk", "tar"] {
+        fs::create_dir_all(corpus.join(target)).unwrap();
+    }
+    for (name, from) in [("full", &image), ("small", &small)] {
+        for target in ["manifest", "index"] {
+            let body = fs::read(from.join(target)).unwrap().split_off(FRAME_HEADER);
+            fs::write(corpus.join(target).join(name), body).unwrap();
+        }
+    }
+    let mut tar = Vec::new();
+    let stop = Stop::new(Arc::default());
+    transfer::export(&small, &mut tar, &stop, &Quiet).unwrap();
+    fs::write(corpus.join("tar/small"), tar).unwrap();
+    chunk_seeds(&image, &corpus.join("chunk"));
+}
+
+/// The smallest chunk of each encoding, as the target `chunk` reads it.
+fn chunk_seeds(image: &Path, corpus: &Path) {
+    let reader = ImageReader::open(image).unwrap();
+    let mut entries: Vec<_> = reader.chunks().entries().iter().collect();
+    entries.sort_by_key(|entry| (entry.stored_len, entry.id));
+    let mut seen = Vec::new();
+    for entry in entries {
+        let name = format!("{:?}", entry.encoding).to_lowercase().replace(['(', ')', ' '], "-");
+        let kind = std::mem::discriminant(&entry.encoding);
+        if seen.contains(&kind) {
+            continue;
+        }
+        seen.push(kind);
+        let mut seed = entry.encoding.to_bytes().to_vec();
+        seed.extend_from_slice(&entry.plain_len.to_le_bytes());
+        let mut stored = vec![0; entry.stored_len as usize];
+        reader.chunks().get_stored(&entry.id, &mut stored).unwrap();
+        seed.extend_from_slice(&stored);
+        fs::write(corpus.join(name.trim_end_matches('-')), seed).unwrap();
+    }
+}
+
+/// Makes an image; a `full` one has every kind of data.
+fn make(path: &Path, full: bool) {
+    let writer = ImageWriter::create(path, Compression::Level(1)).unwrap();
+    let put = |bytes: &[u8]| -> Vec<ChunkId> {
+        bytes.chunks(MAX_CHUNK).map(|piece| writer.chunks().put(piece).unwrap()).collect()
+    };
+    let block = |id: u64, device: u8, kind, address, bytes: &[u8]| Block {
+        id,
+        device: [device; 16],
+        size: bytes.len() as u64,
+        kind,
+        address,
+        allocations: id as u32 % 3,
+        chunks: put(bytes),
+    };
+    let file = |name: &str, mode, bytes: &[u8]| writer.add_bytes(name, mode, bytes).unwrap();
+    let mut blocks = vec![
+        block(1, 1, BlockKind::Heap, 0x7f00_0000_0000, &noise(1, if full { 30_000 } else { 200 })),
+        block(2, 1, BlockKind::Program, 0, &text(2, 3000)),
+    ];
+    let mut files = vec![
+        file("core-4242.img", 0o600, &text(3, 500)),
+        file("empty.img", 0o600, b""),
+        file("pages-1.img", 0o644, &noise(4, if full { 50_000 } else { 100 })),
+    ];
+    if full {
+        // Chunks that are equal, of one byte, one repeated byte, floats, and more than one to a block.
+        blocks.push(block(3, 2, BlockKind::Heap, 0x7f10_0000_0000, &vec![0; 2 * MAX_CHUNK + 5]));
+        blocks.push(block(4, 2, BlockKind::Heap, 0x7f20_0000_0000, &text(5, MAX_CHUNK + 1)));
+        blocks.push(block(5, 2, BlockKind::Heap, 0x7f30_0000_0000, &text(5, MAX_CHUNK + 1)));
+        blocks.push(block(6, 2, BlockKind::Heap, 0x7f40_0000_0000, &[0xff; 4096]));
+        blocks.push(block(7, 2, BlockKind::Heap, 0x7f50_0000_0000, &bf16_weights(8192)));
+        blocks.push(block(8, 2, BlockKind::Heap, 0x7f60_0000_0000, &fp32_weights(4096)));
+        files.push(file("pages-2.img", 0o600, &text(6, 300_000)));
+    }
+    let library = file("carried-0", 0o755, &text(7, 800));
+    let carried = PathBuf::from("/var/lib/gpucr/shim/00/libcuda.so.1");
+    let shim = Shim { path: carried.clone(), hash: [7; 32], file: library.clone() };
+    let counts =
+        Counts { allocations: 11, pool_bytes: 12, arrays: 13, pinned_bytes: 14, launches: 15 };
+    let process = |pid, ppid, cuda, stdio| Process {
+        pid,
+        ppid,
+        command: vec!["train".into(), format!("--rank={pid}")],
+        exe: "/usr/bin/train".into(),
+        cuda,
+        stdio,
+    };
+    let root = process(
+        4242,
+        1,
+        Some(CudaProcess { blocks, shim: Some(shim), counts }),
+        [
+            Stdio::DevNull,
+            Stdio::File { path: "/home/user/train.log".into() },
+            Stdio::Pipe { inode: 123_456 },
+        ],
+    );
+    let terminal = Stdio::Terminal { path: "/dev/pts/3".into(), rdev: 34819, dev: 24 };
+    let child = process(
+        4243,
+        4242,
+        Some(CudaProcess { blocks: vec![], shim: None, counts: Counts::default() }),
+        [terminal, Stdio::Closed, Stdio::Other { target: "socket:[99]".into() }],
+    );
+    let grandchild = process(4244, 4243, None, [Stdio::Closed, Stdio::Closed, Stdio::Closed]);
+    let device = |number: u8| Device {
+        uuid: [number; 16],
+        name: format!("Device {number}"),
+        total_memory: u64::from(number) << 34,
+    };
+    let bulk_bytes = root.cuda.iter().flat_map(|cuda| &cuda.blocks).map(|block| block.size).sum();
+    let manifest = Manifest {
+        created: 1_795_000_000,
+        gpucr_version: "0.1.0".into(),
+        hostname: "host".into(),
+        kernel: "6.12.0".into(),
+        protocol: Protocol::Stop,
+        driver: Driver {
+            path: "/usr/lib/libcuda.so.1".into(),
+            version: 13000,
+            kind: DriverKind::Nvidia,
+            file_hash: [9; 32],
+        },
+        devices: vec![device(1), device(2)],
+        processes: vec![root, child, grandchild],
+        criu: CriuImage {
+            version: "4.2.1".into(),
+            files,
+            options: vec!["--shell-job".into(), "--file-locks".into()],
+        },
+        carried: vec![CarriedFile { path: carried, mode: 0o755, file: library }],
+        required: vec![
+            RequiredFile { path: "/usr/bin/train".into(), size: 5, mapped: true, open: false },
+            RequiredFile { path: "/home/user/x.log".into(), size: 0, mapped: false, open: true },
+        ],
+        bulk_bytes,
+        phases: vec![
+            Phase { name: "gate".into(), ms: 1.5 },
+            Phase { name: "copy".into(), ms: 0.1 },
+        ],
+        stopped_ms: 12.25,
+    };
+    writer.commit(&manifest).unwrap();
+}
+
+/// Bytes that do not compress, different for each seed.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0u8; len];
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&seed.to_le_bytes());
+    hasher.finalize_xof().fill(&mut bytes);
+    bytes
+}
+
+/// Bytes that compress well.
+fn text(seed: u64, len: usize) -> Vec<u8> {
+    let line = format!("line {seed} of a text that repeats itself; ");
+    line.bytes().cycle().take(len).collect()
+}
+
+/// Numbers around zero as trained networks have them: the sum of four uniform ones.
+fn weights(count: usize) -> impl Iterator<Item = f32> {
+    let bytes = noise(8, count * 8);
+    (0..count).map(move |i| {
+        let uniform = |j: usize| {
+            f32::from(u16::from_le_bytes([bytes[8 * i + 2 * j], bytes[8 * i + 2 * j + 1]]))
+        };
+        ((0..4).map(uniform).sum::<f32>() / 65536.0 - 2.0) * 0.02
+    })
+}
+
+fn bf16_weights(count: usize) -> Vec<u8> {
+    weights(count).flat_map(|weight| weight.to_le_bytes()[2..].to_vec()).collect()
+}
+
+fn fp32_weights(count: usize) -> Vec<u8> {
+    weights(count).flat_map(|weight| weight.to_le_bytes()).collect()
+}

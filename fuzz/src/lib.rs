@@ -1,0 +1,17 @@
+//! What the fuzz targets share. See README.md.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// Gives `bytes` to a reader, see `gpucr_core::hostile`.
+pub fn feed(target: &str, bytes: &[u8]) {
+    static SCRATCH: OnceLock<PathBuf> = OnceLock::new();
+    let scratch = SCRATCH.get_or_init(|| {
+        // In memory, and one for each process: an import makes files.
+        let dir = PathBuf::from(format!("/dev/shm/gpucr-fuzz-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir(&dir).expect("a scratch directory");
+        dir
+    });
+    gpucr_core::hostile::feed(target, bytes, scratch);
+}
