@@ -20,6 +20,7 @@ mod graphs;
 mod handles;
 mod host_memory;
 mod ipc;
+mod links;
 mod managed_memory;
 mod modules;
 mod operations;

@@ -114,30 +114,7 @@ impl Refusal {
 /// A refusal that says what is wrong; `NO_BINARY_FOR_GPU` for device binaries, which only a GPU
 /// can run.
 pub(crate) fn parse(image: &[u8]) -> Result<Arc<ptx::Module>, Refusal> {
-    const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
-    if image.starts_with(&ELF) {
-        let text = "this is a cubin (device code); the software driver executes PTX only";
-        return Err(Refusal::new(Code::NO_BINARY_FOR_GPU, text));
-    }
-    if image.starts_with(&fatbin::MAGIC) {
-        return match fatbin::ptx(image, CAPABILITY) {
-            Ok(ptx) => parse_ptx(&ptx),
-            Err(error) => {
-                let code = match error {
-                    FatbinError::Damaged(_) => Code::INVALID_IMAGE,
-                    FatbinError::NoPtx(..) => Code::NO_BINARY_FOR_GPU,
-                };
-                Err(Refusal { code, text: error.to_string() })
-            }
-        };
-    }
-    parse_ptx(image)
-}
-
-fn parse_ptx(image: &[u8]) -> Result<Arc<ptx::Module>, Refusal> {
-    let source = std::str::from_utf8(image)
-        .map_err(|_| Refusal::new(Code::INVALID_IMAGE, "the image is neither PTX nor a binary"))?;
-    match ptx::Module::load(source) {
+    match ptx::Module::load(&ptx_of(image)?) {
         Ok(module) => Ok(Arc::new(module)),
         Err(diagnostic) => {
             let code = match diagnostic.kind {
@@ -147,6 +124,31 @@ fn parse_ptx(image: &[u8]) -> Result<Arc<ptx::Module>, Refusal> {
             Err(Refusal { code, text: diagnostic.to_string() })
         }
     }
+}
+
+/// The PTX in an image.
+///
+/// # Errors
+/// As [`parse`], for what holds none.
+pub(crate) fn ptx_of(image: &[u8]) -> Result<String, Refusal> {
+    const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
+    if image.starts_with(&ELF) {
+        let text = "this is a cubin (device code); the software driver executes PTX only";
+        return Err(Refusal::new(Code::NO_BINARY_FOR_GPU, text));
+    }
+    let text = if image.starts_with(&fatbin::MAGIC) {
+        fatbin::ptx(image, CAPABILITY).map_err(|error| {
+            let code = match error {
+                FatbinError::Damaged(_) => Code::INVALID_IMAGE,
+                FatbinError::NoPtx(..) => Code::NO_BINARY_FOR_GPU,
+            };
+            Refusal { code, text: error.to_string() }
+        })?
+    } else {
+        image.to_vec()
+    };
+    String::from_utf8(text)
+        .map_err(|_| Refusal::new(Code::INVALID_IMAGE, "the image is neither PTX nor a binary"))
 }
 
 /// Loads code in a context: places its globals and gives its functions handles.

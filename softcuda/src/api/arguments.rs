@@ -16,6 +16,11 @@ impl<T> Out<T> {
         Out(address as *mut T)
     }
 
+    /// The place.
+    pub(crate) fn address(&self) -> u64 {
+        self.0 as u64
+    }
+
     /// Fails for null. For use before anything is done that would have to be undone.
     ///
     /// # Errors
@@ -100,6 +105,11 @@ impl<T: Copy> In<T> {
     /// An argument at a place that the caller names in another argument.
     pub(crate) fn at_address(address: u64) -> In<T> {
         In(address as *const T)
+    }
+
+    /// The place.
+    pub(crate) fn address(&self) -> u64 {
+        self.0 as u64
     }
 
     /// Whether the caller passed null.

@@ -23,6 +23,7 @@ mod init;
 mod ipc;
 mod launch;
 mod library;
+mod link;
 mod managed;
 mod memory;
 mod module;

@@ -123,7 +123,11 @@ fn write_log(to: u64, size: usize, text: &str) -> usize {
 
 /// Checks an image and reports into the options' logs.
 pub(crate) fn parse(image: &[u8], options: Option<&Options>) -> Outcome<Arc<ptx::Module>> {
-    let parsed = modules::parse(image);
+    report(modules::parse(image), options)
+}
+
+/// Reports a refusal, if there is one, into the options' logs.
+pub(super) fn report<T>(parsed: Result<T, Refusal>, options: Option<&Options>) -> Outcome<T> {
     if let Some(options) = options.filter(|options| options.count > 0) {
         let logs = options.logs()?;
         let text = parsed.as_ref().err().map_or("", |refusal: &Refusal| refusal.text.as_str());

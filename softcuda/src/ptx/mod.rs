@@ -14,12 +14,14 @@ mod diagnostic;
 mod exec;
 mod kernels;
 mod lexer;
+mod link;
 mod lower;
 mod module;
 mod parser;
 mod trap;
 
 pub use diagnostic::{Diagnostic, DiagnosticKind};
+pub use link::link;
 pub use module::{Entry, Global, Module, Param, Relocation};
 pub use trap::Trap;
 

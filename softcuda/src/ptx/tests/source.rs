@@ -1,7 +1,7 @@
 //! Faults in the source are reported with their place.
 
 use super::kernel;
-use crate::ptx::{DiagnosticKind, Module};
+use crate::ptx::{DiagnosticKind, Module, link};
 use proptest::prelude::*;
 
 /// The fault in a kernel whose only interesting line is the given one: its kind and column.
@@ -159,6 +159,7 @@ proptest! {
         let target = place(into).min(cut.len());
         let moved = format!("{}{}{}", &cut[..target], &source[start..end], &cut[target..]);
         let _ = Module::load(&moved);
+        let _ = link(&[&cut, &moved]);
     }
 
     #[test]
@@ -167,5 +168,7 @@ proptest! {
         let _ = Module::load(&text.join(" "));
         let header = ".version 9.0\n.target sm_80\n.entry k(.param .u64 a){ .reg .b32 %r<9>;";
         let _ = Module::load(&format!("{header} .reg .pred %p; {}", text.join(" ")));
+        let pieces = text.join(" ");
+        let _ = link(&[&pieces, &format!(".version 9.0\n.target sm_80\n{pieces}")]);
     }
 }

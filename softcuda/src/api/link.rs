@@ -1,0 +1,125 @@
+//! The linker. It takes PTX and makes PTX, which modules are then loaded from.
+
+use std::sync::Arc;
+
+use super::arguments::{Address, In, Out, Text, read_bytes};
+use super::driver_api;
+use super::module::{Options, image, image_in_file, report};
+use crate::links::{self, LINKS, Link};
+use crate::modules::Refusal;
+use crate::status::{Code, Outcome};
+
+/// `CUjitInputType`.
+const PTX: u32 = 1;
+const FAT_BINARY: u32 = 2;
+
+fn find(handle: u64) -> Outcome<Arc<Link>> {
+    LINKS.get(handle).ok_or(Code::INVALID_HANDLE)
+}
+
+/// Fails for what holds no PTX.
+fn check_kind(kind: u32) -> Outcome {
+    match kind {
+        PTX | FAT_BINARY => Ok(()),
+        0 | 3 | 4 => Err(Code::NO_BINARY_FOR_GPU), // cubin, object, library
+        5 => Err(Code::NOT_SUPPORTED),             // NVVM
+        _ => Err(Code::INVALID_VALUE),
+    }
+}
+
+/// The options that a link was created with.
+fn options_of(link: &Link) -> Options {
+    let (count, names, values) = link.options;
+    Options { count, names: In::at_address(names), values: Out::at_address(values) }
+}
+
+/// Reports into the logs of this call's options, or else of the link's.
+fn finish<T>(link: &Link, outcome: Result<T, Refusal>, own: &Options) -> Outcome<T> {
+    if own.count > 0 {
+        return report(outcome, Some(own));
+    }
+    report(outcome, Some(&options_of(link)))
+}
+
+fn create(count: u32, names: In<u32>, values: Out<u64>, out: &Out<u64>) -> Outcome {
+    out.check()?;
+    crate::context::current()?;
+    out.set(links::create((count, names.address(), values.address())).handle)
+}
+
+fn add_data(
+    handle: u64,
+    kind: u32,
+    data: Address,
+    size: usize,
+    name: &Text,
+    own: &Options,
+) -> Outcome {
+    let link = find(handle)?;
+    check_kind(kind)?;
+    if data.0 == 0 || size == 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let bytes = if kind == PTX {
+        // SAFETY: not null, so the caller promises as many bytes as it says.
+        unsafe { read_bytes(data.0 as *const u8, size) }
+    } else {
+        image(data)?
+    };
+    finish(&link, link.add(name.get().unwrap_or("a piece without name"), &bytes), own)
+}
+
+fn add_file(handle: u64, kind: u32, path: &Text, own: &Options) -> Outcome {
+    let link = find(handle)?;
+    check_kind(kind)?;
+    let path = path.get()?;
+    finish(&link, link.add(path, &image_in_file(path)?), own)
+}
+
+driver_api! {
+    call fn cuLinkCreate(count: u32, names: In<u32>, values: Out<u64>, out: Out<u64>) {
+        create(count, names, values, &out)
+    }
+
+    call fn cuLinkCreate_v2(count: u32, names: In<u32>, values: Out<u64>, out: Out<u64>) {
+        create(count, names, values, &out)
+    }
+
+    call fn cuLinkAddData(
+        handle: u64, kind: u32, data: Address, size: usize, name: Text, count: u32,
+        names: In<u32>, values: Out<u64>,
+    ) {
+        add_data(handle, kind, data, size, &name, &Options { count, names, values })
+    }
+
+    call fn cuLinkAddData_v2(
+        handle: u64, kind: u32, data: Address, size: usize, name: Text, count: u32,
+        names: In<u32>, values: Out<u64>,
+    ) {
+        add_data(handle, kind, data, size, &name, &Options { count, names, values })
+    }
+
+    call fn cuLinkAddFile(
+        handle: u64, kind: u32, path: Text, count: u32, names: In<u32>, values: Out<u64>,
+    ) {
+        add_file(handle, kind, &path, &Options { count, names, values })
+    }
+
+    call fn cuLinkAddFile_v2(
+        handle: u64, kind: u32, path: Text, count: u32, names: In<u32>, values: Out<u64>,
+    ) {
+        add_file(handle, kind, &path, &Options { count, names, values })
+    }
+
+    call fn cuLinkComplete(handle: u64, out: Out<u64>, size: Out<usize>) {
+        out.check()?;
+        let link = find(handle)?;
+        let (address, bytes) = report(link.complete(), Some(&options_of(&link)))?;
+        size.set_if_wanted(bytes);
+        out.set(address)
+    }
+
+    call fn cuLinkDestroy(handle: u64) {
+        LINKS.remove(handle).map(|_| ()).ok_or(Code::INVALID_HANDLE)
+    }
+}
