@@ -247,7 +247,10 @@ impl<'a> Reader<'a> {
                 }
             }
             (Kind::Dot, "address_size") => self.at += 2,
-            (Kind::Dot, "file" | "loc") => return Ok(self.skip_line()),
+            (Kind::Dot, "file" | "loc") => {
+                self.skip_line();
+                return Ok(());
+            }
             (Kind::Dot, "section") => {
                 while !self.is_mark(b'{') && self.peek().kind != Kind::End {
                     self.at += 1;

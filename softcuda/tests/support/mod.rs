@@ -3,6 +3,8 @@
 
 #![allow(dead_code)]
 
+pub(crate) mod graphs;
+
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
