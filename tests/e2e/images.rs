@@ -374,3 +374,32 @@ fn the_shells_know_the_commands() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn an_image_moves_into_a_store_and_out_again() -> Result<()> {
+    let lab = Lab::new();
+    let (_program, _) = dumped(&lab)?;
+    let id = json(lab.run(["inspect", "--json", "image"])?)?["id"].clone();
+    done(lab.run(["export", "image", "image.tar"])?)?;
+    for args in [
+        &["import", "--json", "image.tar", "--store", "store"][..],
+        &["import", "--json", "image.tar", "--store", "store", "--name", "again"],
+    ] {
+        ensure!(json(lab.run(args)?)?["id"] == id);
+    }
+    // The second shares every chunk with the first.
+    let report =
+        json(lab.run(["import", "--json", "image.tar", "--store", "store", "--name", "c"])?)?;
+    ensure!(report["new_bytes"].as_u64() < Some(64 << 10), "{report}");
+    for name in ["image", "again", "c"] {
+        let report = json(lab.run(["verify", "--json", &format!("store/images/{name}")])?)?;
+        ensure!(report["whole"] == true && report["id"] == id, "{name}: {report}");
+    }
+    done(lab.run(["export", "store/images/again", "again.tar"])?)?;
+    ensure!(std::fs::read(lab.path("again.tar"))? == std::fs::read(lab.path("image.tar"))?);
+    let output = lab.run(["import", "image.tar", "--store", "store"])?;
+    refused(&output, 1, &["not empty", "Nothing was changed"])?;
+    let output = lab.run(["import", "image.tar", "-o", "new", "--store", "store"])?;
+    refused(&output, 2, &["cannot be used with"])?;
+    Ok(())
+}

@@ -354,8 +354,10 @@ impl Gathering {
             for number in 0..index.packs.len() as u32 {
                 open(self, number);
             }
-            let packs = index.packs.iter().map(|pack| pack.len).sum::<u64>();
-            self.stored_bytes += std::fs::metadata(&source.index).map_or(0, |m| m.len()) + packs;
+            // What is there, not what a damaged index says.
+            let len = |path: &Path| std::fs::metadata(path).map_or(0, |meta| meta.len());
+            let packs = index.packs.iter().map(|pack| len(&source.packs.join(pack.id.file_name())));
+            self.stored_bytes += len(&source.index) + packs.sum::<u64>();
         }
         for mut entry in index.entries {
             let Ok(at) = needed.binary_search(&entry.id) else { continue };

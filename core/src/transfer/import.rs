@@ -14,7 +14,7 @@ use crate::image::{Destination, ImageError, ImageWriter, MANIFEST, MAX_MANIFEST,
 use crate::phase::{Progress, lossy};
 use crate::stop::Stop;
 use crate::store::index::{Index, MAX_INDEX, PACK_HEADER, check_pack_header};
-use crate::store::{Compression, Entry, INDEX, PACKS, StoreError, decode_stored};
+use crate::store::{Compression, Entry, INDEX, PACKS, decode_stored};
 
 /// Most bytes that may follow the end of the archive; all must be zero. `tar` fills its output up to
 /// 10 KiB, or to a multiple that the user chooses.
@@ -32,8 +32,10 @@ pub struct Imported {
     pub chunks: u64,
     /// Their plain bytes.
     pub bytes: u64,
-    /// Bytes of the image's files.
+    /// Bytes of the image's files, and of chunks that it shares.
     pub stored_bytes: u64,
+    /// Bytes of what was written for it: chunks that its store or its ancestors had are not.
+    pub new_bytes: u64,
 }
 
 /// Reads a tar that [`export`](super::export()) wrote, to its end, and makes an image of it. Of one
@@ -54,7 +56,9 @@ pub fn import(
     let mut archive = Archive { tar };
     let (manifest, id, index) = read_head(&mut archive, &image)?;
     check_complete(&manifest, &index)?;
-    progress.phase("import", Some(index.packs.iter().map(|pack| pack.len).sum()));
+    // An index may claim packs of any length; the tar must then have them.
+    let len = index.packs.iter().fold(0u64, |sum, pack| sum.saturating_add(pack.len));
+    progress.phase("import", Some(len));
     copy_packs(&mut archive, &index, &image, stop, progress)?;
     archive.end()?;
     let committed = image.commit(&manifest)?;
@@ -65,6 +69,7 @@ pub fn import(
         chunks: index.entries.len() as u64,
         bytes: index.entries.iter().map(|entry| u64::from(entry.plain_len)).sum(),
         stored_bytes: committed.stored_bytes,
+        new_bytes: committed.new_bytes,
     })
 }
 
@@ -206,8 +211,11 @@ fn keep(
         let stored = &buffer[range.clone()];
         decode_stored(entry, stored, plain)
             .map_err(|what| bad(format!("the chunk {} is damaged: {what}", entry.id)))?;
-        let kept: Result<(), StoreError> = image.chunks().put_stored(entry, stored);
-        Ok(kept.map_err(ImageError::from)?)
+        // What the store or an ancestor has need not be there twice.
+        if image.chunks().contains(&entry.id) {
+            return Ok(());
+        }
+        image.chunks().put_stored(entry, stored).map_err(|error| Error::Image(error.into()))
     })
 }
 

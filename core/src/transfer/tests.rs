@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::*;
-use crate::image::tests::{make, tree};
-use crate::image::{Destination, ImageReader};
+use crate::image::tests::{make, manifest, tree};
+use crate::image::{Destination, ImageReader, ImageWriter};
 use crate::phase::Quiet;
 use crate::stop::Stop;
-use crate::store::MAX_CHUNK;
+use crate::store::index::{Index, PackInfo, WriterId};
 use crate::store::tests::{noise, text};
+use crate::store::{Compression, MAX_CHUNK};
 use crate::verify::verify;
 
 fn stop() -> Stop {
@@ -292,4 +293,60 @@ fn strange_members_are_refused() {
     refused(dir.path(), &[0; 10240]);
     let endless = [&tar[..], &vec![0; 17 << 20]].concat();
     assert!(refused(dir.path(), &endless).contains("does not end"));
+}
+
+#[test]
+fn whatever_an_image_shares_its_tar_is_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let stored = |name: &str| Destination::Stored { store: at("store"), name: name.to_owned() };
+    fill(&alone(&at("parent")), 0..4);
+    let on_parent = |name: &str| Destination::Incremental { path: at(name), parent: at("parent") };
+    fill(&stored("other"), 3..9);
+    let kinds = [alone(&at("alone")), on_parent("incremental"), stored("stored")];
+    let ids: Vec<_> = kinds.iter().map(|to| fill(to, 0..6)).collect();
+    assert!(ids.iter().all(|id| *id == ids[0]));
+    let tar = exported(&at("alone"));
+    for to in &kinds {
+        assert!(verify(&to.path(), &Quiet).unwrap().whole, "{to:?}");
+        assert!(exported(&to.path()) == tar, "{to:?}");
+    }
+    // And back, into every kind of place; what is there already is not stored again.
+    for (to, lacks) in [(alone(&at("back")), 6), (on_parent("back-2"), 2), (stored("back"), 0)] {
+        let report = import(&mut &tar[..], &to, &stop(), &Quiet).unwrap();
+        assert_eq!((report.id, report.image), (crate::hex(&ids[0]), to.path()));
+        assert_eq!(report.new_bytes / 5000, lacks, "{to:?}");
+        let report = verify(&to.path(), &Quiet).unwrap();
+        assert!(report.whole && report.id == Some(ids[0]), "{to:?}");
+    }
+    assert!(hidden(dir.path()).is_empty());
+    assert!(hidden(&at("store/images")).is_empty());
+}
+
+/// Makes an image with these files, each of 5000 bytes that do not compress.
+fn fill(to: &Destination, seeds: std::ops::Range<u64>) -> [u8; 32] {
+    let writer = ImageWriter::begin(to, Compression::Level(1)).unwrap();
+    let mut manifest = manifest();
+    for seed in seeds {
+        let file = writer.add_bytes(&format!("{seed}.img"), 0o600, &noise(seed, 5000)).unwrap();
+        manifest.criu.files.push(file);
+    }
+    writer.commit(&manifest).unwrap().id
+}
+
+#[test]
+fn an_index_that_claims_endless_packs_is_refused() {
+    let (dir, path) = lab();
+    let tar = exported(&path);
+    let (_, at, size) = members(&tar)[1].clone();
+    let entries = Index::read(&path.join("index")).unwrap().entries;
+    let writer = WriterId([1; 12]);
+    let huge = |number| PackInfo { id: writer.pack(number), len: i64::MAX as u64 };
+    let index = Index { packs: (0..40).map(huge).collect(), entries }.to_file().unwrap();
+    let mut header = tar[at..at + 512].to_vec();
+    reheader(&mut header, 0, |header| header.set_size(index.len() as u64));
+    let mut hostile = [&tar[..at], &header, &index].concat();
+    hostile.resize(hostile.len().next_multiple_of(512), 0);
+    hostile.extend_from_slice(&tar[at + 512 + size.next_multiple_of(512)..]);
+    assert!(refused(dir.path(), &hostile).contains("where packs/"));
 }

@@ -4,11 +4,11 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use super::*;
-use crate::image::ImageReader;
-use crate::image::tests::{make, tree};
+use crate::image::tests::{make, manifest, tree};
+use crate::image::{Destination, ImageReader, ImageWriter};
 use crate::phase::Quiet;
 use crate::store::tests::{noise, text};
-use crate::store::{Entry, MAX_CHUNK};
+use crate::store::{Compression, Entry, MAX_CHUNK};
 
 fn image(memory: &[u8], big: &[u8]) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -187,4 +187,93 @@ fn random_flips_in_a_large_image() {
         flip(file, at);
     }
     assert!(verify(&path, &Quiet).unwrap().whole);
+}
+
+/// Files `names` of 5000 bytes each, in an image of any kind.
+fn fill(to: &Destination, names: &[&str]) {
+    let writer = ImageWriter::begin(to, Compression::None).unwrap();
+    let mut manifest = manifest();
+    for (seed, name) in names.iter().enumerate() {
+        let file = writer.add_bytes(name, 0o600, &noise(seed as u64, 5000)).unwrap();
+        manifest.criu.files.push(file);
+    }
+    writer.commit(&manifest).unwrap();
+}
+
+fn lost(report: &Report) -> Vec<String> {
+    let owners = report.damage.iter().flat_map(|damage| &damage.owners);
+    let mut names: Vec<String> = owners
+        .map(|owner| match owner {
+            Owner::Criu { name, .. } => name.clone(),
+            other => panic!("{other}"),
+        })
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn damage_in_a_parent_is_damage_of_its_children() {
+    let dir = tempfile::tempdir().unwrap();
+    let (parent, child) = (dir.path().join("parent"), dir.path().join("child"));
+    fill(&Destination::Alone(parent.clone()), &["a", "b"]);
+    fill(
+        &Destination::Incremental { path: child.clone(), parent: parent.clone() },
+        &["a", "b", "c"],
+    );
+    let reader = ImageReader::open(&child).unwrap();
+    let of = |name: usize| reader.manifest().criu.files[name].chunks[0].id;
+    let entry = reader.chunks().entry(&of(1)).unwrap();
+    let pack = pack_of(&reader, entry);
+    assert!(pack.canonicalize().unwrap().starts_with(parent.canonicalize().unwrap()));
+    flip(&pack, entry.offset);
+    let report = verify(&child, &Quiet).unwrap();
+    assert_eq!((report.damage.len(), lost(&report)), (1, vec!["b".to_owned()]));
+    flip(&pack, entry.offset);
+
+    // Another image in the parent's place, then none.
+    flip(&parent.join("manifest"), 70);
+    let report = verify(&child, &Quiet).unwrap();
+    assert_eq!(lost(&report), ["a", "b"]);
+    assert_eq!(report.damage[0].file, Some(child.join("base")));
+    flip(&parent.join("manifest"), 70);
+    fs::rename(&parent, dir.path().join("away")).unwrap();
+    let report = verify(&child, &Quiet).unwrap();
+    assert_eq!(lost(&report), ["a", "b"]);
+    fs::rename(dir.path().join("away"), &parent).unwrap();
+    fs::write(child.join("base"), b"gpucrBAS").unwrap();
+    assert_eq!(lost(&verify(&child, &Quiet).unwrap()), ["a", "b"]);
+}
+
+#[test]
+fn damage_in_a_store_is_damage_of_those_who_need_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let to = |name: &str| Destination::Stored { store: dir.path().into(), name: name.into() };
+    fill(&to("one"), &["a"]);
+    let first: Vec<PathBuf> = tree(&dir.path().join("index"));
+    fill(&to("two"), &["a", "b"]);
+    let second = tree(&dir.path().join("index")).into_iter().find(|s| !first.contains(s)).unwrap();
+    let (one, two) = (to("one").path(), to("two").path());
+    assert!(verify(&one, &Quiet).unwrap().whole && verify(&two, &Quiet).unwrap().whole);
+
+    flip(&second, 80);
+    assert!(verify(&one, &Quiet).unwrap().whole);
+    let report = verify(&two, &Quiet).unwrap();
+    assert_eq!(lost(&report), ["b"]);
+    let named = |report: &Report, file: &Path| {
+        let mut files = report.damage.iter().filter_map(|damage| damage.file.as_ref());
+        files.any(|found| found.file_name() == file.file_name())
+    };
+    assert!(named(&report, &second), "{report:?}");
+    flip(&second, 80);
+
+    let reader = ImageReader::open(&one).unwrap();
+    let pack = pack_of(&reader, &reader.chunks().entries()[0]);
+    drop(reader);
+    fs::rename(&pack, dir.path().join("away")).unwrap();
+    for image in [&one, &two] {
+        let report = verify(image, &Quiet).unwrap();
+        assert_eq!(lost(&report), ["a"], "{report:?}");
+        assert!(named(&report, &pack), "{report:?}");
+    }
 }
