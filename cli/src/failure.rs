@@ -197,6 +197,9 @@ fn image_help(error: &ImageError) -> Option<String> {
         ImageError::NoSpace { .. } => {
             "free space, and try again; in a store `gpucr gc` frees what no image needs"
         }
+        ImageError::Store(StoreError::NoSpace { .. }) => {
+            "nothing was lost; free some space and try again"
+        }
         ImageError::Store(StoreError::NotAStoreDir { .. }) => {
             "give a new or empty directory, or one that `gpucr dump --store` has made"
         }

@@ -296,6 +296,39 @@ fn a_gc_harms_no_image_that_it_cannot_read() {
     assert_eq!(read(&store.join("images/a")).unwrap(), (0..10).collect());
 }
 
+/// Of two copies a gc keeps the sound one, whichever it would choose by itself.
+#[test]
+fn a_gc_drops_no_copy_for_a_damaged_one() {
+    for damaged in 0..2 {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("store");
+        // Both begin before one has stored anything, so each stores everything.
+        let writers = ["a", "b"].map(|name| begin(&real(), &stored(&store, name)).unwrap());
+        let packs = writers.map(|writer| {
+            let before = files(&store.join("packs"));
+            fill(writer, 0..20).unwrap();
+            let mut packs = files(&store.join("packs"));
+            packs.retain(|path| !before.contains(path));
+            packs
+        });
+        assert!(packs.iter().all(|packs| !packs.is_empty()), "{packs:?}");
+        for pack in &packs[damaged] {
+            let mut bytes = fs::read(pack).unwrap();
+            bytes.iter_mut().skip(32).step_by(100).for_each(|byte| *byte ^= 4);
+            fs::write(pack, bytes).unwrap();
+        }
+        collect(&store);
+        collect(&store);
+        // With the damaged files out of the way, everything is there.
+        for pack in &packs[damaged] {
+            let _ = fs::remove_file(pack);
+        }
+        for name in ["a", "b"] {
+            assert_eq!(read(&store.join("images").join(name)).unwrap(), (0..20).collect());
+        }
+    }
+}
+
 #[test]
 fn a_dump_stores_again_what_is_damaged() {
     let dir = tempfile::tempdir().unwrap();

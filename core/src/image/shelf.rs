@@ -221,6 +221,10 @@ pub(crate) fn gc_on(
     let stop = || stop.load(Ordering::Relaxed);
     let options = GcOptions { patience, stop: &stop };
     collect(disk, dir, &marks, &options, progress).map_err(|error: ImageError| match error {
+        // Not the words for a dump that found the disk full.
+        ImageError::NoSpace { path, source } => {
+            ImageError::Store(StoreError::NoSpace { path, source })
+        }
         ImageError::Store(StoreError::Busy { .. }) if stop() => {
             ImageError::Store(StoreError::Interrupted)
         }

@@ -107,21 +107,22 @@ impl Live {
     ) -> Result<HashSet<ChunkId>, E> {
         let mut newly = HashSet::new();
         let dirs = store.image_dirs()?;
-        self.seen.retain(|dir, _| dirs.contains(dir));
-        for dir in dirs {
+        let there: HashSet<&PathBuf> = dirs.iter().collect();
+        self.seen.retain(|dir, _| there.contains(dir));
+        for dir in &dirs {
             let meta = std::fs::metadata(dir.join("manifest")).ok();
             let key = meta.map(|m| (m.ino(), m.mtime(), m.mtime_nsec(), m.len()));
-            if key.is_some() && self.seen.get(&dir) == key.as_ref() {
+            if key.is_some() && self.seen.get(dir) == key.as_ref() {
                 continue;
             }
-            let chunks = match marks(&dir) {
+            let chunks = match marks(dir) {
                 Ok(chunks) => chunks,
                 // Removed since it was listed.
                 Err(_) if !dir.exists() => continue,
                 Err(error) => return Err(error),
             };
             newly.extend(chunks.into_iter().filter(|id| self.chunks.insert(*id)));
-            self.seen.insert(dir, key.unwrap_or_default());
+            self.seen.insert(dir.clone(), key.unwrap_or_default());
         }
         Ok(newly)
     }
