@@ -63,7 +63,7 @@ fn manifest(body: &[u8]) {
 /// The body of an index file.
 fn index(body: &[u8]) {
     let Ok(mut index) = Index::decode(body) else { return };
-    let file = index.to_file().expect("what was decoded can be written");
+    let file = index.encode_file().expect("what was decoded can be written");
     assert!(file.ends_with(body), "an index has one form only");
 }
 

@@ -319,7 +319,7 @@ impl Index {
 
     /// The index file as bytes; none if it would be larger than the format's limit. Sorts the
     /// entries; the packs are in order already.
-    pub(crate) fn to_file(&mut self) -> Option<Vec<u8>> {
+    pub(crate) fn encode_file(&mut self) -> Option<Vec<u8>> {
         let body = self.encode()?;
         Some([&frame_header(INDEX_MAGIC, STORE_VERSION, &body)[..], &body].concat())
     }

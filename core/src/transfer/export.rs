@@ -177,7 +177,7 @@ impl Plan {
             packs: packs.iter().map(|pack| PackInfo { id: pack.id, len: pack.len }).collect(),
             entries: entries.into_values().collect(),
         };
-        let index = index.to_file().ok_or_else(|| Error::Damaged {
+        let index = index.encode_file().ok_or_else(|| Error::Damaged {
             what: "it has more chunks than one index can hold".into(),
         })?;
         let manifest_file = Manifest::file_bytes(dir, &image.id())?;

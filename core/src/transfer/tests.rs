@@ -342,7 +342,7 @@ fn an_index_that_claims_endless_packs_is_refused() {
     let entries = Index::read(&path.join("index")).unwrap().entries;
     let writer = WriterId([1; 12]);
     let huge = |number| PackInfo { id: writer.pack(number), len: i64::MAX as u64 };
-    let index = Index { packs: (0..40).map(huge).collect(), entries }.to_file().unwrap();
+    let index = Index { packs: (0..40).map(huge).collect(), entries }.encode_file().unwrap();
     let mut header = tar[at..at + 512].to_vec();
     reheader(&mut header, 0, |header| header.set_size(index.len() as u64));
     let mut hostile = [&tar[..at], &header, &index].concat();
