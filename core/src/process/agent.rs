@@ -72,6 +72,9 @@ fn code_suffix(code: i32) -> String {
     if code == 0 { String::new() } else { format!(" (driver error {code})") }
 }
 
+/// All blocks of a process, and the descriptors of some of them by id.
+pub type Exported = (Vec<Block>, Vec<(u64, OwnedFd)>);
+
 /// A connection to the agent of one process. While it is open the agent serves nobody else;
 /// dropping it opens the gate, unless the program is detached.
 #[derive(Debug)]
@@ -194,10 +197,7 @@ impl Agent {
 
     /// Every block, and of those that are not `known` their id and a file descriptor. While the
     /// gate is open the program goes on making and giving back blocks.
-    pub fn export(
-        &mut self,
-        known: Vec<u64>,
-    ) -> Result<(Vec<Block>, Vec<(u64, OwnedFd)>), AgentError> {
+    pub fn export(&mut self, known: Vec<u64>) -> Result<Exported, AgentError> {
         let held: HashSet<u64> = known.iter().copied().collect();
         let Reply::Blocks { blocks } = self.ask(&Request::Export { known })? else {
             return Err(AgentError::Unexpected { pid: self.pid });

@@ -1,6 +1,7 @@
 //! Writing a store, from many threads at once.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry as MapEntry;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -199,9 +200,10 @@ impl ChunkWriter {
     /// Takes over a chunk as it is stored elsewhere; `stored` was checked. For a gc.
     pub(crate) fn put_stored(&self, entry: &Entry, stored: &[u8]) -> Result<(), StoreError> {
         self.check_whole()?;
-        if self.shard(&entry.id).lock().insert(entry.id, None).is_some() {
-            return Ok(());
-        }
+        match self.shard(&entry.id).lock().entry(entry.id) {
+            MapEntry::Occupied(_) => return Ok(()),
+            MapEntry::Vacant(place) => place.insert(None),
+        };
         let kept = if entry.encoding.has_data() {
             self.append_stored(&mut self.lane().pack, *entry, stored)
         } else {
