@@ -278,11 +278,10 @@ impl Bulk {
         self.pieces[span.block].chunks[span.chunk].shadow = Some(address);
     }
 
-    /// The hash of each chunk of each block: what the image will say, once all of it is saved.
-    /// Everything has been looked at.
-    pub(super) fn hashes(&self) -> Vec<Vec<ChunkId>> {
-        let seen = |chunk: &Chunk| chunk.seen.expect("looked at");
-        self.pieces.iter().map(|piece| piece.chunks.iter().map(seen).collect()).collect()
+    /// The hash of each chunk of each block: what the image will say, once all of it is saved. None
+    /// where not everything has been looked at.
+    pub(super) fn hashes(&self) -> Option<Vec<Vec<ChunkId>>> {
+        self.pieces.iter().map(|p| p.chunks.iter().map(|chunk| chunk.seen).collect()).collect()
     }
 
     /// Brings everything into the store that is not in it, and gives the chunks of each block. The
@@ -316,8 +315,7 @@ impl Bulk {
         released();
         let saved = self.transfer(&later, store, stop, progress)?;
         self.check(saved)?;
-        let ids = self.pieces.iter().map(|p| p.chunks.iter().map(|chunk| chunk.seen).collect());
-        ids.collect::<Option<Vec<Vec<_>>>>().ok_or(Error::CopyIncomplete)
+        self.hashes().ok_or(Error::CopyIncomplete)
     }
 
     /// Compares what was copied with what was seen on the device.

@@ -7,117 +7,42 @@
 //! With protocol `cow` the program goes on before that, and the image is completed beside it.
 
 mod bulk;
+mod copy;
 mod describe;
 mod precopy;
 mod preflight;
+mod report;
 mod shadow;
 
 pub use bulk::Validation;
 pub(crate) use describe::{hash_file, option_values};
+pub use report::{CriuOptions, Options, Report};
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
 use gpucr_wire::Block;
 
 use crate::criu::{DumpError, DumpWorker};
 use crate::error::{Error, Failure, Left};
 use crate::held::{Drivers, Held, resume_all};
-use crate::image::{Committed, Destination, FileEntry, ImageWriter, Manifest, Protocol};
+use crate::image::{Committed, FileEntry, ImageWriter, Manifest, Protocol};
 use crate::keeper::Keeper;
-use crate::phase::{Clock, PhaseTime, Progress, milliseconds, skipped};
+use crate::phase::{Clock, Progress, milliseconds, skipped};
 use crate::process::{Lock, ProcessInfo};
 use crate::scratch;
 use crate::stop::Stop;
-use crate::store::{ChunkId, Compression};
 
 use bulk::Bulk;
+use copy::Copy;
 use describe::Libraries;
 use preflight::Plan;
 
 /// How long CRIU may take to end the processes after the commit.
 const ENDING: Duration = Duration::from_secs(5);
-
-/// What to dump, and how.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// Root of the process tree.
-    pub pid: u32,
-    /// Where the image goes.
-    pub destination: Destination,
-    /// Let the program run on afterwards instead of ending it.
-    pub leave_running: bool,
-    /// How memory is to be copied; none leaves the choice to gpucr.
-    pub protocol: Option<Protocol>,
-    /// Most bytes of each device for shadows; none takes up to half of what is free.
-    pub shadow_memory: Option<u64>,
-    /// Limit for closing the gate and draining, and for the driver's lock.
-    pub timeout: Duration,
-    /// How chunks are compressed.
-    pub compression: Compression,
-    /// The root is no session leader (found out by itself; CRIU's `--shell-job`).
-    pub shell_job: bool,
-    /// Options of CRIU with the same names.
-    pub criu: CriuOptions,
-    /// Set by a signal handler to end the dump and roll it back.
-    pub stop: Arc<AtomicBool>,
-}
-
-/// Options that are CRIU's, by its names.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct CriuOptions {
-    pub tcp_established: bool,
-    pub tcp_close: bool,
-    pub file_locks: bool,
-    pub ext_unix_sk: bool,
-    pub link_remap: bool,
-}
-
-/// What a dump did.
-#[derive(Debug, Clone, serde::Serialize)]
-pub struct Report {
-    /// Where the image is.
-    #[serde(serialize_with = "crate::phase::lossy")]
-    pub image: PathBuf,
-    /// Its identity.
-    pub id: String,
-    /// Root of the process tree.
-    pub pid: u32,
-    /// How memory was copied.
-    pub protocol: Protocol,
-    /// By whom: `outside` by gpucr's own context, `inside` by the program's, `driver` by the
-    /// driver's checkpoint.
-    pub copied: &'static str,
-    /// Whether the program runs on.
-    pub left_running: bool,
-    /// Bytes of device memory that gpucr saved.
-    pub bulk_bytes: u64,
-    /// Bytes of the image, with the chunks that it shares with its ancestors or its store.
-    pub stored_bytes: u64,
-    /// Chunks copied while the program ran.
-    pub precopied_chunks: u64,
-    /// How the copies were checked against the memory of the stopped program; none where everything
-    /// was copied after it had been stopped.
-    pub validation: Option<Validation>,
-    /// Bytes copied aside within the devices, and saved from there while the program ran on.
-    pub shadowed_bytes: u64,
-    /// Bytes that this dump has written; the rest was there.
-    pub new_bytes: u64,
-    /// For how long the program stood still, up to the commit or until it ran again.
-    pub stopped_ms: f64,
-    /// The whole dump.
-    pub total_ms: f64,
-    /// Its phases. `copy` runs beside `detach`, `checkpoint` and `criu` where gpucr copies by
-    /// itself, so the sum can be more than the whole.
-    pub phases: Vec<PhaseTime>,
-}
 
 /// Dumps a program. See [`Failure::left`] for what holds after a failure.
 pub fn dump(options: &Options, progress: &Arc<dyn Progress>) -> Result<Report, Failure> {
@@ -454,19 +379,9 @@ impl<'a> Dump<'a> {
                     )?);
                 }
             }
-            return Ok(Copy { blocks, stop, hashes: None, work: Some(Work::Done(saved)) });
+            return Ok(Copy::done(blocks, stop, saved));
         };
-        let stop_flag = stop.clone();
-        let hashes = self.validation.is_some().then(|| bulk.hashes());
-        let (released, release) = crossbeam_channel::bounded(1);
-        let thread = std::thread::spawn(move || {
-            // Whoever waits for this may have given up.
-            let released = || {
-                let _ = released.send(());
-            };
-            bulk.save(image.chunks(), &stop_flag, progress.as_ref(), released)
-        });
-        Ok(Copy { blocks, stop, hashes, work: Some(Work::Thread { thread, release }) })
+        Ok(Copy::start(bulk, blocks, image, stop, progress))
     }
 
     /// Takes the bulk memory away from every program.
@@ -550,7 +465,7 @@ impl<'a> Dump<'a> {
 
     /// CRIU has written its files and holds the program frozen: commits the image, or with protocol
     /// `cow` takes down all that the image needs of the frozen program, which may go on then.
-    fn commit(&mut self, copy: Copy) -> Result<(), Error> {
+    fn commit(&mut self, mut copy: Copy) -> Result<(), Error> {
         self.plan.update(self.options.pid, &self.held, &self.drivers)?;
         if self.protocol == Protocol::Cow {
             let blocks = copy.released()?;
@@ -619,62 +534,5 @@ fn choose(options: &Options, plan: &Plan, bulk: Option<&mut Bulk>) -> Protocol {
         _ if !bulk.prepare_hashing() => Protocol::Stop,
         Some(Protocol::Recopy) => Protocol::Recopy,
         _ => best,
-    }
-}
-
-/// A copy of bulk memory under way. Dropped before its end it is stopped and waited for.
-struct Copy {
-    blocks: Vec<Vec<Block>>,
-    stop: Stop,
-    /// The ids that each block will have, where they are known before the end.
-    hashes: Option<Vec<Vec<ChunkId>>>,
-    work: Option<Work>,
-}
-
-enum Work {
-    /// Ids for each block of each program, in order.
-    Done(Vec<Vec<ChunkId>>),
-    Thread {
-        thread: JoinHandle<Result<Vec<Vec<ChunkId>>, Error>>,
-        /// Says when nothing is needed any more of the programs' memory.
-        release: Receiver<()>,
-    },
-}
-
-impl Copy {
-    /// Waits until the programs may go on with their memory, and gives each program's blocks with the
-    /// chunks that they will have. All memory has been hashed.
-    fn released(&self) -> Result<Vec<bulk::Saved>, Error> {
-        if let Some(Work::Thread { release, .. }) = &self.work {
-            // No word means that the copy has failed.
-            release.recv().map_err(|_| Error::CopyIncomplete)?;
-        }
-        let hashes = self.hashes.clone().ok_or(Error::CopyIncomplete)?;
-        Ok(in_programs(self.blocks.clone(), hashes))
-    }
-
-    /// Waits for the end and gives each program's blocks with their chunks.
-    fn finish(mut self) -> Result<Vec<bulk::Saved>, Error> {
-        let ids = match self.work.take().expect("taken only here and in drop") {
-            Work::Done(ids) => ids,
-            Work::Thread { thread, .. } => {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?
-            }
-        };
-        Ok(in_programs(std::mem::take(&mut self.blocks), ids))
-    }
-}
-
-fn in_programs(blocks: Vec<Vec<Block>>, ids: Vec<Vec<ChunkId>>) -> Vec<bulk::Saved> {
-    let mut ids = ids.into_iter();
-    blocks.into_iter().map(|blocks| blocks.into_iter().zip(ids.by_ref()).collect()).collect()
-}
-
-impl Drop for Copy {
-    fn drop(&mut self) {
-        if let Some(Work::Thread { thread, .. }) = self.work.take() {
-            self.stop.fail();
-            let _ = thread.join();
-        }
     }
 }
