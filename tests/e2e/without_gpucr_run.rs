@@ -115,12 +115,39 @@ fn sharing_program() -> Result<()> {
     Ok(())
 }
 
+/// Run as a program of its own by the test below: it has managed memory.
 #[test]
-fn what_cannot_be_checkpointed_is_named_before_anything_is_touched() -> Result<()> {
+#[ignore = "a helper process of another test"]
+fn managing_program() -> Result<()> {
+    // SAFETY: the functions are the driver API's, with the types of its header, and every pointer
+    // is a place of the right type.
+    unsafe {
+        let cuda = libloading::Library::new("libcuda.so.1")?;
+        let init: libloading::Symbol<unsafe extern "C" fn(u32) -> i32> = cuda.get(b"cuInit\0")?;
+        ensure!(init(0) == 0, "cuInit");
+        type Retain = unsafe extern "C" fn(*mut usize, i32) -> i32;
+        let retain: libloading::Symbol<Retain> = cuda.get(b"cuDevicePrimaryCtxRetain\0")?;
+        let mut context = 0;
+        ensure!(retain(&mut context, 0) == 0, "cuDevicePrimaryCtxRetain");
+        type SetCurrent = unsafe extern "C" fn(usize) -> i32;
+        let set_current: libloading::Symbol<SetCurrent> = cuda.get(b"cuCtxSetCurrent\0")?;
+        ensure!(set_current(context) == 0, "cuCtxSetCurrent");
+        type Allocate = unsafe extern "C" fn(*mut u64, usize, u32) -> i32;
+        let allocate: libloading::Symbol<Allocate> = cuda.get(b"cuMemAllocManaged\0")?;
+        let mut address = 0;
+        ensure!(allocate(&mut address, 1 << 20, 1) == 0, "cuMemAllocManaged");
+        println!("sharing");
+        std::thread::sleep(std::time::Duration::from_secs(120));
+    }
+    Ok(())
+}
+
+/// A dump of the helper program is refused in these words, and `gpucr ps` says it too.
+fn refused_beforehand(helper: &str, words: &str, listed_words: &str) -> Result<()> {
     let lab = Lab::new();
     let mut command = lab.gpucr();
     command.args(["run", "--device", "soft", "--"]).arg(std::env::current_exe()?);
-    command.args(["--ignored", "--exact", "sharing_program", "--nocapture"]);
+    command.args(["--ignored", "--exact", helper, "--nocapture"]);
     let mut program = lab.spawn(command, "log")?;
     while !program.output().contains("sharing\n") && program.is_running() {
         std::thread::sleep(std::time::Duration::from_millis(5));
@@ -128,11 +155,17 @@ fn what_cannot_be_checkpointed_is_named_before_anything_is_touched() -> Result<(
     let output = lab.run(["dump", "--pid", &program.pid.to_string(), "-o", "image"])?;
     ensure!(output.status.code() == Some(1), "{}\n{}", show(&output), program.output());
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(message.contains("shared with other processes"), "{message}");
+    ensure!(message.contains(words), "{message}");
     ensure!(message.contains("Nothing was changed"), "{message}");
     ensure!(program.is_running() && !lab.path("image").exists());
     let listed = lab.run(["ps"])?;
     let listed = String::from_utf8(listed.stdout).context("text")?;
-    ensure!(listed.contains("cannot be dumped: memory shared"), "{listed}");
+    ensure!(listed.contains(&format!("cannot be dumped: {listed_words}")), "{listed}");
     Ok(())
+}
+
+#[test]
+fn what_cannot_be_checkpointed_is_named_before_anything_is_touched() -> Result<()> {
+    refused_beforehand("sharing_program", "shared with other processes", "memory shared")?;
+    refused_beforehand("managing_program", "managed memory (1", "managed memory")
 }
