@@ -94,7 +94,9 @@ gpucr restore /images/train\n\n  \
 gpucr dump --pid 4242 --leave-running -o monday\n  \
 gpucr dump --pid 4242 --leave-running -o tuesday --parent monday\n\n  \
 gpucr dump --pid 4242 --leave-running --store /images --name step-1000\n  \
-gpucr restore /images/images/step-1000")]
+gpucr restore /images/images/step-1000\n\n\
+For fault tolerance, the last three states of a long job:\n  \
+gpucr dump --pid 4242 --every 10m --keep 3 --store /images")]
 pub(crate) struct DumpArgs {
     /// Root of the process tree
     #[arg(short = 't', long = "pid", alias = "tree", value_name = "PID")]
@@ -115,6 +117,14 @@ pub(crate) struct DumpArgs {
     /// Let the program run on afterwards
     #[arg(short = 'R', long)]
     pub(crate) leave_running: bool,
+    /// Save the program again and again, as long as it lives, and let it run on; each image can be
+    /// restored by itself. A time that passes during a dump is left out
+    #[arg(long, value_name = "DURATION", value_parser = interval, requires = "store",
+          conflicts_with = "name")]
+    pub(crate) every: Option<Duration>,
+    /// With --every: how many of its images are kept; older ones are removed [default: all]
+    #[arg(long, value_name = "N", requires = "every", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) keep: Option<u32>,
     /// How device memory is copied; auto chooses the one that stops the program the least
     #[arg(long, value_enum, default_value_t = ProtocolArg::Auto)]
     pub(crate) protocol: ProtocolArg,
@@ -405,6 +415,13 @@ fn duration(text: &str) -> Result<Duration, String> {
         return Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string());
     }
     humantime::parse_duration(text).map_err(|e| e.to_string())
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("an interval has to be longer than nothing".into()),
+        interval => Ok(interval),
+    }
 }
 
 fn size(text: &str) -> Result<u64, String> {

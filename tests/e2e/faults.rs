@@ -196,7 +196,7 @@ impl Drop for SmallDisk {
 fn a_full_disk_rolls_the_dump_back() -> Result<()> {
     let expected = expected()?;
     let lab = Lab::new();
-    let mut program = lab.start("sgd", &["--steps", "60", "--step-delay-ms", "200"])?;
+    let mut program = lab.start("sgd", &["--steps", ARGS[1], "--step-delay-ms", "200"])?;
     program.wait_for("step ")?;
     let (mut untouched, mut rolled_back) = (0, 0);
     for kib in (1024..64 << 10).step_by(768) {

@@ -227,3 +227,46 @@ fn commands_on_stores_refuse_what_is_none() -> Result<()> {
     refused(&output, 1, &["folder is not a gpucr store", "new or empty", "Nothing was changed"])?;
     program.wait_for_progress()
 }
+
+/// Images are taken for as long as the program lives, and the last ones kept; each is whole.
+#[test]
+fn a_program_is_saved_again_and_again() -> Result<()> {
+    let lab = Lab::new();
+    let mut undisturbed = lab.start("scatter", &["--steps", "300"])?;
+    undisturbed.result()?;
+    let lab = Lab::new();
+    let mut program = lab.start("scatter", &["--steps", "300", "--step-delay-ms", "20"])?;
+    program.wait_for("step ")?;
+    let mut command = lab.gpucr();
+    command
+        .args(["dump", "--json", "--pid", &program.pid.to_string(), "--store", "store"])
+        .args(["--every", "1s", "--keep", "2"]);
+    let output = finish(&mut command)?;
+    ensure!(output.status.success(), "{}", show(&output));
+    program.result()?;
+    ensure!(program.series() == undisturbed.series(), "the program that ran on differs");
+    let reports: Vec<Value> = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(|line| Ok(serde_json::from_str(line)?))
+        .collect::<Result<_>>()?;
+    ensure!(reports.len() > 2, "{}", show(&output));
+    // Most of the memory is as it was at the first dump.
+    let new = |report: &Value| report["new_bytes"].as_u64().unwrap_or(u64::MAX);
+    ensure!(new(&reports[1]) < new(&reports[0]) / 4 * 3, "{} {}", reports[0], reports[1]);
+    let mut images: Vec<_> = std::fs::read_dir(lab.path("store/images"))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
+    images.sort();
+    ensure!(images.len() == 2, "{images:?}");
+    let first = reports[0]["image"].as_str().context("a path")?;
+    ensure!(!lab.path(first).exists(), "{first} is there still");
+    let mut old = program;
+    for image in images {
+        lab.rewind(&old, &image)?;
+        let mut restored = lab.restore(&image, old)?;
+        restored.result()?;
+        ensure!(restored.series() == undisturbed.series(), "{}: differs", image.display());
+        old = restored;
+    }
+    Ok(())
+}

@@ -1,10 +1,14 @@
 //! `gpucr dump`.
 
+mod repeat;
+
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
-use gpucr_core::dump::{self, CriuOptions, Options};
+use gpucr_core::dump::{self, CriuOptions, Options, Report};
 use gpucr_core::image::{Destination, Protocol};
 
 use crate::args::{DumpArgs, ProtocolArg};
@@ -13,21 +17,38 @@ use crate::failure::{CliError, USAGE};
 use crate::{Outcome, display, signals};
 
 pub(crate) fn run(args: &DumpArgs) -> Outcome {
+    let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    let options = options(args, signals.stop)?;
+    if let Some(interval) = args.every {
+        return repeat::run(args, options, interval);
+    }
+    let progress = display::progress(args.json);
+    let report = dump::dump(&options, &progress)?;
+    drop(progress);
+    if args.json {
+        print_json(&report)?;
+    } else {
+        tell(args, &options, &report);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options, CliError> {
+    let leave_running = args.leave_running || args.every.is_some();
     let protocol = match args.protocol {
         ProtocolArg::Auto => None,
         ProtocolArg::Stop => Some(Protocol::Stop),
         ProtocolArg::Recopy => Some(Protocol::Recopy),
-        ProtocolArg::Cow if !args.leave_running => {
+        ProtocolArg::Cow if !leave_running => {
             return Err(CliError::new(USAGE, "protocol cow is for a program that runs on")
                 .help("add --leave-running, or use --protocol recopy"));
         }
         ProtocolArg::Cow => Some(Protocol::Cow),
     };
-    let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
-    let options = Options {
+    Ok(Options {
         pid: args.pid,
         destination: destination(args),
-        leave_running: args.leave_running,
+        leave_running,
         protocol,
         shadow_memory: args.shadow_memory,
         timeout: args.timeout,
@@ -40,15 +61,12 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
             ext_unix_sk: args.criu.ext_unix_sk,
             link_remap: args.criu.link_remap,
         },
-        stop: signals.stop,
-    };
-    let progress = display::progress(args.json);
-    let report = dump::dump(&options, &progress)?;
-    drop(progress);
-    if args.json {
-        print_json(&report)?;
-        return Ok(ExitCode::SUCCESS);
-    }
+        stop,
+    })
+}
+
+/// Says what a dump did.
+fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     let fate = if report.left_running { "runs on" } else { "was ended" };
     let shared = match options.destination {
         Destination::Alone(_) => String::new(),
@@ -63,7 +81,7 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
         display::time(report.total_ms),
         report.pid,
     );
-    if let Some(found) = report.validation {
+    if let Some(found) = &report.validation {
         say!(
             "copied while it ran: {} of {} chunks; {} had changed since, and {} were copied again",
             report.precopied_chunks,
@@ -91,7 +109,6 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
              itself, which is slower."
         );
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn destination(args: &DumpArgs) -> Destination {
