@@ -183,6 +183,7 @@ fn a_damaged_image_is_neither_restored_nor_exported() -> Result<()> {
     let lab = Lab::new();
     let (mut program, image) = dumped(&lab)?;
     program.kill();
+    lab.rewind(&program, &image)?;
     let (pack, len) = pack(&image)?;
     flip(&pack, len / 2)?;
     for args in [&["restore", "image"][..], &["export", "image", "image.tar"]] {
