@@ -28,7 +28,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             sys::run(sys::cargo().args(["test", "--workspace", "--doc", "--quiet"]))?;
         }
     } else {
-        sys::run(sys::cargo().args(["test", "--workspace"]).args(&args.args))?;
+        // nextest gives each test a process; here those of a file share one, and its device.
+        let mut test = sys::cargo();
+        test.env("RUST_TEST_THREADS", "1");
+        sys::run(test.args(["test", "--workspace"]).args(&args.args))?;
     }
     sys::say("tests", "all passed");
     Ok(())
