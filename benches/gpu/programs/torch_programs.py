@@ -2,13 +2,15 @@
 
 Each prints `ready`, then `step N VALUE` lines, and at the end `result HASH`: a hash of all values
 and of the final state. The same arguments give the same result, always: algorithms are the
-deterministic ones. `median ms` at the end is the median time of a step.
+deterministic ones. `median ms` at the end is the median time of a step. With `--times FILE` the time
+of each step's end (seconds of the monotonic clock, 8 bytes) is appended to that file.
 """
 
 import argparse
 import hashlib
 import os
 import statistics
+import struct
 import sys
 import time
 
@@ -209,10 +211,12 @@ def main():
     parser.add_argument("--width", type=int, default=1024, help="of the trained network")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--delay", type=float, default=0, help="seconds to sleep after each step")
+    parser.add_argument("--times", help="file for the times of the steps")
     args = parser.parse_args()
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.manual_seed(0)
     times = []
+    clock = open(args.times, "ab", buffering=0) if args.times else None
     last = time.perf_counter()
     for step in PROGRAMS[args.program](args):
         if step == 0:
@@ -220,6 +224,8 @@ def main():
         if args.delay:
             time.sleep(args.delay)
         # Each step has read its loss back, so the device is done with it.
+        if clock:
+            clock.write(struct.pack("d", time.monotonic()))
         now = time.perf_counter()
         times.append(now - last)
         last = now

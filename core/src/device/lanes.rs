@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use gpucr_wire::CHUNK_SIZE;
 
@@ -99,10 +100,12 @@ impl Lane {
 
     /// Reads these spans, which lie in memory of this lane's device that is mapped here, and calls
     /// `take` with the bytes of each, from many threads at once. Ends early when `stop` is set, which
-    /// a failure does by itself; the caller then has to treat what was taken as incomplete.
+    /// a failure does by itself; the caller then has to treat what was taken as incomplete. After
+    /// `until` each worker ends with what it has begun; all of them have begun something.
     pub fn copy_out<E: Send>(
         &mut self,
         work: &[Span],
+        until: Option<Instant>,
         stop: &Stop,
         take: &(impl Fn(Span, &[u8]) -> Result<(), E> + Sync),
     ) -> Result<(), TransferError<E>> {
@@ -124,7 +127,8 @@ impl Lane {
             let (mut current, mut other) = (a, b);
             let mut pending = issue(current)?;
             while let Some(span) = pending {
-                pending = issue(other)?;
+                let late = until.is_some_and(|until| Instant::now() >= until);
+                pending = if late { None } else { issue(other)? };
                 current.event.wait()?;
                 take(span, &current.staging.bytes()[..span.len]).map_err(TransferError::Chunk)?;
                 std::mem::swap(&mut current, &mut other);

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use gpucr_wire::{Block, CHUNK_SIZE};
 use parking_lot::Mutex;
@@ -205,12 +206,12 @@ impl Bulk {
         }
     }
 
-    /// Copies at most `limit` of the chunks that are [worth](Self::worth_copying) it, equal ones once.
-    /// The program may be writing to them: what is copied is named by what it is. Gives the number
-    /// of chunks that were copied; 0 when there are no more.
+    /// Copies chunks that are [worth](Self::worth_copying) it, equal ones once, for at most `time`, but
+    /// some in any case. The program may be writing to them: what is copied is named by what it is.
+    /// Gives the number of chunks that were copied; 0 when there are no more.
     pub(super) fn copy_some(
         &mut self,
-        limit: usize,
+        time: Duration,
         store: &ChunkWriter,
         stop: &Stop,
         progress: &dyn Progress,
@@ -220,9 +221,11 @@ impl Bulk {
         let mut work = spans(&self.pieces, |_, c| c.still && c.copied != c.seen);
         work.retain(|span| {
             let seen = self.pieces[span.block].chunks[span.chunk].seen;
-            taken.len() < limit && taken.insert(seen)
+            taken.insert(seen)
         });
-        let copied = self.transfer(&work, store, stop, progress)?;
+        let until = Some(Instant::now() + time);
+        let copied = self.transfer(&work, until, store, stop, progress)?;
+        let count = copied.len();
         for (span, id) in copied {
             let chunk = &mut self.pieces[span.block].chunks[span.chunk];
             chunk.copied = Some(id);
@@ -230,7 +233,7 @@ impl Bulk {
             // held still again.
             chunk.still = chunk.seen == Some(id);
         }
-        Ok(work.len())
+        Ok(count)
     }
 
     /// Looks at everything while the program stands still and tells what has changed since it was
@@ -307,13 +310,13 @@ impl Bulk {
         });
         let shadowed = |span: &Span| self.pieces[span.block].chunks[span.chunk].shadow.is_some();
         let (later, now): (Vec<Span>, Vec<Span>) = work.into_iter().partition(shadowed);
-        let saved = self.transfer(&now, store, stop, progress)?;
+        let saved = self.transfer(&now, None, store, stop, progress)?;
         self.check(saved)?;
         for piece in &mut self.pieces {
             piece.memory = None;
         }
         released();
-        let saved = self.transfer(&later, store, stop, progress)?;
+        let saved = self.transfer(&later, None, store, stop, progress)?;
         self.check(saved)?;
         self.hashes().ok_or(Error::CopyIncomplete)
     }
@@ -332,10 +335,12 @@ impl Bulk {
         Ok(())
     }
 
-    /// Copies these spans into the store, on all lanes at once. Gives the address of each.
+    /// Copies these spans into the store, on all lanes at once, or the first of them until that moment.
+    /// Gives the address of each that was copied.
     fn transfer(
         &mut self,
         work: &[Span],
+        until: Option<Instant>,
         store: &ChunkWriter,
         stop: &Stop,
         progress: &dyn Progress,
@@ -356,7 +361,7 @@ impl Bulk {
                 .map(|(lane, copier)| {
                     let on_lane = |span: &&Span| pieces[span.block].lane == lane;
                     let work: Vec<Span> = work.iter().filter(on_lane).copied().collect();
-                    scope.spawn(move || copier.copy_out(&work, stop, take))
+                    scope.spawn(move || copier.copy_out(&work, until, stop, take))
                 })
                 .collect();
             threads.into_iter().try_for_each(joined)
@@ -366,7 +371,8 @@ impl Bulk {
             TransferError::Chunk(error) => Error::Store(error),
         })?;
         let copied = copied.into_inner();
-        if copied.len() < work.len() { Err(Error::CopyIncomplete) } else { Ok(copied) }
+        let ended_early = copied.len() < work.len() && (until.is_none() || stop.is_set());
+        if ended_early { Err(Error::CopyIncomplete) } else { Ok(copied) }
     }
 }
 

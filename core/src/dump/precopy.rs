@@ -13,9 +13,10 @@ use crate::stop::Stop;
 
 /// Between the first two looks: what changes in less is not copied.
 const MOMENT: Duration = Duration::from_millis(150);
-/// Chunks that are copied before the programs are asked again for their blocks, so that memory which
-/// they give back is kept from the device for a few tenths of a second only.
-const SLICE: usize = 256;
+/// For so long is copied before the programs are asked again for their blocks: memory that they give
+/// back is kept from the device until then. Each slice costs the copier a few milliseconds, in which
+/// its pipeline drains and fills.
+const SLICE: Duration = Duration::from_millis(250);
 /// After so many passes over the memory the program is stopped in any case.
 const PASSES: usize = 5;
 /// A pass that would copy less than this share of the memory is left to the stopped window.

@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""Concurrent dumps of PyTorch programs on a real GPU: what the program notices of them.
+
+The program appends the time of each step to a file, so its speed before, during and after a dump is
+known. Images are written to memory: a tmpfs of `--room` GiB mounted for the purpose, in which nothing
+is compressed.
+
+  inference   `gpucr dump` (recopy): stopped time, rate of the copy, speed of the program during it
+  store       two dumps with --leave-running into one store: what the second one had to copy
+  training    `gpucr dump --leave-running` (cow) of AdamW: stopped time, time until full speed again
+
+Each row is one dump. `--json FILE` keeps all reports.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+TORCH = [sys.executable, str(HERE / "programs" / "torch_programs.py")]
+STEPS = "1000000"
+CHUNK = 2 << 20
+
+
+class Program:
+    """A program under `gpucr run`, with the times of its steps."""
+
+    def __init__(self, args, command, folder):
+        self.times_file = folder / "times"
+        self.log = folder / "log"
+        with open(self.log, "w") as out:
+            self.process = subprocess.Popen(
+                [args.gpucr, "run", "--", *command, "--times", str(self.times_file)],
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        self.pid = self.process.pid
+
+    def times(self):
+        data = self.times_file.read_bytes() if self.times_file.exists() else b""
+        return [t for (t,) in struct.iter_unpack("d", data[: len(data) // 8 * 8])]
+
+    def wait_for_steps(self, count, limit=240):
+        deadline = time.monotonic() + limit
+        while len(self.times()) < count:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"no {count} steps: {self.log.read_text()[-500:]}")
+            time.sleep(0.05)
+
+    def end(self):
+        subprocess.run(["pkill", "-9", "-s", str(self.pid)])
+        self.process.wait()
+
+
+def dump(args, program, flags, out, name):
+    """Dumps, and gives the report and the moments at which each phase began."""
+    command = [args.gpucr, "dump", "--pid", str(program.pid), "--json", *flags]
+    began = time.monotonic()
+    with open(out / f"{name}.stderr", "w") as err:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=err, text=True,
+                              env={**os.environ, "GPUCR_LOG": "gpucr_core=debug"})
+    if done.returncode != 0:
+        raise RuntimeError((out / f"{name}.stderr").read_text()[-600:])
+    report = json.loads(done.stdout)
+    report["command_s"] = time.monotonic() - began
+    edges, at = {}, began
+    for phase in report["phases"]:
+        edges[phase["name"]] = (at, at + phase["ms"] / 1000)
+        at += phase["ms"] / 1000
+    return report, edges
+
+
+def rate(times, start, end):
+    """Steps in a second between two moments."""
+    inside = [t for t in times if start <= t < end]
+    return (len(inside) - 1) / (inside[-1] - inside[0]) if len(inside) > 2 else 0.0
+
+
+def describe(name, report, more):
+    phases = " ".join(f"{p['name']}={p['ms']:.0f}" for p in report["phases"])
+    validation = report["validation"] or {}
+    gib = report["bulk_bytes"] / 2**30
+    checked = validation.get("ms", 0)
+    print(f"{name}: {report['protocol']}, {gib:.1f} GiB, stopped {report['stopped_ms']:.0f} ms, "
+          f"total {report['total_ms']:.0f} ms; {more}")
+    print(f"    {phases}")
+    print(f"    precopied {report['precopied_chunks']} chunks, validation {validation}"
+          + (f" = {report['bulk_bytes'] / checked / 1e9:.2f} TB/s" if checked else "")
+          + f", shadowed {report['shadowed_bytes'] / 2**20:.0f} MiB", flush=True)
+
+
+def inference(args, gib, images, out):
+    program = Program(args, TORCH + ["infer", "--gib", str(gib), "--steps", STEPS], images)
+    try:
+        program.wait_for_steps(100)
+        time.sleep(2)
+        name = f"inference-{gib:g}"
+        report, edges = dump(args, program, ["-o", str(images / "image"), "--compress", "none"],
+                             out, name)
+        times = program.times()
+        precopy = edges.get("precopy", (0, 0))
+        before = rate(times, precopy[0] - 3, precopy[0] - 0.5)
+        during = rate(times, *precopy)
+        seconds = precopy[1] - precopy[0]
+        copied = report["precopied_chunks"] * CHUNK
+        report["copy_gb_s"] = copied / seconds / 1e9 if seconds else 0
+        report["speed_during_copy"] = during / before
+        describe(f"inference {gib:g} GiB", report,
+                 f"pre-copy {copied / 2**30:.1f} GiB in {seconds:.2f} s = {report['copy_gb_s']:.1f} "
+                 f"GB/s, program at {during / before * 100:.1f} % of {before:.1f} steps/s")
+        return report
+    finally:
+        program.end()
+        shutil.rmtree(images / "image", ignore_errors=True)
+
+
+def store(args, gib, images, out):
+    program = Program(args, TORCH + ["infer", "--gib", str(gib), "--steps", STEPS], images)
+    try:
+        program.wait_for_steps(100)
+        time.sleep(1)
+        for number in (1, 2):
+            flags = ["--store", str(images / "store"), "--name", f"image-{number}",
+                     "--leave-running", "--compress", "none"]
+            report, _ = dump(args, program, flags, out, f"store-{number}")
+            chunks = report["precopied_chunks"] + report["validation"]["recopied"]
+            share = chunks * CHUNK / report["bulk_bytes"]
+            report["crossed_share"] = share
+            describe(f"store, dump {number}", report,
+                     f"{share * 100:.2f} % of the bulk crossed PCIe, "
+                     f"{report['new_bytes'] / 2**20:.0f} MiB new")
+            time.sleep(1)
+        return report
+    finally:
+        program.end()
+        shutil.rmtree(images / "store", ignore_errors=True)
+
+
+def training(args, images, out):
+    command = TORCH + ["train", "--width", str(args.width), "--steps", STEPS]
+    program = Program(args, command, images)
+    try:
+        program.wait_for_steps(100)
+        time.sleep(1)
+        report, edges = dump(args, program, ["-o", str(images / "image"), "--leave-running",
+                                             "--compress", "none"], out, "training")
+        time.sleep(3)
+        times = program.times()
+        gate = edges["gate"][0]
+        start = edges["precopy"][0]
+        steps = [(b, b - a) for a, b in zip(times, times[1:])]
+        usual = statistics.median(d for t, d in steps if start - 3 < t < start - 0.2)
+        resumed = gate + report["stopped_ms"] / 1000
+        after = [(t, d) for t, d in steps if t > resumed]
+        # From here on every five steps in a row take, in the median, as long as before.
+        slow = [i for i in range(len(after) - 4)
+                if statistics.median(d for _, d in after[i : i + 5]) > usual * 1.05]
+        back = after[slow[-1] + 4][0] - resumed if slow else 0.0
+        longest = max(d for _, d in steps[-len(after) - 2:])
+        report["full_speed_after_s"] = back
+        describe("training", report,
+                 f"step {usual * 1000:.1f} ms, longest {longest * 1000:.0f} ms, "
+                 f"full speed {back:.2f} s after it resumed")
+        return report
+    finally:
+        program.end()
+        shutil.rmtree(images / "image", ignore_errors=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpucr", default="gpucr")
+    parser.add_argument("--gib", type=float, nargs="*", default=[24, 96])
+    parser.add_argument("--store-gib", type=float, default=24)
+    parser.add_argument("--width", type=int, default=13056, help="of the trained network: 16 GiB")
+    parser.add_argument("--only", nargs="*", choices=["inference", "store", "training"],
+                        default=["inference", "store", "training"])
+    parser.add_argument("--room", type=int, default=112, help="GiB of the tmpfs")
+    parser.add_argument("--huge", choices=["never", "always"], default="never",
+                        help="whether that tmpfs uses huge pages")
+    parser.add_argument("--out", default="concurrent-logs")
+    args = parser.parse_args()
+    args.gpucr = str(pathlib.Path(shutil.which(args.gpucr) or args.gpucr).resolve())
+    out = pathlib.Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    images = pathlib.Path(tempfile.mkdtemp(prefix="gpucr-concurrent-"))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={args.room}g,mode=700,huge={args.huge}",
+                    "gpucr-bench", str(images)], check=True)
+    work = [(f"inference-{gib:g}", lambda folder, gib=gib: inference(args, gib, folder, out))
+            for gib in args.gib if "inference" in args.only]
+    if "store" in args.only:
+        work.append(("store", lambda folder: store(args, args.store_gib, folder, out)))
+    if "training" in args.only:
+        work.append(("training", lambda folder: training(args, folder, out)))
+    reports, failed = {}, 0
+    try:
+        for name, measure in work:
+            folder = images / name
+            folder.mkdir()
+            try:
+                reports[name] = measure(folder)
+            except Exception as error:  # every failure is a row
+                failed += 1
+                print(f"{name}: FAILED: {error}", flush=True)
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        subprocess.run(["umount", "-l", str(images)])
+        images.rmdir()
+    (out / "reports.json").write_text(json.dumps(reports, indent=1))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
