@@ -165,6 +165,9 @@ def compare(args):
         "driver + CRIU": lambda c, f: peer(args, driver, c, f),
         "gpucr": lambda c, f: gpucr(args, c, f, []),
         "gpucr, raw image": lambda c, f: gpucr(args, c, f, ["--compress", "none"]),
+        "gpucr, stop": lambda c, f: gpucr(args, c, f, ["--protocol", "stop"]),
+        "gpucr, stop, raw": lambda c, f: gpucr(args, c, f, ["--protocol", "stop",
+                                                            "--compress", "none"]),
     }
     print(f"{'program':<18} {'way':<18} {'stopped':>9} {'dump':>9} {'to step':>9} {'image':>10}")
     for name, command in programs.items():
@@ -190,19 +193,25 @@ def compare(args):
 def overhead(args):
     programs = {
         "large steps": TORCH + ["train", "--steps", "200", "--width", "2048", "--batch", "8192"],
-        "small steps": TORCH + ["train", "--steps", "1000"],
+        "small steps": TORCH + ["train", "--steps", "2000"],
     }
+    # On cores of their own: that a thread moves from core to core is most of the noise.
+    pin = ["taskset", "-c", args.pin] if args.pin else []
     for name, command in programs.items():
         times = {"plain": [], "gpucr run": []}
         for turn in range(args.rounds):
             ways = [("plain", []), ("gpucr run", [args.gpucr, "run", "--"])]
             for way, prefix in ways if turn % 2 == 0 else reversed(ways):
-                out = run(prefix + command)
+                out = run(pin + prefix + command)
                 line = next(line for line in out.splitlines() if line.startswith("median ms"))
                 times[way].append(float(line.split()[2]))
         plain, under = (statistics.median(times[way]) for way in times)
+        pairs = sorted((b / a - 1) * 100 for a, b in zip(*times.values()))
+        quarter = len(pairs) // 4
         print(f"training, {name}: plain {plain:.4f} ms, under gpucr run {under:.4f} ms, "
-              f"{(under / plain - 1) * 100:+.2f} % (medians of {args.rounds} runs, alternating)")
+              f"{(under / plain - 1) * 100:+.2f} % (medians of {args.rounds} runs, alternating); "
+              f"of the pairs {statistics.median(pairs):+.2f} %, middle half {pairs[quarter]:+.2f} to "
+              f"{pairs[-1 - quarter]:+.2f} %")
         for way, row in times.items():
             print(f"  {way}: {' '.join(f'{t:.4f}' for t in row)}", flush=True)
 
@@ -216,6 +225,7 @@ def main():
     parser.add_argument("--gib", type=float, nargs="*", default=[1, 24])
     parser.add_argument("--no-training", action="store_true")
     parser.add_argument("--overhead", action="store_true")
+    parser.add_argument("--pin", help="with --overhead: cores for the program, as taskset has them")
     args = parser.parse_args()
     args.gpucr = str(pathlib.Path(shutil.which(args.gpucr) or args.gpucr).resolve())
     overhead(args) if args.overhead else compare(args)
