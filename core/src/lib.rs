@@ -3,6 +3,7 @@
 //! Start with [`dump`] and [`restore`]: each is one list of phases. `docs/design.md` explains why
 //! they are in this order, and what holds after a failure in each.
 
+pub mod access;
 pub mod criu;
 pub mod device;
 pub mod diff;

@@ -1,0 +1,3 @@
+//! What launches read and write.
+
+pub mod directions;
