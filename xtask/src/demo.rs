@@ -28,6 +28,10 @@ pub(crate) struct Args {
     /// Keep logs and image
     #[arg(long)]
     keep: bool,
+    /// Take `gpucr`, its libraries and `workload` from there, and install and build nothing: for a
+    /// machine without Rust
+    #[arg(long, value_name = "DIR")]
+    prebuilt: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -46,14 +50,19 @@ enum Device {
 /// # Errors
 /// Any step before the comparison fails. No process is left behind.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    setup::run(&setup::Args::default())?;
-    sys::run(sys::cargo().args(["build", "--workspace"]))?;
-
+    let bin = match &args.prebuilt {
+        Some(dir) => dir.canonicalize().with_context(|| format!("no folder {}", dir.display()))?,
+        None => {
+            setup::run(&setup::Args::default())?;
+            sys::run(sys::cargo().args(["build", "--workspace"]))?;
+            sys::target_dir()?.join("debug")
+        }
+    };
     let work = tempfile::Builder::new().prefix("gpucr-demo-").tempdir();
     let work = work.context("cannot make a temporary folder")?;
     let demo = Demo {
         dir: work.path().to_path_buf(),
-        bin: sys::target_dir()?.join("debug"),
+        bin,
         device: resolve(args.device),
         steps: args.steps,
         step_delay_ms: args.step_delay_ms,

@@ -25,7 +25,13 @@ struct Slot {
 pub struct Lane {
     context: Arc<Context>,
     workers: Vec<[Slot; 2]>,
+    /// Whether a program runs beside, to which the cores belong first.
+    beside: bool,
 }
+
+/// Niceness of workers beside a running program. A program that launches kernels without end is
+/// slowed by each moment that it waits for a core; the copier loses little, since it has many.
+const BESIDE: i32 = 10;
 
 /// The part of a block that one chunk covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +96,12 @@ impl Lane {
         };
         let workers =
             (0..workers.max(1)).map(|_| Ok([slot()?, slot()?])).collect::<Result<_, _>>()?;
-        Ok(Self { context, workers })
+        Ok(Self { context, workers, beside: false })
+    }
+
+    /// Whether the copies from here on run beside a program that is not to be slowed by them.
+    pub fn run_beside(&mut self, beside: bool) {
+        self.beside = beside;
     }
 
     /// The context.
@@ -115,7 +126,12 @@ impl Lane {
             let free = !stop.is_set();
             work.get(next.fetch_add(1, Ordering::Relaxed)).copied().filter(|_| free)
         };
+        let beside = self.beside;
         let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
+            if beside {
+                // The thread's own, and it ends with the copy.
+                let _ = rustix::process::setpriority_process(None, BESIDE);
+            }
             stream.context().enter()?;
             let issue = |slot: &mut Slot| -> Result<Option<Span>, DriverError> {
                 let Some(span) = claim() else { return Ok(None) };

@@ -224,7 +224,10 @@ impl Bulk {
             taken.insert(seen)
         });
         let until = Some(Instant::now() + time);
-        let copied = self.transfer(&work, until, store, stop, progress)?;
+        self.run_beside(true);
+        let copied = self.transfer(&work, until, store, stop, progress);
+        self.run_beside(false);
+        let copied = copied?;
         let count = copied.len();
         for (span, id) in copied {
             let chunk = &mut self.pieces[span.block].chunks[span.chunk];
@@ -316,6 +319,7 @@ impl Bulk {
             piece.memory = None;
         }
         released();
+        self.run_beside(true);
         let saved = self.transfer(&later, None, store, stop, progress)?;
         self.check(saved)?;
         self.hashes().ok_or(Error::CopyIncomplete)
@@ -333,6 +337,11 @@ impl Bulk {
             chunk.seen = Some(id);
         }
         Ok(())
+    }
+
+    /// Whether copies run beside the program, which comes first then.
+    fn run_beside(&mut self, beside: bool) {
+        self.lanes.iter_mut().for_each(|lane| lane.run_beside(beside));
     }
 
     /// Copies these spans into the store, on all lanes at once, or the first of them until that moment.
