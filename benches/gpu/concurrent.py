@@ -95,11 +95,25 @@ def describe(name, report, more):
           + f", shadowed {report['shadowed_bytes'] / 2**20:.0f} MiB", flush=True)
 
 
+def touch(folder, size):
+    """Writes and removes so many bytes, so that a virtual machine's host has given it that memory."""
+    files = [folder / f"touch-{i}" for i in range(os.cpu_count())]
+    each = str(size // len(files) >> 20)
+    writers = [subprocess.Popen(["dd", "if=/dev/zero", f"of={f}", "bs=1M", f"count={each}"],
+                                stderr=subprocess.DEVNULL) for f in files]
+    for writer in writers:
+        writer.wait()
+    for file in files:
+        file.unlink()
+
+
 def inference(args, gib, images, out):
     program = Program(args, TORCH + ["infer", "--gib", str(gib), "--steps", STEPS], images)
     try:
         program.wait_for_steps(100)
         time.sleep(2)
+        if args.touch:
+            touch(images, int(gib * 2**30))
         name = f"inference-{gib:g}"
         report, edges = dump(args, program, ["-o", str(images / "image"), "--compress", "none"],
                              out, name)
@@ -185,6 +199,9 @@ def main():
     parser.add_argument("--room", type=int, default=112, help="GiB of the tmpfs")
     parser.add_argument("--huge", choices=["never", "always"], default="never",
                         help="whether that tmpfs uses huge pages")
+    parser.add_argument("--touch", action="store_true",
+                        help="first write and remove a file of the image's size: in a virtual machine, "
+                        "memory that was never touched has to be made by the host")
     parser.add_argument("--out", default="concurrent-logs")
     args = parser.parse_args()
     args.gpucr = str(pathlib.Path(shutil.which(args.gpucr) or args.gpucr).resolve())

@@ -140,6 +140,9 @@ pub(crate) fn ended(status: ExitStatus) -> String {
 /// be restored later must not depend on them. `None` where nothing is left.
 pub(crate) fn library_path() -> Result<Option<OsString>> {
     let Some(path) = std::env::var_os("LD_LIBRARY_PATH") else { return Ok(None) };
+    if std::env::var_os("CARGO").is_none() {
+        return Ok(Some(path));
+    }
     let target = target_dir()?;
     let sysroot = capture(Command::new("rustc").args(["--print", "sysroot"])).unwrap_or_default();
     let sysroot = Some(sysroot.trim()).filter(|dir| !dir.is_empty());
