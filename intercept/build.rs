@@ -27,6 +27,12 @@ fn generate(table: &str) -> String {
         let mut words = line.split(' ');
         let (name, class) = (words.next().expect("a name"), words.next().expect("a class"));
         let arguments = words.next().map(|n| n.parse::<usize>().expect("a number"));
+        // A form is applied before the call, or after it has succeeded.
+        let form = match (words.next(), words.next()) {
+            (Some("then"), Some(form)) => format!("none {form}"),
+            (form, None) => format!("{} none", form.unwrap_or("none")),
+            _ => panic!("driver-580.table: cannot read {line:?}"),
+        };
         writeln!(names, "    c\"{name}\",").unwrap();
         writeln!(slots, "    AtomicPtr::new(stub_{i} as *const () as *mut ()),").unwrap();
         writeln!(indices, "    pub(crate) const {name}: usize = {i};").unwrap();
@@ -36,9 +42,9 @@ fn generate(table: &str) -> String {
             ("track", None) => {
                 writeln!(wrapped, "    Wrapper({i}, crate::track::{name} as *const ()),").unwrap();
             }
-            ("gate" | "launch" | "note", Some(n)) => {
+            ("gate" | "launch" | "note" | "watch", Some(n)) => {
                 let list: Vec<String> = (0..n).map(|n| format!("a{n}")).collect();
-                writeln!(code, "{class}!({name}, {i}, {});", list.join(" ")).unwrap();
+                writeln!(code, "{class}!({name}, {i}, {form}, {});", list.join(" ")).unwrap();
                 writeln!(wrapped, "    Wrapper({i}, {name} as *const ()),").unwrap();
             }
             _ => panic!("driver-580.table: cannot read {line:?}"),

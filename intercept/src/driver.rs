@@ -14,6 +14,7 @@ pub(crate) const ERROR_INVALID_VALUE: Code = 1;
 pub(crate) const ERROR_OUT_OF_MEMORY: Code = 2;
 pub(crate) const ERROR_NO_DEVICE: Code = 100;
 pub(crate) const ERROR_INVALID_CONTEXT: Code = 201;
+pub(crate) const ERROR_INVALID_HANDLE: Code = 400;
 pub(crate) const ERROR_NOT_FOUND: Code = 500;
 pub(crate) const ERROR_NOT_SUPPORTED: Code = 801;
 pub(crate) const ERROR_UNKNOWN: Code = 999;
@@ -34,6 +35,13 @@ pub(crate) const LIMIT_STACK_SIZE: u32 = 0;
 pub(crate) const CAPTURE_RELAXED: u32 = 2;
 /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`
 pub(crate) const ATTRIBUTE_RDMA_WITH_VMM: u32 = 110;
+
+/// `CU_MEMORYTYPE_DEVICE`
+pub(crate) const MEMORY_DEVICE: u32 = 2;
+/// `CU_MEMORYTYPE_UNIFIED`
+pub(crate) const MEMORY_UNIFIED: u32 = 4;
+/// `CU_MEMCPY_OPERAND_TYPE_POINTER`
+pub(crate) const OPERAND_POINTER: u32 = 1;
 
 /// `CUmemLocation`
 #[repr(C)]
@@ -105,6 +113,144 @@ pub(crate) struct ArrayMapInfo {
 #[derive(Clone, Copy)]
 pub(crate) struct IpcHandle(pub(crate) [u8; 64]);
 
+/// `CUDA_MEMCPY2D`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Copy2d {
+    pub(crate) from_x: usize,
+    pub(crate) from_y: usize,
+    pub(crate) from_kind: u32,
+    pub(crate) from_host: u64,
+    pub(crate) from_device: u64,
+    pub(crate) from_array: u64,
+    pub(crate) from_pitch: usize,
+    pub(crate) to_x: usize,
+    pub(crate) to_y: usize,
+    pub(crate) to_kind: u32,
+    pub(crate) to_host: u64,
+    pub(crate) to_device: u64,
+    pub(crate) to_array: u64,
+    pub(crate) to_pitch: usize,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+}
+
+/// One side of a [`Copy3d`].
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Copy3dSide {
+    pub(crate) x: usize,
+    pub(crate) y: usize,
+    pub(crate) z: usize,
+    pub(crate) lod: usize,
+    pub(crate) kind: u32,
+    pub(crate) host: u64,
+    pub(crate) device: u64,
+    pub(crate) array: u64,
+    /// The context, in a copy between peers.
+    pub(crate) context: u64,
+    pub(crate) pitch: usize,
+    pub(crate) height: usize,
+}
+
+/// `CUDA_MEMCPY3D` and `CUDA_MEMCPY3D_PEER`
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Copy3d {
+    pub(crate) from: Copy3dSide,
+    pub(crate) to: Copy3dSide,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) depth: usize,
+}
+
+/// `CUmemcpy3DOperand`; the words are address, row length, layer height and a location for a
+/// pointer.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Copy3dOperand {
+    pub(crate) kind: u32,
+    pub(crate) words: [u64; 4],
+}
+
+/// `CUDA_MEMCPY3D_BATCH_OP`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Copy3dOp {
+    pub(crate) from: Copy3dOperand,
+    pub(crate) to: Copy3dOperand,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+    pub(crate) depth: usize,
+    pub(crate) order: u32,
+    pub(crate) flags: u32,
+}
+
+/// `CUDA_LAUNCH_PARAMS`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct LaunchParams {
+    pub(crate) function: u64,
+    pub(crate) shape: [u32; 7],
+    pub(crate) stream: u64,
+    pub(crate) params: u64,
+}
+
+/// `CUstreamBatchMemOpParams`, as far as all kinds agree.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct MemoryOp {
+    pub(crate) operation: u32,
+    pub(crate) address: u64,
+    pub(crate) rest: [u64; 4],
+}
+
+/// `CUmemDecompressParams`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct DecompressParams {
+    pub(crate) from_bytes: usize,
+    pub(crate) to_bytes: usize,
+    pub(crate) actual_bytes: u64,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) rest: [u32; 6],
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS`, second version; the first lacks the last two members.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct KernelNodeParams {
+    pub(crate) function: u64,
+    pub(crate) shape: [u32; 7],
+    pub(crate) params: u64,
+    pub(crate) extra: u64,
+    pub(crate) kernel: u64,
+    pub(crate) context: u64,
+}
+
+/// `CUDA_MEMSET_NODE_PARAMS`
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct FillParams {
+    pub(crate) to: u64,
+    pub(crate) pitch: usize,
+    pub(crate) value: u32,
+    pub(crate) value_size: u32,
+    pub(crate) width: usize,
+    pub(crate) height: usize,
+}
+
+/// `CUDA_BATCH_MEM_OP_NODE_PARAMS`
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct MemoryOpsParams {
+    pub(crate) context: u64,
+    pub(crate) count: u32,
+    pub(crate) list: u64,
+    pub(crate) flags: u32,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,5 +279,55 @@ mod tests {
             sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
                 as u32
         );
+    }
+
+    macro_rules! same {
+        ($ours:ty, $theirs:ty, $($member:ident $field:ident),*) => {
+            assert_eq!(size_of::<$ours>(), size_of::<$theirs>());
+            $(assert_eq!(offset_of!($ours, $member), offset_of!($theirs, $field));)*
+        };
+    }
+
+    #[test]
+    #[rustfmt::skip]
+    fn arguments_of_launches_and_copies_are_the_drivers() {
+        same!(Copy2d, sys::CUDA_MEMCPY2D_st, from_x srcXInBytes, from_y srcY,
+            from_kind srcMemoryType, from_host srcHost, from_device srcDevice, from_pitch srcPitch,
+            to_x dstXInBytes, to_y dstY, to_kind dstMemoryType, to_host dstHost,
+            to_device dstDevice, to_pitch dstPitch, width WidthInBytes, height Height);
+        same!(Copy3d, sys::CUDA_MEMCPY3D_st, from srcXInBytes, to dstXInBytes,
+            width WidthInBytes, height Height, depth Depth);
+        same!(Copy3d, sys::CUDA_MEMCPY3D_PEER_st, from srcXInBytes, to dstXInBytes,
+            width WidthInBytes, height Height, depth Depth);
+        let side = |offset: usize| offset - offset_of!(sys::CUDA_MEMCPY3D_st, dstXInBytes);
+        for (ours, theirs) in [
+            (offset_of!(Copy3dSide, y), offset_of!(sys::CUDA_MEMCPY3D_st, dstY)),
+            (offset_of!(Copy3dSide, z), offset_of!(sys::CUDA_MEMCPY3D_st, dstZ)),
+            (offset_of!(Copy3dSide, kind), offset_of!(sys::CUDA_MEMCPY3D_st, dstMemoryType)),
+            (offset_of!(Copy3dSide, host), offset_of!(sys::CUDA_MEMCPY3D_st, dstHost)),
+            (offset_of!(Copy3dSide, device), offset_of!(sys::CUDA_MEMCPY3D_st, dstDevice)),
+            (offset_of!(Copy3dSide, pitch), offset_of!(sys::CUDA_MEMCPY3D_st, dstPitch)),
+            (offset_of!(Copy3dSide, height), offset_of!(sys::CUDA_MEMCPY3D_st, dstHeight)),
+        ] {
+            assert_eq!(ours, side(theirs));
+        }
+        same!(Copy3dOperand, sys::CUmemcpy3DOperand_st, kind type_);
+        same!(Copy3dOp, sys::CUDA_MEMCPY3D_BATCH_OP_st, from src, to dst, width extent);
+        same!(LaunchParams, sys::CUDA_LAUNCH_PARAMS_st, function function, params kernelParams);
+        same!(MemoryOp, sys::CUstreamBatchMemOpParams_union,);
+        same!(DecompressParams, sys::CUmemDecompressParams_st, from_bytes srcNumBytes,
+            to_bytes dstNumBytes, actual_bytes dstActBytes, from src, to dst);
+        same!(KernelNodeParams, sys::CUDA_KERNEL_NODE_PARAMS_v2_st, function func,
+            params kernelParams, extra extra, kernel kern, context ctx);
+        same!(FillParams, sys::CUDA_MEMSET_NODE_PARAMS_st, to dst, pitch pitch,
+            value_size elementSize, width width, height height);
+        same!(MemoryOpsParams, sys::CUDA_BATCH_MEM_OP_NODE_PARAMS_v1_st, count count,
+            list paramArray);
+        let operation = sys::CUstreamBatchMemOpType_enum::CU_STREAM_MEM_OP_WRITE_VALUE_64;
+        assert_eq!(operation as u32, 5);
+        assert_eq!(MEMORY_DEVICE, sys::CUmemorytype_enum::CU_MEMORYTYPE_DEVICE as u32);
+        assert_eq!(MEMORY_UNIFIED, sys::CUmemorytype_enum::CU_MEMORYTYPE_UNIFIED as u32);
+        let pointer = sys::CUmemcpy3DOperandType_enum::CU_MEMCPY_OPERAND_TYPE_POINTER;
+        assert_eq!(OPERAND_POINTER, pointer as u32);
     }
 }

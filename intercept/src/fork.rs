@@ -49,6 +49,7 @@ unsafe extern "C" fn in_child() {
         crate::contexts::reset();
         crate::usage::reset();
         crate::memory::reset();
+        crate::access::reset();
         crate::agent::reset();
     }
 }

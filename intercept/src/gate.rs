@@ -16,7 +16,7 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,15 @@ const POLL: Duration = Duration::from_micros(50);
 #[repr(align(128))]
 struct Shard(AtomicU64);
 
-static STATE: AtomicU32 = AtomicU32::new(OPEN);
+/// What every call reads and hardly anybody writes, together on one cache line.
+#[repr(align(128))]
+struct Line {
+    state: AtomicU32,
+    /// Whether launches are recorded (see [`crate::access`]).
+    recording: AtomicBool,
+}
+
+static LINE: Line = Line { state: AtomicU32::new(OPEN), recording: AtomicBool::new(false) };
 static COUNTERS: [Shard; SHARDS] = [const { Shard(AtomicU64::new(0)) }; SHARDS];
 static NEXT_SHARD: AtomicU32 = AtomicU32::new(0);
 /// Calls that are beginning a capture.
@@ -126,7 +134,7 @@ fn pass(amount: u64) -> Inside {
             }
             let counter = counter(shard);
             counter.fetch_add(amount, Ordering::SeqCst);
-            if STATE.load(Ordering::SeqCst) == CLOSED {
+            if LINE.state.load(Ordering::SeqCst) == CLOSED {
                 wait_and_pass(counter, amount);
             }
         }
@@ -152,7 +160,7 @@ fn wait_and_pass(counter: &AtomicU64, amount: u64) {
         counter.fetch_sub(amount, Ordering::SeqCst);
         wait_below(CLOSED);
         counter.fetch_add(amount, Ordering::SeqCst);
-        if STATE.load(Ordering::SeqCst) != CLOSED {
+        if LINE.state.load(Ordering::SeqCst) != CLOSED {
             return;
         }
     }
@@ -162,13 +170,13 @@ fn wait_and_pass(counter: &AtomicU64, amount: u64) {
 #[cold]
 fn wait_below(limit: u32) {
     loop {
-        let state = STATE.load(Ordering::SeqCst);
+        let state = LINE.state.load(Ordering::SeqCst);
         if state < limit {
             return;
         }
         // Woken, changed in between or interrupted: all the same, look again.
         let flags = rustix::thread::futex::Flags::PRIVATE;
-        let _ = rustix::thread::futex::wait(&STATE, flags, state, None);
+        let _ = rustix::thread::futex::wait(&LINE.state, flags, state, None);
     }
 }
 
@@ -181,7 +189,7 @@ fn thread_number() -> u32 {
 pub(crate) fn begin_capture(capture: Capture, begin: impl FnOnce() -> u32) -> u32 {
     loop {
         BEGINNING.fetch_add(1, Ordering::SeqCst);
-        if STATE.load(Ordering::SeqCst) == OPEN {
+        if LINE.state.load(Ordering::SeqCst) == OPEN {
             break;
         }
         BEGINNING.fetch_sub(1, Ordering::SeqCst);
@@ -226,7 +234,7 @@ pub(crate) fn launches() -> u64 {
 /// # Errors
 /// At the deadline the gate is opened again, and what was in the way is returned.
 pub(crate) fn close(deadline: Instant) -> Result<(), Busy> {
-    STATE.store(NO_CAPTURE, Ordering::SeqCst);
+    LINE.state.store(NO_CAPTURE, Ordering::SeqCst);
     let busy = || Busy { calls: calls_inside(), captures: captures(|set| set.len()) };
     while BEGINNING.load(Ordering::SeqCst) != 0 || capturing() {
         if Instant::now() >= deadline {
@@ -236,7 +244,7 @@ pub(crate) fn close(deadline: Instant) -> Result<(), Busy> {
         }
         thread::sleep(POLL);
     }
-    STATE.store(CLOSED, Ordering::SeqCst);
+    LINE.state.store(CLOSED, Ordering::SeqCst);
     while calls_inside() != 0 {
         if Instant::now() >= deadline {
             let busy = busy();
@@ -248,11 +256,22 @@ pub(crate) fn close(deadline: Instant) -> Result<(), Busy> {
     Ok(())
 }
 
+/// Whether launches are recorded.
+#[inline(always)]
+pub(crate) fn is_recording() -> bool {
+    LINE.recording.load(Ordering::Relaxed)
+}
+
+/// Lets launches be recorded, or not.
+pub(crate) fn set_recording(on: bool) {
+    LINE.recording.store(on, Ordering::SeqCst);
+}
+
 /// Opens the gate.
 pub(crate) fn open() {
-    STATE.store(OPEN, Ordering::SeqCst);
+    LINE.state.store(OPEN, Ordering::SeqCst);
     let flags = rustix::thread::futex::Flags::PRIVATE;
-    let _ = rustix::thread::futex::wake(&STATE, flags, u32::MAX >> 1);
+    let _ = rustix::thread::futex::wake(&LINE.state, flags, u32::MAX >> 1);
 }
 
 /// Makes everything as in a new process, in the child of a fork.
@@ -264,7 +283,7 @@ pub(crate) unsafe fn reset() {
         shard.0.store(0, Ordering::Relaxed);
     }
     BEGINNING.store(0, Ordering::Relaxed);
-    STATE.store(OPEN, Ordering::SeqCst);
+    LINE.state.store(OPEN, Ordering::SeqCst);
     // SAFETY: no other thread exists.
     unsafe { CAPTURES.reset(Mutex::new(None)) };
 }
@@ -272,7 +291,6 @@ pub(crate) unsafe fn reset() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicBool;
 
     /// The gate is one for the process: one test uses it at a time.
     static ALONE: Mutex<()> = Mutex::new(());
@@ -339,7 +357,7 @@ mod tests {
         let began = AtomicBool::new(false);
         thread::scope(|scope| {
             let closer = scope.spawn(|| close(soon(10_000)));
-            while STATE.load(Ordering::SeqCst) != NO_CAPTURE {
+            while LINE.state.load(Ordering::SeqCst) != NO_CAPTURE {
                 thread::yield_now();
             }
             drop(enter()); // a call of the capture under way passes

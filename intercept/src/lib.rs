@@ -18,12 +18,14 @@
 //!   blocks that can be handed to another process and taken out of this one; what the program
 //!   makes with virtual memory management itself is followed. All other memory is left to the
 //!   driver's own checkpoint, and counted; what that cannot do is recorded by name.
+//! - **What is launched is looked at only while somebody asks.** See [`access`].
 //! - **An open gate costs a few nanoseconds.** See [`gate`]. No lock is shared between threads
 //!   that launch. The tables' lock is taken by calls that make, free or ask about memory, after
 //!   they have entered the gate, and never while waiting for it.
 //! - **After `fork` the child starts afresh,** as CUDA itself asks.
 //! - **It prints nothing,** unless `GPUCR_LOG` is set.
 
+mod access;
 mod agent;
 mod contexts;
 mod driver;

@@ -10,7 +10,9 @@ use std::{env, fs, mem};
 
 use gpucr_wire::ENV_DRIVER;
 
-use crate::driver::{Access, AllocationProp, Code};
+use crate::driver::{
+    Access, AllocationProp, Code, Copy3d, FillParams, KernelNodeParams, MemoryOpsParams,
+};
 use crate::log::log;
 use crate::table::{SLOTS, index};
 
@@ -268,6 +270,19 @@ real_functions! {
     fn cuMipmappedArrayCreate(out: *mut u64, descriptor: *const c_void, levels: u32);
     fn cuArrayDestroy(array: u64);
     fn cuMipmappedArrayDestroy(array: u64);
+    fn cuFuncGetParamInfo(function: u64, index: usize, offset: *mut usize, size: *mut usize);
+    fn cuKernelGetParamInfo(kernel: u64, index: usize, offset: *mut usize, size: *mut usize);
+    fn cuFuncGetName(name: *mut *const c_char, function: u64);
+    fn cuKernelGetName(name: *mut *const c_char, kernel: u64);
+    fn cuFuncGetModule(module: *mut u64, function: u64);
+    fn cuKernelGetLibrary(library: *mut u64, kernel: u64);
+    fn cuGraphGetNodes(graph: u64, nodes: *mut u64, count: *mut usize);
+    fn cuGraphNodeGetType(node: u64, kind: *mut u32);
+    fn cuGraphKernelNodeGetParams_v2(node: u64, params: *mut KernelNodeParams);
+    fn cuGraphMemcpyNodeGetParams(node: u64, params: *mut Copy3d);
+    fn cuGraphMemsetNodeGetParams(node: u64, params: *mut FillParams);
+    fn cuGraphBatchMemOpNodeGetParams(node: u64, params: *mut MemoryOpsParams);
+    fn cuGraphChildGraphNodeGetGraph(node: u64, graph: *mut u64);
 }
 
 /// Turns a code into a result.

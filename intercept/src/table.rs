@@ -51,37 +51,50 @@ macro_rules! stub {
 /// A function that enters the gate around the real call. The arguments are passed on as integer
 /// slots, whatever their types: see the head of the table.
 macro_rules! gate {
-    ($name:ident, $index:literal, $($argument:ident)*) => {
-        gated!($name, $index, crate::gate::enter(), |_| (), $($argument)*);
+    ($name:ident, $index:literal, $($rest:tt)*) => {
+        wrapped!($name, $index, crate::gate::enter(), |_| (), $($rest)*);
     };
 }
 
 /// The same for a launch.
 macro_rules! launch {
-    ($name:ident, $index:literal, $($argument:ident)*) => {
-        gated!($name, $index, crate::gate::enter_launch(), |_| (), $($argument)*);
+    ($name:ident, $index:literal, $($rest:tt)*) => {
+        wrapped!($name, $index, crate::gate::enter_launch(), |_| (), $($rest)*);
     };
 }
 
 /// The same for a function that the driver's checkpoint cannot stand.
 macro_rules! note {
-    ($name:ident, $index:literal, $($argument:ident)*) => {
-        gated!(
+    ($name:ident, $index:literal, $($rest:tt)*) => {
+        wrapped!(
             $name,
             $index,
             crate::gate::enter(),
             |result| if result == 0 { crate::usage::record(stringify!($name)) },
-            $($argument)*
+            $($rest)*
         );
     };
 }
 
-macro_rules! gated {
-    ($name:ident, $index:literal, $enter:expr, $after:expr, $($argument:ident)*) => {
+/// A function that is followed, and does not enter the gate.
+macro_rules! watch {
+    ($name:ident, $index:literal, $($rest:tt)*) => {
+        wrapped!($name, $index, (), |_| (), $($rest)*);
+    };
+}
+
+/// Before the call its arguments are shown to the first form, if launches are recorded; after it to
+/// the second one.
+macro_rules! wrapped {
+    (
+        $name:ident, $index:literal, $enter:expr, $after:expr,
+        $before:ident $then:ident, $($argument:ident)*
+    ) => {
         #[unsafe(no_mangle)]
-        #[allow(non_snake_case, clippy::too_many_arguments)]
+        #[allow(non_snake_case, clippy::too_many_arguments, clippy::let_unit_value)]
         pub(crate) unsafe extern "C" fn $name($($argument: integer!($argument)),*) -> u32 {
             let _inside = $enter;
+            before!($before, $($argument)*);
             let target = SLOTS[$index].load(Ordering::Relaxed);
             // SAFETY: a slot holds a function of the driver (or its stub), which takes these
             // integer slots and returns a CUresult.
@@ -92,8 +105,25 @@ macro_rules! gated {
             };
             let after: fn(u32) = $after;
             after(result);
+            then!($then, result, $($argument)*);
             result
         }
+    };
+}
+
+macro_rules! before {
+    (none, $($argument:ident)*) => {};
+    ($form:ident, $($argument:ident)*) => {
+        if crate::access::is_on() {
+            crate::access::before(crate::access::forms::$form, &[$($argument),*]);
+        }
+    };
+}
+
+macro_rules! then {
+    (none, $result:ident, $($argument:ident)*) => {};
+    ($form:ident, $result:ident, $($argument:ident)*) => {
+        crate::access::after(crate::access::forms::$form, &[$($argument),*], $result);
     };
 }
 

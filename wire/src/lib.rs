@@ -8,10 +8,12 @@
 //!
 //! `docs/protocol.md` describes the conversation of a dump and of a restore.
 
+pub mod access;
 pub mod codec;
 pub mod message;
 pub mod transport;
 
+pub use access::Accesses;
 pub use message::{Block, BlockKind, Counts, GateState, Hello, Reply, Request, Stream};
 pub use transport::{Connection, Peer};
 

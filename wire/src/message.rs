@@ -1,5 +1,6 @@
 //! The control messages between the checkpointer (requests) and the agent (replies).
 
+use crate::access::Accesses;
 use crate::codec::{Malformed, Reader, Wire};
 use crate::{wire_enum, wire_struct};
 
@@ -160,6 +161,21 @@ wire_enum! {
             /// Bytes.
             len: u64,
         },
+        /// Begin to record what launches may read and write, or end it. Beginning twice goes on;
+        /// the end of the connection ends it too. Allowed in every state.
+        10 => Record {
+            /// Whether to record.
+            on: bool,
+        },
+        /// What has been launched since recording began or this was last asked. Fails while nothing
+        /// is recorded.
+        11 => Accesses {},
+        /// Send what a module or library was loaded from. The reply is followed by one file
+        /// descriptor.
+        12 => Image {
+            /// As named by [`crate::access::KernelUse::image`].
+            id: u64,
+        },
     }
 }
 
@@ -190,6 +206,16 @@ wire_enum! {
             code: i32,
             /// What failed and why.
             message: String,
+        },
+        /// Answer to Accesses.
+        5 => Accesses {
+            /// What was launched.
+            accesses: Accesses,
+        },
+        /// Answer to Image; a file descriptor follows.
+        6 => Image {
+            /// Bytes of the file from its beginning that are the image.
+            bytes: u64,
         },
     }
 }
@@ -230,6 +256,31 @@ mod tests {
         }
     }
 
+    fn accesses() -> Accesses {
+        use crate::access::{Allocation, KernelUse, Operation, OperationUse, SlotUse, Touched};
+        let touched = vec![Touched { allocation: 3, low: 4096, high: 8192, launches: 2 }];
+        Accesses {
+            kernels: vec![KernelUse {
+                name: "k".into(),
+                known: true,
+                slots: vec![SlotUse { param: 1, offset: 8, more: true, touched }],
+                ..KernelUse::default()
+            }],
+            operations: vec![OperationUse {
+                operation: Operation::Fill {},
+                write: true,
+                allocation: 3,
+                count: 1,
+                bytes: 64,
+                low: 4096,
+                end: 4160,
+            }],
+            allocations: vec![Allocation { id: 3, address: 4096, size: 1 << 20 }],
+            unseen: 5,
+            ..Accesses::default()
+        }
+    }
+
     #[test]
     fn messages_survive_the_round_trip() {
         for request in [
@@ -237,6 +288,9 @@ mod tests {
             Request::CloseGate { timeout_ms: 10_000 },
             Request::CopyOut { block: 1, offset: 2, len: 3 },
             Request::Reattach { blocks: vec![1, 2, u64::MAX] },
+            Request::Record { on: true },
+            Request::Accesses {},
+            Request::Image { id: 7 },
         ] {
             assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
         }
@@ -249,6 +303,8 @@ mod tests {
                 },
             },
             Reply::Failed { code: 801, message: "größer".into() },
+            Reply::Accesses { accesses: accesses() },
+            Reply::Image { bytes: 1 << 33 },
         ] {
             assert_eq!(Reply::from_bytes(&reply.to_bytes()), Ok(reply));
         }

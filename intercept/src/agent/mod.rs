@@ -20,7 +20,7 @@ use gpucr_wire::{Connection, Counts, GateState, Hello, PROTOCOL_VERSION, Reply, 
 
 use crate::log::log;
 use crate::memory::{self, Failure};
-use crate::{contexts, fork, gate, real, usage};
+use crate::{access, contexts, fork, gate, real, usage};
 
 mod descriptors;
 mod drain;
@@ -28,6 +28,7 @@ mod signals;
 mod staging;
 mod transfer;
 
+use descriptors::Room;
 use staging::Staging;
 use transfer::Transfer;
 
@@ -176,6 +177,7 @@ impl Agent {
     }
 
     fn connection_ended(&mut self) {
+        access::stop();
         self.staging = None;
         self.transfer.forget_exports();
         if self.state == (GateState::Closed {}) {
@@ -262,6 +264,27 @@ impl Agent {
                 self.transfer.reattach(fds)?;
                 self.state = GateState::Closed {};
                 Ok(done)
+            }
+            Request::Record { on } => {
+                if on {
+                    access::start()
+                } else {
+                    access::stop()
+                }
+                Ok(done)
+            }
+            Request::Accesses {} if access::is_on() => {
+                Ok(Next::Reply(Reply::Accesses { accesses: access::take() }))
+            }
+            Request::Accesses {} => Err(Failure::other("nothing is recorded")),
+            Request::Image { id } => {
+                let room = Room::make();
+                let (fd, bytes) = access::images::open(id)?;
+                let sent = connection.send(&Reply::Image { bytes });
+                let sent = sent.and_then(|()| connection.send_fds(&[room.park(fd)]));
+                // There is nobody to tell: the next receive says that the connection is broken.
+                sent.unwrap_or_else(|error| log!("cannot send an image: {error}"));
+                Ok(Next::Sent)
             }
             Request::OpenGate {} => {
                 if self.state == (GateState::Detached {}) {

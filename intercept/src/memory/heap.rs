@@ -7,6 +7,7 @@ use gpucr_wire::{BlockKind, CHUNK_SIZE};
 use super::space::{Piece, Slab, Space, round_up};
 use super::vmm::Vmm;
 use super::{Block, Mapping, Memory};
+use crate::access::index;
 use crate::driver::{
     ACCESS_NONE, ACCESS_READ_WRITE, Access, AllocationProp, Code, ERROR_INVALID_VALUE,
     ERROR_OUT_OF_MEMORY, HANDLE_POSIX_FD,
@@ -81,7 +82,12 @@ impl Memory {
             (block, None, self.heap_address(block))
         };
         let id = self.new_id();
-        self.blocks.get_mut(&block).expect("just found").allocations += 1;
+        let held = self.blocks.get_mut(&block).expect("just found");
+        held.allocations += 1;
+        match piece {
+            Some(_) => index::insert_small(address, size, id),
+            None => index::insert(address, held.size, id),
+        }
         let allocation = Allocation { address, size, context, id, block, piece };
         self.allocations.insert(address, allocation);
         Ok(address)
@@ -218,6 +224,7 @@ impl Memory {
         block.allocations -= 1;
         match (allocation.piece, &mut block.slab) {
             (Some(piece), Some(slab)) => {
+                index::remove_small(allocation.address, allocation.size);
                 slab.free(piece);
                 if block.allocations == 0 {
                     // One empty block is kept: a program that allocates and frees in turn would
@@ -254,6 +261,7 @@ impl Memory {
         let Some(block) = self.blocks.remove(&id) else { return };
         let Some(place) = block.place else { return };
         self.mappings.remove(&place.address);
+        index::remove(place.address, block.size);
         let unmapped = vmm.unmap(place.address, block.size);
         let released = block.handle.map_or(Ok(()), |handle| vmm.release(handle));
         if let Err(code) = unmapped.and(released) {

@@ -15,8 +15,10 @@ use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gpucr_wire::access::Allocation as Extent;
 use gpucr_wire::{BlockKind, Counts};
 
+use crate::access::index;
 use crate::driver::{Access, AllocationProp, Code, ERROR_OUT_OF_MEMORY};
 use crate::fork::Resettable;
 
@@ -183,6 +185,22 @@ impl Memory {
     fn mapping_at(&self, address: u64) -> Option<(u64, &Mapping)> {
         let (start, mapping) = self.mappings.range(..=address).next_back()?;
         (address - start < mapping.size).then_some((*start, mapping))
+    }
+
+    /// Where the allocations with these ids, given in order, are. Those that are gone are left out.
+    pub(crate) fn extents(&self, ids: &[u64]) -> Vec<Extent> {
+        let wanted = |allocation: &&Allocation| ids.binary_search(&allocation.id).is_ok();
+        let extent = |a: &Allocation| Extent { id: a.id, address: a.address, size: a.size };
+        let mapped = |id: &u64| {
+            let address = index::reservation_address(*id)?;
+            let size = self.reservations.get(&address)?;
+            let mut mappings = self.mappings.range(address..address + size);
+            let first = mappings.next()?;
+            let last = mappings.next_back().unwrap_or(first);
+            Some(Extent { id: *id, address: *first.0, size: last.0 + last.1.size - first.0 })
+        };
+        let heap = self.allocations.values().filter(wanted).map(extent);
+        heap.chain(ids.iter().filter_map(mapped)).collect()
     }
 
     /// The beginning of the reservation that holds `address`; 0 if it is not known.

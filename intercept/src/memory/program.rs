@@ -8,6 +8,7 @@ use gpucr_wire::BlockKind;
 
 use super::vmm::Vmm;
 use super::{Block, Mapping, Memory};
+use crate::access::index;
 use crate::driver::{Access, AllocationProp, Code, ERROR_INVALID_VALUE, HANDLE_POSIX_FD};
 use crate::log::log;
 
@@ -103,6 +104,7 @@ impl Memory {
         handle: u64,
     ) -> Option<Result<(), Code>> {
         let id = self.block_of(handle)?;
+        let reservation = self.reservation_at(address);
         let block = self.blocks.get_mut(&id)?;
         let Some(real) = block.handle.filter(|_| block.references > 0) else {
             return Some(Err(ERROR_INVALID_VALUE));
@@ -111,6 +113,7 @@ impl Memory {
             block.allocations += 1;
             let mapping = Mapping { size, offset, block: id, access: Vec::new(), attached: true };
             self.mappings.insert(address, mapping);
+            index::insert(address, size, index::reservation_id(reservation));
         }))
     }
 
@@ -120,6 +123,7 @@ impl Memory {
             self.mappings.range(address..address.saturating_add(size)).map(|(a, _)| *a).collect();
         for start in starts {
             let Some(mapping) = self.mappings.remove(&start) else { continue };
+            index::remove(start, mapping.size);
             if let Some(block) = self.blocks.get_mut(&mapping.block) {
                 block.allocations = block.allocations.saturating_sub(1);
             }

@@ -6,7 +6,7 @@ use super::written;
 use crate::driver::{Code, SUCCESS};
 use crate::log::log;
 use crate::memory::vmm::Driver;
-use crate::{contexts, gate, memory, real, usage};
+use crate::{access, contexts, gate, memory, real, usage};
 
 /// After a context of `device` was made.
 fn made(code: Code, context: *const u64, device: i32) -> Code {
@@ -28,6 +28,7 @@ fn current(code: Code, context: u64) -> Code {
 fn gone(context: u64) {
     contexts::gone(context);
     usage::context_gone(context);
+    access::context_gone();
     let mut memory = memory::lock();
     for allocation in memory.take_context(context) {
         memory.release(&Driver, allocation);

@@ -1,0 +1,95 @@
+//! What launches may read and write: recorded while a checkpointer asks for it.
+//!
+//! `docs/access-sets.md` describes the method. A kernel's arguments are looked at word by word: one
+//! that points into memory of ours counts for the whole allocation. Copies and fills say exactly
+//! what they touch. Nothing rests on what is found here: it may be too much, and, where kernels
+//! follow pointers that lie in memory, too little.
+//!
+//! While nothing is recorded a launch reads one flag, on the cache line of the gate's state. While
+//! it is, each thread writes to a buffer of its own ([`recorder`]); which allocation a word points
+//! into is found without a lock ([`index`]).
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use gpucr_wire::Accesses;
+
+use crate::log::log;
+use crate::{gate, memory};
+
+pub(crate) mod forms;
+mod graphs;
+pub(crate) mod images;
+pub(crate) mod index;
+mod kernels;
+mod recorder;
+
+/// Whether launches are recorded.
+#[inline(always)]
+pub(crate) fn is_on() -> bool {
+    gate::is_recording()
+}
+
+/// Records a call that is about to be made. A mistake of ours must not reach the program.
+#[inline(never)]
+pub(crate) fn before(form: fn(&[usize]), arguments: &[usize]) {
+    if catch_unwind(AssertUnwindSafe(|| form(arguments))).is_err() {
+        log!("a launch could not be recorded");
+    }
+}
+
+/// Follows a call that has been made.
+#[inline(never)]
+pub(crate) fn after(form: fn(&[usize]), arguments: &[usize], code: u32) {
+    if forms::is_success(code) {
+        before(form, arguments);
+    }
+}
+
+/// Begins to record. Nothing happens if that goes on already.
+pub(crate) fn start() {
+    if !is_on() {
+        recorder::begin();
+        gate::set_recording(true);
+    }
+}
+
+/// Ends recording and forgets what was recorded.
+pub(crate) fn stop() {
+    if is_on() {
+        gate::set_recording(false);
+        recorder::end();
+    }
+}
+
+/// What was launched since the last question.
+pub(crate) fn take() -> Accesses {
+    let (mut merged, launches) = recorder::take();
+    graphs::expand(&mut merged, &launches);
+    let mut ids: Vec<u64> = merged.touched().collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let mut accesses = merged.finish();
+    accesses.allocations = memory::lock().extents(&ids);
+    accesses
+}
+
+/// A context is gone, and its modules and graphs with it.
+pub(crate) fn context_gone() {
+    kernels::context_gone();
+}
+
+/// Forgets everything, in the child of a fork.
+///
+/// # Safety
+/// No other thread exists.
+pub(crate) unsafe fn reset() {
+    gate::set_recording(false);
+    // SAFETY: the caller's duty.
+    unsafe {
+        recorder::reset();
+        kernels::reset();
+        images::reset();
+        graphs::reset();
+        index::reset();
+    }
+}
