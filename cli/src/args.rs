@@ -30,6 +30,7 @@ pub(crate) enum Command {
     Dump(DumpArgs),
     Restore(RestoreArgs),
     Ps(PsArgs),
+    Trace(TraceArgs),
     Inspect(InspectArgs),
     Verify(VerifyArgs),
     Diff(DiffArgs),
@@ -201,6 +202,44 @@ pub(crate) struct RestoreArgs {
 #[derive(clap::Args)]
 pub(crate) struct PsArgs {
     /// Print a JSON array
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Show what a running program does with its device memory
+///
+/// Watches the kernels, copies and fills that a program launches for a while, and tells for each kernel
+/// which allocations it reads and which it may write. The program must have been started with `gpucr
+/// run`; it runs on all the time, and is left as it was. Recording costs it a fraction of a microsecond
+/// for each launch.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+READS and WRITES are how many allocations the arguments of a kernel have pointed to, and the bytes of \
+those: a pointer stands for its whole allocation. The kernels that may write most come first.\n\n\
+FROM says how it is known what is read and what is written: `code` is the kernel's PTX; `name` its C++ \
+name, which tells pointers to const; `observed` means that the memory did not change while the kernel was \
+launched; `assumed` that nothing is known, so that it counts as read and written. Copies and fills are \
+`exact`.\n\n\
+IDEMPOTENT is yes if doing it twice is the same as doing it once: it writes nothing that it reads, as far \
+as its arguments tell; no if it reads and writes through the same pointer.\n\n\
+To observe, gpucr hashes all device memory at the beginning and the end. That takes a context of its own \
+on the device and, for a short time, half of the device's speed; --no-observe leaves it out.\n\n\
+Example:\n  gpucr run -- ./train &\n  gpucr trace --pid $! --for 5s\n  \
+gpucr trace --pid $! --json | jq '.processes[].kernels[] | {name, launches, writes}'")]
+pub(crate) struct TraceArgs {
+    /// Root of the process tree
+    #[arg(short = 't', long = "pid", alias = "tree", value_name = "PID")]
+    pub(crate) pid: u32,
+    /// How long to watch; Ctrl-C ends it early, with what there is
+    #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = duration)]
+    pub(crate) time: Duration,
+    /// Do not hash the device memory
+    #[arg(long)]
+    pub(crate) no_observe: bool,
+    /// Show every kernel, not only the 20 that may write most
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Print a JSON object, with every argument of every kernel
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -17,6 +17,42 @@ pub(crate) fn progress(quiet: bool) -> Arc<dyn Progress> {
     Arc::new(Bar { bar })
 }
 
+/// On a terminal, where nothing else was asked for, a bar that fills up in `time`, until it is dropped.
+pub(crate) fn waiting(quiet: bool, what: &'static str, time: Duration) -> Option<impl Drop> {
+    if quiet || !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+        return None;
+    }
+    let bar = ProgressBar::new(time.as_millis() as u64).with_message(what);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {bar:30} {elapsed}") {
+        bar.set_style(style);
+    }
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let moving = bar.clone();
+    let thread = std::thread::spawn(move || {
+        let step = Duration::from_millis(100);
+        while stopped.recv_timeout(step) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            moving.set_position(moving.elapsed().as_millis() as u64);
+        }
+        moving.finish_and_clear();
+    });
+    Some(Waiting { stop: Some(stop), thread: Some(thread) })
+}
+
+struct Waiting {
+    /// Dropping it ends the thread.
+    stop: Option<std::sync::mpsc::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
 struct Bar {
     bar: ProgressBar,
 }

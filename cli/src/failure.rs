@@ -112,6 +112,9 @@ fn help(error: &Error) -> Option<String> {
             "a program shows up once it has called cuInit; `criu dump` alone serves programs \
              without CUDA"
         }
+        Error::NoAgent { .. } => {
+            "start the program with `gpucr run`; it shows up once it has called cuInit (see gpucr ps)"
+        }
         Error::Busy { .. } | Error::Detached { .. } => {
             "try again when the other gpucr, or the keeper that it left behind, has ended"
         }

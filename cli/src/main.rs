@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         Command::Dump(args) => commands::dump::run(&args),
         Command::Restore(args) => commands::restore::run(&args),
         Command::Ps(args) => commands::ps::run(&args),
+        Command::Trace(args) => commands::trace::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Ls(args) => commands::ls::run(&args),
         Command::Rm(args) => commands::rm::run(&args),

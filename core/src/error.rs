@@ -41,6 +41,8 @@ pub enum Error {
     OwnTree { pid: u32 },
     #[error("process {pid} and its {others} descendants use no CUDA")]
     NoCuda { pid: u32, others: usize },
+    #[error("neither process {pid} nor a descendant of it runs under gpucr and uses CUDA")]
+    NoAgent { pid: u32 },
     #[error("process {pid} uses {what}, which the driver cannot checkpoint")]
     Unsupported { pid: u32, what: String },
     #[error("process {pid} is detached from its memory by a dump that has ended")]

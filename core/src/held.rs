@@ -5,13 +5,13 @@
 //! the end of a dump that leaves the program running, the roll-back of one that failed anywhere,
 //! and the keeper, which knows only that gpucr has died.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpucr_wire::GateState;
+use gpucr_wire::{Block, GateState};
 use parking_lot::Mutex;
 
 use crate::device::{Driver, ProcessState};
@@ -70,6 +70,22 @@ impl Held {
         }
         agent.open_gate()?;
         Ok(())
+    }
+}
+
+impl Held {
+    /// Asks for the blocks that the process has now: takes a file descriptor of each that is new, and
+    /// closes those of blocks that are gone. None without an agent.
+    pub(crate) fn export(&mut self) -> Result<Vec<Block>, Error> {
+        let Some(agent) = &mut self.agent else {
+            return Ok(Vec::new());
+        };
+        let known = self.blocks.iter().map(|(id, _)| *id).collect();
+        let (blocks, new) = agent.export(known)?;
+        let listed: HashSet<u64> = blocks.iter().map(|block| block.id).collect();
+        self.blocks.retain(|(id, _)| listed.contains(id));
+        self.blocks.extend(new);
+        Ok(blocks)
     }
 }
 

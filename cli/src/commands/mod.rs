@@ -12,6 +12,7 @@ pub(crate) mod ps;
 pub(crate) mod restore;
 pub(crate) mod rm;
 pub(crate) mod run;
+pub(crate) mod trace;
 pub(crate) mod transfer;
 pub(crate) mod verify;
 

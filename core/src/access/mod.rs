@@ -1,3 +1,14 @@
-//! What launches read and write.
+//! What the launches of a program read and write.
+//!
+//! The shim records what the arguments of launches point to ([`gpucr_wire::access`]); here it is
+//! added up ([`Tally`]) and put together with what is known of the kernels ([`Kernels`]): their code,
+//! their names, and what changed in memory while they ran. `docs/access-sets.md` describes the method.
+//! Nothing rests on it.
 
 pub mod directions;
+mod learn;
+mod tally;
+pub mod trace;
+
+pub use learn::Kernels;
+pub use tally::Tally;

@@ -26,7 +26,7 @@ const STAGE: u64 = 64 << 20;
 pub(super) type Saved = Vec<(Block, Vec<ChunkId>)>;
 
 /// The memory of all programs, mapped in gpucr.
-pub(super) struct Bulk {
+pub(crate) struct Bulk {
     /// In the order of the programs and their blocks. Let go of before the lanes.
     pieces: Vec<Piece>,
     /// For each lane; none where the driver does not run the kernel.
@@ -47,10 +47,31 @@ pub(super) struct Shadow {
 struct Piece {
     program: usize,
     id: u64,
+    /// Where the program sees its start; 0 if it does not.
+    address: u64,
     lane: usize,
     /// `None` when the program has it for itself again.
     memory: Option<SharedBlock>,
     chunks: Vec<Chunk>,
+}
+
+impl Piece {
+    /// The numbers of the chunks that have bytes between two addresses of the program.
+    fn chunks_within(&self, start: u64, end: u64) -> std::ops::Range<usize> {
+        let size = self.chunks.len() as u64 * CHUNK_SIZE;
+        let (start, end) = (start.max(self.address), end.min(self.address.saturating_add(size)));
+        if self.address == 0 || start >= end {
+            return 0..0;
+        }
+        let number = |address: u64| ((address - self.address) / CHUNK_SIZE) as usize;
+        number(start)..number(end - 1) + 1
+    }
+
+    /// How many bytes of a chunk lie between two addresses of the program.
+    fn overlap(&self, number: usize, start: u64, end: u64) -> u64 {
+        let first = self.address + number as u64 * CHUNK_SIZE;
+        end.min(first + CHUNK_SIZE).saturating_sub(start.max(first))
+    }
 }
 
 /// What is known of one chunk of device memory.
@@ -60,6 +81,8 @@ struct Chunk {
     seen: Option<ChunkId>,
     /// Whether it had the same hash the time before.
     still: bool,
+    /// Whether it was looked at the time before.
+    twice: bool,
     /// The hash of the bytes that were last copied of it, or would have been had the store not had
     /// them already.
     copied: Option<ChunkId>,
@@ -87,7 +110,7 @@ impl Bulk {
     ///
     /// `None` where the driver grants no second context: no memory left, or a compute mode that
     /// admits one process only. Then the programs copy from inside, which is slower.
-    pub(super) fn prepare(
+    pub(crate) fn prepare(
         driver: &Arc<Driver>,
         devices: &[Device],
         bulk_bytes: u64,
@@ -110,7 +133,7 @@ impl Bulk {
     }
 
     /// Makes ready to hash. `false` where the driver refuses; copying works all the same.
-    pub(super) fn prepare_hashing(&mut self) -> bool {
+    pub(crate) fn prepare_hashing(&mut self) -> bool {
         let hashers = self.lanes.iter().map(|lane| Hasher::prepare(lane.context()));
         match hashers.collect::<Result<Vec<_>, _>>() {
             Ok(hashers) => self.hashers = Some(hashers),
@@ -121,7 +144,7 @@ impl Bulk {
 
     /// Maps the blocks that are new and lets go of those that are gone, so that exactly `blocks` are
     /// mapped, in their order. `false` where the driver has no room for that.
-    pub(super) fn follow(&mut self, held: &[Held], blocks: &[Vec<Block>]) -> Result<bool, Error> {
+    pub(crate) fn follow(&mut self, held: &[Held], blocks: &[Vec<Block>]) -> Result<bool, Error> {
         let mut known: HashMap<(usize, u64), Piece> =
             self.pieces.drain(..).map(|piece| ((piece.program, piece.id), piece)).collect();
         let mut listed = HashSet::new();
@@ -133,7 +156,8 @@ impl Bulk {
         for (program, (held, blocks)) in held.iter().zip(blocks).enumerate() {
             let fds: HashMap<u64, _> = held.blocks.iter().map(|(id, fd)| (*id, fd)).collect();
             for block in blocks {
-                if let Some(piece) = known.remove(&(program, block.id)) {
+                if let Some(mut piece) = known.remove(&(program, block.id)) {
+                    piece.address = block.address;
                     self.pieces.push(piece);
                     continue;
                 }
@@ -157,14 +181,15 @@ impl Bulk {
                 };
                 let chunks = vec![Chunk::default(); chunks_in(block.size)];
                 let memory = Some(memory);
-                self.pieces.push(Piece { program, id: block.id, lane, memory, chunks });
+                let (id, address) = (block.id, block.address);
+                self.pieces.push(Piece { program, id, address, lane, memory, chunks });
             }
         }
         Ok(true)
     }
 
     /// Hashes all memory where it is. What is known of the chunks is brought up to date.
-    pub(super) fn look(&mut self) -> Result<(), Error> {
+    pub(crate) fn look(&mut self) -> Result<(), Error> {
         let hashers = self.hashers.as_mut().expect("made ready to hash");
         let pieces = &self.pieces;
         let hashes: Vec<Vec<(Span, ChunkId)>> = std::thread::scope(|scope| {
@@ -185,9 +210,28 @@ impl Bulk {
         for (span, hash) in hashes.into_iter().flatten() {
             let chunk = &mut self.pieces[span.block].chunks[span.chunk];
             chunk.still = chunk.seen == Some(hash);
+            chunk.twice = chunk.seen.is_some();
             chunk.seen = Some(hash);
         }
         Ok(())
+    }
+
+    /// Whether memory of a program has changed between the last two looks; `None` where that is not
+    /// known, because it was not there both times.
+    pub(crate) fn has_changed(&self, program: usize, address: u64, size: u64) -> Option<bool> {
+        let end = address.checked_add(size)?;
+        let (mut covered, mut changed) = (0, false);
+        for piece in self.pieces.iter().filter(|piece| piece.program == program) {
+            for number in piece.chunks_within(address, end) {
+                let chunk = &piece.chunks[number];
+                if !chunk.twice {
+                    return None;
+                }
+                covered += piece.overlap(number, address, end);
+                changed |= !chunk.still;
+            }
+        }
+        (covered == size).then_some(changed)
     }
 
     /// Bytes of the chunks that have held still between the last two looks and are not in the store.

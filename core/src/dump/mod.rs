@@ -6,7 +6,7 @@
 //! holds the program frozen, so at every moment either the program runs or the image is complete.
 //! With protocol `cow` the program goes on before that, and the image is completed beside it.
 
-mod bulk;
+pub(crate) mod bulk;
 mod copy;
 mod describe;
 mod precopy;
@@ -18,7 +18,6 @@ pub use bulk::Validation;
 pub(crate) use describe::{hash_file, option_values};
 pub use report::{CriuOptions, Options, Report};
 
-use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -292,19 +291,8 @@ impl<'a> Dump<'a> {
 
     /// Asks every program for its blocks, and takes a file descriptor of each that is new.
     fn export(&mut self) -> Result<Vec<Vec<Block>>, Error> {
-        let mut all = Vec::with_capacity(self.held.len());
-        for program in &mut self.held {
-            let Some(agent) = &mut program.agent else {
-                all.push(Vec::new());
-                continue;
-            };
-            let known = program.blocks.iter().map(|(id, _)| *id).collect();
-            let (blocks, new) = agent.export(known)?;
-            let listed: HashSet<u64> = blocks.iter().map(|block| block.id).collect();
-            program.blocks.retain(|(id, _)| listed.contains(id));
-            program.blocks.extend(new);
-            all.push(blocks);
-        }
+        let all: Vec<Vec<Block>> =
+            self.held.iter_mut().map(Held::export).collect::<Result<_, _>>()?;
         self.bulk_bytes = all.iter().flatten().map(|block| block.size).sum();
         Ok(all)
     }

@@ -1,12 +1,15 @@
 //! The checkpointer's side of the conversation with an agent.
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use gpucr_wire::{
-    Block, Connection, Counts, GateState, Hello, PROTOCOL_VERSION, Reply, Request, agent_socket,
+    Accesses, Block, Connection, Counts, GateState, Hello, PROTOCOL_VERSION, Reply, Request,
+    agent_socket,
 };
 
 use super::tree::ProcessInfo;
@@ -257,6 +260,38 @@ impl Agent {
         self.checked(sent)?;
         let reply = self.answer()?;
         self.done(reply)
+    }
+
+    /// Begins to record what launches may read and write, or ends it. It ends with the connection
+    /// too.
+    pub fn record(&mut self, on: bool) -> Result<(), AgentError> {
+        self.carry_out(&Request::Record { on })
+    }
+
+    /// What was launched since recording began or this was last asked.
+    pub fn accesses(&mut self) -> Result<Accesses, AgentError> {
+        match self.ask(&Request::Accesses {})? {
+            Reply::Accesses { accesses } => Ok(accesses),
+            _ => Err(AgentError::Unexpected { pid: self.pid }),
+        }
+    }
+
+    /// What a module was loaded from. More than `limit` bytes are not read: then, and where the image
+    /// is not to be had any more, it is [`AgentError::Failed`].
+    pub fn image(&mut self, id: u64, limit: u64) -> Result<Vec<u8>, AgentError> {
+        let Reply::Image { bytes } = self.ask(&Request::Image { id })? else {
+            return Err(AgentError::Unexpected { pid: self.pid });
+        };
+        let received = self.connection.receive_fds(1);
+        let file = File::from(self.checked(received)?.remove(0));
+        let failed = |message| AgentError::Failed { pid: self.pid, code: 0, message };
+        if bytes > limit {
+            return Err(failed(format!("image {id} of {bytes} bytes is too large")));
+        }
+        let mut image = vec![0; bytes as usize];
+        file.read_exact_at(&mut image, 0)
+            .map_err(|error| failed(format!("image {id} cannot be read: {error}")))?;
+        Ok(image)
     }
 
     /// Lets the program run.

@@ -1,0 +1,187 @@
+//! `gpucr trace`.
+
+use std::process::ExitCode;
+
+use cpp_demangle::{DemangleOptions, Symbol};
+use gpucr_core::access::trace::{self, Options, Process, Row, Set};
+use gpucr_core::stop::Stop;
+
+use crate::args::TraceArgs;
+use crate::commands::{LARGEST, io_error, print_json, say};
+use crate::table::Table;
+use crate::{Outcome, display, signals};
+
+/// Longer names of kernels are cut, characters.
+const WIDTH: usize = 48;
+
+pub(crate) fn run(args: &TraceArgs) -> Outcome {
+    let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    let options = Options {
+        pid: args.pid,
+        time: args.time,
+        observe: !args.no_observe,
+        stop: Stop::new(signals.stop),
+    };
+    let progress = display::waiting(args.json, "watching", args.time);
+    let report = trace::trace(&options)?;
+    drop(progress);
+    if args.json {
+        print_json(&report)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for (number, process) in report.processes.iter().enumerate() {
+        if number > 0 {
+            say!("");
+        }
+        tell(args, process, report.seconds);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
+    say!("process {}: {}", process.pid, display::command(&process.command, 80));
+    say!(
+        "{}{}: {} of {} kernels",
+        display::time(seconds * 1000.0),
+        if process.ended { ", then it ended" } else { "" },
+        counted(process.launches, "launch", "launches"),
+        process.kernels.len(),
+    );
+    let rows: Vec<&Row> = process.kernels.iter().chain(&process.operations).collect();
+    if rows.is_empty() && process.unknown_launches == 0 {
+        say!("Nothing was launched.");
+        return;
+    }
+    let shown = if args.all { rows.len() } else { LARGEST };
+    let heads = ["KERNEL", ">LAUNCHES", ">ARGS", ">READS", ">WRITES", "FROM", "IDEMPOTENT"];
+    let mut table = Table::new(&heads);
+    // Operations are few, and always shown.
+    let kernels = process.kernels.iter().take(shown);
+    for row in kernels.chain(&process.operations) {
+        table.row(cells(row));
+    }
+    table.print();
+    let left = process.kernels.len().saturating_sub(shown);
+    if left > 0 {
+        say!("  and {left} kernels that write less (--all shows them)");
+    }
+    if process.unknown_launches > 0 {
+        say!(
+            "{} could not be looked into, and may have touched anything.",
+            counted(process.unknown_launches, "launch", "launches")
+        );
+    }
+    if process.host_functions > 0 {
+        say!(
+            "{} ran in streams.",
+            counted(process.host_functions, "host function", "host functions")
+        );
+    }
+    let indirect = |row: &&Row| row.indirect == Some(true);
+    let indirect: Vec<String> =
+        rows.iter().copied().filter(indirect).map(|r| short(&r.name)).collect();
+    if !indirect.is_empty() {
+        say!("* follows pointers that lie in memory, and may reach more than is shown.");
+    }
+    if !args.no_observe && !process.observed && !process.ended {
+        eprintln!(
+            "The device memory could not be compared: gpucr had no context of its own on the \
+             device. Kernels without readable code are taken to write all that they are given."
+        );
+    }
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    let mark = if row.indirect == Some(true) { " *" } else { "" };
+    vec![
+        format!("{}{mark}", short(&row.name)),
+        row.launches.to_string(),
+        row.arguments.map_or_else(|| "?".into(), |count| count.to_string()),
+        set(&row.reads),
+        set(&row.writes),
+        row.derived.join(", "),
+        match row.idempotent {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "unknown",
+        }
+        .to_owned(),
+    ]
+}
+
+/// How many allocations, and their bytes.
+fn set(set: &Set) -> String {
+    if set.everything {
+        return "anything".to_owned();
+    }
+    match set.allocations {
+        0 => "-".to_owned(),
+        count => format!("{count}: {}", display::bytes(set.bytes)),
+    }
+}
+
+fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
+/// A kernel's name as people write it: without its parameters, and not too long.
+fn short(name: &str) -> String {
+    if name.is_empty() {
+        return "(no name)".to_owned();
+    }
+    let options = DemangleOptions::new().no_params().no_return_type();
+    let plain =
+        Symbol::new(name).ok().and_then(|symbol| symbol.demangle_with_options(&options).ok());
+    let plain = plain.unwrap_or_else(|| name.to_owned());
+    if plain.chars().count() <= WIDTH {
+        return plain;
+    }
+    let plain = without_arguments(&plain);
+    if plain.chars().count() <= WIDTH {
+        return plain;
+    }
+    let cut: String = plain.chars().take(WIDTH - 1).collect();
+    cut + "…"
+}
+
+/// The name of an instance of a template with its arguments left out.
+fn without_arguments(name: &str) -> String {
+    let (mut plain, mut depth) = (String::new(), 0_u32);
+    for c in name.chars() {
+        match c {
+            '<' => {
+                if depth == 0 {
+                    plain += "<…>";
+                }
+                depth += 1;
+            }
+            '>' => depth = depth.saturating_sub(1),
+            _ if depth == 0 => plain.push(c),
+            _ => {}
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_readable() {
+        assert_eq!(short("mlp_forward"), "mlp_forward");
+        assert_eq!(short("_ZN5layer4gemmIfLi8EEEvPKT_PS1_"), "layer::gemm<float, 8>");
+        let long = "_ZN5layer4gemmI52a_type_whose_name_is_so_long_that_nobody_will_readitEEvv";
+        assert_eq!(short(long), "layer::gemm<…>");
+        assert_eq!(short(&"k".repeat(100)).chars().count(), WIDTH);
+        assert_eq!(short(""), "(no name)");
+    }
+
+    #[test]
+    fn sets_say_what_they_hold() {
+        let of = |allocations, bytes, everything| set(&Set { allocations, bytes, everything });
+        assert_eq!(of(0, 0, false), "-");
+        assert_eq!(of(3, 5 << 20, false), "3: 5.00 MiB");
+        assert_eq!(of(1, 1, true), "anything");
+    }
+}

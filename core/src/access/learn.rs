@@ -1,0 +1,247 @@
+//! What is known of a program's kernels: which of the words of their parameters they read and write
+//! through.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use gpucr_wire::Accesses;
+use gpucr_wire::access::{Allocation, KernelUse, Param, SlotUse, Touched, WHOLE_BUFFER};
+
+use super::directions::{self, Direction, Image, Kernel, Source};
+use crate::process::{Agent, AgentError};
+
+/// A word of a kernel's parameters: the kernel, the parameter, the offset in it.
+type Word = (u64, u32, u32);
+/// The kernels of an image by name; of several architectures one has several.
+type Code = HashMap<String, Vec<Kernel>>;
+
+/// What is known of the kernels of one process.
+#[derive(Debug, Default)]
+pub struct Kernels {
+    /// By the agent's ids of images.
+    images: HashMap<u64, Arc<Code>>,
+    /// By the agent's ids of kernels.
+    known: HashMap<u64, Known>,
+    /// Words that pointed to memory that did not change while their kernel was launched.
+    still: HashSet<Word>,
+    /// Words that have pointed to memory that did.
+    moved: HashSet<Word>,
+}
+
+/// What code and name of a kernel say.
+#[derive(Debug, Default)]
+struct Known {
+    /// `None` without code.
+    indirect: Option<bool>,
+    words: HashMap<(u32, u32), (Direction, Source)>,
+}
+
+impl Kernels {
+    /// Finds out about kernels that are new, from the images that they were loaded from and from
+    /// their names. Images of more than `limit` bytes are not asked for.
+    ///
+    /// # Errors
+    /// Those of the connection. An image that cannot be had or read is none.
+    pub fn learn(
+        &mut self,
+        agent: &mut Agent,
+        accesses: &Accesses,
+        limit: u64,
+    ) -> Result<(), AgentError> {
+        for kernel in &accesses.kernels {
+            if self.known.contains_key(&kernel.id) {
+                continue;
+            }
+            if kernel.image != 0 && !self.images.contains_key(&kernel.image) {
+                let code = match agent.image(kernel.image, limit) {
+                    Ok(bytes) => code(&bytes),
+                    Err(error @ AgentError::Failed { .. }) => {
+                        tracing::debug!(%error, "no image");
+                        Code::new()
+                    }
+                    Err(error) => return Err(error),
+                };
+                self.images.insert(kernel.image, Arc::new(code));
+            }
+            let code = self.images.get(&kernel.image);
+            let known = Known::of(kernel, code.and_then(|code| code.get(&kernel.name)));
+            self.known.insert(kernel.id, known);
+        }
+        Ok(())
+    }
+
+    /// What a word is used for, and what says so. A word of which nothing is known is
+    /// [`Direction::Unknown`] and [`Source::Assumed`].
+    pub fn direction(&self, kernel: u64, slot: &SlotUse) -> (Direction, Source) {
+        let said = self.known.get(&kernel).and_then(|k| k.words.get(&(slot.param, slot.offset)));
+        match said {
+            Some(said) => *said,
+            None => {
+                let word = (kernel, slot.param, slot.offset);
+                if self.still.contains(&word) && !self.moved.contains(&word) {
+                    (Direction::Read, Source::Observed)
+                } else {
+                    (Direction::Unknown, Source::Assumed)
+                }
+            }
+        }
+    }
+
+    /// Whether a kernel follows pointers that are not among its parameters; `None` if its code is not
+    /// known.
+    pub fn is_indirect(&self, kernel: u64) -> Option<bool> {
+        self.known.get(&kernel).and_then(|known| known.indirect)
+    }
+
+    /// Draws conclusions from what was launched between two looks at the memory, and what changed
+    /// between them. `changed` says of an allocation whether it did, `None` if that is not known.
+    pub fn observe<'a>(
+        &mut self,
+        launched: impl IntoIterator<Item = &'a KernelUse>,
+        allocations: impl IntoIterator<Item = &'a Allocation>,
+        changed: impl Fn(&Allocation) -> Option<bool>,
+    ) {
+        // One that is gone may have been written before.
+        let still = allocations.into_iter().filter(|one| changed(one) == Some(false));
+        let still: HashSet<u64> = still.map(|allocation| allocation.id).collect();
+        for kernel in launched {
+            for slot in &kernel.slots {
+                let held_still = |touched: &Touched| still.contains(&touched.allocation);
+                let all = !slot.more && slot.touched.iter().all(held_still);
+                let set = if all { &mut self.still } else { &mut self.moved };
+                set.insert((kernel.id, slot.param, slot.offset));
+            }
+        }
+    }
+}
+
+/// The kernels in an image of which there is readable code.
+fn code(image: &[u8]) -> Code {
+    let mut code = Code::new();
+    for image in directions::images(image) {
+        // Machine code tells the layout only, which is known from the driver.
+        let Image::Ptx(text) = image else { continue };
+        match directions::from_ptx(&text) {
+            Ok(kernels) => {
+                for kernel in kernels {
+                    code.entry(kernel.name.clone()).or_default().push(kernel);
+                }
+            }
+            Err(error) => tracing::debug!(%error, "PTX that cannot be read"),
+        }
+    }
+    code
+}
+
+impl Known {
+    fn of(kernel: &KernelUse, code: Option<&Vec<Kernel>>) -> Self {
+        let mut known = Self::default();
+        for code in code.into_iter().flatten().filter(|code| is_of(&kernel.params, code)) {
+            known.indirect = Some(known.indirect.unwrap_or(false) || code.indirect);
+            for (number, param) in code.params.iter().enumerate() {
+                for word in &param.words {
+                    let place = (number as u32, word.offset);
+                    let said = known.words.entry(place).or_insert((Direction::None, Source::Ptx));
+                    said.0 = said.0.and(word.direction);
+                }
+            }
+        }
+        // What the code leaves open, its name may tell.
+        known.words.retain(|_, (direction, _)| *direction != Direction::Unknown);
+        let named = directions::from_name(&kernel.name).unwrap_or_default();
+        if named.len() == kernel.params.len() {
+            for (number, direction) in named.into_iter().enumerate() {
+                if let Some(direction) = direction {
+                    known.words.entry((number as u32, 0)).or_insert((direction, Source::Name));
+                }
+            }
+        }
+        debug_assert!(known.words.keys().all(|(param, _)| *param != WHOLE_BUFFER));
+        known
+    }
+}
+
+/// Whether code has the parameters that the driver reports: then it is that of the kernel.
+fn is_of(params: &[Param], code: &Kernel) -> bool {
+    let same = |(ours, theirs): (&Param, &directions::Param)| {
+        (ours.offset, ours.size) == (theirs.offset, theirs.size)
+    };
+    params.len() == code.params.len() && params.iter().zip(&code.params).all(same)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PTX: &str = "\
+.version 8.0
+.target sm_70
+.address_size 64
+.visible .entry copy(.param .u64 to, .param .u64 from)
+{
+    .reg .b64 %rd<3>;
+    .reg .b32 %r<2>;
+    ld.param.u64 %rd1, [to];
+    ld.param.u64 %rd2, [from];
+    ld.global.u32 %r1, [%rd2];
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
+";
+
+    fn kernel(name: &str, params: &[(u32, u32)]) -> KernelUse {
+        let params = params.iter().map(|&(offset, size)| Param { offset, size }).collect();
+        KernelUse { id: 1, name: name.to_owned(), known: true, params, ..KernelUse::default() }
+    }
+
+    fn slot(param: u32, allocations: &[u64]) -> SlotUse {
+        let touched =
+            |allocation: &u64| Touched { allocation: *allocation, low: 0, high: 0, launches: 1 };
+        SlotUse { param, touched: allocations.iter().map(touched).collect(), ..SlotUse::default() }
+    }
+
+    fn knowing(kernel: &KernelUse, image: &str) -> Kernels {
+        let code = code(image.as_bytes());
+        let known = Known::of(kernel, code.get(&kernel.name));
+        Kernels { known: HashMap::from([(kernel.id, known)]), ..Kernels::default() }
+    }
+
+    #[test]
+    fn code_counts_if_it_is_the_kernels_own() {
+        let found = knowing(&kernel("copy", &[(0, 8), (8, 8)]), PTX);
+        assert_eq!(found.direction(1, &slot(0, &[])), (Direction::Write, Source::Ptx));
+        assert_eq!(found.direction(1, &slot(1, &[])), (Direction::Read, Source::Ptx));
+        assert_eq!(found.is_indirect(1), Some(false));
+        let other = knowing(&kernel("copy", &[(0, 8), (8, 4)]), PTX);
+        assert_eq!(other.direction(1, &slot(0, &[])), (Direction::Unknown, Source::Assumed));
+        assert_eq!(other.is_indirect(1), None);
+    }
+
+    #[test]
+    fn names_tell_what_there_is_no_code_for() {
+        // copy(int*, int const*)
+        let found = knowing(&kernel("_Z4copyPiPKi", &[(0, 8), (8, 8)]), PTX);
+        assert_eq!(found.direction(1, &slot(0, &[])), (Direction::Unknown, Source::Assumed));
+        assert_eq!(found.direction(1, &slot(1, &[])), (Direction::Read, Source::Name));
+    }
+
+    #[test]
+    fn what_never_changed_under_a_kernel_is_read() {
+        let mut kernel = kernel("secret", &[(0, 8), (8, 8)]);
+        kernel.slots = vec![slot(0, &[10, 11]), slot(1, &[10])];
+        let mut found = knowing(&kernel, "");
+        let allocation = |id| Allocation { id, address: 0, size: 1 };
+        let (kernels, live) = ([kernel.clone()], [allocation(10), allocation(11)]);
+        let observed = (Direction::Read, Source::Observed);
+        let assumed = (Direction::Unknown, Source::Assumed);
+        found.observe(&kernels, &live, |allocation| Some(allocation.id == 11));
+        assert_eq!(found.direction(1, &slot(0, &[])), assumed, "one of its two changed");
+        assert_eq!(found.direction(1, &slot(1, &[])), observed);
+        // Where it cannot be told, and where the allocation is gone, it is not.
+        found.observe(&kernels, &live, |_| None);
+        assert_eq!(found.direction(1, &slot(1, &[])), assumed);
+        let mut found = knowing(&kernel, "");
+        found.observe(&kernels, &[], |_| Some(false));
+        assert_eq!(found.direction(1, &slot(1, &[])), assumed);
+    }
+}

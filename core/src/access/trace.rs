@@ -1,0 +1,461 @@
+//! What `gpucr trace` does: watch a program for a while, and tell what its launches read and write.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use gpucr_wire::GateState;
+use gpucr_wire::access::{Allocation, KernelUse, Operation, OperationUse, Touched, WHOLE_BUFFER};
+use serde::Serialize;
+
+use super::directions::{Direction, Source};
+use super::{Kernels, Tally};
+use crate::dump::bulk::Bulk;
+use crate::error::Error;
+use crate::held::{Drivers, Held};
+use crate::process::{Agent, Lock, Tree};
+use crate::stop::Stop;
+
+/// How often the agents are asked, so that what they keep stays small.
+const ASK: Duration = Duration::from_millis(250);
+/// How long is slept between looks at the clock.
+const NAP: Duration = Duration::from_millis(20);
+/// How long an agent may take to answer at first.
+const FIRST_ANSWER: Duration = Duration::from_secs(10);
+/// Larger images of modules are not read, bytes.
+const LARGEST_IMAGE: u64 = 512 << 20;
+
+/// What to trace, and how.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Root of the process tree.
+    pub pid: u32,
+    /// For how long.
+    pub time: Duration,
+    /// Also compare the device memory before and after.
+    pub observe: bool,
+    /// Ends the trace early, with what there is.
+    pub stop: Stop,
+}
+
+/// What a program has launched.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// For how long it was watched.
+    pub seconds: f64,
+    /// The CUDA processes of the tree.
+    pub processes: Vec<Process>,
+}
+
+/// What one process has launched.
+#[derive(Debug, Clone, Serialize)]
+pub struct Process {
+    /// Its pid.
+    pub pid: u32,
+    /// Its command line.
+    pub command: Vec<String>,
+    /// Whether it ended meanwhile.
+    pub ended: bool,
+    /// Whether its memory was compared before and after.
+    pub observed: bool,
+    /// Kernels launched, within graphs too.
+    pub launches: u64,
+    /// Launches that could not be looked into, of graphs or because there were too many kinds.
+    pub unknown_launches: u64,
+    /// Host functions in streams.
+    pub host_functions: u64,
+    /// The kernels, those that may write most first.
+    pub kernels: Vec<Row>,
+    /// Copies, fills and the like, by kind.
+    pub operations: Vec<Row>,
+}
+
+/// A kernel, or operations of one kind.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// The kernel's name, mangled, or what the operations are.
+    pub name: String,
+    /// How often, within graphs too.
+    pub launches: u64,
+    /// How often within graphs.
+    pub in_graphs: u64,
+    /// The kernel's parameters; none if they are not known, or for operations.
+    pub arguments: Option<usize>,
+    /// What it reads.
+    pub reads: Set,
+    /// What it may write.
+    pub writes: Set,
+    /// What says so: `code`, `name`, `observed`, `assumed`; `exact` for operations. The weakest last.
+    pub derived: Vec<&'static str>,
+    /// Whether it follows pointers beside its parameters; none if its code is not known.
+    pub indirect: Option<bool>,
+    /// Whether doing it twice is the same as doing it once, as far as its sets tell.
+    pub idempotent: Option<bool>,
+    /// The words of its parameters that have pointed to device memory.
+    pub words: Vec<Word>,
+}
+
+/// A set of allocations.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Set {
+    /// How many.
+    pub allocations: usize,
+    /// Their bytes; of copies and fills the range of each.
+    pub bytes: u64,
+    /// It may be anything besides.
+    pub everything: bool,
+}
+
+/// A word of a kernel's parameters.
+#[derive(Debug, Clone, Serialize)]
+pub struct Word {
+    /// The parameter, counted from 0; none if the parameters are not known one by one.
+    pub parameter: Option<u32>,
+    /// First byte in the parameter.
+    pub offset: u32,
+    /// `none`, `read`, `write`, `read-write` or `unknown`.
+    pub direction: &'static str,
+    /// `code`, `name`, `observed` or `assumed`.
+    pub source: &'static str,
+    /// It has pointed to more allocations than these.
+    pub more: bool,
+    /// Where it has pointed.
+    pub allocations: Vec<Pointed>,
+}
+
+/// An allocation that a word has pointed to.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Pointed {
+    /// Where the allocation begins; none if it was gone when that was asked.
+    pub address: Option<u64>,
+    /// Its bytes.
+    pub size: Option<u64>,
+    /// The lowest address that the word held.
+    pub low: u64,
+    /// The highest one.
+    pub high: u64,
+    /// In so many launches.
+    pub launches: u64,
+}
+
+/// What was seen of a process.
+#[derive(Default)]
+struct Watched {
+    tally: Tally,
+    kernels: Kernels,
+}
+
+/// The processes, and what was seen of each, in the same order.
+struct Session {
+    held: Vec<Held>,
+    watched: Vec<Watched>,
+    /// The device memory of all, mapped in gpucr.
+    memory: Option<Bulk>,
+    /// Keep a second gpucr away.
+    _locks: Vec<Lock>,
+}
+
+/// Watches the CUDA processes of a tree for a while. They run on all the time.
+///
+/// # Errors
+/// The tree has no process under gpucr, or another gpucr is at work on one. A process that ends
+/// meanwhile is no error.
+pub fn trace(options: &Options) -> Result<Report, Error> {
+    let mut session = Session::attach(options.pid)?;
+    if options.observe {
+        session.open_memory();
+    }
+    for agent in session.held.iter_mut().filter_map(|held| held.agent.as_mut()) {
+        agent.record(true)?;
+    }
+    let since = Instant::now();
+    let mut next = since + ASK;
+    while !options.stop.is_set() && session.is_alive() && since.elapsed() < options.time {
+        if Instant::now() >= next {
+            session.ask();
+            next = Instant::now() + ASK;
+        }
+        let left = options.time.saturating_sub(since.elapsed());
+        std::thread::sleep(NAP.min(left));
+    }
+    session.ask();
+    let seconds = since.elapsed().as_secs_f64();
+    session.observe();
+    let observed = session.memory.is_some();
+    let pairs = session.held.iter().zip(&session.watched);
+    Ok(Report { seconds, processes: pairs.map(|(held, one)| one.report(held, observed)).collect() })
+}
+
+impl Session {
+    /// Connects to all agents of a tree.
+    fn attach(pid: u32) -> Result<Self, Error> {
+        let tree = Tree::read(pid)?;
+        let mut session =
+            Self { held: Vec::new(), watched: Vec::new(), memory: None, _locks: Vec::new() };
+        for process in tree.processes.into_iter().filter(Agent::listens) {
+            let pid = process.pid;
+            let lock = Lock::take(pid).map_err(|source| Error::Io {
+                what: format!("cannot take the lock of process {pid}"),
+                source,
+            })?;
+            session._locks.push(lock.ok_or(Error::Busy { pid })?);
+            if process.is_suspended() {
+                return Err(Error::Suspended { pid });
+            }
+            let agent = Agent::connect(&process, FIRST_ANSWER)?;
+            if agent.hello().gate == (GateState::Detached {}) {
+                return Err(Error::Detached { pid });
+            }
+            let driver = PathBuf::from(&agent.hello().driver);
+            let (agent, blocks) = (Some(agent), Vec::new());
+            session.held.push(Held { process, driver, agent, has_agent: true, blocks });
+            session.watched.push(Watched::default());
+        }
+        if session.held.is_empty() { Err(Error::NoAgent { pid }) } else { Ok(session) }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.held.iter().any(|held| held.agent.is_some())
+    }
+
+    /// Takes up what was launched since the last time, and lets go of memory that was given back.
+    fn ask(&mut self) {
+        for (held, watched) in self.held.iter_mut().zip(&mut self.watched) {
+            let Some(agent) = held.agent.as_mut() else { continue };
+            let asked = agent.accesses().and_then(|accesses| {
+                watched.kernels.learn(agent, &accesses, LARGEST_IMAGE)?;
+                Ok(accesses)
+            });
+            match asked {
+                Ok(accesses) => watched.tally.add(accesses),
+                Err(error) => {
+                    tracing::debug!(%error, "a process is not watched any more");
+                    held.agent = None;
+                }
+            }
+        }
+        self.with_memory(|bulk, held| follow(bulk, held));
+    }
+
+    /// Maps the memory and looks at it for the first time. It takes a context of gpucr's own on each
+    /// device; where that cannot be had, nothing is observed.
+    fn open_memory(&mut self) {
+        match prepare(&mut self.held) {
+            Ok(bulk) => self.memory = bulk,
+            Err(error) => tracing::warn!(%error, "device memory cannot be looked at"),
+        }
+        self.with_memory(look);
+    }
+
+    /// Looks at the memory again and draws conclusions.
+    fn observe(&mut self) {
+        self.with_memory(look);
+        let Some(bulk) = &self.memory else { return };
+        for (program, watched) in self.watched.iter_mut().enumerate() {
+            let Watched { tally, kernels } = watched;
+            let changed = |a: &Allocation| bulk.has_changed(program, a.address, a.size);
+            kernels.observe(tally.kernels.values(), tally.allocations.values(), changed);
+        }
+    }
+
+    /// Does something with the memory; without it from then on if that fails.
+    fn with_memory(&mut self, work: impl FnOnce(&mut Bulk, &mut [Held]) -> Result<bool, Error>) {
+        let Some(mut bulk) = self.memory.take() else { return };
+        match work(&mut bulk, &mut self.held) {
+            Ok(true) => self.memory = Some(bulk),
+            Ok(false) => tracing::warn!("the device has no room to look at its memory"),
+            Err(error) => tracing::warn!(%error, "device memory is not looked at"),
+        }
+    }
+}
+
+fn prepare(held: &mut [Held]) -> Result<Option<Bulk>, Error> {
+    let (mut wanted, mut bytes) = (Vec::new(), 0);
+    for agent in held.iter_mut().filter_map(|held| held.agent.as_mut()) {
+        let counts = agent.counts()?;
+        wanted.extend(counts.devices);
+        bytes += counts.bulk_bytes;
+    }
+    let driver = Drivers::default().open(&held[0].driver)?;
+    let devices: Vec<_> =
+        driver.devices()?.into_iter().filter(|device| wanted.contains(&device.uuid)).collect();
+    let Some(mut bulk) = Bulk::prepare(&driver, &devices, bytes)? else { return Ok(None) };
+    Ok(bulk.prepare_hashing().then_some(bulk))
+}
+
+fn follow(bulk: &mut Bulk, held: &mut [Held]) -> Result<bool, Error> {
+    let mut blocks = Vec::new();
+    for held in held.iter_mut() {
+        blocks.push(held.export()?);
+    }
+    bulk.follow(held, &blocks)
+}
+
+fn look(bulk: &mut Bulk, held: &mut [Held]) -> Result<bool, Error> {
+    let fits = follow(bulk, held)?;
+    if fits {
+        bulk.look()?;
+    }
+    Ok(fits)
+}
+
+impl Watched {
+    fn report(&self, held: &Held, observed: bool) -> Process {
+        let tally = &self.tally;
+        let mut kernels: Vec<Row> =
+            tally.kernels.values().map(|kernel| self.kernel(kernel)).collect();
+        let most = |row: &Row| (row.writes.everything, row.writes.bytes, row.launches);
+        kernels.sort_by(|a, b| most(b).cmp(&most(a)).then_with(|| a.name.cmp(&b.name)));
+        Process {
+            pid: held.process.pid,
+            command: held.process.command.clone(),
+            ended: held.agent.is_none(),
+            observed,
+            launches: tally.kernels.values().map(|kernel| kernel.launches).sum(),
+            unknown_launches: tally.unknown_graphs + tally.unseen,
+            host_functions: tally.host_functions,
+            kernels,
+            operations: operations(tally),
+        }
+    }
+
+    fn kernel(&self, kernel: &KernelUse) -> Row {
+        let (mut reads, mut writes) = (BTreeSet::new(), BTreeSet::new());
+        let (mut twice, mut sources, mut words) = (false, HashSet::new(), Vec::new());
+        let mut everything = !kernel.known && kernel.slots.is_empty();
+        let mut certain = kernel.known && self.kernels.is_indirect(kernel.id) != Some(true);
+        for slot in &kernel.slots {
+            let (direction, source) = self.kernels.direction(kernel.id, slot);
+            everything |= slot.more;
+            certain &= matches!(source, Source::Ptx | Source::Name);
+            twice |= direction == Direction::ReadWrite;
+            sources.insert(source);
+            let ids = slot.touched.iter().map(|touched| touched.allocation);
+            if direction.reads() {
+                reads.extend(ids.clone());
+            }
+            if direction.writes() {
+                writes.extend(ids);
+            }
+            words.push(Word {
+                parameter: (slot.param != WHOLE_BUFFER).then_some(slot.param),
+                offset: slot.offset,
+                direction: direction_name(direction),
+                source: source_name(source),
+                more: slot.more,
+                allocations: slot.touched.iter().map(|touched| self.pointed(touched)).collect(),
+            });
+        }
+        let apart = reads.is_disjoint(&writes);
+        let set = |ids: &BTreeSet<u64>| Set {
+            allocations: ids.len(),
+            bytes: ids.iter().filter_map(|id| self.tally.allocations.get(id)).map(|a| a.size).sum(),
+            everything,
+        };
+        Row {
+            name: kernel.name.clone(),
+            launches: kernel.launches,
+            in_graphs: kernel.in_graphs,
+            arguments: kernel.known.then_some(kernel.params.len()),
+            reads: set(&reads),
+            writes: set(&writes),
+            derived: ranked(&sources),
+            indirect: self.kernels.is_indirect(kernel.id),
+            idempotent: match (certain && !everything, apart) {
+                (false, _) => None,
+                (true, true) => Some(true),
+                (true, false) if twice => Some(false),
+                // Perhaps different parts of one allocation.
+                (true, false) => None,
+            },
+            words,
+        }
+    }
+
+    fn pointed(&self, touched: &Touched) -> Pointed {
+        let allocation = self.tally.allocations.get(&touched.allocation);
+        Pointed {
+            address: allocation.map(|allocation| allocation.address),
+            size: allocation.map(|allocation| allocation.size),
+            low: touched.low,
+            high: touched.high,
+            launches: touched.launches,
+        }
+    }
+}
+
+/// Copies, fills and the like, by what they do.
+fn operations(tally: &Tally) -> Vec<Row> {
+    let mut kinds: BTreeMap<Operation, Vec<&OperationUse>> = BTreeMap::new();
+    for used in tally.operations.values() {
+        kinds.entry(used.operation).or_default().push(used);
+    }
+    let row = |(operation, used): (Operation, Vec<&OperationUse>)| {
+        let set = |write: bool| {
+            let used = used.iter().filter(|used| used.write == write);
+            let bytes = used.clone().map(|used| used.end - used.low).sum();
+            Set { allocations: used.count(), bytes, everything: false }
+        };
+        let count = |write: bool| -> u64 {
+            used.iter().filter(|used| used.write == write).map(|used| used.count).sum()
+        };
+        let apart = |a: &OperationUse, b: &OperationUse| {
+            a.allocation != b.allocation || a.end <= b.low || b.end <= a.low
+        };
+        let reads = used.iter().filter(|used| !used.write);
+        let disjoint = reads
+            .clone()
+            .all(|read| used.iter().filter(|used| used.write).all(|write| apart(read, write)));
+        Row {
+            name: operation_name(operation).to_owned(),
+            // A copy within the device is both a read and a write of it.
+            launches: count(false).max(count(true)),
+            in_graphs: 0,
+            arguments: None,
+            reads: set(false),
+            writes: set(true),
+            derived: vec!["exact"],
+            indirect: Some(false),
+            idempotent: disjoint.then_some(true),
+            words: Vec::new(),
+        }
+    };
+    let mut rows: Vec<Row> = kinds.into_iter().map(row).collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.writes.bytes));
+    rows
+}
+
+fn operation_name(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Copy {} => "copies",
+        Operation::Fill {} => "fills",
+        Operation::Value {} => "stream values",
+        Operation::Discard {} => "discards",
+        Operation::Decompress {} => "decompression",
+    }
+}
+
+/// The names of sources, the strongest first.
+fn ranked(sources: &HashSet<Source>) -> Vec<&'static str> {
+    let all = [Source::Ptx, Source::Name, Source::Observed, Source::Assumed];
+    all.into_iter().filter(|source| sources.contains(source)).map(source_name).collect()
+}
+
+fn source_name(source: Source) -> &'static str {
+    match source {
+        Source::Ptx => "code",
+        Source::Name => "name",
+        Source::Observed => "observed",
+        Source::Assumed => "assumed",
+    }
+}
+
+fn direction_name(direction: Direction) -> &'static str {
+    match direction {
+        Direction::None => "none",
+        Direction::Read => "read",
+        Direction::Write => "write",
+        Direction::ReadWrite => "read-write",
+        Direction::Unknown => "unknown",
+    }
+}

@@ -1,0 +1,131 @@
+//! `gpucr trace`: what a running program reads and writes.
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{Lab, Program, finish, refused, show};
+use serde_json::Value;
+
+fn traced(lab: &Lab, program: &Program, args: &[&str]) -> Result<Value> {
+    let pid = program.pid.to_string();
+    let mut command = lab.gpucr();
+    command.args(["trace", "--json", "--pid", &pid, "--for", "1.5s"]).args(args);
+    let output = finish(&mut command)?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    let processes = report["processes"].as_array().context("processes")?;
+    ensure!(processes.len() == 1, "{report}");
+    Ok(processes[0].clone())
+}
+
+fn row<'a>(process: &'a Value, list: &str, name: &str) -> Result<&'a Value> {
+    let rows = process[list].as_array().context("rows")?;
+    let found = rows.iter().find(|row| row["name"] == name);
+    found.with_context(|| format!("no {name} in {process:#}"))
+}
+
+/// Parameter and direction of each word of a kernel that has pointed to device memory.
+fn words(row: &Value) -> Vec<(u64, String)> {
+    let words = row["words"].as_array().into_iter().flatten();
+    words
+        .map(|word| {
+            let direction = word["direction"].as_str().unwrap_or_default();
+            (word["parameter"].as_u64().unwrap_or(99), direction.to_owned())
+        })
+        .collect()
+}
+
+#[test]
+fn a_program_is_described_by_its_launches_and_does_not_notice() -> Result<()> {
+    let args = ["--steps", "300"];
+    let expected = {
+        let lab = Lab::new();
+        let mut program = lab.start("sgd", &args)?;
+        program.result()?;
+        program.series()
+    };
+    let lab = Lab::new();
+    let mut program = lab.start("sgd", &[&args[..], &["--step-delay-ms", "10"]].concat())?;
+    program.wait_for("step ")?;
+    let process = traced(&lab, &program, &[])?;
+    ensure!(process["pid"] == program.pid && process["ended"] == false, "{process:#}");
+    ensure!(process["observed"] == true && process["unknown_launches"] == 0, "{process:#}");
+    let kernels = process["kernels"].as_array().context("kernels")?;
+    let launches: u64 = kernels.iter().filter_map(|kernel| kernel["launches"].as_u64()).sum();
+    ensure!(process["launches"] == launches && launches > 50, "{process:#}");
+    let bytes: Vec<u64> =
+        kernels.iter().filter_map(|kernel| kernel["writes"]["bytes"].as_u64()).collect();
+    ensure!(bytes.is_sorted_by(|a, b| a >= b), "not in order of what they write: {bytes:?}");
+    // sgd_update(weights, gradient, velocity, ...) changes two in place and reads the other.
+    let update = row(&process, "kernels", "sgd_update")?;
+    ensure!(update["idempotent"] == false, "{update:#}");
+    ensure!(update["derived"] == serde_json::json!(["code"]), "{update:#}");
+    let pair = |parameter, direction: &str| (parameter, direction.to_owned());
+    let found = words(update);
+    ensure!(
+        found == [pair(0, "read-write"), pair(1, "read"), pair(2, "read-write")],
+        "{found:?} {update:#}"
+    );
+    let batch = row(&process, "kernels", "mlp_batch")?;
+    ensure!(batch["reads"]["allocations"] == 0 && batch["idempotent"] == true, "{batch:#}");
+    // The loss is read back at each step.
+    let copies = row(&process, "operations", "copies")?;
+    ensure!(copies["reads"]["bytes"].as_u64() > Some(0), "{copies:#}");
+    ensure!(copies["writes"]["bytes"] == 0 && copies["derived"][0] == "exact", "{copies:#}");
+    program.result()?;
+    ensure!(program.series() == expected, "{:#?}\nis not {expected:#?}", program.series());
+    Ok(())
+}
+
+#[test]
+fn pointers_that_cannot_be_seen_are_said_to_be_missing() -> Result<()> {
+    let lab = Lab::new();
+    let mut program = lab.start("indirect", &["--steps", "4000", "--step-delay-ms", "5"])?;
+    program.wait_for("step ")?;
+    let process = traced(&lab, &program, &["--no-observe"])?;
+    ensure!(process["observed"] == false, "{process:#}");
+    let touch = row(&process, "kernels", "table_touch")?;
+    ensure!(touch["indirect"] == true && touch["idempotent"].is_null(), "{touch:#}");
+    // The same as a table for people; its last line explains the mark.
+    let pid = program.pid.to_string();
+    let output = lab.run(["trace", "--pid", &pid, "--for", "0.5"])?;
+    let text = String::from_utf8(output.stdout.clone())?;
+    let lines: Vec<&str> = text.lines().collect();
+    ensure!(output.status.success() && lines.len() > 5, "{}", show(&output));
+    ensure!(lines[0].starts_with(&format!("process {pid}: ")), "{text}");
+    let heads: Vec<&str> = lines[2].split_whitespace().collect();
+    let expected = ["KERNEL", "LAUNCHES", "ARGS", "READS", "WRITES", "FROM", "IDEMPOTENT"];
+    ensure!(heads == expected, "{text}");
+    ensure!(text.contains("table_touch *"), "{text}");
+    ensure!(lines.last().is_some_and(|line| line.starts_with("* follows pointers")), "{text}");
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_traced_is_refused() -> Result<()> {
+    let lab = Lab::new();
+    let own = std::process::id().to_string();
+    let output = lab.run(["trace", "--pid", &own, "--for", "1"])?;
+    refused(&output, 1, &["runs under gpucr", "gpucr run"])?;
+    // A dump and a trace of the same process take turns.
+    let mut program = lab.start("scatter", &["--steps", "4000", "--step-delay-ms", "5"])?;
+    program.wait_for("step ")?;
+    let pid = program.pid.to_string();
+    let mut long = lab.gpucr();
+    long.args(["trace", "--json", "--no-observe", "--pid", &pid, "--for", "1h"]);
+    let mut long = long.stdout(std::process::Stdio::piped()).spawn()?;
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let lock = format!("@gpucr-lock-{pid}");
+    while !std::fs::read_to_string("/proc/net/unix")?.lines().any(|line| line.ends_with(&lock)) {
+        ensure!(std::time::Instant::now() < deadline, "the long trace does not begin");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let output = lab.run(["trace", "--pid", &pid, "--for", "0"])?;
+    refused(&output, 1, &["another gpucr is at work"])?;
+    // An interrupt ends it with what there is.
+    let id = rustix::process::Pid::from_child(&long);
+    rustix::process::kill_process(id, rustix::process::Signal::INT)?;
+    let report = std::io::read_to_string(long.stdout.take().context("piped")?)?;
+    ensure!(long.wait()?.success());
+    let report: Value = serde_json::from_str(&report)?;
+    ensure!(report["processes"][0]["pid"] == program.pid, "{report:#}");
+    Ok(())
+}
