@@ -3,8 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cpp_demangle::{DemangleOptions, Symbol};
 use gpucr_core::{Progress, Quiet};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+
+/// Longer names of kernels are cut, characters.
+const KERNEL_WIDTH: usize = 48;
 
 /// A progress bar on stderr if that is a terminal and nothing else was asked for.
 pub(crate) fn progress(quiet: bool) -> Arc<dyn Progress> {
@@ -115,4 +119,58 @@ pub(crate) fn command(words: &[String], width: usize) -> String {
     }
     let cut: String = line.chars().take(width.saturating_sub(1)).collect();
     cut + "…"
+}
+
+/// A kernel's name as people write it: without its parameters, and not too long.
+pub(crate) fn kernel(name: &str) -> String {
+    if name.is_empty() {
+        return "(no name)".to_owned();
+    }
+    let options = DemangleOptions::new().no_params().no_return_type();
+    let plain =
+        Symbol::new(name).ok().and_then(|symbol| symbol.demangle_with_options(&options).ok());
+    let plain = plain.unwrap_or_else(|| name.to_owned());
+    if plain.chars().count() <= KERNEL_WIDTH {
+        return plain;
+    }
+    let plain = without_arguments(&plain);
+    if plain.chars().count() <= KERNEL_WIDTH {
+        return plain;
+    }
+    let cut: String = plain.chars().take(KERNEL_WIDTH - 1).collect();
+    cut + "…"
+}
+
+/// The name of an instance of a template with its arguments left out.
+fn without_arguments(name: &str) -> String {
+    let (mut plain, mut depth) = (String::new(), 0_u32);
+    for c in name.chars() {
+        match c {
+            '<' => {
+                if depth == 0 {
+                    plain += "<…>";
+                }
+                depth += 1;
+            }
+            '>' => depth = depth.saturating_sub(1),
+            _ if depth == 0 => plain.push(c),
+            _ => {}
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_readable() {
+        assert_eq!(kernel("mlp_forward"), "mlp_forward");
+        assert_eq!(kernel("_ZN5layer4gemmIfLi8EEEvPKT_PS1_"), "layer::gemm<float, 8>");
+        let long = "_ZN5layer4gemmI52a_type_whose_name_is_so_long_that_nobody_will_readitEEvv";
+        assert_eq!(kernel(long), "layer::gemm<…>");
+        assert_eq!(kernel(&"k".repeat(100)).chars().count(), KERNEL_WIDTH);
+        assert_eq!(kernel(""), "(no name)");
+    }
 }

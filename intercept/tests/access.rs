@@ -211,14 +211,15 @@ fn the_image_of_a_kernel_can_be_read() {
     assert_eq!(program.ask("kernel"), "done");
     let image = only(&accesses(&mut agent)).image;
     assert_ne!(image, 0);
-    let Reply::Image { bytes } = agent.ask(&Request::Image { id: image }) else {
+    let Reply::Image { bytes } = agent.ask(&Request::Image { id: image, limit: 1 << 20 }) else {
         panic!("no image");
     };
     let fd = agent.0.receive_fds(1).expect("a descriptor").remove(0);
     let mut text = vec![0; bytes as usize];
     File::from(fd).read_exact_at(&mut text, 0).expect("read");
     assert_eq!(text, PTX.as_bytes());
-    agent.fails(&Request::Image { id: image + 100 });
+    agent.fails(&Request::Image { id: image + 100, limit: 1 << 20 });
+    agent.fails(&Request::Image { id: image, limit: bytes - 1 });
     // A library's kernel, launched by its own handle.
     assert_eq!(program.ask("library"), "done");
     let accesses = accesses(&mut agent);

@@ -34,9 +34,40 @@ fn what_changed_after_it_was_copied_is_found_and_copied_again() -> Result<()> {
     // A word changes in one of 32 chunks every 10 ms, and the copy takes longer.
     ensure!(misspeculated > 0 && count("recopied")? >= misspeculated, "{report}");
     ensure!(count("recopied")? < chunks, "{report}");
+    // Its launches hide where they write: the place is known, nobody is suspected.
+    let places = report["validation"]["misspeculations"].as_array().context("a list")?;
+    ensure!(!places.is_empty() && places.len() as u64 <= misspeculated, "{report}");
+    for place in places {
+        ensure!(place["pid"].as_u64().is_some() && place["size"].as_u64() > Some(0), "{report}");
+        ensure!(place["suspects"] == serde_json::json!([]), "{report}");
+    }
     let mut restored = lab.restore(&image, program)?;
     restored.result()?;
     ensure!(restored.series() == expected, "{:#?}\nis not {expected:#?}", restored.series());
+    Ok(())
+}
+
+/// A program that writes where its arguments point: what it does while it is copied is laid at the
+/// door of the kernel that did it.
+#[test]
+fn a_kernel_that_writes_what_was_copied_is_named() -> Result<()> {
+    let lab = Lab::new();
+    // It holds still while gpucr looks, and makes a step while the slow copy goes on.
+    let mut program = lab.start("stencil", &["--steps", "60", "--step-delay-ms", "700"])?;
+    program.wait_for("step ")?;
+    let pid = program.pid.to_string();
+    let mut command = lab.gpucr();
+    command
+        .args(["dump", "--json", "-R", "--pid", &pid, "--protocol", "recopy", "-o", "image"])
+        .env("SOFTCUDA_PCIE_GBPS", "0.001");
+    let output = finish(&mut command)?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let places = report["validation"]["misspeculations"].as_array().context("a list")?;
+    let suspected =
+        |place: &serde_json::Value| place["suspects"] == serde_json::json!(["heat_step"]);
+    ensure!(places.iter().any(suspected), "{report:#}");
+    ensure!(program.is_running(), "{}", program.output());
     Ok(())
 }
 

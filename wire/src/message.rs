@@ -175,6 +175,8 @@ wire_enum! {
         12 => Image {
             /// As named by [`crate::access::KernelUse::image`].
             id: u64,
+            /// More bytes are refused.
+            limit: u64,
         },
     }
 }
@@ -290,7 +292,7 @@ mod tests {
             Request::Reattach { blocks: vec![1, 2, u64::MAX] },
             Request::Record { on: true },
             Request::Accesses {},
-            Request::Image { id: 7 },
+            Request::Image { id: 7, limit: 1 << 40 },
         ] {
             assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
         }

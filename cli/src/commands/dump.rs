@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
-use gpucr_core::dump::{self, CriuOptions, Options, Report};
+use gpucr_core::dump::{self, CriuOptions, Misspeculation, Options, Report};
 use gpucr_core::image::{Destination, Protocol};
 
 use crate::args::{DumpArgs, ProtocolArg};
@@ -89,6 +89,9 @@ fn tell(args: &DumpArgs, options: &Options, report: &Report) {
             found.misspeculated,
             found.recopied,
         );
+        if let Some(line) = changes(&found.misspeculations) {
+            say!("{line}");
+        }
     }
     let asked_ahead = matches!(args.protocol, ProtocolArg::Recopy | ProtocolArg::Cow);
     if asked_ahead && report.protocol == Protocol::Stop {
@@ -109,6 +112,22 @@ fn tell(args: &DumpArgs, options: &Options, report: &Report) {
              itself, which is slower."
         );
     }
+}
+
+/// Where memory changed after it had been copied, and what may have written it.
+fn changes(all: &[Misspeculation]) -> Option<String> {
+    let named = |one: &Misspeculation| {
+        let who = match one.suspects.as_slice() {
+            [] => "nobody seen".to_owned(),
+            [name] => display::kernel(name),
+            [name, rest @ ..] => format!("{} or {} others", display::kernel(name), rest.len()),
+        };
+        format!("{} at {:#x} by {who}", display::bytes(one.size), one.address)
+    };
+    let shown: Vec<String> = all.iter().take(3).map(named).collect();
+    let rest = all.len().saturating_sub(shown.len());
+    let more = if rest > 0 { format!("; and {rest} more") } else { String::new() };
+    (!shown.is_empty()).then(|| format!("changed since: {}{more}", shown.join("; ")))
 }
 
 fn destination(args: &DumpArgs) -> Destination {
@@ -139,6 +158,23 @@ fn default_name(pid: u32, now: SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn changes_are_named_in_one_line() {
+        let one = |size, suspects: &[&str]| Misspeculation {
+            pid: 1,
+            address: 0x1000,
+            size,
+            suspects: suspects.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        assert_eq!(changes(&[]), None);
+        let all = [one(2 << 20, &["_Z4copyPiPKi", "x", "y"]), one(512, &[]), one(1, &["k"])];
+        let line = "changed since: 2.00 MiB at 0x1000 by copy or 2 others; 512 B at 0x1000 by nobody \
+                    seen; 1 B at 0x1000 by k";
+        assert_eq!(changes(&all).as_deref(), Some(line));
+        let four = [one(1, &[]), one(1, &[]), one(1, &[]), one(1, &[])];
+        assert!(changes(&four).is_some_and(|line| line.ends_with("; and 1 more")));
+    }
 
     #[test]
     fn default_names_are_readable() {

@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use cpp_demangle::{DemangleOptions, Symbol};
 use gpucr_core::access::trace::{self, Options, Process, Row, Set};
 use gpucr_core::stop::Stop;
 
@@ -10,9 +9,6 @@ use crate::args::TraceArgs;
 use crate::commands::{LARGEST, io_error, print_json, say};
 use crate::table::Table;
 use crate::{Outcome, display, signals};
-
-/// Longer names of kernels are cut, characters.
-const WIDTH: usize = 48;
 
 pub(crate) fn run(args: &TraceArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
@@ -56,8 +52,7 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
     let heads = ["KERNEL", ">LAUNCHES", ">ARGS", ">READS", ">WRITES", "FROM", "IDEMPOTENT"];
     let mut table = Table::new(&heads);
     // Operations are few, and always shown.
-    let kernels = process.kernels.iter().take(shown);
-    for row in kernels.chain(&process.operations) {
+    for row in process.kernels.iter().take(shown).chain(&process.operations) {
         table.row(cells(row));
     }
     table.print();
@@ -77,10 +72,7 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
             counted(process.host_functions, "host function", "host functions")
         );
     }
-    let indirect = |row: &&Row| row.indirect == Some(true);
-    let indirect: Vec<String> =
-        rows.iter().copied().filter(indirect).map(|r| short(&r.name)).collect();
-    if !indirect.is_empty() {
+    if rows.iter().any(|row| row.indirect == Some(true)) {
         say!("* follows pointers that lie in memory, and may reach more than is shown.");
     }
     if !args.no_observe && !process.observed && !process.ended {
@@ -94,7 +86,7 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
 fn cells(row: &Row) -> Vec<String> {
     let mark = if row.indirect == Some(true) { " *" } else { "" };
     vec![
-        format!("{}{mark}", short(&row.name)),
+        format!("{}{mark}", display::kernel(&row.name)),
         row.launches.to_string(),
         row.arguments.map_or_else(|| "?".into(), |count| count.to_string()),
         set(&row.reads),
@@ -124,58 +116,9 @@ fn counted(count: u64, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 
-/// A kernel's name as people write it: without its parameters, and not too long.
-fn short(name: &str) -> String {
-    if name.is_empty() {
-        return "(no name)".to_owned();
-    }
-    let options = DemangleOptions::new().no_params().no_return_type();
-    let plain =
-        Symbol::new(name).ok().and_then(|symbol| symbol.demangle_with_options(&options).ok());
-    let plain = plain.unwrap_or_else(|| name.to_owned());
-    if plain.chars().count() <= WIDTH {
-        return plain;
-    }
-    let plain = without_arguments(&plain);
-    if plain.chars().count() <= WIDTH {
-        return plain;
-    }
-    let cut: String = plain.chars().take(WIDTH - 1).collect();
-    cut + "…"
-}
-
-/// The name of an instance of a template with its arguments left out.
-fn without_arguments(name: &str) -> String {
-    let (mut plain, mut depth) = (String::new(), 0_u32);
-    for c in name.chars() {
-        match c {
-            '<' => {
-                if depth == 0 {
-                    plain += "<…>";
-                }
-                depth += 1;
-            }
-            '>' => depth = depth.saturating_sub(1),
-            _ if depth == 0 => plain.push(c),
-            _ => {}
-        }
-    }
-    plain
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_are_readable() {
-        assert_eq!(short("mlp_forward"), "mlp_forward");
-        assert_eq!(short("_ZN5layer4gemmIfLi8EEEvPKT_PS1_"), "layer::gemm<float, 8>");
-        let long = "_ZN5layer4gemmI52a_type_whose_name_is_so_long_that_nobody_will_readitEEvv";
-        assert_eq!(short(long), "layer::gemm<…>");
-        assert_eq!(short(&"k".repeat(100)).chars().count(), WIDTH);
-        assert_eq!(short(""), "(no name)");
-    }
 
     #[test]
     fn sets_say_what_they_hold() {

@@ -234,7 +234,7 @@ impl Session {
                 }
             }
         }
-        self.with_memory(|bulk, held| follow(bulk, held));
+        self.with_memory(follow);
     }
 
     /// Maps the memory and looks at it for the first time. It takes a context of gpucr's own on each
@@ -425,7 +425,8 @@ fn operations(tally: &Tally) -> Vec<Row> {
     rows
 }
 
-fn operation_name(operation: Operation) -> &'static str {
+/// What operations of a kind are called.
+pub(crate) fn operation_name(operation: Operation) -> &'static str {
     match operation {
         Operation::Copy {} => "copies",
         Operation::Fill {} => "fills",

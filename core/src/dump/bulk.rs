@@ -1,6 +1,6 @@
 //! The bulk memory of the programs, as gpucr sees it: hashing it, and copying it into the image.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,6 +9,7 @@ use gpucr_wire::{Block, CHUNK_SIZE};
 use parking_lot::Mutex;
 use rayon::prelude::*;
 
+use super::speculate::Misspeculation;
 use crate::device::driver::code;
 use crate::device::lanes::chunks_in;
 use crate::device::{Device, Driver, DriverError, Hasher, Lane, SharedBlock, Span, TransferError};
@@ -29,8 +30,13 @@ pub(super) type Saved = Vec<(Block, Vec<ChunkId>)>;
 pub(crate) struct Bulk {
     /// In the order of the programs and their blocks. Let go of before the lanes.
     pieces: Vec<Piece>,
+    /// Places among the pieces by program and address; without those that are not mapped there.
+    by_address: BTreeMap<(usize, u64), usize>,
     /// For each lane; none where the driver does not run the kernel.
     hashers: Option<Vec<Hasher>>,
+    /// How often the programs had been asked what they launch when copying went on (see
+    /// [`Speculation`](super::speculate::Speculation)).
+    pub(super) interval: usize,
     /// Memory of gpucr's own with copies of what was still to be saved.
     pub(super) shadows: Vec<Shadow>,
     /// gpucr's context on each device.
@@ -55,16 +61,37 @@ struct Piece {
     chunks: Vec<Chunk>,
 }
 
+impl Chunk {
+    /// Whether it has held still between the last two looks, and the store lacks it.
+    fn is_worth_copying(&self) -> bool {
+        self.still && !self.held_back && self.copied != self.seen
+    }
+}
+
 impl Piece {
+    /// The address behind its last chunk, as the program sees it.
+    fn end(&self) -> u64 {
+        self.address.saturating_add(self.chunks.len() as u64 * CHUNK_SIZE)
+    }
+
     /// The numbers of the chunks that have bytes between two addresses of the program.
     fn chunks_within(&self, start: u64, end: u64) -> std::ops::Range<usize> {
-        let size = self.chunks.len() as u64 * CHUNK_SIZE;
-        let (start, end) = (start.max(self.address), end.min(self.address.saturating_add(size)));
+        let (start, end) = (start.max(self.address), end.min(self.end()));
         if self.address == 0 || start >= end {
             return 0..0;
         }
         let number = |address: u64| ((address - self.address) / CHUNK_SIZE) as usize;
         number(start)..number(end - 1) + 1
+    }
+
+    fn miss(&self, number: usize) -> Miss {
+        let offset = if self.address == 0 { 0 } else { number as u64 * CHUNK_SIZE };
+        Miss {
+            program: self.program,
+            address: self.address + offset,
+            size: CHUNK_SIZE,
+            interval: self.chunks[number].interval,
+        }
     }
 
     /// How many bytes of a chunk lie between two addresses of the program.
@@ -83,6 +110,10 @@ struct Chunk {
     still: bool,
     /// Whether it was looked at the time before.
     twice: bool,
+    /// Whether launches may write it: then others are copied first.
+    held_back: bool,
+    /// The [`Bulk::interval`] in which it was copied.
+    interval: usize,
     /// The hash of the bytes that were last copied of it, or would have been had the store not had
     /// them already.
     copied: Option<ChunkId>,
@@ -90,8 +121,19 @@ struct Chunk {
     shadow: Option<u64>,
 }
 
+/// A chunk that had changed after it was copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Miss {
+    pub(super) program: usize,
+    /// Where the program sees it; 0 if it does not.
+    pub(super) address: u64,
+    pub(super) size: u64,
+    /// The [`Bulk::interval`] in which it was copied.
+    pub(super) interval: usize,
+}
+
 /// What a check of all device memory has found.
-#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
 pub struct Validation {
     /// Chunks of device memory, all of which were hashed while the program stood still.
     pub chunks: u64,
@@ -99,6 +141,8 @@ pub struct Validation {
     pub predicted_clean: u64,
     /// Those of them that had changed all the same.
     pub misspeculated: u64,
+    /// Which allocations those belong to, and what may have written them; at most 100.
+    pub misspeculations: Vec<Misspeculation>,
     /// Chunks copied while the program stood still, misspeculated ones among them.
     pub recopied: u64,
     /// Milliseconds that hashing and comparing took.
@@ -129,7 +173,14 @@ impl Bulk {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(Some(Self { pieces: Vec::new(), hashers: None, shadows: Vec::new(), lanes }))
+        Ok(Some(Self {
+            pieces: Vec::new(),
+            by_address: BTreeMap::new(),
+            hashers: None,
+            interval: 0,
+            shadows: Vec::new(),
+            lanes,
+        }))
     }
 
     /// Makes ready to hash. `false` where the driver refuses; copying works all the same.
@@ -185,6 +236,8 @@ impl Bulk {
                 self.pieces.push(Piece { program, id, address, lane, memory, chunks });
             }
         }
+        let mapped = self.pieces.iter().enumerate().filter(|(_, piece)| piece.address != 0);
+        self.by_address = mapped.map(|(at, piece)| ((piece.program, piece.address), at)).collect();
         Ok(true)
     }
 
@@ -221,7 +274,8 @@ impl Bulk {
     pub(crate) fn has_changed(&self, program: usize, address: u64, size: u64) -> Option<bool> {
         let end = address.checked_add(size)?;
         let (mut covered, mut changed) = (0, false);
-        for piece in self.pieces.iter().filter(|piece| piece.program == program) {
+        for at in self.overlapping(program, address, end) {
+            let piece = &self.pieces[at];
             for number in piece.chunks_within(address, end) {
                 let chunk = &piece.chunks[number];
                 if !chunk.twice {
@@ -234,11 +288,37 @@ impl Bulk {
         (covered == size).then_some(changed)
     }
 
+    /// The pieces that have bytes between two addresses of a program.
+    fn overlapping(&self, program: usize, start: u64, end: u64) -> impl Iterator<Item = usize> {
+        let below = self.by_address.range((program, 0)..(program, end)).rev().map(|(_, at)| *at);
+        below.take_while(move |at| self.pieces[*at].end() > start)
+    }
+
+    /// Lets the chunks that have bytes between two addresses of a program wait until
+    /// [`hold_nothing_back`](Self::hold_nothing_back).
+    pub(super) fn hold_back(&mut self, program: usize, start: u64, end: u64) {
+        let pieces: Vec<usize> = self.overlapping(program, start, end).collect();
+        for at in pieces {
+            let piece = &mut self.pieces[at];
+            for number in piece.chunks_within(start, end) {
+                piece.chunks[number].held_back = true;
+            }
+        }
+    }
+
+    /// From now on all chunks are as good as each other.
+    pub(super) fn hold_nothing_back(&mut self) {
+        let chunks = self.pieces.iter_mut().flat_map(|piece| &mut piece.chunks);
+        chunks.for_each(|chunk| chunk.held_back = false);
+    }
+
     /// Bytes of the chunks that have held still between the last two looks and are not in the store.
     pub(super) fn worth_copying(&mut self, store: &ChunkWriter) -> u64 {
         self.mark_known(store);
-        let worth = |_: &Piece, chunk: &Chunk| chunk.still && chunk.copied != chunk.seen;
-        spans(&self.pieces, worth).iter().map(|span| span.len as u64).sum()
+        spans(&self.pieces, |_, chunk| chunk.is_worth_copying())
+            .iter()
+            .map(|span| span.len as u64)
+            .sum()
     }
 
     /// Chunks that the store has need not be copied, whoever gave them to it.
@@ -262,7 +342,7 @@ impl Bulk {
     ) -> Result<usize, Error> {
         self.mark_known(store);
         let mut taken = HashSet::new();
-        let mut work = spans(&self.pieces, |_, c| c.still && c.copied != c.seen);
+        let mut work = spans(&self.pieces, |_, chunk| chunk.is_worth_copying());
         work.retain(|span| {
             let seen = self.pieces[span.block].chunks[span.chunk].seen;
             taken.insert(seen)
@@ -276,6 +356,7 @@ impl Bulk {
         for (span, id) in copied {
             let chunk = &mut self.pieces[span.block].chunks[span.chunk];
             chunk.copied = Some(id);
+            chunk.interval = self.interval;
             // It has changed since it was looked at: it is not worth another copy before it has
             // held still again.
             chunk.still = chunk.seen == Some(id);
@@ -285,17 +366,28 @@ impl Bulk {
 
     /// Looks at everything while the program stands still and tells what has changed since it was
     /// copied.
-    pub(super) fn validate(&mut self, store: &ChunkWriter) -> Result<Validation, Error> {
+    pub(super) fn validate(
+        &mut self,
+        store: &ChunkWriter,
+    ) -> Result<(Validation, Vec<Miss>), Error> {
         self.look()?;
-        let mut found = Validation::default();
-        for chunk in self.pieces.iter().flat_map(|piece| &piece.chunks) {
-            found.chunks += 1;
-            found.predicted_clean += u64::from(chunk.copied.is_some());
-            found.misspeculated += u64::from(chunk.copied.is_some() && chunk.copied != chunk.seen);
+        let (mut found, mut missed) = (Validation::default(), Vec::new());
+        for piece in &self.pieces {
+            for (number, chunk) in piece.chunks.iter().enumerate() {
+                found.chunks += 1;
+                if chunk.copied.is_none() {
+                    continue;
+                }
+                found.predicted_clean += 1;
+                if chunk.copied != chunk.seen {
+                    missed.push(piece.miss(number));
+                }
+            }
         }
+        found.misspeculated = missed.len() as u64;
         self.mark_known(store);
         found.recopied = spans(&self.pieces, |_, c| c.copied != c.seen).len() as u64;
-        Ok(found)
+        Ok((found, missed))
     }
 
     /// Takes what was copied while the program ran for what its memory holds, for the test that shows
@@ -483,3 +575,6 @@ pub(super) fn copy_inside(
     }
     Ok(saved)
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,10 +13,12 @@ mod precopy;
 mod preflight;
 mod report;
 mod shadow;
+mod speculate;
 
 pub use bulk::Validation;
 pub(crate) use describe::{hash_file, option_values};
 pub use report::{CriuOptions, Options, Report};
+pub use speculate::Misspeculation;
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -35,10 +37,11 @@ use crate::process::{Lock, ProcessInfo};
 use crate::scratch;
 use crate::stop::Stop;
 
-use bulk::Bulk;
+use bulk::{Bulk, Miss};
 use copy::Copy;
 use describe::Libraries;
 use preflight::Plan;
+use speculate::Speculation;
 
 /// How long CRIU may take to end the processes after the commit.
 const ENDING: Duration = Duration::from_secs(5);
@@ -68,7 +71,11 @@ struct Dump<'a> {
     protocol: Protocol,
     /// Chunks copied while the program ran.
     precopied: u64,
+    /// What the programs launch meanwhile.
+    speculation: Speculation,
     validation: Option<Validation>,
+    /// What that found to have changed.
+    missed: Vec<Miss>,
     /// Bytes copied aside within the devices.
     shadowed: u64,
     /// Started ahead; taken by its request.
@@ -135,7 +142,9 @@ impl<'a> Dump<'a> {
                 bulk,
                 protocol,
                 precopied: 0,
+                speculation: Speculation::default(),
                 validation: None,
+                missed: Vec::new(),
                 shadowed: 0,
                 stopped_at: Instant::now(),
                 pending: None,
@@ -217,6 +226,10 @@ impl<'a> Dump<'a> {
             drop(self.keeper);
         }
         let lost: Vec<String> = lost.iter().map(|(pid, e)| format!("process {pid}: {e}")).collect();
+        // Not before: this takes time, and the program runs now.
+        if let Some(found) = &mut self.validation {
+            found.misspeculations = self.speculation.blame(&self.missed, &self.held);
+        }
         let left = match &self.committed {
             Some(_) => Left::CompleteButLost(lost.clone()),
             None if !lost.is_empty() => Left::Lost(lost.clone()),
@@ -331,8 +344,9 @@ impl<'a> Dump<'a> {
             return Ok(bulk.left());
         }
         let image = self.image.as_ref().expect("not committed yet");
-        let found = bulk.validate(image.chunks())?;
+        let (found, missed) = bulk.validate(image.chunks())?;
         self.validation = Some(Validation { ms: milliseconds(since.elapsed()), ..found });
+        self.missed = missed;
         Ok(bulk.left())
     }
 

@@ -22,27 +22,54 @@ const PASSES: usize = 5;
 /// A pass that would copy less than this share of the memory is left to the stopped window.
 const WORTH_A_PASS: u64 = 200;
 
-/// Copies what holds still, in passes, for as long as each has much less to copy than the last.
+/// Passes in which only memory is copied that no launch seen so far may write.
+const EARLY_PASSES: usize = 2;
+
+/// Copies what holds still, in passes. First what is not expected to be written again, then whatever
+/// has held still until then: a chunk that is written now and then is copied once, late.
 pub(super) fn precopy(dump: &mut Dump<'_>) -> Result<(), Error> {
-    let image = dump.image.as_ref().expect("not committed yet").clone();
-    let store = image.chunks();
     let stop = Stop::new(dump.options.stop.clone());
-    let mut last = u64::MAX;
+    dump.speculation.start(&mut dump.held)?;
     look(dump)?;
     wait(&stop, MOMENT)?;
-    for pass in 0..PASSES {
-        look(dump)?;
-        let Some(bulk) = &mut dump.bulk else { return Ok(()) };
+    let looked = passes(dump, &stop, EARLY_PASSES, true, false)?;
+    passes(dump, &stop, PASSES, false, looked)?;
+    // For those who will be suspected. Not once the program stands still: it need not wait for that.
+    dump.speculation.ask(&mut dump.held)
+}
+
+/// Passes, `most` of them, for as long as each has much less to copy than the last. Each begins with a
+/// look, except the first if that has just been `looked`. Says whether the last thing it did was to look:
+/// a second look soon after it would take anything for still.
+fn passes(
+    dump: &mut Dump<'_>,
+    stop: &Stop,
+    most: usize,
+    early: bool,
+    looked: bool,
+) -> Result<bool, Error> {
+    let image = dump.image.as_ref().expect("not committed yet").clone();
+    let store = image.chunks();
+    let mut last = u64::MAX;
+    for pass in 0..most {
+        if pass > 0 || !looked {
+            look(dump)?;
+        }
+        let Some(bulk) = &mut dump.bulk else { return Ok(false) };
+        bulk.hold_nothing_back();
+        if early {
+            dump.speculation.hold_back(bulk);
+        }
         let left = bulk.worth_copying(store);
-        tracing::debug!(pass, left, "pre-copy");
+        tracing::debug!(pass, early, left, "pre-copy");
         if left <= dump.bulk_bytes / WORTH_A_PASS || left > last / 2 {
-            break;
+            return Ok(true);
         }
         last = left;
         dump.clock.announce("precopy", left);
         loop {
-            let Some(bulk) = &mut dump.bulk else { return Ok(()) };
-            let copied = bulk.copy_some(SLICE, store, &stop, dump.progress.as_ref())?;
+            let Some(bulk) = &mut dump.bulk else { return Ok(false) };
+            let copied = bulk.copy_some(SLICE, store, stop, dump.progress.as_ref())?;
             if copied == 0 {
                 break;
             }
@@ -50,16 +77,19 @@ pub(super) fn precopy(dump: &mut Dump<'_>) -> Result<(), Error> {
             follow(dump)?;
         }
     }
-    Ok(())
+    Ok(false)
 }
 
-/// Hashes the memory that the programs have now.
+/// Asks what was launched, hashes the memory that the programs have now, and draws conclusions.
 fn look(dump: &mut Dump<'_>) -> Result<(), Error> {
     follow(dump)?;
-    match &mut dump.bulk {
-        Some(bulk) => bulk.look(),
-        None => Ok(()),
-    }
+    // Before the look: what is launched meanwhile belongs to the next one.
+    dump.speculation.ask(&mut dump.held)?;
+    let Some(bulk) = &mut dump.bulk else { return Ok(()) };
+    bulk.look()?;
+    bulk.interval = dump.speculation.intervals();
+    dump.speculation.observe(bulk);
+    Ok(())
 }
 
 /// Takes up blocks that are new, and lets go of those that the programs have given back.

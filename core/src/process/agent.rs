@@ -276,21 +276,23 @@ impl Agent {
         }
     }
 
-    /// What a module was loaded from. More than `limit` bytes are not read: then, and where the image
-    /// is not to be had any more, it is [`AgentError::Failed`].
+    /// What a module was loaded from. Where that is not to be had any more, or has more than `limit`
+    /// bytes, the error is [`AgentError::Failed`].
     pub fn image(&mut self, id: u64, limit: u64) -> Result<Vec<u8>, AgentError> {
-        let Reply::Image { bytes } = self.ask(&Request::Image { id })? else {
+        let Reply::Image { bytes } = self.ask(&Request::Image { id, limit })? else {
             return Err(AgentError::Unexpected { pid: self.pid });
         };
         let received = self.connection.receive_fds(1);
         let file = File::from(self.checked(received)?.remove(0));
-        let failed = |message| AgentError::Failed { pid: self.pid, code: 0, message };
         if bytes > limit {
-            return Err(failed(format!("image {id} of {bytes} bytes is too large")));
+            return Err(AgentError::Unexpected { pid: self.pid });
         }
         let mut image = vec![0; bytes as usize];
-        file.read_exact_at(&mut image, 0)
-            .map_err(|error| failed(format!("image {id} cannot be read: {error}")))?;
+        file.read_exact_at(&mut image, 0).map_err(|error| AgentError::Failed {
+            pid: self.pid,
+            code: 0,
+            message: format!("image {id} cannot be read: {error}"),
+        })?;
         Ok(image)
     }
 

@@ -150,15 +150,20 @@ pub(super) fn of(owner: u64) -> Option<u64> {
 /// A file with an image, and how many bytes of it are the image.
 ///
 /// # Errors
-/// The image is gone, or cannot be read.
-pub(crate) fn open(id: u64) -> Result<(OwnedFd, u64), Failure> {
+/// The image is gone, has more than `limit` bytes, or cannot be read.
+pub(crate) fn open(id: u64, limit: u64) -> Result<(OwnedFd, u64), Failure> {
     let failed = |error| Failure::other(format!("image {id} cannot be read: {error}"));
+    let small_enough = |len: u64| match len {
+        len if len <= limit => Ok(len),
+        len => Err(Failure::other(format!("image {id} of {len} bytes is too large"))),
+    };
     let file = |path: &PathBuf| {
         let file = File::open(path).map_err(failed)?;
-        let len = file.metadata().map_err(failed)?.len();
+        let len = small_enough(file.metadata().map_err(failed)?.len())?;
         Ok((file.into(), len))
     };
-    let copy = |bytes: *const c_void, len| {
+    let copy = |bytes: *const c_void, len: usize| {
+        small_enough(len as u64)?;
         let mut file: File = rustix::fs::memfd_create("gpucr-image", MemfdFlags::CLOEXEC)
             .map_err(|error| failed(error.into()))?
             .into();
@@ -254,7 +259,7 @@ mod tests {
     use std::io::Read;
 
     fn bytes(id: u64) -> Vec<u8> {
-        let (fd, len) = open(id).expect("opened");
+        let (fd, len) = open(id, 1 << 20).expect("opened");
         let mut file = File::from(fd);
         std::io::Seek::rewind(&mut file).expect("rewound");
         let mut bytes = Vec::new();
@@ -293,15 +298,16 @@ mod tests {
         assert_eq!(bytes(id(0xf2)), b".version 8.0 on the heap", "its own copy");
         assert_eq!(bytes(id(0xf3)), &fat[..36]);
         assert_eq!(bytes(id(0xf4)), &elf[..198]);
+        assert!(open(id(0xf4), 197).is_err(), "more than was asked for");
         let gone = id(0xf2);
         unloaded(0xf2);
-        assert!(of(0xf2).is_none() && open(gone).is_err());
+        assert!(of(0xf2).is_none() && open(gone, 100).is_err());
     }
 
     #[test]
     fn memory_that_is_gone_is_an_error() {
         let address = 0x10; // no process has memory there
         with(|images| images.add(0xe1, Image::Mapped { address, len: 100 }));
-        assert!(open(of(0xe1).expect("noted")).is_err());
+        assert!(open(of(0xe1).expect("noted"), 100).is_err());
     }
 }

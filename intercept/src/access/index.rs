@@ -11,7 +11,7 @@
 //! made. The program that uses memory while it frees it has a mistake of its own.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 use crate::fork::Resettable;
 
@@ -39,6 +39,9 @@ struct Shared([AtomicU64; GRAINS]);
 
 static REGION: [AtomicPtr<Region>; REGIONS] =
     [const { AtomicPtr::new(std::ptr::null_mut()) }; REGIONS];
+/// The regions that have an entry lie between these, the last one not included.
+static FIRST: AtomicUsize = AtomicUsize::new(REGIONS);
+static LAST: AtomicUsize = AtomicUsize::new(0);
 /// Third levels that no entry refers to.
 static SPARE: Resettable<Mutex<Vec<&'static Shared>>> = Resettable::new(Mutex::new(Vec::new()));
 
@@ -82,13 +85,18 @@ fn grain_of(address: u64) -> usize {
 
 /// The entry of the 2 MiB that hold `address`; `None` beyond what addresses can be.
 fn entry(address: u64) -> Option<&'static AtomicU64> {
-    let place = REGION.get((address >> REGION_BITS) as usize)?;
+    let number = (address >> REGION_BITS) as usize;
+    let place = REGION.get(number)?;
     let mut region = place.load(Ordering::Acquire);
     if region.is_null() {
         let new = Box::into_raw(Box::new(Region([const { AtomicU64::new(0) }; CHUNKS])));
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         region = match place.compare_exchange(region, new, success, failure) {
-            Ok(_) => new,
+            Ok(_) => {
+                FIRST.fetch_min(number, Ordering::Relaxed);
+                LAST.fetch_max(number + 1, Ordering::Relaxed);
+                new
+            }
             Err(other) => {
                 // SAFETY: made above, and nobody else has seen it.
                 drop(unsafe { Box::from_raw(new) });
@@ -165,11 +173,10 @@ fn spare<T>(with: impl FnOnce(&mut Vec<&'static Shared>) -> T) -> T {
 /// # Safety
 /// No other thread exists.
 pub(super) unsafe fn reset() {
-    for region in &REGION {
-        // What was there is the parent's: not worth the time to give it back.
-        if !region.load(Ordering::Relaxed).is_null() {
-            region.store(std::ptr::null_mut(), Ordering::Relaxed);
-        }
+    let used = FIRST.load(Ordering::Relaxed)..LAST.load(Ordering::Relaxed);
+    for region in REGION.get(used).unwrap_or_default() {
+        // What was there is not worth the time to give it back.
+        region.store(std::ptr::null_mut(), Ordering::Relaxed);
     }
     // SAFETY: the caller's duty.
     unsafe { SPARE.reset(Mutex::new(Vec::new())) };

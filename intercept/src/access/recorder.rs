@@ -443,3 +443,33 @@ pub(super) unsafe fn reset() {
     // SAFETY: the caller's duty.
     unsafe { BUFFERS.reset(Mutex::new(Vec::new())) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_said_to_be_missing() {
+        let (mut slot, mut pairs) = (Slot::default(), PAIRS - 1);
+        slot.note(1, 100, 1, &mut pairs);
+        assert_eq!((slot.touched.len(), slot.more), (1, false));
+        slot.note(2, 200, 1, &mut pairs);
+        assert_eq!((slot.touched.len(), slot.more), (1, true));
+        slot.note(1, 50, 2, &mut pairs);
+        let known = Touched { allocation: 1, low: 50, high: 100, launches: 3 };
+        assert_eq!(slot.touched[&1], known, "what is there is kept up to date");
+        // And the mark goes all the way to the message.
+        let kernel = Arc::new(Kernel { id: 7, ..Kernel::default() });
+        let mut merged = Merged::default();
+        merged.add_kernel(&kernel, 3, 0);
+        merged.add_slot(&kernel, 0, slot.more);
+        merged.add_touched(&kernel, 0, &known);
+        merged.pairs = PAIRS_IN_ALL;
+        merged.add_touched(&kernel, 1, &known);
+        let accesses = merged.finish();
+        let slots = &accesses.kernels[0].slots;
+        let more: Vec<_> = slots.iter().map(|slot| (slot.more, slot.touched.len())).collect();
+        assert_eq!(more, [(true, 1), (true, 0)]);
+        assert!(slots.iter().all(|slot| slot.param == WHOLE_BUFFER));
+    }
+}

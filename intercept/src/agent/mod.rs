@@ -277,9 +277,9 @@ impl Agent {
                 Ok(Next::Reply(Reply::Accesses { accesses: access::take() }))
             }
             Request::Accesses {} => Err(Failure::other("nothing is recorded")),
-            Request::Image { id } => {
+            Request::Image { id, limit } => {
                 let room = Room::make();
-                let (fd, bytes) = access::images::open(id)?;
+                let (fd, bytes) = access::images::open(id, limit)?;
                 let sent = connection.send(&Reply::Image { bytes });
                 let sent = sent.and_then(|()| connection.send_fds(&[room.park(fd)]));
                 // There is nobody to tell: the next receive says that the connection is broken.

@@ -1,0 +1,50 @@
+//! Tests of what is known of chunks by their place in the program.
+
+use super::*;
+
+const C: u64 = CHUNK_SIZE;
+
+/// Two blocks of a program, of three chunks and of one, the second behind a gap.
+fn bulk() -> Bulk {
+    let piece = |id, address, chunks| Piece {
+        program: 0,
+        id,
+        address,
+        lane: 0,
+        memory: None,
+        chunks: vec![Chunk { still: true, twice: true, ..Chunk::default() }; chunks],
+    };
+    let pieces = vec![piece(1, 10 * C, 3), piece(2, 14 * C, 1)];
+    let by_address = BTreeMap::from([((0, 10 * C), 0), ((0, 14 * C), 1)]);
+    Bulk { pieces, by_address, hashers: None, interval: 0, shadows: Vec::new(), lanes: Vec::new() }
+}
+
+#[test]
+fn a_range_has_changed_if_one_of_its_chunks_has() {
+    let mut bulk = bulk();
+    assert_eq!(bulk.has_changed(0, 10 * C + 5, 2 * C), Some(false));
+    bulk.pieces[0].chunks[2].still = false;
+    assert_eq!(bulk.has_changed(0, 10 * C, 2 * C), Some(false));
+    assert_eq!(bulk.has_changed(0, 10 * C, 2 * C + 1), Some(true));
+    assert_eq!(bulk.has_changed(0, 12 * C, 2 * C), None, "not all of it is there");
+    assert_eq!(bulk.has_changed(1, 10 * C, C), None, "another program's");
+    bulk.pieces[1].chunks[0].twice = false;
+    assert_eq!(bulk.has_changed(0, 14 * C, 1), None, "looked at once only");
+}
+
+#[test]
+fn what_may_be_written_waits() {
+    let mut bulk = bulk();
+    let id = ChunkId([1; 32]);
+    let chunks = |bulk: &Bulk| -> Vec<bool> {
+        let chunks = bulk.pieces.iter().flat_map(|piece| &piece.chunks);
+        chunks.map(Chunk::is_worth_copying).collect()
+    };
+    bulk.pieces.iter_mut().flat_map(|p| &mut p.chunks).for_each(|c| c.seen = Some(id));
+    bulk.hold_back(0, 11 * C, 12 * C + 1);
+    bulk.hold_back(0, 13 * C, 14 * C);
+    bulk.hold_back(1, 10 * C, 20 * C);
+    assert_eq!(chunks(&bulk), [true, false, false, true]);
+    bulk.hold_nothing_back();
+    assert_eq!(chunks(&bulk), [true; 4]);
+}

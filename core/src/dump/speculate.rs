@@ -1,0 +1,292 @@
+//! What the programs' launches may write: which chunks are better copied late, and which kernels are
+//! to blame for those that changed after they had been copied.
+//!
+//! All of it is a guess that costs or saves time; see `docs/access-sets.md`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpucr_wire::access::{Allocation, Operation, SlotUse};
+
+use super::bulk::{Bulk, Miss};
+use crate::access::{Kernels, Tally};
+use crate::error::Error;
+use crate::held::Held;
+
+/// Larger images of modules are not read for the sake of a dump, bytes.
+const LARGEST_IMAGE: u64 = 4 << 20;
+/// So many misspeculations are named.
+const NAMED: usize = 100;
+
+/// Memory that changed after it had been copied.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Misspeculation {
+    /// The process.
+    pub pid: u32,
+    /// Where the allocation begins in the process, or the chunk, if no allocation is known there; 0 if
+    /// the process does not see it.
+    pub address: u64,
+    /// Bytes of the allocation or chunk.
+    pub size: u64,
+    /// Kernels (mangled names) and operations launched since the copy that may write there. None if
+    /// the change came by a way that launches do not show.
+    pub suspects: Vec<String>,
+}
+
+/// What is known of the programs' launches, each by its place among them.
+#[derive(Default)]
+pub(super) struct Speculation {
+    programs: Vec<Program>,
+}
+
+#[derive(Default)]
+struct Program {
+    kernels: Kernels,
+    /// What was launched between the questions, in their order.
+    intervals: Vec<Tally>,
+}
+
+/// A range of addresses of a program that may be written: its allocation, begin and end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Written {
+    allocation: u64,
+    low: u64,
+    end: u64,
+}
+
+impl Speculation {
+    /// Begins to record what is launched.
+    pub(super) fn start(&mut self, held: &mut [Held]) -> Result<(), Error> {
+        self.programs = held.iter().map(|_| Program::default()).collect();
+        for agent in held.iter_mut().filter_map(|held| held.agent.as_mut()) {
+            agent.record(true)?;
+        }
+        Ok(())
+    }
+
+    /// Takes up what was launched since the last time.
+    pub(super) fn ask(&mut self, held: &mut [Held]) -> Result<(), Error> {
+        for (program, held) in self.programs.iter_mut().zip(held) {
+            let mut interval = Tally::default();
+            if let Some(agent) = &mut held.agent {
+                let accesses = agent.accesses()?;
+                program.kernels.learn(agent, &accesses, LARGEST_IMAGE)?;
+                interval.add(accesses);
+            }
+            program.intervals.push(interval);
+        }
+        Ok(())
+    }
+
+    /// How often was asked.
+    pub(super) fn intervals(&self) -> usize {
+        self.programs.first().map_or(0, |program| program.intervals.len())
+    }
+
+    /// Learns from the memory that has been looked at twice, with a question just before each look.
+    pub(super) fn observe(&mut self, bulk: &Bulk) {
+        for (number, program) in self.programs.iter_mut().enumerate() {
+            let Some(last) = program.intervals.last() else { continue };
+            let changed = |a: &Allocation| bulk.has_changed(number, a.address, a.size);
+            program.kernels.observe(last.kernels.values(), last.allocations.values(), changed);
+        }
+    }
+
+    /// Marks the chunks that launches so far may write again.
+    pub(super) fn hold_back(&self, bulk: &mut Bulk) {
+        for (number, program) in self.programs.iter().enumerate() {
+            // If launches may have written anything there is nothing to tell chunks apart by.
+            if program.intervals.iter().any(Tally::has_unknown) {
+                continue;
+            }
+            let written = program.intervals.iter().flat_map(|tally| program.written(tally));
+            // Most kernels write what others write too.
+            let ranges: BTreeSet<Written> = written.map(|(_, written)| written).collect();
+            for Written { low, end, .. } in ranges {
+                bulk.hold_back(number, low, end);
+            }
+        }
+    }
+
+    /// Names what changed and who may have done it, the largest first.
+    pub(super) fn blame(&self, missed: &[Miss], held: &[Held]) -> Vec<Misspeculation> {
+        let mut named = Vec::new();
+        for (number, (program, held)) in self.programs.iter().zip(held).enumerate() {
+            let mut missed: Vec<Miss> =
+                missed.iter().filter(|miss| miss.program == number).copied().collect();
+            missed.sort_by_key(|miss| miss.address);
+            let of = |((address, size), suspects): (Place, BTreeSet<String>)| Misspeculation {
+                pid: held.process.pid,
+                address,
+                size,
+                suspects: suspects.into_iter().collect(),
+            };
+            named.extend(program.blame(&missed).into_iter().map(of));
+        }
+        named.sort_by_key(|one| (one.suspects.is_empty(), std::cmp::Reverse(one.size)));
+        named.truncate(NAMED);
+        named
+    }
+}
+
+/// Address and size.
+type Place = (u64, u64);
+
+impl Program {
+    /// What was launched in an interval may write these ranges: who, and where.
+    fn written<'a>(&'a self, tally: &'a Tally) -> impl Iterator<Item = (Writer<'a>, Written)> {
+        let of_kernels = tally.kernels.values().flat_map(move |kernel| {
+            let writes = move |slot: &&SlotUse| self.kernels.direction(kernel.id, slot).0.writes();
+            let touched = kernel.slots.iter().filter(writes).flat_map(|slot| &slot.touched);
+            touched.filter_map(move |touched| {
+                let at = tally.allocations.get(&touched.allocation)?;
+                let end = at.address.saturating_add(at.size);
+                let written = Written { allocation: at.id, low: at.address, end };
+                Some((Writer::Kernel(&kernel.name), written))
+            })
+        });
+        let of_operations = tally.operations.values().filter(|used| used.write).map(|used| {
+            let written = Written { allocation: used.allocation, low: used.low, end: used.end };
+            (Writer::Operation(used.operation), written)
+        });
+        of_kernels.chain(of_operations)
+    }
+
+    /// The places in which chunks that changed lie, given in order of address, each with the names of
+    /// those that may have written it since it was copied: allocations where they are known, else the
+    /// chunks.
+    fn blame(&self, missed: &[Miss]) -> BTreeMap<Place, BTreeSet<String>> {
+        let mut places: BTreeMap<Place, BTreeSet<String>> = BTreeMap::new();
+        let mut explained = vec![false; missed.len()];
+        for (interval, tally) in self.intervals.iter().enumerate() {
+            let mut writers: BTreeMap<Written, BTreeSet<String>> = BTreeMap::new();
+            for (writer, written) in self.written(tally) {
+                writers.entry(written).or_default().insert(writer.name());
+            }
+            for (written, names) in writers {
+                let hit = overlapping(missed, written.low, written.end)
+                    .filter(|at| missed[*at].interval <= interval);
+                if hit.inspect(|at| explained[*at] = true).count() > 0 {
+                    let place = tally.allocations.get(&written.allocation);
+                    let place = place
+                        .map_or((written.low, written.end - written.low), |a| (a.address, a.size));
+                    places.entry(place).or_default().extend(names);
+                }
+            }
+        }
+        for allocation in self.intervals.iter().flat_map(|tally| tally.allocations.values()) {
+            let end = allocation.address.saturating_add(allocation.size);
+            let place = (allocation.address, allocation.size);
+            let hit = overlapping(missed, allocation.address, end)
+                .filter(|at| !explained[*at] || places.contains_key(&place));
+            if hit.count() > 0 {
+                places.entry(place).or_default();
+            }
+        }
+        let known: Vec<Place> = places.keys().copied().collect();
+        for (address, size) in known {
+            overlapping(missed, address, address + size).for_each(|at| explained[at] = true);
+        }
+        let unknown = missed.iter().zip(&explained).filter(|(_, explained)| !**explained);
+        places.extend(unknown.map(|(miss, _)| ((miss.address, miss.size), BTreeSet::new())));
+        places
+    }
+}
+
+/// The chunks, given in order of address, that have bytes between two addresses.
+fn overlapping(missed: &[Miss], low: u64, end: u64) -> std::ops::Range<usize> {
+    let first = missed.partition_point(|miss| miss.address + miss.size <= low);
+    let last = missed.partition_point(|miss| miss.address < end);
+    first..last.max(first)
+}
+
+/// Who writes.
+enum Writer<'a> {
+    Kernel(&'a str),
+    Operation(Operation),
+}
+
+impl Writer<'_> {
+    fn name(&self) -> String {
+        match self {
+            Self::Kernel("") => "a kernel without a name".to_owned(),
+            Self::Kernel(name) => (*name).to_owned(),
+            Self::Operation(operation) => {
+                crate::access::trace::operation_name(*operation).to_owned()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpucr_wire::Accesses;
+    use gpucr_wire::access::{KernelUse, OperationUse, Param, Touched};
+
+    const MIB: u64 = 1 << 20;
+    const CHUNK: u64 = 2 * MIB;
+
+    /// A launch of a kernel of unknown direction with a pointer to an allocation of 4 MiB at so many
+    /// MiB.
+    fn launch(name: &str, at: u64) -> Tally {
+        let touched = vec![Touched { allocation: at, low: at * MIB, high: at * MIB, launches: 1 }];
+        let mut tally = Tally::default();
+        tally.add(Accesses {
+            kernels: vec![KernelUse {
+                id: 1,
+                name: name.to_owned(),
+                known: true,
+                params: vec![Param { offset: 0, size: 8 }],
+                launches: 1,
+                slots: vec![SlotUse { touched, ..SlotUse::default() }],
+                ..KernelUse::default()
+            }],
+            allocations: vec![Allocation { id: at, address: at * MIB, size: 4 * MIB }],
+            ..Accesses::default()
+        });
+        tally
+    }
+
+    fn miss(at: u64, interval: usize) -> Miss {
+        Miss { program: 0, address: at * MIB, size: CHUNK, interval }
+    }
+
+    fn found(intervals: Vec<Tally>, missed: &[Miss]) -> Vec<(u64, u64, Vec<String>)> {
+        let program = Program { intervals, ..Program::default() };
+        let places = program.blame(missed).into_iter();
+        places.map(|((at, size), names)| (at / MIB, size / MIB, Vec::from_iter(names))).collect()
+    }
+
+    #[test]
+    fn those_that_ran_since_the_copy_are_suspected() {
+        let intervals = || vec![launch("before", 8), launch("since", 8), launch("elsewhere", 32)];
+        let suspects = found(intervals(), &[miss(8, 1), miss(10, 1)]);
+        assert_eq!(suspects, [(8, 4, vec!["since".to_owned()])]);
+        let suspects = found(intervals(), &[miss(10, 0)]);
+        assert_eq!(suspects, [(8, 4, vec!["before".to_owned(), "since".to_owned()])]);
+    }
+
+    #[test]
+    fn what_nobody_is_suspected_of_is_named_too() {
+        let intervals = vec![launch("before", 8)];
+        let nobody = Vec::<String>::new;
+        // Within an allocation that is known, and beside all of them.
+        assert_eq!(
+            found(intervals, &[miss(10, 1), miss(64, 1)]),
+            [(8, 4, nobody()), (64, 2, nobody())]
+        );
+    }
+
+    #[test]
+    fn operations_are_suspected_by_what_they_are() {
+        let mut tally = launch("reader", 8);
+        let operation = Operation::Fill {};
+        let (low, end) = (30 * MIB, 31 * MIB);
+        let used =
+            OperationUse { operation, write: true, allocation: 7, count: 1, bytes: 1, low, end };
+        tally.operations.insert((operation, true, 7), used);
+        let names = |miss| found(vec![tally.clone()], &[miss]);
+        assert_eq!(names(miss(30, 0)), [(30, 1, vec!["fills".to_owned()])]);
+        assert_eq!(names(miss(28, 0)), [(28, 2, Vec::new())], "beside it");
+    }
+}
