@@ -99,31 +99,36 @@ pub fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
+/// What tests ask for, in debug builds only: `GPUCR_FAULT=KIND:PHASE`, or several with commas.
+fn asked() -> Vec<(String, String)> {
+    if !cfg!(debug_assertions) {
+        return Vec::new();
+    }
+    let asked = std::env::var("GPUCR_FAULT").unwrap_or_default();
+    let pairs = asked.split(',').filter_map(|one| one.split_once(':'));
+    pairs.map(|(kind, phase)| (kind.to_owned(), phase.to_owned())).collect()
+}
+
 /// Whether a test asked to leave a phase out, in debug builds only: `GPUCR_FAULT=skip:PHASE`.
 pub fn skipped(phase: &str) -> bool {
-    cfg!(debug_assertions)
-        && std::env::var("GPUCR_FAULT").is_ok_and(|asked| asked == format!("skip:{phase}"))
+    asked().iter().any(|(kind, name)| kind == "skip" && name == phase)
 }
 
 /// A failure on demand, for tests, in debug builds only: `GPUCR_FAULT=kill:PHASE` ends gpucr with
 /// SIGKILL when it enters the phase, `fail:PHASE` makes the phase fail, and `pause:PHASE` holds it up
 /// there for two seconds.
 pub fn fault(phase: &str) -> Result<(), Error> {
-    if !cfg!(debug_assertions) {
-        return Ok(());
-    }
-    let Ok(asked) = std::env::var("GPUCR_FAULT") else { return Ok(()) };
-    match asked.split_once(':') {
-        Some(("kill", name)) if name == phase => {
-            let own = rustix::process::getpid();
-            let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
-            unreachable!("killed");
+    for (kind, name) in asked().iter().filter(|(_, name)| name == phase) {
+        match kind.as_str() {
+            "kill" => {
+                let own = rustix::process::getpid();
+                let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
+                unreachable!("killed");
+            }
+            "fail" => return Err(Error::Injected(format!("fail:{name}"))),
+            "pause" => std::thread::sleep(Duration::from_secs(2)),
+            _ => {}
         }
-        Some(("fail", name)) if name == phase => Err(Error::Injected(asked)),
-        Some(("pause", name)) if name == phase => {
-            std::thread::sleep(Duration::from_secs(2));
-            Ok(())
-        }
-        _ => Ok(()),
     }
+    Ok(())
 }

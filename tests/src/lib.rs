@@ -13,6 +13,19 @@ use anyhow::{Context, Result, bail, ensure};
 /// How long anything may take before a test gives up on it; machines are slow and shared.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// The workloads that make it hard to tell what they write; `e2e/adversaries.rs` dumps them.
+pub const ADVERSARIES: [&str; 9] = [
+    "halves",
+    "permuted",
+    "shifting",
+    "const-cast",
+    "seldom",
+    "two-halves",
+    "remade",
+    "long-kernel",
+    "graph-nodes",
+];
+
 /// A binary of this workspace, built beside the tests.
 pub fn binary(name: &str) -> PathBuf {
     let tests = std::env::current_exe().expect("a test has a file");

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp};
+use cudarc::driver::sys::{CUDA_KERNEL_NODE_PARAMS_v1, CUmemAccessDesc, CUmemAllocationProp};
 use libloading::Library;
 
 /// An opaque handle of the driver (context, stream, event, module, function, allocation).
@@ -132,6 +132,19 @@ driver_functions! {
     cuEventDestroy = c"cuEventDestroy_v2" (Handle);
     cuEventRecord = c"cuEventRecord" (Handle, Handle);
     cuEventSynchronize = c"cuEventSynchronize" (Handle);
+    cuGraphCreate = c"cuGraphCreate" (*mut Handle, c_uint);
+    cuGraphDestroy = c"cuGraphDestroy" (Handle);
+    cuGraphAddKernelNode = c"cuGraphAddKernelNode" (
+        *mut Handle, Handle, *const Handle, usize, *const CUDA_KERNEL_NODE_PARAMS_v1
+    );
+    cuGraphInstantiate = c"cuGraphInstantiate_v2" (
+        *mut Handle, Handle, *mut Handle, *mut c_char, usize
+    );
+    cuGraphExecDestroy = c"cuGraphExecDestroy" (Handle);
+    cuGraphExecKernelNodeSetParams = c"cuGraphExecKernelNodeSetParams" (
+        Handle, Handle, *const CUDA_KERNEL_NODE_PARAMS_v1
+    );
+    cuGraphLaunch = c"cuGraphLaunch" (Handle, Handle);
     cuMemGetAllocationGranularity = c"cuMemGetAllocationGranularity" (
         *mut usize, *const CUmemAllocationProp, c_uint
     );

@@ -460,6 +460,11 @@ impl Shape {
         Self { blocks: (blocks, 1), threads: (threads, 1), shared: 0 }
     }
 
+    /// One block of `threads`.
+    pub(crate) const fn row(threads: u32) -> Self {
+        Self { blocks: (1, 1), threads: (threads, 1), shared: 0 }
+    }
+
     /// At least `width` times `height` threads, in blocks of 16 by 8.
     pub(crate) fn plane(width: u32, height: u32) -> Self {
         let blocks = (width.div_ceil(16), height.div_ceil(8));
@@ -490,7 +495,14 @@ impl Kernel {
         self.launch(stream.0, shape, args)
     }
 
-    fn launch(&self, stream: Handle, shape: Shape, args: &[Arg]) -> Result<()> {
+    /// The driver's handle.
+    pub(crate) fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// Pointers to the arguments, in number and sizes as the kernel declares them. They are good for
+    /// as long as `args` are.
+    pub(crate) fn places(&self, args: &[Arg]) -> Result<Vec<*mut c_void>> {
         let sizes = args.iter().map(|arg| arg.0.len());
         ensure!(
             sizes.clone().eq(self.parameters.iter().copied()),
@@ -499,11 +511,14 @@ impl Kernel {
             self.parameters,
             sizes.collect::<Vec<_>>()
         );
-        let mut places: Vec<*mut c_void> =
-            args.iter().map(|arg| arg.0.as_ptr().cast_mut().cast()).collect();
+        Ok(args.iter().map(|arg| arg.0.as_ptr().cast_mut().cast()).collect())
+    }
+
+    fn launch(&self, stream: Handle, shape: Shape, args: &[Arg]) -> Result<()> {
+        let mut places = self.places(args)?;
         let ((gx, gy), (bx, by)) = (shape.blocks, shape.threads);
         // SAFETY: the driver only reads the parameters, before it returns; their number and sizes
-        // are what the kernel declares (checked above).
+        // are what the kernel declares (`places` checks that).
         let code = unsafe {
             let (shared, list) = (shape.shared, places.as_mut_ptr());
             let none = std::ptr::null_mut();

@@ -5,6 +5,7 @@
 //! that the dynamic loader finds. `README.md` says what each of them proves.
 
 mod adam;
+mod adversaries;
 mod attention;
 mod cuda;
 mod family;
@@ -40,7 +41,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 18] = [
+const WORKLOADS: [(&str, Workload); 27] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -59,6 +60,15 @@ const WORKLOADS: [(&str, Workload); 18] = [
     ("launcher", launcher::run),
     ("family", family::run),
     ("scatter", scatter::run),
+    ("halves", adversaries::halves),
+    ("permuted", adversaries::permuted),
+    ("shifting", adversaries::shifting),
+    ("const-cast", adversaries::const_cast),
+    ("seldom", adversaries::seldom),
+    ("two-halves", adversaries::two_halves),
+    ("remade", adversaries::remade),
+    ("long-kernel", adversaries::long_kernel),
+    ("graph-nodes", adversaries::graph_nodes),
 ];
 
 /// Runs one workload and verifies its result.
@@ -83,6 +93,10 @@ struct Options {
     /// Pause after each step, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 0)]
     step_delay_ms: u64,
+    /// After each step, wait until FILE has a byte more than there were steps: whoever appends to it
+    /// sets the pace
+    #[arg(long, value_name = "FILE")]
+    pace: Option<PathBuf>,
     /// Ask the driver for its functions, as the CUDA runtime does, instead of the dynamic loader
     #[arg(long)]
     get_proc_address: bool,
@@ -108,7 +122,8 @@ fn main() -> ExitCode {
         cuda::choose_lookup(cuda::Lookup::GetProcAddress);
     }
     let delay = Duration::from_millis(options.step_delay_ms);
-    let mut run = Run::new(options.seed, options.size, options.steps, delay, options.log);
+    let mut run =
+        Run::new(options.seed, options.size, options.steps, delay, options.pace, options.log);
     match workload(&mut run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

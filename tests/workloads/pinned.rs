@@ -15,7 +15,7 @@ use crate::report::Run;
 const PTX: &str = include_str!("kernels/pinned.ptx");
 
 /// Page-locked words, freed on drop.
-struct Pinned {
+pub(crate) struct Pinned {
     words: NonNull<u32>,
     count: usize,
     /// The address by which kernels reach them; 0 if they are not mapped.
@@ -23,7 +23,8 @@ struct Pinned {
 }
 
 impl Pinned {
-    fn new(count: usize, mapped: bool) -> Result<Self> {
+    /// `count` words, all zero; `mapped` for those that kernels reach too.
+    pub(crate) fn new(count: usize, mapped: bool) -> Result<Self> {
         let mut place: *mut c_void = std::ptr::null_mut();
         let flags = if mapped { HOST_ALLOC_DEVICE_MAP } else { 0 };
         // SAFETY: `place` is a valid place for the result.
@@ -40,6 +41,18 @@ impl Pinned {
             check("cuMemHostGetDevicePointer", code)?;
         }
         Ok(pinned)
+    }
+
+    /// The address by which kernels reach the words; 0 if they are not mapped.
+    pub(crate) fn device(&self) -> u64 {
+        self.device
+    }
+
+    /// Changes one word, which a kernel may be looking at.
+    pub(crate) fn set(&self, index: usize, value: u32) {
+        assert!(index < self.count, "a word of these");
+        // SAFETY: within the allocation; volatile, as another processor reads it meanwhile.
+        unsafe { self.words.as_ptr().add(index).write_volatile(value) };
     }
 
     /// The words. Call it only while no copy or kernel uses them.

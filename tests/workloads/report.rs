@@ -29,6 +29,7 @@ pub(crate) struct Run {
     pub(crate) size: Size,
     asked_steps: Option<u32>,
     delay: Duration,
+    pace: Option<PathBuf>,
     log: Option<PathBuf>,
     steps: u32,
     hash: blake3::Hasher,
@@ -41,10 +42,11 @@ impl Run {
         size: Size,
         steps: Option<u32>,
         delay: Duration,
+        pace: Option<PathBuf>,
         log: Option<PathBuf>,
     ) -> Self {
         let hash = blake3::Hasher::new();
-        Self { seed, size, asked_steps: steps, delay, log, steps: 0, hash }
+        Self { seed, size, asked_steps: steps, delay, pace, log, steps: 0, hash }
     }
 
     /// The value for this run's size.
@@ -107,10 +109,27 @@ impl Run {
         if (step + 1).is_multiple_of((self.steps / 50).max(1)) || step + 1 == self.steps {
             self.line(&line)?;
         }
-        if !self.delay.is_zero() {
+        std::thread::sleep(self.delay);
+        self.wait_for_pace(step);
+        Ok(())
+    }
+
+    /// Lets something last as long as a step: for the delay, or until the pace allows the step's end
+    /// where there is no delay.
+    pub(crate) fn last(&self, step: u32) {
+        if self.delay.is_zero() {
+            self.wait_for_pace(step);
+        } else {
             std::thread::sleep(self.delay);
         }
-        Ok(())
+    }
+
+    fn wait_for_pace(&self, step: u32) {
+        let Some(pace) = &self.pace else { return };
+        // A file that is not there has no bytes yet.
+        while std::fs::metadata(pace).map_or(0, |meta| meta.len()) <= u64::from(step) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 
     /// Adds final state to the result.
