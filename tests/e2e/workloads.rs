@@ -70,8 +70,8 @@ macro_rules! workloads {
                 .arg("--list")
                 .output()?;
             let listed = String::from_utf8(output.stdout)?;
-            // The adversaries have tests of their own.
-            let all = [&[$($name),*][..], &gpucr_tests::ADVERSARIES].concat();
+            // The adversaries and the generated programs have tests of their own.
+            let all = [&[$($name),*][..], &gpucr_tests::ADVERSARIES, &["random"]].concat();
             assert_eq!(listed.lines().collect::<Vec<_>>(), all);
             Ok(())
         }

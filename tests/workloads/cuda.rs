@@ -119,6 +119,8 @@ driver_functions! {
     cuMemcpyDtoH = c"cuMemcpyDtoH_v2" (*mut c_void, u64, usize);
     cuMemcpyHtoDAsync = c"cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, Handle);
     cuMemcpyDtoHAsync = c"cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, Handle);
+    cuMemcpyDtoDAsync = c"cuMemcpyDtoDAsync_v2" (u64, u64, usize, Handle);
+    cuMemsetD32Async = c"cuMemsetD32Async" (u64, c_uint, usize, Handle);
     cuMemsetD32 = c"cuMemsetD32_v2" (u64, c_uint, usize);
     cuMemHostAlloc = c"cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
     cuMemFreeHost = c"cuMemFreeHost" (*mut c_void);

@@ -17,6 +17,7 @@ mod launcher;
 mod mlp;
 mod numbers;
 mod pinned;
+mod random;
 mod realloc;
 mod report;
 mod scatter;
@@ -41,7 +42,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 27] = [
+const WORKLOADS: [(&str, Workload); 28] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -69,6 +70,7 @@ const WORKLOADS: [(&str, Workload); 27] = [
     ("remade", adversaries::remade),
     ("long-kernel", adversaries::long_kernel),
     ("graph-nodes", adversaries::graph_nodes),
+    ("random", random::run),
 ];
 
 /// Runs one workload and verifies its result.

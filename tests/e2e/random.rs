@@ -1,0 +1,135 @@
+//! Generated programs: each is dumped several times at random moments, restored, and must end as if
+//! nobody had touched it.
+//!
+//!     GPUCR_RANDOM_DUMPS=1000 cargo nextest run -p gpucr-tests -E 'binary(random)' --no-capture
+//!     GPUCR_RANDOM_SEED=17 cargo nextest run …        # from this seed on; a failure names its seed
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{Lab, Program, Random, finish, show};
+
+/// Dumps of each program.
+const DUMPS: u64 = 3;
+/// Steps of a program, and those that it makes before its last dump at most.
+const STEPS: [&str; 2] = ["--steps", "120"];
+const BEFORE_THE_END: usize = 110;
+
+fn number(variable: &str, default: u64) -> Result<u64> {
+    match std::env::var(variable) {
+        Ok(text) => text.parse().with_context(|| format!("{variable}={text} is no number")),
+        Err(_) => Ok(default),
+    }
+}
+
+fn allow(pace: &Path, pauses: usize) -> Result<()> {
+    let mut file = OpenOptions::new().create(true).append(true).open(pace)?;
+    Ok(file.write_all(&vec![b'.'; pauses])?)
+}
+
+/// One dump with a random protocol, at a random moment, at a random speed of copies. Gives the number of
+/// chunks that were copied early and had changed since.
+fn dump(lab: &Lab, program: &Program, image: &str, last: bool, random: &mut Random) -> Result<u64> {
+    std::thread::sleep(Duration::from_millis(random.below(250)));
+    let protocols = if last { ["stop", "recopy", "cow"] } else { ["stop", "recopy", "recopy"] };
+    let protocol = protocols[random.below(3) as usize];
+    let mut command = lab.gpucr();
+    command.args(["dump", "--json", "--pid", &program.pid.to_string(), "-o", image]);
+    command.args(["--protocol", protocol]);
+    if last {
+        command.arg("--leave-running");
+    }
+    if random.below(2) == 0 {
+        command.env("SOFTCUDA_PCIE_GBPS", "0.03");
+    }
+    let output = finish(&mut command)?;
+    ensure!(output.status.success(), "{protocol}: {}\n{}", show(&output), program.output());
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(report["protocol"] == protocol, "{report}");
+    Ok(report["validation"]["misspeculated"].as_u64().unwrap_or(0))
+}
+
+/// Dumps the program of a seed [`DUMPS`] times. Restored from each dump it goes on to the next; after
+/// the last one both it and the image end well. Gives the number of chunks that were misspeculated.
+fn dumped_and_restored(seed: u64) -> Result<u64> {
+    let seed_text = seed.to_string();
+    let args = [&STEPS[..], &["--seed", &seed_text]].concat();
+    let lab = Lab::new();
+    let mut undisturbed = lab.start("random", &args)?;
+    undisturbed.result()?;
+    let expected = undisturbed.series();
+
+    let mut random = Random(seed);
+    let pace = lab.path("pace");
+    allow(&pace, BEFORE_THE_END)?;
+    let pace_text = pace.to_str().context("a path in UTF-8")?;
+    let args = [&args[..], &["--step-delay-ms", "10", "--pace", pace_text]].concat();
+    let mut program = lab.start("random", &args)?;
+    program.wait_for("ready")?;
+    let mut misspeculated = 0;
+    for number in 1..DUMPS {
+        let image = format!("image-{number}");
+        misspeculated += dump(&lab, &program, &image, false, &mut random)?;
+        // A restored program must print something to show that it lives.
+        allow(&pace, 1)?;
+        program = lab.restore(&lab.path(image), program)?;
+    }
+    misspeculated += dump(&lab, &program, "last", true, &mut random)?;
+    allow(&pace, 120)?;
+    program.result()?;
+    ensure!(
+        program.series() == expected,
+        "it ran on to {:#?}\nnot {expected:#?}",
+        program.series()
+    );
+    lab.rewind(&program, &lab.path("last"))?;
+    program = lab.restore(&lab.path("last"), program)?;
+    program.result()?;
+    ensure!(program.series() == expected, "restored: {:#?}\nnot {expected:#?}", program.series());
+    Ok(misspeculated)
+}
+
+#[test]
+fn generated_programs_end_as_if_nobody_had_touched_them() -> Result<()> {
+    let first = number("GPUCR_RANDOM_SEED", 1)?;
+    let seeds = number("GPUCR_RANDOM_DUMPS", 6)?.div_ceil(DUMPS);
+    let (next, done) = (AtomicU64::new(first), AtomicU64::new(0));
+    let (misspeculated, start) = (AtomicU64::new(0), Instant::now());
+    let worker = || -> Result<()> {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= first + seeds {
+                return Ok(());
+            }
+            let found = dumped_and_restored(seed).with_context(|| {
+                // The others need not go on.
+                next.store(first + seeds, Ordering::Relaxed);
+                format!(
+                    "seed {seed}; again: GPUCR_RANDOM_SEED={seed} GPUCR_RANDOM_DUMPS=1 cargo nextest \
+                     run -p gpucr-tests -E 'binary(random)'; the program alone: workload random \
+                     --steps 120 --seed {seed}"
+                )
+            })?;
+            misspeculated.fetch_add(found, Ordering::Relaxed);
+            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+            if done.is_multiple_of(20) {
+                eprintln!("{} dumps, {:.0} s", done * DUMPS, start.elapsed().as_secs_f64());
+            }
+        }
+    };
+    let ended: Vec<Result<()>> = std::thread::scope(|scope| {
+        let workers = [scope.spawn(worker), scope.spawn(worker)];
+        workers.map(|worker| worker.join().expect("no panic")).into()
+    });
+    let took = start.elapsed().as_secs_f64();
+    println!(
+        "{} dumps of {seeds} programs in {took:.0} s; {} chunks had changed after they were copied",
+        done.into_inner() * DUMPS,
+        misspeculated.into_inner(),
+    );
+    ended.into_iter().collect()
+}
