@@ -115,8 +115,8 @@ pub fn skipped(phase: &str) -> bool {
 }
 
 /// A failure on demand, for tests, in debug builds only: `GPUCR_FAULT=kill:PHASE` ends gpucr with
-/// SIGKILL when it enters the phase, `fail:PHASE` makes the phase fail, and `pause:PHASE` holds it up
-/// there for two seconds.
+/// SIGKILL when it enters the phase, `fail:PHASE` makes the phase fail, `pause:PHASE` holds it up
+/// there for two seconds, and `hold:PHASE` until the file is there that `GPUCR_FAULT_FILE` names.
 pub fn fault(phase: &str) -> Result<(), Error> {
     for (kind, name) in asked().iter().filter(|(_, name)| name == phase) {
         match kind.as_str() {
@@ -127,6 +127,12 @@ pub fn fault(phase: &str) -> Result<(), Error> {
             }
             "fail" => return Err(Error::Injected(format!("fail:{name}"))),
             "pause" => std::thread::sleep(Duration::from_secs(2)),
+            "hold" => {
+                let file = std::env::var_os("GPUCR_FAULT_FILE").unwrap_or_default();
+                while !std::path::Path::new(&file).exists() {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            }
             _ => {}
         }
     }

@@ -3,14 +3,11 @@
 //! Whatever is copied early is a guess; these programs make the guess wrong in every way that we
 //! could think of. What the image holds must be right all the same.
 
-use std::fs::OpenOptions;
-use std::io::Write;
-use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, Random, finish, show};
+use gpucr_tests::{Lab, Pace, Program, Random, finish, show};
 
 /// A copy of the memory of a small workload takes some tenths of a second at this rate.
 const SLOW: (&str, &str) = ("SOFTCUDA_PCIE_GBPS", "0.1");
@@ -30,12 +27,6 @@ fn dump(lab: &Lab, program: &Program, image: &str, args: &[&str]) -> Result<serd
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// Lets so many more pauses of the program end that was started with `--pace`.
-fn allow(pace: &Path, pauses: usize) -> Result<()> {
-    let mut file = OpenOptions::new().create(true).append(true).open(pace)?;
-    Ok(file.write_all(&vec![b'.'; pauses])?)
-}
-
 /// Dumped with `recopy` and ended, restored, dumped again with `cow` while it runs on; the program
 /// that ran on and the one restored from the second image both end well.
 fn dumped_while_it_writes(name: &str) -> Result<()> {
@@ -43,22 +34,21 @@ fn dumped_while_it_writes(name: &str) -> Result<()> {
     let lab = Lab::new();
     let mut random = Random(name.bytes().map(u64::from).sum());
     // It goes on by itself, but not to its end before the dumps are done.
-    let pace = lab.path("pace");
-    allow(&pace, 50)?;
-    let pace_text = pace.to_str().context("a path in UTF-8")?;
-    let args = ["--steps", "60", "--step-delay-ms", "10", "--pace", pace_text];
+    let pace = Pace::new(&lab);
+    pace.allow(50)?;
+    let args = ["--steps", "60", "--step-delay-ms", "10", "--pace", pace.file()];
     let mut program = lab.start(name, &args)?;
     program.wait_for("ready")?;
     std::thread::sleep(Duration::from_millis(random.below(300)));
     let report = dump(&lab, &program, "first", &["--protocol", "recopy"])?;
     ensure!(report["protocol"] == "recopy", "{report}");
     // A restored program must print something to show that it lives.
-    allow(&pace, 1)?;
+    pace.allow(1)?;
     program = lab.restore(&lab.path("first"), program)?;
     std::thread::sleep(Duration::from_millis(random.below(100)));
     let report = dump(&lab, &program, "second", &["--protocol", "cow", "-R"])?;
     ensure!(report["protocol"] == "cow", "{report}");
-    allow(&pace, 9)?;
+    pace.allow(9)?;
     program.result()?;
     ensure!(program.series() == expected, "the program that ran on: {:#?}", program.series());
     lab.rewind(&program, &lab.path("second"))?;
@@ -98,6 +88,7 @@ adversaries! {
 /// A program whose every step waits for this test, and a dump that stops between pre-copy and gate.
 struct Paced {
     lab: Lab,
+    pace: Pace,
     program: Program,
 }
 
@@ -114,18 +105,14 @@ impl Paced {
     /// Starts the program.
     fn start(name: &str) -> Result<Self> {
         let lab = Lab::new();
-        let pace = lab.path("pace");
-        let args = [&STEPS[..], &["--pace", pace.to_str().context("a path in UTF-8")?]].concat();
+        let pace = Pace::new(&lab);
+        let args = [&STEPS[..], &["--pace", pace.file()]].concat();
         let mut program = lab.start(name, &args)?;
         program.wait_for("ready")?;
-        Ok(Self { lab, program })
+        Ok(Self { lab, pace, program })
     }
 
-    fn allow(&self, pauses: usize) -> Result<()> {
-        allow(&self.lab.path("pace"), pauses)
-    }
-
-    /// Starts a dump with these faults and waits until the pre-copy is over.
+    /// Starts a dump with these faults and waits until the pre-copy is over. `hold` lasts until [`dumped`](Self::dumped).
     fn precopied(&self, faults: &str) -> Result<Child> {
         let log = std::fs::File::create(self.lab.path("dump.log"))?;
         let mut command = self.lab.gpucr();
@@ -135,6 +122,7 @@ impl Paced {
             .env("GPUCR_LOG", "gpucr_core=debug")
             .env("NO_COLOR", "1")
             .env("GPUCR_FAULT", faults)
+            .env("GPUCR_FAULT_FILE", self.lab.path("go"))
             .stdout(std::fs::File::create(self.lab.path("report"))?)
             .stderr(log.try_clone()?)
             .stdin(Stdio::null());
@@ -148,8 +136,9 @@ impl Paced {
         Ok(child)
     }
 
-    /// Waits for the end of the dump and gives its report.
+    /// Lets a dump go on that is held up, waits for its end and gives its report.
     fn dumped(&self, mut dump: Child) -> Result<serde_json::Value> {
+        std::fs::write(self.lab.path("go"), "")?;
         let status = dump.wait()?;
         let said = std::fs::read_to_string(self.lab.path("dump.log"))?;
         ensure!(status.success(), "{status}: {said}");
@@ -159,7 +148,7 @@ impl Paced {
     /// Restores the image and lets the program go on to its end.
     fn restored(self) -> Result<Ended> {
         // It prints nothing, and so shows no sign of life, before it may go on.
-        self.allow(8)?;
+        self.pace.allow(8)?;
         let mut program = self.lab.restore(&self.lab.path("image"), self.program)?;
         let result = program.result();
         Ok(Ended { result, series: program.series(), output: program.output() })
@@ -172,10 +161,10 @@ impl Paced {
 fn every_wrong_guess_is_found_and_counted() -> Result<()> {
     let expected = uninterrupted("seldom", &STEPS)?;
     let mut paced = Paced::start("seldom")?;
-    paced.allow(2)?;
+    paced.pace.allow(2)?;
     paced.program.wait_for("step 3 ")?;
-    let dump = paced.precopied("pause:gate")?;
-    paced.allow(1)?;
+    let dump = paced.precopied("hold:gate")?;
+    paced.pace.allow(1)?;
     paced.program.wait_for("step 4 ")?;
     let report = paced.dumped(dump)?;
     let count = |name: &str| report["validation"][name].as_u64().context("a count");
@@ -193,10 +182,10 @@ fn every_wrong_guess_is_found_and_counted() -> Result<()> {
 #[test]
 fn without_the_check_the_wrong_guess_is_in_the_image() -> Result<()> {
     let mut paced = Paced::start("seldom")?;
-    paced.allow(2)?;
+    paced.pace.allow(2)?;
     paced.program.wait_for("step 3 ")?;
-    let dump = paced.precopied("pause:gate,skip:validate")?;
-    paced.allow(1)?;
+    let dump = paced.precopied("hold:gate,skip:validate")?;
+    paced.pace.allow(1)?;
     paced.program.wait_for("step 4 ")?;
     let report = paced.dumped(dump)?;
     ensure!(report["validation"].is_null(), "{report}");
@@ -211,7 +200,7 @@ fn without_the_check_the_wrong_guess_is_in_the_image() -> Result<()> {
 fn a_kernel_may_outlast_the_pre_copy() -> Result<()> {
     let expected = uninterrupted("long-kernel", &STEPS)?;
     let mut paced = Paced::start("long-kernel")?;
-    paced.allow(2)?;
+    paced.pace.allow(2)?;
     paced.program.wait_for("step 2 ")?;
     // The third kernel writes from here on, or soon.
     std::thread::sleep(Duration::from_millis(50));
@@ -219,7 +208,7 @@ fn a_kernel_may_outlast_the_pre_copy() -> Result<()> {
     // The gate is closed at once, and waits for the kernel.
     std::thread::sleep(Duration::from_millis(500));
     ensure!(!paced.program.output().contains("step 3 "), "the kernel ended before the pre-copy");
-    paced.allow(1)?;
+    paced.pace.allow(1)?;
     let report = paced.dumped(dump)?;
     ensure!(report["precopied_chunks"].as_u64() > Some(8), "{report}");
     let ended = paced.restored()?;

@@ -1,7 +1,9 @@
 //! Every workload, dumped and restored at random moments, ends as if it had never been touched.
 
-use anyhow::{Result, ensure};
-use gpucr_tests::{Lab, Program, Random};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{Lab, Pace, Program, Random};
 
 /// The lines and the result of a run that nobody interrupts.
 fn uninterrupted(name: &str) -> Result<Vec<String>> {
@@ -11,41 +13,48 @@ fn uninterrupted(name: &str) -> Result<Vec<String>> {
     Ok(program.series())
 }
 
-/// A random moment after the start of a program. `false` if it has ended before that.
-fn random_moment(program: &mut Program, random: &mut Random) -> Result<bool> {
+/// Starts the program; it goes on by itself, but not to its end before its dumps are done.
+fn start(lab: &Lab, name: &str, steps: usize) -> Result<(Program, Pace)> {
+    let pace = Pace::new(lab);
+    pace.allow(steps * 3 / 4)?;
+    let mut program = lab.start(name, &["--step-delay-ms", "20", "--pace", pace.file()])?;
     program.wait_for("ready")?;
-    let moment = std::time::Duration::from_millis(random.below(400));
-    std::thread::sleep(moment);
-    Ok(program.is_running() && !program.output().contains("result "))
+    Ok((program, pace))
+}
+
+fn wait_for_a_random_moment(random: &mut Random) {
+    std::thread::sleep(Duration::from_millis(random.below(400)));
 }
 
 /// Dumps, kills and restores the program three times: a restored one is dumped again.
-fn dumped_and_restored(name: &str, expected: &[String]) -> Result<()> {
+fn dumped_and_restored(name: &str, steps: usize, expected: &[String]) -> Result<()> {
     let lab = Lab::new();
     let mut random = Random(name.bytes().map(u64::from).sum());
-    let mut program = lab.start(name, &["--step-delay-ms", "20"])?;
-    let mut dumps = 0;
-    while dumps < 3 && random_moment(&mut program, &mut random)? {
-        let image = lab.path(format!("image-{dumps}"));
+    let (mut program, pace) = start(&lab, name, steps)?;
+    for number in 0..3 {
+        wait_for_a_random_moment(&mut random);
+        let image = lab.path(format!("image-{number}"));
         let report = lab.dump(&program, &image, &[])?;
         ensure!(report["pid"] == program.pid && report["left_running"] == false, "{report}");
+        // A restored program must print something to show that it lives.
+        pace.allow(steps.div_ceil(50))?;
         program = lab.restore(&image, program)?;
-        dumps += 1;
     }
-    ensure!(dumps > 0, "{name} ended before its first dump");
+    pace.allow(steps)?;
     program.result()?;
     ensure!(program.series() == expected, "{name}: {:#?}\nis not {expected:#?}", program.series());
     Ok(())
 }
 
 /// Dumps the program while it runs on; both it and the image end well.
-fn dumped_and_left_running(name: &str, expected: &[String]) -> Result<()> {
+fn dumped_and_left_running(name: &str, steps: usize, expected: &[String]) -> Result<()> {
     let lab = Lab::new();
     let mut random = Random(name.bytes().map(u64::from).sum::<u64>() + 1);
-    let mut program = lab.start(name, &["--step-delay-ms", "20"])?;
-    ensure!(random_moment(&mut program, &mut random)?, "{name} ended before its dump");
+    let (mut program, pace) = start(&lab, name, steps)?;
+    wait_for_a_random_moment(&mut random);
     let image = lab.path("image");
     lab.dump(&program, &image, &["--leave-running"])?;
+    pace.allow(steps)?;
     program.result()?;
     ensure!(program.series() == expected, "{name}: the program that ran on differs");
     lab.rewind(&program, &image)?;
@@ -55,13 +64,20 @@ fn dumped_and_left_running(name: &str, expected: &[String]) -> Result<()> {
     Ok(())
 }
 
+/// The number of the last step.
+fn last_step(series: &[String]) -> Result<usize> {
+    let number = |line: &String| line.strip_prefix("step ")?.split(' ').next()?.parse().ok();
+    series.iter().filter_map(number).max().context("it makes steps")
+}
+
 macro_rules! workloads {
     ($($test:ident $name:literal,)*) => {$(
         #[test]
         fn $test() -> Result<()> {
             let expected = uninterrupted($name)?;
-            dumped_and_restored($name, &expected)?;
-            dumped_and_left_running($name, &expected)
+            let steps = last_step(&expected)?;
+            dumped_and_restored($name, steps, &expected)?;
+            dumped_and_left_running($name, steps, &expected)
         }
     )*
         #[test]

@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -25,6 +26,29 @@ pub const ADVERSARIES: [&str; 9] = [
     "long-kernel",
     "graph-nodes",
 ];
+
+/// How far a workload that was started with `--pace` may get: however slow the machine, it does not
+/// end before the test wants it to.
+#[derive(Debug)]
+pub struct Pace(PathBuf);
+
+impl Pace {
+    /// A pace that allows no step yet.
+    pub fn new(lab: &Lab) -> Self {
+        Self(lab.path("pace"))
+    }
+
+    /// The value of `--pace`.
+    pub fn file(&self) -> &str {
+        self.0.to_str().expect("temporary directories have names in UTF-8")
+    }
+
+    /// Lets so many more steps end.
+    pub fn allow(&self, steps: usize) -> Result<()> {
+        let mut file = File::options().create(true).append(true).open(&self.0)?;
+        Ok(file.write_all(&vec![b'.'; steps])?)
+    }
+}
 
 /// A binary of this workspace, built beside the tests.
 pub fn binary(name: &str) -> PathBuf {

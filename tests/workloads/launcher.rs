@@ -29,6 +29,9 @@ impl Worker {
         if let Some(steps) = run.asked_steps() {
             command.args(["--steps", &steps.to_string()]);
         }
+        if let Some(pace) = run.pace() {
+            command.arg("--pace").arg(pace);
+        }
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let output = BufReader::new(child.stdout.take().context("the pipe is there")?);
         let mut worker = Self { child, output, pid: String::new() };

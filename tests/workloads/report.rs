@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -74,6 +74,11 @@ impl Run {
     /// The number of steps that the user asked for.
     pub(crate) fn asked_steps(&self) -> Option<u32> {
         self.asked_steps
+    }
+
+    /// The file that sets the pace.
+    pub(crate) fn pace(&self) -> Option<&Path> {
+        self.pace.as_deref()
     }
 
     /// The pause after each step.
