@@ -128,7 +128,14 @@ impl Demo {
 
         sys::headline("2. Train again, dump half-way, kill");
         let image = self.dir.join("image");
-        let mut program = self.start("interrupted")?;
+        // On a slow machine the training waits here for its dump, rather than end before it.
+        let pace = self.dir.join("pace");
+        let allow = |steps: u32| {
+            std::fs::write(&pace, vec![b'.'; steps as usize])
+                .with_context(|| format!("cannot write {}", pace.display()))
+        };
+        allow(self.steps / 10 * 9)?;
+        let mut program = self.start("interrupted", Some(&pace))?;
         let pid = self.await_step(&mut program, self.steps / 2)?;
         self.dump(pid, &image)?;
         let status = program.await_end("the dumped program")?;
@@ -139,6 +146,7 @@ impl Demo {
         sys::say("process", format!("{pid} is gone ({}) after step {cut}", sys::ended(status)));
 
         sys::headline("3. Restore");
+        allow(self.steps)?;
         self.restore(&image, pid)?;
         let restored = program.series()?;
         describe(&restored);
@@ -164,7 +172,7 @@ impl Demo {
     /// The uninterrupted run.
     fn train_through(&self) -> Result<Series> {
         let start = Instant::now();
-        let mut program = self.start("plain")?;
+        let mut program = self.start("plain", None)?;
         let status = program.await_end("the training")?;
         let series = program.series()?;
         if !status.success() || series.result.is_none() {
@@ -176,8 +184,9 @@ impl Demo {
     }
 
     /// Starts a training whose output goes to files. A restored program gets back the files that it
-    /// had open, so pipes would not do.
-    fn start(&self, name: &str) -> Result<Program> {
+    /// had open, so pipes would not do. With a file for its pace it makes no more steps than that has
+    /// bytes.
+    fn start(&self, name: &str, pace: Option<&Path>) -> Result<Program> {
         let out = self.dir.join(format!("{name}.out"));
         let err = self.dir.join(format!("{name}.err"));
         // A session of its own: CRIU refuses a process that shares one with a terminal's shell.
@@ -187,6 +196,9 @@ impl Demo {
         command.arg(self.bin.join("workload")).args(["sgd", "--size", "small", "--seed", "7"]);
         command.args(["--steps", &self.steps.to_string()]);
         command.args(["--step-delay-ms", &self.step_delay_ms.to_string()]);
+        if let Some(pace) = pace {
+            command.arg("--pace").arg(pace);
+        }
         command.stdout(create(&out)?).stderr(create(&err)?);
         let child = command.spawn().context("cannot start the training")?;
         Ok(Program { child, out, err })
