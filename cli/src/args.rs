@@ -33,6 +33,7 @@ pub(crate) enum Command {
     Trace(TraceArgs),
     Inspect(InspectArgs),
     Verify(VerifyArgs),
+    Report(ReportArgs),
     Diff(DiffArgs),
     Export(ExportArgs),
     Import(ImportArgs),
@@ -138,6 +139,11 @@ pub(crate) struct DumpArgs {
     /// Compression of the image: `none`, or a level of zstd from 1 (fast) to 19 (small)
     #[arg(long, value_name = "LEVEL", default_value = "1", value_parser = compression)]
     pub(crate) compress: Compression,
+    /// Write to FILE what happened when: phases, passes over the memory, looks at it, copies, what had
+    /// changed after it was copied, and when the program stood still. `gpucr report` draws it; Perfetto
+    /// opens it too
+    #[arg(long, value_name = "FILE", conflicts_with = "every")]
+    pub(crate) timeline: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) criu: CriuArgs,
     /// Print the result as one JSON object
@@ -283,6 +289,29 @@ pub(crate) struct VerifyArgs {
     /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Draw the timeline of a dump as a web page
+///
+/// Reads what `gpucr dump --timeline` wrote, and makes one HTML file that needs nothing else: a picture
+/// of the phases, the passes of the pre-copy, the looks at the memory, the copies and the time for which
+/// the program stood still, with bytes copied and bytes found changed over time; the same in a table; and
+/// what had changed after it was copied, with the kernels that may have done it.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+The timeline is in Chrome's trace event format: https://ui.perfetto.dev opens it as it is, to zoom in. A \
+look hashes all device memory where it is; what changed between two of them is counted as found \
+changed. `ahead` names copies made while the program ran, `what is left` those made while it stood still, \
+`shadows` those made when it ran again, of copies aside within the device.\n\n\
+Example:\n  gpucr dump --pid 4242 --leave-running -o image --timeline dump.json\n  \
+gpucr report dump.json -o dump.html")]
+pub(crate) struct ReportArgs {
+    /// The timeline
+    #[arg(value_name = "TIMELINE")]
+    pub(crate) timeline: PathBuf,
+    /// The page; `-` for stdout. What is there is replaced
+    #[arg(short = 'o', long = "output", value_name = "FILE.html")]
+    pub(crate) output: PathBuf,
 }
 
 /// Show what changed from one image to another

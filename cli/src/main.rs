@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         Command::Rm(args) => commands::rm::run(&args),
         Command::Gc(args) => commands::gc::run(&args),
         Command::Verify(args) => commands::verify::run(&args),
+        Command::Report(args) => commands::report::run(&args),
         Command::Diff(args) => commands::diff::run(&args),
         Command::Export(args) => commands::transfer::export(&args),
         Command::Import(args) => commands::transfer::import(&args),

@@ -23,6 +23,7 @@ mod scratch;
 mod stage;
 pub mod stop;
 pub mod store;
+pub mod timeline;
 pub mod transfer;
 pub mod verify;
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
+use crate::timeline::{Timeline, Track};
 
 /// Where the phases of a dump or restore are shown.
 pub trait Progress: Send + Sync {
@@ -36,12 +37,18 @@ pub struct Clock<'a> {
     start: Instant,
     current: Option<(&'static str, Instant)>,
     times: Vec<PhaseTime>,
+    timeline: Timeline,
 }
 
 impl<'a> Clock<'a> {
     /// Starts now, in no phase.
     pub fn start(progress: &'a dyn Progress) -> Self {
-        Self { progress, start: Instant::now(), current: None, times: Vec::new() }
+        Self::recorded(progress, Timeline::default())
+    }
+
+    /// The same, with a timeline to which the phases belong.
+    pub fn recorded(progress: &'a dyn Progress, timeline: Timeline) -> Self {
+        Self { progress, start: Instant::now(), current: None, times: Vec::new(), timeline }
     }
 
     /// Ends the current phase and begins the next. Fails where a fault was asked for.
@@ -61,7 +68,9 @@ impl<'a> Clock<'a> {
     /// Ends the current phase.
     pub fn end(&mut self) {
         if let Some((name, since)) = self.current.take() {
-            self.times.push(PhaseTime { name, ms: milliseconds(since.elapsed()) });
+            let length = since.elapsed();
+            self.timeline.lasted(Track::Phases, name, since, length);
+            self.times.push(PhaseTime { name, ms: milliseconds(length) });
         }
     }
 

@@ -2,7 +2,9 @@
 
 mod repeat;
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -10,10 +12,11 @@ use std::time::SystemTime;
 
 use gpucr_core::dump::{self, CriuOptions, Misspeculation, Options, Report};
 use gpucr_core::image::{Destination, Protocol};
+use gpucr_core::timeline::Timeline;
 
 use crate::args::{DumpArgs, ProtocolArg};
 use crate::commands::{io_error, print_json, say};
-use crate::failure::{CliError, USAGE};
+use crate::failure::{CliError, FAILED, USAGE};
 use crate::{Outcome, display, signals};
 
 pub(crate) fn run(args: &DumpArgs) -> Outcome {
@@ -22,15 +25,34 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
     if let Some(interval) = args.every {
         return repeat::run(args, options, interval);
     }
+    // Better before the dump than after it.
+    let timeline = args.timeline.as_deref().map(create_timeline).transpose()?;
     let progress = display::progress(args.json);
-    let report = dump::dump(&options, &progress)?;
+    let outcome = dump::dump(&options, &progress);
     drop(progress);
+    // Of a dump that failed too.
+    let written = timeline.map_or(Ok(()), |mut file| {
+        let trace = options.timeline.trace().map(|trace| trace.write()).unwrap_or_default();
+        file.write_all(trace.as_bytes())
+    });
+    let report = outcome?;
     if args.json {
         print_json(&report)?;
     } else {
         tell(args, &options, &report);
     }
+    written.map_err(|source| {
+        CliError::new(FAILED, format!("cannot write the timeline: {source}"))
+            .state("The image is complete.")
+    })?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn create_timeline(path: &Path) -> Result<File, CliError> {
+    File::create(path).map_err(|source| {
+        CliError::new(FAILED, format!("cannot write {}: {source}", path.display()))
+            .state("Nothing was changed.")
+    })
 }
 
 fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options, CliError> {
@@ -60,6 +82,10 @@ fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options, CliError> 
             file_locks: args.criu.file_locks,
             ext_unix_sk: args.criu.ext_unix_sk,
             link_remap: args.criu.link_remap,
+        },
+        timeline: match args.timeline {
+            Some(_) => Timeline::recording(),
+            None => Timeline::default(),
         },
         stop,
     })

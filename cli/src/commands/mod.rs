@@ -9,6 +9,7 @@ pub(crate) mod inspect;
 pub(crate) mod keeper;
 pub(crate) mod ls;
 pub(crate) mod ps;
+pub(crate) mod report;
 pub(crate) mod restore;
 pub(crate) mod rm;
 pub(crate) mod run;

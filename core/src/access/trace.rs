@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::held::{Drivers, Held};
 use crate::process::{Agent, Lock, Tree};
 use crate::stop::Stop;
+use crate::timeline::Timeline;
 
 /// How often the agents are asked, so that what they keep stays small.
 const ASK: Duration = Duration::from_millis(250);
@@ -279,7 +280,9 @@ fn prepare(held: &mut [Held]) -> Result<Option<Bulk>, Error> {
     let driver = Drivers::default().open(&held[0].driver)?;
     let devices: Vec<_> =
         driver.devices()?.into_iter().filter(|device| wanted.contains(&device.uuid)).collect();
-    let Some(mut bulk) = Bulk::prepare(&driver, &devices, bytes)? else { return Ok(None) };
+    let Some(mut bulk) = Bulk::prepare(&driver, &devices, bytes, Timeline::default())? else {
+        return Ok(None);
+    };
     Ok(bulk.prepare_hashing().then_some(bulk))
 }
 

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use gpucr_wire::{Block, CHUNK_SIZE};
 use parking_lot::Mutex;
-use rayon::prelude::*;
 
 use super::speculate::Misspeculation;
 use crate::device::driver::code;
@@ -16,12 +16,9 @@ use crate::device::{Device, Driver, DriverError, Hasher, Lane, SharedBlock, Span
 use crate::error::Error;
 use crate::held::Held;
 use crate::phase::Progress;
-use crate::stage::Stage;
 use crate::stop::Stop;
 use crate::store::{ChunkId, ChunkWriter, StoreError};
-
-/// Bytes that the agent copies at a time when it copies from inside.
-const STAGE: u64 = 64 << 20;
+use crate::timeline::{Counter, Timeline, Track};
 
 /// The blocks of a program with the chunks that they turned into.
 pub(super) type Saved = Vec<(Block, Vec<ChunkId>)>;
@@ -41,6 +38,7 @@ pub(crate) struct Bulk {
     pub(super) shadows: Vec<Shadow>,
     /// gpucr's context on each device.
     pub(super) lanes: Vec<Lane>,
+    timeline: Timeline,
 }
 
 /// A piece of device memory that holds shadows.
@@ -158,6 +156,7 @@ impl Bulk {
         driver: &Arc<Driver>,
         devices: &[Device],
         bulk_bytes: u64,
+        timeline: Timeline,
     ) -> Result<Option<Self>, Error> {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let chunks = (bulk_bytes / CHUNK_SIZE / 2).max(1) as usize;
@@ -180,6 +179,7 @@ impl Bulk {
             interval: 0,
             shadows: Vec::new(),
             lanes,
+            timeline,
         }))
     }
 
@@ -243,6 +243,7 @@ impl Bulk {
 
     /// Hashes all memory where it is. What is known of the chunks is brought up to date.
     pub(crate) fn look(&mut self) -> Result<(), Error> {
+        let mut slice = self.timeline.begin(Track::Looks, || "look");
         let hashers = self.hashers.as_mut().expect("made ready to hash");
         let pieces = &self.pieces;
         let hashes: Vec<Vec<(Span, ChunkId)>> = std::thread::scope(|scope| {
@@ -260,12 +261,18 @@ impl Bulk {
                 .collect();
             threads.into_iter().map(joined).collect::<Result<_, _>>()
         })?;
+        let mut changed = 0;
         for (span, hash) in hashes.into_iter().flatten() {
             let chunk = &mut self.pieces[span.block].chunks[span.chunk];
             chunk.still = chunk.seen == Some(hash);
             chunk.twice = chunk.seen.is_some();
+            if chunk.twice && !chunk.still {
+                changed += span.len as u64;
+            }
             chunk.seen = Some(hash);
         }
+        slice.set_bytes(changed);
+        self.timeline.add(Counter::Changed, changed);
         Ok(())
     }
 
@@ -349,7 +356,7 @@ impl Bulk {
         });
         let until = Some(Instant::now() + time);
         self.run_beside(true);
-        let copied = self.transfer(&work, until, store, stop, progress);
+        let copied = self.transfer("ahead", &work, until, store, stop, progress);
         self.run_beside(false);
         let copied = copied?;
         let count = copied.len();
@@ -449,14 +456,14 @@ impl Bulk {
         });
         let shadowed = |span: &Span| self.pieces[span.block].chunks[span.chunk].shadow.is_some();
         let (later, now): (Vec<Span>, Vec<Span>) = work.into_iter().partition(shadowed);
-        let saved = self.transfer(&now, None, store, stop, progress)?;
+        let saved = self.transfer("what is left", &now, None, store, stop, progress)?;
         self.check(saved)?;
         for piece in &mut self.pieces {
             piece.memory = None;
         }
         released();
         self.run_beside(true);
-        let saved = self.transfer(&later, None, store, stop, progress)?;
+        let saved = self.transfer("shadows", &later, None, store, stop, progress)?;
         self.check(saved)?;
         self.hashes().ok_or(Error::CopyIncomplete)
     }
@@ -481,9 +488,10 @@ impl Bulk {
     }
 
     /// Copies these spans into the store, on all lanes at once, or the first of them until that moment.
-    /// Gives the address of each that was copied.
+    /// Gives the address of each that was copied. The timeline gets `name`.
     fn transfer(
         &mut self,
+        name: &'static str,
         work: &[Span],
         until: Option<Instant>,
         store: &ChunkWriter,
@@ -491,10 +499,12 @@ impl Bulk {
         progress: &dyn Progress,
     ) -> Result<Vec<(Span, ChunkId)>, Error> {
         let copied = Mutex::new(Vec::with_capacity(work.len()));
+        let timeline = &self.timeline;
         let take = |span: Span, bytes: &[u8]| -> Result<(), StoreError> {
             let id = store.put(bytes)?;
             copied.lock().push((span, id));
             progress.advance(bytes.len() as u64);
+            timeline.add(Counter::Copied, bytes.len() as u64);
             Ok(())
         };
         let (pieces, take) = (&self.pieces, &take);
@@ -506,7 +516,20 @@ impl Bulk {
                 .map(|(lane, copier)| {
                     let on_lane = |span: &&Span| pieces[span.block].lane == lane;
                     let work: Vec<Span> = work.iter().filter(on_lane).copied().collect();
-                    scope.spawn(move || copier.copy_out(&work, until, stop, take))
+                    scope.spawn(move || {
+                        if work.is_empty() {
+                            return Ok(());
+                        }
+                        let mut slice = timeline.begin(Track::Copies(lane), || name);
+                        let sum = AtomicU64::new(0);
+                        let outcome = copier.copy_out(&work, until, stop, &|span, bytes| {
+                            take(span, bytes)?;
+                            sum.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                            Ok(())
+                        });
+                        slice.set_bytes(sum.into_inner());
+                        outcome
+                    })
                 })
                 .collect();
             threads.into_iter().try_for_each(joined)
@@ -542,38 +565,6 @@ fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
 
 fn no_room(error: &DriverError) -> bool {
     [code::OUT_OF_MEMORY, code::DEVICE_UNAVAILABLE].contains(&error.code)
-}
-
-/// Copies the blocks of one program through its own context, by way of shared memory.
-pub(super) fn copy_inside(
-    program: &mut Held,
-    blocks: &[Block],
-    store: &ChunkWriter,
-    stop: &Stop,
-    progress: &dyn Progress,
-) -> Result<Vec<Vec<ChunkId>>, Error> {
-    let stage = Stage::create(STAGE)?;
-    let agent = program.agent.as_mut().expect("only programs with an agent have blocks");
-    agent.stage(&stage.memory, STAGE)?;
-    let mut saved = Vec::with_capacity(blocks.len());
-    for block in blocks {
-        let mut chunks = Vec::with_capacity(chunks_in(block.size));
-        for offset in (0..block.size).step_by(STAGE as usize) {
-            if stop.is_set() {
-                return Err(Error::CopyIncomplete);
-            }
-            let len = STAGE.min(block.size - offset);
-            agent.copy_out(block.id, offset, len)?;
-            let pieces: Vec<&[u8]> =
-                stage.bytes()[..len as usize].chunks(CHUNK_SIZE as usize).collect();
-            let ids: Vec<ChunkId> =
-                pieces.into_par_iter().map(|piece| store.put(piece)).collect::<Result<_, _>>()?;
-            chunks.extend(ids);
-            progress.advance(len);
-        }
-        saved.push(chunks);
-    }
-    Ok(saved)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 pub(crate) mod bulk;
 mod copy;
 mod describe;
+mod inside;
 mod precopy;
 mod preflight;
 mod report;
@@ -36,6 +37,7 @@ use crate::phase::{Clock, Progress, milliseconds, skipped};
 use crate::process::{Lock, ProcessInfo};
 use crate::scratch;
 use crate::stop::Stop;
+use crate::timeline::Track;
 
 use bulk::{Bulk, Miss};
 use copy::Copy;
@@ -74,8 +76,9 @@ struct Dump<'a> {
     /// What the programs launch meanwhile.
     speculation: Speculation,
     validation: Option<Validation>,
-    /// What that found to have changed.
+    /// What that found to have changed, and when.
     missed: Vec<Miss>,
+    missed_at: Instant,
     /// Bytes copied aside within the devices.
     shadowed: u64,
     /// Started ahead; taken by its request.
@@ -87,6 +90,8 @@ struct Dump<'a> {
     /// Who copies them.
     copied: &'static str,
     stopped_at: Instant,
+    /// Whether it has come that far.
+    was_stopped: bool,
     /// What is to be done for the image after the program goes on.
     pending: Option<Pending>,
     /// Set by the commit, with the time for which the program had been stopped then.
@@ -102,7 +107,7 @@ struct Pending {
 impl<'a> Dump<'a> {
     /// The phases that change nothing: checks, connections, preparations.
     fn attach(options: &'a Options, progress: &'a Arc<dyn Progress>) -> Result<Self, Failure> {
-        let mut clock = Clock::start(progress.as_ref());
+        let mut clock = Clock::recorded(progress.as_ref(), options.timeline.clone());
         let drivers = Drivers::default();
         let prepare = |clock: &mut Clock<'_>| -> Result<_, Error> {
             clock.enter("preflight", None)?;
@@ -118,7 +123,9 @@ impl<'a> Dump<'a> {
             let image = ImageWriter::begin(&options.destination, options.compression)?;
             clock.enter("attach", None)?;
             let driver = drivers.open(&plan.driver)?;
-            let mut bulk = Bulk::prepare(&driver, &plan.devices, plan.bulk_bytes())?;
+            let timeline = options.timeline.clone();
+            let bytes = plan.bulk_bytes();
+            let mut bulk = Bulk::prepare(&driver, &plan.devices, bytes, timeline)?;
             let protocol = choose(options, &plan, bulk.as_mut());
             let libraries = Libraries::store(&plan, &image)?;
             let criu = plan.criu.start_dump()?;
@@ -145,8 +152,10 @@ impl<'a> Dump<'a> {
                 speculation: Speculation::default(),
                 validation: None,
                 missed: Vec::new(),
+                missed_at: Instant::now(),
                 shadowed: 0,
                 stopped_at: Instant::now(),
+                was_stopped: false,
                 pending: None,
                 committed: None,
             }),
@@ -170,6 +179,7 @@ impl<'a> Dump<'a> {
     fn stop_and_save(&mut self) -> Result<(), Error> {
         self.enter("gate", None)?;
         self.stopped_at = Instant::now();
+        self.was_stopped = true;
         self.close_gates()?;
 
         self.enter("export", None)?;
@@ -209,6 +219,13 @@ impl<'a> Dump<'a> {
             self.ensure_ended();
         }
         let until_resumed = self.stopped_at.elapsed();
+        let stopped = match &self.committed {
+            Some((_, until_commit)) if !resume => *until_commit,
+            _ => until_resumed,
+        };
+        if self.was_stopped {
+            self.options.timeline.lasted(Track::Program, "stopped", self.stopped_at, stopped);
+        }
         if let Some(pending) = self.pending.take()
             && lost.is_empty()
         {
@@ -229,6 +246,7 @@ impl<'a> Dump<'a> {
         // Not before: this takes time, and the program runs now.
         if let Some(found) = &mut self.validation {
             found.misspeculations = self.speculation.blame(&self.missed, &self.held);
+            self.options.timeline.mark(self.missed_at, &found.misspeculations);
         }
         let left = match &self.committed {
             Some(_) => Left::CompleteButLost(lost.clone()),
@@ -237,26 +255,23 @@ impl<'a> Dump<'a> {
             None => Left::RolledBack,
         };
         match (saved, self.committed) {
-            (Ok(()), Some((committed, until_commit))) if lost.is_empty() => {
-                let stopped = if resume { until_resumed } else { until_commit };
-                Ok(Report {
-                    image: self.options.destination.path(),
-                    id: crate::hex(&committed.id),
-                    pid: self.options.pid,
-                    protocol: self.protocol,
-                    copied: if self.bulk_bytes == 0 { "driver" } else { self.copied },
-                    left_running: resume && !ended,
-                    bulk_bytes: self.bulk_bytes,
-                    stored_bytes: committed.stored_bytes,
-                    precopied_chunks: self.precopied,
-                    validation: self.validation,
-                    shadowed_bytes: self.shadowed,
-                    new_bytes: committed.new_bytes,
-                    stopped_ms: milliseconds(stopped),
-                    total_ms: milliseconds(self.clock.total()),
-                    phases: self.clock.times().to_vec(),
-                })
-            }
+            (Ok(()), Some((committed, _))) if lost.is_empty() => Ok(Report {
+                image: self.options.destination.path(),
+                id: crate::hex(&committed.id),
+                pid: self.options.pid,
+                protocol: self.protocol,
+                copied: if self.bulk_bytes == 0 { "driver" } else { self.copied },
+                left_running: resume && !ended,
+                bulk_bytes: self.bulk_bytes,
+                stored_bytes: committed.stored_bytes,
+                precopied_chunks: self.precopied,
+                validation: self.validation,
+                shadowed_bytes: self.shadowed,
+                new_bytes: committed.new_bytes,
+                stopped_ms: milliseconds(stopped),
+                total_ms: milliseconds(self.clock.total()),
+                phases: self.clock.times().to_vec(),
+            }),
             (Ok(()), _) => {
                 let error = Error::NotResumed(lost.join("; "));
                 Err(Failure { phase: "resume", error: Box::new(error), left })
@@ -346,7 +361,7 @@ impl<'a> Dump<'a> {
         let image = self.image.as_ref().expect("not committed yet");
         let (found, missed) = bulk.validate(image.chunks())?;
         self.validation = Some(Validation { ms: milliseconds(since.elapsed()), ..found });
-        self.missed = missed;
+        (self.missed, self.missed_at) = (missed, Instant::now());
         Ok(bulk.left())
     }
 
@@ -372,12 +387,13 @@ impl<'a> Dump<'a> {
             let mut saved = Vec::new();
             for (program, blocks) in self.held.iter_mut().zip(&blocks) {
                 if program.has_agent {
-                    saved.extend(bulk::copy_inside(
+                    saved.extend(inside::copy(
                         program,
                         blocks,
                         image.chunks(),
                         &stop,
                         progress.as_ref(),
+                        &self.options.timeline,
                     )?);
                 }
             }

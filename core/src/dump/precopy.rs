@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::Dump;
 use crate::error::Error;
 use crate::stop::Stop;
+use crate::timeline::Track;
 
 /// Between the first two looks: what changes in less is not copied.
 const MOMENT: Duration = Duration::from_millis(150);
@@ -52,6 +53,8 @@ fn passes(
     let store = image.chunks();
     let mut last = u64::MAX;
     for pass in 0..most {
+        let kind = if early { "early pass" } else { "pass" };
+        let _pass = dump.options.timeline.begin(Track::Passes, || format!("{kind} {}", pass + 1));
         if pass > 0 || !looked {
             look(dump)?;
         }

@@ -9,6 +9,7 @@ use super::Validation;
 use crate::image::{Destination, Protocol};
 use crate::phase::PhaseTime;
 use crate::store::Compression;
+use crate::timeline::Timeline;
 
 /// What to dump, and how.
 #[derive(Debug, Clone)]
@@ -31,6 +32,8 @@ pub struct Options {
     pub shell_job: bool,
     /// Options of CRIU with the same names.
     pub criu: CriuOptions,
+    /// Records what happens when, if it is wanted.
+    pub timeline: Timeline,
     /// Set by a signal handler to end the dump and roll it back.
     pub stop: Arc<AtomicBool>,
 }

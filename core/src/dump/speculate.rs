@@ -18,7 +18,7 @@ const LARGEST_IMAGE: u64 = 4 << 20;
 const NAMED: usize = 100;
 
 /// Memory that changed after it had been copied.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Misspeculation {
     /// The process.
     pub pid: u32,

@@ -16,7 +16,15 @@ fn bulk() -> Bulk {
     };
     let pieces = vec![piece(1, 10 * C, 3), piece(2, 14 * C, 1)];
     let by_address = BTreeMap::from([((0, 10 * C), 0), ((0, 14 * C), 1)]);
-    Bulk { pieces, by_address, hashers: None, interval: 0, shadows: Vec::new(), lanes: Vec::new() }
+    Bulk {
+        pieces,
+        by_address,
+        hashers: None,
+        interval: 0,
+        shadows: Vec::new(),
+        lanes: Vec::new(),
+        timeline: Timeline::default(),
+    }
 }
 
 #[test]
