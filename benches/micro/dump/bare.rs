@@ -80,7 +80,7 @@ pub(crate) fn run(setup: &Setup, checkpoint: &Checkpoint) -> Result<Run> {
     std::fs::create_dir(&images)?;
     let mut command = Command::new(&setup.holder);
     command.env("LD_LIBRARY_PATH", &libraries);
-    let mut program = Program::start(command, setup)?;
+    let mut program = Program::start(command, setup, 0)?;
     let pid = program.pid();
 
     let start = Instant::now();

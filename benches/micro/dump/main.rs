@@ -1,11 +1,14 @@
 //! Dump and restore of a program on the software driver, with real CRIU, beside the bare way: the
 //! driver's own checkpoint and CRIU, on the same program started without gpucr, by turns.
 //!
-//! Ends with exit status 1 if gpucr's own memory exceeds its limit.
+//! Then, how far a program gets while its memory is copied beside it.
+//!
+//! Ends with exit status 1 if gpucr's own memory exceeds its limit, or the program gets too little done.
 
 mod bare;
 mod memory;
 mod program;
+mod progress;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -33,12 +36,22 @@ struct Args {
     /// Memory that gpucr itself may use, to which a hundredth of the device memory is added
     #[arg(long, default_value = "1G", value_parser = size)]
     memory_limit: u64,
+    /// Bytes of device memory of the program that is watched while it is dumped
+    #[arg(long, default_value = "256M", value_parser = size)]
+    watched_size: u64,
+    /// Rate of copies while it is watched, in GB/s
+    #[arg(long, default_value_t = 0.05)]
+    watched_gbps: f64,
+    /// Watch it, and measure nothing else
+    #[arg(long)]
+    progress_only: bool,
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
 }
 
 /// What is started, and where everything lies.
+#[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) gpucr: PathBuf,
     pub(crate) holder: PathBuf,
@@ -83,7 +96,7 @@ pub(crate) fn bytes_below(dir: &Path) -> Result<u64> {
 }
 
 /// Runs gpucr with `--json` and watches its memory.
-fn gpucr(command: &mut Command, setup: &Setup) -> Result<(serde_json::Value, Peak)> {
+pub(crate) fn gpucr(command: &mut Command, setup: &Setup) -> Result<(serde_json::Value, Peak)> {
     let (out, err) = (setup.dir.join("gpucr.out"), setup.dir.join("gpucr.err"));
     let mut child = command
         .stdin(Stdio::null())
@@ -114,7 +127,7 @@ fn phases(report: &serde_json::Value, prefix: &str) -> Vec<(String, f64)> {
 fn with_gpucr(setup: &Setup) -> Result<(Run, Memory)> {
     let mut command = Command::new(&setup.gpucr);
     command.args(["run", "--device", "soft", "--"]).arg(&setup.holder);
-    let mut program = Program::start(command, setup)?;
+    let mut program = Program::start(command, setup, 0)?;
     let image = setup.dir.join("image");
 
     let mut dump = Command::new(&setup.gpucr);
@@ -190,6 +203,10 @@ fn main() -> Result<ExitCode> {
         size: args.size,
         dir: dir.path().to_owned(),
     };
+    if args.progress_only {
+        println!("{machine}");
+        return watch(&args, &setup);
+    }
     let checkpoint = bare::Checkpoint::open(&setup.driver)?;
 
     let (mut ours, mut theirs, mut used) = (Vec::new(), Vec::new(), Vec::new());
@@ -243,6 +260,17 @@ fn main() -> Result<ExitCode> {
         println!("\nLIMIT EXCEEDED: gpucr used {} of its own memory", mib(dump.max(restore)));
         return Ok(ExitCode::FAILURE);
     }
-    println!("\nwithin the limit");
-    Ok(ExitCode::SUCCESS)
+    println!("\nwithin the limit\n");
+    watch(&args, &setup)
+}
+
+/// Measures how far a program gets during a dump.
+fn watch(args: &Args, setup: &Setup) -> Result<ExitCode> {
+    let setup = Setup { size: args.watched_size, ..setup.clone() };
+    if progress::measure(&setup, args.runs, args.watched_gbps)? {
+        println!("\nwithin the limits");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("\nLIMIT BROKEN: see the last column");
+    Ok(ExitCode::FAILURE)
 }

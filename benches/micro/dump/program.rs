@@ -22,8 +22,8 @@ pub(crate) struct Program {
 
 impl Program {
     /// Starts the holder by `command`, to which its arguments are added, and waits until it has
-    /// made its memory and goes on in steps.
-    pub(crate) fn start(mut command: Command, setup: &Setup) -> Result<Self> {
+    /// made its memory and goes on in steps, which change `written` bytes more.
+    pub(crate) fn start(mut command: Command, setup: &Setup, written: u64) -> Result<Self> {
         let (log, end) = (setup.dir.join("log"), setup.dir.join("end"));
         if end.exists() {
             std::fs::remove_file(&end)?;
@@ -32,6 +32,7 @@ impl Program {
         command
             .arg(setup.size.to_string())
             .arg(&end)
+            .arg(written.to_string())
             .env("SOFTCUDA_MEMORY", format!("{}M", (setup.size >> 20) + 1024))
             .stdin(Stdio::null())
             .stdout(file.try_clone()?)

@@ -1,8 +1,9 @@
 //! A program that holds device memory and does little else: what a dump is measured on.
 //!
-//! `holder BYTES END` allocates, fills the memory with a mixture of weights, zeros and repeated
+//! `holder BYTES END WRITTEN` allocates, fills the memory with a mixture of weights, zeros and repeated
 //! data, and prints `ready`. From then on it reads a part of it back every 5 ms, compares, and
-//! prints `step N`. Once the file END exists it compares everything, prints `result ok`, and ends.
+//! prints `step N`; each step also changes a part of WRITTEN bytes more. Once the file END exists it
+//! compares everything, prints `result ok`, and ends.
 
 use std::ffi::{c_int, c_void};
 use std::path::PathBuf;
@@ -25,9 +26,12 @@ const ALLOCATION: usize = 64 * PIECE;
 const STEP: usize = 64 << 10;
 
 struct Memory {
+    copy_in: CopyIn,
     copy_out: CopyOut,
     /// Addresses and lengths.
     allocations: Vec<(u64, usize)>,
+    /// Memory that changes, and what is in it.
+    written: Option<(u64, Vec<u8>)>,
 }
 
 fn check(call: &str, code: c_int) -> Result<()> {
@@ -36,7 +40,7 @@ fn check(call: &str, code: c_int) -> Result<()> {
 }
 
 impl Memory {
-    fn make(bytes: usize) -> Result<Self> {
+    fn make(bytes: usize, written: usize) -> Result<Self> {
         // SAFETY: loading a driver is what any program of its API does.
         let library = unsafe { Library::new("libcuda.so.1") }.context("no CUDA driver")?;
         let library: &'static Library = Box::leak(Box::new(library));
@@ -73,7 +77,37 @@ impl Memory {
             }
             allocations.push((address, len));
         }
-        Ok(Self { copy_out, allocations })
+        let mut written = (written > 0).then(|| (0, vec![0u8; written]));
+        if let Some((address, host)) = &mut written {
+            // SAFETY: the place for the address is valid; the bytes lie in host memory and allocation.
+            unsafe {
+                check("cuMemAlloc", alloc(address, host.len()))?;
+                check("cuMemcpyHtoD", copy_in(*address, host.as_ptr().cast(), host.len()))?;
+            }
+        }
+        Ok(Self { copy_in, copy_out, allocations, written })
+    }
+
+    /// Changes some of the bytes that change.
+    fn write(&mut self, step: usize) -> Result<()> {
+        let Some((address, host)) = &mut self.written else { return Ok(()) };
+        let len = STEP.min(host.len());
+        let start = step * STEP % (host.len() - len + 1);
+        host[start..][..len].fill(step as u8);
+        let to = *address + start as u64;
+        // SAFETY: `len` bytes lie in host memory and in the allocation.
+        check("cuMemcpyHtoD", unsafe { (self.copy_in)(to, host[start..].as_ptr().cast(), len) })
+    }
+
+    /// Compares the bytes that change.
+    fn compare_written(&self) -> Result<()> {
+        let Some((address, host)) = &self.written else { return Ok(()) };
+        let mut found = vec![0u8; host.len()];
+        // SAFETY: all bytes lie in the buffer and in the allocation.
+        let code = unsafe { (self.copy_out)(found.as_mut_ptr().cast(), *address, found.len()) };
+        check("cuMemcpyDtoH", code)?;
+        ensure!(found == *host, "what was written has changed");
+        Ok(())
     }
 
     /// Compares `len` bytes from the start of a piece with what they must be.
@@ -96,13 +130,15 @@ impl Memory {
 fn main() -> Result<()> {
     let mut args = std::env::args_os().skip(1);
     let bytes = args.next().and_then(|arg| arg.to_str()?.parse::<usize>().ok());
-    let bytes = bytes.filter(|&bytes| bytes > 0).context("usage: holder BYTES END")?;
-    let end = PathBuf::from(args.next().context("usage: holder BYTES END")?);
-    let memory = Memory::make(bytes)?;
+    let bytes = bytes.filter(|&bytes| bytes > 0).context("usage: holder BYTES END WRITTEN")?;
+    let end = PathBuf::from(args.next().context("usage: holder BYTES END WRITTEN")?);
+    let written = args.next().and_then(|arg| arg.to_str()?.parse().ok());
+    let mut memory = Memory::make(bytes, written.context("usage: holder BYTES END WRITTEN")?)?;
     let pieces = bytes.div_ceil(PIECE);
     println!("ready");
     for step in 0.. {
         memory.compare(step % pieces, STEP)?;
+        memory.write(step)?;
         println!("step {step}");
         if end.exists() {
             break;
@@ -112,6 +148,7 @@ fn main() -> Result<()> {
     for number in 0..pieces {
         memory.compare(number, PIECE)?;
     }
+    memory.compare_written()?;
     println!("result ok");
     Ok(())
 }
