@@ -256,6 +256,11 @@ pub(crate) fn close(deadline: Instant) -> Result<(), Busy> {
     Ok(())
 }
 
+/// Whether nobody is closing the gate, or has closed it.
+pub(crate) fn is_open() -> bool {
+    LINE.state.load(Ordering::Relaxed) == OPEN
+}
+
 /// Whether launches are recorded.
 #[inline(always)]
 pub(crate) fn is_recording() -> bool {
@@ -385,5 +390,32 @@ mod tests {
         assert_ne!(Capture::of(0, true), Capture::of(0, false));
         let other = thread::spawn(|| Capture::of(0, true)).join().expect("joined");
         assert_ne!(Capture::of(0, true), other);
+    }
+
+    /// The checkpointer, which holds what was given back, lets go of it when the gate is closed.
+    #[test]
+    fn a_call_that_waits_for_memory_does_not_keep_the_gate_open() {
+        use crate::driver::ERROR_OUT_OF_MEMORY;
+        use crate::memory;
+        let _alone = ALONE.lock();
+        memory::lock().lend([u64::MAX].into());
+        let (asked, there) = (AtomicBool::new(false), AtomicBool::new(false));
+        let ask = || {
+            assert_ne!(calls_inside(), 0, "it asks inside");
+            asked.store(true, Ordering::SeqCst);
+            there.load(Ordering::SeqCst).then_some(()).ok_or(ERROR_OUT_OF_MEMORY)
+        };
+        let (closed, answer) = thread::scope(|scope| {
+            let program = scope.spawn(|| memory::patiently(ask));
+            while !asked.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+            let closed = close(soon(1000));
+            there.store(true, Ordering::SeqCst);
+            open();
+            (closed, program.join().expect("no panic"))
+        });
+        memory::lock().lend([].into());
+        assert_eq!((closed, answer), (Ok(()), Ok(())));
     }
 }

@@ -219,6 +219,22 @@ fn a_checkpointer_that_dies_leaves_a_running_program() {
     assert_eq!(program.ask("check"), "as it was");
 }
 
+/// What a checkpointer has been told of it holds until it asks again, which it does once the gate is
+/// closed.
+#[test]
+fn a_program_that_waits_for_memory_does_not_keep_the_gate_open() {
+    let mut program = Program::start();
+    let (mut agent, _) = program.agent();
+    agent.export();
+    assert_eq!(program.ask("starve"), "starving");
+    assert_eq!(program.line(200), None, "it has memory coming");
+    agent.must(&Request::CloseGate { timeout_ms: 2_000 });
+    agent.export();
+    agent.must(&Request::OpenGate {});
+    assert_eq!(program.line(2_000).as_deref(), Some("error 2"), "nothing is held any more");
+    assert_eq!(program.ask("check"), "as it was");
+}
+
 #[test]
 fn a_busy_device_opens_the_gate_again() {
     let mut program = Program::start();

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpucr_wire::access::Allocation as Extent;
 use gpucr_wire::{BlockKind, Counts};
@@ -21,6 +21,7 @@ use gpucr_wire::{BlockKind, Counts};
 use crate::access::index;
 use crate::driver::{Access, AllocationProp, Code, ERROR_OUT_OF_MEMORY};
 use crate::fork::Resettable;
+use crate::gate;
 
 mod attach;
 #[cfg(test)]
@@ -113,6 +114,8 @@ impl Failure {
 
 /// Longer than the checkpointer takes to ask again for the blocks.
 const LETTING_GO: Duration = Duration::from_secs(5);
+/// Between two tries to get memory.
+const PAUSE: Duration = Duration::from_millis(5);
 
 static MEMORY: Resettable<Mutex<Option<Memory>>> = Resettable::new(Mutex::new(None));
 
@@ -139,17 +142,27 @@ pub(crate) fn lock() -> Locked {
     Locked(guard)
 }
 
-/// Asks for memory, and again for a while if there is none only because the checkpointer holds what
-/// the program has given back: a dump must not make a program fail that would have had enough.
+/// Passes the gate and asks for memory, and again for a while if there is none only because the
+/// checkpointer holds what the program has given back: a dump must not make a program fail that
+/// would have had enough.
+///
+/// The caller is outside of the gate, and so is the wait: a checkpointer that is closing the gate
+/// lets go of the memory only once it is closed.
 pub(crate) fn patiently<T>(ask: impl Fn() -> Result<T, Code>) -> Result<T, Code> {
-    let deadline = Instant::now() + LETTING_GO;
+    let mut left = LETTING_GO;
     loop {
+        let inside = gate::enter();
         let answer = ask();
         let missing = matches!(answer, Err(ERROR_OUT_OF_MEMORY)) && lock().is_missed();
-        if !missing || Instant::now() > deadline {
+        drop(inside);
+        if !missing || left.is_zero() {
             return answer;
         }
-        thread::sleep(Duration::from_millis(5));
+        thread::sleep(PAUSE);
+        // Until it is closed the checkpointer does not ask.
+        if gate::is_open() {
+            left = left.saturating_sub(PAUSE);
+        }
     }
 }
 

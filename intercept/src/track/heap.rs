@@ -15,11 +15,14 @@ const PITCH: usize = 512;
 /// Our buffer ids are above the driver's, which count up from 1.
 const BUFFER_ID: u64 = 1 << 48;
 
+/// Serves an allocation. The caller is outside of the gate.
 fn allocate(size: usize) -> Result<u64, Code> {
-    let (context, device) = real::current_context()?;
-    contexts::became_current(context);
-    settle();
-    memory::patiently(|| memory::lock().allocate(&Driver, device, context, size as u64))
+    memory::patiently(|| {
+        let (context, device) = real::current_context()?;
+        contexts::became_current(context);
+        settle();
+        memory::lock().allocate(&Driver, device, context, size as u64)
+    })
 }
 
 /// Gives back what was freed during a stream capture, once there is none: the device cannot be
@@ -90,7 +93,6 @@ fn attribute(attribute: u32, allocation: &Allocation, out: *mut c_void) -> bool 
 
 exported! {
     fn cuMemAlloc_v2(out: *mut u64, size: usize) {
-        let _inside = gate::enter();
         if out.is_null() {
             return ERROR_INVALID_VALUE;
         }
@@ -99,7 +101,6 @@ exported! {
     fn cuMemAllocPitch_v2(
         out: *mut u64, pitch: *mut usize, width: usize, height: usize, element: u32,
     ) {
-        let _inside = gate::enter();
         if out.is_null() || pitch.is_null() || !matches!(element, 4 | 8 | 16) {
             return ERROR_INVALID_VALUE;
         }

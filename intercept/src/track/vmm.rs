@@ -43,8 +43,8 @@ fn map_arrays(
 
 exported! {
     fn cuMemCreate(out: *mut u64, size: usize, prop: *const AllocationProp, flags: u64) {
-        let _inside = gate::enter();
         if out.is_null() || prop.is_null() || flags != 0 {
+            let _inside = gate::enter();
             return call!(cuMemCreate(out, size, prop, flags));
         }
         // SAFETY: not null, and by the function's contract such a structure.
@@ -54,6 +54,7 @@ exported! {
         if ours && let Ok(handle) = memory::patiently(create) {
             return put(out, Ok(handle));
         }
+        let _inside = gate::enter();
         // Host memory; or the driver refuses, and says why; or it refuses our addition to what
         // was asked for, and then the program gets what it wants.
         let code = call!(cuMemCreate(out, size, prop, flags));

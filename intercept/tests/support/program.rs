@@ -220,6 +220,18 @@ impl State {
                     Err(error) => say(&error),
                 }
             }
+            "starve" => {
+                // Gives memory back and asks for more than there is.
+                let mut all = self.content.iter();
+                let (&address, _) =
+                    all.find(|(_, (word, _))| *word == LARGE[1].1).expect("the largest");
+                self.content.remove(&address);
+                self.cuda.must("cuMemFree_v2", &[address]);
+                say("starving");
+                let mut out = 0u64;
+                let code = self.cuda.call("cuMemAlloc_v2", &[&raw mut out as u64, 1 << 50]);
+                say(&format!("error {code}"));
+            }
             "fork" => {
                 assert!(holds_agent_socket(), "there is an agent");
                 // SAFETY: the child does little, and ends without running anything of ours.
