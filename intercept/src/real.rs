@@ -270,6 +270,8 @@ real_functions! {
     fn cuMipmappedArrayCreate(out: *mut u64, descriptor: *const c_void, levels: u32);
     fn cuArrayDestroy(array: u64);
     fn cuMipmappedArrayDestroy(array: u64);
+    fn cuModuleUnload(module: u64);
+    fn cuLibraryUnload(library: u64);
     fn cuFuncGetParamInfo(function: u64, index: usize, offset: *mut usize, size: *mut usize);
     fn cuKernelGetParamInfo(kernel: u64, index: usize, offset: *mut usize, size: *mut usize);
     fn cuFuncGetName(name: *mut *const c_char, function: u64);

@@ -32,7 +32,7 @@ wire_struct! {
     /// One kernel, and what its parameters pointed to.
     #[derive(Debug, Clone, Default, PartialEq, Eq)]
     pub struct KernelUse {
-        /// Names the kernel as long as its module is loaded; never used again.
+        /// Names the kernel; never that of another one.
         pub id: u64,
         /// Its name in the module, mangled; empty if the driver does not say.
         pub name: String,

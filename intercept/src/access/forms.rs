@@ -7,7 +7,7 @@ use std::ffi::c_void;
 
 use gpucr_wire::access::Operation;
 
-use super::kernels::{self, Kernel};
+use super::kernels::Kernel;
 use super::{graphs, images, recorder};
 use crate::driver::{
     Copy2d, Copy3d, Copy3dOp, Copy3dOperand, DecompressParams, LaunchParams, MEMORY_DEVICE,
@@ -415,12 +415,6 @@ pub(crate) fn image_loaded(a: &[usize]) {
 pub(crate) fn file_loaded(a: &[usize]) {
     // SAFETY: the driver has loaded it.
     unsafe { images::loaded_from_file(result(a[0]), a[1]) };
-}
-
-/// `cuModuleUnload(module)`, `cuLibraryUnload(library)`.
-pub(crate) fn unloaded(a: &[usize]) {
-    images::unloaded(a[0] as u64);
-    kernels::owner_gone(a[0] as u64);
 }
 
 /// `cuKernelGetFunction(function, kernel)`.

@@ -110,7 +110,7 @@ pub(super) unsafe fn loaded_from_file(owner: u64, path: usize) {
     }
 }
 
-/// A module or library is gone.
+/// A module or library is about to go: it may be made again under the same handle.
 pub(super) fn unloaded(owner: u64) {
     with(|images| {
         images.remove(owner);

@@ -40,8 +40,34 @@ pub(super) struct Word {
 #[derive(Default)]
 struct Known {
     by_handle: HashMap<u64, Arc<Kernel>>,
-    /// Which module or library a handle's kernel belongs to.
-    owners: HashMap<u64, Vec<u64>>,
+    /// What handles meant before they were [forgotten](Known::forget): most mean the same again.
+    former: HashMap<u64, Arc<Kernel>>,
+}
+
+/// So many kernels are remembered that may come back.
+const FORMER: usize = 1 << 14;
+
+impl Known {
+    /// The driver says that this is behind the handle.
+    fn add(&mut self, handle: u64, fresh: Kernel) -> Arc<Kernel> {
+        let former = self.former.remove(&handle).filter(|former| former.is_same(&fresh));
+        let kernel = former.unwrap_or_else(|| Arc::new(fresh));
+        self.by_handle.entry(handle).or_insert(kernel).clone()
+    }
+
+    /// Handles may come to mean something else.
+    fn forget(&mut self) {
+        if self.former.len() > FORMER {
+            self.former.clear();
+        }
+        self.former.extend(self.by_handle.drain());
+    }
+}
+
+impl Kernel {
+    fn is_same(&self, other: &Self) -> bool {
+        (&self.name, self.image, &self.params) == (&other.name, other.image, &other.params)
+    }
 }
 
 static KNOWN: Resettable<Mutex<Option<Known>>> = Resettable::new(Mutex::new(None));
@@ -64,12 +90,8 @@ pub(super) fn find(handle: u64) -> Arc<Kernel> {
     if let Some(kernel) = with(|known| known.by_handle.get(&handle).cloned()) {
         return kernel;
     }
-    let (kernel, owner) = ask(handle);
-    let kernel = Arc::new(kernel);
-    with(|known| {
-        known.owners.entry(owner).or_default().push(handle);
-        known.by_handle.entry(handle).or_insert(kernel).clone()
-    })
+    let fresh = ask(handle);
+    with(|known| known.add(handle, fresh))
 }
 
 /// A kernel of which nothing is known but that it was launched.
@@ -77,7 +99,7 @@ pub(super) fn nameless() -> Kernel {
     Kernel { id: LAST_ID.fetch_add(1, Ordering::Relaxed) + 1, ..Kernel::default() }
 }
 
-fn ask(handle: u64) -> (Kernel, u64) {
+fn ask(handle: u64) -> Kernel {
     let mut kernel = nameless();
     let (params, is_kernel) = params(handle);
     kernel.words = words(params.as_deref().unwrap_or(&[]));
@@ -96,7 +118,7 @@ fn ask(handle: u64) -> (Kernel, u64) {
         owner = 0;
     }
     kernel.image = images::of_kernel(handle).or_else(|| images::of(owner)).unwrap_or(0);
-    (kernel, owner)
+    kernel
 }
 
 /// The parameters, and whether the handle is a `CUkernel`.
@@ -153,19 +175,13 @@ fn words(params: &[Param]) -> Vec<Word> {
     params.iter().enumerate().flat_map(of).collect()
 }
 
-/// A module or library is gone, and its kernels with it.
-pub(super) fn owner_gone(owner: u64) {
-    with(|known| {
-        for handle in known.owners.remove(&owner).unwrap_or_default() {
-            known.by_handle.remove(&handle);
-        }
-    });
-    GENERATION.fetch_add(1, Ordering::Release);
-}
-
-/// A context is gone, and all its functions with it. Of others nothing need be known either.
-pub(super) fn context_gone() {
-    with(|known| *known = Known::default());
+/// A module, library or context is about to go, and kernels with it. All handles are looked up again:
+/// which of them belong to a library only the driver knows.
+///
+/// To be called before the driver is. A thread that is given the same handle again afterwards would
+/// otherwise be taken to launch what it meant before, and its arguments read by the wrong layout.
+pub(super) fn forget() {
+    with(Known::forget);
     GENERATION.fetch_add(1, Ordering::Release);
 }
 
@@ -182,6 +198,23 @@ pub(super) unsafe fn reset() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_handle_is_never_taken_for_what_it_meant_before_a_module_went() {
+        let kernel = |size| Kernel {
+            name: "same".to_owned(),
+            params: Some(vec![Param { offset: 0, size }]),
+            ..nameless()
+        };
+        let mut known = Known::default();
+        let (one, other) = (known.add(1, kernel(8)), known.add(2, kernel(8)));
+        known.forget();
+        assert!(known.by_handle.is_empty(), "whatever the handle belongs to");
+        assert_eq!(known.add(1, kernel(8)).id, one.id, "it has stayed what it was");
+        let new = known.add(2, kernel(4));
+        assert_ne!(new.id, other.id);
+        assert_eq!(new.params, kernel(4).params);
+    }
 
     #[test]
     fn only_aligned_whole_words_can_be_pointers() {

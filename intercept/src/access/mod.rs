@@ -73,9 +73,15 @@ pub(crate) fn take() -> Accesses {
     accesses
 }
 
-/// A context is gone, and its modules and graphs with it.
-pub(crate) fn context_gone() {
-    kernels::context_gone();
+/// A module or library is about to be unloaded.
+pub(crate) fn unloading(owner: u64) {
+    images::unloaded(owner);
+    kernels::forget();
+}
+
+/// A context is about to go or is gone, and its modules with it.
+pub(crate) fn context_going() {
+    kernels::forget();
 }
 
 /// Forgets everything, in the child of a fork.

@@ -1,4 +1,4 @@
-//! Contexts: which there are, and what goes with them when they go.
+//! Contexts: which there are, and what goes with them and with modules when they go.
 
 use std::ffi::{c_int, c_void};
 
@@ -28,7 +28,7 @@ fn current(code: Code, context: u64) -> Code {
 fn gone(context: u64) {
     contexts::gone(context);
     usage::context_gone(context);
-    access::context_gone();
+    access::context_going();
     let mut memory = memory::lock();
     for allocation in memory.take_context(context) {
         memory.release(&Driver, allocation);
@@ -39,6 +39,9 @@ fn gone(context: u64) {
 fn end_primary(device: i32, reset: bool, end: impl FnOnce() -> Code) -> Code {
     let _inside = gate::enter();
     let context = contexts::active_primary(device);
+    if reset {
+        access::context_going();
+    }
     let code = end();
     if code == SUCCESS
         && let Some(context) = context
@@ -86,6 +89,7 @@ exported! {
     }
     fn cuCtxDestroy(context: u64) {
         let _inside = gate::enter();
+        access::context_going();
         let code = call!(cuCtxDestroy(context));
         if code == SUCCESS {
             gone(context);
@@ -94,6 +98,7 @@ exported! {
     }
     fn cuCtxDestroy_v2(context: u64) {
         let _inside = gate::enter();
+        access::context_going();
         let code = call!(cuCtxDestroy_v2(context));
         if code == SUCCESS {
             gone(context);
@@ -150,6 +155,14 @@ exported! {
     }
     fn cuDevicePrimaryCtxReset_v2(device: i32) {
         end_primary(device, true, || call!(cuDevicePrimaryCtxReset_v2(device)))
+    }
+    fn cuModuleUnload(module: u64) {
+        access::unloading(module);
+        call!(cuModuleUnload(module))
+    }
+    fn cuLibraryUnload(library: u64) {
+        access::unloading(library);
+        call!(cuLibraryUnload(library))
     }
     fn cuCtxEnablePeerAccess(other: u64, flags: u32) {
         let _inside = gate::enter();
