@@ -24,8 +24,12 @@ const KERNELS: usize = 1 << 13;
 const PAIRS: usize = 1 << 16;
 /// Operations and graphs that a thread keeps apart.
 const OTHERS: usize = 1 << 14;
-/// Pairs in an answer: at 32 bytes, half of the longest message.
-const PAIRS_IN_ALL: usize = 1 << 20;
+/// Pairs in an answer: at 32 bytes, and 24 for the allocation.
+const PAIRS_IN_ALL: usize = 1 << 19;
+/// Operations in an answer: at 42 bytes, and 24 for the allocation.
+const OPERATIONS_IN_ALL: usize = 1 << 17;
+/// The longest message has 64 MiB. The rest is for the kernels' names and parameters.
+const _: () = assert!(PAIRS_IN_ALL * (32 + 24) + OPERATIONS_IN_ALL * (42 + 24) < 40 << 20);
 /// Threads that are told apart.
 const THREADS: usize = 1 << 12;
 
@@ -103,14 +107,18 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Begins a recording: nothing is known of what went before.
 pub(super) fn begin() {
-    RECORDING.fetch_add(1, Ordering::SeqCst);
+    // Under the lock: a thread that registers late belongs to this recording, or is refused.
+    let mut buffers = locked(BUFFERS.get());
+    buffers.clear();
     LOST.store(0, Ordering::Relaxed);
-    locked(BUFFERS.get()).clear();
+    RECORDING.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Ends it, and gives back the memory that it took.
+/// Ends it, and gives back the memory that it took. Recording has been turned off.
 pub(super) fn end() {
-    for buffer in locked(BUFFERS.get()).drain(..) {
+    // One lock at a time: a thread takes them in the other order.
+    let buffers = std::mem::take(&mut *locked(BUFFERS.get()));
+    for buffer in buffers {
         *locked(&buffer) = Buffer::default();
     }
 }
@@ -125,7 +133,7 @@ fn with(work: impl FnOnce(&mut Buffer)) {
         let recording = RECORDING.load(Ordering::Relaxed);
         if buffer.recording != recording {
             *buffer = Buffer { recording, ..Buffer::default() };
-            if !register(own) {
+            if !register(own, recording) {
                 buffer.recording = 0;
                 return false;
             }
@@ -138,14 +146,16 @@ fn with(work: impl FnOnce(&mut Buffer)) {
     }
 }
 
-/// Lets the agent see the buffer of a thread, unless there are too many.
-fn register(buffer: &Arc<Mutex<Buffer>>) -> bool {
+/// Lets the agent see the buffer of a thread, unless there are too many, or the recording has ended
+/// since the thread saw that it was going on.
+fn register(buffer: &Arc<Mutex<Buffer>>, recording: u64) -> bool {
     let mut buffers = locked(BUFFERS.get());
+    let goes_on = super::is_on() && RECORDING.load(Ordering::Relaxed) == recording;
     let room = buffers.len() < THREADS;
-    if room {
+    if goes_on && room {
         buffers.push(buffer.clone());
     }
-    room
+    goes_on && room
 }
 
 /// A launch of the kernel of `handle`. `words` is called with the kernel and a place for the number
@@ -251,7 +261,7 @@ fn operated(
     address: u64,
     bytes: u64,
     count: u64,
-) {
+) -> &mut OperationUse {
     let (operation, write, allocation) = key;
     let end = address.saturating_add(bytes);
     let new = OperationUse { operation, write, allocation, count: 0, bytes: 0, low: address, end };
@@ -260,6 +270,7 @@ fn operated(
     entry.bytes = entry.bytes.saturating_add(bytes.saturating_mul(count));
     entry.low = entry.low.min(address);
     entry.end = entry.end.max(end);
+    entry
 }
 
 /// What all threads have launched, put together.
@@ -364,18 +375,11 @@ impl Merged {
     }
 
     fn add_operation(&mut self, key: Operated, new: OperationUse) {
-        use std::collections::hash_map::Entry;
-        match self.operations.entry(key) {
-            Entry::Vacant(vacant) => {
-                vacant.insert(new);
-            }
-            Entry::Occupied(occupied) => {
-                let old = occupied.into_mut();
-                old.count += new.count;
-                old.bytes = old.bytes.saturating_add(new.bytes);
-                old.low = old.low.min(new.low);
-                old.end = old.end.max(new.end);
-            }
+        if self.has_room_for(&key, new.count) {
+            let OperationUse { low, end, bytes, count, .. } = new;
+            let old = operated(&mut self.operations, key, low, end - low, 0);
+            old.count += count;
+            old.bytes = old.bytes.saturating_add(bytes);
         }
     }
 
@@ -387,8 +391,16 @@ impl Merged {
     ) {
         if let Some(allocation) = index::find(address) {
             let key = (operation, write, allocation);
-            operated(&mut self.operations, key, address, bytes, launches);
+            if self.has_room_for(&key, launches) {
+                operated(&mut self.operations, key, address, bytes, launches);
+            }
         }
+    }
+
+    fn has_room_for(&mut self, key: &Operated, count: u64) -> bool {
+        let room = self.operations.len() < OPERATIONS_IN_ALL || self.operations.contains_key(key);
+        self.unseen += if room { 0 } else { count };
+        room
     }
 
     /// Host functions in graphs.
@@ -440,6 +452,8 @@ impl Merged {
 /// No other thread exists.
 pub(super) unsafe fn reset() {
     RECORDING.fetch_add(1, Ordering::Relaxed);
+    // The agent may have held this thread's buffer, and nobody will let go of it any more.
+    let _ = BUFFER.try_with(|own| own.try_borrow_mut().map(|mut own| std::mem::forget(own.take())));
     // SAFETY: the caller's duty.
     unsafe { BUFFERS.reset(Mutex::new(Vec::new())) };
 }
@@ -447,6 +461,71 @@ pub(super) unsafe fn reset() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    /// There is one recording in a process.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    /// A launch sees that recording is on, and then takes its time.
+    #[test]
+    fn launches_that_come_late_are_neither_lost_nor_kept() {
+        let _alone = locked(&ALONE);
+        let (stop, launches) = (AtomicBool::new(false), AtomicU64::new(0));
+        let some_launches = || {
+            let before = launches.load(Ordering::SeqCst);
+            while launches.load(Ordering::SeqCst) < before + 2 {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    host_function();
+                    launches.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            for _ in 0..2_000 {
+                crate::access::start();
+                some_launches();
+                let (merged, _) = take();
+                let kept = locked(BUFFERS.get()).len();
+                crate::access::stop();
+                some_launches();
+                let left = locked(BUFFERS.get()).len();
+                if merged.host_functions == 0 || (kept, left) != (1, 0) {
+                    stop.store(true, Ordering::SeqCst);
+                    panic!("{} host functions, {kept} buffers, then {left}", merged.host_functions);
+                }
+            }
+            stop.store(true, Ordering::SeqCst);
+        });
+    }
+
+    #[test]
+    fn a_child_does_not_wait_for_an_agent_that_it_does_not_have() {
+        let _alone = locked(&ALONE);
+        crate::access::start();
+        host_function();
+        let own = BUFFER.with(|own| own.borrow().clone()).expect("used");
+        // As the agent was when the program forked.
+        let held = locked(&own);
+        // SAFETY: no other thread uses the recorder.
+        unsafe { reset() };
+        let (ended, end) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            // Should it wait, it would wait for ever: for a guard of its own.
+            scope.spawn(move || {
+                let done = end.recv_timeout(std::time::Duration::from_secs(5));
+                if done.is_err() {
+                    std::process::abort();
+                }
+            });
+            host_function();
+            ended.send(()).expect("somebody listens");
+        });
+        drop(held);
+        crate::access::stop();
+    }
 
     #[test]
     fn what_does_not_fit_is_said_to_be_missing() {
