@@ -17,6 +17,8 @@ use crate::driver::{
 /// Names of the values in `extra`.
 const BUFFER_POINTER: usize = 1;
 const BUFFER_SIZE: usize = 2;
+/// More than all arguments of a kernel together can have, bytes.
+const LARGEST_BUFFER: usize = 32 << 10;
 /// `CU_STREAM_MEM_OP_*`.
 const WAIT_32: u32 = 1;
 const WRITE_32: u32 = 2;
@@ -128,7 +130,9 @@ pub(super) unsafe fn words(
         let Some((buffer, size)) = packed(extra) else { return };
         let word = |offset: usize| buffer.add(offset).cast::<u64>().read_unaligned();
         let Some(params) = &kernel.params else {
-            (0..size / 8).for_each(|number| note(number, word(8 * number)));
+            // The driver has not looked at the size yet.
+            let words = size.min(LARGEST_BUFFER) / 8;
+            (0..words).for_each(|number| note(number, word(8 * number)));
             return;
         };
         for (number, of) in kernel.words.iter().enumerate() {
@@ -492,4 +496,28 @@ pub(crate) fn node_set(a: &[usize]) {
 /// Whether a call has done what it was asked for.
 pub(super) fn is_success(code: u32) -> bool {
     code == SUCCESS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_that_no_kernel_has_is_not_believed() {
+        let arguments = vec![1_u64; LARGEST_BUFFER / 8];
+        let size = usize::MAX;
+        let extra: [*const c_void; 5] = [
+            BUFFER_POINTER as _,
+            arguments.as_ptr().cast(),
+            BUFFER_SIZE as _,
+            (&raw const size).cast(),
+            std::ptr::null(),
+        ];
+        let mut noted = 0;
+        // SAFETY: a list of names and values.
+        unsafe {
+            words(&Kernel::default(), std::ptr::null(), extra.as_ptr(), &mut |_, _| noted += 1);
+        }
+        assert_eq!(noted, arguments.len());
+    }
 }

@@ -3,12 +3,13 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, OsStr, c_char, c_void};
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::MemfdFlags;
 
@@ -29,13 +30,14 @@ const WRAPPER_MAGIC: u32 = 0x4662_43b1;
 const FATBIN_MAGIC: u32 = 0xba55_ed50;
 const ELF_MAGIC: u32 = u32::from_le_bytes(*b"\x7fELF");
 
+#[derive(Clone)]
 enum Image {
     /// In a file that is mapped there, such as the program itself.
     Mapped {
         address: usize,
         len: usize,
     },
-    Copied(Vec<u8>),
+    Copied(Arc<[u8]>),
     File(PathBuf),
 }
 
@@ -90,8 +92,10 @@ pub(super) unsafe fn loaded(owner: u64, address: usize) {
     let image = if is_in_object(address) {
         Image::Mapped { address, len }
     } else if len <= COPY {
-        // SAFETY: `extent` says that the image is that long, and the driver has read it.
-        Image::Copied(unsafe { std::slice::from_raw_parts(address as *const u8, len) }.to_vec())
+        match copied(address, len) {
+            Some(bytes) => Image::Copied(bytes.into()),
+            None => return,
+        }
     } else {
         return;
     };
@@ -158,9 +162,14 @@ pub(crate) fn open(id: u64, limit: u64) -> Result<(OwnedFd, u64), Failure> {
         len => Err(Failure::other(format!("image {id} of {len} bytes is too large"))),
     };
     let file = |path: &PathBuf| {
-        let file = File::open(path).map_err(failed)?;
-        let len = small_enough(file.metadata().map_err(failed)?.len())?;
-        Ok((file.into(), len))
+        // What is no file would perhaps wait for somebody who writes to it.
+        let plain = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let file = plain.map_err(failed)?;
+        let meta = file.metadata().map_err(failed)?;
+        if !meta.is_file() {
+            return Err(Failure::other(format!("image {id} is no longer in a plain file")));
+        }
+        Ok((file.into(), small_enough(meta.len())?))
     };
     let copy = |bytes: *const c_void, len: usize| {
         small_enough(len as u64)?;
@@ -170,12 +179,30 @@ pub(crate) fn open(id: u64, limit: u64) -> Result<(OwnedFd, u64), Failure> {
         write(&mut file, bytes, len).map_err(failed)?;
         Ok((file.into(), len as u64))
     };
-    with(|images| match images.images.get(&id) {
+    // Without the lock, for which launches may wait.
+    match with(|images| images.images.get(&id).cloned()) {
         None => Err(Failure::other(format!("there is no image {id}"))),
-        Some(Image::File(path)) => file(path),
+        Some(Image::File(path)) => file(&path),
         Some(Image::Copied(bytes)) => copy(bytes.as_ptr().cast(), bytes.len()),
-        Some(Image::Mapped { address, len }) => copy(*address as *const c_void, *len),
-    })
+        Some(Image::Mapped { address, len }) => copy(address as *const c_void, len),
+    }
+}
+
+/// A copy of memory of this process. `None` if not all of it is there: the driver need not have looked
+/// at all that a head tells of.
+fn copied(address: usize, len: usize) -> Option<Vec<u8>> {
+    let mut bytes = Vec::<u8>::with_capacity(len);
+    let to = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: len };
+    let from = libc::iovec { iov_base: address as *mut c_void, iov_len: len };
+    // SAFETY: the kernel reads the memory, and stops where there is none; there is room for all of it.
+    let count = unsafe { libc::process_vm_readv(libc::getpid(), &to, 1, &from, 1, 0) };
+    // Where a sandbox forbids this call there are no copies.
+    if usize::try_from(count) != Ok(len) {
+        return None;
+    }
+    // SAFETY: the kernel has written all of them.
+    unsafe { bytes.set_len(len) };
+    Some(bytes)
 }
 
 /// Writes memory that may be gone: then it is an error of the call, not a fault of the program.
@@ -256,6 +283,7 @@ pub(super) unsafe fn reset() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::CString;
     use std::io::Read;
 
     fn bytes(id: u64) -> Vec<u8> {
@@ -302,6 +330,42 @@ mod tests {
         let gone = id(0xf2);
         unloaded(0xf2);
         assert!(of(0xf2).is_none() && open(gone, 100).is_err());
+    }
+
+    /// The driver reads section headers; a cubin need not have all the program headers that it tells of.
+    #[test]
+    fn an_image_that_is_shorter_than_its_head_says_is_left_out() {
+        const PAGE: usize = 4096;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: new memory, of which the second page is taken away again; the first has the head.
+        unsafe {
+            let start = libc::mmap(std::ptr::null_mut(), 2 * PAGE, protection, flags, -1, 0);
+            assert_ne!(start, libc::MAP_FAILED);
+            assert_eq!(libc::munmap(start.byte_add(PAGE), PAGE), 0);
+            let elf = std::slice::from_raw_parts_mut(start.cast::<u8>(), PAGE);
+            elf[..4].copy_from_slice(b"\x7fELF");
+            elf[32..36].copy_from_slice(&(2 * PAGE as u32).to_le_bytes()); // e_phoff
+            loaded(0xd1, start as usize);
+            assert!(of(0xd1).is_none());
+            elf[32..36].copy_from_slice(&(PAGE as u32).to_le_bytes());
+            loaded(0xd1, start as usize);
+            assert_eq!(bytes(of(0xd1).expect("noted")), elf);
+            libc::munmap(start, PAGE);
+        }
+    }
+
+    #[test]
+    fn what_has_become_a_pipe_is_not_waited_for() {
+        let pipe = std::env::temp_dir().join(format!("gpucr-images-{}", std::process::id()));
+        let path = CString::new(pipe.as_os_str().as_bytes()).expect("no NUL");
+        // SAFETY: a C string.
+        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+        // SAFETY: a C string.
+        unsafe { loaded_from_file(0xd2, path.as_ptr() as usize) };
+        let opened = open(of(0xd2).expect("noted"), 100);
+        std::fs::remove_file(pipe).expect("removed");
+        assert!(opened.expect_err("no image").message.contains("plain file"));
     }
 
     #[test]
