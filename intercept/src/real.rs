@@ -272,6 +272,7 @@ real_functions! {
     fn cuMipmappedArrayDestroy(array: u64);
     fn cuModuleUnload(module: u64);
     fn cuLibraryUnload(library: u64);
+    fn cuGraphExecDestroy(executable: u64);
     fn cuFuncGetParamInfo(function: u64, index: usize, offset: *mut usize, size: *mut usize);
     fn cuKernelGetParamInfo(kernel: u64, index: usize, offset: *mut usize, size: *mut usize);
     fn cuFuncGetName(name: *mut *const c_char, function: u64);

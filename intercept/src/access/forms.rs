@@ -441,11 +441,6 @@ pub(crate) fn graph_updated(a: &[usize]) {
     graphs::made(a[0] as u64, a[1] as u64);
 }
 
-/// `cuGraphExecDestroy(exec)`.
-pub(crate) fn graph_gone(a: &[usize]) {
-    graphs::gone(a[0] as u64);
-}
-
 /// `cuGraphExecKernelNodeSetParams(exec, node, params)`, both versions.
 pub(crate) fn kernel_node_set(a: &[usize]) {
     graphs::set(a[0] as u64, a[1] as u64, graphs::Given::KernelV1(a[2]));

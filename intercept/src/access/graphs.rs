@@ -24,7 +24,7 @@ pub(super) const CHILD: u32 = 4;
 const OTHERS: std::ops::RangeInclusive<u32> = 5..=11;
 pub(super) const MEMORY_OPS: u32 = 12;
 
-/// Nodes of all graphs that are kept.
+/// What is kept of all graphs, in nodes; those that touch much count more than once.
 const NODES: usize = 1 << 20;
 /// Graphs within graphs, at most.
 const DEPTH: usize = 16;
@@ -62,12 +62,17 @@ struct Executable {
     nodes: HashMap<u64, Node>,
     /// What nodes were before, since the last question: launches may have used that.
     former: Vec<Node>,
+    /// There was no room for some of those.
+    lost: bool,
+    /// It is kept only for them.
+    gone: bool,
 }
 
 #[derive(Default)]
 struct Graphs {
     executables: HashMap<u64, Executable>,
-    nodes: usize,
+    /// What all nodes and former nodes weigh.
+    weight: usize,
 }
 
 static GRAPHS: Resettable<Mutex<Option<Graphs>>> = Resettable::new(Mutex::new(None));
@@ -80,65 +85,118 @@ fn with<T>(work: impl FnOnce(&mut Graphs) -> T) -> T {
 /// A graph was made executable, or an executable one was updated from it.
 pub(super) fn made(executable: u64, graph: u64) {
     let nodes = nodes(graph, 0);
-    with(|graphs| {
-        let mut new = Executable { unknown: nodes.is_none(), ..Executable::default() };
-        let before = graphs.executables.remove(&executable);
-        graphs.nodes -= before.as_ref().map_or(0, |before| before.nodes.len());
-        if super::is_on()
-            && let Some(before) = before
-        {
-            new.unknown |= before.unknown;
-            new.former = before.former;
-            new.former.extend(before.nodes.into_values());
-            new.forget_former();
-        }
-        match nodes {
-            Some(nodes) if graphs.nodes + nodes.len() <= NODES => {
-                new.nodes = nodes.into_iter().collect()
-            }
-            _ => new.unknown = true,
-        }
-        graphs.nodes += new.nodes.len();
-        graphs.executables.insert(executable, new);
-    });
+    with(|graphs| graphs.made(executable, nodes, super::is_on()));
 }
 
-impl Executable {
-    /// Keeps no more of the former nodes than there is room for.
-    fn forget_former(&mut self) {
-        if self.former.len() > FORMER {
-            self.former = Vec::new();
-            self.unknown = true;
-        }
-    }
-}
-
-/// An executable graph is gone.
-pub(super) fn gone(executable: u64) {
-    with(|graphs| {
-        let gone = graphs.executables.remove(&executable);
-        graphs.nodes -= gone.map_or(0, |gone| gone.nodes.len());
-    });
+/// An executable graph is about to go: another one may be made under the same handle.
+pub(super) fn going(executable: u64) {
+    with(|graphs| graphs.going(executable, super::is_on()));
 }
 
 /// A node of an executable graph has got other parameters.
 pub(super) fn set(executable: u64, node: u64, given: Given) {
     // SAFETY: the driver has just accepted these parameters.
     let new = unsafe { given.node(0) };
-    with(|graphs| {
-        let Some(executable) = graphs.executables.get_mut(&executable) else { return };
-        let old = executable.nodes.get_mut(&node);
+    with(|graphs| graphs.set(executable, node, new, super::is_on()));
+}
+
+/// Nobody asks for what nodes were before.
+pub(super) fn forget_former() {
+    with(Graphs::forget_former);
+}
+
+impl Node {
+    /// About how many plain nodes take as much memory.
+    fn weight(&self) -> usize {
+        match self {
+            Self::Kernel { words, .. } => 1 + words.len() / 8,
+            Self::Ranges(ranges) => 1 + ranges.len() / 4,
+            Self::Host => 1,
+            Self::Child(nodes) => 1 + nodes.iter().map(Self::weight).sum::<usize>(),
+        }
+    }
+}
+
+impl Executable {
+    /// Keeps a node that is one no more, or not: gives what is kept of it.
+    fn retire(&mut self, node: Node, recording: bool) -> usize {
+        if !recording {
+            return 0;
+        }
+        if self.former.len() >= FORMER {
+            self.lost = true;
+            return 0;
+        }
+        let weight = node.weight();
+        self.former.push(node);
+        weight
+    }
+}
+
+impl Graphs {
+    fn going(&mut self, executable: u64, recording: bool) {
+        let Some(one) = self.executables.get_mut(&executable) else { return };
+        let nodes = std::mem::take(&mut one.nodes);
+        for (_, node) in nodes {
+            self.weight -= node.weight();
+            self.weight += one.retire(node, recording);
+        }
+        one.gone = true;
+        if !recording {
+            self.forget(executable);
+        }
+    }
+
+    fn forget(&mut self, executable: u64) {
+        let gone = self.executables.remove(&executable);
+        let former = gone.iter().flat_map(|gone| &gone.former);
+        self.weight -= former.map(Node::weight).sum::<usize>();
+    }
+
+    fn made(&mut self, executable: u64, nodes: Option<Vec<(u64, Node)>>, recording: bool) {
+        // What it was before, or one that had this handle.
+        self.going(executable, recording);
+        let weight =
+            nodes.iter().flatten().map(|(_, node)| node.weight()).sum::<usize>() + self.weight;
+        let one = self.executables.entry(executable).or_default();
+        one.lost |= std::mem::take(&mut one.unknown);
+        one.gone = false;
+        match nodes {
+            Some(nodes) if weight <= NODES => {
+                self.weight = weight;
+                one.nodes = nodes.into_iter().collect();
+            }
+            _ => one.unknown = true,
+        }
+    }
+
+    fn set(&mut self, executable: u64, node: u64, new: Option<Node>, recording: bool) {
+        let Some(one) = self.executables.get_mut(&executable) else { return };
         // After an update from another graph nodes go by names that are not known here.
-        let (Some(old), Some(new)) = (old, new) else {
-            executable.unknown = true;
+        let (Some(old), Some(new)) = (one.nodes.get_mut(&node), new) else {
+            one.unknown = true;
             return;
         };
         let old = std::mem::replace(old, new);
-        if super::is_on() {
-            executable.former.push(old);
-            executable.forget_former();
+        let weight = one.nodes[&node].weight();
+        self.weight = self.weight - old.weight() + weight;
+        self.weight += one.retire(old, recording);
+        if self.weight > NODES {
+            // What cannot be kept is not looked into.
+            one.unknown = true;
+            self.weight -= weight;
+            one.nodes.remove(&node);
         }
-    });
+    }
+
+    fn forget_former(&mut self) {
+        for one in self.executables.values_mut() {
+            let former = std::mem::take(&mut one.former);
+            self.weight -= former.iter().map(Node::weight).sum::<usize>();
+            one.lost = false;
+        }
+        self.executables.retain(|_, one| !one.gone);
+    }
 }
 
 /// The nodes of a graph; `None` if one cannot be looked into.
@@ -269,24 +327,26 @@ impl Given {
 
 /// Puts in what launches of graphs have touched.
 pub(super) fn expand(merged: &mut Merged, launches: &HashMap<u64, u64>) {
-    with(|graphs| {
+    with(|graphs| graphs.expand(merged, launches));
+}
+
+impl Graphs {
+    fn expand(&mut self, merged: &mut Merged, launches: &HashMap<u64, u64>) {
         for (executable, launches) in launches {
-            match graphs.executables.get_mut(executable) {
+            match self.executables.get(executable) {
                 None => merged.unknown_graphs += launches,
-                Some(executable) => {
-                    if executable.unknown {
+                Some(one) => {
+                    if one.unknown || one.lost {
                         merged.unknown_graphs += launches;
                     }
-                    for node in executable.nodes.values().chain(&executable.former) {
+                    for node in one.nodes.values().chain(&one.former) {
                         add(merged, node, *launches);
                     }
                 }
             }
         }
-        for executable in graphs.executables.values_mut() {
-            executable.former = Vec::new();
-        }
-    });
+        self.forget_former();
+    }
 }
 
 fn add(merged: &mut Merged, node: &Node, launches: u64) {
@@ -310,4 +370,85 @@ fn add(merged: &mut Merged, node: &Node, launches: u64) {
 pub(super) unsafe fn reset() {
     // SAFETY: the caller's duty.
     unsafe { GRAPHS.reset(Mutex::new(None)) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRAPH: u64 = 0x50;
+
+    /// Nodes that are host functions: what they touch is counted without further ado.
+    fn nodes(count: u64) -> Option<Vec<(u64, Node)>> {
+        Some((0..count).map(|node| (node, Node::Host)).collect())
+    }
+
+    /// Host functions, and launches that may have touched anything, of so many launches.
+    fn launched(graphs: &mut Graphs, launches: u64) -> (u64, u64) {
+        let mut merged = Merged::default();
+        graphs.expand(&mut merged, &HashMap::from([(GRAPH, launches)]));
+        let accesses = merged.finish();
+        (accesses.host_functions, accesses.unknown_graphs)
+    }
+
+    #[test]
+    fn a_graph_that_was_launched_and_is_gone_is_still_known() {
+        let mut graphs = Graphs::default();
+        graphs.made(GRAPH, nodes(3), true);
+        graphs.going(GRAPH, true);
+        assert_eq!(launched(&mut graphs, 2), (6, 0));
+        // Not for ever, and not if nobody asks.
+        assert_eq!(launched(&mut graphs, 2), (0, 2));
+        graphs.made(GRAPH, nodes(3), false);
+        graphs.going(GRAPH, false);
+        assert!(graphs.executables.is_empty());
+        assert_eq!(graphs.weight, 0);
+    }
+
+    #[test]
+    fn another_graph_with_the_same_handle_hides_nothing() {
+        let mut graphs = Graphs::default();
+        graphs.made(GRAPH, nodes(3), true);
+        graphs.going(GRAPH, true);
+        graphs.made(GRAPH, nodes(5), true);
+        assert_eq!(launched(&mut graphs, 1), (8, 0), "either may have been launched");
+        assert_eq!(launched(&mut graphs, 1), (5, 0));
+        // Nor does one that is known hide one that was not.
+        graphs.made(GRAPH, None, true);
+        graphs.going(GRAPH, true);
+        graphs.made(GRAPH, nodes(5), true);
+        assert_eq!(launched(&mut graphs, 1), (10, 1));
+        assert_eq!(launched(&mut graphs, 1), (5, 0));
+    }
+
+    #[test]
+    fn former_nodes_are_bounded_and_what_was_lost_does_not_count_for_ever() {
+        let mut graphs = Graphs::default();
+        graphs.made(GRAPH, nodes(1), true);
+        for _ in 0..FORMER {
+            graphs.set(GRAPH, 0, Some(Node::Host), true);
+        }
+        assert_eq!(launched(&mut graphs, 1), (FORMER as u64 + 1, 0));
+        assert_eq!(graphs.weight, 1);
+        for _ in 0..FORMER + 1 {
+            graphs.set(GRAPH, 0, Some(Node::Host), true);
+        }
+        assert_eq!(launched(&mut graphs, 1), (FORMER as u64 + 1, 1));
+        assert_eq!(launched(&mut graphs, 1), (1, 0));
+    }
+
+    #[test]
+    fn graphs_within_graphs_take_room_too() {
+        let child = || Node::Child(vec![Node::Host; NODES / 4]);
+        let mut graphs = Graphs::default();
+        graphs.made(GRAPH, Some(vec![(0, child())]), true);
+        assert_eq!(graphs.weight, NODES / 4 + 1);
+        for _ in 0..4 {
+            graphs.set(GRAPH, 0, Some(child()), true);
+        }
+        assert!(graphs.weight <= NODES);
+        assert_eq!(launched(&mut graphs, 1).1, 1, "it could not all be kept");
+        graphs.going(GRAPH, false);
+        assert_eq!(graphs.weight, 0);
+    }
 }

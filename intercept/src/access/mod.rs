@@ -58,6 +58,7 @@ pub(crate) fn stop() {
     if is_on() {
         gate::set_recording(false);
         recorder::end();
+        graphs::forget_former();
     }
 }
 
@@ -77,6 +78,11 @@ pub(crate) fn take() -> Accesses {
 pub(crate) fn unloading(owner: u64) {
     images::unloaded(owner);
     kernels::forget();
+}
+
+/// An executable graph is about to be destroyed.
+pub(crate) fn destroying_graph(executable: u64) {
+    graphs::going(executable);
 }
 
 /// A context is about to go or is gone, and its modules with it.

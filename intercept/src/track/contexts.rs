@@ -1,4 +1,4 @@
-//! Contexts: which there are, and what goes with them and with modules when they go.
+//! Contexts: which there are, and what goes with them when they go.
 
 use std::ffi::{c_int, c_void};
 
@@ -155,14 +155,6 @@ exported! {
     }
     fn cuDevicePrimaryCtxReset_v2(device: i32) {
         end_primary(device, true, || call!(cuDevicePrimaryCtxReset_v2(device)))
-    }
-    fn cuModuleUnload(module: u64) {
-        access::unloading(module);
-        call!(cuModuleUnload(module))
-    }
-    fn cuLibraryUnload(library: u64) {
-        access::unloading(library);
-        call!(cuLibraryUnload(library))
     }
     fn cuCtxEnablePeerAccess(other: u64, flags: u32) {
         let _inside = gate::enter();

@@ -30,6 +30,7 @@ mod contexts;
 mod counted;
 mod heap;
 mod streams;
+mod unloads;
 mod vmm;
 
 pub(crate) use crate::resolver::{cuGetProcAddress, cuGetProcAddress_v2};
@@ -37,6 +38,7 @@ pub(crate) use contexts::*;
 pub(crate) use counted::*;
 pub(crate) use heap::*;
 pub(crate) use streams::*;
+pub(crate) use unloads::*;
 pub(crate) use vmm::*;
 
 exported! {
