@@ -64,12 +64,13 @@ pub enum PtxError {
 /// The kernels of a module, in its order, with a direction for each word.
 ///
 /// A kernel that is too large to be followed has [`Unknown`](super::Direction::Unknown) words and is
-/// indirect. Functions and instructions of any later PTX version are accepted.
+/// indirect; so have the last ones of a module that would take more than seconds altogether. Functions and instructions of any later PTX version are accepted.
 ///
 /// # Errors
 /// [`PtxError`], if no functions can be made out.
 pub fn from_ptx(ptx: &str) -> Result<Vec<Kernel>, PtxError> {
     let module = parse::module(ptx)?;
     let entries = module.functions.iter().enumerate().filter(|(_, function)| function.is_entry);
-    Ok(entries.map(|(index, _)| flow::kernel(&module, index)).collect())
+    let mut work = flow::MOST_WORK;
+    Ok(entries.map(|(index, _)| flow::kernel(&module, index, &mut work)).collect())
 }

@@ -17,6 +17,9 @@ const MOST_VALUES: usize = 1 << 21;
 const MOST_USES: usize = 1 << 24;
 /// How often its instructions may be looked at on average.
 const MOST_ROUNDS: usize = 100;
+/// How many instructions and values may be looked at for all kernels of a module. What kernels call is
+/// followed for each of them anew, so this may be much more than the module has.
+pub(super) const MOST_WORK: usize = 1 << 23;
 
 /// A function as a part of a kernel.
 struct Frame {
@@ -62,11 +65,11 @@ fn parameters(function: &Function<'_>, direction: Direction) -> Vec<Param> {
         .collect()
 }
 
-/// What the kernel of this index does.
-pub(super) fn kernel(module: &Module<'_>, entry: FunctionId) -> Kernel {
+/// What the kernel of this index does. Takes what it costs from `work`.
+pub(super) fn kernel(module: &Module<'_>, entry: FunctionId, work: &mut usize) -> Kernel {
     let function = &module.functions[entry];
     let name = function.name.to_owned();
-    let Some(flow) = Flow::settled(module, entry) else {
+    let Some(flow) = Flow::settled(module, entry, work) else {
         let params = parameters(function, Direction::Unknown);
         return Kernel { name, params, indirect: true, variables: Direction::Unknown };
     };
@@ -78,9 +81,20 @@ pub(super) fn kernel(module: &Module<'_>, entry: FunctionId) -> Kernel {
     Kernel { name, params, indirect: flow.indirect, variables: flow.variables }
 }
 
+/// Takes the cost of something; `None` if that is more than there is.
+fn spend(work: &mut usize, cost: usize) -> Option<()> {
+    let left = work.checked_sub(cost);
+    *work = left.unwrap_or(0);
+    left.map(drop)
+}
+
 impl<'m, 'a> Flow<'m, 'a> {
     /// Everything computed and judged; `None` if it is too large.
-    fn settled(module: &'m Module<'a>, entry: FunctionId) -> Option<Flow<'m, 'a>> {
+    fn settled(
+        module: &'m Module<'a>,
+        entry: FunctionId,
+        work: &mut usize,
+    ) -> Option<Flow<'m, 'a>> {
         let mut flow = Flow {
             module,
             entry,
@@ -93,8 +107,9 @@ impl<'m, 'a> Flow<'m, 'a> {
             indirect: false,
             variables: Direction::None,
         };
-        let functions = flow.reached();
+        let functions = flow.reached(work)?;
         flow.lay_out(&functions)?;
+        spend(work, flow.values.len())?;
         let code: Vec<(FunctionId, &'m Instruction<'a>)> = functions
             .iter()
             .flat_map(|id| module.functions[*id].code.iter().map(|instruction| (*id, instruction)))
@@ -102,10 +117,17 @@ impl<'m, 'a> Flow<'m, 'a> {
 
         let mut users = vec![Vec::new(); flow.values.len()];
         let mut uses = 0;
+        // A value has a bit for each word of the parameters.
+        let value_cost = flow.directions.len() / 64 + 1;
+        let mut costs = Vec::with_capacity(code.len());
         for (at, (function, instruction)) in code.iter().enumerate() {
-            for slot in flow.read_by(*function, instruction) {
+            let read = flow.read_by(*function, instruction);
+            uses += read.len();
+            let cost = 1 + read.len() * value_cost;
+            spend(work, cost)?;
+            costs.push(cost);
+            for slot in read {
                 users[slot].push(at);
-                uses += 1;
             }
             if uses > MOST_USES {
                 return None;
@@ -116,6 +138,7 @@ impl<'m, 'a> Flow<'m, 'a> {
         let mut left = code.len().saturating_mul(MOST_ROUNDS);
         while let Some(at) = queue.pop_front() {
             left = left.checked_sub(1)?;
+            spend(work, costs[at])?;
             queued[at] = false;
             flow.step(code[at].0, code[at].1);
             for slot in std::mem::take(&mut flow.grown) {
@@ -134,12 +157,14 @@ impl<'m, 'a> Flow<'m, 'a> {
     }
 
     /// The kernel and all functions that it may call by name.
-    fn reached(&self) -> Vec<FunctionId> {
+    fn reached(&self, work: &mut usize) -> Option<Vec<FunctionId>> {
         let mut found = vec![self.entry];
         let mut seen = vec![false; self.module.functions.len()];
         seen[self.entry] = true;
+        spend(work, seen.len())?;
         let mut at = 0;
         while let Some(id) = found.get(at).copied() {
+            spend(work, self.module.functions[id].code.len())?;
             for instruction in &self.module.functions[id].code {
                 if let Some(callee) = self.call(instruction).and_then(|call| call.callee)
                     && !std::mem::replace(&mut seen[callee], true)
@@ -149,7 +174,7 @@ impl<'m, 'a> Flow<'m, 'a> {
             }
             at += 1;
         }
-        found
+        Some(found)
     }
 
     /// Makes room for all values and puts the words where the kernel finds its parameters.

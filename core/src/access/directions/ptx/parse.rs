@@ -10,6 +10,9 @@ use super::lexer::{Lexer, Token};
 /// The most bytes of parameters that a function may have. CUDA allows 32764 for a kernel.
 const MOST_PARAM_BYTES: u32 = 32 << 10;
 
+/// Braces within braces. Compilers use two or three; each name is looked for in all of them.
+const MOST_SCOPES: usize = 32;
+
 /// Where a variable lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Space {
@@ -385,6 +388,9 @@ impl<'a> Parser<'a> {
     fn body(&mut self, body: &mut Body<'a>) -> Result<(), PtxError> {
         loop {
             match self.some()? {
+                Token::Mark(b'{') if body.scopes.len() == MOST_SCOPES => {
+                    return Err(PtxError::Syntax(self.line(), "too many braces are open"));
+                }
                 Token::Mark(b'{') => body.scopes.push(HashMap::new()),
                 Token::Mark(b'}') => {
                     body.scopes.pop();

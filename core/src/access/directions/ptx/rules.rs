@@ -203,12 +203,12 @@ impl<'m, 'a> Flow<'m, 'a> {
                 let address = self.address(f, Some(address));
                 self.access(&address, Space::Generic, Direction::ReadWrite);
             }
-            ("tex" | "tld4" | "suld" | "sust" | "sured", operands) => {
+            ("tex" | "tld4" | "suld" | "sust" | "sured", [to, ..]) => {
                 let all = self.operands(f, operands);
                 self.mark(&all, Direction::Unknown);
                 self.mark_indirect();
                 // What a store writes first is no register that it changes; more is allowed.
-                self.set(f, &operands[0], &Value::marked(FOREIGN));
+                self.set(f, to, &Value::marked(FOREIGN));
             }
             ("txq" | "suq" | "istypep", [to, ..]) => self.set(f, to, &Value::marked(NUMBER)),
             ("alloca" | "stacksave", [to, ..]) => self.set(f, to, &Value::marked(LOCAL)),
