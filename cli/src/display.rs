@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cpp_demangle::{DemangleOptions, Symbol};
+use gpucr_core::access::directions::readable;
 use gpucr_core::{Progress, Quiet};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
@@ -126,10 +126,7 @@ pub(crate) fn kernel(name: &str) -> String {
     if name.is_empty() {
         return "(no name)".to_owned();
     }
-    let options = DemangleOptions::new().no_params().no_return_type();
-    let plain =
-        Symbol::new(name).ok().and_then(|symbol| symbol.demangle_with_options(&options).ok());
-    let plain = plain.unwrap_or_else(|| name.to_owned());
+    let plain = readable(name).unwrap_or_else(|| name.to_owned());
     if plain.chars().count() <= KERNEL_WIDTH {
         return plain;
     }

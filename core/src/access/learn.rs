@@ -3,17 +3,20 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Instant;
 
-use gpucr_wire::Accesses;
 use gpucr_wire::access::{Allocation, KernelUse, Param, SlotUse, Touched, WHOLE_BUFFER};
 
-use super::directions::{self, Direction, Image, Kernel, Source};
+use super::directions::{self, Direction, Kernel, Source};
 use crate::process::{Agent, AgentError};
 
 /// A word of a kernel's parameters: the kernel, the parameter, the offset in it.
 type Word = (u64, u32, u32);
 /// The kernels of an image by name; of several architectures one has several.
 type Code = HashMap<String, Vec<Kernel>>;
+
+/// So much PTX of one image is read, bytes: what it is turned into takes ten times as much.
+const MOST_TEXT: usize = 32 << 20;
 
 /// What is known of the kernels of one process.
 #[derive(Debug, Default)]
@@ -38,21 +41,28 @@ struct Known {
 
 impl Kernels {
     /// Finds out about kernels that are new, from the images that they were loaded from and from
-    /// their names. Images of more than `limit` bytes are not asked for.
+    /// their names. Images of more than `limit` bytes are not asked for. No further image is begun
+    /// after `until`; one takes a few seconds at most. Says whether all kernels are known now.
     ///
     /// # Errors
     /// Those of the connection. An image that cannot be had or read is none.
-    pub fn learn(
+    pub fn learn<'a>(
         &mut self,
         agent: &mut Agent,
-        accesses: &Accesses,
+        kernels: impl IntoIterator<Item = &'a KernelUse>,
         limit: u64,
-    ) -> Result<(), AgentError> {
-        for kernel in &accesses.kernels {
+        until: Instant,
+    ) -> Result<bool, AgentError> {
+        let mut all = true;
+        for kernel in kernels {
             if self.known.contains_key(&kernel.id) {
                 continue;
             }
             if kernel.image != 0 && !self.images.contains_key(&kernel.image) {
+                if Instant::now() >= until {
+                    all = false;
+                    continue;
+                }
                 let code = match agent.image(kernel.image, limit) {
                     Ok(bytes) => code(&bytes),
                     Err(error @ AgentError::Failed { .. }) => {
@@ -67,7 +77,7 @@ impl Kernels {
             let known = Known::of(kernel, code.and_then(|code| code.get(&kernel.name)));
             self.known.insert(kernel.id, known);
         }
-        Ok(())
+        Ok(all)
     }
 
     /// What a word is used for, and what says so. A word of which nothing is known is
@@ -118,9 +128,8 @@ impl Kernels {
 /// The kernels in an image of which there is readable code.
 fn code(image: &[u8]) -> Code {
     let mut code = Code::new();
-    for image in directions::images(image) {
-        // Machine code tells the layout only, which is known from the driver.
-        let Image::Ptx(text) = image else { continue };
+    // Machine code tells the layout only, which is known from the driver.
+    for text in directions::texts(image, MOST_TEXT) {
         match directions::from_ptx(&text) {
             Ok(kernels) => {
                 for kernel in kernels {

@@ -19,6 +19,9 @@ use crate::timeline::Timeline;
 
 /// How often the agents are asked, so that what they keep stays small.
 const ASK: Duration = Duration::from_millis(250);
+/// For so long kernels are learned of before memory that the programs have given back is let go of: they
+/// wait for it a few seconds.
+const LEARNING: Duration = Duration::from_secs(1);
 /// How long is slept between looks at the clock.
 const NAP: Duration = Duration::from_millis(20);
 /// How long an agent may take to answer at first.
@@ -182,6 +185,7 @@ pub fn trace(options: &Options) -> Result<Report, Error> {
     session.ask();
     let seconds = since.elapsed().as_secs_f64();
     session.observe();
+    while !session.learn() && !options.stop.is_set() {}
     let observed = session.memory.is_some();
     let pairs = session.held.iter().zip(&session.watched);
     Ok(Report { seconds, processes: pairs.map(|(held, one)| one.report(held, observed)).collect() })
@@ -221,10 +225,11 @@ impl Session {
 
     /// Takes up what was launched since the last time, and lets go of memory that was given back.
     fn ask(&mut self) {
+        let until = Instant::now() + LEARNING;
         for (held, watched) in self.held.iter_mut().zip(&mut self.watched) {
             let Some(agent) = held.agent.as_mut() else { continue };
             let asked = agent.accesses().and_then(|accesses| {
-                watched.kernels.learn(agent, &accesses, LARGEST_IMAGE)?;
+                watched.kernels.learn(agent, &accesses.kernels, LARGEST_IMAGE, until)?;
                 Ok(accesses)
             });
             match asked {
@@ -236,6 +241,25 @@ impl Session {
             }
         }
         self.with_memory(follow);
+    }
+
+    /// Learns of kernels for which there was no time so far. Says whether nothing is left to learn.
+    fn learn(&mut self) -> bool {
+        let until = Instant::now() + LEARNING;
+        let mut all = true;
+        for (held, watched) in self.held.iter_mut().zip(&mut self.watched) {
+            let Some(agent) = held.agent.as_mut() else { continue };
+            let Watched { tally, kernels } = watched;
+            match kernels.learn(agent, tally.kernels.values(), LARGEST_IMAGE, until) {
+                Ok(done) => all &= done,
+                Err(error) => {
+                    tracing::debug!(%error, "a process is not watched any more");
+                    held.agent = None;
+                }
+            }
+        }
+        self.with_memory(follow);
+        all
     }
 
     /// Maps the memory and looks at it for the first time. It takes a context of gpucr's own on each
@@ -396,7 +420,7 @@ fn operations(tally: &Tally) -> Vec<Row> {
     let row = |(operation, used): (Operation, Vec<&OperationUse>)| {
         let set = |write: bool| {
             let used = used.iter().filter(|used| used.write == write);
-            let bytes = used.clone().map(|used| used.end - used.low).sum();
+            let bytes = used.clone().map(|used| used.end.saturating_sub(used.low)).sum();
             Set { allocations: used.count(), bytes, everything: false }
         };
         let count = |write: bool| -> u64 {

@@ -4,6 +4,7 @@
 //! All of it is a guess that costs or saves time; see `docs/access-sets.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use gpucr_wire::access::{Allocation, Operation, SlotUse};
 
@@ -14,6 +15,9 @@ use crate::held::Held;
 
 /// Larger images of modules are not read for the sake of a dump, bytes.
 const LARGEST_IMAGE: u64 = 4 << 20;
+/// For so long kernels are learned of between two looks: programs wait a few seconds for memory that they
+/// have given back, and what there is no time for is taken to be written.
+const LEARNING: Duration = Duration::from_secs(1);
 /// So many misspeculations are named.
 const NAMED: usize = 100;
 
@@ -65,11 +69,12 @@ impl Speculation {
 
     /// Takes up what was launched since the last time.
     pub(super) fn ask(&mut self, held: &mut [Held]) -> Result<(), Error> {
+        let until = Instant::now() + LEARNING;
         for (program, held) in self.programs.iter_mut().zip(held) {
             let mut interval = Tally::default();
             if let Some(agent) = &mut held.agent {
                 let accesses = agent.accesses()?;
-                program.kernels.learn(agent, &accesses, LARGEST_IMAGE)?;
+                program.kernels.learn(agent, &accesses.kernels, LARGEST_IMAGE, until)?;
                 interval.add(accesses);
             }
             program.intervals.push(interval);
@@ -168,7 +173,9 @@ impl Program {
                 if hit.inspect(|at| explained[*at] = true).count() > 0 {
                     let place = tally.allocations.get(&written.allocation);
                     let place = place
-                        .map_or((written.low, written.end - written.low), |a| (a.address, a.size));
+                        .map_or((written.low, written.end.saturating_sub(written.low)), |a| {
+                            (a.address, a.size)
+                        });
                     places.entry(place).or_default().extend(names);
                 }
             }
@@ -184,7 +191,8 @@ impl Program {
         }
         let known: Vec<Place> = places.keys().copied().collect();
         for (address, size) in known {
-            overlapping(missed, address, address + size).for_each(|at| explained[at] = true);
+            overlapping(missed, address, address.saturating_add(size))
+                .for_each(|at| explained[at] = true);
         }
         let unknown = missed.iter().zip(&explained).filter(|(_, explained)| !**explained);
         places.extend(unknown.map(|(miss, _)| ((miss.address, miss.size), BTreeSet::new())));
@@ -194,7 +202,7 @@ impl Program {
 
 /// The chunks, given in order of address, that have bytes between two addresses.
 fn overlapping(missed: &[Miss], low: u64, end: u64) -> std::ops::Range<usize> {
-    let first = missed.partition_point(|miss| miss.address + miss.size <= low);
+    let first = missed.partition_point(|miss| miss.address.saturating_add(miss.size) <= low);
     let last = missed.partition_point(|miss| miss.address < end);
     first..last.max(first)
 }

@@ -37,18 +37,37 @@ pub enum Image {
 /// images for any number of architectures, in its order. What is damaged, of another kind, or more
 /// than 512 MiB is left out; bytes that are none of these have no images.
 pub fn images(module: &[u8]) -> Vec<Image> {
+    read(module, LARGEST, &[PTX, CUBIN])
+}
+
+/// Only the PTX in a module, and no more of it than so many bytes. Machine code is not even unpacked.
+pub fn texts(module: &[u8], most: usize) -> Vec<String> {
+    let texts = read(module, most, &[PTX]).into_iter().filter_map(|image| match image {
+        Image::Ptx(text) => Some(text),
+        Image::Cubin(_) => None,
+    });
+    texts.collect()
+}
+
+/// The images of these kinds, of so many bytes at most.
+fn read(module: &[u8], most: usize, kinds: &[u16]) -> Vec<Image> {
     if module.starts_with(ELF_MAGIC) {
-        return vec![Image::Cubin(module.to_vec())];
+        let cubin = kinds.contains(&CUBIN) && module.len() <= most;
+        return cubin.then(|| Image::Cubin(module.to_vec())).into_iter().collect();
     }
     if u32_at(module, 0) != Some(CONTAINER_MAGIC) {
-        return text(module.to_vec()).filter(is_ptx).into_iter().collect();
+        let small = (module.len() <= most).then(|| module.to_vec());
+        return small.and_then(text).filter(is_ptx).into_iter().collect();
     }
-    let (mut images, mut rest, mut left) = (Vec::new(), module, LARGEST);
+    let (mut images, mut rest, mut left) = (Vec::new(), module, most);
     // Several containers may follow each other, as in a section of a program.
     while let Some((mut entries, after)) = container(rest) {
         rest = after;
         while let Some((entry, after)) = Entry::read(entries) {
             entries = after;
+            if !kinds.contains(&entry.kind) {
+                continue;
+            }
             let plain = entry.plain(left);
             let image = plain.and_then(|plain| match entry.kind {
                 PTX => text(plain),
@@ -121,9 +140,6 @@ impl<'a> Entry<'a> {
 
     /// The contents, if they have no more than so many bytes.
     fn plain(&self, most: usize) -> Option<Vec<u8>> {
-        if !matches!(self.kind, PTX | CUBIN) {
-            return None;
-        }
         if self.flags & (LZ4 | ZSTD) == 0 {
             return (self.contents.len() <= most).then(|| self.contents.to_vec());
         }
@@ -210,6 +226,20 @@ mod tests {
         let text = [Image::Ptx(String::from_utf8(ptx.to_vec()).unwrap())];
         assert_eq!(images(ptx), text);
         assert_eq!(images(&[&ptx[..], b"\0anything"].concat()), text);
+    }
+
+    #[test]
+    fn text_is_had_without_machine_code_and_within_bounds() {
+        let Some(Image::Ptx(plain)) = images(PLAIN).into_iter().next() else { panic!("no PTX") };
+        for fatbin in [PLAIN, LZ4, ZSTD, BOTH] {
+            // Entries are padded.
+            assert_eq!(texts(fatbin, plain.len() + 64), [&plain[..]]);
+            assert_eq!(texts(fatbin, plain.len() - 1), [""; 0]);
+        }
+        assert_eq!(texts(plain.as_bytes(), plain.len()), [&plain[..]]);
+        assert_eq!(texts(plain.as_bytes(), plain.len() - 1), [""; 0]);
+        assert_eq!(texts(SASS, usize::MAX), [""; 0]);
+        assert_eq!(texts(CUBIN, usize::MAX), [""; 0]);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! - a mangled name ([`from_name`]): `const float *` is read, if nobody casts the `const` away.
 //! - machine code ([`from_cubin`]): the layout of the parameters only.
 //!
-//! [`images`] finds PTX and machine code in what a program gives to `cuModuleLoadData`.
+//! [`images`] and [`texts`] find PTX and machine code in what a program gives to `cuModuleLoadData`.
 //!
 //! Statements err towards more: a word may be said to be written that never is. They err towards less
 //! only where [`Kernel::indirect`] says that the kernel's memory is not told by its parameters, and
@@ -22,8 +22,8 @@ mod names;
 mod ptx;
 
 pub use cubin::{CubinError, from_cubin};
-pub use fatbin::{Image, images};
-pub use names::from_name;
+pub use fatbin::{Image, images, texts};
+pub use names::{from_name, readable};
 pub use ptx::{PtxError, from_ptx};
 
 /// What a kernel does to the memory that a word of its parameters points to.

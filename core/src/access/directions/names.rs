@@ -17,18 +17,29 @@ const LONGEST: usize = 1 << 20;
 /// That is a statement about types. A kernel may cast `const` away, and the const memory may hold
 /// pointers to other memory; code decides ([`from_ptx`](super::from_ptx)) where there is any.
 pub fn from_name(mangled: &str) -> Option<Vec<Option<Direction>>> {
-    if !mangled.starts_with("_Z") {
-        return None;
-    }
-    let symbol = Symbol::new(mangled).ok()?;
-    let mut name = Bounded(String::new());
-    symbol.structured_demangle(&mut name, &DemangleOptions::new()).ok()?;
-    let list = parameters(&name.0)?;
+    let name = demangled(mangled, &DemangleOptions::new())?;
+    let list = parameters(&name)?;
     Some(if list == "void" || list.is_empty() {
         Vec::new()
     } else {
         split(list)?.into_iter().map(direction).collect()
     })
+}
+
+/// The name as people write it, without its parameters and what it returns. `None` for one that is not
+/// mangled or would be longer than 1 MiB.
+pub fn readable(mangled: &str) -> Option<String> {
+    demangled(mangled, &DemangleOptions::new().no_params().no_return_type())
+}
+
+fn demangled(mangled: &str, options: &DemangleOptions) -> Option<String> {
+    if !mangled.starts_with("_Z") {
+        return None;
+    }
+    let symbol = Symbol::new(mangled).ok()?;
+    let mut name = Bounded(String::new());
+    symbol.structured_demangle(&mut name, options).ok()?;
+    Some(name.0)
 }
 
 struct Bounded(String);
@@ -149,13 +160,18 @@ mod tests {
 
     #[test]
     fn a_name_that_would_explode_is_given_up() {
-        // Each parameter doubles the one before.
-        let mut name = String::from("_Z1f1AIiiE");
-        for at in 0..60 {
-            let last = if at == 0 { "S0_".to_owned() } else { format!("S{}_", base36(at - 1)) };
-            name.push_str(&format!("1BI{last}{last}E"));
-        }
-        let _ = from_name(&name);
+        // f<A<int, int>, B<the last one, the last one>, B<the last one, the last one>, ...>
+        let exploding = |depth| {
+            let arguments = (0..depth).map(|at| {
+                let last = base36(2 * at + 1);
+                format!("1BIS{last}_S{last}_E")
+            });
+            format!("_Z1fI1AIiiE{}EvPKi", arguments.collect::<String>())
+        };
+        assert_eq!(from_name(&exploding(3)), Some(vec![READ]));
+        let short = readable(&exploding(1));
+        assert_eq!(short.as_deref(), Some("f<A<int, int>, B<A<int, int>, A<int, int> > >"));
+        assert!(from_name(&exploding(60)).is_none() && readable(&exploding(60)).is_none());
     }
 
     fn base36(number: usize) -> String {
