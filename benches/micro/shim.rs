@@ -9,11 +9,13 @@ use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Barrier;
+use std::sync::{Barrier, OnceLock};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use gpucr_benches::{build, built, machine, median, print_table};
+use gpucr_wire::access::{KernelUse, SlotUse};
+use gpucr_wire::{Connection, Reply, Request};
 use libloading::Library;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -31,6 +33,9 @@ struct Args {
     /// Nanoseconds that an idle launch may cost more
     #[arg(long, default_value_t = 30.0)]
     launch_limit: f64,
+    /// Nanoseconds that a launch with ten pointers may cost more while it is recorded
+    #[arg(long, default_value_t = 500.0)]
+    recorded_limit: f64,
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
@@ -78,13 +83,83 @@ enum Call {
     Forwarded,
     Gated,
     Launch,
+    /// A launch with ten pointers, of kernels and to allocations that take turns.
+    Pointers,
+}
+
+/// Pointers that are passed to each launch of [`Call::Pointers`].
+const POINTERS: usize = 10;
+/// Kernels, and for each pointer allocations, that take turns.
+const TURNS: usize = 8;
+/// Bytes of each allocation.
+const ALLOCATION: usize = 4 << 20;
+
+/// What the launches with pointers point to.
+static ALLOCATIONS: OnceLock<Vec<u64>> = OnceLock::new();
+
+/// Asks the shim for memory, as a program does.
+fn allocate(shim: &Path) -> Result<Vec<u64>> {
+    // SAFETY: loaded already; these are the types of the driver's functions of these names.
+    unsafe {
+        let library = Library::new(shim)?;
+        let set: unsafe extern "C" fn(u64) -> u32 = *library.get(b"cuCtxSetCurrent\0")?;
+        let alloc: unsafe extern "C" fn(*mut u64, usize) -> u32 =
+            *library.get(b"cuMemAlloc_v2\0")?;
+        ensure!(set(1) == 0, "no context");
+        let one = |_| {
+            let mut address = 0;
+            let code = alloc(&raw mut address, ALLOCATION);
+            ensure!(code == 0, "cuMemAlloc failed with {code}");
+            Ok(address)
+        };
+        (0..POINTERS * TURNS).map(one).collect()
+    }
+}
+
+/// Asks this process's own agent to record, until the connection is dropped.
+fn record() -> Result<Connection> {
+    let name = gpucr_wire::agent_socket(std::process::id());
+    let mut agent = Connection::connect(&name).context("the shim's agent")?;
+    for request in
+        [Request::Hello { protocol: gpucr_wire::PROTOCOL_VERSION }, Request::Record { on: true }]
+    {
+        agent.send(&request)?;
+        let reply: Reply = agent.receive()?;
+        ensure!(!matches!(reply, Reply::Failed { .. }), "{request:?}: {reply:?}");
+    }
+    Ok(agent)
+}
+
+/// What was recorded: all launches, with all their pointers.
+fn check_recorded(agent: &mut Connection) -> Result<()> {
+    agent.send(&Request::Accesses {})?;
+    let Reply::Accesses { accesses } = agent.receive()? else { bail!("no accesses") };
+    ensure!(accesses.unseen == 0 && accesses.kernels.len() == TURNS, "kernels are missing");
+    let whole = |kernel: &KernelUse| {
+        let touched = |slot: &SlotUse| slot.touched.iter().map(|t| t.launches).sum::<u64>();
+        kernel.slots.len() == POINTERS && kernel.slots.iter().all(|s| touched(s) == kernel.launches)
+    };
+    ensure!(accesses.kernels.iter().all(whole), "pointers are missing");
+    Ok(())
 }
 
 /// Makes `calls` calls and tells how much CPU time of this thread one took, in nanoseconds.
 fn time(way: &Way, call: Call, calls: u32) -> f64 {
     let mut failed = 0;
+    let mut pointers = [[0u64; POINTERS]; TURNS];
+    let mut places = [[std::ptr::null_mut(); POINTERS]; TURNS];
+    if let Call::Pointers = call {
+        let all = ALLOCATIONS.get().expect("made before");
+        for turn in 0..TURNS {
+            for (number, pointer) in pointers[turn].iter_mut().enumerate() {
+                *pointer = all[turn * POINTERS + number] + 256;
+                places[turn][number] = std::ptr::from_mut(pointer).cast::<c_void>();
+            }
+        }
+    }
     let before = clock_gettime(ClockId::ThreadCPUTime);
-    // SAFETY: the stub looks at no argument of these three.
+    // SAFETY: the stub looks at no argument of these; the shim, while it records, at the pointers,
+    // which outlive the calls.
     unsafe {
         match call {
             Call::Forwarded => {
@@ -96,6 +171,15 @@ fn time(way: &Way, call: Call, calls: u32) -> f64 {
             Call::Gated => {
                 for i in 0..calls {
                     failed |= black_box(way.copy)(4096, 8192, i as usize, 0);
+                }
+            }
+            Call::Pointers => {
+                let none = std::ptr::null_mut;
+                for i in 0..calls {
+                    let turn = i as usize % TURNS;
+                    let (kernel, places) = (16 + turn as u64, places[turn].as_mut_ptr());
+                    failed |=
+                        black_box(way.launch)(kernel, i, 1, 1, 256, 1, 1, 0, 0, places, none());
                 }
             }
             Call::Launch => {
@@ -160,6 +244,8 @@ fn main() -> Result<ExitCode> {
     // SAFETY: no other thread runs yet.
     unsafe { std::env::set_var(gpucr_wire::ENV_DRIVER, &stub) };
     let (direct, through) = (open(&stub)?, open(&shim)?);
+    let allocations = allocate(&shim)?;
+    ALLOCATIONS.get_or_init(|| allocations);
 
     println!("{machine}");
     println!(
@@ -170,9 +256,12 @@ fn main() -> Result<ExitCode> {
         ("forwarded call (cuDeviceGetAttribute)", Call::Forwarded, Some(args.forward_limit)),
         ("gated call (cuMemcpyAsync)", Call::Gated, None),
         ("idle launch (cuLaunchKernel)", Call::Launch, Some(args.launch_limit)),
+        ("idle launch, 10 pointers", Call::Pointers, Some(args.launch_limit)),
+        ("recorded launch, 10 pointers", Call::Pointers, Some(args.recorded_limit)),
     ];
     let (mut rows, mut exceeded) = (Vec::new(), Vec::new());
     for (name, call, limit) in cases {
+        let mut agent = if name.starts_with("recorded") { Some(record()?) } else { None };
         for threads in [1, 8] {
             let rounds = measure(&direct, &through, call, threads, &args);
             let mut sorted = rounds.more.clone();
@@ -190,6 +279,7 @@ fn main() -> Result<ExitCode> {
             if limit.is_some_and(|limit| more > limit) {
                 exceeded.push(format!("{name} with {threads} threads: {more:+.2} ns"));
             }
+            agent.as_mut().map_or(Ok(()), check_recorded)?;
         }
     }
     print_table(&["call", "threads", "directly", "shim", "middle half", "limit"], &rows);

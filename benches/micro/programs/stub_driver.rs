@@ -50,3 +50,124 @@ pub extern "C" fn cuLaunchKernel(
 ) -> u32 {
     0
 }
+
+/// A context, which is always current.
+///
+/// # Safety
+/// `context` is a place for a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut u64) -> u32 {
+    // SAFETY: by the contract of this function.
+    unsafe { context.write(1) };
+    0
+}
+
+/// Succeeds.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSetCurrent(_context: u64) -> u32 {
+    0
+}
+
+/// The first device.
+///
+/// # Safety
+/// `device` is a place for a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetDevice(device: *mut i32) -> u32 {
+    // SAFETY: by the contract of this function.
+    unsafe { device.write(0) };
+    0
+}
+
+/// 1 GiB.
+///
+/// # Safety
+/// `bytes` is a place for a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceTotalMem_v2(bytes: *mut usize, _device: i32) -> u32 {
+    // SAFETY: by the contract of this function.
+    unsafe { bytes.write(1 << 30) };
+    0
+}
+
+/// 2 MiB.
+///
+/// # Safety
+/// `bytes` is a place for a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemGetAllocationGranularity(
+    bytes: *mut usize,
+    _prop: *const c_void,
+    _option: u32,
+) -> u32 {
+    // SAFETY: by the contract of this function.
+    unsafe { bytes.write(2 << 20) };
+    0
+}
+
+/// An address at which nothing is, the same each time.
+///
+/// # Safety
+/// `address` is a place for an address.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAddressReserve(
+    address: *mut u64,
+    _size: usize,
+    _alignment: usize,
+    _hint: u64,
+    _flags: u64,
+) -> u32 {
+    // SAFETY: by the contract of this function.
+    unsafe { address.write(0x7000_0000_0000) };
+    0
+}
+
+/// A handle, the same each time.
+///
+/// # Safety
+/// `handle` is a place for a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemCreate(
+    handle: *mut u64,
+    _size: usize,
+    _prop: *const c_void,
+    _flags: u64,
+) -> u32 {
+    // SAFETY: by the contract of this function.
+    unsafe { handle.write(1) };
+    0
+}
+
+/// Succeeds without mapping anything.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemMap(_: u64, _: usize, _: usize, _: u64, _: u64) -> u32 {
+    0
+}
+
+/// Succeeds.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemSetAccess(_: u64, _: usize, _: *const c_void, _: usize) -> u32 {
+    0
+}
+
+/// Every kernel has ten parameters of 8 bytes.
+///
+/// # Safety
+/// `offset` and `size` are places for numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFuncGetParamInfo(
+    _function: u64,
+    index: usize,
+    offset: *mut usize,
+    size: *mut usize,
+) -> u32 {
+    if index >= 10 {
+        return 1; // invalid value
+    }
+    // SAFETY: by the contract of this function.
+    unsafe {
+        offset.write(8 * index);
+        size.write(8);
+    }
+    0
+}
