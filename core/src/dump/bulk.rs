@@ -302,15 +302,18 @@ impl Bulk {
     }
 
     /// Lets the chunks that have bytes between two addresses of a program wait until
-    /// [`hold_nothing_back`](Self::hold_nothing_back).
-    pub(super) fn hold_back(&mut self, program: usize, start: u64, end: u64) {
+    /// [`hold_nothing_back`](Self::hold_nothing_back). Says whether there are any.
+    pub(super) fn hold_back(&mut self, program: usize, start: u64, end: u64) -> bool {
+        let mut any = false;
         let pieces: Vec<usize> = self.overlapping(program, start, end).collect();
         for at in pieces {
             let piece = &mut self.pieces[at];
             for number in piece.chunks_within(start, end) {
                 piece.chunks[number].held_back = true;
+                any = true;
             }
         }
+        any
     }
 
     /// From now on all chunks are as good as each other.

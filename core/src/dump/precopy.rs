@@ -23,7 +23,8 @@ const PASSES: usize = 5;
 /// A pass that would copy less than this share of the memory is left to the stopped window.
 const WORTH_A_PASS: u64 = 200;
 
-/// Passes in which only memory is copied that no launch seen so far may write.
+/// Passes in which only memory is copied that no launch seen so far may write. There are none if that is
+/// all memory, or if launches tell nothing.
 const EARLY_PASSES: usize = 2;
 
 /// Copies what holds still, in passes. First what is not expected to be written again, then whatever
@@ -60,8 +61,8 @@ fn passes(
         }
         let Some(bulk) = &mut dump.bulk else { return Ok(false) };
         bulk.hold_nothing_back();
-        if early {
-            dump.speculation.hold_back(bulk);
+        if early && !dump.speculation.hold_back(bulk) {
+            return Ok(true);
         }
         let left = bulk.worth_copying(store);
         tracing::debug!(pass, early, left, "pre-copy");

@@ -96,8 +96,9 @@ impl Speculation {
         }
     }
 
-    /// Marks the chunks that launches so far may write again.
-    pub(super) fn hold_back(&self, bulk: &mut Bulk) {
+    /// Marks the chunks that launches so far may write again. Says whether there are any.
+    pub(super) fn hold_back(&self, bulk: &mut Bulk) -> bool {
+        let mut any = false;
         for (number, program) in self.programs.iter().enumerate() {
             // If launches may have written anything there is nothing to tell chunks apart by.
             if program.intervals.iter().any(Tally::has_unknown) {
@@ -107,9 +108,10 @@ impl Speculation {
             // Most kernels write what others write too.
             let ranges: BTreeSet<Written> = written.map(|(_, written)| written).collect();
             for Written { low, end, .. } in ranges {
-                bulk.hold_back(number, low, end);
+                any |= bulk.hold_back(number, low, end);
             }
         }
+        any
     }
 
     /// Names what changed and who may have done it, the largest first.

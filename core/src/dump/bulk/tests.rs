@@ -49,9 +49,9 @@ fn what_may_be_written_waits() {
         chunks.map(Chunk::is_worth_copying).collect()
     };
     bulk.pieces.iter_mut().flat_map(|p| &mut p.chunks).for_each(|c| c.seen = Some(id));
-    bulk.hold_back(0, 11 * C, 12 * C + 1);
-    bulk.hold_back(0, 13 * C, 14 * C);
-    bulk.hold_back(1, 10 * C, 20 * C);
+    assert!(bulk.hold_back(0, 11 * C, 12 * C + 1));
+    assert!(!bulk.hold_back(0, 13 * C, 14 * C), "between the blocks");
+    assert!(!bulk.hold_back(1, 10 * C, 20 * C), "another program's");
     assert_eq!(chunks(&bulk), [true, false, false, true]);
     bulk.hold_nothing_back();
     assert_eq!(chunks(&bulk), [true; 4]);
