@@ -1,11 +1,21 @@
 //! Adding up what the shim tells.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use gpucr_wire::Accesses;
 use gpucr_wire::access::{Allocation, KernelUse, Operation, OperationUse, SlotUse, Touched};
 
-/// What was launched over several questions.
+/// Kernels that are told apart. A program that loads its modules again and again has ever new ones.
+const KERNELS: usize = 1 << 16;
+/// Pairs of a slot and an allocation that are told apart. A program that allocates at each step has ever
+/// new ones.
+const PAIRS: usize = 1 << 18;
+/// Operations on allocations that are told apart.
+const OPERATIONS: usize = 1 << 16;
+
+/// What was launched over several questions. It is bounded, however long that takes: what there is no
+/// room for is counted.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
     /// By id.
@@ -21,21 +31,38 @@ pub struct Tally {
     pub unseen: u64,
     /// As in [`Accesses`].
     pub host_functions: u64,
+    /// Pairs of a slot and an allocation.
+    pairs: usize,
 }
 
 impl Tally {
     /// Adds the next answer.
     pub fn add(&mut self, new: Accesses) {
-        for kernel in new.kernels {
-            match self.kernels.get_mut(&kernel.id) {
-                Some(old) => add_kernel(old, kernel),
-                None => {
-                    self.kernels.insert(kernel.id, kernel);
+        for mut kernel in new.kernels {
+            if self.kernels.len() >= KERNELS && !self.kernels.contains_key(&kernel.id) {
+                self.unseen += kernel.launches;
+                continue;
+            }
+            let slots = std::mem::take(&mut kernel.slots);
+            match self.kernels.entry(kernel.id) {
+                Entry::Vacant(vacant) => {
+                    let kernel = vacant.insert(kernel);
+                    add_slots(kernel, slots, &mut self.pairs);
+                }
+                Entry::Occupied(mut occupied) => {
+                    let old = occupied.get_mut();
+                    old.launches += kernel.launches;
+                    old.in_graphs += kernel.in_graphs;
+                    add_slots(old, slots, &mut self.pairs);
                 }
             }
         }
         for used in new.operations {
             let key = (used.operation, used.write, used.allocation);
+            if self.operations.len() >= OPERATIONS && !self.operations.contains_key(&key) {
+                self.unseen += used.count;
+                continue;
+            }
             let old = self.operations.entry(key);
             old.and_modify(|old| {
                 old.count += used.count;
@@ -45,7 +72,11 @@ impl Tally {
             })
             .or_insert(used);
         }
-        self.allocations.extend(new.allocations.into_iter().map(|one| (one.id, one)));
+        for one in new.allocations {
+            if self.allocations.len() < PAIRS + OPERATIONS {
+                self.allocations.insert(one.id, one);
+            }
+        }
         self.unknown_graphs += new.unknown_graphs;
         self.unseen += new.unseen;
         self.host_functions += new.host_functions;
@@ -60,31 +91,38 @@ impl Tally {
     }
 }
 
-fn add_kernel(old: &mut KernelUse, new: KernelUse) {
-    old.launches += new.launches;
-    old.in_graphs += new.in_graphs;
-    for slot in new.slots {
+fn add_slots(old: &mut KernelUse, new: Vec<SlotUse>, pairs: &mut usize) {
+    for mut slot in new {
         let place = (slot.param, slot.offset);
-        match old.slots.iter_mut().find(|old| (old.param, old.offset) == place) {
-            Some(old) => add_slot(old, slot),
-            None => old.slots.push(slot),
-        }
+        let touched = std::mem::take(&mut slot.touched);
+        let at = old.slots.iter().position(|old| (old.param, old.offset) == place);
+        let at = at.unwrap_or_else(|| {
+            old.slots.push(SlotUse { more: false, ..slot.clone() });
+            old.slots.len() - 1
+        });
+        let old = &mut old.slots[at];
+        old.more |= slot.more;
+        add_touched(old, touched, pairs);
     }
 }
 
-fn add_slot(old: &mut SlotUse, new: SlotUse) {
-    old.more |= new.more;
+fn add_touched(old: &mut SlotUse, new: Vec<Touched>, pairs: &mut usize) {
     let mut all: BTreeMap<u64, Touched> =
         old.touched.drain(..).map(|touched| (touched.allocation, touched)).collect();
-    for touched in new.touched {
-        let entry = all.entry(touched.allocation);
-        entry
-            .and_modify(|old| {
+    for touched in new {
+        match all.entry(touched.allocation) {
+            Entry::Occupied(mut occupied) => {
+                let old = occupied.get_mut();
                 old.low = old.low.min(touched.low);
                 old.high = old.high.max(touched.high);
                 old.launches += touched.launches;
-            })
-            .or_insert(touched);
+            }
+            Entry::Vacant(vacant) if *pairs < PAIRS => {
+                *pairs += 1;
+                vacant.insert(touched);
+            }
+            Entry::Vacant(_) => old.more = true,
+        }
     }
     old.touched = all.into_values().collect();
 }
@@ -121,5 +159,46 @@ mod tests {
         assert!(!tally.has_unknown());
         tally.add(Accesses { unseen: 1, ..Accesses::default() });
         assert!(tally.has_unknown());
+    }
+
+    #[test]
+    fn a_tally_is_bounded_and_says_what_is_missing() {
+        let at = |allocation| Touched { allocation, low: 0, high: 0, launches: 1 };
+        let kernel = |id, allocations: std::ops::Range<u64>| KernelUse {
+            id,
+            known: true,
+            launches: 1,
+            slots: vec![SlotUse { touched: allocations.map(at).collect(), ..SlotUse::default() }],
+            ..KernelUse::default()
+        };
+        let mut tally = Tally::default();
+        let most = PAIRS as u64;
+        tally.add(Accesses { kernels: vec![kernel(1, 0..most)], ..Accesses::default() });
+        assert!(!tally.has_unknown());
+        let kernels = vec![kernel(1, most - 1..most + 10), kernel(2, 0..1)];
+        tally.add(Accesses { kernels, ..Accesses::default() });
+        let found =
+            |id| (tally.kernels[&id].slots[0].touched.len(), tally.kernels[&id].slots[0].more);
+        assert_eq!((found(1), found(2)), ((PAIRS, true), (0, true)));
+        assert_eq!(tally.kernels[&1].slots[0].touched[PAIRS - 1].launches, 2, "those are kept up");
+        assert!(tally.has_unknown());
+
+        let mut tally = Tally::default();
+        let kernels = (0..KERNELS as u64 + 3).map(|id| kernel(id, 0..0)).collect();
+        let operation = |allocation| OperationUse {
+            operation: Operation::Copy {},
+            write: true,
+            allocation,
+            count: 1,
+            bytes: 1,
+            low: 0,
+            end: 1,
+        };
+        let operations = (0..OPERATIONS as u64 + 4).map(operation).collect();
+        let one = |id| Allocation { id, address: 0, size: 1 };
+        let allocations = (0..2 * most).map(one).collect();
+        tally.add(Accesses { kernels, operations, allocations, ..Accesses::default() });
+        assert_eq!((tally.kernels.len(), tally.operations.len()), (KERNELS, OPERATIONS));
+        assert_eq!((tally.allocations.len(), tally.unseen), (PAIRS + OPERATIONS, 7));
     }
 }
