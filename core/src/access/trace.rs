@@ -313,7 +313,13 @@ fn prepare(held: &mut [Held]) -> Result<Option<Bulk>, Error> {
 fn follow(bulk: &mut Bulk, held: &mut [Held]) -> Result<bool, Error> {
     let mut blocks = Vec::new();
     for held in held.iter_mut() {
-        blocks.push(held.export()?);
+        // One that has just ended has none; the others are followed all the same.
+        blocks.push(held.export().unwrap_or_else(|error| {
+            tracing::debug!(%error, "a process is not watched any more");
+            held.agent = None;
+            held.blocks.clear();
+            Vec::new()
+        }));
     }
     bulk.follow(held, &blocks)
 }
