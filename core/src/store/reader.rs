@@ -16,7 +16,7 @@ use super::{ChunkId, Entry, INDEX, PACKS, StoreError, io_error};
 /// Reads chunks, from any number of threads at once.
 ///
 /// Holds the records of its chunks in memory (64 bytes each), one file descriptor for each pack,
-/// and a buffer of at most [`MAX_CHUNK`] for each thread that was ever reading at the same time.
+/// and a buffer of at most [`MAX_CHUNK`](super::MAX_CHUNK) for each thread that was ever reading at the same time.
 pub struct ChunkReader {
     entries: Vec<Entry>,
     /// No file where it was missing when a damaged store was opened.
