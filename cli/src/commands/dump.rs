@@ -168,7 +168,8 @@ fn destination(args: &DumpArgs) -> Destination {
     }
 }
 
-/// A name that tells what was saved and when: `train-20261121T083053Z-4242`.
+/// A name that tells what was saved and when, to the millisecond, since a process may be dumped more than
+/// once in a second: `train-20261121T083053.120Z-4242`.
 fn default_name(pid: u32, now: SystemTime) -> String {
     let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
@@ -177,7 +178,7 @@ fn default_name(pid: u32, now: SystemTime) -> String {
         "" => "process",
         command => command,
     };
-    let time = humantime::format_rfc3339_seconds(now).to_string().replace(['-', ':'], "");
+    let time = humantime::format_rfc3339_millis(now).to_string().replace(['-', ':'], "");
     format!("{command}-{time}-{pid}")
 }
 
@@ -204,11 +205,11 @@ mod tests {
 
     #[test]
     fn default_names_are_readable() {
-        let now = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_790_000_000);
+        let now = std::time::UNIX_EPOCH + std::time::Duration::from_millis(1_790_000_000_120);
         let name = default_name(0, now);
-        assert_eq!(name, "process-20260921T141320Z-0");
+        assert_eq!(name, "process-20260921T141320.120Z-0");
         let own = default_name(std::process::id(), now);
-        assert!(own.ends_with(&format!("-20260921T141320Z-{}", std::process::id())), "{own}");
+        assert!(own.ends_with(&format!("-20260921T141320.120Z-{}", std::process::id())), "{own}");
         assert!(!own.contains('/') && !own.starts_with('.'), "{own}");
     }
 }
