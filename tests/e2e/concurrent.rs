@@ -3,28 +3,15 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, finish, show};
+use gpucr_tests::{Lab, Program, finish, show, undisturbed};
 
 const ARGS: [&str; 4] = ["--steps", "400", "--step-delay-ms", "10"];
 
-fn started(lab: &Lab) -> Result<Program> {
-    let mut program = lab.start("scatter", &ARGS)?;
-    program.wait_for("step ")?;
-    Ok(program)
-}
-
-fn expected() -> Result<Vec<String>> {
-    let lab = Lab::new();
-    let mut program = lab.start("scatter", &ARGS[..2])?;
-    program.result()?;
-    Ok(program.series())
-}
-
 #[test]
 fn what_changed_after_it_was_copied_is_found_and_copied_again() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("scatter", &ARGS[..2])?;
     let lab = Lab::new();
-    let program = started(&lab)?;
+    let program = lab.at_work("scatter", &ARGS)?;
     let image = lab.path("image");
     let report = lab.dump(&program, &image, &["--protocol", "recopy"])?;
     ensure!(report["protocol"] == "recopy", "{report}");
@@ -75,7 +62,7 @@ fn a_kernel_that_writes_what_was_copied_is_named() -> Result<()> {
 #[test]
 fn without_the_check_the_image_is_wrong() -> Result<()> {
     let lab = Lab::new();
-    let program = started(&lab)?;
+    let program = lab.at_work("scatter", &ARGS)?;
     let image = lab.path("image");
     let mut command = lab.gpucr();
     command
@@ -132,10 +119,10 @@ fn the_program_goes_on_while_it_is_copied() -> Result<()> {
 /// The program and its image both end well, with room for all shadows, for some, and for none.
 #[test]
 fn a_program_goes_on_while_its_shadows_are_saved() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("scatter", &ARGS[..2])?;
     for room in [None, Some("12MiB"), Some("0")] {
         let lab = Lab::new();
-        let mut program = started(&lab)?;
+        let mut program = lab.at_work("scatter", &ARGS)?;
         let image = lab.path("image");
         let mut args = vec!["--leave-running", "--protocol", "cow"];
         args.extend(room.into_iter().flat_map(|size| ["--shadow-memory", size]));
@@ -161,12 +148,12 @@ fn a_program_goes_on_while_its_shadows_are_saved() -> Result<()> {
 /// After the program has gone on, what fails costs the image and nothing else.
 #[test]
 fn a_failure_beside_the_running_program_leaves_it_alone() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("scatter", &ARGS[..2])?;
     for fault in
         ["fail:shadow", "fail:resume", "fail:store", "kill:store", "fail:commit", "kill:commit"]
     {
         let lab = Lab::new();
-        let mut program = started(&lab)?;
+        let mut program = lab.at_work("scatter", &ARGS)?;
         let mut command = lab.gpucr();
         command
             .args([

@@ -6,7 +6,7 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, finish, show};
+use gpucr_tests::{Lab, Program, finish, show, undisturbed};
 
 /// The phases of a dump, in order.
 const DUMP_PHASES: [&str; 11] = [
@@ -26,19 +26,6 @@ const DUMP_PHASES: [&str; 11] = [
 const RESTORE_PHASES: [&str; 6] = ["preflight", "load", "extract", "criu", "driver", "attach"];
 
 const ARGS: [&str; 4] = ["--steps", "100", "--step-delay-ms", "20"];
-
-fn started(lab: &Lab) -> Result<Program> {
-    let mut program = lab.start("sgd", &ARGS)?;
-    program.wait_for("step ")?;
-    Ok(program)
-}
-
-fn expected() -> Result<Vec<String>> {
-    let lab = Lab::new();
-    let mut program = lab.start("sgd", &ARGS[..2])?;
-    program.result()?;
-    Ok(program.series())
-}
 
 fn dump_with(lab: &Lab, program: &Program, environment: &[(&str, &str)]) -> Result<Output> {
     let mut command = lab.gpucr();
@@ -91,10 +78,10 @@ fn goes_on(lab: &Lab, mut program: Program, expected: &[String]) -> Result<()> {
 
 #[test]
 fn a_failure_in_any_phase_of_a_dump_rolls_it_back() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("sgd", &ARGS[..2])?;
     for phase in DUMP_PHASES.into_iter().chain(["commit"]) {
         let lab = Lab::new();
-        let program = started(&lab)?;
+        let program = lab.at_work("sgd", &ARGS)?;
         let fault = format!("fail:{phase}");
         let output = dump_with(&lab, &program, &[("GPUCR_FAULT", &fault)])?;
         ensure!(output.status.code() == Some(1), "{phase}: {}", show(&output));
@@ -108,10 +95,10 @@ fn a_failure_in_any_phase_of_a_dump_rolls_it_back() -> Result<()> {
 
 #[test]
 fn gpucr_killed_in_any_phase_of_a_dump_leaves_the_program_running() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("sgd", &ARGS[..2])?;
     for phase in DUMP_PHASES.into_iter().chain(["commit"]) {
         let lab = Lab::new();
-        let program = started(&lab)?;
+        let program = lab.at_work("sgd", &ARGS)?;
         let fault = format!("kill:{phase}");
         let output = dump_with(&lab, &program, &[("GPUCR_FAULT", &fault)])?;
         ensure!(!output.status.success(), "{phase}: {}", show(&output));
@@ -122,9 +109,9 @@ fn gpucr_killed_in_any_phase_of_a_dump_leaves_the_program_running() -> Result<()
 
 #[test]
 fn gpucr_killed_after_the_commit_leaves_a_complete_image_and_a_running_program() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
-    let mut program = started(&lab)?;
+    let mut program = lab.at_work("sgd", &ARGS)?;
     let mut command = lab.gpucr();
     command
         .args(["dump", "--leave-running", "--protocol", "recopy", "-o", "image"])
@@ -143,9 +130,9 @@ fn gpucr_killed_after_the_commit_leaves_a_complete_image_and_a_running_program()
 
 #[test]
 fn a_restore_that_fails_or_is_killed_leaves_the_image_and_no_process() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
-    let mut program = started(&lab)?;
+    let mut program = lab.at_work("sgd", &ARGS)?;
     let image = lab.path("image");
     lab.dump(&program, &image, &[])?;
     program.wait()?;
@@ -194,7 +181,7 @@ impl Drop for SmallDisk {
 /// Disks that are full at ever later points of the dump, up to one that has room enough.
 #[test]
 fn a_full_disk_rolls_the_dump_back() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
     let mut program = lab.start("sgd", &["--steps", ARGS[1], "--step-delay-ms", "200"])?;
     program.wait_for("step ")?;
@@ -227,10 +214,10 @@ fn a_full_disk_rolls_the_dump_back() -> Result<()> {
 /// A device that admits no second context: the program copies by itself.
 #[test]
 fn without_room_for_a_second_context_memory_is_copied_from_inside() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("sgd", &ARGS[..2])?;
     for fault in ["cuCtxCreate_v2:1:2", "cuCtxCreate_v2:1:46"] {
         let lab = Lab::new();
-        let program = started(&lab)?;
+        let program = lab.at_work("sgd", &ARGS)?;
         let image = lab.path("image");
         let mut command = lab.gpucr();
         command.args(["dump", "--json", "--pid", &program.pid.to_string(), "-o", "image"]);
@@ -248,10 +235,10 @@ fn without_room_for_a_second_context_memory_is_copied_from_inside() -> Result<()
 
 #[test]
 fn a_driver_that_refuses_its_checkpoint_rolls_the_dump_back() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("sgd", &ARGS[..2])?;
     for fault in ["cuCheckpointProcessLock:1:600", "cuCheckpointProcessCheckpoint:1:999"] {
         let lab = Lab::new();
-        let program = started(&lab)?;
+        let program = lab.at_work("sgd", &ARGS)?;
         let output = dump_with(&lab, &program, &[("SOFTCUDA_FAULT", fault)])?;
         ensure!(output.status.code() == Some(1), "{fault}: {}", show(&output));
         goes_on(&lab, program, &expected).with_context(|| fault.to_owned())?;
@@ -263,7 +250,7 @@ fn a_driver_that_refuses_its_checkpoint_rolls_the_dump_back() -> Result<()> {
 fn a_program_that_dies_during_its_dump_is_reported_as_ended() -> Result<()> {
     for phase in ["gate", "copy", "detach", "criu"] {
         let lab = Lab::new();
-        let mut program = started(&lab)?;
+        let mut program = lab.at_work("sgd", &ARGS)?;
         let mut dump = dump_pausing_in(&lab, &program, phase)?;
         std::thread::sleep(Duration::from_millis(700));
         program.kill();
@@ -299,9 +286,9 @@ fn a_kernel_that_runs_too_long_makes_the_gate_give_up() -> Result<()> {
 
 #[test]
 fn an_interrupted_dump_rolls_back() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
-    let program = started(&lab)?;
+    let program = lab.at_work("sgd", &ARGS)?;
     let mut dump = dump_pausing_in(&lab, &program, "detach")?;
     std::thread::sleep(Duration::from_millis(700));
     // SAFETY: the child has not been waited for.
@@ -316,9 +303,9 @@ fn an_interrupted_dump_rolls_back() -> Result<()> {
 /// In the last phase everything is in place: without gpucr the gates open by themselves.
 #[test]
 fn a_restore_killed_in_its_last_phase_is_complete() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
-    let mut program = started(&lab)?;
+    let mut program = lab.at_work("sgd", &ARGS)?;
     let image = lab.path("image");
     lab.dump(&program, &image, &[])?;
     program.wait()?;
@@ -339,9 +326,9 @@ fn a_restore_killed_in_its_last_phase_is_complete() -> Result<()> {
 /// A restore that fails because somebody else took the pid leaves that process alone.
 #[test]
 fn a_restore_that_loses_a_race_for_the_pid_harms_nobody() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
-    let mut program = started(&lab)?;
+    let mut program = lab.at_work("sgd", &ARGS)?;
     let image = lab.path("image");
     lab.dump(&program, &image, &[])?;
     program.wait()?;
@@ -383,7 +370,7 @@ fn a_cuda_child_that_dies_before_the_freeze_rolls_the_dump_back() -> Result<()> 
 #[test]
 fn a_second_dump_beside_a_first_is_refused() -> Result<()> {
     let lab = Lab::new();
-    let program = started(&lab)?;
+    let program = lab.at_work("sgd", &ARGS)?;
     let mut first = lab.gpucr();
     first
         .args(["dump", "-R", "--pid", &program.pid.to_string(), "-o", "image"])

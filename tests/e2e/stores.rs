@@ -4,23 +4,10 @@ use std::path::Path;
 use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, finish, show};
+use gpucr_tests::{Lab, Program, finish, show, undisturbed};
 use serde_json::Value;
 
 const ARGS: [&str; 4] = ["--steps", "80", "--step-delay-ms", "20"];
-
-fn started(lab: &Lab) -> Result<Program> {
-    let mut program = lab.start("sgd", &ARGS)?;
-    program.wait_for("step ")?;
-    Ok(program)
-}
-
-fn expected() -> Result<Vec<String>> {
-    let lab = Lab::new();
-    let mut program = lab.start("sgd", &ARGS[..2])?;
-    program.result()?;
-    Ok(program.series())
-}
 
 /// Runs gpucr, which must succeed, and reads the JSON that it prints.
 fn json(lab: &Lab, args: &[&str]) -> Result<Value> {
@@ -53,9 +40,9 @@ fn goes_on(lab: &Lab, image: &Path, program: Program, expected: &[String]) -> Re
 
 #[test]
 fn an_incremental_image_is_restored_as_a_full_one() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
-    let mut program = started(&lab)?;
+    let mut program = lab.at_work("sgd", &ARGS)?;
     let pid = program.pid.to_string();
     let first = lab.dump(&program, &lab.path("first"), &["--leave-running"])?;
     ensure!(first["new_bytes"] == first["stored_bytes"], "{first}");
@@ -77,9 +64,9 @@ fn an_incremental_image_is_restored_as_a_full_one() -> Result<()> {
 
 #[test]
 fn a_store_is_written_listed_restored_and_collected() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
-    let mut program = started(&lab)?;
+    let mut program = lab.at_work("sgd", &ARGS)?;
     let pid = program.pid.to_string();
     let dump =
         |more: &[&str]| json(&lab, &dump_args(&pid, &[&["--store", "store"], more].concat()));
@@ -114,9 +101,9 @@ fn a_store_is_written_listed_restored_and_collected() -> Result<()> {
 
 #[test]
 fn a_store_on_a_read_only_mount_is_restored() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
-    let program = started(&lab)?;
+    let program = lab.at_work("sgd", &ARGS)?;
     let pid = program.pid.to_string();
     json(&lab, &dump_args(&pid, &["--store", "store", "--name", "it"]))?;
     let mut program = program;
@@ -149,16 +136,16 @@ fn pausing(lab: &Lab, program: &Program, phase: &str, name: &str) -> Result<std:
 
 #[test]
 fn two_dumps_and_a_gc_at_once() -> Result<()> {
-    let expected = expected()?;
+    let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
-    let mut first = started(&lab)?;
+    let mut first = lab.at_work("sgd", &ARGS)?;
     // Something to free, which the dumps may rely on.
     let pid = first.pid.to_string();
     json(&lab, &dump_args(&pid, &["--leave-running", "--store", "store", "--name", "old"]))?;
     json(&lab, &["rm", "--json", "store/images/old"])?;
     first.wait_for_progress()?;
     let second = Lab::new();
-    let mut other = started(&second)?;
+    let mut other = second.at_work("sgd", &ARGS)?;
     let mut dumps =
         [pausing(&lab, &first, "store", "one")?, pausing(&lab, &other, "store", "two")?];
     std::thread::sleep(std::time::Duration::from_millis(500));
@@ -180,7 +167,7 @@ fn two_dumps_and_a_gc_at_once() -> Result<()> {
 #[test]
 fn a_dump_that_is_killed_leaves_nothing_in_the_store() -> Result<()> {
     let lab = Lab::new();
-    let mut program = started(&lab)?;
+    let mut program = lab.at_work("sgd", &ARGS)?;
     let pid = program.pid.to_string();
     json(&lab, &dump_args(&pid, &["--leave-running", "--store", "store", "--name", "old"]))?;
     let names = |dir: &str| -> Result<Vec<String>> {
@@ -221,7 +208,7 @@ fn commands_on_stores_refuse_what_is_none() -> Result<()> {
     ensure!(lab.path("folder/precious").exists());
     refused(&lab.run(["dump", "--pid", "1", "--name", "x"])?, 2, &["--store"])?;
     refused(&lab.run(["dump", "--pid", "1", "--store", "s", "-o", "x"])?, 2, &["cannot be used"])?;
-    let mut program = started(&lab)?;
+    let mut program = lab.at_work("sgd", &ARGS)?;
     let pid = program.pid.to_string();
     let output = lab.run(dump_args(&pid, &["--store", "folder"]))?;
     refused(&output, 1, &["folder is not a gpucr store", "new or empty", "Nothing was changed"])?;

@@ -105,6 +105,13 @@ impl Lab {
         self.spawn(command, "log")
     }
 
+    /// Starts a workload and waits until it has done its first step.
+    pub fn at_work(&self, name: &str, args: &[&str]) -> Result<Program> {
+        let mut program = self.start(name, args)?;
+        program.wait_for("step ")?;
+        Ok(program)
+    }
+
     /// Starts any command as a program whose output goes to the file `log`.
     pub fn spawn(&self, mut command: Command, log: &str) -> Result<Program> {
         let log = self.path(log);
@@ -376,4 +383,12 @@ impl Random {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (z ^ (z >> 31)) % limit.max(1)
     }
+}
+
+/// What a workload prints that nobody touches.
+pub fn undisturbed(name: &str, args: &[&str]) -> Result<Vec<String>> {
+    let lab = Lab::new();
+    let mut program = lab.start(name, args)?;
+    program.result()?;
+    Ok(program.series())
 }
