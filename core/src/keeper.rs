@@ -4,7 +4,7 @@
 //! gpucr starts it before it closes any gate and tells it what it holds. The keeper waits for the
 //! end of the conversation. If that comes with a last word (`Done`), everything was settled; if it
 //! comes without, gpucr has died, and the keeper brings the program back to running with the same
-//! code that gpucr uses ([`crate::held`]), or ends what was half restored.
+//! code that gpucr uses (`held.rs`), or ends what was half restored.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -2,7 +2,7 @@
 //!
 //! [`dump`] is the list of phases. Up to and including `attach` nothing of the program is changed, and
 //! in `precopy` it runs on. From `gate` on it stands still. From `precopy` on every failure leads through
-//! [`Dump::settle`], which brings it back to running. The image is committed while CRIU
+//! `Dump::settle`, which brings it back to running. The image is committed while CRIU
 //! holds the program frozen, so at every moment either the program runs or the image is complete.
 //! With protocol `cow` the program goes on before that, and the image is completed beside it.
 
