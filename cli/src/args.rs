@@ -228,6 +228,8 @@ launched; `assumed` that nothing is known, so that it counts as read and written
 `exact`.\n\n\
 IDEMPOTENT is yes if doing it twice is the same as doing it once: it writes nothing that it reads, as far \
 as its arguments tell; no if it reads and writes through the same pointer.\n\n\
+CHECKED, with --check, counts launches of which was right, before they were made, which chunks of 2 MiB \
+would change; of which more chunks were expected to change; and of which others changed.\n\n\
 To observe, gpucr hashes all device memory at the beginning and the end. That takes a context of its own \
 on the device and, for a short time, half of the device's speed; --no-observe leaves it out.\n\n\
 Example:\n  gpucr run -- ./train &\n  gpucr trace --pid $! --for 5s\n  \
@@ -240,8 +242,12 @@ pub(crate) struct TraceArgs {
     #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = duration)]
     pub(crate) time: Duration,
     /// Do not hash the device memory
-    #[arg(long)]
+    #[arg(long, conflicts_with = "check")]
     pub(crate) no_observe: bool,
+    /// Stop the program after each launch, and compare what changed in device memory with what the launch
+    /// was thought to write. The program gets some hundreds of launches done in a second
+    #[arg(long)]
+    pub(crate) check: bool,
     /// Show every kernel, not only the 20 that may write most
     #[arg(long)]
     pub(crate) all: bool,

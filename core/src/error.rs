@@ -47,6 +47,10 @@ pub enum Error {
     Unsupported { pid: u32, what: String },
     #[error("process {pid} is detached from its memory by a dump that has ended")]
     Detached { pid: u32 },
+    #[error(
+        "{count} processes use CUDA in the tree of process {pid}, and one at a time can be checked"
+    )]
+    SeveralProcesses { pid: u32, count: usize },
     #[error("another gpucr is at work on process {pid}")]
     Busy { pid: u32 },
     #[error("process {pid} is suspended")]

@@ -28,6 +28,8 @@ const OPEN: u32 = 0;
 const NO_CAPTURE: u32 = 1;
 /// Nothing passes.
 const CLOSED: u32 = 2;
+/// One launch passes, and closes the gate behind it; before it all calls but those that begin a capture.
+const STEP: u32 = 3;
 
 /// In a counter: one call inside.
 const CALL: u64 = 1;
@@ -134,7 +136,7 @@ fn pass(amount: u64) -> Inside {
             }
             let counter = counter(shard);
             counter.fetch_add(amount, Ordering::SeqCst);
-            if LINE.state.load(Ordering::SeqCst) == CLOSED {
+            if LINE.state.load(Ordering::SeqCst) >= CLOSED {
                 wait_and_pass(counter, amount);
             }
         }
@@ -158,20 +160,30 @@ fn first_shard() -> u32 {
 fn wait_and_pass(counter: &AtomicU64, amount: u64) {
     loop {
         counter.fetch_sub(amount, Ordering::SeqCst);
-        wait_below(CLOSED);
+        wait_until(|state| state != CLOSED);
         counter.fetch_add(amount, Ordering::SeqCst);
-        if LINE.state.load(Ordering::SeqCst) != CLOSED {
+        let passes = match LINE.state.load(Ordering::SeqCst) {
+            CLOSED => false,
+            STEP if amount >= LAUNCH => change(STEP, CLOSED),
+            _ => true,
+        };
+        if passes {
             return;
         }
     }
 }
 
-/// Sleeps until the state is below `limit`.
+/// Changes the state, unless it is another than it was thought to be.
+fn change(from: u32, to: u32) -> bool {
+    LINE.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+}
+
+/// Sleeps until the state is as wanted.
 #[cold]
-fn wait_below(limit: u32) {
+fn wait_until(wanted: impl Fn(u32) -> bool) {
     loop {
         let state = LINE.state.load(Ordering::SeqCst);
-        if state < limit {
+        if wanted(state) {
             return;
         }
         // Woken, changed in between or interrupted: all the same, look again.
@@ -193,7 +205,7 @@ pub(crate) fn begin_capture(capture: Capture, begin: impl FnOnce() -> u32) -> u3
             break;
         }
         BEGINNING.fetch_sub(1, Ordering::SeqCst);
-        wait_below(NO_CAPTURE);
+        wait_until(|state| state == OPEN);
     }
     let inside = enter();
     let code = begin();
@@ -235,19 +247,40 @@ pub(crate) fn launches() -> u64 {
 /// At the deadline the gate is opened again, and what was in the way is returned.
 pub(crate) fn close(deadline: Instant) -> Result<(), Busy> {
     LINE.state.store(NO_CAPTURE, Ordering::SeqCst);
-    let busy = || Busy { calls: calls_inside(), captures: captures(|set| set.len()) };
     while BEGINNING.load(Ordering::SeqCst) != 0 || capturing() {
         if Instant::now() >= deadline {
-            let busy = busy();
+            let busy = Busy { calls: calls_inside(), captures: captures(|set| set.len()) };
             open();
             return Err(busy);
         }
         thread::sleep(POLL);
     }
     LINE.state.store(CLOSED, Ordering::SeqCst);
+    wait_until_empty(deadline)
+}
+
+/// Lets calls pass the closed gate up to the first launch, that one too, or until `end`. Afterwards
+/// the gate is closed, and no call is inside.
+///
+/// # Errors
+/// As [`close`].
+pub(crate) fn step(end: Instant, deadline: Instant) -> Result<(), Busy> {
+    set(STEP);
+    while LINE.state.load(Ordering::SeqCst) == STEP {
+        if Instant::now() >= end {
+            change(STEP, CLOSED);
+        } else {
+            thread::sleep(POLL);
+        }
+    }
+    wait_until_empty(deadline)
+}
+
+/// Waits for the calls that are inside a closed gate.
+fn wait_until_empty(deadline: Instant) -> Result<(), Busy> {
     while calls_inside() != 0 {
         if Instant::now() >= deadline {
-            let busy = busy();
+            let busy = Busy { calls: calls_inside(), captures: captures(|set| set.len()) };
             open();
             return Err(busy);
         }
@@ -274,7 +307,12 @@ pub(crate) fn set_recording(on: bool) {
 
 /// Opens the gate.
 pub(crate) fn open() {
-    LINE.state.store(OPEN, Ordering::SeqCst);
+    set(OPEN);
+}
+
+/// Changes the state and wakes everybody who waits for that.
+fn set(state: u32) {
+    LINE.state.store(state, Ordering::SeqCst);
     let flags = rustix::thread::futex::Flags::PRIVATE;
     let _ = rustix::thread::futex::wake(&LINE.state, flags, u32::MAX >> 1);
 }
@@ -302,6 +340,39 @@ mod tests {
 
     fn soon(ms: u64) -> Instant {
         Instant::now() + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_step_lets_one_launch_pass() {
+        let _alone = ALONE.lock();
+        let (stop, launched, called) =
+            (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+        close(soon(1000)).expect("nobody is inside");
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::SeqCst) {
+                        drop(enter());
+                        called.fetch_add(1, Ordering::SeqCst);
+                        let launch = enter_launch();
+                        launched.fetch_add(1, Ordering::SeqCst);
+                        drop(launch);
+                    }
+                });
+            }
+            for number in 1..=200 {
+                step(soon(10_000), soon(20_000)).expect("all leave soon");
+                assert_eq!(launched.load(Ordering::SeqCst), number);
+            }
+            assert!(called.load(Ordering::SeqCst) >= 200);
+            stop.store(true, Ordering::SeqCst);
+            open();
+        });
+        // Without any launch it is over when the time is.
+        close(soon(1000)).expect("nobody is inside");
+        step(soon(20), soon(1000)).expect("nobody is inside");
+        assert_eq!(LINE.state.load(Ordering::SeqCst), CLOSED);
+        open();
     }
 
     #[test]

@@ -99,6 +99,43 @@ fn pointers_that_cannot_be_seen_are_said_to_be_missing() -> Result<()> {
     Ok(())
 }
 
+/// Kernels whose code says what they write do write it, and nothing else; one that follows pointers in
+/// memory is found out.
+#[test]
+fn sets_are_checked_launch_by_launch() -> Result<()> {
+    let args = ["--steps", "300"];
+    let expected = {
+        let lab = Lab::new();
+        let mut program = lab.start("sgd", &args)?;
+        program.result()?;
+        program.series()
+    };
+    let lab = Lab::new();
+    let mut program = lab.start("sgd", &args)?;
+    program.wait_for("step ")?;
+    let process = traced(&lab, &program, &["--check"])?;
+    let count = |name: &str| process["checked"][name].as_u64().unwrap_or(0);
+    ensure!(count("launches") > 20 && count("wrong") == 0, "{process:#}");
+    ensure!(count("exact") > 0, "{process:#}");
+    ensure!(count("exact") + count("too_much") == count("launches"), "{process:#}");
+    let update = row(&process, "kernels", "sgd_update")?;
+    ensure!(update["checked"]["launches"] == update["launches"], "{update:#}");
+    program.result()?;
+    ensure!(program.series() == expected, "{:#?}\nis not {expected:#?}", program.series());
+
+    let mut program = lab.start("indirect", &["--steps", "4000"])?;
+    program.wait_for("step ")?;
+    let process = traced(&lab, &program, &["--check"])?;
+    let touch = row(&process, "kernels", "table_touch")?;
+    ensure!(touch["checked"]["wrong"].as_u64() > Some(0), "{process:#}");
+    let output =
+        lab.run(["trace", "--check", "--for", "0.5", "--pid", &program.pid.to_string()])?;
+    let text = String::from_utf8(output.stdout.clone())?;
+    ensure!(text.contains("Checked, one by one: "), "{}", show(&output));
+    ensure!(text.contains(" CHECKED"), "{text}");
+    Ok(())
+}
+
 #[test]
 fn what_cannot_be_traced_is_refused() -> Result<()> {
     let lab = Lab::new();

@@ -178,6 +178,14 @@ wire_enum! {
             /// More bytes are refused.
             limit: u64,
         },
+        /// Let calls pass the closed gate up to the next launch, that one too; close it again and drain
+        /// all streams. It may be that none came. A failure opens the gate.
+        13 => Step {
+            /// How long to wait for a launch, milliseconds.
+            wait_ms: u64,
+            /// Limit for closing and draining, milliseconds.
+            timeout_ms: u64,
+        },
     }
 }
 
@@ -288,6 +296,7 @@ mod tests {
         for request in [
             Request::Hello { protocol: 1 },
             Request::CloseGate { timeout_ms: 10_000 },
+            Request::Step { wait_ms: 100, timeout_ms: 10_000 },
             Request::CopyOut { block: 1, offset: 2, len: 3 },
             Request::Reattach { blocks: vec![1, 2, u64::MAX] },
             Request::Record { on: true },

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use gpucr_core::access::trace::{self, Options, Process, Row, Set};
+use gpucr_core::access::trace::{self, Checked, Options, Process, Row, Set};
 use gpucr_core::stop::Stop;
 
 use crate::args::TraceArgs;
@@ -16,6 +16,7 @@ pub(crate) fn run(args: &TraceArgs) -> Outcome {
         pid: args.pid,
         time: args.time,
         observe: !args.no_observe,
+        check: args.check,
         stop: Stop::new(signals.stop),
     };
     let progress = display::waiting(args.json, "watching", args.time);
@@ -49,11 +50,14 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
         return;
     }
     let shown = if args.all { rows.len() } else { LARGEST };
-    let heads = ["KERNEL", ">LAUNCHES", ">ARGS", ">READS", ">WRITES", "FROM", "IDEMPOTENT"];
+    let mut heads = vec!["KERNEL", ">LAUNCHES", ">ARGS", ">READS", ">WRITES", "FROM", "IDEMPOTENT"];
+    if process.checked.is_some() {
+        heads.push("CHECKED");
+    }
     let mut table = Table::new(&heads);
     // Operations are few, and always shown.
     for row in process.kernels.iter().take(shown).chain(&process.operations) {
-        table.row(cells(row));
+        table.row(cells(row, process.checked.is_some()));
     }
     table.print();
     let left = process.kernels.len().saturating_sub(shown);
@@ -65,6 +69,9 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
             "{} could not be looked into, and may have touched anything.",
             counted(process.unknown_launches, "launch", "launches")
         );
+    }
+    if let Some(checked) = &process.checked {
+        say!("Checked, one by one: {} of {} launches.", counts(checked), checked.launches);
     }
     if process.host_functions > 0 {
         say!(
@@ -83,9 +90,9 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
     }
 }
 
-fn cells(row: &Row) -> Vec<String> {
+fn cells(row: &Row, checked: bool) -> Vec<String> {
     let mark = if row.indirect == Some(true) { " *" } else { "" };
-    vec![
+    let mut cells = vec![
         format!("{}{mark}", display::kernel(&row.name)),
         row.launches.to_string(),
         row.arguments.map_or_else(|| "?".into(), |count| count.to_string()),
@@ -98,7 +105,16 @@ fn cells(row: &Row) -> Vec<String> {
             None => "unknown",
         }
         .to_owned(),
-    ]
+    ];
+    if checked {
+        cells.push(row.checked.as_ref().map_or_else(|| "-".to_owned(), counts));
+    }
+    cells
+}
+
+fn counts(checked: &Checked) -> String {
+    let Checked { exact, too_much, wrong, .. } = checked;
+    format!("{exact} right, {too_much} too much, {wrong} wrong")
 }
 
 /// How many allocations, and their bytes.

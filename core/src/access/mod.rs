@@ -5,10 +5,13 @@
 //! their names, and what changed in memory while they ran. `docs/access-sets.md` describes the method.
 //! Nothing rests on it.
 
+mod check;
 pub mod directions;
 mod learn;
 mod tally;
 pub mod trace;
+mod written;
 
 pub use learn::Kernels;
 pub use tally::Tally;
+pub(crate) use written::{Written, written};

@@ -82,6 +82,12 @@ impl Tally {
         self.host_functions += new.host_functions;
     }
 
+    /// Whether there was any launch of a kernel or graph.
+    pub fn has_launched(&self) -> bool {
+        self.unknown_graphs + self.unseen > 0
+            || self.kernels.values().any(|kernel| kernel.launches > 0)
+    }
+
     /// Whether there were launches that may have touched anything.
     pub fn has_unknown(&self) -> bool {
         let blind = |kernel: &KernelUse| !kernel.known && kernel.slots.is_empty();

@@ -8,6 +8,8 @@ use gpucr_wire::GateState;
 use gpucr_wire::access::{Allocation, KernelUse, Operation, OperationUse, Touched, WHOLE_BUFFER};
 use serde::Serialize;
 
+pub use super::check::Checked;
+use super::check::{Findings, check};
 use super::directions::{Direction, Source};
 use super::{Kernels, Tally};
 use crate::dump::bulk::Bulk;
@@ -27,7 +29,7 @@ const NAP: Duration = Duration::from_millis(20);
 /// How long an agent may take to answer at first.
 const FIRST_ANSWER: Duration = Duration::from_secs(10);
 /// Larger images of modules are not read, bytes.
-const LARGEST_IMAGE: u64 = 512 << 20;
+pub(super) const LARGEST_IMAGE: u64 = 512 << 20;
 
 /// What to trace, and how.
 #[derive(Debug, Clone)]
@@ -38,6 +40,8 @@ pub struct Options {
     pub time: Duration,
     /// Also compare the device memory before and after.
     pub observe: bool,
+    /// Stop the program after each launch, and compare what changed with what was expected to.
+    pub check: bool,
     /// Ends the trace early, with what there is.
     pub stop: Stop,
 }
@@ -64,6 +68,8 @@ pub struct Process {
     pub observed: bool,
     /// Kernels launched, within graphs too.
     pub launches: u64,
+    /// How its launches, one by one, compare with what was thought of them; none without a check.
+    pub checked: Option<Checked>,
     /// Launches that could not be looked into, of graphs or because there were too many kinds.
     pub unknown_launches: u64,
     /// Host functions in streams.
@@ -95,6 +101,9 @@ pub struct Row {
     pub indirect: Option<bool>,
     /// Whether doing it twice is the same as doing it once, as far as its sets tell.
     pub idempotent: Option<bool>,
+    /// How its launches compare with what was thought of them; none without a check, or if it was
+    /// launched in graphs only.
+    pub checked: Option<Checked>,
     /// The words of its parameters that have pointed to device memory.
     pub words: Vec<Word>,
 }
@@ -144,17 +153,18 @@ pub struct Pointed {
 
 /// What was seen of a process.
 #[derive(Default)]
-struct Watched {
-    tally: Tally,
-    kernels: Kernels,
+pub(super) struct Watched {
+    pub(super) tally: Tally,
+    pub(super) kernels: Kernels,
+    findings: Option<Findings>,
 }
 
 /// The processes, and what was seen of each, in the same order.
-struct Session {
-    held: Vec<Held>,
-    watched: Vec<Watched>,
+pub(super) struct Session {
+    pub(super) held: Vec<Held>,
+    pub(super) watched: Vec<Watched>,
     /// The device memory of all, mapped in gpucr.
-    memory: Option<Bulk>,
+    pub(super) memory: Option<Bulk>,
     /// Keep a second gpucr away.
     _locks: Vec<Lock>,
 }
@@ -166,26 +176,23 @@ struct Session {
 /// meanwhile is no error.
 pub fn trace(options: &Options) -> Result<Report, Error> {
     let mut session = Session::attach(options.pid)?;
-    if options.observe {
+    if options.check && session.held.len() > 1 {
+        return Err(Error::SeveralProcesses { pid: options.pid, count: session.held.len() });
+    }
+    if options.observe || options.check {
         session.open_memory();
     }
     for agent in session.held.iter_mut().filter_map(|held| held.agent.as_mut()) {
         agent.record(true)?;
     }
     let since = Instant::now();
-    let mut next = since + ASK;
-    while !options.stop.is_set() && session.is_alive() && since.elapsed() < options.time {
-        if Instant::now() >= next {
-            session.ask();
-            next = Instant::now() + ASK;
-        }
-        let left = options.time.saturating_sub(since.elapsed());
-        std::thread::sleep(NAP.min(left));
+    if options.check {
+        let findings = check(&mut session, options)?;
+        session.watched[0].findings = Some(findings);
+    } else {
+        session.watch(options);
     }
-    session.ask();
     let seconds = since.elapsed().as_secs_f64();
-    session.observe();
-    while !session.learn() && !options.stop.is_set() {}
     let observed = session.memory.is_some();
     let pairs = session.held.iter().zip(&session.watched);
     Ok(Report { seconds, processes: pairs.map(|(held, one)| one.report(held, observed)).collect() })
@@ -219,8 +226,25 @@ impl Session {
         if session.held.is_empty() { Err(Error::NoAgent { pid }) } else { Ok(session) }
     }
 
-    fn is_alive(&self) -> bool {
+    pub(super) fn is_alive(&self) -> bool {
         self.held.iter().any(|held| held.agent.is_some())
+    }
+
+    /// Sums up for as long as was asked for.
+    fn watch(&mut self, options: &Options) {
+        let since = Instant::now();
+        let mut next = since + ASK;
+        while !options.stop.is_set() && self.is_alive() && since.elapsed() < options.time {
+            if Instant::now() >= next {
+                self.ask();
+                next = Instant::now() + ASK;
+            }
+            let left = options.time.saturating_sub(since.elapsed());
+            std::thread::sleep(NAP.min(left));
+        }
+        self.ask();
+        self.observe();
+        while !self.learn() && !options.stop.is_set() {}
     }
 
     /// Takes up what was launched since the last time, and lets go of memory that was given back.
@@ -249,7 +273,7 @@ impl Session {
         let mut all = true;
         for (held, watched) in self.held.iter_mut().zip(&mut self.watched) {
             let Some(agent) = held.agent.as_mut() else { continue };
-            let Watched { tally, kernels } = watched;
+            let Watched { tally, kernels, .. } = watched;
             match kernels.learn(agent, tally.kernels.values(), LARGEST_IMAGE, until) {
                 Ok(done) => all &= done,
                 Err(error) => {
@@ -277,14 +301,17 @@ impl Session {
         self.with_memory(look);
         let Some(bulk) = &self.memory else { return };
         for (program, watched) in self.watched.iter_mut().enumerate() {
-            let Watched { tally, kernels } = watched;
+            let Watched { tally, kernels, .. } = watched;
             let changed = |a: &Allocation| bulk.has_changed(program, a.address, a.size);
             kernels.observe(tally.kernels.values(), tally.allocations.values(), changed);
         }
     }
 
     /// Does something with the memory; without it from then on if that fails.
-    fn with_memory(&mut self, work: impl FnOnce(&mut Bulk, &mut [Held]) -> Result<bool, Error>) {
+    pub(super) fn with_memory(
+        &mut self,
+        work: impl FnOnce(&mut Bulk, &mut [Held]) -> Result<bool, Error>,
+    ) {
         let Some(mut bulk) = self.memory.take() else { return };
         match work(&mut bulk, &mut self.held) {
             Ok(true) => self.memory = Some(bulk),
@@ -324,7 +351,7 @@ fn follow(bulk: &mut Bulk, held: &mut [Held]) -> Result<bool, Error> {
     bulk.follow(held, &blocks)
 }
 
-fn look(bulk: &mut Bulk, held: &mut [Held]) -> Result<bool, Error> {
+pub(super) fn look(bulk: &mut Bulk, held: &mut [Held]) -> Result<bool, Error> {
     let fits = follow(bulk, held)?;
     if fits {
         bulk.look()?;
@@ -345,6 +372,7 @@ impl Watched {
             ended: held.agent.is_none(),
             observed,
             launches: tally.kernels.values().map(|kernel| kernel.launches).sum(),
+            checked: self.findings.as_ref().map(|findings| findings.all),
             unknown_launches: tally.unknown_graphs + tally.unseen,
             host_functions: tally.host_functions,
             kernels,
@@ -401,6 +429,7 @@ impl Watched {
                 // Perhaps different parts of one allocation.
                 (true, false) => None,
             },
+            checked: self.findings.as_ref().and_then(|f| f.kernels.get(&kernel.id).copied()),
             words,
         }
     }
@@ -450,6 +479,7 @@ fn operations(tally: &Tally) -> Vec<Row> {
             derived: vec!["exact"],
             indirect: Some(false),
             idempotent: disjoint.then_some(true),
+            checked: None,
             words: Vec::new(),
         }
     };

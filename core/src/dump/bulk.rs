@@ -130,6 +130,17 @@ pub(super) struct Miss {
     pub(super) interval: usize,
 }
 
+/// How chunks that were expected to change compare with those that did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Compared {
+    /// Chunks that were expected to change.
+    pub expected: u64,
+    /// Those of them that did.
+    pub changed: u64,
+    /// Others that did.
+    pub missed: u64,
+}
+
 /// What a check of all device memory has found.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
 pub struct Validation {
@@ -293,6 +304,36 @@ impl Bulk {
             }
         }
         (covered == size).then_some(changed)
+    }
+
+    /// Compares the chunks of a program that have changed between the last two looks with those that
+    /// have bytes in some ranges of its addresses.
+    pub(crate) fn compare(
+        &self,
+        program: usize,
+        ranges: impl IntoIterator<Item = (u64, u64)>,
+    ) -> Compared {
+        let mut expected = HashSet::new();
+        for (start, end) in ranges {
+            for at in self.overlapping(program, start, end) {
+                expected
+                    .extend(self.pieces[at].chunks_within(start, end).map(|number| (at, number)));
+            }
+        }
+        let mut compared = Compared::default();
+        for (at, piece) in self.pieces.iter().enumerate().filter(|(_, p)| p.program == program) {
+            let chunks = piece.chunks.iter().enumerate().filter(|(_, chunk)| chunk.twice);
+            for (number, chunk) in chunks {
+                match (expected.contains(&(at, number)), !chunk.still) {
+                    (true, changed) => {
+                        compared.expected += 1;
+                        compared.changed += u64::from(changed);
+                    }
+                    (false, changed) => compared.missed += u64::from(changed),
+                }
+            }
+        }
+        compared
     }
 
     /// The pieces that have bytes between two addresses of a program.

@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use gpucr_wire::access::{Allocation, Operation, SlotUse};
+use gpucr_wire::access::Allocation;
 
 use super::bulk::{Bulk, Miss};
-use crate::access::{Kernels, Tally};
+use crate::access::{Kernels, Tally, Written, written};
 use crate::error::Error;
 use crate::held::Held;
 
@@ -47,14 +47,6 @@ struct Program {
     kernels: Kernels,
     /// What was launched between the questions, in their order.
     intervals: Vec<Tally>,
-}
-
-/// A range of addresses of a program that may be written: its allocation, begin and end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Written {
-    allocation: u64,
-    low: u64,
-    end: u64,
 }
 
 impl Speculation {
@@ -104,9 +96,9 @@ impl Speculation {
             if program.intervals.iter().any(Tally::has_unknown) {
                 continue;
             }
-            let written = program.intervals.iter().flat_map(|tally| program.written(tally));
+            let all = program.intervals.iter().flat_map(|tally| written(&program.kernels, tally));
             // Most kernels write what others write too.
-            let ranges: BTreeSet<Written> = written.map(|(_, written)| written).collect();
+            let ranges: BTreeSet<Written> = all.map(|(_, written)| written).collect();
             for Written { low, end, .. } in ranges {
                 any |= bulk.hold_back(number, low, end);
             }
@@ -139,25 +131,6 @@ impl Speculation {
 type Place = (u64, u64);
 
 impl Program {
-    /// What was launched in an interval may write these ranges: who, and where.
-    fn written<'a>(&'a self, tally: &'a Tally) -> impl Iterator<Item = (Writer<'a>, Written)> {
-        let of_kernels = tally.kernels.values().flat_map(move |kernel| {
-            let writes = move |slot: &&SlotUse| self.kernels.direction(kernel.id, slot).0.writes();
-            let touched = kernel.slots.iter().filter(writes).flat_map(|slot| &slot.touched);
-            touched.filter_map(move |touched| {
-                let at = tally.allocations.get(&touched.allocation)?;
-                let end = at.address.saturating_add(at.size);
-                let written = Written { allocation: at.id, low: at.address, end };
-                Some((Writer::Kernel(&kernel.name), written))
-            })
-        });
-        let of_operations = tally.operations.values().filter(|used| used.write).map(|used| {
-            let written = Written { allocation: used.allocation, low: used.low, end: used.end };
-            (Writer::Operation(used.operation), written)
-        });
-        of_kernels.chain(of_operations)
-    }
-
     /// The places in which chunks that changed lie, given in order of address, each with the names of
     /// those that may have written it since it was copied: allocations where they are known, else the
     /// chunks.
@@ -166,7 +139,7 @@ impl Program {
         let mut explained = vec![false; missed.len()];
         for (interval, tally) in self.intervals.iter().enumerate() {
             let mut writers: BTreeMap<Written, BTreeSet<String>> = BTreeMap::new();
-            for (writer, written) in self.written(tally) {
+            for (writer, written) in written(&self.kernels, tally) {
                 writers.entry(written).or_default().insert(writer.name());
             }
             for (written, names) in writers {
@@ -209,29 +182,11 @@ fn overlapping(missed: &[Miss], low: u64, end: u64) -> std::ops::Range<usize> {
     first..last.max(first)
 }
 
-/// Who writes.
-enum Writer<'a> {
-    Kernel(&'a str),
-    Operation(Operation),
-}
-
-impl Writer<'_> {
-    fn name(&self) -> String {
-        match self {
-            Self::Kernel("") => "a kernel without a name".to_owned(),
-            Self::Kernel(name) => (*name).to_owned(),
-            Self::Operation(operation) => {
-                crate::access::trace::operation_name(*operation).to_owned()
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use gpucr_wire::Accesses;
-    use gpucr_wire::access::{KernelUse, OperationUse, Param, Touched};
+    use gpucr_wire::access::{KernelUse, Operation, OperationUse, Param, SlotUse, Touched};
 
     const MIB: u64 = 1 << 20;
     const CHUNK: u64 = 2 * MIB;

@@ -198,6 +198,18 @@ impl Agent {
         result
     }
 
+    /// Lets calls pass the closed gate up to the next launch, waiting `wait` for one, and closes it
+    /// again.
+    pub fn step(&mut self, wait: Duration, limit: Duration) -> Result<(), AgentError> {
+        let set = self.connection.set_read_timeout(Some(wait + limit + ANSWER));
+        self.checked(set)?;
+        let (wait_ms, timeout_ms) = (wait.as_millis() as u64, limit.as_millis() as u64);
+        let result = self.carry_out(&Request::Step { wait_ms, timeout_ms });
+        let set = self.connection.set_read_timeout(Some(ANSWER));
+        self.checked(set)?;
+        result
+    }
+
     /// Every block, and of those that are not `known` their id and a file descriptor. While the
     /// gate is open the program goes on making and giving back blocks.
     pub fn export(&mut self, known: Vec<u64>) -> Result<Exported, AgentError> {

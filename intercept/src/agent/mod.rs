@@ -215,6 +215,14 @@ impl Agent {
                 self.close(Duration::from_millis(timeout_ms))?;
                 Ok(done)
             }
+            Request::Step { wait_ms, timeout_ms } => {
+                self.expect(GateState::Closed {})?;
+                self.state = GateState::Open {};
+                let end = later(Instant::now(), Duration::from_millis(wait_ms));
+                let limit = Duration::from_millis(timeout_ms);
+                self.close_by(end, limit, |deadline| gate::step(end, deadline))?;
+                Ok(done)
+            }
             Request::Export { known } => {
                 if self.state != (GateState::Open {}) {
                     self.expect(GateState::Closed {})?;
@@ -321,10 +329,18 @@ impl Agent {
     }
 
     fn close(&mut self, limit: Duration) -> Result<(), Failure> {
-        // A limit beyond what the clock can count is none.
-        let now = Instant::now();
-        let deadline = now.checked_add(limit).unwrap_or(now + Duration::from_secs(1 << 30));
-        gate::close(deadline).map_err(|busy| {
+        self.close_by(Instant::now(), limit, gate::close)
+    }
+
+    /// Closes the gate in some way, for which there is a `limit` from `start` on, and drains.
+    fn close_by(
+        &mut self,
+        start: Instant,
+        limit: Duration,
+        close: impl FnOnce(Instant) -> Result<(), gate::Busy>,
+    ) -> Result<(), Failure> {
+        let deadline = later(start, limit);
+        close(deadline).map_err(|busy| {
             Failure::other(format!(
                 "the gate could not be closed within {limit:?}: {} calls were inside, {} stream \
                  captures under way",
@@ -335,6 +351,11 @@ impl Agent {
         self.state = GateState::Closed {};
         Ok(())
     }
+}
+
+/// A limit beyond what the clock can count is none.
+fn later(start: Instant, time: Duration) -> Instant {
+    start.checked_add(time).unwrap_or(start + Duration::from_secs(1 << 30))
 }
 
 fn failed(failure: Failure) -> Reply {

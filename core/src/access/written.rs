@@ -1,0 +1,53 @@
+//! Where launches may write, and which.
+
+use gpucr_wire::access::{Operation, SlotUse};
+
+use super::trace::operation_name;
+use super::{Kernels, Tally};
+
+/// A range of addresses of a program that may be written: its allocation, begin and end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Written {
+    pub(crate) allocation: u64,
+    pub(crate) low: u64,
+    pub(crate) end: u64,
+}
+
+/// Who writes.
+pub(crate) enum Writer<'a> {
+    Kernel(&'a str),
+    Operation(Operation),
+}
+
+impl Writer<'_> {
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Kernel("") => "a kernel without a name".to_owned(),
+            Self::Kernel(name) => (*name).to_owned(),
+            Self::Operation(operation) => operation_name(*operation).to_owned(),
+        }
+    }
+}
+
+/// What was launched may write these ranges: who, and where. Launches that may write anything
+/// ([`Tally::has_unknown`]) are not among them.
+pub(crate) fn written<'a>(
+    kernels: &'a Kernels,
+    tally: &'a Tally,
+) -> impl Iterator<Item = (Writer<'a>, Written)> {
+    let of_kernels = tally.kernels.values().flat_map(move |kernel| {
+        let writes = move |slot: &&SlotUse| kernels.direction(kernel.id, slot).0.writes();
+        let touched = kernel.slots.iter().filter(writes).flat_map(|slot| &slot.touched);
+        touched.filter_map(move |touched| {
+            let at = tally.allocations.get(&touched.allocation)?;
+            let end = at.address.saturating_add(at.size);
+            let written = Written { allocation: at.id, low: at.address, end };
+            Some((Writer::Kernel(&kernel.name), written))
+        })
+    });
+    let of_operations = tally.operations.values().filter(|used| used.write).map(|used| {
+        let written = Written { allocation: used.allocation, low: used.low, end: used.end };
+        (Writer::Operation(used.operation), written)
+    });
+    of_kernels.chain(of_operations)
+}
