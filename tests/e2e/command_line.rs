@@ -179,7 +179,7 @@ fn a_detached_restore_prints_the_pid() -> Result<()> {
     ensure!(output.status.success(), "{}", show(&output));
     let printed = String::from_utf8(output.stdout)?;
     ensure!(printed.trim() == program.pid.to_string(), "{printed}");
-    program.let_go();
+    program.let_go()?;
     program.wait_for("result ")?;
     Ok(())
 }

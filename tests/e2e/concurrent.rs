@@ -1,6 +1,8 @@
 //! Copying while the program runs.
 
-use std::time::Duration;
+use std::fs::File;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{Lab, Program, finish, show, undisturbed};
@@ -145,6 +147,40 @@ fn a_program_goes_on_while_its_shadows_are_saved() -> Result<()> {
     Ok(())
 }
 
+/// What is left to be saved is gpucr's by then.
+#[test]
+fn a_program_may_end_before_its_image_is_complete() -> Result<()> {
+    let expected = undisturbed("scatter", &ARGS[..2])?;
+    let lab = Lab::new();
+    let mut program = lab.at_work("scatter", &ARGS)?;
+    let (image, log, go) = (lab.path("image"), lab.path("dump.log"), lab.path("go"));
+    let mut dump = lab
+        .gpucr()
+        .args(["dump", "-R", "--protocol", "cow", "-o", "image"])
+        .args(["--pid", &program.pid.to_string()])
+        .env("GPUCR_LOG", "gpucr_core=debug")
+        .env("NO_COLOR", "1")
+        .env("GPUCR_FAULT", "hold:store")
+        .env("GPUCR_FAULT_FILE", &go)
+        .stdout(Stdio::null())
+        .stderr(File::create(&log)?)
+        .spawn()?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !std::fs::read_to_string(&log)?.contains("phase=\"store\"") {
+        ensure!(Instant::now() < deadline, "{}", std::fs::read_to_string(&log)?);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    program.result()?;
+    ensure!(program.series() == expected, "the program that ran on differs");
+    std::fs::write(&go, "")?;
+    ensure!(dump.wait()?.success(), "{}", std::fs::read_to_string(&log)?);
+    lab.rewind(&program, &image)?;
+    let mut restored = lab.restore(&image, program)?;
+    restored.result()?;
+    ensure!(restored.series() == expected, "{:#?}", restored.series());
+    Ok(())
+}
+
 /// After the program has gone on, what fails costs the image and nothing else.
 #[test]
 fn a_failure_beside_the_running_program_leaves_it_alone() -> Result<()> {
@@ -172,7 +208,7 @@ fn a_failure_beside_the_running_program_leaves_it_alone() -> Result<()> {
         ensure!(output.status.success() == (fault == "fail:resume"), "{fault}: {}", show(&output));
         program.result()?;
         ensure!(program.series() == expected, "{fault}: the program differs");
-        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(10);
         let left = || -> Result<Vec<_>> {
             let names = std::fs::read_dir(lab.path("."))?.map(|entry| Ok(entry?.file_name()));
             names
@@ -180,7 +216,7 @@ fn a_failure_beside_the_running_program_leaves_it_alone() -> Result<()> {
                 .collect()
         };
         while !left()?.is_empty() {
-            ensure!(std::time::Instant::now() < deadline, "{fault}: left behind: {:?}", left()?);
+            ensure!(Instant::now() < deadline, "{fault}: left behind: {:?}", left()?);
             std::thread::sleep(Duration::from_millis(20));
         }
         ensure!(lab.path("image").exists() == (fault == "fail:resume"), "{fault}");

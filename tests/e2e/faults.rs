@@ -317,7 +317,7 @@ fn a_restore_killed_in_its_last_phase_is_complete() -> Result<()> {
     command.arg("restore").arg(&image).env("GPUCR_FAULT", "kill:resume");
     let output = finish(&mut command)?;
     ensure!(!output.status.success(), "{}", show(&output));
-    program.let_go();
+    program.let_go()?;
     program.wait_for("result ")?;
     ensure!(program.series() == expected, "differs:\n{}", program.output());
     Ok(())

@@ -105,9 +105,19 @@ impl Lab {
         self.spawn(command, "log")
     }
 
-    /// Starts a workload and waits until it has done its first step.
+    /// Starts a workload and waits until it has done its first step. With `--steps` among the
+    /// arguments it stops short of its end until [`Program::result`] is wanted.
     pub fn at_work(&self, name: &str, args: &[&str]) -> Result<Program> {
-        let mut program = self.start(name, args)?;
+        let pace = Pace::new(self);
+        let mut paced = args.to_vec();
+        let steps = args.iter().position(|arg| *arg == "--steps").and_then(|at| args.get(at + 1));
+        let steps: usize = steps.map_or(Ok(0), |steps| steps.parse())?;
+        if steps > 0 {
+            pace.allow(steps * 3 / 4)?;
+            paced.extend(["--pace", pace.file()]);
+        }
+        let mut program = self.start(name, &paced)?;
+        program.pace = (steps > 0).then_some((pace, steps));
         program.wait_for("step ")?;
         Ok(program)
     }
@@ -129,7 +139,7 @@ impl Lab {
             });
         }
         let child = command.spawn().context("the program starts")?;
-        Ok(Program { pid: child.id(), child: Some(child), log })
+        Ok(Program { pid: child.id(), child: Some(child), log, pace: None })
     }
 
     /// Dumps a program and gives the report. `args` are further flags.
@@ -182,8 +192,10 @@ impl Lab {
         command.arg("restore").arg(image).stdout(out.try_clone()?).stderr(out);
         command.envs(environment.iter().copied());
         let before = old.output().len();
+        old.allow_some()?;
         let child = command.spawn().context("the restore starts")?;
-        let mut program = Program { pid: old.pid, child: Some(child), log: old.log.clone() };
+        let (log, pace) = (old.log.clone(), old.pace.take());
+        let mut program = Program { pid: old.pid, child: Some(child), log, pace };
         let restored = program.wait_for_more_than(before);
         let said = std::fs::read_to_string(self.path("restore.log")).unwrap_or_default();
         restored.with_context(|| format!("restore: {said}"))?;
@@ -197,6 +209,8 @@ pub struct Program {
     pub pid: u32,
     child: Option<Child>,
     log: PathBuf,
+    /// What keeps it from its end, and the steps that it makes up to there.
+    pace: Option<(Pace, usize)>,
 }
 
 impl Program {
@@ -226,7 +240,18 @@ impl Program {
 
     /// Waits until it has printed something more than it had.
     pub fn wait_for_progress(&mut self) -> Result<()> {
-        self.wait_for_more_than(self.output().len())
+        let before = self.output().len();
+        self.allow_some()?;
+        self.wait_for_more_than(before)
+    }
+
+    fn allow_all(&self) -> Result<()> {
+        self.pace.as_ref().map_or(Ok(()), |(pace, steps)| pace.allow(*steps))
+    }
+
+    /// Allows as many steps as it makes between two lines.
+    fn allow_some(&self) -> Result<()> {
+        self.pace.as_ref().map_or(Ok(()), |(pace, steps)| pace.allow(steps.div_ceil(50)))
     }
 
     fn wait_for_more_than(&mut self, before: usize) -> Result<()> {
@@ -242,9 +267,11 @@ impl Program {
         Ok(())
     }
 
-    /// From here on its output alone tells how it fares: it is no child of this test any more.
-    pub fn let_go(&mut self) {
+    /// From here on its output alone tells how it fares: it is no child of this test any more, and
+    /// goes on to its end.
+    pub fn let_go(&mut self) -> Result<()> {
         self.child = None;
+        self.allow_all()
     }
 
     /// Whether it has not ended yet.
@@ -269,6 +296,7 @@ impl Program {
 
     /// Waits for its end, which must be a good one, and gives the line with its result.
     pub fn result(&mut self) -> Result<String> {
+        self.allow_all()?;
         let status = self.wait()?;
         let output = self.output();
         ensure!(status.success(), "it ended with {status}:\n{output}");
