@@ -28,7 +28,8 @@ const OPEN: u32 = 0;
 const NO_CAPTURE: u32 = 1;
 /// Nothing passes.
 const CLOSED: u32 = 2;
-/// One launch passes, and closes the gate behind it; before it all calls but those that begin a capture.
+/// One launch passes, and closes the gate behind it; before it all other calls. A capture opens the gate,
+/// since it cannot be interrupted.
 const STEP: u32 = 3;
 
 /// In a counter: one call inside.
@@ -205,7 +206,9 @@ pub(crate) fn begin_capture(capture: Capture, begin: impl FnOnce() -> u32) -> u3
             break;
         }
         BEGINNING.fetch_sub(1, Ordering::SeqCst);
-        wait_until(|state| state == OPEN);
+        if !change(STEP, OPEN) {
+            wait_until(|state| matches!(state, OPEN | STEP));
+        }
     }
     let inside = enter();
     let code = begin();
@@ -259,8 +262,8 @@ pub(crate) fn close(deadline: Instant) -> Result<(), Busy> {
     wait_until_empty(deadline)
 }
 
-/// Lets calls pass the closed gate up to the first launch, that one too, or until `end`. Afterwards
-/// the gate is closed, and no call is inside.
+/// Lets calls pass the closed gate up to the first launch, that one too, or until `end`; if a capture
+/// begins, up to its end. Afterwards the gate is closed, no call is inside, and no capture under way.
 ///
 /// # Errors
 /// As [`close`].
@@ -273,7 +276,7 @@ pub(crate) fn step(end: Instant, deadline: Instant) -> Result<(), Busy> {
             thread::sleep(POLL);
         }
     }
-    wait_until_empty(deadline)
+    if is_open() { close(deadline) } else { wait_until_empty(deadline) }
 }
 
 /// Waits for the calls that are inside a closed gate.
@@ -368,6 +371,24 @@ mod tests {
             stop.store(true, Ordering::SeqCst);
             open();
         });
+        // A capture comes to its end first.
+        close(soon(1000)).expect("nobody is inside");
+        let ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let capture = Capture::of(77, false);
+                assert_eq!(begin_capture(capture, || 0), 0);
+                for _ in 0..20 {
+                    drop(enter_launch());
+                    thread::sleep(POLL);
+                }
+                ended.store(true, Ordering::SeqCst);
+                end_capture(capture);
+            });
+            step(soon(10_000), soon(20_000)).expect("it ends");
+            assert!(ended.load(Ordering::SeqCst));
+        });
+        open();
         // Without any launch it is over when the time is.
         close(soon(1000)).expect("nobody is inside");
         step(soon(20), soon(1000)).expect("nobody is inside");

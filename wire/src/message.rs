@@ -178,8 +178,8 @@ wire_enum! {
             /// More bytes are refused.
             limit: u64,
         },
-        /// Let calls pass the closed gate up to the next launch, that one too; close it again and drain
-        /// all streams. It may be that none came. A failure opens the gate.
+        /// Let calls pass the closed gate up to the next launch, that one too, or up to the end of a
+        /// capture that begins; close it again and drain all streams. It may be that none came. A failure opens the gate.
         13 => Step {
             /// How long to wait for a launch, milliseconds.
             wait_ms: u64,

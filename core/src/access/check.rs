@@ -88,7 +88,7 @@ pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings
         step.add(accesses.clone());
         session.with_memory(look);
         let Some(bulk) = &session.memory else { break };
-        if step.has_launched() {
+        if step.has_launched() && is_single(&step) {
             let chunks = compare(bulk, kernels_of(session), &step);
             findings.all.add(chunks);
             let mut launched = step.kernels.values();
@@ -97,6 +97,8 @@ pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings
             {
                 findings.kernels.entry(kernel.id).or_default().add(chunks);
             }
+        }
+        if step.has_launched() {
             let changed = |a: &Allocation| bulk.has_changed(0, a.address, a.size);
             let kernels = &mut session.watched[0].kernels;
             kernels.observe(step.kernels.values(), step.allocations.values(), changed);
@@ -107,6 +109,14 @@ pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings
         agent.open_gate()?;
     }
     Ok(findings)
+}
+
+/// Whether it was one launch. Capturing a graph is many that do nothing.
+fn is_single(step: &Tally) -> bool {
+    let direct =
+        step.kernels.values().map(|kernel| kernel.launches - kernel.in_graphs).sum::<u64>();
+    let in_graphs = step.kernels.values().any(|kernel| kernel.in_graphs > 0);
+    direct + u64::from(in_graphs) + step.unknown_graphs + step.unseen == 1
 }
 
 fn kernels_of(session: &Session) -> &Kernels {
