@@ -9,12 +9,15 @@
 //! `docs/protocol.md` describes the conversation of a dump and of a restore.
 
 pub mod access;
+pub mod chunks;
 pub mod codec;
 pub mod message;
+pub mod table;
 pub mod transport;
 
 pub use access::Accesses;
 pub use message::{Block, BlockKind, Counts, GateState, Hello, Reply, Request, Stream};
+pub use table::Table;
 pub use transport::{Connection, Peer};
 
 /// Version of the messages below. A peer with another version is refused by name, because a
