@@ -16,7 +16,7 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -47,11 +47,16 @@ struct Shard(AtomicU64);
 #[repr(align(128))]
 struct Line {
     state: AtomicU32,
-    /// Whether launches are recorded (see [`crate::access`]).
-    recording: AtomicBool,
+    /// Why launches are looked at (see [`crate::access`]).
+    watched: AtomicU32,
 }
 
-static LINE: Line = Line { state: AtomicU32::new(OPEN), recording: AtomicBool::new(false) };
+/// In [`Line::watched`]: launches are recorded.
+const RECORDED: u32 = 1;
+/// In [`Line::watched`]: launches wait for memory that is being saved.
+const GUARDED: u32 = 2;
+
+static LINE: Line = Line { state: AtomicU32::new(OPEN), watched: AtomicU32::new(0) };
 static COUNTERS: [Shard; SHARDS] = [const { Shard(AtomicU64::new(0)) }; SHARDS];
 static NEXT_SHARD: AtomicU32 = AtomicU32::new(0);
 /// Calls that are beginning a capture.
@@ -297,15 +302,63 @@ pub(crate) fn is_open() -> bool {
     LINE.state.load(Ordering::Relaxed) == OPEN
 }
 
+/// Leaves the gate for as long as `work` takes, and passes it again. A call within another one stays
+/// inside.
+pub(crate) fn aside(work: impl FnOnce()) {
+    /// Passes the gate again, even after a panic.
+    struct Back(u32);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            let counter = counter(self.0);
+            counter.fetch_add(CALL, Ordering::SeqCst);
+            if LINE.state.load(Ordering::SeqCst) >= CLOSED {
+                wait_and_pass(counter, CALL);
+            }
+            ME.with(|me| me.set((self.0, 1)));
+        }
+    }
+    let (shard, depth) = ME.with(Cell::get);
+    let _back = (depth == 1).then(|| {
+        ME.with(|me| me.set((shard, 0)));
+        counter(shard).fetch_sub(CALL, Ordering::Release);
+        Back(shard)
+    });
+    work();
+}
+
+/// Whether launches are to be looked at before they are made.
+#[inline(always)]
+pub(crate) fn is_watching() -> bool {
+    LINE.watched.load(Ordering::Relaxed) != 0
+}
+
 /// Whether launches are recorded.
 #[inline(always)]
 pub(crate) fn is_recording() -> bool {
-    LINE.recording.load(Ordering::Relaxed)
+    LINE.watched.load(Ordering::Relaxed) & RECORDED != 0
+}
+
+/// Whether launches wait for memory that is being saved.
+pub(crate) fn is_guarding() -> bool {
+    LINE.watched.load(Ordering::Relaxed) & GUARDED != 0
 }
 
 /// Lets launches be recorded, or not.
 pub(crate) fn set_recording(on: bool) {
-    LINE.recording.store(on, Ordering::SeqCst);
+    watch(RECORDED, on);
+}
+
+/// Lets launches wait, or not. Set while the gate is closed: who passes it later sees it.
+pub(crate) fn set_guarding(on: bool) {
+    watch(GUARDED, on);
+}
+
+fn watch(why: u32, on: bool) {
+    if on {
+        LINE.watched.fetch_or(why, Ordering::SeqCst);
+    } else {
+        LINE.watched.fetch_and(!why, Ordering::SeqCst);
+    }
 }
 
 /// Opens the gate.
@@ -336,6 +389,8 @@ pub(crate) unsafe fn reset() {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use super::*;
 
     /// The gate is one for the process: one test uses it at a time.
@@ -473,6 +528,40 @@ mod tests {
         });
         assert!(began.load(Ordering::SeqCst));
         assert!(!capturing());
+    }
+
+    #[test]
+    fn the_gate_closes_while_a_call_waits_aside() {
+        let _alone = ALONE.lock();
+        let (left, back) = (AtomicBool::new(false), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let inside = enter();
+                aside(|| {
+                    left.store(true, Ordering::SeqCst);
+                    while LINE.state.load(Ordering::SeqCst) != CLOSED {
+                        thread::yield_now();
+                    }
+                });
+                back.store(true, Ordering::SeqCst);
+                assert_eq!(calls_inside(), 1);
+                drop(inside);
+            });
+            while !left.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+            close(soon(10_000)).expect("the call is not inside");
+            thread::sleep(Duration::from_millis(10));
+            assert!(!back.load(Ordering::SeqCst), "it came back into a closed gate");
+            open();
+        });
+        assert!(back.load(Ordering::SeqCst));
+        assert_eq!(calls_inside(), 0);
+        // Within another call nothing is left.
+        let (outer, inner) = (enter(), enter());
+        aside(|| assert_eq!(calls_inside(), 1));
+        drop((inner, outer));
+        assert_eq!(calls_inside(), 0);
     }
 
     #[test]

@@ -83,8 +83,8 @@ macro_rules! watch {
     };
 }
 
-/// Before the call its arguments are shown to the first form, if launches are recorded; after it to
-/// the second one.
+/// Before the call its arguments are shown to the first form, if launches are recorded or have to wait;
+/// after it to the second one.
 macro_rules! wrapped {
     (
         $name:ident, $index:literal, $enter:expr, $after:expr,
@@ -114,7 +114,7 @@ macro_rules! wrapped {
 macro_rules! before {
     (none, $($argument:ident)*) => {};
     ($form:ident, $($argument:ident)*) => {
-        if crate::access::is_on() {
+        if crate::gate::is_watching() {
             crate::access::before(crate::access::forms::$form, &[$($argument),*]);
         }
     };

@@ -145,3 +145,27 @@ wire_struct! {
         pub size: u64,
     }
 }
+
+wire_struct! {
+    /// An aligned 8-byte word of a kernel's parameters.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+    pub struct Slot {
+        /// Which parameter.
+        pub param: u32,
+        /// First byte of the word within it.
+        pub offset: u32,
+    }
+}
+
+wire_struct! {
+    /// What is known of a kernel beyond its arguments.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Habits {
+        /// Its id, see [`KernelUse::id`].
+        pub kernel: u64,
+        /// It may write where its arguments do not point.
+        pub anywhere: bool,
+        /// Words through which it does not write.
+        pub reads: Vec<Slot>,
+    }
+}

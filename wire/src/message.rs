@@ -1,7 +1,8 @@
 //! The control messages between the checkpointer (requests) and the agent (replies).
 
-use crate::access::Accesses;
+use crate::access::{Accesses, Habits};
 use crate::codec::{Malformed, Reader, Wire};
+use crate::table::Range;
 use crate::{wire_enum, wire_struct};
 
 wire_struct! {
@@ -186,6 +187,18 @@ wire_enum! {
             /// Limit for closing and draining, milliseconds.
             timeout_ms: u64,
         },
+        /// Followed by one file descriptor: a [`crate::Table`]. From the opening of the gate on, what
+        /// may write a chunk waits until it is saved. This ends with the connection. Only while the
+        /// gate is closed and memory is in place.
+        14 => Guard {
+            /// The device memory of the table.
+            ranges: Vec<Range>,
+            /// What is known of kernels. Of others it is assumed that they write through all of their
+            /// arguments.
+            habits: Vec<Habits>,
+            /// Names of kernels that may write anywhere.
+            distrusted: Vec<String>,
+        },
     }
 }
 
@@ -266,6 +279,15 @@ mod tests {
         }
     }
 
+    fn guard() -> Request {
+        let reads = vec![crate::access::Slot { param: 1, offset: 8 }];
+        Request::Guard {
+            ranges: vec![Range { address: 4096, size: 1 << 21 }],
+            habits: vec![Habits { kernel: 3, anywhere: true, reads }],
+            distrusted: vec!["k".into()],
+        }
+    }
+
     fn accesses() -> Accesses {
         use crate::access::{Allocation, KernelUse, Operation, OperationUse, SlotUse, Touched};
         let touched = vec![Touched { allocation: 3, low: 4096, high: 8192, launches: 2 }];
@@ -302,6 +324,7 @@ mod tests {
             Request::Record { on: true },
             Request::Accesses {},
             Request::Image { id: 7, limit: 1 << 40 },
+            guard(),
         ] {
             assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
         }

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use gpucr_wire::access::Operation;
 
 use super::kernels::Kernel;
-use super::{graphs, images, recorder};
+use super::{graphs, guard, images};
 use crate::driver::{
     Copy2d, Copy3d, Copy3dOp, Copy3dOperand, DecompressParams, LaunchParams, MEMORY_DEVICE,
     MEMORY_UNIFIED, MemoryOp, OPERAND_POINTER, SUCCESS,
@@ -32,8 +32,15 @@ const VALUE: Operation = Operation::Value {};
 /// A range that is read or written by something that is not a kernel.
 pub(super) type Range = (Operation, bool, u64, u64);
 
-fn note((operation, write, address, bytes): Range) {
-    recorder::operation(operation, write, address, bytes);
+fn note(range: Range) {
+    super::range(range);
+}
+
+/// The call is for this stream, if its form has one.
+fn on(stream: Option<&usize>) {
+    if let Some(stream) = stream {
+        guard::stream(*stream as u64);
+    }
 }
 
 fn read(operation: Operation, address: usize, bytes: usize) -> Range {
@@ -57,16 +64,21 @@ unsafe fn at<T: Copy>(address: usize) -> Option<T> {
 
 /// `cuLaunchKernel(f, grid, block, shared, stream, kernelParams, extra)`.
 pub(crate) fn kernel(a: &[usize]) {
+    on(a.get(8));
     launched(a[0], a[9], a[10]);
 }
 
 /// `cuLaunchCooperativeKernel(f, grid, block, shared, stream, kernelParams)`.
 pub(crate) fn cooperative(a: &[usize]) {
+    on(a.get(8));
     launched(a[0], a[9], 0);
 }
 
 /// `cuLaunchKernelEx(config, f, kernelParams, extra)`.
 pub(crate) fn kernel_ex(a: &[usize]) {
+    // SAFETY: the function's signature: six sizes and the bytes of shared memory come first.
+    let stream = unsafe { at::<usize>(if a[0] == 0 { 0 } else { a[0] + 32 }) };
+    on(stream.as_ref());
     launched(a[1], a[2], a[3]);
 }
 
@@ -89,16 +101,17 @@ pub(crate) fn kernel_legacy(a: &[usize]) {
 
 /// `cuGraphLaunch(exec, stream)`.
 pub(crate) fn graph(a: &[usize]) {
-    recorder::graph(a[0] as u64);
+    on(a.get(1));
+    super::graph(a[0] as u64);
 }
 
 /// `cuLaunchHostFunc` and `cuStreamAddCallback`.
 pub(crate) fn host_function(_: &[usize]) {
-    recorder::host_function();
+    super::host_function();
 }
 
 fn launched(function: usize, params: usize, extra: usize) {
-    recorder::launch(function as u64, |kernel, note| {
+    super::launch(function as u64, |kernel, note| {
         // SAFETY: the program passes these to a launch of the kernel.
         unsafe { words(kernel, params as _, extra as _, note) };
     });
@@ -169,12 +182,14 @@ unsafe fn packed(extra: *const *const c_void) -> Option<(*const u8, usize)> {
 
 /// `cuMemcpy*(to, from, bytes, ...)` between linear memory.
 pub(crate) fn copy(a: &[usize]) {
+    on(a.get(3));
     note(read(COPY, a[1], a[2]));
     note(written(COPY, a[0], a[2]));
 }
 
 /// `cuMemcpyPeer(to, context, from, context, bytes)`.
 pub(crate) fn copy_peer(a: &[usize]) {
+    on(a.get(5));
     note(read(COPY, a[2], a[4]));
     note(written(COPY, a[0], a[4]));
 }
@@ -191,6 +206,7 @@ pub(crate) fn copy_from_array(a: &[usize]) {
 
 /// `cuMemcpy2D(copy, ...)`.
 pub(crate) fn copy_2d(a: &[usize]) {
+    on(a.get(1));
     // SAFETY: the function's signature.
     if let Some(copy) = unsafe { at::<Copy2d>(a[0]) } {
         let side = |kind: u32, pointer: [u64; 2], x: usize, y: usize, pitch: usize| {
@@ -209,6 +225,7 @@ pub(crate) fn copy_2d(a: &[usize]) {
 
 /// `cuMemcpy3D(copy, ...)` and `cuMemcpy3DPeer(copy, ...)`.
 pub(crate) fn copy_3d(a: &[usize]) {
+    on(a.get(1));
     // SAFETY: the function's signature.
     if let Some(copy) = unsafe { at::<Copy3d>(a[0]) } {
         copy_3d_ranges(&copy).into_iter().for_each(note);
@@ -256,6 +273,7 @@ fn linear(
 
 /// `cuMemcpyBatchAsync(to[], from[], bytes[], count, ...)`.
 pub(crate) fn copies(a: &[usize]) {
+    on(a.last());
     for i in 0..a[3] {
         // SAFETY: three arrays of so many members.
         let one = |array: usize| unsafe { at::<usize>(if array == 0 { 0 } else { array + 8 * i }) };
@@ -266,6 +284,7 @@ pub(crate) fn copies(a: &[usize]) {
 
 /// `cuMemcpy3DBatchAsync(count, list, ...)`.
 pub(crate) fn copies_3d(a: &[usize]) {
+    on(a.last());
     for i in 0..if a[1] == 0 { 0 } else { a[0] } {
         // SAFETY: a list of so many members.
         let Some(op) = (unsafe { at::<Copy3dOp>(a[1] + i * size_of::<Copy3dOp>()) }) else {
@@ -294,31 +313,37 @@ pub(crate) fn copies_3d(a: &[usize]) {
 
 /// `cuMemsetD8(to, value, count)`.
 pub(crate) fn fill_8(a: &[usize]) {
+    on(a.get(3));
     note(written(FILL, a[0], a[2]));
 }
 
 /// `cuMemsetD16(to, value, count)`.
 pub(crate) fn fill_16(a: &[usize]) {
+    on(a.get(3));
     note(written(FILL, a[0], a[2].saturating_mul(2)));
 }
 
 /// `cuMemsetD32(to, value, count)`.
 pub(crate) fn fill_32(a: &[usize]) {
+    on(a.get(3));
     note(written(FILL, a[0], a[2].saturating_mul(4)));
 }
 
 /// `cuMemsetD2D8(to, pitch, value, width, height)`.
 pub(crate) fn fill_2d_8(a: &[usize]) {
+    on(a.get(5));
     note(fill_range(a[0], a[1], a[3], a[4]));
 }
 
 /// `cuMemsetD2D16(to, pitch, value, width, height)`.
 pub(crate) fn fill_2d_16(a: &[usize]) {
+    on(a.get(5));
     note(fill_range(a[0], a[1], a[3].saturating_mul(2), a[4]));
 }
 
 /// `cuMemsetD2D32(to, pitch, value, width, height)`.
 pub(crate) fn fill_2d_32(a: &[usize]) {
+    on(a.get(5));
     note(fill_range(a[0], a[1], a[3].saturating_mul(4), a[4]));
 }
 
@@ -333,26 +358,31 @@ pub(super) fn fill_range(to: usize, pitch: usize, width: usize, height: usize) -
 
 /// `cuStreamWaitValue32(stream, address, ...)`.
 pub(crate) fn wait_32(a: &[usize]) {
+    on(a.first());
     note(read(VALUE, a[1], 4));
 }
 
 /// `cuStreamWaitValue64(stream, address, ...)`.
 pub(crate) fn wait_64(a: &[usize]) {
+    on(a.first());
     note(read(VALUE, a[1], 8));
 }
 
 /// `cuStreamWriteValue32(stream, address, ...)`.
 pub(crate) fn write_32(a: &[usize]) {
+    on(a.first());
     note(written(VALUE, a[1], 4));
 }
 
 /// `cuStreamWriteValue64(stream, address, ...)`.
 pub(crate) fn write_64(a: &[usize]) {
+    on(a.first());
     note(written(VALUE, a[1], 8));
 }
 
 /// `cuStreamBatchMemOp(stream, count, list, flags)`.
 pub(crate) fn memory_ops(a: &[usize]) {
+    on(a.first());
     // SAFETY: a list of so many members.
     unsafe { memory_op_ranges(a[1] as u32, a[2]) }.into_iter().for_each(note);
 }
@@ -380,6 +410,7 @@ pub(super) unsafe fn memory_op_ranges(count: u32, list: usize) -> Vec<Range> {
 
 /// `cuMemDiscardBatchAsync(addresses[], bytes[], count, ...)`.
 pub(crate) fn discard(a: &[usize]) {
+    on(a.last());
     for i in 0..a[2] {
         // SAFETY: two arrays of so many members.
         let one = |array: usize| unsafe { at::<usize>(if array == 0 { 0 } else { array + 8 * i }) };
@@ -390,6 +421,7 @@ pub(crate) fn discard(a: &[usize]) {
 
 /// `cuMemBatchDecompressAsync(list, count, ...)`.
 pub(crate) fn decompress(a: &[usize]) {
+    on(a.last());
     const DECOMPRESS: Operation = Operation::Decompress {};
     for i in 0..if a[0] == 0 { 0 } else { a[1] } {
         // SAFETY: a list of so many members.

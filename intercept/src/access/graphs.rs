@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use super::forms::{self, Range};
+use super::guard::GraphNeeds;
 use super::kernels::{self, Kernel};
 use super::recorder::Merged;
 use crate::driver::{Copy3d, FillParams, KernelNodeParams, MemoryOpsParams, SUCCESS};
@@ -66,6 +67,8 @@ struct Executable {
     lost: bool,
     /// It is kept only for them.
     gone: bool,
+    /// The guard under which all that the nodes may write is saved.
+    free_under: u64,
 }
 
 #[derive(Default)]
@@ -161,6 +164,7 @@ impl Graphs {
         let one = self.executables.entry(executable).or_default();
         one.lost |= std::mem::take(&mut one.unknown);
         one.gone = false;
+        one.free_under = 0;
         match nodes {
             Some(nodes) if weight <= NODES => {
                 self.weight = weight;
@@ -322,6 +326,35 @@ impl Given {
                 Self::Child(graph) => child(graph, depth),
             }
         }
+    }
+}
+
+/// Collects what a launch of a graph may write, under the guard of this number.
+pub(super) fn needs(executable: u64, guard: u64, needs: &mut GraphNeeds<'_>) {
+    with(|graphs| match graphs.executables.get_mut(&executable) {
+        None => needs.everything(),
+        Some(executable) if executable.free_under == guard => {}
+        Some(executable) => {
+            if executable.unknown || executable.gone {
+                needs.everything();
+            }
+            executable.nodes.values().for_each(|node| collect(node, needs));
+            if needs.is_free() {
+                executable.free_under = guard;
+            }
+        }
+    });
+}
+
+fn collect(node: &Node, needs: &mut GraphNeeds<'_>) {
+    match node {
+        Node::Kernel { kernel, words } => needs.kernel(kernel, words),
+        Node::Ranges(ranges) => {
+            let written = ranges.iter().filter(|(_, write, ..)| *write);
+            written.for_each(|(_, _, address, bytes)| needs.written(*address, *bytes));
+        }
+        Node::Host => {}
+        Node::Child(nodes) => nodes.iter().for_each(|node| collect(node, needs)),
     }
 }
 

@@ -8,6 +8,9 @@
 //! While nothing is recorded a launch reads one flag, on the cache line of the gate's state. While
 //! it is, each thread writes to a buffer of its own ([`recorder`]); which allocation a word points
 //! into is found without a lock ([`index`]).
+//!
+//! The same forms tell what a call has to wait for while a checkpointer saves memory of the running
+//! program ([`guard`]).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -18,6 +21,7 @@ use crate::{gate, memory};
 
 pub(crate) mod forms;
 mod graphs;
+pub(crate) mod guard;
 pub(crate) mod images;
 pub(crate) mod index;
 mod kernels;
@@ -29,11 +33,21 @@ pub(crate) fn is_on() -> bool {
     gate::is_recording()
 }
 
-/// Records a call that is about to be made. A mistake of ours must not reach the program.
+/// A call is about to be made: it waits for what it may write, and is recorded, where these are asked
+/// for. A mistake of ours must not reach the program.
 #[inline(never)]
 pub(crate) fn before(form: fn(&[usize]), arguments: &[usize]) {
-    if catch_unwind(AssertUnwindSafe(|| form(arguments))).is_err() {
-        log!("a launch could not be recorded");
+    if gate::is_guarding() {
+        show(|| guard::pass(form, arguments));
+    }
+    if is_on() {
+        show(|| form(arguments));
+    }
+}
+
+fn show(look: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(look)).is_err() {
+        log!("a launch could not be looked at");
     }
 }
 
@@ -41,8 +55,30 @@ pub(crate) fn before(form: fn(&[usize]), arguments: &[usize]) {
 #[inline(never)]
 pub(crate) fn after(form: fn(&[usize]), arguments: &[usize], code: u32) {
     if forms::is_success(code) {
-        before(form, arguments);
+        show(|| form(arguments));
     }
+}
+
+/// A range that is read or written by something that is not a kernel.
+fn range((operation, write, address, bytes): forms::Range) {
+    guard::range(write, address, bytes)
+        .unwrap_or_else(|| recorder::operation(operation, write, address, bytes));
+}
+
+/// A launch of the kernel of `handle`. `words` is called with the kernel and a place for the number
+/// and the value of each word of its arguments.
+fn launch(handle: u64, words: impl Fn(&kernels::Kernel, &mut dyn FnMut(usize, u64))) {
+    guard::launch(handle, &words).unwrap_or_else(|| recorder::launch(handle, &words));
+}
+
+/// A launch of an executable graph.
+fn graph(executable: u64) {
+    guard::graph(executable).unwrap_or_else(|| recorder::graph(executable));
+}
+
+/// A host function.
+fn host_function() {
+    guard::host_function().unwrap_or_else(recorder::host_function);
 }
 
 /// Begins to record. Nothing happens if that goes on already.
@@ -96,12 +132,14 @@ pub(crate) fn context_going() {
 /// No other thread exists.
 pub(crate) unsafe fn reset() {
     gate::set_recording(false);
+    gate::set_guarding(false);
     // SAFETY: the caller's duty.
     unsafe {
         recorder::reset();
         kernels::reset();
         images::reset();
         graphs::reset();
+        guard::reset();
         index::reset();
     }
 }

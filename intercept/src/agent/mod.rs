@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gpucr_wire::{Connection, Counts, GateState, Hello, PROTOCOL_VERSION, Reply, Request};
+use gpucr_wire::{Connection, Counts, GateState, Hello, PROTOCOL_VERSION, Reply, Request, Table};
 
+use crate::access::guard;
 use crate::log::log;
 use crate::memory::{self, Failure};
 use crate::{access, contexts, fork, gate, real, usage};
@@ -178,6 +179,7 @@ impl Agent {
 
     fn connection_ended(&mut self) {
         access::stop();
+        guard::end();
         self.staging = None;
         self.transfer.forget_exports();
         if self.state == (GateState::Closed {}) {
@@ -187,6 +189,7 @@ impl Agent {
 
     fn open(&mut self) {
         self.transfer.forget_exports();
+        memory::lock().lend_at(guard::addresses().into_iter());
         self.state = GateState::Open {};
         gate::open();
     }
@@ -294,6 +297,16 @@ impl Agent {
                 sent.unwrap_or_else(|error| log!("cannot send an image: {error}"));
                 Ok(Next::Sent)
             }
+            Request::Guard { ranges, habits, distrusted } => {
+                let fds = connection
+                    .receive_fds(1)
+                    .map_err(|error| Failure::other(format!("no chunk table: {error}")))?;
+                self.expect(GateState::Closed {})?;
+                let table = Table::open(&fds[0], ranges)
+                    .map_err(|error| Failure::other(format!("no chunk table: {error}")))?;
+                guard::install(table, habits, distrusted);
+                Ok(done)
+            }
             Request::OpenGate {} => {
                 if self.state == (GateState::Detached {}) {
                     self.transfer.finish_copy_in()?;
@@ -348,6 +361,8 @@ impl Agent {
             ))
         })?;
         drain::drain(deadline).inspect_err(|_| gate::open())?;
+        // That of the last dump. It must be gone when CRIU comes.
+        guard::free();
         self.state = GateState::Closed {};
         Ok(())
     }

@@ -71,6 +71,12 @@ impl Memory {
         self.lent = blocks;
     }
 
+    /// Remembers that the checkpointer holds the memory that is mapped at these addresses.
+    pub(crate) fn lend_at(&mut self, addresses: impl Iterator<Item = u64>) {
+        let block = |address| self.mapping_at(address).map(|(_, mapping)| mapping.block);
+        self.lent = addresses.filter_map(block).collect();
+    }
+
     /// Whether the checkpointer holds memory that the program has given back: the device gets it
     /// when the checkpointer asks for the blocks again.
     pub(crate) fn is_missed(&self) -> bool {

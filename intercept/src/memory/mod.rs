@@ -18,7 +18,7 @@ use std::time::Duration;
 use gpucr_wire::access::Allocation as Extent;
 use gpucr_wire::{BlockKind, Counts};
 
-use crate::access::index;
+use crate::access::{guard, index};
 use crate::driver::{Access, AllocationProp, Code, ERROR_OUT_OF_MEMORY};
 use crate::fork::Resettable;
 use crate::gate;
@@ -150,15 +150,25 @@ pub(crate) fn lock() -> Locked {
 /// lets go of the memory only once it is closed.
 pub(crate) fn patiently<T>(ask: impl Fn() -> Result<T, Code>) -> Result<T, Code> {
     let mut left = LETTING_GO;
+    // The checkpointer may have let go between the question and the look: then it is asked once more.
+    let mut held_before = true;
     loop {
         let inside = gate::enter();
         let answer = ask();
-        let missing = matches!(answer, Err(ERROR_OUT_OF_MEMORY)) && lock().is_missed();
+        let missing = matches!(answer, Err(ERROR_OUT_OF_MEMORY));
+        let held = missing && lock().is_missed();
+        if held {
+            // What is still to be saved is held until it is.
+            guard::wait_for_all();
+        }
         drop(inside);
-        if !missing || left.is_zero() {
+        if !(held || missing && held_before) || left.is_zero() {
             return answer;
         }
-        thread::sleep(PAUSE);
+        held_before = held;
+        if held {
+            thread::sleep(PAUSE);
+        }
         // Until it is closed the checkpointer does not ask.
         if gate::is_open() {
             left = left.saturating_sub(PAUSE);

@@ -306,6 +306,18 @@ impl State {
                     self.cuda.must("cuGraphLaunch", &[self.executable, self.stream]);
                 }
             }
+            "capture" => {
+                let mut graph = 0u64;
+                self.cuda.must("cuStreamBeginCapture_v2", &[self.stream, 2]);
+                self.launch("cuLaunchKernel", self.function, true, 0);
+                self.cuda.must("cuStreamEndCapture", &[self.stream, &raw mut graph as u64]);
+                self.cuda.must("cuGraphDestroy", &[graph]);
+            }
+            "read" => {
+                let mut host = [0u8; 64];
+                let to = host.as_mut_ptr() as u64;
+                self.cuda.must("cuMemcpyDtoH_v2", &[to, self.large, 64]);
+            }
             "end graph" => self.cuda.must("cuGraphExecDestroy", &[self.executable]),
             "library" => {
                 let text = std::ffi::CString::new(PTX).expect("no NUL");

@@ -272,6 +272,13 @@ impl Agent {
         agent
     }
 
+    /// Hands a chunk table over.
+    pub(crate) fn guard(&mut self, request: &Request, table: &OwnedFd) -> Reply {
+        self.0.send(request).expect("sent");
+        self.0.send_fds(&[table]).expect("sent");
+        self.0.receive().expect("a reply")
+    }
+
     pub(crate) fn stage(&mut self, fd: &OwnedFd, len: u64) {
         self.0.send(&Request::Stage { len }).expect("sent");
         self.0.send_fds(&[fd]).expect("sent");

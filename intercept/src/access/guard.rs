@@ -1,0 +1,422 @@
+//! Launches that wait: while a checkpointer saves memory of the running program, what may write a chunk
+//! waits until that chunk is saved.
+//!
+//! The checkpointer hands over a [chunk table](gpucr_wire::chunks) while the gate is closed. From then
+//! on every call that the table of functions has a form for shows its arguments here, inside the
+//! gate, before it goes on. If it may write what is not saved yet, it leaves the gate, waits for the
+//! chunks, enters again, and looks again. So the gate can be closed while calls wait, and no lock is
+//! held by those who do.
+//!
+//! What a call may write is a guess, like everything in [`super`]: a copy or fill writes what it says,
+//! a kernel all allocations that its arguments point to, unless it is known only to read them. If
+//! nothing can be said of it, it waits for everything. A guess that is wrong is found by the
+//! checkpointer, which compares what it copies with what was there when the gate was closed.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use gpucr_wire::Table;
+use gpucr_wire::access::{Habits, Slot};
+
+use super::index;
+use super::kernels::{self, Kernel};
+use crate::driver::SUCCESS;
+use crate::{gate, real};
+
+/// What the checkpointer has handed over.
+struct Guard {
+    /// Unlike that of any other.
+    number: u64,
+    table: Table,
+    /// In order of their addresses.
+    pieces: Vec<Piece>,
+    /// Pieces that belong to one reservation of the program's, by its name as an allocation: places
+    /// among the pieces.
+    reservations: HashMap<u64, Range<usize>>,
+    habits: HashMap<u64, Habits>,
+    distrusted: HashSet<String>,
+}
+
+/// A range of the table.
+struct Piece {
+    low: u64,
+    end: u64,
+    /// Its number in the table.
+    range: usize,
+    /// The pieces of the same allocation, this one among them.
+    allocation: Range<usize>,
+}
+
+/// Changed by the agent alone, and freed by it while nobody can be looking.
+static GUARD: AtomicPtr<Guard> = AtomicPtr::new(std::ptr::null_mut());
+static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
+/// Calls that have left the gate to wait.
+static WAITERS: AtomicU32 = AtomicU32::new(0);
+
+/// What a call may write and is not saved.
+#[derive(Default)]
+struct Needs {
+    everything: bool,
+    chunks: Vec<(usize, Range<usize>)>,
+    /// The stream that the call is for, where it says.
+    stream: Option<u64>,
+}
+
+/// A kernel, as far as it concerns the guard of that number.
+struct Known {
+    kernel: Arc<Kernel>,
+    anywhere: bool,
+    /// For each of the kernel's words whether nothing is written through it.
+    reads: Vec<bool>,
+}
+
+/// The kernels that a thread has launched, by handle.
+#[derive(Default)]
+struct Cache {
+    guard: u64,
+    generation: u64,
+    known: HashMap<u64, Arc<Known>>,
+}
+
+thread_local! {
+    /// While a form is shown the arguments of a call.
+    static NEEDS: RefCell<Option<Needs>> = const { RefCell::new(None) };
+    static CACHE: RefCell<Cache> = RefCell::new(Cache::default());
+}
+
+/// Lets calls wait for what is pending in this table. The gate is closed.
+pub(crate) fn install(table: Table, habits: Vec<Habits>, distrusted: Vec<String>) {
+    free();
+    let guard = Guard::new(table, habits, distrusted);
+    GUARD.store(Box::into_raw(Box::new(guard)), Ordering::Release);
+    gate::set_guarding(true);
+}
+
+/// Where the memory is that the checkpointer holds until it is saved.
+pub(crate) fn addresses() -> Vec<u64> {
+    let guard = guard().filter(|_| gate::is_guarding());
+    guard.map_or_else(Vec::new, |guard| guard.pieces.iter().map(|piece| piece.low).collect())
+}
+
+/// Ends all waiting. What the checkpointer has not saved by now it cannot save any more.
+pub(crate) fn end() {
+    gate::set_guarding(false);
+    if let Some(guard) = guard() {
+        guard.table.end();
+    }
+}
+
+/// Unmaps the table. The gate is closed, so nobody looks at it but those who wait, and they go on now.
+pub(crate) fn free() {
+    end();
+    while WAITERS.load(Ordering::SeqCst) != 0 {
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    let guard = GUARD.swap(std::ptr::null_mut(), Ordering::AcqRel);
+    if !guard.is_null() {
+        // SAFETY: made by `install`. Whoever reads the pointer is inside the gate, which is closed, or
+        // among the waiters, of which there are none; and only the agent calls this.
+        drop(unsafe { Box::from_raw(guard) });
+    }
+}
+
+/// The guard there is. To be used inside the gate, while counted as a waiter, or by the agent.
+fn guard() -> Option<&'static Guard> {
+    // SAFETY: `free` waits for all who may use it; see there.
+    unsafe { GUARD.load(Ordering::Acquire).as_ref() }
+}
+
+/// Waits, outside of the gate, until all that a call may write is saved. The call is inside the gate,
+/// before and after.
+pub(super) fn pass(form: fn(&[usize]), arguments: &[usize]) {
+    let mut first = true;
+    while let Some(guard) = guard() {
+        let Some(needs) = guard.needs(form, arguments) else { return };
+        guard.wait(needs.chunks, first);
+        first = false;
+    }
+}
+
+/// Waits for everything: gpucr lets go of memory only when it is through.
+pub(crate) fn wait_for_all() {
+    if gate::is_guarding()
+        && let Some(guard) = guard()
+    {
+        guard.wait(guard.everything(), false);
+    }
+}
+
+/// Lets the form that is being shown the arguments of a call add to what is needed. `None` if they
+/// are shown for another reason.
+fn collecting(add: impl FnOnce(&Guard, &mut Needs)) -> Option<()> {
+    let done = NEEDS.try_with(|needs| {
+        let mut needs = needs.try_borrow_mut().ok()?;
+        add(guard()?, needs.as_mut()?);
+        Some(())
+    });
+    done.ok()?
+}
+
+/// The call is for this stream.
+pub(super) fn stream(stream: u64) {
+    collecting(|_, needs| needs.stream = Some(stream));
+}
+
+/// A range is read or written by something that is not a kernel. `None` if that is not asked.
+pub(super) fn range(write: bool, address: u64, bytes: u64) -> Option<()> {
+    collecting(|guard, needs| {
+        if write {
+            needs.add(guard, address, address.saturating_add(bytes));
+        }
+    })
+}
+
+/// A launch of the kernel of `handle`, see [`super::recorder::launch`].
+pub(super) fn launch(
+    handle: u64,
+    words: impl FnOnce(&Kernel, &mut dyn FnMut(usize, u64)),
+) -> Option<()> {
+    collecting(|guard, needs| {
+        let known = guard.known(handle);
+        let mut seen = false;
+        words(&known.kernel, &mut |number, word| {
+            seen = true;
+            needs.word(guard, &known, number, word);
+        });
+        // Arguments that were set one by one before, or that the driver does not describe.
+        let pointers = known.kernel.params.is_none() || !known.kernel.words.is_empty();
+        needs.everything |= known.anywhere || (pointers && !seen);
+    })
+}
+
+/// A launch of an executable graph.
+pub(super) fn graph(executable: u64) -> Option<()> {
+    collecting(|guard, needs| {
+        let mut nodes = GraphNeeds { guard, needs };
+        super::graphs::needs(executable, guard.number, &mut nodes);
+    })
+}
+
+/// A host function, which writes no device memory.
+pub(super) fn host_function() -> Option<()> {
+    collecting(|_, _| ())
+}
+
+/// Collects what the nodes of a graph may write.
+pub(super) struct GraphNeeds<'a> {
+    guard: &'a Guard,
+    needs: &'a mut Needs,
+}
+
+impl GraphNeeds<'_> {
+    pub(super) fn kernel(&mut self, kernel: &Arc<Kernel>, words: &[(usize, u64)]) {
+        let known = self.guard.judge(kernel.clone());
+        for (number, word) in words {
+            self.needs.word(self.guard, &known, *number, *word);
+        }
+        self.needs.everything |= known.anywhere || kernel.params.is_none();
+    }
+
+    pub(super) fn written(&mut self, address: u64, bytes: u64) {
+        self.needs.add(self.guard, address, address.saturating_add(bytes));
+    }
+
+    pub(super) fn everything(&mut self) {
+        self.needs.everything = true;
+    }
+
+    /// Whether nothing was added.
+    pub(super) fn is_free(&self) -> bool {
+        !self.needs.everything && self.needs.chunks.is_empty()
+    }
+}
+
+impl Needs {
+    /// What lies between two addresses may be written.
+    fn add(&mut self, guard: &Guard, low: u64, end: u64) {
+        let first = guard.pieces.partition_point(|piece| piece.end <= low);
+        for piece in guard.pieces[first..].iter().take_while(|piece| piece.low < end) {
+            self.add_of(guard, piece, low, end);
+        }
+    }
+
+    fn add_of(&mut self, guard: &Guard, piece: &Piece, low: u64, end: u64) {
+        let within = guard.table.ranges()[piece.range].chunks_within(low, end);
+        if !guard.table.chunks(piece.range).are_saved(within.clone()) {
+            self.chunks.push((piece.range, within));
+        }
+    }
+
+    /// A word of a kernel's arguments: if it points into an allocation, that may be written.
+    fn word(&mut self, guard: &Guard, known: &Known, number: usize, word: u64) {
+        if known.reads.get(number).copied().unwrap_or(false) {
+            return;
+        }
+        for piece in &guard.pieces[guard.allocation_of(word)] {
+            self.add_of(guard, piece, 0, u64::MAX);
+        }
+    }
+}
+
+impl Guard {
+    fn new(table: Table, habits: Vec<Habits>, distrusted: Vec<String>) -> Self {
+        let ranges = table.ranges().iter().enumerate();
+        let mut pieces: Vec<Piece> = ranges
+            .map(|(range, r)| {
+                let end = r.address.saturating_add(r.size);
+                Piece { low: r.address, end, range, allocation: 0..0 }
+            })
+            .collect();
+        pieces.sort_by_key(|piece| piece.low);
+        let mut reservations: HashMap<u64, Range<usize>> = HashMap::new();
+        for (at, piece) in pieces.iter().enumerate() {
+            let id = index::find(piece.low).filter(|id| index::reservation_address(*id).is_some());
+            if let Some(id) = id {
+                reservations.entry(id).or_insert(at..at).end = at + 1;
+            }
+        }
+        for (at, piece) in pieces.iter_mut().enumerate() {
+            let of = |id| reservations.get(&id).cloned();
+            piece.allocation = index::find(piece.low).and_then(of).unwrap_or(at..at + 1);
+        }
+        let habits = habits.into_iter().map(|habits| (habits.kernel, habits)).collect();
+        let distrusted = distrusted.into_iter().collect();
+        let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
+        Self { number, table, pieces, reservations, habits, distrusted }
+    }
+
+    /// The pieces of the allocation that an address lies in; none if nothing of it is in the table.
+    fn allocation_of(&self, address: u64) -> Range<usize> {
+        let (Some(first), Some(last)) = (self.pieces.first(), self.pieces.last()) else {
+            return 0..0;
+        };
+        // Most words are no pointers. A reservation may begin before its first piece.
+        if self.reservations.is_empty() && (address < first.low || address >= last.end) {
+            return 0..0;
+        }
+        let at = self.pieces.partition_point(|piece| piece.end <= address);
+        match self.pieces.get(at) {
+            Some(piece) if piece.low <= address => piece.allocation.clone(),
+            _ if self.reservations.is_empty() => 0..0,
+            _ => index::find(address)
+                .and_then(|id| self.reservations.get(&id).cloned())
+                .unwrap_or(0..0),
+        }
+    }
+
+    /// What a call has to wait for; `None` if it may go on.
+    fn needs(&self, form: fn(&[usize]), arguments: &[usize]) -> Option<Needs> {
+        /// Ends the collection, even by a panic.
+        struct Collecting;
+        impl Drop for Collecting {
+            fn drop(&mut self) {
+                let _ = NEEDS.try_with(|needs| needs.borrow_mut().take());
+            }
+        }
+        NEEDS.try_with(|needs| *needs.borrow_mut() = Some(Needs::default())).ok()?;
+        let collecting = Collecting;
+        form(arguments);
+        let mut needs = NEEDS.try_with(|needs| needs.borrow_mut().take()).ok()??;
+        drop(collecting);
+        if needs.everything {
+            needs.chunks = self.everything();
+        }
+        let waits = !needs.chunks.is_empty() && !needs.is_captured();
+        waits.then_some(needs)
+    }
+
+    /// All ranges that have chunks that are not saved.
+    fn everything(&self) -> Vec<(usize, Range<usize>)> {
+        let all = self.table.all().enumerate().map(|(range, c)| (range, 0..c.states.len(), c));
+        all.filter(|(_, whole, c)| !c.are_saved(whole.clone())).map(|(r, w, _)| (r, w)).collect()
+    }
+
+    /// Leaves the gate, waits for these chunks, and enters again. The guard may be gone afterwards.
+    fn wait(&self, needs: Vec<(usize, Range<usize>)>, first: bool) {
+        /// Ends the use of the guard, even by a panic.
+        struct Waiting;
+        impl Drop for Waiting {
+            fn drop(&mut self) {
+                WAITERS.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        // Before the gate is left: it keeps the guard until here, the count from here on.
+        WAITERS.fetch_add(1, Ordering::SeqCst);
+        let waiting = Waiting;
+        gate::aside(move || {
+            let waiting = waiting;
+            let since = Instant::now();
+            let chunks = || {
+                needs.iter().flat_map(|(range, within)| within.clone().map(|chunk| (*range, chunk)))
+            };
+            // All of them first: they are saved in one go.
+            for (range, chunk) in chunks() {
+                self.table.chunks(range).want(chunk);
+            }
+            for (range, chunk) in chunks() {
+                self.table.chunks(range).wait(chunk);
+            }
+            let header = self.table.header();
+            header.held.fetch_add(u64::from(first), Ordering::Relaxed);
+            header.held_ns.fetch_add(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            drop(waiting);
+        });
+    }
+
+    fn known(&self, handle: u64) -> Arc<Known> {
+        let generation = kernels::generation();
+        let cached = CACHE.try_with(|cache| {
+            let mut cache = cache.borrow_mut();
+            if (cache.guard, cache.generation) != (self.number, generation) {
+                *cache = Cache { guard: self.number, generation, known: HashMap::new() };
+            }
+            cache.known.get(&handle).cloned()
+        });
+        if let Ok(Some(known)) = cached {
+            return known;
+        }
+        let known = Arc::new(self.judge(kernels::find(handle)));
+        let _ = CACHE.try_with(|cache| cache.borrow_mut().known.insert(handle, known.clone()));
+        known
+    }
+
+    fn judge(&self, kernel: Arc<Kernel>) -> Known {
+        let habits = self.habits.get(&kernel.id);
+        let distrusted = self.distrusted.contains(&kernel.name);
+        let anywhere = distrusted || habits.is_some_and(|habits| habits.anywhere);
+        let read = |slot: Slot| habits.is_some_and(|habits| habits.reads.contains(&slot));
+        let words = kernel.words.iter();
+        let reads = words
+            .map(|word| !distrusted && read(Slot { param: word.param, offset: word.offset }))
+            .collect();
+        Known { kernel, anywhere, reads }
+    }
+}
+
+impl Needs {
+    /// Whether the call is only recorded into a graph: it does nothing now.
+    fn is_captured(&self) -> bool {
+        // The default streams: asking about them can disturb captures of others.
+        const DEFAULT: std::ops::RangeInclusive<u64> = 0..=2;
+        let Some(stream) = self.stream.filter(|stream| !DEFAULT.contains(stream)) else {
+            return false;
+        };
+        let mut status = 0;
+        // SAFETY: writes one value; the program is using the stream.
+        let mut ask = || unsafe { real::cuStreamIsCapturing(stream, &mut status) };
+        gate::capturing() && ask() == SUCCESS && status != 0
+    }
+}
+
+/// Forgets everything, in the child of a fork, which does not have the table.
+///
+/// # Safety
+/// No other thread exists.
+pub(super) unsafe fn reset() {
+    GUARD.store(std::ptr::null_mut(), Ordering::Relaxed);
+    WAITERS.store(0, Ordering::Relaxed);
+}
