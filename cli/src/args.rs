@@ -130,7 +130,8 @@ pub(crate) struct DumpArgs {
     /// How device memory is copied; auto chooses the one that stops the program the least
     #[arg(long, value_enum, default_value_t = ProtocolArg::Auto)]
     pub(crate) protocol: ProtocolArg,
-    /// Most memory of each device that protocol cow copies aside [default: half of what is free]
+    /// Most memory of each device that protocol cow copies aside [default: half of what is free].
+    /// Launches that may write what finds no room wait until it is saved
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) shadow_memory: Option<u64>,
     /// How long the program may take to come to a halt
@@ -182,8 +183,8 @@ pub(crate) enum ProtocolArg {
     Stop,
     /// Most while the program runs, what has changed again while it stands still
     Recopy,
-    /// With --leave-running: as recopy, but what has changed is copied aside within the device, and
-    /// saved from there after the program goes on
+    /// With --leave-running: as recopy, but what has changed is saved after the program goes on: from
+    /// copies within the device, or while launches that may write it wait
     Cow,
 }
 

@@ -87,6 +87,8 @@ pub enum Error {
     CopyIncomplete,
     #[error("{what} was copied with other bytes than the device has")]
     WrongCopy { what: String },
+    #[error("{chunks} chunks of device memory were written before they were saved")]
+    Misspeculated { chunks: usize },
     #[error("the program ended while it was being dumped")]
     ProgramEnded,
     #[error("the program did not come back to running: {0}")]

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::device::{Driver, ProcessState};
 use crate::error::Error;
-use crate::process::{Agent, ProcessInfo};
+use crate::process::{Agent, AgentError, Guard, ProcessInfo};
 
 /// How long a thawing program may take until its agent answers.
 const THAW: Duration = Duration::from_secs(60);
@@ -35,6 +35,10 @@ pub struct Held {
     pub has_agent: bool,
     /// Its physical memory by block id: what keeps the bytes alive while it is detached.
     pub blocks: Vec<(u64, OwnedFd)>,
+    /// What the agent is told before the gate opens. Its connection is kept then: with it the guard ends.
+    pub guard: Option<Guard>,
+    /// Why it was not told: then the program runs unguarded.
+    pub guard_failed: Option<AgentError>,
 }
 
 impl Held {
@@ -68,7 +72,13 @@ impl Held {
         if agent.hello().gate == (GateState::Detached {}) {
             agent.reattach(&self.blocks)?;
         }
+        if let Some(guard) = &self.guard {
+            // Launches are recorded for those who will be suspected.
+            let told = agent.guard(guard).and_then(|()| agent.record(true));
+            self.guard_failed = told.err();
+        }
         agent.open_gate()?;
+        self.agent = self.guard.is_some().then_some(agent);
         Ok(())
     }
 }

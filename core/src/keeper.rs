@@ -165,6 +165,8 @@ pub fn main() -> io::Result<()> {
                     agent: None,
                     has_agent: agent,
                     blocks: blocks.into_iter().zip(fds).collect(),
+                    guard: None,
+                    guard_failed: None,
                 });
             }
             Ok(ToKeeper::Writing { target, pid }) => unfinished = Some((target, pid)),

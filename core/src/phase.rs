@@ -118,7 +118,9 @@ fn asked() -> Vec<(String, String)> {
     pairs.map(|(kind, phase)| (kind.to_owned(), phase.to_owned())).collect()
 }
 
-/// Whether a test asked to leave a phase out, in debug builds only: `GPUCR_FAULT=skip:PHASE`.
+/// Whether a test asked to leave something out, in debug builds only: `GPUCR_FAULT=skip:validate` (the
+/// check of what was copied early), `skip:compare` (that of what is copied late), `skip:defer` (copying
+/// late at all), `skip:habits` (telling the shim what is known of kernels).
 pub fn skipped(phase: &str) -> bool {
     asked().iter().any(|(kind, name)| kind == "skip" && name == phase)
 }

@@ -6,7 +6,7 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, finish, show, undisturbed};
+use gpucr_tests::{Lab, Program, SmallDisk, finish, show, undisturbed};
 
 /// The phases of a dump, in order.
 const DUMP_PHASES: [&str; 11] = [
@@ -154,28 +154,6 @@ fn a_restore_that_fails_or_is_killed_leaves_the_image_and_no_process() -> Result
     program.result()?;
     ensure!(program.series() == expected, "differs:\n{}", program.output());
     Ok(())
-}
-
-/// A file system of the given size, unmounted on drop.
-struct SmallDisk(std::path::PathBuf);
-
-impl SmallDisk {
-    fn mount(path: std::path::PathBuf, kib: u32) -> Result<Self> {
-        std::fs::create_dir(&path)?;
-        let mounted = std::process::Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &format!("size={kib}k"), "tmpfs"])
-            .arg(&path)
-            .status()?;
-        ensure!(mounted.success(), "a small file system is needed for this test");
-        Ok(Self(path))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg(&self.0).status();
-        let _ = std::fs::remove_dir(&self.0);
-    }
 }
 
 /// Disks that are full at ever later points of the dump, up to one that has room enough.

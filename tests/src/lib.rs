@@ -50,6 +50,29 @@ impl Pace {
     }
 }
 
+/// A file system of the given size, unmounted on drop.
+pub struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// Mounts it at a path where nothing is yet.
+    pub fn mount(path: PathBuf, kib: u32) -> Result<Self> {
+        std::fs::create_dir(&path)?;
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={kib}k"), "tmpfs"])
+            .arg(&path)
+            .status()?;
+        ensure!(mounted.success(), "a small file system is needed for this test");
+        Ok(Self(path))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
 /// A binary of this workspace, built beside the tests.
 pub fn binary(name: &str) -> PathBuf {
     let tests = std::env::current_exe().expect("a test has a file");

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
-use gpucr_core::dump::{self, CriuOptions, Misspeculation, Options, Report};
+use gpucr_core::dump::{self, CriuOptions, Lessons, Misspeculation, Options, Report};
 use gpucr_core::image::{Destination, Protocol};
 use gpucr_core::timeline::Timeline;
 
@@ -87,6 +87,7 @@ fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options, CliError> 
             Some(_) => Timeline::recording(),
             None => Timeline::default(),
         },
+        lessons: Lessons::default(),
         stop,
     })
 }
@@ -116,6 +117,24 @@ fn tell(args: &DumpArgs, options: &Options, report: &Report) {
             found.recopied,
         );
         if let Some(line) = changes(&found.misspeculations) {
+            say!("{line}");
+        }
+    }
+    if let Some(late) = &report.deferral {
+        say!(
+            "saved while it ran on: {} chunks, for which {} calls waited {} in all",
+            late.chunks,
+            late.held,
+            display::time(late.held_ms),
+        );
+        if late.misspeculated > 0 {
+            say!(
+                "{} of them were written before they were saved, so it was stopped a second time, and \
+                 the image is of then",
+                late.misspeculated,
+            );
+        }
+        if let Some(line) = changes(&late.misspeculations) {
             say!("{line}");
         }
     }

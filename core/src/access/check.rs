@@ -8,7 +8,7 @@ use gpucr_wire::access::Allocation;
 use serde::Serialize;
 
 use super::trace::{LARGEST_IMAGE, Options, Session, look};
-use super::{Kernels, Tally, Written, written};
+use super::{Blamed, Kernels, Tally, Written, written};
 use crate::dump::bulk::{Bulk, Compared};
 use crate::error::Error;
 
@@ -128,7 +128,10 @@ fn compare(bulk: &Bulk, kernels: &Kernels, step: &Tally) -> Compared {
     if step.has_unknown() {
         return bulk.compare(0, [(0, u64::MAX)]);
     }
-    bulk.compare(0, written(kernels, step).map(|(_, Written { low, end, .. })| (low, end)))
+    bulk.compare(
+        0,
+        written(kernels, step, Blamed::Writers).map(|(_, Written { low, end, .. })| (low, end)),
+    )
 }
 
 #[cfg(test)]

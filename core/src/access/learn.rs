@@ -5,7 +5,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use gpucr_wire::access::{Allocation, KernelUse, Param, SlotUse, Touched, WHOLE_BUFFER};
+use gpucr_wire::access::{
+    Allocation, Habits, KernelUse, Param, Slot, SlotUse, Touched, WHOLE_BUFFER,
+};
 
 use super::directions::{self, Direction, Kernel, Source};
 use crate::process::{Agent, AgentError};
@@ -101,6 +103,19 @@ impl Kernels {
     /// known.
     pub fn is_indirect(&self, kernel: u64) -> Option<bool> {
         self.known.get(&kernel).and_then(|known| known.indirect)
+    }
+
+    /// What code and names say of all kernels so far, for launches that wait. What was only observed is
+    /// left out: memory that held still was copied early, so nobody waits for it.
+    pub fn habits(&self) -> Vec<Habits> {
+        let of = |(kernel, known): (&u64, &Known)| {
+            let words = known.words.iter().filter(|(_, (direction, _))| !direction.writes());
+            let mut reads: Vec<Slot> =
+                words.map(|(&(param, offset), _)| Slot { param, offset }).collect();
+            reads.sort_unstable();
+            Habits { kernel: *kernel, anywhere: known.indirect == Some(true), reads }
+        };
+        self.known.iter().map(of).collect()
     }
 
     /// Draws conclusions from what was launched between two looks at the memory, and what changed
@@ -221,6 +236,8 @@ mod tests {
         assert_eq!(found.direction(1, &slot(0, &[])), (Direction::Write, Source::Ptx));
         assert_eq!(found.direction(1, &slot(1, &[])), (Direction::Read, Source::Ptx));
         assert_eq!(found.is_indirect(1), Some(false));
+        let reads = vec![Slot { param: 1, offset: 0 }];
+        assert_eq!(found.habits(), [Habits { kernel: 1, anywhere: false, reads }]);
         let other = knowing(&kernel("copy", &[(0, 8), (8, 4)]), PTX);
         assert_eq!(other.direction(1, &slot(0, &[])), (Direction::Unknown, Source::Assumed));
         assert_eq!(other.is_indirect(1), None);

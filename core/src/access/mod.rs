@@ -14,4 +14,4 @@ mod written;
 
 pub use learn::Kernels;
 pub use tally::Tally;
-pub(crate) use written::{Written, written};
+pub(crate) use written::{Blamed, Written, written};

@@ -220,7 +220,15 @@ impl Session {
             }
             let driver = PathBuf::from(&agent.hello().driver);
             let (agent, blocks) = (Some(agent), Vec::new());
-            session.held.push(Held { process, driver, agent, has_agent: true, blocks });
+            session.held.push(Held {
+                process,
+                driver,
+                agent,
+                has_agent: true,
+                blocks,
+                guard: None,
+                guard_failed: None,
+            });
             session.watched.push(Watched::default());
         }
         if session.held.is_empty() { Err(Error::NoAgent { pid }) } else { Ok(session) }

@@ -29,14 +29,26 @@ impl Writer<'_> {
     }
 }
 
+/// Whom to suspect of a change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Blamed {
+    /// Those that may write there by what is known of them.
+    Writers,
+    /// All that point there: what was known of them may be wrong.
+    All,
+}
+
 /// What was launched may write these ranges: who, and where. Launches that may write anything
 /// ([`Tally::has_unknown`]) are not among them.
 pub(crate) fn written<'a>(
     kernels: &'a Kernels,
     tally: &'a Tally,
+    blamed: Blamed,
 ) -> impl Iterator<Item = (Writer<'a>, Written)> {
     let of_kernels = tally.kernels.values().flat_map(move |kernel| {
-        let writes = move |slot: &&SlotUse| kernels.direction(kernel.id, slot).0.writes();
+        let writes = move |slot: &&SlotUse| {
+            blamed == Blamed::All || kernels.direction(kernel.id, slot).0.writes()
+        };
         let touched = kernel.slots.iter().filter(writes).flat_map(|slot| &slot.touched);
         touched.filter_map(move |touched| {
             let at = tally.allocations.get(&touched.allocation)?;

@@ -46,6 +46,31 @@ pub struct Span {
     pub len: usize,
 }
 
+/// What is to be copied out, for several workers at once.
+pub trait Queue: Sync {
+    /// What to copy next; `None` if there is nothing more.
+    fn next(&self) -> Option<Span>;
+    /// The bytes have arrived: the memory is not needed any more. `false` if it was not safe from
+    /// being written meanwhile, so that they are worth nothing.
+    fn arrived(&self, span: &Span) -> bool;
+}
+
+/// One after the other.
+struct InOrder<'a> {
+    work: &'a [Span],
+    next: AtomicUsize,
+}
+
+impl Queue for InOrder<'_> {
+    fn next(&self) -> Option<Span> {
+        self.work.get(self.next.fetch_add(1, Ordering::Relaxed)).copied()
+    }
+
+    fn arrived(&self, _: &Span) -> bool {
+        true
+    }
+}
+
 /// Why a transfer ended early.
 #[derive(Debug)]
 pub enum TransferError<E> {
@@ -120,12 +145,19 @@ impl Lane {
         stop: &Stop,
         take: &(impl Fn(Span, &[u8]) -> Result<(), E> + Sync),
     ) -> Result<(), TransferError<E>> {
+        self.copy_queue(&InOrder { work, next: AtomicUsize::new(0) }, until, stop, take)
+    }
+
+    /// The same for what a queue gives. What has not arrived safely is not taken.
+    pub fn copy_queue<E: Send>(
+        &mut self,
+        queue: &impl Queue,
+        until: Option<Instant>,
+        stop: &Stop,
+        take: &(impl Fn(Span, &[u8]) -> Result<(), E> + Sync),
+    ) -> Result<(), TransferError<E>> {
         let stream = Stream::create(&self.context)?;
-        let next = AtomicUsize::new(0);
-        let claim = || {
-            let free = !stop.is_set();
-            work.get(next.fetch_add(1, Ordering::Relaxed)).copied().filter(|_| free)
-        };
+        let claim = || if stop.is_set() { None } else { queue.next() };
         let beside = self.beside;
         let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
             if beside {
@@ -146,7 +178,10 @@ impl Lane {
                 let late = until.is_some_and(|until| Instant::now() >= until);
                 pending = if late { None } else { issue(other)? };
                 current.event.wait()?;
-                take(span, &current.staging.bytes()[..span.len]).map_err(TransferError::Chunk)?;
+                if queue.arrived(&span) {
+                    take(span, &current.staging.bytes()[..span.len])
+                        .map_err(TransferError::Chunk)?;
+                }
                 std::mem::swap(&mut current, &mut other);
             }
             Ok(())

@@ -8,4 +8,4 @@ pub mod lanes;
 pub use context::{Context, SharedBlock};
 pub use driver::{Device, Driver, DriverError, ProcessState};
 pub use hash::Hasher;
-pub use lanes::{Filled, Lane, Span, TransferError};
+pub use lanes::{Filled, Lane, Queue, Span, TransferError};

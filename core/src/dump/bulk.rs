@@ -3,21 +3,19 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use gpucr_wire::{Block, CHUNK_SIZE};
-use parking_lot::Mutex;
 
 use super::speculate::Misspeculation;
 use crate::device::driver::code;
 use crate::device::lanes::chunks_in;
-use crate::device::{Device, Driver, DriverError, Hasher, Lane, SharedBlock, Span, TransferError};
+use crate::device::{Device, Driver, DriverError, Hasher, Lane, SharedBlock, Span};
 use crate::error::Error;
 use crate::held::Held;
 use crate::phase::Progress;
 use crate::stop::Stop;
-use crate::store::{ChunkId, ChunkWriter, StoreError};
+use crate::store::{ChunkId, ChunkWriter};
 use crate::timeline::{Counter, Timeline, Track};
 
 /// The blocks of a program with the chunks that they turned into.
@@ -36,6 +34,10 @@ pub(crate) struct Bulk {
     pub(super) interval: usize,
     /// Memory of gpucr's own with copies of what was still to be saved.
     pub(super) shadows: Vec<Shadow>,
+    /// What is saved while the programs run.
+    deferred: Arc<Deferred>,
+    /// What was found to have changed while it was saved so.
+    pub(super) missed: Vec<Miss>,
     /// gpucr's context on each device.
     pub(super) lanes: Vec<Lane>,
     timeline: Timeline,
@@ -57,6 +59,8 @@ struct Piece {
     /// `None` when the program has it for itself again.
     memory: Option<SharedBlock>,
     chunks: Vec<Chunk>,
+    /// Its number in the chunk table of its program, if it is there.
+    range: Option<usize>,
 }
 
 impl Chunk {
@@ -117,6 +121,8 @@ struct Chunk {
     copied: Option<ChunkId>,
     /// Where its shadow is.
     shadow: Option<u64>,
+    /// Whether it is saved while the program runs.
+    deferred: bool,
 }
 
 /// A chunk that had changed after it was copied.
@@ -189,6 +195,8 @@ impl Bulk {
             hashers: None,
             interval: 0,
             shadows: Vec::new(),
+            deferred: Arc::default(),
+            missed: Vec::new(),
             lanes,
             timeline,
         }))
@@ -244,7 +252,7 @@ impl Bulk {
                 let chunks = vec![Chunk::default(); chunks_in(block.size)];
                 let memory = Some(memory);
                 let (id, address) = (block.id, block.address);
-                self.pieces.push(Piece { program, id, address, lane, memory, chunks });
+                self.pieces.push(Piece { program, id, address, lane, memory, chunks, range: None });
             }
         }
         let mapped = self.pieces.iter().enumerate().filter(|(_, piece)| piece.address != 0);
@@ -477,114 +485,9 @@ impl Bulk {
         self.pieces.iter().map(|p| p.chunks.iter().map(|chunk| chunk.seen).collect()).collect()
     }
 
-    /// Brings everything into the store that is not in it, and gives the chunks of each block. The
-    /// memory stands still, and is let go of in any case. What was looked at is taken at its hash:
-    /// a copy with another one is an error.
-    ///
-    /// What has a shadow comes last. Before that, when nothing is needed any more of the memory
-    /// itself, it is let go of and `released` is called: the program may go on with it.
-    pub(super) fn save(
-        mut self,
-        store: &ChunkWriter,
-        stop: &Stop,
-        progress: &dyn Progress,
-        released: impl FnOnce(),
-    ) -> Result<Vec<Vec<ChunkId>>, Error> {
-        let mut taken = HashSet::new();
-        let mut work = spans(&self.pieces, |_, c| c.seen.is_none() || c.copied != c.seen);
-        // Of equal chunks one is saved; one with a shadow if there is any, since those are free to wait.
-        work.sort_by_key(|span| self.pieces[span.block].chunks[span.chunk].shadow.is_none());
-        work.retain(|span| {
-            let seen = self.seen(span);
-            seen.is_none() || taken.insert(seen)
-        });
-        let shadowed = |span: &Span| self.pieces[span.block].chunks[span.chunk].shadow.is_some();
-        let (later, now): (Vec<Span>, Vec<Span>) = work.into_iter().partition(shadowed);
-        let saved = self.transfer("what is left", &now, None, store, stop, progress)?;
-        self.check(saved)?;
-        for piece in &mut self.pieces {
-            piece.memory = None;
-        }
-        released();
-        self.run_beside(true);
-        let saved = self.transfer("shadows", &later, None, store, stop, progress)?;
-        self.check(saved)?;
-        self.hashes().ok_or(Error::CopyIncomplete)
-    }
-
-    /// Compares what was copied with what was seen on the device.
-    fn check(&mut self, saved: Vec<(Span, ChunkId)>) -> Result<(), Error> {
-        for (span, id) in saved {
-            let piece = &mut self.pieces[span.block];
-            let chunk = &mut piece.chunks[span.chunk];
-            if chunk.seen.is_some_and(|seen| seen != id) {
-                let what = format!("chunk {} of block {}", span.chunk, piece.id);
-                return Err(Error::WrongCopy { what });
-            }
-            chunk.seen = Some(id);
-        }
-        Ok(())
-    }
-
     /// Whether copies run beside the program, which comes first then.
     fn run_beside(&mut self, beside: bool) {
         self.lanes.iter_mut().for_each(|lane| lane.run_beside(beside));
-    }
-
-    /// Copies these spans into the store, on all lanes at once, or the first of them until that moment.
-    /// Gives the address of each that was copied. The timeline gets `name`.
-    fn transfer(
-        &mut self,
-        name: &'static str,
-        work: &[Span],
-        until: Option<Instant>,
-        store: &ChunkWriter,
-        stop: &Stop,
-        progress: &dyn Progress,
-    ) -> Result<Vec<(Span, ChunkId)>, Error> {
-        let copied = Mutex::new(Vec::with_capacity(work.len()));
-        let timeline = &self.timeline;
-        let take = |span: Span, bytes: &[u8]| -> Result<(), StoreError> {
-            let id = store.put(bytes)?;
-            copied.lock().push((span, id));
-            progress.advance(bytes.len() as u64);
-            timeline.add(Counter::Copied, bytes.len() as u64);
-            Ok(())
-        };
-        let (pieces, take) = (&self.pieces, &take);
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = self
-                .lanes
-                .iter_mut()
-                .enumerate()
-                .map(|(lane, copier)| {
-                    let on_lane = |span: &&Span| pieces[span.block].lane == lane;
-                    let work: Vec<Span> = work.iter().filter(on_lane).copied().collect();
-                    scope.spawn(move || {
-                        if work.is_empty() {
-                            return Ok(());
-                        }
-                        let mut slice = timeline.begin(Track::Copies(lane), || name);
-                        let sum = AtomicU64::new(0);
-                        let outcome = copier.copy_out(&work, until, stop, &|span, bytes| {
-                            take(span, bytes)?;
-                            sum.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-                            Ok(())
-                        });
-                        slice.set_bytes(sum.into_inner());
-                        outcome
-                    })
-                })
-                .collect();
-            threads.into_iter().try_for_each(joined)
-        })
-        .map_err(|error| match error {
-            TransferError::Driver(error) => Error::Driver(error),
-            TransferError::Chunk(error) => Error::Store(error),
-        })?;
-        let copied = copied.into_inner();
-        let ended_early = copied.len() < work.len() && (until.is_none() || stop.is_set());
-        if ended_early { Err(Error::CopyIncomplete) } else { Ok(copied) }
     }
 }
 
@@ -611,5 +514,8 @@ fn no_room(error: &DriverError) -> bool {
     [code::OUT_OF_MEMORY, code::DEVICE_UNAVAILABLE].contains(&error.code)
 }
 
+mod save;
 #[cfg(test)]
 mod tests;
+
+pub(super) use save::{Deferred, PutOff};

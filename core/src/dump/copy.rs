@@ -22,20 +22,25 @@ pub(super) struct Copy {
     work: Option<Work>,
 }
 
+/// What copied, and the ids of each block.
+type Ended = (Bulk, Result<Vec<Vec<ChunkId>>, Error>);
+
 enum Work {
     /// Ids for each block of each program, in order.
     Done(Vec<Vec<ChunkId>>),
     Thread {
-        thread: JoinHandle<Result<Vec<Vec<ChunkId>>, Error>>,
-        /// Says when nothing is needed any more of the programs' memory.
+        thread: JoinHandle<Ended>,
+        /// Says when the programs may go on with their memory.
         release: Receiver<()>,
+        /// Says when nobody waits any more for memory that is saved beside them, and whether it was.
+        settled: Receiver<bool>,
     },
 }
 
 impl Copy {
     /// Starts a thread that saves all of `bulk`, which is `blocks`, into the image.
     pub(super) fn start(
-        bulk: Bulk,
+        mut bulk: Bulk,
         blocks: Vec<Vec<Block>>,
         image: Arc<ImageWriter>,
         stop: Stop,
@@ -43,15 +48,16 @@ impl Copy {
     ) -> Self {
         let hashes = bulk.hashes();
         let (released, release) = crossbeam_channel::bounded(1);
+        let (all_settled, settled) = crossbeam_channel::bounded(1);
         let stop_flag = stop.clone();
         let thread = std::thread::spawn(move || {
-            let released = || {
-                // Whoever waits for this may have given up.
-                let _ = released.send(());
-            };
-            bulk.save(image.chunks(), &stop_flag, progress.as_ref(), released)
+            // Whoever waits for these may have given up.
+            let released = || _ = released.send(());
+            let settle = |saved| _ = all_settled.send(saved);
+            let saved = bulk.save(image.chunks(), &stop_flag, progress.as_ref(), released, settle);
+            (bulk, saved)
         });
-        Self { blocks, stop, hashes, work: Some(Work::Thread { thread, release }) }
+        Self { blocks, stop, hashes, work: Some(Work::Thread { thread, release, settled }) }
     }
 
     /// A copy that has ended already: these are the ids of each block, in order.
@@ -67,20 +73,33 @@ impl Copy {
             && let Some(Work::Thread { thread, .. }) = self.work.take()
         {
             // No word means that the copy has failed.
-            joined(thread)?;
+            joined(thread).1?;
             return Err(Error::CopyIncomplete);
         }
         let hashes = self.hashes.clone().ok_or(Error::CopyIncomplete)?;
         Ok(in_programs(self.blocks.clone(), hashes))
     }
 
-    /// Waits for the end and gives each program's blocks with their chunks.
-    pub(super) fn finish(mut self) -> Result<Vec<Saved>, Error> {
-        let ids = match self.work.take().expect("taken only here and in drop") {
-            Work::Done(ids) => ids,
-            Work::Thread { thread, .. } => joined(thread)?,
+    /// Waits until nobody waits any more for memory that is saved beside the programs. Says whether it
+    /// is saved.
+    pub(super) fn settled(&self) -> bool {
+        match &self.work {
+            Some(Work::Thread { settled, .. }) => settled.recv().unwrap_or(false),
+            _ => true,
+        }
+    }
+
+    /// Waits for the end and gives each program's blocks with their chunks, and what copied them.
+    pub(super) fn finish(mut self) -> (Option<Bulk>, Result<Vec<Saved>, Error>) {
+        let (bulk, ids) = match self.work.take().expect("taken only here and in drop") {
+            Work::Done(ids) => (None, Ok(ids)),
+            Work::Thread { thread, .. } => {
+                let (bulk, ids) = joined(thread);
+                (Some(bulk), ids)
+            }
         };
-        Ok(in_programs(std::mem::take(&mut self.blocks), ids))
+        let blocks = std::mem::take(&mut self.blocks);
+        (bulk, ids.map(|ids| in_programs(blocks, ids)))
     }
 }
 

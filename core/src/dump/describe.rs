@@ -72,6 +72,7 @@ pub(crate) fn option_values(names: &[String]) -> (bool, CriuOptions) {
 
 /// The libraries that the program runs with, stored and hashed. Done before the program is
 /// stopped, since NVIDIA's driver library has 100 MB.
+#[derive(Clone)]
 pub(super) struct Libraries {
     driver: image::Driver,
     carried: Vec<CarriedFile>,
@@ -111,6 +112,14 @@ impl Libraries {
             file_hash: hash_file(&driver_file)?,
         };
         Ok(Self { driver, carried, shims })
+    }
+}
+
+/// Names each block's chunks by what the copy came to.
+pub(super) fn set_saved(manifest: &mut Manifest, saved: Vec<Saved>) {
+    let all = manifest.processes.iter_mut().filter_map(|process| process.cuda.as_mut());
+    for (cuda, saved) in all.zip(saved) {
+        cuda.blocks = saved.into_iter().map(block).collect();
     }
 }
 

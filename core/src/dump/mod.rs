@@ -4,11 +4,14 @@
 //! in `precopy` it runs on. From `gate` on it stands still. From `precopy` on every failure leads through
 //! `Dump::settle`, which brings it back to running. The image is committed while CRIU
 //! holds the program frozen, so at every moment either the program runs or the image is complete.
-//! With protocol `cow` the program goes on before that, and the image is completed beside it.
+//! With protocol `cow` the program goes on before that, and the image is completed beside it. If it
+//! writes memory before that is saved (`defer.rs`), all of this is done once more, in the old order.
 
 pub(crate) mod bulk;
 mod copy;
+mod defer;
 mod describe;
+mod end;
 mod inside;
 mod precopy;
 mod preflight;
@@ -17,6 +20,7 @@ mod shadow;
 mod speculate;
 
 pub use bulk::Validation;
+pub use defer::{Deferral, Lessons};
 pub(crate) use describe::{hash_file, option_values};
 pub use report::{CriuOptions, Options, Report};
 pub use speculate::Misspeculation;
@@ -30,23 +34,20 @@ use gpucr_wire::Block;
 
 use crate::criu::{DumpError, DumpWorker};
 use crate::error::{Error, Failure, Left};
-use crate::held::{Drivers, Held, resume_all};
+use crate::held::{Drivers, Held};
 use crate::image::{Committed, FileEntry, ImageWriter, Manifest, Protocol};
 use crate::keeper::Keeper;
 use crate::phase::{Clock, Progress, milliseconds, skipped};
 use crate::process::{Lock, ProcessInfo};
 use crate::scratch;
 use crate::stop::Stop;
-use crate::timeline::Track;
 
 use bulk::{Bulk, Miss};
 use copy::Copy;
+use defer::Late;
 use describe::Libraries;
 use preflight::Plan;
 use speculate::Speculation;
-
-/// How long CRIU may take to end the processes after the commit.
-const ENDING: Duration = Duration::from_secs(5);
 
 /// Dumps a program. See [`Failure::left`] for what holds after a failure.
 pub fn dump(options: &Options, progress: &Arc<dyn Progress>) -> Result<Report, Failure> {
@@ -66,8 +67,7 @@ struct Dump<'a> {
     keeper: Keeper,
     /// Taken by the commit.
     image: Option<Arc<ImageWriter>>,
-    /// Taken by the commit.
-    libraries: Option<Libraries>,
+    libraries: Libraries,
     /// The memory as gpucr maps it; `None` where the programs have to copy from inside.
     bulk: Option<Bulk>,
     protocol: Protocol,
@@ -81,6 +81,11 @@ struct Dump<'a> {
     missed_at: Instant,
     /// Bytes copied aside within the devices.
     shadowed: u64,
+    /// What is saved after the programs go on, and what came of it.
+    late: Option<Late>,
+    deferral: Option<Deferral>,
+    /// Memory was written before it was saved, so the program is stopped a second time.
+    fallen_back: bool,
     /// Started ahead; taken by its request.
     criu: Option<DumpWorker>,
     /// Keep a second gpucr away.
@@ -92,6 +97,10 @@ struct Dump<'a> {
     stopped_at: Instant,
     /// Whether it has come that far.
     was_stopped: bool,
+    /// For how long the program has stood still until it went on, both times if it was twice.
+    stopped: Duration,
+    /// For how long it did the first time, if it was twice.
+    stopped_before: Duration,
     /// What is to be done for the image after the program goes on.
     pending: Option<Pending>,
     /// Set by the commit, with the time for which the program had been stopped then.
@@ -133,7 +142,7 @@ impl<'a> Dump<'a> {
         };
         match prepare(&mut clock) {
             Ok((plan, held, image, bulk, protocol, keeper, libraries, criu, locks)) => Ok(Self {
-                libraries: Some(libraries),
+                libraries,
                 criu: Some(criu),
                 _locks: locks,
                 bulk_bytes: plan.bulk_bytes(),
@@ -154,8 +163,13 @@ impl<'a> Dump<'a> {
                 missed: Vec::new(),
                 missed_at: Instant::now(),
                 shadowed: 0,
+                late: None,
+                deferral: None,
+                fallen_back: false,
                 stopped_at: Instant::now(),
                 was_stopped: false,
+                stopped: Duration::ZERO,
+                stopped_before: Duration::ZERO,
                 pending: None,
                 committed: None,
             }),
@@ -189,6 +203,7 @@ impl<'a> Dump<'a> {
 
         let left = self.validate()?;
         self.shadow()?;
+        self.defer()?;
 
         self.enter("copy", Some(left))?;
         let copy = self.start_copy(blocks)?;
@@ -201,92 +216,6 @@ impl<'a> Dump<'a> {
 
         self.enter("criu", None)?;
         self.freeze_and_commit(copy)
-    }
-
-    /// What is left after the stopped phases: the program goes on, or is gone, and the keeper
-    /// may go.
-    fn settle(mut self, mut saved: Result<(), Error>) -> Result<Report, Failure> {
-        let mut failed_in = self.clock.phase();
-        let resume = saved.is_err() || self.options.leave_running;
-        let mut lost = Vec::new();
-        if resume {
-            let injected = self.clock.enter("resume", None);
-            lost = resume_all(&mut self.held, &self.drivers);
-            if let Err(error) = injected {
-                tracing::warn!(%error, "the way back goes on all the same");
-            }
-        } else {
-            self.ensure_ended();
-        }
-        let until_resumed = self.stopped_at.elapsed();
-        let stopped = match &self.committed {
-            Some((_, until_commit)) if !resume => *until_commit,
-            _ => until_resumed,
-        };
-        if self.was_stopped {
-            self.options.timeline.lasted(Track::Program, "stopped", self.stopped_at, stopped);
-        }
-        if let Some(pending) = self.pending.take()
-            && lost.is_empty()
-        {
-            saved = self.complete(pending, until_resumed);
-            failed_in = self.clock.phase();
-        }
-        self.clock.end();
-        // An image that was not committed is removed here, before anything is reported.
-        self.image = None;
-        let ended = resume && self.processes().any(|p| p.pid == self.options.pid && p.has_ended());
-        if lost.is_empty() {
-            self.keeper.done();
-        } else {
-            // The keeper tries for longer than this.
-            drop(self.keeper);
-        }
-        let lost: Vec<String> = lost.iter().map(|(pid, e)| format!("process {pid}: {e}")).collect();
-        // Not before: this takes time, and the program runs now.
-        if let Some(found) = &mut self.validation {
-            found.misspeculations = self.speculation.blame(&self.missed, &self.held);
-            self.options.timeline.mark(self.missed_at, &found.misspeculations);
-        }
-        let left = match &self.committed {
-            Some(_) => Left::CompleteButLost(lost.clone()),
-            None if !lost.is_empty() => Left::Lost(lost.clone()),
-            None if ended => Left::Ended,
-            None => Left::RolledBack,
-        };
-        match (saved, self.committed) {
-            (Ok(()), Some((committed, _))) if lost.is_empty() => Ok(Report {
-                image: self.options.destination.path(),
-                id: crate::hex(&committed.id),
-                pid: self.options.pid,
-                protocol: self.protocol,
-                copied: if self.bulk_bytes == 0 { "driver" } else { self.copied },
-                left_running: resume && !ended,
-                bulk_bytes: self.bulk_bytes,
-                stored_bytes: committed.stored_bytes,
-                precopied_chunks: self.precopied,
-                validation: self.validation,
-                shadowed_bytes: self.shadowed,
-                new_bytes: committed.new_bytes,
-                stopped_ms: milliseconds(stopped),
-                total_ms: milliseconds(self.clock.total()),
-                phases: self.clock.times().to_vec(),
-            }),
-            (Ok(()), _) => {
-                let error = Error::NotResumed(lost.join("; "));
-                Err(Failure { phase: "resume", error: Box::new(error), left })
-            }
-            (Err(error), _) => {
-                let error = match error {
-                    _ if left == Left::Ended => Error::ProgramEnded,
-                    Error::CopyIncomplete if self.options.stop.load(Ordering::Relaxed) => {
-                        Error::Interrupted
-                    }
-                    error => error,
-                };
-                Err(Failure { phase: failed_in, error: Box::new(error), left })
-            }
-        }
     }
 
     /// Whether memory is copied while the program runs.
@@ -466,21 +395,6 @@ impl<'a> Dump<'a> {
         self.held.iter().map(|program| &program.process).chain(&self.plan.others)
     }
 
-    /// Waits until all processes are gone, as CRIU has ended them; ends them if it has not.
-    fn ensure_ended(&self) {
-        let since = Instant::now();
-        while !self.processes().all(ProcessInfo::has_ended) {
-            if since.elapsed() > ENDING {
-                self.processes().for_each(ProcessInfo::kill);
-            }
-            if since.elapsed() > 2 * ENDING {
-                tracing::warn!("a process of the program does not end, though it was killed");
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
     /// CRIU has written its files and holds the program frozen: commits the image, or with protocol
     /// `cow` takes down all that the image needs of the frozen program, which may go on then.
     fn commit(&mut self, mut copy: Copy) -> Result<(), Error> {
@@ -493,21 +407,9 @@ impl<'a> Dump<'a> {
         }
         self.enter("store", None)?;
         let files = self.take_staged()?;
-        let blocks = copy.finish()?;
+        let blocks = copy.finish().1?;
         let manifest = self.describe(blocks);
         self.write(manifest, files, None)
-    }
-
-    /// Completes the image of a program that runs again after `stopped`.
-    fn complete(&mut self, pending: Pending, stopped: Duration) -> Result<(), Error> {
-        let Pending { manifest, copy } = pending;
-        // Memory that the program gives back from now on is the device's.
-        self.held.iter_mut().for_each(|held| held.blocks.clear());
-        self.keeper.resumed().map_err(Error::Keeper)?;
-        self.enter("store", Some(self.shadowed))?;
-        let files = self.take_staged()?;
-        copy.finish()?;
-        self.write(manifest, files, Some(stopped))
     }
 
     fn take_staged(&self) -> Result<Vec<FileEntry>, Error> {
@@ -516,7 +418,7 @@ impl<'a> Dump<'a> {
     }
 
     fn describe(&mut self, blocks: Vec<bulk::Saved>) -> Manifest {
-        let libraries = self.libraries.take().expect("described once");
+        let libraries = self.libraries.clone();
         describe::manifest(self.options, &self.plan, self.protocol, libraries, blocks)
     }
 

@@ -151,7 +151,15 @@ pub(super) fn check(
         match program {
             Some((driver, agent)) => {
                 let has_agent = agent.is_some();
-                held.push(Held { process, driver, agent, has_agent, blocks: Vec::new() });
+                held.push(Held {
+                    process,
+                    driver,
+                    agent,
+                    has_agent,
+                    blocks: Vec::new(),
+                    guard: None,
+                    guard_failed: None,
+                });
             }
             None => others.push(process),
         }

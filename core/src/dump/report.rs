@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::Validation;
+use super::{Deferral, Lessons, Validation};
 use crate::image::{Destination, Protocol};
 use crate::phase::PhaseTime;
 use crate::store::Compression;
@@ -34,6 +34,8 @@ pub struct Options {
     pub criu: CriuOptions,
     /// Records what happens when, if it is wanted.
     pub timeline: Timeline,
+    /// What earlier dumps have learnt of the program's kernels, and this one adds to.
+    pub lessons: Lessons,
     /// Set by a signal handler to end the dump and roll it back.
     pub stop: Arc<AtomicBool>,
 }
@@ -77,6 +79,9 @@ pub struct Report {
     pub validation: Option<Validation>,
     /// Bytes copied aside within the devices, and saved from there while the program ran on.
     pub shadowed_bytes: u64,
+    /// What was saved while the program ran on, and launches that may write it waited; none if there
+    /// was no such memory.
+    pub deferral: Option<Deferral>,
     /// Bytes that this dump has written; the rest was there.
     pub new_bytes: u64,
     /// For how long the program stood still, up to the commit or until it ran again.

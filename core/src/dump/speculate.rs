@@ -6,9 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use gpucr_wire::access::Allocation;
+use gpucr_wire::access::{Allocation, Habits};
 
 use super::bulk::{Bulk, Miss};
+pub(super) use crate::access::Blamed;
 use crate::access::{Kernels, Tally, Written, written};
 use crate::error::Error;
 use crate::held::Held;
@@ -96,7 +97,8 @@ impl Speculation {
             if program.intervals.iter().any(Tally::has_unknown) {
                 continue;
             }
-            let all = program.intervals.iter().flat_map(|tally| written(&program.kernels, tally));
+            let of = |tally| written(&program.kernels, tally, Blamed::Writers);
+            let all = program.intervals.iter().flat_map(of);
             // Most kernels write what others write too.
             let ranges: BTreeSet<Written> = all.map(|(_, written)| written).collect();
             for Written { low, end, .. } in ranges {
@@ -106,8 +108,26 @@ impl Speculation {
         any
     }
 
+    /// What is known of the kernels of a program.
+    pub(super) fn habits(&self, program: usize) -> Vec<Habits> {
+        self.programs.get(program).map_or_else(Vec::new, |program| program.kernels.habits())
+    }
+
+    /// The names of the kernels that a program has launched from that interval on.
+    pub(super) fn launched(&self, program: usize, since: usize) -> BTreeSet<String> {
+        let intervals = self.programs.get(program).map_or(&[][..], |program| &program.intervals);
+        let tallies = intervals.iter().skip(since);
+        let kernels = tallies.flat_map(|tally| tally.kernels.values());
+        kernels.map(|kernel| kernel.name.clone()).collect()
+    }
+
     /// Names what changed and who may have done it, the largest first.
-    pub(super) fn blame(&self, missed: &[Miss], held: &[Held]) -> Vec<Misspeculation> {
+    pub(super) fn blame(
+        &self,
+        missed: &[Miss],
+        held: &[Held],
+        blamed: Blamed,
+    ) -> Vec<Misspeculation> {
         let mut named = Vec::new();
         for (number, (program, held)) in self.programs.iter().zip(held).enumerate() {
             let mut missed: Vec<Miss> =
@@ -119,7 +139,7 @@ impl Speculation {
                 size,
                 suspects: suspects.into_iter().collect(),
             };
-            named.extend(program.blame(&missed).into_iter().map(of));
+            named.extend(program.blame(&missed, blamed).into_iter().map(of));
         }
         named.sort_by_key(|one| (one.suspects.is_empty(), std::cmp::Reverse(one.size)));
         named.truncate(NAMED);
@@ -134,12 +154,12 @@ impl Program {
     /// The places in which chunks that changed lie, given in order of address, each with the names of
     /// those that may have written it since it was copied: allocations where they are known, else the
     /// chunks.
-    fn blame(&self, missed: &[Miss]) -> BTreeMap<Place, BTreeSet<String>> {
+    fn blame(&self, missed: &[Miss], blamed: Blamed) -> BTreeMap<Place, BTreeSet<String>> {
         let mut places: BTreeMap<Place, BTreeSet<String>> = BTreeMap::new();
         let mut explained = vec![false; missed.len()];
         for (interval, tally) in self.intervals.iter().enumerate() {
             let mut writers: BTreeMap<Written, BTreeSet<String>> = BTreeMap::new();
-            for (writer, written) in written(&self.kernels, tally) {
+            for (writer, written) in written(&self.kernels, tally, blamed) {
                 writers.entry(written).or_default().insert(writer.name());
             }
             for (written, names) in writers {
@@ -218,7 +238,7 @@ mod tests {
 
     fn found(intervals: Vec<Tally>, missed: &[Miss]) -> Vec<(u64, u64, Vec<String>)> {
         let program = Program { intervals, ..Program::default() };
-        let places = program.blame(missed).into_iter();
+        let places = program.blame(missed, Blamed::Writers).into_iter();
         places.map(|((at, size), names)| (at / MIB, size / MIB, Vec::from_iter(names))).collect()
     }
 

@@ -165,6 +165,13 @@ impl ImageWriter {
         self.partial.join(STAGING)
     }
 
+    /// Removes what was put into [`staging_dir`](Self::staging_dir).
+    pub fn clear_staging(&self) -> Result<(), ImageError> {
+        let staging = self.staging_dir();
+        self.disk.remove_tree(&staging).map_err(|e| io_failure("remove", &staging, e))?;
+        self.disk.make_dir(&staging).map_err(|e| io_failure("create", &staging, e))
+    }
+
     /// Where device memory goes.
     pub fn chunks(&self) -> &ChunkWriter {
         // `chunks` is None only inside `create` and after `commit` has taken `self`.

@@ -7,6 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use gpucr_wire::access::Habits;
+use gpucr_wire::table::Range;
 use gpucr_wire::{
     Accesses, Block, Connection, Counts, GateState, Hello, PROTOCOL_VERSION, Reply, Request,
     agent_socket,
@@ -77,6 +79,19 @@ fn code_suffix(code: i32) -> String {
 
 /// All blocks of a process, and the descriptors of some of them by id.
 pub type Exported = (Vec<Block>, Vec<(u64, OwnedFd)>);
+
+/// Memory that is saved while the program runs, and what is known of those who may write it.
+#[derive(Debug)]
+pub struct Guard {
+    /// The device memory.
+    pub ranges: Vec<Range>,
+    /// What is known of kernels.
+    pub habits: Vec<Habits>,
+    /// Names of kernels that may write anywhere.
+    pub distrusted: Vec<String>,
+    /// The chunk table of these ranges.
+    pub table: OwnedFd,
+}
 
 /// A connection to the agent of one process. While it is open the agent serves nobody else;
 /// dropping it opens the gate, unless the program is detached.
@@ -306,6 +321,20 @@ impl Agent {
             message: format!("image {id} cannot be read: {error}"),
         })?;
         Ok(image)
+    }
+
+    /// Hands a chunk table over: when the gate opens, what may write a chunk waits until it is saved.
+    /// That ends with the connection.
+    pub fn guard(&mut self, guard: &Guard) -> Result<(), AgentError> {
+        let Guard { ranges, habits, distrusted, table } = guard;
+        let (ranges, habits) = (ranges.clone(), habits.clone());
+        let request = Request::Guard { ranges, habits, distrusted: distrusted.clone() };
+        let sent = self.connection.send(&request);
+        self.checked(sent)?;
+        let sent = self.connection.send_fds(&[table]);
+        self.checked(sent)?;
+        let reply = self.answer()?;
+        self.done(reply)
     }
 
     /// Lets the program run.

@@ -5,6 +5,6 @@ pub mod files;
 pub mod lock;
 pub mod tree;
 
-pub use agent::{Agent, AgentError};
+pub use agent::{Agent, AgentError, Guard};
 pub use lock::Lock;
 pub use tree::{ProcessInfo, Tree, TreeError};

@@ -295,6 +295,8 @@ fn hold(manifest: &Manifest, loaded: Option<bulk::Loaded>) -> Result<Vec<Held>, 
             agent: None,
             has_agent: process.cuda.as_ref().is_some_and(|cuda| cuda.shim.is_some()),
             blocks,
+            guard: None,
+            guard_failed: None,
         });
     }
     Ok(held)

@@ -13,6 +13,7 @@ fn bulk() -> Bulk {
         lane: 0,
         memory: None,
         chunks: vec![Chunk { still: true, twice: true, ..Chunk::default() }; chunks],
+        range: None,
     };
     let pieces = vec![piece(1, 10 * C, 3), piece(2, 14 * C, 1)];
     let by_address = BTreeMap::from([((0, 10 * C), 0), ((0, 14 * C), 1)]);
@@ -22,6 +23,8 @@ fn bulk() -> Bulk {
         hashers: None,
         interval: 0,
         shadows: Vec::new(),
+        deferred: Arc::default(),
+        missed: Vec::new(),
         lanes: Vec::new(),
         timeline: Timeline::default(),
     }

@@ -1,0 +1,280 @@
+//! Protocol `cow` without room for shadows: the program goes on while its memory is still to be saved,
+//! and launches that may write it wait.
+//!
+//! The program is `seldom`: each step writes to every chunk of its memory, through pointers that hide
+//! in memory. gpucr sees in its code that it follows such pointers, so its launches wait for
+//! everything. Where gpucr is kept from looking at the code (`skip:habits`) they do not wait.
+
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{Lab, Pace, Program, SmallDisk, finish, show};
+use serde_json::Value;
+
+/// Eight pools of two chunks.
+const CHUNKS: u64 = 16;
+/// At this rate, GB/s, a chunk takes a quarter of a second, and all of them four.
+const SLOW: (&str, &str) = ("SOFTCUDA_PCIE_GBPS", "0.008");
+const CHUNK_MS: f64 = 262.0;
+const STEPS: usize = 200;
+
+fn expected() -> Result<Vec<String>> {
+    let lab = Lab::new();
+    let mut program = lab.start("seldom", &["--steps", &STEPS.to_string()])?;
+    program.result()?;
+    Ok(program.series())
+}
+
+/// A program that makes steps until the test lets it end.
+fn started(lab: &Lab, pace: &Pace) -> Result<Program> {
+    pace.allow(STEPS - 1)?;
+    let steps = STEPS.to_string();
+    let args = ["--steps", &steps, "--step-delay-ms", "20", "--pace", pace.file()];
+    let mut program = lab.start("seldom", &args)?;
+    program.wait_for("step ")?;
+    Ok(program)
+}
+
+fn command(lab: &Lab, program: &Program, faults: &str) -> std::process::Command {
+    let mut command = lab.gpucr();
+    command
+        .args(["dump", "--json", "-R", "--protocol", "cow", "--shadow-memory", "0", "-o", "image"])
+        .args(["--pid", &program.pid.to_string()])
+        .env("GPUCR_FAULT", faults)
+        .env(SLOW.0, SLOW.1);
+    command
+}
+
+fn dump(lab: &Lab, program: &Program, faults: &str) -> Result<Value> {
+    let output = finish(&mut command(lab, program, faults))?;
+    ensure!(output.status.success(), "{}\n{}", show(&output), program.output());
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(report["protocol"] == "cow" && report["left_running"] == true, "{report}");
+    Ok(report)
+}
+
+fn count(value: &Value, name: &str) -> Result<u64> {
+    value[name].as_u64().with_context(|| format!("no {name}: {value}"))
+}
+
+/// The program that ran on and the one restored from the image both end as if nothing had happened.
+fn both_end_well(lab: &Lab, pace: &Pace, mut program: Program) -> Result<()> {
+    let expected = expected()?;
+    pace.allow(1)?;
+    program.result()?;
+    ensure!(program.series() == expected, "the program that ran on: {:#?}", program.series());
+    let image = lab.path("image");
+    lab.rewind(&program, &image)?;
+    let mut restored = lab.restore(&image, program)?;
+    restored.result()?;
+    ensure!(restored.series() == expected, "{:#?}\nis not {expected:#?}", restored.series());
+    Ok(())
+}
+
+#[test]
+fn the_program_does_not_stand_still_for_the_copy() -> Result<()> {
+    let lab = Lab::new();
+    let pace = Pace::new(&lab);
+    let program = started(&lab, &pace)?;
+    let report = dump(&lab, &program, "")?;
+    let late = &report["deferral"];
+    ensure!(count(&report, "shadowed_bytes")? == 0, "{report}");
+    ensure!(count(late, "chunks")? >= CHUNKS && count(late, "misspeculated")? == 0, "{report}");
+    ensure!(count(late, "held")? > 0, "{report}");
+    let stopped = report["stopped_ms"].as_f64().context("a time")?;
+    ensure!(stopped < CHUNK_MS * CHUNKS as f64 * 0.9, "{report}");
+    both_end_well(&lab, &pace, program)
+}
+
+/// The old way, for comparison: what finds no room is copied while the program stands still.
+#[test]
+fn otherwise_it_would() -> Result<()> {
+    let lab = Lab::new();
+    let pace = Pace::new(&lab);
+    let program = started(&lab, &pace)?;
+    let report = dump(&lab, &program, "skip:defer")?;
+    ensure!(report["deferral"].is_null(), "{report}");
+    let stopped = report["stopped_ms"].as_f64().context("a time")?;
+    ensure!(stopped > CHUNK_MS * (CHUNKS - 1) as f64, "{report}");
+    both_end_well(&lab, &pace, program)
+}
+
+#[test]
+fn what_is_written_too_early_is_found_and_the_dump_falls_back() -> Result<()> {
+    let lab = Lab::new();
+    let pace = Pace::new(&lab);
+    let program = started(&lab, &pace)?;
+    let report = dump(&lab, &program, "skip:habits")?;
+    let late = &report["deferral"];
+    ensure!(count(late, "misspeculated")? > 0, "{report}");
+    let named = late["misspeculations"].as_array().context("a list")?;
+    ensure!(!named.is_empty(), "{report}");
+    let phases = report["phases"].as_array().context("phases")?;
+    let gates = phases.iter().filter(|phase| phase["name"] == "gate").count();
+    ensure!(gates == 2 && phases.iter().any(|phase| phase["name"] == "fallback"), "{report}");
+    both_end_well(&lab, &pace, program)
+}
+
+/// The same without the comparison: the image holds what was written after the program went on.
+#[test]
+fn without_the_comparison_the_image_is_wrong() -> Result<()> {
+    let lab = Lab::new();
+    let pace = Pace::new(&lab);
+    let mut program = started(&lab, &pace)?;
+    let report = dump(&lab, &program, "skip:habits,skip:compare")?;
+    ensure!(count(&report["deferral"], "misspeculated")? == 0, "{report}");
+    pace.allow(1)?;
+    program.result()?;
+    let image = lab.path("image");
+    lab.rewind(&program, &image)?;
+    let mut restored = lab.restore(&image, program)?;
+    let result = restored.result();
+    ensure!(result.is_err(), "the program found nothing wrong: {result:?}");
+    ensure!(restored.output().contains("is wrong"), "{}", restored.output());
+    Ok(())
+}
+
+/// A program that makes steps for longer than any test takes. It compares each with what it expects.
+fn endless(lab: &Lab) -> Result<Program> {
+    let args = ["--steps", "10000", "--step-delay-ms", "20"];
+    let mut program = lab.start("seldom", &args)?;
+    program.wait_for("ready")?;
+    Ok(program)
+}
+
+/// A kernel that was found out waits the next time.
+#[test]
+fn what_was_learnt_counts_for_later_dumps() -> Result<()> {
+    let lab = Lab::new();
+    let program = endless(&lab)?;
+    let reports = lab.path("reports");
+    let mut gpucr = lab.gpucr();
+    gpucr
+        .args(["dump", "--json", "--every", "1s", "--store", "store", "--protocol", "cow"])
+        .args(["--shadow-memory", "0", "--pid", &program.pid.to_string()])
+        .env("GPUCR_FAULT", "skip:habits")
+        .env(SLOW.0, "0.02")
+        .stdin(Stdio::null())
+        .stdout(std::fs::File::create(&reports)?)
+        .stderr(std::fs::File::create(lab.path("said"))?);
+    let mut gpucr = Running(gpucr.spawn()?);
+    let deadline = Instant::now() + Duration::from_secs(90);
+    let said = || -> Result<Vec<Value>> {
+        let text = std::fs::read_to_string(&reports)?;
+        let complete = text.rfind('\n').map_or("", |end| &text[..end]);
+        Ok(complete.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
+    };
+    while said()?.len() < 2 {
+        let status = gpucr.0.try_wait()?;
+        let problem = std::fs::read_to_string(lab.path("said"))?;
+        ensure!(status.is_none() && Instant::now() < deadline, "{status:?}: {problem}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let found = said()?;
+    ensure!(count(&found[0]["deferral"], "misspeculated")? > 0, "{}", found[0]);
+    ensure!(count(&found[1]["deferral"], "misspeculated")? == 0, "{}", found[1]);
+    ensure!(count(&found[1]["deferral"], "held")? > 0, "{}", found[1]);
+    Ok(())
+}
+
+/// Ended with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a dump and waits until the program waits for it.
+fn waiting(lab: &Lab, program: &Program) -> Result<Running> {
+    let log = std::fs::File::create(lab.path("dump.log"))?;
+    let mut command = command(lab, program, "");
+    command
+        .env("GPUCR_LOG", "gpucr_core=debug")
+        .env("NO_COLOR", "1")
+        .stdout(log.try_clone()?)
+        .stderr(log);
+    let running = Running(command.spawn()?);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let said = || std::fs::read_to_string(lab.path("dump.log")).unwrap_or_default();
+    while !said().contains("phase=\"store\"") {
+        ensure!(Instant::now() < deadline, "the program does not go on: {}", said());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // A step takes 20 ms, and the first launch after the gate waits for seconds.
+    std::thread::sleep(Duration::from_millis(300));
+    Ok(running)
+}
+
+fn nothing_is_left(dir: &Path) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let names = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name()));
+        let names: Vec<_> = names.collect::<Result<_>>()?;
+        let left = names.iter().any(|name| name.to_string_lossy().contains("image"));
+        if !left {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "left behind: {names:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Disks that are full at ever later points, some of them when the program has gone on.
+#[test]
+fn a_full_disk_lets_everybody_go() -> Result<()> {
+    let lab = Lab::new();
+    let mut program = endless(&lab)?;
+    let mut beside = 0;
+    for mib in (16..).step_by(8) {
+        let disk = SmallDisk::mount(lab.path("disk"), mib << 10)?;
+        let mut command = lab.gpucr();
+        command
+            .args(["dump", "-R", "--protocol", "cow", "--shadow-memory", "0", "-o", "disk/image"])
+            .args(["--pid", &program.pid.to_string()])
+            .env(SLOW.0, "0.05");
+        let output = finish(&mut command)?;
+        ensure!(program.is_running(), "{}", program.output());
+        if output.status.success() {
+            break;
+        }
+        let left: Vec<_> = std::fs::read_dir(lab.path("disk"))?.collect();
+        ensure!(left.is_empty(), "left on the full disk: {left:?}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1) && message.contains("space"), "{message}");
+        if ["phase store", "phase commit"].iter().any(|phase| message.contains(phase)) {
+            program.wait_for_progress()?;
+            beside += 1;
+        }
+        drop(disk);
+    }
+    ensure!(beside > 0, "the disk was never full beside the running program");
+    Ok(())
+}
+
+#[test]
+fn whoever_waits_goes_on_when_gpucr_dies() -> Result<()> {
+    use rustix::process::{Pid, Signal, kill_process};
+    let expected = expected()?;
+    for signal in [Signal::KILL, Signal::TERM] {
+        let lab = Lab::new();
+        let pace = Pace::new(&lab);
+        let mut program = started(&lab, &pace)?;
+        let mut gpucr = waiting(&lab, &program)?;
+        let before = program.output();
+        kill_process(Pid::from_child(&gpucr.0), signal)?;
+        let status = gpucr.0.wait()?;
+        ensure!(!status.success(), "{signal:?}: {status}");
+        program.wait_for_progress()?;
+        ensure!(!before.contains("result"), "{signal:?}: it had ended before");
+        pace.allow(1)?;
+        program.result()?;
+        ensure!(program.series() == expected, "{signal:?}: {:#?}", program.series());
+        nothing_is_left(&lab.path("."))?;
+    }
+    Ok(())
+}
