@@ -34,7 +34,7 @@ fn dumped_while_it_writes(name: &str) -> Result<()> {
     let lab = Lab::new();
     let mut random = Random(name.bytes().map(u64::from).sum());
     // It goes on by itself, but not to its end before the dumps are done.
-    let pace = Pace::new(&lab);
+    let pace = Pace::new()?;
     pace.allow(50)?;
     let args = ["--steps", "60", "--step-delay-ms", "10", "--pace", pace.file()];
     let mut program = lab.start(name, &args)?;
@@ -105,7 +105,7 @@ impl Paced {
     /// Starts the program.
     fn start(name: &str) -> Result<Self> {
         let lab = Lab::new();
-        let pace = Pace::new(&lab);
+        let pace = Pace::new()?;
         let args = [&STEPS[..], &["--pace", pace.file()]].concat();
         let mut program = lab.start(name, &args)?;
         program.wait_for("ready")?;

@@ -1,11 +1,12 @@
 //! Copying while the program runs.
 
 use std::fs::File;
-use std::process::Stdio;
+use std::path::PathBuf;
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, finish, show, undisturbed};
+use gpucr_tests::{Lab, Pace, Program, finish, show, undisturbed};
 
 const ARGS: [&str; 4] = ["--steps", "400", "--step-delay-ms", "10"];
 
@@ -41,17 +42,15 @@ fn what_changed_after_it_was_copied_is_found_and_copied_again() -> Result<()> {
 #[test]
 fn a_kernel_that_writes_what_was_copied_is_named() -> Result<()> {
     let lab = Lab::new();
-    // It holds still while gpucr looks, and makes a step while the slow copy goes on.
-    let mut program = lab.start("stencil", &["--steps", "60", "--step-delay-ms", "700"])?;
-    program.wait_for("step ")?;
-    let pid = program.pid.to_string();
-    let mut command = lab.gpucr();
-    command
-        .args(["dump", "--json", "-R", "--pid", &pid, "--protocol", "recopy", "-o", "image"])
-        .env("SOFTCUDA_PCIE_GBPS", "0.001");
-    let output = finish(&mut command)?;
-    ensure!(output.status.success(), "{}", show(&output));
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let pace = Pace::new()?;
+    pace.allow(2)?;
+    let mut program = lab.start("stencil", &["--steps", "60", "--pace", pace.file()])?;
+    program.wait_for("step 3 ")?;
+    // It holds still while it is copied, and makes a step before it is stopped.
+    let dump = HeldDump::start(&lab, &program, &["-R", "--protocol", "recopy"], "gate")?;
+    pace.allow(1)?;
+    program.wait_for("step 4 ")?;
+    let report = dump.finish()?;
     let places = report["validation"]["misspeculations"].as_array().context("a list")?;
     let suspected =
         |place: &serde_json::Value| place["suspects"] == serde_json::json!(["heat_step"]);
@@ -60,7 +59,47 @@ fn a_kernel_that_writes_what_was_copied_is_named() -> Result<()> {
     Ok(())
 }
 
-/// Without the check the same dump gives a wrong image: the check is what makes it right.
+/// A dump that is held up when it enters a phase.
+struct HeldDump {
+    child: Child,
+    log: PathBuf,
+    report: PathBuf,
+    go: PathBuf,
+}
+
+impl HeldDump {
+    /// Starts a dump to `image` and waits until it has come to the phase.
+    fn start(lab: &Lab, program: &Program, args: &[&str], phase: &str) -> Result<Self> {
+        let path = |name: &str| lab.path(name);
+        let (log, report, go) = (path("dump.log"), path("dump.json"), path("go"));
+        let child = lab
+            .gpucr()
+            .args(["dump", "--json", "-o", "image", "--pid", &program.pid.to_string()])
+            .args(args)
+            .env("GPUCR_LOG", "gpucr_core=debug")
+            .env("NO_COLOR", "1")
+            .env("GPUCR_FAULT", format!("hold:{phase}"))
+            .env("GPUCR_FAULT_FILE", &go)
+            .stdout(File::create(&report)?)
+            .stderr(File::create(&log)?)
+            .spawn()?;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let entered = format!("phase=\"{phase}\"");
+        while !std::fs::read_to_string(&log)?.contains(&entered) {
+            ensure!(Instant::now() < deadline, "{}", std::fs::read_to_string(&log)?);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(Self { child, log, report, go })
+    }
+
+    /// Lets it go on, and gives its report.
+    fn finish(mut self) -> Result<serde_json::Value> {
+        std::fs::write(&self.go, "")?;
+        ensure!(self.child.wait()?.success(), "{}", std::fs::read_to_string(&self.log)?);
+        Ok(serde_json::from_slice(&std::fs::read(&self.report)?)?)
+    }
+}
+
 #[test]
 fn without_the_check_the_image_is_wrong() -> Result<()> {
     let lab = Lab::new();
@@ -153,27 +192,11 @@ fn a_program_may_end_before_its_image_is_complete() -> Result<()> {
     let expected = undisturbed("scatter", &ARGS[..2])?;
     let lab = Lab::new();
     let mut program = lab.at_work("scatter", &ARGS)?;
-    let (image, log, go) = (lab.path("image"), lab.path("dump.log"), lab.path("go"));
-    let mut dump = lab
-        .gpucr()
-        .args(["dump", "-R", "--protocol", "cow", "-o", "image"])
-        .args(["--pid", &program.pid.to_string()])
-        .env("GPUCR_LOG", "gpucr_core=debug")
-        .env("NO_COLOR", "1")
-        .env("GPUCR_FAULT", "hold:store")
-        .env("GPUCR_FAULT_FILE", &go)
-        .stdout(Stdio::null())
-        .stderr(File::create(&log)?)
-        .spawn()?;
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !std::fs::read_to_string(&log)?.contains("phase=\"store\"") {
-        ensure!(Instant::now() < deadline, "{}", std::fs::read_to_string(&log)?);
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    let dump = HeldDump::start(&lab, &program, &["-R", "--protocol", "cow"], "store")?;
     program.result()?;
     ensure!(program.series() == expected, "the program that ran on differs");
-    std::fs::write(&go, "")?;
-    ensure!(dump.wait()?.success(), "{}", std::fs::read_to_string(&log)?);
+    dump.finish()?;
+    let image = lab.path("image");
     lab.rewind(&program, &image)?;
     let mut restored = lab.restore(&image, program)?;
     restored.result()?;

@@ -76,7 +76,7 @@ fn both_end_well(lab: &Lab, pace: &Pace, mut program: Program) -> Result<()> {
 #[test]
 fn the_program_does_not_stand_still_for_the_copy() -> Result<()> {
     let lab = Lab::new();
-    let pace = Pace::new(&lab);
+    let pace = Pace::new()?;
     let program = started(&lab, &pace)?;
     let report = dump(&lab, &program, "")?;
     let late = &report["deferral"];
@@ -92,7 +92,7 @@ fn the_program_does_not_stand_still_for_the_copy() -> Result<()> {
 #[test]
 fn otherwise_it_would() -> Result<()> {
     let lab = Lab::new();
-    let pace = Pace::new(&lab);
+    let pace = Pace::new()?;
     let program = started(&lab, &pace)?;
     let report = dump(&lab, &program, "skip:defer")?;
     ensure!(report["deferral"].is_null(), "{report}");
@@ -104,7 +104,7 @@ fn otherwise_it_would() -> Result<()> {
 #[test]
 fn what_is_written_too_early_is_found_and_the_dump_falls_back() -> Result<()> {
     let lab = Lab::new();
-    let pace = Pace::new(&lab);
+    let pace = Pace::new()?;
     let program = started(&lab, &pace)?;
     let report = dump(&lab, &program, "skip:habits")?;
     let late = &report["deferral"];
@@ -121,7 +121,7 @@ fn what_is_written_too_early_is_found_and_the_dump_falls_back() -> Result<()> {
 #[test]
 fn without_the_comparison_the_image_is_wrong() -> Result<()> {
     let lab = Lab::new();
-    let pace = Pace::new(&lab);
+    let pace = Pace::new()?;
     let mut program = started(&lab, &pace)?;
     let report = dump(&lab, &program, "skip:habits,skip:compare")?;
     ensure!(count(&report["deferral"], "misspeculated")? == 0, "{report}");
@@ -262,7 +262,7 @@ fn whoever_waits_goes_on_when_gpucr_dies() -> Result<()> {
     let expected = expected()?;
     for signal in [Signal::KILL, Signal::TERM] {
         let lab = Lab::new();
-        let pace = Pace::new(&lab);
+        let pace = Pace::new()?;
         let mut program = started(&lab, &pace)?;
         let mut gpucr = waiting(&lab, &program)?;
         let before = program.output();

@@ -15,7 +15,7 @@ fn uninterrupted(name: &str) -> Result<Vec<String>> {
 
 /// Starts the program; it goes on by itself, but not to its end before its dumps are done.
 fn start(lab: &Lab, name: &str, steps: usize) -> Result<(Program, Pace)> {
-    let pace = Pace::new(lab);
+    let pace = Pace::new()?;
     pace.allow(steps * 3 / 4)?;
     let mut program = lab.start(name, &["--step-delay-ms", "20", "--pace", pace.file()])?;
     program.wait_for("ready")?;

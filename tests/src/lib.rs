@@ -30,23 +30,22 @@ pub const ADVERSARIES: [&str; 9] = [
 /// How far a workload that was started with `--pace` may get: however slow the machine, it does not
 /// end before the test wants it to.
 #[derive(Debug)]
-pub struct Pace(PathBuf);
+pub struct Pace(tempfile::NamedTempFile);
 
 impl Pace {
     /// A pace that allows no step yet.
-    pub fn new(lab: &Lab) -> Self {
-        Self(lab.path("pace"))
+    pub fn new() -> Result<Self> {
+        Ok(Self(tempfile::NamedTempFile::new()?))
     }
 
     /// The value of `--pace`.
     pub fn file(&self) -> &str {
-        self.0.to_str().expect("temporary directories have names in UTF-8")
+        self.0.path().to_str().expect("temporary directories have names in UTF-8")
     }
 
     /// Lets so many more steps end.
     pub fn allow(&self, steps: usize) -> Result<()> {
-        let mut file = File::options().create(true).append(true).open(&self.0)?;
-        Ok(file.write_all(&vec![b'.'; steps])?)
+        Ok(self.0.as_file().write_all(&vec![b'.'; steps])?)
     }
 }
 
@@ -131,7 +130,7 @@ impl Lab {
     /// Starts a workload and waits until it has done its first step. With `--steps` among the
     /// arguments it stops short of its end until [`Program::result`] is wanted.
     pub fn at_work(&self, name: &str, args: &[&str]) -> Result<Program> {
-        let pace = Pace::new(self);
+        let pace = Pace::new()?;
         let mut paced = args.to_vec();
         let steps = args.iter().position(|arg| *arg == "--steps").and_then(|at| args.get(at + 1));
         let steps: usize = steps.map_or(Ok(0), |steps| steps.parse())?;
