@@ -93,6 +93,10 @@ def describe(name, report, more):
     print(f"    precopied {report['precopied_chunks']} chunks, validation {validation}"
           + (f" = {report['bulk_bytes'] / checked / 1e9:.2f} TB/s" if checked else "")
           + f", shadowed {report['shadowed_bytes'] / 2**20:.0f} MiB", flush=True)
+    if report.get("deferral"):
+        deferral = report["deferral"]
+        print(f"    deferred {deferral['chunks']} chunks, held {deferral['held']} calls for"
+              f" {deferral['held_ms']:.0f} ms, misspeculated {deferral['misspeculated']}", flush=True)
 
 
 def touch(folder, size):
@@ -162,8 +166,10 @@ def training(args, images, out):
     try:
         program.wait_for_steps(100)
         time.sleep(1)
-        report, edges = dump(args, program, ["-o", str(images / "image"), "--leave-running",
-                                             "--compress", "none"], out, "training")
+        flags = ["-o", str(images / "image"), "--leave-running", "--compress", "none"]
+        if args.shadow_memory is not None:
+            flags += ["--shadow-memory", args.shadow_memory]
+        report, edges = dump(args, program, flags, out, "training")
         time.sleep(3)
         times = program.times()
         gate = edges["gate"][0]
@@ -193,6 +199,7 @@ def main():
     parser.add_argument("--gpucr", default="gpucr")
     parser.add_argument("--gib", type=float, nargs="*", default=[24, 96])
     parser.add_argument("--store-gib", type=float, default=24)
+    parser.add_argument("--shadow-memory", metavar="SIZE", help="for the training; default: all room")
     parser.add_argument("--width", type=int, default=13056, help="of the trained network: 16 GiB")
     parser.add_argument("--only", nargs="*", choices=["inference", "store", "training"],
                         default=["inference", "store", "training"])

@@ -107,6 +107,44 @@ def verify(name, args, out, images):
     return report
 
 
+def verify_left_running(name, args, out, images):
+    """Dumped while it runs on: it ends well, and so does the program that is restored from the image."""
+    command, environment = PROGRAMS[name]
+    plain_log, log = out / f"{name}.plain.log", out / f"{name}.log"
+    if start(command, plain_log, environment, None).wait(timeout=300) != 0:
+        raise RuntimeError(f"the plain run failed, see {plain_log}")
+    expected = meaningful(plain_log)
+    process = start(command, log, environment, args.gpucr)
+    wait_for_step(log, 40, process)
+    flags = ["--leave-running"]
+    if args.shadow_memory is not None:
+        flags += ["--shadow-memory", args.shadow_memory]
+    dump = subprocess.run(
+        [args.gpucr, "dump", "--pid", str(process.pid), "-o", str(images / name), "--json", *flags],
+        capture_output=True, text=True, timeout=300)
+    if dump.returncode != 0:
+        process.kill()
+        raise RuntimeError(f"dump: {dump.stderr.strip()}")
+    report = json.loads(dump.stdout)
+    if process.wait(timeout=300) != 0 or meaningful(log) != expected:
+        raise RuntimeError(f"the program that ran on ended differently, see {log}")
+    # What it printed since is taken back, as the image is older.
+    files = json.loads(subprocess.run([args.gpucr, "inspect", "--json", str(images / name)],
+                                      capture_output=True, text=True, check=True).stdout)["files"]
+    [size] = [file["size"] for file in files if file["path"] == str(log.resolve())]
+    os.truncate(log, size)
+    began = time.monotonic()
+    with open(out / f"{name}.restore.err", "w") as err:
+        process = subprocess.Popen([args.gpucr, "restore", str(images / name)],
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err)
+    wait_for_step_after(log, 40, process, out / f"{name}.restore.err")
+    report["restore_to_step_ms"] = (time.monotonic() - began) * 1000
+    if process.wait(timeout=300) != 0 or meaningful(log) != expected:
+        raise RuntimeError(f"the restored program ended differently, see {log}")
+    shutil.rmtree(images / name)
+    return report
+
+
 def wait_for_step_after(log, step, process, err):
     """Waits for the first line that the restored program prints."""
     size = log.stat().st_size
@@ -127,6 +165,9 @@ def main():
     parser.add_argument("--out", default="verify-logs")
     parser.add_argument("--bare", action="store_true", help="do not run under gpucr: driver + CRIU")
     parser.add_argument("--twice", action="store_true", help="dump the restored program again")
+    parser.add_argument("--leave-running", action="store_true",
+                        help="dump once, let the program run on, then restore the image too")
+    parser.add_argument("--shadow-memory", metavar="SIZE", help="with --leave-running")
     parser.add_argument("--only", nargs="*", choices=PROGRAMS)
     args = parser.parse_args()
     args.gpucr = str(pathlib.Path(shutil.which(args.gpucr) or args.gpucr).resolve())
@@ -137,13 +178,19 @@ def main():
     print(f"{'program':<12} {'stopped':>9} {'to step':>9} {'bulk':>10} {'stored':>10}  outcome")
     for name in args.only or PROGRAMS:
         try:
-            report = verify(name, args, out, images)
+            check = verify_left_running if args.leave_running else verify
+            report = check(name, args, out, images)
             print(f"{name:<12} {report['stopped_ms']:>6.0f} ms "
                   f"{report.get('restore_to_step_ms', 0):>6.0f} ms "
                   f"{report['bulk_bytes'] / 2**20:>6.0f} MiB {report['stored_bytes'] / 2**20:>6.0f} MiB"
                   f"  identical", flush=True)
             phases = " ".join(f"{p['name']}={p['ms']:.0f}" for p in report["phases"])
             print(f"  {phases}", flush=True)
+            if report.get("deferral"):
+                deferral = report["deferral"]
+                print(f"  {report['protocol']}: {deferral['chunks']} chunks deferred,"
+                      f" {deferral['held']} calls held for {deferral['held_ms']:.0f} ms,"
+                      f" {deferral['misspeculated']} misspeculated", flush=True)
         except Exception as error:  # every failure is a row of the table
             failed += 1
             print(f"{name:<12} FAILED: {error}", flush=True)
