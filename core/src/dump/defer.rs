@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::bulk::{Bulk, Deferred, PutOff};
-use super::speculate::Blamed;
+use super::speculate::{Blamed, LEARNING};
 use super::{Dump, Misspeculation};
 use crate::error::Error;
 use crate::image::Protocol;
@@ -126,7 +126,7 @@ impl Dump<'_> {
     /// Memory was written before it was saved: finds out by whom, and remembers them.
     pub(super) fn learn(&mut self, bulk: &mut Bulk) {
         let Some(late) = &self.late else { return };
-        if let Err(error) = self.speculation.ask(&mut self.held) {
+        if let Err(error) = self.speculation.ask(&mut self.held, LEARNING) {
             tracing::warn!(%error, "the programs do not say what they have launched");
         }
         let mut missed = std::mem::take(&mut bulk.missed);

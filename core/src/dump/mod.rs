@@ -290,6 +290,12 @@ impl<'a> Dump<'a> {
         let image = self.image.as_ref().expect("not committed yet");
         let (found, missed) = bulk.validate(image.chunks())?;
         self.validation = Some(Validation { ms: milliseconds(since.elapsed()), ..found });
+        // Those who did it may have been launched after the last question.
+        if !missed.is_empty()
+            && let Err(error) = self.speculation.ask(&mut self.held, Duration::ZERO)
+        {
+            tracing::warn!(%error, "the programs do not say what they have launched");
+        }
         (self.missed, self.missed_at) = (missed, Instant::now());
         Ok(bulk.left())
     }

@@ -8,6 +8,7 @@
 use std::time::{Duration, Instant};
 
 use super::Dump;
+use super::speculate::LEARNING;
 use crate::error::Error;
 use crate::stop::Stop;
 use crate::timeline::Track;
@@ -36,8 +37,8 @@ pub(super) fn precopy(dump: &mut Dump<'_>) -> Result<(), Error> {
     wait(&stop, MOMENT)?;
     let looked = passes(dump, &stop, EARLY_PASSES, true, false)?;
     passes(dump, &stop, PASSES, false, looked)?;
-    // For those who will be suspected. Not once the program stands still: it need not wait for that.
-    dump.speculation.ask(&mut dump.held)
+    // For those who will be suspected. Once the program stands still there is no time for learning.
+    dump.speculation.ask(&mut dump.held, LEARNING)
 }
 
 /// Passes, `most` of them, for as long as each has much less to copy than the last. Each begins with a
@@ -88,7 +89,7 @@ fn passes(
 fn look(dump: &mut Dump<'_>) -> Result<(), Error> {
     follow(dump)?;
     // Before the look: what is launched meanwhile belongs to the next one.
-    dump.speculation.ask(&mut dump.held)?;
+    dump.speculation.ask(&mut dump.held, LEARNING)?;
     let Some(bulk) = &mut dump.bulk else { return Ok(()) };
     bulk.look()?;
     bulk.interval = dump.speculation.intervals();

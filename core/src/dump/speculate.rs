@@ -18,7 +18,7 @@ use crate::held::Held;
 const LARGEST_IMAGE: u64 = 4 << 20;
 /// For so long kernels are learned of between two looks: programs wait a few seconds for memory that they
 /// have given back, and what there is no time for is taken to be written.
-const LEARNING: Duration = Duration::from_secs(1);
+pub(super) const LEARNING: Duration = Duration::from_secs(1);
 /// So many misspeculations are named.
 const NAMED: usize = 100;
 
@@ -60,9 +60,10 @@ impl Speculation {
         Ok(())
     }
 
-    /// Takes up what was launched since the last time.
-    pub(super) fn ask(&mut self, held: &mut [Held]) -> Result<(), Error> {
-        let until = Instant::now() + LEARNING;
+    /// Takes up what was launched since the last time, and finds out about new kernels for `learning`
+    /// at most.
+    pub(super) fn ask(&mut self, held: &mut [Held], learning: Duration) -> Result<(), Error> {
+        let until = Instant::now() + learning;
         for (program, held) in self.programs.iter_mut().zip(held) {
             let mut interval = Tally::default();
             if let Some(agent) = &mut held.agent {
