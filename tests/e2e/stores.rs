@@ -108,6 +108,7 @@ fn a_store_on_a_read_only_mount_is_restored() -> Result<()> {
     json(&lab, &dump_args(&pid, &["--store", "store", "--name", "it"]))?;
     let mut program = program;
     program.wait()?;
+    program.let_go()?;
     // In a mount namespace of its own, which ends with it.
     let script = "mount --bind store store && mount -o remount,ro,bind store && \
                   ! touch store/x 2>/dev/null && exec \"$GPUCR\" restore store/images/it";
