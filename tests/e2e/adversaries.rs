@@ -7,17 +7,10 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, Program, Random, finish, show};
+use gpucr_tests::{Lab, Pace, Program, Random, finish, show, undisturbed};
 
 /// A copy of the memory of a small workload takes some tenths of a second at this rate.
 const SLOW: (&str, &str) = ("SOFTCUDA_PCIE_GBPS", "0.1");
-
-fn uninterrupted(name: &str, args: &[&str]) -> Result<Vec<String>> {
-    let lab = Lab::new();
-    let mut program = lab.start(name, args)?;
-    program.result()?;
-    Ok(program.series())
-}
 
 fn dump(lab: &Lab, program: &Program, image: &str, args: &[&str]) -> Result<serde_json::Value> {
     let mut command = lab.gpucr();
@@ -30,7 +23,7 @@ fn dump(lab: &Lab, program: &Program, image: &str, args: &[&str]) -> Result<serd
 /// Dumped with `recopy` and ended, restored, dumped again with `cow` while it runs on; the program
 /// that ran on and the one restored from the second image both end well.
 fn dumped_while_it_writes(name: &str) -> Result<()> {
-    let expected = uninterrupted(name, &["--steps", "60"])?;
+    let expected = undisturbed(name, &["--steps", "60"])?;
     let lab = Lab::new();
     let mut random = Random(name.bytes().map(u64::from).sum());
     // It goes on by itself, but not to its end before the dumps are done.
@@ -159,7 +152,7 @@ impl Paced {
 /// stopped: every guess is wrong, is found to be, and is counted.
 #[test]
 fn every_wrong_guess_is_found_and_counted() -> Result<()> {
-    let expected = uninterrupted("seldom", &STEPS)?;
+    let expected = undisturbed("seldom", &STEPS)?;
     let mut paced = Paced::start("seldom")?;
     paced.pace.allow(2)?;
     paced.program.wait_for("step 3 ")?;
@@ -198,7 +191,7 @@ fn without_the_check_the_wrong_guess_is_in_the_image() -> Result<()> {
 /// A kernel that was launched before the pre-copy and writes until after it.
 #[test]
 fn a_kernel_may_outlast_the_pre_copy() -> Result<()> {
-    let expected = uninterrupted("long-kernel", &STEPS)?;
+    let expected = undisturbed("long-kernel", &STEPS)?;
     let mut paced = Paced::start("long-kernel")?;
     paced.pace.allow(2)?;
     paced.program.wait_for("step 2 ")?;

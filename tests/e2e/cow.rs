@@ -10,7 +10,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, Program, SmallDisk, finish, show};
+use gpucr_tests::{Lab, Pace, Program, SmallDisk, finish, show, undisturbed};
 use serde_json::Value;
 
 /// Eight pools of two chunks.
@@ -21,10 +21,7 @@ const CHUNK_MS: f64 = 262.0;
 const STEPS: usize = 200;
 
 fn expected() -> Result<Vec<String>> {
-    let lab = Lab::new();
-    let mut program = lab.start("seldom", &["--steps", &STEPS.to_string()])?;
-    program.result()?;
-    Ok(program.series())
+    undisturbed("seldom", &["--steps", &STEPS.to_string()])
 }
 
 /// A program that makes steps until the test lets it end.

@@ -4,14 +4,11 @@
 //!     GPUCR_RANDOM_DUMPS=1000 cargo nextest run -p gpucr-tests -E 'binary(random)' --no-capture
 //!     GPUCR_RANDOM_SEED=17 cargo nextest run …        # from this seed on; a failure names its seed
 
-use std::fs::OpenOptions;
-use std::io::Write;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, Random, finish, show};
+use gpucr_tests::{Lab, Pace, Program, Random, finish, show, undisturbed};
 
 /// Dumps of each program.
 const DUMPS: u64 = 3;
@@ -24,11 +21,6 @@ fn number(variable: &str, default: u64) -> Result<u64> {
         Ok(text) => text.parse().with_context(|| format!("{variable}={text} is no number")),
         Err(_) => Ok(default),
     }
-}
-
-fn allow(pace: &Path, pauses: usize) -> Result<()> {
-    let mut file = OpenOptions::new().create(true).append(true).open(pace)?;
-    Ok(file.write_all(&vec![b'.'; pauses])?)
 }
 
 /// One dump with a random protocol, at a random moment, at a random speed of copies. Gives the number of
@@ -59,15 +51,12 @@ fn dumped_and_restored(seed: u64) -> Result<u64> {
     let seed_text = seed.to_string();
     let args = [&STEPS[..], &["--seed", &seed_text]].concat();
     let lab = Lab::new();
-    let mut undisturbed = lab.start("random", &args)?;
-    undisturbed.result()?;
-    let expected = undisturbed.series();
+    let expected = undisturbed("random", &args)?;
 
     let mut random = Random(seed);
-    let pace = lab.path("pace");
-    allow(&pace, BEFORE_THE_END)?;
-    let pace_text = pace.to_str().context("a path in UTF-8")?;
-    let args = [&args[..], &["--step-delay-ms", "10", "--pace", pace_text]].concat();
+    let pace = Pace::new()?;
+    pace.allow(BEFORE_THE_END)?;
+    let args = [&args[..], &["--step-delay-ms", "10", "--pace", pace.file()]].concat();
     let mut program = lab.start("random", &args)?;
     program.wait_for("ready")?;
     let mut misspeculated = 0;
@@ -75,11 +64,11 @@ fn dumped_and_restored(seed: u64) -> Result<u64> {
         let image = format!("image-{number}");
         misspeculated += dump(&lab, &program, &image, false, &mut random)?;
         // A restored program must print something to show that it lives.
-        allow(&pace, 1)?;
+        pace.allow(1)?;
         program = lab.restore(&lab.path(image), program)?;
     }
     misspeculated += dump(&lab, &program, "last", true, &mut random)?;
-    allow(&pace, 99)?;
+    pace.allow_all()?;
     program.result()?;
     ensure!(
         program.series() == expected,

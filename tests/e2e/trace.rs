@@ -1,7 +1,7 @@
 //! `gpucr trace`: what a running program reads and writes.
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, finish, refused, show};
+use gpucr_tests::{Lab, Program, finish, refused, show, undisturbed};
 use serde_json::Value;
 
 fn traced(lab: &Lab, program: &Program, args: &[&str]) -> Result<Value> {
@@ -36,12 +36,7 @@ fn words(row: &Value) -> Vec<(u64, String)> {
 #[test]
 fn a_program_is_described_by_its_launches_and_does_not_notice() -> Result<()> {
     let args = ["--steps", "300"];
-    let expected = {
-        let lab = Lab::new();
-        let mut program = lab.start("sgd", &args)?;
-        program.result()?;
-        program.series()
-    };
+    let expected = undisturbed("sgd", &args)?;
     let lab = Lab::new();
     let mut program = lab.start("sgd", &[&args[..], &["--step-delay-ms", "10"]].concat())?;
     program.wait_for("step ")?;
@@ -104,12 +99,7 @@ fn pointers_that_cannot_be_seen_are_said_to_be_missing() -> Result<()> {
 #[test]
 fn sets_are_checked_launch_by_launch() -> Result<()> {
     let args = ["--steps", "300"];
-    let expected = {
-        let lab = Lab::new();
-        let mut program = lab.start("sgd", &args)?;
-        program.result()?;
-        program.series()
-    };
+    let expected = undisturbed("sgd", &args)?;
     let lab = Lab::new();
     let mut program = lab.start("sgd", &args)?;
     program.wait_for("step ")?;

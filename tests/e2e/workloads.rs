@@ -3,15 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, Program, Random};
-
-/// The lines and the result of a run that nobody interrupts.
-fn uninterrupted(name: &str) -> Result<Vec<String>> {
-    let lab = Lab::new();
-    let mut program = lab.start(name, &[])?;
-    program.result()?;
-    Ok(program.series())
-}
+use gpucr_tests::{Lab, Pace, Program, Random, undisturbed};
 
 /// Starts the program; it goes on by itself, but not to its end before its dumps are done.
 fn start(lab: &Lab, name: &str, steps: usize) -> Result<(Program, Pace)> {
@@ -74,7 +66,7 @@ macro_rules! workloads {
     ($($test:ident $name:literal,)*) => {$(
         #[test]
         fn $test() -> Result<()> {
-            let expected = uninterrupted($name)?;
+            let expected = undisturbed($name, &[])?;
             let steps = last_step(&expected)?;
             dumped_and_restored($name, steps, &expected)?;
             dumped_and_left_running($name, steps, &expected)
