@@ -118,6 +118,10 @@ fn help(error: &Error) -> Option<String> {
         Error::Busy { .. } | Error::Detached { .. } => {
             "try again when the other gpucr, or the keeper that it left behind, has ended"
         }
+        Error::NotObserved { .. } => {
+            "it needs a context of its own on the device, which takes some memory there, and a compute \
+             mode that admits more than one process"
+        }
         Error::SeveralProcesses { .. } => "name one of them: `gpucr ps` lists them",
         Error::Suspended { pid } => return Some(format!("let it run first: kill -CONT {pid}")),
         Error::OtherPidNamespace { .. } => "run gpucr inside that namespace, with its own /proc",

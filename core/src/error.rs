@@ -51,6 +51,8 @@ pub enum Error {
         "{count} processes use CUDA in the tree of process {pid}, and one at a time can be checked"
     )]
     SeveralProcesses { pid: u32, count: usize },
+    #[error("gpucr cannot look at the device memory of process {pid}")]
+    NotObserved { pid: u32 },
     #[error("another gpucr is at work on process {pid}")]
     Busy { pid: u32 },
     #[error("process {pid} is suspended")]

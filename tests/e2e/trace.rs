@@ -126,6 +126,19 @@ fn sets_are_checked_launch_by_launch() -> Result<()> {
     Ok(())
 }
 
+/// A check that cannot look at the memory says so, and the program goes on.
+#[test]
+fn a_check_without_a_view_of_the_memory_is_refused() -> Result<()> {
+    let lab = Lab::new();
+    let mut program = lab.start("scatter", &["--steps", "4000", "--step-delay-ms", "5"])?;
+    program.wait_for("step ")?;
+    let mut command = lab.gpucr();
+    command.args(["trace", "--check", "--pid", &program.pid.to_string(), "--for", "10"]);
+    let output = finish(command.env("SOFTCUDA_FAULT", "cuCtxCreate_v2:1:2"))?;
+    refused(&output, 1, &["cannot look at the device memory", "a context of its own"])?;
+    program.wait_for_progress()
+}
+
 #[test]
 fn what_cannot_be_traced_is_refused() -> Result<()> {
     let lab = Lab::new();

@@ -11,6 +11,7 @@ use super::trace::{LARGEST_IMAGE, Options, Session, look};
 use super::{Blamed, Kernels, Tally, Written, written};
 use crate::dump::bulk::{Bulk, Compared};
 use crate::error::Error;
+use crate::process::AgentError;
 
 /// How long is waited for a launch.
 const WAIT: Duration = Duration::from_millis(200);
@@ -59,7 +60,10 @@ pub(super) struct Findings {
 }
 
 /// Lets the one process of a session make its launches one by one for the time that was asked for.
-/// Afterwards it runs on.
+/// Afterwards it runs on, after an error too. A process that ends meanwhile is no error.
+///
+/// # Errors
+/// A launch lasts too long, or gpucr cannot look at the memory.
 pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings, Error> {
     let agent = session.held[0].agent.as_mut().expect("connected");
     agent.close_gate(LIMIT)?;
@@ -68,6 +72,9 @@ pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings
     let mut findings = Findings::default();
     let since = Instant::now();
     session.with_memory(look);
+    if session.memory.is_none() {
+        return Err(Error::NotObserved { pid: options.pid });
+    }
     while !options.stop.is_set() && session.is_alive() && since.elapsed() < options.time {
         let Some(agent) = session.held[0].agent.as_mut() else { break };
         let kernels = &mut session.watched[0].kernels;
@@ -78,8 +85,10 @@ pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings
             });
         let accesses = match stepped {
             Ok(accesses) => accesses,
+            // The gate is open again: a launch took too long, or a context is broken.
+            Err(error @ AgentError::Failed { .. }) => return Err(error.into()),
             Err(error) => {
-                tracing::debug!(%error, "the check ends");
+                tracing::debug!(%error, "the program is gone, and the check ends");
                 session.held[0].agent = None;
                 break;
             }
@@ -87,7 +96,9 @@ pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings
         let mut step = Tally::default();
         step.add(accesses.clone());
         session.with_memory(look);
-        let Some(bulk) = &session.memory else { break };
+        let Some(bulk) = &session.memory else {
+            return Err(Error::NotObserved { pid: options.pid });
+        };
         if step.has_launched() && is_single(&step) {
             let chunks = compare(bulk, kernels_of(session), &step);
             findings.all.add(chunks);
