@@ -350,15 +350,11 @@ impl Agent {
         &mut self,
         start: Instant,
         limit: Duration,
-        close: impl FnOnce(Instant) -> Result<(), gate::Busy>,
+        close: impl FnOnce(Instant) -> Result<(), gate::NotClosed>,
     ) -> Result<(), Failure> {
         let deadline = later(start, limit);
-        close(deadline).map_err(|busy| {
-            Failure::other(format!(
-                "the gate could not be closed within {limit:?}: {} calls were inside, {} stream \
-                 captures under way",
-                busy.calls, busy.captures
-            ))
+        close(deadline).map_err(|why| {
+            Failure::other(format!("the gate could not be closed within {limit:?}: {why}"))
         })?;
         drain::drain(deadline).inspect_err(|_| gate::open())?;
         // That of the last dump. It must be gone when CRIU comes.

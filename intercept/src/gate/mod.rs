@@ -1,25 +1,29 @@
 //! The gate: every call that enqueues work or touches device memory passes it, and a dump closes
 //! it.
 //!
-//! Passing an open gate is one atomic addition before the call and one after it, on a counter
-//! that few threads share, and one read of a flag that nobody writes. There are 64 counters, a
-//! cache line each; a thread keeps the one that it got first.
+//! Passing an open gate is one addition before the call and one after it, in a place that the thread
+//! has for itself (see [`callers`]), and one read of a flag that nobody writes.
 //!
-//! The order that makes it safe: a caller first announces itself in its counter, then reads the
-//! flag; the closer first sets the flag, then reads the counters (all sequentially consistent).
-//! So a caller that the closer does not see has seen the flag, and takes itself back.
+//! The order that makes it safe: a caller first announces itself in its place, then reads the
+//! flag; the closer first sets the flag, then makes every thread show what it wrote, then reads the
+//! places. So a caller that the closer does not see has seen the flag, and takes itself back.
 //!
 //! A stream capture spans many calls, so closing has two steps. First no new capture may begin,
 //! while all other calls still pass, until every capture under way has ended. Then no call may
 //! enter.
 
+mod callers;
+
 use std::cell::Cell;
 use std::collections::HashSet;
+use std::fmt;
+use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use self::callers::{CALL, LAUNCH, Me, Place};
 use crate::fork::Resettable;
 
 /// Everything passes.
@@ -32,16 +36,8 @@ const CLOSED: u32 = 2;
 /// since it cannot be interrupted.
 const STEP: u32 = 3;
 
-/// In a counter: one call inside.
-const CALL: u64 = 1;
-/// In a counter: one launch so far. Below it is room for a million calls inside.
-const LAUNCH: u64 = 1 << 20;
-const SHARDS: usize = 64;
 /// How often the closer looks.
 const POLL: Duration = Duration::from_micros(50);
-
-#[repr(align(128))]
-struct Shard(AtomicU64);
 
 /// What every call reads and hardly anybody writes, together on one cache line.
 #[repr(align(128))]
@@ -57,17 +53,10 @@ const RECORDED: u32 = 1;
 const GUARDED: u32 = 2;
 
 static LINE: Line = Line { state: AtomicU32::new(OPEN), watched: AtomicU32::new(0) };
-static COUNTERS: [Shard; SHARDS] = [const { Shard(AtomicU64::new(0)) }; SHARDS];
-static NEXT_SHARD: AtomicU32 = AtomicU32::new(0);
 /// Calls that are beginning a capture.
 static BEGINNING: AtomicU64 = AtomicU64::new(0);
 /// Captures under way.
 static CAPTURES: Resettable<Mutex<Option<HashSet<Capture>>>> = Resettable::new(Mutex::new(None));
-
-thread_local! {
-    /// This thread's counter plus one (0: none yet), and how many calls deep it is.
-    static ME: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
-}
 
 /// The name of a stream that is being captured. The default streams are one for each thread or
 /// context, so the thread belongs to the name.
@@ -91,32 +80,50 @@ impl Capture {
     }
 }
 
-/// Why the gate could not be closed in time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Busy {
-    /// Calls still inside.
-    pub(crate) calls: u64,
-    /// Stream captures still under way.
-    pub(crate) captures: usize,
+/// Why the gate could not be closed.
+#[derive(Debug)]
+pub(crate) enum NotClosed {
+    /// Not in time.
+    Busy {
+        /// Calls still inside.
+        calls: u64,
+        /// Stream captures still under way.
+        captures: usize,
+    },
+    /// The kernel does not say who is inside (see [`callers::barrier`]).
+    NoBarrier(io::Error),
+}
+
+impl fmt::Display for NotClosed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Busy { calls, captures } => {
+                write!(f, "{calls} calls were inside, {captures} stream captures under way")
+            }
+            Self::NoBarrier(error) => write!(f, "membarrier(2) failed: {error}"),
+        }
+    }
 }
 
 /// A call that has passed the gate. Dropping it is leaving.
 #[must_use]
 pub(crate) struct Inside {
-    /// Leaving is up to the thread that entered.
-    _not_send: std::marker::PhantomData<*const ()>,
+    /// The thread that entered, which is also the one that leaves: a pointer does not go elsewhere.
+    me: *const Cell<Me>,
 }
 
 impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
-        ME.with(|me| {
-            let (shard, depth) = me.get();
-            me.set((shard, depth.wrapping_sub(1)));
-            if depth == 1 {
-                counter(shard).fetch_sub(CALL, Ordering::Release);
-            }
-        });
+        // SAFETY: `self` is still with the thread that made it, and that is what the pointer lives with.
+        let cell = unsafe { &*self.me };
+        let me = cell.get();
+        let depth = me.depth.wrapping_sub(1);
+        cell.set(me.at(depth));
+        if depth == 0 {
+            let (place, own) = me.place();
+            place.leave(own, CALL);
+        }
     }
 }
 
@@ -134,40 +141,34 @@ pub(crate) fn enter_launch() -> Inside {
 
 #[inline]
 fn pass(amount: u64) -> Inside {
-    ME.with(|me| {
-        let (mut shard, depth) = me.get();
-        if depth == 0 {
-            if shard == 0 {
-                shard = first_shard();
-            }
-            let counter = counter(shard);
-            counter.fetch_add(amount, Ordering::SeqCst);
-            if LINE.state.load(Ordering::SeqCst) >= CLOSED {
-                wait_and_pass(counter, amount);
-            }
-        }
-        me.set((shard, depth + 1));
-    });
-    Inside { _not_send: std::marker::PhantomData }
+    let inside = Inside { me: callers::me() };
+    // SAFETY: it is this thread's.
+    let cell = unsafe { &*inside.me };
+    let mut me = cell.get();
+    if me.depth == 0 {
+        me = me.placed();
+        come_in(me, amount);
+    }
+    cell.set(me.at(me.depth + 1));
+    inside
 }
 
-/// The counter of that number, counted from 1.
+/// Enters with the outermost call of this thread, once the gate lets it.
 #[inline]
-fn counter(shard: u32) -> &'static AtomicU64 {
-    &COUNTERS[shard.wrapping_sub(1) as usize % SHARDS].0
+fn come_in(me: Me, amount: u64) {
+    let (place, own) = me.place();
+    place.enter(own, amount);
+    if LINE.state.load(Ordering::SeqCst) >= CLOSED {
+        wait_and_pass(place, own, amount);
+    }
 }
 
 #[cold]
-fn first_shard() -> u32 {
-    NEXT_SHARD.fetch_add(1, Ordering::Relaxed) % SHARDS as u32 + 1
-}
-
-#[cold]
-fn wait_and_pass(counter: &AtomicU64, amount: u64) {
+fn wait_and_pass(place: &Place, own: bool, amount: u64) {
     loop {
-        counter.fetch_sub(amount, Ordering::SeqCst);
+        place.leave(own, amount);
         wait_until(|state| state != CLOSED);
-        counter.fetch_add(amount, Ordering::SeqCst);
+        place.enter(own, amount);
         let passes = match LINE.state.load(Ordering::SeqCst) {
             CLOSED => false,
             STEP if amount >= LAUNCH => change(STEP, CLOSED),
@@ -240,26 +241,21 @@ fn captures<T>(with: impl FnOnce(&mut HashSet<Capture>) -> T) -> T {
     with(set.get_or_insert_default())
 }
 
-fn calls_inside() -> u64 {
-    COUNTERS.iter().map(|shard| shard.0.load(Ordering::SeqCst) % LAUNCH).sum()
-}
-
 /// Kernel and graph launches so far.
 pub(crate) fn launches() -> u64 {
-    COUNTERS.iter().map(|shard| shard.0.load(Ordering::Relaxed) / LAUNCH).sum()
+    callers::launches()
 }
 
 /// Closes the gate: afterwards no call is inside, none enters, and no capture is under way.
 ///
 /// # Errors
-/// At the deadline the gate is opened again, and what was in the way is returned.
-pub(crate) fn close(deadline: Instant) -> Result<(), Busy> {
+/// At the deadline, and if the kernel does not say who is inside, the gate is opened again, and what was
+/// in the way is returned.
+pub(crate) fn close(deadline: Instant) -> Result<(), NotClosed> {
     LINE.state.store(NO_CAPTURE, Ordering::SeqCst);
     while BEGINNING.load(Ordering::SeqCst) != 0 || capturing() {
         if Instant::now() >= deadline {
-            let busy = Busy { calls: calls_inside(), captures: captures(|set| set.len()) };
-            open();
-            return Err(busy);
+            return Err(busy());
         }
         thread::sleep(POLL);
     }
@@ -272,7 +268,7 @@ pub(crate) fn close(deadline: Instant) -> Result<(), Busy> {
 ///
 /// # Errors
 /// As [`close`].
-pub(crate) fn step(end: Instant, deadline: Instant) -> Result<(), Busy> {
+pub(crate) fn step(end: Instant, deadline: Instant) -> Result<(), NotClosed> {
     set(STEP);
     while LINE.state.load(Ordering::SeqCst) == STEP {
         if Instant::now() >= end {
@@ -285,16 +281,27 @@ pub(crate) fn step(end: Instant, deadline: Instant) -> Result<(), Busy> {
 }
 
 /// Waits for the calls that are inside a closed gate.
-fn wait_until_empty(deadline: Instant) -> Result<(), Busy> {
-    while calls_inside() != 0 {
+fn wait_until_empty(deadline: Instant) -> Result<(), NotClosed> {
+    // Who enters from here on sees that the gate is closed.
+    if let Err(error) = callers::barrier() {
+        open();
+        return Err(NotClosed::NoBarrier(error));
+    }
+    while callers::inside() != 0 {
         if Instant::now() >= deadline {
-            let busy = Busy { calls: calls_inside(), captures: captures(|set| set.len()) };
-            open();
-            return Err(busy);
+            return Err(busy());
         }
         thread::sleep(POLL);
     }
     Ok(())
+}
+
+/// Opens the gate, and says what was in the way.
+fn busy() -> NotClosed {
+    let captures = captures(|set| set.len());
+    let busy = NotClosed::Busy { calls: callers::inside(), captures };
+    open();
+    busy
 }
 
 /// Whether nobody is closing the gate, or has closed it.
@@ -306,22 +313,21 @@ pub(crate) fn is_open() -> bool {
 /// inside.
 pub(crate) fn aside(work: impl FnOnce()) {
     /// Passes the gate again, even after a panic.
-    struct Back(u32);
-    impl Drop for Back {
+    struct Back<'a>(&'a Cell<Me>, Me);
+    impl Drop for Back<'_> {
         fn drop(&mut self) {
-            let counter = counter(self.0);
-            counter.fetch_add(CALL, Ordering::SeqCst);
-            if LINE.state.load(Ordering::SeqCst) >= CLOSED {
-                wait_and_pass(counter, CALL);
-            }
-            ME.with(|me| me.set((self.0, 1)));
+            come_in(self.1, CALL);
+            self.0.set(self.1);
         }
     }
-    let (shard, depth) = ME.with(Cell::get);
-    let _back = (depth == 1).then(|| {
-        ME.with(|me| me.set((shard, 0)));
-        counter(shard).fetch_sub(CALL, Ordering::Release);
-        Back(shard)
+    // SAFETY: it is this thread's.
+    let cell = unsafe { &*callers::me() };
+    let me = cell.get();
+    let _back = (me.depth == 1).then(|| {
+        cell.set(me.at(0));
+        let (place, own) = me.place();
+        place.leave(own, CALL);
+        Back(cell, me)
     });
     work();
 }
@@ -378,9 +384,8 @@ fn set(state: u32) {
 /// # Safety
 /// No other thread exists.
 pub(crate) unsafe fn reset() {
-    for shard in &COUNTERS {
-        shard.0.store(0, Ordering::Relaxed);
-    }
+    // SAFETY: no other thread exists.
+    unsafe { callers::reset() };
     BEGINNING.store(0, Ordering::Relaxed);
     LINE.state.store(OPEN, Ordering::SeqCst);
     // SAFETY: no other thread exists.
@@ -394,7 +399,7 @@ mod tests {
     use super::*;
 
     /// The gate is one for the process: one test uses it at a time.
-    static ALONE: Mutex<()> = Mutex::new(());
+    pub(super) static ALONE: Mutex<()> = Mutex::new(());
 
     fn soon(ms: u64) -> Instant {
         Instant::now() + Duration::from_millis(ms)
@@ -486,7 +491,7 @@ mod tests {
             stop.store(true, Ordering::Relaxed);
         });
         assert_eq!(launches() - before, passed.load(Ordering::SeqCst), "each launch counts once");
-        assert_eq!(calls_inside(), 0);
+        assert_eq!(callers::inside(), 0);
     }
 
     #[test]
@@ -494,7 +499,7 @@ mod tests {
         let _alone = ALONE.lock();
         let inside = enter();
         let busy = thread::spawn(|| close(soon(20))).join().expect("joined");
-        assert_eq!(busy, Err(Busy { calls: 1, captures: 0 }));
+        assert!(matches!(busy, Err(NotClosed::Busy { calls: 1, captures: 0 })), "{busy:?}");
         drop(inside);
         thread::spawn(|| drop(enter())).join().expect("the gate is open");
     }
@@ -505,7 +510,8 @@ mod tests {
         let (one, two) = (Capture::of(0x10, false), Capture::of(0x20, false));
         assert_eq!(begin_capture(one, || 0), 0);
         assert!(capturing());
-        assert_eq!(close(soon(20)), Err(Busy { calls: 0, captures: 1 }));
+        let busy = close(soon(20));
+        assert!(matches!(busy, Err(NotClosed::Busy { calls: 0, captures: 1 })), "{busy:?}");
         let began = AtomicBool::new(false);
         thread::scope(|scope| {
             let closer = scope.spawn(|| close(soon(10_000)));
@@ -544,7 +550,7 @@ mod tests {
                     }
                 });
                 back.store(true, Ordering::SeqCst);
-                assert_eq!(calls_inside(), 1);
+                assert_eq!(callers::inside(), 1);
                 drop(inside);
             });
             while !left.load(Ordering::SeqCst) {
@@ -556,12 +562,12 @@ mod tests {
             open();
         });
         assert!(back.load(Ordering::SeqCst));
-        assert_eq!(calls_inside(), 0);
+        assert_eq!(callers::inside(), 0);
         // Within another call nothing is left.
         let (outer, inner) = (enter(), enter());
-        aside(|| assert_eq!(calls_inside(), 1));
+        aside(|| assert_eq!(callers::inside(), 1));
         drop((inner, outer));
-        assert_eq!(calls_inside(), 0);
+        assert_eq!(callers::inside(), 0);
     }
 
     #[test]
@@ -582,7 +588,7 @@ mod tests {
         memory::lock().lend([u64::MAX].into());
         let (asked, there) = (AtomicBool::new(false), AtomicBool::new(false));
         let ask = || {
-            assert_ne!(calls_inside(), 0, "it asks inside");
+            assert_ne!(callers::inside(), 0, "it asks inside");
             asked.store(true, Ordering::SeqCst);
             there.load(Ordering::SeqCst).then_some(()).ok_or(ERROR_OUT_OF_MEMORY)
         };
@@ -597,6 +603,7 @@ mod tests {
             (closed, program.join().expect("no panic"))
         });
         memory::lock().lend([].into());
-        assert_eq!((closed, answer), (Ok(()), Ok(())));
+        assert!(closed.is_ok(), "{closed:?}");
+        assert_eq!(answer, Ok(()));
     }
 }
