@@ -46,6 +46,8 @@ pub(crate) enum Command {
     GenerateMan(GenerateManArgs),
     #[command(hide = true)]
     Keeper,
+    #[command(hide = true)]
+    Init(InitArgs),
 }
 
 /// Start a program so that it can be dumped fast
@@ -194,15 +196,41 @@ pub(crate) enum ProtocolArg {
 /// stands in for it: it passes signals on to the program, and ends with the program's exit status.
 /// The image is only read, so it can be restored any number of times.
 #[derive(clap::Args)]
+#[command(after_long_help = "\
+With --new-pids the program sees its old pids, in a pid namespace of its own with its own /proc, and has \
+others outside, which are the ones that gpucr prints and takes. So one image can be restored several times \
+at once, also beside the program that it was made of. Everything else is shared: instances that listen on \
+the same port need a network of their own (ip netns exec NAME gpucr restore …), and files that the program \
+has open for writing are the same files (unshare --mount, or a program that writes to its standard output). \
+The program has no controlling terminal; gpucr passes signals on. A small process of gpucr's stays as the \
+first of the namespace: if it is killed, everything in there is.\n\n\
+Examples:\n  gpucr restore image/\n  pid=$(gpucr restore --detach image/)\n  \
+for i in 1 2 3; do gpucr restore --new-pids --detach image/; done")]
 pub(crate) struct RestoreArgs {
     /// The image
     pub(crate) image: PathBuf,
     /// Leave the program in the background and print its pid
     #[arg(short = 'd', long, alias = "restore-detached")]
     pub(crate) detach: bool,
+    /// Restore in a new pid namespace, where all pids are free
+    #[arg(long)]
+    pub(crate) new_pids: bool,
     /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    /// This is the first process of a namespace: the descriptor on which to say what becomes of the
+    /// restore, and the last pid to leave free
+    #[arg(long, hide = true, num_args = 2, value_names = ["FD", "PID"])]
+    pub(crate) inside: Option<Vec<u32>>,
+}
+
+/// Stand in for init in the pid namespace of a restored program
+#[derive(clap::Args)]
+pub(crate) struct InitArgs {
+    /// The program
+    pub(crate) pid: u32,
+    /// The descriptor on which to say how it ends
+    pub(crate) report: i32,
 }
 
 /// List the programs that run under gpucr

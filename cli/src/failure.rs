@@ -157,7 +157,7 @@ fn help(error: &Error) -> Option<String> {
         Error::NoLibrary { .. } => "build or install gpucr as a whole, or set GPUCR_LIB_DIR",
         Error::PidInUse { .. } => {
             "end the process that has it (the dumped program itself, if it was left running), or \
-             restore in a fresh pid namespace: unshare --pid --fork --mount-proc gpucr restore …"
+             give the program a pid namespace of its own: gpucr restore --new-pids …"
         }
         Error::FileChanged { path, found, expected } if found > expected => {
             return Some(format!(

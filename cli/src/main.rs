@@ -7,6 +7,7 @@ mod failure;
 mod signals;
 mod table;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Command::Completions(args) => commands::generate::completions(&args),
         Command::GenerateMan(args) => commands::generate::man(&args),
         Command::Keeper => commands::keeper::run(),
+        Command::Init(args) => commands::restore::namespace::init(&args),
     };
     outcome.unwrap_or_else(failure::report)
 }
@@ -51,5 +53,7 @@ fn main() -> ExitCode {
 fn start_log() {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_env("GPUCR_LOG").unwrap_or_else(|_| EnvFilter::new("error"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
+    log.with_writer(std::io::stderr).init();
 }

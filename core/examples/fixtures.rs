@@ -106,11 +106,16 @@ fn make(path: &Path, full: bool) {
     let shim = Shim { path: carried.clone(), hash: [7; 32], file: library.clone() };
     let counts =
         Counts { allocations: 11, pool_bytes: 12, arrays: 13, pinned_bytes: 14, launches: 15 };
-    let process = |pid, ppid, cuda, stdio| Process {
+    let process = |pid, ppid, cuda: Option<CudaProcess>, stdio| Process {
         pid,
         ppid,
         command: vec!["train".into(), format!("--rank={pid}")],
         exe: "/usr/bin/train".into(),
+        listeners: [(ListenerKind::Agent, pid + 1), (ListenerKind::SoftDriver, pid + 2)]
+            .map(|(kind, inode)| Listener { kind, inode })
+            .into_iter()
+            .filter(|_| cuda.is_some())
+            .collect(),
         cuda,
         stdio,
     };

@@ -16,6 +16,7 @@ pub mod image;
 pub mod keeper;
 pub mod library;
 pub mod limits;
+pub mod namespace;
 pub mod phase;
 pub mod process;
 pub mod restore;

@@ -1,5 +1,6 @@
-//! The service thread: it listens on the abstract socket `softcuda-<pid>` and carries out the
-//! checkpoint calls of other processes. One request per connection, answered in order.
+//! The service thread: it listens on the abstract socket `softcuda-<namespace>-<pid>` and carries out
+//! the checkpoint calls of other processes. The pid is the one that the process sees itself, the number
+//! before it that of its pid namespace. One request per connection, answered in order.
 //!
 //! A process in CHECKPOINTED state is dumped by CRIU with this thread in `accept`; nothing else of
 //! a connection may be left then, so the server closes its side before the caller goes on.
@@ -7,6 +8,7 @@
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
@@ -37,8 +39,14 @@ pub(crate) enum Request {
 
 static LISTENER: AtomicI32 = AtomicI32::new(-1);
 
-fn address(pid: u32) -> std::io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(format!("softcuda-{pid}"))
+/// The name of a process, as its directory in `/proc` shows it.
+fn address(process: &str) -> std::io::Result<SocketAddr> {
+    let namespace = std::fs::metadata(format!("{process}/ns/pid"))?.ino();
+    let status = std::fs::read_to_string(format!("{process}/status"))?;
+    let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let pid = pids.and_then(|pids| pids.split_ascii_whitespace().next_back());
+    let pid = pid.ok_or(std::io::ErrorKind::InvalidData)?;
+    SocketAddr::from_abstract_name(format!("softcuda-{namespace}-{pid}"))
 }
 
 /// Starts the thread.
@@ -46,7 +54,7 @@ fn address(pid: u32) -> std::io::Result<SocketAddr> {
 /// # Errors
 /// `OPERATING_SYSTEM` when the name is taken or there is no thread to be had.
 pub(crate) fn start() -> Outcome {
-    let listener = address(std::process::id())
+    let listener = address("/proc/self")
         .and_then(|address| UnixListener::bind_addr(&address))
         .map_err(|_| Code::OPERATING_SYSTEM)?;
     LISTENER.store(listener.as_raw_fd(), Ordering::SeqCst);
@@ -134,7 +142,7 @@ fn carry_out(kind: u32, argument: u32) -> (Outcome, u32) {
 /// request itself fails with.
 pub(crate) fn ask(pid: i32, request: Request, argument: u32) -> Outcome<u32> {
     let pid = u32::try_from(pid).ok().filter(|pid| *pid != 0).ok_or(Code::INVALID_VALUE)?;
-    let mut connection = address(pid)
+    let mut connection = address(&format!("/proc/{pid}"))
         .and_then(|address| UnixStream::connect_addr(&address))
         .map_err(|_| Code::INVALID_VALUE)?;
     let mut message = [0; 8];

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{Lab, binary, finish, refused, show};
-use gpucr_wire::{Connection, GateState, Hello, Reply, Request, agent_socket};
+use gpucr_wire::{
+    Connection, GateState, Hello, Reply, Request, agent_socket, own_pid_namespace, pid_namespace,
+};
 
 #[test]
 fn a_missing_pid() -> Result<()> {
@@ -204,7 +206,7 @@ fn check_has_a_line_for_each_requirement() -> Result<()> {
 #[ignore = "a helper process of another test"]
 fn fake_agent() -> Result<()> {
     let pid = std::process::id();
-    let listener = Connection::listen(&agent_socket(pid))?;
+    let listener = Connection::listen(&agent_socket(own_pid_namespace()?, pid))?;
     println!("listening");
     let (socket, _) = listener.accept()?;
     let mut connection = Connection::new(socket);
@@ -241,7 +243,7 @@ fn an_agent_obeys_no_other_user() -> Result<()> {
     let lab = Lab::new();
     let mut program = lab.start("sgd", &["--step-delay-ms", "20"])?;
     program.wait_for("step ")?;
-    let name = agent_socket(program.pid);
+    let name = agent_socket(pid_namespace(program.pid)?, program.pid);
     let stranger = std::thread::spawn(move || -> Result<Option<Reply>> {
         // SAFETY: the raw system call changes the user of this thread only.
         let changed = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };

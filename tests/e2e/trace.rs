@@ -153,7 +153,7 @@ fn what_cannot_be_traced_is_refused() -> Result<()> {
     long.args(["trace", "--json", "--no-observe", "--pid", &pid, "--for", "1h"]);
     let mut long = long.stdout(std::process::Stdio::piped()).spawn()?;
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    let lock = format!("@gpucr-lock-{pid}");
+    let lock = format!("@gpucr-lock-{}-{pid}", gpucr_wire::pid_namespace(program.pid)?);
     while !std::fs::read_to_string("/proc/net/unix")?.lines().any(|line| line.ends_with(&lock)) {
         ensure!(std::time::Instant::now() < deadline, "the long trace does not begin");
         std::thread::sleep(std::time::Duration::from_millis(5));

@@ -32,7 +32,27 @@ pub const CHUNK_SIZE: u64 = 2 << 20;
 
 /// Name (without the leading NUL) of the abstract socket of the agent in process `pid`.
 ///
-/// The pid is the one that the process sees itself; the socket belongs to its network namespace.
-pub fn agent_socket(pid: u32) -> String {
-    format!("gpucr-agent-{pid}")
+/// The pid is the one that the process sees itself, in the pid namespace of that number (see
+/// [`pid_namespace`]); the socket belongs to its network namespace, which others with the same pid may
+/// share.
+pub fn agent_socket(namespace: u64, pid: u32) -> String {
+    format!("gpucr-agent-{namespace}-{pid}")
+}
+
+/// The number of the pid namespace in which a process lives: an inode, good as long as the namespace lives.
+///
+/// # Errors
+/// There is no such process, or it belongs to somebody else.
+pub fn pid_namespace(pid: u32) -> std::io::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    Ok(std::fs::metadata(format!("/proc/{pid}/ns/pid"))?.ino())
+}
+
+/// The number of this process's own pid namespace.
+///
+/// # Errors
+/// `/proc` is not mounted.
+pub fn own_pid_namespace() -> std::io::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    Ok(std::fs::metadata("/proc/self/ns/pid")?.ino())
 }

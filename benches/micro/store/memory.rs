@@ -118,6 +118,7 @@ fn write_image(place: &Path, size: u64) -> Result<()> {
     };
     let cuda = CudaProcess { blocks: vec![block], shim: None, counts: Counts::default() };
     let process = Process {
+        listeners: Vec::new(),
         pid: 42,
         ppid: 1,
         command: vec!["program".into()],

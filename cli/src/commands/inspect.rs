@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use gpucr_core::image::{
-    Base, BlockKind, Counts, DriverKind, ImageReader, Part, Phase, Protocol, Stdio,
+    Base, BlockKind, Counts, DriverKind, ImageReader, Listener, Part, Phase, Protocol, Stdio,
 };
 use gpucr_core::store::ChunkId;
 use gpucr_core::{Error, hex};
@@ -116,6 +116,7 @@ struct ProcessRow<'a> {
     cuda: bool,
     under_gpucr: bool,
     stdio: &'a [Stdio; 3],
+    listeners: &'a [Listener],
     shim: Option<ShimRow<'a>>,
     counts: Option<CountsRow>,
     blocks: Vec<BlockRow>,
@@ -290,6 +291,7 @@ fn processes(image: &ImageReader) -> Vec<ProcessRow<'_>> {
                 cuda: cuda.is_some(),
                 under_gpucr: shim.is_some(),
                 stdio: &process.stdio,
+                listeners: &process.listeners,
                 shim: shim.map(|shim| ShimRow { path: &shim.path, hash: hex(&shim.hash) }),
                 counts: cuda.map(|cuda| counts(&cuda.counts)),
                 blocks: row(process),

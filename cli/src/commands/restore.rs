@@ -1,5 +1,7 @@
 //! `gpucr restore`.
 
+pub(crate) mod namespace;
+
 use std::process::ExitCode;
 
 use gpucr_core::restore::{self, Options, Report};
@@ -10,12 +12,10 @@ use crate::commands::{io_error, print_json, say};
 use crate::signals::{self, SignalPlan};
 use crate::{Outcome, display};
 
-/// The report, with what the program ended with.
-#[derive(serde::Serialize)]
-struct Ended<'a> {
-    #[serde(flatten)]
-    report: &'a Report,
-    /// The program's exit code; absent while it runs, or if a signal ended it.
+/// How the program ended.
+#[derive(Clone, Copy, Default, serde::Serialize, serde::Deserialize)]
+struct End {
+    /// Its exit code; absent while it runs, or if a signal ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit_code: Option<i32>,
     /// The signal that ended it.
@@ -23,40 +23,77 @@ struct Ended<'a> {
     signal: Option<i32>,
 }
 
+impl End {
+    fn of(status: WaitStatus) -> Self {
+        Self { exit_code: status.exit_status(), signal: status.terminating_signal() }
+    }
+
+    /// gpucr's own exit code: as a shell does for a signal.
+    fn exit_code(self) -> ExitCode {
+        let code = self.exit_code.or(self.signal.map(|signal| 128 + signal)).unwrap_or(1);
+        ExitCode::from(code as u8)
+    }
+}
+
+/// What is printed with `--json`.
+#[derive(serde::Serialize)]
+struct Printed<R> {
+    #[serde(flatten)]
+    report: R,
+    #[serde(flatten)]
+    end: End,
+}
+
 pub(crate) fn run(args: &RestoreArgs) -> Outcome {
+    if let Some(inside) = &args.inside {
+        return namespace::restore(args, inside);
+    }
+    if args.new_pids {
+        return namespace::run(args);
+    }
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    let report = restore(args, &signals)?;
+    let pid = report.pid;
+    if args.detach {
+        return started(args, report, pid);
+    }
+    signals.pass_to(pid);
+    let end = wait(pid, &signals).map_err(io_error("cannot wait for the program"))?;
+    ended(args, report, end)
+}
+
+fn restore(args: &RestoreArgs, signals: &SignalPlan) -> Result<Report, gpucr_core::Failure> {
     let options =
         Options { image: args.image.clone(), detach: args.detach, stop: signals.stop.clone() };
     let progress = display::progress(args.json);
-    let report = restore::restore(&options, &progress)?;
-    drop(progress);
-    if args.detach {
-        if args.json {
-            print_json(&Ended { report: &report, exit_code: None, signal: None })?;
-        } else {
-            say!("{}", report.pid);
-        }
-        return Ok(ExitCode::SUCCESS);
-    }
+    restore::restore(&options, &progress)
+}
 
-    signals.pass_to(report.pid);
-    let status = wait(report.pid, &signals).map_err(io_error("cannot wait for the program"))?;
-    let (exit_code, signal) = (status.exit_status(), status.terminating_signal());
+/// The program runs in the background.
+fn started(args: &RestoreArgs, report: impl serde::Serialize, pid: u32) -> Outcome {
     if args.json {
-        print_json(&Ended { report: &report, exit_code, signal })?;
+        print_json(&Printed { report, end: End::default() })?;
+    } else {
+        say!("{pid}");
     }
-    // As a shell does for a signal.
-    let code = exit_code.or(signal.map(|signal| 128 + signal)).unwrap_or(1);
-    Ok(ExitCode::from(code as u8))
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The program that ran in the foreground has ended.
+fn ended(args: &RestoreArgs, report: impl serde::Serialize, end: End) -> Outcome {
+    if args.json {
+        print_json(&Printed { report, end })?;
+    }
+    Ok(end.exit_code())
 }
 
 /// Waits for the end of the program, which is a child of this process.
-fn wait(pid: u32, signals: &SignalPlan) -> std::io::Result<WaitStatus> {
+fn wait(pid: u32, signals: &SignalPlan) -> std::io::Result<End> {
     let pid = Pid::from_raw(pid as i32).ok_or(std::io::ErrorKind::NotFound)?;
     // First only its end, while its pid is still its own: until then signals are passed on.
     let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::Pid(pid), ended))?;
     signals.keep();
     let status = rustix::process::waitpid(Some(pid), WaitOptions::empty())?;
-    status.map(|(_, status)| status).ok_or(std::io::ErrorKind::NotFound.into())
+    status.map(|(_, status)| End::of(status)).ok_or(std::io::ErrorKind::NotFound.into())
 }

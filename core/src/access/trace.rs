@@ -206,7 +206,7 @@ impl Session {
             Self { held: Vec::new(), watched: Vec::new(), memory: None, _locks: Vec::new() };
         for process in tree.processes.into_iter().filter(Agent::listens) {
             let pid = process.pid;
-            let lock = Lock::take(pid).map_err(|source| Error::Io {
+            let lock = Lock::take(&process).map_err(|source| Error::Io {
                 what: format!("cannot take the lock of process {pid}"),
                 source,
             })?;

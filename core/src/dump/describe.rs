@@ -156,6 +156,7 @@ pub(super) fn manifest(
             exe: process.exe.clone(),
             cuda,
             stdio: files::stdio(process.pid, &inner_pipes),
+            listeners: process.listeners.clone(),
         });
     }
 

@@ -11,9 +11,9 @@ use crate::criu::Criu;
 use crate::device::{Device, ProcessState};
 use crate::error::Error;
 use crate::held::{Drivers, Held};
-use crate::image::Stdio;
+use crate::image::{Listener, Stdio};
 use crate::library;
-use crate::process::{Agent, AgentError, Lock, ProcessInfo, Tree, files};
+use crate::process::{Agent, AgentError, Lock, ProcessInfo, Tree, files, sockets};
 
 /// How long the agent of a running program may take to answer; it is busy only while another
 /// gpucr works on the same program.
@@ -40,6 +40,7 @@ pub(super) struct Planned {
     pub(super) command: Vec<String>,
     pub(super) exe: PathBuf,
     pub(super) cuda: Option<Cuda>,
+    pub(super) listeners: Vec<Listener>,
 }
 
 /// What a CUDA process had at the start of the dump.
@@ -56,6 +57,7 @@ impl Planned {
             command: process.command.clone(),
             exe: std::fs::read_link(format!("/proc/{}/exe", process.pid)).unwrap_or_default(),
             cuda,
+            listeners: sockets::of(process),
         }
     }
 }
@@ -138,7 +140,7 @@ pub(super) fn check(
     let mut others = Vec::new();
     let mut locks = Vec::new();
     for process in tree.processes {
-        let lock = Lock::take(process.pid).map_err(|source| Error::Io {
+        let lock = Lock::take(&process).map_err(|source| Error::Io {
             what: format!("cannot take the lock of process {}", process.pid),
             source,
         })?;

@@ -116,6 +116,27 @@ pub struct Process {
     pub cuda: Option<CudaProcess>,
     /// How its file descriptors 0, 1 and 2 were connected.
     pub stdio: [Stdio; 3],
+    /// By which others reach what is in it; a restore makes them anew.
+    pub listeners: Vec<Listener>,
+}
+
+/// A socket that listens under a name with the process's pid in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listener {
+    /// Who listens.
+    pub kind: ListenerKind,
+    /// The inode of its socket, which is what CRIU knows it by.
+    pub inode: u32,
+}
+
+/// Who listens in a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ListenerKind {
+    /// The shim's agent.
+    Agent,
+    /// The software driver.
+    SoftDriver,
 }
 
 /// What a process had on devices.

@@ -30,8 +30,8 @@ pub use cut::{Cut, FILE_CUT};
 pub(crate) use manifest::MAX_MANIFEST;
 pub use manifest::{
     Block, BlockKind, CarriedFile, Counts, CriuImage, CudaProcess, Device, Driver, DriverKind,
-    FileChunk, FileEntry, MANIFEST_VERSION, Manifest, Phase, Piece, Process, Protocol,
-    RequiredFile, Shim, Stdio,
+    FileChunk, FileEntry, Listener, ListenerKind, MANIFEST_VERSION, Manifest, Phase, Piece,
+    Process, Protocol, RequiredFile, Shim, Stdio,
 };
 pub use parts::Part;
 pub use reader::ImageReader;

@@ -14,6 +14,7 @@ use gpucr_wire::{
     agent_socket,
 };
 
+use super::sockets;
 use super::tree::ProcessInfo;
 
 /// How long an agent may take for an answer that needs no waiting in the program.
@@ -106,14 +107,23 @@ pub struct Agent {
 impl Agent {
     /// Whether an agent listens in `process`.
     pub fn listens(process: &ProcessInfo) -> bool {
-        let name = format!("@{}", agent_socket(process.inner_pid));
-        std::fs::read_to_string(format!("/proc/{}/net/unix", process.pid))
-            .is_ok_and(|table| table.lines().any(|line| line.split(' ').next_back() == Some(&name)))
+        sockets::listening(process.pid, &name(process)).is_some()
     }
 
     /// Connects to the agent of `process` and exchanges versions. `limit` bounds the wait for its
     /// first answer, which a frozen process gives only when it thaws.
     pub fn connect(process: &ProcessInfo, limit: Duration) -> Result<Self, AgentError> {
+        Self::meet(process, process.pid, limit)
+    }
+
+    /// The same, for a process that was restored just now, with the socket that this gpucr has
+    /// [made](super::sockets) for it.
+    pub fn connect_restored(process: &ProcessInfo, limit: Duration) -> Result<Self, AgentError> {
+        Self::meet(process, std::process::id(), limit)
+    }
+
+    /// Connects to a socket that process `listener` has made.
+    fn meet(process: &ProcessInfo, listener: u32, limit: Duration) -> Result<Self, AgentError> {
         let pid = process.pid;
         let broken = |cause| AgentError::Broken { pid, cause };
         let connection = open(process).map_err(|cause| match cause.kind() {
@@ -122,7 +132,7 @@ impl Agent {
         })?;
         // A pid of 0 means that the peer is in a namespace that has no name for it here.
         let peer = connection.peer().map_err(broken)?;
-        if peer.pid != pid && peer.pid != 0 {
+        if peer.pid != listener && peer.pid != 0 {
             return Err(AgentError::Impostor { pid, other: peer.pid });
         }
         connection.set_read_timeout(Some(limit)).map_err(broken)?;
@@ -343,9 +353,13 @@ impl Agent {
     }
 }
 
+fn name(process: &ProcessInfo) -> String {
+    agent_socket(process.pid_namespace, process.inner_pid)
+}
+
 /// Connects to the agent's socket, in the process's network namespace.
 fn open(process: &ProcessInfo) -> io::Result<Connection> {
-    let name = agent_socket(process.inner_pid);
+    let name = name(process);
     let theirs = format!("/proc/{}/ns/net", process.pid);
     if std::fs::read_link(&theirs).ok() == std::fs::read_link("/proc/self/ns/net").ok() {
         return Connection::connect(&name);

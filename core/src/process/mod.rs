@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod files;
 pub mod lock;
+pub mod sockets;
 pub mod tree;
 
 pub use agent::{Agent, AgentError, Guard};

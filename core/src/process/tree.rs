@@ -28,6 +28,8 @@ pub struct ProcessInfo {
     pub pid: u32,
     /// Its pid as it sees itself, in the innermost pid namespace.
     pub inner_pid: u32,
+    /// The number of that namespace; 0 if it cannot be told.
+    pub pid_namespace: u64,
     /// Its parent.
     pub parent: u32,
     /// Its session; 0 where the leader is outside of this pid namespace.
@@ -66,6 +68,7 @@ impl ProcessInfo {
         Ok(Self {
             pid,
             inner_pid: inner_pid as u32,
+            pid_namespace: gpucr_wire::pid_namespace(pid).unwrap_or_default(),
             parent: stat.ppid as u32,
             session: stat.session as u32,
             command: process.cmdline().unwrap_or_default(),

@@ -17,14 +17,14 @@ use std::time::Duration;
 
 use rayon::prelude::*;
 
-use crate::criu::{Criu, RestoreError, RestoreOptions, RestoreWorker};
+use crate::criu::{Criu, InheritFd, RestoreError, RestoreOptions, RestoreWorker};
 use crate::device::Driver;
 use crate::error::{Error, Failure, Left};
 use crate::held::{Drivers, Held};
 use crate::image::{ImageReader, Manifest};
 use crate::keeper::Keeper;
 use crate::phase::{Clock, PhaseTime, Progress, milliseconds};
-use crate::process::{Agent, ProcessInfo};
+use crate::process::{Agent, ProcessInfo, sockets};
 use crate::scratch;
 use crate::stop::Stop;
 
@@ -160,7 +160,7 @@ fn run(
     let blocks = bulk::cuda_processes(&manifest.processes);
     for (program, (_, blocks)) in held.iter_mut().zip(blocks) {
         if program.has_agent {
-            let mut agent = Agent::connect(&program.process, FIRST_ANSWER)?;
+            let mut agent = Agent::connect_restored(&program.process, FIRST_ANSWER)?;
             if copied == "inside" {
                 bulk::load_inside(&mut agent, &image, blocks, progress.as_ref())?;
             } else {
@@ -261,8 +261,19 @@ fn start_criu(
     at_work: BorrowedFd<'_>,
 ) -> Result<RestoreWorker, Error> {
     let (shell_job, _) = crate::dump::option_values(&manifest.criu.options);
-    let streams = stdio::inherited(&manifest.processes, options.detach)?;
-    Ok(criu.start_restore(streams, Some(at_work), shell_job)?)
+    let mut inherited = stdio::inherited(&manifest.processes, options.detach)?;
+    for process in &manifest.processes {
+        for listener in &process.listeners {
+            let socket =
+                sockets::listen(listener.kind, process.pid).map_err(|source| Error::Io {
+                    what: format!("cannot listen on behalf of process {}", process.pid),
+                    source,
+                })?;
+            let key = format!("socket:[{}]", listener.inode);
+            inherited.push(InheritFd { key, fd: socket.into() });
+        }
+    }
+    Ok(criu.start_restore(inherited, Some(at_work), shell_job)?)
 }
 
 /// The options of the dump, which the restore repeats.

@@ -9,7 +9,7 @@
 //! | Closed   | closed | in place | the gate is opened: the checkpointer has died   |
 //! | Detached | closed | away     | stays: who has the file descriptors comes back  |
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -45,7 +45,9 @@ pub(crate) fn start() {
         return;
     }
     fork::watch();
-    let name = gpucr_wire::agent_socket(std::process::id());
+    // Without /proc nobody finds it either.
+    let namespace = gpucr_wire::own_pid_namespace().unwrap_or_default();
+    let name = gpucr_wire::agent_socket(namespace, std::process::id());
     let listener = match Connection::listen(&name) {
         Ok(listener) => listener,
         Err(error) => {
@@ -150,6 +152,7 @@ impl Agent {
             let next = match request {
                 Request::Hello { protocol } if protocol == PROTOCOL_VERSION => {
                     greeted = true;
+                    answer_to_the_name();
                     Ok(Next::Reply(Reply::Hello { hello: self.hello() }))
                 }
                 // The checkpointer sees the other version and says so.
@@ -361,6 +364,17 @@ impl Agent {
         guard::free();
         self.state = GateState::Closed {};
         Ok(())
+    }
+}
+
+/// Makes this process the one that listens, as who connects sees it. After a restore that is the gpucr
+/// that made the socket.
+fn answer_to_the_name() {
+    const WAITING: i32 = 128;
+    // SAFETY: the listener is never closed while the agent runs.
+    let listener = unsafe { BorrowedFd::borrow_raw(LISTENER.load(Ordering::SeqCst)) };
+    if let Err(error) = rustix::net::listen(listener, WAITING) {
+        log!("cannot listen: {error}");
     }
 }
 

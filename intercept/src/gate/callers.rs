@@ -170,6 +170,7 @@ pub(super) unsafe fn reset() {
 mod tests {
     use std::sync::Barrier;
     use std::thread;
+    use std::time::{Duration, Instant};
 
     use super::super::tests::ALONE;
     use super::*;
@@ -180,7 +181,8 @@ mod tests {
         ME.get().place().1
     }
 
-    /// Without the barrier a store may come after the load that follows it, and this can fail.
+    /// Without the barrier a store may come after the load that follows it, and this can fail. It takes a
+    /// second at most: with fewer cores than busy threads a round takes long.
     #[test]
     fn the_closer_sees_who_does_not_see_it() {
         static PLACE: Place = Place { count: AtomicU64::new(0), taken: AtomicBool::new(true) };
@@ -203,7 +205,8 @@ mod tests {
                 ));
             }
         }
-        let (closed, arrived) = (AtomicBool::new(false), AtomicU64::new(0));
+        let (closed, over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let arrived = AtomicU64::new(0);
         let (entered, left, looked) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
         let unseen = thread::scope(|scope| {
             scope.spawn(|| {
@@ -217,9 +220,13 @@ mod tests {
                     }
                     PLACE.leave(true, CALL);
                     left.store(round, Ordering::SeqCst);
+                    if over.load(Ordering::SeqCst) {
+                        break;
+                    }
                 }
             });
             let mut unseen = 0;
+            let since = Instant::now();
             for round in 1..=ROUNDS {
                 meet(&arrived, &closed, round, round);
                 closed.store(true, Ordering::SeqCst);
@@ -229,11 +236,16 @@ mod tests {
                     thread::yield_now();
                 }
                 unseen += u64::from(!seen && entered.load(Ordering::SeqCst) % 2 == 1);
+                let last = since.elapsed() > Duration::from_secs(1);
+                over.store(last, Ordering::SeqCst);
                 looked.store(round, Ordering::SeqCst);
                 while left.load(Ordering::SeqCst) < round {
                     thread::yield_now();
                 }
                 closed.store(false, Ordering::SeqCst);
+                if last {
+                    break;
+                }
             }
             unseen
         });

@@ -172,7 +172,10 @@ impl Program {
 
     /// Connects to the agent and says hello.
     pub(crate) fn agent(&self) -> (Agent, Hello) {
-        let name = gpucr_wire::agent_socket(self.pid());
+        let name = {
+            let namespace = gpucr_wire::pid_namespace(self.pid()).expect("it runs");
+            gpucr_wire::agent_socket(namespace, self.pid())
+        };
         let deadline = Instant::now() + Duration::from_secs(5);
         let connection = loop {
             match Connection::connect(&name) {

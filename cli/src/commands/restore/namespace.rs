@@ -1,0 +1,195 @@
+//! `gpucr restore --new-pids`: three parts, in two processes.
+//!
+//! [`run`] is the command that the user gave. It starts this program again as the first process of a new
+//! pid namespace, where [`restore`] restores the program as without the option, and then becomes
+//! [`init`]. That passes signals on to the program and waits for whatever is left without parents. The
+//! two sides talk through a pipe, a line of JSON for each thing that happens.
+
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use gpucr_core::image::ImageReader;
+use gpucr_core::{Error, namespace};
+use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
+use serde_json::Value;
+
+use super::{End, ended, started};
+use crate::Outcome;
+use crate::args::{InitArgs, RestoreArgs};
+use crate::commands::io_error;
+use crate::failure::{CliError, FAILED};
+use crate::signals::{self, SignalPlan};
+
+const KILLED: &str =
+    "the restore was killed, and with it whatever it had restored; the image is as it was";
+
+/// How often init looks whether anybody is left who is no child of its.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Outside.
+pub(super) fn run(args: &RestoreArgs) -> Outcome {
+    let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    if !rustix::process::geteuid().is_root() {
+        return Err(Error::NotRoot.into());
+    }
+    let image = ImageReader::open(&args.image).map_err(Error::from)?;
+    let (mut child, reports) =
+        begin(&image).map_err(io_error("cannot make a pid namespace for the program"))?;
+    drop(image);
+    signals.pass_to(child.id());
+    let mut reports = BufReader::new(File::from(reports)).lines();
+    let mut next = || -> Option<Value> { serde_json::from_str(&reports.next()?.ok()?).ok() };
+
+    let Some(mut report) = next() else {
+        // It has said why.
+        let status = child.wait().map_err(io_error("cannot wait for the restore"))?;
+        return match status.code() {
+            Some(code) => Ok(ExitCode::from(code as u8)),
+            None => Err(CliError::new(FAILED, KILLED.to_owned())),
+        };
+    };
+    let inner = report["pid"].as_u64().unwrap_or_default() as u32;
+    let outer = namespace::outer_pid(child.id(), inner).unwrap_or_default();
+    report["pid"] = outer.into();
+    report["inner_pid"] = inner.into();
+    if args.detach {
+        return started(args, report, outer);
+    }
+    let end = next().and_then(|end| serde_json::from_value(end).ok());
+    signals.keep();
+    // Without a word only if it was killed.
+    let end = end.unwrap_or(End { exit_code: None, signal: Some(libc::SIGKILL) });
+    ended(args, report, end)
+}
+
+/// Starts the first process of the namespace, with the same arguments.
+fn begin(image: &ImageReader) -> io::Result<(std::process::Child, OwnedFd)> {
+    let last = namespace::last_pid_for(image.manifest())?;
+    let (reading, writing) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    // A number that exec keeps, and that is not one of the standard streams.
+    let writing = rustix::io::fcntl_dupfd_cloexec(&writing, 3)?;
+    let fd = writing.as_raw_fd();
+    let mut arguments = std::env::args_os().skip(1);
+    let mut command = Command::new("/proc/self/exe");
+    command.args(arguments.next());
+    command.args([OsStr::new("--inside"), fd.to_string().as_ref(), last.to_string().as_ref()]);
+    command.args(arguments);
+    rustix::io::fcntl_setfd(&writing, rustix::io::FdFlags::empty())?;
+    let child = namespace::spawn(&mut command)?;
+    Ok((child, reading))
+}
+
+/// Inside: restores, says so, and becomes [`init`].
+pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
+    let &[fd, last] = inside else { unreachable!("clap sees to it that there are two") };
+    // SAFETY: the descriptor was made for this process, and nothing else here knows it.
+    let mut reports = File::from(unsafe { OwnedFd::from_raw_fd(fd as i32) });
+    rustix::io::fcntl_setfd(&reports, rustix::io::FdFlags::CLOEXEC)
+        .map_err(|error| io_error("this is for gpucr's own use")(error.into()))?;
+    namespace::settle(last).map_err(io_error("cannot settle in the new pid namespace"))?;
+    let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    let report = super::restore(args, &signals)?;
+    // The program runs: it and this process stay, whatever becomes of the command outside.
+    let stay = namespace::outlive()
+        .and_then(|()| say(&mut reports, &report))
+        .and_then(|()| become_init(report.pid, &reports, args.detach));
+    match stay {
+        Ok(never) => match never {},
+        Err(error) => Err(io_error("cannot stay with the restored program")(error)),
+    }
+}
+
+fn say(reports: &mut File, what: &impl serde::Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(what)?;
+    line.push(b'\n');
+    // Who asked may be gone.
+    match reports.write_all(&line) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Replaces this program, which has a driver loaded and much memory, by [`init`].
+fn become_init(pid: u32, reports: &File, detach: bool) -> io::Result<std::convert::Infallible> {
+    if detach {
+        let null = File::options().read(true).write(true).open("/dev/null")?;
+        rustix::stdio::dup2_stdin(&null)?;
+        rustix::stdio::dup2_stdout(&null)?;
+        rustix::stdio::dup2_stderr(&null)?;
+    }
+    rustix::io::fcntl_setfd(reports, rustix::io::FdFlags::empty())?;
+    let arguments =
+        ["gpucr", "init", &pid.to_string(), &reports.as_raw_fd().to_string()].map(CString::new);
+    let arguments: Vec<CString> = arguments.into_iter().collect::<Result<_, _>>()?;
+    let mut pointers: Vec<*const libc::c_char> = arguments.iter().map(|a| a.as_ptr()).collect();
+    pointers.push(std::ptr::null());
+    // Signals wait until init has its handlers: the first process of a namespace loses others.
+    // SAFETY: all pointers are good for the call; the list of arguments ends with a null pointer.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, std::ptr::null_mut());
+        libc::execv(c"/proc/self/exe".as_ptr(), pointers.as_ptr());
+    }
+    Err(io::Error::last_os_error())
+}
+
+/// Inside, from then on: until nobody is left.
+pub(crate) fn init(args: &InitArgs) -> Outcome {
+    // SAFETY: the descriptor was left open for this process, and nothing else here knows it.
+    let mut reports = File::from(unsafe { OwnedFd::from_raw_fd(args.report) });
+    let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    signals.pass_to(args.pid);
+    // SAFETY: an empty set is made and used.
+    unsafe {
+        let mut none = std::mem::zeroed();
+        libc::sigemptyset(&mut none);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
+    }
+    let root = Pid::from_raw(args.pid as i32);
+    loop {
+        match reap(root, &signals).map_err(io_error("cannot wait"))? {
+            Some((pid, end)) if Some(pid) == root => {
+                say(&mut reports, &end).map_err(io_error("cannot report"))?;
+            }
+            Some(_) => {}
+            None if is_alone() => return Ok(ExitCode::SUCCESS),
+            // A gpucr, say, that was sent in here to dump the program: it would be killed.
+            None => std::thread::sleep(LOOK),
+        }
+    }
+}
+
+/// Whether no other process is in this namespace.
+fn is_alone() -> bool {
+    let pid = |entry: io::Result<std::fs::DirEntry>| -> Option<u32> {
+        entry.ok()?.file_name().to_str()?.parse().ok()
+    };
+    std::fs::read_dir("/proc").is_ok_and(|all| all.filter_map(pid).all(|pid| pid == 1))
+}
+
+/// Waits for the end of any child; `None` if there is none left.
+fn reap(root: Option<Pid>, signals: &SignalPlan) -> io::Result<Option<(Pid, End)>> {
+    let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    match rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::All, ended)) {
+        Err(rustix::io::Errno::CHILD) => return Ok(None),
+        other => other?,
+    };
+    // Its pid is its own until it is waited for below.
+    if root.is_some_and(has_ended) {
+        signals.keep();
+    }
+    match rustix::process::wait(WaitOptions::empty()) {
+        Err(rustix::io::Errno::CHILD) => Ok(None),
+        other => Ok(other?.map(|(pid, status)| (pid, End::of(status)))),
+    }
+}
+
+fn has_ended(pid: Pid) -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+    rustix::process::waitid(WaitId::Pid(pid), options).is_ok_and(|status| status.is_some())
+}

@@ -1,0 +1,246 @@
+//! `gpucr restore --new-pids`: the same image several times at once, each with its own pids.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{Lab, Pace, binary, finish, show, undisturbed};
+use rustix::process::Signal;
+use serde_json::Value;
+
+const ARGS: [&str; 2] = ["--steps", "120"];
+
+/// A program whose output goes to a pipe, dumped in the middle of its work and ended. Gives its pid, and
+/// what it had printed.
+fn dumped(lab: &Lab, name: &str, pace: &Pace) -> Result<(u32, Vec<String>)> {
+    let mut command = lab.gpucr();
+    command.args(["run", "--device", "soft", "--"]).arg(binary("workload")).arg(name);
+    command.args(ARGS).args(["--pace", pace.file()]).stdout(Stdio::piped());
+    let mut program = command.spawn()?;
+    pace.allow(60)?;
+    let mut lines =
+        std::io::BufRead::lines(std::io::BufReader::new(program.stdout.take().context("piped")?));
+    let mut printed = Vec::new();
+    while printed.iter().filter(|line: &&String| line.starts_with("step ")).count() < 5 {
+        printed.push(lines.next().context("it goes on")??);
+    }
+    let output = lab.run(["dump", "--pid", &program.id().to_string(), "-o", "image"])?;
+    ensure!(output.status.success(), "{}", show(&output));
+    printed.extend(lines.collect::<Result<Vec<_>, _>>()?);
+    program.wait()?;
+    Ok((program.id(), printed))
+}
+
+fn series(lines: impl Iterator<Item = String>) -> Vec<String> {
+    lines.filter(|line| line.starts_with("step ") || line.starts_with("result ")).collect()
+}
+
+/// A restore in the foreground, with its output in a file.
+fn restore(lab: &Lab, file: &str) -> Result<Child> {
+    let mut command = lab.gpucr();
+    command.args(["restore", "--new-pids", "image"]);
+    Ok(command.stdout(File::create(lab.path(file))?).spawn()?)
+}
+
+fn lines(path: &Path) -> Vec<String> {
+    std::fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        ensure!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// The pids of a process, outermost first, and whether it lives.
+fn inner_pid(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    pids.split_ascii_whitespace().next_back()?.parse().ok()
+}
+
+#[test]
+fn one_image_three_times_at_once() -> Result<()> {
+    for name in ["adam", "family", "launcher"] {
+        let lab = Lab::new();
+        let pace = Pace::new()?;
+        let (_, before) = dumped(&lab, name, &pace)?;
+        let mut restores: Vec<Child> =
+            (0..3).map(|n| restore(&lab, &format!("out-{n}"))).collect::<Result<_>>()?;
+        // All are at work at the same time before any may end.
+        pace.allow(20)?;
+        for n in 0..3 {
+            until("it goes on", || !lines(&lab.path(format!("out-{n}"))).is_empty())?;
+        }
+        pace.allow_all()?;
+        let expected = undisturbed(name, &ARGS)?;
+        for (n, restore) in restores.iter_mut().enumerate() {
+            let status = restore.wait()?;
+            ensure!(status.success(), "{name} {n}: {status}");
+            let after = lines(&lab.path(format!("out-{n}")));
+            let all = series(before.iter().cloned().chain(after));
+            ensure!(all == expected, "{name} {n} differs: {all:#?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_program_in_the_background_is_known_by_its_pid_outside() -> Result<()> {
+    let lab = Lab::new();
+    let pace = Pace::new()?;
+    let (pid, _) = dumped(&lab, "sgd", &pace)?;
+    let mut outer = Vec::new();
+    for _ in 0..2 {
+        let output = lab.run(["restore", "--new-pids", "--detach", "--json", "image"])?;
+        ensure!(output.status.success(), "{}", show(&output));
+        let report: Value = serde_json::from_slice(&output.stdout)?;
+        ensure!(report["inner_pid"] == pid, "{report}");
+        let known = report["pid"].as_u64().context("pid")? as u32;
+        ensure!(known != pid && inner_pid(known) == Some(pid), "{report}");
+        outer.push(known);
+    }
+    // Both can be looked at from outside.
+    let rows = lab.run(["ps", "--json"])?;
+    let rows: Value = serde_json::from_slice(&rows.stdout)?;
+    for pid in &outer {
+        let found = rows.as_array().context("rows")?.iter().any(|row| row["pid"] == *pid);
+        ensure!(found, "{pid} is not in {rows:#}");
+        let traced = lab.run(["trace", "--no-observe", "--pid", &pid.to_string(), "--for", "0"])?;
+        ensure!(traced.status.success(), "{}", show(&traced));
+    }
+    // And from inside dumped again.
+    let (one, pid) = (outer[0].to_string(), pid.to_string());
+    let mut inside = Command::new("nsenter");
+    inside.args(["--target", &one, "--pid", "--mount"]).arg(binary("gpucr"));
+    inside.args(["dump", "--pid", &pid, "-o"]).arg(lab.path("second"));
+    let output = finish(&mut inside)?;
+    ensure!(output.status.success(), "{}", show(&output));
+    // Its namespace ends with it; the other one goes on to its end.
+    until("its namespace ends", || inner_pid(outer[0]).is_none())?;
+    ensure!(inner_pid(outer[1]).is_some());
+    pace.allow_all()?;
+    until("it ends", || inner_pid(outer[1]).is_none())
+}
+
+fn kill(pid: u32, signal: Signal) -> Result<()> {
+    let pid = rustix::process::Pid::from_raw(pid as i32).context("a pid")?;
+    Ok(rustix::process::kill_process(pid, signal)?)
+}
+
+fn children(pid: u32) -> Result<Vec<u32>> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    Ok(children.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
+}
+
+/// The first process of the namespace above the program.
+fn first_of(pid: u32) -> Result<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1));
+    Ok(parent.context("a parent")?.parse()?)
+}
+
+#[test]
+fn signals_and_exit_codes_pass_through() -> Result<()> {
+    let lab = Lab::new();
+    let pace = Pace::new()?;
+    dumped(&lab, "sgd", &pace)?;
+    let mut child = restore(&lab, "out-1")?;
+    pace.allow(20)?;
+    until("it goes on", || !lines(&lab.path("out-1")).is_empty())?;
+    kill(child.id(), Signal::TERM)?;
+    ensure!(child.wait()?.code() == Some(128 + 15));
+    // The command outside is killed: the program goes on.
+    let mut child = restore(&lab, "out-2")?;
+    pace.allow(20)?;
+    until("it goes on", || !lines(&lab.path("out-2")).is_empty())?;
+    child.kill()?;
+    child.wait()?;
+    pace.allow_all()?;
+    until("it ends", || lines(&lab.path("out-2")).iter().any(|line| line.starts_with("result ")))
+}
+
+#[test]
+fn the_death_of_the_first_process_ends_everything() -> Result<()> {
+    let lab = Lab::new();
+    let pace = Pace::new()?;
+    dumped(&lab, "sgd", &pace)?;
+    let output = lab.run(["restore", "--new-pids", "--detach", "image"])?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let pid: u32 = String::from_utf8(output.stdout)?.trim().parse()?;
+    let first = first_of(pid)?;
+    kill(first, Signal::KILL)?;
+    until("the program ends", || inner_pid(pid).is_none())
+}
+
+/// gpucr dies in the middle, outside or inside, or fails there: nothing is left.
+#[test]
+fn nothing_is_left_of_a_restore_that_fails() -> Result<()> {
+    let lab = Lab::new();
+    let pace = Pace::new()?;
+    dumped(&lab, "sgd", &pace)?;
+    let refused = |output: Output, phase: &str, word: &str| {
+        ensure!(output.status.code() == Some(1), "{phase}: {}", show(&output));
+        ensure!(
+            String::from_utf8_lossy(&output.stderr).contains(word),
+            "{phase}: {}",
+            show(&output)
+        );
+        Ok(())
+    };
+    for phase in ["preflight", "load", "extract", "criu", "driver", "attach", "resume"] {
+        let mut command = lab.gpucr();
+        command.args(["restore", "--new-pids", "image"]);
+        let output = finish(command.env("GPUCR_FAULT", format!("fail:{phase}")))?;
+        refused(output, phase, "was asked for")?;
+
+        let log = lab.path(format!("log-{phase}"));
+        command.env("GPUCR_FAULT", format!("hold:{phase}")).env("GPUCR_LOG", "debug");
+        command.env("GPUCR_FAULT_FILE", lab.path("never")).stderr(File::create(&log)?);
+        let child = command.stdout(Stdio::null()).spawn()?;
+        let begun = format!("begins phase=\"{phase}\"");
+        until("the phase begins", || lines(&log).iter().any(|line| line.contains(&begun)))?;
+        let first = children(child.id())?;
+        ensure!(first.len() == 1, "{first:?}");
+        kill(first[0], Signal::KILL)?;
+        let mut output = child.wait_with_output()?;
+        output.stderr = std::fs::read(&log)?;
+        refused(output, phase, "was killed")?;
+    }
+    until("nothing is left", || processes(&lab).is_empty())?;
+    // The image is as it was.
+    let mut child = restore(&lab, "out")?;
+    pace.allow_all()?;
+    ensure!(child.wait()?.success());
+    Ok(())
+}
+
+#[test]
+fn the_namespace_ends_with_the_command_before_the_program_runs() -> Result<()> {
+    let lab = Lab::new();
+    let pace = Pace::new()?;
+    dumped(&lab, "sgd", &pace)?;
+    let mut command = lab.gpucr();
+    command.args(["restore", "--new-pids", "image"]);
+    command.env("GPUCR_FAULT", "hold:driver").env("GPUCR_FAULT_FILE", lab.path("never"));
+    let mut child = command.spawn()?;
+    let at_work = || processes(&lab).iter().any(|line| line.contains("workload"));
+    until("the processes are there", at_work)?;
+    child.kill()?;
+    child.wait()?;
+    until("nothing is left", || processes(&lab).is_empty())
+}
+
+/// The command lines of all processes that were started in this lab.
+fn processes(lab: &Lab) -> Vec<String> {
+    let home = lab.path(".").canonicalize().unwrap_or_default();
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let here = all
+        .filter(|entry| std::fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd == home));
+    here.filter_map(|entry| std::fs::read_to_string(entry.path().join("cmdline")).ok()).collect()
+}
