@@ -215,6 +215,21 @@ pub(crate) struct RestoreArgs {
     /// Restore in a new pid namespace, where all pids are free
     #[arg(long)]
     pub(crate) new_pids: bool,
+    /// Run CMD in a shell when the processes are there, before any of them runs
+    ///
+    /// GPUCR_PID is the pid of the program's root, GPUCR_IMAGE the image. What it prints goes to stderr. If
+    /// it fails, so does the restore, and nothing of the program has run. With --new-pids it runs inside
+    /// the namespace.
+    #[arg(long, value_name = "CMD")]
+    pub(crate) exec_before_resume: Option<OsString>,
+    /// Write the program's pid and a line end to this file when the program runs
+    ///
+    /// The file appears with the line in it, under another name before.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ready_file: Option<PathBuf>,
+    /// The same to a file descriptor that gpucr was started with; it is closed then
+    #[arg(long, value_name = "FD", value_parser = clap::value_parser!(i32).range(0..))]
+    pub(crate) ready_fd: Option<i32>,
     /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,

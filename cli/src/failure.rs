@@ -118,6 +118,7 @@ fn help(error: &Error) -> Option<String> {
         Error::Busy { .. } | Error::Detached { .. } => {
             "try again when the other gpucr, or the keeper that it left behind, has ended"
         }
+        Error::Hook { .. } => "gpucr has started it with /bin/sh -c; what it said is above",
         Error::NotObserved { .. } => {
             "it needs a context of its own on the device, which takes some memory there, and a compute \
              mode that admits more than one process"

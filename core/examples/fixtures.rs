@@ -111,11 +111,7 @@ fn make(path: &Path, full: bool) {
         ppid,
         command: vec!["train".into(), format!("--rank={pid}")],
         exe: "/usr/bin/train".into(),
-        listeners: [(ListenerKind::Agent, pid + 1), (ListenerKind::SoftDriver, pid + 2)]
-            .map(|(kind, inode)| Listener { kind, inode })
-            .into_iter()
-            .filter(|_| cuda.is_some())
-            .collect(),
+        listeners: if cuda.is_some() { listeners(pid) } else { Vec::new() },
         cuda,
         stdio,
     };
@@ -209,4 +205,18 @@ fn bf16_weights(count: usize) -> Vec<u8> {
 
 fn fp32_weights(count: usize) -> Vec<u8> {
     weights(count).flat_map(|weight| weight.to_le_bytes()).collect()
+}
+
+/// What listens in a process that uses NVIDIA's driver under the shim.
+fn listeners(pid: u32) -> Vec<Listener> {
+    let listener = |name: &str, terminated, kind, inode| Listener {
+        name: name.into(),
+        terminated,
+        kind,
+        inode,
+    };
+    vec![
+        listener("gpucr-agent", false, ListenerKind::Stream, pid + 1),
+        listener("cuda-uvmfd", true, ListenerKind::SeqPacket, pid + 2),
+    ]
 }

@@ -99,6 +99,8 @@ pub enum Error {
     Interrupted,
     #[error("the keeper, which guards the program, did not start or has died: {0}")]
     Keeper(io::Error),
+    #[error("the command to run before the program goes on failed: {command}: {how}")]
+    Hook { command: String, how: String },
     #[error("fault {0} was asked for")]
     Injected(String),
 }

@@ -1,12 +1,14 @@
 //! `gpucr restore`.
 
 pub(crate) mod namespace;
+mod ready;
 
 use std::process::ExitCode;
 
 use gpucr_core::restore::{self, Options, Report};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions, WaitStatus};
 
+use self::ready::Ready;
 use crate::args::RestoreArgs;
 use crate::commands::{io_error, print_json, say};
 use crate::signals::{self, SignalPlan};
@@ -52,8 +54,10 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
         return namespace::run(args);
     }
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    let ready = Ready::prepare(args)?;
     let report = restore(args, &signals)?;
     let pid = report.pid;
+    ready.say(pid);
     if args.detach {
         return started(args, report, pid);
     }
@@ -63,8 +67,12 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
 }
 
 fn restore(args: &RestoreArgs, signals: &SignalPlan) -> Result<Report, gpucr_core::Failure> {
-    let options =
-        Options { image: args.image.clone(), detach: args.detach, stop: signals.stop.clone() };
+    let options = Options {
+        image: args.image.clone(),
+        detach: args.detach,
+        before_resume: args.exec_before_resume.clone(),
+        stop: signals.stop.clone(),
+    };
     let progress = display::progress(args.json);
     restore::restore(&options, &progress)
 }

@@ -120,23 +120,27 @@ pub struct Process {
     pub listeners: Vec<Listener>,
 }
 
-/// A socket that listens under a name with the process's pid in it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// A socket that listens under an abstract name that ends in the process's pid namespace and its pid.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listener {
-    /// Who listens.
+    /// What comes before these, without the hyphen.
+    pub name: String,
+    /// Whether a byte of 0 comes after them.
+    pub terminated: bool,
+    /// The kind of socket.
     pub kind: ListenerKind,
     /// The inode of its socket, which is what CRIU knows it by.
     pub inode: u32,
 }
 
-/// Who listens in a process.
+/// A kind of socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ListenerKind {
-    /// The shim's agent.
-    Agent,
-    /// The software driver.
-    SoftDriver,
+    /// `SOCK_STREAM`.
+    Stream,
+    /// `SOCK_SEQPACKET`.
+    SeqPacket,
 }
 
 /// What a process had on devices.

@@ -33,7 +33,12 @@ pub(crate) fn manifest() -> Manifest {
             exe: "/usr/bin/train".into(),
             cuda: None,
             stdio: [Stdio::DevNull, Stdio::Pipe { inode: 77 }, Stdio::Closed],
-            listeners: vec![Listener { kind: ListenerKind::Agent, inode: 4711 }],
+            listeners: vec![Listener {
+                name: "gpucr-agent".into(),
+                terminated: false,
+                kind: ListenerKind::Stream,
+                inode: 4711,
+            }],
         }],
         criu: CriuImage { version: "4.2.1".into(), files: vec![], options: vec![] },
         carried: vec![],

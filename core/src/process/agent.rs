@@ -107,7 +107,7 @@ pub struct Agent {
 impl Agent {
     /// Whether an agent listens in `process`.
     pub fn listens(process: &ProcessInfo) -> bool {
-        sockets::listening(process.pid, &name(process)).is_some()
+        sockets::has_agent(process)
     }
 
     /// Connects to the agent of `process` and exchanges versions. `limit` bounds the wait for its

@@ -5,9 +5,11 @@
 //! where it calls the driver, until the gates open. A failure ends whatever had been restored.
 
 mod bulk;
+mod hook;
 mod preflight;
 mod stdio;
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,6 +40,9 @@ pub struct Options {
     pub image: PathBuf,
     /// The program does not become a child of this process, and gets none of its streams.
     pub detach: bool,
+    /// A shell command that is run when the processes are there and their memory is loaded, before any of
+    /// them runs. If it fails the restore does.
+    pub before_resume: Option<OsString>,
     /// Set by a signal handler to end the restore.
     pub stop: Arc<AtomicBool>,
 }
@@ -129,9 +134,13 @@ fn run(
     // Before the processes run everything is loaded, and gpucr's own context is gone by the time
     // that the driver needs room for theirs.
     let mut loaded = None;
-    let mut wait_for_load = || load.finish().map(|memory| loaded = Some(memory));
+    let mut before_they_run = || {
+        loaded = Some(load.finish()?);
+        let command = options.before_resume.as_ref();
+        command.map_or(Ok(()), |command| hook::run(command, &options.image, pids[0], &options.stop))
+    };
     let criu_options = criu_options(manifest, options, files.as_fd());
-    let result = worker.restore(criu_options, &mut wait_for_load);
+    let result = worker.restore(criu_options, &mut before_they_run);
     // Once CRIU has asked, the processes exist under their pids, whatever becomes of CRIU.
     if !matches!(result, Err(RestoreError::Callback(_))) && loaded.is_some() {
         made.restored = Some(Restored { root: pids[0], is_child: !options.detach });
@@ -264,13 +273,12 @@ fn start_criu(
     let mut inherited = stdio::inherited(&manifest.processes, options.detach)?;
     for process in &manifest.processes {
         for listener in &process.listeners {
-            let socket =
-                sockets::listen(listener.kind, process.pid).map_err(|source| Error::Io {
-                    what: format!("cannot listen on behalf of process {}", process.pid),
-                    source,
-                })?;
+            let socket = sockets::listen(listener, process.pid).map_err(|source| Error::Io {
+                what: format!("cannot listen on behalf of process {}", process.pid),
+                source,
+            })?;
             let key = format!("socket:[{}]", listener.inode);
-            inherited.push(InheritFd { key, fd: socket.into() });
+            inherited.push(InheritFd { key, fd: socket });
         }
     }
     Ok(criu.start_restore(inherited, Some(at_work), shell_job)?)

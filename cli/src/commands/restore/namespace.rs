@@ -17,6 +17,7 @@ use gpucr_core::{Error, namespace};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use serde_json::Value;
 
+use super::ready::Ready;
 use super::{End, ended, started};
 use crate::Outcome;
 use crate::args::{InitArgs, RestoreArgs};
@@ -36,6 +37,7 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::NotRoot.into());
     }
+    let ready = Ready::prepare(args)?;
     let image = ImageReader::open(&args.image).map_err(Error::from)?;
     let (mut child, reports) =
         begin(&image).map_err(io_error("cannot make a pid namespace for the program"))?;
@@ -56,6 +58,7 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
     let outer = namespace::outer_pid(child.id(), inner).unwrap_or_default();
     report["pid"] = outer.into();
     report["inner_pid"] = inner.into();
+    ready.say(outer);
     if args.detach {
         return started(args, report, outer);
     }

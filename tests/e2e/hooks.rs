@@ -1,0 +1,118 @@
+//! What a scheduler can do around a restore: a command before the program goes on, and word of it.
+
+use std::io::Read;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{Lab, Program, finish, refused, show, undisturbed};
+
+const ARGS: [&str; 2] = ["--steps", "200"];
+
+/// An image of a program in the middle of its work, which has ended.
+fn dumped(lab: &Lab) -> Result<(PathBuf, Program)> {
+    let mut program = lab.at_work("sgd", &ARGS)?;
+    let image = lab.path("image");
+    let output = lab.run(["dump", "--pid", &program.pid.to_string(), "-o", "image"])?;
+    ensure!(output.status.success(), "{}", show(&output));
+    program.wait()?;
+    Ok((image, program))
+}
+
+#[test]
+fn a_command_runs_before_the_program_does() -> Result<()> {
+    let lab = Lab::new();
+    let (_, mut program) = dumped(&lab)?;
+    let printed = program.output();
+    // All processes are there, and nobody was told that the program runs.
+    let hook = "kill -0 $GPUCR_PID && test ! -e ready && echo $GPUCR_PID $GPUCR_IMAGE > hook && \
+                cp log log-then; echo from the hook";
+    let mut command = lab.gpucr();
+    command.args(["restore", "--detach", "--exec-before-resume", hook, "--ready-file", "ready"]);
+    let output = finish(command.arg("image"))?;
+    ensure!(output.status.success(), "{}", show(&output));
+    ensure!(String::from_utf8_lossy(&output.stderr).contains("from the hook"), "{}", show(&output));
+    ensure!(output.stdout == format!("{}\n", program.pid).as_bytes(), "{}", show(&output));
+    let said = std::fs::read_to_string(lab.path("hook"))?;
+    ensure!(said == format!("{} image\n", program.pid), "{said}");
+    ensure!(std::fs::read_to_string(lab.path("log-then"))? == printed);
+    ensure!(std::fs::read_to_string(lab.path("ready"))? == format!("{}\n", program.pid));
+    ensure!(!lab.path("ready.unfinished").exists());
+    program.let_go()?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while program.series().last().is_none_or(|line| !line.starts_with("result ")) {
+        ensure!(Instant::now() < deadline, "{}", program.output());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    ensure!(program.series() == undisturbed("sgd", &ARGS)?);
+    Ok(())
+}
+
+#[test]
+fn a_command_that_fails_ends_the_restore() -> Result<()> {
+    let lab = Lab::new();
+    let (image, program) = dumped(&lab)?;
+    let printed = program.output();
+    for namespace in [&[][..], &["--new-pids"]] {
+        let mut command = lab.gpucr();
+        command.args(["restore", "--exec-before-resume", "echo no such network; exit 7"]);
+        let output = finish(command.args(["--ready-file", "ready"]).args(namespace).arg("image"))?;
+        refused(&output, 1, &["no such network", "exit status: 7", "before any of"])?;
+        ensure!(!lab.path("ready").exists() && !lab.path("ready.unfinished").exists());
+        ensure!(program.output() == printed);
+    }
+    let mut program = lab.restore(&image, program)?;
+    program.result()?;
+    ensure!(program.series() == undisturbed("sgd", &ARGS)?);
+    Ok(())
+}
+
+#[test]
+fn an_interrupt_ends_the_command_too() -> Result<()> {
+    let lab = Lab::new();
+    let (_, _program) = dumped(&lab)?;
+    let mut command = lab.gpucr();
+    command.args(["restore", "--exec-before-resume", "echo $$ > hook; sleep 1000", "image"]);
+    let mut child = command.spawn()?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let shell = loop {
+        match std::fs::read_to_string(lab.path("hook")).ok().filter(|text| text.ends_with('\n')) {
+            Some(pid) => break pid.trim().to_owned(),
+            None => ensure!(Instant::now() < deadline, "the hook does not start"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
+    ensure!(child.wait()?.code() == Some(1));
+    ensure!(!std::path::Path::new(&format!("/proc/{shell}")).exists(), "the hook goes on");
+    Ok(())
+}
+
+#[test]
+fn a_descriptor_tells_that_the_program_runs() -> Result<()> {
+    let lab = Lab::new();
+    let (_, mut program) = dumped(&lab)?;
+    let (mut reading, writing) = std::io::pipe()?;
+    rustix::io::fcntl_setfd(&writing, rustix::io::FdFlags::empty())?;
+    let mut command = lab.gpucr();
+    command.args(["restore", "--new-pids", "--detach", "--ready-fd"]);
+    command.arg(writing.as_raw_fd().to_string()).arg("image");
+    let output = finish(&mut command)?;
+    ensure!(output.status.success(), "{}", show(&output));
+    drop((command, writing));
+    // Its end shows that nobody keeps it open, the program least of all.
+    let mut said = String::new();
+    reading.read_to_string(&mut said)?;
+    ensure!(said.as_bytes() == output.stdout, "{said:?} {}", show(&output));
+    let inner = std::fs::read_to_string(format!("/proc/{}/status", said.trim()))?;
+    let inner = inner.lines().find_map(|line| line.strip_prefix("NSpid:")).context("pids")?;
+    ensure!(inner.split_whitespace().last() == Some(&program.pid.to_string()), "{inner}");
+    program.let_go()?;
+    // What cannot be told is refused before anything is restored.
+    let output = lab.run(["restore", "--new-pids", "--ready-fd", "77", "image"])?;
+    refused(&output, 1, &["--ready-fd", "Bad file descriptor"])?;
+    let output = lab.run(["restore", "--new-pids", "--ready-file", "no/where", "image"])?;
+    refused(&output, 1, &["--ready-file", "No such file"])
+}
