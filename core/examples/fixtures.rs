@@ -25,7 +25,7 @@ fn main() {
     let small = scratch.path().join("small");
     make(&small, false);
     let corpus = root.join("fuzz/corpus");
-    for target in ["manifest", "index", "chunk", "tar"] {
+    for target in ["manifest", "index", "base", "chunk", "image", "tar"] {
         fs::create_dir_all(corpus.join(target)).unwrap();
     }
     for (name, from) in [("full", &image), ("small", &small)] {
@@ -39,6 +39,28 @@ fn main() {
     transfer::export(&small, &mut tar, &stop, &Quiet).unwrap();
     fs::write(corpus.join("tar/small"), tar).unwrap();
     chunk_seeds(&image, &corpus.join("chunk"));
+    let parent = [&[1][..], &[7; 32], b"\x09\0../parent", b"\x0d\0/dumps/parent"].concat();
+    fs::write(corpus.join("base/parent"), parent).unwrap();
+    fs::write(corpus.join("base/store"), [2]).unwrap();
+    image_seeds(&small, &corpus.join("image"));
+}
+
+/// An image as the target `image` reads it: alone, in a store, and without headers made for it.
+fn image_seeds(image: &Path, corpus: &Path) {
+    let [manifest, index] = ["manifest", "index"].map(|name| fs::read(image.join(name)).unwrap());
+    let packs = fs::read_dir(image.join("packs")).unwrap();
+    let packs: Vec<Vec<u8>> = packs.map(|entry| fs::read(entry.unwrap().path()).unwrap()).collect();
+    let body = |file: &[u8]| file[FRAME_HEADER..].to_vec();
+    let seed = |flags: u8, files: [&[u8]; 3]| {
+        let mut seed = vec![flags];
+        files.iter().for_each(|f| seed.extend_from_slice(&(f.len() as u32).to_le_bytes()));
+        files.iter().for_each(|f| seed.extend_from_slice(f));
+        seed.extend(packs.concat());
+        seed
+    };
+    fs::write(corpus.join("alone"), seed(3, [&body(&manifest), &body(&index), b""])).unwrap();
+    fs::write(corpus.join("stored"), seed(7, [&body(&manifest), &body(&index), b"\x02"])).unwrap();
+    fs::write(corpus.join("headers"), seed(0, [&manifest, &index, b""])).unwrap();
 }
 
 /// The smallest chunk of each encoding, as the target `chunk` reads it.

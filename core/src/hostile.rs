@@ -4,28 +4,31 @@
 //! Each must come back whatever it is given: without a panic, and without more memory than
 //! [`memory_bound`] says.
 
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::image::{Destination, Manifest};
+use crate::image::{Base, Destination, ImageReader, Manifest};
 use crate::phase::Quiet;
 use crate::stop::Stop;
-use crate::store::index::Index;
+use crate::store::index::{Index, PackId, frame_header};
 use crate::store::{ChunkId, Encoding, Entry, decode_stored, stored_check};
 
 /// Names of the targets.
-pub const TARGETS: [&str; 4] = ["manifest", "index", "chunk", "tar"];
+pub const TARGETS: [&str; 6] = ["manifest", "index", "base", "chunk", "image", "tar"];
 
-/// Gives `bytes` to the reader of this name. `scratch` is a directory in which an image may be made
-/// and is removed again.
+/// Gives `bytes` to the reader of this name. `scratch` is an empty directory in which files may be
+/// made; they are removed again.
 ///
 /// # Panics
 /// If a reader has a fault, or there is none of this name.
 pub fn feed(target: &str, bytes: &[u8], scratch: &Path) {
     match target {
         "manifest" => manifest(bytes),
-        "index" => index(bytes),
+        "index" => index(bytes, scratch),
+        "base" => base(bytes),
         "chunk" => chunk(bytes),
+        "image" => image(bytes, scratch),
         "tar" => tar(bytes, scratch),
         _ => panic!("there is no target {target}"),
     }
@@ -36,8 +39,12 @@ pub fn memory_bound(target: &str, len: usize) -> usize {
     match target {
         // A list that claims to be long is given up to 1 MiB beforehand; few can be open at once.
         "manifest" => (8 << 20) + 64 * len,
-        "index" => (1 << 20) + 4 * len,
+        // Read in one piece, and in batches of 1 MiB.
+        "index" => (3 << 20) + 8 * len,
+        "base" => (64 << 10) + 4 * len,
         "chunk" => (3 << 20) + len,
+        // A buffer of 2 MiB for each thread and one for its decoder, and what the first two need.
+        "image" => (40 << 20) + 80 * len,
         // A buffer of 16 MiB, one of 2 MiB for each thread, and what the two above need.
         "tar" => (40 << 20) + 68 * len,
         _ => 0,
@@ -60,11 +67,30 @@ fn manifest(body: &[u8]) {
     let _ = manifest.written_identity();
 }
 
-/// The body of an index file.
-fn index(body: &[u8]) {
-    let Ok(mut index) = Index::decode(body) else { return };
+/// The body of an index file: decoded in one piece, and read as a file.
+fn index(body: &[u8], scratch: &Path) {
+    let path = scratch.join("index");
+    fs::write(&path, framed(b"gpucrIDX", body)).expect("the scratch directory takes a file");
+    let read = Index::read(&path);
+    fs::remove_file(&path).expect("it can be removed");
+    let Ok(mut index) = Index::decode(body) else {
+        return assert!(read.is_err(), "a file is read that cannot be decoded");
+    };
+    let read = read.expect("what can be decoded can be read");
+    assert!(read.packs == index.packs && read.entries == index.entries);
     let file = index.encode_file().expect("what was decoded can be written");
     assert!(file.ends_with(body), "an index has one form only");
+}
+
+/// The body of a base file.
+fn base(body: &[u8]) {
+    let Ok(base) = Base::decode(body) else { return };
+    assert!(base.encode() == body, "a base has one form only");
+}
+
+/// A body behind a header that fits it.
+fn framed(magic: &[u8; 8], body: &[u8]) -> Vec<u8> {
+    [&frame_header(magic, 1, body)[..], body].concat()
 }
 
 /// A chunk: its encoding (two bytes), its plain length (four), its stored bytes.
@@ -87,6 +113,58 @@ fn chunk(bytes: &[u8]) {
     assert!(decode_stored(&entry, stored, &mut plain).is_err());
 }
 
+/// The files of an image: flags (one byte), the lengths of manifest, index and base (four bytes
+/// each), these three, and packs, each from its magic bytes to the next one's. Where a flag is set (1 manifest, 2 index, 4 base) a file is given
+/// a header that fits it. A base that says so puts the image into a store.
+///
+/// `verify` must not take for whole what a restore would refuse, nor the other way round.
+fn image(bytes: &[u8], scratch: &Path) {
+    let Some((head, mut rest)) = bytes.split_first_chunk::<13>() else { return };
+    let mut file = |number: usize, magic: &[u8; 8]| {
+        let len = u32::from_le_bytes(std::array::from_fn(|i| head[1 + 4 * number + i]));
+        let (file, behind) = rest.split_at((len as usize).min(rest.len()));
+        rest = behind;
+        if head[0] >> number & 1 == 1 { framed(magic, file) } else { file.to_vec() }
+    };
+    let (manifest, index) = (file(0, b"gpucrIMG"), file(1, b"gpucrIDX"));
+    let base = file(2, b"gpucrBAS");
+    let begins = |at: &usize| *at == 0 || rest[*at..].starts_with(b"gpucrPAK");
+    let mut begin: Vec<usize> = (0..rest.len()).filter(begins).collect();
+    begin.push(rest.len());
+    let packs: Vec<&[u8]> = begin.windows(2).map(|at| &rest[at[0]..at[1]]).collect();
+
+    let store = scratch.join("store");
+    let image = store.join("images/image");
+    let put = |path: &Path, bytes: &[u8]| {
+        fs::write(path, bytes).expect("the scratch directory takes a file");
+    };
+    for dir in [store.join("index"), store.join("packs"), image.join("packs")] {
+        fs::create_dir_all(dir).expect("the scratch directory takes directories");
+    }
+    for lock in ["lock", "gc.lock", "queue.lock"] {
+        put(&store.join(lock), b"");
+    }
+    put(&image.join("manifest"), &manifest);
+    if !base.is_empty() {
+        put(&image.join("base"), &base);
+    }
+    for (index_path, dir) in [
+        (image.join("index"), &image),
+        (store.join("index/000000000000000000000000.index"), &store),
+    ] {
+        put(&index_path, &index);
+        for pack in &packs {
+            let id = pack.get(16..32).map_or([0; 16], |id| std::array::from_fn(|i| id[i]));
+            put(&dir.join("packs").join(PackId(id).file_name()), pack);
+        }
+    }
+
+    let readable = ImageReader::open(&image).is_ok_and(|reader| reader.verify().is_empty());
+    let report = crate::verify::verify(&image, &Quiet);
+    assert_eq!(report.is_ok_and(|report| report.whole), readable, "verify and restore disagree");
+    fs::remove_dir_all(&store).expect("it can be removed");
+}
+
 /// The file that `gpucr import` reads.
 fn tar(mut bytes: &[u8], scratch: &Path) {
     let image = scratch.join("image");
@@ -95,7 +173,7 @@ fn tar(mut bytes: &[u8], scratch: &Path) {
         Ok(imported) => {
             let report = crate::verify::verify(&image, &Quiet).expect("there is an image");
             assert!(report.whole && report.id.map(|id| crate::hex(&id)) == Some(imported.id));
-            std::fs::remove_dir_all(&image).expect("it can be removed");
+            fs::remove_dir_all(&image).expect("it can be removed");
         }
         Err(_) => assert!(!image.exists(), "something is left behind"),
     }

@@ -52,27 +52,28 @@ impl Base {
     /// Writes and syncs the base into `dir`. Returns its length in bytes.
     pub(super) fn write(&self, disk: &dyn Disk, dir: &Path) -> Result<u64, ImageError> {
         let path = dir.join(FILE);
-        let mut body = Vec::new();
-        match self {
-            Self::Store => body.push(2),
-            Self::Parent { identity, relative, absolute } => {
-                body.push(1);
-                body.extend_from_slice(identity);
-                for path in [relative, absolute] {
-                    let bytes = path.as_os_str().as_bytes();
-                    body.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
-                    body.extend_from_slice(bytes);
-                }
-            }
-        }
+        let body = self.encode();
         // What could not be read back must not be written.
         Self::decode(&body)
             .map_err(|what| ImageError::Damaged { path: path.clone(), what: what.to_owned() })?;
         Ok(index::write_framed(disk, &path, MAGIC, VERSION, &body)?.1)
     }
 
+    /// The body of the file.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let Self::Parent { identity, relative, absolute } = self else { return vec![2] };
+        let mut body = vec![1];
+        body.extend_from_slice(identity);
+        for path in [relative, absolute] {
+            let bytes = path.as_os_str().as_bytes();
+            body.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+            body.extend_from_slice(bytes);
+        }
+        body
+    }
+
     /// Decodes the body of the file; any bytes are safe.
-    pub(super) fn decode(body: &[u8]) -> Result<Self, &'static str> {
+    pub(crate) fn decode(body: &[u8]) -> Result<Self, &'static str> {
         let (kind, rest) = body.split_first().ok_or("it is empty")?;
         let (base, rest) = match kind {
             1 => {
