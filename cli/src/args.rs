@@ -482,14 +482,15 @@ pub(crate) struct RmArgs {
 /// Free what no image of a store needs
 ///
 /// Safe beside running dumps and restores, and at any time after a crash: nothing that an image needs
-/// is removed. It reads all manifests, moves what is needed out of files that are mostly not, and
-/// then waits until no dump or restore uses the store, for a short moment in which it removes the
-/// rest. An image that cannot be read ends it, since that might need anything: restore its files or
-/// remove it with `gpucr rm`.
+/// is removed. It reads all manifests, moves what is needed out of files that are mostly not, merges
+/// small files, and then waits until no dump or restore uses the store, for a short moment in which it
+/// removes the rest. An image that cannot be read ends it, since that might need anything: restore its
+/// files or remove it with `gpucr rm`.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-It needs free space for what it moves, at most half of what it frees. If it runs out of that, or is \
-interrupted, or gives up waiting, nothing is lost; the next gc does the rest.\n\n\
+It needs free space for what it moves: at most half of what it frees, and 1 GiB for small files \
+that it merges. If it runs out of that, or is interrupted, or gives up waiting, nothing is lost; the \
+next gc does the rest. Dumps into the store that begin while it waits go after it.\n\n\
 Example:\n  gpucr rm /images/images/step-1000\n  gpucr gc /images")]
 pub(crate) struct GcArgs {
     /// The store, as given to dump --store

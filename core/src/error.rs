@@ -24,7 +24,7 @@ pub enum Error {
     #[error(transparent)]
     Criu(#[from] CriuError),
     #[error(transparent)]
-    Image(#[from] ImageError),
+    Image(ImageError),
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("process {pid}: {source}")]
@@ -103,6 +103,15 @@ pub enum Error {
     Hook { command: String, how: String },
     #[error("fault {0} was asked for")]
     Injected(String),
+}
+
+impl From<ImageError> for Error {
+    fn from(error: ImageError) -> Self {
+        match error {
+            ImageError::Store(StoreError::Interrupted) => Self::Interrupted,
+            error => Self::Image(error),
+        }
+    }
 }
 
 impl Error {

@@ -129,7 +129,9 @@ impl<'a> Dump<'a> {
             let mut keeper = Keeper::start().map_err(Error::Keeper)?;
             keeper.writing(&target).map_err(Error::Keeper)?;
             // Locks the store, so that nothing vanishes that this dump will rely on.
-            let image = ImageWriter::begin(&options.destination, options.compression)?;
+            let stop = || options.stop.load(Ordering::Relaxed);
+            let image =
+                ImageWriter::begin_unless(&options.destination, options.compression, &stop)?;
             clock.enter("attach", None)?;
             let driver = drivers.open(&plan.driver)?;
             let timeline = options.timeline.clone();

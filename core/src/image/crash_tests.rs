@@ -18,8 +18,10 @@ use super::kinds_tests::{assert_clean, collect_on, files, on_top, read, real, st
 use super::shelf::remove_on;
 use super::*;
 use crate::store::disk::Disk;
-use crate::store::power::{Fault, Recorder};
+use crate::store::power::{Fault, Journal, Recorder};
 use crate::store::shared::is_store;
+
+use Step::*;
 
 /// A place where syncs cost little.
 pub(super) fn fast_place() -> PathBuf {
@@ -33,7 +35,7 @@ fn number(name: &str, default: usize) -> usize {
 }
 
 /// The images of the script, with their files.
-const IMAGES: [(&str, Range<u64>); 7] = [
+const IMAGES: [(&str, Range<u64>); 17] = [
     ("store/images/a", 0..14),
     ("store/images/b", 10..18),
     ("store/images/c", 8..20),
@@ -41,11 +43,63 @@ const IMAGES: [(&str, Range<u64>); 7] = [
     ("alone", 0..5),
     ("child", 3..8),
     ("grandchild", 4..9),
+    // One chunk each, so one pack each.
+    ("store/images/s0", 0..1),
+    ("store/images/s1", 1..2),
+    ("store/images/s2", 4..5),
+    ("store/images/s3", 5..6),
+    ("store/images/s4", 8..9),
+    ("store/images/s5", 9..10),
+    ("store/images/s6", 12..13),
+    ("store/images/s7", 13..14),
+    ("store/images/s8", 16..17),
+    ("store/images/mixed", 3..17),
 ];
 
-/// Writes, removes and collects all kinds of images, and notes what has succeeded. A step that
-/// fails is passed over.
-fn script(recorder: &Recorder, root: &Path) {
+/// A step of a script.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Write(&'static str),
+    Remove(&'static str),
+    Collect,
+}
+
+/// All kinds of images, and packs that are half dead.
+const KINDS: &[Step] = &[
+    Write("alone"),
+    Write("child"),
+    Write("grandchild"),
+    Remove("grandchild"),
+    Write("store/images/a"),
+    Write("store/images/b"),
+    Remove("store/images/a"),
+    Collect,
+    Write("store/images/c"),
+    Remove("store/images/b"),
+    Write("store/images/d"),
+    Collect,
+];
+
+/// Small packs that are merged, with some dead ones among them.
+const SMALL: &[Step] = &[
+    Write("store/images/s0"),
+    Write("store/images/s1"),
+    Write("store/images/s2"),
+    Write("store/images/s3"),
+    Write("store/images/s4"),
+    Write("store/images/s5"),
+    Write("store/images/s6"),
+    Write("store/images/s7"),
+    Write("store/images/s8"),
+    Remove("store/images/s3"),
+    Collect,
+    Write("store/images/mixed"),
+    Remove("store/images/s0"),
+    Collect,
+];
+
+/// Does what a script says, and notes what has succeeded. A step that fails is passed over.
+fn play(script: &[Step], recorder: &Recorder, root: &Path) {
     let disk: Arc<dyn Disk> = Arc::new(recorder.clone());
     let path = |name: &str| root.join(name);
     let write = |name: &str| {
@@ -71,18 +125,13 @@ fn script(recorder: &Recorder, root: &Path) {
             recorder.note(format!("gc {} {}", report.moved_bytes, report.removed_packs));
         }
     };
-    write("alone");
-    write("child");
-    write("grandchild");
-    remove("grandchild");
-    write("store/images/a");
-    write("store/images/b");
-    remove("store/images/a");
-    collect();
-    write("store/images/c");
-    remove("store/images/b");
-    write("store/images/d");
-    collect();
+    for step in script {
+        match step {
+            Write(name) => write(name),
+            Remove(name) => remove(name),
+            Collect => collect(),
+        }
+    }
 }
 
 /// Checks that what is below `root` is what the notes promise.
@@ -156,19 +205,24 @@ fn subsets(pending: usize, rounds: usize, seed: usize) -> BTreeSet<Vec<bool>> {
     subsets
 }
 
-#[test]
-fn the_power_is_cut_at_every_step() {
-    let rounds = number("GPUCR_POWER_ROUNDS", 2);
+/// The journal of a script that was played below `root` without a fault.
+fn journal_of(script: &[Step], root: &Path) -> Journal {
+    fs::create_dir(root).unwrap();
+    let recorder = Recorder::default();
+    play(script, &recorder, root);
+    recorder.journal()
+}
+
+/// Cuts the power at every step of a script. Returns the number of disks that came of it.
+fn cut_everywhere(script: &[Step], rounds: usize) -> usize {
     let dir = tempfile::tempdir_in(fast_place()).unwrap();
     let root = dir.path().join("real");
-    fs::create_dir(&root).unwrap();
-    let recorder = Recorder::default();
-    script(&recorder, &root);
-    let journal = recorder.journal();
+    let journal = journal_of(script, &root);
     let notes = journal.notes(journal.len());
     check(&root, &notes, "without a cut");
     // The script does what it is there for.
-    assert_eq!(notes.iter().filter(|note| note.starts_with(['+', '-'])).count(), 10, "{notes:?}");
+    let done = notes.iter().filter(|note| note.starts_with(['+', '-', 'g'])).count();
+    assert_eq!(done, script.len(), "{notes:?}");
     let moved = notes.iter().filter(|n| n.starts_with("gc ") && !n.starts_with("gc 0")).count();
     assert!(moved > 0, "no gc has moved anything: {notes:?}");
 
@@ -189,18 +243,27 @@ fn the_power_is_cut_at_every_step() {
         })
         .sum();
     eprintln!("{} steps, {states} states of the disk", journal.len());
+    states
+}
+
+#[test]
+fn the_power_is_cut_at_every_step() {
+    let states = cut_everywhere(KINDS, number("GPUCR_POWER_ROUNDS", 2));
     assert!(states > 1000, "{states}");
 }
 
-/// The test above can fail: it does for code that forgets the syncs of any one kind.
+#[test]
+fn the_power_is_cut_at_every_step_of_a_merge() {
+    let states = cut_everywhere(SMALL, number("GPUCR_POWER_ROUNDS", 2));
+    assert!(states > 1000, "{states}");
+}
+
+/// The tests above can fail: they do for code that forgets the syncs of any one kind.
 #[test]
 fn no_sync_is_made_in_vain() {
     let dir = tempfile::tempdir_in(fast_place()).unwrap();
     let root = dir.path().join("real");
-    fs::create_dir(&root).unwrap();
-    let recorder = Recorder::default();
-    script(&recorder, &root);
-    let journal = recorder.journal();
+    let journal = journal_of(KINDS, &root);
     let kinds = journal.syncs();
     let said = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
@@ -228,10 +291,10 @@ fn no_sync_is_made_in_vain() {
 
 #[test]
 fn the_disk_is_full_at_every_step() {
-    let run = |fault: Fault| {
+    let run = |script: &[Step], fault: Fault| {
         let dir = tempfile::tempdir_in(fast_place()).unwrap();
         let recorder = Recorder::failing(fault);
-        script(&recorder, dir.path());
+        play(script, &recorder, dir.path());
         let journal = recorder.journal();
         check(dir.path(), &journal.notes(journal.len()), &format!("{fault:?}"));
         // Beside stores nothing is left of a dump that failed, unless removing fails.
@@ -244,12 +307,15 @@ fn the_disk_is_full_at_every_step() {
         }
         recorder.was_hit()
     };
-    for fault in [Fault::FullOnce, Fault::FullFrom] {
+    for (script, fault) in [KINDS, SMALL]
+        .into_iter()
+        .flat_map(|script| [Fault::FullOnce, Fault::FullFrom].map(|fault| (script, fault)))
+    {
         // The order in which threads seal packs varies, so the last steps may not be reached by
         // each: all numbers up to where none was.
         let mut at = 0;
-        while (at..at + 64).into_par_iter().map(|at| run(fault(at))).reduce(|| false, |a, b| a | b)
-        {
+        let is_hit = |at| run(script, fault(at));
+        while (at..at + 64).into_par_iter().map(is_hit).reduce(|| false, |a, b| a | b) {
             at += 64;
         }
         assert!(at > 128, "{at}");

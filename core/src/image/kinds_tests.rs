@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
@@ -28,7 +28,7 @@ fn contents(seed: u64) -> Vec<u8> {
 }
 
 pub(super) fn begin(disk: &Arc<dyn Disk>, to: &Destination) -> Result<ImageWriter, ImageError> {
-    ImageWriter::begin_on(disk.clone(), to, Compression::Level(1))
+    ImageWriter::begin_on(disk.clone(), to, Compression::Level(1), &|| false)
 }
 
 pub(super) fn fill(
@@ -117,7 +117,7 @@ pub(super) fn assert_clean(store: &Path) {
     let mut again = collect(store);
     for _ in 0..4 {
         assert_eq!(again.missing_chunks, 0);
-        if again.removed_packs == 0 {
+        if (again.freed_bytes, again.removed_packs, again.moved_bytes) == (0, 0, 0) {
             break;
         }
         again = collect(store);
@@ -264,7 +264,7 @@ fn a_gc_frees_what_no_image_needs() {
     remove(&store.join("images/c"), false).unwrap();
     let report = collect(&store);
     assert_eq!((report.images, report.kept_bytes), (0, 0));
-    assert_eq!(files(&store), [store.join("gc.lock"), store.join("lock")]);
+    assert_eq!(files(&store), ["gc.lock", "lock", "queue.lock"].map(|name| store.join(name)));
     write(&stored(&store, "d"), 0..5);
     assert_clean(&store);
 }
@@ -388,6 +388,97 @@ fn two_writers_and_a_gc_at_once() {
     assert_eq!(read(&store.join("images/first")).unwrap(), (30..70).collect());
     assert_eq!(read(&store.join("images/second")).unwrap(), (35..75).collect());
     assert_clean(&store);
+}
+
+/// Dumps that follow each other without a gap do not keep a gc waiting.
+#[test]
+fn a_stream_of_dumps_lets_a_gc_through() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    write(&stored(&store, "first"), 0..5);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let dumps: Vec<_> = (0..4)
+            .map(|dump| {
+                let (store, done) = (&store, &done);
+                scope.spawn(move || {
+                    for round in 0.. {
+                        if done.load(Ordering::Relaxed) {
+                            return round;
+                        }
+                        let to = stored(store, &format!("{dump}-{round}"));
+                        let writer = begin(&real(), &to).unwrap();
+                        std::thread::sleep(Duration::from_millis(60));
+                        fill(writer, [round]).unwrap();
+                    }
+                    unreachable!("there is always another round")
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(200));
+        let collected = (0..3).map(|_| collect_on(&real(), &store)).collect::<Vec<_>>();
+        done.store(true, Ordering::Relaxed);
+        for collected in collected {
+            collected.unwrap();
+        }
+        assert!(dumps.into_iter().all(|dump| dump.join().unwrap() > 1));
+    });
+    // One that waits can be told to give up.
+    let reader = ImageReader::open(&store.join("images/first")).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| collect(&store));
+        std::thread::sleep(Duration::from_millis(100));
+        let more = stored(&store, "more");
+        let since = Instant::now();
+        let stop = || since.elapsed() > Duration::from_millis(100);
+        let begun = ImageWriter::begin_unless(&more, Compression::None, &stop);
+        let error = begun.err().expect("a gc is waiting");
+        assert!(matches!(error, ImageError::Store(StoreError::Interrupted)), "{error}");
+        // A reader goes on after a while, since the gc may wait for just this one.
+        assert_eq!(read(&store.join("images/first")).unwrap(), (0..5).collect());
+        assert!(!waiting.is_finished());
+        drop(reader);
+        waiting.join().unwrap();
+    });
+    write(&stored(&store, "more"), 0..5);
+}
+
+/// Many small dumps do not leave many small files.
+#[test]
+fn a_gc_merges_what_is_small() {
+    let dir = tempfile::tempdir_in(super::crash_tests::fast_place()).unwrap();
+    let store = dir.path().join("store");
+    let image = |n: u64| store.join("images").join(n.to_string());
+    let count = |what: &str| files(&store.join(what)).len();
+    for n in 0..100 {
+        write(&stored(&store, &n.to_string()), [4 * n, 4 * n + 3]);
+    }
+    assert_eq!((count("index"), count("packs")), (100, 100));
+    let report = collect(&store);
+    assert_eq!((report.removed_packs, report.images), (100, 100));
+    assert_eq!((count("index"), count("packs")), (1, 1));
+    for n in 0..100 {
+        assert_eq!(read(&image(n)).unwrap(), BTreeSet::from([4 * n, 4 * n + 3]));
+    }
+    assert_clean(&store);
+    // Few are left alone, and large ones are not moved again for each few small ones.
+    for n in 100..107 {
+        write(&stored(&store, &n.to_string()), [4 * n]);
+    }
+    assert_eq!((collect(&store).moved_bytes, count("packs")), (0, 8));
+    write(&stored(&store, "107"), [4 * 107]);
+    let report = collect(&store);
+    assert_eq!((report.removed_packs, count("packs"), count("index")), (8, 2, 2));
+    // A damaged pack is left alone.
+    let pack = files(&store.join("packs")).remove(0);
+    let mut bytes = fs::read(&pack).unwrap();
+    bytes[40] ^= 1;
+    fs::write(&pack, bytes).unwrap();
+    for n in 108..130 {
+        write(&stored(&store, &n.to_string()), [4 * n]);
+    }
+    collect(&store);
+    assert!(pack.exists());
 }
 
 #[test]

@@ -225,9 +225,6 @@ pub(crate) fn gc_on(
         ImageError::NoSpace { path, source } => {
             ImageError::Store(StoreError::NoSpace { path, source })
         }
-        ImageError::Store(StoreError::Busy { .. }) if stop() => {
-            ImageError::Store(StoreError::Interrupted)
-        }
         error => error,
     })
 }

@@ -86,20 +86,31 @@ impl ImageWriter {
     /// Begins an image. Nothing is changed in its place before the commit. A parent is read and
     /// checked here, and a store is locked.
     pub fn begin(to: &Destination, compression: Compression) -> Result<Self, ImageError> {
-        Self::begin_on(Arc::new(RealDisk), to, compression)
+        Self::begin_unless(to, compression, &|| false)
+    }
+
+    /// The same; `stop` is asked now and then whether to give up waiting for a store of which a gc
+    /// has to free something first.
+    pub(crate) fn begin_unless(
+        to: &Destination,
+        compression: Compression,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Self, ImageError> {
+        Self::begin_on(Arc::new(RealDisk), to, compression, stop)
     }
 
     pub(crate) fn begin_on(
         disk: Arc<dyn Disk>,
         to: &Destination,
         compression: Compression,
+        stop: &dyn Fn() -> bool,
     ) -> Result<Self, ImageError> {
         let path = &to.path();
         let output = |reason| ImageError::Output { path: path.clone(), reason };
         let store = match to {
             Destination::Stored { store, name } => {
                 check_name(name).map_err(output)?;
-                Some(SharedStore::open_or_create(store, disk.as_ref())?)
+                Some(SharedStore::open_or_create(store, disk.as_ref(), stop)?)
             }
             _ => None,
         };

@@ -1,10 +1,12 @@
-//! Freeing what no image of a shared store needs: mark, repack, sweep.
+//! Freeing what no image of a shared store needs, and merging what is small: mark, repack, sweep.
 //!
 //! `docs/image-format.md` ("How a gc works") has the steps and the argument why a crash between
 //! any two harms no image. Marking and repacking run beside dumps and restores; the sweep waits
 //! until it has the store alone, and is short.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+mod plan;
+
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::disk::Disk;
-use super::index::{Index, PACK_HEADER, PackId, PackInfo, WriterId};
+use super::index::{Index, PackId, WriterId};
 use super::known::Known;
 use super::lock::LockFile;
 use super::reader::ChunkReader;
@@ -20,6 +22,8 @@ use super::shared::{GC_LOCK, SharedStore, all_names};
 use super::writer::ChunkWriter;
 use super::{ChunkId, Compression, Entry, StoreError, io_error};
 use crate::phase::Progress;
+
+use plan::{Fate, Plan, Segment, Spared};
 
 /// Segments are replaced together by a new one that has about so many chunks at most.
 const GROUP: usize = 4 << 20;
@@ -45,7 +49,7 @@ pub struct GcReport {
     pub kept_bytes: u64,
     /// Bytes of all that was removed, less those that were written to move chunks.
     pub freed_bytes: u64,
-    /// Bytes that were written to move chunks out of packs that were mostly dead.
+    /// Bytes that were written to move chunks out of packs that were small or mostly dead.
     pub moved_bytes: u64,
     /// Packs that were removed.
     pub removed_packs: u64,
@@ -62,16 +66,16 @@ pub(crate) fn collect<E: From<StoreError>>(
     options: &GcOptions<'_>,
     progress: &dyn Progress,
 ) -> Result<GcReport, E> {
-    let store = SharedStore::open(dir)?;
+    let store = SharedStore::open_at_once(dir)?;
     let gc_lock = LockFile::open(&store.dir().join(GC_LOCK))?;
-    gc_lock.exclude(Duration::ZERO, &|| true)?;
+    gc_lock.exclude(Duration::ZERO, &|| false)?;
     let gc = Gc { disk, store: &store, options };
 
     progress.phase("mark", None);
     let segments = gc.read_segments()?;
     let mut live = Live::default();
     live.mark(&store, marks)?;
-    let plan = Plan::make(&store, &segments, &live);
+    let plan = Plan::make(&store, &segments, &live.chunks);
 
     progress.phase("repack", Some(plan.moving_bytes()));
     let mut report = GcReport { missing_chunks: plan.missing, ..GcReport::default() };
@@ -79,7 +83,7 @@ pub(crate) fn collect<E: From<StoreError>>(
     report.moved_bytes = written;
 
     progress.phase("wait", None);
-    store.lock.exclude(options.patience, options.stop)?;
+    let _queue = store.have_alone(options.patience, options.stop)?;
     progress.phase("sweep", None);
     let newly = live.mark(&store, marks)?;
     let victims = gc.spare(&segments, victims, &newly)?;
@@ -128,224 +132,6 @@ impl Live {
     }
 }
 
-/// A segment that was read.
-struct Segment {
-    path: PathBuf,
-    index: Index,
-}
-
-impl Segment {
-    /// The pack of a chunk; none for a constant one.
-    fn pack(&self, entry: &Entry) -> Option<PackInfo> {
-        entry.encoding.has_data().then(|| self.index.packs[entry.pack as usize])
-    }
-}
-
-/// What is to become of a pack.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Keep,
-    /// The chosen chunks move.
-    Move,
-    /// Nothing in it is needed.
-    Drop,
-}
-
-struct Pack {
-    info: PackInfo,
-    /// Whether the file is there with its length.
-    whole: bool,
-    /// Bytes of all live chunks.
-    live: u64,
-    /// Bytes of those that were chosen here, and their number.
-    chosen: u64,
-    chosen_count: u64,
-}
-
-impl Pack {
-    fn data(&self) -> u64 {
-        self.info.len - PACK_HEADER as u64
-    }
-
-    fn choose(&mut self, entry: &Entry) {
-        self.chosen += u64::from(entry.stored_len);
-        self.chosen_count += 1;
-    }
-
-    fn give_up(&mut self, entry: &Entry) {
-        self.chosen -= u64::from(entry.stored_len);
-        self.chosen_count -= 1;
-    }
-
-    fn fate(&self) -> Fate {
-        match self.chosen_count {
-            0 => Fate::Drop,
-            _ if self.whole && self.chosen * 2 < self.data() => Fate::Move,
-            _ => Fate::Keep,
-        }
-    }
-}
-
-/// Which copy of each live chunk stays, and what follows for the packs.
-struct Plan {
-    packs: HashMap<PackId, Pack>,
-    /// For each live chunk that is there: segment and place in its index.
-    chosen: HashMap<ChunkId, (usize, usize)>,
-    missing: u64,
-}
-
-impl Plan {
-    fn make(store: &SharedStore, segments: &[Segment], live: &Live) -> Self {
-        let mut packs: HashMap<PackId, Pack> = HashMap::new();
-        for segment in segments {
-            for info in &segment.index.packs {
-                packs.entry(info.id).or_insert_with(|| {
-                    let meta = std::fs::symlink_metadata(store.packs().join(info.id.file_name()));
-                    let whole = meta.is_ok_and(|m| m.is_file() && m.len() == info.len);
-                    Pack { info: *info, whole, live: 0, chosen: 0, chosen_count: 0 }
-                });
-            }
-            for entry in segment.index.entries.iter().filter(|e| live.chunks.contains(&e.id)) {
-                if let Some(pack) = segment.pack(entry).and_then(|info| packs.get_mut(&info.id)) {
-                    pack.live += u64::from(entry.stored_len);
-                }
-            }
-        }
-        // Of several copies the one in a whole pack, and then in the one that is the most alive.
-        let rank = |segment: &Segment, entry: &Entry| match segment.pack(entry) {
-            None => (true, u64::MAX, [0; 16]),
-            Some(info) => {
-                let pack = &packs[&info.id];
-                (pack.whole, pack.live * 1_000_000 / pack.data().max(1), info.id.0)
-            }
-        };
-        let mut chosen: HashMap<ChunkId, (usize, usize)> = HashMap::new();
-        for (number, segment) in segments.iter().enumerate() {
-            for (place, entry) in segment.index.entries.iter().enumerate() {
-                if !live.chunks.contains(&entry.id) {
-                    continue;
-                }
-                let best = chosen.entry(entry.id).or_insert((number, place));
-                let other = &segments[best.0];
-                if rank(segment, entry) > rank(other, &other.index.entries[best.1]) {
-                    *best = (number, place);
-                }
-            }
-        }
-        for &(number, place) in chosen.values() {
-            let entry = &segments[number].index.entries[place];
-            let info = segments[number].pack(entry);
-            if let Some(pack) = info.and_then(|info| packs.get_mut(&info.id)) {
-                pack.choose(entry);
-            }
-        }
-        // What is in a pack that stays anyway need not move out of another.
-        let fates: HashMap<PackId, Fate> = packs.iter().map(|(id, p)| (*id, p.fate())).collect();
-        for (number, segment) in segments.iter().enumerate() {
-            for (place, entry) in segment.index.entries.iter().enumerate() {
-                let Some(best) = chosen.get_mut(&entry.id) else { continue };
-                let other = &segments[best.0];
-                let moving = other.pack(&other.index.entries[best.1]);
-                let moving = moving.filter(|info| fates[&info.id] == Fate::Move);
-                if let Some(staying) = segment.pack(entry)
-                    && let Some(moving) = moving
-                    && fates[&staying.id] == Fate::Keep
-                    && packs[&staying.id].whole
-                {
-                    *best = (number, place);
-                    packs.entry(staying.id).and_modify(|pack| pack.choose(entry));
-                    packs.entry(moving.id).and_modify(|pack| pack.give_up(entry));
-                }
-            }
-        }
-        let missing = (live.chunks.len() - chosen.len()) as u64;
-        Self { packs, chosen, missing }
-    }
-
-    fn moving_bytes(&self) -> u64 {
-        self.packs.values().filter(|p| p.fate() == Fate::Move).map(|pack| pack.chosen).sum()
-    }
-
-    fn fate(&self, id: PackId) -> Fate {
-        self.packs.get(&id).map_or(Fate::Keep, Pack::fate)
-    }
-
-    /// Whether the chosen copy of a chunk is to move.
-    fn is_moving(&self, segments: &[Segment], id: &ChunkId) -> bool {
-        self.copy(segments, id).is_some_and(|(info, _)| self.fate(info.id) == Fate::Move)
-    }
-
-    /// The chosen copy of a live chunk that is in a pack.
-    fn copy(&self, segments: &[Segment], id: &ChunkId) -> Option<(PackInfo, Entry)> {
-        let (number, place) = *self.chosen.get(id)?;
-        let entry = segments[number].index.entries[place];
-        Some((segments[number].pack(&entry)?, entry))
-    }
-
-    /// The packs whose chosen chunks are to move, with these, of the segments that `of` admits.
-    fn moving(
-        &self,
-        segments: &[Segment],
-        of: impl Fn(usize) -> bool,
-    ) -> BTreeMap<PackId, Vec<Entry>> {
-        let mut moving: BTreeMap<PackId, Vec<Entry>> = BTreeMap::new();
-        for &(number, place) in self.chosen.values().filter(|(number, _)| of(*number)) {
-            let entry = segments[number].index.entries[place];
-            if let Some(info) = segments[number].pack(&entry)
-                && self.fate(info.id) == Fate::Move
-            {
-                moving.entry(info.id).or_default().push(entry);
-            }
-        }
-        moving
-    }
-
-    /// The chosen copies, by pack, of live chunks that have another copy in a pack that is to go.
-    fn relied_on(&self, segments: &[Segment]) -> BTreeMap<PackId, (PackInfo, Vec<Spared>)> {
-        let mut relied: BTreeMap<PackId, (PackInfo, Vec<Spared>)> = BTreeMap::new();
-        for (number, segment) in segments.iter().enumerate() {
-            for (place, entry) in segment.index.entries.iter().enumerate() {
-                let Some(info) = segment.pack(entry) else { continue };
-                let other = self.chosen.get(&entry.id).is_some_and(|c| *c != (number, place));
-                if !other || self.fate(info.id) == Fate::Keep {
-                    continue;
-                }
-                if let Some((chosen, copy)) = self.copy(segments, &entry.id)
-                    && chosen.id != info.id
-                {
-                    let (_, copies) = relied.entry(chosen.id).or_insert((chosen, Vec::new()));
-                    copies.push(Spared { copy, dropped: info.id });
-                }
-            }
-        }
-        relied
-    }
-
-    /// A pack stays as it is.
-    fn pin(&mut self, id: PackId) {
-        if let Some(pack) = self.packs.get_mut(&id) {
-            tracing::warn!(pack = %id, "kept as it is, since a chunk is damaged");
-            pack.whole = false;
-            pack.chosen_count += 1;
-        }
-    }
-
-    /// Whether a segment has something that is to go.
-    fn is_victim(&self, segment: &Segment) -> bool {
-        let useless = |info: &PackInfo| self.fate(info.id) != Fate::Keep;
-        if segment.index.packs.is_empty() {
-            return !segment.index.entries.iter().any(|e| self.chosen.contains_key(&e.id));
-        }
-        segment.index.packs.iter().any(useless)
-    }
-}
-
-/// A copy that is relied on, since another is in a pack that is to go.
-struct Spared {
-    copy: Entry,
-    dropped: PackId,
-}
-
 struct Gc<'a> {
     disk: &'a Arc<dyn Disk>,
     store: &'a SharedStore,
@@ -361,7 +147,7 @@ impl Gc<'_> {
         paths.into_iter().map(read).collect()
     }
 
-    /// Moves the chosen chunks of packs that are mostly dead, and writes new segments for what is
+    /// Moves the chosen chunks of packs that are to go, and writes new segments for what is
     /// to stay of the victims. Returns these, by number, and the bytes that were written.
     fn replace(
         &self,
@@ -370,7 +156,7 @@ impl Gc<'_> {
         progress: &dyn Progress,
     ) -> Result<(Vec<usize>, u64), StoreError> {
         self.keep_damaged(segments, &mut plan)?;
-        let is_victim = |number: &usize| plan.is_victim(&segments[*number]);
+        let is_victim = |number: &usize| plan.is_victim(*number, &segments[*number]);
         let victims: Vec<usize> = (0..segments.len()).filter(is_victim).collect();
         // A pack that another segment names, which stays, needs no new record.
         let mut named: HashSet<PackId> = HashSet::new();
@@ -431,7 +217,7 @@ impl Gc<'_> {
     ) -> Result<u64, StoreError> {
         let place =
             self.store.place_knowing(self.disk.clone(), WriterId::random(), Known::default());
-        let writer = ChunkWriter::start(place, Compression::None);
+        let writer = ChunkWriter::start_lanes(place, Compression::None, 1);
         let mut older = Index::default();
         let mut taken: HashMap<ChunkId, usize> = HashMap::new();
         for &number in group {

@@ -11,6 +11,10 @@ use super::{StoreError, io_error};
 
 /// How long a dump or restore waits for a gc that sweeps.
 pub(super) const SWEEP_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a dump queues behind a gc that waits for others: longer than a gc waits by itself.
+pub(super) const QUEUE_PATIENCE: Duration = Duration::from_secs(3600);
+/// How long a reader lets a gc that waits go first.
+pub(super) const COURTESY: Duration = Duration::from_secs(2);
 /// How often a lock is tried.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -29,9 +33,14 @@ impl LockFile {
         Ok(Self { file, path: path.to_owned() })
     }
 
-    /// Takes the lock together with others who share it; waits for one who has it alone.
-    pub(super) fn share(&self, patience: Duration) -> Result<(), StoreError> {
-        self.take(FlockOperation::NonBlockingLockShared, patience, &|| false)
+    /// Takes the lock together with others who share it; waits for one who has it alone, until
+    /// `stop` says to give up.
+    pub(super) fn share(
+        &self,
+        patience: Duration,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<(), StoreError> {
+        self.take(FlockOperation::NonBlockingLockShared, patience, stop)
     }
 
     /// Takes the lock alone; waits for those who have it, until `stop` says to give up. What was
@@ -58,8 +67,11 @@ impl LockFile {
                 Err(rustix::io::Errno::WOULDBLOCK) => {}
                 Err(e) => return Err(io_error("lock", &self.path, io::Error::from(e))),
             }
-            if since.elapsed() >= patience || stop() {
+            if since.elapsed() >= patience {
                 return Err(StoreError::Busy { path: self.path.clone() });
+            }
+            if stop() {
+                return Err(StoreError::Interrupted);
             }
             std::thread::sleep(PAUSE);
         }

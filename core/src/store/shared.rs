@@ -7,17 +7,21 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::disk::Disk;
 use super::index::{PackId, WriterId};
 use super::known::Known;
-use super::lock::{LockFile, SWEEP_PATIENCE};
+use super::lock::{COURTESY, LockFile, QUEUE_PATIENCE, SWEEP_PATIENCE};
 use super::reader::{Source, Trust};
 use super::writer::{PACK_LIMIT, Place, hidden_index};
 use super::{PACKS, StoreError, io_error};
 
 const LOCK: &str = "lock";
 pub(super) const GC_LOCK: &str = "gc.lock";
+const QUEUE: &str = "queue.lock";
+/// The lock files of a store.
+const LOCKS: [&str; 3] = [LOCK, GC_LOCK, QUEUE];
 pub(crate) const IMAGES: &str = "images";
 const SEGMENTS: &str = "index";
 
@@ -37,17 +41,51 @@ impl SharedStore {
     /// [`StoreError::NotAStoreDir`] if `dir` is not a store, [`StoreError::Busy`] if a gc sweeps for
     /// longer than a minute.
     pub fn open(dir: &Path) -> Result<Self, StoreError> {
+        Self::open_behind(dir, |queue| match queue.share(COURTESY, &|| false) {
+            // The gc may wait for this very reader: one who reads two images at a time.
+            Err(StoreError::Busy { .. }) => Ok(()),
+            taken => taken,
+        })
+    }
+
+    /// The same without a look at the queue.
+    pub(super) fn open_at_once(dir: &Path) -> Result<Self, StoreError> {
+        Self::open_behind(dir, |_| Ok(()))
+    }
+
+    /// The same; `queue_up` waits as long as is right for a gc that waits for the store.
+    fn open_behind(
+        dir: &Path,
+        queue_up: impl FnOnce(&LockFile) -> Result<(), StoreError>,
+    ) -> Result<Self, StoreError> {
         let not = |reason| StoreError::NotAStoreDir { path: dir.to_owned(), reason };
         let meta = std::fs::metadata(dir).map_err(|e| io_error("open", dir, e))?;
         if !meta.is_dir() {
             return Err(not("it is not a directory"));
         }
         if !is_store(dir) {
-            return Err(not("it has no lock, images, index and packs"));
+            return Err(not("it has no locks, images, index and packs"));
         }
+        let queue = LockFile::open(&dir.join(QUEUE))?;
+        queue_up(&queue)?;
         let lock = LockFile::open(&dir.join(LOCK))?;
-        lock.share(SWEEP_PATIENCE)?;
+        lock.share(SWEEP_PATIENCE, &|| false)?;
         Ok(Self { dir: dir.to_owned(), lock })
+    }
+
+    /// Waits until nobody else uses the store, for a gc; new dumps queue behind it. What is returned
+    /// keeps them there.
+    pub(super) fn have_alone(
+        &self,
+        patience: Duration,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<LockFile, StoreError> {
+        let since = Instant::now();
+        let queue = LockFile::open(&self.dir.join(QUEUE))?;
+        // Others have it for a moment only.
+        queue.exclude(patience, stop)?;
+        self.lock.exclude(patience.saturating_sub(since.elapsed()), stop)?;
+        Ok(queue)
     }
 
     /// Opens the store in `dir` to write to it. What it lacks is made: `dir` may be missing or
@@ -55,9 +93,14 @@ impl SharedStore {
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open); `dir` has something in it and is not a store. What was made before
-    /// a failure stays, and is taken for the beginning of a store the next time.
-    pub(crate) fn open_or_create(dir: &Path, disk: &dyn Disk) -> Result<Self, StoreError> {
+    /// As [`open`](Self::open); `dir` has something in it and is not a store;
+    /// [`StoreError::Interrupted`] if `stop` says to give up waiting for a gc. What was made before a
+    /// failure stays, and is taken for the beginning of a store the next time.
+    pub(crate) fn open_or_create(
+        dir: &Path,
+        disk: &dyn Disk,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Self, StoreError> {
         let make = |path: &Path| match disk.make_dir(path) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(io_error("create", path, e)),
             _ => Ok(()),
@@ -67,7 +110,7 @@ impl SharedStore {
         let dir = &dir.canonicalize().map_err(|e| io_error("find", dir, e))?;
         if !is_store(dir) {
             check_empty(dir)?;
-            for name in [LOCK, GC_LOCK] {
+            for name in LOCKS {
                 let path = dir.join(name);
                 match disk.create(&path) {
                     Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
@@ -84,7 +127,7 @@ impl SharedStore {
         for place in [Some(dir.as_path()), dir.parent()].into_iter().flatten() {
             disk.sync_dir(place).map_err(|e| io_error("sync", place, e))?;
         }
-        Self::open(dir)
+        Self::open_behind(dir, |queue| queue.share(QUEUE_PATIENCE, stop))
     }
 
     /// Where the store is.
@@ -163,7 +206,7 @@ impl SharedStore {
 
 /// Whether `dir` has what makes a store.
 pub(crate) fn is_store(dir: &Path) -> bool {
-    [LOCK, GC_LOCK].iter().all(|name| dir.join(name).is_file())
+    LOCKS.iter().all(|name| dir.join(name).is_file())
         && [IMAGES, SEGMENTS, PACKS].iter().all(|name| dir.join(name).is_dir())
 }
 
@@ -218,7 +261,8 @@ fn check_empty(dir: &Path) -> Result<(), StoreError> {
     let failed = |e| io_error("read", dir, e);
     for entry in std::fs::read_dir(dir).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
-        if ![LOCK, GC_LOCK, IMAGES, SEGMENTS, PACKS].map(OsStr::new).contains(&name.as_os_str()) {
+        let mut ours = LOCKS.iter().chain(&[IMAGES, SEGMENTS, PACKS]);
+        if !ours.any(|own| OsStr::new(own) == name) {
             let reason = "it has other files in it, and no store is made among these";
             return Err(StoreError::NotAStoreDir { path: dir.to_owned(), reason });
         }

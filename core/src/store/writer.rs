@@ -106,10 +106,15 @@ impl ChunkWriter {
 
     pub(crate) fn start(place: Place, compression: Compression) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        Self::start_lanes(place, compression, cores.min(MAX_LANES))
+    }
+
+    /// The same with so many lanes: as many packs grow at once.
+    pub(super) fn start_lanes(place: Place, compression: Compression, lanes: usize) -> Self {
         Self {
             place,
             known: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            lanes: (0..cores.min(MAX_LANES))
+            lanes: (0..lanes)
                 .map(|_| Mutex::new(Lane { encoder: Encoder::new(compression), pack: None }))
                 .collect(),
             turn: AtomicUsize::new(0),

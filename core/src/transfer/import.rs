@@ -51,7 +51,7 @@ pub fn import(
     stop: &Stop,
     progress: &dyn Progress,
 ) -> Result<Imported, Error> {
-    let image = ImageWriter::begin(to, Compression::None)?;
+    let image = ImageWriter::begin_unless(to, Compression::None, &|| stop.is_set())?;
     progress.phase("import", None);
     let mut archive = Archive { tar };
     let (manifest, id, index) = read_head(&mut archive, &image)?;
