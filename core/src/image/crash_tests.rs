@@ -18,7 +18,7 @@ use super::kinds_tests::{assert_clean, collect_on, files, on_top, read, real, st
 use super::shelf::remove_on;
 use super::*;
 use crate::store::disk::Disk;
-use crate::store::power::{Fault, Journal, Recorder};
+use crate::store::power::{Fault, Journal, Kept, Recorder};
 use crate::store::shared::is_store;
 
 use Step::*;
@@ -182,25 +182,43 @@ fn check(root: &Path, notes: &[&str], situation: &str) {
     }
 }
 
-/// Which of so many changes reach the disk: all subsets of few; of many, those that have all or
-/// none, or lack one, or have one, and `rounds` others.
-fn subsets(pending: usize, rounds: usize, seed: usize) -> BTreeSet<Vec<bool>> {
-    let mut subsets: BTreeSet<Vec<bool>> = BTreeSet::new();
+/// What of so many changes reaches the disk: all subsets of few; of many, those that have all or none,
+/// or lack one, or have one. Then each alone is torn, while all others are there; and `rounds` times
+/// each is there, lost or torn by chance.
+fn subsets(pending: usize, rounds: usize, seed: usize) -> BTreeSet<Vec<Kept>> {
+    let mut subsets: BTreeSet<Vec<Kept>> = BTreeSet::new();
+    let kept = |yes: bool| if yes { Kept::All } else { Kept::Nothing };
+    let random = |what: &str, round: usize| {
+        let hash = blake3::hash(format!("{what} {seed} {round}").as_bytes());
+        move |i: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&hash.as_bytes()[i % 4 * 8..][..8]);
+            u64::from_le_bytes(bytes).rotate_left((i / 4) as u32)
+        }
+    };
     if pending <= 3 {
-        let subset = |set: u32| (0..pending).map(|bit| set >> bit & 1 == 1).collect();
+        let subset = |set: u32| (0..pending).map(|bit| kept(set >> bit & 1 == 1)).collect();
         subsets.extend((0..1 << pending).map(subset));
-        return subsets;
+    } else {
+        for alone in 0..pending {
+            subsets.insert((0..pending).map(|i| kept(i == alone)).collect());
+            subsets.insert((0..pending).map(|i| kept(i != alone)).collect());
+        }
+        subsets.insert(vec![Kept::Nothing; pending]);
+        subsets.insert(vec![Kept::All; pending]);
     }
     for alone in 0..pending {
-        subsets.insert((0..pending).map(|i| i == alone).collect());
-        subsets.insert((0..pending).map(|i| i != alone).collect());
+        let torn = Kept::torn(random("torn", alone)(0));
+        subsets.insert((0..pending).map(|i| if i == alone { torn } else { Kept::All }).collect());
     }
-    subsets.insert(vec![false; pending]);
-    subsets.insert(vec![true; pending]);
     for round in 0..rounds {
-        let random = blake3::hash(format!("{seed} {round}").as_bytes());
-        let bit = |i: usize| random.as_bytes()[i / 8 % 32] >> (i % 8) & 1 == 1;
-        subsets.insert((0..pending).map(bit).collect());
+        let random = random("round", round);
+        let choose = |i: usize| match random(i) >> 60 {
+            0..6 => Kept::All,
+            6..12 => Kept::Nothing,
+            _ => Kept::torn(random(i)),
+        };
+        subsets.insert((0..pending).map(choose).collect());
     }
     subsets
 }

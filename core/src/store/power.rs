@@ -3,7 +3,7 @@
 //!
 //! Changes are made for real and written down. [`Journal::after_cut`] then makes what a disk may hold
 //! after a power cut: everything that was synced, and any part of what was not. Directories lose
-//! single names, files lose single writes; a rename is never half done.
+//! single names, files lose single writes or [parts](Kept) of them; a rename is never half done.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -30,6 +30,67 @@ enum Change {
     SyncDir(PathBuf),
     /// Not a change: the test has seen a success.
     Note(String),
+}
+
+/// What reaches the disk of a change that was not synced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kept {
+    Nothing,
+    All,
+    /// Of a write, its beginning: so many of 256 parts.
+    Beginning(u8),
+    /// Of a write, its share in any of the file's sectors of 512 bytes: that of number `n` if bit
+    /// `n % 64` is set. Before a later one a lost one is zeros.
+    Sectors(u64),
+    /// Of a write, only the file's new length: zeros.
+    Length,
+}
+
+impl Kept {
+    /// A part of a write, which `random` chooses.
+    pub(crate) fn torn(random: u64) -> Self {
+        match random % 5 {
+            0 | 1 => Self::Beginning((random >> 8) as u8),
+            2 | 3 => Self::Sectors(random >> 3),
+            _ => Self::Length,
+        }
+    }
+
+    /// Whether a change of names, which is never half done, reaches the disk.
+    fn has_name(self) -> bool {
+        match self {
+            Self::Nothing | Self::Length => false,
+            Self::All => true,
+            Self::Beginning(part) => part % 2 == 1,
+            Self::Sectors(set) => set % 2 == 1,
+        }
+    }
+
+    fn write(self, file: &mut Vec<u8>, at: u64, bytes: &[u8]) {
+        match self {
+            Self::Nothing => {}
+            Self::All => write_at(file, at, bytes),
+            Self::Beginning(part) => {
+                let len = bytes.len() * usize::from(part) / 256;
+                write_at(file, at, &bytes[..len]);
+            }
+            Self::Sectors(set) => {
+                let mut done = 0;
+                while done < bytes.len() {
+                    let start = at + done as u64;
+                    let len = ((512 - start % 512) as usize).min(bytes.len() - done);
+                    if set >> (start / 512 % 64) & 1 == 1 {
+                        write_at(file, start, &bytes[done..done + len]);
+                    }
+                    done += len;
+                }
+            }
+            Self::Length => {
+                let end = at as usize + bytes.len();
+                file.resize(file.len().max(end), 0);
+            }
+        }
+    }
 }
 
 /// What was done to a disk, in order.
@@ -171,20 +232,20 @@ impl Journal {
         let mut count = 0;
         self.replay(from, cut).lose(&mut || {
             count += 1;
-            false
+            Kept::Nothing
         });
         count
     }
 
     /// Makes in `to` what a disk may hold if the power goes before change number `cut`; all changes
-    /// were made below `from`. `keep` is asked for each change that was not synced whether it
-    /// reached the disk.
+    /// were made below `from`. `keep` is asked for each change that was not synced what of it reached
+    /// the disk.
     pub(crate) fn after_cut(
         &self,
         from: &Path,
         to: &Path,
         cut: usize,
-        mut keep: impl FnMut() -> bool,
+        mut keep: impl FnMut() -> Kept,
     ) {
         let mut disk = self.replay(from, cut);
         disk.lose(&mut keep);
@@ -300,18 +361,18 @@ impl Model {
     }
 
     /// The power goes: of what was not synced, only what `keep` says is on the disk.
-    fn lose(&mut self, keep: &mut impl FnMut() -> bool) {
+    fn lose(&mut self, keep: &mut impl FnMut() -> Kept) {
         let mut numbers: Vec<usize> = self.nodes.keys().copied().collect();
         numbers.sort_unstable();
         for number in numbers {
             match self.nodes.get_mut(&number) {
                 Some(Node::File { durable, pending }) => {
-                    for (at, bytes) in pending.drain(..).filter(|_| keep()) {
-                        write_at(durable, at, &bytes);
+                    for (at, bytes) in pending.drain(..) {
+                        keep().write(durable, at, &bytes);
                     }
                 }
                 Some(Node::Dir { durable, now, pending }) => {
-                    for names in pending.drain(..).filter(|_| keep()) {
+                    for names in pending.drain(..).filter(|_| keep().has_name()) {
                         names.apply(durable);
                     }
                     now.clone_from(durable);
@@ -411,4 +472,33 @@ impl DiskFile for RecordedFile {
     fn sync(&self) -> io::Result<()> {
         self.disk.change(true, || Ok(()), |_| Change::SyncFile(self.node))
     }
+}
+
+#[test]
+fn writes_are_torn() {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, lost) = (dir.path().join("root"), dir.path().join("lost"));
+    std::fs::create_dir(&root).unwrap();
+    let recorder = Recorder::default();
+    let file = recorder.create(&root.join("file")).unwrap();
+    file.write_all_at(&[1; 300], 0).unwrap();
+    recorder.sync_dir(&root).unwrap();
+    file.sync().unwrap();
+    file.write_all_at(&[2; 1000], 300).unwrap();
+    let journal = recorder.journal();
+    let after = |kept: Kept| {
+        journal.after_cut(&root, &lost, journal.len(), || kept);
+        let file = std::fs::read(lost.join("file")).unwrap();
+        let runs = file.chunk_by(|a, b| a == b);
+        runs.map(|run| (run[0], run.len())).collect::<Vec<_>>()
+    };
+    assert_eq!(journal.pending(&root, journal.len()), 1);
+    assert_eq!(after(Kept::Nothing), [(1, 300)]);
+    assert_eq!(after(Kept::All), [(1, 300), (2, 1000)]);
+    assert_eq!(after(Kept::Beginning(64)), [(1, 300), (2, 250)]);
+    assert_eq!(after(Kept::Sectors(0b001)), [(1, 300), (2, 212)]);
+    assert_eq!(after(Kept::Sectors(0b110)), [(1, 300), (0, 212), (2, 788)]);
+    assert_eq!(after(Kept::Length), [(1, 300), (0, 1000)]);
+    let torn = |random| std::mem::discriminant(&Kept::torn(random));
+    assert_eq!((0..10).map(torn).collect::<std::collections::HashSet<_>>().len(), 3);
 }
