@@ -20,6 +20,8 @@ mod writer;
 #[cfg(test)]
 mod crash_tests;
 #[cfg(test)]
+mod gc_tests;
+#[cfg(test)]
 mod kinds_tests;
 #[cfg(test)]
 pub(crate) mod tests;

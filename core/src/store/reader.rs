@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 use rayon::prelude::*;
@@ -15,14 +16,22 @@ use super::{ChunkId, Entry, INDEX, PACKS, StoreError, io_error};
 
 /// Reads chunks, from any number of threads at once.
 ///
+/// A chunk whose copy is damaged is read from another one, where a source has a sound one.
+///
 /// Holds the records of its chunks in memory (64 bytes each), one file descriptor for each pack,
-/// and a buffer of at most [`MAX_CHUNK`](super::MAX_CHUNK) for each thread that was ever reading at the same time.
+/// and buffers of at most twice [`MAX_CHUNK`](super::MAX_CHUNK) for each thread that was ever reading
+/// at the same time.
 pub struct ChunkReader {
     entries: Vec<Entry>,
     /// No file where it was missing when a damaged store was opened.
     packs: Vec<(PathBuf, Option<File>)>,
     decoders: Mutex<Vec<Decoder>>,
     stored_bytes: u64,
+    /// Where other copies may be.
+    sources: Vec<Source>,
+    /// These copies: several for one chunk, in order of their ids. Looked for when the first damaged
+    /// chunk is found.
+    spares: OnceLock<Box<ChunkReader>>,
 }
 
 /// A chunk that cannot be read, as [`ChunkReader::verify`] reports it.
@@ -94,7 +103,7 @@ impl ChunkReader {
             Some(error) => tracing::warn!(%error, "made up for by other parts of the store"),
             None => {}
         }
-        Ok(gathering.finish())
+        Ok(gathering.finish(sources))
     }
 
     /// Opens what can be had of the `needed` chunks, and tells `problem` everything that
@@ -121,7 +130,7 @@ impl ChunkReader {
         if gathering.missing > 0 {
             spare_failures.into_iter().for_each(problem);
         }
-        gathering.finish()
+        gathering.finish(sources)
     }
 
     /// Opens chunks of one pack in the directory `packs`, each given once. Their pack number counts
@@ -135,8 +144,7 @@ impl ChunkReader {
         let number = gathering.pack(packs, &info)?;
         entries.sort_unstable_by_key(|entry| entry.id);
         entries.iter_mut().for_each(|entry| entry.pack = number);
-        let packs = gathering.packs;
-        Ok(Self { entries, packs, decoders: Mutex::default(), stored_bytes: info.len })
+        Ok(Self { entries, stored_bytes: info.len, ..gathering.finish(&[]) })
     }
 
     /// What the index says about a chunk.
@@ -156,7 +164,19 @@ impl ChunkReader {
 
     /// Reads a chunk into `out`, which must have exactly its plain length, and checks it against
     /// its address. After a failure `out` holds anything.
+    ///
+    /// The error is that of the first copy, if no other is sound.
     pub fn get(&self, id: &ChunkId, out: &mut [u8]) -> Result<(), StoreError> {
+        let Err(error) = self.get_first(id, out) else { return Ok(()) };
+        if !self.get_spare(id, out) {
+            return Err(error);
+        }
+        tracing::warn!(%error, "read from another copy");
+        Ok(())
+    }
+
+    /// The same from the first copy alone.
+    fn get_first(&self, id: &ChunkId, out: &mut [u8]) -> Result<(), StoreError> {
         let entry = self.entry(id).ok_or(StoreError::UnknownChunk { id: *id })?;
         let stored = entry.plain_len as usize;
         if stored != out.len() {
@@ -169,7 +189,49 @@ impl ChunkReader {
         Ok(())
     }
 
-    /// Reads and checks every chunk, on all cores. Returns those that cannot be read.
+    /// Reads a chunk from any copy but the first. `false` if none is sound; then `out` holds anything.
+    fn get_spare(&self, id: &ChunkId, out: &mut [u8]) -> bool {
+        let Some(chosen) = self.entry(id).filter(|entry| entry.plain_len as usize == out.len())
+        else {
+            return false;
+        };
+        let spares = self.spares.get_or_init(|| Box::new(self.find_spares()));
+        let first = spares.entries.partition_point(|copy| copy.id < *id);
+        let copies = spares.entries[first..].iter().take_while(|copy| copy.id == *id);
+        copies
+            .filter(|copy| copy.plain_len == chosen.plain_len)
+            .any(|copy| spares.decode(copy, out).is_ok_and(|found| found == *id))
+    }
+
+    /// All copies of its chunks but those that it reads: one pass over all sources.
+    fn find_spares(&self) -> Self {
+        let mut gathering = Gathering::new(0);
+        let mut copies = Vec::new();
+        for source in &self.sources {
+            let mut here = Vec::new();
+            let scanned = Index::scan(&source.index, |entry| {
+                if entry.encoding.has_data() && self.entry(&entry.id).is_some() {
+                    here.push(*entry);
+                }
+            });
+            let Ok((infos, _)) = scanned else { continue };
+            for copy in here {
+                let info = &infos[copy.pack as usize];
+                let chosen = self.entry(&copy.id).map(|e| (self.pack_path(e), e.offset));
+                if chosen == Some((source.packs.join(info.id.file_name()), copy.offset)) {
+                    continue;
+                }
+                if let Ok(pack) = gathering.pack(&source.packs, info) {
+                    copies.push(Entry { pack, ..copy });
+                }
+            }
+        }
+        copies.sort_by_key(|copy| copy.id);
+        Self { entries: copies, ..gathering.finish(&[]) }
+    }
+
+    /// Reads and checks every chunk, on all cores. Returns those whose copy is damaged, though
+    /// [`get`](Self::get) may find another one.
     pub fn verify(&self) -> Vec<Damage> {
         let damage = self.verify_with(&|_| ()).into_iter();
         damage.map(|(id, error)| Damage { id, error }).collect()
@@ -187,7 +249,7 @@ impl ChunkReader {
                 if buffer.len() < len {
                     buffer.resize(len, 0);
                 }
-                let error = self.get(&entry.id, &mut buffer[..len]).err();
+                let error = self.get_first(&entry.id, &mut buffer[..len]).err();
                 advance(len as u64);
                 error.map(|error| (entry.id, error))
             })
@@ -398,12 +460,14 @@ impl Gathering {
         }
     }
 
-    fn finish(self) -> ChunkReader {
+    fn finish(self, sources: &[Source]) -> ChunkReader {
         ChunkReader {
             entries: self.found.into_iter().flatten().collect(),
             packs: self.packs,
             decoders: Mutex::default(),
             stored_bytes: self.stored_bytes,
+            sources: sources.to_vec(),
+            spares: OnceLock::new(),
         }
     }
 

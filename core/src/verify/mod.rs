@@ -145,7 +145,11 @@ pub(crate) fn check(
     // Why each bad chunk cannot be had; in the order of the report.
     let mut bad: BTreeMap<(Option<PathBuf>, Option<u64>, ChunkId), String> = BTreeMap::new();
     for (id, error) in chunks.verify_with(advance) {
-        let damage = of_store(error);
+        let mut damage = of_store(error);
+        let len = chunks.entry(&id).map_or(0, |entry| entry.plain_len as usize);
+        if chunks.get(&id, &mut vec![0; len]).is_ok() {
+            damage.problem.push_str("; another copy of it is sound");
+        }
         bad.insert((damage.file, damage.offset, id), damage.problem);
     }
     for piece in manifest.into_iter().flat_map(Manifest::parts).flat_map(|part| part.pieces()) {
