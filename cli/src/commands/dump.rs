@@ -138,6 +138,12 @@ fn tell(args: &DumpArgs, options: &Options, report: &Report) {
             say!("{line}");
         }
     }
+    if report.unneeded_bytes > 0 {
+        say!(
+            "{} of what was stored is copies of memory that changed afterwards, and is not needed",
+            display::bytes(report.unneeded_bytes),
+        );
+    }
     let asked_ahead = matches!(args.protocol, ProtocolArg::Recopy | ProtocolArg::Cow);
     if asked_ahead && report.protocol == Protocol::Stop {
         eprintln!(

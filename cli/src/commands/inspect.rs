@@ -47,6 +47,8 @@ struct Summary<'a> {
     library_bytes: u64,
     /// The image's own files, and what it shares with others.
     stored_bytes: u64,
+    /// Of its own files, chunks that changed after they had been copied, and are not needed.
+    unneeded_bytes: u64,
     /// Plain bytes for each stored byte.
     ratio: f64,
     chunks: ChunkRow,
@@ -194,6 +196,7 @@ fn summary(image: &ImageReader) -> Summary<'_> {
         host_bytes,
         library_bytes,
         stored_bytes: stored,
+        unneeded_bytes: image.chunks().unneeded_bytes(),
         ratio: plain as f64 / stored.max(1) as f64,
         chunks: chunks(image),
         criu_files: criu_files(image),
@@ -372,6 +375,12 @@ fn print(summary: &Summary<'_>, all: bool) {
         display::bytes(summary.chunks.bytes),
         display::bytes(summary.chunks.stored_bytes)
     );
+    if summary.unneeded_bytes > 0 {
+        say!(
+            "unneeded   {} of chunks that changed after they had been copied",
+            display::bytes(summary.unneeded_bytes)
+        );
+    }
     say!("processes");
     print_tree(summary);
     print_devices(summary);

@@ -108,6 +108,7 @@ impl Dump<'_> {
                 shadowed_bytes: self.shadowed,
                 deferral: self.deferral,
                 new_bytes: committed.new_bytes,
+                unneeded_bytes: committed.unneeded_bytes,
                 stopped_ms: milliseconds(self.stopped),
                 total_ms: milliseconds(self.clock.total()),
                 phases: self.clock.times().to_vec(),

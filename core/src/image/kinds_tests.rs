@@ -305,6 +305,31 @@ fn a_damaged_copy_is_made_up_for_by_a_sound_one() {
     assert!(matches!(error, StoreError::DamagedChunk { id, .. } if id == lost.id), "{error}");
 }
 
+/// What was stored and then not needed is counted.
+#[test]
+fn unneeded_chunks_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let places = [
+        Destination::Alone(dir.path().join("alone")),
+        on_top(&dir.path().join("child"), &dir.path().join("alone")),
+        stored(&dir.path().join("store"), "stored"),
+    ];
+    for (number, to) in places.iter().enumerate() {
+        let writer = begin(&real(), to).unwrap();
+        writer.chunks().put(&noise(100 + number as u64, 700)).unwrap();
+        writer.chunks().put(&[7; 5000]).unwrap();
+        let committed = fill(writer, [0, 1]).unwrap();
+        assert_eq!(committed.unneeded_bytes, 700);
+        let reader = ImageReader::open(&to.path()).unwrap();
+        // In a store that is no part of the image, and the next gc frees it.
+        let own = if reader.store().is_some() { 0 } else { 700 };
+        assert_eq!(reader.chunks().unneeded_bytes(), own);
+    }
+    let store = dir.path().join("store");
+    let needed = list(&store).unwrap().needed_bytes;
+    assert!(list(&store).unwrap().pack_bytes > needed + 700);
+}
+
 #[test]
 fn an_open_image_outlives_its_removal() {
     let dir = tempfile::tempdir().unwrap();

@@ -72,6 +72,8 @@ pub struct Committed {
     pub stored_bytes: u64,
     /// Bytes of all the files that were written for it.
     pub new_bytes: u64,
+    /// Of these, stored bytes of chunks that the image does not need.
+    pub unneeded_bytes: u64,
     /// What its chunks came to.
     pub stats: Stats,
 }
@@ -237,6 +239,7 @@ impl ImageWriter {
         let needed = manifest.chunk_ids();
         let shared = needed.iter().filter_map(|id| self.chunks().shared_len(id)).map(u64::from);
         let shared: u64 = shared.sum();
+        let unneeded_bytes = self.chunks().unneeded_bytes(&needed);
         let stats = match self.chunks.take() {
             Some(chunks) => chunks.finish()?,
             None => Stats::default(),
@@ -270,7 +273,8 @@ impl ImageWriter {
         }
         self.committed = true;
         let new_bytes = stats.stored_bytes + base_len + manifest_len;
-        Ok(Committed { id, stored_bytes: new_bytes + shared, new_bytes, stats })
+        let stored_bytes = new_bytes + shared;
+        Ok(Committed { id, stored_bytes, new_bytes, unneeded_bytes, stats })
     }
 }
 

@@ -27,6 +27,7 @@ pub struct ChunkReader {
     packs: Vec<(PathBuf, Option<File>)>,
     decoders: Mutex<Vec<Decoder>>,
     stored_bytes: u64,
+    unneeded_bytes: u64,
     /// Where other copies may be.
     sources: Vec<Source>,
     /// These copies: several for one chunk, in order of their ids. Looked for when the first damaged
@@ -160,6 +161,12 @@ impl ChunkReader {
     /// Bytes on disk: of the image's own packs and index, and of those chunks which it shares.
     pub fn stored_bytes(&self) -> u64 {
         self.stored_bytes
+    }
+
+    /// Stored bytes of chunks that the image holds itself and does not need: they changed after they
+    /// had been copied while the program ran.
+    pub fn unneeded_bytes(&self) -> u64 {
+        self.unneeded_bytes
     }
 
     /// Reads a chunk into `out`, which must have exactly its plain length, and checks it against
@@ -330,6 +337,7 @@ struct Gathering {
     /// Number and length of each open pack.
     numbers: HashMap<PathBuf, (u32, u64)>,
     stored_bytes: u64,
+    unneeded_bytes: u64,
 }
 
 impl Gathering {
@@ -340,6 +348,7 @@ impl Gathering {
             packs: Vec::new(),
             numbers: HashMap::new(),
             stored_bytes: 0,
+            unneeded_bytes: 0,
         }
     }
 
@@ -351,13 +360,15 @@ impl Gathering {
         needed: &[ChunkId],
     ) -> Result<Option<StoreError>, StoreError> {
         let mut picked: Vec<(usize, Entry)> = Vec::new();
-        let mut at = 0;
+        let (mut at, mut unneeded) = (0, 0);
         let (infos, index_len) = Index::scan(&source.index, |entry| {
             // Both are in order.
             while needed.get(at).is_some_and(|id| *id < entry.id) {
                 at += 1;
             }
-            if needed.get(at) == Some(&entry.id) && self.found[at].is_none() {
+            if needed.get(at) != Some(&entry.id) {
+                unneeded += u64::from(entry.stored_len);
+            } else if self.found[at].is_none() {
                 picked.push((at, *entry));
             }
         })?;
@@ -379,6 +390,7 @@ impl Gathering {
         }
         if source.trust == Trust::Whole {
             self.stored_bytes += index_len + infos.iter().map(|pack| pack.len).sum::<u64>();
+            self.unneeded_bytes += unneeded;
         }
         for (place, mut entry) in picked {
             if entry.encoding.has_data() {
@@ -466,6 +478,7 @@ impl Gathering {
             packs: self.packs,
             decoders: Mutex::default(),
             stored_bytes: self.stored_bytes,
+            unneeded_bytes: self.unneeded_bytes,
             sources: sources.to_vec(),
             spares: OnceLock::new(),
         }

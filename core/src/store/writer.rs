@@ -202,6 +202,18 @@ impl ChunkWriter {
         self.place.known.stored_len(id)
     }
 
+    /// Stored bytes of the chunks that were written here and are not among `needed`, which are in
+    /// order.
+    pub(crate) fn unneeded_bytes(&self, needed: &[ChunkId]) -> u64 {
+        let of_shard = |shard: &Mutex<HashMap<ChunkId, Option<Entry>>>| -> u64 {
+            let shard = shard.lock();
+            let entries = shard.values().flatten();
+            let unneeded = entries.filter(|entry| needed.binary_search(&entry.id).is_err());
+            unneeded.map(|entry| u64::from(entry.stored_len)).sum()
+        };
+        self.known.iter().map(of_shard).sum()
+    }
+
     /// Takes over a chunk as it is stored elsewhere; `stored` was checked. For a gc.
     pub(crate) fn put_stored(&self, entry: &Entry, stored: &[u8]) -> Result<(), StoreError> {
         self.check_whole()?;
