@@ -36,17 +36,20 @@ pub fn feed(target: &str, bytes: &[u8], scratch: &Path) {
 
 /// The most bytes that a target may have allocated at a time, for an input of `len` bytes.
 pub fn memory_bound(target: &str, len: usize) -> usize {
+    // For each thread: a chunk's plain bytes, its planes before they are joined, its stored bytes.
+    let decoding = rayon::current_num_threads() * (6 << 20);
     match target {
         // A list that claims to be long is given up to 1 MiB beforehand; few can be open at once.
         "manifest" => (8 << 20) + 64 * len,
         // Read in one piece, and in batches of 1 MiB.
         "index" => (3 << 20) + 8 * len,
         "base" => (64 << 10) + 4 * len,
-        "chunk" => (3 << 20) + len,
-        // A buffer of 2 MiB for each thread and one for its decoder, and what the first two need.
-        "image" => (40 << 20) + 80 * len,
-        // A buffer of 16 MiB, one of 2 MiB for each thread, and what the two above need.
-        "tar" => (40 << 20) + 68 * len,
+        // The same for one thread; the stored bytes are the input.
+        "chunk" => (5 << 20) + len,
+        // What manifest and index need, and one more decoder where there are damaged chunks.
+        "image" => (17 << 20) + decoding + 80 * len,
+        // A buffer of 16 MiB, and what manifest and index need.
+        "tar" => (24 << 20) + decoding + 68 * len,
         _ => 0,
     }
 }
