@@ -15,7 +15,7 @@ use super::*;
 use crate::phase::Quiet;
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::tests::{noise, text};
-use crate::store::{Compression, GcReport};
+use crate::store::{Compression, GcReport, MAX_CHUNK};
 
 /// The contents of file number `seed`: noise, text, or one repeated byte, of some length.
 fn contents(seed: u64) -> Vec<u8> {
@@ -429,5 +429,69 @@ proptest! {
                 prop_assert_eq!(&read(&store.join("images").join(name.to_string())).unwrap(), seeds);
             }
         }
+    }
+}
+
+/// Device memory: blocks, each of pieces of up to a chunk, of which each is noise, text or one byte.
+fn blocks() -> impl Strategy<Value = Vec<Vec<u8>>> {
+    let chunk = prop_oneof![3 => Just(MAX_CHUNK), 1 => 1..MAX_CHUNK];
+    let tail = (0u64..12, chunk);
+    let block = (prop::collection::vec(0u64..12, 0..2), tail).prop_map(|(whole, (seed, len))| {
+        let fill = |seed: u64, len| match seed % 3 {
+            0 => noise(seed, len),
+            1 => text(seed, len),
+            _ => vec![seed as u8; len],
+        };
+        let mut bytes = whole.into_iter().flat_map(|s| fill(s, MAX_CHUNK)).collect::<Vec<_>>();
+        bytes.extend(fill(seed, len));
+        bytes
+    });
+    prop::collection::vec(block, 0..5)
+}
+
+proptest! {
+    // Each case writes some ten MiB.
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// Any allocations of two programs survive a store of both, the removal of one, and a gc.
+    #[test]
+    fn any_allocations_survive(programs in [blocks(), blocks()]) {
+        let dir = tempfile::tempdir_in(super::crash_tests::fast_place()).unwrap();
+        let store = dir.path().join("store");
+        for (name, blocks) in ["a", "b"].into_iter().zip(&programs) {
+            let writer = begin(&real(), &stored(&store, name)).unwrap();
+            let mut manifest = manifest();
+            let blocks = blocks.iter().enumerate().map(|(number, bytes)| Block {
+                id: number as u64,
+                device: [1; 16],
+                size: bytes.len() as u64,
+                kind: BlockKind::Heap,
+                address: (number as u64 + 1) << 32,
+                allocations: 1,
+                chunks: bytes.chunks(MAX_CHUNK).map(|c| writer.chunks().put(c).unwrap()).collect(),
+            });
+            let blocks = blocks.collect();
+            let cuda = CudaProcess { blocks, shim: None, counts: Counts::default() };
+            manifest.processes[0].cuda = Some(cuda);
+            writer.commit(&manifest).unwrap();
+        }
+        let is_there = |name: &str, blocks: &[Vec<u8>]| {
+            let image = ImageReader::open(&store.join("images").join(name)).unwrap();
+            let found = &image.manifest().processes[0].cuda.as_ref().unwrap().blocks;
+            assert_eq!(found.len(), blocks.len());
+            for (block, bytes) in found.iter().zip(blocks) {
+                let mut read = vec![0xaa; bytes.len()];
+                for (id, piece) in block.chunks.iter().zip(read.chunks_mut(MAX_CHUNK)) {
+                    image.chunks().get(id, piece).unwrap();
+                }
+                assert!(read == *bytes, "block {} of {name}", block.id);
+            }
+        };
+        is_there("a", &programs[0]);
+        is_there("b", &programs[1]);
+        remove(&store.join("images/a"), false).unwrap();
+        collect(&store);
+        is_there("b", &programs[1]);
+        assert_clean(&store);
     }
 }
