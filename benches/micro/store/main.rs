@@ -3,6 +3,7 @@
 //!
 //! Ends with exit status 1 if one is not.
 
+mod chain;
 mod memory;
 mod ways;
 
@@ -93,8 +94,9 @@ fn main() -> Result<ExitCode> {
     for dir in &args.dirs {
         side_by_side(&args, dir, &mut plain, &mut bounds)?;
     }
-    drop(plain);
     let dir = args.dirs.first().context("a directory")?;
+    bounds.push(chain::bound(dir, &mut plain, args.runs)?);
+    drop(plain);
     bounds.extend(memory::bounds(dir, args.size, args.image, args.runs)?);
 
     println!();

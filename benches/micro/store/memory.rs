@@ -12,7 +12,7 @@ use gpucr_core::image::{
     Block, BlockKind, Counts, CriuImage, CudaProcess, Driver, DriverKind, ImageReader, ImageWriter,
     Manifest, Process, Protocol, Stdio,
 };
-use gpucr_core::store::{ChunkReader, ChunkWriter, Compression, MAX_CHUNK};
+use gpucr_core::store::{ChunkId, ChunkReader, ChunkWriter, Compression, MAX_CHUNK};
 use rayon::prelude::*;
 
 use crate::Bound;
@@ -30,6 +30,8 @@ pub(crate) fn bounds(dir: &Path, size: u64, image: u64, runs: usize) -> Result<V
         vec![most(&format!("writing {mib} MiB"), write), most(&format!("reading {mib} MiB"), read)];
     let (_, write) = run("image", "image", image)?;
     bounds.push(most(&format!("writing an image of {gib} GiB"), write));
+    let (_, read) = run("verify", "image", image)?;
+    bounds.push(most(&format!("reading an image of {gib} GiB"), read));
     let opened: Vec<_> =
         (0..runs.max(3)).map(|_| run("open", "image", image)).collect::<Result<_>>()?;
     let (times, peaks): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
@@ -67,6 +69,10 @@ pub(crate) fn child(args: &[String]) -> Result<()> {
         }
         "image" => write_image(place, size)?,
         "open" => drop(ImageReader::open(place)?),
+        "verify" => {
+            let damage = ImageReader::open(place)?.verify();
+            ensure!(damage.is_empty(), "{} chunks are damaged", damage.len());
+        }
         _ => bail!("unknown: {what}"),
     }
     let ms = start.elapsed().as_secs_f64() * 1e3;
@@ -107,10 +113,16 @@ fn write_image(place: &Path, size: u64) -> Result<()> {
             },
         )
         .collect::<Result<Vec<_>, _>>()?;
+    writer.commit(&manifest(number_of_chunks * MAX_CHUNK as u64, chunks))?;
+    Ok(())
+}
+
+/// What the image of a program says that has one block of device memory.
+pub(crate) fn manifest(size: u64, chunks: Vec<ChunkId>) -> Manifest {
     let block = Block {
         id: 1,
         device: [1; 16],
-        size: number_of_chunks * MAX_CHUNK as u64,
+        size,
         kind: BlockKind::Heap,
         address: 0x7000_0000_0000,
         allocations: 1,
@@ -126,7 +138,7 @@ fn write_image(place: &Path, size: u64) -> Result<()> {
         cuda: Some(cuda),
         stdio: [Stdio::DevNull, Stdio::DevNull, Stdio::DevNull],
     };
-    let manifest = Manifest {
+    Manifest {
         created: 0,
         gpucr_version: "0".into(),
         hostname: "host".into(),
@@ -146,7 +158,5 @@ fn write_image(place: &Path, size: u64) -> Result<()> {
         bulk_bytes: size,
         phases: Vec::new(),
         stopped_ms: 0.0,
-    };
-    writer.commit(&manifest)?;
-    Ok(())
+    }
 }
