@@ -369,6 +369,16 @@ impl Manifest {
         ids
     }
 
+    /// The same with their lengths in bytes. One that has several lengths, which cannot be, comes several
+    /// times.
+    pub(super) fn chunk_lens(&self) -> Vec<(ChunkId, usize)> {
+        let pieces = self.parts().flat_map(|part| part.pieces());
+        let mut chunks: Vec<_> = pieces.map(|piece| (piece.id, piece.len)).collect();
+        chunks.sort_unstable();
+        chunks.dedup();
+        chunks
+    }
+
     /// Reads the manifest of the image at `dir` as far as that can be done, and tells `problem` what
     /// [`read`](Self::read) would have refused it for. Fails if nothing like an image is there.
     pub(crate) fn salvage(

@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 use super::base::{self, Base};
-use super::{FileEntry, ImageError, Manifest, files};
-use crate::store::{ChunkReader, SharedStore};
+use super::{FileEntry, ImageError, Manifest, Piece, files};
+use crate::store::{ChunkId, ChunkReader, SharedStore};
 use crate::verify::{self, Damage};
 
 /// An image that was opened for reading. Safe to use from many threads. While one of a store is
@@ -31,12 +31,19 @@ impl ImageReader {
             Err(error) => return Manifest::read(dir).and(Err(error)),
         };
         let (manifest, id) = Manifest::read_with_id(dir)?;
-        let chunks = ChunkReader::open_needed(&foundation.sources, &manifest.chunk_ids())?;
-        for part in manifest.parts() {
-            for piece in part.pieces() {
-                if chunks.entry(&piece.id).map(|e| e.plain_len as usize) != Some(piece.len) {
-                    let owner = part.to_string();
-                    return Err(ImageError::MissingChunk { id: piece.id, owner });
+        let needed = manifest.chunk_lens();
+        let mut ids: Vec<ChunkId> = needed.iter().map(|(id, _)| *id).collect();
+        ids.dedup();
+        let chunks = ChunkReader::open_needed(&foundation.sources, &ids)?;
+        // Both are in order, so that nothing is searched for; only to name the owner of one that lacks.
+        let found = chunks.entries().iter().map(|entry| (entry.id, entry.plain_len as usize));
+        if !found.eq(needed) {
+            let lacks = |piece: &Piece| {
+                chunks.entry(&piece.id).map(|entry| entry.plain_len as usize) != Some(piece.len)
+            };
+            for part in manifest.parts() {
+                if let Some(Piece { id, .. }) = part.pieces().find(lacks) {
+                    return Err(ImageError::MissingChunk { id, owner: part.to_string() });
                 }
             }
         }

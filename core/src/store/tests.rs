@@ -208,3 +208,18 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn ids_are_ordered_as_their_bytes() {
+    let mut ids: Vec<ChunkId> = (0..100).map(|seed| ChunkId::of(&noise(seed, 9))).collect();
+    for seed in 0..100u8 {
+        // Equal heads, and none.
+        let mut id = ids[usize::from(seed)];
+        id.0[8 + usize::from(seed) % 24] ^= seed;
+        ids.extend([id, ChunkId([seed; 32])]);
+    }
+    let mut bytes: Vec<[u8; 32]> = ids.iter().map(|id| id.0).collect();
+    ids.sort();
+    bytes.sort();
+    assert!(ids.iter().map(|id| id.0).eq(bytes));
+}
