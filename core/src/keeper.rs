@@ -7,21 +7,17 @@
 //! code that gpucr uses (`held.rs`), or ends what was half restored.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::Duration;
 
 use gpucr_wire::{Connection, Stream, wire_enum};
 
 use crate::held::{Drivers, Held, resume_all};
-use crate::image;
 use crate::process::ProcessInfo;
+use crate::{helper, image};
 
-/// The descriptor on which the keeper finds its end of the conversation.
-const KEEPER_FD: i32 = 3;
 /// The hidden subcommand of `gpucr` that is the keeper.
 pub const SUBCOMMAND: &str = "keeper";
 /// How long CRIU may be at work after gpucr's death.
@@ -75,29 +71,10 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Starts the keeper: this very program with its hidden subcommand, in a session of its own,
-    /// so that what ends gpucr (a Ctrl-C, a SIGKILL) does not end it too.
+    /// Starts the keeper.
     pub fn start() -> io::Result<Self> {
-        let (ours, theirs) = UnixStream::pair()?;
-        let mut command = Command::new("/proc/self/exe");
-        command.arg0("gpucr-keeper").arg(SUBCOMMAND);
-        let theirs_raw = theirs.as_raw_fd();
-        // SAFETY: only async-signal-safe calls between fork and exec.
-        unsafe {
-            command.pre_exec(move || {
-                rustix::process::setsid()?;
-                if libc::dup2(theirs_raw, KEEPER_FD) < 0 {
-                    return Err(io::Error::last_os_error());
-                }
-                if theirs_raw == KEEPER_FD && libc::fcntl(KEEPER_FD, libc::F_SETFD, 0) < 0 {
-                    return Err(io::Error::last_os_error());
-                }
-                Ok(())
-            });
-        }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = command.spawn()?;
-        Ok(Self { connection: Connection::new(ours), child })
+        let (connection, child) = helper::start("gpucr-keeper", SUBCOMMAND)?;
+        Ok(Self { connection, child })
     }
 
     /// Tells what a process would lose if gpucr died now.
@@ -147,11 +124,7 @@ impl Keeper {
 
 /// The keeper itself: what `gpucr keeper` runs.
 pub fn main() -> io::Result<()> {
-    use std::os::fd::FromRawFd;
-    // SAFETY: the descriptor was put there by `Keeper::start`; whoever calls the hidden
-    // subcommand by hand gets an error from the first read.
-    let socket = UnixStream::from(unsafe { OwnedFd::from_raw_fd(KEEPER_FD) });
-    let mut connection = Connection::new(socket);
+    let mut connection = helper::connection();
     let (mut held, mut unfinished, mut restoring) = (Vec::new(), None, Vec::new());
     let mut at_work = None;
     loop {

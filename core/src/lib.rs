@@ -10,6 +10,7 @@ pub mod diff;
 pub mod dump;
 pub mod error;
 mod held;
+mod helper;
 #[doc(hidden)]
 pub mod hostile;
 pub mod image;
