@@ -29,6 +29,7 @@ pub(crate) enum Command {
     Run(RunArgs),
     Dump(DumpArgs),
     Restore(RestoreArgs),
+    Warm(WarmArgs),
     Ps(PsArgs),
     Trace(TraceArgs),
     Inspect(InspectArgs),
@@ -48,6 +49,8 @@ pub(crate) enum Command {
     Keeper,
     #[command(hide = true)]
     Init(InitArgs),
+    #[command(hide = true)]
+    WarmHolder,
 }
 
 /// Start a program so that it can be dumped fast
@@ -230,6 +233,9 @@ pub(crate) struct RestoreArgs {
     /// The same to a file descriptor that gpucr was started with; it is closed then
     #[arg(long, value_name = "FD", value_parser = clap::value_parser!(i32).range(0..))]
     pub(crate) ready_fd: Option<i32>,
+    /// Read the image from disk, even if `gpucr warm` keeps it in memory
+    #[arg(long)]
+    pub(crate) no_warm: bool,
     /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -246,6 +252,51 @@ pub(crate) struct InitArgs {
     pub(crate) pid: u32,
     /// The descriptor on which to say how it ends
     pub(crate) report: i32,
+}
+
+/// Keep an image ready in host memory
+///
+/// Reads, checks and decompresses an image once. A process in the background then keeps the result in
+/// memory, where every `gpucr restore` of the image finds it by itself: it reads only the manifest from
+/// disk, and does without reading the rest, decompressing and checking. Any number of restores may use it,
+/// one after the other or at once. It is kept until it is dropped, or its process or the host ends.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+The memory is as large as the image was before it was compressed; equal chunks count once, chunks of one \
+repeated byte (most often zeros) not at all. It is not swapped out (Linux 6.4 or newer), and where the \
+host runs out of memory the kernel ends the process first. Nothing is read if the image needs more than \
+--memory-limit.\n\n\
+--drop takes the directory of the image, or the first 8 or more digits of the identity that --list shows. \
+A restore that is at work with it goes on to its end, and its memory is freed then.\n\n\
+The directory with the manifest must stay where it is for restores; the data in it need not. No lock of a \
+store is held: a gc may remove what the image needs, if the image was removed there.\n\n\
+Restores find it in the network namespace that it was made warm in, and trust only processes of root.\n\n\
+Examples:\n  gpucr warm /images/model\n  gpucr restore /images/model\n  gpucr warm --list\n  \
+gpucr warm --drop /images/model\n\n\
+As a systemd service (Type=notify), which ends with it:\n  \
+ExecStart=gpucr warm --foreground /images/model")]
+pub(crate) struct WarmArgs {
+    /// The image
+    #[arg(required_unless_present_any = ["list", "all"], conflicts_with_all = ["list", "all"])]
+    pub(crate) image: Option<PathBuf>,
+    /// Most memory that it may take [default: what is available, less 4 GiB or a sixteenth of all memory]
+    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with_all = ["list", "drop"])]
+    pub(crate) memory_limit: Option<u64>,
+    /// Keep it in this process, until it gets SIGTERM or SIGINT
+    #[arg(long, conflicts_with_all = ["list", "drop"])]
+    pub(crate) foreground: bool,
+    /// List what is kept: identity, memory, since when, by which process, how often it was restored
+    #[arg(long, conflicts_with = "drop")]
+    pub(crate) list: bool,
+    /// Drop the image from memory; what is on disk stays
+    #[arg(long)]
+    pub(crate) drop: bool,
+    /// With --drop: all images
+    #[arg(long, requires = "drop")]
+    pub(crate) all: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// List the programs that run under gpucr

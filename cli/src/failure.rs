@@ -170,7 +170,23 @@ fn help(error: &Error) -> Option<String> {
             "put the file back as it was at the time of the dump"
         }
         Error::OtherDriver { .. } => "restore on a host with the driver that the image names",
-        Error::Store(StoreError::DamagedChunk { .. })
+        Error::NoMemory { asked: true, .. } => "give a higher --memory-limit",
+        Error::NoMemory { asked: false, .. } => {
+            "drop another image (gpucr warm --list), or give a --memory-limit that you know there is \
+             room for"
+        }
+        Error::BeingWarmed { .. } => {
+            "wait for it; `gpucr warm --list` shows the image when it is warm"
+        }
+        Error::NotWarm { .. } => "`gpucr warm --list` shows what is kept",
+        Error::Holder { pid, .. } => {
+            return Some(format!("end it, which frees its memory, and try again: kill {pid}"));
+        }
+        Error::StrangeHolder { .. } => {
+            "it is not trusted: find out what that process is; restores read the image from disk"
+        }
+        Error::DamagedPart { .. }
+        | Error::Store(StoreError::DamagedChunk { .. })
         | Error::Image(
             ImageError::Damaged { .. }
             | ImageError::Truncated { .. }

@@ -29,6 +29,7 @@ fn main() -> ExitCode {
         Command::Run(args) => commands::run::run(&args),
         Command::Dump(args) => commands::dump::run(&args),
         Command::Restore(args) => commands::restore::run(&args),
+        Command::Warm(args) => commands::warm::run(&args),
         Command::Ps(args) => commands::ps::run(&args),
         Command::Trace(args) => commands::trace::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         Command::GenerateMan(args) => commands::generate::man(&args),
         Command::Keeper => commands::keeper::run(),
         Command::Init(args) => commands::restore::namespace::init(&args),
+        Command::WarmHolder => commands::warm::hold(),
     };
     outcome.unwrap_or_else(failure::report)
 }

@@ -95,6 +95,19 @@ pub enum Error {
     ProgramEnded,
     #[error("the program did not come back to running: {0}")]
     NotResumed(String),
+    #[error("the image takes {} MiB of memory, and {} {} MiB", needed.div_ceil(1 << 20),
+        if *asked { "the limit is" } else { "this host can do without no more than" }, allowed >> 20)]
+    NoMemory { needed: u64, allowed: u64, asked: bool },
+    #[error("{what}; it belongs to {owners}")]
+    DamagedPart { what: String, owners: String },
+    #[error("another gpucr is just making {} warm", image.display())]
+    BeingWarmed { image: PathBuf },
+    #[error("{} is not kept warm", image.display())]
+    NotWarm { image: PathBuf },
+    #[error("process {pid}, which holds a warm image, does not answer: {source}")]
+    Holder { pid: u32, source: io::Error },
+    #[error("process {pid} of user {uid} claims to hold the image {} warm", &id[..16])]
+    StrangeHolder { pid: u32, uid: u32, id: String },
     #[error("interrupted")]
     Interrupted,
     #[error("the keeper, which guards the program, did not start or has died: {0}")]

@@ -28,6 +28,7 @@ pub mod store;
 pub mod timeline;
 pub mod transfer;
 pub mod verify;
+pub mod warm;
 
 pub use error::{Error, Failure, Left};
 pub use phase::{Progress, Quiet};

@@ -16,6 +16,7 @@ pub(crate) mod run;
 pub(crate) mod trace;
 pub(crate) mod transfer;
 pub(crate) mod verify;
+pub(crate) mod warm;
 
 use gpucr_core::Error;
 

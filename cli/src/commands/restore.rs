@@ -69,6 +69,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
 fn restore(args: &RestoreArgs, signals: &SignalPlan) -> Result<Report, gpucr_core::Failure> {
     let options = Options {
         image: args.image.clone(),
+        warm: !args.no_warm,
         detach: args.detach,
         before_resume: args.exec_before_resume.clone(),
         stop: signals.stop.clone(),

@@ -337,7 +337,7 @@ impl Manifest {
     }
 
     /// The identity of the image at `dir`, whose manifest is not decoded.
-    pub(super) fn identity(dir: &Path) -> Result<[u8; 32], ImageError> {
+    pub(crate) fn identity(dir: &Path) -> Result<[u8; 32], ImageError> {
         Ok(Self::read_body(dir)?.1)
     }
 

@@ -7,14 +7,15 @@ use gpucr_wire::CHUNK_SIZE;
 use rayon::prelude::*;
 
 use crate::device::driver::code;
-use crate::device::{Driver, DriverError, Filled, Lane, SharedBlock, Span, TransferError};
+use crate::device::{Driver, DriverError, Lane, SharedBlock, Span, TransferError};
 use crate::error::Error;
-use crate::image::{Block, ImageReader, Process};
+use crate::image::{Block, Process};
 use crate::phase::Progress;
 use crate::process::Agent;
 use crate::stage::Stage;
 use crate::stop::Stop;
-use crate::store::{Encoding, StoreError};
+
+use super::source::Source;
 
 /// Bytes that the agent copies at a time when it copies from inside.
 const STAGE: u64 = 64 << 20;
@@ -31,7 +32,7 @@ pub(super) fn cuda_processes(processes: &[Process]) -> Vec<(&Process, &[Block])>
 /// for that beside gpucr's context, or grants none: then the programs load it from inside.
 pub(super) fn load(
     driver: &Arc<Driver>,
-    image: &ImageReader,
+    image: &Source,
     stop: &Stop,
     progress: &dyn Progress,
 ) -> Result<Option<Loaded>, Error> {
@@ -61,7 +62,7 @@ fn no_room(error: &DriverError) -> bool {
 
 fn load_blocks(
     driver: &Arc<Driver>,
-    image: &ImageReader,
+    image: &Source,
     blocks: &[&Block],
     stop: &Stop,
     progress: &dyn Progress,
@@ -83,14 +84,9 @@ fn load_blocks(
         })?;
         shared.push(SharedBlock::allocate(lane.context(), block.size)?);
     }
-    let give = |span: Span, buffer: &mut [u8]| -> Result<Filled, StoreError> {
-        let id = &blocks[span.block].chunks[span.chunk];
+    let give = |span: Span, buffer: &mut [u8]| {
         progress.advance(span.len as u64);
-        if let Some(Encoding::Constant(byte)) = image.chunks().entry(id).map(|e| e.encoding) {
-            return Ok(Filled::Constant(byte));
-        }
-        image.chunks().get(id, buffer)?;
-        Ok(Filled::Bytes)
+        image.give(&blocks[span.block].chunks[span.chunk], buffer)
     };
     std::thread::scope(|scope| {
         let copies: Vec<_> = lanes
@@ -114,7 +110,7 @@ fn load_blocks(
 /// Loads the blocks of one detached process through its own context.
 pub(super) fn load_inside(
     agent: &mut Agent,
-    image: &ImageReader,
+    image: &Source,
     blocks: &[Block],
     progress: &dyn Progress,
 ) -> Result<(), Error> {
@@ -127,7 +123,7 @@ pub(super) fn load_inside(
             stage.bytes_mut()[..len as usize]
                 .par_chunks_mut(CHUNK_SIZE as usize)
                 .zip(chunks)
-                .try_for_each(|(piece, id)| image.chunks().get(id, piece))?;
+                .try_for_each(|(piece, id)| image.read(id, piece))?;
             agent.copy_in(block.id, offset, len)?;
             progress.advance(len);
         }

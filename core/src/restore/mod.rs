@@ -7,28 +7,27 @@
 mod bulk;
 mod hook;
 mod preflight;
+mod source;
 mod stdio;
 
 use std::ffi::OsString;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rayon::prelude::*;
-
 use crate::criu::{Criu, InheritFd, RestoreError, RestoreOptions, RestoreWorker};
 use crate::device::Driver;
 use crate::error::{Error, Failure, Left};
 use crate::held::{Drivers, Held};
-use crate::image::{ImageReader, Manifest};
+use crate::image::Manifest;
 use crate::keeper::Keeper;
 use crate::phase::{Clock, PhaseTime, Progress, milliseconds};
 use crate::process::{Agent, ProcessInfo, sockets};
-use crate::scratch;
 use crate::stop::Stop;
+use source::{CriuFiles, Source};
 
 /// How long the agent of a process that was just restored may take to answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(60);
@@ -38,6 +37,8 @@ const FIRST_ANSWER: Duration = Duration::from_secs(60);
 pub struct Options {
     /// The image.
     pub image: PathBuf,
+    /// Take it from memory, if `gpucr warm` keeps it there.
+    pub warm: bool,
     /// The program does not become a child of this process, and gets none of its streams.
     pub detach: bool,
     /// A shell command that is run when the processes are there and their memory is loaded, before any of
@@ -59,6 +60,8 @@ pub struct Report {
     pub pid: u32,
     /// By whom memory was loaded: `outside`, `inside` or `driver`, as in a dump's report.
     pub copied: &'static str,
+    /// Whether the image was kept warm, so that nothing was read, decompressed and checked.
+    pub warm: bool,
     /// Bytes of device memory that gpucr loaded.
     pub bulk_bytes: u64,
     /// The whole restore.
@@ -113,7 +116,7 @@ fn run(
     };
 
     enter(clock, "preflight")?;
-    let image = Arc::new(ImageReader::open(&options.image)?);
+    let image = Arc::new(Source::open(&options.image, options.warm)?);
     let manifest = image.manifest();
     let plan = preflight::check(&image, &Drivers::default())?;
     let keeper = made.keeper.insert(Keeper::start().map_err(Error::Keeper)?);
@@ -124,7 +127,7 @@ fn run(
     let mut load = Load::start(plan.driver.clone(), image.clone(), options, progress.clone());
 
     enter(clock, "extract")?;
-    let files = extract(&image)?;
+    let files = image.criu_files()?;
 
     enter(clock, "criu")?;
     preflight::check_pids(manifest)?;
@@ -139,7 +142,7 @@ fn run(
         let command = options.before_resume.as_ref();
         command.map_or(Ok(()), |command| hook::run(command, &options.image, pids[0], &options.stop))
     };
-    let criu_options = criu_options(manifest, options, files.as_fd());
+    let criu_options = criu_options(manifest, options, &files);
     let result = worker.restore(criu_options, &mut before_they_run);
     // Once CRIU has asked, the processes exist under their pids, whatever becomes of CRIU.
     if !matches!(result, Err(RestoreError::Callback(_))) && loaded.is_some() {
@@ -194,6 +197,7 @@ fn run(
         id: crate::hex(&image.id()),
         pid: root,
         copied,
+        warm: image.is_warm(),
         bulk_bytes: manifest.bulk_bytes,
         total_ms: milliseconds(clock.total()),
         phases: clock.times().to_vec(),
@@ -229,7 +233,7 @@ struct Load {
 impl Load {
     fn start(
         driver: Arc<Driver>,
-        image: Arc<ImageReader>,
+        image: Arc<Source>,
         options: &Options,
         progress: Arc<dyn Progress>,
     ) -> Self {
@@ -252,14 +256,6 @@ impl Drop for Load {
             let _ = thread.join();
         }
     }
-}
-
-/// Writes CRIU's files to a file system in memory.
-fn extract(image: &ImageReader) -> Result<OwnedFd, Error> {
-    let dir = scratch::file_system()?;
-    let files = &image.manifest().criu.files;
-    files.par_iter().try_for_each(|file| image.extract_file(file, dir.as_fd()))?;
-    Ok(dir)
 }
 
 /// Starts a CRIU for the restore.
@@ -288,7 +284,7 @@ fn start_criu(
 fn criu_options<'a>(
     manifest: &Manifest,
     options: &Options,
-    images: BorrowedFd<'a>,
+    files: &'a CriuFiles,
 ) -> RestoreOptions<'a> {
     let (_, names) = crate::dump::option_values(&manifest.criu.options);
     RestoreOptions {
@@ -298,7 +294,8 @@ fn criu_options<'a>(
         ext_unix_sk: names.ext_unix_sk,
         link_remap: names.link_remap,
         rst_sibling: !options.detach,
-        ..RestoreOptions::new(images)
+        work: files.work(),
+        ..RestoreOptions::new(files.images())
     }
 }
 

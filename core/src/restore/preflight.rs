@@ -8,8 +8,10 @@ use crate::criu::Criu;
 use crate::device::Driver;
 use crate::error::Error;
 use crate::held::Drivers;
-use crate::image::{DriverKind, ImageReader, Manifest};
+use crate::image::{DriverKind, Manifest};
 use crate::library;
+
+use super::source::Source;
 
 /// How long a process that has ended may take until somebody has waited for it.
 const REAPING: Duration = Duration::from_secs(3);
@@ -21,7 +23,7 @@ pub(super) struct Plan {
 }
 
 /// Checks host and image; puts the files in place that the image carries.
-pub(super) fn check(image: &ImageReader, drivers: &Drivers) -> Result<Plan, Error> {
+pub(super) fn check(image: &Source, drivers: &Drivers) -> Result<Plan, Error> {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::NotRoot);
     }
@@ -39,8 +41,8 @@ pub(super) fn check(image: &ImageReader, drivers: &Drivers) -> Result<Plan, Erro
             });
         }
     }
-    for carried in &manifest.carried {
-        let bytes = image.read_file(&carried.file)?;
+    for (number, carried) in manifest.carried.iter().enumerate() {
+        let bytes = image.carried(number)?;
         // An image must not write anywhere else.
         if !library::is_place_of(&carried.path, &bytes) {
             return Err(Error::Misplaced { path: carried.path.clone() });

@@ -175,6 +175,11 @@ pub(crate) fn check(
         .collect()
 }
 
+/// What a chunk belongs to.
+pub(crate) fn owners_of(manifest: &Manifest, id: ChunkId) -> Vec<Owner> {
+    owners(Some(manifest), [id].into_iter()).remove(&id).unwrap_or_default()
+}
+
 /// What each of these chunks belongs to: one pass over the manifest, however many there are.
 fn owners(
     manifest: Option<&Manifest>,

@@ -1,0 +1,119 @@
+//! Where a restore has the bytes of an image from: from disk, or from a warm copy in memory.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rayon::prelude::*;
+
+use crate::device::Filled;
+use crate::error::Error;
+use crate::image::{ImageReader, Manifest};
+use crate::scratch;
+use crate::store::{ChunkId, Encoding, StoreError};
+use crate::warm::WarmImage;
+
+/// An image, opened for a restore.
+pub(super) enum Source {
+    /// On disk: chunks are read, decompressed and checked.
+    Disk(Box<ImageReader>),
+    /// Kept by `gpucr warm`, which has done that.
+    Warm(Box<WarmImage>),
+}
+
+/// CRIU's files, ready for CRIU.
+pub(super) struct CriuFiles {
+    images: OwnedFd,
+    /// For what CRIU writes itself, where that cannot be among its files.
+    work: Option<OwnedFd>,
+}
+
+impl CriuFiles {
+    pub(super) fn images(&self) -> BorrowedFd<'_> {
+        self.images.as_fd()
+    }
+
+    pub(super) fn work(&self) -> Option<BorrowedFd<'_>> {
+        self.work.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl Source {
+    /// Opens the image at `path`, or the warm copy of it, if `warm` says so and there is one.
+    pub(super) fn open(path: &Path, warm: bool) -> Result<Self, Error> {
+        let copy = if warm { WarmImage::find(path) } else { None };
+        Ok(match copy {
+            Some(copy) => Self::Warm(Box::new(copy)),
+            None => Self::Disk(Box::new(ImageReader::open(path)?)),
+        })
+    }
+
+    /// Whether it is a warm copy.
+    pub(super) fn is_warm(&self) -> bool {
+        matches!(self, Self::Warm(_))
+    }
+
+    /// What the image says about itself.
+    pub(super) fn manifest(&self) -> &Manifest {
+        match self {
+            Self::Disk(image) => image.manifest(),
+            Self::Warm(image) => &image.manifest,
+        }
+    }
+
+    /// The image's identity.
+    pub(super) fn id(&self) -> [u8; 32] {
+        match self {
+            Self::Disk(image) => image.id(),
+            Self::Warm(image) => image.id,
+        }
+    }
+
+    /// Gives a chunk of device memory: its bytes in `out`, which has its length, or the one byte that
+    /// fills it.
+    pub(super) fn give(&self, id: &ChunkId, out: &mut [u8]) -> Result<Filled, StoreError> {
+        match self {
+            Self::Disk(image) => {
+                let encoding = image.chunks().entry(id).map(|entry| entry.encoding);
+                if let Some(Encoding::Constant(byte)) = encoding {
+                    return Ok(Filled::Constant(byte));
+                }
+                image.chunks().get(id, out)?;
+                Ok(Filled::Bytes)
+            }
+            Self::Warm(image) => image.copy.give(id, out),
+        }
+    }
+
+    /// Reads a chunk of device memory into `out`, which has its length.
+    pub(super) fn read(&self, id: &ChunkId, out: &mut [u8]) -> Result<(), StoreError> {
+        if let Filled::Constant(byte) = self.give(id, out)? {
+            out.fill(byte);
+        }
+        Ok(())
+    }
+
+    /// Reads a file that the image carries, by its number in the manifest.
+    pub(super) fn carried(&self, number: usize) -> Result<Vec<u8>, Error> {
+        match self {
+            Self::Disk(image) => Ok(image.read_file(&image.manifest().carried[number].file)?),
+            Self::Warm(image) => image.copy.carried(number),
+        }
+    }
+
+    /// CRIU's files in a file system in memory: written there now, or long since.
+    pub(super) fn criu_files(&self) -> Result<CriuFiles, Error> {
+        match self {
+            Self::Disk(image) => {
+                let images = scratch::file_system()?;
+                let files = &image.manifest().criu.files;
+                files.par_iter().try_for_each(|file| image.extract_file(file, images.as_fd()))?;
+                Ok(CriuFiles { images, work: None })
+            }
+            Self::Warm(image) => {
+                // Shared with other restores, and read-only.
+                let images = image.copy.criu_files()?;
+                Ok(CriuFiles { images, work: Some(scratch::file_system()?) })
+            }
+        }
+    }
+}

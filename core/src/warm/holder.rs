@@ -1,0 +1,323 @@
+//! The holder of a warm image: a process that has the descriptor of the copy, and hands it to restores.
+//!
+//! It listens on an abstract socket that is named by the image's identity, so there is one for each image
+//! in a network namespace, and no file is left when it dies. Both ends ask the kernel who the other is:
+//! a holder serves its own user and root, and a restore takes nothing from anybody else.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use gpucr_wire::{Connection, Stream, wire_enum, wire_struct};
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::copy::VERSION;
+use crate::helper;
+
+/// The hidden subcommand of `gpucr` that is a holder.
+pub const SUBCOMMAND: &str = "warm-holder";
+/// What the name of a holder's socket begins with; the identity in hexadecimal digits follows.
+const PREFIX: &str = "gpucr-warm-";
+/// How long a holder waits for the next word of a client that it is serving.
+const ATTENTION: Duration = Duration::from_secs(1);
+/// How long a client waits for a holder, which may be serving others. A restore then does without.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How often a holder in the foreground looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(200);
+/// Clients that may wait.
+const BACKLOG: i32 = 128;
+
+wire_struct! {
+    /// What a holder says about itself.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Described {
+        /// Absolute path of the image when it was made warm.
+        pub image: String,
+        /// The image's identity, in hexadecimal digits.
+        pub id: String,
+        /// Bytes of memory that the copy takes.
+        pub bytes: u64,
+        /// When it was complete, seconds since 1970 UTC.
+        pub since: u64,
+        /// Restores that it was handed to.
+        pub restores: u64,
+    }
+}
+
+wire_enum! {
+    /// From a client to a holder, or from `gpucr warm` to the one that it starts.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub enum ToHolder {
+        /// What do you hold?
+        0 => Describe {},
+        /// Hand the copy over, if it is of this version.
+        1 => Take { version: u32 },
+        /// Let the copy go, and end.
+        2 => Drop {},
+        /// The first word to a new holder. The root of the copy and the socket with the name follow as
+        /// descriptors.
+        3 => Hold { described: Described },
+    }
+}
+
+wire_enum! {
+    /// From a holder.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub enum FromHolder {
+        /// To `Describe`, and to `Hold` when it listens.
+        0 => Holds { described: Described },
+        /// To `Take`; the root of the copy follows as a descriptor.
+        1 => Taken {},
+        /// To `Take`, if the copy is of this other version.
+        2 => OtherVersion { version: u32 },
+        /// To `Drop`: the name is free, and the holder has let go of the memory.
+        3 => Dropped {},
+    }
+}
+
+impl Stream for ToHolder {}
+impl Stream for FromHolder {}
+
+/// Whose word counts: that of root and of this process's own user.
+fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+fn address(id: &str) -> io::Result<SocketAddrUnix> {
+    Ok(SocketAddrUnix::new_abstract_name(format!("{PREFIX}{id}").as_bytes())?)
+}
+
+fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+    let flags = flags | SocketFlags::CLOEXEC;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+}
+
+/// The name of an image's holder, had by this process alone. Nobody gets a connection to it before it is
+/// held.
+pub(super) struct Name {
+    socket: OwnedFd,
+}
+
+impl Name {
+    /// Takes the name for the image with this identity; `None` if somebody has it.
+    pub(super) fn take(id: &str) -> io::Result<Option<Self>> {
+        let socket = socket(SocketFlags::empty())?;
+        match rustix::net::bind(&socket, &address(id)?) {
+            Ok(()) => Ok(Some(Self { socket })),
+            Err(rustix::io::Errno::ADDRINUSE) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// A copy with its name, to be held by this process or another.
+pub struct Holder {
+    socket: OwnedFd,
+    root: OwnedFd,
+    described: Described,
+}
+
+impl Holder {
+    pub(super) fn new(name: Name, root: OwnedFd, described: Described) -> Self {
+        Self { socket: name.socket, root, described }
+    }
+
+    /// Starts a process that holds the copy. Returns its pid when it serves; this process has let go then.
+    ///
+    /// # Errors
+    ///
+    /// The process cannot be made, or died before it served. Nothing is left then.
+    pub(super) fn in_background(self) -> io::Result<u32> {
+        let (mut connection, child) = helper::start("gpucr-warm", SUBCOMMAND)?;
+        connection.send(&ToHolder::Hold { described: self.described })?;
+        connection.send_fds(&[self.root, self.socket])?;
+        match connection.receive()? {
+            FromHolder::Holds { .. } => Ok(child.id()),
+            other => Err(io::Error::other(format!("it answered {other:?}"))),
+        }
+    }
+
+    /// Opens the name for clients.
+    pub(super) fn listen(&self) -> io::Result<()> {
+        // What the kernel tells clients about the listener is who calls this.
+        rustix::net::listen(&self.socket, BACKLOG)?;
+        // The memory is not this process's own, and yet its end is what frees it: where memory runs
+        // out, a copy is the first thing to be given up.
+        let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+        Ok(())
+    }
+
+    /// Serves until a client says that the copy is to be dropped, or `stop` is set.
+    pub fn serve(mut self, stop: Option<&AtomicBool>) -> io::Result<()> {
+        while !stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+            if stop.is_some() && !self.is_called_within(LOOK)? {
+                continue;
+            }
+            let client = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
+                Ok(client) => Connection::new(UnixStream::from(client)),
+                // The client has gone again, or descriptors are short for the moment.
+                Err(error) => {
+                    tracing::warn!(%error, "a client was not served");
+                    std::thread::sleep(LOOK);
+                    continue;
+                }
+            };
+            match self.answer(client) {
+                Ok(Some(client)) => return self.drop_for(client),
+                Ok(None) => {}
+                Err(error) => tracing::warn!(%error, "a client went away"),
+            }
+        }
+        Ok(())
+    }
+
+    fn is_called_within(&self, time: Duration) -> io::Result<bool> {
+        let mut poll = [PollFd::new(&self.socket, PollFlags::IN)];
+        let time = rustix::time::Timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
+        match rustix::event::poll(&mut poll, Some(&time)) {
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            other => Ok(other? > 0),
+        }
+    }
+
+    /// Answers one client; gives it back if it wants the copy dropped.
+    fn answer(&mut self, mut client: Connection) -> io::Result<Option<Connection>> {
+        if !is_trusted(client.peer()?.uid) {
+            return Ok(None);
+        }
+        client.set_read_timeout(Some(ATTENTION))?;
+        match client.receive()? {
+            ToHolder::Describe {} => {
+                client.send(&FromHolder::Holds { described: self.described.clone() })?;
+            }
+            ToHolder::Take { version: VERSION } => {
+                client.send(&FromHolder::Taken {})?;
+                client.send_fds(&[self.root.as_fd()])?;
+                self.described.restores += 1;
+            }
+            ToHolder::Take { .. } => client.send(&FromHolder::OtherVersion { version: VERSION })?,
+            ToHolder::Drop {} => return Ok(Some(client)),
+            ToHolder::Hold { .. } => {}
+        }
+        Ok(None)
+    }
+
+    /// Frees name and memory, then tells the client.
+    fn drop_for(self, mut client: Connection) -> io::Result<()> {
+        drop((self.socket, self.root));
+        // It may have gone; what it wanted is done.
+        let _ = client.send(&FromHolder::Dropped {});
+        Ok(())
+    }
+}
+
+/// A holder in the background: what `gpucr warm-holder` runs.
+pub fn main() -> io::Result<()> {
+    let mut parent = helper::connection();
+    let ToHolder::Hold { described } = parent.receive()? else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    let mut fds = parent.receive_fds(2)?.into_iter();
+    let (Some(root), Some(socket)) = (fds.next(), fds.next()) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    // No directory is to be kept from being unmounted.
+    std::env::set_current_dir("/")?;
+    let holder = Holder { socket, root, described: described.clone() };
+    holder.listen()?;
+    // Whoever started this may have died meanwhile; the copy is complete all the same.
+    let _ = parent.send(&FromHolder::Holds { described });
+    drop(parent);
+    holder.serve(None)
+}
+
+/// A connection to the holder of an image.
+pub(super) struct Client {
+    connection: Connection,
+    /// The holder's pid; 0 if it lives in a pid namespace that cannot be seen from here.
+    pub(super) pid: u32,
+    /// Its user.
+    pub(super) uid: u32,
+}
+
+impl Client {
+    /// Connects to the holder of the image with this identity. `None` if there is none that serves.
+    pub(super) fn connect(id: &str) -> io::Result<Option<Self>> {
+        // Without waiting: somebody else may have the name, and never take a call.
+        let socket = socket(SocketFlags::NONBLOCK)?;
+        match rustix::net::connect(&socket, &address(id)?) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::CONNREFUSED) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        let socket = UnixStream::from(socket);
+        socket.set_nonblocking(false)?;
+        socket.set_write_timeout(Some(PATIENCE))?;
+        let connection = Connection::new(socket);
+        connection.set_read_timeout(Some(PATIENCE))?;
+        let peer = connection.peer()?;
+        Ok(Some(Self { connection, pid: peer.pid, uid: peer.uid }))
+    }
+
+    /// Whether it is a holder whose word counts.
+    pub(super) fn is_trusted(&self) -> bool {
+        is_trusted(self.uid)
+    }
+
+    /// Asks what it holds.
+    pub(super) fn describe(&mut self) -> io::Result<Described> {
+        self.connection.send(&ToHolder::Describe {})?;
+        match self.connection.receive()? {
+            FromHolder::Holds { described } => Ok(described),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Takes the root of the copy.
+    pub(super) fn take(&mut self) -> io::Result<OwnedFd> {
+        self.connection.send(&ToHolder::Take { version: VERSION })?;
+        match self.connection.receive()? {
+            FromHolder::Taken {} => {
+                let root = self.connection.receive_fds(1)?.pop();
+                root.ok_or(io::ErrorKind::UnexpectedEof.into())
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Has the copy dropped. On return the holder has let go of it.
+    pub(super) fn drop_copy(&mut self) -> io::Result<()> {
+        self.connection.send(&ToHolder::Drop {})?;
+        match self.connection.receive()? {
+            FromHolder::Dropped {} => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+fn unexpected(answer: &FromHolder) -> io::Error {
+    let what = match answer {
+        FromHolder::OtherVersion { version } => {
+            format!("it is of version {version} and this gpucr of version {VERSION}")
+        }
+        other => format!("it answered {other:?}"),
+    };
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// The identities of which this network namespace has a holder, or somebody who claims to be one.
+pub(super) fn names() -> io::Result<Vec<String>> {
+    let table = std::fs::read_to_string("/proc/thread-self/net/unix")?;
+    let name = |line: &str| -> Option<String> {
+        let id = line.split(' ').next_back()?.strip_prefix('@')?.strip_prefix(PREFIX)?;
+        let is_identity = id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_identity.then(|| id.to_owned())
+    };
+    let mut names: Vec<String> = table.lines().filter_map(name).collect();
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
+}

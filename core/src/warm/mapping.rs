@@ -1,0 +1,69 @@
+//! A file in memory, mapped to be read.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::fs::StatVfsMountFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// A whole file that cannot change any more, mapped; unmapped on drop.
+pub(super) struct Mapping {
+    address: *const u8,
+    len: usize,
+}
+
+// SAFETY: the memory is only read, through copies that say how far they go, and nobody can write it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; any number of threads may read at once.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `file`.
+    ///
+    /// # Errors
+    ///
+    /// The file is not on a read-only file system, so that somebody might write or cut it; or the
+    /// kernel refuses.
+    pub(super) fn of(file: impl AsFd) -> io::Result<Self> {
+        let flags = rustix::fs::fstatvfs(&file)?.f_flag;
+        if !flags.contains(StatVfsMountFlags::RDONLY) {
+            return Err(io::Error::other("its file system can be written"));
+        }
+        let len = rustix::fs::fstat(&file)?.st_size as usize;
+        if len == 0 {
+            return Ok(Self { address: std::ptr::null(), len });
+        }
+        let address = std::ptr::null_mut();
+        // SAFETY: a fresh mapping at an address of the kernel's choice. The file is never cut, so
+        // all of it stays accessible.
+        let address =
+            unsafe { rustix::mm::mmap(address, len, ProtFlags::READ, MapFlags::SHARED, file, 0) }?;
+        Ok(Self { address: address.cast(), len })
+    }
+
+    /// Bytes.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Copies the bytes from `at` on; `None` if the file ends before.
+    pub(super) fn copy(&self, at: u64, out: &mut [u8]) -> Option<()> {
+        let at = usize::try_from(at).ok()?;
+        if at.checked_add(out.len())? > self.len {
+            return None;
+        }
+        // SAFETY: within the mapping, as was just checked, which is readable as long as `self` lives;
+        // `out` is exclusively borrowed memory, so the two do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(self.address.add(at), out.as_mut_ptr(), out.len()) };
+        Some(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: mapped in `of`, unmapped once; no reference to it is ever given out.
+            let _ = unsafe { rustix::mm::munmap(self.address.cast_mut().cast(), self.len) };
+        }
+    }
+}

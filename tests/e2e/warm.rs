@@ -1,0 +1,531 @@
+//! Images that are kept in host memory: restored from there they come out the same, and whatever dies,
+//! is dropped or damaged, a restore goes on or reads the image from disk.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{Lab, Pace, Program, binary, finish, refused, show, undisturbed};
+use gpucr_wire::Connection;
+use serde_json::Value;
+
+const ARGS: [&str; 4] = ["--steps", "60", "--step-delay-ms", "10"];
+/// A user who is not root.
+const NOBODY: u32 = 65534;
+
+/// Runs gpucr, which must succeed, and reads the JSON that it prints.
+fn json(lab: &Lab, args: &[&str]) -> Result<Value> {
+    let output = lab.run(args)?;
+    ensure!(output.status.success(), "{args:?}: {}", show(&output));
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// A process that holds a warm image; it ends with the test, if not before.
+struct Holder {
+    pid: u32,
+    id: String,
+}
+
+impl Holder {
+    fn signal(&self, signal: i32) {
+        // SAFETY: sends a signal; a pid that is gone by now is an error that changes nothing.
+        unsafe { libc::kill(self.pid as i32, signal) };
+    }
+
+    fn is_listed(&self, lab: &Lab) -> Result<bool> {
+        Ok(kept(lab, &self.id)?.is_some())
+    }
+
+    /// Waits until the process has ended, and with it its hold on the memory.
+    fn wait_for_end(&self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let state = || std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
+        // One that nobody has waited for yet holds nothing any more.
+        while state().is_ok_and(|stat| !stat.contains(") Z ")) {
+            ensure!(Instant::now() < deadline, "holder {} does not end", self.pid);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.signal(libc::SIGKILL);
+    }
+}
+
+/// Keeps the image `image` of the lab warm.
+fn warm(lab: &Lab, image: &str) -> Result<Holder> {
+    let report = json(lab, &["warm", "--json", image])?;
+    ensure!(report["already"] == false && report["bytes"].as_u64() > Some(4096), "{report}");
+    let pid = report["pid"].as_u64().context("a pid")? as u32;
+    Ok(Holder { pid, id: report["id"].as_str().context("an identity")?.to_owned() })
+}
+
+/// What `gpucr warm --list` says of an image.
+fn kept(lab: &Lab, id: &str) -> Result<Option<Value>> {
+    // Holders of other tests may come and go meanwhile, which the exit code tells.
+    let output = lab.run(["warm", "--list", "--json"])?;
+    let listing: Value = serde_json::from_slice(&output.stdout)?;
+    let kept = listing["kept"].as_array().context("a list")?;
+    Ok(kept.iter().find(|kept| kept["id"] == id).cloned())
+}
+
+/// The name of the socket of the holder of the lab's image.
+fn socket_name(lab: &Lab) -> Result<String> {
+    let summary = json(lab, &["inspect", "--json", "image"])?;
+    Ok(format!("gpucr-warm-{}", summary["id"].as_str().context("an identity")?))
+}
+
+fn dump(lab: &Lab, program: &mut Program, args: &[&str]) -> Result<Value> {
+    let pid = program.pid.to_string();
+    let report = json(lab, &[&["dump", "--json", "--pid", &pid], args].concat())?;
+    program.wait()?;
+    // From here on it goes on to its end whenever it is restored.
+    program.let_go()?;
+    Ok(report)
+}
+
+/// A program that was dumped to `image` and has ended.
+fn dumped(lab: &Lab) -> Result<Program> {
+    let mut program = lab.at_work("sgd", &ARGS)?;
+    dump(lab, &mut program, &["-o", "image"])?;
+    Ok(program)
+}
+
+/// A restore in the foreground.
+fn restore(lab: &Lab, args: &[&str], image: &str) -> Command {
+    let mut command = lab.gpucr();
+    command.args(["restore", "--json"]).args(args).arg(image);
+    command
+}
+
+/// Restores the image, lets the program come to its end, and says whether memory was taken from a holder.
+fn restored(
+    lab: &Lab,
+    args: &[&str],
+    image: &str,
+    program: &Program,
+    expected: &[String],
+) -> Result<bool> {
+    let output = finish(&mut restore(lab, args, image))?;
+    ensure!(output.status.success(), "{}\n{}", show(&output), program.output());
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(report["exit_code"] == 0, "{report}");
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    // As it was at the dump, for the next restore.
+    lab.rewind(program, &lab.path(image))?;
+    report["warm"].as_bool().context("it says whether it was warm")
+}
+
+/// Dumps a workload in its middle and restores it from memory.
+fn from_memory(name: &str) -> Result<()> {
+    let expected = undisturbed(name, &[])?;
+    let number = |line: &String| line.strip_prefix("step ")?.split(' ').next()?.parse().ok();
+    let steps: usize = expected.iter().filter_map(number).max().context("it makes steps")?;
+    let lab = Lab::new();
+    let pace = Pace::new()?;
+    pace.allow(steps / 2)?;
+    let mut program = lab.start(name, &["--step-delay-ms", "10", "--pace", pace.file()])?;
+    program.wait_for("ready")?;
+    dump(&lab, &mut program, &["-o", "image"])?;
+    pace.allow_all()?;
+    let holder = warm(&lab, "image")?;
+    ensure!(restored(&lab, &[], "image", &program, &expected)?, "{name} was not warm");
+    let kept = kept(&lab, &holder.id)?.context("it is listed")?;
+    ensure!(kept["restores"] == 1 && kept["pid"] == holder.pid, "{kept}");
+    Ok(())
+}
+
+macro_rules! workloads {
+    ($($test:ident $name:literal,)*) => {
+        mod from_memory {
+            $(#[test]
+            fn $test() -> anyhow::Result<()> {
+                super::from_memory($name)
+            })*
+        }
+
+        #[test]
+        fn no_workload_is_left_out() -> Result<()> {
+            let output = Command::new(binary("workload")).arg("--list").output()?;
+            let all = [&[$($name),*][..], &gpucr_tests::ADVERSARIES, &["random"]].concat();
+            assert_eq!(String::from_utf8(output.stdout)?.lines().collect::<Vec<_>>(), all);
+            Ok(())
+        }
+    };
+}
+
+workloads! {
+    sgd "sgd",
+    adam "adam",
+    attention "attention",
+    stencil "stencil",
+    histogram "histogram",
+    streams "streams",
+    threads "threads",
+    structs "structs",
+    indirect "indirect",
+    small_allocs "small-allocs",
+    late_modules "late-modules",
+    pinned "pinned",
+    stack "stack",
+    realloc "realloc",
+    vmm "vmm",
+    launcher "launcher",
+    family "family",
+    scatter "scatter",
+}
+
+#[test]
+fn kept_restored_twice_and_dropped() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let lab = Lab::new();
+    let program = dumped(&lab)?;
+    let holder = warm(&lab, "image")?;
+    let again = json(&lab, &["warm", "--json", "image"])?;
+    ensure!(again["already"] == true && again["pid"] == holder.pid, "{again}");
+    for _ in 0..2 {
+        ensure!(restored(&lab, &[], "image", &program, &expected)?, "it was not warm");
+    }
+    ensure!(!restored(&lab, &["--no-warm"], "image", &program, &expected)?, "it was warm");
+
+    let listed = kept(&lab, &holder.id)?.context("it is listed")?;
+    ensure!(listed["restores"] == 2 && listed["image"] == text(&lab.path("image"))?, "{listed}");
+    let table = lab.run(["warm", "--list"])?;
+    let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    let line = table.lines().find(|line| line.contains(&holder.id[..16])).context(table.clone())?;
+    ensure!(line.contains(&holder.pid.to_string()) && line.ends_with("/image"), "{table}");
+
+    let dropped = json(&lab, &["warm", "--drop", "--json", "image"])?;
+    ensure!(dropped[0]["id"] == *holder.id, "{dropped}");
+    ensure!(!holder.is_listed(&lab)?);
+    holder.wait_for_end()?;
+    refused(&lab.run(["warm", "--drop", "image"])?, 1, &["not kept warm", "--list"])?;
+    ensure!(!restored(&lab, &[], "image", &program, &expected)?, "it was warm after the drop");
+    Ok(())
+}
+
+fn text(path: &Path) -> Result<String> {
+    Ok(path.canonicalize()?.to_str().context("UTF-8")?.to_owned())
+}
+
+/// What is warm needs no more of the image than its manifest, be it damaged or gone.
+#[test]
+fn what_is_on_disk_may_be_gone_but_for_the_manifest() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let lab = Lab::new();
+    let program = dumped(&lab)?;
+    let holder = warm(&lab, "image")?;
+    std::fs::remove_dir_all(lab.path("image/packs"))?;
+    std::fs::remove_file(lab.path("image/index"))?;
+    ensure!(restored_without_rewind(&lab, &program, &expected)?, "it was not warm");
+    let output = lab.run(["restore", "--no-warm", "image"])?;
+    ensure!(output.status.code() == Some(1), "{}", show(&output));
+    // Without the directory it can still be dropped, by what it was called or is.
+    std::fs::remove_dir_all(lab.path("image"))?;
+    let output = lab.run(["restore", "image"])?;
+    ensure!(output.status.code() == Some(1), "{}", show(&output));
+    json(&lab, &["warm", "--drop", "--json", &holder.id[..12]])?;
+    holder.wait_for_end()
+}
+
+/// `rewind` asks `gpucr inspect`, which reads the index.
+fn restored_without_rewind(lab: &Lab, program: &Program, expected: &[String]) -> Result<bool> {
+    let output = finish(&mut restore(lab, &[], "image"))?;
+    ensure!(output.status.success(), "{}\n{}", show(&output), program.output());
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    report["warm"].as_bool().context("it says whether it was warm")
+}
+
+#[test]
+fn images_of_a_store_and_incremental_ones() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let lab = Lab::new();
+    let mut program = lab.at_work("sgd", &ARGS)?;
+    lab.dump(&program, &lab.path("first"), &["--leave-running"])?;
+    program.wait_for_progress()?;
+    let pid = program.pid.to_string();
+    json(&lab, &["dump", "--json", "-R", "--pid", &pid, "-o", "second", "--parent", "first"])?;
+    dump(&lab, &mut program, &["--store", "store", "--name", "it"])?;
+
+    let stored = warm(&lab, "store/images/it")?;
+    // No lock is held: a gc has no reason to wait.
+    json(&lab, &["gc", "--json", "--wait", "0s", "store"])?;
+    ensure!(restored(&lab, &[], "store/images/it", &program, &expected)?, "it was not warm");
+
+    let incremental = warm(&lab, "second")?;
+    ensure!(incremental.id != stored.id);
+    lab.rewind(&program, &lab.path("second"))?;
+    std::fs::rename(lab.path("first"), lab.path("away"))?;
+    let output = finish(&mut restore(&lab, &[], "second"))?;
+    ensure!(output.status.success(), "{}", show(&output));
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+/// A restore that waits in a phase until the file `go` is there.
+fn held_restore(lab: &Lab, phase: &str) -> Result<Child> {
+    let _ = std::fs::remove_file(lab.path("go"));
+    let mut command = restore(lab, &[], "image");
+    command.env("GPUCR_FAULT", format!("hold:{phase}")).env("GPUCR_FAULT_FILE", lab.path("go"));
+    let out = File::create(lab.path("restore.json"))?;
+    Ok(command.stdout(out).stderr(File::create(lab.path("restore.err"))?).spawn()?)
+}
+
+fn is_done_warm(lab: &Lab, mut held: Child) -> Result<()> {
+    std::fs::write(lab.path("go"), "")?;
+    let status = held.wait()?;
+    let said = std::fs::read_to_string(lab.path("restore.err"))?;
+    ensure!(status.success(), "{status} {said}");
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(lab.path("restore.json"))?)?;
+    ensure!(report["warm"] == true, "{report}");
+    Ok(())
+}
+
+fn wait_until_handed_over(lab: &Lab, holder: &Holder, restores: u64) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while kept(lab, &holder.id)?.context("it is listed")?["restores"] != restores {
+        ensure!(Instant::now() < deadline, "the restore does not take the copy");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_restore_outlives_the_holder_and_a_drop() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let lab = Lab::new();
+    let program = dumped(&lab)?;
+    for phase in ["load", "extract", "criu"] {
+        let holder = warm(&lab, "image")?;
+        let held = held_restore(&lab, phase)?;
+        wait_until_handed_over(&lab, &holder, 1)?;
+        if phase == "extract" {
+            json(&lab, &["warm", "--drop", "--json", "image"])?;
+        } else {
+            holder.signal(libc::SIGKILL);
+        }
+        holder.wait_for_end()?;
+        is_done_warm(&lab, held).context(phase)?;
+        ensure!(program.series() == expected, "{phase}: differs:\n{}", program.output());
+        lab.rewind(&program, &lab.path("image"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_holder_that_is_dead_or_stuck_is_done_without() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let lab = Lab::new();
+    let program = dumped(&lab)?;
+    let holder = warm(&lab, "image")?;
+    holder.signal(libc::SIGSTOP);
+    ensure!(!restored(&lab, &[], "image", &program, &expected)?, "a stopped holder answered");
+    let output = lab.run(["warm", "image"])?;
+    refused(&output, 1, &["does not answer", &format!("kill {}", holder.pid)])?;
+    holder.signal(libc::SIGKILL);
+    holder.wait_for_end()?;
+    ensure!(!restored(&lab, &[], "image", &program, &expected)?, "a dead holder answered");
+    ensure!(!holder.is_listed(&lab)?);
+    // And its name is free.
+    let _second = warm(&lab, "image")?;
+    ensure!(restored(&lab, &[], "image", &program, &expected)?, "it was not warm");
+    Ok(())
+}
+
+/// Runs a function on a thread that is not root's any more.
+fn as_nobody<T: Send>(what: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            // SAFETY: plain numbers. The bare call changes this thread alone, which ends with it.
+            let changed = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
+            assert_eq!(changed, 0);
+            what()
+        });
+        thread.join().expect("the thread ends well")
+    })
+}
+
+#[test]
+fn a_holder_serves_nobody_but_root() -> Result<()> {
+    let lab = Lab::new();
+    let _program = dumped(&lab)?;
+    let holder = warm(&lab, "image")?;
+    let name = socket_name(&lab)?;
+    // The tag of each word to a holder, and the version for `Take`.
+    let words: [&[u8]; 3] = [&[0], &[1, 1, 0, 0, 0], &[2]];
+    for word in words {
+        let answer = as_nobody(|| -> Result<Vec<u8>> {
+            let address = SocketAddr::from_abstract_name(&name)?;
+            let mut socket = UnixStream::connect_addr(&address)?;
+            let frame = [&(word.len() as u32).to_le_bytes()[..], word].concat();
+            // The connection may be closed by now.
+            let _ = socket.write_all(&frame);
+            let mut answer = Vec::new();
+            let _ = socket.read_to_end(&mut answer);
+            Ok(answer)
+        })?;
+        ensure!(answer.is_empty(), "{answer:?} to {word:?}");
+    }
+    let listed = kept(&lab, &holder.id)?.context("it is there still")?;
+    ensure!(listed["restores"] == 0, "{listed}");
+
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", &NOBODY.to_string(), "--clear-groups"]);
+    command.arg(binary("gpucr")).args(["warm", "--drop", "--all"]).stdin(Stdio::null());
+    refused(&finish(&mut command)?, 3, &["root"])?;
+    ensure!(holder.is_listed(&lab)?);
+    Ok(())
+}
+
+#[test]
+fn a_holder_of_somebody_else_is_not_trusted() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let lab = Lab::new();
+    let program = dumped(&lab)?;
+    let name = socket_name(&lab)?;
+    let impostor = as_nobody(|| Connection::listen(&name))?;
+    impostor.set_nonblocking(true)?;
+    ensure!(!restored(&lab, &[], "image", &program, &expected)?, "it was taken from an impostor");
+    let (mut call, _) = impostor.accept().context("the restore looked for a holder")?;
+    let mut said = Vec::new();
+    call.read_to_end(&mut said)?;
+    ensure!(said.is_empty(), "the restore said {said:?}");
+    refused(&lab.run(["warm", "image"])?, 1, &["of user 65534", "not trusted", "Nothing was"])?;
+    refused(&lab.run(["warm", "--drop", "image"])?, 1, &["not kept warm"])
+}
+
+#[test]
+fn what_needs_too_much_memory_is_refused() -> Result<()> {
+    let lab = Lab::new();
+    let _program = dumped(&lab)?;
+    let output = lab.run(["warm", "--memory-limit", "1MiB", "image"])?;
+    refused(&output, 1, &["takes", "MiB of memory", "limit is 1 MiB", "higher --memory-limit"])?;
+    for wrong in
+        [&["warm"][..], &["warm", "--all"], &["warm", "--list", "image"], &["warm", "--drop"]]
+    {
+        let output = lab.run(wrong)?;
+        ensure!(output.status.code() == Some(2), "{wrong:?}: {}", show(&output));
+    }
+    let report = json(&lab, &["warm", "--json", "--memory-limit", "1GiB", "image"])?;
+    let pid = report["pid"].as_u64().context("a pid")? as u32;
+    let _holder = Holder { pid, id: String::new() };
+    let limit = report["bytes"].as_u64().context("bytes")?;
+    ensure!(limit < 1 << 30, "{report}");
+    Ok(())
+}
+
+#[test]
+fn warming_that_fails_or_is_killed_leaves_nothing() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let lab = Lab::new();
+    let program = dumped(&lab)?;
+    let name = socket_name(&lab)?;
+    for phase in ["preflight", "load", "extract", "hold"] {
+        for fault in ["fail", "kill"] {
+            let mut command = lab.gpucr();
+            command.args(["warm", "image"]).env("GPUCR_FAULT", format!("{fault}:{phase}"));
+            let output = finish(&mut command)?;
+            ensure!(!output.status.success(), "{fault}:{phase}: {}", show(&output));
+            if fault == "fail" {
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                ensure!(said.contains("Nothing was changed"), "{said}");
+            }
+            let sockets = std::fs::read_to_string("/proc/net/unix")?;
+            ensure!(!sockets.contains(&name), "{fault}:{phase} has left a holder");
+        }
+    }
+    let _holder = warm(&lab, "image")?;
+    ensure!(restored(&lab, &[], "image", &program, &expected)?, "it was not warm");
+    Ok(())
+}
+
+/// Whoever finds an image being read neither waits nor reads it a second time.
+#[test]
+fn one_at_a_time_makes_an_image_warm() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let lab = Lab::new();
+    let program = dumped(&lab)?;
+    let mut command = lab.gpucr();
+    command.args(["warm", "--json", "image"]).env("GPUCR_FAULT", "hold:load,hold:extract");
+    command.env("GPUCR_FAULT_FILE", lab.path("go")).stdout(File::create(lab.path("first.json"))?);
+    let mut first = command.spawn()?;
+    let name = socket_name(&lab)?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !std::fs::read_to_string("/proc/net/unix")?.contains(&name) {
+        ensure!(Instant::now() < deadline, "it does not begin");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = lab.run(["warm", "image"])?;
+    refused(&output, 1, &["another gpucr", "wait for it", "Nothing was changed"])?;
+    ensure!(!restored(&lab, &[], "image", &program, &expected)?, "it was warm before its time");
+    std::fs::write(lab.path("go"), "")?;
+    ensure!(first.wait()?.success());
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(lab.path("first.json"))?)?;
+    let pid = report["pid"].as_u64().context("a pid")? as u32;
+    let _holder = Holder { pid, id: String::new() };
+    ensure!(restored(&lab, &[], "image", &program, &expected)?, "it was not warm");
+    Ok(())
+}
+
+#[test]
+fn a_damaged_chunk_is_named_and_nothing_is_kept() -> Result<()> {
+    let lab = Lab::new();
+    let _program = dumped(&lab)?;
+    let entries = std::fs::read_dir(lab.path("image/packs"))?;
+    let packs = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    for pack in packs {
+        let file = File::options().read(true).write(true).open(pack)?;
+        let middle = file.metadata()?.len() / 2;
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, middle)?;
+        file.write_all_at(&[byte[0] ^ 1], middle)?;
+    }
+    let report = lab.run(["verify", "--json", "image"])?;
+    let report: Value = serde_json::from_slice(&report.stdout)?;
+    let damage = report["damage"].as_array().context("damage")?;
+    let output = lab.run(["warm", "image"])?;
+    refused(&output, 1, &["is damaged", "it belongs to", "gpucr verify", "Nothing was changed"])?;
+    let said: String = String::from_utf8_lossy(&output.stderr).split_whitespace().collect();
+    let names =
+        |damage: &Value| damage["chunk"].as_str().is_some_and(|id| said.contains(&id[..32]));
+    ensure!(damage.iter().any(names), "{said}\n{report}");
+    ensure!(kept(&lab, report["id"].as_str().context("an identity")?)?.is_none());
+    Ok(())
+}
+
+#[test]
+fn in_the_foreground_for_a_service_manager() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let lab = Lab::new();
+    let program = dumped(&lab)?;
+    let manager = UnixDatagram::bind(lab.path("notify"))?;
+    manager.set_read_timeout(Some(Duration::from_secs(60)))?;
+    let mut command = lab.gpucr();
+    command.args(["warm", "--foreground", "--json", "image"]);
+    command.env("NOTIFY_SOCKET", lab.path("notify")).stdout(File::create(lab.path("said"))?);
+    let mut service = command.spawn()?;
+    let mut word = [0; 64];
+    let len = manager.recv(&mut word)?;
+    ensure!(word.starts_with(b"READY=1") && len == 7, "{word:?}");
+    let report: Value = serde_json::from_str(&std::fs::read_to_string(lab.path("said"))?)?;
+    let id = report["id"].as_str().context("an identity")?.to_owned();
+    let holder = Holder { pid: service.id(), id };
+    ensure!(report["pid"] == holder.pid, "{report}");
+    ensure!(restored(&lab, &[], "image", &program, &expected)?, "it was not warm");
+    holder.signal(libc::SIGTERM);
+    ensure!(service.wait()?.success());
+    ensure!(!holder.is_listed(&lab)?);
+    std::mem::forget(holder);
+    ensure!(!restored(&lab, &[], "image", &program, &expected)?, "it was warm");
+    Ok(())
+}
