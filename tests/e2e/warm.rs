@@ -2,7 +2,7 @@
 //! is dropped or damaged, a restore goes on or reads the image from disk.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
@@ -82,6 +82,16 @@ fn kept(lab: &Lab, id: &str) -> Result<Option<Value>> {
 fn socket_name(lab: &Lab) -> Result<String> {
     let summary = json(lab, &["inspect", "--json", "image"])?;
     Ok(format!("gpucr-warm-{}", summary["id"].as_str().context("an identity")?))
+}
+
+/// Waits until somebody has the name of a socket.
+fn wait_for_socket(name: &str) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !std::fs::read_to_string("/proc/net/unix")?.contains(name) {
+        ensure!(Instant::now() < deadline, "nobody has {name}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
 }
 
 fn dump(lab: &Lab, program: &mut Program, args: &[&str]) -> Result<Value> {
@@ -272,23 +282,32 @@ fn images_of_a_store_and_incremental_ones() -> Result<()> {
     Ok(())
 }
 
-/// A restore that waits in a phase until the file `go` is there.
-fn held_restore(lab: &Lab, phase: &str) -> Result<Child> {
-    let _ = std::fs::remove_file(lab.path("go"));
-    let mut command = restore(lab, &[], "image");
-    command.env("GPUCR_FAULT", format!("hold:{phase}")).env("GPUCR_FAULT_FILE", lab.path("go"));
-    let out = File::create(lab.path("restore.json"))?;
-    Ok(command.stdout(out).stderr(File::create(lab.path("restore.err"))?).spawn()?)
+/// A restore that waits in a phase until it is let go.
+struct HeldRestore {
+    child: Child,
 }
 
-fn is_done_warm(lab: &Lab, mut held: Child) -> Result<()> {
-    std::fs::write(lab.path("go"), "")?;
-    let status = held.wait()?;
-    let said = std::fs::read_to_string(lab.path("restore.err"))?;
-    ensure!(status.success(), "{status} {said}");
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(lab.path("restore.json"))?)?;
-    ensure!(report["warm"] == true, "{report}");
-    Ok(())
+impl HeldRestore {
+    fn start(lab: &Lab, phase: &str) -> Result<Self> {
+        let path = |kind| lab.path(format!("held.{kind}"));
+        let _ = std::fs::remove_file(path("go"));
+        let mut command = restore(lab, &[], "image");
+        command.env("GPUCR_FAULT", format!("hold:{phase}")).env("GPUCR_FAULT_FILE", path("go"));
+        command.stdout(File::create(path("json"))?).stderr(File::create(path("err"))?);
+        Ok(Self { child: command.spawn()? })
+    }
+
+    /// Lets it go on to its end. It must have been warm, and the program must end well.
+    fn finish(mut self, lab: &Lab, program: &Program, expected: &[String]) -> Result<()> {
+        let read = |kind| std::fs::read_to_string(lab.path(format!("held.{kind}")));
+        std::fs::write(lab.path("held.go"), "")?;
+        let status = self.child.wait()?;
+        ensure!(status.success(), "{status} {}", read("err")?);
+        let report: Value = serde_json::from_str(&read("json")?)?;
+        ensure!(report["warm"] == true, "{report}");
+        ensure!(program.series() == expected, "differs:\n{}", program.output());
+        lab.rewind(program, &lab.path("image"))
+    }
 }
 
 fn wait_until_handed_over(lab: &Lab, holder: &Holder, restores: u64) -> Result<()> {
@@ -307,7 +326,7 @@ fn a_restore_outlives_the_holder_and_a_drop() -> Result<()> {
     let program = dumped(&lab)?;
     for phase in ["load", "extract", "criu"] {
         let holder = warm(&lab, "image")?;
-        let held = held_restore(&lab, phase)?;
+        let held = HeldRestore::start(&lab, phase)?;
         wait_until_handed_over(&lab, &holder, 1)?;
         if phase == "extract" {
             json(&lab, &["warm", "--drop", "--json", "image"])?;
@@ -315,10 +334,45 @@ fn a_restore_outlives_the_holder_and_a_drop() -> Result<()> {
             holder.signal(libc::SIGKILL);
         }
         holder.wait_for_end()?;
-        is_done_warm(&lab, held).context(phase)?;
-        ensure!(program.series() == expected, "{phase}: differs:\n{}", program.output());
-        lab.rewind(&program, &lab.path("image"))?;
+        held.finish(&lab, &program, &expected).context(phase)?;
     }
+    Ok(())
+}
+
+/// A device that admits no second context: the program copies by itself, from memory too.
+#[test]
+fn memory_is_loaded_from_inside() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let lab = Lab::new();
+    let program = dumped(&lab)?;
+    let _holder = warm(&lab, "image")?;
+    let mut command = restore(&lab, &[], "image");
+    let output = finish(command.env("SOFTCUDA_FAULT", "cuCtxCreate_v2:1:2"))?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(report["warm"] == true && report["copied"] == "inside", "{report}");
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+#[test]
+fn an_interrupt_ends_the_reading() -> Result<()> {
+    let lab = Lab::new();
+    let _program = dumped(&lab)?;
+    let mut command = lab.gpucr();
+    command.args(["warm", "image"]).env("GPUCR_FAULT", "hold:load");
+    command.env("GPUCR_FAULT_FILE", lab.path("go")).stdout(Stdio::null());
+    let mut child = command.stderr(File::create(lab.path("warm.err"))?).spawn()?;
+    let name = socket_name(&lab)?;
+    wait_for_socket(&name)?;
+    // SAFETY: the child has not been waited for.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    std::thread::sleep(Duration::from_millis(200));
+    std::fs::write(lab.path("go"), "")?;
+    let status = child.wait()?;
+    let said = std::fs::read_to_string(lab.path("warm.err"))?;
+    ensure!(status.code() == Some(1) && said.contains("interrupted"), "{status} {said}");
+    ensure!(!std::fs::read_to_string("/proc/net/unix")?.contains(&name), "a holder is left");
     Ok(())
 }
 
@@ -459,12 +513,7 @@ fn one_at_a_time_makes_an_image_warm() -> Result<()> {
     command.args(["warm", "--json", "image"]).env("GPUCR_FAULT", "hold:load,hold:extract");
     command.env("GPUCR_FAULT_FILE", lab.path("go")).stdout(File::create(lab.path("first.json"))?);
     let mut first = command.spawn()?;
-    let name = socket_name(&lab)?;
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !std::fs::read_to_string("/proc/net/unix")?.contains(&name) {
-        ensure!(Instant::now() < deadline, "it does not begin");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for_socket(&socket_name(&lab)?)?;
     let output = lab.run(["warm", "image"])?;
     refused(&output, 1, &["another gpucr", "wait for it", "Nothing was changed"])?;
     ensure!(!restored(&lab, &[], "image", &program, &expected)?, "it was warm before its time");
@@ -527,5 +576,57 @@ fn in_the_foreground_for_a_service_manager() -> Result<()> {
     ensure!(!holder.is_listed(&lab)?);
     std::mem::forget(holder);
     ensure!(!restored(&lab, &[], "image", &program, &expected)?, "it was warm");
+    Ok(())
+}
+
+fn lines(path: &Path) -> Vec<String> {
+    std::fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
+}
+
+/// In pid namespaces of their own, two restores of one copy run at the same time.
+#[test]
+fn two_programs_at_once_from_one_copy() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let lab = Lab::new();
+    let pace = Pace::new()?;
+    pace.allow(30)?;
+    let mut command = lab.gpucr();
+    command.args(["run", "--device", "soft", "--"]).arg(binary("workload")).arg("sgd");
+    command.args(&ARGS[..2]).args(["--pace", pace.file()]).stdout(Stdio::piped());
+    let mut program = command.spawn()?;
+    let mut output = BufReader::new(program.stdout.take().context("piped")?).lines();
+    let mut before = Vec::new();
+    while before.iter().filter(|line: &&String| line.starts_with("step ")).count() < 3 {
+        before.push(output.next().context("it goes on")??);
+    }
+    json(&lab, &["dump", "--json", "--pid", &program.id().to_string(), "-o", "image"])?;
+    before.extend(output.collect::<Result<Vec<_>, _>>()?);
+    program.wait()?;
+
+    let holder = warm(&lab, "image")?;
+    std::fs::remove_dir_all(lab.path("image/packs"))?;
+    std::fs::remove_file(lab.path("image/index"))?;
+    let outs = ["out-0", "out-1"].map(|name| lab.path(name));
+    let mut restores = Vec::new();
+    for out in &outs {
+        let mut command = lab.gpucr();
+        command.args(["restore", "--new-pids", "image"]).stdout(File::create(out)?);
+        restores.push(command.spawn()?);
+    }
+    // Both are at work before any may end.
+    pace.allow(20)?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while outs.iter().any(|out| lines(out).is_empty()) {
+        ensure!(Instant::now() < deadline, "they do not go on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    pace.allow_all()?;
+    for (restore, out) in restores.iter_mut().zip(&outs) {
+        ensure!(restore.wait()?.success());
+        let mut all = [&before[..], &lines(out)].concat();
+        all.retain(|line| line.starts_with("step ") || line.starts_with("result "));
+        ensure!(all == expected, "differs: {all:#?}");
+    }
+    ensure!(kept(&lab, &holder.id)?.context("it is listed")?["restores"] == 2);
     Ok(())
 }

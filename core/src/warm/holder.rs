@@ -131,12 +131,24 @@ impl Holder {
     ///
     /// The process cannot be made, or died before it served. Nothing is left then.
     pub(super) fn in_background(self) -> io::Result<u32> {
-        let (mut connection, child) = helper::start("gpucr-warm", SUBCOMMAND)?;
-        connection.send(&ToHolder::Hold { described: self.described })?;
-        connection.send_fds(&[self.root, self.socket])?;
-        match connection.receive()? {
-            FromHolder::Holds { .. } => Ok(child.id()),
-            other => Err(io::Error::other(format!("it answered {other:?}"))),
+        let (mut connection, mut child) = helper::start("gpucr-warm", SUBCOMMAND)?;
+        let hand_over = || {
+            connection.send(&ToHolder::Hold { described: self.described })?;
+            connection.send_fds(&[self.root, self.socket])?;
+            match connection.receive()? {
+                FromHolder::Holds { .. } => Ok(()),
+                other => Err(unexpected(&other)),
+            }
+        };
+        match hand_over() {
+            Ok(()) => Ok(child.id()),
+            Err(error) => {
+                // Without its first word it ends by itself.
+                drop(connection);
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(error)
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use gpucr_core::image::ImageReader;
+use gpucr_core::image::Manifest;
 use gpucr_core::{Error, namespace};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use serde_json::Value;
@@ -38,10 +38,10 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
         return Err(Error::NotRoot.into());
     }
     let ready = Ready::prepare(args)?;
-    let image = ImageReader::open(&args.image).map_err(Error::from)?;
+    // No more than that: the image may be a warm one, of which nothing else need be left.
+    let manifest = Manifest::read(&args.image).map_err(Error::from)?;
     let (mut child, reports) =
-        begin(&image).map_err(io_error("cannot make a pid namespace for the program"))?;
-    drop(image);
+        begin(&manifest).map_err(io_error("cannot make a pid namespace for the program"))?;
     signals.pass_to(child.id());
     let mut reports = BufReader::new(File::from(reports)).lines();
     let mut next = || -> Option<Value> { serde_json::from_str(&reports.next()?.ok()?).ok() };
@@ -70,8 +70,8 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
 }
 
 /// Starts the first process of the namespace, with the same arguments.
-fn begin(image: &ImageReader) -> io::Result<(std::process::Child, OwnedFd)> {
-    let last = namespace::last_pid_for(image.manifest())?;
+fn begin(manifest: &Manifest) -> io::Result<(std::process::Child, OwnedFd)> {
+    let last = namespace::last_pid_for(manifest)?;
     let (reading, writing) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     // A number that exec keeps, and that is not one of the standard streams.
     let writing = rustix::io::fcntl_dupfd_cloexec(&writing, 3)?;
