@@ -73,11 +73,14 @@ pub fn is_place_of(path: &Path, bytes: &[u8]) -> bool {
         && ["shim", "soft"].iter().any(|kind| parent == Some(&dir_name(kind, bytes)))
 }
 
-/// Puts a file in place with one rename, unless it is there already with these bytes.
+/// Puts a file in place at once and whole, unless it is there already with these bytes. Then it stays
+/// that very file, whoever else puts it there at the same time: a program may have it mapped, and could
+/// not be dumped without it.
 pub fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
     use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
-    if std::fs::read(path).is_ok_and(|present| present == bytes) {
+    let is_there = || std::fs::read(path).is_ok_and(|present| present == bytes);
+    if is_there() {
         return Ok(());
     }
     let failed = |source| Error::Io { what: format!("cannot write {}", path.display()), source };
@@ -86,8 +89,12 @@ pub fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
     let mut file = tempfile::NamedTempFile::new_in(dir).map_err(failed)?;
     file.write_all(bytes).map_err(failed)?;
     file.as_file().set_permissions(std::fs::Permissions::from_mode(mode)).map_err(failed)?;
-    file.persist(path).map_err(|error| failed(error.error))?;
-    Ok(())
+    match file.persist_noclobber(path) {
+        Ok(_) => Ok(()),
+        Err(_) if is_there() => Ok(()),
+        // Something else is in its place.
+        Err(error) => error.file.persist(path).map(|_| ()).map_err(|error| failed(error.error)),
+    }
 }
 
 /// The directory in which [`install`] puts libraries: below `/var/lib` for root, since a restore
@@ -171,5 +178,22 @@ mod tests {
         assert!(!is_place_of(&shim.with_file_name("other"), b"a shim"));
         assert!(!is_place_of(Path::new("/etc/passwd"), b"a shim"));
         assert_ne!(install(b"another", "shim", root.path()).expect("installed"), shim);
+    }
+
+    #[test]
+    fn many_at_once_install_one_file() {
+        use std::os::unix::fs::MetadataExt;
+        for round in 0..20_u8 {
+            let root = tempfile::tempdir().expect("a directory");
+            let install = || {
+                let path = install(&vec![round; 1 << 20], "shim", root.path()).expect("installed");
+                path.metadata().expect("it is there").ino()
+            };
+            let inodes: Vec<u64> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(install)).collect();
+                threads.into_iter().map(|thread| thread.join().expect("it ends well")).collect()
+            });
+            assert!(inodes.iter().all(|inode| *inode == inodes[0]), "{round}: {inodes:?}");
+        }
     }
 }
