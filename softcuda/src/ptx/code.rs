@@ -218,6 +218,17 @@ pub(crate) enum Op {
         negated: bool,
     },
     Fence,
+    /// An index into [`Code::copies`].
+    CopyAsync(u32),
+    /// Matrices of 8 by 8 elements of 16 bits, from rows in shared memory to registers.
+    LoadMatrix {
+        place: Place,
+        count: u8,
+        transposed: bool,
+        to: [Reg; 4],
+    },
+    /// An index into [`Code::products`].
+    MultiplyMatrices(u32),
     /// Target, and the reconvergence point.
     Branch(u32, u32),
     /// Selector, table, reconvergence point.
@@ -230,6 +241,58 @@ pub(crate) enum Op {
     Return,
     Exit,
     Trap,
+}
+
+/// A copy from global to shared memory (`cp.async`).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AsyncCopy {
+    pub(crate) to: Place,
+    pub(crate) from: Place,
+    /// Bytes written: 4, 8 or 16.
+    pub(crate) size: u8,
+    /// Which of them are read; zeros are written for the others.
+    pub(crate) reads: CopyReads,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum CopyReads {
+    All,
+    /// As many bytes as this source says.
+    Count(Src),
+    /// None where this predicate holds; the flag negates it.
+    Unless(Src, bool),
+}
+
+/// What the elements of the factors of a matrix product are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Element {
+    F16,
+    Bf16,
+    Tf32,
+    S8,
+    U8,
+}
+
+/// What the sums of a matrix product are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Accumulator {
+    F32,
+    F16,
+    S32 { saturate: bool },
+}
+
+/// `mma.sync`: D = A * B + C, where A has 16 rows and B has 8 columns.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MatrixProduct {
+    pub(crate) a_element: Element,
+    pub(crate) b_element: Element,
+    pub(crate) sum: Accumulator,
+    /// Registers of 32 bits that B takes; A takes twice as many.
+    pub(crate) b_registers: u8,
+    pub(crate) a: [Src; 4],
+    pub(crate) b: [Src; 2],
+    pub(crate) c: [Src; 4],
+    pub(crate) d: [Reg; 4],
 }
 
 /// A value passed by or to a function: its place in the frame, and its bytes.
@@ -252,6 +315,8 @@ pub(crate) struct Code {
     pub(crate) constants: Vec<Lanes>,
     pub(crate) tables: Vec<Vec<u32>>,
     pub(crate) calls: Vec<CallSite>,
+    pub(crate) copies: Vec<AsyncCopy>,
+    pub(crate) products: Vec<MatrixProduct>,
     pub(crate) registers: u32,
     pub(crate) frame_bytes: u32,
     pub(crate) params: Vec<Slot>,

@@ -1,13 +1,21 @@
 //! Instructions across the lanes of a warp.
 
 use super::atomic::apply;
+use super::block::Room;
 use super::warp::{Warp, for_lanes};
 use super::{Fault, Step};
 use crate::ptx::code::{AtomicType, Lanes, NONE, Op, ShuffleMode, VoteMode, WIDTH};
 
 impl Warp<'_> {
-    pub(super) fn collective(&mut self, op: &Op, mask: u32) -> Step<()> {
+    pub(super) fn collective(&mut self, room: &mut Room<'_>, op: &Op, mask: u32) -> Step<()> {
         match *op {
+            Op::LoadMatrix { ref place, count, transposed, ref to } => {
+                self.load_matrix(room, place, mask, (count, transposed), to)?;
+            }
+            Op::MultiplyMatrices(product) => {
+                let product = self.code.products[product as usize];
+                self.multiply_matrices(&product, mask)?;
+            }
             Op::Shuffle { mode, to, valid, value, lane, clamp } => {
                 let (values, chosen) = (*self.lanes(value), *self.lanes(lane));
                 let clamps = *self.lanes(clamp);

@@ -400,7 +400,7 @@ impl Warp<'_> {
         Ok(())
     }
 
-    fn aligned(&self, addresses: &Lanes, mask: u32, size: usize) -> Step<()> {
+    pub(super) fn aligned(&self, addresses: &Lanes, mask: u32, size: usize) -> Step<()> {
         let low = size as u64 - 1;
         let mut bad = 0;
         for_lanes(mask, |lane| bad |= addresses[lane] & low);

@@ -3,6 +3,8 @@
 mod atomic;
 mod block;
 mod collective;
+mod copy;
+mod matrix;
 mod memory;
 mod print;
 mod turns;

@@ -237,6 +237,7 @@ impl<'a> Warp<'a> {
                 Op::Atomic { ref place, op, ty, to, b, c } => {
                     self.atomic(room, place, mask, op, ty, to, b, c)?;
                 }
+                Op::CopyAsync(copy) => self.copy_async(room, &code.copies[copy as usize], mask)?,
                 Op::Branch(target, join) => {
                     self.branch(mask, target, join);
                     if self.overdue {
@@ -299,7 +300,7 @@ impl<'a> Warp<'a> {
                     if self.apart && self.gather() {
                         continue;
                     }
-                    self.collective(op, mask)?;
+                    self.collective(room, op, mask)?;
                 }
             }
         }

@@ -8,7 +8,7 @@ use crate::ptx::code::{
 };
 use crate::ptx::kernels::int;
 
-fn space(modifier: &str) -> Option<Space> {
+pub(super) fn space(modifier: &str) -> Option<Space> {
     Some(match modifier {
         "global" => Space::Global,
         "const" => Space::Const,
@@ -21,7 +21,7 @@ fn space(modifier: &str) -> Option<Space> {
 
 /// Modifiers about ordering and caching: every access is coherent and every read-modify-write
 /// is ordered; what else there is to ordering, [`Lower::ordered`] says.
-fn ignorable(modifier: &str) -> bool {
+pub(super) fn ignorable(modifier: &str) -> bool {
     matches!(
         modifier,
         "weak"
@@ -60,7 +60,7 @@ impl<'a> Lower<'_, 'a> {
         }
     }
 
-    fn place(&mut self, space: Space, operand: &Operand<'a>, size: usize) -> Lowered<Place> {
+    pub(super) fn place(&mut self, space: Space, operand: &Operand<'a>, size: usize) -> Lowered<Place> {
         let Operand::Address(base, offset) = *operand else {
             return Err(self.position.mistyped("expected an address in brackets"));
         };
@@ -122,7 +122,7 @@ impl<'a> Lower<'_, 'a> {
     }
 
     /// Takes the ordering, caching and state space modifiers.
-    fn qualifiers(&mut self) -> Space {
+    pub(super) fn qualifiers(&mut self) -> Space {
         self.modifiers.retain(|modifier| !ignorable(modifier));
         self.find(space).unwrap_or(Space::Generic)
     }

@@ -3,7 +3,9 @@
 mod arithmetic;
 mod control;
 mod convert;
+mod copy;
 mod flow;
+mod matrix;
 mod memory;
 mod operand;
 mod warp;
@@ -240,6 +242,9 @@ impl<'l, 'a> Lower<'l, 'a> {
             "shfl" | "vote" | "activemask" | "match" | "redux" | "elect" | "bar" | "barrier" => {
                 self.collective(instruction.opcode)
             }
+            "cp" => self.copy_async(),
+            "ldmatrix" => self.load_matrix(),
+            "mma" => self.multiply_matrices(),
             // Lanes run in step and memory is coherent, so ordering needs only a fence;
             // hints need nothing.
             "membar" | "fence" => {
