@@ -151,11 +151,7 @@ impl Warp<'_> {
     }
 
     /// Computes every element of D from its row, its column, the depth and the element of C.
-    fn sums(
-        &mut self,
-        product: &MatrixProduct,
-        sum: impl Fn(usize, usize, usize, u64) -> u64,
-    ) {
+    fn sums(&mut self, product: &MatrixProduct, sum: impl Fn(usize, usize, usize, u64) -> u64) {
         let depth = 4 * product.a_element.per_register() * usize::from(product.b_registers);
         let packed = product.sum == Accumulator::F16;
         let mut results = [[0; 32]; 4];

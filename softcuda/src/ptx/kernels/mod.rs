@@ -5,6 +5,7 @@
 
 pub(crate) mod compare;
 pub(crate) mod convert;
+mod exact;
 pub(crate) mod float;
 pub(crate) mod half;
 pub(crate) mod int;

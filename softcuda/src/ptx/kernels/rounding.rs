@@ -1,6 +1,7 @@
-//! Directed rounding: the nearest result is computed, then moved by one step if the exact
-//! result lies on the wrong side of it.
+//! Directed rounding. In single precision the nearest result is computed, then moved by one step
+//! if the exact result, which doubles can tell, lies on the wrong side of it.
 
+use super::exact;
 use std::cmp::Ordering;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,31 +37,25 @@ fn sign(x: f64) -> Ordering {
     x.partial_cmp(&0.0).unwrap_or(Ordering::Equal)
 }
 
-macro_rules! directed {
-    ($t:ident, $adjust:ident) => {
-        /// Moves a nearest result to the wanted side; `exact` is the order of the exact result
-        /// relative to it.
-        fn $adjust(nearest: $t, exact: Ordering, mode: Round) -> $t {
-            let toward = match (mode, exact) {
-                (Round::Nearest, _) | (_, Ordering::Equal) => return nearest,
-                (Round::Down, Ordering::Less) => Ordering::Less,
-                (Round::Up, Ordering::Greater) => Ordering::Greater,
-                (Round::Zero, Ordering::Less) if nearest > 0.0 => Ordering::Less,
-                (Round::Zero, Ordering::Greater) if nearest < 0.0 => Ordering::Greater,
-                _ => return nearest,
-            };
-            if nearest.is_nan() {
-                nearest
-            } else if toward == Ordering::Less {
-                nearest.next_down()
-            } else {
-                nearest.next_up()
-            }
-        }
+/// Moves a nearest result to the wanted side; `exact` is the order of the exact result relative
+/// to it.
+fn adjust32(nearest: f32, exact: Ordering, mode: Round) -> f32 {
+    let toward = match (mode, exact) {
+        (Round::Nearest, _) | (_, Ordering::Equal) => return nearest,
+        (Round::Down, Ordering::Less) => Ordering::Less,
+        (Round::Up, Ordering::Greater) => Ordering::Greater,
+        (Round::Zero, Ordering::Less) if nearest > 0.0 => Ordering::Less,
+        (Round::Zero, Ordering::Greater) if nearest < 0.0 => Ordering::Greater,
+        _ => return nearest,
     };
+    if nearest.is_nan() {
+        nearest
+    } else if toward == Ordering::Less {
+        nearest.next_down()
+    } else {
+        nearest.next_up()
+    }
 }
-directed!(f32, adjust32);
-directed!(f64, adjust64);
 
 /// Sums to zero of numbers of opposite signs are negative when rounding down.
 fn zero_sum(downward: bool, opposite: bool) -> bool {
@@ -124,65 +119,26 @@ pub(crate) fn sqrt32(a: f32, mode: Round) -> f32 {
     adjust32(root, sign(f64::from(a) - f64::from(root) * f64::from(root)), mode)
 }
 
-/// The order of an overflowed result, if it is one.
-fn overflow(result: f64, finite: bool) -> Option<Ordering> {
-    (result.is_infinite() && finite).then(|| sign(-result))
-}
-
 pub(crate) fn add64(a: f64, b: f64, mode: Round) -> f64 {
-    let (sum, error) = two_sum(a, b);
-    if sum == 0.0 && zero_sum(mode == Round::Down, a.is_sign_negative() != b.is_sign_negative()) {
-        return -0.0;
-    }
-    let exact = overflow(sum, a.is_finite() && b.is_finite()).unwrap_or(sign(error));
-    adjust64(sum, exact, mode)
+    exact::fma(a, 1.0, b, mode)
 }
 
 pub(crate) fn mul64(a: f64, b: f64, mode: Round) -> f64 {
-    let product = a * b;
-    let exact = overflow(product, a.is_finite() && b.is_finite())
-        .unwrap_or_else(|| sign(a.mul_add(b, -product)));
-    adjust64(product, exact, mode)
+    // Adding the zero of the product's sign changes nothing.
+    let zero = if a.is_sign_negative() == b.is_sign_negative() { 0.0 } else { -0.0 };
+    exact::fma(a, b, zero, mode)
 }
 
 pub(crate) fn fma64(a: f64, b: f64, c: f64, mode: Round) -> f64 {
-    let sum = a.mul_add(b, c);
-    let product = a * b;
-    if sum == 0.0
-        && product == -c
-        && zero_sum(mode == Round::Down, product.is_sign_negative() != c.is_sign_negative())
-    {
-        return -0.0;
-    }
-    let finite = a.is_finite() && b.is_finite() && c.is_finite();
-    let exact = overflow(sum, finite).unwrap_or_else(|| {
-        let product_error = a.mul_add(b, -product);
-        let (near, near_error) = two_sum(product, c);
-        let (errors, rest) = two_sum(near_error, product_error);
-        let (total, last) = two_sum(near - sum, errors);
-        sign(total + (last + rest))
-    });
-    adjust64(sum, exact, mode)
+    exact::fma(a, b, c, mode)
 }
 
 pub(crate) fn div64(a: f64, b: f64, mode: Round) -> f64 {
-    let quotient = a / b;
-    if !a.is_finite() || !b.is_finite() || b == 0.0 {
-        return quotient;
-    }
-    let exact = overflow(quotient, true).unwrap_or_else(|| {
-        let order = sign((-quotient).mul_add(b, a));
-        if b < 0.0 { order.reverse() } else { order }
-    });
-    adjust64(quotient, exact, mode)
+    exact::div(a, b, mode)
 }
 
 pub(crate) fn sqrt64(a: f64, mode: Round) -> f64 {
-    let root = a.sqrt();
-    if !root.is_finite() {
-        return root;
-    }
-    adjust64(root, sign((-root).mul_add(root, a)), mode)
+    exact::sqrt(a, mode)
 }
 
 /// A double as a single.

@@ -67,9 +67,7 @@ impl<'a> Lower<'_, 'a> {
             Some(&Operand::Not(register)) => {
                 CopyReads::Unless(self.typed(register, Type::Pred)?, true)
             }
-            Some(&Operand::Register(register))
-                if self.types[register as usize] == Type::Pred =>
-            {
+            Some(&Operand::Register(register)) if self.types[register as usize] == Type::Pred => {
                 CopyReads::Unless(register, false)
             }
             Some(operand) => CopyReads::Count(self.src(operand, Type::U32)?),

@@ -60,7 +60,12 @@ impl<'a> Lower<'_, 'a> {
         }
     }
 
-    pub(super) fn place(&mut self, space: Space, operand: &Operand<'a>, size: usize) -> Lowered<Place> {
+    pub(super) fn place(
+        &mut self,
+        space: Space,
+        operand: &Operand<'a>,
+        size: usize,
+    ) -> Lowered<Place> {
         let Operand::Address(base, offset) = *operand else {
             return Err(self.position.mistyped("expected an address in brackets"));
         };
