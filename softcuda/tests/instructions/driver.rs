@@ -1,0 +1,123 @@
+//! A CUDA driver, softcuda or another, through its C interface.
+
+use super::job::{Argument, Job};
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ptr::null_mut;
+
+type Status = c_uint;
+
+/// Finds a function of a driver by its name in the library; null is none.
+pub(crate) type Find = Box<dyn Fn(&str) -> *const c_void>;
+
+/// A driver with the main context of its first device.
+pub(crate) struct Driver {
+    find: Find,
+    /// The name of the device and the version of the driver.
+    pub(crate) name: String,
+}
+
+/// Calls a function of the driver by name; an error of the driver is an error.
+macro_rules! call {
+    ($find:expr, $name:ident($($argument:expr => $type:ty),*)) => {{
+        let address = $find(stringify!($name));
+        if address.is_null() {
+            return Err(concat!(stringify!($name), " is not there").to_owned());
+        }
+        // SAFETY: the types are those of the function in cuda.h. Every pointer that is passed
+        // outlives the call and has room for what it announces; the callers of this macro see
+        // to it.
+        let status = unsafe {
+            let function: unsafe extern "C" fn($($type),*) -> Status = std::mem::transmute(address);
+            function($($argument),*)
+        };
+        match status {
+            0 => Ok(()),
+            status => Err(format!("{} returned {status}", stringify!($name))),
+        }
+    }};
+}
+
+impl Driver {
+    /// Initialises a driver.
+    ///
+    /// # Errors
+    /// What the driver refused, in words.
+    pub(crate) fn new(library: Find) -> Result<Driver, String> {
+        let (mut version, mut device, mut context) = (0, 0, null_mut());
+        let mut name = [0u8; 128];
+        call!(library, cuInit(0 => c_uint))?;
+        call!(library, cuDriverGetVersion(&raw mut version => *mut c_int))?;
+        call!(library, cuDeviceGet(&raw mut device => *mut c_int, 0 => c_int))?;
+        call!(library, cuDeviceGetName(name.as_mut_ptr() => *mut u8, 127 => c_int, device => c_int))?;
+        call!(library, cuDevicePrimaryCtxRetain(&raw mut context => *mut *mut c_void, device => c_int))?;
+        call!(library, cuCtxSetCurrent(context => *mut c_void))?;
+        let name = String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned();
+        Ok(Driver { find: library, name: format!("{name}, CUDA {version}") })
+    }
+
+    /// Runs a job; the bytes of its result.
+    ///
+    /// # Errors
+    /// The call that failed; for a module, what the driver says about it.
+    pub(crate) fn run(&self, job: &Job) -> Result<Vec<u8>, String> {
+        let library = &self.find;
+        let module = self.load(&job.ptx)?;
+        let mut buffers = Vec::new();
+        for bytes in &job.buffers {
+            let mut address = 0;
+            call!(library, cuMemAlloc_v2(&raw mut address => *mut u64, bytes.len() => usize))?;
+            call!(library, cuMemcpyHtoD_v2(address => u64, bytes.as_ptr() => *const u8, bytes.len() => usize))?;
+            buffers.push(address);
+        }
+        for launch in &job.launches {
+            let name = CString::new(launch.kernel).map_err(|error| error.to_string())?;
+            let mut function = null_mut();
+            call!(library, cuModuleGetFunction(&raw mut function => *mut *mut c_void, module => *mut c_void, name.as_ptr() => *const c_char))?;
+            let arguments: Vec<u64> = launch
+                .arguments
+                .iter()
+                .map(|argument| match *argument {
+                    Argument::Buffer(number) => buffers[number],
+                    Argument::U32(value) => value.into(),
+                    Argument::F32(value) => value.to_bits().into(),
+                })
+                .collect();
+            let pointers: Vec<*const u64> = arguments.iter().map(|a| &raw const *a).collect();
+            let (grid, block, shared) = launch.shape;
+            call!(library, cuLaunchKernel(
+                function => *mut c_void,
+                grid => c_uint, 1 => c_uint, 1 => c_uint,
+                block => c_uint, 1 => c_uint, 1 => c_uint,
+                shared => c_uint, null_mut() => *mut c_void,
+                pointers.as_ptr() => *const *const u64, null_mut() => *mut c_void
+            ))?;
+        }
+        call!(library, cuCtxSynchronize())?;
+        let mut result = vec![0; job.buffers[job.result].len()];
+        call!(library, cuMemcpyDtoH_v2(result.as_mut_ptr() => *mut u8, buffers[job.result] => u64, result.len() => usize))?;
+        for address in buffers {
+            call!(library, cuMemFree_v2(address => u64))?;
+        }
+        call!(library, cuModuleUnload(module => *mut c_void))?;
+        Ok(result)
+    }
+
+    fn load(&self, ptx: &str) -> Result<*mut c_void, String> {
+        const ERROR_LOG_BUFFER: c_uint = 5;
+        const ERROR_LOG_BUFFER_BYTES: c_uint = 6;
+        let image = CString::new(ptx).map_err(|error| error.to_string())?;
+        let mut log = vec![0u8; 2048];
+        let mut names = [ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_BYTES];
+        let mut values = [log.as_mut_ptr() as usize, log.len()];
+        let mut module = null_mut();
+        call!(self.find, cuModuleLoadDataEx(
+            &raw mut module => *mut *mut c_void, image.as_ptr() => *const c_char,
+            2 => c_uint, names.as_mut_ptr() => *mut c_uint, values.as_mut_ptr() => *mut usize
+        ))
+        .map_err(|error| {
+            let text = String::from_utf8_lossy(&log);
+            format!("{error}: {}", text.trim_end_matches('\0').trim())
+        })?;
+        Ok(module)
+    }
+}

@@ -1,0 +1,91 @@
+//! Every instruction over edge values and random ones, and programs: what softcuda makes of them
+//! is compared with a computation on the host, and with what a GPU made of the same.
+//!
+//! The golden data of the GPU is made by `examples/golden.rs`.
+
+mod conversions;
+mod driver;
+mod floats;
+mod golden;
+mod halves;
+mod host;
+mod integers;
+mod job;
+mod jobs;
+mod matrices;
+mod programs;
+mod table;
+mod warps;
+
+use driver::Driver;
+use golden::{Found, Golden};
+use job::{Job, compare};
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::Path;
+
+// The driver is linked in; nothing of it is called as Rust.
+use softcuda as _;
+
+unsafe extern "C" {
+    fn cuGetProcAddress_v2(
+        name: *const c_char,
+        address: *mut *const c_void,
+        version: c_int,
+        flags: u64,
+        status: *mut c_int,
+    ) -> u32;
+}
+
+fn softcuda() -> Driver {
+    Driver::new(Box::new(|name| {
+        let base = name.trim_end_matches("_v2");
+        let base = CString::new(base).expect("names have no zeros");
+        let (mut address, mut status) = (std::ptr::null(), 0);
+        // SAFETY: the name ends in zero, and both places can be written.
+        unsafe { cuGetProcAddress_v2(base.as_ptr(), &raw mut address, 12000, 0, &raw mut status) };
+        address
+    }))
+    .expect("softcuda starts")
+}
+
+/// The failures of all jobs, or nothing.
+fn check(jobs: &[Job], mut each: impl FnMut(&Driver, &Job) -> Result<(), String>) {
+    let driver = softcuda();
+    let failures: Vec<String> = jobs
+        .iter()
+        .filter_map(|job| each(&driver, job).err().map(|why| format!("{}: {why}", job.name)))
+        .collect();
+    assert!(failures.is_empty(), "{} of {}:\n{}", failures.len(), jobs.len(), failures.join("\n"));
+}
+
+#[test]
+fn softcuda_agrees_with_the_host() {
+    check(&jobs::all(), |driver, job| {
+        compare(job.kind, job.precision, &driver.run(job)?, &job.expected)
+    });
+}
+
+/// Against every file of golden data. What the GPU's driver refused has nothing to compare with.
+#[test]
+fn softcuda_agrees_with_gpus() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let jobs = jobs::all();
+    for file in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let golden = Golden::read(&file.path()).expect("golden data can be read");
+        check(&jobs, |driver, job| match golden.find(job) {
+            Found::Result(bytes) => compare(job.kind, job.golden, &driver.run(job)?, bytes)
+                .map_err(|why| format!("{why} (on {})", golden.device)),
+            Found::Refused => Ok(()),
+            Found::Missing => Err(format!("no result of {}", golden.device)),
+        });
+    }
+}
+
+#[test]
+fn names_of_jobs_are_unique() {
+    let mut names = std::collections::HashSet::new();
+    for job in jobs::all() {
+        assert!(!job.name.contains('\n'), "{}", job.name);
+        assert!(names.insert(job.name.clone()), "{} is there twice", job.name);
+    }
+}
