@@ -25,7 +25,7 @@ fn between_integers(cases: &mut Vec<Case>) {
     for from in Int::ALL {
         for to in Int::ALL.into_iter().chain(narrow) {
             for (sat, saturates) in [("", false), (".sat", true)] {
-                if saturates && from.width == to.width && from.signed == to.signed {
+                if saturates && to.least() <= from.least() && from.most() <= to.most() {
                     continue;
                 }
                 // A result of 8 bits fills a register of 32.

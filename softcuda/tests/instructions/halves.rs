@@ -147,6 +147,8 @@ fn operation(
 
 fn comparisons(cases: &mut Vec<Case>) {
     type Comparison = (&'static str, fn(f64, f64) -> bool);
+    #[allow(clippy::double_comparisons, clippy::neg_cmp_op_on_partial_ord)]
+    // NaN makes the difference
     let comparisons: [Comparison; 8] = [
         ("eq", |a, b| a == b),
         ("ne", |a, b| a < b || a > b),

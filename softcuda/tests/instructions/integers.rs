@@ -509,8 +509,8 @@ fn carries(cases: &mut Vec<Case>) {
         let text =
             format!("add.cc.{n} %{r}4, $1, $2; addc.cc.{n} %{r}4, $2, $3; addc.{n} $0, $1, 0;");
         cases.push(Case::new(text, types, &rows, move |[a, b, c]| {
-            let first = ty.value(a) + ty.value(b) >> width;
-            let second = ty.value(b) + ty.value(c) + first >> width;
+            let first = (ty.value(a) + ty.value(b)) >> width;
+            let second = (ty.value(b) + ty.value(c) + first) >> width;
             ty.bits(ty.value(a) + second)
         }));
         let text = format!("mad.lo.cc.{n} %{r}4, $1, $2, $3; madc.hi.{n} $0, $1, $2, 7;");

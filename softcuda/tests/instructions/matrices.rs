@@ -172,7 +172,7 @@ fn draw(random: &mut Random, ty: &str, data: Data, small: bool) -> f64 {
         }
         ("s32", _) => f64::from(bits as i16),
         (_, Data::Real) => (bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0,
-        (_, Data::Special) if small && bits % 23 == 0 => {
+        (_, Data::Special) if small && bits.is_multiple_of(23) => {
             let largest = 65504.0;
             let least = if ty == "f16" { 6e-8 } else { 1e-39 };
             [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, largest, -largest, least, -0.0]

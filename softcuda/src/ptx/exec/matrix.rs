@@ -155,17 +155,13 @@ impl Warp<'_> {
         let depth = 4 * product.a_element.per_register() * usize::from(product.b_registers);
         let packed = product.sum == Accumulator::F16;
         let mut results = [[0; 32]; 4];
-        for lane in 0..32 {
-            for part in 0..4 {
+        for part in 0..4 {
+            let (register, shift) = if packed { (part / 2, 16 * (part % 2)) } else { (part, 0) };
+            for (lane, result) in results[register].iter_mut().enumerate() {
                 let (row, column) = (lane / 4 + part / 2 * 8, lane % 4 * 2 + part % 2);
-                if packed {
-                    let shift = 16 * (part % 2);
-                    let c = self.lanes(product.c[part / 2])[lane] >> shift & 0xffff;
-                    results[part / 2][lane] |= sum(row, column, depth, c) << shift;
-                } else {
-                    let c = self.lanes(product.c[part])[lane];
-                    results[part][lane] = sum(row, column, depth, c);
-                }
+                let c = self.lanes(product.c[register])[lane] >> shift;
+                let c = if packed { c & 0xffff } else { c };
+                *result |= sum(row, column, depth, c) << shift;
             }
         }
         let registers = if packed { 2 } else { 4 };
