@@ -15,6 +15,7 @@ mod jobs;
 mod matrices;
 mod programs;
 mod table;
+mod triton;
 mod warps;
 
 use driver::Driver;
@@ -61,6 +62,13 @@ fn check(jobs: &[Job], mut each: impl FnMut(&Driver, &Job) -> Result<(), String>
 #[test]
 fn softcuda_agrees_with_the_host() {
     check(&jobs::all(), |driver, job| {
+        compare(job.kind, job.precision, &driver.run(job)?, &job.expected)
+    });
+}
+
+#[test]
+fn softcuda_runs_what_triton_compiles() {
+    check(&triton::jobs(), |driver, job| {
         compare(job.kind, job.precision, &driver.run(job)?, &job.expected)
     });
 }
