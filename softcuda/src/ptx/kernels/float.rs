@@ -207,13 +207,14 @@ pub(crate) fn test(name: &str, ty: Type) -> Option<Map1> {
         (Type::F32, "infinite") => map1!(|a: f32| a.is_infinite()),
         (Type::F32, "number") => map1!(|a: f32| !a.is_nan()),
         (Type::F32, "notanumber") => map1!(|a: f32| a.is_nan()),
-        (Type::F32, "normal") => map1!(|a: f32| a.is_normal()),
+        // Zeros count as normal.
+        (Type::F32, "normal") => map1!(|a: f32| a.is_finite() && !a.is_subnormal()),
         (Type::F32, "subnormal") => map1!(|a: f32| a.is_subnormal()),
         (Type::F64, "finite") => map1!(|a: f64| a.is_finite()),
         (Type::F64, "infinite") => map1!(|a: f64| a.is_infinite()),
         (Type::F64, "number") => map1!(|a: f64| !a.is_nan()),
         (Type::F64, "notanumber") => map1!(|a: f64| a.is_nan()),
-        (Type::F64, "normal") => map1!(|a: f64| a.is_normal()),
+        (Type::F64, "normal") => map1!(|a: f64| a.is_finite() && !a.is_subnormal()),
         (Type::F64, "subnormal") => map1!(|a: f64| a.is_subnormal()),
         _ => return None,
     })
