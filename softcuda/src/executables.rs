@@ -12,6 +12,7 @@ use crate::handles::{Table, new_handle};
 use crate::operations::Operation;
 use crate::status::{Code, Outcome};
 use crate::streams::{Position, Stream};
+use crate::user_objects::Held;
 
 /// All executable graphs.
 pub(crate) static EXECUTABLES: Table<Executable> = Table::new();
@@ -22,6 +23,8 @@ pub(crate) struct Executable {
     pub(crate) handle: u64,
     /// Flags as given.
     pub(crate) flags: u64,
+    /// User objects that it keeps alive; its launches do, too.
+    objects: Vec<Held>,
     state: Mutex<State>,
 }
 
@@ -55,7 +58,8 @@ pub(crate) fn instantiate(graph: u64, flags: u64) -> Outcome<Arc<Executable>> {
     let steps = graphs::steps(graph)?;
     let handle = new_handle();
     let state = Mutex::new(State { steps, disabled: Vec::new(), last: None });
-    let executable = Arc::new(Executable { handle, flags, state });
+    let objects = graphs::objects(graph)?;
+    let executable = Arc::new(Executable { handle, flags, objects, state });
     EXECUTABLES.insert(handle, executable.clone());
     Ok(executable)
 }
@@ -110,9 +114,10 @@ impl Executable {
                 _ => {}
             }
         }
-        let last = match after.is_empty() {
+        let objects = self.objects.clone();
+        let last = match after.is_empty() && objects.is_empty() {
             true => stream.last(),
-            false => context.submit(stream, after, || ())?,
+            false => context.submit(stream, after, move || drop(objects))?,
         };
         state.last = Some(last);
         Ok(())

@@ -10,6 +10,7 @@ use crate::events::Event;
 use crate::handles::new_handle;
 use crate::operations::Operation;
 use crate::status::{Code, Outcome};
+use crate::user_objects::{self, Held};
 
 /// What a node does.
 #[derive(Clone)]
@@ -58,6 +59,8 @@ struct Graph {
     embedded: bool,
     /// The graph that this one was cloned from, or 0.
     original: u64,
+    /// User objects that it keeps alive.
+    objects: Vec<Held>,
 }
 
 #[derive(Default)]
@@ -95,8 +98,57 @@ pub(crate) fn destroy(graph: u64) -> Outcome {
     if state.graph(graph)?.embedded {
         return Err(Code::INVALID_VALUE);
     }
-    state.remove(graph);
+    let released = state.remove(graph);
+    // User objects are destroyed by functions of the program, which need the lock to be free.
+    drop(state);
+    drop(released);
     Ok(())
+}
+
+/// Has a graph keep a user object alive.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown graph.
+pub(crate) fn hold(graph: u64, object: Held) -> Outcome {
+    let mut state = STATE.lock();
+    let Some(graph) = state.graphs.get_mut(&graph) else {
+        drop(state);
+        return Err(Code::INVALID_VALUE);
+    };
+    graph.objects.push(object);
+    Ok(())
+}
+
+/// Takes references of a user object away from a graph.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown graph, or when it has fewer.
+pub(crate) fn release(graph: u64, object: u64, count: u64) -> Outcome {
+    let mut state = STATE.lock();
+    let graph = state.graphs.get_mut(&graph).ok_or(Code::INVALID_VALUE)?;
+    let released = user_objects::take(&mut graph.objects, object, count)?;
+    drop(state);
+    drop(released);
+    Ok(())
+}
+
+/// References of its own to all user objects of a graph and its children.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown graph.
+pub(crate) fn objects(graph: u64) -> Outcome<Vec<Held>> {
+    let state = STATE.lock();
+    let mut objects = Vec::new();
+    let mut rest = vec![graph];
+    while let Some(graph) = rest.pop() {
+        let graph = state.graph(graph)?;
+        objects.extend(graph.objects.iter().cloned());
+        rest.extend(graph.nodes.iter().filter_map(|node| match state.nodes.get(node)?.work {
+            Work::Child(child) => Some(child),
+            _ => None,
+        }));
+    }
+    Ok(objects)
 }
 
 /// Adds a node. A child graph is copied.
@@ -121,9 +173,10 @@ pub(crate) fn add(graph: u64, dependencies: &[u64], work: Work) -> Outcome<u64> 
 pub(crate) fn destroy_node(node: u64) -> Outcome {
     let mut state = STATE.lock();
     let Node { graph, work, .. } = state.nodes.remove(&node).ok_or(Code::INVALID_VALUE)?;
-    if let Work::Child(child) = work {
-        state.remove(child);
-    }
+    let released = match work {
+        Work::Child(child) => state.remove(child),
+        _ => Vec::new(),
+    };
     let others = state.graphs.get_mut(&graph).map(|graph| {
         graph.nodes.retain(|other| *other != node);
         graph.nodes.clone()
@@ -133,6 +186,8 @@ pub(crate) fn destroy_node(node: u64) -> Outcome {
             other.dependencies.retain(|dependency| *dependency != node);
         }
     }
+    drop(state);
+    drop(released);
     Ok(())
 }
 
@@ -234,12 +289,15 @@ pub(crate) fn set_work(node: u64, work: Work) -> Outcome {
         Work::Child(child) => Work::Child(state.copy(child, true)?),
         other => other,
     };
-    if let Work::Child(child) = old {
-        state.remove(child);
-    }
+    let released = match old {
+        Work::Child(child) => state.remove(child),
+        _ => Vec::new(),
+    };
     if let Some(node) = state.nodes.get_mut(&node) {
         node.work = work;
     }
+    drop(state);
+    drop(released);
     Ok(())
 }
 
@@ -327,18 +385,23 @@ impl State {
         Ok(handle)
     }
 
-    fn remove(&mut self, graph: u64) {
-        for node in self.graphs.remove(&graph).unwrap_or_default().nodes {
+    /// Removes a graph with its nodes; gives what it kept alive, to be dropped without the lock.
+    fn remove(&mut self, graph: u64) -> Vec<Held> {
+        let Graph { nodes, mut objects, .. } = self.graphs.remove(&graph).unwrap_or_default();
+        for node in nodes {
             if let Some(Node { work: Work::Child(child), .. }) = self.nodes.remove(&node) {
-                self.remove(child);
+                objects.extend(self.remove(child));
             }
         }
+        objects
     }
 
     fn copy(&mut self, graph: u64, embedded: bool) -> Outcome<u64> {
         let nodes = self.graph(graph)?.nodes.clone();
+        let objects = self.graph(graph)?.objects.clone();
         let handle = new_handle();
-        self.graphs.insert(handle, Graph { nodes: Vec::new(), embedded, original: graph });
+        let copy = Graph { nodes: Vec::new(), embedded, original: graph, objects };
+        self.graphs.insert(handle, copy);
         let mut copies = BTreeMap::new();
         for node in &nodes {
             let work = match self.node(*node)?.work.clone() {

@@ -30,4 +30,5 @@ pub mod ptx;
 mod service;
 mod status;
 mod streams;
+mod user_objects;
 mod virtual_memory;

@@ -425,3 +425,48 @@ fn a_checkpoint_carries_graphs() {
     program.tell("go on");
     program.finish();
 }
+
+#[test]
+fn user_objects_live_as_long_as_what_holds_them() {
+    const MOVE: u32 = 1;
+    let _alone = alone();
+    context();
+    let (mut graph, mut child, mut object, mut exec, mut node) = (0, 0, 0, 0, 0);
+    let destroyed = AtomicU32::new(0);
+    let gone = || destroyed.load(Ordering::SeqCst);
+    let place = (&raw const destroyed) as u64;
+    assert_eq!(cuUserObjectCreate(&mut object, place, count, 1, 0), INVALID_VALUE);
+    assert_eq!(cuUserObjectCreate(&mut object, place, count, 0, 1), INVALID_VALUE);
+    ok(cuUserObjectCreate(&mut object, place, count, 1, 1));
+    ok(cuUserObjectRetain(object, 2));
+    ok(cuUserObjectRelease(object, 1));
+    assert_eq!(cuUserObjectRelease(object, 3), INVALID_VALUE);
+
+    // Two references of the program become the child's; its copy in the graph has two of its own.
+    ok(cuGraphCreate(&mut child, 0));
+    assert_eq!(cuGraphRetainUserObject(child, object, 1, 2), INVALID_VALUE);
+    ok(cuGraphRetainUserObject(child, object, 2, MOVE));
+    assert_eq!(cuGraphReleaseUserObject(child, object, 3), INVALID_VALUE);
+    ok(cuGraphReleaseUserObject(child, object, 1));
+    ok(cuGraphCreate(&mut graph, 0));
+    // SAFETY: no dependencies are passed.
+    ok(unsafe { cuGraphAddChildGraphNode(&mut node, graph, std::ptr::null(), 0, child) });
+    ok(cuGraphDestroy(child));
+    ok(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+    assert_eq!(cuGraphInstantiateWithFlags(&mut 0, graph, 1 | 4), INVALID_VALUE);
+    ok(cuGraphDestroy(graph));
+    assert_eq!(gone(), 0);
+
+    // A launch that is under way holds it, too.
+    let stream = stream();
+    let flag = allocate(4);
+    write(flag, &[0]);
+    ok(cuStreamWaitValue32_v2(stream, flag, 1, 0));
+    ok(cuGraphLaunch(exec, stream));
+    ok(cuGraphExecDestroy(exec));
+    assert_eq!(gone(), 0);
+    write(flag, &[1]);
+    ok(cuStreamSynchronize(stream));
+    assert_eq!(gone(), 1);
+    assert_eq!(cuUserObjectRetain(object, 1), INVALID_VALUE);
+}

@@ -15,7 +15,8 @@ use crate::graphs;
 use crate::status::{Code, Outcome};
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`, `_UPLOAD` and `_USE_NODE_PRIORITY`.
-const KNOWN_FLAGS: u64 = 1 | 2 | 8;
+const KNOWN_FLAGS: u64 = AUTO_FREE | 2 | 8;
+const AUTO_FREE: u64 = 1;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH`.
 const DEVICE_LAUNCH: u64 = 4;
 
@@ -44,7 +45,8 @@ fn find(handle: u64) -> Outcome<Arc<Executable>> {
 
 fn instantiate(out: &Out<u64>, graph: u64, flags: u64) -> Outcome {
     out.check()?;
-    if flags & !(KNOWN_FLAGS | DEVICE_LAUNCH) != 0 {
+    let both = AUTO_FREE | DEVICE_LAUNCH;
+    if flags & !(KNOWN_FLAGS | DEVICE_LAUNCH) != 0 || flags & both == both {
         return Err(Code::INVALID_VALUE);
     }
     if flags & DEVICE_LAUNCH != 0 {

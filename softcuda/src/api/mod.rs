@@ -35,6 +35,7 @@ mod primary;
 mod proc_address;
 mod set;
 mod stream;
+mod user_object;
 mod vmm;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

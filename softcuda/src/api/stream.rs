@@ -15,7 +15,7 @@ use crate::pools;
 use crate::status::{Code, Outcome};
 use crate::streams::NON_BLOCKING;
 
-type HostFunction = Option<unsafe extern "C" fn(u64)>;
+pub(super) type HostFunction = Option<unsafe extern "C" fn(u64)>;
 /// `CU_EVENT_WAIT_EXTERNAL`.
 const EXTERNAL: u32 = 1;
 

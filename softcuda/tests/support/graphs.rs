@@ -26,6 +26,22 @@ unsafe extern "C" {
     pub(crate) safe fn cuEventRecordWithFlags(event: u64, stream: u64, flags: u32) -> u32;
     pub(crate) safe fn cuGraphCreate(graph: &mut u64, flags: u32) -> u32;
     pub(crate) safe fn cuGraphDestroy(graph: u64) -> u32;
+    pub(crate) safe fn cuUserObjectCreate(
+        object: &mut u64,
+        data: u64,
+        destroy: extern "C" fn(u64),
+        references: u32,
+        flags: u32,
+    ) -> u32;
+    pub(crate) safe fn cuUserObjectRetain(object: u64, count: u32) -> u32;
+    pub(crate) safe fn cuUserObjectRelease(object: u64, count: u32) -> u32;
+    pub(crate) safe fn cuGraphRetainUserObject(
+        graph: u64,
+        object: u64,
+        count: u32,
+        flags: u32,
+    ) -> u32;
+    pub(crate) safe fn cuGraphReleaseUserObject(graph: u64, object: u64, count: u32) -> u32;
     pub(crate) safe fn cuGraphDestroyNode(node: u64) -> u32;
     pub(crate) safe fn cuGraphClone(clone: &mut u64, graph: u64) -> u32;
     pub(crate) safe fn cuGraphNodeFindInClone(found: &mut u64, node: u64, clone: u64) -> u32;

@@ -171,7 +171,7 @@ impl<'a> Parser<'a> {
         self.at += 1;
         let target = self.name("a target such as sm_75")?;
         let digits = target.text.strip_prefix("sm_").unwrap_or("").trim_end_matches(['a', 'f']);
-        if !digits.parse::<u32>().is_ok_and(|sm| sm >= 30) {
+        if !digits.parse::<u32>().is_ok_and(|sm| sm >= 20) {
             let message = format!("target `{}` is not supported", target.text);
             return Err(target.position.fault(DiagnosticKind::UnsupportedTarget, message));
         }
