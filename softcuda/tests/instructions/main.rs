@@ -4,6 +4,7 @@
 //! The golden data of the GPU is made by `examples/golden.rs`.
 
 mod conversions;
+mod coverage;
 mod driver;
 mod floats;
 mod golden;
@@ -78,7 +79,9 @@ fn softcuda_runs_what_triton_compiles() {
 fn softcuda_agrees_with_gpus() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let jobs = jobs::all();
-    for file in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+    let files: Vec<_> = std::fs::read_dir(folder).expect("golden data").flatten().collect();
+    assert!(!files.is_empty(), "there is golden data");
+    for file in files {
         let golden = Golden::read(&file.path()).expect("golden data can be read");
         check(&jobs, |driver, job| match golden.find(job) {
             Found::Result(bytes) => compare(job.kind, job.golden, &driver.run(job)?, bytes)
