@@ -101,7 +101,7 @@ mod tests {
     fn listeners_are_found_by_their_names() {
         let pid = std::process::id();
         let process = ProcessInfo::read(pid).expect("it is this one");
-        assert!(of(&process).is_empty() && !has_agent(&process));
+        assert!(!has_agent(&process));
         let wanted = |name: &str, terminated, kind| {
             let mut listener = Listener { name: name.into(), terminated, kind, inode: 0 };
             let socket = listen(&listener, pid).expect("the name is free");
@@ -112,12 +112,14 @@ mod tests {
             listener.inode = inode.expect("a socket").parse().expect("a number");
             (socket, listener)
         };
-        let (_driver, driver) = wanted("cuda-uvmfd", true, ListenerKind::SeqPacket);
+        let (_other, other) = wanted("other", true, ListenerKind::SeqPacket);
         assert!(!has_agent(&process));
         let (_agent, agent) = wanted("gpucr-agent", false, ListenerKind::Stream);
         assert!(has_agent(&process));
+        // Another test may have started the software driver in this process.
         let mut found = of(&process);
+        found.retain(|listener| listener.name != "softcuda");
         found.sort_by_key(|listener| listener.inode);
-        assert_eq!(found, [driver, agent]);
+        assert_eq!(found, [other, agent]);
     }
 }
