@@ -3,8 +3,9 @@
 # restored, and run to its end; the lines that it prints must be the same.
 # usage: verify_workloads.sh GPUCR WORKLOAD OUT [NAME...]
 set -u
-gpucr=$1 workload=$2 out=$3
+gpucr=$(realpath "$1") workload=$(realpath "$2") out=$3
 shift 3
+mkdir -p "$out" || exit 1
 names=("$@")
 [ ${#names[@]} -gt 0 ] || mapfile -t names < <("$workload" --list)
 images=$(mktemp -d /dev/shm/gpucr-workloads-XXXXXX)

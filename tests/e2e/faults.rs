@@ -6,7 +6,7 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, SmallDisk, finish, show, undisturbed};
+use gpucr_tests::{Lab, Program, SmallDisk, finish, refused, show, undisturbed};
 
 /// The phases of a dump, in order.
 const DUMP_PHASES: [&str; 11] = [
@@ -304,23 +304,81 @@ fn a_restore_killed_in_its_last_phase_is_complete() -> Result<()> {
 /// A restore that fails because somebody else took the pid leaves that process alone.
 #[test]
 fn a_restore_that_loses_a_race_for_the_pid_harms_nobody() -> Result<()> {
-    let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
     let mut program = lab.at_work("sgd", &ARGS)?;
     let image = lab.path("image");
     lab.dump(&program, &image, &[])?;
     program.wait()?;
-    let mut slow = lab.gpucr();
-    slow.args(["restore", "--detach"]).arg(&image).env("GPUCR_FAULT", "pause:extract");
-    slow.stdout(std::process::Stdio::null());
-    slow.stderr(std::fs::File::create(lab.path("slow.err"))?);
-    let mut slow = slow.spawn()?;
-    std::thread::sleep(Duration::from_millis(500));
+    let slow = held_restore(&lab, &image)?;
+    let mut other = process_with_pid(program.pid)?;
+    std::fs::write(lab.path("go on"), "")?;
+    let output = slow.wait_with_output()?;
+    refused(&output, 1, &["in use", "Nothing was changed"])?;
+    ensure!(other.try_wait()?.is_none(), "it was ended by a restore that is not its own");
+    other.kill()?;
+    other.wait()?;
     let mut program = lab.restore(&image, program)?;
-    let status = slow.wait()?;
-    ensure!(!status.success(), "the second restore had no pid to take");
     program.result()?;
-    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    ensure!(program.series() == undisturbed("sgd", &ARGS[..2])?, "{}", program.output());
+    Ok(())
+}
+
+/// A restore in the background that waits until there is a file `go on`. It has seen that the pids are
+/// free.
+fn held_restore(lab: &Lab, image: &Path) -> Result<std::process::Child> {
+    let mut command = lab.gpucr();
+    command.args(["restore", "--detach"]).arg(image).env("GPUCR_LOG", "debug");
+    command.env("GPUCR_FAULT", "hold:extract").env("GPUCR_FAULT_FILE", lab.path("go on"));
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let mut child = command.spawn()?;
+    let mut log = std::io::BufReader::new(child.stderr.take().context("piped")?);
+    let mut line = String::new();
+    while !line.contains("begins phase=\"extract\"") {
+        line.clear();
+        ensure!(std::io::BufRead::read_line(&mut log, &mut line)? > 0, "it ended early");
+    }
+    child.stderr = Some(log.into_inner());
+    Ok(child)
+}
+
+/// A process that has this pid, which nobody has.
+fn process_with_pid(pid: u32) -> Result<std::process::Child> {
+    const LAST: &str = "/proc/sys/kernel/ns_last_pid";
+    for _ in 0..1000 {
+        let last = std::fs::read_to_string(LAST)?;
+        std::fs::write(LAST, (pid - 1).to_string())?;
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn()?;
+        // The next pids would be those of the program's threads.
+        std::fs::write(LAST, last.trim())?;
+        if child.id() == pid {
+            return Ok(child);
+        }
+        child.kill()?;
+        child.wait()?;
+    }
+    anyhow::bail!("the pid {pid} is not to be had")
+}
+
+#[test]
+fn two_restores_of_one_image_take_turns() -> Result<()> {
+    let lab = Lab::new();
+    let mut program = lab.at_work("sgd", &ARGS)?;
+    let image = lab.path("image");
+    lab.dump(&program, &image, &[])?;
+    program.wait()?;
+    let first = held_restore(&lab, &image)?;
+    let output = lab.run(["restore", "image"])?;
+    refused(&output, 1, &["another gpucr is at work", "Nothing was changed"])?;
+    std::fs::write(lab.path("go on"), "")?;
+    let output = first.wait_with_output()?;
+    ensure!(output.status.success(), "{}", show(&output));
+    program.let_go()?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while program.series().last().is_none_or(|line| !line.starts_with("result ")) {
+        ensure!(Instant::now() < deadline, "{}", program.output());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    ensure!(program.series() == undisturbed("sgd", &ARGS[..2])?, "{}", program.output());
     Ok(())
 }
 

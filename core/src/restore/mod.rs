@@ -269,9 +269,11 @@ fn start_criu(
     let mut inherited = stdio::inherited(&manifest.processes, options.detach)?;
     for process in &manifest.processes {
         for listener in &process.listeners {
-            let socket = sockets::listen(listener, process.pid).map_err(|source| Error::Io {
-                what: format!("cannot listen on behalf of process {}", process.pid),
-                source,
+            let pid = process.pid;
+            let socket = sockets::listen(listener, pid).map_err(|source| match source.kind() {
+                // The pid is free: another restore is about to take it.
+                std::io::ErrorKind::AddrInUse => Error::Busy { pid },
+                _ => Error::Io { what: format!("cannot listen for process {pid}"), source },
             })?;
             let key = format!("socket:[{}]", listener.inode);
             inherited.push(InheritFd { key, fd: socket });
