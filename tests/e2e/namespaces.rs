@@ -6,7 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, binary, finish, show, undisturbed};
+use gpucr_tests::{Lab, Pace, binary, finish, in_own_session, show, undisturbed};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -18,6 +18,7 @@ fn dumped(lab: &Lab, name: &str, pace: &Pace) -> Result<(u32, Vec<String>)> {
     let mut command = lab.gpucr();
     command.args(["run", "--device", "soft", "--"]).arg(binary("workload")).arg(name);
     command.args(ARGS).args(["--pace", pace.file()]).stdout(Stdio::piped());
+    in_own_session(&mut command);
     let mut program = command.spawn()?;
     pace.allow(60)?;
     let mut lines =

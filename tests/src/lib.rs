@@ -158,13 +158,7 @@ impl Lab {
             .stdout(out.try_clone()?)
             .stderr(out)
             .envs(self.environment.iter().map(|(k, v)| (k, v)));
-        // SAFETY: setsid is async-signal-safe. A session of its own, as a daemon has.
-        unsafe {
-            command.pre_exec(|| {
-                rustix::process::setsid()?;
-                Ok(())
-            });
-        }
+        in_own_session(&mut command);
         let child = command.spawn().context("the program starts")?;
         Ok(Program { pid: child.id(), child: Some(child), log, pace: None })
     }
@@ -373,6 +367,18 @@ fn descendants(root: u32) -> Vec<u32> {
         next += 1;
     }
     found
+}
+
+/// Lets a command be started in a session of its own, as a daemon has: CRIU cannot save one whose leader
+/// is outside of the container in which the tests may run.
+pub fn in_own_session(command: &mut Command) {
+    // SAFETY: setsid is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            rustix::process::setsid()?;
+            Ok(())
+        });
+    }
 }
 
 /// Runs a command to its end, which must come in time.
