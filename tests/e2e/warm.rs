@@ -593,6 +593,7 @@ fn two_programs_at_once_from_one_copy() -> Result<()> {
     let mut command = lab.gpucr();
     command.args(["run", "--device", "soft", "--"]).arg(binary("workload")).arg("sgd");
     command.args(&ARGS[..2]).args(["--pace", pace.file()]).stdout(Stdio::piped());
+    gpucr_tests::in_own_session(&mut command);
     let mut program = command.spawn()?;
     let mut output = BufReader::new(program.stdout.take().context("piped")?).lines();
     let mut before = Vec::new();
