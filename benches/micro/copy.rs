@@ -1,9 +1,11 @@
 //! How fast device memory comes into an image, and what holds it up: the copy alone, with the hash
-//! of each chunk, and with the image's store behind it; beside it the same without a device.
+//! of each chunk, and with the image's store behind it; and how fast it comes back. Beside it the same
+//! without a device.
 //!
 //! On a machine with a GPU it runs there, else on the software driver, whose device memory is host
 //! memory. No program runs beside it.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -17,8 +19,9 @@ use gpucr_core::device::lanes::chunks_in;
 use gpucr_core::device::{Driver, Filled, Hasher, Lane, SharedBlock, Span};
 use gpucr_core::library;
 use gpucr_core::stop::Stop;
-use gpucr_core::store::{ChunkId, ChunkWriter, Compression, MAX_CHUNK, StoreError};
+use gpucr_core::store::{ChunkId, ChunkReader, ChunkWriter, Compression, MAX_CHUNK, StoreError};
 use rayon::prelude::*;
+use tempfile::TempDir;
 
 #[derive(Parser)]
 struct Args {
@@ -57,11 +60,19 @@ fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
 
 /// Makes a store, lets `work` fill it, and removes it. Only the filling counts.
 fn into_store(args: &Args, work: impl FnOnce(&ChunkWriter) -> Result<()>) -> Result<f64> {
+    Ok(filled_store(args, work)?.0)
+}
+
+/// Makes a store and lets `work` fill it. Gives the seconds that the filling took.
+fn filled_store(
+    args: &Args,
+    work: impl FnOnce(&ChunkWriter) -> Result<()>,
+) -> Result<(f64, TempDir)> {
     let dir = tempfile::tempdir_in(&args.dir)?;
     let store = ChunkWriter::create(dir.path(), Compression::None)?;
     let seconds = timed(|| work(&store))?;
     store.finish()?;
-    Ok(seconds)
+    Ok((seconds, dir))
 }
 
 fn fill(bytes: &mut [u8], seed: u64) {
@@ -108,12 +119,12 @@ fn main() -> Result<()> {
         fill(to, (span.block * 1000 + span.chunk) as u64);
         Ok(Filled::Bytes)
     };
-    lane.copy_in(&blocks, &stop, &give).map_err(|e| anyhow::anyhow!("{e:?}"))?;
+    lane.copy_in(&all, &stop, &give).map_err(|e| anyhow::anyhow!("{e:?}"))?;
     let mut hasher = Hasher::prepare(lane.context())?;
     let places: Vec<(u64, usize)> = all.iter().map(|span| (span.address, span.len)).collect();
 
     let mut copy = |take: &(dyn Fn(&[u8]) -> Result<(), StoreError> + Sync)| -> Result<()> {
-        let take = |_: Span, bytes: &[u8]| take(bytes);
+        let take = |_: Span, bytes: &[u8], _| take(bytes);
         lane.copy_out(&all, None, &stop, &take).map_err(|e| anyhow::anyhow!("{e:?}"))
     };
     let alone = rate(&args, bytes, || timed(|| copy(&|_| Ok(()))))?;
@@ -135,6 +146,43 @@ fn main() -> Result<()> {
             Ok(())
         })
     })?;
+
+    // From here on what is copied out is hashed on the device.
+    lane.prepare_bounce(bytes)?;
+    let bounced = |lane: &mut Lane, store: Option<&ChunkWriter>| -> Result<()> {
+        let take = |_: Span, bytes: &[u8], id: Option<ChunkId>| {
+            let id = id.expect("the device hashes");
+            store.map_or(Ok(()), |store| store.put_hashed(id, bytes).map(drop))
+        };
+        lane.copy_out(&all, None, &stop, &take).map_err(|e| anyhow::anyhow!("{e:?}"))
+    };
+    let bounced_alone = rate(&args, bytes, || timed(|| bounced(&mut lane, None)))?;
+    let bounced_stored =
+        rate(&args, bytes, || into_store(&args, |store| bounced(&mut lane, Some(store))))?;
+
+    let (_, dir) = filled_store(&args, |store| bounced(&mut lane, Some(store)))?;
+    let store = ChunkReader::open(dir.path())?;
+    let ids: Vec<ChunkId> = hasher.hash(&places)?.into_iter().map(|hashed| hashed.id).collect();
+    let by_place: HashMap<u64, ChunkId> =
+        places.iter().map(|(address, _)| *address).zip(ids.iter().copied()).collect();
+    let load = |lane: &mut Lane,
+                get: fn(&ChunkReader, &ChunkId, &mut [u8]) -> Result<(), StoreError>|
+     -> Result<()> {
+        let give = |span: Span, to: &mut [u8]| {
+            get(&store, &by_place[&span.address], to).map(|()| Filled::Bytes)
+        };
+        lane.copy_in(&all, &stop, &give).map_err(|e| anyhow::anyhow!("{e:?}"))
+    };
+    let back = rate(&args, bytes, || timed(|| load(&mut lane, ChunkReader::get)))?;
+    let back_on_device = rate(&args, bytes, || {
+        timed(|| {
+            load(&mut lane, ChunkReader::get_unchecked)?;
+            let found = hasher.hash(&places)?;
+            ensure!(found.iter().map(|hashed| hashed.id).eq(ids.iter().copied()), "the same bytes");
+            Ok(())
+        })
+    })?;
+    drop(dir);
 
     let mut host = vec![0u8; bytes.min(8 << 30) as usize];
     host.par_chunks_mut(MAX_CHUNK).enumerate().for_each(|(i, chunk)| fill(chunk, i as u64));
@@ -166,6 +214,10 @@ fn main() -> Result<()> {
         ("from the device, hashed", hashed),
         ("from the device into the store, raw", stored),
         ("hashed on the device", on_device),
+        ("from the device, hashed there first", bounced_alone),
+        ("from the device, hashed there first, into the store", bounced_stored),
+        ("from the store to the device, hashed by the host", back),
+        ("from the store to the device, hashed there", back_on_device),
         ("from memory into the store, raw", host_stored),
         ("hashed from memory, all cores", host_hash),
         ("hashed from memory, one core", one_hash),

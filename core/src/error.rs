@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::criu::CriuError;
+use crate::device::TransferError;
 use crate::device::driver::{DriverError, OpenError};
 use crate::image::ImageError;
 use crate::process::{AgentError, TreeError};
@@ -116,6 +117,16 @@ pub enum Error {
     Hook { command: String, how: String },
     #[error("fault {0} was asked for")]
     Injected(String),
+}
+
+impl From<TransferError<StoreError>> for Error {
+    fn from(error: TransferError<StoreError>) -> Self {
+        match error {
+            TransferError::Driver(error) => Self::Driver(error),
+            TransferError::Chunk(error) => Self::Store(error),
+            TransferError::Altered => Self::WrongCopy { what: "a chunk".into() },
+        }
+    }
 }
 
 impl From<ImageError> for Error {

@@ -15,13 +15,14 @@ fn what_changed_after_it_was_copied_is_found_and_copied_again() -> Result<()> {
     let expected = undisturbed("scatter", &ARGS[..2])?;
     let lab = Lab::new();
     let program = lab.at_work("scatter", &ARGS)?;
-    let image = lab.path("image");
-    let report = lab.dump(&program, &image, &["--protocol", "recopy"])?;
+    let dump = HeldDump::start(&lab, &program, &["--protocol", "recopy"], "hold:gate")?;
+    let_it_write(&program)?;
+    let report = dump.finish()?;
     ensure!(report["protocol"] == "recopy", "{report}");
     let count = |name: &str| report["validation"][name].as_u64().context("a count");
     let (chunks, misspeculated) = (count("chunks")?, count("misspeculated")?);
     ensure!(report["precopied_chunks"].as_u64() > Some(chunks / 4), "{report}");
-    // A word changes in one of 32 chunks every 10 ms, and the copy takes longer.
+    // A word has changed in one chunk after the other since they were copied.
     ensure!(misspeculated > 0 && count("recopied")? >= misspeculated, "{report}");
     ensure!(count("recopied")? < chunks, "{report}");
     // Its launches hide where they write: the place is known, nobody is suspected.
@@ -31,9 +32,21 @@ fn what_changed_after_it_was_copied_is_found_and_copied_again() -> Result<()> {
         ensure!(place["pid"].as_u64().is_some() && place["size"].as_u64() > Some(0), "{report}");
         ensure!(place["suspects"] == serde_json::json!([]), "{report}");
     }
-    let mut restored = lab.restore(&image, program)?;
+    let mut restored = lab.restore(&lab.path("image"), program)?;
     restored.result()?;
     ensure!(restored.series() == expected, "{:#?}\nis not {expected:#?}", restored.series());
+    Ok(())
+}
+
+/// Waits until the program has written to 20 of its 32 chunks or so.
+fn let_it_write(program: &Program) -> Result<()> {
+    let before = steps(program);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // It prints every eighth of its steps.
+    while steps(program) < before + 4 {
+        ensure!(Instant::now() < deadline, "{}", program.output());
+        std::thread::sleep(Duration::from_millis(2));
+    }
     Ok(())
 }
 
@@ -47,7 +60,7 @@ fn a_kernel_that_writes_what_was_copied_is_named() -> Result<()> {
     let mut program = lab.start("stencil", &["--steps", "60", "--pace", pace.file()])?;
     program.wait_for("step 3 ")?;
     // It holds still while it is copied, and makes a step before it is stopped.
-    let dump = HeldDump::start(&lab, &program, &["-R", "--protocol", "recopy"], "gate")?;
+    let dump = HeldDump::start(&lab, &program, &["-R", "--protocol", "recopy"], "hold:gate")?;
     pace.allow(1)?;
     program.wait_for("step 4 ")?;
     let report = dump.finish()?;
@@ -68,8 +81,9 @@ struct HeldDump {
 }
 
 impl HeldDump {
-    /// Starts a dump to `image` and waits until it has come to the phase.
-    fn start(lab: &Lab, program: &Program, args: &[&str], phase: &str) -> Result<Self> {
+    /// Starts a dump to `image` and waits until it has come to the phase at which the first of the
+    /// `faults` holds it up.
+    fn start(lab: &Lab, program: &Program, args: &[&str], faults: &str) -> Result<Self> {
         let path = |name: &str| lab.path(name);
         let (log, report, go) = (path("dump.log"), path("dump.json"), path("go"));
         let child = lab
@@ -78,13 +92,14 @@ impl HeldDump {
             .args(args)
             .env("GPUCR_LOG", "gpucr_core=debug")
             .env("NO_COLOR", "1")
-            .env("GPUCR_FAULT", format!("hold:{phase}"))
+            .env("GPUCR_FAULT", faults)
             .env("GPUCR_FAULT_FILE", &go)
             .stdout(File::create(&report)?)
             .stderr(File::create(&log)?)
             .spawn()?;
         let deadline = Instant::now() + Duration::from_secs(60);
-        let entered = format!("phase=\"{phase}\"");
+        let held = faults.split(',').next().and_then(|fault| fault.strip_prefix("hold:"));
+        let entered = format!("phase=\"{}\"", held.context("it is held somewhere")?);
         while !std::fs::read_to_string(&log)?.contains(&entered) {
             ensure!(Instant::now() < deadline, "{}", std::fs::read_to_string(&log)?);
             std::thread::sleep(Duration::from_millis(2));
@@ -104,15 +119,11 @@ impl HeldDump {
 fn without_the_check_the_image_is_wrong() -> Result<()> {
     let lab = Lab::new();
     let program = lab.at_work("scatter", &ARGS)?;
-    let image = lab.path("image");
-    let mut command = lab.gpucr();
-    command
-        .args(["dump", "--pid", &program.pid.to_string(), "--protocol", "recopy", "-o"])
-        .arg(&image)
-        .env("GPUCR_FAULT", "skip:validate");
-    let output = finish(&mut command)?;
-    ensure!(output.status.success(), "{}", show(&output));
-    let mut restored = lab.restore(&image, program)?;
+    let faults = "hold:gate,skip:validate";
+    let dump = HeldDump::start(&lab, &program, &["--protocol", "recopy"], faults)?;
+    let_it_write(&program)?;
+    dump.finish()?;
+    let mut restored = lab.restore(&lab.path("image"), program)?;
     let result = restored.result();
     ensure!(result.is_err(), "the program found nothing wrong: {result:?}");
     ensure!(restored.output().contains("is wrong"), "{}", restored.output());
@@ -192,7 +203,7 @@ fn a_program_may_end_before_its_image_is_complete() -> Result<()> {
     let expected = undisturbed("scatter", &ARGS[..2])?;
     let lab = Lab::new();
     let mut program = lab.at_work("scatter", &ARGS)?;
-    let dump = HeldDump::start(&lab, &program, &["-R", "--protocol", "cow"], "store")?;
+    let dump = HeldDump::start(&lab, &program, &["-R", "--protocol", "cow"], "hold:store")?;
     program.result()?;
     ensure!(program.series() == expected, "the program that ran on differs");
     dump.finish()?;

@@ -123,6 +123,7 @@ functions! {
     cuEventDestroy_v2(event: *mut c_void);
     cuEventRecord(event: *mut c_void, stream: *mut c_void);
     cuEventSynchronize(event: *mut c_void);
+    cuEventQuery(event: *mut c_void);
     cuMemHostAlloc(memory: *mut *mut c_void, bytes: usize, flags: c_uint);
     cuMemHostGetDevicePointer_v2(address: *mut u64, memory: *mut c_void, flags: c_uint);
     cuMemFreeHost(memory: *mut c_void);

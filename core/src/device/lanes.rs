@@ -11,20 +11,24 @@ use std::time::Instant;
 
 use gpucr_wire::CHUNK_SIZE;
 
+use super::bounce::{self, Bounce};
 use super::context::{Context, Event, SharedBlock, Staging, Stream};
 use super::driver::{Device, Driver, DriverError};
 use crate::stop::Stop;
+use crate::store::ChunkId;
 
 /// A staging buffer with the event that says when the copy of it has ended.
-struct Slot {
-    staging: Staging,
-    event: Event,
+pub(super) struct Slot {
+    pub(super) staging: Staging,
+    pub(super) event: Event,
 }
 
 /// The context of gpucr on one device, ready to copy.
 pub struct Lane {
-    context: Arc<Context>,
+    /// Let go of before the context.
+    bounce: Option<Bounce>,
     workers: Vec<[Slot; 2]>,
+    context: Arc<Context>,
     /// Whether a program runs beside, to which the cores belong first.
     beside: bool,
 }
@@ -53,6 +57,18 @@ pub trait Queue: Sync {
     /// The bytes have arrived: the memory is not needed any more. `false` if it was not safe from
     /// being written meanwhile, so that they are worth nothing.
     fn arrived(&self, span: &Span) -> bool;
+    /// Whether somebody may be waiting for what comes next.
+    fn is_urgent(&self) -> bool {
+        false
+    }
+}
+
+/// What is copied out on a stream, and when to end.
+pub(super) struct Work<'a, Q> {
+    pub(super) queue: &'a Q,
+    pub(super) until: Option<Instant>,
+    pub(super) stop: &'a Stop,
+    pub(super) stream: &'a Stream,
 }
 
 /// One after the other.
@@ -78,6 +94,8 @@ pub enum TransferError<E> {
     Driver(DriverError),
     /// What the caller does with a chunk failed.
     Chunk(E),
+    /// Other bytes have arrived than were hashed on the device.
+    Altered,
 }
 
 impl<E> From<DriverError> for TransferError<E> {
@@ -100,11 +118,13 @@ impl Span {
     }
 }
 
-fn spans<'a>(blocks: &'a [SharedBlock], device: &'a [u8; 16]) -> impl Iterator<Item = Span> + 'a {
-    let here = blocks.iter().enumerate().filter(move |(_, b)| b.device().uuid == *device);
-    here.flat_map(|(block, shared)| {
-        (0..chunks_in(shared.len())).map(move |chunk| Span::of(shared, block, chunk))
-    })
+/// The chunks of those `blocks` that are on the device.
+pub fn spans_on(blocks: &[SharedBlock], device: &[u8; 16]) -> Vec<Span> {
+    let here = blocks.iter().enumerate().filter(|(_, block)| block.device().uuid == *device);
+    let of = |(block, shared): (usize, &SharedBlock)| -> Vec<Span> {
+        (0..chunks_in(shared.len())).map(|chunk| Span::of(shared, block, chunk)).collect()
+    };
+    here.flat_map(of).collect()
 }
 
 impl Lane {
@@ -121,7 +141,17 @@ impl Lane {
         };
         let workers =
             (0..workers.max(1)).map(|_| Ok([slot()?, slot()?])).collect::<Result<_, _>>()?;
-        Ok(Self { context, workers, beside: false })
+        Ok(Self { bounce: None, workers, context, beside: false })
+    }
+
+    /// Makes ready to hash on the device what is copied out from here on, `bulk` bytes or so. Without
+    /// that, and where little memory is free for it, the receiver hashes.
+    ///
+    /// # Errors
+    /// Of the driver; copying works as before.
+    pub fn prepare_bounce(&mut self, bulk: u64) -> Result<(), DriverError> {
+        self.bounce = Bounce::prepare(&self.context, bulk)?;
+        Ok(())
     }
 
     /// Whether the copies from here on run beside a program that is not to be slowed by them.
@@ -135,15 +165,15 @@ impl Lane {
     }
 
     /// Reads these spans, which lie in memory of this lane's device that is mapped here, and calls
-    /// `take` with the bytes of each, from many threads at once. Ends early when `stop` is set, which
+    /// `take` with the bytes of each, and their hash if it is known, from many threads at once. Ends early when `stop` is set, which
     /// a failure does by itself; the caller then has to treat what was taken as incomplete. After
-    /// `until` each worker ends with what it has begun; all of them have begun something.
+    /// `until` nothing more is begun; something has been by then.
     pub fn copy_out<E: Send>(
         &mut self,
         work: &[Span],
         until: Option<Instant>,
         stop: &Stop,
-        take: &(impl Fn(Span, &[u8]) -> Result<(), E> + Sync),
+        take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
     ) -> Result<(), TransferError<E>> {
         self.copy_queue(&InOrder { work, next: AtomicUsize::new(0) }, until, stop, take)
     }
@@ -154,39 +184,22 @@ impl Lane {
         queue: &impl Queue,
         until: Option<Instant>,
         stop: &Stop,
-        take: &(impl Fn(Span, &[u8]) -> Result<(), E> + Sync),
+        take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
     ) -> Result<(), TransferError<E>> {
         let stream = Stream::create(&self.context)?;
-        let claim = || if stop.is_set() { None } else { queue.next() };
-        let beside = self.beside;
-        let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
-            if beside {
+        let Self { context, workers, bounce, beside } = self;
+        let begin = || {
+            if *beside {
                 // The thread's own, and it ends with the copy.
                 let _ = rustix::process::setpriority_process(None, BESIDE);
             }
-            stream.context().enter()?;
-            let issue = |slot: &mut Slot| -> Result<Option<Span>, DriverError> {
-                let Some(span) = claim() else { return Ok(None) };
-                stream.copy_out(span.address, &mut slot.staging, span.len)?;
-                stream.record(&slot.event)?;
-                Ok(Some(span))
-            };
-            let [a, b] = slots;
-            let (mut current, mut other) = (a, b);
-            let mut pending = issue(current)?;
-            while let Some(span) = pending {
-                let late = until.is_some_and(|until| Instant::now() >= until);
-                pending = if late { None } else { issue(other)? };
-                current.event.wait()?;
-                if queue.arrived(&span) {
-                    take(span, &current.staging.bytes()[..span.len])
-                        .map_err(TransferError::Chunk)?;
-                }
-                std::mem::swap(&mut current, &mut other);
-            }
-            Ok(())
+            context.enter()
         };
-        let result = on_all(&mut self.workers, stop, &worker);
+        let work = Work { queue, until, stop, stream: &stream };
+        let result = match bounce {
+            Some(bounce) => bounce::copy_out(bounce, workers, begin, &work, take),
+            None => copy_directly(workers, begin, &work, take),
+        };
         // Copies may be under way into staging buffers after a failure: wait before anyone
         // touches or frees them.
         self.context.enter()?;
@@ -194,16 +207,14 @@ impl Lane {
         result
     }
 
-    /// Writes every chunk of those `blocks` that are on this lane's device. `give` fills the
+    /// Writes these spans, which lie in memory of this lane's device that is mapped here. `give` fills the
     /// buffer with the chunk's bytes, or answers with the one byte that fills it.
     pub fn copy_in<E: Send>(
         &mut self,
-        blocks: &[SharedBlock],
+        work: &[Span],
         stop: &Stop,
         give: &(impl Fn(Span, &mut [u8]) -> Result<Filled, E> + Sync),
     ) -> Result<(), TransferError<E>> {
-        let uuid = self.context.device().uuid;
-        let work: Vec<Span> = spans(blocks, &uuid).collect();
         let stream = Stream::create(&self.context)?;
         let next = AtomicUsize::new(0);
         let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
@@ -215,7 +226,7 @@ impl Lane {
                     break;
                 }
                 if turn >= 2 {
-                    slot.event.wait()?;
+                    slot.event.wait_soon()?;
                 }
                 let filled = give(*span, &mut slot.staging.bytes_mut()[..span.len]);
                 match filled.map_err(TransferError::Chunk)? {
@@ -233,6 +244,41 @@ impl Lane {
     }
 }
 
+/// Copies what a queue gives straight to the host, on all workers.
+fn copy_directly<E: Send>(
+    workers: &mut [[Slot; 2]],
+    begin: impl Fn() -> Result<(), DriverError> + Sync,
+    work: &Work<'_, impl Queue>,
+    take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
+) -> Result<(), TransferError<E>> {
+    let &Work { queue, until, stop, stream } = work;
+    let claim = || if stop.is_set() { None } else { queue.next() };
+    let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
+        begin()?;
+        let issue = |slot: &mut Slot| -> Result<Option<Span>, DriverError> {
+            let Some(span) = claim() else { return Ok(None) };
+            stream.copy_out(span.address, &mut slot.staging, span.len)?;
+            stream.record(&slot.event)?;
+            Ok(Some(span))
+        };
+        let [a, b] = slots;
+        let (mut current, mut other) = (a, b);
+        let mut pending = issue(current)?;
+        while let Some(span) = pending {
+            let late = until.is_some_and(|until| Instant::now() >= until);
+            pending = if late { None } else { issue(other)? };
+            current.event.wait()?;
+            if queue.arrived(&span) {
+                take(span, &current.staging.bytes()[..span.len], None)
+                    .map_err(TransferError::Chunk)?;
+            }
+            std::mem::swap(&mut current, &mut other);
+        }
+        Ok(())
+    };
+    on_all(workers, stop, &worker)
+}
+
 /// How a chunk was given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Filled {
@@ -243,7 +289,7 @@ pub enum Filled {
 }
 
 /// Runs `worker` once for each element, each on a thread of its own, and gives the first error.
-fn on_all<T: Send, E: Send>(
+pub(super) fn on_all<T: Send, E: Send>(
     workers: &mut [T],
     stop: &Stop,
     worker: &(impl Fn(&mut T) -> Result<(), E> + Sync),

@@ -1,5 +1,6 @@
 //! The driver and the device memory that gpucr itself handles.
 
+mod bounce;
 pub mod context;
 pub mod driver;
 pub mod hash;
@@ -7,5 +8,8 @@ pub mod lanes;
 
 pub use context::{Context, SharedBlock};
 pub use driver::{Device, Driver, DriverError, ProcessState};
-pub use hash::Hasher;
+pub use hash::{Hashed, Hasher};
 pub use lanes::{Filled, Lane, Queue, Span, TransferError};
+
+#[cfg(test)]
+mod tests;

@@ -202,6 +202,16 @@ impl Bulk {
         }))
     }
 
+    /// Makes ready to have what is copied hashed on the devices, so that the host need not. Without that, and
+    /// where the devices have no memory for it, copying works all the same.
+    pub(super) fn prepare_bounce(&mut self, bulk_bytes: u64) {
+        for lane in &mut self.lanes {
+            if let Err(error) = lane.prepare_bounce(bulk_bytes) {
+                tracing::debug!(%error, "the host hashes what it copies");
+            }
+        }
+    }
+
     /// Makes ready to hash. `false` where the driver refuses; copying works all the same.
     pub(crate) fn prepare_hashing(&mut self) -> bool {
         let hashers = self.lanes.iter().map(|lane| Hasher::prepare(lane.context()));
@@ -273,7 +283,7 @@ impl Bulk {
                     scope.spawn(move || -> Result<_, DriverError> {
                         let spans = spans(pieces, |piece, _| piece.lane == lane);
                         let places: Vec<_> = spans.iter().map(|s| (s.address, s.len)).collect();
-                        let hashes = hasher.hash(&places)?;
+                        let hashes = hasher.hash(&places)?.into_iter().map(|hashed| hashed.id);
                         Ok(spans.into_iter().zip(hashes).collect())
                     })
                 })

@@ -457,9 +457,11 @@ fn choose(options: &Options, plan: &Plan, bulk: Option<&mut Bulk>) -> Protocol {
     let Some(bulk) = bulk.filter(|_| plan.bulk_bytes() > 0) else { return Protocol::Stop };
     // A program that is ended need not be let go early.
     let best = if options.leave_running { Protocol::Cow } else { Protocol::Recopy };
+    if options.protocol == Some(Protocol::Stop) || !bulk.prepare_hashing() {
+        return Protocol::Stop;
+    }
+    bulk.prepare_bounce(plan.bulk_bytes());
     match options.protocol {
-        Some(Protocol::Stop) => Protocol::Stop,
-        _ if !bulk.prepare_hashing() => Protocol::Stop,
         Some(Protocol::Recopy) => Protocol::Recopy,
         _ => best,
     }

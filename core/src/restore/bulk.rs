@@ -7,13 +7,15 @@ use gpucr_wire::CHUNK_SIZE;
 use rayon::prelude::*;
 
 use crate::device::driver::code;
-use crate::device::{Driver, DriverError, Lane, SharedBlock, Span, TransferError};
+use crate::device::lanes::spans_on;
+use crate::device::{Driver, DriverError, Hasher, Lane, SharedBlock, Span};
 use crate::error::Error;
 use crate::image::{Block, Process};
 use crate::phase::Progress;
 use crate::process::Agent;
 use crate::stage::Stage;
 use crate::stop::Stop;
+use crate::store::ChunkId;
 
 use super::source::Source;
 
@@ -84,27 +86,90 @@ fn load_blocks(
         })?;
         shared.push(SharedBlock::allocate(lane.context(), block.size)?);
     }
-    let give = |span: Span, buffer: &mut [u8]| {
-        progress.advance(span.len as u64);
-        image.give(&blocks[span.block].chunks[span.chunk], buffer)
-    };
+    let chunks = Chunks { blocks, image };
     std::thread::scope(|scope| {
-        let copies: Vec<_> = lanes
+        let loads: Vec<_> = lanes
             .iter_mut()
-            .map(|lane| scope.spawn(|| lane.copy_in(&shared, stop, &give)))
+            .map(|lane| {
+                let work = spans_on(&shared, &lane.context().device().uuid);
+                scope.spawn(|| chunks.load(lane, work, stop, progress))
+            })
             .collect();
-        copies.into_iter().try_for_each(|copy| {
-            copy.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
-    })
-    .map_err(|error| match error {
-        TransferError::Driver(error) => Error::Driver(error),
-        TransferError::Chunk(error) => Error::Store(error),
+        loads.into_iter().try_for_each(joined)
     })?;
     if stop.is_set() {
         return Err(Error::Interrupted);
     }
     Ok(shared.iter().map(SharedBlock::export).collect::<Result<_, _>>()?)
+}
+
+/// The chunks of the blocks of an image.
+struct Chunks<'a> {
+    blocks: &'a [&'a Block],
+    image: &'a Source,
+}
+
+impl Chunks<'_> {
+    fn id(&self, span: &Span) -> &ChunkId {
+        &self.blocks[span.block].chunks[span.chunk]
+    }
+
+    /// Loads the chunks of one device. They are checked there, where that takes next to no time: the host
+    /// has enough to do with reading. What does not pass is read again in a way that checks it, which
+    /// finds another copy or says what is damaged. Ends early when `stop` is set.
+    fn load(
+        &self,
+        lane: &mut Lane,
+        work: Vec<Span>,
+        stop: &Stop,
+        progress: &dyn Progress,
+    ) -> Result<(), Error> {
+        let context = lane.context().clone();
+        std::thread::scope(|scope| {
+            // The driver may have to compile the kernel.
+            let hasher = scope.spawn(move || Hasher::prepare(&context));
+            let give = |span: Span, buffer: &mut [u8]| {
+                progress.advance(span.len as u64);
+                self.image.give_unchecked(self.id(&span), buffer)
+            };
+            lane.copy_in(&work, stop, &give)?;
+            let mut hasher = joined(hasher);
+            if stop.is_set() {
+                return Ok(());
+            }
+            let wrong = match &mut hasher {
+                Ok(hasher) => self.wrong(hasher, work)?,
+                Err(error) => {
+                    tracing::warn!(%error, "device memory cannot be hashed; reading it all again");
+                    work
+                }
+            };
+            let give = |span: Span, buffer: &mut [u8]| self.image.give(self.id(&span), buffer);
+            lane.copy_in(&wrong, stop, &give)?;
+            let (Ok(hasher), false) = (&mut hasher, stop.is_set()) else { return Ok(()) };
+            match self.wrong(hasher, wrong)?.first() {
+                None => Ok(()),
+                Some(span) => {
+                    let block = self.blocks[span.block].id;
+                    let what = format!("chunk {} of block {block}", span.chunk);
+                    Err(Error::WrongCopy { what })
+                }
+            }
+        })
+    }
+
+    /// Those of the spans that do not hold what they should.
+    fn wrong(&self, hasher: &mut Hasher, work: Vec<Span>) -> Result<Vec<Span>, Error> {
+        let places: Vec<_> = work.iter().map(|span| (span.address, span.len)).collect();
+        let hashes = hasher.hash(&places)?;
+        let checked = work.into_iter().zip(hashes);
+        let wrong = checked.filter(|(span, hashed)| hashed.id != *self.id(span));
+        Ok(wrong.map(|(span, _)| span).collect())
+    }
+}
+
+fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Loads the blocks of one detached process through its own context.

@@ -9,7 +9,7 @@ use crate::device::Filled;
 use crate::error::Error;
 use crate::image::{ImageReader, Manifest};
 use crate::scratch;
-use crate::store::{ChunkId, Encoding, StoreError};
+use crate::store::{ChunkId, ChunkReader, Encoding, StoreError};
 use crate::warm::WarmImage;
 
 /// An image, opened for a restore.
@@ -69,15 +69,36 @@ impl Source {
     }
 
     /// Gives a chunk of device memory: its bytes in `out`, which has its length, or the one byte that
-    /// fills it.
+    /// fills it. From disk these bytes have been checked.
     pub(super) fn give(&self, id: &ChunkId, out: &mut [u8]) -> Result<Filled, StoreError> {
+        self.give_by(id, out, ChunkReader::get)
+    }
+
+    /// The same, but from disk too they may be other bytes: whoever calls it has to find out.
+    pub(super) fn give_unchecked(
+        &self,
+        id: &ChunkId,
+        out: &mut [u8],
+    ) -> Result<Filled, StoreError> {
+        self.give_by(id, out, |chunks, id, out| {
+            // What can be seen to be damaged may have another copy.
+            chunks.get_unchecked(id, out).or_else(|_| chunks.get(id, out))
+        })
+    }
+
+    fn give_by(
+        &self,
+        id: &ChunkId,
+        out: &mut [u8],
+        get: impl FnOnce(&ChunkReader, &ChunkId, &mut [u8]) -> Result<(), StoreError>,
+    ) -> Result<Filled, StoreError> {
         match self {
             Self::Disk(image) => {
                 let encoding = image.chunks().entry(id).map(|entry| entry.encoding);
                 if let Some(Encoding::Constant(byte)) = encoding {
                     return Ok(Filled::Constant(byte));
                 }
-                image.chunks().get(id, out)?;
+                get(image.chunks(), id, out)?;
                 Ok(Filled::Bytes)
             }
             Self::Warm(image) => image.copy.give(id, out),

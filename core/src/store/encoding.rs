@@ -223,11 +223,22 @@ impl Decoder {
         out: &mut [u8],
         read: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<ChunkId, DecodeError<E>> {
+        self.decode_unnamed(stored, out, read)?;
+        Ok(match stored.encoding {
+            Encoding::Constant(value) => constant_id(value, out.len()),
+            Encoding::Raw | Encoding::Zstd | Encoding::Planes(_) => ChunkId::of(out),
+        })
+    }
+
+    /// The same without the address: the caller has another way to find that it is the right one.
+    pub fn decode_unnamed<E>(
+        &mut self,
+        stored: Stored,
+        out: &mut [u8],
+        read: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), DecodeError<E>> {
         match stored.encoding {
-            Encoding::Constant(value) => {
-                out.fill(value);
-                return Ok(constant_id(value, out.len()));
-            }
+            Encoding::Constant(value) => out.fill(value),
             Encoding::Raw => read(out).map_err(DecodeError::Read)?,
             Encoding::Zstd | Encoding::Planes(_) => {
                 if self.stored.len() < stored.len {
@@ -237,7 +248,7 @@ impl Decoder {
                 self.unpack(stored, out).map_err(DecodeError::Damaged)?;
             }
         }
-        Ok(ChunkId::of(out))
+        Ok(())
     }
 
     /// Unpacks what was read.

@@ -138,12 +138,29 @@ impl ChunkWriter {
         if plain.len() > MAX_CHUNK {
             return Err(StoreError::ChunkTooLarge { len: plain.len() });
         }
-        self.check_whole()?;
         let constant = constant_byte(plain);
         let id = match constant {
             Some(value) => constant_id(value, plain.len()),
             None => ChunkId::of(plain),
         };
+        self.put_as(id, plain, constant)
+    }
+
+    /// The same for a chunk whose address the caller has computed from these very bytes.
+    pub fn put_hashed(&self, id: ChunkId, plain: &[u8]) -> Result<ChunkId, StoreError> {
+        if plain.len() > MAX_CHUNK {
+            return Err(StoreError::ChunkTooLarge { len: plain.len() });
+        }
+        self.put_as(id, plain, constant_byte(plain))
+    }
+
+    fn put_as(
+        &self,
+        id: ChunkId,
+        plain: &[u8],
+        constant: Option<u8>,
+    ) -> Result<ChunkId, StoreError> {
+        self.check_whole()?;
         self.plain_bytes.fetch_add(plain.len() as u64, Relaxed);
         self.chunks.fetch_add(1, Relaxed);
         if constant == Some(0) {

@@ -27,8 +27,38 @@ const THREADS: u32 = 256;
 /// interrupted, and on a GPU that the program shares it holds the program up.
 const BATCH: usize = 4096;
 const HASH: usize = 32;
+/// Bytes of a [`sum`].
+const SUM: usize = 8;
 /// Bytes of a span's description: address and length.
 const SPAN: usize = 16;
+
+/// What the memory of a span holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hashed {
+    /// The hash of its bytes.
+    pub id: ChunkId,
+    /// Their [`sum`], for those who get a copy of them.
+    pub sum: u64,
+}
+
+/// The sum of the 32-bit words of `bytes`, word *i* times 2*i* + 1, modulo 2^64; the last word is filled
+/// up with zeros. It costs the host a small part of what a hash costs, and tells whether a copy has brought
+/// the bytes that were hashed on the device: any change within one word changes it. It proves nothing
+/// against somebody who chooses the bytes.
+pub fn sum(bytes: &[u8]) -> u64 {
+    let word = |bytes: &[u8]| u64::from(u32::from_le_bytes(std::array::from_fn(|i| bytes[i])));
+    let words = bytes.chunks_exact(4);
+    let rest = words.remainder();
+    let mut weight = 1u32;
+    let mut total = 0u64;
+    for bytes in words {
+        total = total.wrapping_add(word(bytes).wrapping_mul(u64::from(weight)));
+        weight = weight.wrapping_add(2);
+    }
+    let mut last = [0; 4];
+    last[..rest.len()].copy_from_slice(rest);
+    total.wrapping_add(word(&last).wrapping_mul(u64::from(weight)))
+}
 
 /// Hashes memory of one device.
 pub struct Hasher {
@@ -47,6 +77,8 @@ struct Kernel {
     spans: Staging,
     /// Where the kernel writes their hashes.
     hashes: Staging,
+    /// And their sums.
+    sums: Staging,
 }
 
 impl Hasher {
@@ -63,7 +95,7 @@ impl Hasher {
         Ok(Self { how })
     }
 
-    /// The hash of each span, given by device address and length. Addresses are multiples of 16 and
+    /// Hash and sum of each span, given by device address and length. Addresses are multiples of 16 and
     /// lie in memory that is mapped in this process; no length is above [`MAX_CHUNK`].
     ///
     /// Memory that changes meanwhile gives a hash of no moment: the caller has to know that it
@@ -71,11 +103,11 @@ impl Hasher {
     ///
     /// # Errors
     /// Of the driver; what was hashed is lost.
-    pub fn hash(&mut self, spans: &[(u64, usize)]) -> Result<Vec<ChunkId>, DriverError> {
+    pub fn hash(&mut self, spans: &[(u64, usize)]) -> Result<Vec<Hashed>, DriverError> {
         assert!(spans.iter().all(|&(address, len)| address % 16 == 0 && len <= MAX_CHUNK));
         match &mut self.how {
             How::Kernel(kernel) => kernel.hash(spans),
-            How::Host => Ok(spans.par_iter().map(|&span| hash_host(span)).collect()),
+            How::Host => Ok(spans.par_iter().map_init(Vec::new, hash_host).collect()),
         }
     }
 }
@@ -86,11 +118,12 @@ impl Kernel {
             module: Module::load(context, PTX, c"gpucr_blake3")?,
             spans: Staging::allocate(context, BATCH * SPAN)?,
             hashes: Staging::allocate(context, BATCH * HASH)?,
+            sums: Staging::allocate(context, BATCH * SUM)?,
             stream: Stream::create(context)?,
         })
     }
 
-    fn hash(&mut self, spans: &[(u64, usize)]) -> Result<Vec<ChunkId>, DriverError> {
+    fn hash(&mut self, spans: &[(u64, usize)]) -> Result<Vec<Hashed>, DriverError> {
         self.stream.context().enter()?;
         let mut all = Vec::with_capacity(spans.len());
         for batch in spans.chunks(BATCH) {
@@ -99,36 +132,38 @@ impl Kernel {
                 place[..8].copy_from_slice(&address.to_le_bytes());
                 place[8..].copy_from_slice(&(*len as u64).to_le_bytes());
             }
-            let mut arguments = [self.spans.device_address()?, self.hashes.device_address()?];
+            let arrays = [&self.spans, &self.hashes, &self.sums];
+            let mut arguments = [0; 3];
+            for (argument, array) in arguments.iter_mut().zip(arrays) {
+                *argument = array.device_address()?;
+            }
             let mut pointers = arguments.each_mut().map(|a| std::ptr::from_mut(a).cast::<c_void>());
-            // SAFETY: two pointers, to arrays with room for the batch; the kernel reads the spans,
+            // SAFETY: three pointers, to arrays with room for the batch; the kernel reads the spans,
             // which the caller vouches for, and is waited for before anything is touched again.
             unsafe {
                 self.module.launch(&self.stream, batch.len() as u32, THREADS, &mut pointers)?;
             }
             self.stream.synchronize()?;
             let hashes = self.hashes.bytes().chunks_exact(HASH).take(batch.len());
-            all.extend(hashes.map(|hash| ChunkId(std::array::from_fn(|i| hash[i]))));
+            let sums = self.sums.bytes().chunks_exact(SUM);
+            all.extend(hashes.zip(sums).map(|(hash, sum)| Hashed {
+                id: ChunkId(std::array::from_fn(|i| hash[i])),
+                sum: u64::from_le_bytes(std::array::from_fn(|i| sum[i])),
+            }));
         }
         Ok(all)
     }
 }
 
 /// Hashes memory of the software driver, whose device addresses are addresses of this process.
-fn hash_host((address, len): (u64, usize)) -> ChunkId {
-    let mut hasher = blake3::Hasher::new();
-    let mut piece = [0u8; 64 << 10];
-    for offset in (0..len).step_by(piece.len()) {
-        let size = piece.len().min(len - offset);
-        // SAFETY: the memory is mapped here. Another process may write to it: the bytes are copied
-        // by the C library, of which the compiler assumes nothing, and any mixture is valid.
-        unsafe {
-            let from = (address as usize + offset) as *const c_void;
-            libc::memcpy(piece.as_mut_ptr().cast(), from, size);
-        }
-        hasher.update(&piece[..size]);
+fn hash_host(bytes: &mut Vec<u8>, &(address, len): &(u64, usize)) -> Hashed {
+    bytes.resize(len, 0);
+    // SAFETY: the memory is mapped here. Another process may write to it: the bytes are copied by the C
+    // library, of which the compiler assumes nothing, and any mixture is valid.
+    unsafe {
+        libc::memcpy(bytes.as_mut_ptr().cast(), address as usize as *const c_void, len);
     }
-    ChunkId(*hasher.finalize().as_bytes())
+    Hashed { id: ChunkId::of(bytes), sum: sum(bytes) }
 }
 
 #[cfg(test)]

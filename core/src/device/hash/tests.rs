@@ -1,21 +1,12 @@
 //! The kernel against the `blake3` crate. It runs on the software driver's interpreter here, and on
 //! a GPU where there is one.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::*;
 use crate::device::context::SharedBlock;
+use crate::device::tests::soft_driver;
 use crate::device::{Driver, Lane};
-
-/// The software driver, as the workspace's build has left it beside the test.
-fn soft_driver() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    test.ancestors()
-        .map(|dir| dir.join(library::SOFT_DRIVER))
-        .find(|path| path.is_file())
-        .expect("libsoftcuda.so is not built: run `cargo xtask test`")
-}
 
 fn contexts() -> Vec<Arc<Context>> {
     let drivers = std::iter::once(soft_driver()).chain(library::nvidia());
@@ -46,7 +37,7 @@ fn upload(context: &Arc<Context>, bytes: &[u8]) -> SharedBlock {
     block
 }
 
-fn check(hash: impl Fn(&Arc<Context>, &[(u64, usize)]) -> Vec<ChunkId>, lengths: &[usize]) {
+fn check(hash: impl Fn(&Arc<Context>, &[(u64, usize)]) -> Vec<Hashed>, lengths: &[usize]) {
     for context in contexts() {
         let bytes = noise(lengths.iter().max().unwrap() + 4096);
         let block = upload(&context, &bytes);
@@ -58,13 +49,14 @@ fn check(hash: impl Fn(&Arc<Context>, &[(u64, usize)]) -> Vec<ChunkId>, lengths:
         let hashes = hash(&context, &asked);
         assert_eq!(hashes.len(), spans.len());
         for ((offset, len), found) in spans.into_iter().zip(hashes) {
-            let expected = ChunkId::of(&bytes[offset..offset + len]);
+            let bytes = &bytes[offset..offset + len];
+            let expected = Hashed { id: ChunkId::of(bytes), sum: sum(bytes) };
             assert_eq!(found, expected, "{len} bytes on {}", context.device().name);
         }
     }
 }
 
-fn by_kernel(context: &Arc<Context>, spans: &[(u64, usize)]) -> Vec<ChunkId> {
+fn by_kernel(context: &Arc<Context>, spans: &[(u64, usize)]) -> Vec<Hashed> {
     Kernel::prepare(context).unwrap().hash(spans).unwrap()
 }
 
@@ -107,5 +99,31 @@ fn what_changes_on_the_device_changes_the_hash() {
         stream.fill(block.address() + 1_234_567, 0x5a, 1).unwrap();
         stream.synchronize().unwrap();
         assert_ne!(hasher.hash(&span).unwrap(), before);
+    }
+}
+
+#[test]
+fn the_sum_is_that_of_the_words_by_their_weights() {
+    assert_eq!(sum(&[]), 0);
+    assert_eq!(sum(&[1, 0, 0, 0, 2, 0, 0, 0, 3]), 1 + 2 * 3 + 3 * 5);
+    let all = vec![0xff; MAX_CHUNK];
+    let words = (MAX_CHUNK / 4) as u128;
+    let exact = u128::from(u32::MAX) * words * words;
+    assert_eq!(u128::from(sum(&all)), exact % (1 << 64));
+}
+
+#[test]
+fn a_change_or_an_exchange_of_words_changes_the_sum() {
+    let bytes = noise(MAX_CHUNK);
+    let whole = sum(&bytes);
+    for at in (0..bytes.len()).step_by(99_991) {
+        let mut changed = bytes.clone();
+        changed[at] ^= 0x80;
+        assert_ne!(sum(&changed), whole, "byte {at}");
+        let mut exchanged = bytes.clone();
+        exchanged.swap(at & !3, (at & !3) + 4);
+        if exchanged != bytes {
+            assert_ne!(sum(&exchanged), whole, "bytes {at}");
+        }
     }
 }

@@ -100,6 +100,10 @@ impl Queue for WantedFirst<'_> {
         let chunks = self.deferred.chunks(&self.pieces[span.block]);
         chunks.is_some_and(|chunks| chunks.finish(span.chunk))
     }
+
+    fn is_urgent(&self) -> bool {
+        true
+    }
 }
 
 impl Bulk {
@@ -344,8 +348,8 @@ struct Moved<'a> {
     timeline: &'a Timeline,
 }
 
-/// Takes the bytes of a span.
-type Take<'a> = dyn Fn(Span, &[u8]) -> Result<(), StoreError> + Sync + 'a;
+/// Takes the bytes of a span, and their hash if it is known.
+type Take<'a> = dyn Fn(Span, &[u8], Option<ChunkId>) -> Result<(), StoreError> + Sync + 'a;
 
 impl Moved<'_> {
     /// Lets `copy` copy the work of each lane; it gives what it copies to the function that it is given,
@@ -366,8 +370,12 @@ impl Moved<'_> {
                     scope.spawn(move || {
                         let mut slice = self.timeline.begin(Track::Copies(lane), || self.name);
                         let sum = AtomicU64::new(0);
-                        let take: &Take<'_> = &|span, bytes| {
-                            stored(span, self.store.put(bytes)?);
+                        let take: &Take<'_> = &|span, bytes, hash| {
+                            let id = match hash {
+                                Some(id) => self.store.put_hashed(id, bytes)?,
+                                None => self.store.put(bytes)?,
+                            };
+                            stored(span, id);
                             let len = bytes.len() as u64;
                             sum.fetch_add(len, Ordering::Relaxed);
                             self.progress.advance(len);
@@ -380,11 +388,7 @@ impl Moved<'_> {
                     })
                 })
                 .collect();
-            threads.into_iter().try_for_each(joined)
-        })
-        .map_err(|error| match error {
-            TransferError::Driver(error) => Error::Driver(error),
-            TransferError::Chunk(error) => Error::Store(error),
+            Ok(threads.into_iter().try_for_each(joined)?)
         })
     }
 }

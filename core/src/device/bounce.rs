@@ -1,0 +1,182 @@
+//! Copying out of memory that a program may be writing to.
+//!
+//! What is stored is named by its hash, so the bytes that are hashed have to be those that are stored.
+//! The host could hash what has arrived; but it takes its cores longer than PCIe takes to bring it. So
+//! chunks are first copied within the device, some forty times faster than over PCIe, to a bounce buffer
+//! in which nobody writes. There they are hashed, and from there they are copied out. The host compares a
+//! [sum](hash::sum) of what arrives with that of what was hashed.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use gpucr_wire::CHUNK_SIZE;
+
+use super::context::{Context, SharedBlock, Stream};
+use super::driver::DriverError;
+use super::hash::{self, Hashed, Hasher};
+use super::lanes::{Queue, Slot, Span, TransferError, Work, on_all};
+use crate::store::ChunkId;
+
+/// Most bytes of a bounce buffer. A program that runs on the device is held up by each launch of the hash
+/// kernel, so few launches for many chunks are better.
+const SIZE: u64 = 512 << 20;
+/// What may be taken of the memory that is free.
+const SHARE: u64 = 8;
+
+/// Device memory of gpucr's own for chunks on their way out.
+pub(super) struct Bounce {
+    memory: SharedBlock,
+    stream: Stream,
+    hasher: Hasher,
+}
+
+/// A chunk in the bounce buffer.
+struct Held {
+    span: Span,
+    place: usize,
+    hashed: Hashed,
+}
+
+impl Bounce {
+    /// Makes a buffer to bring out `bulk` bytes. `None` if little memory is free.
+    pub(super) fn prepare(context: &Arc<Context>, bulk: u64) -> Result<Option<Self>, DriverError> {
+        let size = SIZE.min(bulk / 2).min(context.free_memory()? / SHARE) / CHUNK_SIZE * CHUNK_SIZE;
+        if size == 0 {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            memory: SharedBlock::allocate(context, size)?,
+            stream: Stream::create(context)?,
+            hasher: Hasher::prepare(context)?,
+        }))
+    }
+
+    fn places(&self) -> usize {
+        (self.memory.len() / CHUNK_SIZE) as usize
+    }
+
+    fn address(&self, place: usize) -> u64 {
+        self.memory.address() + place as u64 * CHUNK_SIZE
+    }
+
+    /// Copies what the queue gives to free places, hashes it, and gives it to `ready`; until the queue is
+    /// empty, or it is late, or nobody gives places back any more.
+    fn fill(
+        &mut self,
+        work: &Work<'_, impl Queue>,
+        free: &Receiver<usize>,
+        ready: &Sender<Held>,
+    ) -> Result<(), DriverError> {
+        let &Work { queue, until, stop, .. } = work;
+        self.stream.context().enter()?;
+        let few = if queue.is_urgent() { 1 } else { self.places().div_ceil(4) };
+        let mut places: Vec<usize> = Vec::new();
+        let mut begun = false;
+        loop {
+            while places.len() < few {
+                let Ok(place) = free.recv() else { return Ok(()) };
+                places.push(place);
+            }
+            places.extend(free.try_iter());
+            let late = begun && until.is_some_and(|until| Instant::now() >= until);
+            if stop.is_set() || late {
+                return Ok(());
+            }
+            begun = true;
+            let mut batch = Vec::with_capacity(places.len());
+            while let Some(place) = places.pop() {
+                let Some(span) = queue.next() else { break };
+                batch.push((span, place));
+            }
+            if batch.is_empty() {
+                return Ok(());
+            }
+            for (span, place) in &batch {
+                self.stream.copy_within(span.address, self.address(*place), span.len)?;
+            }
+            self.stream.synchronize()?;
+            // From here on the program may have its memory.
+            let arrived: Vec<(Span, usize)> = batch
+                .into_iter()
+                .filter(|(span, place)| {
+                    let safe = queue.arrived(span);
+                    if !safe {
+                        places.push(*place);
+                    }
+                    safe
+                })
+                .collect();
+            let held: Vec<_> =
+                arrived.iter().map(|(span, place)| (self.address(*place), span.len)).collect();
+            let hashes = self.hasher.hash(&held)?;
+            for ((span, place), hashed) in arrived.into_iter().zip(hashes) {
+                if ready.send(Held { span, place, hashed }).is_err() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+/// Copies what a queue gives by way of the bounce buffer, on all workers. `take` gets the hash of the bytes
+/// too. Copies may still be under way into staging buffers after a failure.
+pub(super) fn copy_out<E: Send>(
+    bounce: &mut Bounce,
+    workers: &mut [[Slot; 2]],
+    begin: impl Fn() -> Result<(), DriverError> + Sync,
+    work: &Work<'_, impl Queue>,
+    take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
+) -> Result<(), TransferError<E>> {
+    let &Work { stream, stop, .. } = work;
+    let base = bounce.address(0);
+    let (give_back, free) = bounded(bounce.places());
+    (0..bounce.places()).for_each(|place| give_back.send(place).expect("there is room for all"));
+    let (ready, filled) = bounded::<Held>(bounce.places());
+    std::thread::scope(|scope| {
+        let filler = scope.spawn(move || {
+            // With it ends the last sender, and the workers once they have had everything.
+            let ready = ready;
+            let result = bounce.fill(work, &free, &ready);
+            if result.is_err() {
+                stop.fail();
+            }
+            result
+        });
+        let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
+            begin()?;
+            let issue = |slot: &mut Slot, wait: bool| -> Result<Option<Held>, DriverError> {
+                let held = if wait { filled.recv().ok() } else { filled.try_recv().ok() };
+                let Some(held) = held.filter(|_| !stop.is_set()) else { return Ok(None) };
+                let from = base + held.place as u64 * CHUNK_SIZE;
+                stream.copy_out(from, &mut slot.staging, held.span.len)?;
+                stream.record(&slot.event)?;
+                Ok(Some(held))
+            };
+            let [a, b] = slots;
+            let (mut current, mut other) = (a, b);
+            let mut pending = issue(current, true)?;
+            while let Some(Held { span, place, hashed }) = pending {
+                pending = issue(other, false)?;
+                current.event.wait()?;
+                // Once everything is read nobody takes places any more.
+                let _ = give_back.send(place);
+                let bytes = &current.staging.bytes()[..span.len];
+                if hash::sum(bytes) != hashed.sum {
+                    return Err(TransferError::Altered);
+                }
+                take(span, bytes, Some(hashed.id)).map_err(TransferError::Chunk)?;
+                std::mem::swap(&mut current, &mut other);
+                if pending.is_none() {
+                    pending = issue(current, true)?;
+                }
+            }
+            Ok(())
+        };
+        let copied = on_all(workers, stop, &worker);
+        // If the workers have failed, this tells the filler that no place becomes free any more.
+        drop(give_back);
+        filler.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        copied
+    })
+}

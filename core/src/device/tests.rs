@@ -1,0 +1,152 @@
+//! Copying out and in on the software driver.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::lanes::spans_on;
+use super::*;
+use crate::stop::Stop;
+use crate::store::{ChunkId, MAX_CHUNK, StoreError};
+
+/// The software driver, as the workspace's build has left it beside the test.
+pub(super) fn soft_driver() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.ancestors()
+        .map(|dir| dir.join(crate::library::SOFT_DRIVER))
+        .find(|path| path.is_file())
+        .expect("libsoftcuda.so is not built: run `cargo xtask test`")
+}
+
+const CHUNKS: usize = 24;
+
+/// A lane, and memory on its device in which each chunk holds other bytes.
+fn filled(workers: usize) -> (Lane, Vec<SharedBlock>, Vec<Span>) {
+    let driver = Arc::new(Driver::open(&soft_driver()).unwrap());
+    let device = driver.devices().unwrap().remove(0);
+    let mut lane = Lane::prepare(&driver, &device, workers).unwrap();
+    let len = (CHUNKS * MAX_CHUNK / 2) as u64;
+    let blocks: Vec<_> =
+        (0..2).map(|_| SharedBlock::allocate(lane.context(), len).unwrap()).collect();
+    let work = spans_on(&blocks, &device.uuid);
+    assert_eq!(work.len(), CHUNKS);
+    let give = |span: Span, to: &mut [u8]| -> Result<Filled, StoreError> {
+        to.copy_from_slice(&content(span));
+        Ok(Filled::Bytes)
+    };
+    lane.copy_in(&work, &stop(), &give).unwrap();
+    (lane, blocks, work)
+}
+
+fn content(span: Span) -> Vec<u8> {
+    let mut bytes = vec![0; span.len];
+    let seed = [(span.block * CHUNKS + span.chunk) as u8; 32];
+    blake3::Hasher::new_keyed(&seed).finalize_xof().fill(&mut bytes);
+    bytes
+}
+
+fn stop() -> Stop {
+    Stop::new(Arc::new(AtomicBool::new(false)))
+}
+
+fn place(span: Span) -> (usize, usize) {
+    (span.block, span.chunk)
+}
+
+#[test]
+fn what_is_copied_out_is_named_by_its_hash() {
+    let (mut lane, _blocks, work) = filled(3);
+    // With room for all at once, and for one chunk.
+    for bulk in [u64::MAX, 2 * MAX_CHUNK as u64] {
+        lane.prepare_bounce(bulk).unwrap();
+        let taken = Mutex::new(BTreeMap::new());
+        let take = |span: Span, bytes: &[u8], id: Option<ChunkId>| -> Result<(), StoreError> {
+            assert!(bytes == content(span), "{span:?}");
+            assert_eq!(id, Some(ChunkId::of(bytes)));
+            assert!(taken.lock().insert(place(span), ()).is_none(), "{span:?} came twice");
+            Ok(())
+        };
+        lane.copy_out(&work, None, &stop(), &take).unwrap();
+        assert!(taken.into_inner().into_keys().eq(work.iter().map(|span| place(*span))));
+    }
+}
+
+#[test]
+fn a_failure_ends_a_copy_and_leaves_nobody_waiting() {
+    let (mut lane, _blocks, work) = filled(2);
+    for bulk in [u64::MAX, 2 * MAX_CHUNK as u64] {
+        lane.prepare_bounce(bulk).unwrap();
+        let seen = AtomicUsize::new(0);
+        let take = |_: Span, _: &[u8], _: Option<ChunkId>| {
+            if seen.fetch_add(1, Ordering::Relaxed) == 5 { Err("full") } else { Ok(()) }
+        };
+        let stop = stop();
+        let result = lane.copy_out(&work, None, &stop, &take);
+        assert!(matches!(result, Err(TransferError::Chunk("full"))), "{result:?}");
+        assert!(stop.is_set());
+        assert!(seen.into_inner() < CHUNKS);
+    }
+}
+
+#[test]
+fn a_copy_that_is_late_has_copied_something() {
+    let (mut lane, _blocks, work) = filled(2);
+    for bounce in [false, true] {
+        if bounce {
+            lane.prepare_bounce(2 * MAX_CHUNK as u64).unwrap();
+        }
+        let taken = AtomicUsize::new(0);
+        let take = |_: Span, _: &[u8], _: Option<ChunkId>| -> Result<(), StoreError> {
+            taken.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(1));
+            Ok(())
+        };
+        let now = Some(std::time::Instant::now());
+        lane.copy_out(&work, now, &stop(), &take).unwrap();
+        assert!((1..CHUNKS).contains(&taken.into_inner()), "bounce: {bounce}");
+    }
+}
+
+/// Spans of which some were written to while they were copied.
+struct Raced<'a> {
+    work: &'a [Span],
+    next: AtomicUsize,
+}
+
+impl Queue for Raced<'_> {
+    fn next(&self) -> Option<Span> {
+        self.work.get(self.next.fetch_add(1, Ordering::Relaxed)).copied()
+    }
+
+    fn arrived(&self, span: &Span) -> bool {
+        !span.chunk.is_multiple_of(3)
+    }
+
+    fn is_urgent(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn what_was_written_meanwhile_is_not_taken() {
+    let (mut lane, _blocks, work) = filled(2);
+    for bounce in [false, true] {
+        if bounce {
+            lane.prepare_bounce(6 * MAX_CHUNK as u64).unwrap();
+        }
+        let taken = AtomicUsize::new(0);
+        let take = |span: Span, bytes: &[u8], _: Option<ChunkId>| -> Result<(), StoreError> {
+            assert!(!span.chunk.is_multiple_of(3) && bytes == content(span));
+            taken.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        };
+        let queue = Raced { work: &work, next: AtomicUsize::new(0) };
+        lane.copy_queue(&queue, None, &stop(), &take).unwrap();
+        let expected = work.iter().filter(|span| !span.chunk.is_multiple_of(3)).count();
+        assert_eq!(taken.into_inner(), expected);
+    }
+}
