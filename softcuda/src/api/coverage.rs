@@ -1,10 +1,11 @@
 //! The README's table of what is implemented, which a test keeps current.
 
+use super::proc_address::{IMPLEMENTED, SYMBOLS};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::path::Path;
 
-use super::proc_address::{IMPLEMENTED, SYMBOLS};
+#[path = "../../tests/support/readme.rs"]
+mod readme;
 
 /// Parts of the API by the beginnings of names; the longest beginning that fits counts.
 const PARTS: &[(&str, &[&str])] = &[
@@ -152,21 +153,5 @@ fn table() -> String {
 
 #[test]
 fn the_readme_has_the_current_table() {
-    const BEGIN: &str = "<!-- coverage -->\n";
-    const END: &str = "<!-- end of coverage -->";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    let readme = std::fs::read_to_string(&path).unwrap();
-    let (before, rest) = readme.split_once(BEGIN).expect("the mark before the table");
-    let (old, after) = rest.split_once(END).expect("the mark after the table");
-    let new = table();
-    if old == new {
-        return;
-    }
-    if std::env::var_os("SOFTCUDA_UPDATE_README").is_some() {
-        std::fs::write(&path, format!("{before}{BEGIN}{new}{END}{after}")).unwrap();
-        return;
-    }
-    panic!(
-        "softcuda/README.md is not current; SOFTCUDA_UPDATE_README=1 cargo test -p softcuda --lib coverage writes it"
-    );
+    readme::check("coverage", &table());
 }

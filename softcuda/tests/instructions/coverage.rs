@@ -1,9 +1,12 @@
 //! The README's list of instructions, which a test keeps current.
 
+use super::golden::{self, Found, Golden};
 use super::jobs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::path::Path;
+
+#[path = "../support/readme.rs"]
+mod readme;
 
 /// The instructions of PTX 9.0, by the part of their names before the first point.
 const INSTRUCTIONS: &str = "abs activemask add addc alloca and applypriority atom bar barrier bfe bfi \
@@ -49,47 +52,66 @@ fn list() -> String {
         }
     }
     let all: usize = forms.values().map(BTreeSet::len).sum();
-    let mut list = String::new();
-    for (title, names) in [
-        (
-            format!("{} instructions are there, {all} forms of them in the table", there.len()),
-            there,
-        ),
-        (format!("{} are not", missing.len()), missing),
-    ] {
-        writeln!(list, "{title}:").expect("writing to a string cannot fail");
-        let mut line = String::new();
-        for name in names {
-            if line.len() + name.len() > 98 {
-                writeln!(list, "{}", line.trim_end()).expect("writing to a string cannot fail");
-                line.clear();
+    let title = format!("{} instructions are there, {all} forms of them in the table", there.len());
+    paragraph(&title, there) + &paragraph(&format!("{} are not", missing.len()), missing)
+}
+
+/// Which programs the files of golden data have no result of, by the instruction or program.
+fn golden() -> String {
+    let jobs = jobs::all();
+    let mut text = String::new();
+    for file in golden::files() {
+        let golden = Golden::read(&file).expect("golden data can be read");
+        let mut missing: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut refused = 0;
+        for job in &jobs {
+            match golden.find(job) {
+                Found::Result(_) => {}
+                Found::Refused => refused += 1,
+                Found::Missing => {
+                    let end = if job.name.starts_with("program ") { ' ' } else { '.' };
+                    *missing.entry(job.name.split(end).next().unwrap_or_default()).or_default() +=
+                        1;
+                }
             }
-            line.push_str(&format!("{name}, "));
         }
-        let line = line.trim_end_matches(", ");
-        writeln!(list, "{line}.\n").expect("writing to a string cannot fail");
+        let lacking: usize = missing.values().sum();
+        writeln!(
+            text,
+            "`{}` ({}): {} of {} programs agree, {refused} were refused.\n",
+            file.file_name().unwrap_or_default().display(),
+            golden.device,
+            jobs.len() - refused - lacking,
+            jobs.len(),
+        )
+        .expect("writing to a string cannot fail");
+        if lacking != 0 {
+            let names = missing.iter().map(|(name, count)| format!("`{name}` {count}"));
+            text.push_str(&paragraph(&format!("{lacking} were not run there yet"), names));
+        }
     }
-    list
+    text
+}
+
+/// A title and a list of names, in lines of at most 100 characters.
+fn paragraph(title: &str, names: impl IntoIterator<Item = String>) -> String {
+    let mut text = format!("{title}:\n");
+    let mut line = String::new();
+    for name in names {
+        if line.len() + name.len() > 98 {
+            text.push_str(line.trim_end());
+            text.push('\n');
+            line.clear();
+        }
+        line.push_str(&format!("{name}, "));
+    }
+    text.push_str(line.trim_end_matches(", "));
+    text.push_str(".\n\n");
+    text
 }
 
 #[test]
-fn the_readme_has_the_current_list_of_instructions() {
-    const BEGIN: &str = "<!-- instructions -->\n";
-    const END: &str = "<!-- end of instructions -->";
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    let readme = std::fs::read_to_string(&path).unwrap();
-    let (before, rest) = readme.split_once(BEGIN).expect("the mark before the list");
-    let (old, after) = rest.split_once(END).expect("the mark after the list");
-    let new = list();
-    if old == new {
-        return;
-    }
-    if std::env::var_os("SOFTCUDA_UPDATE_README").is_some() {
-        std::fs::write(&path, format!("{before}{BEGIN}{new}{END}{after}")).unwrap();
-        return;
-    }
-    panic!(
-        "softcuda/README.md is not current; \
-         SOFTCUDA_UPDATE_README=1 cargo test -p softcuda --test instructions coverage writes it"
-    );
+fn the_readme_has_the_current_lists() {
+    readme::check("instructions", &list());
+    readme::check("golden", &golden());
 }

@@ -13,7 +13,7 @@ use super::driver::Driver;
 use super::job::{Argument, Job};
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub(crate) struct Golden {
     /// The device and driver that made it.
@@ -71,6 +71,17 @@ impl Golden {
             _ => Found::Missing,
         }
     }
+}
+
+/// The files of golden data in the repository.
+#[allow(dead_code)]
+pub(crate) fn files() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let entries = std::fs::read_dir(folder).expect("golden data").flatten();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    files.sort();
+    assert!(!files.is_empty(), "there is golden data");
+    files
 }
 
 /// Runs all jobs and writes the file, and calls `each` with every result; the names of the refused

@@ -94,6 +94,15 @@ pub(crate) fn cases() -> Vec<Case> {
             cases.push(case.number(format.kind));
         }
     }
+    // A tie that rounding to single precision first would break.
+    let rows = [[0x3c01, 0x3c01, 0x0001], [0x3c01, 0xbc01, 0x8001]];
+    let text = "fma.rn.f16 %h4, $1, $2, $3; mov.b16 $0, %h4;";
+    let case = Case::new(text, ["b16"; 4], &rows, |row| {
+        let [a, b, c] = row.map(|bits| (F16.value)(bits as u16));
+        // Exact in double precision.
+        (F16.bits)(a * b + c).into()
+    });
+    cases.push(case);
     comparisons(&mut cases);
     approximations(&mut cases);
     cases

@@ -30,122 +30,86 @@ fn control(direction: Direction, flush: bool) -> u32 {
     PLAIN | (direction as u32) << 13 | if flush { FLUSH } else { 0 }
 }
 
-/// A function of two numbers that is one instruction of the processor.
-macro_rules! binary {
-    ($name:ident, $t:ty, $instruction:literal) => {
-        pub(crate) fn $name(a: $t, b: $t, direction: Direction, flush: bool) -> $t {
-            let mut result = a;
+/// A function that is one instruction of the processor, which overwrites the first argument.
+macro_rules! instruction {
+    ($name:ident($a:ident: $t:ty $(, $rest:ident: $u:ty)*), $text:literal) => {
+        pub(crate) fn $name(mut $a: $t $(, $rest: $u)*, direction: Direction, flush: bool) -> $t {
             let (there, back) = (control(direction, flush), PLAIN);
-            // SAFETY: the control word is the usual one again before the block ends.
+            // SAFETY: the processor has the instruction (callers of the fused ones ask it first);
+            // the control word is the usual one again before the block ends.
             unsafe {
                 asm!(
                     "ldmxcsr [{there}]",
-                    concat!($instruction, " {result}, {b}"),
+                    $text,
                     "ldmxcsr [{back}]",
                     there = in(reg) &raw const there,
                     back = in(reg) &raw const back,
-                    result = inout(xmm_reg) result,
-                    b = in(xmm_reg) b,
+                    $a = inout(xmm_reg) $a,
+                    $($rest = in(xmm_reg) $rest,)*
                     options(nostack)
                 );
             }
-            result
+            $a
         }
     };
 }
-binary!(add32, f32, "addss");
-binary!(sub32, f32, "subss");
-binary!(mul32, f32, "mulss");
-binary!(div32, f32, "divss");
-binary!(sqrt32_of, f32, "sqrtss");
-binary!(add64, f64, "addsd");
-binary!(sub64, f64, "subsd");
-binary!(mul64, f64, "mulsd");
-binary!(div64, f64, "divsd");
-binary!(sqrt64_of, f64, "sqrtsd");
-
-pub(crate) fn sqrt32(a: f32, direction: Direction, flush: bool) -> f32 {
-    sqrt32_of(0.0, a, direction, flush)
-}
+instruction!(add32(a: f32, b: f32), "addss {a}, {b}");
+instruction!(sub32(a: f32, b: f32), "subss {a}, {b}");
+instruction!(mul32(a: f32, b: f32), "mulss {a}, {b}");
+instruction!(div32(a: f32, b: f32), "divss {a}, {b}");
+instruction!(add64(a: f64, b: f64), "addsd {a}, {b}");
+instruction!(sub64(a: f64, b: f64), "subsd {a}, {b}");
+instruction!(mul64(a: f64, b: f64), "mulsd {a}, {b}");
+instruction!(div64(a: f64, b: f64), "divsd {a}, {b}");
+instruction!(sqrt32(a: f32), "sqrtss {a}, {a}");
+instruction!(root64(a: f64), "sqrtsd {a}, {a}");
+instruction!(fused32(a: f32, b: f32, c: f32), "vfmadd213ss {a}, {b}, {c}");
+instruction!(fused64(a: f64, b: f64, c: f64), "vfmadd213sd {a}, {b}, {c}");
+instruction!(narrowed(to: f32, a: f64), "cvtsd2ss {to}, {a}");
 
 pub(crate) fn sqrt64(a: f64, direction: Direction) -> f64 {
-    sqrt64_of(0.0, a, direction, false)
+    root64(a, direction, false)
+}
+
+fn ask_for_fma() {
+    assert!(is_x86_feature_detected!("fma"), "these tests need a processor with FMA");
 }
 
 /// `a * b + c`, rounded once.
-macro_rules! fused {
-    ($name:ident, $t:ty, $instruction:literal) => {
-        pub(crate) fn $name(a: $t, b: $t, c: $t, direction: Direction, flush: bool) -> $t {
-            assert!(is_x86_feature_detected!("fma"), "these tests need a processor with FMA");
-            let mut result = a;
-            let (there, back) = (control(direction, flush), PLAIN);
-            // SAFETY: the processor has the instruction; the control word is the usual one again
-            // before the block ends.
-            unsafe {
-                asm!(
-                    "ldmxcsr [{there}]",
-                    concat!($instruction, " {result}, {b}, {c}"),
-                    "ldmxcsr [{back}]",
-                    there = in(reg) &raw const there,
-                    back = in(reg) &raw const back,
-                    result = inout(xmm_reg) result,
-                    b = in(xmm_reg) b,
-                    c = in(xmm_reg) c,
-                    options(nostack)
-                );
-            }
-            result
-        }
-    };
+pub(crate) fn fma32(a: f32, b: f32, c: f32, direction: Direction, flush: bool) -> f32 {
+    ask_for_fma();
+    fused32(a, b, c, direction, flush)
 }
-fused!(fma32, f32, "vfmadd213ss");
-fused!(fma64, f64, "vfmadd213sd");
+
+/// `a * b + c`, rounded once.
+pub(crate) fn fma64(a: f64, b: f64, c: f64, direction: Direction, flush: bool) -> f64 {
+    ask_for_fma();
+    fused64(a, b, c, direction, flush)
+}
 
 /// To single precision.
 pub(crate) fn narrow(a: f64, direction: Direction, flush: bool) -> f32 {
-    let mut result = 0f32;
-    let (there, back) = (control(direction, flush), PLAIN);
-    // SAFETY: as above.
-    unsafe {
-        asm!(
-            "ldmxcsr [{there}]",
-            "cvtsd2ss {result}, {a}",
-            "ldmxcsr [{back}]",
-            there = in(reg) &raw const there,
-            back = in(reg) &raw const back,
-            result = inout(xmm_reg) result,
-            a = in(xmm_reg) a,
-            options(nostack)
-        );
-    }
-    result
+    narrowed(0.0, a, direction, flush)
 }
 
-/// An integer to single precision: the nearest number, then its neighbour on the right side.
-pub(crate) fn single_of(a: i128, direction: Direction) -> f32 {
-    let near = a as f32;
-    let off = near as i128 - a;
-    match direction {
-        Direction::Down if off > 0 => near.next_down(),
-        Direction::Up if off < 0 => near.next_up(),
-        Direction::Zero if off > 0 && a > 0 => near.next_down(),
-        Direction::Zero if off < 0 && a < 0 => near.next_up(),
-        _ => near,
-    }
+/// An integer to a number: the nearest one, then its neighbour on the right side.
+macro_rules! of_integer {
+    ($name:ident, $t:ty) => {
+        pub(crate) fn $name(a: i128, direction: Direction) -> $t {
+            let near = a as $t;
+            let off = near as i128 - a;
+            match direction {
+                Direction::Down if off > 0 => near.next_down(),
+                Direction::Up if off < 0 => near.next_up(),
+                Direction::Zero if off > 0 && a > 0 => near.next_down(),
+                Direction::Zero if off < 0 && a < 0 => near.next_up(),
+                _ => near,
+            }
+        }
+    };
 }
-
-/// An integer to double precision.
-pub(crate) fn double_of(a: i128, direction: Direction) -> f64 {
-    let near = a as f64;
-    let off = near as i128 - a;
-    match direction {
-        Direction::Down if off > 0 => near.next_down(),
-        Direction::Up if off < 0 => near.next_up(),
-        Direction::Zero if off > 0 && a > 0 => near.next_down(),
-        Direction::Zero if off < 0 && a < 0 => near.next_up(),
-        _ => near,
-    }
-}
+of_integer!(single_of, f32);
+of_integer!(double_of, f64);
 
 /// The integer in the given direction.
 pub(crate) fn integral(a: f64, direction: Direction) -> f64 {

@@ -94,6 +94,7 @@ pub(crate) fn cases() -> Vec<Case> {
     fields(&mut cases);
     words(&mut cases);
     carries(&mut cases);
+    pairs(&mut cases);
     cases
 }
 
@@ -488,6 +489,16 @@ fn words(cases: &mut Vec<Case>) {
     );
 }
 
+/// Two words joined to one, and taken apart.
+fn pairs(cases: &mut Vec<Case>) {
+    let text = "mov.b64 {%r1, %r2}, $1; mov.b64 $0, {%r2, %r1};";
+    cases.push(Case::new(text, ["b64"; 4], &rows64(), |[a, ..]| a.rotate_left(32)));
+    let text = "mov.b64 {%h1, %h2, %h3, %h4}, $1; mov.b64 $0, {%h4, %h3, %h2, %h1};";
+    cases.push(Case::new(text, ["b64"; 4], &rows64(), |[a, ..]| {
+        a >> 48 | (a >> 16) & 0xffff_0000 | (a << 16) & 0xffff_0000_0000 | a << 48
+    }));
+}
+
 fn carries(cases: &mut Vec<Case>) {
     for width in [32u32, 64] {
         let ty = Int { signed: false, width };
@@ -512,6 +523,13 @@ fn carries(cases: &mut Vec<Case>) {
             let first = (ty.value(a) + ty.value(b)) >> width;
             let second = (ty.value(b) + ty.value(c) + first) >> width;
             ty.bits(ty.value(a) + second)
+        }));
+        let text =
+            format!("sub.cc.{n} %{r}4, $1, $2; subc.cc.{n} %{r}4, $2, $3; subc.{n} $0, $1, 1;");
+        cases.push(Case::new(text, types, &rows, move |[a, b, c]| {
+            let first = i128::from(ty.value(a) < ty.value(b));
+            let second = i128::from(ty.value(b) < ty.value(c) + first);
+            ty.bits(ty.value(a) - 1 - second)
         }));
         let text = format!("mad.lo.cc.{n} %{r}4, $1, $2, $3; madc.hi.{n} $0, $1, $2, 7;");
         cases.push(Case::new(text, types, &rows, move |[a, b, c]| {

@@ -1,7 +1,6 @@
 //! Tests of the parser, the translation and the execution.
 
 mod flow;
-mod instructions;
 mod kernels;
 mod source;
 
