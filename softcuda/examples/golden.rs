@@ -29,6 +29,8 @@ mod job;
 mod jobs;
 #[path = "../tests/instructions/matrices.rs"]
 mod matrices;
+#[path = "../tests/instructions/products.rs"]
+mod products;
 #[path = "../tests/instructions/programs.rs"]
 mod programs;
 #[path = "../tests/instructions/table.rs"]

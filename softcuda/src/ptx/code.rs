@@ -1,6 +1,7 @@
 //! The executable form: instructions over numbered registers.
 
 use super::ast::Space;
+use super::fragment::{Element, Fragment, MOST_REGISTERS, Sum};
 
 /// Lanes of a warp.
 pub(crate) const WIDTH: usize = 32;
@@ -227,8 +228,20 @@ pub(crate) enum Op {
         transposed: bool,
         to: [Reg; 4],
     },
+    /// The way back.
+    StoreMatrix {
+        place: Place,
+        count: u8,
+        transposed: bool,
+        from: [Src; 4],
+    },
+    /// A matrix of 8 by 8 elements of 16 bits in registers.
+    TransposeMatrix(Reg, Src),
     /// An index into [`Code::products`].
     MultiplyMatrices(u32),
+    /// An index into [`Code::fragments`].
+    LoadFragment(u32),
+    StoreFragment(u32),
     /// Target, and the reconvergence point.
     Branch(u32, u32),
     /// Selector, table, reconvergence point.
@@ -263,36 +276,46 @@ pub(crate) enum CopyReads {
     Unless(Src, bool),
 }
 
-/// What the elements of the factors of a matrix product are.
+/// What is summed in a matrix product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Element {
-    F16,
-    Bf16,
-    Tf32,
-    S8,
-    U8,
+pub(crate) enum Multiply {
+    Product,
+    /// Of single bits.
+    And,
+    Xor,
 }
 
-/// What the sums of a matrix product are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Accumulator {
-    F32,
-    F16,
-    S32 { saturate: bool },
-}
-
-/// `mma.sync`: D = A * B + C, where A has 16 rows and B has 8 columns.
+/// `mma.sync` and `wmma.mma`: D = A * B + C.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MatrixProduct {
+    pub(crate) a_fragment: Fragment,
+    pub(crate) b_fragment: Fragment,
+    pub(crate) c_fragment: Fragment,
+    pub(crate) d_fragment: Fragment,
     pub(crate) a_element: Element,
     pub(crate) b_element: Element,
-    pub(crate) sum: Accumulator,
-    /// Registers of 32 bits that B takes; A takes twice as many.
-    pub(crate) b_registers: u8,
-    pub(crate) a: [Src; 4],
-    pub(crate) b: [Src; 2],
-    pub(crate) c: [Src; 4],
-    pub(crate) d: [Reg; 4],
+    pub(crate) c_sum: Sum,
+    pub(crate) d_sum: Sum,
+    pub(crate) multiply: Multiply,
+    /// Integers are clamped, not wrapped.
+    pub(crate) saturate: bool,
+    pub(crate) a: [Src; MOST_REGISTERS],
+    pub(crate) b: [Src; MOST_REGISTERS],
+    pub(crate) c: [Src; MOST_REGISTERS],
+    pub(crate) d: [Reg; MOST_REGISTERS],
+}
+
+/// `wmma.load` and `wmma.store`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FragmentMove {
+    /// The first element.
+    pub(crate) place: Place,
+    pub(crate) fragment: Fragment,
+    /// The elements of a row lie side by side, not those of a column.
+    pub(crate) by_rows: bool,
+    /// Elements from row to row, or from column to column.
+    pub(crate) stride: Src,
+    pub(crate) registers: [Reg; MOST_REGISTERS],
 }
 
 /// A value passed by or to a function: its place in the frame, and its bytes.
@@ -317,6 +340,7 @@ pub(crate) struct Code {
     pub(crate) calls: Vec<CallSite>,
     pub(crate) copies: Vec<AsyncCopy>,
     pub(crate) products: Vec<MatrixProduct>,
+    pub(crate) fragments: Vec<FragmentMove>,
     pub(crate) registers: u32,
     pub(crate) frame_bytes: u32,
     pub(crate) params: Vec<Slot>,

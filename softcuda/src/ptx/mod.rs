@@ -12,6 +12,7 @@ mod ast;
 mod code;
 mod diagnostic;
 mod exec;
+mod fragment;
 mod kernels;
 mod lexer;
 mod link;

@@ -95,6 +95,8 @@ pub(crate) fn cases() -> Vec<Case> {
     words(&mut cases);
     carries(&mut cases);
     pairs(&mut cases);
+    dots(&mut cases);
+    low_bits(&mut cases);
     cases
 }
 
@@ -154,6 +156,18 @@ fn arithmetic(ty: Int, cases: &mut Vec<Case>) {
         let part = Int { width: 24, ..ty };
         let product = move |a, b| part.value(a) * part.value(b);
         add(format!("mul24.lo.{name} $0, $1, $2;"), Box::new(move |a, b, _| product(a, b)));
+        add(
+            format!("mad24.hi.{name} $0, $1, $2, $3;"),
+            Box::new(move |a, b, c| (product(a, b) >> 16) + v(c)),
+        );
+        if ty.signed {
+            add(
+                "mad24.hi.sat.s32 $0, $1, $2, $3;".into(),
+                Box::new(move |a, b, c| {
+                    ((product(a, b) >> 16) + v(c)).clamp(ty.least(), ty.most())
+                }),
+            );
+        }
         add(format!("mul24.hi.{name} $0, $1, $2;"), Box::new(move |a, b, _| product(a, b) >> 16));
         add(
             format!("mad24.lo.{name} $0, $1, $2, $3;"),
@@ -397,6 +411,23 @@ fn words(cases: &mut Vec<Case>) {
             }),
         );
     }
+    for (join, table) in [("or", 0x80u32), ("and", 0xfe), ("and", 0x96), ("or", 0x02)] {
+        let text = format!("lop3.{join}.b32 %r4|$0, $1, $2, $1, {table:#x}, $3;");
+        let types = ["pred", "b32", "b32", "pred"];
+        cases.push(Case::new(text, types, &rows, move |[a, b, c]| {
+            let any = (0..32).any(|i| {
+                let row = (a >> i & 1) << 2 | (b >> i & 1) << 1 | a >> i & 1;
+                table >> row & 1 != 0
+            });
+            let other = c as u32 != 0;
+            u64::from(if join == "or" { any || other } else { any && other })
+        }));
+    }
+    let mut add = |text: String, rows: &[Row], host: Box<dyn Fn(u32, u32, u32) -> u32>| {
+        cases.push(Case::new(text, types, rows, move |[a, b, c]| {
+            u64::from(host(a as u32, b as u32, c as u32))
+        }));
+    };
     let joined = |low: u32, high: u32| u64::from(high) << 32 | u64::from(low);
     let amounts = cross(&[0, 1, 5, 31, 32, 33, 63, 0xffff_ffff], 60, {
         let mut random = Random::new(7);
@@ -458,24 +489,6 @@ fn words(cases: &mut Vec<Case>) {
         );
     }
     add(
-        "dp4a.u32.u32 $0, $1, $2, $3;".into(),
-        &rows,
-        Box::new(|a, b, c| {
-            let terms = a.to_be_bytes().into_iter().zip(b.to_be_bytes());
-            terms.fold(c, |sum, (x, y)| sum.wrapping_add(u32::from(x) * u32::from(y)))
-        }),
-    );
-    add(
-        "dp4a.s32.s32 $0, $1, $2, $3;".into(),
-        &rows,
-        Box::new(|a, b, c| {
-            let terms = a.to_be_bytes().into_iter().zip(b.to_be_bytes());
-            terms.fold(c, |sum, (x, y)| {
-                sum.wrapping_add((i32::from(x as i8) * i32::from(y as i8)) as u32)
-            })
-        }),
-    );
-    add(
         "mov.b32 {%h4, %h5}, $1; mov.b32 $0, {%h5, %h4};".into(),
         &rows,
         Box::new(|a, _, _| a.rotate_left(16)),
@@ -487,6 +500,55 @@ fn words(cases: &mut Vec<Case>) {
         &rows,
         Box::new(|a, b, _| a.max(b)),
     );
+}
+
+/// Sums of products of parts of words.
+fn dots(cases: &mut Vec<Case>) {
+    let parts = |word: u64, width: u32, signed: bool, count: u32| {
+        let part = Int { signed, width };
+        (0..count).map(move |i| part.value(word as u32 as u64 >> (width * i)))
+    };
+    for (a_name, a_signed) in [("u32", false), ("s32", true)] {
+        for (b_name, b_signed) in [("u32", false), ("s32", true)] {
+            for (name, width, at) in [("dp4a", 8, 0), ("dp2a.lo", 16, 0), ("dp2a.hi", 16, 16)] {
+                let text = format!("{name}.{a_name}.{b_name} $0, $1, $2, $3;");
+                cases.push(Case::new(text, ["b32"; 4], &rows32(), move |[a, b, c]| {
+                    let a = parts(a, width, a_signed, 32 / width);
+                    let b = parts(b as u32 as u64 >> at, 8, b_signed, 32 / width);
+                    let sum: i128 = a.zip(b).map(|(a, b)| a * b).sum();
+                    (sum + i128::from(c)) as u64 & 0xffff_ffff
+                }));
+            }
+        }
+    }
+}
+
+/// Masks of bits, and the low bits of a word.
+fn low_bits(cases: &mut Vec<Case>) {
+    let positions = cross(&[0, 1, 5, 15, 16, 31, 32, 33, 63, 64, 0xffff_ffff], 60, {
+        let mut random = Random::new(17);
+        move || random.next() & 63
+    });
+    let values = cross(&EDGES32.map(u64::from), 60, {
+        let mut random = Random::new(18);
+        move || random.next() >> (32 + (random.next() & 31))
+    });
+    for (mode, clamps) in [("clamp", true), ("wrap", false)] {
+        let number = move |n: u64| if clamps { n.min(32) } else { n % 32 };
+        let text = format!("bmsk.{mode}.b32 $0, $1, $2;");
+        cases.push(Case::new(text, ["b32"; 4], &positions, move |[a, b, _]| {
+            let (start, count) = (number(a), number(b));
+            (0..32u64).filter(|i| *i >= start && *i < start + count).map(|i| 1 << i).sum()
+        }));
+        for (name, signed) in [("u32", false), ("s32", true)] {
+            let text = format!("szext.{mode}.{name} $0, $1, $2;");
+            cases.push(Case::new(text, ["b32"; 4], &values, move |[a, b, _]| {
+                let count = number(b) as u32;
+                let word = Int { signed: false, width: 32 };
+                word.bits(if count == 0 { 0 } else { Int { signed, width: count }.value(a) })
+            }));
+        }
+    }
 }
 
 /// Two words joined to one, and taken apart.

@@ -2,12 +2,12 @@
 
 use super::job::Job;
 use super::table::Case;
-use super::{conversions, floats, halves, integers, matrices, programs, warps};
+use super::{conversions, floats, halves, integers, matrices, products, programs, warps};
 
 /// All jobs; their names are unique.
 pub(crate) fn all() -> Vec<Job> {
     let cases = [integers::cases(), floats::cases(), halves::cases(), conversions::cases()];
     let cases = cases.into_iter().flatten().map(Case::job);
-    let others = [warps::jobs(), matrices::jobs(), programs::jobs()];
+    let others = [warps::jobs(), matrices::jobs(), products::jobs(), programs::jobs()];
     cases.chain(others.into_iter().flatten()).collect()
 }

@@ -15,6 +15,7 @@ mod integers;
 mod job;
 mod jobs;
 mod matrices;
+mod products;
 mod programs;
 mod table;
 mod triton;

@@ -30,7 +30,7 @@ pub(crate) fn jobs() -> Vec<Job> {
 
 /// One warp that runs `body` with the address of its inputs in `%d1`, of its results in `%d2` and
 /// its lane in `%r1`; `%sm` is the address of 4 KiB of shared memory.
-fn warp(name: String, body: &str, input: Vec<u8>, kind: Kind, expected: Vec<u8>) -> Job {
+pub(crate) fn warp(name: String, body: &str, input: Vec<u8>, kind: Kind, expected: Vec<u8>) -> Job {
     let ptx = format!(
         ".version 8.0\n.target sm_80\n.address_size 64\n\
          .visible .entry k(.param .u64 p0, .param .u64 p1)\n{{\n\
@@ -92,7 +92,7 @@ fn load_matrix(count: usize, transposed: bool) -> Job {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Data {
+pub(crate) enum Data {
     /// Small whole numbers: every sum is exact in every order.
     Whole,
     /// Numbers from -1 to 1.
@@ -132,7 +132,7 @@ const FORMATS: [Format; 9] = [
 ];
 
 /// The bits of a number in a type.
-fn encode(ty: &str, x: f64) -> u32 {
+pub(crate) fn encode(ty: &str, x: f64) -> u32 {
     match ty {
         "f16" => f16::from_f64(x).to_bits().into(),
         "bf16" => bf16::from_f64(x).to_bits().into(),
@@ -143,7 +143,7 @@ fn encode(ty: &str, x: f64) -> u32 {
 }
 
 /// The number that bits of a type stand for.
-fn decode(ty: &str, bits: u32) -> f64 {
+pub(crate) fn decode(ty: &str, bits: u32) -> f64 {
     match ty {
         "f16" => f16::from_bits(bits as u16).to_f64(),
         "bf16" => bf16::from_bits(bits as u16).to_f64(),
@@ -156,7 +156,7 @@ fn decode(ty: &str, bits: u32) -> f64 {
     }
 }
 
-fn draw(random: &mut Random, ty: &str, data: Data, small: bool) -> f64 {
+pub(crate) fn draw(random: &mut Random, ty: &str, data: Data, small: bool) -> f64 {
     let bits = random.next();
     let whole = ((bits >> 32) % 17) as f64 - 8.0;
     match (ty, data) {
@@ -262,7 +262,13 @@ fn product(format: Format, depth: usize, data: Data) -> Option<Job> {
         _ => Kind::B32,
     };
     let mut job = warp(format!("{instruction} of {data:?} data"), &body, input, kind, expected);
-    (job.precision, job.golden) = match (sum_type, data) {
+    (job.precision, job.golden) = precisions(sum_type, data);
+    Some(job)
+}
+
+/// How close sums of a type come to the host's, and to a GPU's.
+pub(crate) fn precisions(sum_type: &str, data: Data) -> (Precision, Precision) {
+    match (sum_type, data) {
         // Rounded once, from a sum of double precision, whatever its order.
         ("f32", Data::Real) => (
             Precision::Within { relative: 2f64.powi(-23), absolute: 2f64.powi(-45) },
@@ -280,9 +286,14 @@ fn product(format: Format, depth: usize, data: Data) -> Option<Job> {
         ("f16", Data::Special) => {
             (Precision::Numbers, Precision::Within { relative: 2f64.powi(-9), absolute: 1.0 })
         }
+        // Each term is rounded, in an order of the GPU's own.
+        ("f64", Data::Real) => {
+            let precision = Precision::Within { relative: 0.0, absolute: 2f64.powi(-46) };
+            (precision, precision)
+        }
+        ("f64", Data::Special) => (Precision::Numbers, Precision::Numbers),
         _ => (Precision::Exact, Precision::Exact),
-    };
-    Some(job)
+    }
 }
 
 /// Elements to registers of 32 bits, the first in the low bits.

@@ -113,8 +113,10 @@ fn kernel(text: &str, types: [&str; 4]) -> String {
     // Instructions that came with a later architecture.
     let newer = ["cvt.f32.bf16", "ex2.approx.ftz.bf16", "tanh.approx.bf16"];
     let target = if newer.iter().any(|name| text.contains(name)) { "sm_90" } else { "sm_80" };
+    let predicated = ["lop3.or", "lop3.and"].iter().any(|name| text.contains(name));
+    let version = if predicated { "8.2" } else { "8.0" };
     format!(
-        ".version 8.0\n.target {target}\n.address_size 64\n\
+        ".version {version}\n.target {target}\n.address_size 64\n\
          .visible .entry k(.param .u64 p0, .param .u64 p1, .param .u32 p2)\n{{\n\
          .reg .b16 %h<9>; .reg .b32 %r<12>; .reg .b64 %d<9>; .reg .pred %p<9>; .reg .b64 %a<9>;\n\
          .reg .pred %out; .reg .b32 %i, %n;\n\

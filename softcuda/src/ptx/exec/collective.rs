@@ -12,9 +12,21 @@ impl Warp<'_> {
             Op::LoadMatrix { ref place, count, transposed, ref to } => {
                 self.load_matrix(room, place, mask, (count, transposed), to)?;
             }
+            Op::StoreMatrix { ref place, count, transposed, ref from } => {
+                self.store_matrix(room, place, mask, (count, transposed), from)?;
+            }
+            Op::TransposeMatrix(to, from) => self.transpose_matrix(to, from, mask)?,
             Op::MultiplyMatrices(product) => {
-                let product = self.code.products[product as usize];
-                self.multiply_matrices(&product, mask)?;
+                let code = self.code;
+                self.multiply_matrices(&code.products[product as usize], mask)?;
+            }
+            Op::LoadFragment(index) => {
+                let code = self.code;
+                self.load_fragment(room, &code.fragments[index as usize], mask)?;
+            }
+            Op::StoreFragment(index) => {
+                let code = self.code;
+                self.store_fragment(room, &code.fragments[index as usize], mask)?;
             }
             Op::Shuffle { mode, to, valid, value, lane, clamp } => {
                 let (values, chosen) = (*self.lanes(value), *self.lanes(lane));

@@ -97,11 +97,36 @@ pub(crate) fn binary(name: &str, ty: Type) -> Option<Map2> {
             by_width!(ty, T => map2!(|a: T, b: u32| if b >= T::BITS { 0 } else { a << b }))
         }
         "shr" => by_int!(ty, T => map2!(|a: T, b: u32| a.shifted_right(b))),
+        "bmsk.clamp" => map2!(|a: u32, b: u32| bits_from(a.min(32), b.min(32))),
+        "bmsk.wrap" => map2!(|a: u32, b: u32| bits_from(a & 31, b & 31)),
+        "szext.clamp" => match ty {
+            Type::U32 => map2!(|a: u32, b: u32| a & bits_from(0, b.min(32))),
+            Type::S32 => map2!(|a: u32, b: u32| sign_extended(a, b.min(32))),
+            _ => return None,
+        },
+        "szext.wrap" => match ty {
+            Type::U32 => map2!(|a: u32, b: u32| a & bits_from(0, b & 31)),
+            Type::S32 => map2!(|a: u32, b: u32| sign_extended(a, b & 31)),
+            _ => return None,
+        },
         // The carry and borrow out of an addition and a subtraction.
         "carry" => by_width!(ty, T => map2!(|a: T, b: T| a.overflowing_add(b).1)),
         "borrow" => by_width!(ty, T => map2!(|a: T, b: T| a < b)),
         _ => return None,
     })
+}
+
+/// Ones from a bit on, as many as there are of the given number; both are at most 32.
+#[inline(always)]
+fn bits_from(start: u32, count: u32) -> u32 {
+    let below = |end: u32| ((1u64 << end) - 1) as u32;
+    below((start + count).min(32)) & !below(start)
+}
+
+/// The low bits, of which the highest is a sign; at most 32.
+#[inline(always)]
+fn sign_extended(value: u32, bits: u32) -> u32 {
+    if bits == 0 { 0 } else { ((value << (32 - bits)) as i32 >> (32 - bits)) as u32 }
 }
 
 /// The low 24 bits with their sign.
@@ -225,16 +250,45 @@ pub(crate) fn ternary(name: &str, ty: Type) -> Option<Map3> {
             a.wrapping_sub(b).wrapping_sub(T::from(c))
         })),
         "fns" => map3!(|a: u32, b: u32, c: i32| nth_set(a, b, c)),
-        "dp4a.u32.u32" => map3!(|a: u32, b: u32, c: u32| {
-            let (a, b) = (a.to_le_bytes(), b.to_le_bytes());
-            (0..4).fold(c, |sum, i| sum.wrapping_add(u32::from(a[i]) * u32::from(b[i])))
-        }),
-        "dp4a.s32.s32" => map3!(|a: u32, b: u32, c: u32| {
-            let (a, b) = (a.to_le_bytes(), b.to_le_bytes());
-            let product = |i: usize| i32::from(a[i] as i8) * i32::from(b[i] as i8);
-            (0..4).fold(c, |sum, i| sum.wrapping_add(product(i) as u32))
-        }),
+        "dp4a.u32.u32" => map3!(|a: u32, b: u32, c: u32| dot4(a, b, c, false, false)),
+        "dp4a.u32.s32" => map3!(|a: u32, b: u32, c: u32| dot4(a, b, c, false, true)),
+        "dp4a.s32.u32" => map3!(|a: u32, b: u32, c: u32| dot4(a, b, c, true, false)),
+        "dp4a.s32.s32" => map3!(|a: u32, b: u32, c: u32| dot4(a, b, c, true, true)),
+        "dp2a.u32.u32.lo" => map3!(|a: u32, b: u32, c: u32| dot2(a, b, c, false, false)),
+        "dp2a.u32.s32.lo" => map3!(|a: u32, b: u32, c: u32| dot2(a, b, c, false, true)),
+        "dp2a.s32.u32.lo" => map3!(|a: u32, b: u32, c: u32| dot2(a, b, c, true, false)),
+        "dp2a.s32.s32.lo" => map3!(|a: u32, b: u32, c: u32| dot2(a, b, c, true, true)),
+        "dp2a.u32.u32.hi" => map3!(|a: u32, b: u32, c: u32| dot2(a, b >> 16, c, false, false)),
+        "dp2a.u32.s32.hi" => map3!(|a: u32, b: u32, c: u32| dot2(a, b >> 16, c, false, true)),
+        "dp2a.s32.u32.hi" => map3!(|a: u32, b: u32, c: u32| dot2(a, b >> 16, c, true, false)),
+        "dp2a.s32.s32.hi" => map3!(|a: u32, b: u32, c: u32| dot2(a, b >> 16, c, true, true)),
         _ => return None,
+    })
+}
+
+#[inline(always)]
+fn byte(word: u32, index: u32, signed: bool) -> i32 {
+    let byte = (word >> (8 * index)) as u8;
+    if signed { i32::from(byte as i8) } else { i32::from(byte) }
+}
+
+#[inline(always)]
+fn half_word(word: u32, index: u32, signed: bool) -> i32 {
+    let half = (word >> (16 * index)) as u16;
+    if signed { i32::from(half as i16) } else { i32::from(half) }
+}
+
+/// Four products of bytes, added to `c`.
+#[inline(always)]
+fn dot4(a: u32, b: u32, c: u32, a_signed: bool, b_signed: bool) -> u32 {
+    (0..4).fold(c, |sum, i| sum.wrapping_add((byte(a, i, a_signed) * byte(b, i, b_signed)) as u32))
+}
+
+/// Two products of a half word and a byte, added to `c`.
+#[inline(always)]
+fn dot2(a: u32, b: u32, c: u32, a_signed: bool, b_signed: bool) -> u32 {
+    (0..2).fold(c, |sum, i| {
+        sum.wrapping_add((half_word(a, i, a_signed) * byte(b, i, b_signed)) as u32)
     })
 }
 

@@ -2,7 +2,8 @@
 
 use super::{Lower, Lowered};
 use crate::ptx::ast::{Operand, Type};
-use crate::ptx::code::{Op, Reg, Src};
+use crate::ptx::code::{NONE, Op, Reg, Src};
+use crate::ptx::kernels::compare::comparison;
 use crate::ptx::kernels::float::{self, Style};
 use crate::ptx::kernels::rounding::Round;
 use crate::ptx::kernels::{half, int};
@@ -44,12 +45,12 @@ impl<'a> Lower<'_, 'a> {
     pub(super) fn arithmetic(&mut self, opcode: &str) -> Lowered<()> {
         match opcode {
             "add" | "sub" | "mul" | "div" | "rem" | "min" | "max" | "copysign" | "and" | "or"
-            | "xor" | "shl" | "shr" | "mul24" => self.binary(opcode),
+            | "xor" | "shl" | "shr" | "mul24" | "bmsk" | "szext" => self.binary(opcode),
             "abs" | "neg" | "not" | "cnot" | "clz" | "popc" | "brev" | "bfind" | "sqrt" | "rcp"
             | "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh" => self.unary(opcode),
             "mad" | "fma" | "mad24" => self.multiply_add(opcode),
             "addc" | "subc" | "madc" => self.with_carry(opcode),
-            "sad" | "bfe" | "prmt" | "shf" | "slct" | "selp" | "dp4a" | "fns" => {
+            "sad" | "bfe" | "prmt" | "shf" | "slct" | "selp" | "dp4a" | "dp2a" | "fns" => {
                 self.ternary(opcode)
             }
             "bfi" | "lop3" => self.quaternary(opcode),
@@ -75,7 +76,7 @@ impl<'a> Lower<'_, 'a> {
             return self.float_binary(opcode, ty, to, a, b);
         }
         let mut name = opcode.to_owned();
-        for part in ["lo", "hi", "wide", "sat"] {
+        for part in ["lo", "hi", "wide", "sat", "clamp", "wrap"] {
             if self.has(part) {
                 name = format!("{name}.{part}");
             }
@@ -207,13 +208,13 @@ impl<'a> Lower<'_, 'a> {
         }
         if opcode == "mad24" {
             let part = if self.has("lo") { "mul24.lo" } else { "mul24.hi" };
-            self.has("hi");
+            let sum = if self.has("hi") && self.has("sat") { "add.sat" } else { "add" };
             self.done()?;
             let (to, a, b) = (self.to(to, ty)?, self.src(a, ty)?, self.src(b, ty)?);
             let c = self.src(c, ty)?;
             let product = self.temporary(ty);
             self.map2(int::binary(part, ty), product, a, b)?;
-            return self.map2(int::binary("add", ty), to, product, c);
+            return self.map2(int::binary(sum, ty), to, product, c);
         }
         let mut name = opcode.to_owned();
         for part in ["lo", "hi", "wide", "sat"] {
@@ -306,14 +307,22 @@ impl<'a> Lower<'_, 'a> {
                 }
                 (name, ty, [Type::B32; 4])
             }
-            "dp4a" => {
+            "dp4a" | "dp2a" => {
                 let (b, a) = (self.ty()?, self.ty()?);
-                let name = match (a, b) {
-                    (Type::U32, Type::U32) => "dp4a.u32.u32",
-                    (Type::S32, Type::S32) => "dp4a.s32.s32",
-                    _ => return Err(self.unsupported()),
-                };
-                (name.to_owned(), a, [Type::B32; 4])
+                let mut name = opcode.to_owned();
+                for ty in [a, b] {
+                    match ty {
+                        Type::U32 => name.push_str(".u32"),
+                        Type::S32 => name.push_str(".s32"),
+                        _ => return Err(self.unsupported()),
+                    }
+                }
+                for part in ["lo", "hi"] {
+                    if opcode == "dp2a" && self.has(part) {
+                        name = format!("{name}.{part}");
+                    }
+                }
+                (name, a, [Type::B32; 4])
             }
             _ => {
                 let ty = self.ty()?;
@@ -327,6 +336,9 @@ impl<'a> Lower<'_, 'a> {
     }
 
     fn quaternary(&mut self, opcode: &str) -> Lowered<()> {
+        if opcode == "lop3" && self.modifiers.len() > 1 {
+            return self.logic_with_predicate();
+        }
         let ty = self.ty()?;
         self.done()?;
         let [to, a, b, c, d] = self.operands()?;
@@ -337,5 +349,35 @@ impl<'a> Lower<'_, 'a> {
         let kernel = int::quaternary(opcode, ty).ok_or_else(|| self.unsupported())?;
         self.emit(Op::Map4(kernel, to, [a, b, c, d]));
         Ok(())
+    }
+
+    /// `lop3` with a predicate: whether the result is not zero, and or or another predicate.
+    fn logic_with_predicate(&mut self) -> Lowered<()> {
+        let join = if self.has("and") { "and" } else { "or" };
+        self.has("or");
+        let ty = self.ty()?;
+        self.done()?;
+        let [to, a, b, c, table, other] = self.operands()?;
+        let (to, holds) = self.with_predicate(to, ty)?;
+        if holds == NONE {
+            return Err(self.position.mistyped("expected a register and a predicate, `d|p`"));
+        }
+        let (a, b, c) = (self.src(a, ty)?, self.src(b, ty)?, self.src(c, ty)?);
+        let table = self.src(table, Type::U32)?;
+        let (other, negated) = self.predicate(other)?;
+        let other = if negated {
+            let inverted = self.temporary(Type::Pred);
+            self.map1(int::unary("not", Type::Pred), inverted, other)?;
+            inverted
+        } else {
+            other
+        };
+        let result = self.temporary(ty);
+        let kernel = int::quaternary("lop3", ty).ok_or_else(|| self.unsupported())?;
+        self.emit(Op::Map4(kernel, result, [a, b, c, table]));
+        let (zero, not_zero) = (self.constant(0), self.temporary(Type::Pred));
+        self.map2(comparison("ne", ty, false), not_zero, result, zero)?;
+        self.emit(Op::Copy(to, result));
+        self.map2(int::binary(join, Type::Pred), holds, not_zero, other)
     }
 }

@@ -244,7 +244,10 @@ impl<'l, 'a> Lower<'l, 'a> {
             }
             "cp" => self.copy_async(),
             "ldmatrix" => self.load_matrix(),
+            "stmatrix" => self.store_matrix(),
+            "movmatrix" => self.transpose_matrix(),
             "mma" => self.multiply_matrices(),
+            "wmma" => self.wmma(),
             // Lanes run in step and memory is coherent, so ordering needs only a fence;
             // hints need nothing.
             "membar" | "fence" => {

@@ -34,7 +34,11 @@ impl<'a> Lower<'_, 'a> {
     }
 
     /// A destination that may be followed by `|p`.
-    fn with_predicate(&mut self, operand: &Operand<'a>, ty: Type) -> Lowered<(Reg, Reg)> {
+    pub(super) fn with_predicate(
+        &mut self,
+        operand: &Operand<'a>,
+        ty: Type,
+    ) -> Lowered<(Reg, Reg)> {
         match *operand {
             Operand::Pair(first, second) => {
                 let first = match first {
@@ -52,7 +56,7 @@ impl<'a> Lower<'_, 'a> {
     }
 
     /// A predicate source, and whether it is negated.
-    fn predicate(&mut self, operand: &Operand<'a>) -> Lowered<(Src, bool)> {
+    pub(super) fn predicate(&mut self, operand: &Operand<'a>) -> Lowered<(Src, bool)> {
         match *operand {
             Operand::Not(register) => Ok((self.typed(register, Type::Pred)?, true)),
             _ => Ok((self.src(operand, Type::Pred)?, false)),

@@ -40,7 +40,7 @@ fn faults_name_their_line_and_column() {
 
 #[test]
 fn missing_instructions_are_named() {
-    for name in ["frobnicate.b32", "cp.async.bulk.commit_group", "add.weird.s32", "wmma.mma.sync"] {
+    for name in ["frobnicate.b32", "wgmma.fence.sync", "add.weird.s32", "tcgen05.alloc"] {
         let (kind, column, message) = fault(&format!("{name} %r1, %r2, %r3;"));
         let DiagnosticKind::Unsupported(found) = kind else { panic!("{name}: {message}") };
         assert_eq!((found.as_str(), column), (name, 1));
