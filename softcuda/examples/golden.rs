@@ -9,6 +9,8 @@
 // The modules are those of the test, which uses more of them.
 #![allow(dead_code)]
 
+#[path = "../tests/instructions/barriers.rs"]
+mod barriers;
 #[path = "../tests/instructions/conversions.rs"]
 mod conversions;
 #[path = "../tests/instructions/driver.rs"]

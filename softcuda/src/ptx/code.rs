@@ -221,6 +221,10 @@ pub(crate) enum Op {
     Fence,
     /// An index into [`Code::copies`].
     CopyAsync(u32),
+    /// An index into [`Code::bulk_copies`].
+    CopyBulk(u32),
+    /// An index into [`Code::mbarriers`].
+    Mbarrier(u32),
     /// Matrices of 8 by 8 elements of 16 bits, from rows in shared memory to registers.
     LoadMatrix {
         place: Place,
@@ -275,6 +279,52 @@ pub(crate) enum CopyReads {
     /// None where this predicate holds; the flag negates it.
     Unless(Src, bool),
 }
+
+/// A copy of a piece of memory between global and shared memory (`cp.async.bulk`).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BulkCopy {
+    pub(crate) to: Place,
+    pub(crate) from: Place,
+    /// Bytes, a multiple of 16.
+    pub(crate) size: Src,
+    /// The barrier that is told how many bytes have come.
+    pub(crate) barrier: Option<Place>,
+}
+
+/// Something that happens to a barrier in shared memory (`mbarrier`).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mbarrier {
+    pub(crate) action: MbarrierAction,
+    pub(crate) place: Place,
+    /// A number of arrivals or bytes, or the phase to wait for.
+    pub(crate) value: Src,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MbarrierAction {
+    Initialise,
+    Invalidate,
+    Arrive {
+        /// Where the state before the arrival goes, or [`NONE`].
+        to: Reg,
+        /// The arrivals are not expected in the next phases.
+        drops: bool,
+        /// The value is a number of bytes to expect; the arrival is one.
+        expects: bool,
+    },
+    Expect,
+    Complete,
+    /// Asks whether a phase is over: that of a state, or one of a parity.
+    Wait {
+        to: Reg,
+        parity: bool,
+    },
+}
+
+/// Where the pending arrivals are in a barrier object, and in the state that an arrival gives.
+pub(crate) const PENDING_ARRIVALS: u32 = 20;
+/// The bits of a number of arrivals.
+pub(crate) const MOST_ARRIVALS: u64 = (1 << 20) - 1;
 
 /// What is summed in a matrix product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -339,6 +389,8 @@ pub(crate) struct Code {
     pub(crate) tables: Vec<Vec<u32>>,
     pub(crate) calls: Vec<CallSite>,
     pub(crate) copies: Vec<AsyncCopy>,
+    pub(crate) bulk_copies: Vec<BulkCopy>,
+    pub(crate) mbarriers: Vec<Mbarrier>,
     pub(crate) products: Vec<MatrixProduct>,
     pub(crate) fragments: Vec<FragmentMove>,
     pub(crate) registers: u32,

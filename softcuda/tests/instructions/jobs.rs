@@ -2,12 +2,13 @@
 
 use super::job::Job;
 use super::table::Case;
-use super::{conversions, floats, halves, integers, matrices, products, programs, warps};
+use super::{barriers, conversions, floats, halves, integers, matrices, products, programs, warps};
 
 /// All jobs; their names are unique.
 pub(crate) fn all() -> Vec<Job> {
     let cases = [integers::cases(), floats::cases(), halves::cases(), conversions::cases()];
     let cases = cases.into_iter().flatten().map(Case::job);
-    let others = [warps::jobs(), matrices::jobs(), products::jobs(), programs::jobs()];
+    let others =
+        [warps::jobs(), matrices::jobs(), products::jobs(), barriers::jobs(), programs::jobs()];
     cases.chain(others.into_iter().flatten()).collect()
 }

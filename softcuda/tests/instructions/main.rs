@@ -3,6 +3,7 @@
 //!
 //! The golden data of the GPU is made by `examples/golden.rs`.
 
+mod barriers;
 mod choices;
 mod conversions;
 mod coverage;

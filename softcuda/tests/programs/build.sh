@@ -1,5 +1,5 @@
 #!/bin/sh
-# Rebuilds programs.ptx, which is kept in the repository so that testing needs no CUDA toolkit.
+# Rebuilds the PTX here, which is kept in the repository so that testing needs no CUDA toolkit.
 #
 #   NVCC=/path/to/nvcc softcuda/tests/programs/build.sh
 #
@@ -11,3 +11,9 @@ cd "$(dirname "$0")"
 : "${NVCC:?set NVCC to the nvcc to use (13.0.x)}"
 # shellcheck disable=SC2086 # several options may be given
 "$NVCC" -ptx -arch=sm_80 -O3 -fmad=false ${NVCC_FLAGS:-} -o programs.ptx programs.cu
+# Barriers are other instructions on each architecture.
+for architecture in 80 90; do
+    # shellcheck disable=SC2086
+    "$NVCC" -ptx -arch=sm_$architecture -O3 -fmad=false -std=c++17 -diag-suppress 20054 ${NVCC_FLAGS:-} \
+        -o barriers_$architecture.ptx barriers.cu
+done

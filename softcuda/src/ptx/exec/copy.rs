@@ -1,9 +1,9 @@
 //! `cp.async`, done at once.
 
-use super::Step;
 use super::block::Room;
 use super::warp::Warp;
-use crate::ptx::code::{AsyncCopy, CopyReads};
+use super::{Fault, Step};
+use crate::ptx::code::{AsyncCopy, BulkCopy, CopyReads};
 
 impl Warp<'_> {
     pub(super) fn copy_async(
@@ -30,6 +30,36 @@ impl Warp<'_> {
             for at in (0..size).step_by(4) {
                 let word = self.read_part(room, copy, lane, from[lane] + at, read[lane], at)?;
                 self.poke(room, copy.to.space, lane, (to[lane] + at, 4), word)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn copy_bulk(
+        &mut self,
+        room: &mut Room<'_>,
+        copy: &BulkCopy,
+        mask: u32,
+    ) -> Step<()> {
+        let (to, from) = (self.addresses(&copy.to), self.addresses(&copy.from));
+        let sizes = *self.lanes(copy.size);
+        let barriers = copy.barrier.map(|place| (place, self.addresses(&place)));
+        self.aligned(&to, mask, 16)?;
+        self.aligned(&from, mask, 16)?;
+        let mut rest = mask;
+        while rest != 0 {
+            let lane = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            let size = sizes[lane] & 0xffff_ffff;
+            if !size.is_multiple_of(16) {
+                return Err(Fault::Instruction("a bulk copy of no multiple of 16 bytes"));
+            }
+            for at in (0..size).step_by(8) {
+                let word = self.peek(room, copy.from.space, lane, from[lane] + at, 8)?;
+                self.poke(room, copy.to.space, lane, (to[lane] + at, 8), word)?;
+            }
+            if let Some((place, addresses)) = &barriers {
+                self.bytes_arrived(room, *place, lane, (addresses[lane], size))?;
             }
         }
         Ok(())

@@ -5,6 +5,7 @@ mod block;
 mod collective;
 mod copy;
 mod matrix;
+mod mbarrier;
 mod memory;
 mod print;
 mod turns;

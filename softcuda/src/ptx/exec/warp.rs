@@ -238,6 +238,12 @@ impl<'a> Warp<'a> {
                     self.atomic(room, place, mask, op, ty, to, b, c)?;
                 }
                 Op::CopyAsync(copy) => self.copy_async(room, &code.copies[copy as usize], mask)?,
+                Op::CopyBulk(copy) => {
+                    self.copy_bulk(room, &code.bulk_copies[copy as usize], mask)?;
+                }
+                Op::Mbarrier(index) => {
+                    self.mbarrier(room, &code.mbarriers[index as usize], mask)?;
+                }
                 Op::Branch(target, join) => {
                     self.branch(mask, target, join);
                     if self.overdue {

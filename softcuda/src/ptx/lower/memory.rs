@@ -12,7 +12,8 @@ pub(super) fn space(modifier: &str) -> Option<Space> {
     Some(match modifier {
         "global" => Space::Global,
         "const" => Space::Const,
-        "shared" | "shared::cta" => Space::Shared,
+        // A cluster is one block here.
+        "shared" | "shared::cta" | "shared::cluster" => Space::Shared,
         "local" => Space::Local,
         "param" | "param::entry" | "param::func" => Space::Param,
         _ => return None,

@@ -6,6 +6,7 @@ mod convert;
 mod copy;
 mod flow;
 mod matrix;
+mod mbarrier;
 mod memory;
 mod operand;
 mod warp;
@@ -243,6 +244,7 @@ impl<'l, 'a> Lower<'l, 'a> {
                 self.collective(instruction.opcode)
             }
             "cp" => self.copy_async(),
+            "mbarrier" => self.mbarrier(),
             "ldmatrix" => self.load_matrix(),
             "stmatrix" => self.store_matrix(),
             "movmatrix" => self.transpose_matrix(),
