@@ -54,7 +54,7 @@ pub(crate) fn direction(to: u64, from: u64) -> Direction {
 ///
 /// # Errors
 /// `ILLEGAL_ADDRESS` for a device address with nothing behind it.
-pub(crate) fn check_range(address: u64, size: u64) -> Outcome {
+fn check_range(address: u64, size: u64) -> Outcome {
     if address_space::in_window(address) && !address_space::is_accessible(address, size) {
         return Err(Code::ILLEGAL_ADDRESS);
     }

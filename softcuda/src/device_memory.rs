@@ -197,6 +197,19 @@ pub(crate) fn remove_pool_block(device: usize, address: u64) {
     HEAP.lock().remove_block(device, address);
 }
 
+/// Puts a block of whole granules behind addresses that the caller has reserved.
+///
+/// # Errors
+/// `OUT_OF_MEMORY`.
+pub(crate) fn add_block_at(device: usize, address: u64, size: u64) -> Outcome {
+    HEAP.lock().add_block_at(device, address, size, None)
+}
+
+/// Takes away what [`add_block_at`] gave; the addresses stay reserved. Nothing may use it any more.
+pub(crate) fn remove_block_at(device: usize, address: u64) {
+    HEAP.lock().remove_block_at(device, address);
+}
+
 /// Whether an address is in a block of plain or pool memory.
 pub(crate) fn is_block(address: u64) -> bool {
     let heap = HEAP.lock();
@@ -319,16 +332,24 @@ pub(crate) fn back_with_new_memory(address: u64, size: u64) -> Outcome {
 
 impl Heap {
     fn add_block(&mut self, device: usize, size: u64, shared: bool) -> Outcome<u64> {
-        charge(device, size)?;
-        let made = address_space::reserve(size, GRANULE, 0).and_then(|address| {
-            back_with_new_memory(address, size)
-                .inspect_err(|_| address_space::unreserve(address))
-                .map(|()| address)
-        });
-        let address = made.inspect_err(|_| refund(device, size))?;
+        let address = address_space::reserve(size, GRANULE, 0)?;
         let free = shared.then(|| BTreeMap::from([(address, size)]));
-        self.blocks.insert(address, Block { size, device, free, memory: None });
+        self.add_block_at(device, address, size, free)
+            .inspect_err(|_| address_space::unreserve(address))?;
         Ok(address)
+    }
+
+    fn add_block_at(
+        &mut self,
+        device: usize,
+        address: u64,
+        size: u64,
+        free: Option<BTreeMap<u64, u64>>,
+    ) -> Outcome {
+        charge(device, size)?;
+        back_with_new_memory(address, size).inspect_err(|_| refund(device, size))?;
+        self.blocks.insert(address, Block { size, device, free, memory: None });
+        Ok(())
     }
 
     /// First fit over the shared blocks of a device: address and block.
@@ -371,9 +392,13 @@ impl Heap {
     }
 
     fn remove_block(&mut self, device: usize, address: u64) {
+        self.remove_block_at(device, address);
+        address_space::unreserve(address);
+    }
+
+    fn remove_block_at(&mut self, device: usize, address: u64) {
         let Some(block) = self.blocks.remove(&address) else { return };
         address_space::unback(address, block.size);
-        address_space::unreserve(address);
         refund(device, block.size);
     }
 }

@@ -1,12 +1,14 @@
 //! Graphs that are ready to be launched. A launch submits the steps one after the other to one
 //! stream, so that branches of a graph do not overlap; nothing in the API promises that they do.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
 use crate::capture;
 use crate::context::{CONTEXTS, Context};
+use crate::graph_memory::GraphMemory;
 use crate::graphs::{self, Step, Work};
 use crate::handles::{Table, new_handle};
 use crate::operations::Operation;
@@ -23,10 +25,15 @@ pub(crate) struct Executable {
     pub(crate) handle: u64,
     /// Flags as given.
     pub(crate) flags: u64,
+    /// Handle of the graph that it was made of.
+    graph: u64,
     /// User objects that it keeps alive; its launches do, too.
     objects: Vec<Held>,
     state: Mutex<State>,
 }
+
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`.
+pub(crate) const AUTO_FREE: u64 = 1;
 
 struct State {
     steps: Vec<Step>,
@@ -53,13 +60,17 @@ const UNSUPPORTED_FUNCTION_CHANGE: u32 = 7;
 /// Makes a graph executable.
 ///
 /// # Errors
-/// `INVALID_VALUE` for an unknown graph, or one whose edges go in a circle.
+/// `INVALID_VALUE` for an unknown graph, or one whose edges go in a circle; `NOT_SUPPORTED` for one
+/// that allocates or frees memory and has an executable form already.
 pub(crate) fn instantiate(graph: u64, flags: u64) -> Outcome<Arc<Executable>> {
     let steps = graphs::steps(graph)?;
+    if graphs::has_memory(graph)? && EXECUTABLES.all().iter().any(|other| other.graph == graph) {
+        return Err(Code::NOT_SUPPORTED);
+    }
     let handle = new_handle();
     let state = Mutex::new(State { steps, disabled: Vec::new(), last: None });
     let objects = graphs::objects(graph)?;
-    let executable = Arc::new(Executable { handle, flags, objects, state });
+    let executable = Arc::new(Executable { handle, flags, graph, objects, state });
     EXECUTABLES.insert(handle, executable.clone());
     Ok(executable)
 }
@@ -73,6 +84,9 @@ fn hindrance(old: &Work, new: &Work) -> Option<u32> {
         (Work::Operation(_, one), Work::Operation(_, other)) => {
             (one != other).then_some(PARAMETERS_CHANGED)
         }
+        (Work::Allocate(one), Work::Allocate(other)) | (Work::Free(one), Work::Free(other)) => {
+            (!Arc::ptr_eq(one, other)).then_some(PARAMETERS_CHANGED)
+        }
         _ => None,
     }
 }
@@ -82,7 +96,8 @@ impl Executable {
     ///
     /// # Errors
     /// `CONTEXT_IS_DESTROYED` when the context of a node is gone, and what it has failed with;
-    /// nothing is submitted then.
+    /// `INVALID_VALUE` when memory that the graph allocates is still allocated, or memory that it
+    /// frees is not; `OUT_OF_MEMORY`. Nothing is submitted then.
     pub(crate) fn launch(&self, context: &Context, stream: &Arc<Stream>) -> Outcome {
         let mut state = self.state.lock();
         if capture::info(stream).is_some() {
@@ -102,6 +117,7 @@ impl Executable {
                 ready.push((step.work.clone(), owner));
             }
         }
+        let mut memory = state.prepare_memory(self.flags & AUTO_FREE != 0)?;
         let mut after: Vec<Position> = state.last.take().into_iter().collect();
         for (work, owner) in ready {
             match (work, owner) {
@@ -111,13 +127,16 @@ impl Executable {
                 }
                 (Work::Record(_, event), _) => event.record(context, stream)?,
                 (Work::Wait(_, event), _) => after.extend(event.position()),
+                (Work::Allocate(allocated), _) => allocated.allocate(),
+                (Work::Free(freed), _) => memory.extend(freed.free()?),
                 _ => {}
             }
         }
-        let objects = self.objects.clone();
-        let last = match after.is_empty() && objects.is_empty() {
+        // What the work needs lives until it is done.
+        let kept = (self.objects.clone(), memory);
+        let last = match after.is_empty() && kept.0.is_empty() && kept.1.is_empty() {
             true => stream.last(),
-            false => context.submit(stream, after, move || drop(objects))?,
+            false => context.submit(stream, after, move || drop(kept))?,
         };
         state.last = Some(last);
         Ok(())
@@ -216,6 +235,37 @@ impl State {
     fn step(&mut self, node: u64) -> Outcome<&mut Step> {
         let found = self.steps.iter_mut().find(|step| step.node == node && node != 0);
         found.ok_or(Code::INVALID_VALUE)
+    }
+
+    /// Makes the memory ready that the steps allocate, and frees what is still allocated if that is
+    /// wanted; all memory that the steps name.
+    ///
+    /// # Errors
+    /// As [`Executable::launch`]; nothing is freed then.
+    fn prepare_memory(&self, frees: bool) -> Outcome<Vec<Arc<GraphMemory>>> {
+        let mut all = Vec::new();
+        let mut allocated: BTreeMap<u64, bool> = BTreeMap::new();
+        let mut left = Vec::new();
+        for step in &self.steps {
+            let (memory, allocates) = match &step.work {
+                Work::Allocate(memory) => (memory, true),
+                Work::Free(memory) => (memory, false),
+                _ => continue,
+            };
+            let now = *allocated.entry(memory.address).or_insert_with(|| memory.is_allocated());
+            match (allocates, now) {
+                (true, true) if frees => left.push(memory.clone()),
+                (true, false) | (false, true) => {}
+                _ => return Err(Code::INVALID_VALUE),
+            }
+            allocated.insert(memory.address, allocates);
+            all.push(memory.clone());
+        }
+        all.iter().try_for_each(|memory| memory.prepare())?;
+        for memory in left {
+            all.extend(memory.free()?);
+        }
+        Ok(all)
     }
 
     fn check_can_be_disabled(&mut self, node: u64) -> Outcome {

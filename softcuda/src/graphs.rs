@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock};
 use parking_lot::Mutex;
 
 use crate::events::Event;
+use crate::graph_memory::GraphMemory;
 use crate::handles::new_handle;
 use crate::operations::Operation;
 use crate::status::{Code, Outcome};
@@ -25,6 +26,10 @@ pub(crate) enum Work {
     Record(u64, Arc<Event>),
     /// Waits for an event.
     Wait(u64, Arc<Event>),
+    /// Allocates memory.
+    Allocate(Arc<GraphMemory>),
+    /// Frees memory that a graph has allocated.
+    Free(Arc<GraphMemory>),
 }
 
 impl Work {
@@ -39,7 +44,14 @@ impl Work {
             Work::Empty => 5,
             Work::Wait(..) => 6,
             Work::Record(..) => 7,
+            Work::Allocate(_) => 10,
+            Work::Free(_) => 11,
         }
+    }
+
+    /// Whether it allocates or frees memory: graphs with such nodes can be changed and copied less.
+    pub(crate) fn is_about_memory(&self) -> bool {
+        matches!(self, Work::Allocate(_) | Work::Free(_))
     }
 }
 
@@ -154,11 +166,17 @@ pub(crate) fn objects(graph: u64) -> Outcome<Vec<Held>> {
 /// Adds a node. A child graph is copied.
 ///
 /// # Errors
-/// `INVALID_VALUE` for an unknown graph, and for dependencies that are not nodes of it or are
-/// named twice.
+/// `INVALID_VALUE` for an unknown graph, for dependencies that are not nodes of it or are named
+/// twice, and for memory that the graph frees already; `NOT_SUPPORTED` for a child graph that
+/// allocates or frees memory.
 pub(crate) fn add(graph: u64, dependencies: &[u64], work: Work) -> Outcome<u64> {
     let mut state = STATE.lock();
     state.check_dependencies(graph, dependencies)?;
+    if let Work::Free(memory) = &work
+        && state.works(graph).any(|work| matches!(work, Work::Free(m) if Arc::ptr_eq(m, memory)))
+    {
+        return Err(Code::INVALID_VALUE);
+    }
     let work = match work {
         Work::Child(child) => Work::Child(state.copy(child, true)?),
         other => other,
@@ -166,12 +184,23 @@ pub(crate) fn add(graph: u64, dependencies: &[u64], work: Work) -> Outcome<u64> 
     state.insert(graph, dependencies.to_vec(), work, 0)
 }
 
+/// Whether a graph allocates or frees memory.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown graph.
+pub(crate) fn has_memory(graph: u64) -> Outcome<bool> {
+    let state = STATE.lock();
+    state.graph(graph)?;
+    Ok(state.works(graph).any(Work::is_about_memory))
+}
+
 /// Removes a node with its edges.
 ///
 /// # Errors
-/// `INVALID_VALUE` for an unknown node.
+/// `INVALID_VALUE` for an unknown node, `NOT_SUPPORTED` in a graph that allocates or frees memory.
 pub(crate) fn destroy_node(node: u64) -> Outcome {
     let mut state = STATE.lock();
+    state.check_without_memory(state.node(node)?.graph)?;
     let Node { graph, work, .. } = state.nodes.remove(&node).ok_or(Code::INVALID_VALUE)?;
     let released = match work {
         Work::Child(child) => state.remove(child),
@@ -217,9 +246,11 @@ pub(crate) fn add_edges(graph: u64, edges: &[(u64, u64)]) -> Outcome {
 /// Removes edges.
 ///
 /// # Errors
-/// `INVALID_VALUE` for edges that do not exist; no edge is removed then.
+/// `INVALID_VALUE` for edges that do not exist, `NOT_SUPPORTED` in a graph that allocates or frees
+/// memory; no edge is removed then.
 pub(crate) fn remove_edges(graph: u64, edges: &[(u64, u64)]) -> Outcome {
     let mut state = STATE.lock();
+    state.check_without_memory(graph)?;
     for (from, to) in edges {
         if !state.node_of(graph, *to)?.dependencies.contains(from) {
             return Err(Code::INVALID_VALUE);
@@ -302,6 +333,9 @@ pub(crate) fn set_work(node: u64, work: Work) -> Outcome {
 }
 
 /// A copy of a graph.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown graph, `NOT_SUPPORTED` for one that allocates or frees memory.
 pub(crate) fn clone(graph: u64) -> Outcome<u64> {
     STATE.lock().copy(graph, false)
 }
@@ -396,7 +430,21 @@ impl State {
         objects
     }
 
+    /// What the nodes of a graph do; nothing for an unknown graph.
+    fn works(&self, graph: u64) -> impl Iterator<Item = &Work> {
+        let nodes = self.graphs.get(&graph).into_iter().flat_map(|graph| &graph.nodes);
+        nodes.filter_map(|node| self.nodes.get(node).map(|node| &node.work))
+    }
+
+    fn check_without_memory(&self, graph: u64) -> Outcome {
+        if self.works(graph).any(Work::is_about_memory) {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        Ok(())
+    }
+
     fn copy(&mut self, graph: u64, embedded: bool) -> Outcome<u64> {
+        self.check_without_memory(graph)?;
         let nodes = self.graph(graph)?.nodes.clone();
         let objects = self.graph(graph)?.objects.clone();
         let handle = new_handle();

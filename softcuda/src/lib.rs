@@ -16,6 +16,7 @@ mod exclusive;
 mod executables;
 mod fatbin;
 mod gate;
+mod graph_memory;
 mod graphs;
 mod handles;
 mod host_memory;

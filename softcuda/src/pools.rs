@@ -60,7 +60,8 @@ pub(crate) struct Usage {
 }
 
 impl Usage {
-    fn add(&mut self, size: u64) {
+    /// Counts more bytes.
+    pub(crate) fn add(&mut self, size: u64) {
         self.current += size;
         self.high = self.high.max(self.current);
     }

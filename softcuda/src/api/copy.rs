@@ -10,6 +10,7 @@ use crate::address_space;
 use crate::capture;
 use crate::context::{self, Context, DefaultStream};
 use crate::copy_engine::{self, Direction, Transfer};
+use crate::graph_memory;
 use crate::graphs::Work;
 use crate::operations::Operation;
 use crate::status::{Code, Outcome};
@@ -189,11 +190,10 @@ pub(super) fn check(transfer: &Transfer) -> Outcome {
     ];
     for (address, pitch, plane) in sides {
         let size = extent(transfer, pitch, plane)?;
-        let bad = address == 0
-            || address.checked_add(size).is_none()
-            || copy_engine::check_range(address, 1).is_err()
-            || copy_engine::check_range(address + size - 1, 1).is_err();
-        if bad {
+        let known =
+            |address| !address_space::in_window(address) || graph_memory::is_accessible(address, 1);
+        let overflows = address.checked_add(size).is_none();
+        if address == 0 || overflows || !known(address) || !known(address + size - 1) {
             return Err(Code::INVALID_VALUE);
         }
     }
@@ -264,7 +264,7 @@ fn later(mode: DefaultStream, stream: u64, transfer: Transfer) -> Outcome {
 
 /// Fails unless the address is device memory or pinned host memory.
 fn device_side(address: u64, size: usize) -> Outcome {
-    if size == 0 || address_space::is_accessible(address, size as u64) {
+    if size == 0 || graph_memory::is_accessible(address, size as u64) {
         Ok(())
     } else {
         Err(Code::INVALID_VALUE)

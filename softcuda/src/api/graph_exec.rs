@@ -10,13 +10,12 @@ use super::graph_node::{
     fill, host, kernel, kernel_of_v1, record, wait,
 };
 use crate::context::{DefaultStream, stream_and_context};
-use crate::executables::{self, Difference, EXECUTABLES, Executable};
+use crate::executables::{self, AUTO_FREE, Difference, EXECUTABLES, Executable};
 use crate::graphs;
 use crate::status::{Code, Outcome};
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`, `_UPLOAD` and `_USE_NODE_PRIORITY`.
 const KNOWN_FLAGS: u64 = AUTO_FREE | 2 | 8;
-const AUTO_FREE: u64 = 1;
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH`.
 const DEVICE_LAUNCH: u64 = 4;
 

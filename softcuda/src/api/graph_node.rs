@@ -8,7 +8,7 @@ use super::arguments::{In, Out};
 use super::capture::list;
 use super::copy::{self, Copy3d};
 use super::graph::{EdgeData, check_edges};
-use super::{driver_api, launch, set};
+use super::{driver_api, graph_memory, launch, set};
 use crate::context;
 use crate::copy_engine::Fill;
 use crate::events::EVENTS;
@@ -168,12 +168,35 @@ pub(super) fn any(given: &AnyParameters) -> Outcome<Work> {
         5 => Ok(Work::Empty),
         6 => wait(words[0]),
         7 => record(words[0]),
+        11 => graph_memory::freed(words[0]),
         8..=13 => Err(Code::NOT_SUPPORTED),
         _ => Err(Code::INVALID_VALUE),
     }
 }
 
-fn add(out: &Out<u64>, graph: u64, dependencies: &In<u64>, count: usize, work: Work) -> Outcome {
+/// Adds a node of any kind. One that allocates memory tells its address in the parameters.
+fn add_any(
+    out: &Out<u64>,
+    graph: u64,
+    dependencies: &In<u64>,
+    count: usize,
+    given: &In<AnyParameters>,
+) -> Outcome {
+    let parameters = given.get()?;
+    if parameters.kind == 10 && parameters.end == 0 && parameters.reserved == [0; 3] {
+        let place = given.address() + std::mem::offset_of!(AnyParameters, parameters) as u64;
+        return graph_memory::add(out, graph, dependencies, count, &Out::at_address(place));
+    }
+    add(out, graph, dependencies, count, any(&parameters)?)
+}
+
+pub(super) fn add(
+    out: &Out<u64>,
+    graph: u64,
+    dependencies: &In<u64>,
+    count: usize,
+    work: Work,
+) -> Outcome {
     out.check()?;
     out.set(graphs::add(graph, &list(dependencies, count)?, work)?)
 }
@@ -249,7 +272,7 @@ driver_api! {
     call fn cuGraphAddNode(
         out: Out<u64>, graph: u64, dependencies: In<u64>, count: usize, given: In<AnyParameters>,
     ) {
-        add(&out, graph, &dependencies, count, any(&given.get()?)?)
+        add_any(&out, graph, &dependencies, count, &given)
     }
 
     call fn cuGraphAddNode_v2(
@@ -257,7 +280,7 @@ driver_api! {
         given: In<AnyParameters>,
     ) {
         check_edges(&edges, count)?;
-        add(&out, graph, &dependencies, count, any(&given.get()?)?)
+        add_any(&out, graph, &dependencies, count, &given)
     }
 
     call fn cuGraphNodeSetParams(node: u64, given: In<AnyParameters>) {

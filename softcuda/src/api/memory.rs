@@ -5,6 +5,7 @@ use super::driver_api;
 use crate::capture;
 use crate::context;
 use crate::device_memory;
+use crate::graph_memory;
 use crate::host_memory;
 use crate::ipc;
 use crate::managed_memory;
@@ -58,12 +59,15 @@ driver_api! {
         let managed = managed_memory::find(address).is_some_and(|m| m.address == address);
         let pooled = pools::find(address).is_some_and(|m| m.address == address);
         let plain = device_memory::find(address).is_some_and(|m| m.address == address);
-        if !(managed || pooled || plain) {
+        let of_graph = graph_memory::at(address).filter(|memory| memory.is_allocated());
+        if !(managed || pooled || plain || of_graph.is_some()) {
             return Err(Code::INVALID_VALUE);
         }
         // As on a device, freeing waits for all work: it may use this memory.
         context::wait_everything();
-        if managed {
+        if let Some(memory) = of_graph {
+            memory.free().map(drop)
+        } else if managed {
             managed_memory::free(address)
         } else if pooled {
             pools::free(address, Vec::new())
@@ -90,6 +94,8 @@ driver_api! {
         } else if let Some(memory) = managed_memory::find(address) {
             (memory.address, memory.size)
         } else if let Some(memory) = pools::find(address) {
+            (memory.address, memory.size)
+        } else if let Some(memory) = graph_memory::find(address) {
             (memory.address, memory.size)
         } else if let Some(memory) = ipc::find(address) {
             (memory.address, memory.size)

@@ -17,6 +17,7 @@ mod faults;
 mod function;
 mod graph;
 mod graph_exec;
+mod graph_memory;
 mod graph_node;
 mod host_memory;
 mod init;

@@ -5,6 +5,7 @@ use super::driver_api;
 use crate::address_space;
 use crate::context;
 use crate::device_memory;
+use crate::graph_memory;
 use crate::host_memory;
 use crate::ipc;
 use crate::managed_memory;
@@ -91,6 +92,21 @@ fn find(address: u64) -> Option<Pointer> {
             is_mapping: false,
             is_managed: false,
             pool: memory.pool,
+        });
+    }
+    if let Some(memory) = graph_memory::find(address) {
+        return Some(Pointer {
+            address,
+            start: memory.address,
+            size: memory.size,
+            kind: DEVICE,
+            context: 0,
+            device: memory.device as i32,
+            id: memory.id,
+            shareable: false,
+            is_mapping: false,
+            is_managed: false,
+            pool: 0,
         });
     }
     if let Some(memory) = managed_memory::find(address) {

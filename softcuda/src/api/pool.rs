@@ -5,11 +5,12 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::arguments::{In, Out};
-use super::driver_api;
-use super::vmm::{Access, READ_WRITE};
+use super::vmm::{Access, ON_DEVICE, READ_WRITE};
+use super::{driver_api, graph_memory};
 use crate::capture;
 use crate::context::{Context, DefaultStream, stream_and_context};
 use crate::device_memory;
+use crate::graphs::Work;
 use crate::managed_memory::Location;
 use crate::pools::{self, Pool};
 use crate::process::device;
@@ -22,7 +23,7 @@ const PINNED: u32 = 1;
 /// `CUmemPoolProps` with its enumerations as numbers.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Properties {
+pub(super) struct Properties {
     kind: u32,
     handle_types: u32,
     location: Location,
@@ -34,15 +35,40 @@ struct Properties {
 
 const _: () = assert!(size_of::<Properties>() == size_of::<sys::CUmemPoolProps>());
 
+impl Properties {
+    /// The device, if the properties are those of memory that pools can have.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE`, `INVALID_DEVICE`, and `NOT_SUPPORTED` for what is not there.
+    pub(super) fn device(&self) -> Outcome<usize> {
+        if self.kind != PINNED || self.reserved.iter().any(|byte| *byte != 0) {
+            return Err(Code::INVALID_VALUE);
+        }
+        // Memory of pools is not shared between processes.
+        if self.handle_types != 0 || self.usage != 0 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        self.location.device()
+    }
+
+    /// Those of plain memory of a device.
+    fn of_device(device: usize) -> Properties {
+        let location = Location { kind: ON_DEVICE, id: device as i32 };
+        let reserved = [0; 54];
+        Properties {
+            kind: PINNED,
+            handle_types: 0,
+            location,
+            security: 0,
+            most: 0,
+            usage: 0,
+            reserved,
+        }
+    }
+}
+
 fn create(properties: &Properties) -> Outcome<u64> {
-    if properties.kind != PINNED || properties.reserved.iter().any(|byte| *byte != 0) {
-        return Err(Code::INVALID_VALUE);
-    }
-    // Memory of pools is not shared between processes.
-    if properties.handle_types != 0 || properties.usage != 0 {
-        return Err(Code::NOT_SUPPORTED);
-    }
-    let device = properties.location.device()?;
+    let device = properties.device()?;
     Ok(pools::create(device, properties.most as u64).handle)
 }
 
@@ -54,6 +80,14 @@ fn allocate(
     stream: &Arc<Stream>,
 ) -> Outcome {
     out.check()?;
+    if capture::info(stream).is_some() {
+        // It becomes a node, whose address is known at once.
+        let properties = Properties::of_device(pool.device);
+        let memory = graph_memory::node_memory(&properties, &[], size)?;
+        let address = memory.address;
+        capture::record(stream, Work::Allocate(memory))?;
+        return out.set(address);
+    }
     capture::refuse(context, stream)?;
     let (address, after) = pool.allocate(stream, size as u64)?;
     if !after.is_empty()
@@ -67,7 +101,16 @@ fn allocate(
 
 fn free(mode: DefaultStream, address: u64, stream: u64) -> Outcome {
     let (stream, context) = stream_and_context(stream, mode)?;
+    let of_graph = crate::graph_memory::at(address);
+    if capture::info(&stream).is_some() {
+        let memory = of_graph.ok_or(Code::INVALID_VALUE)?;
+        return capture::record(&stream, Work::Free(memory)).map(|_| ());
+    }
     capture::refuse(&context, &stream)?;
+    if let Some(memory) = of_graph {
+        let freed = memory.free()?;
+        return context.submit(&stream, Vec::new(), move || drop((memory, freed))).map(|_| ());
+    }
     if pools::find(address).is_some_and(|allocation| allocation.address == address) {
         return pools::free(address, vec![context.submit_marker(&stream)?]);
     }

@@ -1,10 +1,10 @@
 //! Fills.
 
 use super::driver_api;
-use crate::address_space;
 use crate::capture;
 use crate::context::{self, DefaultStream};
 use crate::copy_engine::Fill;
+use crate::graph_memory;
 use crate::operations::Operation;
 use crate::status::{Code, Outcome};
 
@@ -22,7 +22,7 @@ pub(super) fn check(fill: &Fill) -> Outcome {
     }
     let last = fill.pitch.checked_mul(fill.height as u64 - 1).and_then(|o| fill.to.checked_add(o));
     let last = last.ok_or(Code::INVALID_VALUE)?;
-    if !address_space::is_accessible(fill.to, size) || !address_space::is_accessible(last, size) {
+    if !graph_memory::is_accessible(fill.to, size) || !graph_memory::is_accessible(last, size) {
         return Err(Code::INVALID_VALUE);
     }
     Ok(())

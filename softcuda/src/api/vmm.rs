@@ -18,7 +18,7 @@ use crate::virtual_memory::{self, POSIX_FILE_DESCRIPTOR};
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 const PINNED: u32 = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
-const ON_DEVICE: u32 = 1;
+pub(super) const ON_DEVICE: u32 = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 pub(super) const READ_WRITE: u32 = 3;
 
