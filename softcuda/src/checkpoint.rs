@@ -16,6 +16,7 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 use crate::address_space;
 use crate::context;
 use crate::device_memory::{self, charge, refund};
+use crate::events;
 use crate::exclusive;
 use crate::gate;
 use crate::ipc;
@@ -122,7 +123,7 @@ pub(crate) fn checkpoint() -> Outcome {
         physical.push((memory, bytes));
     }
 
-    shared |= ipc::close_all();
+    shared |= ipc::close_all() | events::close_shared();
     device_memory::close_shared();
     for (address, device, bytes) in &blocks {
         address_space::unback(*address, bytes.size);

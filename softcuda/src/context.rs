@@ -8,6 +8,7 @@ use std::thread::ThreadId;
 
 use parking_lot::Mutex;
 
+use crate::arrays::ARRAYS;
 use crate::capture;
 use crate::device_memory;
 use crate::events::EVENTS;
@@ -208,6 +209,7 @@ pub(crate) fn destroy(context: &Arc<Context>) {
     context.legacy.close();
     EVENTS.remove_where(|event| event.context == context.handle);
     modules::unload_context(context.handle);
+    ARRAYS.remove_where(|array| array.context == context.handle);
     device_memory::free_context(context.handle);
     host_memory::free_context(context.handle);
     managed_memory::free_context(context.handle);

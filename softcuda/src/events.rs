@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use crate::capture::{self, Mark};
 use crate::context::Context;
 use crate::handles::Table;
+use crate::shared_events::SharedEvent;
 use crate::status::{Code, Outcome};
 use crate::streams::{Position, Stream};
 
@@ -23,6 +24,8 @@ pub(crate) struct Event {
     pub(crate) context: u64,
     /// Flags as given at creation.
     pub(crate) flags: u32,
+    /// What other processes may see of it.
+    pub(crate) shared: Option<Arc<SharedEvent>>,
     last: Mutex<Last>,
 }
 
@@ -41,10 +44,21 @@ struct Record {
     passed: Arc<OnceLock<Instant>>,
 }
 
+/// Lets go of what is shared with other processes, for a checkpoint that does not carry it; whether
+/// there was anything.
+pub(crate) fn close_shared() -> bool {
+    let mut any = false;
+    for shared in EVENTS.all().iter().filter_map(|event| event.shared.as_ref()) {
+        any |= shared.is_shared();
+        shared.close();
+    }
+    any
+}
+
 impl Event {
     /// An event that was never recorded.
-    pub(crate) fn new(context: u64, flags: u32) -> Event {
-        Event { context, flags, last: Mutex::default() }
+    pub(crate) fn new(context: u64, flags: u32, shared: Option<SharedEvent>) -> Event {
+        Event { context, flags, shared: shared.map(Arc::new), last: Mutex::default() }
     }
 
     /// Marks the present end of a stream, or of what it has captured.
@@ -60,9 +74,18 @@ impl Event {
             *self.last.lock() = Last::InCapture(mark);
             return Ok(());
         }
+        let mut last = self.last.lock();
+        if let Some(shared) = &self.shared {
+            let (event, number) = (shared.clone(), shared.announce());
+            *last = Last::Nowhere;
+            let submitted = context.submit(stream, Vec::new(), move || event.pass(number));
+            if submitted.is_err() {
+                shared.pass(number);
+            }
+            return submitted.map(|_| ());
+        }
         let passed = Arc::new(OnceLock::new());
         let mark = passed.clone();
-        let mut last = self.last.lock();
         let position = context.submit(stream, Vec::new(), move || {
             let _ = mark.set(Instant::now());
         })?;
@@ -86,8 +109,11 @@ impl Event {
 
     /// What the last record marked; `None` before the first, and in a capture.
     pub(crate) fn position(&self) -> Option<Position> {
-        match &*self.last.lock() {
-            Last::InStream(record) => Some(record.position.clone()),
+        match (&*self.last.lock(), &self.shared) {
+            (Last::InStream(record), _) => Some(record.position.clone()),
+            (Last::Nowhere, Some(shared)) => {
+                Some(Position::Shared(shared.clone(), shared.recorded()))
+            }
             _ => None,
         }
     }

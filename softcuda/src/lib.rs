@@ -6,6 +6,7 @@
 
 mod address_space;
 mod api;
+mod arrays;
 mod capture;
 mod checkpoint;
 mod context;
@@ -29,6 +30,7 @@ mod pools;
 mod process;
 pub mod ptx;
 mod service;
+mod shared_events;
 mod status;
 mod streams;
 mod user_objects;

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::device_memory;
 use crate::exclusive;
 use crate::service;
+use crate::shared_events;
 use crate::status::{Code, Outcome};
 use crate::virtual_memory;
 
@@ -85,6 +86,7 @@ extern "C" fn in_child() {
     FORKED.store(true, Ordering::SeqCst);
     virtual_memory::close_in_child();
     device_memory::close_in_child();
+    shared_events::close_in_child();
     exclusive::close_in_child();
     service::close_after_fork();
 }

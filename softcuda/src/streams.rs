@@ -1,6 +1,6 @@
 //! Streams: queues of work, each with a thread of its own that starts with the first piece of
 //! work. What one stream must wait for in another is a position there that was submitted before,
-//! so waiting can never go in a circle.
+//! so waiting can never go in a circle within one process.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::shared_events::SharedEvent;
 use crate::status::{Code, Outcome};
 
 /// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream, nor that for
@@ -47,27 +48,37 @@ pub(crate) struct Stream {
 
 /// A point in a stream: all work up to it.
 #[derive(Clone)]
-pub(crate) struct Position {
-    stream: Arc<Stream>,
-    number: u64,
+pub(crate) enum Position {
+    /// In a stream of this process, after so many pieces of work.
+    Here(Arc<Stream>, u64),
+    /// In whichever process recorded an event last: the number of the record.
+    Shared(Arc<SharedEvent>, u64),
 }
 
 impl Position {
     /// Whether it lies in this stream.
-    pub(crate) fn is_in(&self, stream: &Arc<Stream>) -> bool {
-        Arc::ptr_eq(&self.stream, stream)
+    pub(crate) fn is_in(&self, other: &Arc<Stream>) -> bool {
+        matches!(self, Position::Here(stream, _) if Arc::ptr_eq(stream, other))
     }
 
     /// Whether the stream has come this far.
     pub(crate) fn is_reached(&self) -> bool {
-        self.stream.state.lock().completed >= self.number
+        match self {
+            Position::Here(stream, number) => stream.state.lock().completed >= *number,
+            Position::Shared(event, number) => event.is_passed(*number),
+        }
     }
 
     /// Waits until the stream has come this far.
     pub(crate) fn wait(&self) {
-        let mut state = self.stream.state.lock();
-        while state.completed < self.number {
-            self.stream.changed.wait(&mut state);
+        match self {
+            Position::Here(stream, number) => {
+                let mut state = stream.state.lock();
+                while state.completed < *number {
+                    stream.changed.wait(&mut state);
+                }
+            }
+            Position::Shared(event, number) => event.wait(*number),
         }
     }
 }
@@ -114,12 +125,12 @@ impl Stream {
         state.queue.push_back(Operation { after, work: Box::new(work) });
         state.submitted += 1;
         self.changed.notify_all();
-        Ok(Position { stream: self.clone(), number: state.submitted })
+        Ok(Position::Here(self.clone(), state.submitted))
     }
 
     /// The last work submitted so far.
     pub(crate) fn last(self: &Arc<Self>) -> Position {
-        Position { stream: self.clone(), number: self.state.lock().submitted }
+        Position::Here(self.clone(), self.state.lock().submitted)
     }
 
     /// Lets the thread end once all work is done.

@@ -7,6 +7,7 @@ use cudarc::driver::sys;
 use super::arguments::{Address, In};
 use super::driver_api;
 use crate::address_space;
+use crate::arrays;
 use crate::capture;
 use crate::context::{self, Context, DefaultStream};
 use crate::copy_engine::{self, Direction, Transfer};
@@ -72,15 +73,17 @@ const _: () = assert!(size_of::<Copy2d>() == size_of::<sys::CUDA_MEMCPY2D>());
 const _: () = assert!(size_of::<Copy3d>() == size_of::<sys::CUDA_MEMCPY3D>());
 const _: () = assert!(size_of::<Copy3d>() == size_of::<sys::CUDA_MEMCPY3D_PEER>());
 
-/// `CUmemorytype`: host, device, array, unified.
+/// `CUmemorytype`: host, device, unified.
 fn side(kind: u32, host: u64, device: u64) -> Outcome<u64> {
     match kind {
         1 => Ok(host),
         2 | 4 => Ok(device),
-        3 => Err(Code::NOT_SUPPORTED),
         _ => Err(Code::INVALID_VALUE),
     }
 }
+
+/// `CU_MEMORYTYPE_ARRAY`.
+const ARRAY: u32 = 3;
 
 fn offset(parts: [(usize, usize); 3]) -> Outcome<u64> {
     let mut sum = 0usize;
@@ -94,6 +97,11 @@ fn offset(parts: [(usize, usize); 3]) -> Outcome<u64> {
 impl Copy2d {
     fn transfer(&self) -> Outcome<Transfer> {
         let place = |s: &Side2d| {
+            if s.kind == ARRAY {
+                let size = [self.width, self.height, 1];
+                let part = arrays::by_handle(s.array)?.part([s.x, s.y, 0], size)?;
+                return Ok((part.address, part.pitch));
+            }
             let pitch = if s.pitch == 0 { self.width } else { s.pitch };
             if pitch < self.width && self.height > 1 {
                 return Err(Code::INVALID_VALUE);
@@ -114,6 +122,11 @@ impl Copy2d {
 impl Copy3d {
     pub(super) fn transfer(&self) -> Outcome<Transfer> {
         let place = |s: &Side3d| {
+            if s.kind == ARRAY && s.level == 0 {
+                let size = [self.width, self.height, self.depth];
+                let part = arrays::by_handle(s.array)?.part([s.x, s.y, s.z], size)?;
+                return Ok((part.address, part.pitch, part.plane));
+            }
             let pitch = if s.pitch == 0 { self.width } else { s.pitch };
             let height = if s.height == 0 { self.height } else { s.height };
             if s.level != 0
@@ -251,13 +264,13 @@ fn submit(
 }
 
 /// A copy in the default stream that is over when the call returns.
-fn now(mode: DefaultStream, transfer: Transfer) -> Outcome {
+pub(super) fn now(mode: DefaultStream, transfer: Transfer) -> Outcome {
     let context = context::current()?;
     submit(&context, &context.stream(0, mode)?, transfer, true)
 }
 
 /// A copy in a stream.
-fn later(mode: DefaultStream, stream: u64, transfer: Transfer) -> Outcome {
+pub(super) fn later(mode: DefaultStream, stream: u64, transfer: Transfer) -> Outcome {
     let (stream, context) = context::stream_and_context(stream, mode)?;
     submit(&context, &stream, transfer, false)
 }

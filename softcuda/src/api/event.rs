@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use cudarc::driver::sys;
+
 use super::arguments::Out;
 use super::driver_api;
 use crate::capture;
@@ -10,12 +12,19 @@ use crate::events::{EVENTS, Event};
 use crate::graphs::Work;
 use crate::handles::new_handle;
 use crate::pools;
+use crate::shared_events::{Handle, SharedEvent};
 use crate::status::{Code, Outcome};
 
-/// `CU_EVENT_BLOCKING_SYNC`, `CU_EVENT_DISABLE_TIMING`; not `CU_EVENT_INTERPROCESS`.
-const KNOWN_FLAGS: u32 = 3;
+/// `CU_EVENT_DISABLE_TIMING`.
+const DISABLE_TIMING: u32 = 2;
+/// `CU_EVENT_INTERPROCESS`.
+const INTERPROCESS: u32 = 4;
+/// Those and `CU_EVENT_BLOCKING_SYNC`.
+const KNOWN_FLAGS: u32 = 1 | DISABLE_TIMING | INTERPROCESS;
 /// `CU_EVENT_RECORD_EXTERNAL`.
 const EXTERNAL: u32 = 1;
+
+const _: () = assert!(size_of::<Handle>() == size_of::<sys::CUipcEventHandle>());
 
 fn find(handle: u64) -> Outcome<Arc<Event>> {
     EVENTS.get(handle).ok_or(Code::INVALID_HANDLE)
@@ -56,14 +65,31 @@ fn elapsed(out: &Out<f32>, start: u64, end: u64) -> Outcome {
 driver_api! {
     call fn cuEventCreate(out: Out<u64>, flags: u32) {
         out.check()?;
-        if flags & !7 != 0 {
+        let shared = flags & INTERPROCESS != 0;
+        if flags & !KNOWN_FLAGS != 0 || (shared && flags & DISABLE_TIMING == 0) {
             return Err(Code::INVALID_VALUE);
         }
-        if flags & !KNOWN_FLAGS != 0 {
-            return Err(Code::NOT_SUPPORTED);
-        }
+        let context = context::current()?;
+        let shared = if shared { Some(SharedEvent::new()?) } else { None };
         let handle = new_handle();
-        EVENTS.insert(handle, Arc::new(Event::new(context::current()?.handle, flags)));
+        EVENTS.insert(handle, Arc::new(Event::new(context.handle, flags, shared)));
+        out.set(handle)
+    }
+
+    call fn cuIpcGetEventHandle(out: Out<Handle>, handle: u64) {
+        out.check()?;
+        let event = find(handle)?;
+        let shared = event.shared.as_ref().ok_or(Code::INVALID_HANDLE)?;
+        out.set(context::while_idle(|| shared.handle())?)
+    }
+
+    call fn cuIpcOpenEventHandle(out: Out<u64>, handle: Handle) {
+        out.check()?;
+        let context = context::current()?;
+        let shared = SharedEvent::open(&handle)?;
+        let flags = DISABLE_TIMING | INTERPROCESS;
+        let handle = new_handle();
+        EVENTS.insert(handle, Arc::new(Event::new(context.handle, flags, Some(shared))));
         out.set(handle)
     }
 

@@ -1,4 +1,4 @@
-//! Memory shared between processes through IPC handles. Events are not shared.
+//! Memory shared between processes through IPC handles.
 
 use cudarc::driver::sys;
 

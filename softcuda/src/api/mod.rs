@@ -4,6 +4,7 @@
 //! `names.txt` by the build script and return `CUDA_ERROR_NOT_SUPPORTED`.
 
 mod arguments;
+mod array;
 mod capture;
 mod checkpoint;
 mod context;

@@ -1,0 +1,161 @@
+//! CUDA arrays. Their elements lie by rows and planes here, in plain device memory whose address no
+//! program learns.
+
+use crate::device_memory;
+use crate::handles::{Table, new_handle};
+use crate::status::{Code, Outcome};
+
+/// All arrays.
+pub(crate) static ARRAYS: Table<Array> = Table::new();
+
+/// An array.
+pub(crate) struct Array {
+    /// Handle of the context that it belongs to.
+    pub(crate) context: u64,
+    /// As given at creation.
+    pub(crate) descriptor: Descriptor,
+    /// First address of its memory.
+    address: u64,
+    /// Size of its memory in bytes.
+    size: u64,
+    /// Bytes of a row.
+    row: u64,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR` with its enumerations as numbers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Descriptor {
+    /// Elements in a row.
+    pub(crate) width: usize,
+    /// Rows, or 0 for an array of one dimension.
+    pub(crate) height: usize,
+    /// Planes or layers, or 0 for an array of one or two dimensions.
+    pub(crate) depth: usize,
+    /// `CUarray_format`.
+    pub(crate) format: u32,
+    /// Numbers in an element: 1, 2 or 4.
+    pub(crate) channels: u32,
+    /// `CUDA_ARRAY3D_LAYERED` and the like.
+    pub(crate) flags: u32,
+}
+
+/// `CUDA_ARRAY3D_LAYERED`.
+const LAYERED: u32 = 1;
+/// `CUDA_ARRAY3D_CUBEMAP`.
+const CUBEMAP: u32 = 4;
+/// Those, `_SURFACE_LDST`, `_TEXTURE_GATHER`, `_DEPTH_TEXTURE` and `_COLOR_ATTACHMENT`: all that
+/// changes nothing but what textures and surfaces may do.
+const KNOWN_FLAGS: u32 = 0x3f;
+/// `CUDA_ARRAY3D_SPARSE` and `_DEFERRED_MAPPING`.
+const WITHOUT_MEMORY: u32 = 0xc0;
+
+/// The place of a part of an array in memory.
+pub(crate) struct Part {
+    /// First address.
+    pub(crate) address: u64,
+    /// Bytes from row to row.
+    pub(crate) pitch: u64,
+    /// Bytes from plane to plane.
+    pub(crate) plane: u64,
+}
+
+impl Descriptor {
+    /// Bytes of an element.
+    fn element(&self) -> Outcome<u64> {
+        let channel = match self.format {
+            0x01 | 0x08 => 1,
+            0x02 | 0x09 | 0x10 => 2,
+            0x03 | 0x0a | 0x20 => 4,
+            // Formats of video, of compressed blocks and of normalised numbers.
+            0x50..=0x6f | 0x91..=0xbf => return Err(Code::NOT_SUPPORTED),
+            _ => return Err(Code::INVALID_VALUE),
+        };
+        match self.channels {
+            1 | 2 | 4 => Ok(channel * u64::from(self.channels)),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
+
+    fn check_shape(&self) -> Outcome {
+        let layered = self.flags & LAYERED != 0;
+        let cube = self.flags & CUBEMAP != 0;
+        // A cube has six square sides, and several cubes are layers.
+        let sides = if layered { self.depth.is_multiple_of(6) } else { self.depth == 6 };
+        let bad = self.width == 0
+            || (self.height == 0 && self.depth != 0 && !layered)
+            || (layered && self.depth == 0)
+            || (cube && (self.width != self.height || self.depth == 0 || !sides));
+        if bad || self.flags & !(KNOWN_FLAGS | WITHOUT_MEMORY) != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        if self.flags & WITHOUT_MEMORY != 0 { Err(Code::NOT_SUPPORTED) } else { Ok(()) }
+    }
+}
+
+/// Creates an array.
+///
+/// # Errors
+/// `INVALID_VALUE` for a description that makes no sense, `NOT_SUPPORTED` for formats and flags that
+/// are not there, `OUT_OF_MEMORY`.
+pub(crate) fn create(device: usize, context: u64, descriptor: Descriptor) -> Outcome<u64> {
+    let element = descriptor.element()?;
+    descriptor.check_shape()?;
+    let sizes = [descriptor.height.max(1) as u64, descriptor.depth.max(1) as u64];
+    let row = (descriptor.width as u64).checked_mul(element).ok_or(Code::OUT_OF_MEMORY)?;
+    let size = sizes.iter().try_fold(row, |size, count| size.checked_mul(*count));
+    let size = size.ok_or(Code::OUT_OF_MEMORY)?;
+    let address = device_memory::allocate(device, context, size)?;
+    let handle = new_handle();
+    ARRAYS.insert(handle, Array { context, descriptor, address, size, row }.into());
+    Ok(handle)
+}
+
+/// Destroys an array. No work that uses it may be under way.
+///
+/// # Errors
+/// `INVALID_HANDLE` for anything else.
+pub(crate) fn destroy(handle: u64) -> Outcome {
+    let array = ARRAYS.remove(handle).ok_or(Code::INVALID_HANDLE)?;
+    device_memory::free(array.address)
+}
+
+/// The array behind a handle in a copy.
+///
+/// # Errors
+/// `INVALID_VALUE` for anything else.
+pub(crate) fn by_handle(handle: u64) -> Outcome<std::sync::Arc<Array>> {
+    ARRAYS.get(handle).ok_or(Code::INVALID_VALUE)
+}
+
+impl Array {
+    /// The place of a box: where it begins, in bytes, rows and planes, and how large it is.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when it is not all inside.
+    pub(crate) fn part(&self, start: [usize; 3], size: [usize; 3]) -> Outcome<Part> {
+        let rows = self.descriptor.height.max(1) as u64;
+        let planes = self.descriptor.depth.max(1) as u64;
+        for ((start, size), limit) in start.iter().zip(size).zip([self.row, rows, planes]) {
+            let end = (*start as u64).checked_add(size as u64);
+            if end.is_none_or(|end| end > limit) {
+                return Err(Code::INVALID_VALUE);
+            }
+        }
+        let [x, y, z] = start.map(|at| at as u64);
+        let plane = self.row * rows;
+        Ok(Part { address: self.address + x + y * self.row + z * plane, pitch: self.row, plane })
+    }
+
+    /// The address of bytes of an array of one dimension, or of consecutive rows.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` when they are not all inside.
+    pub(crate) fn bytes(&self, start: usize, size: usize) -> Outcome<u64> {
+        let end = (start as u64).checked_add(size as u64);
+        if end.is_none_or(|end| end > self.size) {
+            return Err(Code::INVALID_VALUE);
+        }
+        Ok(self.address + start as u64)
+    }
+}
