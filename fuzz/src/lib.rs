@@ -3,8 +3,11 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// Gives `bytes` to a reader, see `gpucr_core::hostile`.
+/// Gives `bytes` to a reader, see `gpucr_core::hostile` and `softcuda::hostile`.
 pub fn feed(target: &str, bytes: &[u8]) {
+    if softcuda::hostile::TARGETS.contains(&target) {
+        return softcuda::hostile::feed(target, bytes);
+    }
     static SCRATCH: OnceLock<PathBuf> = OnceLock::new();
     let scratch = SCRATCH.get_or_init(|| {
         // In memory, and one for each process: an import makes files.

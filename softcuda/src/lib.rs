@@ -21,6 +21,8 @@ mod graph_memory;
 mod graphs;
 mod handles;
 mod host_memory;
+#[doc(hidden)]
+pub mod hostile;
 mod ipc;
 mod links;
 mod managed_memory;

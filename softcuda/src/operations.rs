@@ -2,6 +2,7 @@
 //! host functions.
 
 use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::address_space::DeviceView;
@@ -9,7 +10,7 @@ use crate::context::Context;
 use crate::copy_engine::{self, Fill, Transfer};
 use crate::modules::Function;
 use crate::ptx::{self, Trap};
-use crate::status::Code;
+use crate::status::{Code, Outcome};
 
 /// A piece of work.
 #[derive(Clone)]
@@ -75,13 +76,26 @@ fn print(text: &[u8]) {
     let _ = out.write_all(text).and_then(|()| out.flush());
 }
 
+/// Does something; its failure becomes the context's. A panic is a defect of this library, of which
+/// the program learns as of a failed kernel.
+fn answer_for(context: &Context, work: impl FnOnce() -> Outcome) {
+    let outcome = catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(Code::UNKNOWN));
+    if let Err(code) = outcome {
+        context.fail(code);
+    }
+}
+
 impl Operation {
     /// Does the work, unless work of the context has failed; a failure becomes the context's.
     pub(crate) fn run(&self, context: &Context) {
         if context.has_failed() {
             return;
         }
-        let outcome = match self {
+        answer_for(context, || self.work(context));
+    }
+
+    fn work(&self, context: &Context) -> Outcome {
+        match self {
             Operation::Kernel(launch) => launch.run(context),
             Operation::Copy(transfer) => copy_engine::copy(transfer),
             Operation::Fill(fill) => copy_engine::fill(fill),
@@ -90,9 +104,6 @@ impl Operation {
                 unsafe { (call.function)(call.data) };
                 Ok(())
             }
-        };
-        if let Err(code) = outcome {
-            context.fail(code);
         }
     }
 }
@@ -105,7 +116,7 @@ impl KernelLaunch {
         KernelLaunch { function, shape, parameters, places }
     }
 
-    fn run(&self, context: &Context) -> Result<(), Code> {
+    fn run(&self, context: &Context) -> Outcome {
         let launch = ptx::Launch {
             grid: self.shape.grid,
             block: self.shape.block,
@@ -122,5 +133,21 @@ impl KernelLaunch {
             }
             code_of(&trap)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::context;
+
+    #[test]
+    fn a_panic_in_a_stream_fails_its_context() {
+        let context = context::create(9, 0, false).unwrap();
+        answer_for(&context, || Ok(()));
+        assert_eq!(context.check(), Ok(()));
+        answer_for(&context, || panic!("a defect of this test"));
+        assert_eq!(context.check(), Err(Code::UNKNOWN));
+        context::destroy(&context);
     }
 }

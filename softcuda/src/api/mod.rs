@@ -138,3 +138,69 @@ macro_rules! unsupported {
     };
 }
 pub(crate) use unsupported;
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// A defect in the body of a function; the compiler cannot know.
+    fn fail() -> Outcome {
+        panic!("a defect of {}", std::hint::black_box("this test"))
+    }
+
+    driver_api! {
+        early fn softcuda_test_early() {
+            fail()
+        }
+
+        call fn softcuda_test_call(_number: u32) {
+            fail()
+        }
+
+        stream(mode) fn softcuda_test_stream, softcuda_test_stream_ptsz(_stream: u64) {
+            let _ = mode;
+            fail()
+        }
+
+        call fn softcuda_test_after() {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_panic_comes_to_the_caller_as_an_error() {
+        assert_eq!(early("cuInit", process::initialise), 0);
+        for _ in 0..2 {
+            assert_eq!(softcuda_test_early(), Code::UNKNOWN.0);
+            assert_eq!(softcuda_test_call(1), Code::UNKNOWN.0);
+            assert_eq!(softcuda_test_stream(0), Code::UNKNOWN.0);
+            assert_eq!(softcuda_test_stream_ptsz(0), Code::UNKNOWN.0);
+        }
+        // Nothing is left behind that would keep others out.
+        assert_eq!(softcuda_test_after(), 0);
+        gate::close(Some(std::time::Duration::from_secs(5))).expect("no call is inside");
+        gate::open();
+    }
+
+    /// Functions that the macros above do not make would not be guarded.
+    #[test]
+    fn all_exported_functions_are_made_here() {
+        fn look(folder: &Path, found: &mut Vec<String>) {
+            for entry in std::fs::read_dir(folder).expect("the sources").flatten() {
+                let path = entry.path();
+                if path.is_dir() {
+                    look(&path, found);
+                } else if std::fs::read_to_string(&path)
+                    .is_ok_and(|text| text.contains("(no_mangle)"))
+                {
+                    found.push(path.display().to_string());
+                }
+            }
+        }
+        let mut found = Vec::new();
+        look(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
+        assert!(matches!(&found[..], [only] if only.ends_with("src/api/mod.rs")), "{found:?}");
+    }
+}

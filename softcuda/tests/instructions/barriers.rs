@@ -58,7 +58,8 @@ fn arrivals() -> Job {
             ("cp.async.mbarrier.arrive.shared.b64 [%sm]; cp.async.wait_all;", None),
             ("mbarrier.test_wait.shared.b64 %p2, [%sm], %s4;", no),
             ("mbarrier.arrive.shared.b64 %s5, [%sm];", None),
-            ("mbarrier.test_wait.shared.b64 %p2, [%sm], %s5;", yes),
+            // That may take its time, though.
+            ("again: mbarrier.test_wait.shared.b64 %p2, [%sm], %s5; @!%p2 bra again;", yes),
             ("mbarrier.test_wait.parity.shared.b64 %p2, [%sm], 1;", yes),
             ("mbarrier.inval.shared.b64 [%sm];", None),
         ],

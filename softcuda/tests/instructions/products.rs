@@ -332,7 +332,8 @@ struct Stored {
 fn stored(ty: &str, layout: Layout, values: Matrix<f64>) -> Stored {
     let (rows, columns) = (values.len(), values[0].len());
     let (major, minor) = if layout == Row { (rows, columns) } else { (columns, rows) };
-    let stride = minor + 16;
+    // A GPU wants the beginning of each aligned to all that a lane holds: at most 32 bytes.
+    let stride = (minor + 16).next_multiple_of(16);
     let size = size(ty);
     let mut bytes = vec![0; major * stride * size];
     for (i, line) in bytes.chunks_mut(stride * size).enumerate() {
