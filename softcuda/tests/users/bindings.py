@@ -1,5 +1,5 @@
 """A program on NVIDIA's Python bindings of the driver API (PyPI: cuda-bindings): memory, a module with
-an error log, launches, streams, events, a captured graph and attributes of pointers."""
+an error log, launches, streams, events, captured graphs, arrays and attributes of pointers."""
 
 import array
 import ctypes
@@ -99,6 +99,42 @@ def main():
     assert found.tolist() == [343 * number for number in numbers]
     ok(cuda.cuGraphExecDestroy(executable))
     ok(cuda.cuGraphDestroy(graph))
+
+    # A graph with memory of its own.
+    ok(cuda.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
+    inner = ok(cuda.cuMemAllocAsync(4 * COUNT, stream))
+    ok(cuda.cuMemcpyDtoDAsync(inner, data, 4 * COUNT, stream))
+    ok(cuda.cuMemsetD32Async(inner, 5, 1, stream))
+    ok(cuda.cuMemcpyDtoDAsync(data, inner, 4 * COUNT, stream))
+    ok(cuda.cuMemFreeAsync(inner, stream))
+    graph = ok(cuda.cuStreamEndCapture(stream))
+    first = ok(cuda.cuGraphGetRootNodes(graph, 1))[0][0]
+    assert ok(cuda.cuGraphNodeGetType(first)) == cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEM_ALLOC
+    parameters = ok(cuda.cuGraphMemAllocNodeGetParams(first))
+    assert (parameters.bytesize, int(parameters.dptr)) == (4 * COUNT, int(inner))
+    executable = ok(cuda.cuGraphInstantiate(graph, 0))
+    ok(cuda.cuGraphLaunch(executable, stream))
+    ok(cuda.cuMemcpyDtoHAsync(found, data, 8, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+    assert found.tolist()[:2] == [5, 343]
+    ok(cuda.cuGraphExecDestroy(executable))
+    ok(cuda.cuGraphDestroy(graph))
+
+    description = cuda.CUDA_ARRAY3D_DESCRIPTOR()
+    description.Width, description.Height, description.Depth = 10, 5, 2
+    description.Format = cuda.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT32
+    description.NumChannels = 1
+    cube = ok(cuda.cuArray3DCreate(description))
+    ok(cuda.cuMemcpyHtoA(cube, 0, numbers, 400))
+    copy = cuda.CUDA_MEMCPY3D()
+    copy.srcMemoryType, copy.srcArray = cuda.CUmemorytype.CU_MEMORYTYPE_ARRAY, cube
+    copy.srcXInBytes, copy.srcY, copy.srcZ = 8, 1, 1
+    copy.dstMemoryType, copy.dstDevice = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE, data
+    copy.WidthInBytes, copy.Height, copy.Depth = 8, 2, 1
+    ok(cuda.cuMemcpy3D(copy))
+    ok(cuda.cuMemcpyDtoH(found, data, 16))
+    assert found.tolist()[:4] == [62, 63, 72, 73]
+    ok(cuda.cuArrayDestroy(cube))
 
     ok(cuda.cuMemFree(data))
     assert cuda.cuMemFree(data)[0] == cuda.CUresult.CUDA_ERROR_INVALID_VALUE

@@ -41,7 +41,9 @@ fi
 cd cudarc
 features=std,driver,nvrtc,f16,cuda-13000,fallback-dynamic-loading
 run_cudarc() {
-    CARGO_TARGET_DIR="$folder/target" cargo "$@" --no-default-features --features "$features"
+    command=$1
+    shift
+    CARGO_TARGET_DIR="$folder/target" cargo "$command" --no-default-features --features "$features" "$@"
 }
 # Three tests compare the speeds of pinned and plain memory, or of one stream and two; one asks NVRTC
 # for sm_53, which version 13 does not know.
