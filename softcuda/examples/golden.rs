@@ -39,6 +39,8 @@ mod programs;
 mod table;
 #[path = "../tests/instructions/warps.rs"]
 mod warps;
+#[path = "../tests/instructions/words.rs"]
+mod words;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

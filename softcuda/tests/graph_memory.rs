@@ -256,3 +256,45 @@ fn graphs_with_memory_are_not_taken_apart() {
     assert_eq!(used(), 0);
     ok(cuCtxDestroy_v2(context));
 }
+
+#[test]
+#[ignore = "a program for other tests"]
+fn program() {
+    context();
+    let stream = stream();
+    let (mut kept, mut passing) = (0, 0);
+    ok(cuStreamBeginCapture_v2(stream, 0));
+    ok(cuMemAllocAsync(&mut kept, 4000, stream));
+    ok(cuMemAllocAsync(&mut passing, 4000, stream));
+    ok(cuMemsetD32Async(passing, 6, 1000, stream));
+    ok(cuMemcpyDtoDAsync_v2(kept, passing, 4000, stream));
+    ok(cuMemFreeAsync(passing, stream));
+    let exec = instantiate(end(stream));
+    ok(cuGraphLaunch(exec, stream));
+    say("ready");
+    assert_eq!(listen(), "go on");
+    assert_eq!(read(kept, 1000), [6; 1000]);
+    write(kept, &[9]);
+    ok(cuMemFreeAsync(kept, stream));
+    ok(cuGraphLaunch(exec, stream));
+    ok(cuStreamSynchronize(stream));
+    assert_eq!(read(kept, 1), [6]);
+    assert_eq!(amounts(), [4000, 8000, 2 * GRANULE as u64, 2 * GRANULE as u64]);
+    ok(cuDeviceGraphMemTrim(0));
+    assert_eq!(used(), GRANULE);
+}
+
+#[test]
+fn the_checkpoint_carries_memory_of_graphs() {
+    const NOTHING: [u64; 8] = [0; 8];
+    ok(cuInit(0));
+    let mut program = Program::start("program", &[]);
+    assert_eq!(program.hear(), "ready");
+    let pid = program.pid();
+    ok(cuCheckpointProcessLock(pid, &NOTHING));
+    ok(cuCheckpointProcessCheckpoint(pid, &NOTHING));
+    ok(cuCheckpointProcessRestore(pid, &NOTHING));
+    ok(cuCheckpointProcessUnlock(pid, &NOTHING));
+    program.tell("go on");
+    program.finish();
+}

@@ -2,11 +2,14 @@
 
 use super::job::Job;
 use super::table::Case;
-use super::{barriers, conversions, floats, halves, integers, matrices, products, programs, warps};
+use super::{
+    barriers, conversions, floats, halves, integers, matrices, products, programs, warps, words,
+};
 
 /// All jobs; their names are unique.
 pub(crate) fn all() -> Vec<Job> {
-    let cases = [integers::cases(), floats::cases(), halves::cases(), conversions::cases()];
+    let cases =
+        [integers::cases(), words::cases(), floats::cases(), halves::cases(), conversions::cases()];
     let cases = cases.into_iter().flatten().map(Case::job);
     let others =
         [warps::jobs(), matrices::jobs(), products::jobs(), barriers::jobs(), programs::jobs()];

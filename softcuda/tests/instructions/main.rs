@@ -21,6 +21,7 @@ mod programs;
 mod table;
 mod triton;
 mod warps;
+mod words;
 
 use driver::Driver;
 use golden::{Found, Golden};

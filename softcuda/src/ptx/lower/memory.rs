@@ -232,6 +232,25 @@ impl<'a> Lower<'_, 'a> {
         self.map2(comparison("eq", Type::B64, false), to, top, window)
     }
 
+    /// `createpolicy`: a hint on caching, which means nothing here.
+    pub(super) fn cache_policy(&mut self) -> Lowered<()> {
+        let known = ["fractional", "range", "cvt"].into_iter().any(|kind| self.has(kind));
+        self.has("L2");
+        self.modifiers.retain(|modifier| !ignorable(modifier));
+        self.find(space);
+        if !known || self.ty()? != Type::B64 {
+            return Err(self.unsupported());
+        }
+        self.done()?;
+        let operands = self.current.map_or(&[][..], |current| &current.operands);
+        let [to, ..] = operands else {
+            return Err(self.position.mistyped("expected a destination register"));
+        };
+        let (to, none) = (self.to(to, Type::B64)?, self.constant(0));
+        self.emit(Op::Copy(to, none));
+        Ok(())
+    }
+
     fn atomic(&mut self, returns: bool) -> Lowered<()> {
         let ty = self.ty()?;
         let space = self.qualifiers();

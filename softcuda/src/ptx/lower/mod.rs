@@ -244,6 +244,7 @@ impl<'l, 'a> Lower<'l, 'a> {
                 self.collective(instruction.opcode)
             }
             "cp" => self.copy_async(),
+            "createpolicy" => self.cache_policy(),
             "mbarrier" => self.mbarrier(),
             "ldmatrix" => self.load_matrix(),
             "stmatrix" => self.store_matrix(),
