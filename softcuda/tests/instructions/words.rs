@@ -9,6 +9,7 @@ pub(crate) fn cases() -> Vec<Case> {
     words(&mut cases);
     dots(&mut cases);
     low_bits(&mut cases);
+    searches(&mut cases);
     hints(&mut cases);
     pairs(&mut cases);
     cases
@@ -245,6 +246,33 @@ fn low_bits(cases: &mut Vec<Case>) {
                 word.bits(if count == 0 { 0 } else { Int { signed, width: count }.value(a) })
             }));
         }
+    }
+}
+
+/// Places of ones, and spaces of addresses.
+fn searches(cases: &mut Vec<Case>) {
+    let mut random = Random::new(19);
+    let mut rows: Vec<Row> = Vec::new();
+    for mask in [0, 1, 0x8000_0000, 0xffff_ffff, 0x0f0f_3300, 0x8000_0001, random.next() >> 32] {
+        for base in [0, 1, 8, 16, 30, 31] {
+            for offset in [0i32, 1, -1, 2, -2, 5, -5, 16, -16, 32, -32, 33, i32::MAX] {
+                rows.push([mask, base, u64::from(offset as u32)]);
+            }
+        }
+    }
+    cases.push(Case::new("fns.b32 $0, $1, $2, $3;", ["b32"; 4], &rows, |[mask, base, offset]| {
+        let set = |at: &u64| mask >> at & 1 != 0;
+        let number = (offset as i32).unsigned_abs() as usize;
+        let found = match offset as i32 {
+            0 => Some(base).filter(set),
+            1.. => (base..32).filter(set).nth(number - 1),
+            _ => (0..=base).rev().filter(set).nth(number - 1),
+        };
+        found.unwrap_or(0xffff_ffff)
+    }));
+    for (space, inside) in [("global", 1), ("shared", 0), ("local", 0)] {
+        let text = format!("isspacep.{space} $0, %a3;");
+        cases.push(Case::new(text, ["pred", "b32", "b32", "b32"], &rows32(), move |_| inside));
     }
 }
 

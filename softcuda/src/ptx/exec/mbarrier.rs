@@ -62,12 +62,14 @@ impl Object {
 }
 
 impl Warp<'_> {
+    /// What the lanes of the mask do to a barrier; true when they ask for a phase that is not over for
+    /// any of them.
     pub(super) fn mbarrier(
         &mut self,
         room: &mut Room<'_>,
         barrier: &Mbarrier,
         mask: u32,
-    ) -> Step<()> {
+    ) -> Step<bool> {
         let addresses = self.addresses(&barrier.place);
         let values = *self.lanes(barrier.value);
         let mut rest = mask;
@@ -77,7 +79,10 @@ impl Warp<'_> {
             let value = values[lane];
             self.act_on(room, barrier, lane, addresses[lane], value)?;
         }
-        Ok(())
+        Ok(match barrier.action {
+            MbarrierAction::Wait { to, .. } => self.holding(to) & mask == 0,
+            _ => false,
+        })
     }
 
     /// What one lane does to a barrier.

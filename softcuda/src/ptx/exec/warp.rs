@@ -242,7 +242,11 @@ impl<'a> Warp<'a> {
                     self.copy_bulk(room, &code.bulk_copies[copy as usize], mask)?;
                 }
                 Op::Mbarrier(index) => {
-                    self.mbarrier(room, &code.mbarriers[index as usize], mask)?;
+                    if self.mbarrier(room, &code.mbarriers[index as usize], mask)? {
+                        // They will ask again; meanwhile others may arrive.
+                        self.end_turn();
+                        return Ok(());
+                    }
                 }
                 Op::Branch(target, join) => {
                     self.branch(mask, target, join);
