@@ -211,6 +211,7 @@ pub(crate) enum Op {
     },
     Barrier {
         mode: BarrierMode,
+        /// The barrier's number, or [`NONE`] for that of the cluster.
         id: Src,
         /// Threads, or [`NONE`] for all.
         threads: Src,

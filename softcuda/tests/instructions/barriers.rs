@@ -16,6 +16,7 @@ pub(crate) fn jobs() -> Vec<Job> {
         jobs.extend([phases(name, ptx), pipeline(name, ptx), copy(name, ptx)]);
     }
     jobs.push(bulk("sm_90", architectures[1].1));
+    jobs.push(cluster("sm_90", architectures[1].1));
     jobs
 }
 
@@ -153,4 +154,11 @@ fn bulk(architecture: &str, ptx: &str) -> Job {
         .collect();
     let arguments = vec![Buffer(0), Buffer(1)];
     program("bulk", (architecture, ptx), (3, 128), arguments, &input, &expected)
+}
+
+/// A launch that says nothing of clusters has those of one block.
+fn cluster(architecture: &str, ptx: &str) -> Job {
+    let value = |thread: u32| (127 - thread) * 3 + 1 + thread;
+    let expected: Vec<u32> = (0..256).map(|thread| value((thread ^ 1) % 128)).collect();
+    program("cluster", (architecture, ptx), (2, 128), vec![Buffer(1)], &[0], &expected)
 }

@@ -99,3 +99,21 @@ extern "C" __global__ void bulk(const int *in, int *out)
     }
 #endif
 }
+
+// What a cluster of one block can do with itself.
+extern "C" __global__ void cluster(int *out)
+{
+#if __CUDA_ARCH__ >= 900
+    __shared__ int cells[128];
+    auto cluster = cg::this_cluster();
+    cells[threadIdx.x] = threadIdx.x * 3 + cluster.num_blocks();
+    cluster.sync();
+    int *mapped = cluster.map_shared_rank(cells, cluster.block_rank());
+    int value = mapped[blockDim.x - 1 - threadIdx.x] + 1000 * cluster.query_shared_rank(mapped);
+    auto token = cluster.barrier_arrive();
+    cluster.barrier_wait(std::move(token));
+    cells[threadIdx.x] = value + cluster.thread_rank();
+    cluster.sync();
+    out[blockIdx.x * blockDim.x + threadIdx.x] = cells[threadIdx.x ^ 1];
+#endif
+}

@@ -19,10 +19,16 @@ pub(super) struct Barrier {
     any: bool,
 }
 
+/// How many barriers programs can number.
+const NUMBERED: usize = 16;
+/// The place of the cluster's barrier, behind those.
+const OF_CLUSTER: usize = NUMBERED;
+
 /// What a warp brings to a barrier.
 pub(super) struct Arrival {
     pub(super) mode: BarrierMode,
-    pub(super) id: u64,
+    /// The number; none for the cluster's.
+    pub(super) id: Option<u64>,
     pub(super) threads: u32,
     /// How many lanes arrive, and for how many the predicate holds.
     pub(super) lanes: u32,
@@ -38,13 +44,17 @@ pub(super) struct Room<'a> {
     /// The block's number in the grid.
     pub(super) number: u64,
     pub(super) warps: u32,
-    barriers: [Barrier; 16],
+    barriers: [Barrier; NUMBERED + 1],
 }
 
 impl Room<'_> {
     pub(super) fn arrive(&mut self, warp: u32, arrival: &Arrival) -> Step<()> {
-        let barrier = self.barriers.get_mut(arrival.id as usize);
-        let barrier = barrier.ok_or(Fault::Instruction("a barrier number above 15"))?;
+        let place = match arrival.id {
+            Some(id) => usize::try_from(id).ok().filter(|id| *id < NUMBERED),
+            None => Some(OF_CLUSTER),
+        };
+        let place = place.ok_or(Fault::Instruction("a barrier number above 15"))?;
+        let barrier = &mut self.barriers[place];
         if barrier.arrived == 0 {
             *barrier = Barrier { all: true, ..Barrier::default() };
         }
@@ -77,7 +87,7 @@ impl<'a> Block<'a> {
             coordinates: [0; 3],
             number: 0,
             warps,
-            barriers: [Barrier::default(); 16],
+            barriers: [Barrier::default(); NUMBERED + 1],
         };
         let warps = (0..warps).map(|number| Warp::new(code, number, threads, context.launch.block));
         Block { warps: warps.collect(), room }
@@ -87,7 +97,7 @@ impl<'a> Block<'a> {
     pub(super) fn start(&mut self, coordinates: [u32; 3], number: u64) {
         self.room.coordinates = coordinates;
         self.room.number = number;
-        self.room.barriers = [Barrier::default(); 16];
+        self.room.barriers = [Barrier::default(); NUMBERED + 1];
         self.room.shared.fill(0);
         self.warps.iter_mut().for_each(Warp::start);
     }

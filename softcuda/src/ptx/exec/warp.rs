@@ -292,7 +292,7 @@ impl<'a> Warp<'a> {
                         if threads == NONE { 0 } else { self.lanes(threads)[lane] as u32 };
                     let arrival = Arrival {
                         mode,
-                        id: self.lanes(id)[lane] & 0xffff_ffff,
+                        id: (id != NONE).then(|| self.lanes(id)[lane] & 0xffff_ffff),
                         threads,
                         lanes: mask.count_ones(),
                         holding: holding.count_ones(),

@@ -244,6 +244,7 @@ impl<'l, 'a> Lower<'l, 'a> {
                 self.collective(instruction.opcode)
             }
             "cp" => self.copy_async(),
+            "mapa" | "getctarank" => self.cluster_address(instruction.opcode),
             "createpolicy" => self.cache_policy(),
             "mbarrier" => self.mbarrier(),
             "ldmatrix" => self.load_matrix(),

@@ -1,8 +1,8 @@
 //! Instructions that work across the lanes of a warp or the warps of a block.
 
-use super::memory::atomic_op;
+use super::memory::{atomic_op, ignorable, space};
 use super::{Lower, Lowered};
-use crate::ptx::ast::{Operand, Type};
+use crate::ptx::ast::{Operand, Space, Type};
 use crate::ptx::code::{AtomicOp, BarrierMode, NONE, Op, Reg, ShuffleMode, Src, VoteMode};
 
 impl<'a> Lower<'_, 'a> {
@@ -156,8 +156,8 @@ impl<'a> Lower<'_, 'a> {
             self.has("sync");
             return self.done();
         }
-        if self.modifiers.contains(&"cluster") {
-            return Err(self.unsupported());
+        if self.has("cluster") {
+            return self.cluster_barrier();
         }
         self.has("cta");
         self.has("aligned");
@@ -207,6 +207,50 @@ impl<'a> Lower<'_, 'a> {
         };
         let (to, predicate) = (absent, absent);
         self.emit(Op::Barrier { mode, id, threads, to, predicate, negated: false });
+        Ok(())
+    }
+
+    /// A cluster is one block: its threads meet where they wait, which all of them do.
+    fn cluster_barrier(&mut self) -> Lowered<()> {
+        self.has("aligned");
+        self.modifiers.retain(|modifier| !ignorable(modifier));
+        let [] = self.operands()?;
+        if self.has("arrive") {
+            self.done()?;
+            self.emit(Op::Fence);
+            return Ok(());
+        }
+        if !self.has("wait") {
+            return Err(self.unsupported());
+        }
+        self.done()?;
+        let (id, threads, to, predicate) = (NONE, NONE, NONE, NONE);
+        let mode = BarrierMode::Sync;
+        self.emit(Op::Barrier { mode, id, threads, to, predicate, negated: false });
+        Ok(())
+    }
+
+    /// `mapa` and `getctarank`: an address in the block of a rank, and the rank of an address. There is
+    /// only one block.
+    pub(super) fn cluster_address(&mut self, opcode: &str) -> Lowered<()> {
+        let ty = self.ty()?;
+        let space = self.find(space).unwrap_or(Space::Generic);
+        if !matches!(space, Space::Generic | Space::Shared) || !matches!(ty, Type::U32 | Type::U64)
+        {
+            return Err(self.unsupported());
+        }
+        self.done()?;
+        if opcode == "getctarank" {
+            let [to, address] = self.operands()?;
+            let (to, zero) = (self.to(to, Type::U32)?, self.constant(0));
+            self.src(address, ty)?;
+            self.emit(Op::Copy(to, zero));
+            return Ok(());
+        }
+        let [to, address, rank] = self.operands()?;
+        let (to, address) = (self.to(to, ty)?, self.src(address, ty)?);
+        self.src(rank, Type::U32)?;
+        self.emit(Op::Copy(to, address));
         Ok(())
     }
 }
