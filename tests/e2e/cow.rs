@@ -38,7 +38,7 @@ fn command(lab: &Lab, program: &Program, faults: &str) -> std::process::Command 
     let mut command = lab.gpucr();
     command
         .args(["dump", "--json", "-R", "--protocol", "cow", "--shadow-memory", "0", "-o", "image"])
-        .args(["--pid", &program.pid.to_string()])
+        .args(["--timeline", "dump.json", "--pid", &program.pid.to_string()])
         .env("GPUCR_FAULT", faults)
         .env(SLOW.0, SLOW.1);
     command
@@ -82,7 +82,30 @@ fn the_program_does_not_stand_still_for_the_copy() -> Result<()> {
     ensure!(count(late, "held")? > 0, "{report}");
     let stopped = report["stopped_ms"].as_f64().context("a time")?;
     ensure!(stopped < CHUNK_MS * CHUNKS as f64 * 0.9, "{report}");
+    waits_are_in_the_timeline(&lab, late)?;
     both_end_well(&lab, &pace, program)
+}
+
+/// Each wait of a call is an event, while the memory was saved beside the program.
+fn waits_are_in_the_timeline(lab: &Lab, late: &Value) -> Result<()> {
+    let trace: Value = serde_json::from_str(&std::fs::read_to_string(lab.path("dump.json"))?)?;
+    let events = trace["traceEvents"].as_array().context("events")?;
+    let length = |event: &Value| event["dur"].as_f64().context("a length");
+    let named = |name: &'static str| events.iter().filter(move |event| event["name"] == *name);
+    let waits: Vec<&Value> = named("held").collect();
+    ensure!(waits.len() as u64 >= count(late, "held")?.min(255), "{waits:?}\n{late}");
+    let copied = named("beside the program").next().context("a copy beside the program")?;
+    let begin = |event: &Value| event["ts"].as_f64().context("a begin");
+    let mut waited = 0.0;
+    for wait in &waits {
+        waited += length(wait)? / 1e3;
+        // It was woken when the copy ended, and looked at the clock a little later.
+        let late = begin(wait)? + length(wait)? - begin(copied)? - length(copied)?;
+        ensure!(begin(wait)? >= begin(copied)? && late < 1e6, "{wait} and {copied}");
+    }
+    let held_ms = late["held_ms"].as_f64().context("a time")?;
+    ensure!(waits.len() > 255 || (waited - held_ms).abs() < 1.0, "{waited} ms, {late}");
+    Ok(())
 }
 
 /// The old way, for comparison: what finds no room is copied while the program stands still.

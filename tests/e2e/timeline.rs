@@ -1,7 +1,7 @@
 //! The timeline of a dump, and the page that is made of it.
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, finish, refused, show};
+use gpucr_tests::{HeldDump, Lab, Pace, finish, refused, show};
 use serde_json::Value;
 
 /// Bytes of a chunk.
@@ -204,22 +204,22 @@ fn a_timeline_tells_what_the_report_tells() -> Result<()> {
 #[test]
 fn who_changed_what_was_copied_is_in_the_timeline() -> Result<()> {
     let lab = Lab::new();
-    // It holds still while gpucr looks, and makes a step while the slow copy goes on.
-    let mut program = lab.start("stencil", &["--steps", "60", "--step-delay-ms", "700"])?;
-    program.wait_for("step ")?;
-    let mut command = lab.gpucr();
-    command
-        .args(["dump", "--json", "-R", "--pid", &program.pid.to_string(), "--protocol", "recopy"])
-        .args(["-o", "image", "--timeline", "dump.json"])
-        .env("SOFTCUDA_PCIE_GBPS", "0.001");
-    let output = finish(&mut command)?;
-    ensure!(output.status.success(), "{}", show(&output));
-    let timeline = read(&std::fs::read_to_string(lab.path("dump.json"))?)?;
-    agrees_with(&timeline, &serde_json::from_slice(&output.stdout)?)?;
+    let pace = Pace::new()?;
+    pace.allow(2)?;
+    let mut program = lab.start("stencil", &["--steps", "60", "--pace", pace.file()])?;
+    program.wait_for("step 3 ")?;
+    // It holds still while it is copied, and makes a step before it is stopped.
+    let args = ["-R", "--protocol", "recopy", "--timeline", "timeline.json"];
+    let dump = HeldDump::start(&lab, &program, &args, "hold:gate")?;
+    pace.allow(1)?;
+    program.wait_for("step 4 ")?;
+    let report = dump.finish()?;
+    let timeline = read(&std::fs::read_to_string(lab.path("timeline.json"))?)?;
+    agrees_with(&timeline, &report)?;
     let suspected =
         |(_, found): &(f64, Value)| found["suspects"] == serde_json::json!(["heat_step"]);
     ensure!(timeline.marks.iter().any(suspected), "{timeline:?}");
-    let output = lab.run(["report", "dump.json", "-o", "-"])?;
+    let output = lab.run(["report", "timeline.json", "-o", "-"])?;
     let page = String::from_utf8(output.stdout)?;
     ensure!(page.contains("<td class=\"name\">heat_step</td>"), "{page}");
     Ok(())

@@ -11,6 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+mod held;
+
+pub use held::HeldDump;
+
 /// How long anything may take before a test gives up on it; machines are slow and shared.
 const PATIENCE: Duration = Duration::from_secs(120);
 

@@ -1,12 +1,12 @@
 //! The memory of the [chunk table](crate::chunks), shared by checkpointer and shim.
 //!
-//! A file without a name, from its beginning: a [`Header`] of 64 bytes; two 32-bit words for each range
+//! A file without a name, from its beginning: a [`Header`]; two 32-bit words for each range
 //! (how many of its chunks are left, and the hint that one is wanted); a 32-bit word for each chunk of
 //! each range, in order. Which ranges there are is said in [`Request::Guard`](crate::Request::Guard).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -48,6 +48,58 @@ pub struct Header {
     pub held: AtomicU64,
     /// How long they waited, added up, nanoseconds.
     pub held_ns: AtomicU64,
+    /// Places in `waits` that were taken, and those who found none.
+    listed: AtomicU64,
+    waits: [Listed; WAITS],
+}
+
+/// So many waits are told one by one.
+const WAITS: usize = 255;
+
+/// A wait in the list: none if it has no end.
+#[repr(C)]
+struct Listed {
+    begin: AtomicU64,
+    end: AtomicU64,
+}
+
+/// A wait of a call, in nanoseconds of the monotonic clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wait {
+    /// When it began.
+    pub begin: u64,
+    /// When it ended.
+    pub end: u64,
+}
+
+impl Header {
+    /// A call has waited, for the `first` time or again.
+    pub fn waited(&self, wait: Wait, first: bool) {
+        self.held.fetch_add(u64::from(first), Ordering::Relaxed);
+        self.held_ns.fetch_add(wait.end.saturating_sub(wait.begin), Ordering::Relaxed);
+        let place = self.listed.fetch_add(1, Ordering::Relaxed);
+        if let Some(listed) = usize::try_from(place).ok().and_then(|place| self.waits.get(place)) {
+            listed.begin.store(wait.begin, Ordering::Relaxed);
+            // Whoever sees the end sees the begin.
+            listed.end.store(wait.end, Ordering::Release);
+        }
+    }
+
+    /// The first waits, at most 255.
+    pub fn waits(&self) -> Vec<Wait> {
+        let read = |listed: &Listed| {
+            let end = listed.end.load(Ordering::Acquire);
+            Wait { begin: listed.begin.load(Ordering::Relaxed), end }
+        };
+        self.waits.iter().map(read).filter(|wait| wait.end != 0).collect()
+    }
+}
+
+/// Now, on the clock of [`Wait`].
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let (seconds, ns) = (now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs());
+    seconds.saturating_mul(1_000_000_000).saturating_add(ns)
 }
 
 /// A table, mapped. It is gone with its last mapping; children of a fork do not have it.
@@ -165,7 +217,6 @@ fn layout(ranges: &[Range]) -> Option<(Vec<usize>, usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::Ordering;
     use std::time::Duration;
 
     const MIB: u64 = 1 << 20;
@@ -190,8 +241,11 @@ mod tests {
         assert_eq!(ours.claim_wanted(), None);
         assert!(ours.chunks(1).finish(0));
         assert!(!theirs.chunks(1).want(0));
-        theirs.header().held.fetch_add(3, Ordering::Relaxed);
-        assert_eq!(ours.header().held.load(Ordering::Relaxed), 3);
+        let waits: Vec<Wait> = (1..=300).map(|n| Wait { begin: n, end: n + 10 }).collect();
+        waits.iter().for_each(|wait| theirs.header().waited(*wait, wait.begin % 3 == 0));
+        let (held, ns) = (&ours.header().held, &ours.header().held_ns);
+        assert_eq!((held.load(Ordering::Relaxed), ns.load(Ordering::Relaxed)), (100, 3000));
+        assert_eq!(ours.header().waits(), waits[..255]);
         ours.end();
         assert!(theirs.chunks(0).are_saved(0..3));
     }

@@ -13,6 +13,8 @@ use cudarc::driver::sys::{
 
 use super::driver::{Device, Driver, DriverError, code};
 
+/// Physical device memory is given out in multiples of this.
+pub const GRANULE: u64 = 2 << 20;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const POSIX_FD: u32 = 1;
 /// `CU_STREAM_NON_BLOCKING`.
@@ -377,7 +379,7 @@ impl SharedBlock {
         Self::map(context, handle, len as usize)
     }
 
-    /// Makes new memory that can be exported.
+    /// Makes new memory that can be exported; `len` is a multiple of [`GRANULE`].
     pub fn allocate(context: &Arc<Context>, len: u64) -> Result<Self, DriverError> {
         context.enter()?;
         let mut handle = 0;

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gpucr_wire::table::{Wait, monotonic_ns};
 use parking_lot::Mutex;
 
 use super::bulk::{Bulk, Deferred, PutOff};
@@ -18,6 +19,7 @@ use crate::error::Error;
 use crate::image::Protocol;
 use crate::phase::{milliseconds, skipped};
 use crate::process::{Agent, Guard};
+use crate::timeline::Track;
 
 /// How long an agent may take to answer that serves nobody else.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -112,6 +114,13 @@ impl Dump<'_> {
         if let (Some(late), Some(found)) = (&self.late, &mut self.deferral) {
             let (held, time) = late.shared.held();
             (found.held, found.held_ms) = (held, milliseconds(time));
+            let (now, now_ns) = (Instant::now(), monotonic_ns());
+            for Wait { begin, end } in late.shared.waits() {
+                let before = |ns: u64| Duration::from_nanos(now_ns.saturating_sub(ns));
+                let since = now.checked_sub(before(begin)).unwrap_or(now);
+                let length = before(begin).saturating_sub(before(end));
+                self.options.timeline.lasted(Track::Held, "held", since, length);
+            }
         }
     }
 

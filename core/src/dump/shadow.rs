@@ -7,12 +7,9 @@
 use std::collections::HashSet;
 
 use super::bulk::{Bulk, Shadow};
-use crate::device::context::Stream;
+use crate::device::context::{GRANULE, Stream};
 use crate::device::{Lane, SharedBlock, Span};
 use crate::error::Error;
-
-/// Granularity of device memory.
-const GRANULE: u64 = 2 << 20;
 
 impl Bulk {
     /// Copies aside, within each device, what is still to be saved, as far as there is room: `limit`

@@ -93,7 +93,7 @@ fn a_gc_drops_no_copy_for_a_damaged_one() {
         assert!(packs.iter().all(|packs| !packs.is_empty()), "{packs:?}");
         for pack in &packs[damaged] {
             let mut bytes = fs::read(pack).unwrap();
-            bytes.iter_mut().skip(32).step_by(100).for_each(|byte| *byte ^= 4);
+            bytes.iter_mut().rev().skip(32).step_by(100).for_each(|byte| *byte ^= 4);
             fs::write(pack, bytes).unwrap();
         }
         collect(&store);

@@ -296,7 +296,7 @@ fn a_damaged_copy_is_made_up_for_by_a_sound_one() {
     for pack in files(&store.join("packs")) {
         if pack.file_name() != reader.chunks().pack_path(lost).file_name() {
             let mut bytes = fs::read(&pack).unwrap();
-            bytes.iter_mut().skip(32).for_each(|byte| *byte ^= 1);
+            bytes.iter_mut().rev().skip(32).for_each(|byte| *byte ^= 1);
             fs::write(pack, bytes).unwrap();
         }
     }

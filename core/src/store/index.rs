@@ -1,4 +1,4 @@
-//! The frame that guards index and manifest, the index's records, and the header of a pack.
+//! The frame that guards index and manifest, the index's records, and the trailer of a pack.
 
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -11,8 +11,8 @@ use super::{ChunkId, Encoding, MAX_CHUNK, STORE_VERSION, StoreError, io_error};
 
 /// Bytes before the body of a framed file.
 pub(crate) const FRAME_HEADER: usize = 56;
-/// Bytes before the first chunk of a pack.
-pub(crate) const PACK_HEADER: usize = 32;
+/// Bytes behind the last chunk of a pack.
+pub(crate) const PACK_TRAILER: usize = 32;
 const PACK_MAGIC: &[u8; 8] = b"gpucrPAK";
 const INDEX_MAGIC: &[u8; 8] = b"gpucrIDX";
 /// Bytes of one pack in the index.
@@ -257,31 +257,31 @@ pub(crate) fn open_regular(path: &Path) -> Result<File, StoreError> {
     Ok(file)
 }
 
-/// The first bytes of pack `id`.
-pub(crate) fn pack_header(id: PackId) -> [u8; PACK_HEADER] {
-    let mut header = [0u8; PACK_HEADER];
-    header[..8].copy_from_slice(PACK_MAGIC);
-    header[8..12].copy_from_slice(&STORE_VERSION.to_le_bytes());
-    header[16..].copy_from_slice(&id.0);
-    header
+/// The last bytes of pack `id`.
+pub(crate) fn pack_trailer(id: PackId) -> [u8; PACK_TRAILER] {
+    let mut trailer = [0u8; PACK_TRAILER];
+    trailer[..8].copy_from_slice(PACK_MAGIC);
+    trailer[8..12].copy_from_slice(&STORE_VERSION.to_le_bytes());
+    trailer[16..].copy_from_slice(&id.0);
+    trailer
 }
 
-/// Checks the first bytes of pack `id`.
-pub(crate) fn check_pack_header(
+/// Checks the last bytes of pack `id`.
+pub(crate) fn check_pack_trailer(
     path: &Path,
     id: PackId,
-    header: &[u8; PACK_HEADER],
+    trailer: &[u8; PACK_TRAILER],
 ) -> Result<(), StoreError> {
-    if &header[..8] != PACK_MAGIC {
+    if &trailer[..8] != PACK_MAGIC {
         return Err(StoreError::NotAStore { path: path.to_owned() });
     }
-    let found = le_u32(&header[8..]);
+    let found = le_u32(&trailer[8..]);
     if found > STORE_VERSION {
         let path = path.to_owned();
         return Err(StoreError::NewerVersion { path, found, supported: STORE_VERSION });
     }
-    if *header != pack_header(id) {
-        return Err(damaged(path, "its header names another version or pack"));
+    if *trailer != pack_trailer(id) {
+        return Err(damaged(path, "its trailer names another version or pack"));
     }
     Ok(())
 }
@@ -444,7 +444,7 @@ fn decode_packs(bytes: &[u8]) -> Result<Vec<PackInfo>, &'static str> {
     let pack =
         |r: &[u8]| PackInfo { id: PackId(std::array::from_fn(|i| r[i])), len: le_u64(&r[16..]) };
     let packs: Vec<PackInfo> = bytes.chunks_exact(PACK_RECORD).map(pack).collect();
-    if packs.iter().any(|pack| pack.len < PACK_HEADER as u64 || pack.len > i64::MAX as u64) {
+    if packs.iter().any(|pack| pack.len < PACK_TRAILER as u64 || pack.len > i64::MAX as u64) {
         return Err("a pack has an impossible length");
     }
     if !packs.is_sorted_by(|a, b| a.id < b.id) {
@@ -485,7 +485,8 @@ fn decode_record(r: &[u8], packs: &[PackInfo]) -> Result<Entry, &'static str> {
     let placed = if entry.encoding.has_data() {
         packs.get(entry.pack as usize).is_some_and(|pack| {
             let end = entry.offset.checked_add(entry.stored_len.into());
-            entry.offset >= PACK_HEADER as u64 && end.is_some_and(|end| end <= pack.len)
+            let end = end.and_then(|end| end.checked_add(PACK_TRAILER as u64));
+            end.is_some_and(|end| end <= pack.len)
         })
     } else {
         (entry.pack, entry.offset) == (0, 0)

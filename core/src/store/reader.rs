@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use rayon::prelude::*;
 
 use super::encoding::{DecodeError, Decoder, Stored};
-use super::index::{Index, PACK_HEADER, PackInfo, check_pack_header, open_regular};
+use super::index::{Index, PACK_TRAILER, PackInfo, check_pack_trailer, open_regular};
 use super::{ChunkId, Entry, INDEX, PACKS, StoreError, io_error};
 
 /// Reads chunks, from any number of threads at once.
@@ -72,7 +72,7 @@ impl Source {
 
 impl ChunkReader {
     /// Opens all chunks in the directory `dir` of an image: reads the index, opens every pack,
-    /// and checks their headers and lengths. The chunks themselves are checked when they are read.
+    /// and checks their trailers and lengths. The chunks themselves are checked when they are read.
     pub fn open(dir: &Path) -> Result<Self, StoreError> {
         let source = Source::in_image(dir, Trust::Whole);
         let index = Index::read(&source.index)?;
@@ -474,7 +474,7 @@ impl Gathering {
         }
     }
 
-    /// The number of a pack that may be missing, or have another length or header.
+    /// The number of a pack that may be missing, or have another length or trailer.
     fn salvage_pack(
         &mut self,
         dir: &Path,
@@ -524,9 +524,12 @@ impl Gathering {
         if found != info.len {
             return Err(wrong_length(path, info, found));
         }
-        let mut header = [0u8; PACK_HEADER];
-        file.read_exact_at(&mut header, 0).map_err(|e| io_error("read", &path, e))?;
-        check_pack_header(&path, info.id, &header)?;
+        let mut trailer = [0u8; PACK_TRAILER];
+        let Some(end) = info.len.checked_sub(PACK_TRAILER as u64) else {
+            return Err(StoreError::NotAStore { path });
+        };
+        file.read_exact_at(&mut trailer, end).map_err(|e| io_error("read", &path, e))?;
+        check_pack_trailer(&path, info.id, &trailer)?;
         let number = self.packs.len() as u32;
         self.packs.push((path.clone(), Some(file)));
         self.numbers.insert(path, (number, found));

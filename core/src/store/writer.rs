@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 use super::disk::{Disk, DiskFile, RealDisk};
 use super::encoding::{Encoded, Encoder, constant_byte, constant_id};
-use super::index::{Index, PACK_HEADER, PackId, PackInfo, WriterId, pack_header};
+use super::index::{Index, PACK_TRAILER, PackId, PackInfo, WriterId, pack_trailer};
 use super::io_error;
 use super::known::Known;
 use super::{ChunkId, Compression, Encoding, Entry, INDEX, MAX_CHUNK, PACKS, Stats, StoreError};
@@ -85,13 +85,24 @@ impl Place {
 
 struct Lane {
     encoder: Encoder,
-    pack: Option<Pack>,
+    packs: Packs,
+}
+
+/// The packs that a lane writes to.
+#[derive(Default)]
+struct Packs {
+    /// For chunks that are stored in [`MAX_CHUNK`] bytes: all of them lie at multiples of that, which lets a
+    /// file system use huge pages, and give each away whole instead of clearing it first.
+    whole: Option<Pack>,
+    /// For all others.
+    other: Option<Pack>,
 }
 
 struct Pack {
     number: u32,
     path: PathBuf,
     file: Box<dyn DiskFile>,
+    /// Bytes of its chunks.
     len: u64,
 }
 
@@ -115,7 +126,9 @@ impl ChunkWriter {
             place,
             known: (0..SHARDS).map(|_| Mutex::default()).collect(),
             lanes: (0..lanes)
-                .map(|_| Mutex::new(Lane { encoder: Encoder::new(compression), pack: None }))
+                .map(|_| {
+                    Mutex::new(Lane { encoder: Encoder::new(compression), packs: Packs::default() })
+                })
                 .collect(),
             turn: AtomicUsize::new(0),
             next_pack: AtomicU32::new(0),
@@ -239,7 +252,7 @@ impl ChunkWriter {
             MapEntry::Vacant(place) => place.insert(None),
         };
         let kept = if entry.encoding.has_data() {
-            self.append_stored(&mut self.lane().pack, *entry, stored)
+            self.append_stored(&mut self.lane().packs, *entry, stored)
         } else {
             Ok(*entry)
         };
@@ -278,9 +291,9 @@ impl ChunkWriter {
     /// The same, with packs and chunks in the index that are there already. For a gc.
     pub(crate) fn finish_with(mut self, older: Index) -> Result<Stats, StoreError> {
         self.check_whole()?;
-        self.lanes.par_iter().try_for_each(|lane| match lane.lock().pack.take() {
-            Some(pack) => self.seal(pack),
-            None => Ok(()),
+        self.lanes.par_iter().try_for_each(|lane| {
+            let Packs { whole, other } = std::mem::take(&mut lane.lock().packs);
+            whole.into_iter().chain(other).try_for_each(|pack| self.seal(pack))
         })?;
         let mut stats = self.stats();
         let mut index = self.gather(older)?;
@@ -354,7 +367,7 @@ impl ChunkWriter {
     /// Compresses and writes a chunk on a lane that is free, or else on the one whose turn it is.
     fn append(&self, id: ChunkId, plain: &[u8]) -> Result<Entry, StoreError> {
         let mut lane = self.lane();
-        let Lane { encoder, pack } = &mut *lane;
+        let Lane { encoder, packs } = &mut *lane;
         let Encoded { encoding, bytes, check } = encoder.encode(plain);
         let entry = Entry {
             id,
@@ -365,7 +378,7 @@ impl ChunkWriter {
             plain_len: plain.len() as u32,
             check,
         };
-        self.append_stored(pack, entry, bytes)
+        self.append_stored(packs, entry, bytes)
     }
 
     /// A lane that is free, or else the one whose turn it is.
@@ -376,20 +389,19 @@ impl ChunkWriter {
         free.unwrap_or_else(|| self.lanes[start % lanes].lock())
     }
 
-    /// Writes a chunk's stored bytes to a lane's pack, or to a new one where that is full.
+    /// Writes a chunk's stored bytes to one of a lane's packs, or to a new one where that is full.
     fn append_stored(
         &self,
-        lane: &mut Option<Pack>,
+        packs: &mut Packs,
         entry: Entry,
         stored: &[u8],
     ) -> Result<Entry, StoreError> {
-        let full = |p: &Pack| p.len + stored.len() as u64 > self.place.pack_limit;
-        if lane.as_ref().is_some_and(|p| p.len > PACK_HEADER as u64 && full(p))
-            && let Some(pack) = lane.take()
-        {
+        let place = if stored.len() == MAX_CHUNK { &mut packs.whole } else { &mut packs.other };
+        let most = self.place.pack_limit.saturating_sub((stored.len() + PACK_TRAILER) as u64);
+        if let Some(pack) = place.take_if(|pack| pack.len > 0 && pack.len > most) {
             self.seal(pack)?;
         }
-        let pack = match lane {
+        let pack = match place {
             Some(pack) => pack,
             none => none.insert(self.open_pack()?),
         };
@@ -404,13 +416,15 @@ impl ChunkWriter {
         let id = self.pack_id(number);
         let path = self.place.packs.join(id.file_name());
         let file = self.place.disk.create(&path).map_err(|e| io_error("create", &path, e))?;
-        file.write_all_at(&pack_header(id), 0).map_err(|e| io_error("write", &path, e))?;
-        Ok(Pack { number, path, file, len: PACK_HEADER as u64 })
+        Ok(Pack { number, path, file, len: 0 })
     }
 
     fn seal(&self, pack: Pack) -> Result<(), StoreError> {
+        let trailer = pack_trailer(self.pack_id(pack.number));
+        let written = pack.file.write_all_at(&trailer, pack.len);
+        written.map_err(|e| io_error("write", &pack.path, e))?;
         pack.file.sync().map_err(|e| io_error("sync", &pack.path, e))?;
-        self.sealed.lock().push((pack.number, pack.len));
+        self.sealed.lock().push((pack.number, pack.len + PACK_TRAILER as u64));
         Ok(())
     }
 }
@@ -422,7 +436,7 @@ impl Drop for ChunkWriter {
         }
         // What was begun in a shared store and nobody has seen.
         for lane in &self.lanes {
-            lane.lock().pack = None;
+            lane.lock().packs = Packs::default();
         }
         let Place { disk, packs, index, writer, .. } = &self.place;
         for number in 0..self.next_pack.load(Relaxed) {

@@ -38,6 +38,8 @@ pub enum Track {
     Looks,
     /// What had changed after it was copied.
     Misspeculations,
+    /// Calls of the program that waited for memory that was being saved.
+    Held,
     /// Copies from the device of this number, in the order in which gpucr uses them.
     Copies(usize),
 }
@@ -50,6 +52,7 @@ impl Track {
             Self::Passes => "pre-copy".into(),
             Self::Looks => "looks".into(),
             Self::Misspeculations => "misspeculations".into(),
+            Self::Held => "calls held".into(),
             Self::Copies(lane) => format!("copies {lane}"),
         }
     }
@@ -62,7 +65,8 @@ impl Track {
             Self::Passes => 3,
             Self::Looks => 4,
             Self::Misspeculations => 5,
-            Self::Copies(lane) => 6 + lane as u32,
+            Self::Held => 6,
+            Self::Copies(lane) => 7 + lane as u32,
         }
     }
 }

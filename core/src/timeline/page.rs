@@ -115,7 +115,7 @@ impl Picture {
     fn bar(&mut self, slice: &Slice, track: &str, from: f64, to: f64, y: f64) {
         let class = match track {
             "phases" => "phase",
-            "program" => "stopped",
+            "program" | "calls held" => "stopped",
             _ if track.starts_with("copies") => "copy",
             _ => "look",
         };

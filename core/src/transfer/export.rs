@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::image::{ImageReader, MANIFEST, Manifest};
 use crate::phase::Progress;
 use crate::stop::Stop;
-use crate::store::index::{Index, PACK_HEADER, PackInfo, WriterId, pack_header};
+use crate::store::index::{Index, PACK_TRAILER, PackInfo, WriterId, pack_trailer};
 use crate::store::{ChunkReader, Entry, INDEX, PACKS, PackId};
 
 /// A pack takes no further chunk once it has this many bytes.
@@ -160,11 +160,11 @@ impl Plan {
                 if packs.last().is_none_or(|pack| pack.len + len > PACK_LIMIT) {
                     let chunks = stored.len()..stored.len();
                     let id = writer.pack(packs.len() as u32);
-                    packs.push(Pack { id, len: PACK_HEADER as u64, chunks });
+                    packs.push(Pack { id, len: PACK_TRAILER as u64, chunks });
                 }
                 let number = packs.len() - 1;
                 let pack = &mut packs[number];
-                (entry.pack, entry.offset) = (number as u32, pack.len);
+                (entry.pack, entry.offset) = (number as u32, pack.len - PACK_TRAILER as u64);
                 pack.len += len;
                 pack.chunks.end += 1;
                 stored.push(entry);
@@ -207,8 +207,8 @@ impl Plan {
         }
         for pack in &self.packs {
             self.header(&mut out, &format!("{PACKS}/{}", pack.id.file_name()), pack.len)?;
-            out.put(&pack_header(pack.id))?;
             self.write_chunks(chunks, &self.stored[pack.chunks.clone()], &mut out, stop)?;
+            out.put(&pack_trailer(pack.id))?;
             out.pad(pack.len)?;
         }
         out.put(&[0; 2 * BLOCK as usize])

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::image::{Destination, ImageError, ImageWriter, MANIFEST, MAX_MANIFEST, Manifest};
 use crate::phase::{Progress, lossy};
 use crate::stop::Stop;
-use crate::store::index::{Index, MAX_INDEX, PACK_HEADER, check_pack_header};
+use crate::store::index::{Index, MAX_INDEX, PACK_TRAILER, check_pack_trailer};
 use crate::store::{Compression, Entry, INDEX, PACKS, decode_stored};
 
 /// Most bytes that may follow the end of the archive; all must be zero. `tar` fills its output up to
@@ -163,12 +163,8 @@ fn copy_packs(
         if archive.member(&name)? != len {
             return Err(bad(format!("{name} has another length than the index says")));
         }
-        let mut header = [0; PACK_HEADER];
-        archive.read(&mut header)?;
-        check_pack_header(Path::new(&name), pack.id, &header)
-            .map_err(|error| bad(error.to_string()))?;
-        let mut at = PACK_HEADER as u64;
-        while at < len {
+        let mut at = 0;
+        while at < len.saturating_sub(PACK_TRAILER as u64) {
             if stop.is_set() {
                 return Err(Error::Interrupted);
             }
@@ -191,6 +187,10 @@ fn copy_packs(
             progress.advance(size as u64);
             at += size as u64;
         }
+        let mut trailer = [0; PACK_TRAILER];
+        archive.read(&mut trailer)?;
+        check_pack_trailer(Path::new(&name), pack.id, &trailer)
+            .map_err(|error| bad(error.to_string()))?;
         archive.skip_padding(len)?;
     }
     match stored.first() {

@@ -17,10 +17,11 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpucr_wire::Table;
 use gpucr_wire::access::{Habits, Slot};
+use gpucr_wire::table::{Wait, monotonic_ns};
 
 use super::index;
 use super::kernels::{self, Kernel};
@@ -349,7 +350,7 @@ impl Guard {
         let waiting = Waiting;
         gate::aside(move || {
             let waiting = waiting;
-            let since = Instant::now();
+            let begin = monotonic_ns();
             let chunks = || {
                 needs.iter().flat_map(|(range, within)| within.clone().map(|chunk| (*range, chunk)))
             };
@@ -360,9 +361,7 @@ impl Guard {
             for (range, chunk) in chunks() {
                 self.table.chunks(range).wait(chunk);
             }
-            let header = self.table.header();
-            header.held.fetch_add(u64::from(first), Ordering::Relaxed);
-            header.held_ns.fetch_add(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            self.table.header().waited(Wait { begin, end: monotonic_ns() }, first);
             drop(waiting);
         });
     }

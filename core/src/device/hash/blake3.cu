@@ -1,8 +1,8 @@
 // BLAKE3 of pieces of device memory, equal to that of the same bytes on the host.
 //
-// One thread block hashes one span of at most 2 MiB (2048 leaves of 1 KiB): each of its 256 threads
-// hashes eight neighbouring leaves and joins them to the top of their subtree, and the block joins
-// the 256 subtrees in shared memory. So no memory is needed beside the result.
+// A span of at most 2 MiB has up to 2048 leaves of 1 KiB. Eight thread blocks of 256 threads hash it: a thread
+// one leaf, a block a part of 256 leaves, whose tree it joins in shared memory. The block that ends last joins
+// the tops of the parts. So a few spans keep a whole device busy: while this runs, nothing else does.
 //
 // On the way it adds up the span's 32-bit words, word i times 2i + 1, modulo 2^64: a sum that the host
 // can repeat at little cost for the bytes that a copy has brought.
@@ -15,7 +15,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define THREADS 256
-#define LEAVES 8
+#define PARTS 8
 #define LEAF 1024
 #define BLOCK 64
 
@@ -35,7 +35,7 @@ typedef unsigned long long u64;
 
 struct Span {
     u64 address; // a multiple of 16
-    u64 len;     // at most THREADS * LEAVES * LEAF
+    u64 len;     // at most PARTS * THREADS * LEAF
 };
 
 __device__ __forceinline__ u32 rotate(u32 x, u32 n) { return __funnelshift_r(x, x, n); }
@@ -145,61 +145,19 @@ __device__ __forceinline__ void join(u32 left[8], const u32 right[8], u32 root) 
     compress(left, m, 0, BLOCK, PARENT | root);
 }
 
-// Levels of a tree join neighbours; where their number is odd, the last goes up as it is. That gives
-// the tree of the specification, in which every left subtree is complete.
-extern "C" __global__ void __launch_bounds__(THREADS) gpucr_blake3(const Span* spans, u8* hashes, u64* sums) {
-    __shared__ u32 tops[THREADS][8];
-    __shared__ u64 total;
-    const u8* from = (const u8*)spans[blockIdx.x].address;
-    u64 len = spans[blockIdx.x].len;
-    u32 leaves = len == 0 ? 1 : (u32)((len + LEAF - 1) / LEAF);
-    u32 nodes = (leaves + LEAVES - 1) / LEAVES;
+// What the blocks of a span tell each other. All zero before the first launch, and after each.
+struct Shared {
+    u32 tops[PARTS][8];
+    u64 sums[PARTS];
+    u32 ended; // blocks
+    u32 padding[15];
+};
+
+// Joins `nodes` chaining values, at most as many as there are threads, to one. Levels of a tree join
+// neighbours; where their number is odd, the last goes up as it is. That gives the tree of the
+// specification, in which every left subtree is complete. With `root` what is on top is the hash.
+__device__ void join_all(u32 tops[][8], u32 nodes, u32 root) {
     u32 own = threadIdx.x;
-    if (own == 0) total = 0;
-    __syncthreads();
-
-    if (own < nodes) {
-        u32 first = own * LEAVES;
-        u32 count = leaves - first < LEAVES ? leaves - first : LEAVES;
-        // What is joined of this thread's leaves, one for each level: a binary counter.
-        u32 stack[3][8];
-        u32 cv[8];
-        u64 sum = 0;
-        for (u32 i = 0; i < count; i++) {
-            u64 at = (u64)(first + i) * LEAF;
-            u64 rest = len - at;
-            leaf(cv, sum, from + at, rest < LEAF ? rest : LEAF, first + i, leaves == 1 ? ROOT : 0);
-            bool last = i + 1 == count;
-            // The top of the whole tree is here if no other thread has leaves.
-            u32 root = last && nodes == 1 ? ROOT : 0;
-            u32 level = 0;
-#pragma unroll
-            for (; level < 3; level++) {
-                if (!(i >> level & 1)) {
-                    if (!last) {
-#pragma unroll
-                        for (int w = 0; w < 8; w++) stack[level][w] = cv[w];
-                        break;
-                    }
-                    // The last leaf goes up alone where it has no neighbour.
-                    continue;
-                }
-                u32 right[8];
-#pragma unroll
-                for (int w = 0; w < 8; w++) {
-                    right[w] = cv[w];
-                    cv[w] = stack[level][w];
-                }
-                // Nothing is left above exactly if no higher level holds anything.
-                join(cv, right, (i >> (level + 1)) == 0 ? root : 0);
-            }
-        }
-#pragma unroll
-        for (int w = 0; w < 8; w++) tops[own][w] = cv[w];
-        atomicAdd(&total, sum);
-    }
-    __syncthreads();
-
     while (nodes > 1) {
         u32 above = (nodes + 1) / 2;
         u32 cv[8], right[8];
@@ -210,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gpucr_blake3(const Span* s
             if (2 * own + 1 < nodes) {
 #pragma unroll
                 for (int w = 0; w < 8; w++) right[w] = tops[2 * own + 1][w];
-                join(cv, right, nodes == 2 ? ROOT : 0);
+                join(cv, right, nodes == 2 ? root : 0);
             }
         }
         __syncthreads();
@@ -221,10 +179,66 @@ extern "C" __global__ void __launch_bounds__(THREADS) gpucr_blake3(const Span* s
         __syncthreads();
         nodes = above;
     }
-    if (own == 0) sums[blockIdx.x] = total;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+gpucr_blake3(const Span* spans, u8* hashes, u64* sums, Shared* shared) {
+    __shared__ u32 tops[THREADS][8];
+    __shared__ u64 total;
+    __shared__ bool last;
+    u32 number = blockIdx.x / PARTS, part = blockIdx.x % PARTS;
+    const u8* from = (const u8*)spans[number].address;
+    u64 len = spans[number].len;
+    u32 leaves = len == 0 ? 1 : (u32)((len + LEAF - 1) / LEAF);
+    u32 parts = (leaves + THREADS - 1) / THREADS;
+    u32 own = threadIdx.x;
+    if (part >= parts) return;
+    if (own == 0) total = 0;
+    __syncthreads();
+
+    u32 first = part * THREADS;
+    u32 nodes = leaves - first < THREADS ? leaves - first : THREADS;
+    if (own < nodes) {
+        u64 at = (u64)(first + own) * LEAF;
+        u64 rest = len - at;
+        u32 cv[8];
+        u64 sum = 0;
+        leaf(cv, sum, from + at, rest < LEAF ? rest : LEAF, first + own, leaves == 1 ? ROOT : 0);
+#pragma unroll
+        for (int w = 0; w < 8; w++) tops[own][w] = cv[w];
+        atomicAdd(&total, sum);
+    }
+    __syncthreads();
+    join_all(tops, nodes, parts == 1 ? ROOT : 0);
+
+    // One thread says what this block has found, and then that it has ended; whoever is told by the last one
+    // sees what all of them have said.
+    Shared* of_span = &shared[number];
+    if (own == 0) {
+#pragma unroll
+        for (int w = 0; w < 8; w++) of_span->tops[part][w] = tops[0][w];
+        of_span->sums[part] = total;
+        __threadfence();
+        last = atomicAdd(&of_span->ended, 1) + 1 == parts;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!last) return;
+    if (own < parts) {
+#pragma unroll
+        for (int w = 0; w < 8; w++) tops[own][w] = ((volatile u32*)of_span->tops[own])[w];
+    }
+    __syncthreads();
+    join_all(tops, parts, ROOT);
+    if (own == 0) {
+        u64 sum = 0;
+        for (u32 i = 0; i < parts; i++) sum += ((volatile u64*)of_span->sums)[i];
+        sums[number] = sum;
+        of_span->ended = 0;
+    }
     if (own < 8) {
         u32 word = tops[0][own];
-        u8* to = hashes + (u64)blockIdx.x * 32 + own * 4;
+        u8* to = hashes + (u64)number * 32 + own * 4;
         to[0] = word; to[1] = word >> 8; to[2] = word >> 16; to[3] = word >> 24;
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use gpucr_wire::Table;
 use gpucr_wire::chunks::Chunks;
-use gpucr_wire::table::Range;
+use gpucr_wire::table::{Range, Wait};
 use parking_lot::Mutex;
 
 use super::{Bulk, Piece, joined, spans};
@@ -47,6 +47,11 @@ impl Deferred {
         };
         let (held, ns) = headers.map(of).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
         (held, Duration::from_nanos(ns))
+    }
+
+    /// The first waits of each program.
+    pub(crate) fn waits(&self) -> Vec<Wait> {
+        self.tables.iter().flatten().flat_map(|table| table.header().waits()).collect()
     }
 
     /// Nobody waits any more.

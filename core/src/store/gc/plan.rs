@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
-use super::super::index::{Index, PACK_HEADER, PackId, PackInfo};
+use super::super::index::{Index, PACK_TRAILER, PackId, PackInfo};
 use super::super::shared::SharedStore;
 use super::super::{ChunkId, Entry};
 
@@ -54,7 +54,7 @@ pub(super) struct Pack {
 
 impl Pack {
     fn data(&self) -> u64 {
-        self.info.len - PACK_HEADER as u64
+        self.info.len.saturating_sub(PACK_TRAILER as u64)
     }
 
     fn choose(&mut self, entry: &Entry) {
