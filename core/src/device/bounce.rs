@@ -7,6 +7,7 @@
 //! [sum](hash::sum) of what arrives with that of what was hashed.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -18,9 +19,13 @@ use super::hash::{self, Hashed, Hasher};
 use super::lanes::{Queue, Slot, Span, TransferError, Work, on_all};
 use crate::store::ChunkId;
 
-/// Most bytes of a bounce buffer. A program that runs on the device is held up by each launch of the hash
-/// kernel, so few launches for many chunks are better.
-const SIZE: u64 = 512 << 20;
+/// Most bytes of a bounce buffer. Each launch of the hash kernel takes the device away from the program for
+/// more than a millisecond, however short it is, since processes take turns. So few launches for many chunks
+/// are better: half of the buffer is hashed while the other half is copied out.
+const SIZE: u64 = 4 << 30;
+/// The host hashes the first of so many chunks too, so that a kernel that does not do what it should is found
+/// out.
+const SAMPLE: usize = 64;
 /// What may be taken of the memory that is free.
 const SHARE: u64 = 8;
 
@@ -70,7 +75,7 @@ impl Bounce {
     ) -> Result<(), DriverError> {
         let &Work { queue, until, stop, .. } = work;
         self.stream.context().enter()?;
-        let few = if queue.is_urgent() { 1 } else { self.places().div_ceil(4) };
+        let few = if queue.is_urgent() { 1 } else { self.places().div_ceil(2) };
         let mut places: Vec<usize> = Vec::new();
         let mut begun = false;
         loop {
@@ -133,6 +138,7 @@ pub(super) fn copy_out<E: Send>(
     let (give_back, free) = bounded(bounce.places());
     (0..bounce.places()).for_each(|place| give_back.send(place).expect("there is room for all"));
     let (ready, filled) = bounded::<Held>(bounce.places());
+    let taken = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let filler = scope.spawn(move || {
             // With it ends the last sender, and the workers once they have had everything.
@@ -162,7 +168,9 @@ pub(super) fn copy_out<E: Send>(
                 // Once everything is read nobody takes places any more.
                 let _ = give_back.send(place);
                 let bytes = &current.staging.bytes()[..span.len];
-                if hash::sum(bytes) != hashed.sum {
+                let looked_at = taken.fetch_add(1, Ordering::Relaxed).is_multiple_of(SAMPLE);
+                let named_wrongly = looked_at && ChunkId::of(bytes) != hashed.id;
+                if named_wrongly || hash::sum(bytes) != hashed.sum {
                     return Err(TransferError::Altered);
                 }
                 take(span, bytes, Some(hashed.id)).map_err(TransferError::Chunk)?;

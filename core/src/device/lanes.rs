@@ -36,6 +36,8 @@ pub struct Lane {
 /// Niceness of workers beside a running program. A program that launches kernels without end is
 /// slowed by each moment that it waits for a core; the copier loses little, since it has many.
 const BESIDE: i32 = 10;
+/// Of so many cores one is left to a running program.
+const CORES_LEFT: usize = 8;
 
 /// The part of a block that one chunk covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,6 +198,9 @@ impl Lane {
             context.enter()
         };
         let work = Work { queue, until, stop, stream: &stream };
+        // A worker that is in the middle of a write lets nobody else have its core, nice or not.
+        let few = if *beside { workers.len() - workers.len() / CORES_LEFT } else { workers.len() };
+        let workers = &mut workers[..few];
         let result = match bounce {
             Some(bounce) => bounce::copy_out(bounce, workers, begin, &work, take),
             None => copy_directly(workers, begin, &work, take),
