@@ -133,7 +133,7 @@ pub(super) fn copy_out<E: Send>(
     work: &Work<'_, impl Queue>,
     take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
 ) -> Result<(), TransferError<E>> {
-    let &Work { stream, stop, .. } = work;
+    let &Work { stream, stop, until, .. } = work;
     let base = bounce.address(0);
     let (give_back, free) = bounded(bounce.places());
     (0..bounce.places()).for_each(|place| give_back.send(place).expect("there is room for all"));
@@ -152,6 +152,11 @@ pub(super) fn copy_out<E: Send>(
         let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
             begin()?;
             let issue = |slot: &mut Slot, wait: bool| -> Result<Option<Held>, DriverError> {
+                // What is still in the buffer by then may take the host long, and is left there.
+                let late = until.is_some_and(|until| Instant::now() >= until);
+                if late && taken.load(Ordering::Relaxed) > 0 {
+                    return Ok(None);
+                }
                 let held = if wait { filled.recv().ok() } else { filled.try_recv().ok() };
                 let Some(held) = held.filter(|_| !stop.is_set()) else { return Ok(None) };
                 let from = base + held.place as u64 * CHUNK_SIZE;

@@ -167,9 +167,9 @@ impl Lane {
     }
 
     /// Reads these spans, which lie in memory of this lane's device that is mapped here, and calls
-    /// `take` with the bytes of each, and their hash if it is known, from many threads at once. Ends early when `stop` is set, which
-    /// a failure does by itself; the caller then has to treat what was taken as incomplete. After
-    /// `until` nothing more is begun; something has been by then.
+    /// `take` with the bytes of each, and their hash if it is known, from many threads at once. Ends
+    /// early when `stop` is set, which a failure does by itself; the caller then has to treat what was
+    /// taken as incomplete. After `until` nothing more is begun once something was taken.
     pub fn copy_out<E: Send>(
         &mut self,
         work: &[Span],
