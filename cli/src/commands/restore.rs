@@ -4,7 +4,9 @@ pub(crate) mod namespace;
 mod ready;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
+use gpucr_core::Progress;
 use gpucr_core::restore::{self, Options, Report};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions, WaitStatus};
 
@@ -67,6 +69,14 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
 }
 
 fn restore(args: &RestoreArgs, signals: &SignalPlan) -> Result<Report, gpucr_core::Failure> {
+    restore_showing(args, signals, &display::progress(args.json))
+}
+
+fn restore_showing(
+    args: &RestoreArgs,
+    signals: &SignalPlan,
+    progress: &Arc<dyn Progress>,
+) -> Result<Report, gpucr_core::Failure> {
     let options = Options {
         image: args.image.clone(),
         warm: !args.no_warm,
@@ -74,8 +84,7 @@ fn restore(args: &RestoreArgs, signals: &SignalPlan) -> Result<Report, gpucr_cor
         before_resume: args.exec_before_resume.clone(),
         stop: signals.stop.clone(),
     };
-    let progress = display::progress(args.json);
-    restore::restore(&options, &progress)
+    restore::restore(&options, progress)
 }
 
 /// The program runs in the background.

@@ -10,10 +10,11 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, ExitCode};
+use std::sync::Arc;
 use std::time::Duration;
 
 use gpucr_core::image::Manifest;
-use gpucr_core::{Error, namespace};
+use gpucr_core::{Error, Progress, namespace};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use serde_json::Value;
 
@@ -95,14 +96,35 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
         .map_err(|error| io_error("this is for gpucr's own use")(error.into()))?;
     namespace::settle(last).map_err(io_error("cannot settle in the new pid namespace"))?;
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
-    let report = super::restore(args, &signals)?;
-    // The program runs: it and this process stay, whatever becomes of the command outside.
-    let stay = namespace::outlive()
-        .and_then(|()| say(&mut reports, &report))
-        .and_then(|()| become_init(report.pid, &reports, args.detach));
+    let progress: Arc<dyn Progress> = Arc::new(Staying(crate::display::progress(args.json)));
+    let report = super::restore_showing(args, &signals, &progress)?;
+    // Also one that came while the restore ended: the outer command has passed it on and forgotten it.
+    signals.pass_to(report.pid);
+    let stay =
+        say(&mut reports, &report).and_then(|()| become_init(report.pid, &reports, args.detach));
     match stay {
         Ok(never) => match never {},
         Err(error) => Err(io_error("cannot stay with the restored program")(error)),
+    }
+}
+
+/// From the phase on in which the program goes on, it and this process stay, whatever becomes of the
+/// command outside.
+struct Staying(Arc<dyn Progress>);
+
+impl Progress for Staying {
+    fn phase(&self, name: &'static str, bytes: Option<u64>) {
+        // On the thread that was told to end with the command outside.
+        if name == "resume"
+            && let Err(error) = namespace::outlive()
+        {
+            eprintln!("gpucr: the program would end with this command: {error}");
+        }
+        self.0.phase(name, bytes);
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.0.advance(bytes);
     }
 }
 
