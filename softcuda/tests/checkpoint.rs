@@ -177,11 +177,7 @@ fn released_memory_comes_back_through_its_descriptor() {
     let (file, address) = share(&mut program);
     program.tell("release");
     assert_eq!(program.hear(), "released");
-    let pid = program.pid();
-    ok(cuCheckpointProcessLock(pid, &NOTHING));
-    ok(cuCheckpointProcessCheckpoint(pid, &NOTHING));
-    ok(cuCheckpointProcessRestore(pid, &NOTHING));
-    ok(cuCheckpointProcessUnlock(pid, &NOTHING));
+    program.checkpoint_and_restore();
     assert_eq!(read(address, 2), [11, 33]);
     // Give the memory back: the program opens our descriptor.
     program.tell(&format!("{} {}", std::process::id(), file.as_raw_fd()));

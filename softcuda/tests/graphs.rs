@@ -414,14 +414,9 @@ fn program() {
 
 #[test]
 fn a_checkpoint_carries_graphs() {
-    const NOTHING: [u64; 8] = [0; 8];
     let mut program = Program::start("program", &[]);
     assert_eq!(program.hear(), "ready");
-    let pid = program.pid();
-    ok(cuCheckpointProcessLock(pid, &NOTHING));
-    ok(cuCheckpointProcessCheckpoint(pid, &NOTHING));
-    ok(cuCheckpointProcessRestore(pid, &NOTHING));
-    ok(cuCheckpointProcessUnlock(pid, &NOTHING));
+    program.checkpoint_and_restore();
     program.tell("go on");
     program.finish();
 }

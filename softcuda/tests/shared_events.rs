@@ -126,11 +126,7 @@ fn a_stream_waits_for_another_process() {
     assert_eq!(cuIpcOpenEventHandle(&mut again, Handle([3; 8])), INVALID_VALUE);
     ok(cuEventDestroy_v2(event));
     // What is not shared any more is carried.
-    let pid = program.pid();
-    ok(cuCheckpointProcessLock(pid, &NOTHING));
-    ok(cuCheckpointProcessCheckpoint(pid, &NOTHING));
-    ok(cuCheckpointProcessRestore(pid, &NOTHING));
-    ok(cuCheckpointProcessUnlock(pid, &NOTHING));
+    program.checkpoint_and_restore();
     program.tell("end");
     program.finish();
 }

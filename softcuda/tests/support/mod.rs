@@ -253,6 +253,16 @@ impl Program {
         Program { child, input, output }
     }
 
+    /// Takes everything of it off the device, and brings it back.
+    pub(crate) fn checkpoint_and_restore(&self) {
+        const NOTHING: [u64; 8] = [0; 8];
+        let pid = self.pid();
+        ok(cuCheckpointProcessLock(pid, &NOTHING));
+        ok(cuCheckpointProcessCheckpoint(pid, &NOTHING));
+        ok(cuCheckpointProcessRestore(pid, &NOTHING));
+        ok(cuCheckpointProcessUnlock(pid, &NOTHING));
+    }
+
     pub(crate) fn pid(&self) -> i32 {
         self.child.id() as i32
     }
