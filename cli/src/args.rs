@@ -233,6 +233,15 @@ pub(crate) struct RestoreArgs {
     /// The same to a file descriptor that gpucr was started with; it is closed then
     #[arg(long, value_name = "FD", value_parser = clap::value_parser!(i32).range(0..))]
     pub(crate) ready_fd: Option<i32>,
+    /// Let the program go on before its device memory is loaded
+    ///
+    /// A launch then waits only for the memory that its arguments point to; the rest is loaded beside the
+    /// running program, and gpucr stays until it is. If the device touches memory that nobody saw it would
+    /// touch (through pointers that lie in memory), the program is ended and restored anew with all of its
+    /// memory. What it had written to files that it had open at the dump is taken back then. What it
+    /// had sent or printed elsewhere in between is not: it comes twice.
+    #[arg(long)]
+    pub(crate) on_demand: bool,
     /// Read the image from disk, even if `gpucr warm` keeps it in memory
     #[arg(long)]
     pub(crate) no_warm: bool,

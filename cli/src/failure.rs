@@ -249,7 +249,10 @@ fn criu_help(hint: Hint) -> String {
     }
     let text = match hint {
         Hint::FileChanged => "put the file that CRIU names back as it was at the time of the dump",
-        Hint::PidInUse => "end the process that has the pid, or restore in a fresh pid namespace",
+        Hint::PidInUse => {
+            "end what has the pid, be it as a process group or session, or give the program a pid \
+             namespace of its own: gpucr restore --new-pids …"
+        }
         Hint::Permission => "run it as root, with all capabilities",
         Hint::Device => "the program has a device open that CRIU cannot save: close it first",
         Hint::GhostLimit => "the program holds a large deleted file open: close it first",

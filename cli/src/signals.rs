@@ -10,6 +10,7 @@ use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use signal_hook::low_level::siginfo::Cause;
 
 /// What signals do while gpucr works.
+#[derive(Clone)]
 pub(crate) struct SignalPlan {
     /// Set by the signals that ask for an end.
     pub(crate) stop: Arc<AtomicBool>,

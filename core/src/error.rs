@@ -68,8 +68,14 @@ pub enum Error {
     Changed { pid: u32, what: String },
     #[error("process {pid} uses the device {device}, which is not on this host")]
     NoDevice { pid: u32, device: String },
-    #[error("pid {pid}, which the program had, is in use on this host")]
-    PidInUse { pid: u32 },
+    #[error("pid {pid}, which the program or a thread of it had, is in use on this host: {by}")]
+    PidInUse { pid: u32, by: String },
+    #[error(
+        "process {pid} touched device memory that had not been loaded yet (driver error {code})"
+    )]
+    Missed { pid: u32, code: i32 },
+    #[error("process {pid} ended before it was certain that all of its memory had come in time")]
+    EndedAwaiting { pid: u32 },
     #[error("{path}, which the program had open or mapped, is not there")]
     FileMissing { path: PathBuf },
     #[error("{path} has {found} bytes now and had {expected} when the program was dumped")]

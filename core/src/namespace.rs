@@ -78,15 +78,7 @@ pub fn settle(last: u32) -> io::Result<()> {
 pub fn last_pid_for(manifest: &Manifest) -> io::Result<u32> {
     let highest = std::fs::read_to_string(HIGHEST)?;
     let highest = highest.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
-    Ok(largest_gap(&threads(manifest), highest))
-}
-
-/// All that CRIU has saved: it has a file for each.
-fn threads(manifest: &Manifest) -> Vec<u32> {
-    let files = manifest.criu.files.iter();
-    let number = |name: &str| name.strip_prefix("core-")?.strip_suffix(".img")?.parse().ok();
-    let threads = files.filter_map(|file| number(&file.name));
-    threads.chain(manifest.processes.iter().map(|process| process.pid)).collect()
+    Ok(largest_gap(&manifest.thread_ids(), highest))
 }
 
 /// The number before the most free ones, below `highest`.

@@ -120,7 +120,8 @@ fn asked() -> Vec<(String, String)> {
 
 /// Whether a test asked to leave something out, in debug builds only: `GPUCR_FAULT=skip:validate` (the
 /// check of what was copied early), `skip:compare` (that of what is copied late), `skip:defer` (copying
-/// late at all), `skip:habits` (telling the shim what is known of kernels).
+/// late at all), `skip:habits` (telling the shim what is known of kernels), `skip:unwanted` (loading, on
+/// demand, what nobody has asked for).
 pub fn skipped(phase: &str) -> bool {
     asked().iter().any(|(kind, name)| kind == "skip" && name == phase)
 }

@@ -105,6 +105,9 @@ macro_rules! wrapped {
             };
             let after: fn(u32) = $after;
             after(result);
+            if result != 0 && crate::gate::is_watching() {
+                crate::access::faults::look(result);
+            }
             then!($then, result, $($argument)*);
             result
         }
@@ -113,6 +116,11 @@ macro_rules! wrapped {
 
 macro_rules! before {
     (none, $($argument:ident)*) => {};
+    (unknown, $($argument:ident)*) => {
+        if crate::gate::is_watching() {
+            crate::access::before_unknown();
+        }
+    };
     ($form:ident, $($argument:ident)*) => {
         if crate::gate::is_watching() {
             crate::access::before(crate::access::forms::$form, &[$($argument),*]);
@@ -181,8 +189,8 @@ unsafe extern "C" fn resolve_and_jump() {
     )
 }
 
-/// Fills the slot `index` and returns what it holds.
-extern "C" fn resolve(index: u32) -> *const () {
+/// Fills the slot `index` with the driver's function and returns that.
+pub(crate) extern "C" fn resolve(index: u32) -> *const () {
     let index = index as usize;
     let target = match real::library() {
         Some(library) => library.symbol(NAMES[index]).unwrap_or(missing_function as *const ()),

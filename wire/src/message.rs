@@ -199,6 +199,21 @@ wire_enum! {
             /// Names of kernels that may write anywhere.
             distrusted: Vec<String>,
         },
+        /// Followed by one file descriptor: a [`crate::Table`] with a [`Range::WHOLE`] for each block. From the
+        /// opening of the gate on, which is allowed although they are detached, whatever may touch one of
+        /// these blocks waits until it is attached and its chunk free. Only when detached, with all
+        /// detached blocks. If the connection ends before all are attached the program stays where it
+        /// is, detached.
+        15 => Await {
+            /// Ids of the blocks.
+            blocks: Vec<u64>,
+        },
+        /// Give awaited blocks their memory, with the gate open. Followed by one file descriptor for each id,
+        /// in the same order.
+        16 => Attach {
+            /// Ids of the blocks.
+            blocks: Vec<u64>,
+        },
     }
 }
 
@@ -324,6 +339,8 @@ mod tests {
             Request::Record { on: true },
             Request::Accesses {},
             Request::Image { id: 7, limit: 1 << 40 },
+            Request::Await { blocks: vec![4, 5] },
+            Request::Attach { blocks: vec![5] },
             guard(),
         ] {
             assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));

@@ -26,6 +26,9 @@ wire_struct! {
 }
 
 impl Range {
+    /// Of so much memory that it counts as one chunk: a block that comes as a whole.
+    pub const WHOLE: Self = Self { address: 0, size: 1 };
+
     fn chunks(&self) -> usize {
         self.size.div_ceil(CHUNK_SIZE) as usize
     }
@@ -51,6 +54,8 @@ pub struct Header {
     /// Places in `waits` that were taken, and those who found none.
     listed: AtomicU64,
     waits: [Listed; WAITS],
+    /// The driver's code of an access that found nothing; 0 is none.
+    fault: AtomicU32,
 }
 
 /// So many waits are told one by one.
@@ -83,6 +88,17 @@ impl Header {
             // Whoever sees the end sees the begin.
             listed.end.store(wait.end, Ordering::Release);
         }
+    }
+
+    /// A call of the program has got this code: the device has touched memory that was not there yet.
+    /// What comes first counts.
+    pub fn set_fault(&self, code: u32) {
+        let _ = self.fault.compare_exchange(0, code, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// That code.
+    pub fn fault(&self) -> Option<u32> {
+        Some(self.fault.load(Ordering::Relaxed)).filter(|code| *code != 0)
     }
 
     /// The first waits, at most 255.

@@ -75,10 +75,11 @@ def train(args, compile_model=False):
 
 
 def infer(args):
-    """A stack of large layers that occupies `--gib` of memory."""
+    """A stack of large layers that occupies `--gib` of memory, of which a step uses `--used-gib`."""
     width = 8192
     bytes_each = width * width * 2
     count = max(1, int(args.gib * 2**30 / bytes_each))
+    used = max(1, int(args.used_gib * 2**30 / bytes_each)) if args.used_gib else count
     weights = []
     for i in range(count):
         generator = torch.Generator(device="cuda").manual_seed(i)
@@ -87,7 +88,7 @@ def infer(args):
     result = Result()
     x = torch.ones(16, width, device="cuda", dtype=torch.bfloat16)
     for step in range(args.steps):
-        for w in weights:
+        for w in weights[:used]:
             x = torch.tanh(x @ w)
         result.value(step, x.float().abs().sum())
         x = x + (step + 1) * 0.01
@@ -208,6 +209,7 @@ def main():
     parser.add_argument("program", choices=PROGRAMS)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--gib", type=float, default=1)
+    parser.add_argument("--used-gib", type=float)
     parser.add_argument("--width", type=int, default=1024, help="of the trained network")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--delay", type=float, default=0, help="seconds to sleep after each step")

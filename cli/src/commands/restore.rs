@@ -4,10 +4,9 @@ pub(crate) mod namespace;
 mod ready;
 
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use gpucr_core::Progress;
-use gpucr_core::restore::{self, Options, Report};
+use gpucr_core::restore::{self, GoesOn, Options, Report};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions, WaitStatus};
 
 use self::ready::Ready;
@@ -56,35 +55,43 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
         return namespace::run(args);
     }
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
-    let ready = Ready::prepare(args)?;
-    let report = restore(args, &signals)?;
+    let ready = Mutex::new(Some(Ready::prepare(args)?));
+    let to_signal = signals.clone();
+    let detach = args.detach;
+    let goes_on = GoesOn(Arc::new(move |pid| {
+        let Some(pid) = pid else { return to_signal.keep() };
+        if !detach {
+            to_signal.pass_to(pid);
+        }
+        // Once: the pid is the same if it is restored again.
+        if let Some(ready) = ready.lock().ok().and_then(|mut ready| ready.take()) {
+            ready.say(pid);
+        }
+    }));
+    let report = restore(args, &signals, goes_on)?;
     let pid = report.pid;
-    ready.say(pid);
     if args.detach {
         return started(args, report, pid);
     }
-    signals.pass_to(pid);
     let end = wait(pid, &signals).map_err(io_error("cannot wait for the program"))?;
     ended(args, report, end)
 }
 
-fn restore(args: &RestoreArgs, signals: &SignalPlan) -> Result<Report, gpucr_core::Failure> {
-    restore_showing(args, signals, &display::progress(args.json))
-}
-
-fn restore_showing(
+fn restore(
     args: &RestoreArgs,
     signals: &SignalPlan,
-    progress: &Arc<dyn Progress>,
+    goes_on: GoesOn,
 ) -> Result<Report, gpucr_core::Failure> {
     let options = Options {
         image: args.image.clone(),
         warm: !args.no_warm,
         detach: args.detach,
         before_resume: args.exec_before_resume.clone(),
+        on_demand: args.on_demand,
+        goes_on: Some(goes_on),
         stop: signals.stop.clone(),
     };
-    restore::restore(&options, progress)
+    restore::restore(&options, &display::progress(args.json))
 }
 
 /// The program runs in the background.

@@ -68,6 +68,7 @@ const SIGNS: &[(&str, Hint)] = &[
     ("has bad build-ID", Hint::FileChanged),
     ("Can't open file", Hint::FileChanged),
     ("File exists", Hint::PidInUse),
+    ("Unable to create a thread: -17", Hint::PidInUse),
     ("do not match expected", Hint::PidInUse),
     ("Operation not permitted", Hint::Permission),
     ("Permission denied", Hint::Permission),

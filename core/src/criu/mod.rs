@@ -83,4 +83,9 @@ impl CriuError {
     pub fn is_of_host(&self) -> bool {
         matches!(self, Self::NotFound { .. } | Self::TooOld { .. } | Self::Run { .. })
     }
+
+    /// Whether CRIU's log names this cause.
+    pub fn has(&self, hint: Hint) -> bool {
+        matches!(self, Self::Failed { hints, .. } if hints.contains(&hint))
+    }
 }

@@ -322,6 +322,17 @@ pub struct Piece {
 }
 
 impl Manifest {
+    /// The ids of all processes and of their threads, each once, which a restore needs again. CRIU has
+    /// a file for each.
+    pub fn thread_ids(&self) -> Vec<u32> {
+        let number = |name: &str| name.strip_prefix("core-")?.strip_suffix(".img")?.parse().ok();
+        let threads = self.criu.files.iter().filter_map(|file| number(&file.name));
+        let mut ids: Vec<u32> = self.processes.iter().map(|p| p.pid).chain(threads).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
     /// Reads and checks the manifest of the image at `dir`.
     pub fn read(dir: &Path) -> Result<Self, ImageError> {
         Ok(Self::read_with_id(dir)?.0)

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
@@ -252,12 +252,7 @@ impl Agent {
     /// Gives the agent the memory through which [`Agent::copy_out`] and [`Agent::copy_in`] pass
     /// bytes.
     pub fn stage(&mut self, memory: impl AsFd, len: u64) -> Result<(), AgentError> {
-        let sent = self.connection.send(&Request::Stage { len });
-        self.checked(sent)?;
-        let sent = self.connection.send_fds(&[memory]);
-        self.checked(sent)?;
-        let reply = self.answer()?;
-        self.done(reply)
+        self.hand_over(&Request::Stage { len }, &[memory.as_fd()])
     }
 
     /// Copies from a block into the staging memory.
@@ -291,9 +286,27 @@ impl Agent {
     pub fn reattach(&mut self, blocks: &[(u64, OwnedFd)]) -> Result<(), AgentError> {
         let ids = blocks.iter().map(|(id, _)| *id).collect();
         let fds: Vec<_> = blocks.iter().map(|(_, fd)| fd.as_fd()).collect();
-        let sent = self.connection.send(&Request::Reattach { blocks: ids });
+        self.hand_over(&Request::Reattach { blocks: ids }, &fds)
+    }
+
+    /// Lets the program, which is detached, go on before these blocks are there: whatever may touch one waits
+    /// for its chunk in the table, which has a range for each.
+    pub fn await_blocks(&mut self, blocks: Vec<u64>, table: OwnedFd) -> Result<(), AgentError> {
+        self.hand_over(&Request::Await { blocks }, &[table.as_fd()])
+    }
+
+    /// Gives awaited blocks their memory. After a failure some of them have it.
+    pub fn attach(&mut self, blocks: &[(u64, OwnedFd)]) -> Result<(), AgentError> {
+        let ids = blocks.iter().map(|(id, _)| *id).collect();
+        let fds: Vec<_> = blocks.iter().map(|(_, fd)| fd.as_fd()).collect();
+        self.hand_over(&Request::Attach { blocks: ids }, &fds)
+    }
+
+    /// Carries out a request that descriptors follow.
+    fn hand_over(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
+        let sent = self.connection.send(request);
         self.checked(sent)?;
-        let sent = self.connection.send_fds(&fds);
+        let sent = self.connection.send_fds(fds);
         self.checked(sent)?;
         let reply = self.answer()?;
         self.done(reply)
@@ -339,12 +352,7 @@ impl Agent {
         let Guard { ranges, habits, distrusted, table } = guard;
         let (ranges, habits) = (ranges.clone(), habits.clone());
         let request = Request::Guard { ranges, habits, distrusted: distrusted.clone() };
-        let sent = self.connection.send(&request);
-        self.checked(sent)?;
-        let sent = self.connection.send_fds(&[table]);
-        self.checked(sent)?;
-        let reply = self.answer()?;
-        self.done(reply)
+        self.hand_over(&request, &[table.as_fd()])
     }
 
     /// Lets the program run.

@@ -10,7 +10,7 @@ use crate::device::driver::code;
 use crate::device::lanes::spans_on;
 use crate::device::{Driver, DriverError, Hasher, Lane, SharedBlock, Span};
 use crate::error::Error;
-use crate::image::{Block, Process};
+use crate::image::{Block, Manifest, Process};
 use crate::phase::Progress;
 use crate::process::Agent;
 use crate::stage::Stage;
@@ -30,26 +30,22 @@ pub(super) fn cuda_processes(processes: &[Process]) -> Vec<(&Process, &[Block])>
     processes.iter().filter_map(|p| Some((p, p.cuda.as_ref()?.blocks.as_slice()))).collect()
 }
 
-/// Loads all blocks into new device memory of gpucr's own. `None` where the device has no room
-/// for that beside gpucr's context, or grants none: then the programs load it from inside.
-pub(super) fn load(
-    driver: &Arc<Driver>,
-    image: &Source,
-    stop: &Stop,
-    progress: &dyn Progress,
-) -> Result<Option<Loaded>, Error> {
-    let manifest = image.manifest();
-    let processes = cuda_processes(&manifest.processes);
-    let blocks: Vec<&Block> = processes.iter().flat_map(|(_, blocks)| *blocks).collect();
-    if blocks.is_empty() {
-        return Ok(Some(processes.iter().map(|_| Vec::new()).collect()));
-    }
-    match load_blocks(driver, image, &blocks, stop, progress) {
-        Ok(fds) => {
-            let mut fds = fds.into_iter();
-            let of = |blocks: &[Block]| blocks.iter().map(|b| b.id).zip(fds.by_ref()).collect();
-            Ok(Some(processes.into_iter().map(|(_, blocks)| blocks).map(of).collect()))
-        }
+/// The blocks of all processes, in the order of [`cuda_processes`].
+pub(super) fn all_blocks(manifest: &Manifest) -> Vec<&Block> {
+    cuda_processes(&manifest.processes).into_iter().flat_map(|(_, blocks)| blocks).collect()
+}
+
+/// New device memory of gpucr's own for blocks, and the lanes of their devices.
+pub(super) struct Room {
+    pub(super) lanes: Vec<Lane>,
+    /// In the order of the blocks.
+    pub(super) memory: Vec<SharedBlock>,
+}
+
+/// Makes that. `None` where the device has no room for it beside gpucr's context, or grants none.
+pub(super) fn make_room(driver: &Arc<Driver>, blocks: &[&Block]) -> Result<Option<Room>, Error> {
+    match try_to_make_room(driver, blocks) {
+        Ok(room) => Ok(Some(room)),
         Err(Error::Driver(error)) if no_room(&error) => {
             tracing::warn!(%error, "no room for a second context; loading inside");
             Ok(None)
@@ -62,36 +58,46 @@ fn no_room(error: &DriverError) -> bool {
     [code::OUT_OF_MEMORY, code::DEVICE_UNAVAILABLE].contains(&error.code)
 }
 
-fn load_blocks(
-    driver: &Arc<Driver>,
-    image: &Source,
-    blocks: &[&Block],
-    stop: &Stop,
-    progress: &dyn Progress,
-) -> Result<Vec<OwnedFd>, Error> {
+fn try_to_make_room(driver: &Arc<Driver>, blocks: &[&Block]) -> Result<Room, Error> {
     let mut used: Vec<[u8; 16]> = blocks.iter().map(|block| block.device).collect();
     used.sort_unstable();
     used.dedup();
+    let (mut lanes, mut memory) = (Vec::new(), Vec::with_capacity(blocks.len()));
+    if used.is_empty() {
+        return Ok(Room { lanes, memory });
+    }
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let workers = (cores / used.len()).max(2);
-    let mut lanes = Vec::new();
     for device in driver.devices()?.iter().filter(|device| used.contains(&device.uuid)) {
         lanes.push(Lane::prepare(driver, device, workers)?);
     }
-    let mut shared = Vec::with_capacity(blocks.len());
     for block in blocks {
         let lane = lanes.iter().find(|lane| lane.context().device().uuid == block.device);
         let lane = lane.ok_or_else(|| Error::Damaged {
             what: format!("block {} is on a device that the image does not list", block.id),
         })?;
-        shared.push(SharedBlock::allocate(lane.context(), block.size)?);
+        memory.push(SharedBlock::allocate(lane.context(), block.size)?);
     }
-    let chunks = Chunks { blocks, image };
+    Ok(Room { lanes, memory })
+}
+
+/// Loads all blocks into new device memory of gpucr's own. `None` where there is no room for that: then
+/// the programs load it from inside.
+pub(super) fn load(
+    driver: &Arc<Driver>,
+    image: &Source,
+    stop: &Stop,
+    progress: &dyn Progress,
+) -> Result<Option<Loaded>, Error> {
+    let manifest = image.manifest();
+    let blocks = all_blocks(manifest);
+    let Some(Room { mut lanes, memory }) = make_room(driver, &blocks)? else { return Ok(None) };
+    let chunks = Chunks { blocks: &blocks, image };
     std::thread::scope(|scope| {
         let loads: Vec<_> = lanes
             .iter_mut()
             .map(|lane| {
-                let work = spans_on(&shared, &lane.context().device().uuid);
+                let work = spans_on(&memory, &lane.context().device().uuid);
                 scope.spawn(|| chunks.load(lane, work, stop, progress))
             })
             .collect();
@@ -100,13 +106,21 @@ fn load_blocks(
     if stop.is_set() {
         return Err(Error::Interrupted);
     }
-    Ok(shared.iter().map(SharedBlock::export).collect::<Result<_, _>>()?)
+    let mut fds =
+        memory.iter().map(SharedBlock::export).collect::<Result<Vec<_>, _>>()?.into_iter();
+    let of = |blocks: &[Block]| blocks.iter().map(|b| b.id).zip(fds.by_ref()).collect();
+    let processes = cuda_processes(&manifest.processes).into_iter();
+    Ok(Some(processes.map(|(_, blocks)| blocks).map(of).collect()))
 }
 
 /// The chunks of the blocks of an image.
-struct Chunks<'a> {
-    blocks: &'a [&'a Block],
-    image: &'a Source,
+///
+/// They are checked on the device, where that takes next to no time: the host has enough to do with
+/// reading. What does not pass is read again in a way that checks it, which finds another copy or says
+/// what is damaged. All of this ends early when the stop is set.
+pub(super) struct Chunks<'a> {
+    pub(super) blocks: &'a [&'a Block],
+    pub(super) image: &'a Source,
 }
 
 impl Chunks<'_> {
@@ -114,9 +128,7 @@ impl Chunks<'_> {
         &self.blocks[span.block].chunks[span.chunk]
     }
 
-    /// Loads the chunks of one device. They are checked there, where that takes next to no time: the host
-    /// has enough to do with reading. What does not pass is read again in a way that checks it, which
-    /// finds another copy or says what is damaged. Ends early when `stop` is set.
+    /// Loads the chunks of one device.
     fn load(
         &self,
         lane: &mut Lane,
@@ -128,34 +140,55 @@ impl Chunks<'_> {
         std::thread::scope(|scope| {
             // The driver may have to compile the kernel.
             let hasher = scope.spawn(move || Hasher::prepare(&context));
-            let give = |span: Span, buffer: &mut [u8]| {
-                progress.advance(span.len as u64);
-                self.image.give_unchecked(self.id(&span), buffer)
-            };
-            lane.copy_in(&work, stop, &give)?;
-            let mut hasher = joined(hasher);
-            if stop.is_set() {
-                return Ok(());
-            }
-            let wrong = match &mut hasher {
-                Ok(hasher) => self.wrong(hasher, work)?,
-                Err(error) => {
-                    tracing::warn!(%error, "device memory cannot be hashed; reading it all again");
-                    work
-                }
-            };
-            let give = |span: Span, buffer: &mut [u8]| self.image.give(self.id(&span), buffer);
-            lane.copy_in(&wrong, stop, &give)?;
-            let (Ok(hasher), false) = (&mut hasher, stop.is_set()) else { return Ok(()) };
-            match self.wrong(hasher, wrong)?.first() {
-                None => Ok(()),
-                Some(span) => {
-                    let block = self.blocks[span.block].id;
-                    let what = format!("chunk {} of block {block}", span.chunk);
-                    Err(Error::WrongCopy { what })
-                }
-            }
+            self.fill(lane, &work, stop, progress)?;
+            self.check(lane, &mut joined(hasher), work, stop)
         })
+    }
+
+    /// Reads chunks to the device, without a check.
+    pub(super) fn fill(
+        &self,
+        lane: &mut Lane,
+        work: &[Span],
+        stop: &Stop,
+        progress: &dyn Progress,
+    ) -> Result<(), Error> {
+        let give = |span: Span, buffer: &mut [u8]| {
+            progress.advance(span.len as u64);
+            self.image.give_unchecked(self.id(&span), buffer)
+        };
+        Ok(lane.copy_in(work, stop, &give)?)
+    }
+
+    /// Checks them.
+    pub(super) fn check(
+        &self,
+        lane: &mut Lane,
+        hasher: &mut Result<Hasher, DriverError>,
+        work: Vec<Span>,
+        stop: &Stop,
+    ) -> Result<(), Error> {
+        if stop.is_set() {
+            return Ok(());
+        }
+        let wrong = match hasher {
+            Ok(hasher) => self.wrong(hasher, work)?,
+            Err(error) => {
+                tracing::warn!(%error, "device memory cannot be hashed; reading it all again");
+                work
+            }
+        };
+        let give = |span: Span, buffer: &mut [u8]| self.image.give(self.id(&span), buffer);
+        lane.copy_in(&wrong, stop, &give)?;
+        let (Ok(hasher), false) = (hasher, stop.is_set()) else { return Ok(()) };
+        match self.wrong(hasher, wrong)?.first() {
+            None => Ok(()),
+            Some(span) => {
+                let block = self.blocks[span.block].id;
+                let what = format!("chunk {} of block {block}", span.chunk);
+                Err(Error::WrongCopy { what })
+            }
+        }
     }
 
     /// Those of the spans that do not hold what they should.
@@ -168,7 +201,7 @@ impl Chunks<'_> {
     }
 }
 
-fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+pub(super) fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 

@@ -5,20 +5,22 @@
 //! where it calls the driver, until the gates open. A failure ends whatever had been restored.
 
 mod bulk;
+mod demand;
 mod hook;
 mod preflight;
 mod source;
 mod stdio;
 
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::criu::{Criu, InheritFd, RestoreError, RestoreOptions, RestoreWorker};
+use crate::criu::{Criu, Hint, InheritFd, RestoreError, RestoreOptions, RestoreWorker};
 use crate::device::Driver;
 use crate::error::{Error, Failure, Left};
 use crate::held::{Drivers, Held};
@@ -27,10 +29,14 @@ use crate::keeper::Keeper;
 use crate::phase::{Clock, PhaseTime, Progress, milliseconds};
 use crate::process::{Agent, ProcessInfo, sockets};
 use crate::stop::Stop;
+pub use demand::OnDemand;
+use demand::{Awaited, Prepared};
 use source::{CriuFiles, Source};
 
 /// How long the agent of a process that was just restored may take to answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(60);
+/// After how long CRIU is asked once more, when a pid was in use.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// What to restore, and how.
 #[derive(Debug, Clone)]
@@ -44,8 +50,32 @@ pub struct Options {
     /// A shell command that is run when the processes are there and their memory is loaded, before any of
     /// them runs. If it fails the restore does.
     pub before_resume: Option<OsString>,
-    /// Set by a signal handler to end the restore.
+    /// The program goes on before its memory is there, and gets it when it asks for it.
+    pub on_demand: bool,
+    /// Is told the pid of the program's root when the program is about to go on; and nothing if it is ended
+    /// again, which can only be on demand, before it is restored once more.
+    pub goes_on: Option<GoesOn>,
+    /// Set by a signal handler to end the restore. Once the program goes on, that says that it was asked to
+    /// end itself.
     pub stop: Arc<AtomicBool>,
+}
+
+/// See [`Options::goes_on`].
+#[derive(Clone)]
+pub struct GoesOn(pub Arc<dyn Fn(Option<u32>) + Send + Sync>);
+
+impl std::fmt::Debug for GoesOn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("GoesOn")
+    }
+}
+
+impl Options {
+    fn tell(&self, pid: Option<u32>) {
+        if let Some(GoesOn(tell)) = &self.goes_on {
+            tell(pid);
+        }
+    }
 }
 
 /// What a restore did.
@@ -64,6 +94,11 @@ pub struct Report {
     pub warm: bool,
     /// Bytes of device memory that gpucr loaded.
     pub bulk_bytes: u64,
+    /// What became of `--on-demand`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_demand: Option<OnDemand>,
+    /// Until the program went on.
+    pub running_ms: f64,
     /// The whole restore.
     pub total_ms: f64,
     /// Its phases. The load runs beside `extract` and `criu`, which waits for it.
@@ -72,16 +107,43 @@ pub struct Report {
 
 /// Restores a program. See [`Failure::left`] for what holds after a failure.
 pub fn restore(options: &Options, progress: &Arc<dyn Progress>) -> Result<Report, Failure> {
+    let failure = match attempt(options, options.on_demand, progress) {
+        Err(failure) if options.on_demand => failure,
+        done => return done,
+    };
+    if !matches!(*failure.error, Error::Missed { .. } | Error::EndedAwaiting { .. }) {
+        return Err(failure);
+    }
+    // Image and host are as they should be: it was a guess about the program that was wrong.
+    tracing::warn!(error = %failure.error, "restoring again, with all memory before the program goes on");
+    options.tell(None);
+    if let Ok(manifest) = Manifest::read(&options.image) {
+        demand::take_back_output(&manifest);
+    }
+    let mut report = attempt(options, false, progress)?;
+    report.on_demand =
+        Some(OnDemand { fallen_back: Some(failure.error.to_string()), ..OnDemand::default() });
+    Ok(report)
+}
+
+/// Restores it; with `on_demand` it goes on before its memory is there.
+fn attempt(
+    options: &Options,
+    on_demand: bool,
+    progress: &Arc<dyn Progress>,
+) -> Result<Report, Failure> {
     let mut clock = Clock::start(progress.as_ref());
     let mut made = Made::default();
-    let result = run(options, progress, &mut clock, &mut made);
+    let result = run(options, on_demand, progress, &mut clock, &mut made);
     let left = match made.restored.as_ref() {
         None if !made.begun => Left::Untouched,
         None => Left::NotRestored,
         Some(_) => Left::NotRestoredButRan,
     };
-    if let (Err(_), Some(restored)) = (&result, &made.restored) {
-        restored.kill();
+    match (&result, &made.restored) {
+        (Ok(_), _) => {}
+        (Err(_), Some(restored)) => restored.kill(),
+        (Err(_), None) => wait_for(&made.children),
     }
     // The keeper is for the death of gpucr; what gpucr lives to see it has settled itself.
     if let Some(keeper) = made.keeper {
@@ -96,6 +158,8 @@ struct Made {
     keeper: Option<Keeper>,
     /// Whether CRIU was asked.
     begun: bool,
+    /// What it was asked to make as children of this process: if it fails it has killed them.
+    children: Vec<u32>,
     restored: Option<Restored>,
     /// Let go of after the processes were ended, since the end of an agent's connection opens
     /// its gate.
@@ -104,6 +168,7 @@ struct Made {
 
 fn run(
     options: &Options,
+    on_demand: bool,
     progress: &Arc<dyn Progress>,
     clock: &mut Clock<'_>,
     made: &mut Made,
@@ -121,10 +186,11 @@ fn run(
     let plan = preflight::check(&image, &Drivers::default())?;
     let keeper = made.keeper.insert(Keeper::start().map_err(Error::Keeper)?);
     let at_work = keeper.at_work().map_err(Error::Keeper)?;
-    let worker = start_criu(&plan.criu, manifest, options, at_work.as_fd())?;
+    let mut worker = start_criu(&plan.criu, manifest, options, at_work.as_fd())?;
 
     clock.enter("load", Some(manifest.bulk_bytes))?;
-    let mut load = Load::start(plan.driver.clone(), image.clone(), options, progress.clone());
+    let mut load =
+        Load::start(plan.driver.clone(), image.clone(), on_demand, options, progress.clone());
 
     enter(clock, "extract")?;
     let files = image.criu_files()?;
@@ -133,20 +199,42 @@ fn run(
     preflight::check_pids(manifest)?;
     let pids: Vec<u32> = manifest.processes.iter().map(|process| process.pid).collect();
     keeper.restoring(&pids).map_err(Error::Keeper)?;
+    // How it ends tells whether it has missed memory, and only a parent is told.
+    let is_child = !options.detach || on_demand;
     made.begun = true;
+    made.children = if is_child { pids.clone() } else { Vec::new() };
     // Before the processes run everything is loaded, and gpucr's own context is gone by the time
-    // that the driver needs room for theirs.
+    // that the driver needs room for theirs. On demand there is room only.
     let mut loaded = None;
+    let asked = Cell::new(false);
     let mut before_they_run = || {
+        asked.set(true);
         loaded = Some(load.finish()?);
         let command = options.before_resume.as_ref();
         command.map_or(Ok(()), |command| hook::run(command, &options.image, pids[0], &options.stop))
     };
-    let criu_options = criu_options(manifest, options, &files);
-    let result = worker.restore(criu_options, &mut before_they_run);
+    let deadline = Instant::now() + preflight::REAPING;
+    let result = loop {
+        let criu_options = criu_options(manifest, is_child, &files);
+        match worker.restore(criu_options, &mut before_they_run) {
+            // Taken since the look, or by what only CRIU meets, such as the group of a process that has
+            // ended: it may pass. Nothing is there yet.
+            Err(RestoreError::Criu(error))
+                if error.has(Hint::PidInUse) && !asked.get() && Instant::now() < deadline =>
+            {
+                tracing::warn!(%error, "a pid is in use; trying again");
+                // What CRIU had made it has killed; it is in the way until somebody has waited for it.
+                wait_for(&made.children);
+                std::thread::sleep(AGAIN);
+                preflight::check_pids(manifest)?;
+                worker = start_criu(&plan.criu, manifest, options, at_work.as_fd())?;
+            }
+            result => break result,
+        }
+    };
     // Once CRIU has asked, the processes exist under their pids, whatever becomes of CRIU.
     if !matches!(result, Err(RestoreError::Callback(_))) && loaded.is_some() {
-        made.restored = Some(Restored { root: pids[0], is_child: !options.detach });
+        made.restored = Some(Restored { root: pids[0], is_child });
     }
     let root = result.map_err(|error| match error {
         RestoreError::Criu(error) => error.into(),
@@ -158,8 +246,13 @@ fn run(
     enter(clock, "driver")?;
     let copied = match (&loaded, manifest.bulk_bytes) {
         (_, 0) => "driver",
-        (Some(_), _) => "outside",
-        (None, _) => "inside",
+        (Memory::Inside, _) => "inside",
+        _ => "outside",
+    };
+    let (loaded, prepared) = match loaded {
+        Memory::Loaded(loaded) => (Some(loaded), None),
+        Memory::Prepared(prepared) => (None, Some(prepared)),
+        Memory::Inside => (None, None),
     };
     made.held = hold(manifest, loaded)?;
     let held = &mut made.held;
@@ -175,21 +268,31 @@ fn run(
             let mut agent = Agent::connect_restored(&program.process, FIRST_ANSWER)?;
             if copied == "inside" {
                 bulk::load_inside(&mut agent, &image, blocks, progress.as_ref())?;
-            } else {
+            } else if prepared.is_none() {
                 agent.reattach(&program.blocks)?;
             }
             program.agent = Some(agent);
         }
     }
+    let awaited = prepared.map(|prepared| Awaited::begin(*prepared, &image, held)).transpose()?;
     // The last moment at which a signal means this command and not the program. If gpucr dies
-    // from here on, the gates open by themselves and the program runs.
-    if let Some(keeper) = made.keeper.take() {
+    // from here on, the gates open by themselves and the program runs, unless it awaits memory.
+    if awaited.is_none()
+        && let Some(keeper) = made.keeper.take()
+    {
         keeper.done();
     }
     enter(clock, "resume")?;
-    // All gates open only when every process has its memory.
+    options.tell(Some(root));
+    // All gates open only when every process has its memory, or waits for it.
     for agent in held.iter_mut().filter_map(|program| program.agent.as_mut()) {
         agent.open_gate()?;
+    }
+    let running_ms = milliseconds(clock.total());
+    let mut streamed = None;
+    if let Some(awaited) = awaited {
+        clock.enter("stream", Some(manifest.bulk_bytes))?;
+        streamed = Some(awaited.stream(held, root, &options.stop, progress.as_ref())?);
     }
     clock.end();
     Ok(Report {
@@ -199,6 +302,8 @@ fn run(
         copied,
         warm: image.is_warm(),
         bulk_bytes: manifest.bulk_bytes,
+        on_demand: streamed,
+        running_ms,
         total_ms: milliseconds(clock.total()),
         phases: clock.times().to_vec(),
     })
@@ -213,37 +318,70 @@ struct Restored {
 impl Restored {
     /// Ends what was restored, after a failure.
     fn kill(&self) {
+        let mut pids = vec![self.root];
         if let Ok(tree) = crate::process::Tree::read(self.root) {
             tree.kill();
+            pids = tree.pids();
         }
-        if self.is_child
-            && let Some(pid) = rustix::process::Pid::from_raw(self.root as i32)
-        {
-            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+        if self.is_child {
+            wait_for(&pids);
         }
     }
+}
+
+/// Waits for the end of processes that were killed, as far as they are children of this one. The root
+/// comes first: what it leaves behind becomes a child if this is the first process of a pid namespace.
+fn wait_for(pids: &[u32]) {
+    use rustix::process::{Pid, WaitOptions, waitpid};
+    // Whoever has died before it could kill them is not waited for without end.
+    let deadline = Instant::now() + preflight::REAPING;
+    for pid in pids.iter().filter_map(|pid| Pid::from_raw(*pid as i32)) {
+        while matches!(waitpid(Some(pid), WaitOptions::NOHANG), Ok(None))
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// The bulk memory before the processes run.
+enum Memory {
+    /// All of it, in device memory of gpucr's.
+    Loaded(bulk::Loaded),
+    /// Such device memory, with nothing in it yet.
+    Prepared(Box<Prepared>),
+    /// None: the programs load it from inside.
+    Inside,
 }
 
 /// The load of the bulk memory, beside the phases that follow its start.
 struct Load {
     stop: Stop,
-    thread: Option<JoinHandle<Result<Option<bulk::Loaded>, Error>>>,
+    thread: Option<JoinHandle<Result<Memory, Error>>>,
 }
 
 impl Load {
     fn start(
         driver: Arc<Driver>,
         image: Arc<Source>,
+        on_demand: bool,
         options: &Options,
         progress: Arc<dyn Progress>,
     ) -> Self {
         let stop = Stop::new(options.stop.clone());
         let flag = stop.clone();
-        let load = move || bulk::load(&driver, &image, &flag, progress.as_ref());
+        let load = move || {
+            if on_demand {
+                let prepared = demand::prepare(&driver, &image)?.map(Box::new);
+                return Ok(prepared.map_or(Memory::Inside, Memory::Prepared));
+            }
+            let loaded = bulk::load(&driver, &image, &flag, progress.as_ref())?;
+            Ok(loaded.map_or(Memory::Inside, Memory::Loaded))
+        };
         Self { stop, thread: Some(std::thread::spawn(load)) }
     }
 
-    fn finish(&mut self) -> Result<Option<bulk::Loaded>, Error> {
+    fn finish(&mut self) -> Result<Memory, Error> {
         let thread = self.thread.take().expect("CRIU asks once");
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
@@ -285,7 +423,7 @@ fn start_criu(
 /// The options of the dump, which the restore repeats.
 fn criu_options<'a>(
     manifest: &Manifest,
-    options: &Options,
+    is_child: bool,
     files: &'a CriuFiles,
 ) -> RestoreOptions<'a> {
     let (_, names) = crate::dump::option_values(&manifest.criu.options);
@@ -295,7 +433,7 @@ fn criu_options<'a>(
         file_locks: names.file_locks,
         ext_unix_sk: names.ext_unix_sk,
         link_remap: names.link_remap,
-        rst_sibling: !options.detach,
+        rst_sibling: is_child,
         work: files.work(),
         ..RestoreOptions::new(files.images())
     }

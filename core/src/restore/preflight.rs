@@ -14,7 +14,7 @@ use crate::library;
 use super::source::Source;
 
 /// How long a process that has ended may take until somebody has waited for it.
-const REAPING: Duration = Duration::from_secs(3);
+pub(super) const REAPING: Duration = Duration::from_secs(3);
 
 /// What a restore works with.
 pub(super) struct Plan {
@@ -62,26 +62,30 @@ pub(super) fn check(image: &Source, drivers: &Drivers) -> Result<Plan, Error> {
     Ok(Plan { criu, driver })
 }
 
-/// Checks that no process has one of the image's pids.
+/// Checks that no process or thread has one of the image's pids.
 pub(super) fn check_pids(manifest: &Manifest) -> Result<(), Error> {
-    manifest.processes.iter().try_for_each(|process| wait_until_free(process.pid))
+    manifest.thread_ids().into_iter().try_for_each(wait_until_free)
 }
 
 /// A pid is in use until its process was waited for. Processes that a dump has just ended are so
 /// by init or a shell, in a moment; others are not waited for.
 fn wait_until_free(pid: u32) -> Result<(), Error> {
     let deadline = Instant::now() + REAPING;
-    loop {
-        let state =
-            procfs::process::Process::new(pid as i32).and_then(|p| p.stat()).map(|s| s.state);
-        match state {
-            Err(_) if !Path::new(&format!("/proc/{pid}")).exists() => return Ok(()),
-            Ok('Z' | 'X') | Err(_) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            _ => return Err(Error::PidInUse { pid }),
+    // `/proc` has an entry for each thread too, though it does not list them.
+    while Path::new(&format!("/proc/{pid}")).exists() {
+        let status = procfs::process::Process::new(pid as i32).and_then(|p| p.status());
+        let ended = status.as_ref().map_or(true, |s| s.state.starts_with(['Z', 'X']));
+        if !ended || Instant::now() >= deadline {
+            let by = match status {
+                Ok(status) if status.tgid == pid as i32 => format!("by {}", status.name),
+                Ok(status) => format!("by a thread of {}, pid {}", status.name, status.tgid),
+                Err(error) => error.to_string(),
+            };
+            return Err(Error::PidInUse { pid, by });
         }
+        std::thread::sleep(Duration::from_millis(5));
     }
+    Ok(())
 }
 
 /// The driver that the program had; another one cannot take its state back.

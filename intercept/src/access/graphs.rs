@@ -350,8 +350,9 @@ fn collect(node: &Node, needs: &mut GraphNeeds<'_>) {
     match node {
         Node::Kernel { kernel, words } => needs.kernel(kernel, words),
         Node::Ranges(ranges) => {
-            let written = ranges.iter().filter(|(_, write, ..)| *write);
-            written.for_each(|(_, _, address, bytes)| needs.written(*address, *bytes));
+            ranges
+                .iter()
+                .for_each(|(_, write, address, bytes)| needs.range(*write, *address, *bytes));
         }
         Node::Host => {}
         Node::Child(nodes) => nodes.iter().for_each(|node| collect(node, needs)),

@@ -11,6 +11,10 @@
 //! a kernel all allocations that its arguments point to, unless it is known only to read them. If
 //! nothing can be said of it, it waits for everything. A guess that is wrong is found by the
 //! checkpointer, which compares what it copies with what was there when the gate was closed.
+//!
+//! The same serves a program that was restored before its memory is there ([`install_awaited`]). Then reading
+//! counts as writing does, and whatever has no form waits for everything. A guess that is wrong is found
+//! by the device, since what is not there is not mapped (see [`super::faults`]).
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -33,6 +37,8 @@ struct Guard {
     /// Unlike that of any other.
     number: u64,
     table: Table,
+    /// Whether it is of memory that is not there yet, each block of which is one chunk.
+    awaited: bool,
     /// In order of their addresses.
     pieces: Vec<Piece>,
     /// Pieces that belong to one reservation of the program's, by its name as an allocation: places
@@ -91,10 +97,33 @@ thread_local! {
 
 /// Lets calls wait for what is pending in this table. The gate is closed.
 pub(crate) fn install(table: Table, habits: Vec<Habits>, distrusted: Vec<String>) {
+    let places = table.ranges().iter().enumerate();
+    let places = places.map(|(range, r)| (r.address, r.address.saturating_add(r.size), range));
+    let places = places.collect();
+    set(Guard::new(table, places, habits, distrusted));
+}
+
+/// Lets calls wait for memory that is not there yet. The gate is closed. Each range of the table is one
+/// chunk; `places` says from where to where the program sees it, and its number.
+pub(crate) fn install_awaited(table: Table, places: Vec<(u64, u64, usize)>) {
+    let guard = Guard::new(table, places, Vec::new(), Vec::new());
+    set(Guard { awaited: true, ..guard });
+}
+
+fn set(guard: Guard) {
     free();
-    let guard = Guard::new(table, habits, distrusted);
     GUARD.store(Box::into_raw(Box::new(guard)), Ordering::Release);
     gate::set_guarding(true);
+}
+
+/// Tells the restore that the program has got an error of the device which an access to memory that is
+/// not there may have caused. `false` if nothing is awaited.
+pub(super) fn tell_fault(code: u32) -> bool {
+    // The guard is not freed under its hands. A closed gate ends the wait for memory: then there is nothing
+    // to tell.
+    let _inside = gate::enter();
+    let guard = guard().filter(|guard| guard.awaited);
+    guard.inspect(|guard| guard.table.header().set_fault(code)).is_some()
 }
 
 /// Where the memory is that the checkpointer holds until it is saved.
@@ -151,6 +180,33 @@ pub(crate) fn wait_for_all() {
     }
 }
 
+/// Waits for all memory that is not there yet. For calls that are about memory as such.
+pub(crate) fn wait_for_awaited() {
+    if gate::is_guarding()
+        && let Some(guard) = guard()
+        && guard.awaited
+    {
+        let everything = guard.everything();
+        if !everything.is_empty() {
+            guard.wait(everything, true);
+        }
+    }
+}
+
+/// The same for what is at this address.
+pub(crate) fn wait_for_awaited_at(address: u64) {
+    if gate::is_guarding()
+        && let Some(guard) = guard()
+        && guard.awaited
+    {
+        let mut needs = Needs::default();
+        needs.add(guard, address, address.saturating_add(1));
+        if !needs.chunks.is_empty() {
+            guard.wait(needs.chunks, true);
+        }
+    }
+}
+
 /// Lets the form that is being shown the arguments of a call add to what is needed. `None` if they
 /// are shown for another reason.
 fn collecting(add: impl FnOnce(&Guard, &mut Needs)) -> Option<()> {
@@ -170,7 +226,7 @@ pub(super) fn stream(stream: u64) {
 /// A range is read or written by something that is not a kernel. `None` if that is not asked.
 pub(super) fn range(write: bool, address: u64, bytes: u64) -> Option<()> {
     collecting(|guard, needs| {
-        if write {
+        if write || guard.awaited {
             needs.add(guard, address, address.saturating_add(bytes));
         }
     })
@@ -222,8 +278,10 @@ impl GraphNeeds<'_> {
         self.needs.everything |= known.anywhere || kernel.params.is_none();
     }
 
-    pub(super) fn written(&mut self, address: u64, bytes: u64) {
-        self.needs.add(self.guard, address, address.saturating_add(bytes));
+    pub(super) fn range(&mut self, write: bool, address: u64, bytes: u64) {
+        if write || self.guard.awaited {
+            self.needs.add(self.guard, address, address.saturating_add(bytes));
+        }
     }
 
     pub(super) fn everything(&mut self) {
@@ -246,7 +304,8 @@ impl Needs {
     }
 
     fn add_of(&mut self, guard: &Guard, piece: &Piece, low: u64, end: u64) {
-        let within = guard.table.ranges()[piece.range].chunks_within(low, end);
+        let of = guard.table.ranges()[piece.range];
+        let within = if guard.awaited { 0..1 } else { of.chunks_within(low, end) };
         if !guard.table.chunks(piece.range).are_saved(within.clone()) {
             self.chunks.push((piece.range, within));
         }
@@ -264,14 +323,14 @@ impl Needs {
 }
 
 impl Guard {
-    fn new(table: Table, habits: Vec<Habits>, distrusted: Vec<String>) -> Self {
-        let ranges = table.ranges().iter().enumerate();
-        let mut pieces: Vec<Piece> = ranges
-            .map(|(range, r)| {
-                let end = r.address.saturating_add(r.size);
-                Piece { low: r.address, end, range, allocation: 0..0 }
-            })
-            .collect();
+    fn new(
+        table: Table,
+        places: Vec<(u64, u64, usize)>,
+        habits: Vec<Habits>,
+        distrusted: Vec<String>,
+    ) -> Self {
+        let piece = |(low, end, range)| Piece { low, end, range, allocation: 0..0 };
+        let mut pieces: Vec<Piece> = places.into_iter().map(piece).collect();
         pieces.sort_by_key(|piece| piece.low);
         let mut reservations: HashMap<u64, Range<usize>> = HashMap::new();
         for (at, piece) in pieces.iter().enumerate() {
@@ -287,7 +346,7 @@ impl Guard {
         let habits = habits.into_iter().map(|habits| (habits.kernel, habits)).collect();
         let distrusted = distrusted.into_iter().collect();
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
-        Self { number, table, pieces, reservations, habits, distrusted }
+        Self { number, table, awaited: false, pieces, reservations, habits, distrusted }
     }
 
     /// The pieces of the allocation that an address lies in; none if nothing of it is in the table.

@@ -19,6 +19,7 @@ use gpucr_wire::Accesses;
 use crate::log::log;
 use crate::{gate, memory};
 
+pub(crate) mod faults;
 pub(crate) mod forms;
 mod graphs;
 pub(crate) mod guard;
@@ -43,6 +44,12 @@ pub(crate) fn before(form: fn(&[usize]), arguments: &[usize]) {
     if is_on() {
         show(|| form(arguments));
     }
+}
+
+/// A call of which nothing is known is about to be made.
+#[inline(never)]
+pub(crate) fn before_unknown() {
+    show(guard::wait_for_awaited);
 }
 
 fn show(look: impl FnOnce()) {

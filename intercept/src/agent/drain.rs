@@ -4,6 +4,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Instant;
 
+use crate::access::faults;
 use crate::driver::{CAPTURE_RELAXED, Code, ERROR_INVALID_CONTEXT};
 use crate::memory::Failure;
 use crate::{contexts, real};
@@ -11,8 +12,9 @@ use crate::{contexts, real};
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`
 const ERROR_CONTEXT_IS_DESTROYED: Code = 709;
 
-/// Calls of this thread shall not disturb stream captures of others.
+/// Calls of this thread, which is one of gpucr's, shall not disturb stream captures of others.
 pub(super) fn tolerate_captures() {
+    faults::exempt_this_thread();
     let mut mode = CAPTURE_RELAXED;
     // SAFETY: reads and writes one value.
     unsafe { real::cuThreadExchangeStreamCaptureMode(&mut mode) };

@@ -8,6 +8,9 @@
 //! | Open     | open   | in place | stays                                           |
 //! | Closed   | closed | in place | the gate is opened: the checkpointer has died   |
 //! | Detached | closed | away     | stays: who has the file descriptors comes back  |
+//!
+//! A program that was restored before its memory is there is Open with blocks that are awaited. If the
+//! connection ends before they are there it becomes Detached again.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -16,9 +19,10 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gpucr_wire::table::Range;
 use gpucr_wire::{Connection, Counts, GateState, Hello, PROTOCOL_VERSION, Reply, Request, Table};
 
-use crate::access::guard;
+use crate::access::{faults, guard};
 use crate::log::log;
 use crate::memory::{self, Failure};
 use crate::{access, contexts, fork, gate, real, usage};
@@ -110,6 +114,9 @@ struct Agent {
     driver_version: i32,
     transfer: Transfer,
     staging: Option<Staging>,
+    /// Whether blocks are awaited, or were until all came, and nobody has looked yet whether the device has
+    /// missed one.
+    awaiting: bool,
     /// What it held when it was detached: the driver may be frozen since, and cannot be asked.
     devices: Vec<[u8; 16]>,
 }
@@ -130,6 +137,7 @@ impl Agent {
             driver_version: real::version(),
             transfer: Transfer::default(),
             staging: None,
+            awaiting: false,
             devices: Vec::new(),
         }
     }
@@ -181,12 +189,26 @@ impl Agent {
     }
 
     fn connection_ended(&mut self) {
+        if self.awaiting && !memory::lock().all_attached() {
+            // What is missing comes no more. Those who wait for it go on waiting.
+            gate::shut();
+            self.state = GateState::Detached {};
+            return;
+        }
+        self.stop_awaiting();
         access::stop();
         guard::end();
         self.staging = None;
         self.transfer.forget_exports();
         if self.state == (GateState::Closed {}) {
             self.open();
+        }
+    }
+
+    /// Nothing is awaited any more.
+    fn stop_awaiting(&mut self) {
+        if std::mem::take(&mut self.awaiting) {
+            faults::watch(false);
         }
     }
 
@@ -218,6 +240,9 @@ impl Agent {
             Request::Counts {} => Ok(Next::Reply(Reply::Counts { counts: self.counts() })),
             Request::CloseGate { timeout_ms } => {
                 self.expect(GateState::Open {})?;
+                if self.awaiting && !memory::lock().all_attached() {
+                    return Err(Failure::other("not possible now: blocks are awaited"));
+                }
                 self.close(Duration::from_millis(timeout_ms))?;
                 Ok(done)
             }
@@ -310,9 +335,34 @@ impl Agent {
                 guard::install(table, habits, distrusted);
                 Ok(done)
             }
+            Request::Await { blocks } => {
+                let fds = connection
+                    .receive_fds(1)
+                    .map_err(|error| Failure::other(format!("no table: {error}")))?;
+                self.expect(GateState::Detached {})?;
+                let places = memory::lock().awaited(&blocks)?;
+                let table = Table::open(&fds[0], vec![Range::WHOLE; blocks.len()])
+                    .map_err(|error| Failure::other(format!("no table: {error}")))?;
+                guard::install_awaited(table, places);
+                faults::watch(true);
+                self.awaiting = true;
+                Ok(done)
+            }
+            Request::Attach { blocks } => {
+                let fds = transfer::receive(connection, &blocks)?;
+                if !self.awaiting {
+                    return Err(Failure::other("no blocks are awaited"));
+                }
+                self.transfer.attach(fds)?;
+                Ok(done)
+            }
             Request::OpenGate {} => {
                 if self.state == (GateState::Detached {}) {
-                    self.transfer.finish_copy_in()?;
+                    if self.awaiting {
+                        self.transfer.restore_stacks()?;
+                    } else {
+                        self.transfer.finish_copy_in()?;
+                    }
                     self.state = GateState::Closed {};
                 }
                 // An open gate is fine: whoever brings a program back asks for it in any case.
@@ -362,6 +412,7 @@ impl Agent {
         drain::drain(deadline).inspect_err(|_| gate::open())?;
         // That of the last dump. It must be gone when CRIU comes.
         guard::free();
+        self.stop_awaiting();
         self.state = GateState::Closed {};
         Ok(())
     }

@@ -148,8 +148,17 @@ impl Transfer {
         }
     }
 
+    /// Gives awaited blocks their memory.
+    ///
+    /// # Errors
+    /// Some of them are detached still.
+    pub(super) fn attach(&mut self, fds: Fds) -> Result<(), Failure> {
+        let _room = Room::make();
+        memory::lock().attach_some(&Driver, fds)
+    }
+
     /// Puts the limits back that [`Self::shrink_stacks`] changed. What fails may be repeated.
-    fn restore_stacks(&mut self) -> Result<(), Failure> {
+    pub(super) fn restore_stacks(&mut self) -> Result<(), Failure> {
         while let Some((context, limit)) = self.stacks.last().copied() {
             real::with_context(context, || {
                 // SAFETY: plain values; a context is current.

@@ -280,6 +280,11 @@ pub(crate) fn step(end: Instant, deadline: Instant) -> Result<(), NotClosed> {
     if is_open() { close(deadline) } else { wait_until_empty(deadline) }
 }
 
+/// Closes the gate, whoever is inside.
+pub(crate) fn shut() {
+    LINE.state.store(CLOSED, Ordering::SeqCst);
+}
+
 /// Waits for the calls that are inside a closed gate.
 fn wait_until_empty(deadline: Instant) -> Result<(), NotClosed> {
     // Who enters from here on sees that the gate is closed.

@@ -169,6 +169,40 @@ impl Memory {
         Ok(())
     }
 
+    /// From where to where the program sees these blocks, with the place of each in the list.
+    ///
+    /// # Errors
+    /// They are not the blocks that have no memory.
+    pub(crate) fn awaited(&self, ids: &[u64]) -> Result<Vec<(u64, u64, usize)>, Failure> {
+        let numbers: BTreeMap<u64, usize> = ids.iter().copied().zip(0..).collect();
+        if !numbers.keys().eq(&self.detached_blocks()) {
+            return Err(Failure::other("these are not the blocks that are detached"));
+        }
+        let place = |(address, mapping): (&u64, &super::Mapping)| {
+            Some((*address, address + mapping.size, *numbers.get(&mapping.block)?))
+        };
+        Ok(self.mappings.iter().filter_map(place).collect())
+    }
+
+    /// Gives these blocks, which have no memory, the memory behind their file descriptors, and maps them.
+    /// They hold the descriptors from now on.
+    ///
+    /// # Errors
+    /// Some are attached, and the others detached still.
+    pub(crate) fn attach_some(&mut self, vmm: &dyn Vmm, fds: Fds) -> Result<(), Failure> {
+        let ids: BTreeSet<u64> = fds.keys().copied().collect();
+        for (id, fd) in fds {
+            let block = self.blocks.get_mut(&id).filter(|block| block.handle.is_none());
+            let block =
+                block.ok_or_else(|| Failure::other(format!("block {id} is not awaited")))?;
+            let handle = vmm
+                .import(fd.as_fd())
+                .map_err(|code| Failure::driver(code, format!("block {id} cannot be imported")))?;
+            (block.handle, block.fd) = (Some(handle), Some(fd));
+        }
+        self.map_detached(vmm, |block| ids.contains(&block))
+    }
+
     /// Maps whatever is not mapped of the blocks that `which` names.
     fn map_detached(&mut self, vmm: &dyn Vmm, which: impl Fn(u64) -> bool) -> Result<(), Failure> {
         let mut new = Vec::new();
@@ -348,6 +382,33 @@ mod tests {
             assert_eq!(fake.snapshot(), before);
             assert_eq!(memory.list(|_| [0; 16]), list);
         }
+    }
+
+    #[test]
+    fn blocks_come_back_one_by_one() {
+        let fake = Fake::new();
+        let mut memory = populated(&fake);
+        let before = fake.snapshot();
+        let mut fds = memory.export(&fake, &Fds::new()).expect("exported");
+        memory.detach(&fake).expect("detached");
+        let ids = memory.detached_blocks();
+        assert!(memory.awaited(&ids[1..]).is_err(), "one would be missed");
+        let places = memory.awaited(&ids).expect("all");
+        assert_eq!(places.len(), memory.mappings.len());
+        for (low, end, number) in places {
+            let mapping = &memory.mappings[&low];
+            assert_eq!((end - low, ids[number]), (mapping.size, mapping.block));
+        }
+        for id in ids {
+            assert!(!memory.all_attached());
+            let one = |fds: &mut Fds| Fds::from([(id, fds.remove(&id).expect("exported"))]);
+            let fd = one(&mut fds);
+            let again = fd.iter().map(|(id, fd)| (*id, fd.try_clone().expect("cloned"))).collect();
+            memory.attach_some(&fake, fd).expect("attached");
+            assert!(memory.attach_some(&fake, again).is_err(), "it has its memory");
+        }
+        assert!(memory.all_attached());
+        assert_eq!(fake.snapshot(), before);
     }
 
     #[test]

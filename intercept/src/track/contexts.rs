@@ -2,11 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::written;
+use super::{enter_whole, written};
 use crate::driver::{Code, SUCCESS};
 use crate::log::log;
 use crate::memory::vmm::Driver;
-use crate::{access, contexts, gate, memory, real, usage};
+use crate::{access, contexts, memory, real, usage};
 
 /// After a context of `device` was made.
 fn made(code: Code, context: *const u64, device: i32) -> Code {
@@ -37,7 +37,7 @@ fn gone(context: u64) {
 
 /// Calls `end`, which gives a device's primary context up, and does what follows.
 fn end_primary(device: i32, reset: bool, end: impl FnOnce() -> Code) -> Code {
-    let _inside = gate::enter();
+    let _inside = enter_whole();
     let context = contexts::active_primary(device);
     if reset {
         access::context_going();
@@ -88,7 +88,7 @@ exported! {
         made(call!(cuDevicePrimaryCtxRetain(context, device)), context, device)
     }
     fn cuCtxDestroy(context: u64) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         access::context_going();
         let code = call!(cuCtxDestroy(context));
         if code == SUCCESS {
@@ -97,7 +97,7 @@ exported! {
         code
     }
     fn cuCtxDestroy_v2(context: u64) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         access::context_going();
         let code = call!(cuCtxDestroy_v2(context));
         if code == SUCCESS {
@@ -106,7 +106,7 @@ exported! {
         code
     }
     fn cuCtxDetach(context: u64) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         let code = call!(cuCtxDetach(context));
         // It goes with its last user, and only the driver knows how many there are.
         if code == SUCCESS && real::with_context(context, || Ok(())).is_err() {
@@ -135,7 +135,7 @@ exported! {
         code
     }
     fn cuGreenCtxDestroy(green: u64) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         let mut context = 0;
         let known = call!(cuCtxFromGreenCtx(&mut context, green)) == SUCCESS;
         let code = call!(cuGreenCtxDestroy(green));
@@ -157,7 +157,7 @@ exported! {
         end_primary(device, true, || call!(cuDevicePrimaryCtxReset_v2(device)))
     }
     fn cuCtxEnablePeerAccess(other: u64, flags: u32) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         let code = call!(cuCtxEnablePeerAccess(other, flags));
         if code == SUCCESS {
             peer(other, true);
@@ -165,7 +165,7 @@ exported! {
         code
     }
     fn cuCtxDisablePeerAccess(other: u64) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         let code = call!(cuCtxDisablePeerAccess(other));
         if code == SUCCESS {
             peer(other, false);

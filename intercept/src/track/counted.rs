@@ -3,7 +3,7 @@
 
 use std::ffi::c_void;
 
-use super::written;
+use super::{enter_at, written};
 use crate::driver::{Code, ERROR_NOT_SUPPORTED, IpcHandle, SUCCESS};
 use crate::table::index;
 use crate::track::heap::free_heap;
@@ -45,12 +45,12 @@ exported! {
         added(call!(cuMemAllocFromPoolAsync_ptsz(out, size, pool, stream)), Kind::Pool, out, size)
     }
     fn cuMemFreeAsync(address: u64, stream: u64) {
-        let _inside = gate::enter();
+        let _inside = enter_at(address);
         free_heap(address)
             .unwrap_or_else(|| removed(call!(cuMemFreeAsync(address, stream)), Kind::Pool, address))
     }
     fn cuMemFreeAsync_ptsz(address: u64, stream: u64) {
-        let _inside = gate::enter();
+        let _inside = enter_at(address);
         free_heap(address).unwrap_or_else(|| {
             removed(call!(cuMemFreeAsync_ptsz(address, stream)), Kind::Pool, address)
         })

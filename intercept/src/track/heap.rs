@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 
-use super::put;
+use super::{enter_at, put};
+use crate::access::guard;
 use crate::driver::{Code, ERROR_INVALID_VALUE, SUCCESS};
 use crate::memory::vmm::Driver;
 use crate::memory::{self, Allocation};
@@ -35,6 +36,7 @@ fn settle() {
         }
         memory.take_deferred()
     };
+    guard::wait_for_awaited();
     let contexts: BTreeSet<u64> = waiting.iter().map(|allocation| allocation.context).collect();
     for context in contexts {
         // A broken context uses nothing any more either.
@@ -116,7 +118,7 @@ exported! {
         }
     }
     fn cuMemFree_v2(address: u64) {
-        let _inside = gate::enter();
+        let _inside = enter_at(address);
         if let Some(code) = free_heap(address) {
             return code;
         }
@@ -131,7 +133,7 @@ exported! {
         code
     }
     fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address: u64) {
-        let _inside = gate::enter();
+        let _inside = enter_at(address);
         let found = memory::lock().allocation_at(address).map(|found| (found.address, found.size));
         let Some((start, bytes)) = found else {
             return call!(cuMemGetAddressRange_v2(base, size, address));
@@ -146,7 +148,7 @@ exported! {
         SUCCESS
     }
     fn cuPointerGetAttribute(data: *mut c_void, which: u32, address: u64) {
-        let _inside = gate::enter();
+        let _inside = enter_at(address);
         if !data.is_null()
             && let Some(allocation) = memory::lock().allocation_at(address)
             && attribute(which, allocation, data)
@@ -158,7 +160,7 @@ exported! {
     fn cuPointerGetAttributes(
         count: u32, attributes: *mut u32, data: *mut *mut c_void, address: u64,
     ) {
-        let _inside = gate::enter();
+        let _inside = enter_at(address);
         let code = call!(cuPointerGetAttributes(count, attributes, data, address));
         if code == SUCCESS
             && let Some(allocation) = memory::lock().allocation_at(address)

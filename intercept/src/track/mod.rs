@@ -1,7 +1,9 @@
 //! The functions that change what the shim keeps in its tables, each with the signature that the
 //! driver gives it. Those that touch device memory enter the gate first.
 
+use crate::access::guard;
 use crate::driver::{Code, ERROR_INVALID_VALUE, SUCCESS};
+use crate::gate::{self, Inside};
 
 /// Exported functions. A mistake of ours that panics becomes an error of the call: unwinding must
 /// not reach the program.
@@ -11,8 +13,12 @@ macro_rules! exported {
         #[allow(non_snake_case, clippy::too_many_arguments)]
         pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> $crate::driver::Code {
             let body = move || -> $crate::driver::Code { $body };
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(body))
-                .unwrap_or($crate::driver::ERROR_UNKNOWN)
+            let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body))
+                .unwrap_or($crate::driver::ERROR_UNKNOWN);
+            if code != $crate::driver::SUCCESS && $crate::gate::is_watching() {
+                return $crate::access::faults::look(code);
+            }
+            code
         }
     )*};
 }
@@ -49,6 +55,20 @@ exported! {
         }
         code
     }
+}
+
+/// Passes the gate with a call that is about memory as such: all of it is there afterwards.
+fn enter_whole() -> Inside {
+    let inside = gate::enter();
+    guard::wait_for_awaited();
+    inside
+}
+
+/// The same for a call that is about the memory at `address`.
+fn enter_at(address: u64) -> Inside {
+    let inside = gate::enter();
+    guard::wait_for_awaited_at(address);
+    inside
 }
 
 /// Writes a result where the program wants it.

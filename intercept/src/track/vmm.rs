@@ -4,14 +4,14 @@
 use std::ffi::c_void;
 use std::os::fd::IntoRawFd;
 
-use super::{put, written};
+use super::{enter_whole, put, written};
 use crate::driver::{
     ALLOCATION_PINNED, Access, AllocationProp, ArrayMapInfo, Code, ERROR_INVALID_VALUE,
     ERROR_UNKNOWN, HANDLE_POSIX_FD, LOCATION_DEVICE, SUCCESS,
 };
+use crate::memory;
 use crate::memory::vmm::Driver;
 use crate::usage::{self, Kind};
-use crate::{gate, memory};
 
 /// Calls `map` with a copy of a list of mappings in which handles of ours are the driver's.
 fn map_arrays(
@@ -20,7 +20,7 @@ fn map_arrays(
     name: &'static str,
     map: impl FnOnce(*mut c_void) -> Code,
 ) -> Code {
-    let _inside = gate::enter();
+    let _inside = enter_whole();
     if list.is_null() {
         return map(list);
     }
@@ -44,7 +44,7 @@ fn map_arrays(
 exported! {
     fn cuMemCreate(out: *mut u64, size: usize, prop: *const AllocationProp, flags: u64) {
         if out.is_null() || prop.is_null() || flags != 0 {
-            let _inside = gate::enter();
+            let _inside = enter_whole();
             return call!(cuMemCreate(out, size, prop, flags));
         }
         // SAFETY: not null, and by the function's contract such a structure.
@@ -54,7 +54,7 @@ exported! {
         if ours && let Ok(handle) = memory::patiently(create) {
             return put(out, Ok(handle));
         }
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         // Host memory; or the driver refuses, and says why; or it refuses our addition to what
         // was asked for, and then the program gets what it wants.
         let code = call!(cuMemCreate(out, size, prop, flags));
@@ -64,7 +64,7 @@ exported! {
         code
     }
     fn cuMemRelease(handle: u64) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         if let Some(code) = memory::lock().release_handle(&Driver, handle) {
             return code;
         }
@@ -75,7 +75,7 @@ exported! {
         code
     }
     fn cuMemMap(address: u64, size: usize, offset: usize, handle: u64, flags: u64) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         if flags == 0 {
             let mapped =
                 memory::lock().map(&Driver, address, size as u64, offset as u64, handle);
@@ -86,7 +86,7 @@ exported! {
         call!(cuMemMap(address, size, offset, handle, flags))
     }
     fn cuMemUnmap(address: u64, size: usize) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         let mut memory = memory::lock();
         if memory.touches_heap(address, size as u64) {
             return ERROR_INVALID_VALUE;
@@ -98,7 +98,7 @@ exported! {
         code
     }
     fn cuMemSetAccess(address: u64, size: usize, access: *const Access, count: usize) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         let mut memory = memory::lock();
         let code = call!(cuMemSetAccess(address, size, access, count));
         if code == SUCCESS && !access.is_null() {
@@ -109,7 +109,7 @@ exported! {
         code
     }
     fn cuMemExportToShareableHandle(out: *mut c_void, handle: u64, kind: u32, flags: u64) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         let mut memory = memory::lock();
         let Some(asked) = memory.asked_types(handle) else {
             let code = call!(cuMemExportToShareableHandle(out, handle, kind, flags));
@@ -135,7 +135,7 @@ exported! {
         code
     }
     fn cuMemImportFromShareableHandle(out: *mut u64, os_handle: *mut c_void, kind: u32) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         let code = call!(cuMemImportFromShareableHandle(out, os_handle, kind));
         if code == SUCCESS {
             usage::added(Kind::SharedHandle, written(out), 0, 0);
@@ -143,7 +143,7 @@ exported! {
         code
     }
     fn cuMemRetainAllocationHandle(out: *mut u64, address: *mut c_void) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         if out.is_null() {
             return ERROR_INVALID_VALUE;
         }
@@ -153,7 +153,7 @@ exported! {
         }
     }
     fn cuMemGetAllocationPropertiesFromHandle(prop: *mut AllocationProp, handle: u64) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         let memory = memory::lock();
         let real = memory.real_handle(handle);
         let code = call!(cuMemGetAllocationPropertiesFromHandle(prop, real));
@@ -169,7 +169,7 @@ exported! {
     fn cuMemAddressReserve(
         out: *mut u64, size: usize, alignment: usize, address: u64, flags: u64,
     ) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         let code = call!(cuMemAddressReserve(out, size, alignment, address, flags));
         if code == SUCCESS {
             memory::lock().reserved(written(out), size as u64);
@@ -177,7 +177,7 @@ exported! {
         code
     }
     fn cuMemAddressFree(address: u64, size: usize) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         let mut memory = memory::lock();
         let code = call!(cuMemAddressFree(address, size));
         if code == SUCCESS {
@@ -198,7 +198,7 @@ exported! {
     fn cuMulticastBindMem(
         multicast: u64, offset: usize, handle: u64, handle_offset: usize, size: usize, flags: u64,
     ) {
-        let _inside = gate::enter();
+        let _inside = enter_whole();
         let real = memory::lock().real_handle(handle);
         let code = call!(cuMulticastBindMem(multicast, offset, real, handle_offset, size, flags));
         if code == SUCCESS {

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpucr_core::image::Manifest;
-use gpucr_core::{Error, Progress, namespace};
+use gpucr_core::restore::GoesOn;
+use gpucr_core::{Error, namespace};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use serde_json::Value;
 
@@ -96,35 +97,22 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
         .map_err(|error| io_error("this is for gpucr's own use")(error.into()))?;
     namespace::settle(last).map_err(io_error("cannot settle in the new pid namespace"))?;
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
-    let progress: Arc<dyn Progress> = Arc::new(Staying(crate::display::progress(args.json)));
-    let report = super::restore_showing(args, &signals, &progress)?;
-    // Also one that came while the restore ended: the outer command has passed it on and forgotten it.
-    signals.pass_to(report.pid);
+    let to_signal = signals.clone();
+    let goes_on = GoesOn(Arc::new(move |pid| {
+        let Some(pid) = pid else { return to_signal.keep() };
+        // Also one that came while the restore ended: the outer command has passed it on and forgotten it.
+        to_signal.pass_to(pid);
+        // On the thread that was told to end with the command outside. It stays, and so does the program.
+        if let Err(error) = namespace::outlive() {
+            eprintln!("gpucr: the program would end with this command: {error}");
+        }
+    }));
+    let report = super::restore(args, &signals, goes_on)?;
     let stay =
         say(&mut reports, &report).and_then(|()| become_init(report.pid, &reports, args.detach));
     match stay {
         Ok(never) => match never {},
         Err(error) => Err(io_error("cannot stay with the restored program")(error)),
-    }
-}
-
-/// From the phase on in which the program goes on, it and this process stay, whatever becomes of the
-/// command outside.
-struct Staying(Arc<dyn Progress>);
-
-impl Progress for Staying {
-    fn phase(&self, name: &'static str, bytes: Option<u64>) {
-        // On the thread that was told to end with the command outside.
-        if name == "resume"
-            && let Err(error) = namespace::outlive()
-        {
-            eprintln!("gpucr: the program would end with this command: {error}");
-        }
-        self.0.phase(name, bytes);
-    }
-
-    fn advance(&self, bytes: u64) {
-        self.0.advance(bytes);
     }
 }
 

@@ -1,0 +1,120 @@
+//! Errors of the device, while memory is awaited.
+//!
+//! A program that was restored before its memory is there runs on guesses: a kernel that follows pointers
+//! which lie in memory may touch what is not mapped yet. The device then stops all work of the context,
+//! and every call fails from then on. The program must not see that: it is no error of its own. So the
+//! first thread that gets such an error tells the restore and goes no further, and the restore ends the
+//! program and makes it anew, with all of its memory.
+//!
+//! Calls that pass the gate look at what they give back. Those that do not are a mere jump through a slot
+//! (see [`crate::table`]): for as long as memory is awaited, the slots of the calls by which programs wait for
+//! the device lead through here.
+
+use std::cell::Cell;
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::guard;
+use crate::driver::Code;
+use crate::log::log;
+use crate::table::{SLOTS, index, resolve};
+
+/// From `CUDA_ERROR_ILLEGAL_ADDRESS` on: what leaves a context broken.
+const ILLEGAL_ADDRESS: Code = 700;
+/// `CUDA_ERROR_LAUNCH_TIMEOUT`
+const LAUNCH_TIMEOUT: Code = 702;
+/// `CUDA_ERROR_ASSERT`
+const ASSERT: Code = 710;
+/// From `CUDA_ERROR_HARDWARE_STACK_ERROR` to `CUDA_ERROR_LAUNCH_FAILED`
+const FAULTS: RangeInclusive<Code> = 714..=719;
+
+thread_local! {
+    /// Whether this is a thread of gpucr's, which gets its errors itself.
+    static OURS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This thread is one of gpucr's.
+pub(crate) fn exempt_this_thread() {
+    let _ = OURS.try_with(|ours| ours.set(true));
+}
+
+/// The program is about to get this code. Does not return if it must not.
+#[cold]
+pub(crate) fn look(code: Code) -> Code {
+    let fault = [ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT].contains(&code) || FAULTS.contains(&code);
+    if fault && !OURS.try_with(Cell::get).unwrap_or(true) && guard::tell_fault(code) {
+        log!("error {code} while memory is awaited: this attempt is over");
+        loop {
+            std::thread::park();
+        }
+    }
+    code
+}
+
+struct Function(*const ());
+
+// SAFETY: the pointer is the address of a function.
+unsafe impl Sync for Function {}
+
+/// Functions that jump to the driver, with one in place of each that looks at what it gives back.
+macro_rules! looked_at {
+    ($($name:ident($($argument:ident),*))*) => {
+        /// Names the functions below by number.
+        #[allow(non_camel_case_types)]
+        enum Number { $($name),* }
+        /// The driver's functions.
+        static REAL: [AtomicPtr<()>; [$(Number::$name as usize),*].len()] =
+            [const { AtomicPtr::new(std::ptr::null_mut()) }; _];
+        /// Slot and function.
+        static LOOKING: [(usize, Function); REAL.len()] =
+            [$((index::$name, Function(looking::$name as *const ()))),*];
+        #[allow(non_snake_case)]
+        mod looking {
+            use super::*;
+            $(pub(super) unsafe extern "C" fn $name($($argument: usize),*) -> Code {
+                let target = REAL[Number::$name as usize].load(Ordering::Acquire);
+                // SAFETY: what the slot held before is the driver's function (or its stub), which takes
+                // these integers and returns a CUresult.
+                let code = unsafe {
+                    let real: unsafe extern "C" fn($(looked_at!(@ $argument)),*) -> Code =
+                        std::mem::transmute(target);
+                    real($($argument),*)
+                };
+                if code == 0 { code } else { look(code) }
+            })*
+        }
+    };
+    (@ $argument:ident) => { usize };
+}
+
+looked_at! {
+    cuCtxSynchronize()
+    cuCtxSynchronize_v2(context)
+    cuEventElapsedTime(out, start, end)
+    cuEventElapsedTime_v2(out, start, end)
+    cuEventQuery(event)
+    cuEventRecord(event, stream)
+    cuEventRecord_ptsz(event, stream)
+    cuEventRecordWithFlags(event, stream, flags)
+    cuEventRecordWithFlags_ptsz(event, stream, flags)
+    cuEventSynchronize(event)
+    cuStreamQuery(stream)
+    cuStreamQuery_ptsz(stream)
+    cuStreamSynchronize(stream)
+    cuStreamSynchronize_ptsz(stream)
+    cuStreamWaitEvent(stream, event, flags)
+    cuStreamWaitEvent_ptsz(stream, event, flags)
+}
+
+/// Leads the slots through here, or back. Only the agent calls this.
+pub(crate) fn watch(on: bool) {
+    for ((slot, looking), real) in LOOKING.iter().zip(&REAL) {
+        // Not what is there: a stub would put the driver's function in our place.
+        let driver = resolve(*slot as u32).cast_mut();
+        if on {
+            // It stays there for those who are still on their way through here when this is over.
+            real.store(driver, Ordering::Release);
+            SLOTS[*slot].store(looking.0.cast_mut(), Ordering::Release);
+        }
+    }
+}
