@@ -33,6 +33,7 @@ PROGRAMS = {
     ),
     "full device": (TORCH + ["full", "--steps", "200", "--delay", "0.02"], {}),
     "cupy": (OTHER + ["cupy", "--steps", "300", "--delay", "0.01"], {}),
+    "hidden": (OTHER + ["hidden", "--steps", "300", "--delay", "0.01"], {}),
     "jax": (OTHER + ["jax", "--steps", "300", "--delay", "0.01"],
             {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1", "XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}),
 }
@@ -89,7 +90,9 @@ def verify(name, args, out, images):
         process.wait(timeout=60)
         began = time.monotonic()
         process = subprocess.Popen(
-            [args.gpucr, "restore", f"{image}-{number}", "--json"],
+            [args.gpucr, "restore", f"{image}-{number}", "--json",
+             *(["--on-demand"] if args.on_demand else []),
+             *(["--device-map", f"0={(number + 1) % 2}"] if args.move else [])],
             stdin=subprocess.DEVNULL, stdout=open(out / f"{name}.restore.json", "w"),
             stderr=open(out / f"{name}.restore.err", "w"))
         wait_for_step_after(log, step, process, out / f"{name}.restore.err")
@@ -97,6 +100,14 @@ def verify(name, args, out, images):
     if process.wait(timeout=300) != 0:
         raise RuntimeError(f"restore: {(out / f'{name}.restore.err').read_text().strip()}"
                            f" exit {process.returncode}; log: {log.read_text()[-300:]}")
+    if args.move and args.twice:
+        used = [json.loads(subprocess.run([args.gpucr, "inspect", "--json", f"{image}-{number}"],
+                                          capture_output=True, text=True, check=True).stdout)["devices"]
+                for number in range(2)]
+        if used[0][0]["uuid"] == used[1][0]["uuid"]:
+            raise RuntimeError("the restored program is on the same device")
+    restored = json.loads((out / f"{name}.restore.json").read_text())
+    report["on_demand"] = restored.get("on_demand")
     got = meaningful(log)
     if got != expected:
         first = next((i for i, (a, b) in enumerate(zip(got, expected)) if a != b), len(got))
@@ -165,6 +176,9 @@ def main():
     parser.add_argument("--out", default="verify-logs")
     parser.add_argument("--bare", action="store_true", help="do not run under gpucr: driver + CRIU")
     parser.add_argument("--twice", action="store_true", help="dump the restored program again")
+    parser.add_argument("--on-demand", action="store_true", help="restore on demand")
+    parser.add_argument("--move", action="store_true",
+                        help="restore on the second GPU; with --twice then on the first again")
     parser.add_argument("--leave-running", action="store_true",
                         help="dump once, let the program run on, then restore the image too")
     parser.add_argument("--shadow-memory", metavar="SIZE", help="with --leave-running")

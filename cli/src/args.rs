@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use gpucr_core::restore::MappedDevice;
 use gpucr_core::store::Compression;
 
 /// Checkpoint and restore running CUDA programs.
@@ -150,6 +151,12 @@ pub(crate) struct DumpArgs {
     /// opens it too
     #[arg(long, value_name = "FILE", conflicts_with = "every")]
     pub(crate) timeline: Option<PathBuf>,
+    /// Add what happens to FILE, one JSON object on a line
+    ///
+    /// A pipe will do, and so will /dev/fd/3. `event` is `phase` (with the phase, and the bytes that it has to
+    /// move), `dumped` (with the report) or `failed`; `ms` is the time since the start.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) events: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) criu: CriuArgs,
     /// Print the result as one JSON object
@@ -233,6 +240,22 @@ pub(crate) struct RestoreArgs {
     /// The same to a file descriptor that gpucr was started with; it is closed then
     #[arg(long, value_name = "FD", value_parser = clap::value_parser!(i32).range(0..))]
     pub(crate) ready_fd: Option<i32>,
+    /// Add what happens to FILE, one JSON object on a line
+    ///
+    /// A pipe will do, and so will /dev/fd/3. `event` is `phase` (with the phase, and the bytes that it has to
+    /// move), `running` (with the pid), `again` (on demand: the program was ended, and is restored with all
+    /// of its memory), `restored` (with the report), `ended` (with the exit code or signal of a program in
+    /// the foreground) or `failed`; `ms` is the time since the start.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) events: Option<PathBuf>,
+    /// Let the program go on on another device of the same kind
+    ///
+    /// OLD is a device of the image: its number in `gpucr inspect`, or its UUID. NEW is one of this host: its
+    /// number as the driver counts (see nvidia-smi), or its UUID. Several pairs are separated by commas. A
+    /// device that is not named keeps its place, which must be free. For an image of another host, name every
+    /// GPU that the program could see there, also those that it did not use.
+    #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
+    pub(crate) device_map: Vec<MappedDevice>,
     /// Let the program go on before its device memory is loaded
     ///
     /// A launch then waits only for the memory that its arguments point to; the rest is loaded beside the

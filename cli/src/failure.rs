@@ -198,7 +198,13 @@ fn help(error: &Error) -> Option<String> {
              for example zstd -dc FILE | gpucr import - -o IMAGE"
         }
         Error::Exists { .. } => "give another name, or remove it first",
-        Error::NoDevice { .. } => "restore on the host with that device",
+        Error::NoDevice { .. } | Error::NoSuchDevice { .. } => {
+            "name the device that is to take its place: gpucr restore --device-map OLD=NEW …"
+        }
+        Error::DeviceTwice { .. } => {
+            "give each device of the image another one: --device-map 0=1,1=0 swaps two"
+        }
+        Error::OtherDevice { .. } => "the driver moves programs only to a device of the same kind",
         Error::Image(error) => return image_help(error),
         _ => return None,
     };

@@ -3,6 +3,7 @@
 mod args;
 mod commands;
 mod display;
+mod events;
 mod failure;
 mod signals;
 mod table;

@@ -68,6 +68,12 @@ pub enum Error {
     Changed { pid: u32, what: String },
     #[error("process {pid} uses the device {device}, which is not on this host")]
     NoDevice { pid: u32, device: String },
+    #[error("there is no such device: {what}")]
+    NoSuchDevice { what: String },
+    #[error("the device {device} is named twice, or has to take the place of two")]
+    DeviceTwice { device: String },
+    #[error("a program on {old} cannot go on on {new}")]
+    OtherDevice { old: String, new: String },
     #[error("pid {pid}, which the program or a thread of it had, is in use on this host: {by}")]
     PidInUse { pid: u32, by: String },
     #[error(

@@ -21,6 +21,7 @@ use crate::exclusive;
 use crate::gate;
 use crate::ipc;
 use crate::managed_memory;
+use crate::placement;
 use crate::process::settings;
 use crate::status::{Code, Outcome};
 use crate::virtual_memory::{self, Mapping, Physical};
@@ -148,13 +149,13 @@ pub(crate) fn checkpoint() -> Outcome {
 }
 
 /// Makes device memory again, at the same addresses, from what the checkpoint kept: CHECKPOINTED
-/// to LOCKED.
+/// to LOCKED. `devices` says which devices are now others, see [`placement`].
 ///
 /// # Errors
-/// `ILLEGAL_STATE` unless CHECKPOINTED. `OUT_OF_MEMORY` and `DEVICE_UNAVAILABLE` when the device
+/// `ILLEGAL_STATE` unless CHECKPOINTED. `INVALID_VALUE` if `devices` does not name all of them. `OUT_OF_MEMORY` and `DEVICE_UNAVAILABLE` when the device
 /// has no room: the process is still CHECKPOINTED and restore may be tried again. `NOT_SUPPORTED`
 /// when shared memory was still there at the checkpoint: the process is FAILED, for good.
-pub(crate) fn restore() -> Outcome {
+pub(crate) fn restore(devices: u32) -> Outcome {
     let mut checkpoint = CHECKPOINT.lock();
     if checkpoint.state != ProcessState::Checkpointed {
         return Err(Code::ILLEGAL_STATE);
@@ -167,6 +168,7 @@ pub(crate) fn restore() -> Outcome {
         return Err(Code::NOT_SUPPORTED);
     }
     let begin = Instant::now();
+    placement::move_to(devices, settings().devices)?;
     exclusive::resume()?;
     if let Err(code) = saved.put_back() {
         saved.take_away();

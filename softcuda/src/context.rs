@@ -13,6 +13,7 @@ use crate::capture;
 use crate::device_memory;
 use crate::events::EVENTS;
 use crate::exclusive;
+use crate::faults;
 use crate::graphs::Work;
 use crate::handles::{Table, new_handle};
 use crate::host_memory;
@@ -167,6 +168,7 @@ pub(crate) fn by_handle(handle: u64) -> Outcome<Arc<Context>> {
 /// # Errors
 /// `DEVICE_UNAVAILABLE` when the device is in exclusive mode and another process has it.
 pub(crate) fn create(device: usize, flags: u32, is_primary: bool) -> Outcome<Arc<Context>> {
+    faults::present()?;
     exclusive::acquire(device)?;
     let handle = new_handle();
     let context = Arc::new(Context {
@@ -232,7 +234,7 @@ impl Context {
             return Err(Code::CONTEXT_IS_DESTROYED);
         }
         match self.failure.load(Ordering::Relaxed) {
-            0 => Ok(()),
+            0 => faults::present(),
             code => Err(Code(code)),
         }
     }

@@ -7,6 +7,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use parking_lot::Mutex;
 
+use crate::placement;
 use crate::process::{MAX_DEVICES, settings};
 use crate::status::{Code, Outcome};
 
@@ -19,7 +20,7 @@ static CLAIMS: [Mutex<Claim>; MAX_DEVICES] =
     [const { Mutex::new(Claim { contexts: 0, socket: None }) }; MAX_DEVICES];
 
 fn bind(device: usize) -> Outcome<UnixDatagram> {
-    SocketAddr::from_abstract_name(format!("softcuda-exclusive-{device}"))
+    SocketAddr::from_abstract_name(format!("softcuda-exclusive-{}", placement::of(device)))
         .and_then(|name| UnixDatagram::bind_addr(&name))
         .map_err(|_| Code::DEVICE_UNAVAILABLE)
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::address_space::DeviceView;
 use crate::context::Context;
 use crate::copy_engine::{self, Fill, Transfer};
+use crate::faults;
 use crate::modules::Function;
 use crate::ptx::{self, Trap};
 use crate::status::{Code, Outcome};
@@ -117,6 +118,7 @@ impl KernelLaunch {
     }
 
     fn run(&self, context: &Context) -> Outcome {
+        faults::kernel(&context.cancel)?;
         let launch = ptx::Launch {
             grid: self.shape.grid,
             block: self.shape.block,

@@ -31,7 +31,7 @@ pub(crate) enum Request {
     Lock = 3,
     /// Checkpoint.
     Checkpoint = 4,
-    /// Restore.
+    /// Restore; the argument is a list of pairs of devices, see [`crate::placement`].
     Restore = 5,
     /// Unlock.
     Unlock = 6,
@@ -129,7 +129,7 @@ fn carry_out(kind: u32, argument: u32) -> (Outcome, u32) {
             (checkpoint::lock((argument != 0).then_some(limit)), 0)
         }
         CHECKPOINT => (checkpoint::checkpoint(), 0),
-        RESTORE => (checkpoint::restore(), 0),
+        RESTORE => (checkpoint::restore(argument), 0),
         _ => (Err(Code::NOT_SUPPORTED), 0),
     }
 }

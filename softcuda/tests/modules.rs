@@ -213,3 +213,47 @@ fn images_that_cannot_run_are_refused_with_a_reason() {
     assert_eq!(refused(b"\0").0, 218);
     ok(cuCtxDestroy_v2(context));
 }
+
+#[test]
+fn kernels_fail_on_demand() {
+    let environment = [("SOFTCUDA_FAULT", "kernel:1:slow=60,kernel:3:lost")];
+    Program::start("program_that_loses_its_device", &environment).finish();
+    let environment = [("SOFTCUDA_FAULT", "kernel:2:716")];
+    Program::start("program_with_a_bad_kernel", &environment).finish();
+}
+
+#[test]
+#[ignore = "a program for other tests"]
+fn program_that_loses_its_device() {
+    const DEVICE_UNAVAILABLE: u32 = 46;
+    context();
+    let scale = function(load(PTX), c"scale");
+    let data = allocate(4);
+    let begin = std::time::Instant::now();
+    ok(launch_scale(scale, data, 1, 1));
+    ok(cuCtxSynchronize());
+    assert!(begin.elapsed().as_millis() >= 60, "the first kernel is slow");
+    ok(launch_scale(scale, data, 1, 1));
+    assert_eq!(read(data, 1), [4]);
+    ok(launch_scale(scale, data, 1, 1));
+    assert_eq!(cuCtxSynchronize(), DEVICE_UNAVAILABLE);
+    let mut address = 0;
+    assert_eq!(cuMemAlloc_v2(&mut address, 4), DEVICE_UNAVAILABLE);
+    let mut context = 0;
+    assert_eq!(cuCtxCreate_v2(&mut context, 0, 0), DEVICE_UNAVAILABLE);
+}
+
+#[test]
+#[ignore = "a program for other tests"]
+fn program_with_a_bad_kernel() {
+    const MISALIGNED_ADDRESS: u32 = 716;
+    context();
+    let scale = function(load(PTX), c"scale");
+    let data = allocate(4);
+    ok(launch_scale(scale, data, 1, 1));
+    ok(cuCtxSynchronize());
+    ok(launch_scale(scale, data, 1, 1));
+    assert_eq!(cuCtxSynchronize(), MISALIGNED_ADDRESS);
+    let mut context = 0;
+    ok(cuCtxCreate_v2(&mut context, 0, 0));
+}

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, finish, refused, show, undisturbed};
+use gpucr_tests::{Lab, Pace, Program, finish, refused, show, undisturbed};
 
 const ARGS: [&str; 2] = ["--steps", "200"];
 
@@ -115,4 +115,58 @@ fn a_descriptor_tells_that_the_program_runs() -> Result<()> {
     refused(&output, 1, &["--ready-fd", "Bad file descriptor"])?;
     let output = lab.run(["restore", "--new-pids", "--ready-file", "no/where", "image"])?;
     refused(&output, 1, &["--ready-file", "No such file"])
+}
+
+/// What a file of `--events` has, each line an object.
+fn events(path: &std::path::Path) -> Result<Vec<serde_json::Value>> {
+    let text = std::fs::read_to_string(path)?;
+    text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+}
+
+#[test]
+fn events_tell_what_happens() -> Result<()> {
+    let lab = Lab::new();
+    let pace = Pace::new()?;
+    pace.allow(20)?;
+    let mut program = lab.start("sgd", &["--steps", "40", "--pace", pace.file()])?;
+    program.wait_for("step ")?;
+    let pid = program.pid.to_string();
+    let output = lab.run(["dump", "--pid", &pid, "-o", "image", "--events", "dump.events"])?;
+    ensure!(output.status.success(), "{}", show(&output));
+    program.wait()?;
+    program.let_go()?;
+    pace.allow_all()?;
+    let told = events(&lab.path("dump.events"))?;
+    let names: Vec<_> = told.iter().map(|event| event["event"].clone()).collect();
+    ensure!(names.last() == Some(&"dumped".into()), "{told:?}");
+    ensure!(told[0]["phase"] == "preflight" && names.iter().filter(|n| *n == "phase").count() > 5);
+    ensure!(
+        told.last().is_some_and(|event| event["pid"] == program.pid && event["image"] == "image")
+    );
+    ensure!(told.windows(2).all(|two| two[0]["ms"].as_f64() <= two[1]["ms"].as_f64()), "{told:?}");
+
+    for (number, args) in
+        [&[][..], &["--new-pids"], &["--on-demand", "--new-pids"]].iter().enumerate()
+    {
+        let file = format!("restore-{number}.events");
+        let restore = [&["restore", "--events", &file][..], args, &["image"]].concat();
+        let output = lab.run(restore)?;
+        ensure!(output.status.success(), "{}", show(&output));
+        let told = events(&lab.path(&file))?;
+        let at = |name: &str| {
+            told.iter().position(|event| event["event"] == name).context(name.to_owned())
+        };
+        let (running, restored, ended) = (at("running")?, at("restored")?, at("ended")?);
+        // With a namespace two processes write, each in its own order.
+        ensure!(running < ended && restored < ended && told[ended]["exit_code"] == 0, "{told:?}");
+        let pid = &told[running][if number == 0 { "pid" } else { "inner_pid" }];
+        ensure!(*pid == program.pid, "{told:?}");
+        lab.rewind(&program, &lab.path("image"))?;
+    }
+    // What fails is told too.
+    let output = lab.run(["restore", "--events", "failed.events", "image/packs"])?;
+    ensure!(!output.status.success());
+    let told = events(&lab.path("failed.events"))?;
+    ensure!(told.last().is_some_and(|event| event["event"] == "failed"), "{told:?}");
+    refused(&lab.run(["restore", "--events", "none/file", "image"])?, 1, &["--events"])
 }

@@ -30,6 +30,33 @@ def run_cupy(args):
     say("result", digest.hexdigest())
 
 
+def run_hidden(args):
+    """Memory that a kernel finds through a table of pointers, which lies in device memory itself."""
+    import cupy
+
+    kernel = cupy.RawKernel(r"""
+extern "C" __global__ void chase(unsigned long long **table, unsigned long long *out, unsigned step) {
+    unsigned long long *field = table[blockIdx.x];
+    unsigned at = (step * 7919u + threadIdx.x * 104729u) & ((1u << 25) - 1);
+    field[at] = field[at] * 6364136223846793005ull + step + threadIdx.x;
+    out[blockIdx.x * blockDim.x + threadIdx.x] = field[at];
+}""", "chase")
+    digest = hashlib.sha256()
+    # 256 MiB each.
+    fields = [cupy.arange(i, i + (1 << 25), dtype=cupy.uint64) for i in range(int(args.gib * 4))]
+    table = cupy.asarray([field.data.ptr for field in fields], dtype=cupy.uint64)
+    out = cupy.zeros((len(fields), 64), dtype=cupy.uint64)
+    for step in range(args.steps):
+        kernel((len(fields),), (64,), (table, out, cupy.uint32(step)))
+        value = int(cupy.asnumpy(out).sum(dtype="uint64"))
+        digest.update(value.to_bytes(8, "little"))
+        say("step", step, f"{value:016x}")
+        yield
+    for field in fields:
+        digest.update(int(field.sum()).to_bytes(8, "little"))
+    say("result", digest.hexdigest())
+
+
 def run_jax(args):
     import jax
     import jax.numpy as jnp
@@ -64,11 +91,12 @@ def run_jax(args):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("program", choices=["cupy", "jax"])
+    parser.add_argument("program", choices=["cupy", "hidden", "jax"])
+    parser.add_argument("--gib", type=float, default=8, help="of hidden memory")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--delay", type=float, default=0)
     args = parser.parse_args()
-    program = {"cupy": run_cupy, "jax": run_jax}[args.program]
+    program = {"cupy": run_cupy, "hidden": run_hidden, "jax": run_jax}[args.program]
     for number, _ in enumerate(program(args)):
         if number == 0:
             say("ready", os.getpid())

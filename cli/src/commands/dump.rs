@@ -13,23 +13,24 @@ use std::time::SystemTime;
 use gpucr_core::dump::{self, CriuOptions, Lessons, Misspeculation, Options, Report};
 use gpucr_core::image::{Destination, Protocol};
 use gpucr_core::timeline::Timeline;
+use serde_json::json;
 
 use crate::args::{DumpArgs, ProtocolArg};
 use crate::commands::{io_error, print_json, say};
+use crate::events::Events;
 use crate::failure::{CliError, FAILED, USAGE};
 use crate::{Outcome, display, signals};
 
 pub(crate) fn run(args: &DumpArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     let options = options(args, signals.stop)?;
+    let events = Events::open(args.events.as_deref())?;
     if let Some(interval) = args.every {
-        return repeat::run(args, options, interval);
+        return repeat::run(args, options, &events, interval);
     }
     // Better before the dump than after it.
     let timeline = args.timeline.as_deref().map(create_timeline).transpose()?;
-    let progress = display::progress(args.json);
-    let outcome = dump::dump(&options, &progress);
-    drop(progress);
+    let outcome = dump(&options, &events, args.json);
     // Of a dump that failed too.
     let written = timeline.map_or(Ok(()), |mut file| {
         let trace = options.timeline.trace().map(|trace| trace.write()).unwrap_or_default();
@@ -46,6 +47,17 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
             .state("The image is complete.")
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Dumps, and shows and tells what happens.
+fn dump(options: &Options, events: &Events, json: bool) -> Result<Report, gpucr_core::Failure> {
+    let progress = events.following(display::progress(json));
+    let outcome = dump::dump(options, &progress);
+    events.say_failure(&outcome);
+    if let Ok(report) = &outcome {
+        events.say("dumped", json!(report));
+    }
+    outcome
 }
 
 fn create_timeline(path: &Path) -> Result<File, CliError> {

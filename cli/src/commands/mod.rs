@@ -42,6 +42,6 @@ fn print_json(value: &impl serde::Serialize) -> Result<(), CliError> {
     Ok(())
 }
 
-fn io_error(what: &str) -> impl Fn(std::io::Error) -> CliError {
+pub(crate) fn io_error(what: &str) -> impl Fn(std::io::Error) -> CliError {
     move |source| Error::Io { what: what.to_owned(), source }.into()
 }

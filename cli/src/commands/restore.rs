@@ -8,10 +8,12 @@ use std::sync::{Arc, Mutex};
 
 use gpucr_core::restore::{self, GoesOn, Options, Report};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions, WaitStatus};
+use serde_json::json;
 
 use self::ready::Ready;
 use crate::args::RestoreArgs;
 use crate::commands::{io_error, print_json, say};
+use crate::events::Events;
 use crate::signals::{self, SignalPlan};
 use crate::{Outcome, display};
 
@@ -56,30 +58,37 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     }
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     let ready = Mutex::new(Some(Ready::prepare(args)?));
-    let to_signal = signals.clone();
+    let events = Events::open(args.events.as_deref())?;
+    let (to_signal, to_tell) = (signals.clone(), events.clone());
     let detach = args.detach;
     let goes_on = GoesOn(Arc::new(move |pid| {
-        let Some(pid) = pid else { return to_signal.keep() };
+        let Some(pid) = pid else {
+            to_tell.say("again", json!({}));
+            return to_signal.keep();
+        };
         if !detach {
             to_signal.pass_to(pid);
         }
+        to_tell.say("running", json!({"pid": pid}));
         // Once: the pid is the same if it is restored again.
         if let Some(ready) = ready.lock().ok().and_then(|mut ready| ready.take()) {
             ready.say(pid);
         }
     }));
-    let report = restore(args, &signals, goes_on)?;
+    let report = restore(args, &signals, &events, goes_on)?;
     let pid = report.pid;
     if args.detach {
         return started(args, report, pid);
     }
     let end = wait(pid, &signals).map_err(io_error("cannot wait for the program"))?;
+    events.say("ended", json!(end));
     ended(args, report, end)
 }
 
 fn restore(
     args: &RestoreArgs,
     signals: &SignalPlan,
+    events: &Events,
     goes_on: GoesOn,
 ) -> Result<Report, gpucr_core::Failure> {
     let options = Options {
@@ -87,11 +96,17 @@ fn restore(
         warm: !args.no_warm,
         detach: args.detach,
         before_resume: args.exec_before_resume.clone(),
+        device_map: args.device_map.clone(),
         on_demand: args.on_demand,
         goes_on: Some(goes_on),
         stop: signals.stop.clone(),
     };
-    restore::restore(&options, &display::progress(args.json))
+    let result = restore::restore(&options, &events.following(display::progress(args.json)));
+    events.say_failure(&result);
+    if let Ok(report) = &result {
+        events.say("restored", json!(report));
+    }
+    result
 }
 
 /// The program runs in the background.

@@ -144,7 +144,7 @@ functions! {
     cuCheckpointProcessGetState(pid: c_int, state: *mut c_uint);
     cuCheckpointProcessLock(pid: c_int, args: *mut LockArgs);
     cuCheckpointProcessCheckpoint(pid: c_int, args: *mut CheckpointArgs);
-    cuCheckpointProcessRestore(pid: c_int, args: *mut CheckpointArgs);
+    cuCheckpointProcessRestore(pid: c_int, args: *mut RestoreArgs);
     cuCheckpointProcessUnlock(pid: c_int, args: *mut CheckpointArgs);
 }
 
@@ -153,6 +153,24 @@ functions! {
 pub struct LockArgs {
     timeout_ms: c_uint,
     reserved: [u32; 15],
+}
+
+/// `CUcheckpointGpuPair`: a device at the checkpoint, and the one that takes its place.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DevicePair {
+    /// UUID of the old one.
+    pub old: [u8; 16],
+    /// UUID of the new one.
+    pub new: [u8; 16],
+}
+
+/// `CUcheckpointRestoreArgs`.
+#[repr(C)]
+pub struct RestoreArgs {
+    pairs: *const DevicePair,
+    count: c_uint,
+    reserved: [u32; 13],
 }
 
 /// The arguments of the other checkpoint calls: reserved, all zero.
@@ -311,10 +329,13 @@ impl Driver {
         unsafe { self.cuCheckpointProcessCheckpoint(pid as c_int, &mut args) }
     }
 
-    /// Moves everything of a checkpointed process back to the device; it is locked then.
-    pub fn restore(&self, pid: u32) -> Result<(), DriverError> {
-        let mut args = CheckpointArgs { reserved: [0; 64] };
-        // SAFETY: the struct is the 64 bytes that the call asks for.
+    /// Moves everything of a checkpointed process back to the device; it is locked then. With `pairs`, which
+    /// must name every device of the host that the process could see (driver 580 refuses others with
+    /// `INVALID_VALUE`), to other ones.
+    pub fn restore(&self, pid: u32, pairs: &[DevicePair]) -> Result<(), DriverError> {
+        let list = if pairs.is_empty() { std::ptr::null() } else { pairs.as_ptr() };
+        let mut args = RestoreArgs { pairs: list, count: pairs.len() as c_uint, reserved: [0; 13] };
+        // SAFETY: the struct is the 64 bytes that the call asks for, and the list has so many pairs.
         unsafe { self.cuCheckpointProcessRestore(pid as c_int, &mut args) }
     }
 
@@ -327,8 +348,13 @@ impl Driver {
 
     /// Brings the CUDA side of process `pid` back to running from wherever it stands.
     pub fn resume(&self, pid: u32) -> Result<(), DriverError> {
+        self.resume_on(pid, &[])
+    }
+
+    /// The same on other devices, see [`Self::restore`].
+    pub fn resume_on(&self, pid: u32, pairs: &[DevicePair]) -> Result<(), DriverError> {
         if self.process_state(pid)? == ProcessState::Checkpointed {
-            self.restore(pid)?;
+            self.restore(pid, pairs)?;
         }
         if self.process_state(pid)? == ProcessState::Locked {
             self.unlock(pid)?;

@@ -17,6 +17,7 @@ use crate::stage::Stage;
 use crate::stop::Stop;
 use crate::store::ChunkId;
 
+use super::devices::Placement;
 use super::source::Source;
 
 /// Bytes that the agent copies at a time when it copies from inside.
@@ -43,8 +44,12 @@ pub(super) struct Room {
 }
 
 /// Makes that. `None` where the device has no room for it beside gpucr's context, or grants none.
-pub(super) fn make_room(driver: &Arc<Driver>, blocks: &[&Block]) -> Result<Option<Room>, Error> {
-    match try_to_make_room(driver, blocks) {
+pub(super) fn make_room(
+    driver: &Arc<Driver>,
+    blocks: &[&Block],
+    placement: &Placement,
+) -> Result<Option<Room>, Error> {
+    match try_to_make_room(driver, blocks, placement) {
         Ok(room) => Ok(Some(room)),
         Err(Error::Driver(error)) if no_room(&error) => {
             tracing::warn!(%error, "no room for a second context; loading inside");
@@ -58,8 +63,12 @@ fn no_room(error: &DriverError) -> bool {
     [code::OUT_OF_MEMORY, code::DEVICE_UNAVAILABLE].contains(&error.code)
 }
 
-fn try_to_make_room(driver: &Arc<Driver>, blocks: &[&Block]) -> Result<Room, Error> {
-    let mut used: Vec<[u8; 16]> = blocks.iter().map(|block| block.device).collect();
+fn try_to_make_room(
+    driver: &Arc<Driver>,
+    blocks: &[&Block],
+    placement: &Placement,
+) -> Result<Room, Error> {
+    let mut used: Vec<[u8; 16]> = blocks.iter().map(|block| placement.of(&block.device)).collect();
     used.sort_unstable();
     used.dedup();
     let (mut lanes, mut memory) = (Vec::new(), Vec::with_capacity(blocks.len()));
@@ -72,7 +81,8 @@ fn try_to_make_room(driver: &Arc<Driver>, blocks: &[&Block]) -> Result<Room, Err
         lanes.push(Lane::prepare(driver, device, workers)?);
     }
     for block in blocks {
-        let lane = lanes.iter().find(|lane| lane.context().device().uuid == block.device);
+        let device = placement.of(&block.device);
+        let lane = lanes.iter().find(|lane| lane.context().device().uuid == device);
         let lane = lane.ok_or_else(|| Error::Damaged {
             what: format!("block {} is on a device that the image does not list", block.id),
         })?;
@@ -86,12 +96,14 @@ fn try_to_make_room(driver: &Arc<Driver>, blocks: &[&Block]) -> Result<Room, Err
 pub(super) fn load(
     driver: &Arc<Driver>,
     image: &Source,
+    placement: &Placement,
     stop: &Stop,
     progress: &dyn Progress,
 ) -> Result<Option<Loaded>, Error> {
     let manifest = image.manifest();
     let blocks = all_blocks(manifest);
-    let Some(Room { mut lanes, memory }) = make_room(driver, &blocks)? else { return Ok(None) };
+    let room = make_room(driver, &blocks, placement)?;
+    let Some(Room { mut lanes, memory }) = room else { return Ok(None) };
     let chunks = Chunks { blocks: &blocks, image };
     std::thread::scope(|scope| {
         let loads: Vec<_> = lanes

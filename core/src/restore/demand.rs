@@ -28,6 +28,7 @@ use crate::process::AgentError;
 use crate::stop::Stop;
 
 use super::bulk::{self, Chunks, Room};
+use super::devices::Placement;
 use super::source::Source;
 
 /// Bytes that are loaded before the next look at what is wanted: some ten milliseconds over PCIe.
@@ -59,10 +60,15 @@ pub(super) struct Prepared {
 }
 
 /// Makes it. `None` where the device has no room for it beside gpucr's context, or grants none.
-pub(super) fn prepare(driver: &Arc<Driver>, image: &Source) -> Result<Option<Prepared>, Error> {
+pub(super) fn prepare(
+    driver: &Arc<Driver>,
+    image: &Source,
+    placement: &Placement,
+) -> Result<Option<Prepared>, Error> {
     let manifest = image.manifest();
     let blocks = bulk::all_blocks(manifest);
-    let Some(Room { lanes, memory }) = bulk::make_room(driver, &blocks)? else { return Ok(None) };
+    let room = bulk::make_room(driver, &blocks, placement)?;
+    let Some(Room { lanes, memory }) = room else { return Ok(None) };
     let with_hasher = |lane: Lane| {
         let hasher = Hasher::prepare(lane.context());
         (lane, hasher)

@@ -6,6 +6,7 @@
 
 mod bulk;
 mod demand;
+mod devices;
 mod hook;
 mod preflight;
 mod source;
@@ -31,6 +32,8 @@ use crate::process::{Agent, ProcessInfo, sockets};
 use crate::stop::Stop;
 pub use demand::OnDemand;
 use demand::{Awaited, Prepared};
+pub use devices::MappedDevice;
+use devices::Placement;
 use source::{CriuFiles, Source};
 
 /// How long the agent of a process that was just restored may take to answer.
@@ -50,6 +53,8 @@ pub struct Options {
     /// A shell command that is run when the processes are there and their memory is loaded, before any of
     /// them runs. If it fails the restore does.
     pub before_resume: Option<OsString>,
+    /// Devices that others of this host take the place of.
+    pub device_map: Vec<MappedDevice>,
     /// The program goes on before its memory is there, and gets it when it asks for it.
     pub on_demand: bool,
     /// Is told the pid of the program's root when the program is about to go on; and nothing if it is ended
@@ -183,14 +188,13 @@ fn run(
     enter(clock, "preflight")?;
     let image = Arc::new(Source::open(&options.image, options.warm)?);
     let manifest = image.manifest();
-    let plan = preflight::check(&image, &Drivers::default())?;
+    let plan = preflight::check(&image, &options.device_map, &Drivers::default())?;
     let keeper = made.keeper.insert(Keeper::start().map_err(Error::Keeper)?);
     let at_work = keeper.at_work().map_err(Error::Keeper)?;
     let mut worker = start_criu(&plan.criu, manifest, options, at_work.as_fd())?;
 
     clock.enter("load", Some(manifest.bulk_bytes))?;
-    let mut load =
-        Load::start(plan.driver.clone(), image.clone(), on_demand, options, progress.clone());
+    let mut load = Load::start(&plan, image.clone(), on_demand, options, progress.clone());
 
     enter(clock, "extract")?;
     let files = image.criu_files()?;
@@ -258,7 +262,8 @@ fn run(
     let held = &mut made.held;
     for program in held.iter() {
         let pid = program.process.pid;
-        plan.driver.resume(pid).map_err(|source| Error::Process { pid, source })?;
+        let resumed = plan.driver.resume_on(pid, &plan.placement.pairs);
+        resumed.map_err(|source| Error::Process { pid, source })?;
     }
 
     enter(clock, "attach")?;
@@ -362,7 +367,7 @@ struct Load {
 
 impl Load {
     fn start(
-        driver: Arc<Driver>,
+        plan: &preflight::Plan,
         image: Arc<Source>,
         on_demand: bool,
         options: &Options,
@@ -370,12 +375,14 @@ impl Load {
     ) -> Self {
         let stop = Stop::new(options.stop.clone());
         let flag = stop.clone();
+        let (driver, placement): (Arc<Driver>, Placement) =
+            (plan.driver.clone(), plan.placement.clone());
         let load = move || {
             if on_demand {
-                let prepared = demand::prepare(&driver, &image)?.map(Box::new);
+                let prepared = demand::prepare(&driver, &image, &placement)?.map(Box::new);
                 return Ok(prepared.map_or(Memory::Inside, Memory::Prepared));
             }
-            let loaded = bulk::load(&driver, &image, &flag, progress.as_ref())?;
+            let loaded = bulk::load(&driver, &image, &placement, &flag, progress.as_ref())?;
             Ok(loaded.map_or(Memory::Inside, Memory::Loaded))
         };
         Self { stop, thread: Some(std::thread::spawn(load)) }

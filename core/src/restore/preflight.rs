@@ -11,6 +11,7 @@ use crate::held::Drivers;
 use crate::image::{DriverKind, Manifest};
 use crate::library;
 
+use super::devices::{self, MappedDevice, Placement};
 use super::source::Source;
 
 /// How long a process that has ended may take until somebody has waited for it.
@@ -20,10 +21,15 @@ pub(super) const REAPING: Duration = Duration::from_secs(3);
 pub(super) struct Plan {
     pub(super) criu: Criu,
     pub(super) driver: Arc<Driver>,
+    pub(super) placement: Placement,
 }
 
 /// Checks host and image; puts the files in place that the image carries.
-pub(super) fn check(image: &Source, drivers: &Drivers) -> Result<Plan, Error> {
+pub(super) fn check(
+    image: &Source,
+    device_map: &[MappedDevice],
+    drivers: &Drivers,
+) -> Result<Plan, Error> {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::NotRoot);
     }
@@ -50,16 +56,9 @@ pub(super) fn check(image: &Source, drivers: &Drivers) -> Result<Plan, Error> {
         library::put(&carried.path, &bytes, carried.mode & 0o755)?;
     }
     let driver = driver(manifest, drivers)?;
-    let present = driver.devices()?;
-    for device in &manifest.devices {
-        if !present.iter().any(|d| d.uuid == device.uuid) {
-            return Err(Error::NoDevice {
-                pid: manifest.processes[0].pid,
-                device: format!("{} {}", device.name, crate::hex(&device.uuid)),
-            });
-        }
-    }
-    Ok(Plan { criu, driver })
+    let root = manifest.processes[0].pid;
+    let placement = devices::place(root, &manifest.devices, &driver.devices()?, device_map)?;
+    Ok(Plan { criu, driver, placement })
 }
 
 /// Checks that no process or thread has one of the image's pids.

@@ -2,7 +2,10 @@
 //! one included; they need no initialisation and pass no gate, which they may have closed.
 
 use super::arguments::{In, Out};
+use super::device::number;
 use super::driver_api;
+use crate::placement;
+use crate::process::MAX_DEVICES;
 use crate::service::{Request, ask};
 use crate::status::{Code, Outcome};
 
@@ -46,13 +49,20 @@ driver_api! {
     }
 
     early fn cuCheckpointProcessRestore(pid: i32, arguments: In<Arguments>) {
-        // Pointer to and number of device pairs. The devices are all the same, so that a mapping
-        // between them changes nothing; a list without its pointer is refused.
-        let [pairs, count, ..] = check(&arguments, 2)?;
-        if pairs == 0 && count as u32 != 0 {
+        // Pointer to and number of pairs of UUIDs, old and new.
+        let [list, count, ..] = check(&arguments, 2)?;
+        let count = u32::try_from(count).map_err(|_| Code::INVALID_VALUE)? as usize;
+        if list == 0 && count != 0 || count > MAX_DEVICES {
             return Err(Code::INVALID_VALUE);
         }
-        ask(pid, Request::Restore, 0).map(|_| ())
+        let pair = |i: usize| {
+            // SAFETY: the function's contract: so many pairs are there.
+            let pair = unsafe { (list as *const [[u8; 16]; 2]).add(i).read_unaligned() };
+            Some((number(&pair[0])?, number(&pair[1])?))
+        };
+        let pairs: Option<Vec<_>> = (0..count).map(pair).collect();
+        let devices = placement::encode(pairs.ok_or(Code::INVALID_VALUE)?.into_iter())?;
+        ask(pid, Request::Restore, devices).map(|_| ())
     }
 
     early fn cuCheckpointProcessUnlock(pid: i32, arguments: In<Arguments>) {

@@ -3,6 +3,7 @@
 use super::arguments::{Out, Text, set_text};
 use super::driver_api;
 use crate::modules::{SHARED_PER_BLOCK, SHARED_PER_BLOCK_OPTIN};
+use crate::placement;
 use crate::process::{device, settings};
 use crate::status::{Code, Outcome};
 
@@ -14,11 +15,19 @@ pub(crate) fn multiprocessors() -> i32 {
     std::thread::available_parallelism().map_or(1, |n| n.get().min(1024) as i32)
 }
 
-/// The UUID of a device: the same in every process and on every machine.
+/// The UUID of a device: the same in every process and on every machine, unless a restore has moved this
+/// process to another one.
 fn uuid(ordinal: usize) -> [u8; 16] {
-    let mut uuid = *b"softcuda-device\0";
-    uuid[15] = ordinal as u8;
+    let mut uuid = UUID;
+    uuid[15] = placement::of(ordinal) as u8;
     uuid
+}
+
+const UUID: [u8; 16] = *b"softcuda-device\0";
+
+/// The number in a device's UUID.
+pub(crate) fn number(uuid: &[u8; 16]) -> Option<usize> {
+    (uuid[..15] == UUID[..15]).then_some(uuid[15].into())
 }
 
 /// A device attribute by its number in the API.

@@ -14,7 +14,6 @@ mod coverage;
 mod device;
 mod errors;
 mod event;
-mod faults;
 mod function;
 mod graph;
 mod graph_exec;
@@ -52,7 +51,7 @@ pub(crate) fn early(name: &str, body: impl FnOnce() -> Outcome) -> u32 {
     if process::is_forked() {
         return Code::NOT_INITIALIZED.0;
     }
-    finish(name, || faults::check(name).and_then(|()| body()))
+    finish(name, || crate::faults::check(name).and_then(|()| body()))
 }
 
 /// Runs the body of a function that needs an initialised process, inside the gate.
@@ -64,7 +63,7 @@ pub(crate) fn call(name: &str, body: impl FnOnce() -> Outcome) -> u32 {
             return Err(Code::NOT_PERMITTED);
         }
         let _pass = gate::enter()?;
-        faults::check(name)?;
+        crate::faults::check(name)?;
         body()
     })
 }

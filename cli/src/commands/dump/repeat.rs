@@ -6,15 +6,16 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gpucr_core::dump::{self, Options, Report};
+use gpucr_core::dump::{Options, Report};
 use gpucr_core::process::ProcessInfo;
 use gpucr_core::{Error, Left, Quiet, image};
 
 use super::{destination, tell};
+use crate::Outcome;
 use crate::args::DumpArgs;
 use crate::commands::say;
+use crate::events::Events;
 use crate::failure::{CliError, FAILED};
-use crate::{Outcome, display};
 
 /// How often it is looked whether the program lives.
 const LOOK: Duration = Duration::from_millis(50);
@@ -24,7 +25,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Dumps at once, and then at each multiple of `interval`, until the program ends or a signal comes.
 /// A dump that fails is reported, and the next one is tried at its time; if the first one fails there
 /// are no others.
-pub(super) fn run(args: &DumpArgs, mut options: Options, interval: Duration) -> Outcome {
+pub(super) fn run(
+    args: &DumpArgs,
+    mut options: Options,
+    events: &Events,
+    interval: Duration,
+) -> Outcome {
     let process = ProcessInfo::read(args.pid).map_err(Error::from)?;
     let store = args.store.as_deref().expect("required by --every");
     let start = Instant::now();
@@ -32,10 +38,7 @@ pub(super) fn run(args: &DumpArgs, mut options: Options, interval: Duration) -> 
     let mut kept: VecDeque<PathBuf> = VecDeque::new();
     while wait(&process, &options, start + interval * due) {
         options.destination = destination(args);
-        let progress = display::progress(args.json);
-        let result = dump::dump(&options, &progress);
-        drop(progress);
-        match result {
+        match super::dump(&options, events, args.json) {
             Ok(report) => {
                 taken += 1;
                 kept.push_back(report.image.clone());

@@ -17,13 +17,14 @@ use gpucr_core::image::Manifest;
 use gpucr_core::restore::GoesOn;
 use gpucr_core::{Error, namespace};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::ready::Ready;
 use super::{End, ended, started};
 use crate::Outcome;
 use crate::args::{InitArgs, RestoreArgs};
 use crate::commands::io_error;
+use crate::events::Events;
 use crate::failure::{CliError, FAILED};
 use crate::signals::{self, SignalPlan};
 
@@ -40,15 +41,35 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
         return Err(Error::NotRoot.into());
     }
     let ready = Ready::prepare(args)?;
+    let events = Events::open(args.events.as_deref())?;
     // No more than that: the image may be a warm one, of which nothing else need be left.
     let manifest = Manifest::read(&args.image).map_err(Error::from)?;
     let (mut child, reports) =
         begin(&manifest).map_err(io_error("cannot make a pid namespace for the program"))?;
     signals.pass_to(child.id());
+    let child_pid = child.id();
     let mut reports = BufReader::new(File::from(reports)).lines();
     let mut next = || -> Option<Value> { serde_json::from_str(&reports.next()?.ok()?).ok() };
 
-    let Some(mut report) = next() else {
+    let mut ready = Some(ready);
+    let mut running = |told: &Value| {
+        let inner = told["pid"].as_u64().unwrap_or_default() as u32;
+        let outer = namespace::outer_pid(child_pid, inner).unwrap_or_default();
+        events.say("running", json!({"pid": outer, "inner_pid": inner}));
+        // Once: on demand it may be restored again.
+        if let Some(ready) = ready.take() {
+            ready.say(outer);
+        }
+        (outer, inner)
+    };
+    let mut pids = (0, 0);
+    let mut report = next();
+    while let Some(told) = report.take_if(|told| told["running"] == true) {
+        pids = running(&told);
+        report = next();
+    }
+    let (outer, inner) = pids;
+    let Some(mut report) = report else {
         // It has said why.
         let status = child.wait().map_err(io_error("cannot wait for the restore"))?;
         return match status.code() {
@@ -56,11 +77,8 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
             None => Err(CliError::new(FAILED, KILLED.to_owned())),
         };
     };
-    let inner = report["pid"].as_u64().unwrap_or_default() as u32;
-    let outer = namespace::outer_pid(child.id(), inner).unwrap_or_default();
     report["pid"] = outer.into();
     report["inner_pid"] = inner.into();
-    ready.say(outer);
     if args.detach {
         return started(args, report, outer);
     }
@@ -68,6 +86,7 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
     signals.keep();
     // Without a word only if it was killed.
     let end = end.unwrap_or(End { exit_code: None, signal: Some(libc::SIGKILL) });
+    events.say("ended", json!(end));
     ended(args, report, end)
 }
 
@@ -92,12 +111,13 @@ fn begin(manifest: &Manifest) -> io::Result<(std::process::Child, OwnedFd)> {
 pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     let &[fd, last] = inside else { unreachable!("clap sees to it that there are two") };
     // SAFETY: the descriptor was made for this process, and nothing else here knows it.
-    let mut reports = File::from(unsafe { OwnedFd::from_raw_fd(fd as i32) });
+    let reports = File::from(unsafe { OwnedFd::from_raw_fd(fd as i32) });
     rustix::io::fcntl_setfd(&reports, rustix::io::FdFlags::CLOEXEC)
         .map_err(|error| io_error("this is for gpucr's own use")(error.into()))?;
     namespace::settle(last).map_err(io_error("cannot settle in the new pid namespace"))?;
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     let to_signal = signals.clone();
+    let to_outer = reports.try_clone().map_err(io_error("this is for gpucr's own use"))?;
     let goes_on = GoesOn(Arc::new(move |pid| {
         let Some(pid) = pid else { return to_signal.keep() };
         // Also one that came while the restore ended: the outer command has passed it on and forgotten it.
@@ -106,17 +126,20 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
         if let Err(error) = namespace::outlive() {
             eprintln!("gpucr: the program would end with this command: {error}");
         }
+        if let Err(error) = say(&to_outer, &json!({"running": true, "pid": pid})) {
+            eprintln!("gpucr: the command outside cannot be told that the program runs: {error}");
+        }
     }));
-    let report = super::restore(args, &signals, goes_on)?;
-    let stay =
-        say(&mut reports, &report).and_then(|()| become_init(report.pid, &reports, args.detach));
+    let events = Events::open(args.events.as_deref())?;
+    let report = super::restore(args, &signals, &events, goes_on)?;
+    let stay = say(&reports, &report).and_then(|()| become_init(report.pid, &reports, args.detach));
     match stay {
         Ok(never) => match never {},
         Err(error) => Err(io_error("cannot stay with the restored program")(error)),
     }
 }
 
-fn say(reports: &mut File, what: &impl serde::Serialize) -> io::Result<()> {
+fn say(mut reports: &File, what: &impl serde::Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(what)?;
     line.push(b'\n');
     // Who asked may be gone.
@@ -154,7 +177,7 @@ fn become_init(pid: u32, reports: &File, detach: bool) -> io::Result<std::conver
 /// Inside, from then on: until nobody is left.
 pub(crate) fn init(args: &InitArgs) -> Outcome {
     // SAFETY: the descriptor was left open for this process, and nothing else here knows it.
-    let mut reports = File::from(unsafe { OwnedFd::from_raw_fd(args.report) });
+    let reports = File::from(unsafe { OwnedFd::from_raw_fd(args.report) });
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     signals.pass_to(args.pid);
     // SAFETY: an empty set is made and used.
@@ -167,7 +190,7 @@ pub(crate) fn init(args: &InitArgs) -> Outcome {
     loop {
         match reap(root, &signals).map_err(io_error("cannot wait"))? {
             Some((pid, end)) if Some(pid) == root => {
-                say(&mut reports, &end).map_err(io_error("cannot report"))?;
+                say(&reports, &end).map_err(io_error("cannot report"))?;
             }
             Some(_) => {}
             None if is_alone() => return Ok(ExitCode::SUCCESS),

@@ -1,0 +1,101 @@
+//! Programs that go on on another device than that of the dump.
+
+use std::process::Output;
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{Lab, Pace, Program, finish, refused, show, undisturbed};
+use serde_json::Value;
+
+const ARGS: [&str; 2] = ["--steps", "60"];
+
+/// Two devices, for the programs and for gpucr.
+const DEVICES: (&str, &str) = ("SOFTCUDA_DEVICES", "2");
+
+fn lab() -> Lab {
+    let mut lab = Lab::new();
+    lab.environment.push((DEVICES.0.into(), DEVICES.1.into()));
+    lab
+}
+
+fn gpucr(lab: &Lab, args: &[&str]) -> Result<Output> {
+    finish(lab.gpucr().args(args).env(DEVICES.0, DEVICES.1))
+}
+
+fn dump(lab: &Lab, pid: u32, image: &str) -> Result<()> {
+    let output = gpucr(lab, &["dump", "--pid", &pid.to_string(), "-o", image])?;
+    ensure!(output.status.success(), "{}", show(&output));
+    Ok(())
+}
+
+/// A program that was dumped on device 0 and has ended.
+fn dumped(lab: &Lab, pace: &Pace) -> Result<Program> {
+    pace.allow(20)?;
+    let args = [&ARGS[..], &["--step-delay-ms", "5", "--pace", pace.file()]].concat();
+    let mut program = lab.start("sgd", &args)?;
+    program.wait_for("ready")?;
+    dump(lab, program.pid, "image")?;
+    program.wait()?;
+    program.let_go()?;
+    Ok(program)
+}
+
+/// The last digits of the UUIDs of an image's devices, which are those of their numbers.
+fn devices(lab: &Lab, image: &str) -> Result<Vec<String>> {
+    let summary: Value =
+        serde_json::from_slice(&gpucr(lab, &["inspect", "--json", image])?.stdout)?;
+    let uuids = summary["devices"].as_array().context("a list")?.iter();
+    uuids.map(|device| Ok(device["uuid"].as_str().context("a UUID")?[30..].to_owned())).collect()
+}
+
+#[test]
+fn a_program_moves_and_is_dumped_there() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS)?;
+    let lab = lab();
+    let pace = Pace::new()?;
+    let program = dumped(&lab, &pace)?;
+    ensure!(devices(&lab, "image")? == ["00"]);
+    // All of its memory first, and on demand; by number, and by UUID.
+    let uuid = "GPU-736f6674-6375-6461-2d64-657669636501";
+    for (number, map) in ["0=1", &format!("0={uuid}")].into_iter().enumerate() {
+        let mut command = lab.gpucr();
+        command.args(["restore", "--device-map", map, "image"]).env(DEVICES.0, DEVICES.1);
+        if number == 1 {
+            command.arg("--on-demand");
+        }
+        if number == 1 {
+            lab.rewind(&program, &lab.path("image"))?;
+        }
+        let before = program.output().len();
+        pace.allow(5)?;
+        let mut restored = command.spawn()?;
+        while program.output().len() == before {
+            ensure!(restored.try_wait()?.is_none_or(|status| status.success()), "it ended");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let image = format!("moved-{number}");
+        dump(&lab, program.pid, &image)?;
+        restored.wait()?;
+        ensure!(devices(&lab, &image)? == ["01"], "{:?}", devices(&lab, &image)?);
+    }
+    // From there back to the first one.
+    pace.allow_all()?;
+    let output = gpucr(&lab, &["restore", "--device-map", "0=0", "moved-1"])?;
+    ensure!(output.status.success(), "{}", show(&output));
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+#[test]
+fn devices_that_are_not_there() -> Result<()> {
+    let lab = lab();
+    let pace = Pace::new()?;
+    let program = dumped(&lab, &pace)?;
+    for (map, says) in [("0=2", "no such device"), ("1=0", "no such device"), ("0=1,0=0", "twice")]
+    {
+        let output = gpucr(&lab, &["restore", "--device-map", map, "image"])?;
+        refused(&output, 1, &[says, "--device-map", "Nothing was changed"])?;
+    }
+    refused(&gpucr(&lab, &["restore", "--device-map", "here=there", "image"])?, 2, &["OLD=NEW"])?;
+    ensure!(!std::path::Path::new(&format!("/proc/{}", program.pid)).exists());
+    Ok(())
+}
