@@ -438,6 +438,11 @@ impl<'a> Dump<'a> {
         stopped: Option<Duration>,
     ) -> Result<(), Error> {
         self.enter("commit", None)?;
+        // A restore loads them in this order.
+        let cuda = manifest.processes.iter_mut().filter_map(|process| process.cuda.as_mut());
+        for (program, cuda) in cuda.enumerate() {
+            self.speculation.sort_by_use(program, &mut cuda.blocks);
+        }
         let stopped = stopped.unwrap_or_else(|| self.stopped_at.elapsed());
         describe::finish(&mut manifest, files, self.clock.times(), stopped);
         let image = self.image.take().expect("committed once");

@@ -13,6 +13,7 @@ pub(super) use crate::access::Blamed;
 use crate::access::{Kernels, Tally, Written, written};
 use crate::error::Error;
 use crate::held::Held;
+use crate::image;
 
 /// Larger images of modules are not read for the sake of a dump, bytes.
 const LARGEST_IMAGE: u64 = 4 << 20;
@@ -114,6 +115,16 @@ impl Speculation {
         self.programs.get(program).map_or_else(Vec::new, |program| program.kernels.habits())
     }
 
+    /// Brings those blocks to the front that launches have touched since recording began, as far as that is
+    /// known.
+    pub(super) fn sort_by_use(&self, program: usize, blocks: &mut [image::Block]) {
+        let Some(program) = self.programs.get(program) else { return };
+        let used = program.intervals.iter().flat_map(|tally| tally.allocations.values());
+        let mut used: Vec<(u64, u64)> =
+            used.map(|one| (one.address, one.address.saturating_add(one.size))).collect();
+        sort_by_use(&mut used, blocks);
+    }
+
     /// The names of the kernels that a program has launched from that interval on.
     pub(super) fn launched(&self, program: usize, since: usize) -> BTreeSet<String> {
         let intervals = self.programs.get(program).map_or(&[][..], |program| &program.intervals);
@@ -203,6 +214,23 @@ fn overlapping(missed: &[Miss], low: u64, end: u64) -> std::ops::Range<usize> {
     first..last.max(first)
 }
 
+/// Brings blocks to the front that have bytes between the addresses of one of the pairs.
+fn sort_by_use(used: &mut [(u64, u64)], blocks: &mut [image::Block]) {
+    used.sort_unstable();
+    // Allocations that followed each other at one place may overlap.
+    let mut last = 0;
+    for (_, end) in used.iter_mut() {
+        last = last.max(*end);
+        *end = last;
+    }
+    let is_used = |block: &image::Block| {
+        let end = block.address.saturating_add(block.size);
+        let before = used.partition_point(|(low, _)| *low < end);
+        before.checked_sub(1).is_some_and(|at| used[at].1 > block.address)
+    };
+    blocks.sort_by_cached_key(|block| !is_used(block));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -274,5 +302,28 @@ mod tests {
         let names = |miss| found(vec![tally.clone()], &[miss]);
         assert_eq!(names(miss(30, 0)), [(30, 1, vec!["fills".to_owned()])]);
         assert_eq!(names(miss(28, 0)), [(28, 2, Vec::new())], "beside it");
+    }
+
+    #[test]
+    fn used_blocks_come_first_and_keep_their_order() {
+        let block = |id: u64| image::Block {
+            id,
+            device: [0; 16],
+            size: 100,
+            kind: image::BlockKind::Heap,
+            address: 1000 * id,
+            allocations: 1,
+            chunks: Vec::new(),
+        };
+        let sorted = |used: &[(u64, u64)]| -> Vec<u64> {
+            let mut blocks: Vec<_> = (1..=5).map(block).collect();
+            sort_by_use(&mut used.to_vec(), &mut blocks);
+            blocks.into_iter().map(|block| block.id).collect()
+        };
+        assert_eq!(sorted(&[]), [1, 2, 3, 4, 5]);
+        assert_eq!(sorted(&[(4099, 4100), (2000, 2001)]), [2, 4, 1, 3, 5]);
+        assert_eq!(sorted(&[(2100, 3000), (5100, 9000), (0, 1000)]), [1, 2, 3, 4, 5]);
+        // A large one that is gone, and a small one within it.
+        assert_eq!(sorted(&[(2500, 5050), (2600, 2601)]), [3, 4, 5, 1, 2]);
     }
 }

@@ -146,7 +146,7 @@ pub enum ListenerKind {
 /// What a process had on devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CudaProcess {
-    /// Its physical memory, as far as gpucr saved it.
+    /// Its physical memory, as far as gpucr saved it, in the order in which a restore loads it.
     pub blocks: Vec<Block>,
     /// The shim that it runs under; none if it does not.
     pub shim: Option<Shim>,
