@@ -1,9 +1,9 @@
 //! Copying while the program runs.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{HeldDump, Lab, Pace, Program, finish, show, undisturbed};
+use gpucr_tests::{HeldDump, Lab, Pace, Program, finish, show, undisturbed, until};
 
 const ARGS: [&str; 4] = ["--steps", "400", "--step-delay-ms", "10"];
 
@@ -38,13 +38,8 @@ fn what_changed_after_it_was_copied_is_found_and_copied_again() -> Result<()> {
 /// Waits until the program has written to 20 of its 32 chunks or so.
 fn let_it_write(program: &Program) -> Result<()> {
     let before = steps(program);
-    let deadline = Instant::now() + Duration::from_secs(60);
     // It prints every eighth of its steps.
-    while steps(program) < before + 4 {
-        ensure!(Instant::now() < deadline, "{}", program.output());
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    Ok(())
+    until("it makes steps", || steps(program) >= before + 4)
 }
 
 /// A program that writes where its arguments point: what it does while it is copied is laid at the
@@ -196,17 +191,7 @@ fn a_failure_beside_the_running_program_leaves_it_alone() -> Result<()> {
         ensure!(output.status.success() == (fault == "fail:resume"), "{fault}: {}", show(&output));
         program.result()?;
         ensure!(program.series() == expected, "{fault}: the program differs");
-        let deadline = Instant::now() + Duration::from_secs(10);
-        let left = || -> Result<Vec<_>> {
-            let names = std::fs::read_dir(lab.path("."))?.map(|entry| Ok(entry?.file_name()));
-            names
-                .filter(|name| !matches!(name, Ok(name) if name == "log" || name == "image"))
-                .collect()
-        };
-        while !left()?.is_empty() {
-            ensure!(Instant::now() < deadline, "{fault}: left behind: {:?}", left()?);
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        lab.holds_only(&["log", "image"])?;
         ensure!(lab.path("image").exists() == (fault == "fail:resume"), "{fault}");
     }
     Ok(())

@@ -5,12 +5,11 @@
 //! in memory. gpucr sees in its code that it follows such pointers, so its launches wait for
 //! everything. Where gpucr is kept from looking at the code (`skip:habits`) they do not wait.
 
-use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, Program, SmallDisk, finish, show, undisturbed};
+use gpucr_tests::{Lab, Pace, Program, SmallDisk, finish, show, undisturbed, until};
 use serde_json::Value;
 
 /// Eight pools of two chunks.
@@ -219,29 +218,11 @@ fn waiting(lab: &Lab, program: &Program) -> Result<Running> {
         .stdout(log.try_clone()?)
         .stderr(log);
     let running = Running(command.spawn()?);
-    let deadline = Instant::now() + Duration::from_secs(60);
     let said = || std::fs::read_to_string(lab.path("dump.log")).unwrap_or_default();
-    while !said().contains("phase=\"store\"") {
-        ensure!(Instant::now() < deadline, "the program does not go on: {}", said());
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    until("the program goes on", || said().contains("phase=\"store\"")).with_context(said)?;
     // A step takes 20 ms, and the first launch after the gate waits for seconds.
     std::thread::sleep(Duration::from_millis(300));
     Ok(running)
-}
-
-fn nothing_is_left(dir: &Path) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        let names = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.file_name()));
-        let names: Vec<_> = names.collect::<Result<_>>()?;
-        let left = names.iter().any(|name| name.to_string_lossy().contains("image"));
-        if !left {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "left behind: {names:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Disks that are full at ever later points, some of them when the program has gone on.
@@ -294,7 +275,7 @@ fn whoever_waits_goes_on_when_gpucr_dies() -> Result<()> {
         pace.allow(1)?;
         program.result()?;
         ensure!(program.series() == expected, "{signal:?}: {:#?}", program.series());
-        nothing_is_left(&lab.path("."))?;
+        lab.holds_only(&["log", "dump.log", "dump.json"])?;
     }
     Ok(())
 }

@@ -1,43 +1,16 @@
 //! Restores on demand: the program goes on before its memory is there, and comes out the same, whatever it
 //! touches and whoever dies.
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, Program, binary, finish, refused, show, undisturbed};
+use gpucr_tests::{Dumped, Lab, exists, finish, refused, show, until};
 use serde_json::Value;
 
 const ON_DEMAND: [&str; 3] = ["restore", "--on-demand", "--json"];
 /// Nothing is loaded but what a call of the program waits for.
 const ONLY_WANTED: (&str, &str) = ("GPUCR_FAULT", "skip:unwanted");
-
-/// A workload that was dumped in the middle of its work and has ended; restored it goes on to its end.
-struct Dumped {
-    program: Program,
-    /// What it prints when nobody touches it.
-    expected: Vec<String>,
-    /// By which it knows that it may go on.
-    _pace: Pace,
-}
-
-fn dumped(lab: &Lab, name: &str, args: &[&str]) -> Result<Dumped> {
-    let expected = undisturbed(name, args)?;
-    let number = |line: &String| line.strip_prefix("step ")?.split(' ').next()?.parse().ok();
-    let steps: usize = expected.iter().filter_map(number).max().context("it makes steps")?;
-    let pace = Pace::new()?;
-    pace.allow(steps / 2)?;
-    let paced = [args, &["--step-delay-ms", "10", "--pace", pace.file()]].concat();
-    let mut program = lab.start(name, &paced)?;
-    program.wait_for("ready")?;
-    let pid = program.pid.to_string();
-    let output = finish(lab.gpucr().args(["dump", "--pid", &pid, "-o", "image"]))?;
-    ensure!(output.status.success(), "{}", show(&output));
-    program.wait()?;
-    pace.allow_all()?;
-    program.let_go()?;
-    Ok(Dumped { program, expected, _pace: pace })
-}
 
 /// Restores the image on demand and waits for the program's end; gives the report.
 fn restored(lab: &Lab, args: &[&str], environment: &[(&str, &str)]) -> Result<Value> {
@@ -57,63 +30,24 @@ const MAY_FALL_BACK: [&str; 4] = ["small-allocs", "scatter", "launcher", "family
 /// Restores a workload twice: with all memory loaded beside it, and with only what it waits for.
 fn on_demand(name: &str) -> Result<()> {
     let lab = Lab::new();
-    let Dumped { program, expected, _pace } = dumped(&lab, name, &[])?;
+    let dumped = Dumped::in_the_middle(&lab, name, &[])?;
     for environment in [&[][..], &[ONLY_WANTED]] {
         let report = restored(&lab, &[], environment)?;
         let fallen_back = !report["on_demand"]["fallen_back"].is_null();
         ensure!(!fallen_back || MAY_FALL_BACK.contains(&name), "{name}: {report}");
-        ensure!(program.series() == expected, "{name} differs:\n{}", program.output());
-        lab.rewind(&program, &lab.path("image"))?;
+        dumped.came_out_right(&lab)?;
     }
     Ok(())
 }
 
-macro_rules! workloads {
-    ($($test:ident $name:literal,)*) => {
-        mod workload {
-            $(#[test]
-            fn $test() -> anyhow::Result<()> {
-                super::on_demand($name)
-            })*
-        }
-
-        #[test]
-        fn no_workload_is_left_out() -> Result<()> {
-            let output = Command::new(binary("workload")).arg("--list").output()?;
-            let all = [&[$($name),*][..], &gpucr_tests::ADVERSARIES, &["random"]].concat();
-            assert_eq!(String::from_utf8(output.stdout)?.lines().collect::<Vec<_>>(), all);
-            Ok(())
-        }
-    };
-}
-
-workloads! {
-    sgd "sgd",
-    adam "adam",
-    attention "attention",
-    stencil "stencil",
-    histogram "histogram",
-    streams "streams",
-    threads "threads",
-    structs "structs",
-    indirect "indirect",
-    small_allocs "small-allocs",
-    late_modules "late-modules",
-    pinned "pinned",
-    stack "stack",
-    realloc "realloc",
-    vmm "vmm",
-    launcher "launcher",
-    family "family",
-    scatter "scatter",
-}
+gpucr_tests::each_workload!(on_demand);
 
 /// With only what they wait for, programs that follow pointers which lie in memory touch what is not there.
 fn adversary(name: &str) -> Result<bool> {
     let lab = Lab::new();
-    let Dumped { program, expected, _pace } = dumped(&lab, name, &["--steps", "20"])?;
+    let dumped = Dumped::in_the_middle(&lab, name, &["--steps", "20"])?;
     let report = restored(&lab, &[], &[ONLY_WANTED])?;
-    ensure!(program.series() == expected, "{name} differs:\n{}", program.output());
+    dumped.came_out_right(&lab)?;
     Ok(!report["on_demand"]["fallen_back"].is_null())
 }
 
@@ -136,14 +70,13 @@ fn no_adversary_comes_out_wrong() -> Result<()> {
 #[test]
 fn in_a_pid_namespace_too() -> Result<()> {
     let lab = Lab::new();
-    let Dumped { program, expected, _pace } = dumped(&lab, "permuted", &["--steps", "20"])?;
+    let dumped = Dumped::in_the_middle(&lab, "permuted", &["--steps", "20"])?;
     for (environment, falls_back) in [(&[][..], false), (&[ONLY_WANTED], true)] {
         let report = restored(&lab, &["--new-pids"], environment)?;
         let fallen_back = !report["on_demand"]["fallen_back"].is_null();
         // Memory that is loaded beside it may come too late as well.
         ensure!(fallen_back || !falls_back, "{report}");
-        ensure!(program.series() == expected, "differs:\n{}", program.output());
-        lab.rewind(&program, &lab.path("image"))?;
+        dumped.came_out_right(&lab)?;
     }
     Ok(())
 }
@@ -151,25 +84,16 @@ fn in_a_pid_namespace_too() -> Result<()> {
 #[test]
 fn in_the_background() -> Result<()> {
     let lab = Lab::new();
-    let Dumped { program, expected, _pace } = dumped(&lab, "halves", &["--steps", "20"])?;
+    let dumped = Dumped::in_the_middle(&lab, "halves", &["--steps", "20"])?;
     for environment in [&[][..], &[ONLY_WANTED]] {
         let mut command = lab.gpucr();
         command.args(["restore", "--on-demand", "--detach", "image"]);
         let output = finish(command.envs(environment.iter().copied()))?;
         ensure!(output.status.success(), "{}", show(&output));
-        ensure!(String::from_utf8_lossy(&output.stdout).trim() == program.pid.to_string());
-        let deadline = std::time::Instant::now() + Duration::from_secs(60);
-        while program.series().len() < expected.len() {
-            ensure!(std::time::Instant::now() < deadline, "no end:\n{}", program.output());
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        ensure!(program.series() == expected, "differs:\n{}", program.output());
+        ensure!(String::from_utf8_lossy(&output.stdout).trim() == dumped.program.pid.to_string());
         // Until init has waited for it its pid is taken.
-        while std::path::Path::new(&format!("/proc/{}", program.pid)).exists() {
-            ensure!(std::time::Instant::now() < deadline, "it does not end");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        lab.rewind(&program, &lab.path("image"))?;
+        until("it ends", || !exists(dumped.program.pid))?;
+        dumped.came_out_right(&lab)?;
     }
     Ok(())
 }
@@ -177,46 +101,34 @@ fn in_the_background() -> Result<()> {
 #[test]
 fn a_killed_restore_leaves_no_program_behind() -> Result<()> {
     let lab = Lab::new();
-    let Dumped { program, expected, _pace } = dumped(&lab, "sgd", &[])?;
+    let dumped = Dumped::in_the_middle(&lab, "sgd", &[])?;
     for phase in ["resume", "stream"] {
         let fault = format!("kill:{phase}");
         let output = finish(lab.gpucr().args(ON_DEMAND).arg("image").env("GPUCR_FAULT", fault))?;
         ensure!(!output.status.success(), "{}", show(&output));
-        // The keeper ends it.
-        let deadline = std::time::Instant::now() + Duration::from_secs(30);
-        while std::path::Path::new(&format!("/proc/{}", program.pid)).exists() {
-            ensure!(std::time::Instant::now() < deadline, "{phase}: it is still there");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        until("the keeper ends it", || !exists(dumped.program.pid)).context(phase)?;
     }
     restored(&lab, &[], &[])?;
-    ensure!(program.series() == expected, "differs:\n{}", program.output());
-    Ok(())
+    dumped.came_out_right(&lab)
 }
 
 /// What the program gets while its memory is loaded is no reason to restore it again.
 #[test]
 fn a_signal_is_the_programs() -> Result<()> {
     let lab = Lab::new();
-    let Dumped { program, _pace, .. } = dumped(&lab, "sgd", &[])?;
+    let Dumped { program, .. } = &Dumped::in_the_middle(&lab, "sgd", &[])?;
     let mut command = lab.gpucr();
     command.args(ON_DEMAND).args(["--ready-file", "ready", "image"]).envs([ONLY_WANTED]);
     command.env("GPUCR_FAULT", "hold:stream").env("GPUCR_FAULT_FILE", lab.path("go on"));
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let deadline = std::time::Instant::now() + Duration::from_secs(60);
-    while !lab.path("ready").exists() {
-        ensure!(std::time::Instant::now() < deadline, "it does not go on");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("it goes on", || lab.path("ready").exists())?;
     let before = program.output();
     std::thread::sleep(Duration::from_millis(100));
     ensure!(program.output() == before, "it went on without its memory:\n{}", program.output());
     // SAFETY: sends a signal to the child, which has not been waited for.
     unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
-    while !std::fs::read_to_string(format!("/proc/{}/stat", program.pid))?.contains(") Z ") {
-        ensure!(std::time::Instant::now() < deadline, "the program did not get the signal");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let stat = || std::fs::read_to_string(format!("/proc/{}/stat", program.pid));
+    until("the program gets the signal", || stat().is_ok_and(|stat| stat.contains(") Z ")))?;
     std::fs::write(lab.path("go on"), "")?;
     let output = child.wait_with_output()?;
     ensure!(output.status.code() == Some(128 + libc::SIGTERM), "{}", show(&output));
@@ -228,7 +140,7 @@ fn a_signal_is_the_programs() -> Result<()> {
 #[test]
 fn a_damaged_chunk_ends_the_program() -> Result<()> {
     let lab = Lab::new();
-    let Dumped { program, _pace, .. } = dumped(&lab, "halves", &["--steps", "20"])?;
+    let Dumped { program, .. } = &Dumped::in_the_middle(&lab, "halves", &["--steps", "20"])?;
     // Every pack but CRIU's files: those are read before anything is restored.
     for pack in std::fs::read_dir(lab.path("image/packs"))? {
         let pack = pack?.path();
@@ -241,7 +153,6 @@ fn a_damaged_chunk_ends_the_program() -> Result<()> {
     }
     let output = finish(lab.gpucr().args(ON_DEMAND).arg("image"))?;
     refused(&output, 1, &["damaged"])?;
-    let there = std::path::Path::new(&format!("/proc/{}", program.pid)).exists();
-    ensure!(!there, "it is still there: {}", show(&output));
+    ensure!(!exists(program.pid), "it is still there: {}", show(&output));
     Ok(())
 }

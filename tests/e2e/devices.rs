@@ -61,8 +61,6 @@ fn a_program_moves_and_is_dumped_there() -> Result<()> {
         command.args(["restore", "--device-map", map, "image"]).env(DEVICES.0, DEVICES.1);
         if number == 1 {
             command.arg("--on-demand");
-        }
-        if number == 1 {
             lab.rewind(&program, &lab.path("image"))?;
         }
         let before = program.output().len();

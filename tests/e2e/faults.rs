@@ -3,10 +3,10 @@
 
 use std::path::Path;
 use std::process::Output;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, SmallDisk, finish, refused, show, undisturbed};
+use gpucr_tests::{Lab, Program, SmallDisk, exists, finish, refused, show, undisturbed, until};
 
 /// The phases of a dump, in order.
 const DUMP_PHASES: [&str; 11] = [
@@ -44,29 +44,11 @@ fn dump_pausing_in(lab: &Lab, program: &Program, phase: &str) -> Result<std::pro
     Ok(command.spawn()?)
 }
 
-/// No socket, shared memory or temporary file is left: the folder holds what it should, and the
-/// agents' names and the keepers are gone with their processes.
-fn nothing_is_left(lab: &Lab, allowed: &[&str]) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    loop {
-        let mut names = Vec::new();
-        for entry in std::fs::read_dir(lab.path(""))? {
-            names.push(entry?.file_name().to_string_lossy().into_owned());
-        }
-        names.retain(|name| !allowed.contains(&name.as_str()));
-        if names.is_empty() {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "left behind: {names:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 /// The program goes on after a dump that failed, ends as if nothing had been, and can be dumped
 /// again meanwhile.
 fn goes_on(lab: &Lab, mut program: Program, expected: &[String]) -> Result<()> {
     program.wait_for_progress()?;
-    nothing_is_left(lab, &["log"])?;
+    lab.holds_only(&["log"])?;
     let image = lab.path("second");
     // The quickest, before the program comes to its end.
     lab.dump(&program, &image, &["--protocol", "stop"]).context("a second dump")?;
@@ -142,12 +124,9 @@ fn a_restore_that_fails_or_is_killed_leaves_the_image_and_no_process() -> Result
             command.arg("restore").arg(&image).env("GPUCR_FAULT", format!("{fault}:{phase}"));
             let output = finish(&mut command)?;
             ensure!(!output.status.success(), "{fault}:{phase}: {}", show(&output));
-            let deadline = Instant::now() + Duration::from_secs(15);
-            while Path::new(&format!("/proc/{}", program.pid)).exists() {
-                ensure!(Instant::now() < deadline, "{fault}:{phase}: a process is left");
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            nothing_is_left(&lab, &["log", "image"])?;
+            let ended = until("no process is left", || !exists(program.pid));
+            ended.with_context(|| format!("{fault}:{phase}"))?;
+            lab.holds_only(&["log", "image"])?;
         }
     }
     let mut program = lab.restore(&image, program)?;
@@ -236,7 +215,7 @@ fn a_program_that_dies_during_its_dump_is_reported_as_ended() -> Result<()> {
         let message = std::fs::read_to_string(lab.path("dump.err"))?;
         ensure!(status.code() == Some(1), "{phase}: {status} {message}");
         ensure!(message.contains("ended"), "{phase}: {message}");
-        nothing_is_left(&lab, &["log", "dump.err"])?;
+        lab.holds_only(&["log", "dump.err"])?;
     }
     Ok(())
 }
@@ -256,7 +235,7 @@ fn a_kernel_that_runs_too_long_makes_the_gate_give_up() -> Result<()> {
     // Each step computes for hundreds of milliseconds.
     ensure!(output.status.code() == Some(1), "{}", show(&output));
     ensure!(String::from_utf8_lossy(&output.stderr).contains("rolled back"), "{}", show(&output));
-    nothing_is_left(&lab, &["log"])?;
+    lab.holds_only(&["log"])?;
     program.result()?;
     ensure!(program.series() == uninterrupted.series(), "differs:\n{}", program.output());
     Ok(())
@@ -373,11 +352,7 @@ fn two_restores_of_one_image_take_turns() -> Result<()> {
     let output = first.wait_with_output()?;
     ensure!(output.status.success(), "{}", show(&output));
     program.let_go()?;
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while program.series().last().is_none_or(|line| !line.starts_with("result ")) {
-        ensure!(Instant::now() < deadline, "{}", program.output());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("its end", || program.series().last().is_some_and(|line| line.starts_with("result ")))?;
     ensure!(program.series() == undisturbed("sgd", &ARGS[..2])?, "{}", program.output());
     Ok(())
 }

@@ -3,10 +3,9 @@
 use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, Program, finish, refused, show, undisturbed};
+use gpucr_tests::{Lab, Pace, Program, exists, finish, refused, show, undisturbed, until};
 
 const ARGS: [&str; 2] = ["--steps", "200"];
 
@@ -40,11 +39,7 @@ fn a_command_runs_before_the_program_does() -> Result<()> {
     ensure!(std::fs::read_to_string(lab.path("ready"))? == format!("{}\n", program.pid));
     ensure!(!lab.path("ready.unfinished").exists());
     program.let_go()?;
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while program.series().last().is_none_or(|line| !line.starts_with("result ")) {
-        ensure!(Instant::now() < deadline, "{}", program.output());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("its end", || program.series().last().is_some_and(|line| line.starts_with("result ")))?;
     ensure!(program.series() == undisturbed("sgd", &ARGS)?);
     Ok(())
 }
@@ -75,18 +70,13 @@ fn an_interrupt_ends_the_command_too() -> Result<()> {
     let mut command = lab.gpucr();
     command.args(["restore", "--exec-before-resume", "echo $$ > hook; sleep 1000", "image"]);
     let mut child = command.spawn()?;
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let shell = loop {
-        match std::fs::read_to_string(lab.path("hook")).ok().filter(|text| text.ends_with('\n')) {
-            Some(pid) => break pid.trim().to_owned(),
-            None => ensure!(Instant::now() < deadline, "the hook does not start"),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
+    let said = || std::fs::read_to_string(lab.path("hook")).unwrap_or_default();
+    until("the hook starts", || said().ends_with('\n'))?;
+    let shell: u32 = said().trim().parse()?;
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
     ensure!(child.wait()?.code() == Some(1));
-    ensure!(!std::path::Path::new(&format!("/proc/{shell}")).exists(), "the hook goes on");
+    ensure!(!exists(shell), "the hook goes on");
     Ok(())
 }
 

@@ -2,60 +2,17 @@
 
 use std::fs::File;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, binary, finish, in_own_session, show, undisturbed};
+use gpucr_tests::{Lab, Piped, binary, finish, show, until};
 use rustix::process::Signal;
 use serde_json::Value;
 
 const ARGS: [&str; 2] = ["--steps", "120"];
 
-/// A program whose output goes to a pipe, dumped in the middle of its work and ended. Gives its pid, and
-/// what it had printed.
-fn dumped(lab: &Lab, name: &str, pace: &Pace) -> Result<(u32, Vec<String>)> {
-    let mut command = lab.gpucr();
-    command.args(["run", "--device", "soft", "--"]).arg(binary("workload")).arg(name);
-    command.args(ARGS).args(["--pace", pace.file()]).stdout(Stdio::piped());
-    in_own_session(&mut command);
-    let mut program = command.spawn()?;
-    pace.allow(60)?;
-    let mut lines =
-        std::io::BufRead::lines(std::io::BufReader::new(program.stdout.take().context("piped")?));
-    let mut printed = Vec::new();
-    while printed.iter().filter(|line: &&String| line.starts_with("step ")).count() < 5 {
-        printed.push(lines.next().context("it goes on")??);
-    }
-    let output = lab.run(["dump", "--pid", &program.id().to_string(), "-o", "image"])?;
-    ensure!(output.status.success(), "{}", show(&output));
-    printed.extend(lines.collect::<Result<Vec<_>, _>>()?);
-    program.wait()?;
-    Ok((program.id(), printed))
-}
-
-fn series(lines: impl Iterator<Item = String>) -> Vec<String> {
-    lines.filter(|line| line.starts_with("step ") || line.starts_with("result ")).collect()
-}
-
-/// A restore in the foreground, with its output in a file.
-fn restore(lab: &Lab, file: &str) -> Result<Child> {
-    let mut command = lab.gpucr();
-    command.args(["restore", "--new-pids", "image"]);
-    Ok(command.stdout(File::create(lab.path(file))?).spawn()?)
-}
-
 fn lines(path: &Path) -> Vec<String> {
     std::fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
-}
-
-fn until(what: &str, mut done: impl FnMut() -> bool) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        ensure!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
 }
 
 /// The pids of a process, outermost first, and whether it lives.
@@ -65,37 +22,44 @@ fn inner_pid(pid: u32) -> Option<u32> {
     pids.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
-#[test]
-fn one_image_three_times_at_once() -> Result<()> {
-    for name in ["adam", "family", "launcher"] {
-        let lab = Lab::new();
-        let pace = Pace::new()?;
-        let (_, before) = dumped(&lab, name, &pace)?;
-        let mut restores: Vec<Child> =
-            (0..3).map(|n| restore(&lab, &format!("out-{n}"))).collect::<Result<_>>()?;
-        // All are at work at the same time before any may end.
-        pace.allow(20)?;
-        for n in 0..3 {
-            until("it goes on", || !lines(&lab.path(format!("out-{n}"))).is_empty())?;
-        }
-        pace.allow_all()?;
-        let expected = undisturbed(name, &ARGS)?;
-        for (n, restore) in restores.iter_mut().enumerate() {
-            let status = restore.wait()?;
-            ensure!(status.success(), "{name} {n}: {status}");
-            let after = lines(&lab.path(format!("out-{n}")));
-            let all = series(before.iter().cloned().chain(after));
-            ensure!(all == expected, "{name} {n} differs: {all:#?}");
-        }
+/// Restores one image so often at once: all are at work at the same time before any may end.
+fn at_once(name: &str, ways: &[&[&str]]) -> Result<()> {
+    let lab = Lab::new();
+    let piped = Piped::in_the_middle(&lab, name, &[])?;
+    let out = |number: usize| format!("out-{number}");
+    let restores = ways.iter().enumerate().map(|(n, args)| piped.restore(&lab, args, &out(n)));
+    let restores: Vec<_> = restores.collect();
+    // A restored program must print something to show that it lives.
+    piped.pace.allow(20)?;
+    for n in 0..ways.len() {
+        until("it goes on", || !lines(&lab.path(out(n))).is_empty())?;
+    }
+    piped.pace.allow_all()?;
+    for (n, restore) in restores.into_iter().enumerate() {
+        let status = restore?.wait()?;
+        ensure!(status.success(), "{name} {n}: {status}");
+        piped.came_out_right(&lab, &out(n))?;
     }
     Ok(())
+}
+
+/// In full, and on demand.
+fn twice_at_once(name: &str) -> Result<()> {
+    at_once(name, &[&[], &["--on-demand"]])
+}
+
+gpucr_tests::each_workload!(twice_at_once);
+
+#[test]
+fn one_image_three_times_at_once() -> Result<()> {
+    at_once("launcher", &[&[], &[], &[]])
 }
 
 #[test]
 fn a_program_in_the_background_is_known_by_its_pid_outside() -> Result<()> {
     let lab = Lab::new();
-    let pace = Pace::new()?;
-    let (pid, _) = dumped(&lab, "sgd", &pace)?;
+    let piped = Piped::in_the_middle(&lab, "sgd", &ARGS)?;
+    let pid = piped.pid;
     let mut outer = Vec::new();
     for _ in 0..2 {
         let output = lab.run(["restore", "--new-pids", "--detach", "--json", "image"])?;
@@ -125,7 +89,7 @@ fn a_program_in_the_background_is_known_by_its_pid_outside() -> Result<()> {
     // Its namespace ends with it; the other one goes on to its end.
     until("its namespace ends", || inner_pid(outer[0]).is_none())?;
     ensure!(inner_pid(outer[1]).is_some());
-    pace.allow_all()?;
+    piped.pace.allow_all()?;
     until("it ends", || inner_pid(outer[1]).is_none())
 }
 
@@ -149,28 +113,26 @@ fn first_of(pid: u32) -> Result<u32> {
 #[test]
 fn signals_and_exit_codes_pass_through() -> Result<()> {
     let lab = Lab::new();
-    let pace = Pace::new()?;
-    dumped(&lab, "sgd", &pace)?;
-    let mut child = restore(&lab, "out-1")?;
-    pace.allow(20)?;
+    let piped = Piped::in_the_middle(&lab, "sgd", &ARGS)?;
+    let mut child = piped.restore(&lab, &[], "out-1")?;
+    piped.pace.allow(20)?;
     until("it goes on", || !lines(&lab.path("out-1")).is_empty())?;
     kill(child.id(), Signal::TERM)?;
     ensure!(child.wait()?.code() == Some(128 + 15));
     // The command outside is killed: the program goes on.
-    let mut child = restore(&lab, "out-2")?;
-    pace.allow(20)?;
+    let mut child = piped.restore(&lab, &[], "out-2")?;
+    piped.pace.allow(20)?;
     until("it goes on", || !lines(&lab.path("out-2")).is_empty())?;
     child.kill()?;
     child.wait()?;
-    pace.allow_all()?;
+    piped.pace.allow_all()?;
     until("it ends", || lines(&lab.path("out-2")).iter().any(|line| line.starts_with("result ")))
 }
 
 #[test]
 fn the_death_of_the_first_process_ends_everything() -> Result<()> {
     let lab = Lab::new();
-    let pace = Pace::new()?;
-    dumped(&lab, "sgd", &pace)?;
+    let _piped = Piped::in_the_middle(&lab, "sgd", &ARGS)?;
     let output = lab.run(["restore", "--new-pids", "--detach", "image"])?;
     ensure!(output.status.success(), "{}", show(&output));
     let pid: u32 = String::from_utf8(output.stdout)?.trim().parse()?;
@@ -183,8 +145,7 @@ fn the_death_of_the_first_process_ends_everything() -> Result<()> {
 #[test]
 fn nothing_is_left_of_a_restore_that_fails() -> Result<()> {
     let lab = Lab::new();
-    let pace = Pace::new()?;
-    dumped(&lab, "sgd", &pace)?;
+    let piped = Piped::in_the_middle(&lab, "sgd", &ARGS)?;
     let refused = |output: Output, phase: &str, word: &str| {
         ensure!(output.status.code() == Some(1), "{phase}: {}", show(&output));
         ensure!(
@@ -215,8 +176,8 @@ fn nothing_is_left_of_a_restore_that_fails() -> Result<()> {
     }
     until("nothing is left", || processes(&lab).is_empty())?;
     // The image is as it was.
-    let mut child = restore(&lab, "out")?;
-    pace.allow_all()?;
+    let mut child = piped.restore(&lab, &[], "out")?;
+    piped.pace.allow_all()?;
     ensure!(child.wait()?.success());
     Ok(())
 }
@@ -224,8 +185,7 @@ fn nothing_is_left_of_a_restore_that_fails() -> Result<()> {
 #[test]
 fn the_namespace_ends_with_the_command_before_the_program_runs() -> Result<()> {
     let lab = Lab::new();
-    let pace = Pace::new()?;
-    dumped(&lab, "sgd", &pace)?;
+    let _piped = Piped::in_the_middle(&lab, "sgd", &ARGS)?;
     let mut command = lab.gpucr();
     command.args(["restore", "--new-pids", "image"]);
     command.env("GPUCR_FAULT", "hold:driver").env("GPUCR_FAULT_FILE", lab.path("never"));

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, finish, show, undisturbed};
+use gpucr_tests::{Lab, Program, finish, show, undisturbed, until};
 use serde_json::Value;
 
 const ARGS: [&str; 4] = ["--steps", "80", "--step-delay-ms", "20"];
@@ -187,11 +187,10 @@ fn a_dump_that_is_killed_leaves_nothing_in_the_store() -> Result<()> {
         let output = finish(command.env("GPUCR_FAULT", format!("kill:{phase}")))?;
         ensure!(!output.status.success(), "{phase}: {}", show(&output));
         // The keeper sees to it.
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
-        while (names("images")?, names("packs")?, names("index")?) != before {
-            ensure!(std::time::Instant::now() < deadline, "{phase} leaves {:?}", names("packs")?);
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
+        let is_as_before = || -> Result<bool> {
+            Ok((names("images")?, names("packs")?, names("index")?) == before)
+        };
+        until("the store is as before", || is_as_before().unwrap_or(false)).context(phase)?;
     }
     program.wait_for_progress()
 }

@@ -2,16 +2,16 @@
 //! is dropped or damaged, a restore goes on or reads the image from disk.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, Program, binary, finish, refused, show, undisturbed};
+use gpucr_tests::{Dumped, Lab, Piped, Program, binary, finish, refused, show, undisturbed, until};
 use gpucr_wire::Connection;
 use serde_json::Value;
 
@@ -44,14 +44,9 @@ impl Holder {
 
     /// Waits until the process has ended, and with it its hold on the memory.
     fn wait_for_end(&self) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(20);
         let state = || std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
         // One that nobody has waited for yet holds nothing any more.
-        while state().is_ok_and(|stat| !stat.contains(") Z ")) {
-            ensure!(Instant::now() < deadline, "holder {} does not end", self.pid);
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
+        until("the holder ends", || !state().is_ok_and(|stat| !stat.contains(") Z ")))
     }
 }
 
@@ -86,12 +81,8 @@ fn socket_name(lab: &Lab) -> Result<String> {
 
 /// Waits until somebody has the name of a socket.
 fn wait_for_socket(name: &str) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !std::fs::read_to_string("/proc/net/unix")?.contains(name) {
-        ensure!(Instant::now() < deadline, "nobody has {name}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
+    let names = || std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+    until(&format!("somebody has {name}"), || names().contains(name))
 }
 
 fn dump(lab: &Lab, program: &mut Program, args: &[&str]) -> Result<Value> {
@@ -137,62 +128,16 @@ fn restored(
 
 /// Dumps a workload in its middle and restores it from memory.
 fn from_memory(name: &str) -> Result<()> {
-    let expected = undisturbed(name, &[])?;
-    let number = |line: &String| line.strip_prefix("step ")?.split(' ').next()?.parse().ok();
-    let steps: usize = expected.iter().filter_map(number).max().context("it makes steps")?;
     let lab = Lab::new();
-    let pace = Pace::new()?;
-    pace.allow(steps / 2)?;
-    let mut program = lab.start(name, &["--step-delay-ms", "10", "--pace", pace.file()])?;
-    program.wait_for("ready")?;
-    dump(&lab, &mut program, &["-o", "image"])?;
-    pace.allow_all()?;
+    let Dumped { program, expected, .. } = &Dumped::in_the_middle(&lab, name, &[])?;
     let holder = warm(&lab, "image")?;
-    ensure!(restored(&lab, &[], "image", &program, &expected)?, "{name} was not warm");
+    ensure!(restored(&lab, &[], "image", program, expected)?, "{name} was not warm");
     let kept = kept(&lab, &holder.id)?.context("it is listed")?;
     ensure!(kept["restores"] == 1 && kept["pid"] == holder.pid, "{kept}");
     Ok(())
 }
 
-macro_rules! workloads {
-    ($($test:ident $name:literal,)*) => {
-        mod from_memory {
-            $(#[test]
-            fn $test() -> anyhow::Result<()> {
-                super::from_memory($name)
-            })*
-        }
-
-        #[test]
-        fn no_workload_is_left_out() -> Result<()> {
-            let output = Command::new(binary("workload")).arg("--list").output()?;
-            let all = [&[$($name),*][..], &gpucr_tests::ADVERSARIES, &["random"]].concat();
-            assert_eq!(String::from_utf8(output.stdout)?.lines().collect::<Vec<_>>(), all);
-            Ok(())
-        }
-    };
-}
-
-workloads! {
-    sgd "sgd",
-    adam "adam",
-    attention "attention",
-    stencil "stencil",
-    histogram "histogram",
-    streams "streams",
-    threads "threads",
-    structs "structs",
-    indirect "indirect",
-    small_allocs "small-allocs",
-    late_modules "late-modules",
-    pinned "pinned",
-    stack "stack",
-    realloc "realloc",
-    vmm "vmm",
-    launcher "launcher",
-    family "family",
-    scatter "scatter",
-}
+gpucr_tests::each_workload!(from_memory);
 
 #[test]
 fn kept_restored_twice_and_dropped() -> Result<()> {
@@ -311,12 +256,8 @@ impl HeldRestore {
 }
 
 fn wait_until_handed_over(lab: &Lab, holder: &Holder, restores: u64) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while kept(lab, &holder.id)?.context("it is listed")?["restores"] != restores {
-        ensure!(Instant::now() < deadline, "the restore does not take the copy");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
+    let handed_over = || matches!(kept(lab, &holder.id), Ok(Some(k)) if k["restores"] == restores);
+    until("the restore takes the copy", handed_over)
 }
 
 #[test]
@@ -579,54 +520,24 @@ fn in_the_foreground_for_a_service_manager() -> Result<()> {
     Ok(())
 }
 
-fn lines(path: &Path) -> Vec<String> {
-    std::fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
-}
-
 /// In pid namespaces of their own, two restores of one copy run at the same time.
 #[test]
 fn two_programs_at_once_from_one_copy() -> Result<()> {
-    let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
-    let pace = Pace::new()?;
-    pace.allow(30)?;
-    let mut command = lab.gpucr();
-    command.args(["run", "--device", "soft", "--"]).arg(binary("workload")).arg("sgd");
-    command.args(&ARGS[..2]).args(["--pace", pace.file()]).stdout(Stdio::piped());
-    gpucr_tests::in_own_session(&mut command);
-    let mut program = command.spawn()?;
-    let mut output = BufReader::new(program.stdout.take().context("piped")?).lines();
-    let mut before = Vec::new();
-    while before.iter().filter(|line: &&String| line.starts_with("step ")).count() < 3 {
-        before.push(output.next().context("it goes on")??);
-    }
-    json(&lab, &["dump", "--json", "--pid", &program.id().to_string(), "-o", "image"])?;
-    before.extend(output.collect::<Result<Vec<_>, _>>()?);
-    program.wait()?;
-
+    let piped = Piped::in_the_middle(&lab, "sgd", &ARGS[..2])?;
     let holder = warm(&lab, "image")?;
     std::fs::remove_dir_all(lab.path("image/packs"))?;
     std::fs::remove_file(lab.path("image/index"))?;
-    let outs = ["out-0", "out-1"].map(|name| lab.path(name));
-    let mut restores = Vec::new();
-    for out in &outs {
-        let mut command = lab.gpucr();
-        command.args(["restore", "--new-pids", "image"]).stdout(File::create(out)?);
-        restores.push(command.spawn()?);
-    }
+    let outs = ["out-0", "out-1"];
+    let restores = outs.map(|out| piped.restore(&lab, &[], out));
     // Both are at work before any may end.
-    pace.allow(20)?;
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while outs.iter().any(|out| lines(out).is_empty()) {
-        ensure!(Instant::now() < deadline, "they do not go on");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    pace.allow_all()?;
-    for (restore, out) in restores.iter_mut().zip(&outs) {
-        ensure!(restore.wait()?.success());
-        let mut all = [&before[..], &lines(out)].concat();
-        all.retain(|line| line.starts_with("step ") || line.starts_with("result "));
-        ensure!(all == expected, "differs: {all:#?}");
+    piped.pace.allow(20)?;
+    let at_work = |out: &str| std::fs::metadata(lab.path(out)).is_ok_and(|file| file.len() > 0);
+    until("they go on", || outs.iter().all(|out| at_work(out)))?;
+    piped.pace.allow_all()?;
+    for (restore, out) in restores.into_iter().zip(outs) {
+        ensure!(restore?.wait()?.success());
+        piped.came_out_right(&lab, out)?;
     }
     ensure!(kept(&lab, &holder.id)?.context("it is listed")?["restores"] == 2);
     Ok(())

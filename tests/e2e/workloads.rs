@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, Program, Random, undisturbed};
+use anyhow::{Result, ensure};
+use gpucr_tests::{Lab, Pace, Program, Random, last_step, undisturbed};
 
 /// Starts the program; it goes on by itself, but not to its end before its dumps are done.
 fn start(lab: &Lab, name: &str, steps: usize) -> Result<(Program, Pace)> {
@@ -56,53 +56,11 @@ fn dumped_and_left_running(name: &str, steps: usize, expected: &[String]) -> Res
     Ok(())
 }
 
-/// The number of the last step.
-fn last_step(series: &[String]) -> Result<usize> {
-    let number = |line: &String| line.strip_prefix("step ")?.split(' ').next()?.parse().ok();
-    series.iter().filter_map(number).max().context("it makes steps")
+fn thrice_and_left_running(name: &str) -> Result<()> {
+    let expected = undisturbed(name, &[])?;
+    let steps = last_step(&expected)?;
+    dumped_and_restored(name, steps, &expected)?;
+    dumped_and_left_running(name, steps, &expected)
 }
 
-macro_rules! workloads {
-    ($($test:ident $name:literal,)*) => {$(
-        #[test]
-        fn $test() -> Result<()> {
-            let expected = undisturbed($name, &[])?;
-            let steps = last_step(&expected)?;
-            dumped_and_restored($name, steps, &expected)?;
-            dumped_and_left_running($name, steps, &expected)
-        }
-    )*
-        #[test]
-        fn no_workload_is_left_out() -> Result<()> {
-            let output = std::process::Command::new(gpucr_tests::binary("workload"))
-                .arg("--list")
-                .output()?;
-            let listed = String::from_utf8(output.stdout)?;
-            // The adversaries and the generated programs have tests of their own.
-            let all = [&[$($name),*][..], &gpucr_tests::ADVERSARIES, &["random"]].concat();
-            assert_eq!(listed.lines().collect::<Vec<_>>(), all);
-            Ok(())
-        }
-    };
-}
-
-workloads! {
-    sgd "sgd",
-    adam "adam",
-    attention "attention",
-    stencil "stencil",
-    histogram "histogram",
-    streams "streams",
-    threads "threads",
-    structs "structs",
-    indirect "indirect",
-    small_allocs "small-allocs",
-    late_modules "late-modules",
-    pinned "pinned",
-    stack "stack",
-    realloc "realloc",
-    vmm "vmm",
-    launcher "launcher",
-    family "family",
-    scatter "scatter",
-}
+gpucr_tests::each_workload!(thrice_and_left_running);

@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+mod dumped;
 mod held;
 
+pub use dumped::{Dumped, Piped, last_step};
 pub use held::HeldDump;
 
 /// How long anything may take before a test gives up on it; machines are slow and shared.
@@ -126,6 +128,18 @@ impl Lab {
     /// Runs gpucr with arguments and waits for its end.
     pub fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Result<Output> {
         finish(self.gpucr().args(args))
+    }
+
+    /// Waits until the folder holds nothing but what is allowed: no socket, temporary file or half an
+    /// image is left.
+    pub fn holds_only(&self, allowed: &[&str]) -> Result<()> {
+        let others = || -> Result<Vec<String>> {
+            let names = std::fs::read_dir(self.path(""))?;
+            let names = names.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+            names.filter(|name| !matches!(name, Ok(n) if allowed.contains(&n.as_str()))).collect()
+        };
+        let gone = until("what was made is removed", || matches!(others(), Ok(o) if o.is_empty()));
+        gone.with_context(|| format!("left behind: {:?}", others()))
     }
 
     /// Starts a workload under gpucr on the software driver.
@@ -383,6 +397,21 @@ pub fn in_own_session(command: &mut Command) {
             Ok(())
         });
     }
+}
+
+/// Waits until something is so.
+pub fn until(what: &str, mut so: impl FnMut() -> bool) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !so() {
+        ensure!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Whether there is a process of that pid, be it one that nobody has waited for.
+pub fn exists(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
 }
 
 /// Runs a command to its end, which must come in time.

@@ -1,0 +1,150 @@
+//! Programs that were dumped in the middle of their work.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::{Lab, Pace, Program, binary, in_own_session, show, undisturbed};
+
+/// A workload that was dumped to `image` in the middle of its work and has ended. Restored it goes on to
+/// its end.
+pub struct Dumped {
+    /// The workload; its log is as it was at the dump.
+    pub program: Program,
+    /// What it prints when nobody touches it.
+    pub expected: Vec<String>,
+    /// By which it knows that it may go on.
+    _pace: Pace,
+}
+
+impl Dumped {
+    /// Runs the workload once to its end, and a second time up to the dump.
+    pub fn in_the_middle(lab: &Lab, name: &str, args: &[&str]) -> Result<Self> {
+        let expected = undisturbed(name, args)?;
+        let pace = Pace::new()?;
+        pace.allow(last_step(&expected)? / 2)?;
+        let paced = [args, &["--step-delay-ms", "10", "--pace", pace.file()]].concat();
+        let mut program = lab.start(name, &paced)?;
+        program.wait_for("ready")?;
+        let output = lab.run(["dump", "--pid", &program.pid.to_string(), "-o", "image"])?;
+        ensure!(output.status.success(), "{}", show(&output));
+        program.wait()?;
+        pace.allow_all()?;
+        program.let_go()?;
+        Ok(Self { program, expected, _pace: pace })
+    }
+
+    /// What was restored has come to its end: it must have printed what it prints when nobody touches it.
+    /// Its log is as it was at the dump afterwards, for the next restore.
+    pub fn came_out_right(&self, lab: &Lab) -> Result<()> {
+        let output = self.program.output();
+        ensure!(self.program.series() == self.expected, "it differs:\n{output}");
+        lab.rewind(&self.program, &lab.path("image"))
+    }
+}
+
+/// A workload that prints to a pipe, dumped to `image` in the middle of its work, which has ended. So it can
+/// be restored several times at once, each time with its output in a file of its own.
+pub struct Piped {
+    /// The workload's pid.
+    pub pid: u32,
+    /// How far what was restored may get: not further than it was at the dump, to begin with.
+    pub pace: Pace,
+    before: Vec<String>,
+    expected: Vec<String>,
+}
+
+impl Piped {
+    /// Runs the workload once to its end, and a second time up to the dump.
+    pub fn in_the_middle(lab: &Lab, name: &str, args: &[&str]) -> Result<Self> {
+        let expected = undisturbed(name, args)?;
+        let pace = Pace::new()?;
+        pace.allow(last_step(&expected)? / 2)?;
+        let mut command = lab.gpucr();
+        command.args(["run", "--device", "soft", "--"]).arg(binary("workload")).arg(name);
+        command.args(args).args(["--pace", pace.file()]).stdout(Stdio::piped());
+        in_own_session(&mut command);
+        let mut program = command.spawn()?;
+        let mut lines = BufReader::new(program.stdout.take().context("piped")?).lines();
+        let mut before = Vec::new();
+        while before.iter().filter(|line: &&String| line.starts_with("step ")).count() < 3 {
+            before.push(lines.next().context("it goes on")??);
+        }
+        let output = lab.run(["dump", "--pid", &program.id().to_string(), "-o", "image"])?;
+        ensure!(output.status.success(), "{}", show(&output));
+        before.extend(lines.collect::<Result<Vec<_>, _>>()?);
+        program.wait()?;
+        Ok(Self { pid: program.id(), pace, before, expected })
+    }
+
+    /// Begins a restore in the foreground, in a pid namespace of its own, that prints to a file of the lab.
+    pub fn restore(&self, lab: &Lab, args: &[&str], out: &str) -> Result<Child> {
+        let mut command = lab.gpucr();
+        command.args(["restore", "--new-pids"]).args(args).arg("image");
+        Ok(command.stdout(File::create(lab.path(out))?).spawn()?)
+    }
+
+    /// What was restored has come to its end: it must have printed what is still missing, into that file.
+    pub fn came_out_right(&self, lab: &Lab, out: &str) -> Result<()> {
+        let after = std::fs::read_to_string(lab.path(out))?;
+        let all = self.before.iter().map(String::as_str).chain(after.lines());
+        let series = |line: &&str| line.starts_with("step ") || line.starts_with("result ");
+        let all: Vec<&str> = all.filter(series).collect();
+        ensure!(all == self.expected, "{out} differs: {all:#?}");
+        Ok(())
+    }
+}
+
+/// The number of the last step in what a workload prints.
+pub fn last_step(series: &[String]) -> Result<usize> {
+    let number = |line: &String| line.strip_prefix("step ")?.split(' ').next()?.parse().ok();
+    series.iter().filter_map(number).max().context("it makes steps")
+}
+
+/// Makes a test of each workload, in a module `workload`, by a function that takes its name, and one that
+/// fails if a workload is missing here. The adversaries and the generated programs have tests of their own.
+#[macro_export]
+macro_rules! each_workload {
+    ($run:ident) => {
+        $crate::each_workload! { $run:
+            sgd "sgd",
+            adam "adam",
+            attention "attention",
+            stencil "stencil",
+            histogram "histogram",
+            streams "streams",
+            threads "threads",
+            structs "structs",
+            indirect "indirect",
+            small_allocs "small-allocs",
+            late_modules "late-modules",
+            pinned "pinned",
+            stack "stack",
+            realloc "realloc",
+            vmm "vmm",
+            launcher "launcher",
+            family "family",
+            scatter "scatter",
+        }
+    };
+    ($run:ident: $($test:ident $name:literal,)*) => {
+        mod workload {
+            $(#[test]
+            fn $test() -> anyhow::Result<()> {
+                super::$run($name)
+            })*
+
+            #[test]
+            fn none_is_left_out() -> anyhow::Result<()> {
+                let output = std::process::Command::new($crate::binary("workload"))
+                    .arg("--list")
+                    .output()?;
+                let all = [&[$($name),*][..], &$crate::ADVERSARIES, &["random"]].concat();
+                assert_eq!(String::from_utf8(output.stdout)?.lines().collect::<Vec<_>>(), all);
+                Ok(())
+            }
+        }
+    };
+}
