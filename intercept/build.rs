@@ -27,9 +27,9 @@ fn generate(table: &str) -> String {
         let mut words = line.split(' ');
         let (name, class) = (words.next().expect("a name"), words.next().expect("a class"));
         let arguments = words.next().map(|n| n.parse::<usize>().expect("a number"));
-        // A form is applied before the call, or after it has succeeded.
-        // What has none of its own may touch any memory, if it passes the gate.
+        // What passes the gate and has no form of its own may touch any memory.
         let none = if class == "watch" { "none" } else { "unknown" };
+        // The one that is applied before the call, and the one for after it has succeeded.
         let form = match (words.next(), words.next()) {
             (Some("then"), Some(form)) => format!("none {form}"),
             (form, None) => format!("{} none", form.unwrap_or(none)),

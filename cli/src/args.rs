@@ -261,7 +261,8 @@ pub(crate) struct RestoreArgs {
     /// A launch then waits only for the memory that its arguments point to; the rest is loaded beside the
     /// running program, and gpucr stays until it is. If the device touches memory that nobody saw it would
     /// touch (through pointers that lie in memory), the program is ended and restored anew with all of its
-    /// memory. What it had written to files that it had open at the dump is taken back then. What it
+    /// memory. So it is if it ends by itself before all is loaded and its exit status is not 0, since a
+    /// missed access can be the reason. What it had written to files that it had open at the dump is taken back then. What it
     /// had sent or printed elsewhere in between is not: it comes twice.
     #[arg(long)]
     pub(crate) on_demand: bool,

@@ -22,7 +22,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::criu::{Criu, Hint, InheritFd, RestoreError, RestoreOptions, RestoreWorker};
-use crate::device::Driver;
 use crate::error::{Error, Failure, Left};
 use crate::held::{Drivers, Held};
 use crate::image::Manifest;
@@ -33,7 +32,6 @@ use crate::stop::Stop;
 pub use demand::OnDemand;
 use demand::{Awaited, Prepared};
 pub use devices::MappedDevice;
-use devices::Placement;
 use source::{CriuFiles, Source};
 
 /// How long the agent of a process that was just restored may take to answer.
@@ -122,9 +120,12 @@ pub fn restore(options: &Options, progress: &Arc<dyn Progress>) -> Result<Report
     // Image and host are as they should be: it was a guess about the program that was wrong.
     tracing::warn!(error = %failure.error, "restoring again, with all memory before the program goes on");
     options.tell(None);
-    if let Ok(manifest) = Manifest::read(&options.image) {
-        demand::take_back_output(&manifest);
-    }
+    let manifest = Manifest::read(&options.image).map_err(|error| Failure {
+        phase: failure.phase,
+        error: Box::new(error.into()),
+        left: failure.left,
+    })?;
+    demand::take_back_output(&manifest);
     let mut report = attempt(options, false, progress)?;
     report.on_demand =
         Some(OnDemand { fallen_back: Some(failure.error.to_string()), ..OnDemand::default() });
@@ -375,8 +376,7 @@ impl Load {
     ) -> Self {
         let stop = Stop::new(options.stop.clone());
         let flag = stop.clone();
-        let (driver, placement): (Arc<Driver>, Placement) =
-            (plan.driver.clone(), plan.placement.clone());
+        let (driver, placement) = (plan.driver.clone(), plan.placement.clone());
         let load = move || {
             if on_demand {
                 let prepared = demand::prepare(&driver, &image, &placement)?.map(Box::new);

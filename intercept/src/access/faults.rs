@@ -109,7 +109,8 @@ looked_at! {
 /// Leads the slots through here, or back. Only the agent calls this.
 pub(crate) fn watch(on: bool) {
     for ((slot, looking), real) in LOOKING.iter().zip(&REAL) {
-        // Not what is there: a stub would put the driver's function in our place.
+        // Puts the driver's function into the slot: a stub that is still there would do so later, in
+        // our place.
         let driver = resolve(*slot as u32).cast_mut();
         if on {
             // It stays there for those who are still on their way through here when this is over.

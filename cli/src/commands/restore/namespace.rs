@@ -51,24 +51,19 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
     let mut reports = BufReader::new(File::from(reports)).lines();
     let mut next = || -> Option<Value> { serde_json::from_str(&reports.next()?.ok()?).ok() };
 
+    let (mut outer, mut inner) = (0, 0);
     let mut ready = Some(ready);
-    let mut running = |told: &Value| {
-        let inner = told["pid"].as_u64().unwrap_or_default() as u32;
-        let outer = namespace::outer_pid(child_pid, inner).unwrap_or_default();
+    // That it runs is told before the report; twice if it was restored again.
+    let report = loop {
+        let told = next();
+        let Some(told) = told.as_ref().filter(|told| told["running"] == true) else { break told };
+        inner = told["pid"].as_u64().unwrap_or_default() as u32;
+        outer = namespace::outer_pid(child_pid, inner).unwrap_or_default();
         events.say("running", json!({"pid": outer, "inner_pid": inner}));
-        // Once: on demand it may be restored again.
         if let Some(ready) = ready.take() {
             ready.say(outer);
         }
-        (outer, inner)
     };
-    let mut pids = (0, 0);
-    let mut report = next();
-    while let Some(told) = report.take_if(|told| told["running"] == true) {
-        pids = running(&told);
-        report = next();
-    }
-    let (outer, inner) = pids;
     let Some(mut report) = report else {
         // It has said why.
         let status = child.wait().map_err(io_error("cannot wait for the restore"))?;
