@@ -11,6 +11,7 @@ use crate::context::{CONTEXTS, Context};
 use crate::graph_memory::GraphMemory;
 use crate::graphs::{self, Step, Work};
 use crate::handles::{Table, new_handle};
+use crate::memory_operations::are_alike;
 use crate::operations::Operation;
 use crate::status::{Code, Outcome};
 use crate::streams::{Position, Stream};
@@ -81,6 +82,10 @@ fn hindrance(old: &Work, new: &Work) -> Option<u32> {
         (Work::Operation(Operation::Kernel(_), one), Work::Operation(_, other)) => {
             (one != other).then_some(UNSUPPORTED_FUNCTION_CHANGE)
         }
+        (
+            Work::Operation(Operation::Values(some), one),
+            Work::Operation(Operation::Values(others), other),
+        ) => (one != other || !are_alike(some, others)).then_some(PARAMETERS_CHANGED),
         (Work::Operation(_, one), Work::Operation(_, other)) => {
             (one != other).then_some(PARAMETERS_CHANGED)
         }
@@ -270,7 +275,9 @@ impl State {
 
     fn check_can_be_disabled(&mut self, node: u64) -> Outcome {
         match self.step(node)?.work {
-            Work::Operation(Operation::Host(_), _) => Err(Code::INVALID_VALUE),
+            Work::Operation(Operation::Host(_) | Operation::Values(_), _) => {
+                Err(Code::INVALID_VALUE)
+            }
             Work::Operation(..) => Ok(()),
             _ => Err(Code::INVALID_VALUE),
         }

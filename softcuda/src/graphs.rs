@@ -40,6 +40,7 @@ impl Work {
             Work::Operation(Operation::Copy(_), _) => 1,
             Work::Operation(Operation::Fill(_), _) => 2,
             Work::Operation(Operation::Host(_), _) => 3,
+            Work::Operation(Operation::Values(_), _) => 12,
             Work::Child(_) => 4,
             Work::Empty => 5,
             Work::Wait(..) => 6,

@@ -27,6 +27,7 @@ pub mod hostile;
 mod ipc;
 mod links;
 mod managed_memory;
+mod memory_operations;
 mod modules;
 mod operations;
 mod placement;

@@ -1,5 +1,5 @@
-//! Work of streams that can also be captured into graphs and repeated: kernels, copies, fills and
-//! host functions.
+//! Work of streams that can also be captured into graphs and repeated: kernels, copies, fills,
+//! host functions, and waiting for values and writing them.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,6 +9,7 @@ use crate::address_space::DeviceView;
 use crate::context::Context;
 use crate::copy_engine::{self, Fill, Transfer};
 use crate::faults;
+use crate::memory_operations::{self, MemoryOperation};
 use crate::modules::Function;
 use crate::ptx::{self, Trap};
 use crate::status::{Code, Outcome};
@@ -24,6 +25,8 @@ pub(crate) enum Operation {
     Fill(Fill),
     /// Calls a function of the program.
     Host(HostCall),
+    /// Waits for values and writes them, one after the other.
+    Values(Arc<[MemoryOperation]>),
 }
 
 /// A kernel with all that it is launched with.
@@ -105,6 +108,7 @@ impl Operation {
                 unsafe { (call.function)(call.data) };
                 Ok(())
             }
+            Operation::Values(operations) => memory_operations::run(operations, context),
         }
     }
 }

@@ -80,7 +80,6 @@ fn what_cannot_be_captured_invalidates_the_capture() {
     assert_eq!(spoiled(one, || cuCtxSynchronize()), UNSUPPORTED);
     assert_eq!(spoiled(one, || cuMemAlloc_v2(&mut 0, 8)), UNSUPPORTED);
     assert_eq!(spoiled(one, || cuMemFree_v2(data)), UNSUPPORTED);
-    assert_eq!(spoiled(one, || cuStreamWaitValue32_v2(one, data, 0, 0)), UNSUPPORTED);
     assert_eq!(spoiled(blocking, || cuMemsetD32_v2(data, 1, 1)), IMPLICIT);
     assert_eq!(spoiled(blocking, || cuStreamSynchronize(0)), IMPLICIT);
     let record_and = |call: fn(u64) -> u32| {

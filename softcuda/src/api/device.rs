@@ -81,7 +81,7 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         94 | 123 => 1,      // wait on NOR
         95 => 1,            // cooperative launch
         97 => SHARED_PER_BLOCK_OPTIN as i32,
-        98 => 0,
+        98 => 1,     // flushes of remote writes: these are seen at once
         99 => 1,     // host register
         102 => 1,    // virtual memory management
         103 => 1,    // POSIX descriptors

@@ -38,7 +38,8 @@ struct UpdateResult {
     from_node: u64,
 }
 
-fn find(handle: u64) -> Outcome<Arc<Executable>> {
+/// The executable graph of a handle.
+pub(super) fn find(handle: u64) -> Outcome<Arc<Executable>> {
     EXECUTABLES.get(handle).ok_or(Code::INVALID_VALUE)
 }
 

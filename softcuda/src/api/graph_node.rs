@@ -8,7 +8,7 @@ use super::arguments::{In, Out};
 use super::capture::list;
 use super::copy::{self, Copy3d};
 use super::graph::{EdgeData, check_edges};
-use super::{driver_api, graph_memory, launch, set};
+use super::{driver_api, graph_memory, launch, memory_operation, set};
 use crate::context;
 use crate::copy_engine::Fill;
 use crate::events::EVENTS;
@@ -169,6 +169,7 @@ pub(super) fn any(given: &AnyParameters) -> Outcome<Work> {
         6 => wait(words[0]),
         7 => record(words[0]),
         11 => graph_memory::freed(words[0]),
+        12 => memory_operation::node(&In::at_address(at(0)).get()?),
         8..=13 => Err(Code::NOT_SUPPORTED),
         _ => Err(Code::INVALID_VALUE),
     }

@@ -27,6 +27,7 @@ mod library;
 mod link;
 mod managed;
 mod memory;
+mod memory_operation;
 mod module;
 mod occupancy;
 mod peer;

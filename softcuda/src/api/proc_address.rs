@@ -171,6 +171,8 @@ mod tests {
         assert_eq!(look_up("cuMemcpyHtoD", 13000, 2), Ok(at("cuMemcpyHtoD_v2_ptds")));
         assert_eq!(look_up("cuMemcpyHtoD", 13000, 1), Ok(at("cuMemcpyHtoD_v2")));
         assert_eq!(look_up("cuInit", 13000, 2), Ok(at("cuInit")));
+        assert_eq!(look_up("cuStreamBatchMemOp", 11060, 0), Ok(at("cuStreamBatchMemOp")));
+        assert_eq!(look_up("cuStreamBatchMemOp", 11070, 0), Ok(at("cuStreamBatchMemOp_v2")));
         assert_eq!(look_up("cuNothing", 13000, 0), Err(NOT_FOUND));
         assert_eq!(look_up("cuMemAlloc", 1000, 0), Err(TOO_NEW));
     }
