@@ -62,7 +62,10 @@ pub(crate) struct Part {
 
 impl Descriptor {
     /// Bytes of an element.
-    fn element(&self) -> Outcome<u64> {
+    ///
+    /// # Errors
+    /// `NOT_SUPPORTED` for formats that are not there, `INVALID_VALUE` for others.
+    pub(crate) fn element(&self) -> Outcome<u64> {
         let channel = match self.format {
             0x01 | 0x08 => 1,
             0x02 | 0x09 | 0x10 => 2,

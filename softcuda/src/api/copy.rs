@@ -18,7 +18,7 @@ use crate::status::{Code, Outcome};
 use crate::streams::Stream;
 
 /// Pageable sources up to this size are copied at the call, so that it need not wait.
-const STAGED: usize = 64 << 10;
+pub(super) const STAGED: usize = 64 << 10;
 
 /// `CUDA_MEMCPY2D` with its enumerations as numbers.
 #[repr(C)]
@@ -214,7 +214,7 @@ pub(super) fn check(transfer: &Transfer) -> Outcome {
 }
 
 /// Whether a host address is memory that the program may change after an asynchronous call.
-fn is_pageable(address: u64) -> bool {
+pub(super) fn is_pageable(address: u64) -> bool {
     !address_space::in_window(address) && !address_space::is_registered_host(address, 1)
 }
 

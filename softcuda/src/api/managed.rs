@@ -14,7 +14,7 @@ const ATTACH_HOST: u32 = 2;
 const ATTACH_SINGLE: u32 = 4;
 
 /// `CUmemLocationType`.
-const NOWHERE: u32 = 0;
+pub(super) const NOWHERE: u32 = 0;
 const ON_DEVICE: u32 = 1;
 const ON_HOST: u32 = 2;
 const ON_NUMA_NODE: u32 = 3;
@@ -41,7 +41,8 @@ fn device_of(location: Location) -> i32 {
     }
 }
 
-fn check(location: Location) -> Outcome {
+/// Fails for a location that there is not.
+pub(super) fn check(location: Location) -> Outcome {
     match location.kind {
         ON_DEVICE => device(location.id).map(|_| ()),
         ON_HOST | ON_NUMA_NODE | ON_NEAREST_NODE => Ok(()),

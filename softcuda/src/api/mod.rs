@@ -9,6 +9,7 @@ mod capture;
 mod checkpoint;
 mod context;
 mod copy;
+mod copy_batch;
 #[cfg(test)]
 mod coverage;
 mod device;

@@ -171,6 +171,12 @@ mod tests {
         assert_eq!(look_up("cuMemcpyHtoD", 13000, 2), Ok(at("cuMemcpyHtoD_v2_ptds")));
         assert_eq!(look_up("cuMemcpyHtoD", 13000, 1), Ok(at("cuMemcpyHtoD_v2")));
         assert_eq!(look_up("cuInit", 13000, 2), Ok(at("cuInit")));
+        for name in ["cuMemcpyBatchAsync", "cuMemcpy3DBatchAsync"] {
+            assert_eq!(look_up(name, 12080, 0), Ok(at(name)));
+            assert_eq!(look_up(name, 13000, 0), Ok(at(&format!("{name}_v2"))));
+            assert_eq!(look_up(name, 12080, 2), Ok(at(&format!("{name}_ptsz"))));
+            assert_eq!(look_up(name, 13000, 2), Ok(at(&format!("{name}_v2_ptsz"))));
+        }
         assert_eq!(look_up("cuStreamBatchMemOp", 11060, 0), Ok(at("cuStreamBatchMemOp")));
         assert_eq!(look_up("cuStreamBatchMemOp", 11070, 0), Ok(at("cuStreamBatchMemOp_v2")));
         assert_eq!(look_up("cuNothing", 13000, 0), Err(NOT_FOUND));
