@@ -60,17 +60,38 @@ pub(crate) struct Function {
     pub(crate) addresses: Arc<[u64]>,
     /// Name, for C.
     pub(crate) name: CString,
-    /// Attributes that programs can set.
+    /// What programs can set.
     pub(crate) settings: FunctionSettings,
 }
 
-/// What `cuFuncSetAttribute` sets.
+/// What programs set in a function.
 #[derive(Default)]
 pub(crate) struct FunctionSettings {
     /// The most dynamic shared memory in bytes; 0 for the default.
     pub(crate) dynamic_shared: AtomicI32,
     /// Preference, kept and reported only.
     pub(crate) carveout: AtomicI32,
+    /// For launches of the first versions of CUDA.
+    pub(crate) legacy: Mutex<LegacySettings>,
+}
+
+/// What `cuFuncSetBlockShape`, `cuFuncSetSharedSize` and `cuParamSet*` set.
+#[derive(Clone)]
+pub(crate) struct LegacySettings {
+    /// Threads of a block in each direction.
+    pub(crate) block: [u32; 3],
+    /// Dynamic shared memory in bytes.
+    pub(crate) shared: u32,
+    /// So many bytes of the parameters count.
+    pub(crate) size: usize,
+    /// Parameters as far as they were set.
+    pub(crate) parameters: Vec<u8>,
+}
+
+impl Default for LegacySettings {
+    fn default() -> LegacySettings {
+        LegacySettings { block: [1; 3], shared: 0, size: 0, parameters: Vec::new() }
+    }
 }
 
 /// A library: code that is loaded in each context when it is needed there.

@@ -40,31 +40,31 @@ struct Attribute {
 const _: () = assert!(size_of::<Config>() == size_of::<sys::CUlaunchConfig>());
 const _: () = assert!(size_of::<Attribute>() == size_of::<sys::CUlaunchAttribute>());
 
-fn check(function: &Function, shape: &Shape) -> Outcome {
-    let threads = shape.block.iter().try_fold(1u32, |product, n| product.checked_mul(*n));
-    let grid = [i32::MAX as u32, 65535, 65535];
-    let block = [1024, 1024, 64];
-    let within = |sizes: [u32; 3], limits: [u32; 3]| {
-        sizes.iter().zip(limits).all(|(size, limit)| (1..=limit).contains(size))
-    };
-    if !within(shape.grid, grid) || !within(shape.block, block) {
-        return Err(Code::INVALID_VALUE);
-    }
-    if threads.is_none_or(|threads| threads > 1024)
+fn is_within(sizes: [u32; 3], limits: [u32; 3]) -> bool {
+    sizes.iter().zip(limits).all(|(size, limit)| (1..=limit).contains(size))
+}
+
+/// Whether the devices can have a block of this shape.
+pub(super) fn is_block(block: [u32; 3]) -> bool {
+    is_within(block, [1024, 1024, 64]) && block.iter().product::<u32>() <= 1024
+}
+
+/// Refuses shapes that the function cannot be launched with.
+pub(super) fn check(function: &Function, shape: &Shape) -> Outcome {
+    if !is_within(shape.grid, [i32::MAX as u32, 65535, 65535])
+        || !is_block(shape.block)
         || shape.shared as usize > function.dynamic_shared_limit()
     {
         return Err(Code::INVALID_VALUE);
     }
-    if threads.is_some_and(|threads| threads > function.max_threads()) {
+    let threads: u32 = shape.block.iter().product();
+    if threads > function.max_threads() {
         return Err(Code::LAUNCH_OUT_OF_RESOURCES);
     }
     if shape.cooperative {
         let blocks = shape.grid.iter().try_fold(1u32, |product, n| product.checked_mul(*n));
-        let resident = super::occupancy::resident_blocks(
-            function,
-            threads.unwrap_or(1024) as i32,
-            shape.shared as usize,
-        );
+        let resident =
+            super::occupancy::resident_blocks(function, threads as i32, shape.shared as usize);
         let limit = resident.saturating_mul(super::device::multiprocessors());
         if blocks.is_none_or(|blocks| blocks > limit as u32) {
             return Err(Code::COOPERATIVE_LAUNCH_TOO_LARGE);

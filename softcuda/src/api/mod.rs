@@ -24,6 +24,7 @@ mod host_memory;
 mod init;
 mod ipc;
 mod launch;
+mod legacy_launch;
 mod library;
 mod link;
 mod managed;
