@@ -42,6 +42,8 @@ pub(crate) const MEMORY_DEVICE: u32 = 2;
 pub(crate) const MEMORY_UNIFIED: u32 = 4;
 /// `CU_MEMCPY_OPERAND_TYPE_POINTER`
 pub(crate) const OPERAND_POINTER: u32 = 1;
+/// `CU_MEMCPY_OPERAND_TYPE_ARRAY`
+pub(crate) const OPERAND_ARRAY: u32 = 2;
 
 /// `CUmemLocation`
 #[repr(C)]
@@ -164,8 +166,34 @@ pub(crate) struct Copy3d {
     pub(crate) depth: usize,
 }
 
+/// `CUDA_ARRAY3D_DESCRIPTOR`
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct ArrayDescriptor {
+    pub(crate) extent: [usize; 3],
+    pub(crate) format: u32,
+    pub(crate) channels: u32,
+    pub(crate) flags: u32,
+}
+
+impl ArrayDescriptor {
+    /// Bytes of an element, or more in formats that are not plain numbers.
+    pub(crate) fn element(&self) -> usize {
+        let channel = match self.format {
+            0x01 | 0x08 => 1,
+            0x02 | 0x09 | 0x10 => 2,
+            0x03 | 0x0a | 0x20 => 4,
+            _ => return LARGEST_ELEMENT,
+        };
+        LARGEST_ELEMENT.min(channel * self.channels as usize)
+    }
+}
+
+/// Bytes of an array's element at most.
+pub(crate) const LARGEST_ELEMENT: usize = 16;
+
 /// `CUmemcpy3DOperand`; the words are address, row length, layer height and a location for a
-/// pointer.
+/// pointer, and an array and the place in it for an array.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Copy3dOperand {
@@ -281,6 +309,14 @@ mod tests {
         );
     }
 
+    #[test]
+    fn elements_of_arrays() {
+        let array = |format, channels| ArrayDescriptor { format, channels, ..Default::default() };
+        let sizes = [(0x08, 1), (0x10, 2), (0x20, 4), (0xb0, 3)];
+        let sizes = sizes.map(|(format, channels)| array(format, channels).element());
+        assert_eq!(sizes, [1, 4, 16, LARGEST_ELEMENT]);
+    }
+
     macro_rules! same {
         ($ours:ty, $theirs:ty, $($member:ident $field:ident),*) => {
             assert_eq!(size_of::<$ours>(), size_of::<$theirs>());
@@ -311,6 +347,8 @@ mod tests {
         ] {
             assert_eq!(ours, side(theirs));
         }
+        same!(ArrayDescriptor, sys::CUDA_ARRAY3D_DESCRIPTOR_st, extent Width, format Format,
+            channels NumChannels, flags Flags);
         same!(Copy3dOperand, sys::CUmemcpy3DOperand_st, kind type_);
         same!(Copy3dOp, sys::CUDA_MEMCPY3D_BATCH_OP_st, from src, to dst, width extent);
         same!(LaunchParams, sys::CUDA_LAUNCH_PARAMS_st, function function, params kernelParams);
@@ -329,5 +367,7 @@ mod tests {
         assert_eq!(MEMORY_UNIFIED, sys::CUmemorytype_enum::CU_MEMORYTYPE_UNIFIED as u32);
         let pointer = sys::CUmemcpy3DOperandType_enum::CU_MEMCPY_OPERAND_TYPE_POINTER;
         assert_eq!(OPERAND_POINTER, pointer as u32);
+        let array = sys::CUmemcpy3DOperandType_enum::CU_MEMCPY_OPERAND_TYPE_ARRAY;
+        assert_eq!(OPERAND_ARRAY, array as u32);
     }
 }

@@ -11,7 +11,8 @@ use std::{env, fs, mem};
 use gpucr_wire::ENV_DRIVER;
 
 use crate::driver::{
-    Access, AllocationProp, Code, Copy3d, FillParams, KernelNodeParams, MemoryOpsParams,
+    Access, AllocationProp, ArrayDescriptor, Code, Copy3d, FillParams, KernelNodeParams,
+    MemoryOpsParams,
 };
 use crate::log::log;
 use crate::table::{SLOTS, index};
@@ -268,6 +269,7 @@ real_functions! {
     fn cuArray3DCreate(out: *mut u64, descriptor: *const c_void);
     fn cuArray3DCreate_v2(out: *mut u64, descriptor: *const c_void);
     fn cuMipmappedArrayCreate(out: *mut u64, descriptor: *const c_void, levels: u32);
+    fn cuArray3DGetDescriptor_v2(out: *mut ArrayDescriptor, array: u64);
     fn cuArrayDestroy(array: u64);
     fn cuMipmappedArrayDestroy(array: u64);
     fn cuModuleUnload(module: u64);

@@ -57,7 +57,9 @@ fn touched(accesses: &Accesses, kernel: &KernelUse) -> Vec<(u32, u32, u64, u64)>
 }
 
 /// Operation, whether it writes, lowest address, end, and how many.
-fn operations(accesses: &Accesses) -> Vec<(Operation, bool, u64, u64, u64)> {
+type Operated = (Operation, bool, u64, u64, u64);
+
+fn operations(accesses: &Accesses) -> Vec<Operated> {
     accesses.operations.iter().map(|o| (o.operation, o.write, o.low, o.end, o.count)).collect()
 }
 
@@ -168,6 +170,118 @@ fn copies_and_fills_are_exact() {
         assert!(found.contains(&wanted), "{wanted:?} is not in {found:#?}");
     }
     assert_eq!(found.len(), expected.len() + 1, "and the wait for a value: {found:#?}");
+}
+
+/// Gives a command, and expects these operations and no others.
+fn expect(command: &str, expected: &dyn Fn(&Places) -> Vec<Operated>) {
+    let (mut program, mut agent, at) = start();
+    agent.must(&Request::Record { on: true });
+    assert_eq!(program.ask(command), "done");
+    let accesses = accesses(&mut agent);
+    assert_eq!((accesses.kernels.len(), accesses.unseen, accesses.unknown_graphs), (0, 0, 0));
+    let mut found = operations(&accesses);
+    let mut expected =
+        expected(&Places { large: at["large"], small: at["small"], other: at["other"] });
+    found.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(found, expected, "{command}");
+}
+
+/// The program's plain allocations.
+struct Places {
+    large: u64,
+    small: u64,
+    other: u64,
+}
+
+#[test]
+fn batches_of_copies_are_exact() {
+    let copy = Operation::Copy {};
+    expect("batches", &|at| {
+        vec![
+            (copy, false, at.small, at.small + 16, 1),
+            (copy, true, at.large + 4096, at.large + 4096 + 16, 1),
+            (copy, true, at.other, at.other + 32, 1),
+            (copy, false, at.large + 16, at.large + 8192 + 64, 3),
+            (copy, true, at.small + 512, at.small + 528 + 8, 2),
+        ]
+    });
+    // Lengths of the sides of boxes are in bytes, and with an array in its elements, 8 bytes each.
+    let middle = 2 << 20;
+    expect("boxes", &|at| {
+        vec![
+            (copy, false, at.large + 4, at.large + 4 + 96 + 32 + 8, 1),
+            (copy, true, at.other, at.other + 32, 1),
+            (copy, false, at.small, at.small + 24 + 16, 1),
+            (copy, true, at.large + middle, at.large + middle + 32 + 16, 1),
+        ]
+    });
+}
+
+#[test]
+fn batches_of_values_are_exact() {
+    let value = Operation::Value {};
+    expect("values", &|at| {
+        vec![
+            (value, true, at.small, at.small + 4, 1),
+            (value, true, at.other + 8, at.other + 16, 1),
+            (value, false, at.small, at.small + 4, 1),
+            (value, false, at.large + 8, at.large + 16, 1),
+        ]
+    });
+}
+
+#[test]
+fn graphs_of_values_stand_for_their_operations() {
+    let value = Operation::Value {};
+    let (mut program, mut agent, at) = start();
+    assert_eq!(program.ask("make graph of values"), "done");
+    agent.must(&Request::Record { on: true });
+    // Two launches each time.
+    let mut launched = |program: &mut Program| {
+        assert_eq!(program.ask("graph"), "done");
+        let accesses = accesses(&mut agent);
+        assert_eq!((accesses.unknown_graphs, accesses.unseen), (0, 0));
+        operations(&accesses)
+    };
+    let waits = (value, false, at["small"] + 8, at["small"] + 16, 2);
+    let writes = |name: &str, offset: u64, bytes: u64| {
+        (value, true, at[name] + offset, at[name] + offset + bytes, 2)
+    };
+    let sorted = |mut list: Vec<_>| {
+        list.sort_unstable();
+        list
+    };
+    assert_eq!(sorted(launched(&mut program)), sorted(vec![writes("other", 16, 4), waits]));
+    for (command, now) in [
+        ("change graph of values", writes("small", 32, 4)),
+        ("change graph of values again", writes("large", 64, 4)),
+    ] {
+        assert_eq!(program.ask(command), "done");
+        // What it was before may have been launched since the last question; not since this one.
+        launched(&mut program);
+        assert_eq!(sorted(launched(&mut program)), sorted(vec![now, waits]), "{command}");
+    }
+    assert_eq!(program.ask("end graph"), "done");
+    assert_eq!(program.ask("capture values"), "done");
+    launched(&mut program);
+    let captured = vec![writes("large", 4 << 20, 8), writes("other", 0, 4)];
+    assert_eq!(sorted(launched(&mut program)), sorted(captured));
+}
+
+#[test]
+fn launches_with_arguments_set_before_may_touch_everything() {
+    let (mut program, mut agent, _) = start();
+    agent.must(&Request::Record { on: true });
+    assert_eq!(program.ask("legacy"), "done");
+    let first = accesses(&mut agent);
+    let kernel = only(&first);
+    assert_eq!((kernel.name.as_str(), kernel.launches), ("touch", 3));
+    let said: Vec<_> = kernel.slots.iter().map(|slot| (slot.more, slot.touched.len())).collect();
+    assert_eq!(said, [(true, 0); 5], "each of its words may point to anything");
+    // From then on a launch that shows its arguments is exact again.
+    assert_eq!(program.ask("kernel"), "done");
+    assert!(only(&accesses(&mut agent)).slots.iter().all(|slot| !slot.more));
 }
 
 #[test]

@@ -185,6 +185,38 @@ fn copies_and_fills_wait_for_exactly_what_they_write() {
 }
 
 #[test]
+fn batches_wait_for_exactly_what_they_write() {
+    // Where they write within `large`: a line in the first chunk, a box and a value in the second.
+    for (command, chunk) in [("batches", 0), ("boxes", 1), ("write values", 1)] {
+        let others: Vec<usize> = (0..3).filter(|other| *other != chunk).collect();
+        let mut guarded = Guarded::start(&others);
+        assert_eq!(guarded.program.ask(command), "done");
+        assert_eq!(guarded.held(), (0, Duration::ZERO), "{command}");
+        let mut guarded = Guarded::start(&[0, 1, 2]);
+        guarded.waits(command, &[chunk]);
+        guarded.finish(&[chunk]);
+        guarded.goes_on();
+    }
+    // What is only read there does not wait.
+    let mut guarded = Guarded::start(&[0, 1, 2]);
+    assert_eq!(guarded.program.ask("values"), "done");
+    // Captured values are written when the graph is launched.
+    assert_eq!(guarded.program.ask("capture values"), "done");
+    guarded.waits("graph", &[2]);
+    guarded.finish(&[2]);
+    guarded.goes_on();
+    assert_eq!(guarded.held().0, 1);
+}
+
+#[test]
+fn launches_with_arguments_set_before_wait_for_everything() {
+    let mut guarded = Guarded::start(&[0, 2]);
+    guarded.waits("legacy", &[0, 2]);
+    guarded.finish(&[0, 2]);
+    guarded.goes_on();
+}
+
+#[test]
 fn a_graph_waits_when_it_is_launched_and_not_when_it_is_captured() {
     let (mut program, at) = start();
     assert_eq!(program.ask("make graph"), "done");

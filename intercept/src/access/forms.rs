@@ -10,9 +10,10 @@ use gpucr_wire::access::Operation;
 use super::kernels::Kernel;
 use super::{graphs, guard, images};
 use crate::driver::{
-    Copy2d, Copy3d, Copy3dOp, Copy3dOperand, DecompressParams, LaunchParams, MEMORY_DEVICE,
-    MEMORY_UNIFIED, MemoryOp, OPERAND_POINTER, SUCCESS,
+    ArrayDescriptor, Copy2d, Copy3d, Copy3dOp, Copy3dOperand, DecompressParams, LARGEST_ELEMENT,
+    LaunchParams, MEMORY_DEVICE, MEMORY_UNIFIED, MemoryOp, OPERAND_ARRAY, OPERAND_POINTER, SUCCESS,
 };
+use crate::real;
 
 /// Names of the values in `extra`.
 const BUFFER_POINTER: usize = 1;
@@ -290,14 +291,17 @@ pub(crate) fn copies_3d(a: &[usize]) {
         let Some(op) = (unsafe { at::<Copy3dOp>(a[1] + i * size_of::<Copy3dOp>()) }) else {
             return;
         };
+        // Widths and lengths of rows are in the elements of the array, if there is one.
+        let arrays = [&op.from, &op.to].into_iter().filter(|side| side.kind == OPERAND_ARRAY);
+        let element = arrays.map(|side| element(side.words[0])).max().unwrap_or(1);
         let side = |operand: &Copy3dOperand| {
             if operand.kind != OPERAND_POINTER {
                 return None;
             }
             // Lengths of 0 mean that rows and layers follow each other.
             let [address, row, rows, _] = operand.words;
-            let pitch = (row as usize, rows as usize);
-            let area = (op.width, op.height, op.depth);
+            let pitch = ((row as usize).saturating_mul(element), rows as usize);
+            let area = (op.width.saturating_mul(element), op.height, op.depth);
             linear(MEMORY_DEVICE, [0, address], (0, 0, 0), pitch, area)
         };
         if let Some((address, bytes)) = side(&op.from) {
@@ -307,6 +311,14 @@ pub(crate) fn copies_3d(a: &[usize]) {
             note(written(COPY, address, bytes));
         }
     }
+}
+
+/// Bytes of an element of an array; the most there can be if the driver does not say.
+fn element(array: u64) -> usize {
+    let mut descriptor = ArrayDescriptor::default();
+    // SAFETY: fills the descriptor of an array that the program uses.
+    let mut ask = || unsafe { real::cuArray3DGetDescriptor_v2(&mut descriptor, array) };
+    if array != 0 && is_success(ask()) { descriptor.element() } else { LARGEST_ELEMENT }
 }
 
 // Fills.

@@ -169,7 +169,9 @@ pub(super) fn launch(handle: u64, words: impl FnOnce(&Kernel, &mut dyn FnMut(usi
         let Buffer { used, pairs, .. } = buffer;
         let Used { kernel, launches, slots } = &mut used[at];
         *launches += 1;
+        let mut shown = false;
         let mut note = |slot: usize, word: u64| {
+            shown = true;
             let Some(allocation) = index::find(word) else { return };
             if slot >= slots.len() {
                 slots.resize_with(slot + 1, Slot::default);
@@ -177,6 +179,10 @@ pub(super) fn launch(handle: u64, words: impl FnOnce(&Kernel, &mut dyn FnMut(usi
             slots[slot].note(allocation, word, 1, pairs);
         };
         words(kernel, &mut note);
+        if !shown {
+            // Arguments that were set one by one before may be anything.
+            slots.iter_mut().for_each(|slot| slot.more = true);
+        }
     });
 }
 

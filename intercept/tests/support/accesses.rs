@@ -5,6 +5,9 @@ use std::io::{BufRead, Write};
 
 use super::support::Library;
 
+#[path = "batches.rs"]
+mod batches;
+
 const MIB: u64 = 1 << 20;
 
 /// A kernel that does nothing with a pointer, a structure, a number and a pointer that is null.
@@ -333,6 +336,7 @@ impl State {
                 self.cuda.must("cuLibraryGetKernel", &[&raw mut kernel as u64, library, name]);
                 self.launch("cuLaunchKernel", kernel, true, 0);
             }
+            other if self.obey_batch(other) => {}
             other => panic!("what is {other}?"),
         }
         self.cuda.must("cuStreamSynchronize", &[self.stream]);
