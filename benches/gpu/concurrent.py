@@ -76,6 +76,16 @@ def dump(args, program, flags, out, name):
     return report, edges
 
 
+def copies(path):
+    """What a timeline says of the copies ahead: bytes, seconds, their number, and how long it was from the first
+    to the last."""
+    events = json.loads(path.read_text())["traceEvents"]
+    ahead = [e for e in events if e["ph"] == "X" and e["name"] == "ahead"]
+    total = sum(e["args"]["bytes"] for e in ahead)
+    span = max(e["ts"] + e["dur"] for e in ahead) - min(e["ts"] for e in ahead)
+    return total, sum(e["dur"] for e in ahead) / 1e6, len(ahead), span / 1e6
+
+
 def rate(times, start, end):
     """Steps in a second between two moments."""
     inside = [t for t in times if start <= t < end]
@@ -119,9 +129,15 @@ def inference(args, gib, images, out):
         if args.touch:
             touch(images, int(gib * 2**30))
         name = f"inference-{gib:g}"
-        report, edges = dump(args, program, ["-o", str(images / "image"), "--compress", "none"],
-                             out, name)
+        timeline = out / f"{name}.timeline.json"
+        flags = ["-o", str(images / "image"), "--compress", "none", "--timeline", str(timeline)]
+        report, edges = dump(args, program, flags, out, name)
         times = program.times()
+        total, seconds, number, span = copies(timeline)
+        report["copies"] = {"bytes": total, "s": seconds, "number": number, "span_s": span}
+        print(f"{name}: {number} copies of {total / 2**30:.1f} GiB in {seconds:.3f} s = "
+              f"{total / seconds / 1e9:.1f} GB/s, from the first to the last {span:.3f} s = "
+              f"{total / span / 1e9:.1f} GB/s", flush=True)
         precopy = edges.get("precopy", (0, 0))
         before = rate(times, precopy[0] - 3, precopy[0] - 0.5)
         during = rate(times, *precopy)

@@ -8,7 +8,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use gpucr_wire::CHUNK_SIZE;
@@ -23,6 +22,9 @@ use crate::store::ChunkId;
 /// more than a millisecond, however short it is, since processes take turns. So few launches for many chunks
 /// are better: half of the buffer is hashed while the other half is copied out.
 const SIZE: u64 = 4 << 30;
+/// The first batch has this part of the buffer, since nothing crosses PCIe before it is hashed; each one after it
+/// twice as much, up to all that is free.
+const FIRST: usize = 16;
 /// The host hashes the first of so many chunks too, so that a kernel that does not do what it should is found
 /// out.
 const SAMPLE: usize = 64;
@@ -73,27 +75,32 @@ impl Bounce {
         free: &Receiver<usize>,
         ready: &Sender<Held>,
     ) -> Result<(), DriverError> {
-        let &Work { queue, until, stop, .. } = work;
+        let &Work { queue, enough, stop, .. } = work;
         self.stream.context().enter()?;
-        let few = if queue.is_urgent() { 1 } else { self.places().div_ceil(2) };
+        let half = self.places().div_ceil(2);
+        let mut most = self.places().div_ceil(FIRST);
         let mut places: Vec<usize> = Vec::new();
         let mut begun = false;
         loop {
+            let few = if queue.is_urgent() { 1 } else { most.min(half) };
             while places.len() < few {
                 let Ok(place) = free.recv() else { return Ok(()) };
                 places.push(place);
             }
             places.extend(free.try_iter());
-            let late = begun && until.is_some_and(|until| Instant::now() >= until);
+            let late = begun && enough.is_some_and(|enough| enough.load(Ordering::Relaxed));
             if stop.is_set() || late {
                 return Ok(());
             }
             begun = true;
-            let mut batch = Vec::with_capacity(places.len());
-            while let Some(place) = places.pop() {
-                let Some(span) = queue.next() else { break };
+            let mut batch = Vec::with_capacity(most);
+            while batch.len() < most
+                && let Some(place) = places.pop()
+                && let Some(span) = queue.next()
+            {
                 batch.push((span, place));
             }
+            most = (2 * most).min(self.places());
             if batch.is_empty() {
                 return Ok(());
             }
@@ -133,7 +140,7 @@ pub(super) fn copy_out<E: Send>(
     work: &Work<'_, impl Queue>,
     take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
 ) -> Result<(), TransferError<E>> {
-    let &Work { stream, stop, until, .. } = work;
+    let &Work { stream, stop, enough, .. } = work;
     let base = bounce.address(0);
     let (give_back, free) = bounded(bounce.places());
     (0..bounce.places()).for_each(|place| give_back.send(place).expect("there is room for all"));
@@ -153,7 +160,7 @@ pub(super) fn copy_out<E: Send>(
             begin()?;
             let issue = |slot: &mut Slot, wait: bool| -> Result<Option<Held>, DriverError> {
                 // What is still in the buffer by then may take the host long, and is left there.
-                let late = until.is_some_and(|until| Instant::now() >= until);
+                let late = enough.is_some_and(|enough| enough.load(Ordering::Relaxed));
                 if late && taken.load(Ordering::Relaxed) > 0 {
                     return Ok(None);
                 }

@@ -6,8 +6,7 @@
 //! the memory needed is two chunks for each core, whatever the size of the bulk.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use gpucr_wire::CHUNK_SIZE;
 
@@ -68,7 +67,7 @@ pub trait Queue: Sync {
 /// What is copied out on a stream, and when to end.
 pub(super) struct Work<'a, Q> {
     pub(super) queue: &'a Q,
-    pub(super) until: Option<Instant>,
+    pub(super) enough: Option<&'a AtomicBool>,
     pub(super) stop: &'a Stop,
     pub(super) stream: &'a Stream,
 }
@@ -173,18 +172,18 @@ impl Lane {
     pub fn copy_out<E: Send>(
         &mut self,
         work: &[Span],
-        until: Option<Instant>,
+        enough: Option<&AtomicBool>,
         stop: &Stop,
         take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
     ) -> Result<(), TransferError<E>> {
-        self.copy_queue(&InOrder { work, next: AtomicUsize::new(0) }, until, stop, take)
+        self.copy_queue(&InOrder { work, next: AtomicUsize::new(0) }, enough, stop, take)
     }
 
     /// The same for what a queue gives. What has not arrived safely is not taken.
     pub fn copy_queue<E: Send>(
         &mut self,
         queue: &impl Queue,
-        until: Option<Instant>,
+        enough: Option<&AtomicBool>,
         stop: &Stop,
         take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
     ) -> Result<(), TransferError<E>> {
@@ -197,7 +196,7 @@ impl Lane {
             }
             context.enter()
         };
-        let work = Work { queue, until, stop, stream: &stream };
+        let work = Work { queue, enough, stop, stream: &stream };
         // A worker that is in the middle of a write lets nobody else have its core, nice or not.
         let few = if *beside { workers.len() - workers.len() / CORES_LEFT } else { workers.len() };
         let workers = &mut workers[..few];
@@ -256,7 +255,7 @@ fn copy_directly<E: Send>(
     work: &Work<'_, impl Queue>,
     take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
 ) -> Result<(), TransferError<E>> {
-    let &Work { queue, until, stop, stream } = work;
+    let &Work { queue, enough, stop, stream } = work;
     let claim = || if stop.is_set() { None } else { queue.next() };
     let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
         begin()?;
@@ -270,7 +269,7 @@ fn copy_directly<E: Send>(
         let (mut current, mut other) = (a, b);
         let mut pending = issue(current)?;
         while let Some(span) = pending {
-            let late = until.is_some_and(|until| Instant::now() >= until);
+            let late = enough.is_some_and(|enough| enough.load(Ordering::Relaxed));
             pending = if late { None } else { issue(other)? };
             current.event.wait()?;
             if queue.arrived(&span) {

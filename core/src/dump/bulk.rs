@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::AtomicBool;
 
 use gpucr_wire::{Block, CHUNK_SIZE};
 
@@ -399,12 +399,12 @@ impl Bulk {
         }
     }
 
-    /// Copies chunks that are [worth](Self::worth_copying) it, equal ones once, for at most `time`, but
+    /// Copies chunks that are [worth](Self::worth_copying) it, equal ones once, until it is `enough`, but
     /// some in any case. The program may be writing to them: what is copied is named by what it is.
     /// Gives the number of chunks that were copied; 0 when there are no more.
     pub(super) fn copy_some(
         &mut self,
-        time: Duration,
+        enough: &AtomicBool,
         store: &ChunkWriter,
         stop: &Stop,
         progress: &dyn Progress,
@@ -416,9 +416,8 @@ impl Bulk {
             let seen = self.pieces[span.block].chunks[span.chunk].seen;
             taken.insert(seen)
         });
-        let until = Some(Instant::now() + time);
         self.run_beside(true);
-        let copied = self.transfer("ahead", &work, until, store, stop, progress);
+        let copied = self.transfer("ahead", &work, Some(enough), store, stop, progress);
         self.run_beside(false);
         let copied = copied?;
         let count = copied.len();

@@ -5,20 +5,25 @@
 //! that were copied, and once the program stands still all device memory is hashed where it is; what
 //! is not in the store by then is copied.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use gpucr_wire::Block;
 
 use super::Dump;
 use super::speculate::LEARNING;
 use crate::error::Error;
+use crate::held::Held;
 use crate::stop::Stop;
 use crate::timeline::Track;
 
 /// Between the first two looks: what changes in less is not copied.
 const MOMENT: Duration = Duration::from_millis(150);
-/// For so long is copied before the programs are asked again for their blocks: memory that they give
-/// back is kept from the device until then. Each slice costs the copier a few milliseconds, in which
-/// its pipeline drains and fills.
-const SLICE: Duration = Duration::from_millis(250);
+/// How often the programs are asked for their blocks while memory is copied: what they give back is kept
+/// from the device until then.
+const ASK: Duration = Duration::from_millis(250);
+/// How often it is seen whether the copy has ended meanwhile.
+const SEE: Duration = Duration::from_millis(2);
 /// After so many passes over the memory the program is stopped in any case.
 const PASSES: usize = 5;
 /// A pass that would copy less than this share of the memory is left to the stopped window.
@@ -73,16 +78,49 @@ fn passes(
         last = left;
         dump.clock.announce("precopy", left);
         loop {
-            let Some(bulk) = &mut dump.bulk else { return Ok(false) };
-            let copied = bulk.copy_some(SLICE, store, stop, dump.progress.as_ref())?;
+            let blocks = follow(dump)?;
+            let copied = copy(dump, &blocks, stop)?;
             if copied == 0 {
                 break;
             }
             dump.precopied += copied as u64;
-            follow(dump)?;
         }
     }
     Ok(false)
+}
+
+/// Copies until there is nothing more to copy, or the programs have other blocks than these. Gives the
+/// number of chunks.
+fn copy(dump: &mut Dump<'_>, blocks: &[Vec<Block>], stop: &Stop) -> Result<usize, Error> {
+    let image = dump.image.as_ref().expect("not committed yet").clone();
+    let Some(bulk) = &mut dump.bulk else { return Ok(0) };
+    let (held, progress, enough) = (&mut dump.held, dump.progress.as_ref(), &AtomicBool::default());
+    std::thread::scope(|scope| {
+        let copy = scope.spawn(|| bulk.copy_some(enough, image.chunks(), stop, progress));
+        let mut asked = Instant::now();
+        let mut same = Ok(true);
+        while matches!(same, Ok(true)) && !copy.is_finished() {
+            std::thread::sleep(SEE);
+            if asked.elapsed() >= ASK {
+                same = are_same(held, blocks);
+                asked = Instant::now();
+            }
+        }
+        enough.store(true, Ordering::Relaxed);
+        let copied = copy.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        same.map(|_| copied)
+    })
+}
+
+/// Whether the programs still have these blocks and no others.
+fn are_same(held: &mut [Held], blocks: &[Vec<Block>]) -> Result<bool, Error> {
+    for (held, blocks) in held.iter_mut().zip(blocks) {
+        let now = held.export()?;
+        if !now.iter().map(|block| block.id).eq(blocks.iter().map(|block| block.id)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Asks what was launched, hashes the memory that the programs have now, and draws conclusions.
@@ -97,10 +135,11 @@ fn look(dump: &mut Dump<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes up blocks that are new, and lets go of those that the programs have given back.
-fn follow(dump: &mut Dump<'_>) -> Result<(), Error> {
+/// Takes up blocks that are new, and lets go of those that the programs have given back. Gives all.
+fn follow(dump: &mut Dump<'_>) -> Result<Vec<Vec<Block>>, Error> {
     let blocks = dump.export()?;
-    dump.follow(&blocks)
+    dump.follow(&blocks)?;
+    Ok(blocks)
 }
 
 fn wait(stop: &Stop, time: Duration) -> Result<(), Error> {

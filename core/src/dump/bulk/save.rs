@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpucr_wire::Table;
 use gpucr_wire::chunks::Chunks;
@@ -305,13 +305,13 @@ impl Bulk {
         Ok(())
     }
 
-    /// Copies these spans into the store, on all lanes at once, or the first of them until that moment.
+    /// Copies these spans into the store, on all lanes at once, or the first of them until it is `enough`.
     /// Gives the address of each that was copied. The timeline gets `name`.
     pub(super) fn transfer(
         &mut self,
         name: &'static str,
         work: &[Span],
-        until: Option<Instant>,
+        enough: Option<&AtomicBool>,
         store: &ChunkWriter,
         stop: &Stop,
         progress: &dyn Progress,
@@ -326,10 +326,10 @@ impl Bulk {
         };
         let take = |span, id| copied.lock().push((span, id));
         moved.through(&mut self.lanes, take, |_, copier, work, take| {
-            copier.copy_out(work, until, stop, take)
+            copier.copy_out(work, enough, stop, take)
         })?;
         let copied = copied.into_inner();
-        let ended_early = copied.len() < work.len() && (until.is_none() || stop.is_set());
+        let ended_early = copied.len() < work.len() && (enough.is_none() || stop.is_set());
         if ended_early { Err(Error::CopyIncomplete) } else { Ok(copied) }
     }
 }
