@@ -404,7 +404,7 @@ pub(crate) fn stream_and_context(
     handle: u64,
     default: DefaultStream,
 ) -> Outcome<(Arc<Stream>, Arc<Context>)> {
-    if handle > PER_THREAD {
+    if !is_default_stream(handle) {
         let stream = STREAMS.get(handle).ok_or(Code::INVALID_HANDLE)?;
         let context = CONTEXTS.get(stream.context).ok_or(Code::CONTEXT_IS_DESTROYED)?;
         context.check()?;
@@ -412,6 +412,11 @@ pub(crate) fn stream_and_context(
     }
     let context = current()?;
     Ok((context.stream(handle, default)?, context))
+}
+
+/// Whether this names a default stream.
+pub(crate) fn is_default_stream(handle: u64) -> bool {
+    handle <= PER_THREAD
 }
 
 /// Waits for all work of all contexts in this process.

@@ -79,7 +79,7 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         91 => 1,            // host pointers for registered memory
         92 | 93 | 122 => 1, // stream memory operations
         94 | 123 => 1,      // wait on NOR
-        95 => 1,            // cooperative launch
+        95 | 96 => 1,       // cooperative launch, on several devices
         97 => SHARED_PER_BLOCK_OPTIN as i32,
         98 => 1,     // flushes of remote writes: these are seen at once
         99 => 1,     // host register
@@ -104,7 +104,6 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         | 84
         | 85
         | 88
-        | 96
         | 100
         | 101
         | 104

@@ -6,15 +6,33 @@ use cudarc::driver::sys;
 
 use super::arguments::In;
 use super::driver_api;
-use crate::context::{DefaultStream, stream_and_context};
+use crate::capture;
+use crate::context::{Context, DefaultStream, is_default_stream, stream_and_context};
 use crate::modules::{self, Function};
 use crate::operations::{KernelLaunch, Operation, Shape};
 use crate::status::{Code, Outcome};
+use crate::streams::{Position, Stream};
 
 /// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER`, `_BUFFER_SIZE`.
 const PARAMETERS_END: u64 = 0;
 const PARAMETERS_POINTER: u64 = 1;
 const PARAMETERS_SIZE: u64 = 2;
+
+/// `CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_PRE_LAUNCH_SYNC` and `_NO_POST_LAUNCH_SYNC`.
+const NO_WAIT_BEFORE: u32 = 1;
+const NO_WAIT_AFTER: u32 = 2;
+
+/// `CUDA_LAUNCH_PARAMS` with plain types.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct OnDevice {
+    function: u64,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: u64,
+    each: u64,
+}
 
 /// `CUlaunchConfig` with plain types.
 #[repr(C)]
@@ -37,6 +55,7 @@ struct Attribute {
     value: [u64; 8],
 }
 
+const _: () = assert!(size_of::<OnDevice>() == size_of::<sys::CUDA_LAUNCH_PARAMS>());
 const _: () = assert!(size_of::<Config>() == size_of::<sys::CUlaunchConfig>());
 const _: () = assert!(size_of::<Attribute>() == size_of::<sys::CUlaunchAttribute>());
 
@@ -150,6 +169,51 @@ fn launch(
     context.enqueue(&stream, Operation::Kernel(launch)).map(|_| ())
 }
 
+/// A kernel on one of several devices.
+struct Part {
+    stream: Arc<Stream>,
+    context: Arc<Context>,
+    launch: Arc<KernelLaunch>,
+}
+
+/// Checks a launch of one kernel on several devices.
+fn parts(list: &In<OnDevice>, count: u32) -> Outcome<Vec<Part>> {
+    if count == 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let mut parts: Vec<Part> = Vec::new();
+    for index in 0..count as usize {
+        let OnDevice { function, grid, block, shared, stream, each } = list.at(index)?;
+        if is_default_stream(stream) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let (stream, context) = stream_and_context(stream, DefaultStream::Legacy)?;
+        let function = modules::function(function, &context)?;
+        if function.context != context.handle {
+            return Err(Code::INVALID_CONTEXT);
+        }
+        let shape = Shape { grid, block, shared, cooperative: true };
+        let differs =
+            |one: &Part| one.launch.shape != shape || one.launch.function.name != function.name;
+        if parts.iter().any(|one| differs(one) || one.context.device == context.device) {
+            return Err(Code::INVALID_VALUE);
+        }
+        capture::refuse(&context, &stream)?;
+        let launch = prepare(function, shape, &In::at_address(each), &In::null())?;
+        parts.push(Part { stream, context, launch: Arc::new(launch) });
+    }
+    Ok(parts)
+}
+
+/// Lets each stream wait for all.
+fn wait_for_each_other(parts: &[Part]) -> Outcome {
+    let all: Vec<Position> = parts.iter().map(|part| part.stream.last()).collect();
+    parts.iter().try_for_each(|part| {
+        part.context.submit(&part.stream, all.clone(), || ())?;
+        Ok(())
+    })
+}
+
 /// What the launch attributes ask for.
 fn read_attributes(config: &Config) -> Outcome<bool> {
     let mut cooperative = false;
@@ -202,5 +266,22 @@ driver_api! {
         let cooperative = read_attributes(&config)?;
         let Config { grid, block, shared, stream, .. } = config;
         launch(mode, function, Shape { grid, block, shared, cooperative }, stream, &each, &extra)
+    }
+
+    call fn cuLaunchCooperativeKernelMultiDevice(list: In<OnDevice>, count: u32, flags: u32) {
+        if flags & !(NO_WAIT_BEFORE | NO_WAIT_AFTER) != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let parts = parts(&list, count)?;
+        if flags & NO_WAIT_BEFORE == 0 {
+            wait_for_each_other(&parts)?;
+        }
+        for Part { stream, context, launch } in &parts {
+            context.enqueue(stream, Operation::Kernel(launch.clone()))?;
+        }
+        if flags & NO_WAIT_AFTER == 0 {
+            wait_for_each_other(&parts)?;
+        }
+        Ok(())
     }
 }
