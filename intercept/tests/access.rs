@@ -9,6 +9,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use gpucr_wire::access::{Accesses, KernelUse, Operation, WHOLE_BUFFER};
+use gpucr_wire::reach::Sizes;
 use gpucr_wire::{Reply, Request};
 use program_body::PTX;
 use support::{Agent, ENV_PROGRAM, Program};
@@ -100,6 +101,9 @@ fn each_form_of_a_launch_shows_its_pointers() {
         let kernel = only(&accesses);
         assert_eq!((kernel.name.as_str(), kernel.launches, kernel.in_graphs), ("touch", 3, 0));
         assert!(kernel.known);
+        // Of three launches, each of one block more in the first direction.
+        let sizes = Sizes { block: [4, 8, 1], grid: [3, 1, 2], last: [8, 0, 1] };
+        assert_eq!(kernel.sizes, sizes, "{form}");
         let layout: Vec<_> = kernel.params.iter().map(|p| (p.offset, p.size)).collect();
         assert_eq!(layout, [(0, 8), (8, 24), (32, 4), (40, 8)]);
         // The small one alternates between two allocations, and points into their middle.

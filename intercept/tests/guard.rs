@@ -9,7 +9,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gpucr_wire::access::{Habits, Slot};
+use gpucr_wire::access::{Habits, Reached, Slot};
+use gpucr_wire::reach::{Index, Reach, Term};
 use gpucr_wire::table::Range;
 use gpucr_wire::{Reply, Request, Table};
 use support::{Agent, ENV_PROGRAM, Program};
@@ -135,7 +136,7 @@ fn what_only_reads_goes_on() {
     let kernel = accesses.kernels[0].id;
     for reads in [true, false] {
         let slot = Slot { param: 0, offset: if reads { 0 } else { 8 } };
-        let habits = Habits { kernel, anywhere: false, reads: vec![slot] };
+        let habits = Habits { kernel, anywhere: false, reads: vec![slot], reaches: Vec::new() };
         let made = table(&at, &[1]);
         install(&mut agent, &made, vec![habits], &[]);
         program.tell("kernel");
@@ -148,6 +149,42 @@ fn what_only_reads_goes_on() {
 }
 
 #[test]
+fn a_kernel_waits_for_as_much_as_it_reaches() {
+    let (mut program, at) = start();
+    let (mut agent, _) = program.agent();
+    agent.must(&Request::Record { on: true });
+    assert_eq!(program.ask("kernel"), "done");
+    let Reply::Accesses { accesses } = agent.ask(&Request::Accesses {}) else { panic!("none") };
+    let kernel = accesses.kernels[0].id;
+    // From the second MiB on, one for each block: of three launches the last, of three blocks, comes to the
+    // second chunk.
+    let blocks = Term { index: Index::Block.number(0) as u8, bytes: 1 << 19 };
+    let reach = Reach { low: 1 << 20, end: (1 << 20) + 4, terms: vec![blocks] };
+    let slot = Slot { param: 0, offset: 0 };
+    let reaches = vec![Reached { slot, reach }];
+    let habits = || Habits { kernel, anywhere: false, reads: Vec::new(), reaches: reaches.clone() };
+    for (pending, waits) in [(&[2][..], false), (&[1, 2], true)] {
+        let made = table(&at, pending);
+        install(&mut agent, &made, vec![habits()], &[]);
+        program.tell("kernel");
+        assert_eq!(program.line(MOMENT).is_none(), waits, "{pending:?}");
+        let wanted: Vec<_> = std::iter::from_fn(|| made.0.claim_wanted()).collect();
+        assert_eq!(wanted, if waits { vec![(1, 1)] } else { Vec::new() });
+        made.0.end();
+        if waits {
+            assert_eq!(program.line(20_000).as_deref(), Some("done"));
+        }
+    }
+    // What is not trusted may write all of it.
+    let made = table(&at, &[2]);
+    install(&mut agent, &made, vec![habits()], &["touch"]);
+    program.tell("kernel");
+    assert_eq!(program.line(MOMENT), None);
+    made.0.end();
+    assert_eq!(program.line(20_000).as_deref(), Some("done"));
+}
+
+#[test]
 fn kernels_that_may_write_anywhere_wait_for_everything() {
     let (mut program, at) = start();
     let (mut agent, _) = program.agent();
@@ -157,7 +194,8 @@ fn kernels_that_may_write_anywhere_wait_for_everything() {
     let slots = [(0, 0), (1, 0), (1, 8), (1, 16)];
     let reads = slots.map(|(param, offset)| Slot { param, offset });
     let kernel = accesses.kernels[0].id;
-    let habits = |anywhere| vec![Habits { kernel, anywhere, reads: reads.into() }];
+    let habits =
+        |anywhere| vec![Habits { kernel, anywhere, reads: reads.into(), reaches: Vec::new() }];
     for (habits, distrusted) in [(habits(true), &[][..]), (habits(false), &["x", "touch"])] {
         // It would not write through any of its arguments.
         let made = table(&at, &[1]);

@@ -2,6 +2,7 @@
 //!
 //! `docs/access-sets.md` says what of this is exact and what is a guess.
 
+use crate::reach::{Reach, Sizes};
 use crate::{wire_enum, wire_struct};
 
 /// Stands in [`SlotUse::param`] for a kernel whose parameters are not known one by one: the slot's
@@ -48,6 +49,8 @@ wire_struct! {
         pub launches: u64,
         /// How often within graphs.
         pub in_graphs: u64,
+        /// The largest launch.
+        pub sizes: Sizes,
         /// The words of its parameters that have pointed into device memory.
         pub slots: Vec<SlotUse>,
     }
@@ -167,5 +170,18 @@ wire_struct! {
         pub anywhere: bool,
         /// Words through which it does not write.
         pub reads: Vec<Slot>,
+        /// How far it goes from the addresses in others, where that is known.
+        pub reaches: Vec<Reached>,
+    }
+}
+
+wire_struct! {
+    /// How far a kernel goes from the address in a word of its parameters.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Reached {
+        /// The word.
+        pub slot: Slot,
+        /// How far.
+        pub reach: Reach,
     }
 }

@@ -59,7 +59,7 @@ macro_rules! integers {
         }
     )*};
 }
-integers!(u8, u32, u64, i32);
+integers!(u8, u32, u64, i32, i64);
 
 impl Wire for bool {
     fn put(&self, out: &mut Vec<u8>) {
@@ -74,12 +74,16 @@ impl Wire for bool {
     }
 }
 
-impl Wire for [u8; 16] {
+impl<T: Wire + Copy + Default, const N: usize> Wire for [T; N] {
     fn put(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(self);
+        self.iter().for_each(|item| item.put(out));
     }
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed> {
-        Ok(from.take(16)?.try_into().expect("length was taken"))
+        let mut items = [T::default(); N];
+        for item in &mut items {
+            *item = T::get(from)?;
+        }
+        Ok(items)
     }
 }
 

@@ -12,6 +12,7 @@ pub mod access;
 pub mod chunks;
 pub mod codec;
 pub mod message;
+pub mod reach;
 pub mod table;
 pub mod transport;
 

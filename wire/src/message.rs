@@ -296,9 +296,13 @@ mod tests {
 
     fn guard() -> Request {
         let reads = vec![crate::access::Slot { param: 1, offset: 8 }];
+        let terms = vec![crate::reach::Term { index: 4, bytes: -4 }];
+        let reach = crate::reach::Reach { low: -4, end: 8, terms };
+        let slot = crate::access::Slot { param: 0, offset: 0 };
+        let reaches = vec![crate::access::Reached { slot, reach }];
         Request::Guard {
             ranges: vec![Range { address: 4096, size: 1 << 21 }],
-            habits: vec![Habits { kernel: 3, anywhere: true, reads }],
+            habits: vec![Habits { kernel: 3, anywhere: true, reads, reaches }],
             distrusted: vec!["k".into()],
         }
     }

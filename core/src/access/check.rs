@@ -15,6 +15,8 @@ use crate::process::AgentError;
 
 /// How long is waited for a launch.
 const WAIT: Duration = Duration::from_millis(200);
+/// `CUDA_ERROR_DEINITIALIZED`: the program is at its end, and its driver has ended already.
+const DEINITIALIZED: i32 = 4;
 /// How long a launch may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -86,7 +88,9 @@ pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings
         let accesses = match stepped {
             Ok(accesses) => accesses,
             // The gate is open again: a launch took too long, or a context is broken.
-            Err(error @ AgentError::Failed { .. }) => return Err(error.into()),
+            Err(error @ AgentError::Failed { code, .. }) if code != DEINITIALIZED => {
+                return Err(error.into());
+            }
             Err(error) => {
                 tracing::debug!(%error, "the program is gone, and the check ends");
                 session.held[0].agent = None;

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gpucr_wire::access::{
-    Allocation, Habits, KernelUse, Param, Slot, SlotUse, Touched, WHOLE_BUFFER,
+    Allocation, Habits, KernelUse, Param, Reached, Slot, SlotUse, Touched, WHOLE_BUFFER,
 };
+use gpucr_wire::reach::Reach;
 
 use super::directions::{self, Direction, Kernel, Source};
 use crate::process::{Agent, AgentError};
@@ -39,6 +40,8 @@ struct Known {
     /// `None` without code.
     indirect: Option<bool>,
     words: HashMap<(u32, u32), (Direction, Source)>,
+    /// By the same words; absent where code does not tell.
+    reaches: HashMap<(u32, u32), Reach>,
 }
 
 impl Kernels {
@@ -99,6 +102,11 @@ impl Kernels {
         }
     }
 
+    /// How far a kernel goes from the addresses in a word, if its code tells.
+    pub(super) fn reach(&self, kernel: u64, slot: &SlotUse) -> Option<&Reach> {
+        self.known.get(&kernel)?.reaches.get(&(slot.param, slot.offset))
+    }
+
     /// Whether a kernel follows pointers that are not among its parameters; `None` if its code is not
     /// known.
     pub fn is_indirect(&self, kernel: u64) -> Option<bool> {
@@ -113,7 +121,15 @@ impl Kernels {
             let mut reads: Vec<Slot> =
                 words.map(|(&(param, offset), _)| Slot { param, offset }).collect();
             reads.sort_unstable();
-            Habits { kernel: *kernel, anywhere: known.indirect == Some(true), reads }
+            let slot = |&(param, offset): &(u32, u32)| Slot { param, offset };
+            let mut reaches: Vec<Reached> = known
+                .reaches
+                .iter()
+                .map(|(place, reach)| Reached { slot: slot(place), reach: reach.clone() })
+                .filter(|reached| reads.binary_search(&reached.slot).is_err())
+                .collect();
+            reaches.sort_unstable_by_key(|reached| reached.slot);
+            Habits { kernel: *kernel, anywhere: known.indirect == Some(true), reads, reaches }
         };
         self.known.iter().map(of).collect()
     }
@@ -160,6 +176,7 @@ fn code(image: &[u8]) -> Code {
 impl Known {
     fn of(kernel: &KernelUse, code: Option<&Vec<Kernel>>) -> Self {
         let mut known = Self::default();
+        let mut reaches: HashMap<(u32, u32), Option<&Reach>> = HashMap::new();
         for code in code.into_iter().flatten().filter(|code| is_of(&kernel.params, code)) {
             known.indirect = Some(known.indirect.unwrap_or(false) || code.indirect);
             for (number, param) in code.params.iter().enumerate() {
@@ -167,9 +184,14 @@ impl Known {
                     let place = (number as u32, word.offset);
                     let said = known.words.entry(place).or_insert((Direction::None, Source::Ptx));
                     said.0 = said.0.and(word.direction);
+                    // Code for several architectures goes as far, or it is not known how far.
+                    let reach = reaches.entry(place).or_insert(word.reach.as_ref());
+                    *reach = reach.filter(|reach| Some(*reach) == word.reach.as_ref());
                 }
             }
         }
+        let told = |(place, reach): (_, Option<&Reach>)| Some((place, reach?.clone()));
+        known.reaches = reaches.into_iter().filter_map(told).collect();
         // What the code leaves open, its name may tell.
         known.words.retain(|_, (direction, _)| *direction != Direction::Unknown);
         let named = directions::from_name(&kernel.name).unwrap_or_default();
@@ -237,7 +259,9 @@ mod tests {
         assert_eq!(found.direction(1, &slot(1, &[])), (Direction::Read, Source::Ptx));
         assert_eq!(found.is_indirect(1), Some(false));
         let reads = vec![Slot { param: 1, offset: 0 }];
-        assert_eq!(found.habits(), [Habits { kernel: 1, anywhere: false, reads }]);
+        let reach = Reach { low: 0, end: 4, terms: Vec::new() };
+        let reaches = vec![Reached { slot: Slot { param: 0, offset: 0 }, reach }];
+        assert_eq!(found.habits(), [Habits { kernel: 1, anywhere: false, reads, reaches }]);
         let other = knowing(&kernel("copy", &[(0, 8), (8, 4)]), PTX);
         assert_eq!(other.direction(1, &slot(0, &[])), (Direction::Unknown, Source::Assumed));
         assert_eq!(other.is_indirect(1), None);

@@ -53,6 +53,7 @@ impl Tally {
                     let old = occupied.get_mut();
                     old.launches += kernel.launches;
                     old.in_graphs += kernel.in_graphs;
+                    old.sizes.include(&kernel.sizes);
                     add_slots(old, slots, &mut self.pairs);
                 }
             }

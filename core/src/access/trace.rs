@@ -1,16 +1,20 @@
 //! What `gpucr trace` does: watch a program for a while, and tell what its launches read and write.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use gpucr_wire::GateState;
-use gpucr_wire::access::{Allocation, KernelUse, Operation, OperationUse, Touched, WHOLE_BUFFER};
+use gpucr_wire::access::{
+    Allocation, KernelUse, Operation, OperationUse, SlotUse, Touched, WHOLE_BUFFER,
+};
 use serde::Serialize;
 
 pub use super::check::Checked;
 use super::check::{Findings, check};
 use super::directions::{Direction, Source};
+use super::written::touched_range;
 use super::{Kernels, Tally};
 use crate::dump::bulk::Bulk;
 use crate::error::Error;
@@ -147,6 +151,11 @@ pub struct Pointed {
     pub low: u64,
     /// The highest one.
     pub high: u64,
+    /// Where begins what is touched: the allocation, unless the kernel's code tells how far it goes from
+    /// these addresses.
+    pub from: Option<u64>,
+    /// Where it ends.
+    pub to: Option<u64>,
     /// In so many launches.
     pub launches: u64,
 }
@@ -389,7 +398,7 @@ impl Watched {
     }
 
     fn kernel(&self, kernel: &KernelUse) -> Row {
-        let (mut reads, mut writes) = (BTreeSet::new(), BTreeSet::new());
+        let (mut reads, mut writes) = (Touches::new(), Touches::new());
         let (mut twice, mut sources, mut words) = (false, HashSet::new(), Vec::new());
         let mut everything = !kernel.known && kernel.slots.is_empty();
         let mut certain = kernel.known && self.kernels.is_indirect(kernel.id) != Some(true);
@@ -399,12 +408,16 @@ impl Watched {
             certain &= matches!(source, Source::Ptx | Source::Name);
             twice |= direction == Direction::ReadWrite;
             sources.insert(source);
-            let ids = slot.touched.iter().map(|touched| touched.allocation);
-            if direction.reads() {
-                reads.extend(ids.clone());
-            }
-            if direction.writes() {
-                writes.extend(ids);
+            let pointed: Vec<Pointed> =
+                slot.touched.iter().map(|touched| self.pointed(kernel, slot, touched)).collect();
+            for (touched, pointed) in slot.touched.iter().zip(&pointed) {
+                let range = pointed.from.zip(pointed.to).map(|(from, to)| from..to);
+                if direction.reads() {
+                    reads.entry(touched.allocation).or_default().push(range.clone());
+                }
+                if direction.writes() {
+                    writes.entry(touched.allocation).or_default().push(range);
+                }
             }
             words.push(Word {
                 parameter: (slot.param != WHOLE_BUFFER).then_some(slot.param),
@@ -412,13 +425,16 @@ impl Watched {
                 direction: direction_name(direction),
                 source: source_name(source),
                 more: slot.more,
-                allocations: slot.touched.iter().map(|touched| self.pointed(touched)).collect(),
+                allocations: pointed,
             });
         }
-        let apart = reads.is_disjoint(&writes);
-        let set = |ids: &BTreeSet<u64>| Set {
-            allocations: ids.len(),
-            bytes: ids.iter().filter_map(|id| self.tally.allocations.get(id)).map(|a| a.size).sum(),
+        let apart = reads.iter().all(|(id, reads)| {
+            let mut writes = writes.get(id).into_iter().flatten();
+            writes.all(|write| reads.iter().all(|read| are_apart(read, write)))
+        });
+        let set = |touched: &Touches| Set {
+            allocations: touched.len(),
+            bytes: touched.values().map(|ranges| covered(ranges)).sum(),
             everything,
         };
         Row {
@@ -442,9 +458,13 @@ impl Watched {
         }
     }
 
-    fn pointed(&self, touched: &Touched) -> Pointed {
+    fn pointed(&self, kernel: &KernelUse, slot: &SlotUse, touched: &Touched) -> Pointed {
         let allocation = self.tally.allocations.get(&touched.allocation);
+        let range = allocation
+            .map(|allocation| touched_range(&self.kernels, kernel, slot, touched, allocation));
         Pointed {
+            from: range.as_ref().map(|range| range.start),
+            to: range.map(|range| range.end),
             address: allocation.map(|allocation| allocation.address),
             size: allocation.map(|allocation| allocation.size),
             low: touched.low,
@@ -452,6 +472,26 @@ impl Watched {
             launches: touched.launches,
         }
     }
+}
+
+/// What is touched of each allocation, by its id; `None` of one that was gone when that was asked.
+type Touches = BTreeMap<u64, Vec<Option<Range<u64>>>>;
+
+fn are_apart(one: &Option<Range<u64>>, other: &Option<Range<u64>>) -> bool {
+    let both = one.as_ref().zip(other.as_ref());
+    both.is_some_and(|(one, other)| one.end <= other.start || other.end <= one.start)
+}
+
+/// How many bytes lie in at least one of the ranges.
+fn covered(ranges: &[Option<Range<u64>>]) -> u64 {
+    let mut ranges: Vec<Range<u64>> = ranges.iter().flatten().cloned().collect();
+    ranges.sort_unstable_by_key(|range| range.start);
+    let (mut bytes, mut end) = (0, 0);
+    for range in ranges {
+        bytes += range.end.saturating_sub(range.start.max(end));
+        end = end.max(range.end);
+    }
+    bytes
 }
 
 /// Copies, fills and the like, by what they do.

@@ -1,6 +1,8 @@
 //! Where launches may write, and which.
 
-use gpucr_wire::access::{Operation, SlotUse};
+use std::ops::Range;
+
+use gpucr_wire::access::{Allocation, KernelUse, Operation, SlotUse, Touched};
 
 use super::trace::operation_name;
 use super::{Kernels, Tally};
@@ -38,6 +40,25 @@ pub(crate) enum Blamed {
     All,
 }
 
+fn whole(allocation: &Allocation) -> Range<u64> {
+    allocation.address..allocation.address.saturating_add(allocation.size)
+}
+
+/// What launches of a kernel touch of an allocation by way of a word: all of it, unless the kernel's code
+/// tells how far it goes.
+pub(super) fn touched_range(
+    kernels: &Kernels,
+    kernel: &KernelUse,
+    slot: &SlotUse,
+    touched: &Touched,
+    allocation: &Allocation,
+) -> Range<u64> {
+    match kernels.reach(kernel.id, slot) {
+        Some(reach) => reach.within(&kernel.sizes, touched.low, touched.high, whole(allocation)),
+        None => whole(allocation),
+    }
+}
+
 /// What was launched may write these ranges: who, and where. Launches that may write anything
 /// ([`Tally::has_unknown`]) are not among them.
 pub(crate) fn written<'a>(
@@ -49,11 +70,16 @@ pub(crate) fn written<'a>(
         let writes = move |slot: &&SlotUse| {
             blamed == Blamed::All || kernels.direction(kernel.id, slot).0.writes()
         };
-        let touched = kernel.slots.iter().filter(writes).flat_map(|slot| &slot.touched);
-        touched.filter_map(move |touched| {
+        let slots = kernel.slots.iter().filter(writes);
+        let touched =
+            slots.flat_map(|slot| slot.touched.iter().map(move |touched| (slot, touched)));
+        touched.filter_map(move |(slot, touched)| {
             let at = tally.allocations.get(&touched.allocation)?;
-            let end = at.address.saturating_add(at.size);
-            let written = Written { allocation: at.id, low: at.address, end };
+            let range = match blamed {
+                Blamed::Writers => touched_range(kernels, kernel, slot, touched, at),
+                Blamed::All => whole(at),
+            };
+            let written = Written { allocation: at.id, low: range.start, end: range.end };
             Some((Writer::Kernel(&kernel.name), written))
         })
     });

@@ -6,6 +6,7 @@
 use std::ffi::c_void;
 
 use gpucr_wire::access::Operation;
+use gpucr_wire::reach::Sizes;
 
 use super::kernels::Kernel;
 use super::{graphs, guard, images};
@@ -66,13 +67,13 @@ unsafe fn at<T: Copy>(address: usize) -> Option<T> {
 /// `cuLaunchKernel(f, grid, block, shared, stream, kernelParams, extra)`.
 pub(crate) fn kernel(a: &[usize]) {
     on(a.get(8));
-    launched(a[0], a[9], a[10]);
+    launched(a[0], shape(&a[1..7]), a[9], a[10]);
 }
 
 /// `cuLaunchCooperativeKernel(f, grid, block, shared, stream, kernelParams)`.
 pub(crate) fn cooperative(a: &[usize]) {
     on(a.get(8));
-    launched(a[0], a[9], 0);
+    launched(a[0], shape(&a[1..7]), a[9], 0);
 }
 
 /// `cuLaunchKernelEx(config, f, kernelParams, extra)`.
@@ -80,7 +81,9 @@ pub(crate) fn kernel_ex(a: &[usize]) {
     // SAFETY: the function's signature: six sizes and the bytes of shared memory come first.
     let stream = unsafe { at::<usize>(if a[0] == 0 { 0 } else { a[0] + 32 }) };
     on(stream.as_ref());
-    launched(a[1], a[2], a[3]);
+    // SAFETY: as above.
+    let sizes = unsafe { at::<[u32; 6]>(a[0]) }.map_or(Sizes::UNKNOWN, sizes);
+    launched(a[1], sizes, a[2], a[3]);
 }
 
 /// `cuLaunchCooperativeKernelMultiDevice(list, count, flags)`.
@@ -91,13 +94,14 @@ pub(crate) fn kernels(a: &[usize]) {
         else {
             return;
         };
-        launched(one.function as usize, one.params as usize, 0);
+        let [gx, gy, gz, bx, by, bz, _] = one.shape;
+        launched(one.function as usize, sizes([gx, gy, gz, bx, by, bz]), one.params as usize, 0);
     }
 }
 
 /// `cuLaunch(f)` and `cuLaunchGrid(f, ...)`: the arguments were set one by one before.
 pub(crate) fn kernel_legacy(a: &[usize]) {
-    launched(a[0], 0, 0);
+    launched(a[0], Sizes::UNKNOWN, 0, 0);
 }
 
 /// `cuGraphLaunch(exec, stream)`.
@@ -111,8 +115,17 @@ pub(crate) fn host_function(_: &[usize]) {
     super::host_function();
 }
 
-fn launched(function: usize, params: usize, extra: usize) {
-    super::launch(function as u64, |kernel, note| {
+/// Six arguments: blocks in each direction, threads of a block in each direction.
+fn shape(a: &[usize]) -> Sizes {
+    sizes(std::array::from_fn(|of| a[of] as u32))
+}
+
+fn sizes([gx, gy, gz, bx, by, bz]: [u32; 6]) -> Sizes {
+    Sizes::of([gx, gy, gz], [bx, by, bz])
+}
+
+fn launched(function: usize, sizes: Sizes, params: usize, extra: usize) {
+    super::launch(function as u64, sizes, |kernel, note| {
         // SAFETY: the program passes these to a launch of the kernel.
         unsafe { words(kernel, params as _, extra as _, note) };
     });

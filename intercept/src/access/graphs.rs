@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use gpucr_wire::reach::Sizes;
+
 use super::forms::{self, Range};
 use super::guard::GraphNeeds;
 use super::kernels::{self, Kernel};
@@ -37,6 +39,8 @@ const FORMER: usize = 1 << 12;
 enum Node {
     Kernel {
         kernel: Arc<Kernel>,
+        /// Blocks, and threads of a block.
+        shape: ([u32; 3], [u32; 3]),
         /// Number and value of each word.
         words: Vec<(usize, u64)>,
     },
@@ -276,7 +280,8 @@ unsafe fn kernel(params: &KernelNodeParams) -> Option<Node> {
     };
     // SAFETY: the caller's duty.
     unsafe { forms::words(&kernel, params.params as _, params.extra as _, &mut note) };
-    Some(Node::Kernel { kernel, words })
+    let [gx, gy, gz, bx, by, bz, _] = params.shape;
+    Some(Node::Kernel { kernel, shape: ([gx, gy, gz], [bx, by, bz]), words })
 }
 
 fn fill(params: &FillParams) -> Node {
@@ -348,7 +353,9 @@ pub(super) fn needs(executable: u64, guard: u64, needs: &mut GraphNeeds<'_>) {
 
 fn collect(node: &Node, needs: &mut GraphNeeds<'_>) {
     match node {
-        Node::Kernel { kernel, words } => needs.kernel(kernel, words),
+        Node::Kernel { kernel, shape, words } => {
+            needs.kernel(kernel, &Sizes::of(shape.0, shape.1), words);
+        }
         Node::Ranges(ranges) => {
             ranges
                 .iter()
@@ -385,8 +392,8 @@ impl Graphs {
 
 fn add(merged: &mut Merged, node: &Node, launches: u64) {
     match node {
-        Node::Kernel { kernel, words } => {
-            merged.add_kernel(kernel, launches, launches);
+        Node::Kernel { kernel, shape, words } => {
+            merged.add_kernel(kernel, &Sizes::of(shape.0, shape.1), launches, launches);
             for (number, word) in words {
                 merged.add_word(kernel, *number, *word, launches);
             }

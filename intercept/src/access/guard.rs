@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use gpucr_wire::Table;
 use gpucr_wire::access::{Habits, Slot};
+use gpucr_wire::reach::{Reach, Sizes};
 use gpucr_wire::table::{Wait, monotonic_ns};
 
 use super::index;
@@ -77,8 +78,17 @@ struct Needs {
 struct Known {
     kernel: Arc<Kernel>,
     anywhere: bool,
-    /// For each of the kernel's words whether nothing is written through it.
-    reads: Vec<bool>,
+    /// What is written through each of the kernel's words.
+    writes: Vec<Writes>,
+}
+
+/// What a kernel writes through a word of its parameters.
+enum Writes {
+    Nothing,
+    /// So far from the address.
+    Reach(Reach),
+    /// The whole allocation.
+    All,
 }
 
 /// The kernels that a thread has launched, by handle.
@@ -235,6 +245,7 @@ pub(super) fn range(write: bool, address: u64, bytes: u64) -> Option<()> {
 /// A launch of the kernel of `handle`, see [`super::recorder::launch`].
 pub(super) fn launch(
     handle: u64,
+    sizes: &Sizes,
     words: impl FnOnce(&Kernel, &mut dyn FnMut(usize, u64)),
 ) -> Option<()> {
     collecting(|guard, needs| {
@@ -242,7 +253,7 @@ pub(super) fn launch(
         let mut seen = false;
         words(&known.kernel, &mut |number, word| {
             seen = true;
-            needs.word(guard, &known, number, word);
+            needs.word(guard, &known, sizes, number, word);
         });
         // Arguments that were set one by one before, or that the driver does not describe.
         let pointers = known.kernel.params.is_none() || !known.kernel.words.is_empty();
@@ -270,10 +281,10 @@ pub(super) struct GraphNeeds<'a> {
 }
 
 impl GraphNeeds<'_> {
-    pub(super) fn kernel(&mut self, kernel: &Arc<Kernel>, words: &[(usize, u64)]) {
+    pub(super) fn kernel(&mut self, kernel: &Arc<Kernel>, sizes: &Sizes, words: &[(usize, u64)]) {
         let known = self.guard.judge(kernel.clone());
         for (number, word) in words {
-            self.needs.word(self.guard, &known, *number, *word);
+            self.needs.word(self.guard, &known, sizes, *number, *word);
         }
         self.needs.everything |= known.anywhere || kernel.params.is_none();
     }
@@ -311,13 +322,23 @@ impl Needs {
         }
     }
 
-    /// A word of a kernel's arguments: if it points into an allocation, that may be written.
-    fn word(&mut self, guard: &Guard, known: &Known, number: usize, word: u64) {
-        if known.reads.get(number).copied().unwrap_or(false) {
-            return;
-        }
-        for piece in &guard.pieces[guard.allocation_of(word)] {
-            self.add_of(guard, piece, 0, u64::MAX);
+    /// A word of a kernel's arguments: if it points into an allocation, that may be written, or as far of
+    /// it as a launch of this size goes.
+    fn word(&mut self, guard: &Guard, known: &Known, sizes: &Sizes, number: usize, word: u64) {
+        let reach = match known.writes.get(number) {
+            Some(Writes::Nothing) => return,
+            Some(Writes::Reach(reach)) => Some(reach),
+            Some(Writes::All) | None => None,
+        };
+        let pieces = &guard.pieces[guard.allocation_of(word)];
+        let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return };
+        let whole = first.low..last.end;
+        let range = match reach {
+            Some(reach) => reach.within(sizes, word, word, whole),
+            None => whole,
+        };
+        for piece in pieces.iter().filter(|p| p.low < range.end && range.start < p.end) {
+            self.add_of(guard, piece, range.start, range.end);
         }
     }
 }
@@ -446,12 +467,19 @@ impl Guard {
         let habits = self.habits.get(&kernel.id);
         let distrusted = self.distrusted.contains(&kernel.name);
         let anywhere = distrusted || habits.is_some_and(|habits| habits.anywhere);
-        let read = |slot: Slot| habits.is_some_and(|habits| habits.reads.contains(&slot));
+        let writes = |slot: Slot| {
+            let Some(habits) = habits.filter(|_| !distrusted) else { return Writes::All };
+            let reached = habits.reaches.iter().find(|reached| reached.slot == slot);
+            match reached {
+                _ if habits.reads.contains(&slot) => Writes::Nothing,
+                Some(reached) => Writes::Reach(reached.reach.clone()),
+                None => Writes::All,
+            }
+        };
         let words = kernel.words.iter();
-        let reads = words
-            .map(|word| !distrusted && read(Slot { param: word.param, offset: word.offset }))
-            .collect();
-        Known { kernel, anywhere, reads }
+        let writes =
+            words.map(|word| writes(Slot { param: word.param, offset: word.offset })).collect();
+        Known { kernel, anywhere, writes }
     }
 }
 

@@ -15,6 +15,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use gpucr_wire::Accesses;
+use gpucr_wire::reach::Sizes;
 
 use crate::log::log;
 use crate::{gate, memory};
@@ -74,8 +75,9 @@ fn range((operation, write, address, bytes): forms::Range) {
 
 /// A launch of the kernel of `handle`. `words` is called with the kernel and a place for the number
 /// and the value of each word of its arguments.
-fn launch(handle: u64, words: impl Fn(&kernels::Kernel, &mut dyn FnMut(usize, u64))) {
-    guard::launch(handle, &words).unwrap_or_else(|| recorder::launch(handle, &words));
+fn launch(handle: u64, sizes: Sizes, words: impl Fn(&kernels::Kernel, &mut dyn FnMut(usize, u64))) {
+    guard::launch(handle, &sizes, &words)
+        .unwrap_or_else(|| recorder::launch(handle, &sizes, &words));
 }
 
 /// A launch of an executable graph.

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gpucr_wire::access::{
     Accesses, KernelUse, Operation, OperationUse, SlotUse, Touched, WHOLE_BUFFER,
 };
+use gpucr_wire::reach::Sizes;
 
 use super::index;
 use super::kernels::{self, Kernel};
@@ -65,6 +66,7 @@ struct Slot {
 struct Used {
     kernel: Arc<Kernel>,
     launches: u64,
+    sizes: Sizes,
     /// As many as the kernel has words that may be pointers; more of one without a layout.
     slots: Vec<Slot>,
 }
@@ -160,15 +162,20 @@ fn register(buffer: &Arc<Mutex<Buffer>>, recording: u64) -> bool {
 
 /// A launch of the kernel of `handle`. `words` is called with the kernel and a place for the number
 /// and the value of each slot.
-pub(super) fn launch(handle: u64, words: impl FnOnce(&Kernel, &mut dyn FnMut(usize, u64))) {
+pub(super) fn launch(
+    handle: u64,
+    sizes: &Sizes,
+    words: impl FnOnce(&Kernel, &mut dyn FnMut(usize, u64)),
+) {
     with(|buffer| {
         let Some(at) = buffer.place(handle) else {
             buffer.unseen += 1;
             return;
         };
         let Buffer { used, pairs, .. } = buffer;
-        let Used { kernel, launches, slots } = &mut used[at];
+        let Used { kernel, launches, sizes: largest, slots } = &mut used[at];
         *launches += 1;
+        largest.include(sizes);
         let mut shown = false;
         let mut note = |slot: usize, word: u64| {
             shown = true;
@@ -255,7 +262,7 @@ impl Buffer {
         }
         let kernel = kernels::find(handle);
         let slots = kernel.words.iter().map(|_| Slot::default()).collect();
-        self.used.push(Used { kernel, launches: 0, slots });
+        self.used.push(Used { kernel, launches: 0, sizes: Sizes::default(), slots });
         self.by_handle.insert(handle, self.used.len() - 1);
         Some(self.used.len() - 1)
     }
@@ -304,7 +311,7 @@ pub(super) fn take() -> (Merged, HashMap<u64, u64>) {
             std::mem::replace(&mut *buffer, empty)
         };
         for used in &taken.used {
-            merged.add_kernel(&used.kernel, used.launches, 0);
+            merged.add_kernel(&used.kernel, &used.sizes, used.launches, 0);
             for (number, slot) in used.slots.iter().enumerate() {
                 merged.add_slot(&used.kernel, number, slot.more);
                 for touched in slot.touched.values() {
@@ -331,7 +338,13 @@ pub(super) fn take() -> (Merged, HashMap<u64, u64>) {
 
 impl Merged {
     /// A kernel was launched, so often within graphs.
-    pub(super) fn add_kernel(&mut self, kernel: &Arc<Kernel>, launches: u64, in_graphs: u64) {
+    pub(super) fn add_kernel(
+        &mut self,
+        kernel: &Arc<Kernel>,
+        sizes: &Sizes,
+        launches: u64,
+        in_graphs: u64,
+    ) {
         let (_, entry) = self.kernels.entry(kernel.id).or_insert_with(|| {
             let used = KernelUse {
                 id: kernel.id,
@@ -345,6 +358,7 @@ impl Merged {
         });
         entry.launches += launches;
         entry.in_graphs += in_graphs;
+        entry.sizes.include(sizes);
     }
 
     fn slot(&mut self, kernel: &Kernel, number: usize) -> &mut Slot {
@@ -546,7 +560,7 @@ mod tests {
         // And the mark goes all the way to the message.
         let kernel = Arc::new(Kernel { id: 7, ..Kernel::default() });
         let mut merged = Merged::default();
-        merged.add_kernel(&kernel, 3, 0);
+        merged.add_kernel(&kernel, &Sizes::default(), 3, 0);
         merged.add_slot(&kernel, 0, slot.more);
         merged.add_touched(&kernel, 0, &known);
         merged.pairs = PAIRS_IN_ALL;

@@ -544,13 +544,13 @@ mod tests {
     #[test]
     fn the_gate_closes_while_a_call_waits_aside() {
         let _alone = ALONE.lock();
-        let (left, back) = (AtomicBool::new(false), AtomicBool::new(false));
+        let [left, closed, back] = [const { AtomicBool::new(false) }; 3];
         thread::scope(|scope| {
             scope.spawn(|| {
                 let inside = enter();
                 aside(|| {
                     left.store(true, Ordering::SeqCst);
-                    while LINE.state.load(Ordering::SeqCst) != CLOSED {
+                    while !closed.load(Ordering::SeqCst) {
                         thread::yield_now();
                     }
                 });
@@ -562,6 +562,7 @@ mod tests {
                 thread::yield_now();
             }
             close(soon(10_000)).expect("the call is not inside");
+            closed.store(true, Ordering::SeqCst);
             thread::sleep(Duration::from_millis(10));
             assert!(!back.load(Ordering::SeqCst), "it came back into a closed gate");
             open();

@@ -181,7 +181,7 @@ impl State {
         // SAFETY: the signature of the function; a cooperative launch takes one argument less.
         let code = unsafe {
             let launch: Launch = std::mem::transmute(self.cuda.symbol(name));
-            launch(function, 1, 1, 1, 1, 1, 1, 0, self.stream, pointers, extra)
+            launch(function, 1 + round as u32, 1, 2, 4, 8, 1, 0, self.stream, pointers, extra)
         };
         assert_eq!(code, 0, "{name}");
     }
@@ -191,9 +191,9 @@ impl State {
         let mut pointers = arguments.pointers();
         // CUlaunchConfig: shape, shared memory, stream, no attributes.
         let mut config = [0u64; 7];
-        config[0] = 1 | 1 << 32;
-        config[1] = 1 | 1 << 32;
-        config[2] = 1 | 1 << 32;
+        config[0] = (1 + round) | 1 << 32;
+        config[1] = 2 | 4 << 32;
+        config[2] = 8 | 1 << 32;
         config[4] = self.stream;
         let (config, pointers) = (config.as_ptr() as u64, pointers.as_mut_ptr() as u64);
         self.cuda.must("cuLaunchKernelEx", &[config, self.function, pointers, 0]);

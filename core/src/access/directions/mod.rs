@@ -16,6 +16,8 @@
 //! where a name promises too much. Nothing here may therefore decide what an image contains; it
 //! decides what is worth copying first.
 
+use gpucr_wire::reach::Reach;
+
 mod cubin;
 mod fatbin;
 mod names;
@@ -115,13 +117,14 @@ pub struct Word {
     pub direction: Direction,
     /// What `direction` rests on.
     pub source: Source,
+    /// How far from that address it goes; `None` if that is not known.
+    pub reach: Option<Reach>,
 }
 
 impl Param {
     /// A parameter of which all words have the same direction.
     pub(crate) fn uniform(offset: u32, size: u32, direction: Direction, source: Source) -> Param {
-        let words =
-            (0..size / 8).map(|word| Word { offset: word * 8, direction, source }).collect();
-        Param { offset, size, words }
+        let word = |word| Word { offset: word * 8, direction, source, reach: None };
+        Param { offset, size, words: (0..size / 8).map(word).collect() }
     }
 }

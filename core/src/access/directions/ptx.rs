@@ -39,6 +39,7 @@ mod calls;
 mod flow;
 mod lexer;
 mod parse;
+mod reach;
 mod rules;
 mod value;
 

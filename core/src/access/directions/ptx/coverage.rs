@@ -8,6 +8,8 @@ use std::fmt::Write;
 
 use proptest::prelude::*;
 
+use gpucr_wire::reach::Sizes;
+
 use super::from_ptx;
 use crate::access::directions::Direction;
 
@@ -274,8 +276,14 @@ impl Writer {
     }
 }
 
-/// A place in the buffer of a parameter. Programs only use what holds one; see [`Machine::run`].
+/// A parameter and the distance from its address. Programs only use what holds one; see
+/// [`Machine::run`]. What is further away than a buffer has bytes is a place in it again: so places are
+/// used more than once.
 type Pointer = (usize, u64);
+
+fn place((param, offset): Pointer) -> Pointer {
+    (param, offset % BYTES)
+}
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Cell {
@@ -291,6 +299,8 @@ struct Machine {
     stack: [[Option<Pointer>; SLOTS]; 2],
     read: [bool; PARAMS],
     written: [bool; PARAMS],
+    /// The nearest and the furthest access, by distance.
+    touched: [Option<(u64, u64)>; PARAMS],
 }
 
 impl Machine {
@@ -308,11 +318,18 @@ impl Machine {
     }
 
     fn moved((param, offset): Pointer, by: u64) -> Pointer {
-        (param, (offset + by) % BYTES)
+        (param, offset + by)
+    }
+
+    fn touch(&mut self, (param, offset): Pointer) {
+        let (low, high) = self.touched[param].unwrap_or((offset, offset));
+        self.touched[param] = Some((low.min(offset), high.max(offset)));
     }
 
     fn load(&mut self, at: Pointer) -> Cell {
+        self.touch(at);
         self.read[at.0] = true;
+        let at = place(at);
         // What the host has put there: some odd, some even.
         let first = Cell::Number((at.1 / 8) as u32 + at.0 as u32);
         *self.memory.get(&at).unwrap_or(&first)
@@ -321,13 +338,17 @@ impl Machine {
     fn number(&mut self, at: Pointer) -> u32 {
         match self.load(at) {
             Cell::Number(number) => number,
-            Cell::Pointer((param, offset)) => (param as u32) << 16 | offset as u32,
+            Cell::Pointer(pointer) => {
+                let (param, offset) = place(pointer);
+                (param as u32) << 16 | offset as u32
+            }
         }
     }
 
     fn store(&mut self, at: Pointer, cell: Cell) {
+        self.touch(at);
         self.written[at.0] = true;
-        self.memory.insert(at, cell);
+        self.memory.insert(place(at), cell);
     }
 
     fn call(&mut self, function: u8, a: Pointer, b: Pointer, depth: u8) -> Option<Pointer> {
@@ -423,6 +444,16 @@ fn uncovered(ops: &[Op]) -> Option<String> {
             return Some(format!(
                 "p{param} is {direction:?}; read: {read}, written: {written}\n{text}"
             ));
+        }
+        let reach = &kernel.params[param].words[0].reach;
+        if let (Some(reach), Some((low, high)), false) =
+            (reach, machine.touched[param], kernel.indirect)
+        {
+            const BASE: u64 = 1 << 32;
+            let said = reach.within(&Sizes::of([1; 3], [1; 3]), BASE, BASE, 0..u64::MAX);
+            if !(said.contains(&(BASE + low)) && said.contains(&(BASE + high + 3))) {
+                return Some(format!("p{param}: {low} to {high} is not in {reach:?}\n{text}"));
+            }
         }
     }
     None

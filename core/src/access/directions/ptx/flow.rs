@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::parse::{Function, Instruction, Module, Operand, Var};
 use super::value::{CONST, FOREIGN, LOCAL, Marks, NUMBER, PARAM, SHARED, VARIABLE, Value};
-use super::{parse::Atom, parse::Space};
+use super::{parse::Atom, parse::Space, reach};
 use crate::access::directions::{Direction, Kernel, Param, Source};
 
 /// All local memory, and all shared memory.
@@ -42,6 +42,10 @@ pub(super) struct Flow<'m, 'a> {
     grown: Vec<usize>,
     /// Values are final: accesses count.
     judging: bool,
+    /// The instruction that is looked at, among all.
+    at: usize,
+    /// Each instruction that touches memory by way of a word, and the word.
+    accesses: Vec<(usize, usize)>,
     directions: Vec<Direction>,
     indirect: bool,
     variables: Direction,
@@ -75,8 +79,11 @@ pub(super) fn kernel(module: &Module<'_>, entry: FunctionId, work: &mut usize) -
     };
     let mut params = parameters(function, Direction::None);
     let words = params.iter_mut().flat_map(|param| &mut param.words);
-    for (word, direction) in words.zip(&flow.directions) {
+    // The kernel's own instructions come first.
+    let reaches = reach::reaches(function, &flow.accesses, flow.directions.len(), work);
+    for ((word, direction), reach) in words.zip(&flow.directions).zip(reaches) {
         word.direction = *direction;
+        word.reach = reach.filter(|_| *direction != Direction::Unknown);
     }
     Kernel { name, params, indirect: flow.indirect, variables: flow.variables }
 }
@@ -103,6 +110,8 @@ impl<'m, 'a> Flow<'m, 'a> {
             parameters: 0..0,
             grown: Vec::new(),
             judging: false,
+            at: 0,
+            accesses: Vec::new(),
             directions: Vec::new(),
             indirect: false,
             variables: Direction::None,
@@ -150,8 +159,12 @@ impl<'m, 'a> Flow<'m, 'a> {
             }
         }
         flow.judging = true;
-        for (function, instruction) in code {
+        let mut accesses = 0;
+        for (at, (function, instruction)) in code.into_iter().enumerate() {
+            flow.at = at;
             flow.step(function, instruction);
+            spend(work, flow.accesses.len() - accesses)?;
+            accesses = flow.accesses.len();
         }
         Some(flow)
     }
@@ -292,7 +305,7 @@ impl<'m, 'a> Flow<'m, 'a> {
                 None => Value::marked(FOREIGN),
             },
             Atom::Number(number) => Value::constant(*number),
-            Atom::Other => Value::default(),
+            Atom::Index(_) | Atom::Other => Value::default(),
         }
     }
 
@@ -350,6 +363,7 @@ impl<'m, 'a> Flow<'m, 'a> {
         }
         for word in value.words() {
             self.directions[word] = self.directions[word].and(direction);
+            self.accesses.push((self.at, word));
         }
         if value.has(VARIABLE) {
             self.variables = self.variables.and(direction);

@@ -4,6 +4,8 @@
 
 use std::collections::HashMap;
 
+use gpucr_wire::reach::Index;
+
 use super::PtxError;
 use super::lexer::{Lexer, Token};
 
@@ -56,7 +58,9 @@ pub(super) enum Atom<'a> {
     /// A name of the module, or a label.
     Name(&'a str),
     Number(i64),
-    /// A special register, a floating-point number, or a sink.
+    /// A special register with a number of [`gpucr_wire::reach::Index`].
+    Index(u8),
+    /// Another special register, a floating-point number, or a sink.
     Other,
 }
 
@@ -496,7 +500,11 @@ impl<'a> Body<'a> {
                 }
             }
         }
-        if word.starts_with('%') || word == "_" { Atom::Other } else { Atom::Name(word) }
+        match word.strip_prefix('%') {
+            Some(register) => index(register).map_or(Atom::Other, Atom::Index),
+            None if word == "_" => Atom::Other,
+            None => Atom::Name(word),
+        }
     }
 
     /// The operands in the tokens between an opcode and its `;`.
@@ -550,6 +558,20 @@ impl<'a> Body<'a> {
             _ => Operand::Plain(atoms),
         }
     }
+}
+
+/// The number of a special register that tells a thread its place, or the size of the launch.
+fn index(register: &str) -> Option<u8> {
+    let (name, direction) = register.split_once('.')?;
+    let index = match name {
+        "tid" => Index::Thread,
+        "ntid" => Index::Threads,
+        "ctaid" => Index::Block,
+        "nctaid" => Index::Blocks,
+        _ => return None,
+    };
+    let direction = ["x", "y", "z"].iter().position(|one| *one == direction)?;
+    Some(index.number(direction) as u8)
 }
 
 impl Declared {
