@@ -9,6 +9,9 @@ use gpucr_tests::{Dumped, Lab, exists, finish, refused, show, until};
 use serde_json::Value;
 
 const ON_DEMAND: [&str; 3] = ["restore", "--on-demand", "--json"];
+/// All phases of a restore on demand.
+const PHASES: [&str; 8] =
+    ["preflight", "load", "extract", "criu", "driver", "attach", "resume", "stream"];
 /// Nothing is loaded but what a call of the program waits for.
 const ONLY_WANTED: (&str, &str) = ("GPUCR_FAULT", "skip:unwanted");
 
@@ -99,14 +102,17 @@ fn in_the_background() -> Result<()> {
 }
 
 #[test]
-fn a_killed_restore_leaves_no_program_behind() -> Result<()> {
+fn a_restore_that_fails_or_is_killed_leaves_no_program_behind() -> Result<()> {
     let lab = Lab::new();
     let dumped = Dumped::in_the_middle(&lab, "sgd", &[])?;
-    for phase in ["resume", "stream"] {
-        let fault = format!("kill:{phase}");
-        let output = finish(lab.gpucr().args(ON_DEMAND).arg("image").env("GPUCR_FAULT", fault))?;
-        ensure!(!output.status.success(), "{}", show(&output));
-        until("the keeper ends it", || !exists(dumped.program.pid)).context(phase)?;
+    for phase in PHASES {
+        for fault in ["kill", "fail"].map(|fault| format!("{fault}:{phase}")) {
+            let mut command = lab.gpucr();
+            let output = finish(command.args(ON_DEMAND).arg("image").env("GPUCR_FAULT", &fault))?;
+            ensure!(!output.status.success(), "{fault}: {}", show(&output));
+            // Of one that is killed the keeper ends the program.
+            until("no process is left", || !exists(dumped.program.pid)).context(fault)?;
+        }
     }
     restored(&lab, &[], &[])?;
     dumped.came_out_right(&lab)
