@@ -21,6 +21,10 @@ impl AddressSpace for Host {
     fn is_mapped(&self, _: u64, _: usize) -> bool {
         true
     }
+
+    fn is_writable(&self, _: u64, _: usize) -> bool {
+        true
+    }
 }
 
 /// Seconds of one product.

@@ -1,7 +1,7 @@
 //! Device addresses. They are host addresses inside one window that nothing else uses; ranges of
 //! it are reserved (inaccessible, no memory behind them) and then backed. Which granules of the
-//! window kernels and copies may touch is kept in a bitmap, so that looking up costs no lock;
-//! pinned host memory, which lies anywhere, is in a sorted table.
+//! window kernels and copies may touch, and which of them they may write to, is kept in bitmaps, so
+//! that looking up costs no lock; pinned host memory, which lies anywhere, is in a sorted table.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -21,9 +21,37 @@ const WINDOW_SIZE: u64 = 1 << 40;
 pub(crate) const GRANULE: u64 = 2 << 20;
 
 const WORDS: usize = (WINDOW_SIZE / GRANULE / 64) as usize;
-static ACCESSIBLE: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+/// One bit for each granule of the window.
+type Granules = [AtomicU64; WORDS];
+static ACCESSIBLE: Granules = [const { AtomicU64::new(0) }; WORDS];
+/// Those of the accessible ones that are not read-only.
+static WRITABLE: Granules = [const { AtomicU64::new(0) }; WORDS];
 static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 static HOST: RwLock<BTreeMap<u64, u64>> = RwLock::new(BTreeMap::new());
+
+/// What the device may do with memory. The numbers are those of `CUmemAccess_flags`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Access {
+    /// Nothing.
+    None = 0,
+    /// Read it.
+    Read = 1,
+    /// Read it and write to it.
+    ReadWrite = 3,
+}
+
+impl TryFrom<u32> for Access {
+    type Error = Code;
+
+    fn try_from(flags: u32) -> Outcome<Access> {
+        match flags {
+            0 => Ok(Access::None),
+            1 => Ok(Access::Read),
+            3 => Ok(Access::ReadWrite),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
+}
 
 /// The address space as kernels see it.
 pub(crate) struct DeviceView;
@@ -32,20 +60,54 @@ impl ptx::AddressSpace for DeviceView {
     fn is_mapped(&self, addr: u64, len: usize) -> bool {
         is_accessible(addr, len as u64)
     }
+
+    fn is_writable(&self, addr: u64, len: usize) -> bool {
+        is_writable(addr, len as u64)
+    }
 }
 
-/// Whether the device may access all of a range.
+/// Whether the device may read all of a range.
 pub(crate) fn is_accessible(address: u64, size: u64) -> bool {
+    is_in(&ACCESSIBLE, address, size)
+}
+
+/// Whether the device may read all of a range and write to it.
+pub(crate) fn is_writable(address: u64, size: u64) -> bool {
+    is_in(&WRITABLE, address, size)
+}
+
+/// Whether a range is all granules of a bitmap, or all pinned host memory.
+fn is_in(granules: &Granules, address: u64, size: u64) -> bool {
     let Some(last) = address.checked_add(size.max(1) - 1) else { return false };
     if address >= WINDOW && last < WINDOW + WINDOW_SIZE {
         let first = (address - WINDOW) / GRANULE;
         let last = (last - WINDOW) / GRANULE;
-        return (first..=last).all(|granule| {
-            let word = ACCESSIBLE[(granule / 64) as usize].load(Ordering::Acquire);
-            word & (1 << (granule % 64)) != 0
-        });
+        return (first..=last).all(|granule| has(granules, granule));
     }
     is_registered_host(address, size)
+}
+
+/// Whether a granule, by its number, is in a bitmap.
+fn has(granules: &Granules, granule: u64) -> bool {
+    granules[(granule / 64) as usize].load(Ordering::Acquire) & (1 << (granule % 64)) != 0
+}
+
+/// Whether a part of a range may be read but not written to.
+pub(crate) fn any_read_only(address: u64, size: u64) -> bool {
+    let end = address.saturating_add(size).min(WINDOW + WINDOW_SIZE);
+    let first = address.max(WINDOW);
+    first < end
+        && ((first - WINDOW) / GRANULE..=(end - 1 - WINDOW) / GRANULE)
+            .any(|granule| has(&ACCESSIBLE, granule) && !has(&WRITABLE, granule))
+}
+
+/// What the device may do with the byte at an address.
+pub(crate) fn access(address: u64) -> Access {
+    match (is_accessible(address, 1), is_writable(address, 1)) {
+        (false, _) => Access::None,
+        (true, false) => Access::Read,
+        (true, true) => Access::ReadWrite,
+    }
 }
 
 /// Whether all of a range is pinned host memory.
@@ -61,13 +123,13 @@ pub(crate) fn in_window(address: u64) -> bool {
     (WINDOW..WINDOW + WINDOW_SIZE).contains(&address)
 }
 
-/// Marks granules as accessible to the device or not. The range is whole granules of the window.
-pub(crate) fn set_accessible(address: u64, size: u64, accessible: bool) {
+/// Puts granules into a bitmap or takes them out. The range is whole granules of the window.
+fn set(granules: &Granules, address: u64, size: u64, on: bool) {
     let first = (address - WINDOW) / GRANULE;
     for granule in first..first + size / GRANULE {
         let bit = 1 << (granule % 64);
-        let word = &ACCESSIBLE[(granule / 64) as usize];
-        if accessible {
+        let word = &granules[(granule / 64) as usize];
+        if on {
             word.fetch_or(bit, Ordering::AcqRel);
         } else {
             word.fetch_and(!bit, Ordering::AcqRel);
@@ -191,31 +253,36 @@ pub(crate) fn back(address: u64, size: u64, memory: BorrowedFd<'_>, offset: u64)
     Ok(())
 }
 
-/// Makes backed memory accessible, for this process's copies and kernels, or inaccessible again.
+/// Says what this process's copies and kernels may do with backed memory. The memory is protected
+/// so that a write which nobody checked stops the process rather than change read-only memory.
 ///
 /// # Errors
-/// `OUT_OF_MEMORY` when the kernel has no room for another mapping.
-pub(crate) fn protect(address: u64, size: u64, accessible: bool) -> Outcome {
-    if !accessible {
-        set_accessible(address, size, false);
+/// `OUT_OF_MEMORY` when the kernel has no room for another mapping; what `access` lacks is taken away
+/// even then.
+pub(crate) fn protect(address: u64, size: u64, access: Access) -> Outcome {
+    let maps = [(&ACCESSIBLE, access >= Access::Read), (&WRITABLE, access == Access::ReadWrite)];
+    // Nobody is told that memory may be touched before it may, or after it may no more.
+    for (granules, _) in maps.iter().filter(|(_, on)| !on) {
+        set(granules, address, size, false);
     }
-    let flags = if accessible {
-        MprotectFlags::READ | MprotectFlags::WRITE
-    } else {
-        MprotectFlags::empty()
+    let flags = match access {
+        Access::None => MprotectFlags::empty(),
+        Access::Read => MprotectFlags::READ,
+        Access::ReadWrite => MprotectFlags::READ | MprotectFlags::WRITE,
     };
     // SAFETY: the range is device memory, which no Rust reference ever points into.
     unsafe { mm::mprotect(address as *mut c_void, size as usize, flags) }
         .map_err(|_| Code::OUT_OF_MEMORY)?;
-    if accessible {
-        set_accessible(address, size, true);
+    for (granules, _) in maps.iter().filter(|(_, on)| *on) {
+        set(granules, address, size, true);
     }
     Ok(())
 }
 
 /// Takes the memory behind a range away; the range stays reserved.
 pub(crate) fn unback(address: u64, size: u64) {
-    set_accessible(address, size, false);
+    set(&WRITABLE, address, size, false);
+    set(&ACCESSIBLE, address, size, false);
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
     // SAFETY: the range is inside a reservation of ours, and device memory has no Rust references.
     let result = unsafe {

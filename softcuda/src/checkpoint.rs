@@ -202,9 +202,7 @@ impl Saved {
             let memory = mapping.physical.memory.lock();
             let memory = memory.as_ref().ok_or(Code::ILLEGAL_STATE)?;
             address_space::back(*address, mapping.size, memory.as_fd(), mapping.offset)?;
-            if mapping.accessible {
-                address_space::protect(*address, mapping.size, true)?;
-            }
+            address_space::protect(*address, mapping.size, mapping.access)?;
         }
         for (address, device, bytes) in &self.blocks {
             charge(*device, bytes.size)?;

@@ -50,15 +50,15 @@ pub(crate) fn direction(to: u64, from: u64) -> Direction {
     }
 }
 
-/// Checks that a device address range may be accessed; host addresses are the program's business.
+/// Checks that device addresses may be written to and read; host addresses are the program's
+/// business.
 ///
 /// # Errors
-/// `ILLEGAL_ADDRESS` for a device address with nothing behind it.
-fn check_range(address: u64, size: u64) -> Outcome {
-    if address_space::in_window(address) && !address_space::is_accessible(address, size) {
-        return Err(Code::ILLEGAL_ADDRESS);
-    }
-    Ok(())
+/// `ILLEGAL_ADDRESS` for a device address with nothing behind it, or to write to read-only memory.
+fn check_ranges(to: u64, from: u64, size: u64) -> Outcome {
+    let refused = address_space::in_window(to) && !address_space::is_writable(to, size)
+        || address_space::in_window(from) && !address_space::is_accessible(from, size);
+    if refused { Err(Code::ILLEGAL_ADDRESS) } else { Ok(()) }
 }
 
 /// Copies rows of bytes. Checks device addresses first.
@@ -84,8 +84,7 @@ pub(crate) fn copy(transfer: &Transfer) -> Outcome {
 }
 
 fn copy_row(to: u64, from: u64, size: usize, limit: Option<(&Mutex<Engine>, f64)>) -> Outcome {
-    check_range(to, size as u64)?;
-    check_range(from, size as u64)?;
+    check_ranges(to, from, size as u64)?;
     let mut done = 0;
     while done < size {
         let piece = if limit.is_some() { PIECE.min(size - done) } else { size - done };
@@ -151,6 +150,21 @@ impl Transfer {
     pub(crate) fn is_empty(&self) -> bool {
         self.width == 0 || self.height == 0 || self.depth == 0
     }
+
+    /// Whether a part of what is written is read-only memory. No row may lie beyond the last address.
+    pub(crate) fn writes_read_only(&self) -> bool {
+        let end = (self.height as u64 - 1) * self.to_pitch
+            + (self.depth as u64 - 1) * self.to_plane
+            + self.width as u64;
+        // Between the rows lies what is not written.
+        address_space::any_read_only(self.to, end)
+            && (0..self.depth as u64).any(|plane| {
+                (0..self.height as u64).any(|row| {
+                    let to = self.to + plane * self.to_plane + row * self.to_pitch;
+                    address_space::any_read_only(to, self.width as u64)
+                })
+            })
+    }
 }
 
 /// A fill of rows with a value of one, two or four bytes.
@@ -170,18 +184,27 @@ pub(crate) struct Fill {
     pub(crate) height: usize,
 }
 
+impl Fill {
+    /// Whether a part of what is written is read-only memory. No row may lie beyond the last address.
+    pub(crate) fn writes_read_only(&self) -> bool {
+        let row_size = (self.width * self.value_size) as u64;
+        (0..self.height as u64)
+            .any(|row| address_space::any_read_only(self.to + row * self.pitch, row_size))
+    }
+}
+
 /// Fills memory.
 ///
 /// # Errors
-/// `ILLEGAL_ADDRESS` for memory that the device may not access.
+/// `ILLEGAL_ADDRESS` for memory that the device may not write to.
 pub(crate) fn fill(fill: &Fill) -> Outcome {
     for row in 0..fill.height as u64 {
         let to = fill.to + row * fill.pitch;
         let size = fill.width * fill.value_size;
-        if !address_space::is_accessible(to, size as u64) {
+        if !address_space::is_writable(to, size as u64) {
             return Err(Code::ILLEGAL_ADDRESS);
         }
-        // SAFETY: the range was found accessible just now and the address is a multiple of the
+        // SAFETY: the range was found writable just now and the address is a multiple of the
         // value's size (checked by the caller); no Rust reference points to device memory.
         unsafe {
             match fill.value_size {

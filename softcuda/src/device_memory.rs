@@ -13,7 +13,7 @@ use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 
-use crate::address_space::{self, GRANULE};
+use crate::address_space::{self, Access, GRANULE};
 use crate::process::{MAX_DEVICES, settings};
 use crate::status::{Code, Outcome};
 
@@ -293,7 +293,7 @@ fn exchange(address: u64, size: u64) -> Outcome<OwnedFd> {
         }
     }
     address_space::back(address, size, memory.as_fd(), 0)?;
-    address_space::protect(address, size, true)?;
+    address_space::protect(address, size, Access::ReadWrite)?;
     Ok(memory)
 }
 
@@ -323,7 +323,7 @@ pub(crate) fn close_in_child() {
 pub(crate) fn back_with_new_memory(address: u64, size: u64) -> Outcome {
     let memory = new_memory(size)?;
     let result = address_space::back(address, size, memory.as_fd(), 0)
-        .and_then(|()| address_space::protect(address, size, true));
+        .and_then(|()| address_space::protect(address, size, Access::ReadWrite));
     if result.is_err() {
         address_space::unback(address, size);
     }

@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 
 use parking_lot::Mutex;
 
-use crate::address_space::{self, GRANULE};
+use crate::address_space::{self, Access, GRANULE};
 use crate::device_memory::{self, Shared};
 use crate::status::{Code, Outcome};
 
@@ -177,7 +177,7 @@ impl State {
         }
         let base = address_space::reserve(handle.whole, GRANULE, 0)?;
         let mapped = address_space::back(base, handle.whole, memory.as_fd(), 0)
-            .and_then(|()| address_space::protect(base, handle.whole, true));
+            .and_then(|()| address_space::protect(base, handle.whole, Access::ReadWrite));
         if let Err(code) = mapped {
             address_space::unback(base, handle.whole);
             address_space::unreserve(base);

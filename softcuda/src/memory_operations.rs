@@ -66,35 +66,37 @@ fn compare(flags: u32, seen: u64, wanted: u64, bits: u32) -> Outcome<bool> {
     })
 }
 
-/// Fails unless the device may access the value now.
+/// Reads a value, if the device may do so now.
 ///
 /// # Errors
 /// `ILLEGAL_ADDRESS`.
-fn check_now(address: u64, bits: u32) -> Outcome {
-    if address_space::is_accessible(address, u64::from(bits / 8)) {
-        Ok(())
-    } else {
-        Err(Code::ILLEGAL_ADDRESS)
-    }
-}
-
 fn load(address: u64, bits: u32) -> Outcome<u64> {
-    check_now(address, bits)?;
+    if !address_space::is_accessible(address, u64::from(bits / 8)) {
+        return Err(Code::ILLEGAL_ADDRESS);
+    }
     // SAFETY: accessible, as checked just now, and aligned, as checked when the operation was given;
     // memory is not taken away before the operation is over, since freeing and unmapping wait for
-    // it.
-    Ok(unsafe {
+    // it. It may be read-only, where relaxed loads of these sizes are allowed.
+    let value = unsafe {
         if bits == 32 {
-            AtomicU32::from_ptr(address as *mut u32).load(Ordering::SeqCst).into()
+            AtomicU32::from_ptr(address as *mut u32).load(Ordering::Relaxed).into()
         } else {
-            AtomicU64::from_ptr(address as *mut u64).load(Ordering::SeqCst)
+            AtomicU64::from_ptr(address as *mut u64).load(Ordering::Relaxed)
         }
-    })
+    };
+    fence(Ordering::SeqCst);
+    Ok(value)
 }
 
+/// Writes a value, if the device may do so now.
+///
+/// # Errors
+/// `ILLEGAL_ADDRESS`.
 fn store(address: u64, value: u64, bits: u32) -> Outcome {
-    check_now(address, bits)?;
-    // SAFETY: as for `load`.
+    if !address_space::is_writable(address, u64::from(bits / 8)) {
+        return Err(Code::ILLEGAL_ADDRESS);
+    }
+    // SAFETY: writable, as checked just now; otherwise as for `load`.
     unsafe {
         if bits == 32 {
             AtomicU32::from_ptr(address as *mut u32).store(value as u32, Ordering::SeqCst);
@@ -138,7 +140,9 @@ impl MemoryOperation {
         };
         let size = u64::from(self.bits() / 8);
         let there = || graph_memory::is_accessible(self.address, size);
-        if known && self.address.is_multiple_of(size) && there() {
+        let writes = matches!(self.kind, WRITE_32 | WRITE_64);
+        let allowed = || !writes || !address_space::any_read_only(self.address, size);
+        if known && self.address.is_multiple_of(size) && there() && allowed() {
             Ok(())
         } else {
             Err(Code::INVALID_VALUE)

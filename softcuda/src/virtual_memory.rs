@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::fstat;
 
-use crate::address_space::{self, GRANULE};
+use crate::address_space::{self, Access, GRANULE};
 use crate::device_memory::{self, charge, refund};
 use crate::handles::new_handle;
 use crate::managed_memory;
@@ -52,8 +52,8 @@ pub(crate) struct Mapping {
     pub(crate) size: u64,
     /// Where in the physical memory it begins.
     pub(crate) offset: u64,
-    /// Whether access was granted.
-    pub(crate) accessible: bool,
+    /// The access that was granted.
+    pub(crate) access: Access,
     /// What is mapped.
     pub(crate) physical: Arc<Physical>,
     /// As in `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
@@ -212,7 +212,8 @@ pub(crate) fn map(address: u64, size: u64, offset: u64, handle: u64) -> Outcome 
         address_space::back(address, size, memory.as_fd(), offset)?;
     }
     let id = device_memory::new_buffer_id();
-    state.mappings.insert(address, Mapping { size, offset, accessible: false, physical, id });
+    let access = Access::None;
+    state.mappings.insert(address, Mapping { size, offset, access, physical, id });
     Ok(())
 }
 
@@ -236,16 +237,24 @@ pub(crate) fn unmap(address: u64, size: u64) -> Outcome {
 /// # Errors
 /// `INVALID_VALUE` when the range is not covered by mappings; `OUT_OF_MEMORY` when the kernel
 /// refuses.
-pub(crate) fn set_access(address: u64, size: u64, accessible: bool) -> Outcome {
+pub(crate) fn set_access(address: u64, size: u64, access: Access) -> Outcome {
     let mut state = STATE.lock();
     let covered = state.covered(address, size)?;
-    address_space::protect(address, size, accessible)?;
+    address_space::protect(address, size, access)?;
     for start in covered {
         if let Some(mapping) = state.mappings.get_mut(&start) {
-            mapping.accessible = accessible;
+            mapping.access = access;
         }
     }
     Ok(())
+}
+
+/// Whether [`set_access`] would take access away that a mapping has. No work may be under way then,
+/// since it may have found that it has the access.
+pub(crate) fn would_reduce(address: u64, size: u64, access: Access) -> bool {
+    let state = STATE.lock();
+    let end = address.saturating_add(size);
+    address < end && state.mappings.range(address..end).any(|(_, mapping)| mapping.access > access)
 }
 
 /// The mapping that contains an address, and where it begins.
@@ -351,7 +360,7 @@ mod tests {
         assert_eq!(map(base + 3 * GRANULE, GRANULE, 1, handle), Err(Code::INVALID_VALUE));
         assert_eq!(map(base + 7 * GRANULE, 2 * GRANULE, 0, handle), Err(Code::INVALID_VALUE));
         assert!(!address_space::is_accessible(base, 1));
-        set_access(base, 3 * GRANULE, true).unwrap();
+        set_access(base, 3 * GRANULE, Access::ReadWrite).unwrap();
         assert!(address_space::is_accessible(base, 3 * GRANULE));
         release(handle).unwrap();
         assert_eq!(release(handle), Err(Code::INVALID_VALUE));
@@ -374,7 +383,7 @@ mod tests {
         let base = address_space::reserve(2 * GRANULE, 0, 0).unwrap();
         map(base, GRANULE, 0, handle).unwrap();
         map(base + GRANULE, GRANULE, 0, other).unwrap();
-        set_access(base, 2 * GRANULE, true).unwrap();
+        set_access(base, 2 * GRANULE, Access::ReadWrite).unwrap();
         // SAFETY: both addresses were mapped readable and writable just now.
         let seen = unsafe {
             (base as *mut u32).write_volatile(0x1234_5678);

@@ -210,7 +210,7 @@ pub(super) fn check(transfer: &Transfer) -> Outcome {
             return Err(Code::INVALID_VALUE);
         }
     }
-    Ok(())
+    if transfer.writes_read_only() { Err(Code::INVALID_VALUE) } else { Ok(()) }
 }
 
 /// Whether a host address is memory that the program may change after an asynchronous call.

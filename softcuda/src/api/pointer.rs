@@ -191,7 +191,7 @@ impl Pointer {
             13 => Value::Bool(address_space::is_accessible(self.address, 1)),
             14 => Value::Long(self.shareable.into()),
             15 => Value::Bool(false), // RDMA
-            16 => Value::Word(if address_space::is_accessible(self.address, 1) { 3 } else { 0 }),
+            16 => Value::Word(address_space::access(self.address) as u32),
             17 => Value::Long(self.pool),
             18 if self.is_mapping => Value::Long(self.size),
             19 if self.is_mapping => Value::Long(self.start),

@@ -22,7 +22,10 @@ pub(super) fn check(fill: &Fill) -> Outcome {
     }
     let last = fill.pitch.checked_mul(fill.height as u64 - 1).and_then(|o| fill.to.checked_add(o));
     let last = last.ok_or(Code::INVALID_VALUE)?;
-    if !graph_memory::is_accessible(fill.to, size) || !graph_memory::is_accessible(last, size) {
+    if !graph_memory::is_accessible(fill.to, size)
+        || !graph_memory::is_accessible(last, size)
+        || fill.writes_read_only()
+    {
         return Err(Code::INVALID_VALUE);
     }
     Ok(())

@@ -135,28 +135,25 @@ driver_api! {
         if count == 0 {
             return Err(Code::INVALID_VALUE);
         }
-        let mut accessible = None;
+        // Devices are one processor here: each has what any of them is given.
+        let mut most = address_space::Access::None;
         for index in 0..count {
             let access = access.at(index)?;
             access.location.device()?;
-            match access.flags {
-                0 => accessible = accessible.or(Some(false)),
-                READ_WRITE => accessible = Some(true),
-                // Read-only mappings are not there.
-                1 => return Err(Code::NOT_SUPPORTED),
-                _ => return Err(Code::INVALID_VALUE),
-            }
+            most = most.max(access.flags.try_into()?);
         }
-        if accessible == Some(false) {
-            context::wait_everything();
+        let set = || virtual_memory::set_access(address, size as u64, most);
+        if virtual_memory::would_reduce(address, size as u64, most) {
+            context::while_idle(set)
+        } else {
+            set()
         }
-        virtual_memory::set_access(address, size as u64, accessible.unwrap_or(false))
     }
 
     call fn cuMemGetAccess(out: Out<u64>, location: In<Location>, address: u64) {
         location.get()?.device()?;
         let (_, mapping) = virtual_memory::find(address).ok_or(Code::INVALID_VALUE)?;
-        out.set(if mapping.accessible { READ_WRITE.into() } else { 0 })
+        out.set(mapping.access as u64)
     }
 
     call fn cuMemExportToShareableHandle(out: Out<i32>, handle: u64, kind: u32, flags: u64) {

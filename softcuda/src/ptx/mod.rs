@@ -30,15 +30,19 @@ use std::sync::atomic::AtomicBool;
 
 /// Answers which addresses a kernel may access.
 ///
-/// Mappings must not change while a launch that could touch them runs: positive answers are
+/// Nothing may be taken away while a launch that could touch them runs: positive answers are
 /// remembered for the length of a launch.
 pub trait AddressSpace: Sync {
     /// Is every byte of `[addr, addr + len)` mapped, device-accessible memory of this process?
     ///
-    /// A `true` is a promise that the bytes may be read and written through a plain pointer
-    /// until the launch ends. Questions are also asked about whole pages of 4096 bytes and
+    /// A `true` is a promise that the bytes may be read through a plain pointer until the launch
+    /// ends. Questions are also asked about whole pages of 4096 bytes and
     /// parts of 256 around an access, so a `false` is no fault by itself.
     fn is_mapped(&self, addr: u64, len: usize) -> bool;
+
+    /// May every byte of `[addr, addr + len)` also be written to? Promise and questions are as for
+    /// [`AddressSpace::is_mapped`].
+    fn is_writable(&self, addr: u64, len: usize) -> bool;
 }
 
 /// One kernel launch.

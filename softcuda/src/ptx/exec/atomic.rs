@@ -2,7 +2,7 @@
 
 use super::Step;
 use super::block::Room;
-use super::memory::resolve;
+use super::memory::{Use, resolve};
 use super::warp::Warp;
 use crate::ptx::ast::Space;
 use crate::ptx::code::{AtomicOp, AtomicType, NONE, Place, Reg, Src};
@@ -84,9 +84,9 @@ pub(super) fn apply(op: AtomicOp, ty: AtomicType, size: u8, old: u64, b: u64, c:
 /// A real atomic update; the old value.
 ///
 /// # Safety
-/// The address must be mapped and aligned for the size (2, 4 or 8).
+/// The address must be writable and aligned for the size (2, 4 or 8).
 unsafe fn update(address: u64, size: u8, mut next: impl FnMut(u64) -> u64) -> u64 {
-    // SAFETY: mapped and aligned by the caller's promise.
+    // SAFETY: writable and aligned by the caller's promise.
     unsafe {
         match size {
             2 => {
@@ -129,7 +129,7 @@ impl Warp<'_> {
         let size = place.size;
         let global = self.all_global(place, &addresses, mask);
         if global {
-            room.mapped.check_lanes(&addresses, mask, usize::from(size))?;
+            room.mapped.check_lanes(Use::Write, &addresses, mask, usize::from(size))?;
         }
         let mut rest = mask;
         while rest != 0 {
@@ -138,12 +138,12 @@ impl Warp<'_> {
             let address = addresses[lane];
             let next = |old| apply(op, ty, size, old, b[lane], c[lane]);
             let old = if global {
-                // SAFETY: checked to be mapped and aligned.
+                // SAFETY: checked to be writable and aligned.
                 unsafe { update(address, size, next) }
             } else if resolve(place.space, address).0 == Space::Global {
-                // Checks the address, which is all that is wanted of it.
-                self.peek(room, Space::Global, lane, address, size)?;
-                // SAFETY: checked to be mapped and aligned.
+                self.aligned(&addresses, 1 << lane, usize::from(size))?;
+                room.mapped.check(Use::Write, address, usize::from(size))?;
+                // SAFETY: checked to be writable and aligned.
                 unsafe { update(address, size, next) }
             } else {
                 let old = self.peek(room, place.space, lane, address, size)?;

@@ -27,37 +27,57 @@ const PAGE: u32 = 12;
 const GRAIN: u32 = 8;
 const SLOTS: usize = 256;
 
-/// Remembers which pages, and which parts of pages, may be accessed. Mappings do not change
-/// during a launch, so a positive answer stays true.
-pub(super) struct Mapped<'a> {
-    memory: &'a dyn AddressSpace,
-    /// The eight bytes of a cooperative launch's barrier; 0 is none.
-    workspace: u64,
-    /// Page numbers; `u64::MAX` is none.
+/// What an access does. What may be read need not be writable.
+#[derive(Clone, Copy)]
+pub(super) enum Use {
+    /// It reads.
+    Read,
+    /// It writes, and may read too.
+    Write,
+}
+
+/// Pages, and parts of pages, by their numbers; `u64::MAX` is none.
+struct Known {
     pages: [u64; SLOTS],
     grains: [u64; SLOTS],
 }
 
+/// Remembers which pages, and which parts of pages, may be accessed. Nothing is taken away during a
+/// launch, so a positive answer stays true.
+pub(super) struct Mapped<'a> {
+    memory: &'a dyn AddressSpace,
+    /// The eight bytes of a cooperative launch's barrier; 0 is none.
+    workspace: u64,
+    /// Each [`Use`] has its own.
+    known: [Known; 2],
+}
+
 impl<'a> Mapped<'a> {
     pub(super) fn new(memory: &'a dyn AddressSpace, workspace: u64) -> Self {
-        Mapped { memory, workspace, pages: [u64::MAX; SLOTS], grains: [u64::MAX; SLOTS] }
+        let nothing = || Known { pages: [u64::MAX; SLOTS], grains: [u64::MAX; SLOTS] };
+        Mapped { memory, workspace, known: [nothing(), nothing()] }
     }
 
     /// May the aligned `size` bytes at `address` be accessed?
     #[inline(always)]
-    fn check(&mut self, address: u64, size: usize) -> Step<()> {
+    pub(super) fn check(&mut self, used: Use, address: u64, size: usize) -> Step<()> {
         let page = address >> PAGE;
-        if self.pages[page as usize % SLOTS] == page {
+        if self.known[used as usize].pages[page as usize % SLOTS] == page {
             return Ok(());
         }
-        self.look_up(address, size)
+        self.look_up(used, address, size)
     }
 
     #[cold]
     #[inline(never)]
-    fn look_up(&mut self, address: u64, size: usize) -> Step<()> {
+    fn look_up(&mut self, used: Use, address: u64, size: usize) -> Step<()> {
+        let known = &mut self.known[used as usize];
+        let allows = |address, size| match used {
+            Use::Read => self.memory.is_mapped(address, size),
+            Use::Write => self.memory.is_writable(address, size),
+        };
         let grain = address >> GRAIN;
-        if self.grains[grain as usize % SLOTS] == grain {
+        if known.grains[grain as usize % SLOTS] == grain {
             return Ok(());
         }
         let page = address >> PAGE;
@@ -68,11 +88,11 @@ impl<'a> Mapped<'a> {
         if address & WINDOW_MASK != 0 {
             return Err(Fault::Illegal(address));
         }
-        if page != 0 && self.memory.is_mapped(page << PAGE, 1 << PAGE) {
-            self.pages[page as usize % SLOTS] = page;
-        } else if page != 0 && self.memory.is_mapped(grain << GRAIN, 1 << GRAIN) {
-            self.grains[grain as usize % SLOTS] = grain;
-        } else if page == 0 || !self.memory.is_mapped(address, size) {
+        if page != 0 && allows(page << PAGE, 1 << PAGE) {
+            known.pages[page as usize % SLOTS] = page;
+        } else if page != 0 && allows(grain << GRAIN, 1 << GRAIN) {
+            known.grains[grain as usize % SLOTS] = grain;
+        } else if page == 0 || !allows(address, size) {
             return Err(Fault::Illegal(address));
         }
         Ok(())
@@ -80,7 +100,13 @@ impl<'a> Mapped<'a> {
 
     /// Checks aligned access for all lanes of the mask.
     #[inline(always)]
-    pub(super) fn check_lanes(&mut self, addresses: &Lanes, mask: u32, size: usize) -> Step<()> {
+    pub(super) fn check_lanes(
+        &mut self,
+        used: Use,
+        addresses: &Lanes,
+        mask: u32,
+        size: usize,
+    ) -> Step<()> {
         let first = addresses[mask.trailing_zeros() as usize];
         let mut bad = 0;
         let mut elsewhere = 0;
@@ -97,13 +123,14 @@ impl<'a> Mapped<'a> {
             });
             return Err(Fault::Misaligned(fault.unwrap_or(first), size));
         }
-        if elsewhere == 0 && self.pages[(first >> PAGE) as usize % SLOTS] == first >> PAGE {
+        let page = first >> PAGE;
+        if elsewhere == 0 && self.known[used as usize].pages[page as usize % SLOTS] == page {
             return Ok(());
         }
         let mut result = Ok(());
         for_lanes(mask, |lane| {
             if result.is_ok() {
-                result = self.check(addresses[lane], size);
+                result = self.check(used, addresses[lane], size);
             }
         });
         result
@@ -117,6 +144,7 @@ impl<'a> Mapped<'a> {
 #[inline(always)]
 pub(super) unsafe fn read(address: u64, size: u8) -> u64 {
     // SAFETY: mapped and aligned by the caller's promise; all accesses of kernels are atomic.
+    // Relaxed loads of these sizes are allowed in read-only memory too.
     unsafe {
         match size {
             1 => u64::from(AtomicU8::from_ptr(address as *mut u8).load(Ordering::Relaxed)),
@@ -130,10 +158,10 @@ pub(super) unsafe fn read(address: u64, size: u8) -> u64 {
 /// Writes an aligned value.
 ///
 /// # Safety
-/// As for [`read`].
+/// The address must be writable and aligned for the size (1, 2, 4 or 8).
 #[inline(always)]
 pub(super) unsafe fn write(address: u64, size: u8, value: u64) {
-    // SAFETY: as for `read`.
+    // SAFETY: writable and aligned by the caller's promise; all accesses of kernels are atomic.
     unsafe {
         match size {
             1 => AtomicU8::from_ptr(address as *mut u8).store(value as u8, Ordering::Relaxed),
@@ -290,7 +318,7 @@ impl Warp<'_> {
             Space::Local => get(self.local.of_lane(lane), offset, size),
             Space::Param => get(room.context.launch.params, offset, size),
             _ => {
-                room.mapped.check(address, usize::from(size))?;
+                room.mapped.check(Use::Read, address, usize::from(size))?;
                 // SAFETY: checked to be mapped, and aligned.
                 Some(unsafe { read(address, size) })
             }
@@ -316,8 +344,8 @@ impl Warp<'_> {
             Space::Local => put(self.local.of_lane(lane), offset, size, value),
             Space::Param => None,
             _ => {
-                room.mapped.check(address, usize::from(size))?;
-                // SAFETY: checked to be mapped, and aligned.
+                room.mapped.check(Use::Write, address, usize::from(size))?;
+                // SAFETY: checked to be writable, and aligned.
                 unsafe { write(address, size, value) };
                 Some(())
             }
@@ -338,7 +366,7 @@ impl Warp<'_> {
         let size = place.size;
         let whole = usize::from(size) * usize::from(count);
         if self.all_global(place, &addresses, mask) {
-            room.mapped.check_lanes(&addresses, mask, whole)?;
+            room.mapped.check_lanes(Use::Read, &addresses, mask, whole)?;
             for (index, &to) in to.iter().take(usize::from(count)).enumerate() {
                 let step = index as u64 * u64::from(size);
                 let to = self.lanes_mut(to);
@@ -428,11 +456,11 @@ impl Warp<'_> {
         let size = place.size;
         let whole = usize::from(size) * usize::from(count);
         if self.all_global(place, &addresses, mask) {
-            room.mapped.check_lanes(&addresses, mask, whole)?;
+            room.mapped.check_lanes(Use::Write, &addresses, mask, whole)?;
             for (index, &from) in from.iter().take(usize::from(count)).enumerate() {
                 let step = index as u64 * u64::from(size);
                 let from = self.lanes(from);
-                // SAFETY: all lanes' addresses were checked to be mapped and aligned.
+                // SAFETY: all lanes' addresses were checked to be writable and aligned.
                 for_lanes(mask, |lane| unsafe { write(addresses[lane] + step, size, from[lane]) });
             }
             return Ok(());

@@ -385,3 +385,36 @@ fn grid_barriers_work_as_libraries_write_them() {
     let fault = device.launch(&module, &[], "k", (16, 64, 0), &[out]).unwrap_err();
     assert!(matches!(fault, Trap::Trapped { .. }), "{fault}");
 }
+
+#[test]
+fn what_is_read_is_not_written_to() {
+    // Buffers smaller than a page are known by parts, or not at all; one beside may be written to.
+    let touch = "ld.global.u32 %r1, [%d4]; ld.u32 %r2, [%d4+4]; add.u32 %r1, %r1, %r2;\n\
+                 st.global.u32 [%d1], %r1;";
+    for write in [
+        "",
+        "st.global.u32 [%d4], %r1;",
+        "st.v2.u32 [%d4], {%r1, %r2};",
+        "atom.global.add.u32 %r1, [%d4], 1;",
+        "red.add.u32 [%d4], 1;",
+        "@%p1 st.global.u32 [%d4], %r1;",
+    ] {
+        for before in [touch, ""] {
+            let module = load(&kernel(&format!(
+                "{REGISTERS} mul.wide.u32 %d2, %r0, 64; add.s64 %d4, %d0, %d2;\n\
+                 setp.eq.u32 %p1, %r0, 31; {before} {write} ret;"
+            )));
+            let mut device = Device::default();
+            let (read_only, out) = (device.upload32(&[3; 512]), device.alloc(4));
+            device.read_only.push(read_only);
+            let outcome = device.launch(&module, &[], "k", (1, 32, 0), &[read_only, out]);
+            if write.is_empty() {
+                outcome.unwrap();
+            } else {
+                assert!(matches!(outcome, Err(Trap::IllegalAddress { .. })), "{before}{write}");
+            }
+            assert_eq!(device.download32(out, 1), [if before.is_empty() { 0 } else { 6 }]);
+            assert_eq!(device.download32(read_only, 512), [3; 512], "{before}{write}");
+        }
+    }
+}

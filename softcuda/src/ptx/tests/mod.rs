@@ -12,6 +12,8 @@ use std::sync::atomic::AtomicBool;
 #[derive(Default)]
 pub(super) struct Device {
     buffers: Vec<Vec<u64>>,
+    /// Addresses of buffers that kernels may only read.
+    pub(super) read_only: Vec<u64>,
     pub(super) printed: Mutex<Vec<u8>>,
     pub(super) cancel: AtomicBool,
     pub(super) cooperative: bool,
@@ -19,15 +21,25 @@ pub(super) struct Device {
 
 impl AddressSpace for Device {
     fn is_mapped(&self, addr: u64, len: usize) -> bool {
-        self.buffers.iter().any(|buffer| {
-            let start = buffer.as_ptr() as u64;
-            let end = start + 8 * buffer.len() as u64;
-            addr >= start && addr.checked_add(len as u64).is_some_and(|last| last <= end)
-        })
+        self.buffer(addr, len).is_some()
+    }
+
+    fn is_writable(&self, addr: u64, len: usize) -> bool {
+        self.buffer(addr, len).is_some_and(|start| !self.read_only.contains(&start))
     }
 }
 
 impl Device {
+    /// The address of the buffer that a range is inside of.
+    fn buffer(&self, addr: u64, len: usize) -> Option<u64> {
+        let found = self.buffers.iter().find(|buffer| {
+            let start = buffer.as_ptr() as u64;
+            let end = start + 8 * buffer.len() as u64;
+            addr >= start && addr.checked_add(len as u64).is_some_and(|last| last <= end)
+        });
+        found.map(|buffer| buffer.as_ptr() as u64)
+    }
+
     /// Allocates at least `bytes` zero bytes; its address.
     pub(super) fn alloc(&mut self, bytes: usize) -> u64 {
         self.buffers.push(vec![0; bytes.div_ceil(8).max(1)]);
