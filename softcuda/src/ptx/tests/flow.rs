@@ -402,7 +402,7 @@ fn what_is_read_is_not_written_to() {
         for before in [touch, ""] {
             let module = load(&kernel(&format!(
                 "{REGISTERS} mul.wide.u32 %d2, %r0, 64; add.s64 %d4, %d0, %d2;\n\
-                 setp.eq.u32 %p1, %r0, 31; {before} {write} ret;"
+                 setp.eq.u32 %p1, %r0, 16; {before} {write} ret;"
             )));
             let mut device = Device::default();
             let (read_only, out) = (device.upload32(&[3; 512]), device.alloc(4));
