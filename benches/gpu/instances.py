@@ -4,7 +4,10 @@
 The program is dumped in the middle and ended. Then `--count` instances are restored with `--new-pids`,
 first one after the other while those before run on, then all at once. Each must print what the
 uninterrupted program prints. The table has the time from the start of `gpucr restore` to the instance's
-first step. Exit status 1 if any instance differs or fails.
+first step, and by how much the memory in use on the device has grown from before it to `--settle` seconds
+later. With `--share` the instances share the memory that none of them writes, with `--warm` the image is kept
+in memory. Exit status 1 if any instance
+differs, fails, or has to be restored again.
 """
 
 import argparse
@@ -53,12 +56,34 @@ class Instance:
         return code
 
 
+def in_use():
+    """MiB of the device's memory."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+def shared(events):
+    """What `gpucr restore` tells of shared memory, and whether it had to start again."""
+    if not events.exists():
+        return "", False
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    again = any(line["event"] == "again" for line in lines)
+    reports = [line for line in lines if line["event"] == "restored"]
+    said = reports[0].get("shared") if reports else None
+    phases = " ".join(f"{p['name']}={p['ms']:.0f}" for p in reports[0]["phases"]) if reports else ""
+    text = f"shared {said['bytes'] / 2**30:.1f} GiB {'joined' if said['joined'] else 'first'}" if said else ""
+    return f"{text}{' FELL BACK' if again else ''}  {phases}", again
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--gpucr", default="gpucr")
     parser.add_argument("--gib", type=int, default=4, help="device memory of an instance")
     parser.add_argument("--count", type=int, default=4)
     parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--share", action="store_true")
+    parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--settle", type=float, default=1)
     parser.add_argument("--out", default="instances-logs")
     args = parser.parse_args()
     args.gpucr = str(pathlib.Path(shutil.which(args.gpucr) or args.gpucr).resolve())
@@ -85,21 +110,30 @@ def main():
     print(f"dumped: stopped {report['stopped_ms']:.0f} ms, {report['bulk_bytes'] / 2**30:.1f} GiB",
           flush=True)
 
+    if args.warm:
+        subprocess.run([args.gpucr, "warm", image], check=True)
     failed = 0
-    restore = [args.gpucr, "restore", "--new-pids", image]
+    restore = [args.gpucr, "restore", "--new-pids"] + ["--share"] * args.share
     for way in ["one by one", "all at once"]:
-        instances = []
-        for _ in range(args.count):
-            instances.append(Instance(restore, err))
+        instances, grown = [], []
+        for number in range(args.count):
+            events = out / f"events {way} {number}"
+            before = in_use()
+            instances.append(Instance([*restore, "--events", str(events), image], err))
             if way == "one by one":
                 instances[-1].wait_for(1)
+                time.sleep(args.settle)
+                grown.append(f"{in_use() - before:>6} MiB")
         for number, instance in enumerate(instances):
             code = instance.end()
             same = program.lines + instance.lines == expected
-            failed += not (same and code == 0)
+            said, again = shared(out / f"events {way} {number}")
+            failed += not same or code != 0 or again
             first = (instance.first or instance.began) - instance.began
-            print(f"{way:<12} {number}  to step {first * 1000:>6.0f} ms  exit {code}  "
-                  f"{'identical' if same else 'DIFFERENT'}", flush=True)
+            print(f"{way:<12} {number}  to step {first * 1000:>6.0f} ms  {''.join(grown[number:number + 1])}  "
+                  f"exit {code}  {'identical' if same else 'DIFFERENT'}  {said}", flush=True)
+    if args.warm:
+        subprocess.run([args.gpucr, "warm", "--drop", image], check=True)
     shutil.rmtree(images, ignore_errors=True)
     return 1 if failed else 0
 

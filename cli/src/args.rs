@@ -52,6 +52,8 @@ pub(crate) enum Command {
     Init(InitArgs),
     #[command(hide = true)]
     WarmHolder,
+    #[command(hide = true)]
+    SharingHolder,
 }
 
 /// Start a program so that it can be dumped fast
@@ -243,8 +245,8 @@ pub(crate) struct RestoreArgs {
     /// Add what happens to FILE, one JSON object on a line
     ///
     /// A pipe will do, and so will /dev/fd/3. `event` is `phase` (with the phase, and the bytes that it has to
-    /// move), `running` (with the pid), `again` (on demand: the program was ended, and is restored with all
-    /// of its memory), `restored` (with the report), `ended` (with the exit code or signal of a program in
+    /// move), `running` (with the pid), `again` (on demand, or with shared memory: the program was ended, and is
+    /// restored with all of its memory), `restored` (with the report), `ended` (with the exit code or signal of a program in
     /// the foreground) or `failed`; `ms` is the time since the start.
     #[arg(long, value_name = "FILE")]
     pub(crate) events: Option<PathBuf>,
@@ -266,6 +268,16 @@ pub(crate) struct RestoreArgs {
     /// had sent or printed elsewhere in between is not: it comes twice.
     #[arg(long)]
     pub(crate) on_demand: bool,
+    /// Share device memory that the program does not write with other instances of the image
+    ///
+    /// The first instance loads it; those that follow while one runs only map it, and start faster. All of
+    /// them see it read-only. What may write some of it waits until it has a copy of its own. The image says
+    /// what can be shared if its dump copied while the program ran (see --protocol), and judges by what it saw
+    /// then: a kernel that writes shared memory all the same is stopped by the device. Then the program is
+    /// ended and restored anew with all memory its own, however long it has run; its output is taken back as
+    /// with --on-demand. So gpucr has to stay: it cannot be detached.
+    #[arg(long, conflicts_with_all = ["on_demand", "detach"])]
+    pub(crate) share: bool,
     /// Read the image from disk, even if `gpucr warm` keeps it in memory
     #[arg(long)]
     pub(crate) no_warm: bool,
@@ -273,8 +285,8 @@ pub(crate) struct RestoreArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// This is the first process of a namespace: the descriptor on which to say what becomes of the
-    /// restore, and the last pid to leave free
-    #[arg(long, hide = true, num_args = 2, value_names = ["FD", "PID"])]
+    /// restore, the last pid to leave free, and with --share the connection with a holder
+    #[arg(long, hide = true, num_args = 1, value_delimiter = ',', value_name = "FDS")]
     pub(crate) inside: Option<Vec<u32>>,
 }
 
@@ -285,6 +297,8 @@ pub(crate) struct InitArgs {
     pub(crate) pid: u32,
     /// The descriptor on which to say how it ends
     pub(crate) report: i32,
+    /// What it shares, if it does
+    pub(crate) watch: Vec<String>,
 }
 
 /// Keep an image ready in host memory

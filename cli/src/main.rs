@@ -48,6 +48,7 @@ fn main() -> ExitCode {
         Command::Keeper => commands::keeper::run(),
         Command::Init(args) => commands::restore::namespace::init(&args),
         Command::WarmHolder => commands::warm::hold(),
+        Command::SharingHolder => commands::restore::hold(),
     };
     outcome.unwrap_or_else(failure::report)
 }

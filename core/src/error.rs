@@ -80,6 +80,10 @@ pub enum Error {
         "process {pid} touched device memory that had not been loaded yet (driver error {code})"
     )]
     Missed { pid: u32, code: i32 },
+    #[error(
+        "process {pid} wrote device memory that it shares with other instances (driver error {code})"
+    )]
+    WroteShared { pid: u32, code: i32 },
     #[error("process {pid} ended before it was certain that all of its memory had come in time")]
     EndedAwaiting { pid: u32 },
     #[error("{path}, which the program had open or mapped, is not there")]

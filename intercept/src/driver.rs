@@ -27,6 +27,8 @@ pub(crate) const LOCATION_DEVICE: u32 = 1;
 pub(crate) const HANDLE_POSIX_FD: u32 = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_NONE`
 pub(crate) const ACCESS_NONE: u32 = 0;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READ`
+pub(crate) const ACCESS_READ: u32 = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`
 pub(crate) const ACCESS_READ_WRITE: u32 = 3;
 /// `CU_LIMIT_STACK_SIZE`

@@ -35,6 +35,7 @@ mod log;
 mod memory;
 mod real;
 mod resolver;
+mod sharing;
 mod table;
 mod track;
 mod usage;

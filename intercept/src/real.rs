@@ -242,6 +242,7 @@ real_functions! {
     fn cuMemFreeHost(address: u64);
     fn cuMemHostUnregister(address: u64);
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, size: usize);
+    fn cuMemcpyDtoD_v2(to: u64, from: u64, size: usize);
     fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, size: usize);
     fn cuIpcGetMemHandle(out: *mut c_void, address: u64);
     fn cuIpcCloseMemHandle(address: u64);

@@ -76,6 +76,8 @@ adversaries! {
     remade "remade",
     long_kernel "long-kernel",
     graph_nodes "graph-nodes",
+    model "model",
+    stamp "stamp",
 }
 
 /// A program whose every step waits for this test, and a dump that stops between pre-copy and gate.

@@ -21,7 +21,7 @@ pub use held::HeldDump;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The workloads that make it hard to tell what they write; `e2e/adversaries.rs` dumps them.
-pub const ADVERSARIES: [&str; 9] = [
+pub const ADVERSARIES: [&str; 11] = [
     "halves",
     "permuted",
     "shifting",
@@ -31,6 +31,8 @@ pub const ADVERSARIES: [&str; 9] = [
     "remade",
     "long-kernel",
     "graph-nodes",
+    "model",
+    "stamp",
 ];
 
 /// How far a workload that was started with `--pace` may get: however slow the machine, it does not

@@ -42,7 +42,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 28] = [
+const WORKLOADS: [(&str, Workload); 30] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -70,6 +70,8 @@ const WORKLOADS: [(&str, Workload); 28] = [
     ("remade", adversaries::remade),
     ("long-kernel", adversaries::long_kernel),
     ("graph-nodes", adversaries::graph_nodes),
+    ("model", adversaries::model),
+    ("stamp", adversaries::stamp),
     ("random", random::run),
 ];
 

@@ -137,11 +137,11 @@ macro_rules! wire_struct {
 /// Gives an enum with named-field variants the byte form: a tag byte, then the fields in order.
 #[macro_export]
 macro_rules! wire_enum {
-    ($(#[$meta:meta])* pub enum $name:ident {
+    ($(#[$meta:meta])* $vis:vis enum $name:ident {
         $($(#[$vmeta:meta])* $tag:literal => $variant:ident { $($(#[$fmeta:meta])* $field:ident: $ty:ty),* $(,)? },)*
     }) => {
         $(#[$meta])*
-        pub enum $name { $($(#[$vmeta])* $variant { $($(#[$fmeta])* $field: $ty),* },)* }
+        $vis enum $name { $($(#[$vmeta])* $variant { $($(#[$fmeta])* $field: $ty),* },)* }
         impl $crate::codec::Wire for $name {
             fn put(&self, out: &mut Vec<u8>) {
                 match self {

@@ -13,11 +13,13 @@ pub mod chunks;
 pub mod codec;
 pub mod message;
 pub mod reach;
+pub mod sharing;
 pub mod table;
 pub mod transport;
 
 pub use access::Accesses;
 pub use message::{Block, BlockKind, Counts, GateState, Hello, Reply, Request, Stream};
+pub use sharing::{ProcessSharing, SHARING_VERSION, Sharing};
 pub use table::Table;
 pub use transport::{Connection, Peer};
 

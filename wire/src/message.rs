@@ -214,6 +214,17 @@ wire_enum! {
             /// Ids of the blocks.
             blocks: Vec<u64>,
         },
+        /// Followed by one file descriptor: a [`crate::Table`] with a [`Range::WHOLE`] for each block, all
+        /// pending. The memory that these blocks get next is shared with other processes: it is mapped so
+        /// that the device only reads it, and a call that may write a block waits until the agent has given
+        /// it memory of its own. It outlives the connection; who asks for the blocks, or closes the gate,
+        /// ends it, and then all of them have their own. Only when detached.
+        17 => Share {
+            /// Ids of the blocks.
+            blocks: Vec<u64>,
+            /// What is known of kernels, as in [`Request::Guard`].
+            habits: Vec<Habits>,
+        },
     }
 }
 
@@ -345,6 +356,7 @@ mod tests {
             Request::Image { id: 7, limit: 1 << 40 },
             Request::Await { blocks: vec![4, 5] },
             Request::Attach { blocks: vec![5] },
+            Request::Share { blocks: vec![5, 6], habits: Vec::new() },
             guard(),
         ] {
             assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));

@@ -7,6 +7,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -56,6 +57,8 @@ pub struct Header {
     waits: [Listed; WAITS],
     /// The driver's code of an access that found nothing; 0 is none.
     fault: AtomicU32,
+    /// When somebody last looked for that, nanoseconds of the monotonic clock.
+    looked: AtomicU64,
 }
 
 /// So many waits are told one by one.
@@ -94,6 +97,18 @@ impl Header {
     /// What comes first counts.
     pub fn set_fault(&self, code: u32) {
         let _ = self.fault.compare_exchange(0, code, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Says that somebody looks for a fault, and looks.
+    pub fn look(&self) -> Option<u32> {
+        self.looked.store(monotonic_ns(), Ordering::Relaxed);
+        self.fault()
+    }
+
+    /// Whether somebody has looked within `time`.
+    pub fn is_looked_at(&self, time: Duration) -> bool {
+        let since = monotonic_ns().saturating_sub(self.looked.load(Ordering::Relaxed));
+        u128::from(since) <= time.as_nanos()
     }
 
     /// That code.

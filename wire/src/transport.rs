@@ -170,6 +170,12 @@ impl Connection {
     }
 }
 
+impl From<Connection> for OwnedFd {
+    fn from(connection: Connection) -> Self {
+        connection.socket.into()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,6 +7,8 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
 use gpucr_core::restore::{self, GoesOn, Options, Report};
+use gpucr_core::sharing::{self, Holder};
+use gpucr_core::{Failure, Progress};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions, WaitStatus};
 use serde_json::json;
 
@@ -75,36 +77,71 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
             ready.say(pid);
         }
     }));
-    let report = restore(args, &signals, &events, goes_on)?;
+    let share = holder(args)?;
+    let options = options(args, share, &signals, goes_on);
+    let progress = progress(args, &events);
+    let (mut report, watch) = told(&events, restore::restore(&options, &progress), |(r, _)| r)?;
     let pid = report.pid;
     if args.detach {
         return started(args, report, pid);
     }
+    if let Some(watch) = watch
+        && let Some(why) = watch.until_end(pid)
+    {
+        drop(watch);
+        let again = restore::restore_unshared(&options, pid, &why, &progress);
+        report = told(&events, again, |report| report)?;
+    }
+    drop((options, progress));
     let end = wait(pid, &signals).map_err(io_error("cannot wait for the program"))?;
     events.say("ended", json!(end));
     ended(args, report, end)
 }
 
-fn restore(
+/// The process that is to hold memory which is shared.
+fn holder(args: &RestoreArgs) -> Result<Option<Holder>, crate::failure::CliError> {
+    let failed = io_error("cannot start a process that holds shared memory");
+    args.share.then(Holder::start).transpose().map_err(failed)
+}
+
+/// That process.
+pub(crate) fn hold() -> Outcome {
+    sharing::main().map_err(io_error("a holder is started by `gpucr restore --share` alone"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn options(
     args: &RestoreArgs,
+    share: Option<Holder>,
     signals: &SignalPlan,
-    events: &Events,
     goes_on: GoesOn,
-) -> Result<Report, gpucr_core::Failure> {
-    let options = Options {
+) -> Options {
+    Options {
         image: args.image.clone(),
         warm: !args.no_warm,
         detach: args.detach,
         before_resume: args.exec_before_resume.clone(),
         device_map: args.device_map.clone(),
         on_demand: args.on_demand,
+        share,
         goes_on: Some(goes_on),
         stop: signals.stop.clone(),
-    };
-    let result = restore::restore(&options, &events.following(display::progress(args.json)));
+    }
+}
+
+fn progress(args: &RestoreArgs, events: &Events) -> Arc<dyn Progress> {
+    events.following(display::progress(args.json))
+}
+
+/// Tells the events what a restore has come to.
+fn told<T>(
+    events: &Events,
+    result: Result<T, Failure>,
+    report: impl Fn(&T) -> &Report,
+) -> Result<T, Failure> {
     events.say_failure(&result);
-    if let Ok(report) = &result {
-        events.say("restored", json!(report));
+    if let Ok(done) = &result {
+        events.say("restored", json!(report(done)));
     }
     result
 }

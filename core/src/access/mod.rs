@@ -8,10 +8,12 @@
 mod check;
 pub mod directions;
 mod learn;
+mod sharing;
 mod tally;
 pub mod trace;
 mod written;
 
 pub use learn::Kernels;
+pub(crate) use sharing::{Extent, sharing};
 pub use tally::Tally;
 pub(crate) use written::{Blamed, Written, written};

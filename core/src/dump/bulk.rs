@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, LazyLock};
 
 use gpucr_wire::{Block, CHUNK_SIZE};
 
 use super::speculate::Misspeculation;
+use crate::access::Extent;
 use crate::device::driver::code;
 use crate::device::lanes::chunks_in;
 use crate::device::{Device, Driver, DriverError, Hasher, Lane, SharedBlock, Span};
@@ -112,6 +113,8 @@ struct Chunk {
     still: bool,
     /// Whether it was looked at the time before.
     twice: bool,
+    /// Whether it ever had another hash than the time before.
+    moved: bool,
     /// Whether launches may write it: then others are copied first.
     held_back: bool,
     /// The [`Bulk::interval`] in which it was copied.
@@ -295,6 +298,7 @@ impl Bulk {
             let chunk = &mut self.pieces[span.block].chunks[span.chunk];
             chunk.still = chunk.seen == Some(hash);
             chunk.twice = chunk.seen.is_some();
+            chunk.moved |= chunk.twice && !chunk.still;
             if chunk.twice && !chunk.still {
                 changed += span.len as u64;
             }
@@ -303,6 +307,19 @@ impl Bulk {
         slice.set_bytes(changed);
         self.timeline.add(Counter::Changed, changed);
         Ok(())
+    }
+
+    /// The blocks of a program that have held still since the first look. Without those that have a chunk of
+    /// zeros: that is room for something.
+    pub(super) fn still(&self, program: usize) -> Vec<Extent> {
+        static ZEROS: LazyLock<ChunkId> =
+            LazyLock::new(|| ChunkId::of(&vec![0; CHUNK_SIZE as usize]));
+        let still = |chunk: &Chunk| chunk.twice && !chunk.moved && chunk.seen != Some(*ZEROS);
+        let is_still = |piece: &&Piece| {
+            piece.program == program && piece.address != 0 && piece.chunks.iter().all(still)
+        };
+        let extent = |p: &Piece| Extent { id: p.id, low: p.address, end: p.end() };
+        self.pieces.iter().filter(is_still).map(extent).collect()
     }
 
     /// Whether memory of a program has changed between the last two looks; `None` where that is not

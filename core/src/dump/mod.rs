@@ -30,12 +30,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gpucr_wire::Block;
+use gpucr_wire::{Block, ProcessSharing, SHARING_VERSION, Sharing, Stream};
 
+use crate::access::Extent;
 use crate::criu::{DumpError, DumpWorker};
 use crate::error::{Error, Failure, Left};
 use crate::held::{Drivers, Held};
-use crate::image::{Committed, FileEntry, ImageWriter, Manifest, Protocol};
+use crate::image::{Committed, FileEntry, ImageWriter, Manifest, Protocol, SHARING_FILE};
 use crate::keeper::Keeper;
 use crate::phase::{Clock, Progress, milliseconds, skipped};
 use crate::process::{Lock, ProcessInfo};
@@ -79,6 +80,8 @@ struct Dump<'a> {
     /// What that found to have changed, and when.
     missed: Vec<Miss>,
     missed_at: Instant,
+    /// Of each program the blocks that have held still all the time.
+    still: Vec<Vec<Extent>>,
     /// Bytes copied aside within the devices.
     shadowed: u64,
     /// What is saved after the programs go on, and what came of it.
@@ -164,6 +167,7 @@ impl<'a> Dump<'a> {
                 validation: None,
                 missed: Vec::new(),
                 missed_at: Instant::now(),
+                still: Vec::new(),
                 shadowed: 0,
                 late: None,
                 deferral: None,
@@ -299,6 +303,7 @@ impl<'a> Dump<'a> {
             tracing::warn!(%error, "the programs do not say what they have launched");
         }
         (self.missed, self.missed_at) = (missed, Instant::now());
+        self.still = (0..self.held.len()).map(|program| bulk.still(program)).collect();
         Ok(bulk.left())
     }
 
@@ -420,9 +425,30 @@ impl<'a> Dump<'a> {
         self.write(manifest, files, None)
     }
 
-    fn take_staged(&self) -> Result<Vec<FileEntry>, Error> {
+    fn take_staged(&mut self) -> Result<Vec<FileEntry>, Error> {
+        let sharing = self.describe_sharing();
         let image = self.image.as_ref().expect("not committed yet");
+        if let Some(sharing) = sharing {
+            let path = image.staging_dir().join(SHARING_FILE);
+            std::fs::write(&path, sharing.to_bytes()).map_err(|source| Error::Io {
+                what: format!("cannot write {}", path.display()),
+                source,
+            })?;
+        }
         Ok(image.add_staged(|name| name.ends_with(".img"))?)
+    }
+
+    /// What of the memory instances of this program may share. `None` if nothing.
+    fn describe_sharing(&mut self) -> Option<Sharing> {
+        let still = std::mem::take(&mut self.still).into_iter();
+        let of = |(program, still)| {
+            let (blocks, habits) = self.speculation.sharing(program, still);
+            ProcessSharing { pid: self.held[program].process.pid, blocks, habits }
+        };
+        let processes: Vec<_> =
+            still.enumerate().map(of).filter(|p| !p.blocks.is_empty()).collect();
+        let sharing = Sharing { version: SHARING_VERSION, processes };
+        (!sharing.processes.is_empty()).then_some(sharing)
     }
 
     fn describe(&mut self, blocks: Vec<bulk::Saved>) -> Manifest {

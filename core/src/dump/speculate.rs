@@ -10,7 +10,7 @@ use gpucr_wire::access::{Allocation, Habits};
 
 use super::bulk::{Bulk, Miss};
 pub(super) use crate::access::Blamed;
-use crate::access::{Kernels, Tally, Written, written};
+use crate::access::{Extent, Kernels, Tally, Written, sharing, written};
 use crate::error::Error;
 use crate::held::Held;
 use crate::image;
@@ -123,6 +123,13 @@ impl Speculation {
         let mut used: Vec<(u64, u64)> =
             used.map(|one| (one.address, one.address.saturating_add(one.size))).collect();
         sort_by_use(&mut used, blocks);
+    }
+
+    /// What instances of a program may share, and by what its launches are judged; of blocks that have held
+    /// still.
+    pub(super) fn sharing(&self, program: usize, still: Vec<Extent>) -> (Vec<u64>, Vec<Habits>) {
+        let program = self.programs.get(program);
+        program.map_or_else(Default::default, |p| sharing(&p.kernels, &p.intervals, still))
     }
 
     /// The names of the kernels that a program has launched from that interval on.

@@ -35,6 +35,9 @@ pub use manifest::{
     FileChunk, FileEntry, Listener, ListenerKind, MANIFEST_VERSION, Manifest, Phase, Piece,
     Process, Protocol, RequiredFile, Shim, Stdio,
 };
+/// Among CRIU's files, if memory may be shared: a [`gpucr_wire::Sharing`].
+pub const SHARING_FILE: &str = "gpucr-sharing.img";
+
 pub use parts::Part;
 pub use reader::ImageReader;
 pub use shelf::{Listed, Listing, Removed, gc, list, remove};

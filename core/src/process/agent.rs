@@ -302,6 +302,17 @@ impl Agent {
         self.hand_over(&Request::Attach { blocks: ids }, &fds)
     }
 
+    /// The memory that these blocks of the program, which is detached, get next is shared with other instances.
+    /// What may write one waits until the agent has given it memory of its own. It outlives the connection.
+    pub fn share(
+        &mut self,
+        blocks: Vec<u64>,
+        habits: Vec<Habits>,
+        table: impl AsFd,
+    ) -> Result<(), AgentError> {
+        self.hand_over(&Request::Share { blocks, habits }, &[table.as_fd()])
+    }
+
     /// Carries out a request that descriptors follow.
     fn hand_over(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), AgentError> {
         let sent = self.connection.send(request);

@@ -91,20 +91,19 @@ fn try_to_make_room(
     Ok(Room { lanes, memory })
 }
 
-/// Loads all blocks into new device memory of gpucr's own. `None` where there is no room for that: then
-/// the programs load it from inside.
+/// Loads blocks into new device memory of gpucr's own, and gives a descriptor of each. `None` where there
+/// is no room for that: then the programs load it from inside.
 pub(super) fn load(
     driver: &Arc<Driver>,
+    blocks: &[&Block],
     image: &Source,
     placement: &Placement,
     stop: &Stop,
     progress: &dyn Progress,
-) -> Result<Option<Loaded>, Error> {
-    let manifest = image.manifest();
-    let blocks = all_blocks(manifest);
-    let room = make_room(driver, &blocks, placement)?;
+) -> Result<Option<Vec<OwnedFd>>, Error> {
+    let room = make_room(driver, blocks, placement)?;
     let Some(Room { mut lanes, memory }) = room else { return Ok(None) };
-    let chunks = Chunks { blocks: &blocks, image };
+    let chunks = Chunks { blocks, image };
     std::thread::scope(|scope| {
         let loads: Vec<_> = lanes
             .iter_mut()
@@ -118,11 +117,15 @@ pub(super) fn load(
     if stop.is_set() {
         return Err(Error::Interrupted);
     }
-    let mut fds =
-        memory.iter().map(SharedBlock::export).collect::<Result<Vec<_>, _>>()?.into_iter();
+    Ok(Some(memory.iter().map(SharedBlock::export).collect::<Result<_, _>>()?))
+}
+
+/// Sorts the descriptors of all blocks by their processes.
+pub(super) fn by_process(manifest: &Manifest, fds: Vec<OwnedFd>) -> Loaded {
+    let mut fds = fds.into_iter();
     let of = |blocks: &[Block]| blocks.iter().map(|b| b.id).zip(fds.by_ref()).collect();
     let processes = cuda_processes(&manifest.processes).into_iter();
-    Ok(Some(processes.map(|(_, blocks)| blocks).map(of).collect()))
+    processes.map(|(_, blocks)| blocks).map(of).collect()
 }
 
 /// The chunks of the blocks of an image.

@@ -350,8 +350,9 @@ fn ended_well(pid: u32) -> bool {
     killed || status.exit_status() == Some(0)
 }
 
-/// Cuts files that the program had open, and has written more to since, back to what they were at the dump.
-pub(super) fn take_back_output(manifest: &Manifest) {
+/// Cuts files that the program had open, and has written more to since, back to what they were at the dump:
+/// before it is restored once more.
+pub fn take_back_output(manifest: &Manifest) {
     for file in manifest.required.iter().filter(|file| file.open) {
         let longer = std::fs::metadata(&file.path).is_ok_and(|meta| meta.len() > file.size);
         if longer

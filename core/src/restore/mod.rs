@@ -9,6 +9,7 @@ mod demand;
 mod devices;
 mod hook;
 mod preflight;
+mod share;
 mod source;
 mod stdio;
 
@@ -28,10 +29,13 @@ use crate::image::Manifest;
 use crate::keeper::Keeper;
 use crate::phase::{Clock, PhaseTime, Progress, milliseconds};
 use crate::process::{Agent, ProcessInfo, sockets};
+use crate::sharing::Holder;
 use crate::stop::Stop;
-pub use demand::OnDemand;
 use demand::{Awaited, Prepared};
+pub use demand::{OnDemand, take_back_output};
 pub use devices::MappedDevice;
+use share::InUse;
+pub use share::{Shared, Watch};
 use source::{CriuFiles, Source};
 
 /// How long the agent of a process that was just restored may take to answer.
@@ -55,8 +59,11 @@ pub struct Options {
     pub device_map: Vec<MappedDevice>,
     /// The program goes on before its memory is there, and gets it when it asks for it.
     pub on_demand: bool,
+    /// The program shares device memory that it does not write with other instances of the image: who is to
+    /// hold it if this is the first. Only of a program that is not detached, and not on demand.
+    pub share: Option<Holder>,
     /// Is told the pid of the program's root when the program is about to go on; and nothing if it is ended
-    /// again, which can only be on demand, before it is restored once more.
+    /// again, which can only be on demand or if it shares memory, before it is restored once more.
     pub goes_on: Option<GoesOn>,
     /// Set by a signal handler to end the restore. Once the program goes on, that says that it was asked to
     /// end itself.
@@ -100,6 +107,9 @@ pub struct Report {
     /// What became of `--on-demand`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_demand: Option<OnDemand>,
+    /// What became of `--share`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared: Option<Shared>,
     /// Until the program went on.
     pub running_ms: f64,
     /// The whole restore.
@@ -108,8 +118,12 @@ pub struct Report {
     pub phases: Vec<PhaseTime>,
 }
 
-/// Restores a program. See [`Failure::left`] for what holds after a failure.
-pub fn restore(options: &Options, progress: &Arc<dyn Progress>) -> Result<Report, Failure> {
+/// Restores a program. See [`Failure::left`] for what holds after a failure. If it shares memory, the
+/// [`Watch`] that comes with the report has to be asked for as long as the program runs.
+pub fn restore(
+    options: &Options,
+    progress: &Arc<dyn Progress>,
+) -> Result<(Report, Option<Watch>), Failure> {
     let failure = match attempt(options, options.on_demand, progress) {
         Err(failure) if options.on_demand => failure,
         done => return done,
@@ -119,17 +133,41 @@ pub fn restore(options: &Options, progress: &Arc<dyn Progress>) -> Result<Report
     }
     // Image and host are as they should be: it was a guess about the program that was wrong.
     tracing::warn!(error = %failure.error, "restoring again, with all memory before the program goes on");
-    options.tell(None);
-    let manifest = Manifest::read(&options.image).map_err(|error| Failure {
-        phase: failure.phase,
-        error: Box::new(error.into()),
-        left: failure.left,
-    })?;
-    demand::take_back_output(&manifest);
-    let mut report = attempt(options, false, progress)?;
+    let (mut report, watch) = once_more(options, failure.phase, failure.left, progress)?;
     report.on_demand =
         Some(OnDemand { fallen_back: Some(failure.error.to_string()), ..OnDemand::default() });
+    Ok((report, watch))
+}
+
+/// After a [`Watch`] has said that the program with root `pid` cannot go on: ends it, and restores it anew,
+/// with all memory its own.
+pub fn restore_unshared(
+    options: &Options,
+    pid: u32,
+    why: &Error,
+    progress: &Arc<dyn Progress>,
+) -> Result<Report, Failure> {
+    tracing::warn!(error = %why, "restoring again, with all memory the program's own");
+    Restored { root: pid, is_child: true }.kill();
+    let options = Options { share: None, ..options.clone() };
+    let (mut report, _) = once_more(&options, "share", Left::NotRestoredButRan, progress)?;
+    report.shared = Some(Shared { fallen_back: Some(why.to_string()), ..Shared::default() });
     Ok(report)
+}
+
+/// Restores a program that has run already, and was ended in that `phase`.
+fn once_more(
+    options: &Options,
+    phase: &'static str,
+    left: Left,
+    progress: &Arc<dyn Progress>,
+) -> Result<(Report, Option<Watch>), Failure> {
+    options.tell(None);
+    let manifest = Manifest::read(&options.image);
+    let manifest =
+        manifest.map_err(|error| Failure { phase, error: Box::new(error.into()), left })?;
+    demand::take_back_output(&manifest);
+    attempt(options, false, progress)
 }
 
 /// Restores it; with `on_demand` it goes on before its memory is there.
@@ -137,7 +175,7 @@ fn attempt(
     options: &Options,
     on_demand: bool,
     progress: &Arc<dyn Progress>,
-) -> Result<Report, Failure> {
+) -> Result<(Report, Option<Watch>), Failure> {
     let mut clock = Clock::start(progress.as_ref());
     let mut made = Made::default();
     let result = run(options, on_demand, progress, &mut clock, &mut made);
@@ -178,7 +216,7 @@ fn run(
     progress: &Arc<dyn Progress>,
     clock: &mut Clock<'_>,
     made: &mut Made,
-) -> Result<Report, Error> {
+) -> Result<(Report, Option<Watch>), Error> {
     let enter = |clock: &mut Clock<'_>, phase| {
         if options.stop.load(Ordering::Relaxed) {
             return Err(Error::Interrupted);
@@ -254,11 +292,13 @@ fn run(
         (Memory::Inside, _) => "inside",
         _ => "outside",
     };
-    let (loaded, prepared) = match loaded {
-        Memory::Loaded(loaded) => (Some(loaded), None),
-        Memory::Prepared(prepared) => (None, Some(prepared)),
-        Memory::Inside => (None, None),
+    let (loaded, prepared, in_use) = match loaded {
+        Memory::Loaded(loaded, in_use) => (Some(loaded), None, in_use),
+        Memory::Prepared(prepared) => (None, Some(prepared), None),
+        Memory::Inside => (None, None, None),
     };
+    let shared =
+        options.share.as_ref().map(|_| in_use.as_ref().map(InUse::report).unwrap_or_default());
     made.held = hold(manifest, loaded)?;
     let held = &mut made.held;
     for program in held.iter() {
@@ -268,16 +308,17 @@ fn run(
     }
 
     enter(clock, "attach")?;
+    for program in held.iter_mut().filter(|program| program.has_agent) {
+        program.agent = Some(Agent::connect_restored(&program.process, FIRST_ANSWER)?);
+    }
+    let watch = in_use.map(|in_use| in_use.begin(held)).transpose()?;
     let blocks = bulk::cuda_processes(&manifest.processes);
     for (program, (_, blocks)) in held.iter_mut().zip(blocks) {
-        if program.has_agent {
-            let mut agent = Agent::connect_restored(&program.process, FIRST_ANSWER)?;
-            if copied == "inside" {
-                bulk::load_inside(&mut agent, &image, blocks, progress.as_ref())?;
-            } else if prepared.is_none() {
-                agent.reattach(&program.blocks)?;
-            }
-            program.agent = Some(agent);
+        let Some(agent) = &mut program.agent else { continue };
+        if copied == "inside" {
+            bulk::load_inside(agent, &image, blocks, progress.as_ref())?;
+        } else if prepared.is_none() {
+            agent.reattach(&program.blocks)?;
         }
     }
     let awaited = prepared.map(|prepared| Awaited::begin(*prepared, &image, held)).transpose()?;
@@ -301,7 +342,7 @@ fn run(
         streamed = Some(awaited.stream(held, root, &options.stop, progress.as_ref())?);
     }
     clock.end();
-    Ok(Report {
+    let report = Report {
         image: options.image.clone(),
         id: crate::hex(&image.id()),
         pid: root,
@@ -309,10 +350,12 @@ fn run(
         warm: image.is_warm(),
         bulk_bytes: manifest.bulk_bytes,
         on_demand: streamed,
+        shared,
         running_ms,
         total_ms: milliseconds(clock.total()),
         phases: clock.times().to_vec(),
-    })
+    };
+    Ok((report, watch))
 }
 
 /// The tree that CRIU has made.
@@ -352,8 +395,8 @@ fn wait_for(pids: &[u32]) {
 
 /// The bulk memory before the processes run.
 enum Memory {
-    /// All of it, in device memory of gpucr's.
-    Loaded(bulk::Loaded),
+    /// All of it, in device memory of gpucr's; some of it may be shared.
+    Loaded(bulk::Loaded, Option<InUse>),
     /// Such device memory, with nothing in it yet.
     Prepared(Box<Prepared>),
     /// None: the programs load it from inside.
@@ -377,13 +420,21 @@ impl Load {
         let stop = Stop::new(options.stop.clone());
         let flag = stop.clone();
         let (driver, placement) = (plan.driver.clone(), plan.placement.clone());
+        let holder = options.share.clone();
         let load = move || {
             if on_demand {
                 let prepared = demand::prepare(&driver, &image, &placement)?.map(Box::new);
                 return Ok(prepared.map_or(Memory::Inside, Memory::Prepared));
             }
-            let loaded = bulk::load(&driver, &image, &placement, &flag, progress.as_ref())?;
-            Ok(loaded.map_or(Memory::Inside, Memory::Loaded))
+            let (image, progress) = (image.as_ref(), progress.as_ref());
+            if let Some(holder) = holder {
+                let loaded = share::load(&driver, image, &placement, &holder, &flag, progress)?;
+                return Ok(loaded.map_or(Memory::Inside, |(l, in_use)| Memory::Loaded(l, in_use)));
+            }
+            let blocks = bulk::all_blocks(image.manifest());
+            let fds = bulk::load(&driver, &blocks, image, &placement, &flag, progress)?;
+            let loaded = fds.map(|fds| bulk::by_process(image.manifest(), fds));
+            Ok(loaded.map_or(Memory::Inside, |loaded| Memory::Loaded(loaded, None)))
         };
         Self { stop, thread: Some(std::thread::spawn(load)) }
     }

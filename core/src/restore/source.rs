@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use crate::device::Filled;
 use crate::error::Error;
-use crate::image::{ImageReader, Manifest};
+use crate::image::{ImageReader, Manifest, SHARING_FILE};
 use crate::scratch;
 use crate::store::{ChunkId, ChunkReader, Encoding, StoreError};
 use crate::warm::WarmImage;
@@ -118,6 +118,18 @@ impl Source {
         match self {
             Self::Disk(image) => Ok(image.read_file(&image.manifest().carried[number].file)?),
             Self::Warm(image) => image.copy.carried(number),
+        }
+    }
+
+    /// The file that says what of the memory can be shared, if there is one.
+    pub(super) fn sharing(&self) -> Result<Option<Vec<u8>>, Error> {
+        let files = &self.manifest().criu.files;
+        let Some(file) = files.iter().find(|file| file.name == SHARING_FILE) else {
+            return Ok(None);
+        };
+        match self {
+            Self::Disk(image) => Ok(Some(image.read_file(file)?)),
+            Self::Warm(image) => image.copy.criu_file(&file.name).map(Some),
         }
     }
 

@@ -245,6 +245,11 @@ impl WarmCopy {
         open(self.root.as_fd(), CRIU, OFlags::DIRECTORY)
     }
 
+    /// Reads one of CRIU's files.
+    pub(crate) fn criu_file(&self, name: &str) -> Result<Vec<u8>, Error> {
+        read(self.criu_files()?.as_fd(), name)
+    }
+
     /// Reads a file that the image carries, by its number in the manifest.
     pub(crate) fn carried(&self, number: usize) -> Result<Vec<u8>, Error> {
         read(self.root.as_fd(), &format!("{CARRIED}/{number}"))

@@ -1,21 +1,19 @@
 //! The holder of a warm image: a process that has the descriptor of the copy, and hands it to restores.
 //!
-//! It listens on an abstract socket that is named by the image's identity, so there is one for each image
-//! in a network namespace, and no file is left when it dies. Both ends ask the kernel who the other is:
-//! a holder serves its own user and root, and a restore takes nothing from anybody else.
+//! It listens on an abstract socket that is named by the image's identity (see [`crate::names`]), so there is
+//! one for each image in a network namespace.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use gpucr_wire::{Connection, Stream, wire_enum, wire_struct};
 use rustix::event::{PollFd, PollFlags};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::copy::VERSION;
 use crate::helper;
+use crate::names::{self, Name};
 
 /// The hidden subcommand of `gpucr` that is a holder.
 pub const SUBCOMMAND: &str = "warm-holder";
@@ -27,8 +25,6 @@ const ATTENTION: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How often a holder in the foreground looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(200);
-/// Clients that may wait.
-const BACKLOG: i32 = 128;
 
 wire_struct! {
     /// What a holder says about itself.
@@ -81,48 +77,25 @@ wire_enum! {
 impl Stream for ToHolder {}
 impl Stream for FromHolder {}
 
-/// Whose word counts: that of root and of this process's own user.
-fn is_trusted(uid: u32) -> bool {
-    uid == 0 || uid == rustix::process::geteuid().as_raw()
+fn name(id: &str) -> String {
+    format!("{PREFIX}{id}")
 }
 
-fn address(id: &str) -> io::Result<SocketAddrUnix> {
-    Ok(SocketAddrUnix::new_abstract_name(format!("{PREFIX}{id}").as_bytes())?)
-}
-
-fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
-    let flags = flags | SocketFlags::CLOEXEC;
-    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
-}
-
-/// The name of an image's holder, had by this process alone. Nobody gets a connection to it before it is
-/// held.
-pub(super) struct Name {
-    socket: OwnedFd,
-}
-
-impl Name {
-    /// Takes the name for the image with this identity; `None` if somebody has it.
-    pub(super) fn take(id: &str) -> io::Result<Option<Self>> {
-        let socket = socket(SocketFlags::empty())?;
-        match rustix::net::bind(&socket, &address(id)?) {
-            Ok(()) => Ok(Some(Self { socket })),
-            Err(rustix::io::Errno::ADDRINUSE) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
-    }
+/// Takes the name of the holder of the image with this identity; `None` if somebody has it.
+pub(super) fn take_name(id: &str) -> io::Result<Option<Name>> {
+    Name::take(&name(id))
 }
 
 /// A copy with its name, to be held by this process or another.
 pub struct Holder {
-    socket: OwnedFd,
+    name: Name,
     root: OwnedFd,
     described: Described,
 }
 
 impl Holder {
     pub(super) fn new(name: Name, root: OwnedFd, described: Described) -> Self {
-        Self { socket: name.socket, root, described }
+        Self { name, root, described }
     }
 
     /// Starts a process that holds the copy. Returns its pid when it serves; this process has let go then.
@@ -134,7 +107,7 @@ impl Holder {
         let (mut connection, mut child) = helper::start("gpucr-warm", SUBCOMMAND)?;
         let hand_over = || {
             connection.send(&ToHolder::Hold { described: self.described })?;
-            connection.send_fds(&[self.root, self.socket])?;
+            connection.send_fds(&[self.root.as_fd(), self.name.as_fd()])?;
             match connection.receive()? {
                 FromHolder::Holds { .. } => Ok(()),
                 other => Err(unexpected(&other)),
@@ -154,8 +127,7 @@ impl Holder {
 
     /// Opens the name for clients.
     pub(super) fn listen(&self) -> io::Result<()> {
-        // What the kernel tells clients about the listener is who calls this.
-        rustix::net::listen(&self.socket, BACKLOG)?;
+        self.name.listen()?;
         // The memory is not this process's own, and yet its end is what frees it: where memory runs
         // out, a copy is the first thing to be given up.
         let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
@@ -168,8 +140,8 @@ impl Holder {
             if stop.is_some() && !self.is_called_within(LOOK)? {
                 continue;
             }
-            let client = match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC) {
-                Ok(client) => Connection::new(UnixStream::from(client)),
+            let client = match self.name.accept() {
+                Ok(client) => client,
                 // The client has gone again, or descriptors are short for the moment.
                 Err(error) => {
                     tracing::warn!(%error, "a client was not served");
@@ -187,7 +159,7 @@ impl Holder {
     }
 
     fn is_called_within(&self, time: Duration) -> io::Result<bool> {
-        let mut poll = [PollFd::new(&self.socket, PollFlags::IN)];
+        let mut poll = [PollFd::new(&self.name, PollFlags::IN)];
         let time = rustix::time::Timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
         match rustix::event::poll(&mut poll, Some(&time)) {
             Err(rustix::io::Errno::INTR) => Ok(false),
@@ -197,7 +169,7 @@ impl Holder {
 
     /// Answers one client; gives it back if it wants the copy dropped.
     fn answer(&mut self, mut client: Connection) -> io::Result<Option<Connection>> {
-        if !is_trusted(client.peer()?.uid) {
+        if !names::is_trusted(client.peer()?.uid) {
             return Ok(None);
         }
         client.set_read_timeout(Some(ATTENTION))?;
@@ -219,7 +191,7 @@ impl Holder {
 
     /// Frees name and memory, then tells the client.
     fn drop_for(self, mut client: Connection) -> io::Result<()> {
-        drop((self.socket, self.root));
+        drop((self.name, self.root));
         // It may have gone; what it wanted is done.
         let _ = client.send(&FromHolder::Dropped {});
         Ok(())
@@ -238,7 +210,7 @@ pub fn main() -> io::Result<()> {
     };
     // No directory is to be kept from being unmounted.
     std::env::set_current_dir("/")?;
-    let holder = Holder { socket, root, described: described.clone() };
+    let holder = Holder { name: socket.into(), root, described: described.clone() };
     holder.listen()?;
     // Whoever started this may have died meanwhile; the copy is complete all the same.
     let _ = parent.send(&FromHolder::Holds { described });
@@ -258,25 +230,13 @@ pub(super) struct Client {
 impl Client {
     /// Connects to the holder of the image with this identity. `None` if there is none that serves.
     pub(super) fn connect(id: &str) -> io::Result<Option<Self>> {
-        // Without waiting: somebody else may have the name, and never take a call.
-        let socket = socket(SocketFlags::NONBLOCK)?;
-        match rustix::net::connect(&socket, &address(id)?) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::CONNREFUSED) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        }
-        let socket = UnixStream::from(socket);
-        socket.set_nonblocking(false)?;
-        socket.set_write_timeout(Some(PATIENCE))?;
-        let connection = Connection::new(socket);
-        connection.set_read_timeout(Some(PATIENCE))?;
-        let peer = connection.peer()?;
-        Ok(Some(Self { connection, pid: peer.pid, uid: peer.uid }))
+        let connected = names::connect(&name(id), PATIENCE)?;
+        Ok(connected.map(|(connection, peer)| Self { connection, pid: peer.pid, uid: peer.uid }))
     }
 
     /// Whether it is a holder whose word counts.
     pub(super) fn is_trusted(&self) -> bool {
-        is_trusted(self.uid)
+        names::is_trusted(self.uid)
     }
 
     /// Asks what it holds.

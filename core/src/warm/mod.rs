@@ -29,7 +29,7 @@ use crate::stop::Stop;
 use crate::store::StoreError;
 use crate::verify;
 use copy::{Making, Plan};
-use holder::{Client, Described, Name};
+use holder::{Client, Described, take_name};
 
 /// The most memory that is left for other things if no limit is given; a sixteenth of all, if that is less.
 const RESERVE: u64 = 4 << 30;
@@ -122,7 +122,7 @@ fn run(
     require_root()?;
     let path = options.image.canonicalize().unwrap_or_else(|_| options.image.clone());
     let id = crate::hex(&Manifest::identity(&path)?);
-    let Some(name) = Name::take(&id).map_err(no_name)? else {
+    let Some(name) = take_name(&id).map_err(no_name)? else {
         return Ok((already(&path, &id, clock)?, None));
     };
     // Holds the lock of a store, but not for longer than this function.

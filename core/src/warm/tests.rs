@@ -134,11 +134,11 @@ fn a_limit_is_kept_before_anything_is_read() {
 #[test]
 fn a_name_is_had_once_and_gives_no_connection_before_it_is_held() {
     let id = crate::hex(blake3::hash(&std::process::id().to_le_bytes()).as_bytes());
-    let name = Name::take(&id).unwrap().unwrap();
-    assert!(Name::take(&id).unwrap().is_none());
+    let name = take_name(&id).unwrap().unwrap();
+    assert!(take_name(&id).unwrap().is_none());
     assert!(Client::connect(&id).unwrap().is_none());
     assert!(holder::names().unwrap().contains(&id));
     drop(name);
     assert!(!holder::names().unwrap().contains(&id));
-    assert!(Name::take(&id).unwrap().is_some());
+    assert!(take_name(&id).unwrap().is_some());
 }

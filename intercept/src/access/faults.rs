@@ -1,10 +1,12 @@
-//! Errors of the device, while memory is awaited.
+//! Errors of the device, while memory is awaited or shared.
 //!
 //! A program that was restored before its memory is there runs on guesses: a kernel that follows pointers
 //! which lie in memory may touch what is not mapped yet. The device then stops all work of the context,
 //! and every call fails from then on. The program must not see that: it is no error of its own. So the
 //! first thread that gets such an error tells the restore and goes no further, and the restore ends the
-//! program and makes it anew, with all of its memory.
+//! program and makes it anew, with all of its memory. The same holds for a program that shares memory with other
+//! instances, which is mapped read-only, and writes it. Such a program outlives who has restored it: where
+//! nobody is left to be told it gets the error.
 //!
 //! Calls that pass the gate look at what they give back. Those that do not are a mere jump through a slot
 //! (see [`crate::table`]): for as long as memory is awaited, the slots of the calls by which programs wait for
@@ -13,6 +15,7 @@
 use std::cell::Cell;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Duration;
 
 use super::guard;
 use crate::driver::Code;
@@ -28,6 +31,9 @@ const ASSERT: Code = 710;
 /// From `CUDA_ERROR_HARDWARE_STACK_ERROR` to `CUDA_ERROR_LAUNCH_FAILED`
 const FAULTS: RangeInclusive<Code> = 714..=719;
 
+/// How often it is seen whether there still is somebody to be told.
+const LISTENING: Duration = Duration::from_secs(1);
+
 thread_local! {
     /// Whether this is a thread of gpucr's, which gets its errors itself.
     static OURS: Cell<bool> = const { Cell::new(false) };
@@ -42,10 +48,11 @@ pub(crate) fn exempt_this_thread() {
 #[cold]
 pub(crate) fn look(code: Code) -> Code {
     let fault = [ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT].contains(&code) || FAULTS.contains(&code);
-    if fault && !OURS.try_with(Cell::get).unwrap_or(true) && guard::tell_fault(code) {
-        log!("error {code} while memory is awaited: this attempt is over");
-        loop {
-            std::thread::park();
+    if fault && !OURS.try_with(Cell::get).unwrap_or(true) {
+        // As long as there is somebody who can be expected to end the program.
+        while guard::tell_fault(code) {
+            log!("error {code} while memory is awaited or shared: this attempt is over");
+            std::thread::sleep(LISTENING);
         }
     }
     code

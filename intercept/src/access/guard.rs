@@ -15,12 +15,16 @@
 //! The same serves a program that was restored before its memory is there ([`install_awaited`]). Then reading
 //! counts as writing does, and whatever has no form waits for everything. A guess that is wrong is found
 //! by the device, since what is not there is not mapped (see [`super::faults`]).
+//!
+//! And it serves a program whose memory is, in part, that of other instances too ([`install_shared`]): what
+//! may write it waits until it has memory of its own, which [`crate::sharing`] gives it.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::thread::Thread;
 use std::time::Duration;
 
 use gpucr_wire::Table;
@@ -38,8 +42,7 @@ struct Guard {
     /// Unlike that of any other.
     number: u64,
     table: Table,
-    /// Whether it is of memory that is not there yet, each block of which is one chunk.
-    awaited: bool,
+    purpose: Purpose,
     /// In order of their addresses.
     pieces: Vec<Piece>,
     /// Pieces that belong to one reservation of the program's, by its name as an allocation: places
@@ -47,6 +50,16 @@ struct Guard {
     reservations: HashMap<u64, Range<usize>>,
     habits: HashMap<u64, Habits>,
     distrusted: HashSet<String>,
+}
+
+/// What a guard is for.
+enum Purpose {
+    /// Memory is being saved.
+    Saved,
+    /// Memory is not there yet. Each block is one chunk.
+    Awaited,
+    /// Memory is shared. Each block is one chunk. Has the thread that is to be woken when one is wanted.
+    Shared(Thread),
 }
 
 /// A range of the table.
@@ -58,6 +71,9 @@ struct Piece {
     /// The pieces of the same allocation, this one among them.
     allocation: Range<usize>,
 }
+
+/// Who has looked for faults within so long is there to be told of one.
+const ATTENTION: Duration = Duration::from_secs(5);
 
 /// Changed by the agent alone, and freed by it while nobody can be looking.
 static GUARD: AtomicPtr<Guard> = AtomicPtr::new(std::ptr::null_mut());
@@ -117,7 +133,24 @@ pub(crate) fn install(table: Table, habits: Vec<Habits>, distrusted: Vec<String>
 /// chunk; `places` says from where to where the program sees it, and its number.
 pub(crate) fn install_awaited(table: Table, places: Vec<(u64, u64, usize)>) {
     let guard = Guard::new(table, places, Vec::new(), Vec::new());
-    set(Guard { awaited: true, ..guard });
+    set(Guard { purpose: Purpose::Awaited, ..guard });
+}
+
+/// Lets calls wait for memory of its own for what is shared. The gate is closed. As in [`install_awaited`];
+/// `server` is woken when a call waits.
+pub(crate) fn install_shared(
+    table: Table,
+    places: Vec<(u64, u64, usize)>,
+    habits: Vec<Habits>,
+    server: Thread,
+) {
+    let guard = Guard::new(table, places, habits, Vec::new());
+    set(Guard { purpose: Purpose::Shared(server), ..guard });
+}
+
+/// The table of memory that is shared. For the thread that serves it: the table stays until that has ended.
+pub(crate) fn shared_table() -> Option<&'static Table> {
+    guard().filter(|guard| matches!(guard.purpose, Purpose::Shared(_))).map(|guard| &guard.table)
 }
 
 fn set(guard: Guard) {
@@ -126,20 +159,37 @@ fn set(guard: Guard) {
     gate::set_guarding(true);
 }
 
-/// Tells the restore that the program has got an error of the device which an access to memory that is
-/// not there may have caused. `false` if nothing is awaited.
+/// Tells the restore that the program has got an error of the device which may have been caused by an
+/// access to memory that is not there, or by a write to memory that is shared. `false` if there is no such
+/// memory, or nobody to be told.
 pub(super) fn tell_fault(code: u32) -> bool {
     // The guard is not freed under its hands. A closed gate ends the wait for memory: then there is nothing
     // to tell.
     let _inside = gate::enter();
-    let guard = guard().filter(|guard| guard.awaited);
-    guard.inspect(|guard| guard.table.header().set_fault(code)).is_some()
+    let Some(guard) = guard() else { return false };
+    let header = guard.table.header();
+    let told = match guard.purpose {
+        Purpose::Saved => false,
+        Purpose::Awaited => true,
+        Purpose::Shared(_) => header.is_looked_at(ATTENTION) && !guard.everything().is_empty(),
+    };
+    if told {
+        header.set_fault(code);
+    }
+    told
 }
 
 /// Where the memory is that the checkpointer holds until it is saved.
 pub(crate) fn addresses() -> Vec<u64> {
-    let guard = guard().filter(|_| gate::is_guarding());
+    let guard = guard().filter(|guard| gate::is_guarding() && !guard.is_shared());
     guard.map_or_else(Vec::new, |guard| guard.pieces.iter().map(|piece| piece.low).collect())
+}
+
+/// Ends all waiting for a checkpointer, which is gone.
+pub(crate) fn end_saving() {
+    if guard().is_some_and(|guard| !guard.is_shared()) {
+        end();
+    }
 }
 
 /// Ends all waiting. What the checkpointer has not saved by now it cannot save any more.
@@ -194,7 +244,7 @@ pub(crate) fn wait_for_all() {
 pub(crate) fn wait_for_awaited() {
     if gate::is_guarding()
         && let Some(guard) = guard()
-        && guard.awaited
+        && guard.is_awaited()
     {
         let everything = guard.everything();
         if !everything.is_empty() {
@@ -207,7 +257,7 @@ pub(crate) fn wait_for_awaited() {
 pub(crate) fn wait_for_awaited_at(address: u64) {
     if gate::is_guarding()
         && let Some(guard) = guard()
-        && guard.awaited
+        && guard.is_awaited()
     {
         let mut needs = Needs::default();
         needs.add(guard, address, address.saturating_add(1));
@@ -236,7 +286,7 @@ pub(super) fn stream(stream: u64) {
 /// A range is read or written by something that is not a kernel. `None` if that is not asked.
 pub(super) fn range(write: bool, address: u64, bytes: u64) -> Option<()> {
     collecting(|guard, needs| {
-        if write || guard.awaited {
+        if write || guard.is_awaited() {
             needs.add(guard, address, address.saturating_add(bytes));
         }
     })
@@ -290,7 +340,7 @@ impl GraphNeeds<'_> {
     }
 
     pub(super) fn range(&mut self, write: bool, address: u64, bytes: u64) {
-        if write || self.guard.awaited {
+        if write || self.guard.is_awaited() {
             self.needs.add(self.guard, address, address.saturating_add(bytes));
         }
     }
@@ -316,7 +366,10 @@ impl Needs {
 
     fn add_of(&mut self, guard: &Guard, piece: &Piece, low: u64, end: u64) {
         let of = guard.table.ranges()[piece.range];
-        let within = if guard.awaited { 0..1 } else { of.chunks_within(low, end) };
+        let within = match guard.purpose {
+            Purpose::Saved => of.chunks_within(low, end),
+            Purpose::Awaited | Purpose::Shared(_) => 0..1,
+        };
         if !guard.table.chunks(piece.range).are_saved(within.clone()) {
             self.chunks.push((piece.range, within));
         }
@@ -367,7 +420,16 @@ impl Guard {
         let habits = habits.into_iter().map(|habits| (habits.kernel, habits)).collect();
         let distrusted = distrusted.into_iter().collect();
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
-        Self { number, table, awaited: false, pieces, reservations, habits, distrusted }
+        let purpose = Purpose::Saved;
+        Self { number, table, purpose, pieces, reservations, habits, distrusted }
+    }
+
+    fn is_awaited(&self) -> bool {
+        matches!(self.purpose, Purpose::Awaited)
+    }
+
+    fn is_shared(&self) -> bool {
+        matches!(self.purpose, Purpose::Shared(_))
     }
 
     /// The pieces of the allocation that an address lies in; none if nothing of it is in the table.
@@ -437,6 +499,9 @@ impl Guard {
             // All of them first: they are saved in one go.
             for (range, chunk) in chunks() {
                 self.table.chunks(range).want(chunk);
+            }
+            if let Purpose::Shared(server) = &self.purpose {
+                server.unpark();
             }
             for (range, chunk) in chunks() {
                 self.table.chunks(range).wait(chunk);

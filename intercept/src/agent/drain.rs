@@ -13,7 +13,7 @@ use crate::{contexts, real};
 const ERROR_CONTEXT_IS_DESTROYED: Code = 709;
 
 /// Calls of this thread, which is one of gpucr's, shall not disturb stream captures of others.
-pub(super) fn tolerate_captures() {
+pub(crate) fn tolerate_captures() {
     faults::exempt_this_thread();
     let mut mode = CAPTURE_RELAXED;
     // SAFETY: reads and writes one value.
@@ -24,7 +24,7 @@ pub(super) fn tolerate_captures() {
 ///
 /// # Errors
 /// Names the context that was not done at the deadline, or that is broken.
-pub(super) fn drain(deadline: Instant) -> Result<(), Failure> {
+pub(crate) fn drain(deadline: Instant) -> Result<(), Failure> {
     let contexts = contexts::all();
     let (done, results) = mpsc::channel();
     let work = contexts.clone();

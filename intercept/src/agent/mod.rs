@@ -25,17 +25,21 @@ use gpucr_wire::{Connection, Counts, GateState, Hello, PROTOCOL_VERSION, Reply, 
 use crate::access::{faults, guard};
 use crate::log::log;
 use crate::memory::{self, Failure};
+use crate::sharing::Sharing;
 use crate::{access, contexts, fork, gate, real, usage};
 
 mod descriptors;
-mod drain;
-mod signals;
+pub(crate) mod drain;
+pub(crate) mod signals;
 mod staging;
 mod transfer;
 
 use descriptors::Room;
 use staging::Staging;
 use transfer::Transfer;
+
+/// How long it may take until shared memory has become the program's own, where the request has no limit.
+const LIMIT: Duration = Duration::from_secs(10);
 
 static STARTED: AtomicBool = AtomicBool::new(false);
 /// The sockets, for the child of a fork to close; -1 is none.
@@ -117,6 +121,8 @@ struct Agent {
     /// Whether blocks are awaited, or were until all came, and nobody has looked yet whether the device has
     /// missed one.
     awaiting: bool,
+    /// While memory may be shared with other instances.
+    sharing: Option<Sharing>,
     /// What it held when it was detached: the driver may be frozen since, and cannot be asked.
     devices: Vec<[u8; 16]>,
 }
@@ -138,6 +144,7 @@ impl Agent {
             transfer: Transfer::default(),
             staging: None,
             awaiting: false,
+            sharing: None,
             devices: Vec::new(),
         }
     }
@@ -197,7 +204,7 @@ impl Agent {
         }
         self.stop_awaiting();
         access::stop();
-        guard::end();
+        guard::end_saving();
         self.staging = None;
         self.transfer.forget_exports();
         if self.state == (GateState::Closed {}) {
@@ -210,6 +217,21 @@ impl Agent {
         if std::mem::take(&mut self.awaiting) {
             faults::watch(false);
         }
+    }
+
+    /// Gives all shared memory a memory of its own: a checkpointer is about to look at it.
+    ///
+    /// # Errors
+    /// Some of it is shared still, and the program runs on.
+    fn end_sharing(&mut self, limit: Duration) -> Result<(), Failure> {
+        let Some(sharing) = self.sharing.take() else { return Ok(()) };
+        let ended = sharing.end(later(Instant::now(), limit));
+        ended.map_err(|(sharing, failure)| {
+            self.sharing = sharing;
+            failure
+        })?;
+        faults::watch(false);
+        Ok(())
     }
 
     fn open(&mut self) {
@@ -243,7 +265,9 @@ impl Agent {
                 if self.awaiting && !memory::lock().all_attached() {
                     return Err(Failure::other("not possible now: blocks are awaited"));
                 }
-                self.close(Duration::from_millis(timeout_ms))?;
+                let limit = Duration::from_millis(timeout_ms);
+                self.end_sharing(limit)?;
+                self.close(limit)?;
                 Ok(done)
             }
             Request::Step { wait_ms, timeout_ms } => {
@@ -258,6 +282,7 @@ impl Agent {
                 if self.state != (GateState::Open {}) {
                     self.expect(GateState::Closed {})?;
                 }
+                self.end_sharing(LIMIT)?;
                 self.transfer.export(connection, known, self.state)?;
                 Ok(Next::Sent)
             }
@@ -354,6 +379,17 @@ impl Agent {
                     return Err(Failure::other("no blocks are awaited"));
                 }
                 self.transfer.attach(fds)?;
+                Ok(done)
+            }
+            Request::Share { blocks, habits } => {
+                let fds = connection
+                    .receive_fds(1)
+                    .map_err(|error| Failure::other(format!("no table: {error}")))?;
+                self.expect(GateState::Detached {})?;
+                let table = Table::open(&fds[0], vec![Range::WHOLE; blocks.len()])
+                    .map_err(|error| Failure::other(format!("no table: {error}")))?;
+                self.sharing = Some(Sharing::begin(table, blocks, habits)?);
+                faults::watch(true);
                 Ok(done)
             }
             Request::OpenGate {} => {

@@ -4,10 +4,10 @@ use std::mem::MaybeUninit;
 use std::ptr;
 
 /// All signals are blocked on this thread until this is dropped.
-pub(super) struct Blocked(libc::sigset_t);
+pub(crate) struct Blocked(libc::sigset_t);
 
 /// Blocks all signals on this thread.
-pub(super) fn block_all() -> Blocked {
+pub(crate) fn block_all() -> Blocked {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: the first call fills `all`; the second reads it and fills `before`, and cannot fail

@@ -221,9 +221,14 @@ impl Memory {
         }
         let with_access =
             new.into_iter().filter(|address| !self.mappings[address].access.is_empty());
-        for (start, size) in self.runs(with_access, |a, b| a.access == b.access) {
-            let access = &self.mappings[&start].access;
-            vmm.set_access(start, size, access).map_err(|code| {
+        let read_only = |mapping: &super::Mapping| self.blocks[&mapping.block].read_only;
+        let alike = |a: &super::Mapping, b: &super::Mapping| {
+            a.access == b.access && read_only(a) == read_only(b)
+        };
+        for (start, size) in self.runs(with_access, alike) {
+            let mapping = &self.mappings[&start];
+            let access = self.blocks[&mapping.block].granted(&mapping.access);
+            vmm.set_access(start, size, &access).map_err(|code| {
                 Failure::driver(code, format!("access to {start:#x} cannot be set again"))
             })?;
         }

@@ -84,6 +84,11 @@ impl Fake {
         mapped.get(&address).map(|seen| seen.3.keys().copied().collect()).unwrap_or_default()
     }
 
+    /// What the devices may do at each address.
+    pub(crate) fn flags(&self) -> Vec<Vec<u32>> {
+        self.mapped.borrow().values().map(|seen| seen.3.values().copied().collect()).collect()
+    }
+
     fn call(&self) -> Result<(), Code> {
         self.calls.set(self.calls.get() + 1);
         match self.left.get() {

@@ -169,6 +169,7 @@ impl Memory {
             fd: None,
             references: 0,
             shared: false,
+            read_only: false,
             allocations: 0,
             slab: None,
             place: Some(place),
@@ -303,8 +304,6 @@ impl Memory {
             return Ok(());
         }
         let after = self.heap_access(owner);
-        let flags = if open { ACCESS_READ_WRITE } else { ACCESS_NONE };
-        let change = [Access::of_device(peer, flags)];
         let blocks = &self.blocks;
         let addresses: Vec<u64> = self
             .mappings
@@ -319,7 +318,12 @@ impl Memory {
             })
             .collect();
         let mut result = Ok(());
-        for (start, size) in self.runs(addresses.into_iter(), |_, _| true) {
+        let read_only = |mapping: &Mapping| self.blocks[&mapping.block].read_only;
+        let alike = |a: &Mapping, b: &Mapping| read_only(a) == read_only(b);
+        let flags = if open { ACCESS_READ_WRITE } else { ACCESS_NONE };
+        for (start, size) in self.runs(addresses.into_iter(), alike) {
+            let block = &self.blocks[&self.mappings[&start].block];
+            let change = block.granted(&[Access::of_device(peer, flags)]);
             result = result.and(vmm.set_access(start, size, &change));
         }
         result

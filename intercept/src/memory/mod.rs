@@ -28,6 +28,7 @@ mod attach;
 pub(crate) mod fake;
 mod heap;
 mod program;
+mod share;
 pub(crate) mod space;
 pub(crate) mod vmm;
 
@@ -54,6 +55,8 @@ pub(crate) struct Block {
     references: u32,
     /// The program has given it to another process.
     shared: bool,
+    /// Its memory is that of other instances of the program too: the device only reads it.
+    read_only: bool,
     /// Live allocations inside it; of a block of the program's, its mappings.
     pub(crate) allocations: u32,
     /// If small allocations share it.

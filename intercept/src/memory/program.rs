@@ -60,6 +60,7 @@ impl Memory {
             fd: None,
             references: 1,
             shared: false,
+            read_only: false,
             allocations: 0,
             slab: None,
             place: None,

@@ -116,7 +116,7 @@ pub(crate) fn seldom(run: &mut Run) -> Result<()> {
 }
 
 /// The addresses of the pools, in device memory only, in a form that does not look like addresses.
-fn hidden_table(gpu: &Gpu, module: &Module, field: &Field) -> Result<Buffer> {
+pub(super) fn hidden_table(gpu: &Gpu, module: &Module, field: &Field) -> Result<Buffer> {
     let table = Buffer::holding(&field.addresses())?;
     let masked = Buffer::zeroed::<u64>(POOLS as usize)?;
     module.kernel("adversary_hide")?.run(TOUCH, args![&table, &masked, POOLS])?;

@@ -68,3 +68,15 @@ extern "C" __global__ void adversary_long(u64 *pool, u32 words, volatile u32 *fl
     for (u32 i = 0; *flag != step + 1; i++) pool[(i * 32 + t) % words] = i;
     for (u32 i = t; i < words; i += 32) pool[i] = (u64)mix(step ^ mix(i)) << 32 | i;
 }
+
+// Takes words of a pool into a state of 32 words; 32 threads.
+extern "C" __global__ void adversary_read(u64 *state, const u64 *pool, u32 words, u32 step) {
+    u32 t = threadIdx.x;
+    state[t] = state[t] * 31 + pool[mix(step ^ mix(t)) % words];
+}
+
+// Writes to a word what is there, through a pointer that no argument shows. One thread.
+extern "C" __global__ void adversary_stamp(const u64 *masked, u32 pool, u32 words, u32 step) {
+    volatile u64 *word = (volatile u64 *)(masked[pool] ^ MASK) + mix(step) % words;
+    *word = *word;
+}

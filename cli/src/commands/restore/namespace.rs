@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpucr_core::image::Manifest;
-use gpucr_core::restore::GoesOn;
+use gpucr_core::restore::{self, GoesOn, Shared, Watch};
+use gpucr_core::sharing::{self, Holder};
 use gpucr_core::{Error, namespace};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use serde_json::{Value, json};
@@ -34,25 +35,58 @@ const KILLED: &str =
 /// How often init looks whether anybody is left who is no child of its.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// How an instance ended.
+enum Ran {
+    /// This is what gpucr ends with.
+    Out(ExitCode),
+    /// It has written memory that it shared, and does not exist any more.
+    WroteShared(String),
+}
+
 /// Outside.
 pub(super) fn run(args: &RestoreArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     if !rustix::process::geteuid().is_root() {
         return Err(Error::NotRoot.into());
     }
-    let ready = Ready::prepare(args)?;
+    let mut ready = Some(Ready::prepare(args)?);
     let events = Events::open(args.events.as_deref())?;
     // No more than that: the image may be a warm one, of which nothing else need be left.
     let manifest = Manifest::read(&args.image).map_err(Error::from)?;
+    let mut once = |share, fallen_back| {
+        run_once(args, &manifest, &signals, &mut ready, &events, share, fallen_back)
+    };
+    let mut ran = once(super::holder(args)?, None)?;
+    if let Ran::WroteShared(why) = &ran {
+        signals.keep();
+        events.say("again", json!({}));
+        restore::take_back_output(&manifest);
+        ran = once(None, Some(why.clone()))?;
+    }
+    match ran {
+        Ran::Out(code) => Ok(code),
+        Ran::WroteShared(why) => Err(CliError::new(FAILED, why)),
+    }
+}
+
+/// Restores it in a namespace, and waits for its end; `fallen_back` is why it is done once more.
+fn run_once(
+    args: &RestoreArgs,
+    manifest: &Manifest,
+    signals: &SignalPlan,
+    ready: &mut Option<Ready>,
+    events: &Events,
+    share: Option<Holder>,
+    fallen_back: Option<String>,
+) -> Result<Ran, CliError> {
     let (mut child, reports) =
-        begin(&manifest).map_err(io_error("cannot make a pid namespace for the program"))?;
+        begin(manifest, share).map_err(io_error("cannot make a pid namespace for the program"))?;
     signals.pass_to(child.id());
     let child_pid = child.id();
     let mut reports = BufReader::new(File::from(reports)).lines();
     let mut next = || -> Option<Value> { serde_json::from_str(&reports.next()?.ok()?).ok() };
 
     let (mut outer, mut inner) = (0, 0);
-    let mut ready = Some(ready);
     // That it runs is told before the report; twice if it was restored again.
     let report = loop {
         let told = next();
@@ -68,47 +102,65 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
         // It has said why.
         let status = child.wait().map_err(io_error("cannot wait for the restore"))?;
         return match status.code() {
-            Some(code) => Ok(ExitCode::from(code as u8)),
+            Some(code) => Ok(Ran::Out(ExitCode::from(code as u8))),
             None => Err(CliError::new(FAILED, KILLED.to_owned())),
         };
     };
     report["pid"] = outer.into();
     report["inner_pid"] = inner.into();
-    if args.detach {
-        return started(args, report, outer);
+    if let Some(why) = fallen_back {
+        report["shared"] = json!(Shared { fallen_back: Some(why), ..Shared::default() });
     }
-    let end = next().and_then(|end| serde_json::from_value(end).ok());
+    if args.detach {
+        return Ok(Ran::Out(started(args, report, outer)?));
+    }
+    let end = next();
     signals.keep();
+    if let Some(why) = end.as_ref().and_then(|end| end["wrote_shared"].as_str()) {
+        child.wait().map_err(io_error("cannot wait for the restore"))?;
+        return Ok(Ran::WroteShared(why.to_owned()));
+    }
+    let end = end.and_then(|end| serde_json::from_value(end).ok());
     // Without a word only if it was killed.
     let end = end.unwrap_or(End { exit_code: None, signal: Some(libc::SIGKILL) });
     events.say("ended", json!(end));
-    ended(args, report, end)
+    Ok(Ran::Out(ended(args, report, end)?))
 }
 
 /// Starts the first process of the namespace, with the same arguments.
-fn begin(manifest: &Manifest) -> io::Result<(std::process::Child, OwnedFd)> {
+fn begin(manifest: &Manifest, share: Option<Holder>) -> io::Result<(std::process::Child, OwnedFd)> {
     let last = namespace::last_pid_for(manifest)?;
     let (reading, writing) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     // A number that exec keeps, and that is not one of the standard streams.
     let writing = rustix::io::fcntl_dupfd_cloexec(&writing, 3)?;
     let fd = writing.as_raw_fd();
+    let mut inside = format!("{fd},{last}");
+    if let Some(holder) = &share {
+        inside += &format!(",{}", sharing::keep(holder)?);
+    }
     let mut arguments = std::env::args_os().skip(1);
     let mut command = Command::new("/proc/self/exe");
     command.args(arguments.next());
-    command.args([OsStr::new("--inside"), fd.to_string().as_ref(), last.to_string().as_ref()]);
+    command.args([OsStr::new("--inside"), inside.as_ref()]);
     command.args(arguments);
-    rustix::io::fcntl_setfd(&writing, rustix::io::FdFlags::empty())?;
+    sharing::keep(&writing)?;
     let child = namespace::spawn(&mut command)?;
     Ok((child, reading))
 }
 
 /// Inside: restores, says so, and becomes [`init`].
 pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
-    let &[fd, last] = inside else { unreachable!("clap sees to it that there are two") };
+    let &[fd, last, ref holder @ ..] = inside else {
+        unreachable!("clap sees to it that there are two")
+    };
     // SAFETY: the descriptor was made for this process, and nothing else here knows it.
     let reports = File::from(unsafe { OwnedFd::from_raw_fd(fd as i32) });
     rustix::io::fcntl_setfd(&reports, rustix::io::FdFlags::CLOEXEC)
         .map_err(|error| io_error("this is for gpucr's own use")(error.into()))?;
+    let holder = holder.first().map(|fd| {
+        // SAFETY: as above.
+        Holder::from(unsafe { OwnedFd::from_raw_fd(*fd as i32) })
+    });
     namespace::settle(last).map_err(io_error("cannot settle in the new pid namespace"))?;
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     let to_signal = signals.clone();
@@ -126,8 +178,11 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
         }
     }));
     let events = Events::open(args.events.as_deref())?;
-    let report = super::restore(args, &signals, &events, goes_on)?;
-    let stay = say(&reports, &report).and_then(|()| become_init(report.pid, &reports, args.detach));
+    let options = super::options(args, holder, &signals, goes_on);
+    let restored = restore::restore(&options, &super::progress(args, &events));
+    let (report, watch) = super::told(&events, restored, |(report, _)| report)?;
+    let stay =
+        say(&reports, &report).and_then(|()| become_init(report.pid, &reports, args.detach, watch));
     match stay {
         Ok(never) => match never {},
         Err(error) => Err(io_error("cannot stay with the restored program")(error)),
@@ -145,17 +200,23 @@ fn say(mut reports: &File, what: &impl serde::Serialize) -> io::Result<()> {
 }
 
 /// Replaces this program, which has a driver loaded and much memory, by [`init`].
-fn become_init(pid: u32, reports: &File, detach: bool) -> io::Result<std::convert::Infallible> {
+fn become_init(
+    pid: u32,
+    reports: &File,
+    detach: bool,
+    watch: Option<Watch>,
+) -> io::Result<std::convert::Infallible> {
     if detach {
         let null = File::options().read(true).write(true).open("/dev/null")?;
         rustix::stdio::dup2_stdin(&null)?;
         rustix::stdio::dup2_stdout(&null)?;
         rustix::stdio::dup2_stderr(&null)?;
     }
-    rustix::io::fcntl_setfd(reports, rustix::io::FdFlags::empty())?;
-    let arguments =
-        ["gpucr", "init", &pid.to_string(), &reports.as_raw_fd().to_string()].map(CString::new);
-    let arguments: Vec<CString> = arguments.into_iter().collect::<Result<_, _>>()?;
+    let mut arguments = vec!["gpucr".to_owned(), "init".to_owned(), pid.to_string()];
+    arguments.push(sharing::keep(reports)?.to_string());
+    arguments.extend(watch.map(Watch::into_arguments).transpose()?.into_iter().flatten());
+    let arguments = arguments.into_iter().map(CString::new);
+    let arguments: Vec<CString> = arguments.collect::<Result<_, _>>()?;
     let mut pointers: Vec<*const libc::c_char> = arguments.iter().map(|a| a.as_ptr()).collect();
     pointers.push(std::ptr::null());
     // Signals wait until init has its handlers: the first process of a namespace loses others.
@@ -180,6 +241,20 @@ pub(crate) fn init(args: &InitArgs) -> Outcome {
         let mut none = std::mem::zeroed();
         libc::sigemptyset(&mut none);
         libc::pthread_sigmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
+    }
+    if !args.watch.is_empty() {
+        // SAFETY: these too.
+        let watch = unsafe { Watch::from_arguments(&args.watch) };
+        let watch = watch.map_err(io_error("this is for gpucr's own use"))?;
+        let to_outer = reports.try_clone().map_err(io_error("this is for gpucr's own use"))?;
+        let root = args.pid;
+        std::thread::spawn(move || {
+            if let Some(why) = watch.until_end(root) {
+                let _ = say(&to_outer, &json!({"wrote_shared": why.to_string()}));
+                // And with it whatever is in the namespace.
+                std::process::exit(1);
+            }
+        });
     }
     let root = Pid::from_raw(args.pid as i32);
     loop {

@@ -1,0 +1,276 @@
+//! `--share`: instances of one image share the device memory that none of them writes.
+//!
+//! Which that is, the image says: its dump has seen what held still and what read it. The first instance
+//! loads it like all other memory and makes it known ([`crate::sharing`]); others only map it. All of them map
+//! it read-only, and whoever may write it gets memory of its own first, which the shim sees to
+//! (`docs/access-sets.md`). A write that nobody foresaw is an error of the device, and never a wrong result:
+//! [`Watch`] tells of it, and [`super::restore_unshared`] follows.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpucr_wire::access::Habits;
+use gpucr_wire::table::Range;
+use gpucr_wire::{SHARING_VERSION, Sharing, Stream, Table};
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::device::Driver;
+use crate::error::Error;
+use crate::held::Held;
+use crate::image::{Block, BlockKind};
+use crate::phase::Progress;
+use crate::sharing::{self, Found, Holder, Member};
+use crate::stop::Stop;
+
+use super::bulk::{self, Loaded};
+use super::devices::Placement;
+use super::source::Source;
+
+/// How often it is looked whether a program has written what it shares; and how long such a program waits at
+/// most before it is ended.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// What sharing did.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
+pub struct Shared {
+    /// Bytes of device memory that the program shares when it goes on.
+    pub bytes: u64,
+    /// Whether they were there already, so that they were not loaded.
+    pub joined: bool,
+    /// Why the program was ended and restored anew, with all memory its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fallen_back: Option<String>,
+}
+
+/// What may be shared of an image.
+struct Plan {
+    /// Of each process that used CUDA: ids of blocks, and what is known of kernels.
+    processes: Vec<(Vec<u64>, Vec<Habits>)>,
+    /// These blocks, by their places among all.
+    blocks: Vec<usize>,
+    bytes: u64,
+    /// Under which it is found: unlike that of another image, or of other devices.
+    name: String,
+}
+
+/// Memory that is shared.
+pub(super) struct InUse {
+    plan: Plan,
+    member: Member,
+    joined: bool,
+}
+
+impl Plan {
+    /// `None` if the image says nothing of that.
+    fn of(image: &Source, placement: &Placement) -> Result<Option<Self>, Error> {
+        let Some(bytes) = image.sharing()? else { return Ok(None) };
+        // Another version of it is no reason not to restore the program.
+        let said = Sharing::from_bytes(&bytes).ok().filter(|said| said.version == SHARING_VERSION);
+        let mut said = said.map_or_else(Vec::new, |said| said.processes);
+        let mut plan =
+            Self { processes: Vec::new(), blocks: Vec::new(), bytes: 0, name: String::new() };
+        let mut name = blake3::Hasher::new();
+        name.update(&image.id());
+        let mut place = 0;
+        for (process, blocks) in bulk::cuda_processes(&image.manifest().processes) {
+            let of_process = said.iter().position(|said| said.pid == process.pid);
+            let of_process = of_process.map(|at| said.swap_remove(at)).unwrap_or_default();
+            let may_be = |block: &Block| {
+                block.kind == BlockKind::Heap && of_process.blocks.contains(&block.id)
+            };
+            let mut ids = Vec::new();
+            for block in blocks {
+                if may_be(block) {
+                    ids.push(block.id);
+                    plan.blocks.push(place);
+                    plan.bytes += block.size;
+                    name.update(&placement.of(&block.device));
+                }
+                place += 1;
+            }
+            plan.processes.push((ids, of_process.habits));
+        }
+        plan.name = name.finalize().to_hex().to_string();
+        Ok((!plan.blocks.is_empty()).then_some(plan))
+    }
+}
+
+/// Loads all blocks as [`bulk::load`] does, but those that are shared and there already. Where nothing can be
+/// shared it loads all of them.
+pub(super) fn load(
+    driver: &Arc<Driver>,
+    image: &Source,
+    placement: &Placement,
+    holder: &Holder,
+    stop: &Stop,
+    progress: &dyn Progress,
+) -> Result<Option<(Loaded, Option<InUse>)>, Error> {
+    let manifest = image.manifest();
+    let all = bulk::all_blocks(manifest);
+    let load = |blocks: &[&Block]| bulk::load(driver, blocks, image, placement, stop, progress);
+    let alone = || -> Result<_, Error> {
+        Ok(load(&all)?.map(|fds| (bulk::by_process(manifest, fds), None)))
+    };
+    let Some(plan) = Plan::of(image, placement)? else {
+        tracing::warn!("the image does not say what can be shared; nothing is");
+        return alone();
+    };
+    let found = match sharing::find(&plan.name, stop) {
+        Ok(Found::Memory(_, held)) if held.len() != plan.blocks.len() => {
+            tracing::warn!("other memory is held in the name of this image; nothing is shared");
+            return alone();
+        }
+        Ok(found) => found,
+        Err(_) if stop.is_set() => return Err(Error::Interrupted),
+        Err(error) => {
+            tracing::warn!(%error, "nothing is shared");
+            return alone();
+        }
+    };
+    match found {
+        Found::Nothing(name) => {
+            let Some(fds) = load(&all)? else { return Ok(None) };
+            let shared = plan.blocks.iter().map(|block| fds[*block].try_clone());
+            let held = shared
+                .collect::<std::io::Result<Vec<_>>>()
+                .and_then(|shared| sharing::hold(holder, name, &shared));
+            let member = held.inspect_err(|error| tracing::warn!(%error, "nothing is shared")).ok();
+            let in_use = member.map(|member| InUse { plan, member, joined: false });
+            Ok(Some((bulk::by_process(manifest, fds), in_use)))
+        }
+        Found::Memory(member, held) => {
+            let mut fds: Vec<Option<OwnedFd>> = all.iter().map(|_| None).collect();
+            plan.blocks.iter().zip(held).for_each(|(block, fd)| fds[*block] = Some(fd));
+            progress.advance(plan.bytes);
+            let own = all.iter().zip(&fds).filter(|(_, fd)| fd.is_none());
+            let own: Vec<&Block> = own.map(|(block, _)| *block).collect();
+            let Some(loaded) = load(&own)? else { return Ok(None) };
+            let mut loaded = loaded.into_iter();
+            let fds = fds.into_iter().map(|fd| fd.or_else(|| loaded.next()));
+            let fds = fds.collect::<Option<Vec<_>>>().ok_or(Error::CopyIncomplete)?;
+            let in_use = InUse { plan, member, joined: true };
+            Ok(Some((bulk::by_process(manifest, fds), Some(in_use))))
+        }
+    }
+}
+
+impl InUse {
+    /// What the report says.
+    pub(super) fn report(&self) -> Shared {
+        Shared { bytes: self.plan.bytes, joined: self.joined, fallen_back: None }
+    }
+
+    /// Tells the agents, whose programs are detached, what of the memory that they are about to get is shared.
+    pub(super) fn begin(self, held: &mut [Held]) -> Result<Watch, Error> {
+        let mut tables = Vec::new();
+        for (program, (ids, habits)) in held.iter_mut().zip(self.plan.processes) {
+            let Some(agent) = program.agent.as_mut().filter(|_| !ids.is_empty()) else { continue };
+            let io = |source| Error::Io { what: "cannot share a table".into(), source };
+            let (table, file) = Table::create(vec![Range::WHOLE; ids.len()]).map_err(io)?;
+            (0..ids.len()).for_each(|range| table.chunks(range).pend(0));
+            let watched = Watched { pid: program.process.pid, blocks: ids.len(), table, file };
+            agent.share(ids, habits, &watched.file)?;
+            // From here on there is somebody to be told.
+            watched.table.header().look();
+            tables.push(watched);
+        }
+        Ok(Watch { member: self.member, tables })
+    }
+}
+
+/// Sees whether instances have written memory that they share. While it lives further instances find that
+/// memory.
+#[derive(Debug)]
+pub struct Watch {
+    member: Member,
+    tables: Vec<Watched>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    pid: u32,
+    blocks: usize,
+    table: Table,
+    file: OwnedFd,
+}
+
+impl Watch {
+    /// Why the program cannot go on, if it has written what it shares. To be asked a few times a second: if
+    /// nobody asks the program gets the error itself.
+    pub fn look(&self) -> Option<Error> {
+        // All of them: that somebody looks is seen in each.
+        let faults: Vec<_> = self.tables.iter().map(|w| (w.pid, w.table.header().look())).collect();
+        let wrote =
+            |(pid, code): (u32, Option<u32>)| Some(Error::WroteShared { pid, code: code? as i32 });
+        faults.into_iter().find_map(wrote)
+    }
+
+    /// Looks until process `pid` has ended, or the program cannot go on; says why.
+    pub fn until_end(&self, pid: u32) -> Option<Error> {
+        let pid = Pid::from_raw(pid as i32)?;
+        // Without one: looking now and then is the way out.
+        let process = pidfd_open(pid, PidfdFlags::empty()).ok();
+        loop {
+            if let Some(error) = self.look() {
+                return Some(error);
+            }
+            let Some(process) = &process else {
+                std::thread::sleep(LOOK);
+                rustix::process::test_kill_process(pid).ok()?;
+                continue;
+            };
+            let time = rustix::time::Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+            let mut poll = [PollFd::new(process, PollFlags::IN)];
+            if matches!(rustix::event::poll(&mut poll, Some(&time)), Ok(ready) if ready > 0) {
+                // It may have ended because of that.
+                return self.look();
+            }
+        }
+    }
+
+    /// What this process, when it becomes another program, has to tell that one for
+    /// [`from_arguments`](Self::from_arguments). The descriptors stay open then.
+    ///
+    /// # Errors
+    /// None that the kernel documents.
+    pub fn into_arguments(self) -> std::io::Result<Vec<String>> {
+        let Self { member, tables } = self;
+        let mut arguments = vec![sharing::keep(&member)?.to_string()];
+        for Watched { pid, blocks, file, .. } in &tables {
+            arguments.push(format!("{pid}:{blocks}:{}", sharing::keep(file)?));
+        }
+        std::mem::forget((member, tables));
+        Ok(arguments)
+    }
+
+    /// Goes on with what [`into_arguments`](Self::into_arguments) has given.
+    ///
+    /// # Errors
+    /// It is not that.
+    ///
+    /// # Safety
+    /// The descriptors that it names belong to nobody else.
+    pub unsafe fn from_arguments(arguments: &[String]) -> std::io::Result<Self> {
+        let invalid = || std::io::Error::from(std::io::ErrorKind::InvalidInput);
+        let number = |text: &str| text.parse::<u32>().map_err(|_| invalid());
+        let fd = |text: &str| -> std::io::Result<OwnedFd> {
+            let fd = number(text)? as i32;
+            // SAFETY: the caller's duty.
+            let fd = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+            rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
+            Ok(fd)
+        };
+        let (member, tables) = arguments.split_first().ok_or_else(invalid)?;
+        let table = |text: &String| {
+            let parts: Vec<&str> = text.split(':').collect();
+            let &[pid, blocks, file] = &parts[..] else { return Err(invalid()) };
+            let (pid, blocks, file) = (number(pid)?, number(blocks)? as usize, fd(file)?);
+            let table = Table::open(&file, vec![Range::WHOLE; blocks])?;
+            Ok(Watched { pid, blocks, table, file })
+        };
+        let tables = tables.iter().map(table).collect::<Result<_, _>>()?;
+        Ok(Self { member: fd(member)?.into(), tables })
+    }
+}

@@ -1,0 +1,243 @@
+//! Restores that share device memory: each instance comes out as if it were alone, whatever it writes.
+
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{Dumped, Lab, Piped, exists, finish, show, until};
+use serde_json::Value;
+
+const SHARE: [&str; 2] = ["--share", "--json"];
+/// All phases of a restore.
+const PHASES: [&str; 7] = ["preflight", "load", "extract", "criu", "driver", "attach", "resume"];
+/// Long enough that the dump sees it at work.
+const AT_WORK: [&str; 4] = ["--steps", "200", "--step-delay-ms", "10"];
+
+/// The report of a restore that has ended well.
+fn report(child: Child) -> Result<Value> {
+    let output = child.wait_with_output()?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(report["exit_code"] == 0 && report["shared"].is_object(), "{report}");
+    Ok(report)
+}
+
+fn begin(lab: &Lab, args: &[&str], environment: &[(&str, &str)]) -> Result<Child> {
+    let mut command = lab.gpucr();
+    command.arg("restore").args(SHARE).args(args).arg("image").envs(environment.iter().copied());
+    Ok(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
+}
+
+/// Workloads that write through pointers which lie in memory, when nobody has seen what they launch.
+const MAY_FALL_BACK: [&str; 3] = ["scatter", "indirect", "small-allocs"];
+
+/// Nothing was launched while it was dumped: all its memory has held still, and nobody knows what writes it.
+fn shared(name: &str) -> Result<()> {
+    let lab = Lab::new();
+    let dumped = Dumped::in_the_middle(&lab, name, &[])?;
+    for args in [&[][..], &["--new-pids"]] {
+        let report = report(begin(&lab, args, &[])?)?;
+        let fallen_back = !report["shared"]["fallen_back"].is_null();
+        ensure!(!fallen_back || MAY_FALL_BACK.contains(&name), "{name}: {report}");
+        dumped.came_out_right(&lab)?;
+    }
+    Ok(())
+}
+
+gpucr_tests::each_workload!(shared);
+
+#[test]
+fn no_adversary_comes_out_wrong() -> Result<()> {
+    for name in gpucr_tests::ADVERSARIES {
+        let lab = Lab::new();
+        let dumped = Dumped::in_the_middle(&lab, name, &["--steps", "20"])?;
+        for args in [&[][..], &["--new-pids"]] {
+            report(begin(&lab, args, &[])?)?;
+            dumped.came_out_right(&lab).with_context(|| format!("{name} {args:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// A program that prints to a pipe, dumped while it worked; and instances of it.
+struct Instances {
+    lab: Lab,
+    piped: Piped,
+    running: Vec<Child>,
+}
+
+impl Instances {
+    fn of(name: &str) -> Result<Self> {
+        let lab = Lab::new();
+        let piped = Piped::in_the_middle(&lab, name, &AT_WORK)?;
+        Ok(Self { lab, piped, running: Vec::new() })
+    }
+
+    fn out(number: usize) -> String {
+        format!("out-{number}")
+    }
+
+    /// Begins another one, and waits until it goes on. Its report goes to a file of its own.
+    fn add(&mut self) -> Result<u32> {
+        let number = self.running.len();
+        let (events, ready) = (format!("events-{number}"), format!("ready-{number}"));
+        let args = ["--share", "--events", &events, "--ready-file", &ready];
+        self.running.push(self.piped.restore(&self.lab, &args, &Self::out(number))?);
+        until("it goes on", || self.lab.path(&ready).exists())?;
+        let pid = std::fs::read_to_string(self.lab.path(&ready))?;
+        Ok(pid.trim().parse()?)
+    }
+
+    /// What an event says.
+    fn event(&self, number: usize, event: &str) -> Result<Option<Value>> {
+        let lines = std::fs::read_to_string(self.lab.path(format!("events-{number}")))?;
+        let lines = lines.lines().map(serde_json::from_str::<Value>);
+        let lines: Vec<Value> = lines.collect::<Result<_, _>>()?;
+        Ok(lines.into_iter().rfind(|line| line["event"] == event))
+    }
+
+    /// What an instance has shared when it went on.
+    fn shared(&self, number: usize) -> Result<Value> {
+        until("it says so", || self.event(number, "restored").is_ok_and(|event| event.is_some()))?;
+        Ok(self.event(number, "restored")?.context("said")?["shared"].clone())
+    }
+
+    /// Lets all come to their ends.
+    fn end(&mut self) -> Result<()> {
+        self.piped.pace.allow_all()?;
+        for (number, child) in self.running.iter_mut().enumerate() {
+            let status = child.wait()?;
+            ensure!(status.success(), "instance {number}: {status}");
+            self.piped.came_out_right(&self.lab, &Self::out(number))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Instances {
+    fn drop(&mut self) {
+        for child in &mut self.running {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Most of this workload's memory is never written, and some of it only later.
+#[test]
+fn instances_share_what_none_of_them_writes() -> Result<()> {
+    let mut instances = Instances::of("model")?;
+    for number in 0..3 {
+        instances.add()?;
+        let shared = instances.shared(number)?;
+        ensure!(shared["bytes"].as_u64() >= Some(24 << 20), "instance {number}: {shared}");
+        ensure!(shared["joined"] == (number > 0), "instance {number}: {shared}");
+    }
+    instances.end()?;
+    for number in 0..3 {
+        ensure!(instances.event(number, "again")?.is_none(), "instance {number} has fallen back");
+    }
+    Ok(())
+}
+
+/// The first may end before the others, and memory lives as long as one of them.
+#[test]
+fn memory_lives_as_long_as_an_instance() -> Result<()> {
+    let mut instances = Instances::of("model")?;
+    let first = instances.add()?;
+    instances.add()?;
+    instances.running[0].kill()?;
+    instances.running[0].wait()?;
+    // SAFETY: sends a signal; the pid is one that this test has restored.
+    unsafe { libc::kill(first as i32, libc::SIGKILL) };
+    until("the first is gone", || !exists(first))?;
+    instances.add()?;
+    ensure!(instances.shared(2)?["joined"] == true, "{}", instances.shared(2)?);
+    instances.piped.pace.allow_all()?;
+    for number in [1, 2] {
+        ensure!(instances.running[number].wait()?.success());
+        instances.piped.came_out_right(&instances.lab, &Instances::out(number))?;
+    }
+    let holders = || {
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        processes
+            .filter_map(|process| std::fs::read(process.path().join("cmdline")).ok())
+            .filter(|line| line.starts_with(b"gpucr-sharing\0"))
+            .count()
+    };
+    // Other tests may have some.
+    until("the holder ends", || holders() == 0)
+}
+
+/// It writes what is there already: nobody could know, and the device says so.
+#[test]
+fn a_write_that_nobody_foresaw_is_noticed_and_the_full_restore_follows() -> Result<()> {
+    let mut instances = Instances::of("stamp")?;
+    for _ in 0..2 {
+        instances.add()?;
+    }
+    instances.end()?;
+    for number in 0..2 {
+        ensure!(instances.event(number, "again")?.is_some(), "instance {number} goes on");
+    }
+    Ok(())
+}
+
+/// A dump of an instance, which shares memory with another, is like any other.
+#[test]
+fn an_instance_can_be_dumped() -> Result<()> {
+    let lab = Lab::new();
+    let dumped = Dumped::in_the_middle(&lab, "model", &["--steps", "600"])?;
+    for args in [&["-R", "--protocol", "cow"][..], &["-R", "--protocol", "stop"], &["-R"]] {
+        let child = begin(&lab, &["--ready-file", "ready"], &[])?;
+        until("it goes on", || lab.path("ready").exists())?;
+        std::thread::sleep(Duration::from_millis(100));
+        let pid = dumped.program.pid.to_string();
+        let output = lab.run([&["dump", "--pid", &pid, "-o", "second"], args].concat())?;
+        ensure!(output.status.success(), "{args:?}: {}", show(&output));
+        report(child)?;
+        let series = dumped.program.series();
+        ensure!(series == dumped.expected, "{args:?}: {series:#?}");
+        // And the image of the instance goes on where that was.
+        lab.rewind(&dumped.program, &lab.path("second"))?;
+        let output = finish(lab.gpucr().args(["restore", "second"]))?;
+        ensure!(output.status.success(), "{args:?}: {}", show(&output));
+        dumped.came_out_right(&lab)?;
+        std::fs::remove_dir_all(lab.path("second"))?;
+        std::fs::remove_file(lab.path("ready"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_restore_that_fails_or_is_killed_leaves_no_program_behind() -> Result<()> {
+    let lab = Lab::new();
+    let dumped = Dumped::in_the_middle(&lab, "model", &["--steps", "20"])?;
+    for phase in PHASES {
+        for fault in ["fail", "kill"].map(|fault| format!("{fault}:{phase}")) {
+            let child = begin(&lab, &[], &[("GPUCR_FAULT", &fault)])?;
+            let output = child.wait_with_output()?;
+            ensure!(!output.status.success(), "{fault}: {}", show(&output));
+            if phase == "resume" && fault.starts_with("kill") {
+                // The gates open by themselves: it runs, and comes to its end.
+                until("it ends", || !exists(dumped.program.pid))?;
+                dumped.came_out_right(&lab)?;
+            }
+            until("no process is left", || !exists(dumped.program.pid)).context(fault)?;
+        }
+    }
+    report(begin(&lab, &[], &[])?)?;
+    dumped.came_out_right(&lab)
+}
+
+/// Nobody is there to restore it again: the program gets the error itself, and does not hang.
+#[test]
+fn a_program_whose_gpucr_was_killed_does_not_hang() -> Result<()> {
+    let lab = Lab::new();
+    let dumped = Dumped::in_the_middle(&lab, "halves", &["--steps", "400"])?;
+    let mut child = begin(&lab, &["--ready-file", "ready"], &[("GPUCR_FAULT", "hold:never")])?;
+    until("it goes on", || lab.path("ready").exists())?;
+    child.kill()?;
+    child.wait()?;
+    until("it ends", || !exists(dumped.program.pid))
+}
