@@ -91,7 +91,7 @@ def verify(name, args, out, images):
         began = time.monotonic()
         process = subprocess.Popen(
             [args.gpucr, "restore", f"{image}-{number}", "--json",
-             *(["--on-demand"] if args.on_demand else []),
+             *(["--on-demand"] if args.on_demand else []), *(["--share"] if args.share else []),
              *(["--device-map", f"0={(number + 1) % 2}"] if args.move else [])],
             stdin=subprocess.DEVNULL, stdout=open(out / f"{name}.restore.json", "w"),
             stderr=open(out / f"{name}.restore.err", "w"))
@@ -108,6 +108,7 @@ def verify(name, args, out, images):
             raise RuntimeError("the restored program is on the same device")
     restored = json.loads((out / f"{name}.restore.json").read_text())
     report["on_demand"] = restored.get("on_demand")
+    report["shared"] = restored.get("shared")
     got = meaningful(log)
     if got != expected:
         first = next((i for i, (a, b) in enumerate(zip(got, expected)) if a != b), len(got))
@@ -177,6 +178,7 @@ def main():
     parser.add_argument("--bare", action="store_true", help="do not run under gpucr: driver + CRIU")
     parser.add_argument("--twice", action="store_true", help="dump the restored program again")
     parser.add_argument("--on-demand", action="store_true", help="restore on demand")
+    parser.add_argument("--share", action="store_true", help="restore with memory that may be shared")
     parser.add_argument("--move", action="store_true",
                         help="restore on the second GPU; with --twice then on the first again")
     parser.add_argument("--leave-running", action="store_true",
@@ -200,6 +202,8 @@ def main():
                   f"  identical", flush=True)
             phases = " ".join(f"{p['name']}={p['ms']:.0f}" for p in report["phases"])
             print(f"  {phases}", flush=True)
+            if report.get("shared"):
+                print(f"  shared: {report['shared']}", flush=True)
             if report.get("deferral"):
                 deferral = report["deferral"]
                 print(f"  {report['protocol']}: {deferral['chunks']} chunks deferred,"

@@ -103,10 +103,15 @@ fn driver(manifest: &Manifest, drivers: &Drivers) -> Result<Arc<Driver>, Error> 
             found: "no file there".into(),
         });
     }
-    let driver = drivers.open(&wanted.path)?;
-    let version = driver.version()?;
     let file = wanted.path.canonicalize().unwrap_or_else(|_| wanted.path.clone());
-    if version != wanted.version || crate::dump::hash_file(&file)? != wanted.file_hash {
+    // Both take a while: the one of a processor, the other of the device.
+    let (driver, hash) = std::thread::scope(|scope| {
+        let hash = scope.spawn(|| crate::dump::hash_file(&file));
+        (drivers.open(&wanted.path), super::bulk::joined(hash))
+    });
+    let driver = driver?;
+    let version = driver.version()?;
+    if version != wanted.version || hash? != wanted.file_hash {
         return Err(Error::OtherDriver {
             needed: format!(
                 "the very build of {} that it was made with",
