@@ -103,6 +103,21 @@ impl AsFd for Member {
     }
 }
 
+impl Member {
+    /// Ends the membership, also where this connection is open a second time, and waits until the holder has
+    /// taken note.
+    pub(crate) fn leave(self) {
+        let socket = UnixStream::from(self.0);
+        let left = socket.shutdown(std::net::Shutdown::Write);
+        let left = left.and_then(|()| socket.set_read_timeout(Some(PATIENCE)));
+        // The holder closes its end.
+        let left = left.and_then(|()| io::Read::read(&mut &socket, &mut [0]));
+        if let Err(error) = left {
+            tracing::warn!(%error, "the holder of shared memory does not let go");
+        }
+    }
+}
+
 /// What a restore finds.
 pub(crate) enum Found {
     /// Nothing: it is the first, and has the name now.
@@ -165,21 +180,30 @@ fn unexpected(answer: &FromHolder) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Makes memory known under a name that was taken for it.
+/// Makes memory known under a name that was taken for it, and says whether others find it. If that failed they
+/// may find it all the same: the memory has to be treated as shared.
 ///
 /// # Errors
-/// The process of the holder has died. The name is free then.
-pub(crate) fn hold(holder: &Holder, name: Name, blocks: &[OwnedFd]) -> io::Result<Member> {
+/// There is no descriptor left for a connection. Nobody finds it.
+pub(crate) fn hold(
+    holder: &Holder,
+    name: Name,
+    blocks: &[OwnedFd],
+) -> io::Result<(Member, io::Result<()>)> {
     let connection = holder.0.try_clone()?;
     let mut connection = Connection::new(UnixStream::from(connection));
-    connection.set_read_timeout(Some(PATIENCE))?;
-    connection.send(&ToHolder::Hold { blocks: blocks.len() as u64 })?;
-    connection.send_fds(&[name.as_fd()])?;
-    connection.send_fds(blocks)?;
-    match connection.receive()? {
-        FromHolder::Holds {} => Ok(Member(connection.into())),
-        other => Err(unexpected(&other)),
-    }
+    let mut hand_over = || {
+        connection.set_read_timeout(Some(PATIENCE))?;
+        connection.send(&ToHolder::Hold { blocks: blocks.len() as u64 })?;
+        connection.send_fds(&[name.as_fd()])?;
+        connection.send_fds(blocks)?;
+        match connection.receive()? {
+            FromHolder::Holds {} => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    };
+    let held = hand_over();
+    Ok((Member(connection.into()), held))
 }
 
 /// What `gpucr sharing-holder` runs: until nobody is connected any more.
@@ -247,6 +271,14 @@ fn answer(mut client: Connection, blocks: &[OwnedFd]) -> io::Result<Option<Owned
     }
 }
 
+/// Takes that back.
+///
+/// # Errors
+/// None for one that is open.
+pub fn unkeep(fd: impl AsFd) -> io::Result<()> {
+    Ok(rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?)
+}
+
 /// Lets a descriptor live on in what this process becomes.
 ///
 /// # Errors
@@ -296,7 +328,7 @@ mod tests {
             panic!("the first holds it")
         };
         assert!(blocks.iter().zip(&found).all(|(a, b)| same(a, b)) && found.len() == 3);
-        drop(first);
+        first.leave();
         let Ok(Found::Memory(third, _)) = find(&name, &stop) else { panic!("the second lives") };
         drop(second);
         assert!(!holder.is_finished());

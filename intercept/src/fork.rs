@@ -50,6 +50,7 @@ unsafe extern "C" fn in_child() {
         crate::usage::reset();
         crate::memory::reset();
         crate::access::reset();
+        crate::sharing::reset();
         crate::agent::reset();
     }
 }

@@ -10,8 +10,8 @@
 //! as if it wrote.
 
 use std::iter;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ use gpucr_wire::access::Habits;
 use crate::access::guard;
 use crate::agent::{drain, signals};
 use crate::driver::ERROR_INVALID_CONTEXT;
+use crate::fork::Resettable;
 use crate::log::log;
 use crate::memory::vmm::Driver;
 use crate::memory::{self, Failure};
@@ -33,11 +34,12 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// The thread that serves calls which wait for memory of their own.
 pub(crate) struct Sharing {
-    /// Ids of the blocks, in the order of the table's ranges.
-    blocks: Arc<Vec<u64>>,
     ending: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
+
+/// Taken by whoever moves the gate for the sake of shared memory.
+static AT_WORK: Resettable<Mutex<()>> = Resettable::new(Mutex::new(()));
 
 impl Sharing {
     /// The memory that these blocks, which are detached, get next is shared. The table has a range for each.
@@ -50,49 +52,45 @@ impl Sharing {
         habits: Vec<Habits>,
     ) -> Result<Self, Failure> {
         let places = memory::lock().share(&blocks)?;
-        let started = Self::start(Arc::new(blocks));
-        let sharing = started.inspect_err(|_| _ = memory::lock().share(&[]))?;
-        guard::install_shared(table, places, habits, sharing.thread.thread().clone());
-        Ok(sharing)
-    }
-
-    fn start(blocks: Arc<Vec<u64>>) -> Result<Self, Failure> {
         let ending = Arc::<AtomicBool>::default();
-        let (of_thread, until) = (blocks.clone(), ending.clone());
+        let until = ending.clone();
         let blocked = signals::block_all();
         let thread = thread::Builder::new()
             .name("gpucr-sharing".into())
-            .spawn(move || serve(&of_thread, &until));
+            .spawn(move || serve(&blocks, &until));
         drop(blocked);
-        let thread = thread.map_err(|error| Failure::other(format!("no thread: {error}")))?;
-        Ok(Self { blocks, ending, thread })
+        let thread = thread.map_err(|error| {
+            let _ = memory::lock().share(&[]);
+            Failure::other(format!("no thread: {error}"))
+        })?;
+        guard::install_shared(table, places, habits, thread.thread().clone());
+        Ok(Self { ending, thread })
     }
 
-    /// Gives all blocks memory of their own.
+    /// Gives all blocks memory of their own. After that nothing is shared any more, and [`end`](Self::end) is
+    /// due.
     ///
     /// # Errors
-    /// Some are shared still, and served unless there is no thread to be had.
-    pub(crate) fn end(self, deadline: Instant) -> Result<(), (Option<Self>, Failure)> {
+    /// Some are shared still, and calls that wait for them are served as before.
+    pub(crate) fn give_up(&self, deadline: Instant) -> Result<(), Failure> {
+        let shared = memory::lock().shared_blocks();
+        if shared.is_empty() { Ok(()) } else { own(&shared, deadline, || false) }
+    }
+
+    /// Ends the thread. The gate is not moved any more when this returns.
+    pub(crate) fn end(self) {
         self.ending.store(true, Ordering::Release);
         self.thread.thread().unpark();
-        // It ends whatever it is doing first.
         let _ = self.thread.join();
-        let shared = memory::lock().shared_blocks();
-        let owned = if shared.is_empty() { Ok(()) } else { own(&shared, deadline) };
-        match owned {
-            Ok(()) => {
-                guard::end();
-                Ok(())
-            }
-            Err(failure) => Err((Self::start(self.blocks).ok(), failure)),
-        }
+        guard::end();
     }
 }
 
 /// Serves calls that wait, until it is to end.
 fn serve(blocks: &[u64], ending: &AtomicBool) {
     drain::tolerate_captures();
-    while !ending.load(Ordering::Acquire) {
+    let is_over = || ending.load(Ordering::Acquire);
+    while !is_over() {
         let Some(table) = guard::shared_table() else {
             thread::park();
             continue;
@@ -104,7 +102,7 @@ fn serve(blocks: &[u64], ending: &AtomicBool) {
             continue;
         }
         let ids: Vec<u64> = wanted.iter().filter_map(|range| blocks.get(*range)).copied().collect();
-        if let Err(failure) = own(&ids, Instant::now() + LIMIT) {
+        if let Err(failure) = own(&ids, Instant::now() + LIMIT, is_over) {
             log!("memory stays shared: {} (error {})", failure.message, failure.code);
         }
         for range in wanted {
@@ -113,17 +111,21 @@ fn serve(blocks: &[u64], ending: &AtomicBool) {
     }
 }
 
-/// Gives blocks memory of their own while the program's calls wait at the gate.
+/// Gives blocks memory of their own while the program's calls wait at the gate; nothing if that `is_over`.
 ///
 /// # Errors
 /// The first; the others are done all the same, if the device has become idle.
-fn own(ids: &[u64], deadline: Instant) -> Result<(), Failure> {
+fn own(ids: &[u64], deadline: Instant, is_over: impl Fn() -> bool) -> Result<(), Failure> {
     /// Opens the gate, even after a panic.
     struct Opens;
     impl Drop for Opens {
         fn drop(&mut self) {
             gate::open();
         }
+    }
+    let _alone = AT_WORK.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if is_over() {
+        return Ok(());
     }
     gate::close(deadline)
         .map_err(|why| Failure::other(format!("the gate could not be closed: {why}")))?;
@@ -132,6 +134,15 @@ fn own(ids: &[u64], deadline: Instant) -> Result<(), Failure> {
     let mut memory = memory::lock();
     let each = ids.iter().map(|id| memory.own(&Driver, *id, copy));
     each.fold(Ok(()), Result::and)
+}
+
+/// Makes everything as in a new process, in the child of a fork.
+///
+/// # Safety
+/// No other thread exists.
+pub(crate) unsafe fn reset() {
+    // SAFETY: the caller's duty.
+    unsafe { AT_WORK.reset(Mutex::new(())) };
 }
 
 /// Copies within a device, and waits for the end.

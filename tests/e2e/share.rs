@@ -241,3 +241,38 @@ fn a_program_whose_gpucr_was_killed_does_not_hang() -> Result<()> {
     child.wait()?;
     until("it ends", || !exists(dumped.program.pid))
 }
+
+/// With nobody outside its namespace either.
+#[test]
+fn nor_does_it_in_a_pid_namespace() -> Result<()> {
+    let lab = Lab::new();
+    let dumped = Dumped::in_the_middle(&lab, "halves", &["--steps", "400"])?;
+    let ready = lab.path("ready");
+    let mut child = begin(&lab, &["--new-pids", "--ready-file", "ready"], &[])?;
+    until("it goes on", || ready.exists())?;
+    let pid: u32 = std::fs::read_to_string(&ready)?.trim().parse()?;
+    child.kill()?;
+    child.wait()?;
+    until("it ends", || !exists(pid))?;
+    // By itself, with the error, or restored again before the command was killed.
+    let output = dumped.program.output();
+    ensure!(output.contains("error: ") || output.contains("result "), "{output}");
+    Ok(())
+}
+
+/// The device has no room for copies: a dump fails, and what writes leads to the full restore.
+#[test]
+fn without_room_for_copies_a_dump_fails_and_a_write_is_noticed() -> Result<()> {
+    let lab = Lab::new();
+    // Eight allocations of 4 MiB, and a block for small ones.
+    let memory = [("SOFTCUDA_MEMORY", "36M")];
+    let dumped = Dumped::with(&lab, "model", &["--steps", "600"], &memory)?;
+    let child = begin(&lab, &["--ready-file", "ready"], &[])?;
+    until("it goes on", || lab.path("ready").exists())?;
+    let pid = dumped.program.pid.to_string();
+    let output = lab.run(["dump", "--pid", &pid, "-o", "second", "-R"])?;
+    ensure!(!output.status.success(), "{}", show(&output));
+    let report = report(child)?;
+    ensure!(!report["shared"]["fallen_back"].is_null(), "{report}");
+    dumped.came_out_right(&lab)
+}

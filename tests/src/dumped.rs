@@ -22,11 +22,21 @@ pub struct Dumped {
 impl Dumped {
     /// Runs the workload once to its end, and a second time up to the dump.
     pub fn in_the_middle(lab: &Lab, name: &str, args: &[&str]) -> Result<Self> {
+        Self::with(lab, name, args, &[])
+    }
+
+    /// The same with more in the environment of the second.
+    pub fn with(
+        lab: &Lab,
+        name: &str,
+        args: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Self> {
         let expected = undisturbed(name, args)?;
         let pace = Pace::new()?;
         pace.allow(last_step(&expected)? / 2)?;
         let paced = [args, &["--step-delay-ms", "10", "--pace", pace.file()]].concat();
-        let mut program = lab.start(name, &paced)?;
+        let mut program = lab.start_with(name, &paced, environment)?;
         program.wait_for("ready")?;
         let output = lab.run(["dump", "--pid", &program.pid.to_string(), "-o", "image"])?;
         ensure!(output.status.success(), "{}", show(&output));

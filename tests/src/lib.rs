@@ -146,8 +146,19 @@ impl Lab {
 
     /// Starts a workload under gpucr on the software driver.
     pub fn start(&self, name: &str, args: &[&str]) -> Result<Program> {
+        self.start_with(name, args, &[])
+    }
+
+    /// The same with more in its environment.
+    pub fn start_with(
+        &self,
+        name: &str,
+        args: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Program> {
         let workload = binary("workload");
         let mut command = self.gpucr();
+        command.envs(environment.iter().copied());
         command.args(["run", "--device", "soft", "--"]).arg(workload).arg(name).args(args);
         self.spawn(command, "log")
     }

@@ -88,11 +88,10 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     if let Some(watch) = watch
         && let Some(why) = watch.until_end(pid)
     {
-        drop(watch);
-        let again = restore::restore_unshared(&options, pid, &why, &progress);
+        let again = restore::restore_unshared(options, watch, pid, &why, &progress);
         report = told(&events, again, |report| report)?;
     }
-    drop((options, progress));
+    drop(progress);
     let end = wait(pid, &signals).map_err(io_error("cannot wait for the program"))?;
     events.say("ended", json!(end));
     ended(args, report, end)

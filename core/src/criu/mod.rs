@@ -10,6 +10,7 @@
 mod dump;
 mod find;
 mod log;
+mod pages;
 mod restore;
 mod rpc;
 mod swrk;
@@ -20,6 +21,7 @@ mod tests;
 pub use dump::{DumpError, DumpOptions, DumpWorker};
 pub use find::{Criu, Features, MIN_VERSION, Version};
 pub use log::Hint;
+pub(crate) use pages::leave_out_zeros;
 pub use restore::{InheritFd, RestoreError, RestoreOptions, RestoreWorker};
 
 use std::io;

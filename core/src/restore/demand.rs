@@ -16,7 +16,7 @@ use std::time::Duration;
 use gpucr_wire::Table;
 use gpucr_wire::table::Range;
 use parking_lot::Mutex;
-use rustix::process::{Pid, WaitId, WaitIdOptions};
+use rustix::process::{Pid, WaitId, WaitIdOptions, WaitIdStatus};
 
 use crate::device::lanes::{chunks_in, spans_on};
 use crate::device::{Driver, DriverError, Hasher, Lane, SharedBlock, Span};
@@ -279,6 +279,9 @@ impl Lanes<'_> {
 
     /// Why an agent failed: if the program is at its end that is the reason.
     fn reason(&self, process: usize, error: AgentError) -> Error {
+        if matches!(error, AgentError::Broken { .. }) {
+            super::ends(&self.held[process].lock().process);
+        }
         match (self.goes_on(), &error) {
             (Err(reason), _) => reason,
             (_, AgentError::Failed { pid, code, .. }) if *code != 0 => {
@@ -341,13 +344,21 @@ impl Lanes<'_> {
 
 /// Whether a child, which has ended, did so with exit status 0, or was killed. It is not waited for.
 fn ended_well(pid: u32) -> bool {
-    /// By somebody else: after an error of the device it would be another one, or none.
-    const KILLED: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGKILL, libc::SIGTERM];
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
     let Some(pid) = Pid::from_raw(pid as i32) else { return false };
-    let Ok(Some(status)) = rustix::process::waitid(WaitId::Pid(pid), options) else { return false };
-    let killed = status.terminating_signal().is_some_and(|signal| KILLED.contains(&signal));
-    killed || status.exit_status() == Some(0)
+    was_killed(pid) || status(pid).is_some_and(|status| status.exit_status() == Some(0))
+}
+
+/// Whether a child has ended because somebody else has killed it. It is not waited for.
+pub(super) fn was_killed(pid: Pid) -> bool {
+    /// After an error of the device it would be another signal, or none.
+    const KILLED: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGKILL, libc::SIGTERM];
+    let signal = status(pid).and_then(|status| status.terminating_signal());
+    signal.is_some_and(|signal| KILLED.contains(&signal))
+}
+
+fn status(pid: Pid) -> Option<WaitIdStatus> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+    rustix::process::waitid(WaitId::Pid(pid), options).ok().flatten()
 }
 
 /// Cuts files that the program had open, and has written more to since, back to what they were at the dump:

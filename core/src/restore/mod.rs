@@ -28,7 +28,7 @@ use crate::held::{Drivers, Held};
 use crate::image::Manifest;
 use crate::keeper::Keeper;
 use crate::phase::{Clock, PhaseTime, Progress, milliseconds};
-use crate::process::{Agent, ProcessInfo, sockets};
+use crate::process::{Agent, AgentError, ProcessInfo, sockets};
 use crate::sharing::Holder;
 use crate::stop::Stop;
 use demand::{Awaited, Prepared};
@@ -40,6 +40,8 @@ use source::{CriuFiles, Source};
 
 /// How long the agent of a process that was just restored may take to answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(60);
+/// How long a process takes to end, from the end of its connections on.
+const ENDING: Duration = Duration::from_secs(5);
 /// After how long CRIU is asked once more, when a pid was in use.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -139,17 +141,21 @@ pub fn restore(
     Ok((report, watch))
 }
 
-/// After a [`Watch`] has said that the program with root `pid` cannot go on: ends it, and restores it anew,
-/// with all memory its own.
+/// After a [`Watch`] has said that the program with root `pid` cannot go on: ends it, gives up what it has
+/// shared, and restores it anew, with all memory its own.
 pub fn restore_unshared(
-    options: &Options,
+    options: Options,
+    watch: Watch,
     pid: u32,
     why: &Error,
     progress: &Arc<dyn Progress>,
 ) -> Result<Report, Failure> {
     tracing::warn!(error = %why, "restoring again, with all memory the program's own");
     Restored { root: pid, is_child: true }.kill();
-    let options = Options { share: None, ..options.clone() };
+    watch.leave();
+    let options = Options { share: None, ..options };
+    // By signals that the program was given, and has survived.
+    options.stop.store(false, Ordering::Relaxed);
     let (mut report, _) = once_more(&options, "share", Left::NotRestoredButRan, progress)?;
     report.shared = Some(Shared { fallen_back: Some(why.to_string()), ..Shared::default() });
     Ok(report)
@@ -332,8 +338,12 @@ fn run(
     enter(clock, "resume")?;
     options.tell(Some(root));
     // All gates open only when every process has its memory, or waits for it.
-    for agent in held.iter_mut().filter_map(|program| program.agent.as_mut()) {
-        agent.open_gate()?;
+    for program in held.iter_mut() {
+        match program.agent.as_mut().map_or(Ok(()), Agent::open_gate) {
+            // It has gone on, and was at its end before its agent could say so.
+            Err(AgentError::Broken { .. }) if ends(&program.process) => {}
+            opened => opened?,
+        }
     }
     let running_ms = milliseconds(clock.total());
     let mut streamed = None;
@@ -376,6 +386,15 @@ impl Restored {
             wait_for(&pids);
         }
     }
+}
+
+/// Whether a process whose agent does not answer any more is ending: its connections go first.
+fn ends(process: &ProcessInfo) -> bool {
+    let deadline = Instant::now() + ENDING;
+    while !process.has_ended() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    process.has_ended()
 }
 
 /// Waits for the end of processes that were killed, as far as they are children of this one. The root

@@ -136,8 +136,18 @@ pub(super) fn load(
             let held = shared
                 .collect::<std::io::Result<Vec<_>>>()
                 .and_then(|shared| sharing::hold(holder, name, &shared));
-            let member = held.inspect_err(|error| tracing::warn!(%error, "nothing is shared")).ok();
-            let in_use = member.map(|member| InUse { plan, member, joined: false });
+            let in_use = match held {
+                Ok((member, held)) => {
+                    if let Err(error) = held {
+                        tracing::warn!(%error, "other instances may not find the memory");
+                    }
+                    Some(InUse { plan, member, joined: false })
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "nothing is shared");
+                    None
+                }
+            };
             Ok(Some((bulk::by_process(manifest, fds), in_use)))
         }
         Found::Memory(member, held) => {
@@ -207,7 +217,23 @@ impl Watch {
         faults.into_iter().find_map(wrote)
     }
 
-    /// Looks until process `pid` has ended, or the program cannot go on; says why.
+    /// Looks until the program cannot go on; says why.
+    pub fn until_fault(&self) -> Error {
+        loop {
+            if let Some(error) = self.look() {
+                return error;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Gives the memory up, after the program was ended.
+    pub(super) fn leave(self) {
+        self.member.leave();
+    }
+
+    /// Looks until process `pid` has ended, or the program cannot go on; says why. One that was killed has
+    /// ended, whatever it had written.
     pub fn until_end(&self, pid: u32) -> Option<Error> {
         let pid = Pid::from_raw(pid as i32)?;
         // Without one: looking now and then is the way out.
@@ -225,7 +251,7 @@ impl Watch {
             let mut poll = [PollFd::new(process, PollFlags::IN)];
             if matches!(rustix::event::poll(&mut poll, Some(&time)), Ok(ready) if ready > 0) {
                 // It may have ended because of that.
-                return self.look();
+                return self.look().filter(|_| !super::demand::was_killed(pid));
             }
         }
     }

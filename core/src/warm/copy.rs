@@ -19,6 +19,7 @@ use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
 use super::mapping::Mapping;
+use crate::criu::leave_out_zeros;
 use crate::device::Filled;
 use crate::error::Error;
 use crate::image::{ImageReader, Manifest, Part, Piece};
@@ -148,6 +149,10 @@ impl<'a> Making<'a> {
         let criu = make_dir(self.root.as_fd(), CRIU)?;
         let extract = |file| self.image.extract_file(file, criu.as_fd());
         manifest.criu.files.par_iter().try_for_each(extract)?;
+        let names = manifest.criu.files.iter().map(|file| file.name.as_str());
+        let left_out = leave_out_zeros(criu.as_fd(), names);
+        let left_out = left_out.map_err(io_failed("leave zeros out of", CRIU))?;
+        tracing::debug!(left_out, "zeros of host memory");
         let carried = make_dir(self.root.as_fd(), CARRIED)?;
         for (number, file) in manifest.carried.iter().enumerate() {
             let bytes = self.image.read_file(&file.file)?;

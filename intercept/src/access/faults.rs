@@ -9,8 +9,8 @@
 //! nobody is left to be told it gets the error.
 //!
 //! Calls that pass the gate look at what they give back. Those that do not are a mere jump through a slot
-//! (see [`crate::table`]): for as long as memory is awaited, the slots of the calls by which programs wait for
-//! the device lead through here.
+//! (see [`crate::table`]): for as long as memory is awaited or shared, the slots of those that programs make
+//! most, and by which they wait for the device, lead through here.
 
 use std::cell::Cell;
 use std::ops::RangeInclusive;
@@ -23,7 +23,7 @@ use crate::log::log;
 use crate::table::{SLOTS, index, resolve};
 
 /// From `CUDA_ERROR_ILLEGAL_ADDRESS` on: what leaves a context broken.
-const ILLEGAL_ADDRESS: Code = 700;
+pub(super) const ILLEGAL_ADDRESS: Code = 700;
 /// `CUDA_ERROR_LAUNCH_TIMEOUT`
 const LAUNCH_TIMEOUT: Code = 702;
 /// `CUDA_ERROR_ASSERT`
@@ -97,6 +97,8 @@ macro_rules! looked_at {
 looked_at! {
     cuCtxSynchronize()
     cuCtxSynchronize_v2(context)
+    cuEventCreate(out, flags)
+    cuEventDestroy_v2(event)
     cuEventElapsedTime(out, start, end)
     cuEventElapsedTime_v2(out, start, end)
     cuEventQuery(event)
@@ -105,6 +107,14 @@ looked_at! {
     cuEventRecordWithFlags(event, stream, flags)
     cuEventRecordWithFlags_ptsz(event, stream, flags)
     cuEventSynchronize(event)
+    cuFuncGetAttribute(out, attribute, function)
+    cuFuncSetAttribute(function, attribute, value)
+    cuMemGetInfo_v2(free, total)
+    cuModuleGetFunction(out, module, name)
+    cuStreamCreate(out, flags)
+    cuStreamCreateWithPriority(out, flags, priority)
+    cuStreamIsCapturing(stream, out)
+    cuStreamIsCapturing_ptsz(stream, out)
     cuStreamQuery(stream)
     cuStreamQuery_ptsz(stream)
     cuStreamSynchronize(stream)

@@ -32,10 +32,11 @@ use gpucr_wire::access::{Habits, Slot};
 use gpucr_wire::reach::{Reach, Sizes};
 use gpucr_wire::table::{Wait, monotonic_ns};
 
+use super::faults::ILLEGAL_ADDRESS;
 use super::index;
 use super::kernels::{self, Kernel};
 use crate::driver::SUCCESS;
-use crate::{gate, real};
+use crate::{gate, memory, real};
 
 /// What the checkpointer has handed over.
 struct Guard {
@@ -71,6 +72,9 @@ struct Piece {
     /// The pieces of the same allocation, this one among them.
     allocation: Range<usize>,
 }
+
+/// `CUDA_ERROR_LAUNCH_FAILED`
+const LAUNCH_FAILED: u32 = 719;
 
 /// Who has looked for faults within so long is there to be told of one.
 const ATTENTION: Duration = Duration::from_secs(5);
@@ -171,7 +175,13 @@ pub(super) fn tell_fault(code: u32) -> bool {
     let told = match guard.purpose {
         Purpose::Saved => false,
         Purpose::Awaited => true,
-        Purpose::Shared(_) => header.is_looked_at(ATTENTION) && !guard.everything().is_empty(),
+        // What a write to memory is answered with that is only to be read. The table does not tell what is
+        // shared still: a call that could not be served went on.
+        Purpose::Shared(_) => {
+            [ILLEGAL_ADDRESS, LAUNCH_FAILED].contains(&code)
+                && header.is_looked_at(ATTENTION)
+                && !memory::lock().shared_blocks().is_empty()
+        }
     };
     if told {
         header.set_fault(code);

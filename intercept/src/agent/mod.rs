@@ -224,13 +224,13 @@ impl Agent {
     /// # Errors
     /// Some of it is shared still, and the program runs on.
     fn end_sharing(&mut self, limit: Duration) -> Result<(), Failure> {
-        let Some(sharing) = self.sharing.take() else { return Ok(()) };
-        let ended = sharing.end(later(Instant::now(), limit));
-        ended.map_err(|(sharing, failure)| {
-            self.sharing = sharing;
-            failure
-        })?;
-        faults::watch(false);
+        if let Some(sharing) = &self.sharing {
+            sharing.give_up(later(Instant::now(), limit))?;
+        }
+        if let Some(sharing) = self.sharing.take() {
+            sharing.end();
+            faults::watch(false);
+        }
         Ok(())
     }
 

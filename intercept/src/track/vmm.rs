@@ -100,6 +100,10 @@ exported! {
     fn cuMemSetAccess(address: u64, size: usize, access: *const Access, count: usize) {
         let _inside = enter_whole();
         let mut memory = memory::lock();
+        // What cuMemAlloc gives has no access that could be set; here it may be shared, and only to be read.
+        if memory.touches_heap(address, size as u64) {
+            return ERROR_INVALID_VALUE;
+        }
         let code = call!(cuMemSetAccess(address, size, access, count));
         if code == SUCCESS && !access.is_null() {
             // SAFETY: the driver has just read that many.

@@ -11,10 +11,11 @@ use crate::report::Run;
 
 /// So many steps pass between two that write to a pool.
 const SELDOM: u32 = 8;
-/// The pools that are written now and then.
+/// So many pools are written now and then, and towards the end as many others.
 const TUNED: u32 = 2;
 
-/// Each step reads all pools, and one in eight changes one of two by a plain launch.
+/// Each step reads all pools, and one in eight changes one of two by a plain launch; from the middle of its work
+/// on one of two others.
 pub(crate) fn model(run: &mut Run) -> Result<()> {
     work(run, false)
 }
@@ -40,8 +41,9 @@ fn work(run: &mut Run, stamps: bool) -> Result<()> {
         for pool in &field.pools {
             read.run(TOUCH, args![&state, pool, field.words, step])?;
         }
+        let tuned = step / SELDOM % TUNED + if step > steps / 2 { TUNED } else { 0 };
         if step % SELDOM == SELDOM - 1 {
-            let pool = step / SELDOM % TUNED;
+            let pool = tuned;
             write.run(TOUCH, args![&field.pools[pool as usize], field.words, step, run.seed])?;
         }
         if stamps {
@@ -56,7 +58,7 @@ fn work(run: &mut Run, stamps: bool) -> Result<()> {
             }
         }
         if step % SELDOM == SELDOM - 1 {
-            field.touch(step / SELDOM % TUNED, step, run.seed);
+            field.touch(tuned, step, run.seed);
         }
         let found: Vec<u64> = state.read()?;
         ensure!(found == wanted, "the state is wrong in step {step}");

@@ -53,15 +53,15 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
     let events = Events::open(args.events.as_deref())?;
     // No more than that: the image may be a warm one, of which nothing else need be left.
     let manifest = Manifest::read(&args.image).map_err(Error::from)?;
-    let mut once = |share, fallen_back| {
-        run_once(args, &manifest, &signals, &mut ready, &events, share, fallen_back)
-    };
-    let mut ran = once(super::holder(args)?, None)?;
+    let share = super::holder(args)?;
+    let mut ran = run_once(args, &manifest, &signals, &mut ready, &events, share, None)?;
     if let Ran::WroteShared(why) = &ran {
         signals.keep();
         events.say("again", json!({}));
         restore::take_back_output(&manifest);
-        ran = once(None, Some(why.clone()))?;
+        // Outside it has another pid now.
+        ready = Ready::again(args);
+        ran = run_once(args, &manifest, &signals, &mut ready, &events, None, Some(why.clone()))?;
     }
     match ran {
         Ran::Out(code) => Ok(code),
@@ -159,8 +159,10 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
         .map_err(|error| io_error("this is for gpucr's own use")(error.into()))?;
     let holder = holder.first().map(|fd| {
         // SAFETY: as above.
-        Holder::from(unsafe { OwnedFd::from_raw_fd(*fd as i32) })
+        let fd = unsafe { OwnedFd::from_raw_fd(*fd as i32) };
+        sharing::unkeep(&fd).map(|()| Holder::from(fd))
     });
+    let holder = holder.transpose().map_err(io_error("this is for gpucr's own use"))?;
     namespace::settle(last).map_err(io_error("cannot settle in the new pid namespace"))?;
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     let to_signal = signals.clone();
@@ -242,15 +244,16 @@ pub(crate) fn init(args: &InitArgs) -> Outcome {
         libc::sigemptyset(&mut none);
         libc::pthread_sigmask(libc::SIG_SETMASK, &none, std::ptr::null_mut());
     }
+    let mut watch = None;
     if !args.watch.is_empty() {
         // SAFETY: these too.
-        let watch = unsafe { Watch::from_arguments(&args.watch) };
-        let watch = watch.map_err(io_error("this is for gpucr's own use"))?;
+        let watching = unsafe { Watch::from_arguments(&args.watch) };
+        let watching = Arc::new(watching.map_err(io_error("this is for gpucr's own use"))?);
         let to_outer = reports.try_clone().map_err(io_error("this is for gpucr's own use"))?;
-        let root = args.pid;
+        watch = Some(watching.clone());
         std::thread::spawn(move || {
-            if let Some(why) = watch.until_end(root) {
-                let _ = say(&to_outer, &json!({"wrote_shared": why.to_string()}));
+            // If nobody is outside any more nobody looks from then on, and the program gets its error.
+            if tell_outside(&to_outer, &watching.until_fault()) {
                 // And with it whatever is in the namespace.
                 std::process::exit(1);
             }
@@ -260,6 +263,11 @@ pub(crate) fn init(args: &InitArgs) -> Outcome {
     loop {
         match reap(root, &signals).map_err(io_error("cannot wait"))? {
             Some((pid, end)) if Some(pid) == root => {
+                // It may have ended because of that, unless somebody has killed it.
+                let wrote = watch.take().filter(|_| end.signal.is_none());
+                if wrote.and_then(|w| w.look()).is_some_and(|why| tell_outside(&reports, &why)) {
+                    return Ok(ExitCode::FAILURE);
+                }
                 say(&reports, &end).map_err(io_error("cannot report"))?;
             }
             Some(_) => {}
@@ -268,6 +276,13 @@ pub(crate) fn init(args: &InitArgs) -> Outcome {
             None => std::thread::sleep(LOOK),
         }
     }
+}
+
+/// Tells the command outside that the program has to be restored again; not if there is none any more.
+fn tell_outside(mut reports: &File, why: &Error) -> bool {
+    let mut line = json!({"wrote_shared": why.to_string()}).to_string();
+    line.push('\n');
+    reports.write_all(line.as_bytes()).is_ok()
 }
 
 /// Whether no other process is in this namespace.

@@ -36,6 +36,11 @@ impl Ready {
         Ok(Self { file: args.ready_file.clone(), descriptor })
     }
 
+    /// After the program was restored again with another pid: the file alone can be told.
+    pub(super) fn again(args: &RestoreArgs) -> Option<Self> {
+        Some(Self { file: Some(args.ready_file.clone()?), descriptor: None })
+    }
+
     /// The program runs. That somebody does not hear it is no reason to end it.
     pub(super) fn say(mut self, pid: u32) {
         let line = format!("{pid}\n");

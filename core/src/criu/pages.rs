@@ -1,0 +1,291 @@
+//! Pages of zeros in the memory that CRIU has saved: a restore need not read them.
+//!
+//! `pagemap-PID.img` lists runs of pages that a process had, in order of their addresses: after 8 bytes that
+//! say what it is, each message behind its length (32 bits): first the number N of the file `pages-N.img` that
+//! has the bytes of all runs one after the other, then the runs (CRIU's `pagemap.proto`). Memory that a process
+//! has for itself and that comes from no file is made of zeros in a restore, so runs of zeros in it can be left
+//! out. CRIU marks such memory for its own purposes, as what could be loaded late: other memory (of files, locked,
+//! of large pages) is left as it is, and so is every file that is not exactly as it is said here.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
+
+use prost::Message;
+use rustix::fs::{Mode, OFlags};
+
+const PAGE: usize = 4096;
+/// Fewer zeros in a row are left: CRIU reads each run by itself. Pages.
+const SHORTEST: usize = 16;
+/// So many pages are looked at at a time.
+const PIECE: usize = 1024;
+/// The numbers of CRIU's images and of this one.
+const MAGIC: [u8; 8] = [0x19, 0x43, 0x56, 0x54, 0x25, 0x40, 0x08, 0x56];
+/// In [`Run::flags`]: private memory without a file.
+const LAZY: u32 = 1 << 1;
+/// In [`Run::flags`]: its bytes are in the file.
+const PRESENT: u32 = 1 << 2;
+
+#[derive(Clone, PartialEq, Message)]
+struct Head {
+    #[prost(uint32, required, tag = "1")]
+    pages_id: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Run {
+    #[prost(uint64, required, tag = "1")]
+    address: u64,
+    #[prost(uint32, required, tag = "2")]
+    pages: u32,
+    #[prost(uint32, optional, tag = "4")]
+    flags: Option<u32>,
+}
+
+/// Leaves zeros out of the pages of all processes whose files are among `names` in a directory. Gives the bytes
+/// that it has left out.
+///
+/// # Errors
+/// The files cannot be read or written; then they are of no use any more.
+pub(crate) fn leave_out_zeros<'a>(
+    dir: BorrowedFd<'_>,
+    names: impl IntoIterator<Item = &'a str>,
+) -> io::Result<u64> {
+    let mut left_out = 0;
+    for name in names {
+        let digits = name.strip_prefix("pagemap-").and_then(|name| name.strip_suffix(".img"));
+        // Not those of shared memory.
+        if digits.is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit())) {
+            left_out += leave_out(dir, name)?;
+        }
+    }
+    Ok(left_out)
+}
+
+fn leave_out(dir: BorrowedFd<'_>, name: &str) -> io::Result<u64> {
+    let open = |name: &str| -> io::Result<File> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(dir, name, flags, Mode::empty())?.into())
+    };
+    let map = open(name)?;
+    let mut bytes = vec![0; map.metadata()?.len() as usize];
+    map.read_exact_at(&mut bytes, 0)?;
+    let Some((head, runs)) = decode(&bytes) else { return Ok(0) };
+    let pages = open(&format!("pages-{}.img", head.pages_id))?;
+    let listed: u64 = runs.iter().filter(|run| run.is_present()).map(Run::bytes).sum();
+    let size = pages.metadata()?.len();
+    if listed != size {
+        return Ok(0);
+    }
+    let (kept, end) = compact(&pages, runs)?;
+    pages.set_len(end)?;
+    if end < size {
+        let bytes = encode(&head, &kept);
+        map.write_all_at(&bytes, 0)?;
+        map.set_len(bytes.len() as u64)?;
+    }
+    Ok(size - end)
+}
+
+impl Run {
+    fn is_present(&self) -> bool {
+        self.flags() & PRESENT != 0
+    }
+
+    fn bytes(&self) -> u64 {
+        u64::from(self.pages) * PAGE as u64
+    }
+}
+
+/// Moves what is kept to the front of the file. Gives the runs that are left, and where they end.
+fn compact(file: &File, runs: Vec<Run>) -> io::Result<(Vec<Run>, u64)> {
+    let mut kept: Vec<Run> = Vec::with_capacity(runs.len());
+    let (mut from, mut to) = (0, 0);
+    let mut buffer = vec![0; PIECE * PAGE];
+    for run in runs {
+        if !run.is_present() {
+            kept.push(run);
+            continue;
+        }
+        let (mut address, mut left) = (run.address, run.pages as usize);
+        // Whether the last run in the list is the beginning of this one.
+        let mut begun = false;
+        while left > 0 {
+            let piece = &mut buffer[..left.min(PIECE) * PAGE];
+            file.read_exact_at(piece, from)?;
+            for (zeros, part) in parts(piece, run.flags() & LAZY != 0) {
+                let pages = part.len() / PAGE;
+                if !zeros {
+                    if from != to {
+                        file.write_all_at(part, to)?;
+                    }
+                    to += part.len() as u64;
+                    match kept.last_mut().filter(|_| begun) {
+                        Some(last) => last.pages += pages as u32,
+                        None => kept.push(Run { address, pages: pages as u32, ..run.clone() }),
+                    }
+                }
+                begun = !zeros;
+                from += part.len() as u64;
+                address += part.len() as u64;
+                left -= pages;
+            }
+        }
+    }
+    Ok((kept, to))
+}
+
+/// Cuts pages into parts that are zeros, if these are looked for, and others.
+fn parts(pages: &[u8], look: bool) -> Vec<(bool, &[u8])> {
+    let mut cuts = vec![0];
+    let mut zeros = Vec::new();
+    let is_zero = |page: &[u8]| page.iter().all(|byte| *byte == 0);
+    let flags: Vec<bool> = pages.chunks(PAGE).map(|page| look && is_zero(page)).collect();
+    let mut at = 0;
+    for same in flags.chunk_by(|a, b| a == b) {
+        let zero = same[0] && same.len() >= SHORTEST;
+        at += same.len() * PAGE;
+        match zeros.last() {
+            Some(last) if *last == zero => *cuts.last_mut().expect("not empty") = at,
+            _ => {
+                zeros.push(zero);
+                cuts.push(at);
+            }
+        }
+    }
+    let between = cuts.windows(2).map(|cut| &pages[cut[0]..cut[1]]);
+    zeros.into_iter().zip(between).collect()
+}
+
+/// `None` if it is not exactly what is expected.
+fn decode(bytes: &[u8]) -> Option<(Head, Vec<Run>)> {
+    let mut rest = bytes.strip_prefix(&MAGIC)?;
+    let mut messages = Vec::new();
+    while !rest.is_empty() {
+        let (len, after) = rest.split_first_chunk()?;
+        let (message, after) = after.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+        messages.push(message);
+        rest = after;
+    }
+    let (head, runs) = messages.split_first()?;
+    let head = Head::decode(*head).ok()?;
+    let runs = runs.iter().map(|run| Run::decode(*run));
+    let runs = runs.collect::<Result<Vec<_>, _>>().ok()?;
+    // A field that is not known here would be lost.
+    (encode(&head, &runs) == bytes).then_some((head, runs))
+}
+
+fn encode(head: &Head, runs: &[Run]) -> Vec<u8> {
+    fn put(bytes: &mut Vec<u8>, message: &impl Message) {
+        bytes.extend_from_slice(&(message.encoded_len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&message.encode_to_vec());
+    }
+    let mut bytes = MAGIC.to_vec();
+    put(&mut bytes, head);
+    runs.iter().for_each(|run| put(&mut bytes, run));
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::os::fd::AsFd;
+    use std::path::Path;
+
+    const BOTH: Option<u32> = Some(LAZY | PRESENT);
+
+    /// Writes runs of pages, each filled with its number, or with zeros.
+    fn write(dir: &Path, runs: &[(u64, Option<u32>, &[u8])]) {
+        let run = |(page, flags, bytes): &(u64, Option<u32>, &[u8])| Run {
+            address: page * PAGE as u64,
+            pages: bytes.len() as u32,
+            flags: *flags,
+        };
+        let map = encode(&Head { pages_id: 7 }, &runs.iter().map(run).collect::<Vec<_>>());
+        std::fs::write(dir.join("pagemap-42.img"), map).unwrap();
+        let present = runs.iter().filter(|(_, flags, _)| flags.is_some_and(|f| f & PRESENT != 0));
+        let pages = present.flat_map(|(_, _, bytes)| bytes.iter().flat_map(|byte| [*byte; PAGE]));
+        std::fs::write(dir.join("pages-7.img"), pages.collect::<Vec<u8>>()).unwrap();
+    }
+
+    /// The pages as a restore reads them.
+    fn read(dir: &Path) -> BTreeMap<u64, u8> {
+        let (_, runs) = decode(&std::fs::read(dir.join("pagemap-42.img")).unwrap()).unwrap();
+        let bytes = std::fs::read(dir.join("pages-7.img")).unwrap();
+        let mut pages = bytes.chunks(PAGE);
+        let mut found = BTreeMap::new();
+        for run in runs.iter().filter(|run| run.is_present()) {
+            for page in 0..u64::from(run.pages) {
+                let bytes = pages.next().unwrap();
+                assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+                found.insert(run.address / PAGE as u64 + page, bytes[0]);
+            }
+        }
+        assert!(pages.next().is_none());
+        found
+    }
+
+    fn left_out(dir: &Path) -> u64 {
+        let dir = File::open(dir).unwrap();
+        let names = ["pagemap-42.img", "pagemap-shmem-3.img", "pages-7.img"];
+        leave_out_zeros(dir.as_fd(), names).unwrap() / PAGE as u64
+    }
+
+    #[test]
+    fn long_runs_of_zeros_in_private_memory_are_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut long = vec![0; 3000];
+        (long[0], long[1500], long[1505], long[2999]) = (1, 2, 3, 4);
+        let short = [5, 0, 0, 0, 6];
+        let nothing = [0; 40];
+        let runs: [(u64, Option<u32>, &[u8]); 6] = [
+            (10, BOTH, &short),
+            (100, BOTH, &long),
+            (5000, Some(PRESENT), &nothing),
+            (6000, BOTH, &nothing),
+            (7000, Some(1), &nothing),
+            (8000, BOTH, &short),
+        ];
+        write(dir.path(), &runs);
+        let before = read(dir.path());
+        assert_eq!(left_out(dir.path()), 1499 + 1493 + 40);
+        let after = read(dir.path());
+        assert_eq!(after.len() + 1499 + 1493 + 40, before.len());
+        for (page, byte) in &before {
+            assert_eq!(after.get(page).copied().unwrap_or(0), *byte, "page {page}");
+        }
+        assert!((5000..5040).all(|page| after.contains_key(&page)), "it may be of a file");
+        assert!(!after.contains_key(&6000));
+        assert_eq!(left_out(dir.path()), 0, "nothing is left to be done");
+        assert_eq!(read(dir.path()), after);
+    }
+
+    #[test]
+    fn what_is_not_as_expected_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (map, pages) = (dir.path().join("pagemap-42.img"), dir.path().join("pages-7.img"));
+        let nothing = [0; 64];
+        write(dir.path(), &[(1, BOTH, &nothing)]);
+        let good = std::fs::read(&map).unwrap();
+        let mut other_magic = good.clone();
+        other_magic[4] ^= 1;
+        let mut more = good.clone();
+        // One more field, of a newer CRIU.
+        let len = more.len();
+        let at = len - Run { address: PAGE as u64, pages: 64, flags: BOTH }.encoded_len() - 4;
+        more[at] += 2;
+        more.extend_from_slice(&[5 << 3, 64]);
+        for bytes in [&good[..good.len() - 1], &other_magic, &more, b""] {
+            std::fs::write(&map, bytes).unwrap();
+            assert_eq!(left_out(dir.path()), 0);
+            assert_eq!(std::fs::read(&map).unwrap(), bytes);
+        }
+        std::fs::write(&map, &good).unwrap();
+        std::fs::write(&pages, vec![0; 63 * PAGE]).unwrap();
+        assert_eq!(left_out(dir.path()), 0, "a page is missing");
+        std::fs::write(&pages, vec![0; 64 * PAGE]).unwrap();
+        assert_eq!(left_out(dir.path()), 64);
+    }
+}
