@@ -2,6 +2,7 @@
 # The workloads of tests/ on a real GPU: each runs uninterrupted, and then dumped in the middle,
 # restored, and run to its end; the lines that it prints must be the same.
 # usage: verify_workloads.sh GPUCR WORKLOAD OUT [NAME...]
+# RESTORE_OPTIONS in the environment are given to each restore; with --json what became of them is shown.
 set -u
 gpucr=$(realpath "$1") workload=$(realpath "$2") out=$3
 shift 3
@@ -25,12 +26,14 @@ for name in "${names[@]}"; do
         pkill -9 -P "$pid"; kill -9 "$pid"; failed=1; continue
     fi
     while [ -e "/proc/$pid" ]; do sleep 0.01; done
-    if ! timeout 60 "$gpucr" restore "$images/$name" >"$out/workload-$name.restore" 2>&1; then
+    # shellcheck disable=SC2086 # several options may be given
+    if ! timeout 60 "$gpucr" restore ${RESTORE_OPTIONS:-} "$images/$name" >"$out/workload-$name.restore" 2>&1; then
         echo "$name: restore FAILED: $(head -c 600 "$out/workload-$name.restore") $(tail -1 "$log")"
         failed=1; continue
     fi
     if cmp -s <(grep -E "^(step|result)" "$plain") <(grep -E "^(step|result)" "$log"); then
         echo "$name: identical; $(cut -d' ' -f2- "$out/workload-$name.dump" | head -1)"
+        tr -d '\n' <"$out/workload-$name.restore" | grep -oE '"(shared|on_demand)": *\{[^}]*\}'
     else
         echo "$name: DIFFERENT"; failed=1
     fi
