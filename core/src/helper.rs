@@ -1,5 +1,5 @@
-//! Processes that are this very program with a hidden subcommand: the keeper, and the holder of a warm
-//! image.
+//! Processes that are this very program with a hidden subcommand: the keeper, and the holders of warm images
+//! and of shared memory.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -47,6 +47,16 @@ fn start() -> (Program, BTreeMap<String, u64>) {
     (program, at)
 }
 
+/// The same with an agent, and the id of the kernel that `kernel` launches.
+fn start_with_kernel() -> (Program, Agent, BTreeMap<String, u64>, u64) {
+    let (mut program, at) = start();
+    let (mut agent, _) = program.agent();
+    agent.must(&Request::Record { on: true });
+    assert_eq!(program.ask("kernel"), "done");
+    let Reply::Accesses { accesses } = agent.ask(&Request::Accesses {}) else { panic!("none") };
+    (program, agent, at, accesses.kernels[0].id)
+}
+
 fn table(at: &BTreeMap<String, u64>, pending: &[usize]) -> (Table, OwnedFd) {
     let large = Range { address: at["large"], size: 6 * MIB };
     // Out of order, as the program's memory may be.
@@ -128,12 +138,7 @@ fn what_only_reads_goes_on() {
     let mut guarded = Guarded::start(&[0, 1, 2]);
     assert_eq!(guarded.program.ask("read"), "done");
     // Through a slot that is known to be read.
-    let (mut program, at) = start();
-    let (mut agent, _) = program.agent();
-    agent.must(&Request::Record { on: true });
-    assert_eq!(program.ask("kernel"), "done");
-    let Reply::Accesses { accesses } = agent.ask(&Request::Accesses {}) else { panic!("none") };
-    let kernel = accesses.kernels[0].id;
+    let (mut program, mut agent, at, kernel) = start_with_kernel();
     for reads in [true, false] {
         let slot = Slot { param: 0, offset: if reads { 0 } else { 8 } };
         let habits = Habits { kernel, anywhere: false, reads: vec![slot], reaches: Vec::new() };
@@ -150,12 +155,7 @@ fn what_only_reads_goes_on() {
 
 #[test]
 fn a_kernel_waits_for_as_much_as_it_reaches() {
-    let (mut program, at) = start();
-    let (mut agent, _) = program.agent();
-    agent.must(&Request::Record { on: true });
-    assert_eq!(program.ask("kernel"), "done");
-    let Reply::Accesses { accesses } = agent.ask(&Request::Accesses {}) else { panic!("none") };
-    let kernel = accesses.kernels[0].id;
+    let (mut program, mut agent, at, kernel) = start_with_kernel();
     // From the second MiB on, one for each block: of three launches the last, of three blocks, comes to the
     // second chunk.
     let blocks = Term { index: Index::Block.number(0) as u8, bytes: 1 << 19 };
@@ -186,14 +186,9 @@ fn a_kernel_waits_for_as_much_as_it_reaches() {
 
 #[test]
 fn kernels_that_may_write_anywhere_wait_for_everything() {
-    let (mut program, at) = start();
-    let (mut agent, _) = program.agent();
-    agent.must(&Request::Record { on: true });
-    assert_eq!(program.ask("kernel"), "done");
-    let Reply::Accesses { accesses } = agent.ask(&Request::Accesses {}) else { panic!("none") };
+    let (mut program, mut agent, at, kernel) = start_with_kernel();
     let slots = [(0, 0), (1, 0), (1, 8), (1, 16)];
     let reads = slots.map(|(param, offset)| Slot { param, offset });
-    let kernel = accesses.kernels[0].id;
     let habits =
         |anywhere| vec![Habits { kernel, anywhere, reads: reads.into(), reaches: Vec::new() }];
     for (habits, distrusted) in [(habits(true), &[][..]), (habits(false), &["x", "touch"])] {

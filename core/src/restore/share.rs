@@ -6,6 +6,7 @@
 //! (`docs/access-sets.md`). A write that nobody foresaw is an error of the device, and never a wrong result:
 //! [`Watch`] tells of it, and [`super::restore_unshared`] follows.
 
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,9 +78,8 @@ impl Plan {
         for (process, blocks) in bulk::cuda_processes(&image.manifest().processes) {
             let of_process = said.iter().position(|said| said.pid == process.pid);
             let of_process = of_process.map(|at| said.swap_remove(at)).unwrap_or_default();
-            let may_be = |block: &Block| {
-                block.kind == BlockKind::Heap && of_process.blocks.contains(&block.id)
-            };
+            let known: HashSet<u64> = of_process.blocks.into_iter().collect();
+            let may_be = |block: &Block| block.kind == BlockKind::Heap && known.contains(&block.id);
             let mut ids = Vec::new();
             for block in blocks {
                 if may_be(block) {
