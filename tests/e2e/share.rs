@@ -145,6 +145,7 @@ fn instances_share_what_none_of_them_writes() -> Result<()> {
 fn memory_lives_as_long_as_an_instance() -> Result<()> {
     let mut instances = Instances::of("model")?;
     let first = instances.add()?;
+    let holder = holder_of(&instances.running[0])?;
     instances.add()?;
     instances.running[0].kill()?;
     instances.running[0].wait()?;
@@ -158,15 +159,19 @@ fn memory_lives_as_long_as_an_instance() -> Result<()> {
         ensure!(instances.running[number].wait()?.success());
         instances.piped.came_out_right(&instances.lab, &Instances::out(number))?;
     }
-    let holders = || {
-        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        processes
-            .filter_map(|process| std::fs::read(process.path().join("cmdline")).ok())
-            .filter(|line| line.starts_with(b"gpucr-sharing\0"))
-            .count()
+    until("the holder ends", || !exists(holder))
+}
+
+/// The process that holds the memory: the first instance's command has started it.
+fn holder_of(command: &Child) -> Result<u32> {
+    let pid = command.id();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    let is_holder = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline"));
+        line.is_ok_and(|line| line.starts_with(b"gpucr-sharing\0"))
     };
-    // Other tests may have some.
-    until("the holder ends", || holders() == 0)
+    let mut children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+    children.find(is_holder).context("a holder")
 }
 
 /// It writes what is there already: nobody could know, and the device says so.
