@@ -4,6 +4,7 @@
 //! they are in this order, and what holds after a failure in each.
 
 pub mod access;
+mod cores;
 pub mod criu;
 pub mod device;
 pub mod diff;

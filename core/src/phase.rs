@@ -120,8 +120,8 @@ fn asked() -> Vec<(String, String)> {
 
 /// Whether a test asked to leave something out, in debug builds only: `GPUCR_FAULT=skip:validate` (the
 /// check of what was copied early), `skip:compare` (that of what is copied late), `skip:defer` (copying
-/// late at all), `skip:habits` (telling the shim what is known of kernels), `skip:unwanted` (loading, on
-/// demand, what nobody has asked for).
+/// late at all), `skip:habits` (telling the shim what is known of kernels), `skip:cores` (staying off the CPUs
+/// that the programs need), `skip:unwanted` (loading, on demand, what nobody has asked for).
 pub fn skipped(phase: &str) -> bool {
     asked().iter().any(|(kind, name)| kind == "skip" && name == phase)
 }

@@ -75,13 +75,17 @@ impl Bounce {
         free: &Receiver<usize>,
         ready: &Sender<Held>,
     ) -> Result<(), DriverError> {
-        let &Work { queue, enough, stop, .. } = work;
+        let &Work { queue, enough, stop, beside, .. } = work;
         self.stream.context().enter()?;
         let half = self.places().div_ceil(2);
         let mut most = self.places().div_ceil(FIRST);
         let mut places: Vec<usize> = Vec::new();
         let mut begun = false;
         loop {
+            // Whoever waits for a device may do so by asking it all the time.
+            if let Some(cores) = beside {
+                cores.stay_off();
+            }
             let few = if queue.is_urgent() { 1 } else { most.min(half) };
             while places.len() < few {
                 let Ok(place) = free.recv() else { return Ok(()) };

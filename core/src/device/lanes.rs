@@ -13,6 +13,7 @@ use gpucr_wire::CHUNK_SIZE;
 use super::bounce::{self, Bounce};
 use super::context::{Context, Event, SharedBlock, Staging, Stream};
 use super::driver::{Device, Driver, DriverError};
+use crate::cores::Cores;
 use crate::stop::Stop;
 use crate::store::ChunkId;
 
@@ -28,15 +29,13 @@ pub struct Lane {
     bounce: Option<Bounce>,
     workers: Vec<[Slot; 2]>,
     context: Arc<Context>,
-    /// Whether a program runs beside, to which the cores belong first.
-    beside: bool,
+    /// Which CPUs may be used beside programs that run on; `None` if none does.
+    beside: Option<Arc<Cores>>,
 }
 
 /// Niceness of workers beside a running program. A program that launches kernels without end is
 /// slowed by each moment that it waits for a core; the copier loses little, since it has many.
 const BESIDE: i32 = 10;
-/// Of so many cores one is left to a running program.
-const CORES_LEFT: usize = 8;
 
 /// The part of a block that one chunk covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,6 +69,8 @@ pub(super) struct Work<'a, Q> {
     pub(super) enough: Option<&'a AtomicBool>,
     pub(super) stop: &'a Stop,
     pub(super) stream: &'a Stream,
+    /// Which CPUs may be used beside programs that run on; `None` if none does.
+    pub(super) beside: Option<&'a Cores>,
 }
 
 /// One after the other.
@@ -142,7 +143,7 @@ impl Lane {
         };
         let workers =
             (0..workers.max(1)).map(|_| Ok([slot()?, slot()?])).collect::<Result<_, _>>()?;
-        Ok(Self { bounce: None, workers, context, beside: false })
+        Ok(Self { bounce: None, workers, context, beside: None })
     }
 
     /// Makes ready to hash on the device what is copied out from here on, `bulk` bytes or so. Without
@@ -155,8 +156,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Whether the copies from here on run beside a program that is not to be slowed by them.
-    pub fn run_beside(&mut self, beside: bool) {
+    /// Lets the copies from here on run beside programs that are not to be slowed by them, if any.
+    pub(crate) fn run_beside(&mut self, beside: Option<Arc<Cores>>) {
         self.beside = beside;
     }
 
@@ -189,20 +190,28 @@ impl Lane {
     ) -> Result<(), TransferError<E>> {
         let stream = Stream::create(&self.context)?;
         let Self { context, workers, bounce, beside } = self;
+        let beside = beside.as_deref();
         let begin = || {
-            if *beside {
+            if let Some(cores) = beside {
                 // The thread's own, and it ends with the copy.
                 let _ = rustix::process::setpriority_process(None, BESIDE);
+                cores.stay_off();
             }
             context.enter()
         };
-        let work = Work { queue, enough, stop, stream: &stream };
-        // A worker that is in the middle of a write lets nobody else have its core, nice or not.
-        let few = if *beside { workers.len() - workers.len() / CORES_LEFT } else { workers.len() };
+        // The programs may have moved since the last chunk.
+        let take = |span: Span, bytes: &[u8], hash: Option<ChunkId>| {
+            if let Some(cores) = beside {
+                cores.stay_off();
+            }
+            take(span, bytes, hash)
+        };
+        let few = beside.map_or(workers.len(), |cores| cores.share(workers.len()));
         let workers = &mut workers[..few];
+        let work = Work { queue, enough, stop, stream: &stream, beside };
         let result = match bounce {
-            Some(bounce) => bounce::copy_out(bounce, workers, begin, &work, take),
-            None => copy_directly(workers, begin, &work, take),
+            Some(bounce) => bounce::copy_out(bounce, workers, begin, &work, &take),
+            None => copy_directly(workers, begin, &work, &take),
         };
         // Copies may be under way into staging buffers after a failure: wait before anyone
         // touches or frees them.
@@ -255,7 +264,7 @@ fn copy_directly<E: Send>(
     work: &Work<'_, impl Queue>,
     take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
 ) -> Result<(), TransferError<E>> {
-    let &Work { queue, enough, stop, stream } = work;
+    let &Work { queue, enough, stop, stream, .. } = work;
     let claim = || if stop.is_set() { None } else { queue.next() };
     let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
         begin()?;

@@ -1,6 +1,6 @@
 //! Copying out and in on the software driver.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::lanes::spans_on;
 use super::*;
+use crate::cores::Cores;
 use crate::stop::Stop;
 use crate::store::{ChunkId, MAX_CHUNK, StoreError};
 
@@ -150,4 +151,78 @@ fn what_was_written_meanwhile_is_not_taken() {
         let expected = work.iter().filter(|span| !span.chunk.is_multiple_of(3)).count();
         assert_eq!(taken.into_inner(), expected);
     }
+}
+
+/// The calling thread runs on this CPU, and may run nowhere else.
+fn assert_on(cpu: usize) {
+    let own = rustix::thread::sched_getaffinity(None).unwrap();
+    assert!(own.is_set(cpu) && own.count() == 1, "{own:?}, not {cpu}");
+    assert_eq!(rustix::thread::sched_getcpu(), cpu);
+}
+
+/// Spans that are asked for on one CPU only.
+struct On<'a> {
+    cpu: usize,
+    work: &'a [Span],
+    next: AtomicUsize,
+}
+
+impl Queue for On<'_> {
+    fn next(&self) -> Option<Span> {
+        assert_on(self.cpu);
+        self.work.get(self.next.fetch_add(1, Ordering::Relaxed)).copied()
+    }
+
+    fn arrived(&self, _: &Span) -> bool {
+        true
+    }
+}
+
+#[test]
+fn who_copies_beside_a_program_uses_free_cpus_only() {
+    let (mut lane, _blocks, work) = filled(4);
+    let cores = Arc::new(Cores::leaving([]));
+    let own = cores.own();
+    lane.run_beside(Some(cores.clone()));
+    for bounce in [false, true] {
+        if bounce {
+            lane.prepare_bounce(6 * MAX_CHUNK as u64).unwrap();
+        }
+        for cpu in [own[0], own[own.len() - 1]] {
+            cores.leave([cpu]);
+            let (threads, taken) = (Mutex::new(HashSet::new()), AtomicUsize::new(0));
+            let take = |_: Span, _: &[u8], _: Option<ChunkId>| -> Result<(), StoreError> {
+                assert_on(cpu);
+                threads.lock().insert(std::thread::current().id());
+                taken.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            };
+            let queue = On { cpu, work: &work, next: AtomicUsize::new(0) };
+            lane.copy_queue(&queue, None, &stop(), &take).unwrap();
+            assert_eq!(taken.into_inner(), CHUNKS);
+            assert!(threads.into_inner().len() <= cores.share(4));
+        }
+    }
+    assert_eq!(Cores::leaving([]).own(), own, "of others nothing has changed");
+}
+
+#[test]
+fn who_copies_beside_a_program_moves_when_it_does() {
+    let (mut lane, _blocks, work) = filled(1);
+    let cores = Arc::new(Cores::leaving([]));
+    let own = cores.own();
+    let (first, then) = (own[0], own[own.len() - 1]);
+    cores.leave([first]);
+    lane.run_beside(Some(cores.clone()));
+    let taken = AtomicUsize::new(0);
+    let take = |_: Span, _: &[u8], _: Option<ChunkId>| -> Result<(), StoreError> {
+        let before = taken.fetch_add(1, Ordering::Relaxed);
+        assert_on(if before <= CHUNKS / 2 { first } else { then });
+        if before == CHUNKS / 2 {
+            cores.leave([then]);
+        }
+        Ok(())
+    };
+    lane.copy_out(&work, None, &stop(), &take).unwrap();
+    assert_eq!(taken.into_inner(), CHUNKS);
 }

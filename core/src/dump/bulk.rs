@@ -9,6 +9,7 @@ use gpucr_wire::{Block, CHUNK_SIZE};
 
 use super::speculate::Misspeculation;
 use crate::access::Extent;
+use crate::cores::Cores;
 use crate::device::driver::code;
 use crate::device::lanes::chunks_in;
 use crate::device::{Device, Driver, DriverError, Hasher, Lane, SharedBlock, Span};
@@ -41,6 +42,8 @@ pub(crate) struct Bulk {
     pub(super) missed: Vec<Miss>,
     /// gpucr's context on each device.
     pub(super) lanes: Vec<Lane>,
+    /// Which CPUs may be used beside the programs; `None` if nothing is copied beside them.
+    cores: Option<Arc<Cores>>,
     timeline: Timeline,
 }
 
@@ -201,6 +204,7 @@ impl Bulk {
             deferred: Arc::default(),
             missed: Vec::new(),
             lanes,
+            cores: None,
             timeline,
         }))
     }
@@ -511,9 +515,18 @@ impl Bulk {
         self.pieces.iter().map(|p| p.chunks.iter().map(|chunk| chunk.seen).collect()).collect()
     }
 
-    /// Whether copies run beside the program, which comes first then.
+    /// Begins to watch which CPUs the programs, with these processes, need when memory is copied beside them.
+    pub(super) fn watch(&mut self, pids: Vec<u32>) {
+        self.cores = Some(Arc::new(Cores::watch(pids)));
+    }
+
+    /// Whether copies run beside the programs, which come first then.
     fn run_beside(&mut self, beside: bool) {
-        self.lanes.iter_mut().for_each(|lane| lane.run_beside(beside));
+        let cores = self.cores.as_ref().filter(|_| beside);
+        if let Some(cores) = cores {
+            cores.follow();
+        }
+        self.lanes.iter_mut().for_each(|lane| lane.run_beside(cores.cloned()));
     }
 }
 

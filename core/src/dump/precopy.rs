@@ -37,6 +37,10 @@ const EARLY_PASSES: usize = 2;
 /// has held still until then: a chunk that is written now and then is copied once, late.
 pub(super) fn precopy(dump: &mut Dump<'_>) -> Result<(), Error> {
     let stop = Stop::new(dump.options.stop.clone());
+    let pids = dump.processes().map(|process| process.pid).collect();
+    if let Some(bulk) = &mut dump.bulk {
+        bulk.watch(pids);
+    }
     dump.speculation.start(&mut dump.held)?;
     look(dump)?;
     wait(&stop, MOMENT)?;

@@ -26,6 +26,7 @@ fn bulk() -> Bulk {
         deferred: Arc::default(),
         missed: Vec::new(),
         lanes: Vec::new(),
+        cores: None,
         timeline: Timeline::default(),
     }
 }
