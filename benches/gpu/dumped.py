@@ -53,8 +53,14 @@ class Dumped:
                     raise RuntimeError(f"restore: exit {command.returncode}")
                 time.sleep(0.001)
             first = time.monotonic() - began
+            size = self.log.stat().st_size
+            while self.log.stat().st_size == size and time.monotonic() < began + 120:
+                time.sleep(0.001)
+            second = time.monotonic() - began
             command.wait()
-        return json.loads(report.read_text()), first * 1000
+        report = json.loads(report.read_text())
+        report["next_step_ms"] = (second - first) * 1000
+        return report, first * 1000
 
     def end(self, report, kill):
         """Lets what was restored come to its end, or kills it. Gives whether its output is right."""

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Restores of one image of a PyTorch program from disk and from a warm copy, by turns of rounds.
+"""Restores of one image of a PyTorch program from disk and from a warm copy, pinned or not, by turns of rounds.
 
 The program is dumped in the middle and ended, into a raw image in /dev/shm. Then it is restored `--rounds`
-times from there (`--no-warm`), and `--rounds` times from what `gpucr warm` keeps, each time killed after
-its first step; the last one of each way runs to its end and must print what the uninterrupted program
+times from there (`--no-warm`), and `--rounds` times each from what `gpucr warm --unpinned` and `gpucr warm`
+keep, each time killed after its first step; the last one of each way runs to its end and must print what the uninterrupted program
 prints. The table has the time from the start of `gpucr restore` to the first step, and the phases.
 """
 
@@ -27,17 +27,21 @@ def main():
     program = Dumped(args.gpucr, args.out, ["infer", "--gib", str(args.gib), "--steps", str(args.steps),
                                             "--delay", "0.01"])
     failed = 0
-    for way, extra in [("disk", ["--no-warm"]), ("warm", [])]:
-        if way == "warm":
+    ways = [("disk", ["--no-warm"], None), ("unpinned", [], ["--unpinned"]), ("warm", [], [])]
+    for way, extra, keep in ways:
+        if keep is not None:
+            subprocess.run([program.gpucr, "warm", "--drop", "--all"], stdout=subprocess.DEVNULL)
             began = time.monotonic()
-            subprocess.run([program.gpucr, "warm", str(program.image)], check=True)
+            subprocess.run([program.gpucr, "warm", *keep, str(program.image)], check=True)
             print(f"gpucr warm: {(time.monotonic() - began) * 1000:.0f} ms", flush=True)
         times = []
         for number in range(args.rounds):
             report, first = program.restore(extra)
             times.append(first)
             phases = " ".join(f"{p['name']}={p['ms']:.0f}" for p in report["phases"])
-            print(f"{way} {number}: to step {first:.0f} ms, warm={report.get('warm')} {phases}", flush=True)
+            print(f"{way} {number}: to step {first:.0f} ms, warm={report.get('warm')} "
+                  f"by holder={report.get('by_holder')} {phases} total={report['total_ms']:.0f} "
+                  f"next step {report['next_step_ms']:.0f}", flush=True)
             same = program.end(report, kill=number + 1 < args.rounds)
         failed += not same
         print(f"{way}: median {statistics.median(times):.0f} ms, "

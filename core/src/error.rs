@@ -68,6 +68,8 @@ pub enum Error {
     Changed { pid: u32, what: String },
     #[error("process {pid} uses the device {device}, which is not on this host")]
     NoDevice { pid: u32, device: String },
+    #[error("the device {device} is not for several processes at once (its compute mode)")]
+    NotShared { device: String },
     #[error("there is no such device: {what}")]
     NoSuchDevice { what: String },
     #[error("the device {device} is named twice, or has to take the place of two")]

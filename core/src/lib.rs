@@ -18,6 +18,7 @@ pub mod image;
 pub mod keeper;
 pub mod library;
 pub mod limits;
+mod mapping;
 mod names;
 pub mod namespace;
 pub mod phase;

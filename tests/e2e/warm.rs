@@ -11,6 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use gpucr_tests::warm::{Holder, json, kept, warm, warm_with};
 use gpucr_tests::{Dumped, Lab, Piped, Program, binary, finish, refused, show, undisturbed, until};
 use gpucr_wire::Connection;
 use serde_json::Value;
@@ -18,60 +19,6 @@ use serde_json::Value;
 const ARGS: [&str; 4] = ["--steps", "60", "--step-delay-ms", "10"];
 /// A user who is not root.
 const NOBODY: u32 = 65534;
-
-/// Runs gpucr, which must succeed, and reads the JSON that it prints.
-fn json(lab: &Lab, args: &[&str]) -> Result<Value> {
-    let output = lab.run(args)?;
-    ensure!(output.status.success(), "{args:?}: {}", show(&output));
-    Ok(serde_json::from_slice(&output.stdout)?)
-}
-
-/// A process that holds a warm image; it ends with the test, if not before.
-struct Holder {
-    pid: u32,
-    id: String,
-}
-
-impl Holder {
-    fn signal(&self, signal: i32) {
-        // SAFETY: sends a signal; a pid that is gone by now is an error that changes nothing.
-        unsafe { libc::kill(self.pid as i32, signal) };
-    }
-
-    fn is_listed(&self, lab: &Lab) -> Result<bool> {
-        Ok(kept(lab, &self.id)?.is_some())
-    }
-
-    /// Waits until the process has ended, and with it its hold on the memory.
-    fn wait_for_end(&self) -> Result<()> {
-        let state = || std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
-        // One that nobody has waited for yet holds nothing any more.
-        until("the holder ends", || !state().is_ok_and(|stat| !stat.contains(") Z ")))
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        self.signal(libc::SIGKILL);
-    }
-}
-
-/// Keeps the image `image` of the lab warm.
-fn warm(lab: &Lab, image: &str) -> Result<Holder> {
-    let report = json(lab, &["warm", "--json", image])?;
-    ensure!(report["already"] == false && report["bytes"].as_u64() > Some(4096), "{report}");
-    let pid = report["pid"].as_u64().context("a pid")? as u32;
-    Ok(Holder { pid, id: report["id"].as_str().context("an identity")?.to_owned() })
-}
-
-/// What `gpucr warm --list` says of an image.
-fn kept(lab: &Lab, id: &str) -> Result<Option<Value>> {
-    // Holders of other tests may come and go meanwhile, which the exit code tells.
-    let output = lab.run(["warm", "--list", "--json"])?;
-    let listing: Value = serde_json::from_slice(&output.stdout)?;
-    let kept = listing["kept"].as_array().context("a list")?;
-    Ok(kept.iter().find(|kept| kept["id"] == id).cloned())
-}
 
 /// The name of the socket of the holder of the lab's image.
 fn socket_name(lab: &Lab) -> Result<String> {
@@ -116,6 +63,18 @@ fn restored(
     program: &Program,
     expected: &[String],
 ) -> Result<bool> {
+    let report = reported(lab, args, image, program, expected)?;
+    report["warm"].as_bool().context("it says whether it was warm")
+}
+
+/// The same; gives the report.
+fn reported(
+    lab: &Lab,
+    args: &[&str],
+    image: &str,
+    program: &Program,
+    expected: &[String],
+) -> Result<Value> {
     let output = finish(&mut restore(lab, args, image))?;
     ensure!(output.status.success(), "{}\n{}", show(&output), program.output());
     let report: Value = serde_json::from_slice(&output.stdout)?;
@@ -123,7 +82,7 @@ fn restored(
     ensure!(program.series() == expected, "differs:\n{}", program.output());
     // As it was at the dump, for the next restore.
     lab.rewind(program, &lab.path(image))?;
-    report["warm"].as_bool().context("it says whether it was warm")
+    Ok(report)
 }
 
 /// Dumps a workload in its middle and restores it from memory.
@@ -131,7 +90,8 @@ fn from_memory(name: &str) -> Result<()> {
     let lab = Lab::new();
     let Dumped { program, expected, .. } = &Dumped::in_the_middle(&lab, name, &[])?;
     let holder = warm(&lab, "image")?;
-    ensure!(restored(&lab, &[], "image", program, expected)?, "{name} was not warm");
+    let report = reported(&lab, &[], "image", program, expected)?;
+    ensure!(report["warm"] == true && report["by_holder"] == true, "{name}: {report}");
     let kept = kept(&lab, &holder.id)?.context("it is listed")?;
     ensure!(kept["restores"] == 1 && kept["pid"] == holder.pid, "{kept}");
     Ok(())
@@ -286,7 +246,8 @@ fn memory_is_loaded_from_inside() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
     let program = dumped(&lab)?;
-    let _holder = warm(&lab, "image")?;
+    let (_holder, report) = warm_with(&lab, &["--unpinned", "image"], &[])?;
+    ensure!(report["pinned"] == false && report["unpinned"].is_null(), "{report}");
     let mut command = restore(&lab, &[], "image");
     let output = finish(command.env("SOFTCUDA_FAULT", "cuCtxCreate_v2:1:2"))?;
     ensure!(output.status.success(), "{}", show(&output));

@@ -13,6 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 mod dumped;
 mod held;
+pub mod warm;
 
 pub use dumped::{Dumped, Piped, last_step};
 pub use held::HeldDump;

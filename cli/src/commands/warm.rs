@@ -29,6 +29,7 @@ fn keep(image: &Path, args: &WarmArgs) -> Outcome {
     let options = Options {
         image: image.to_owned(),
         memory_limit: args.memory_limit,
+        pin: !args.unpinned,
         foreground: args.foreground,
         stop: signals.stop.clone(),
     };
@@ -48,14 +49,19 @@ fn keep(image: &Path, args: &WarmArgs) -> Outcome {
 }
 
 fn print(image: &Path, report: &Report) {
+    let kept = &report.kept;
     say!(
-        "{} is {}: {} of memory, held by process {}; identity {}",
+        "{} is {}: {} of {}memory, held by process {}; identity {}",
         image.display(),
         if report.already { "warm already" } else { "warm" },
-        display::bytes(report.kept.bytes),
-        report.kept.pid,
-        report.kept.id
+        display::bytes(kept.bytes),
+        if kept.pinned { "pinned " } else { "" },
+        kept.pid,
+        kept.id
     );
+    if !kept.unpinned.is_empty() {
+        eprintln!("not pinned, so restores copy it by themselves: {}", kept.unpinned);
+    }
 }
 
 /// Tells systemd, or whoever speaks its protocol (sd_notify(3)), that the image is warm.
@@ -85,11 +91,13 @@ fn list(json: bool) -> Outcome {
 }
 
 fn print_list(listing: &Listing) {
-    let mut table = Table::new(&["IDENTITY", ">MEMORY", "SINCE", ">PID", ">RESTORES", "IMAGE"]);
+    let mut table =
+        Table::new(&["IDENTITY", ">MEMORY", "PINNED", "SINCE", ">PID", ">RESTORES", "IMAGE"]);
     for kept in &listing.kept {
         table.row(vec![
             kept.id[..16].to_owned(),
             display::bytes(kept.bytes),
+            if kept.pinned { "yes" } else { "no" }.to_owned(),
             display::date(kept.since),
             kept.pid.to_string(),
             kept.restores.to_string(),

@@ -29,6 +29,8 @@ const MOMENT: Duration = Duration::from_millis(1);
 /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context, since blocks of several devices share
 /// one ring of staging memory.
 const PORTABLE: u32 = 1;
+/// `CU_MEMHOSTREGISTER_READ_ONLY`: of memory that this process cannot write.
+const READ_ONLY: u32 = 8;
 /// `CU_MEMHOSTALLOC_DEVICEMAP`: kernels may use it.
 const DEVICE_MAP: u32 = 2;
 
@@ -133,6 +135,23 @@ impl Stream {
         // SAFETY: `from` has `len` bytes, and the caller keeps it until the copy has ended.
         unsafe {
             self.context.driver.cuMemcpyHtoDAsync_v2(to, from.memory.cast(), len, self.handle)
+        }
+    }
+
+    /// Starts a copy of `len` bytes of pinned memory, from its byte `at` on, to device memory; it must not be
+    /// given back until the stream has been waited for.
+    pub fn copy_from(
+        &self,
+        from: &Pinned,
+        at: usize,
+        to: u64,
+        len: usize,
+    ) -> Result<(), DriverError> {
+        assert!(at.checked_add(len).is_some_and(|end| end <= from.len), "beyond the pinned memory");
+        // SAFETY: within memory that is mapped as long as `from` lives, which the caller keeps.
+        unsafe {
+            let bytes = from.memory.add(at).cast();
+            self.context.driver.cuMemcpyHtoDAsync_v2(to, bytes, len, self.handle)
         }
     }
 
@@ -348,6 +367,54 @@ impl Drop for Staging {
             entered.and_then(|()| unsafe { self.context.driver.cuMemFreeHost(self.memory.cast()) });
         if let Err(error) = gone {
             tracing::warn!(%error, "staging memory could not be given back");
+        }
+    }
+}
+
+/// Memory of somebody else, which the driver has pinned, so that devices read it without a staging buffer. No
+/// longer pinned on drop.
+#[derive(Debug)]
+pub struct Pinned {
+    context: Arc<Context>,
+    memory: *const u8,
+    len: usize,
+}
+
+// SAFETY: the memory is only read, by devices.
+unsafe impl Send for Pinned {}
+// SAFETY: as above; any number of copies may read it at once.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// Pins memory that this process can read. It takes up to a tenth of a second for each GiB.
+    ///
+    /// # Errors
+    /// Of the driver: not all of them can pin what cannot be written.
+    ///
+    /// # Safety
+    /// The `len` bytes at `memory` stay mapped until this is dropped.
+    pub unsafe fn new(
+        context: &Arc<Context>,
+        memory: *const u8,
+        len: usize,
+    ) -> Result<Self, DriverError> {
+        context.enter()?;
+        let flags = PORTABLE | READ_ONLY;
+        // SAFETY: the memory is mapped, says the caller; with this flag nobody writes to it.
+        unsafe { context.driver.cuMemHostRegister_v2(memory.cast_mut().cast(), len, flags)? };
+        Ok(Self { context: context.clone(), memory, len })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let entered = self.context.enter();
+        // SAFETY: pinned in `new`, and given back once.
+        let gone = entered.and_then(|()| unsafe {
+            self.context.driver.cuMemHostUnregister(self.memory.cast_mut().cast())
+        });
+        if let Err(error) = gone {
+            tracing::warn!(%error, "pinned memory could not be given back");
         }
     }
 }

@@ -97,6 +97,7 @@ functions! {
     cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int);
     cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int);
     cuDeviceTotalMem_v2(bytes: *mut usize, device: c_int);
+    cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int);
     cuCtxCreate_v2(context: *mut *mut c_void, flags: c_uint, device: c_int);
     cuCtxDestroy_v2(context: *mut c_void);
     cuCtxSetCurrent(context: *mut c_void);
@@ -127,6 +128,8 @@ functions! {
     cuMemHostAlloc(memory: *mut *mut c_void, bytes: usize, flags: c_uint);
     cuMemHostGetDevicePointer_v2(address: *mut u64, memory: *mut c_void, flags: c_uint);
     cuMemFreeHost(memory: *mut c_void);
+    cuMemHostRegister_v2(memory: *mut c_void, bytes: usize, flags: c_uint);
+    cuMemHostUnregister(memory: *mut c_void);
     cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: *mut c_void);
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: *mut c_void);
     cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: *mut c_void);
@@ -147,6 +150,9 @@ functions! {
     cuCheckpointProcessRestore(pid: c_int, args: *mut RestoreArgs);
     cuCheckpointProcessUnlock(pid: c_int, args: *mut CheckpointArgs);
 }
+
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`.
+const COMPUTE_MODE: c_int = 20;
 
 /// `CUcheckpointLockArgs`.
 #[repr(C)]
@@ -298,6 +304,14 @@ impl Driver {
         }
         let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy();
         Ok(Device { ordinal, uuid, name: name.into_owned(), memory: memory as u64 })
+    }
+
+    /// Whether any number of processes may have a context on the device, and not one alone or none.
+    pub fn is_shared(&self, device: &Device) -> Result<bool, DriverError> {
+        let mut mode = 0;
+        // SAFETY: `mode` is a place for an int.
+        unsafe { self.cuDeviceGetAttribute(&mut mode, COMPUTE_MODE, device.ordinal)? };
+        Ok(mode == 0)
     }
 
     /// Where the CUDA side of process `pid` stands. [`code::INVALID_VALUE`] or another error if

@@ -6,10 +6,10 @@ pub mod driver;
 pub mod hash;
 pub mod lanes;
 
-pub use context::{Context, SharedBlock};
+pub use context::{Context, Event, Pinned, SharedBlock, Stream};
 pub use driver::{Device, Driver, DriverError, ProcessState};
 pub use hash::{Hashed, Hasher};
 pub use lanes::{Filled, Lane, Queue, Span, TransferError};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

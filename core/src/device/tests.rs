@@ -15,7 +15,7 @@ use crate::stop::Stop;
 use crate::store::{ChunkId, MAX_CHUNK, StoreError};
 
 /// The software driver, as the workspace's build has left it beside the test.
-pub(super) fn soft_driver() -> PathBuf {
+pub(crate) fn soft_driver() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors()
         .map(|dir| dir.join(crate::library::SOFT_DRIVER))

@@ -322,6 +322,12 @@ pub struct Piece {
 }
 
 impl Manifest {
+    /// The blocks of all processes, in the order of these.
+    pub(crate) fn blocks(&self) -> Vec<&Block> {
+        let cuda = self.processes.iter().filter_map(|process| process.cuda.as_ref());
+        cuda.flat_map(|cuda| &cuda.blocks).collect()
+    }
+
     /// The ids of all processes and of their threads, each once, which a restore needs again. CRIU has
     /// a file for each.
     pub fn thread_ids(&self) -> Vec<u32> {

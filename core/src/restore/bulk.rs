@@ -26,14 +26,9 @@ const STAGE: u64 = 64 << 20;
 /// The memory of each process, in the order of [`cuda_processes`]: descriptors by block id.
 pub(super) type Loaded = Vec<Vec<(u64, OwnedFd)>>;
 
-/// The processes of the image that used CUDA, with their blocks.
+/// The processes of the image that used CUDA, with their blocks: those of [`Manifest::blocks`].
 pub(super) fn cuda_processes(processes: &[Process]) -> Vec<(&Process, &[Block])> {
     processes.iter().filter_map(|p| Some((p, p.cuda.as_ref()?.blocks.as_slice()))).collect()
-}
-
-/// The blocks of all processes, in the order of [`cuda_processes`].
-pub(super) fn all_blocks(manifest: &Manifest) -> Vec<&Block> {
-    cuda_processes(&manifest.processes).into_iter().flat_map(|(_, blocks)| blocks).collect()
 }
 
 /// New device memory of gpucr's own for blocks, and the lanes of their devices.

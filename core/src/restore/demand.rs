@@ -66,7 +66,7 @@ pub(super) fn prepare(
     placement: &Placement,
 ) -> Result<Option<Prepared>, Error> {
     let manifest = image.manifest();
-    let blocks = bulk::all_blocks(manifest);
+    let blocks = manifest.blocks();
     let room = bulk::make_room(driver, &blocks, placement)?;
     let Some(Room { lanes, memory }) = room else { return Ok(None) };
     let with_hasher = |lane: Lane| {
@@ -130,7 +130,7 @@ impl<'a> Awaited<'a> {
             places.extend((0..blocks.len()).map(|range| (number, range)));
             tables.push(Some(table));
         }
-        let all = bulk::all_blocks(image.manifest());
+        let all = image.manifest().blocks();
         Ok(Self { prepared, blocks: Blocks { image, all, places, tables } })
     }
 

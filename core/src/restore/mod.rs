@@ -7,7 +7,9 @@
 mod bulk;
 mod demand;
 mod devices;
+pub(crate) mod driver;
 mod hook;
+mod load;
 mod preflight;
 mod share;
 mod source;
@@ -19,21 +21,20 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::criu::{Criu, Hint, InheritFd, RestoreError, RestoreOptions, RestoreWorker};
 use crate::error::{Error, Failure, Left};
-use crate::held::{Drivers, Held};
+use crate::held::Held;
 use crate::image::Manifest;
 use crate::keeper::Keeper;
 use crate::phase::{Clock, PhaseTime, Progress, milliseconds};
 use crate::process::{Agent, AgentError, ProcessInfo, sockets};
 use crate::sharing::Holder;
-use crate::stop::Stop;
-use demand::{Awaited, Prepared};
+use demand::Awaited;
 pub use demand::{OnDemand, take_back_output};
 pub use devices::MappedDevice;
+use load::{Done, Load, Memory};
 use share::InUse;
 pub use share::{Shared, Watch};
 use source::{CriuFiles, Source};
@@ -104,6 +105,8 @@ pub struct Report {
     pub copied: &'static str,
     /// Whether the image was kept warm, so that nothing was read, decompressed and checked.
     pub warm: bool,
+    /// Whether the process that keeps it warm has loaded the device memory, from pinned memory.
+    pub by_holder: bool,
     /// Bytes of device memory that gpucr loaded.
     pub bulk_bytes: u64,
     /// What became of `--on-demand`.
@@ -233,13 +236,17 @@ fn run(
     enter(clock, "preflight")?;
     let image = Arc::new(Source::open(&options.image, options.warm)?);
     let manifest = image.manifest();
-    let plan = preflight::check(&image, &options.device_map, &Drivers::default())?;
+    let criu = preflight::check(&image)?;
+    if !options.device_map.is_empty() {
+        // What somebody has named is looked at before anything is made.
+        preflight::open(&image, &options.device_map)?;
+    }
     let keeper = made.keeper.insert(Keeper::start().map_err(Error::Keeper)?);
     let at_work = keeper.at_work().map_err(Error::Keeper)?;
-    let mut worker = start_criu(&plan.criu, manifest, options, at_work.as_fd())?;
+    let mut worker = start_criu(&criu, manifest, options, at_work.as_fd())?;
 
     clock.enter("load", Some(manifest.bulk_bytes))?;
-    let mut load = Load::start(&plan, image.clone(), on_demand, options, progress.clone());
+    let mut load = Load::start(image.clone(), on_demand, options, progress.clone());
 
     enter(clock, "extract")?;
     let files = image.criu_files()?;
@@ -276,7 +283,7 @@ fn run(
                 wait_for(&made.children);
                 std::thread::sleep(AGAIN);
                 preflight::check_pids(manifest)?;
-                worker = start_criu(&plan.criu, manifest, options, at_work.as_fd())?;
+                worker = start_criu(&criu, manifest, options, at_work.as_fd())?;
             }
             result => break result,
         }
@@ -286,11 +293,11 @@ fn run(
         made.restored = Some(Restored { root: pids[0], is_child });
     }
     let root = result.map_err(|error| match error {
-        RestoreError::Criu(error) => error.into(),
+        RestoreError::Criu(error) => load.give_up().unwrap_or_else(|| error.into()),
         RestoreError::Callback(error) => error,
     })?;
     drop((files, at_work));
-    let loaded = loaded.ok_or(Error::CopyIncomplete)?;
+    let Done { opened, memory: loaded, by_holder } = loaded.ok_or(Error::CopyIncomplete)?;
 
     enter(clock, "driver")?;
     let copied = match (&loaded, manifest.bulk_bytes) {
@@ -309,7 +316,7 @@ fn run(
     let held = &mut made.held;
     for program in held.iter() {
         let pid = program.process.pid;
-        let resumed = plan.driver.resume_on(pid, &plan.placement.pairs);
+        let resumed = opened.driver.resume_on(pid, &opened.placement.pairs);
         resumed.map_err(|source| Error::Process { pid, source })?;
     }
 
@@ -358,6 +365,7 @@ fn run(
         pid: root,
         copied,
         warm: image.is_warm(),
+        by_holder,
         bulk_bytes: manifest.bulk_bytes,
         on_demand: streamed,
         shared,
@@ -408,67 +416,6 @@ fn wait_for(pids: &[u32]) {
             && Instant::now() < deadline
         {
             std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-}
-
-/// The bulk memory before the processes run.
-enum Memory {
-    /// All of it, in device memory of gpucr's; some of it may be shared.
-    Loaded(bulk::Loaded, Option<InUse>),
-    /// Such device memory, with nothing in it yet.
-    Prepared(Box<Prepared>),
-    /// None: the programs load it from inside.
-    Inside,
-}
-
-/// The load of the bulk memory, beside the phases that follow its start.
-struct Load {
-    stop: Stop,
-    thread: Option<JoinHandle<Result<Memory, Error>>>,
-}
-
-impl Load {
-    fn start(
-        plan: &preflight::Plan,
-        image: Arc<Source>,
-        on_demand: bool,
-        options: &Options,
-        progress: Arc<dyn Progress>,
-    ) -> Self {
-        let stop = Stop::new(options.stop.clone());
-        let flag = stop.clone();
-        let (driver, placement) = (plan.driver.clone(), plan.placement.clone());
-        let holder = options.share.clone();
-        let load = move || {
-            if on_demand {
-                let prepared = demand::prepare(&driver, &image, &placement)?.map(Box::new);
-                return Ok(prepared.map_or(Memory::Inside, Memory::Prepared));
-            }
-            let (image, progress) = (image.as_ref(), progress.as_ref());
-            if let Some(holder) = holder {
-                let loaded = share::load(&driver, image, &placement, &holder, &flag, progress)?;
-                return Ok(loaded.map_or(Memory::Inside, |(l, in_use)| Memory::Loaded(l, in_use)));
-            }
-            let blocks = bulk::all_blocks(image.manifest());
-            let fds = bulk::load(&driver, &blocks, image, &placement, &flag, progress)?;
-            let loaded = fds.map(|fds| bulk::by_process(image.manifest(), fds));
-            Ok(loaded.map_or(Memory::Inside, |loaded| Memory::Loaded(loaded, None)))
-        };
-        Self { stop, thread: Some(std::thread::spawn(load)) }
-    }
-
-    fn finish(&mut self) -> Result<Memory, Error> {
-        let thread = self.thread.take().expect("CRIU asks once");
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            self.stop.fail();
-            let _ = thread.join();
         }
     }
 }

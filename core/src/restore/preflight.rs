@@ -7,29 +7,25 @@ use std::time::{Duration, Instant};
 use crate::criu::Criu;
 use crate::device::Driver;
 use crate::error::Error;
-use crate::held::Drivers;
-use crate::image::{DriverKind, Manifest};
+use crate::image::Manifest;
 use crate::library;
 
 use super::devices::{self, MappedDevice, Placement};
+use super::driver;
 use super::source::Source;
 
 /// How long a process that has ended may take until somebody has waited for it.
 pub(super) const REAPING: Duration = Duration::from_secs(3);
 
-/// What a restore works with.
-pub(super) struct Plan {
-    pub(super) criu: Criu,
+/// The driver, and where the devices of the image are on this host.
+pub(super) struct Opened {
     pub(super) driver: Arc<Driver>,
     pub(super) placement: Placement,
 }
 
-/// Checks host and image; puts the files in place that the image carries.
-pub(super) fn check(
-    image: &Source,
-    device_map: &[MappedDevice],
-    drivers: &Drivers,
-) -> Result<Plan, Error> {
+/// Checks host and image, but for what [`open`] does; puts the files in place that the image carries. Finds
+/// CRIU.
+pub(super) fn check(image: &Source) -> Result<Criu, Error> {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::NotRoot);
     }
@@ -55,10 +51,20 @@ pub(super) fn check(
         }
         library::put(&carried.path, &bytes, carried.mode & 0o755)?;
     }
-    let driver = driver(manifest, drivers)?;
+    driver::is_there(&manifest.driver)?;
+    Ok(criu)
+}
+
+/// Opens the driver and finds the devices. That takes some tenths of a second where nobody uses the device.
+///
+/// # Errors
+/// It is not the driver that the program had; the host lacks a device, or it is of another kind.
+pub(super) fn open(image: &Source, device_map: &[MappedDevice]) -> Result<Opened, Error> {
+    let manifest = image.manifest();
+    let driver = driver::open(&manifest.driver)?;
     let root = manifest.processes[0].pid;
     let placement = devices::place(root, &manifest.devices, &driver.devices()?, device_map)?;
-    Ok(Plan { criu, driver, placement })
+    Ok(Opened { driver, placement })
 }
 
 /// Checks that no process or thread has one of the image's pids.
@@ -85,40 +91,4 @@ fn wait_until_free(pid: u32) -> Result<(), Error> {
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
-}
-
-/// The driver that the program had; another one cannot take its state back.
-fn driver(manifest: &Manifest, drivers: &Drivers) -> Result<Arc<Driver>, Error> {
-    let wanted = &manifest.driver;
-    let name = |kind: DriverKind, version: i32| {
-        let whose = match kind {
-            DriverKind::Soft => "the software driver",
-            DriverKind::Nvidia => "NVIDIA's driver",
-        };
-        format!("{whose} for CUDA {}.{}", version / 1000, version % 1000 / 10)
-    };
-    if !wanted.path.is_file() {
-        return Err(Error::OtherDriver {
-            needed: format!("{} at {}", name(wanted.kind, wanted.version), wanted.path.display()),
-            found: "no file there".into(),
-        });
-    }
-    let file = wanted.path.canonicalize().unwrap_or_else(|_| wanted.path.clone());
-    // Both take a while: the one of a processor, the other of the device.
-    let (driver, hash) = std::thread::scope(|scope| {
-        let hash = scope.spawn(|| crate::dump::hash_file(&file));
-        (drivers.open(&wanted.path), super::bulk::joined(hash))
-    });
-    let driver = driver?;
-    let version = driver.version()?;
-    if version != wanted.version || hash? != wanted.file_hash {
-        return Err(Error::OtherDriver {
-            needed: format!(
-                "the very build of {} that it was made with",
-                name(wanted.kind, wanted.version)
-            ),
-            found: name(library::kind(&wanted.path), version),
-        });
-    }
-    Ok(driver)
 }

@@ -8,7 +8,6 @@
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 use gpucr_wire::access::Habits;
@@ -17,16 +16,14 @@ use gpucr_wire::{SHARING_VERSION, Sharing, Stream, Table};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::device::Driver;
 use crate::error::Error;
 use crate::held::Held;
 use crate::image::{Block, BlockKind};
-use crate::phase::Progress;
 use crate::sharing::{self, Found, Holder, Member};
-use crate::stop::Stop;
 
 use super::bulk::{self, Loaded};
 use super::devices::Placement;
+use super::load::Loading;
 use super::source::Source;
 
 /// How often it is looked whether a program has written what it shares; and how long such a program waits at
@@ -97,23 +94,17 @@ impl Plan {
     }
 }
 
-/// Loads all blocks as [`bulk::load`] does, but those that are shared and there already. Where nothing can be
+/// Loads all blocks, but those that are shared and there already. Where nothing can be
 /// shared it loads all of them.
 pub(super) fn load(
-    driver: &Arc<Driver>,
-    image: &Source,
-    placement: &Placement,
+    loading: &Loading<'_, '_>,
     holder: &Holder,
-    stop: &Stop,
-    progress: &dyn Progress,
 ) -> Result<Option<(Loaded, Option<InUse>)>, Error> {
+    let &Loading { image, stop, progress, .. } = loading;
     let manifest = image.manifest();
-    let all = bulk::all_blocks(manifest);
-    let load = |blocks: &[&Block]| bulk::load(driver, blocks, image, placement, stop, progress);
-    let alone = || -> Result<_, Error> {
-        Ok(load(&all)?.map(|fds| (bulk::by_process(manifest, fds), None)))
-    };
-    let Some(plan) = Plan::of(image, placement)? else {
+    let all: Vec<usize> = (0..manifest.blocks().len()).collect();
+    let alone = || -> Result<_, Error> { Ok(loading.all()?.map(|loaded| (loaded, None))) };
+    let Some(plan) = Plan::of(image, &loading.placement()?)? else {
         tracing::warn!("the image does not say what can be shared; nothing is");
         return alone();
     };
@@ -131,7 +122,7 @@ pub(super) fn load(
     };
     match found {
         Found::Nothing(name) => {
-            let Some(fds) = load(&all)? else { return Ok(None) };
+            let Some(fds) = loading.load(&all)? else { return Ok(None) };
             let shared = plan.blocks.iter().map(|block| fds[*block].try_clone());
             let held = shared
                 .collect::<std::io::Result<Vec<_>>>()
@@ -154,9 +145,8 @@ pub(super) fn load(
             let mut fds: Vec<Option<OwnedFd>> = all.iter().map(|_| None).collect();
             plan.blocks.iter().zip(held).for_each(|(block, fd)| fds[*block] = Some(fd));
             progress.advance(plan.bytes);
-            let own = all.iter().zip(&fds).filter(|(_, fd)| fd.is_none());
-            let own: Vec<&Block> = own.map(|(block, _)| *block).collect();
-            let Some(loaded) = load(&own)? else { return Ok(None) };
+            let own: Vec<usize> = all.into_iter().filter(|block| fds[*block].is_none()).collect();
+            let Some(loaded) = loading.load(&own)? else { return Ok(None) };
             let mut loaded = loaded.into_iter();
             let fds = fds.into_iter().map(|fd| fd.or_else(|| loaded.next()));
             let fds = fds.collect::<Option<Vec<_>>>().ok_or(Error::CopyIncomplete)?;

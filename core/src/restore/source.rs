@@ -8,7 +8,9 @@ use rayon::prelude::*;
 use crate::device::Filled;
 use crate::error::Error;
 use crate::image::{ImageReader, Manifest, SHARING_FILE};
+use crate::phase::Progress;
 use crate::scratch;
+use crate::stop::Stop;
 use crate::store::{ChunkId, ChunkReader, Encoding, StoreError};
 use crate::warm::WarmImage;
 
@@ -111,6 +113,20 @@ impl Source {
             out.fill(byte);
         }
         Ok(())
+    }
+
+    /// Has whoever keeps it warm load blocks, given by their places among those of the manifest. `None` if
+    /// nobody does.
+    pub(super) fn load(
+        &self,
+        blocks: &[usize],
+        stop: &Stop,
+        progress: &dyn Progress,
+    ) -> Option<Vec<OwnedFd>> {
+        match self {
+            Self::Disk(_) => None,
+            Self::Warm(image) => image.load(blocks, stop, progress),
+        }
     }
 
     /// Reads a file that the image carries, by its number in the manifest.

@@ -18,18 +18,18 @@ use rayon::prelude::*;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
-use super::mapping::Mapping;
 use crate::criu::leave_out_zeros;
 use crate::device::Filled;
 use crate::error::Error;
 use crate::image::{ImageReader, Manifest, Part, Piece};
+use crate::mapping::Mapping;
 use crate::phase::Progress;
 use crate::scratch;
 use crate::stop::Stop;
 use crate::store::{ChunkId, Encoding, MAX_CHUNK, StoreError};
 
 /// Version of all this, and of the conversation with a holder.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 const CHUNKS: &str = "chunks";
 const TABLE: &str = "table";
@@ -40,7 +40,7 @@ const PAGE: u64 = 4096;
 
 /// Where a chunk is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-enum Place {
+pub(super) enum Place {
     /// In the file of chunks, from this byte on.
     At(u64),
     /// Nowhere: all its bytes are this one.
@@ -48,12 +48,12 @@ enum Place {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Table {
+pub(super) struct Table {
     version: u32,
     /// Identity of the image.
     image: [u8; 32],
     /// In order of the ids.
-    places: Vec<(ChunkId, Place)>,
+    pub(super) places: Vec<(ChunkId, Place)>,
 }
 
 /// The chunks of device memory in the order in which the blocks have them, repeated ones included.
@@ -64,7 +64,7 @@ fn device_chunks(manifest: &Manifest) -> impl Iterator<Item = Piece> {
 
 /// What a copy of an image will be.
 pub(super) struct Plan {
-    table: Table,
+    pub(super) table: Table,
     /// The chunks with data, in the order in which they will lie.
     slots: Vec<Piece>,
     /// Bytes of those chunks.
@@ -227,9 +227,15 @@ impl WarmCopy {
         Ok(copy)
     }
 
-    fn place(&self, id: &ChunkId) -> Option<Place> {
+    /// Where a chunk of device memory is.
+    pub(super) fn place(&self, id: &ChunkId) -> Option<Place> {
         let at = self.places.binary_search_by_key(id, |(id, _)| *id).ok()?;
         Some(self.places[at].1)
+    }
+
+    /// The chunks, in which [`place`](Self::place) says where each is.
+    pub(super) fn chunks(&self) -> &Mapping {
+        &self.chunks
     }
 
     /// Gives a chunk of device memory: its bytes in `out`, or the one byte that fills it.

@@ -1,19 +1,28 @@
-//! The holder of a warm image: a process that has the descriptor of the copy, and hands it to restores.
+//! The holder of a warm image: a process that has the descriptor of the copy, and hands it to restores. If the
+//! image's devices are there it has them open too, and loads device memory for restores ([`Loader`]).
 //!
 //! It listens on an abstract socket that is named by the image's identity (see [`crate::names`]), so there is
 //! one for each image in a network namespace.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use gpucr_wire::{Connection, Stream, wire_enum, wire_struct};
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
 
 use super::copy::VERSION;
+use super::loader::Loader;
+use crate::device::driver::code;
+use crate::error::Error;
 use crate::helper;
 use crate::names::{self, Name};
+use crate::phase::Progress;
+use crate::stop::Stop;
 
 /// The hidden subcommand of `gpucr` that is a holder.
 pub const SUBCOMMAND: &str = "warm-holder";
@@ -40,6 +49,10 @@ wire_struct! {
         pub since: u64,
         /// Restores that it was handed to.
         pub restores: u64,
+        /// Whether the copy is pinned, and the holder loads device memory.
+        pub pinned: bool,
+        /// Why not, if it was to be.
+        pub unpinned: String,
     }
 }
 
@@ -53,9 +66,11 @@ wire_enum! {
         1 => Take { version: u32 },
         /// Let the copy go, and end.
         2 => Drop {},
-        /// The first word to a new holder. The root of the copy and the socket with the name follow as
-        /// descriptors.
-        3 => Hold { described: Described },
+        /// The first word to a new holder, and whether it is to open the devices. The root of the copy and the
+        /// socket with the name follow as descriptors.
+        3 => Hold { described: Described, pin: bool },
+        /// Load these blocks, given by their places among all of the image.
+        4 => Load { blocks: Vec<u64> },
     }
 }
 
@@ -71,6 +86,12 @@ wire_enum! {
         2 => OtherVersion { version: u32 },
         /// To `Drop`: the name is free, and the holder has let go of the memory.
         3 => Dropped {},
+        /// To `Load`, any number of times: so many bytes more are loaded.
+        4 => Loading { bytes: u64 },
+        /// To `Load`, at last: descriptors of that many blocks follow.
+        5 => Loaded { blocks: u64 },
+        /// To `Load`: it was not done, for this reason.
+        6 => NotLoaded { why: String },
     }
 }
 
@@ -91,30 +112,33 @@ pub struct Holder {
     name: Name,
     root: OwnedFd,
     described: Described,
+    /// Empty while it does not load device memory.
+    loader: Arc<Mutex<Option<Arc<Loader>>>>,
 }
 
 impl Holder {
     pub(super) fn new(name: Name, root: OwnedFd, described: Described) -> Self {
-        Self { name, root, described }
+        Self { name, root, described, loader: Arc::default() }
     }
 
-    /// Starts a process that holds the copy. Returns its pid when it serves; this process has let go then.
+    /// Starts a process that holds the copy, and opens the devices if it is to `pin` it. Returns what it says
+    /// of itself, and its pid, when it serves; this process has let go then.
     ///
     /// # Errors
     ///
     /// The process cannot be made, or died before it served. Nothing is left then.
-    pub(super) fn in_background(self) -> io::Result<u32> {
+    pub(super) fn in_background(self, pin: bool) -> io::Result<(Described, u32)> {
         let (mut connection, mut child) = helper::start("gpucr-warm", SUBCOMMAND)?;
         let hand_over = || {
-            connection.send(&ToHolder::Hold { described: self.described })?;
+            connection.send(&ToHolder::Hold { described: self.described, pin })?;
             connection.send_fds(&[self.root.as_fd(), self.name.as_fd()])?;
             match connection.receive()? {
-                FromHolder::Holds { .. } => Ok(()),
+                FromHolder::Holds { described } => Ok(described),
                 other => Err(unexpected(&other)),
             }
         };
         match hand_over() {
-            Ok(()) => Ok(child.id()),
+            Ok(described) => Ok((described, child.id())),
             Err(error) => {
                 // Without its first word it ends by itself.
                 drop(connection);
@@ -123,6 +147,29 @@ impl Holder {
                 Err(error)
             }
         }
+    }
+
+    /// Opens the devices of the image, to load device memory for restores. If that cannot be it does without,
+    /// and [says](Self::described) why.
+    pub(super) fn open_devices(&mut self) {
+        let open = || -> Result<Loader, Error> {
+            let Described { image, id, .. } = &self.described;
+            let failed = |source| Error::Io { what: "cannot share the copy".into(), source };
+            let root = self.root.try_clone().map_err(failed)?;
+            Loader::open(Path::new(image), id, root)
+        };
+        match open() {
+            Ok(loader) => {
+                *self.loader.lock() = Some(Arc::new(loader));
+                self.described.pinned = true;
+            }
+            Err(error) => self.described.unpinned = error.to_string(),
+        }
+    }
+
+    /// What it says of itself.
+    pub(super) fn described(&self) -> &Described {
+        &self.described
     }
 
     /// Opens the name for clients.
@@ -175,6 +222,8 @@ impl Holder {
         client.set_read_timeout(Some(ATTENTION))?;
         match client.receive()? {
             ToHolder::Describe {} => {
+                // The device may have been given back since.
+                self.described.pinned = self.loader.lock().is_some();
                 client.send(&FromHolder::Holds { described: self.described.clone() })?;
             }
             ToHolder::Take { version: VERSION } => {
@@ -184,24 +233,69 @@ impl Holder {
             }
             ToHolder::Take { .. } => client.send(&FromHolder::OtherVersion { version: VERSION })?,
             ToHolder::Drop {} => return Ok(Some(client)),
+            ToHolder::Load { blocks } => {
+                // For others there is to be an answer meanwhile.
+                let slot = self.loader.clone();
+                let load = move || {
+                    if let Err(error) = load_for(client, &blocks, &slot) {
+                        tracing::warn!(%error, "a restore does without the holder");
+                    }
+                };
+                std::thread::Builder::new().spawn(load)?;
+            }
             ToHolder::Hold { .. } => {}
         }
         Ok(None)
     }
 
-    /// Frees name and memory, then tells the client.
+    /// Frees name and memory, then tells the client. A load that is under way keeps the memory until it ends,
+    /// or this process does.
     fn drop_for(self, mut client: Connection) -> io::Result<()> {
         drop((self.name, self.root));
+        *self.loader.lock() = None;
         // It may have gone; what it wanted is done.
         let _ = client.send(&FromHolder::Dropped {});
         Ok(())
     }
 }
 
+/// Loads blocks for a client. `slot` is emptied where a device is short of memory.
+fn load_for(
+    mut client: Connection,
+    blocks: &[u64],
+    slot: &Mutex<Option<Arc<Loader>>>,
+) -> io::Result<()> {
+    let loader = slot.lock().clone();
+    let Some(loader) = loader else {
+        return client.send(&FromHolder::NotLoaded { why: "it has no device open".into() });
+    };
+    let wanted: Vec<usize> = blocks.iter().map(|place| *place as usize).collect();
+    let told = Mutex::new(&mut client);
+    let loaded = loader.load(&wanted, &|bytes| told.lock().send(&FromHolder::Loading { bytes }));
+    let is_short = match &loaded {
+        Ok((_, is_short)) => *is_short,
+        Err(Error::Driver(error)) => error.code == code::OUT_OF_MEMORY,
+        Err(_) => false,
+    };
+    if is_short {
+        tracing::warn!("the device is short of memory: it is not kept open any more");
+        *slot.lock() = None;
+    }
+    // The device has to be given back before the restore goes on.
+    drop(loader);
+    match loaded {
+        Ok((fds, _)) => {
+            client.send(&FromHolder::Loaded { blocks: fds.len() as u64 })?;
+            client.send_fds(&fds)
+        }
+        Err(error) => client.send(&FromHolder::NotLoaded { why: error.to_string() }),
+    }
+}
+
 /// A holder in the background: what `gpucr warm-holder` runs.
 pub fn main() -> io::Result<()> {
     let mut parent = helper::connection();
-    let ToHolder::Hold { described } = parent.receive()? else {
+    let ToHolder::Hold { described, pin } = parent.receive()? else {
         return Err(io::ErrorKind::InvalidData.into());
     };
     let mut fds = parent.receive_fds(2)?.into_iter();
@@ -210,8 +304,12 @@ pub fn main() -> io::Result<()> {
     };
     // No directory is to be kept from being unmounted.
     std::env::set_current_dir("/")?;
-    let holder = Holder { name: socket.into(), root, described: described.clone() };
+    let mut holder = Holder::new(socket.into(), root, described);
+    if pin {
+        holder.open_devices();
+    }
     holder.listen()?;
+    let described = holder.described().clone();
     // Whoever started this may have died meanwhile; the copy is complete all the same.
     let _ = parent.send(&FromHolder::Holds { described });
     drop(parent);
@@ -257,6 +355,35 @@ impl Client {
                 root.ok_or(io::ErrorKind::UnexpectedEof.into())
             }
             other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Has blocks, given by their places among all of the image, loaded into new device memory. Gives
+    /// descriptors of it.
+    ///
+    /// # Errors
+    ///
+    /// It was not done; `stop` was set.
+    pub(super) fn load(
+        &mut self,
+        blocks: &[usize],
+        stop: &Stop,
+        progress: &dyn Progress,
+    ) -> io::Result<Vec<OwnedFd>> {
+        let blocks: Vec<u64> = blocks.iter().map(|place| *place as u64).collect();
+        self.connection.send(&ToHolder::Load { blocks })?;
+        loop {
+            if stop.is_set() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            match self.connection.receive()? {
+                FromHolder::Loading { bytes } => progress.advance(bytes),
+                FromHolder::Loaded { blocks } => {
+                    return self.connection.receive_fds(blocks as usize);
+                }
+                FromHolder::NotLoaded { why } => return Err(io::Error::other(why)),
+                other => return Err(unexpected(&other)),
+            }
         }
     }
 

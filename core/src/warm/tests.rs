@@ -5,8 +5,10 @@ use std::path::PathBuf;
 
 use rustix::fs::{Mode, OFlags};
 
+use super::copy::Place;
 use super::*;
-use crate::device::Filled;
+use crate::device::tests::soft_driver;
+use crate::device::{Driver, Filled, SharedBlock};
 use crate::image::tests::make;
 use crate::phase::Quiet;
 use crate::store::tests::{noise, text};
@@ -118,6 +120,7 @@ fn a_limit_is_kept_before_anything_is_read() {
     let options = |memory_limit| Options {
         image: path.clone(),
         memory_limit: Some(memory_limit),
+        pin: false,
         foreground: true,
         stop: Arc::default(),
     };
@@ -141,4 +144,75 @@ fn a_name_is_had_once_and_gives_no_connection_before_it_is_held() {
     drop(name);
     assert!(!holder::names().unwrap().contains(&id));
     assert!(take_name(&id).unwrap().is_some());
+}
+
+/// An image whose block is on a device of the software driver, and the loader of a copy of it. `spoil` may change
+/// what the copy has.
+fn loader_of(memory: &[u8], spoil: impl FnOnce(&mut Plan)) -> (tempfile::TempDir, loader::Loader) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    make(&path, memory, &noise(3, MAX_CHUNK));
+    let image = ImageReader::open(&path).unwrap();
+    let mut plan = Plan::of(&image);
+    spoil(&mut plan);
+    let making = Making::begin(&image, plan).unwrap();
+    making.load_chunks(&Stop::new(Arc::default()), &Quiet).unwrap();
+    making.extract_files().unwrap();
+    let copy = open(making.finish().unwrap().0, &image).unwrap();
+    let driver = Driver::open(&soft_driver()).unwrap();
+    let mut manifest = image.manifest().clone();
+    let block = &mut manifest.processes[0].cuda.as_mut().unwrap().blocks[0];
+    block.device = driver.devices().unwrap()[0].uuid;
+    let loader = loader::Loader::with(&Arc::new(driver), manifest, copy).unwrap();
+    (dir, loader)
+}
+
+/// Chunks in and out of order, one twice, and constant ones.
+fn whole_chunks() -> Vec<u8> {
+    let twice = noise(1, MAX_CHUNK);
+    let (zeros, sevens) = (vec![0; 2 * MAX_CHUNK], vec![7; MAX_CHUNK]);
+    [&twice[..], &noise(2, MAX_CHUNK), &zeros, &twice, &sevens, &noise(4, MAX_CHUNK)].concat()
+}
+
+#[test]
+fn a_loader_fills_new_device_memory() {
+    let memory = whole_chunks();
+    let (_dir, loader) = loader_of(&memory, |_| ());
+    let told = parking_lot::Mutex::new(0);
+    let tell = |bytes| {
+        *told.lock() += bytes;
+        Ok(())
+    };
+    // As often as somebody wants it; each gets memory of its own.
+    let (fds, is_short) = loader.load(&[0, 0], &tell).unwrap();
+    assert!(!is_short);
+    assert_eq!(*told.lock(), 2 * memory.len() as u64);
+    let driver = Arc::new(Driver::open(&soft_driver()).unwrap());
+    let device = driver.devices().unwrap().remove(0);
+    let context = crate::device::Context::create(&driver, &device).unwrap();
+    for fd in &fds {
+        let block = SharedBlock::import(&context, fd.as_fd(), memory.len() as u64).unwrap();
+        // SAFETY: device memory of the software driver is memory of this process, of that length.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(block.address() as usize as *const u8, memory.len())
+        };
+        assert!(bytes == memory);
+    }
+    assert!(loader.load(&[1], &tell).is_err(), "there is one block");
+    let gone = |_| Err(std::io::ErrorKind::BrokenPipe.into());
+    assert!(matches!(loader.load(&[0], &gone), Err(Error::Io { .. })), "nobody wants it");
+}
+
+#[test]
+fn a_loader_gives_no_other_bytes_than_the_image_has() {
+    let swap = |plan: &mut Plan| {
+        let data = |(_, place): &(ChunkId, Place)| matches!(place, Place::At(_));
+        let places = &mut plan.table.places;
+        let [one, other] = [places.iter().position(data), places.iter().rposition(data)];
+        let (one, other) = (one.unwrap(), other.unwrap());
+        (places[one].1, places[other].1) = (places[other].1, places[one].1);
+    };
+    let (_dir, loader) = loader_of(&whole_chunks(), swap);
+    let loaded = loader.load(&[0], &|_| Ok(()));
+    assert!(matches!(loaded, Err(Error::WrongCopy { .. })));
 }

@@ -87,6 +87,7 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         103 => 1,    // POSIX descriptors
         106 => 32,   // blocks per multiprocessor
         111 => 1024, // reserved shared memory
+        113 => 1,    // read-only host register
         115 => 1,    // memory pools
         126 => 1,    // memory synchronisation domains
         130 | 131 | 134 => {
@@ -109,7 +110,8 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         | 104
         | 105
         | 107..=110
-        | 112..=114
+        | 112
+        | 114
         | 116..=121
         | 124
         | 125

@@ -7,7 +7,7 @@ use rustix::fs::StatVfsMountFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// A whole file that cannot change any more, mapped; unmapped on drop.
-pub(super) struct Mapping {
+pub(crate) struct Mapping {
     address: *const u8,
     len: usize,
 }
@@ -24,11 +24,25 @@ impl Mapping {
     ///
     /// The file is not on a read-only file system, so that somebody might write or cut it; or the
     /// kernel refuses.
-    pub(super) fn of(file: impl AsFd) -> io::Result<Self> {
+    pub(crate) fn of(file: impl AsFd) -> io::Result<Self> {
         let flags = rustix::fs::fstatvfs(&file)?.f_flag;
         if !flags.contains(StatVfsMountFlags::RDONLY) {
             return Err(io::Error::other("its file system can be written"));
         }
+        // SAFETY: nobody can write or cut it.
+        unsafe { Self::new(file) }
+    }
+
+    /// The same for a file that could change.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses.
+    ///
+    /// # Safety
+    ///
+    /// Nobody writes or cuts the file as long as this lives.
+    pub(crate) unsafe fn new(file: impl AsFd) -> io::Result<Self> {
         let len = rustix::fs::fstat(&file)?.st_size as usize;
         if len == 0 {
             return Ok(Self { address: std::ptr::null(), len });
@@ -42,12 +56,17 @@ impl Mapping {
     }
 
     /// Bytes.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
+    /// Where it begins. Readable as long as `self` lives.
+    pub(crate) fn address(&self) -> *const u8 {
+        self.address
+    }
+
     /// Copies the bytes from `at` on; `None` if the file ends before.
-    pub(super) fn copy(&self, at: u64, out: &mut [u8]) -> Option<()> {
+    pub(crate) fn copy(&self, at: u64, out: &mut [u8]) -> Option<()> {
         let at = usize::try_from(at).ok()?;
         if at.checked_add(out.len())? > self.len {
             return None;
