@@ -11,6 +11,7 @@ mod dump;
 mod find;
 mod log;
 mod pages;
+mod pour;
 mod restore;
 mod rpc;
 mod swrk;
@@ -59,6 +60,12 @@ pub enum CriuError {
         action: &'static str,
         /// What happened, with what CRIU printed, if anything.
         reason: String,
+    },
+    /// The memory of a process could not be brought in.
+    #[error("cannot bring the memory of a restored process in: {source}")]
+    Memory {
+        /// What happened.
+        source: io::Error,
     },
     /// CRIU refused or failed.
     #[error("CRIU could not {action}{}", show_lines(errors))]

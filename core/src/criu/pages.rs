@@ -8,7 +8,7 @@
 //! of large pages) is left as it is, and so is every file that is not exactly as it is said here.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 
@@ -20,12 +20,40 @@ const PAGE: usize = 4096;
 const SHORTEST: usize = 16;
 /// So many pages are looked at at a time.
 const PIECE: usize = 1024;
+/// The numbers of CRIU's images and of `mm-PID.img`.
+const MM_MAGIC: [u8; 8] = [0x19, 0x43, 0x56, 0x54, 0x20, 0x28, 0x49, 0x57];
 /// The numbers of CRIU's images and of this one.
 const MAGIC: [u8; 8] = [0x19, 0x43, 0x56, 0x54, 0x25, 0x40, 0x08, 0x56];
 /// In [`Run::flags`]: private memory without a file.
 const LAZY: u32 = 1 << 1;
 /// In [`Run::flags`]: its bytes are in the file.
 const PRESENT: u32 = 1 << 2;
+
+/// Memory of a process, and where its bytes are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Extent {
+    /// Its address.
+    pub(super) to: u64,
+    /// Where it begins in the file of pages.
+    pub(super) at: u64,
+    /// Bytes.
+    pub(super) len: u64,
+}
+
+/// What `mm-PID.img` has of a process's memory, as far as it matters here.
+#[derive(Clone, PartialEq, Message)]
+struct Mappings {
+    #[prost(message, repeated, tag = "14")]
+    all: Vec<Between>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Between {
+    #[prost(uint64, required, tag = "1")]
+    start: u64,
+    #[prost(uint64, required, tag = "2")]
+    end: u64,
+}
 
 #[derive(Clone, PartialEq, Message)]
 struct Head {
@@ -61,6 +89,81 @@ pub(crate) fn leave_out_zeros<'a>(
         }
     }
     Ok(left_out)
+}
+
+/// The pids of the processes that have memory.
+///
+/// # Errors
+/// The directory cannot be read.
+pub(super) fn processes(dir: BorrowedFd<'_>) -> io::Result<Vec<i32>> {
+    let mut pids = Vec::new();
+    // What was handed here may be good for nothing but finding files in it.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(dir, ".", flags, Mode::empty())?;
+    for entry in rustix::fs::Dir::new(dir)? {
+        let entry = entry?;
+        let name = entry.file_name().to_str().unwrap_or_default();
+        let digits = name.strip_prefix("pagemap-").and_then(|name| name.strip_suffix(".img"));
+        // Those of shared memory have a word before the number.
+        pids.extend(digits.and_then(|digits| digits.parse::<i32>().ok()));
+    }
+    Ok(pids)
+}
+
+/// The memory of a process that it has for itself and that comes from no file, as CRIU has marked it: each extent
+/// lies in one mapping. `None` if the files are not exactly as they are known here.
+///
+/// # Errors
+/// The files cannot be read.
+pub(super) fn private(dir: BorrowedFd<'_>, pid: i32) -> io::Result<Option<(Vec<Extent>, File)>> {
+    let open = |name: &str| -> io::Result<File> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(dir, name, flags, Mode::empty())?.into())
+    };
+    let read = |name: &str| -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        open(name)?.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let Some((head, runs)) = decode(&read(&format!("pagemap-{pid}.img"))?) else { return Ok(None) };
+    let Some(mappings) = decode_mappings(&read(&format!("mm-{pid}.img"))?) else { return Ok(None) };
+    let pages = open(&format!("pages-{}.img", head.pages_id))?;
+    let (mut extents, mut at) = (Vec::new(), 0);
+    for run in &runs {
+        match (run.flags() & LAZY != 0, run.is_present()) {
+            (true, true) => {
+                let Some(cut) = within(&mappings, run, at) else { return Ok(None) };
+                extents.extend(cut);
+            }
+            // Of zeros, or in the files of another image.
+            (true, false) => return Ok(None),
+            (false, _) => {}
+        }
+        at += if run.is_present() { run.bytes() } else { 0 };
+    }
+    Ok((at == pages.metadata()?.len()).then_some((extents, pages)))
+}
+
+/// Cuts a run at the ends of mappings. `None` if not all of it is in one.
+fn within(mappings: &[Between], run: &Run, mut at: u64) -> Option<Vec<Extent>> {
+    let (mut address, end) = (run.address, run.address.checked_add(run.bytes())?);
+    let mut extents = Vec::new();
+    while address < end {
+        let next = mappings.partition_point(|mapping| mapping.end <= address);
+        let mapping = mappings.get(next).filter(|mapping| mapping.start <= address)?;
+        let len = mapping.end.min(end) - address;
+        extents.push(Extent { to: address, at, len });
+        (address, at) = (address + len, at + len);
+    }
+    Some(extents)
+}
+
+/// In order of their addresses.
+fn decode_mappings(bytes: &[u8]) -> Option<Vec<Between>> {
+    let (len, rest) = bytes.strip_prefix(&MM_MAGIC)?.split_first_chunk()?;
+    let message = rest.get(..u32::from_le_bytes(*len) as usize)?;
+    let mappings = Mappings::decode(message).ok()?.all;
+    mappings.is_sorted_by(|a, b| a.start < a.end && a.end <= b.start).then_some(mappings)
 }
 
 fn leave_out(dir: BorrowedFd<'_>, name: &str) -> io::Result<u64> {
@@ -176,15 +279,42 @@ fn decode(bytes: &[u8]) -> Option<(Head, Vec<Run>)> {
     (encode(&head, &runs) == bytes).then_some((head, runs))
 }
 
+fn put(bytes: &mut Vec<u8>, message: &impl Message) {
+    bytes.extend_from_slice(&(message.encoded_len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&message.encode_to_vec());
+}
+
 fn encode(head: &Head, runs: &[Run]) -> Vec<u8> {
-    fn put(bytes: &mut Vec<u8>, message: &impl Message) {
-        bytes.extend_from_slice(&(message.encoded_len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&message.encode_to_vec());
-    }
     let mut bytes = MAGIC.to_vec();
     put(&mut bytes, head);
     runs.iter().for_each(|run| put(&mut bytes, run));
     bytes
+}
+
+/// What the tests of this and of the other who reads these files make.
+#[cfg(test)]
+pub(super) mod made {
+    use super::*;
+    use std::path::Path;
+
+    /// Writes the files of process 42 with mappings (start and end) and runs of memory (address, whether it is
+    /// marked as private, bytes).
+    pub(in super::super) fn write(dir: &Path, maps: &[(u64, u64)], runs: &[(u64, bool, &[u8])]) {
+        let all = maps.iter().map(|&(start, end)| Between { start, end }).collect();
+        let mut bytes = MM_MAGIC.to_vec();
+        put(&mut bytes, &Mappings { all });
+        std::fs::write(dir.join("mm-42.img"), bytes).unwrap();
+        let run = |&(address, is_private, bytes): &(u64, bool, &[u8])| Run {
+            address,
+            pages: (bytes.len() / PAGE) as u32,
+            flags: Some(if is_private { LAZY | PRESENT } else { PRESENT }),
+        };
+        let runs_of = runs.iter().map(run).collect::<Vec<_>>();
+        std::fs::write(dir.join("pagemap-42.img"), encode(&Head { pages_id: 7 }, &runs_of))
+            .unwrap();
+        let pages: Vec<u8> = runs.iter().flat_map(|(_, _, bytes)| *bytes).copied().collect();
+        std::fs::write(dir.join("pages-7.img"), pages).unwrap();
+    }
 }
 
 #[cfg(test)]
@@ -287,5 +417,43 @@ mod tests {
         assert_eq!(left_out(dir.path()), 0, "a page is missing");
         std::fs::write(&pages, vec![0; 64 * PAGE]).unwrap();
         assert_eq!(left_out(dir.path()), 64);
+    }
+
+    #[test]
+    fn private_memory_is_cut_at_mappings() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || std::fs::File::open(dir.path()).unwrap();
+        let found = || private(open().as_fd(), 42).unwrap().map(|(extents, _)| extents);
+        let page = PAGE as u64;
+        let pages = |count: usize| vec![1; count * PAGE];
+        let maps = [(2 * page, 5 * page), (5 * page, 9 * page), (20 * page, 30 * page)];
+        made::write(
+            dir.path(),
+            &maps,
+            &[
+                (3 * page, true, &pages(4)),
+                (7 * page, false, &pages(1)),
+                (25 * page, true, &pages(5)),
+            ],
+        );
+        assert_eq!(processes(open().as_fd()).unwrap(), [42]);
+        let extent = |to, at, len| Extent { to: to * page, at: at * page, len: len * page };
+        assert_eq!(found(), Some(vec![extent(3, 0, 2), extent(5, 2, 2), extent(25, 5, 5)]));
+
+        // Beyond every mapping, between two, and mappings out of order.
+        made::write(dir.path(), &maps, &[(28 * page, true, &pages(3))]);
+        assert_eq!(found(), None);
+        made::write(dir.path(), &maps, &[(8 * page, true, &pages(2))]);
+        assert_eq!(found(), None);
+        made::write(dir.path(), &[maps[1], maps[0]], &[(3 * page, true, &pages(1))]);
+        assert_eq!(found(), None);
+        // More pages in the file than are listed; no file of mappings that is known here.
+        made::write(dir.path(), &maps, &[(3 * page, true, &pages(1))]);
+        assert!(found().is_some());
+        std::fs::write(dir.path().join("pages-7.img"), pages(2)).unwrap();
+        assert_eq!(found(), None);
+        made::write(dir.path(), &maps, &[(3 * page, true, &pages(1))]);
+        std::fs::write(dir.path().join("mm-42.img"), b"something else").unwrap();
+        assert_eq!(found(), None);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use super::pour::{Plan, Pouring};
 use super::rpc::{InheritFdEntry, Kind, Opts, Request};
 use super::swrk::{Start, Swrk, above_stdio};
 use super::{Criu, CriuError, log};
@@ -136,6 +137,11 @@ impl RestoreWorker {
     ) -> Result<u32, CriuError> {
         let Self { swrk, inherited, shell_job } = self;
         let work = options.work.unwrap_or(options.images);
+        let failed = |source| CriuError::Memory { source };
+        let plan = Plan::of(options.images).map_err(failed)?;
+        let pouring = plan.map(|plan| Pouring::start(plan, work)).transpose().map_err(failed)?;
+        let is_poured = pouring.is_some();
+        let (mut pouring, mut spilled, mut connection) = (pouring, None, None);
         let entry =
             |(key, fd): &(String, OwnedFd)| InheritFdEntry { key: key.clone(), fd: fd.as_raw_fd() };
         swrk.send(&Request {
@@ -156,6 +162,7 @@ impl RestoreWorker {
                 log_file: Some(LOG.into()),
                 manage_cgroups_mode: Some(0),
                 notify_scripts: Some(true),
+                lazy_pages: Some(is_poured),
                 ..Opts::default()
             }),
             ..Request::default()
@@ -167,13 +174,26 @@ impl RestoreWorker {
             }
             let stage = response.notify.and_then(|n| n.script).unwrap_or_default();
             tracing::debug!(stage, "criu restore");
-            let success = stage != "post-restore" || post_restore();
+            let success = match stage.as_str() {
+                "post-restore" => {
+                    let poured = pouring.as_mut().map(Pouring::finish).transpose();
+                    let poured = poured.map(|kept| connection = kept);
+                    spilled = poured.err();
+                    spilled.is_none() && post_restore()
+                }
+                _ => true,
+            };
             swrk.send(&Request {
                 kind: Kind::Notify as i32,
                 notify_success: Some(success),
                 ..Request::default()
             })?;
         };
+        drop((pouring, connection));
+        if let Some(source) = spilled {
+            swrk.finish();
+            return Err(failed(source));
+        }
         if !response.success {
             let printed = swrk.finish();
             let message = response.message.or(Some(printed));

@@ -62,6 +62,8 @@ pub(super) struct Opts {
     pub(super) external: Vec<String>,
     #[prost(uint32, optional, tag = "45")]
     pub(super) timeout: Option<u32>,
+    #[prost(bool, optional, tag = "48")]
+    pub(super) lazy_pages: Option<bool>,
     #[prost(bool, optional, tag = "52")]
     pub(super) tcp_close: Option<bool>,
 }
