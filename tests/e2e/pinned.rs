@@ -113,8 +113,8 @@ fn a_load_that_fails_is_done_by_the_restore() -> Result<()> {
         let (holder, report) = setting.warm(fault)?;
         ensure!(report["pinned"] == true, "{fault}: {report}");
         ensure!(!setting.is_loaded_by_holder(&[])?, "{fault}");
-        // It was but once.
-        ensure!(setting.is_pinned(&holder)? && setting.is_loaded_by_holder(&[])?, "{fault}");
+        // Its context may be of no use any more.
+        ensure!(!setting.is_pinned(&holder)?, "{fault}");
         json(&setting.lab, &["warm", "--drop", "--json", "image"])?;
         holder.wait_for_end()?;
     }

@@ -47,12 +47,44 @@ struct Mappings {
     all: Vec<Between>,
 }
 
+/// A mapping (CRIU's `vma.proto`).
 #[derive(Clone, PartialEq, Message)]
 struct Between {
     #[prost(uint64, required, tag = "1")]
     start: u64,
     #[prost(uint64, required, tag = "2")]
     end: u64,
+    /// As mmap(2) takes them.
+    #[prost(uint32, required, tag = "5")]
+    protection: u32,
+    #[prost(uint32, required, tag = "6")]
+    flags: u32,
+    /// What CRIU knows of it.
+    #[prost(uint32, required, tag = "7")]
+    status: u32,
+}
+
+/// In [`Between::status`]: memory of the kernel in every process, and shadow stacks.
+const SPECIAL: u32 = 1 << 2 | 1 << 3 | 1 << 12 | 1 << 15;
+
+impl Between {
+    /// Whether CRIU, asked for lazy pages, leaves its marked pages to somebody else. (It does so too with shadow
+    /// stacks, for which it then has no place.)
+    fn is_left(&self) -> bool {
+        let (wanted, unwanted) =
+            (libc::MAP_ANONYMOUS | libc::MAP_PRIVATE, libc::MAP_LOCKED | libc::MAP_HUGETLB);
+        let flags = self.flags as i32;
+        flags & wanted == wanted && flags & unwanted == 0 && self.status & SPECIAL == 0
+    }
+
+    /// Bytes that CRIU, asked for lazy pages, maps as if they were to be written, though they are not.
+    fn charged(&self) -> u64 {
+        let flags = self.flags as i32;
+        let is_charged = flags & libc::MAP_PRIVATE != 0
+            && flags & libc::MAP_NORESERVE == 0
+            && self.protection as i32 & libc::PROT_WRITE == 0;
+        if is_charged { self.end - self.start } else { 0 }
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -84,7 +116,8 @@ pub(crate) fn leave_out_zeros<'a>(
     for name in names {
         let digits = name.strip_prefix("pagemap-").and_then(|name| name.strip_suffix(".img"));
         // Not those of shared memory.
-        if digits.is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit())) {
+        if let Some(pid) = digits.and_then(|digits| digits.parse().ok()) {
+            mark(dir, pid)?;
             left_out += leave_out(dir, name)?;
         }
     }
@@ -110,12 +143,24 @@ pub(super) fn processes(dir: BorrowedFd<'_>) -> io::Result<Vec<i32>> {
     Ok(pids)
 }
 
-/// The memory of a process that it has for itself and that comes from no file, as CRIU has marked it: each extent
-/// lies in one mapping. `None` if the files are not exactly as they are known here.
+/// The memory of a process that it has for itself and that comes from no file.
+#[derive(Debug)]
+pub(super) struct Private {
+    /// In order of the addresses; each lies in one mapping.
+    pub(super) extents: Vec<Extent>,
+    /// The mappings of these, from their starts to their ends.
+    pub(super) mappings: Vec<(u64, u64)>,
+    /// Bytes of the largest mapping that the kernel would count as if it were to be written.
+    pub(super) charged: u64,
+    /// What the extents are in.
+    pub(super) pages: File,
+}
+
+/// Finds that memory, as CRIU has marked it. `None` if the files are not exactly as they are known here.
 ///
 /// # Errors
 /// The files cannot be read.
-pub(super) fn private(dir: BorrowedFd<'_>, pid: i32) -> io::Result<Option<(Vec<Extent>, File)>> {
+pub(super) fn private(dir: BorrowedFd<'_>, pid: i32) -> io::Result<Option<Private>> {
     let open = |name: &str| -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(rustix::fs::openat(dir, name, flags, Mode::empty())?.into())
@@ -126,7 +171,9 @@ pub(super) fn private(dir: BorrowedFd<'_>, pid: i32) -> io::Result<Option<(Vec<E
         Ok(bytes)
     };
     let Some((head, runs)) = decode(&read(&format!("pagemap-{pid}.img"))?) else { return Ok(None) };
-    let Some(mappings) = decode_mappings(&read(&format!("mm-{pid}.img"))?) else { return Ok(None) };
+    let Some(all) = decode_mappings(&read(&format!("mm-{pid}.img"))?) else { return Ok(None) };
+    let charged = all.iter().map(Between::charged).max().unwrap_or(0);
+    let mappings: Vec<Between> = all.into_iter().filter(Between::is_left).collect();
     let pages = open(&format!("pages-{}.img", head.pages_id))?;
     let (mut extents, mut at) = (Vec::new(), 0);
     for run in &runs {
@@ -141,7 +188,47 @@ pub(super) fn private(dir: BorrowedFd<'_>, pid: i32) -> io::Result<Option<(Vec<E
         }
         at += if run.is_present() { run.bytes() } else { 0 };
     }
-    Ok((at == pages.metadata()?.len()).then_some((extents, pages)))
+    let is_whole = at == pages.metadata()?.len();
+    let mappings = mappings.iter().map(|mapping| (mapping.start, mapping.end)).collect();
+    Ok(is_whole.then_some(Private { extents, mappings, charged, pages }))
+}
+
+/// Marks the runs that lie in memory of a process that it has for itself and that comes from no file. CRIU means to
+/// do that itself, but for stacks; what it takes for a stack is the whole process, if the stack pointer of one of
+/// its threads is a multiple of 4096.
+///
+/// # Errors
+/// The files cannot be read, or what is to be marked cannot be written.
+pub(super) fn mark(dir: BorrowedFd<'_>, pid: i32) -> io::Result<()> {
+    let open = |name: String, flags| -> io::Result<File> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(dir, name, flags, Mode::empty())?.into())
+    };
+    let read = |name: String| -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        open(name, OFlags::RDONLY)?.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let before = read(format!("pagemap-{pid}.img"))?;
+    let Some((head, mut runs)) = decode(&before) else { return Ok(()) };
+    let mappings = match read(format!("mm-{pid}.img")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        read => decode_mappings(&read?),
+    };
+    let Some(mut mappings) = mappings else { return Ok(()) };
+    mappings.retain(Between::is_left);
+    for run in runs.iter_mut().filter(|run| run.is_present()) {
+        if within(&mappings, run, 0).is_some() {
+            run.flags = Some(run.flags() | LAZY);
+        }
+    }
+    let after = encode(&head, &runs);
+    if after != before {
+        let file = open(format!("pagemap-{pid}.img"), OFlags::WRONLY)?;
+        file.write_all_at(&after, 0)?;
+        file.set_len(after.len() as u64)?;
+    }
+    Ok(())
 }
 
 /// Cuts a run at the ends of mappings. `None` if not all of it is in one.
@@ -300,7 +387,9 @@ pub(super) mod made {
     /// Writes the files of process 42 with mappings (start and end) and runs of memory (address, whether it is
     /// marked as private, bytes).
     pub(in super::super) fn write(dir: &Path, maps: &[(u64, u64)], runs: &[(u64, bool, &[u8])]) {
-        let all = maps.iter().map(|&(start, end)| Between { start, end }).collect();
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u32;
+        let map = |&(start, end)| Between { start, end, protection: 3, flags, status: 1 };
+        let all = maps.iter().map(map).collect();
         let mut bytes = MM_MAGIC.to_vec();
         put(&mut bytes, &Mappings { all });
         std::fs::write(dir.join("mm-42.img"), bytes).unwrap();
@@ -423,7 +512,7 @@ mod tests {
     fn private_memory_is_cut_at_mappings() {
         let dir = tempfile::tempdir().unwrap();
         let open = || std::fs::File::open(dir.path()).unwrap();
-        let found = || private(open().as_fd(), 42).unwrap().map(|(extents, _)| extents);
+        let found = || private(open().as_fd(), 42).unwrap().map(|found| found.extents);
         let page = PAGE as u64;
         let pages = |count: usize| vec![1; count * PAGE];
         let maps = [(2 * page, 5 * page), (5 * page, 9 * page), (20 * page, 30 * page)];
@@ -455,5 +544,53 @@ mod tests {
         made::write(dir.path(), &maps, &[(3 * page, true, &pages(1))]);
         std::fs::write(dir.path().join("mm-42.img"), b"something else").unwrap();
         assert_eq!(found(), None);
+    }
+
+    #[test]
+    fn what_criu_has_not_marked_is_marked() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || std::fs::File::open(dir.path()).unwrap();
+        let page = PAGE as u64;
+        let pages = |count: usize| vec![1; count * PAGE];
+        let maps = [(2 * page, 5 * page), (20 * page, 30 * page)];
+        let runs = [(3 * page, false, &pages(2)[..]), (25 * page, true, &pages(5))];
+        made::write(dir.path(), &maps, &runs);
+        let found = || private(open().as_fd(), 42).unwrap().unwrap().extents.len();
+        assert_eq!(found(), 1);
+        mark(open().as_fd(), 42).unwrap();
+        assert_eq!(found(), 2);
+        // Not where CRIU reads in any case: memory of a file, locked memory, a shadow stack.
+        let private_memory = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        for (flags, status) in [
+            (libc::MAP_PRIVATE, 1),
+            (libc::MAP_SHARED | libc::MAP_ANONYMOUS, 1),
+            (private_memory | libc::MAP_LOCKED, 1),
+            (private_memory, 1 | 1 << 15),
+        ] {
+            made::write(dir.path(), &maps, &runs[..1]);
+            let (flags, protection) = (flags as u32, 3);
+            let all = vec![Between { start: 0, end: 9 * page, protection, flags, status }];
+            let mut bytes = MM_MAGIC.to_vec();
+            put(&mut bytes, &Mappings { all });
+            std::fs::write(dir.path().join("mm-42.img"), bytes).unwrap();
+            mark(open().as_fd(), 42).unwrap();
+            assert_eq!(found(), 0, "{flags:x} {status:x}");
+        }
+        // Nor where there is no file of mappings.
+        std::fs::remove_file(dir.path().join("mm-42.img")).unwrap();
+        mark(open().as_fd(), 42).unwrap();
+    }
+
+    #[test]
+    fn what_would_be_charged_is_counted() {
+        let map = |protection, flags: i32| {
+            let flags = flags as u32;
+            Between { start: 1 << 20, end: 3 << 20, protection, flags, status: 1 }.charged()
+        };
+        let private_memory = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        assert_eq!(map(0, private_memory), 2 << 20);
+        assert_eq!(map(0, private_memory | libc::MAP_NORESERVE), 0);
+        assert_eq!(map(3, private_memory), 0);
+        assert_eq!(map(0, libc::MAP_SHARED), 0);
     }
 }

@@ -11,7 +11,7 @@
 //! userfaultfd(2), beside one byte; a little later it registers its private memory with that, mapping by
 //! mapping. When the processes go on CRIU sends one number more, so the connection is to be kept until then.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,6 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use procfs::Current;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 use rustix::ioctl::{Updater, ioctl, opcode};
@@ -87,7 +88,12 @@ struct Memory {
 
 impl Plan {
     /// Looks at CRIU's files. `None` if something about them is not known here, or the kernel gives no
-    /// userfaultfd: then CRIU has to do it.
+    /// userfaultfd, or CRIU had better do it:
+    ///
+    /// - Of processes that were forked, and have the same mappings, it finds the pages that are still the same, and
+    ///   they go on sharing them.
+    /// - Asked for lazy pages it maps all private memory as if it were to be written, which the kernel refuses, or
+    ///   counts, where it counts what is promised.
     ///
     /// # Errors
     /// The files cannot be read.
@@ -97,17 +103,38 @@ impl Plan {
         if uffd.is_err() {
             return Ok(None);
         }
-        let mut processes = HashMap::new();
+        let Some(most) = most_charged()? else { return Ok(None) };
+        let (mut processes, mut mappings) = (HashMap::new(), HashSet::new());
         for pid in pages::processes(images)? {
-            let Some((extents, file)) = pages::private(images, pid)? else { return Ok(None) };
-            let pieces = extents.iter().flat_map(cut).collect();
+            match pages::mark(images, pid) {
+                // A warm image, in which it was done.
+                Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {}
+                marked => marked?,
+            }
+            let Some(found) = pages::private(images, pid)? else { return Ok(None) };
+            let is_forked = !found.mappings.into_iter().all(|mapping| mappings.insert(mapping));
+            if is_forked || found.charged > most {
+                return Ok(None);
+            }
+            let pieces = found.extents.iter().flat_map(cut).collect();
             // SAFETY: the files of an image that is being restored are nobody else's, or of a file system that
             // cannot be written.
-            let pages = unsafe { Mapping::new(&file) }?;
+            let pages = unsafe { Mapping::new(&found.pages) }?;
             processes.insert(pid, Memory { pieces, pages });
         }
         Ok((!processes.is_empty()).then_some(Self(processes)))
     }
+}
+
+/// The most bytes of one mapping that the kernel lets a process have without looking whether they are there.
+/// `None` if it looks at all mappings.
+fn most_charged() -> io::Result<Option<u64>> {
+    let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory")?;
+    if mode.trim() == "2" {
+        return Ok(None);
+    }
+    let memory = procfs::Meminfo::current().map_err(io::Error::other)?;
+    Ok(Some(memory.mem_total))
 }
 
 /// Cuts an extent into pieces.
@@ -125,15 +152,20 @@ fn cut(extent: &Extent) -> impl Iterator<Item = Extent> {
 struct Stage {
     /// All memory is in its place.
     is_complete: AtomicBool,
-    /// Nobody wants it any more.
+    /// Nobody wants it any more, or it has failed.
     is_over: AtomicBool,
 }
+
+/// The connection with CRIU, which is to be kept until it has ended, and whether all memory is there.
+type Served = (Option<UnixStream>, io::Result<()>);
 
 /// Memory that is being poured in. Ends when it is dropped.
 pub(super) struct Pouring {
     stage: Arc<Stage>,
     wake: OwnedFd,
-    thread: Option<JoinHandle<io::Result<UnixStream>>>,
+    thread: Option<JoinHandle<Served>>,
+    /// CRIU's connection, once the thread has ended.
+    connection: Option<UnixStream>,
 }
 
 impl Pouring {
@@ -156,24 +188,32 @@ impl Pouring {
         let (told, woken) = (stage.clone(), wake.try_clone()?);
         let serve = move || Serving { plan, stage: &told, wake: woken }.run(&socket);
         let thread = std::thread::Builder::new().name("gpucr-pour".into()).spawn(serve)?;
-        Ok(Self { stage, wake, thread: Some(thread) })
+        Ok(Self { stage, wake, thread: Some(thread), connection: None })
     }
 
-    /// Waits until all memory is there, now that every process is complete but for that. What it gives is to be
-    /// kept until CRIU has ended.
+    /// Waits until all memory is there, now that every process is complete but for that. To be called once; this is
+    /// to be kept until CRIU has ended.
     ///
     /// # Errors
     /// It is not there: the processes must not run.
-    pub(super) fn finish(&mut self) -> io::Result<UnixStream> {
+    pub(super) fn finish(&mut self) -> io::Result<()> {
         self.stage.is_complete.store(true, Ordering::SeqCst);
         self.end()
     }
 
-    fn end(&mut self) -> io::Result<UnixStream> {
-        let thread = self.thread.take().ok_or(io::ErrorKind::NotConnected)?;
-        rustix::io::write(&self.wake, &1u64.to_ne_bytes())?;
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    fn end(&mut self) -> io::Result<()> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        wake(&self.wake);
+        let panicked = |_| (None, Err(io::Error::other("a thread of it has panicked")));
+        let (connection, result) = thread.join().unwrap_or_else(panicked);
+        self.connection = connection;
+        result
     }
+}
+
+fn wake(eventfd: &OwnedFd) {
+    // Its count is far from its end, which is the one thing that could go wrong.
+    let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
 }
 
 impl Drop for Pouring {
@@ -198,59 +238,86 @@ struct Process<'a> {
 }
 
 impl Serving<'_> {
-    fn run(&self, listener: &OwnedFd) -> io::Result<UnixStream> {
-        std::thread::scope(|scope| {
-            let mut connection: Option<UnixStream> = None;
-            let mut processes: HashMap<i32, Arc<Process<'_>>> = HashMap::new();
-            let mut threads = Vec::new();
-            loop {
-                let talks = connection.as_ref().map_or(listener.as_fd(), AsFd::as_fd);
-                let mut polled = vec![
-                    PollFd::from_borrowed_fd(talks, PollFlags::IN),
-                    PollFd::new(&self.wake, PollFlags::IN),
-                ];
-                let order: Vec<Arc<Process<'_>>> = processes.values().cloned().collect();
-                polled.extend(order.iter().map(|p| PollFd::new(&p.uffd, PollFlags::IN)));
-                rustix::io::retry_on_intr(|| rustix::event::poll(&mut polled, None))?;
-                let is_ready: Vec<bool> =
-                    polled.iter().map(|fd| !fd.revents().is_empty()).collect();
-                drop(polled);
-                for (process, _) in order.iter().zip(&is_ready[2..]).filter(|(_, ready)| **ready) {
-                    process.answer_fault()?;
-                }
-                match (&mut connection, is_ready[0]) {
-                    (none @ None, true) => {
-                        let flags = SocketFlags::CLOEXEC;
-                        let accepted = rustix::net::accept_with(listener, flags)?;
-                        let accepted = UnixStream::from(accepted);
-                        accepted.set_read_timeout(Some(PATIENCE))?;
-                        *none = Some(accepted);
-                    }
-                    (Some(connection), true) => {
-                        let Some((pid, uffd)) = receive(connection)? else { continue };
-                        let memory = self.plan.0.get(&pid).ok_or_else(|| strange(pid))?;
-                        let process = Arc::new(Process { uffd, memory, next: AtomicUsize::new(0) });
-                        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-                        for _ in 0..(cores / 2).clamp(1, THREADS) {
-                            let process = process.clone();
-                            threads.push(scope.spawn(move || process.pour(self.stage)));
+    fn run(&self, listener: &OwnedFd) -> Served {
+        let mut connection = None;
+        let poured = std::thread::scope(|scope| {
+            let (mut processes, mut threads) = (HashMap::new(), Vec::new());
+            let mut result = self.talk(listener, &mut connection, &mut processes, &mut |process| {
+                // Of several processes each gets some.
+                let cores = std::thread::available_parallelism().map_or(1, usize::from);
+                for _ in 0..((cores / 2).min(THREADS) / self.plan.0.len()).max(1) {
+                    let process = process.clone();
+                    let pour = move || {
+                        let poured = process.pour(self.stage);
+                        if poured.is_err() {
+                            self.give_up();
                         }
-                        processes.insert(pid, process);
-                    }
-                    // All that was sent has been read.
-                    (_, false) if is_ready[1] => break,
-                    (_, false) => {}
+                        poured
+                    };
+                    threads.push(std::thread::Builder::new().spawn_scoped(scope, pour)?);
                 }
+                Ok(())
+            });
+            if result.is_err() {
+                self.give_up();
             }
             for thread in threads {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+                let poured = thread.join().unwrap_or_else(|_| Err(io::Error::other("a panic")));
+                result = result.and(poured);
             }
-            if let Some(missing) = self.plan.0.keys().find(|pid| !processes.contains_key(pid)) {
-                return Err(strange(*missing));
+            let missing = self.plan.0.keys().find(|pid| !processes.contains_key(pid));
+            result.and(missing.map_or(Ok(()), |pid| Err(strange(*pid))))
+            // With the descriptors, which end here, it ends that processes wait for memory, whatever has failed.
+        });
+        (connection, poured)
+    }
+
+    fn give_up(&self) {
+        self.stage.is_over.store(true, Ordering::SeqCst);
+        wake(&self.wake);
+    }
+
+    /// Speaks with CRIU until this is woken and all that was said has been heard. Each process is given to `begin`.
+    fn talk<'b>(
+        &'b self,
+        listener: &OwnedFd,
+        connection: &mut Option<UnixStream>,
+        processes: &mut HashMap<i32, Arc<Process<'b>>>,
+        begin: &mut dyn FnMut(&Arc<Process<'b>>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        loop {
+            let talks = connection.as_ref().map_or(listener.as_fd(), AsFd::as_fd);
+            let mut polled = vec![
+                PollFd::from_borrowed_fd(talks, PollFlags::IN),
+                PollFd::new(&self.wake, PollFlags::IN),
+            ];
+            let order: Vec<Arc<Process<'b>>> = processes.values().cloned().collect();
+            polled.extend(order.iter().map(|p| PollFd::new(&p.uffd, PollFlags::IN)));
+            rustix::io::retry_on_intr(|| rustix::event::poll(&mut polled, None))?;
+            let is_ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
+            drop(polled);
+            for (process, _) in order.iter().zip(&is_ready[2..]).filter(|(_, ready)| **ready) {
+                process.answer_fault()?;
             }
-            // With the descriptors, which end here, it ends that processes wait for memory.
-            connection.ok_or(io::ErrorKind::NotConnected.into())
-        })
+            match (&mut *connection, is_ready[0]) {
+                _ if self.stage.is_over.load(Ordering::SeqCst) => return Ok(()),
+                (none @ None, true) => {
+                    let accept = || rustix::net::accept_with(listener, SocketFlags::CLOEXEC);
+                    let accepted = UnixStream::from(rustix::io::retry_on_intr(accept)?);
+                    accepted.set_read_timeout(Some(PATIENCE))?;
+                    *none = Some(accepted);
+                }
+                (Some(connection), true) => {
+                    let Some((pid, uffd)) = receive(connection)? else { continue };
+                    let memory = self.plan.0.get(&pid).ok_or_else(|| strange(pid))?;
+                    let process = Arc::new(Process { uffd, memory, next: AtomicUsize::new(0) });
+                    begin(&process)?;
+                    processes.insert(pid, process);
+                }
+                (_, false) if is_ready[1] => return Ok(()),
+                (_, false) => {}
+            }
+        }
     }
 }
 
@@ -271,7 +338,9 @@ fn receive(connection: &mut UnixStream) -> io::Result<Option<(i32, OwnedFd)>> {
     let mut byte = [0];
     let mut into = [io::IoSliceMut::new(&mut byte)];
     let flags = RecvFlags::CMSG_CLOEXEC;
-    rustix::net::recvmsg(&*connection, &mut into, &mut control, flags)?;
+    rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(&*connection, &mut into, &mut control, flags)
+    })?;
     let fd = control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
@@ -291,6 +360,8 @@ impl Process<'_> {
                 // Before the try: what is not in its place then never will be.
                 let is_complete = stage.is_complete.load(Ordering::SeqCst);
                 match self.copy(piece, done) {
+                    // At its mappings just now.
+                    Ok(0) => std::thread::sleep(LOOK),
                     Ok(copied) => done += copied,
                     Err(Errno::NOENT) if !is_complete => std::thread::sleep(LOOK),
                     Err(error) => return Err(error.into()),
@@ -465,6 +536,18 @@ mod tests {
         let _criu = UnixStream::connect(dir.path().join(SOCKET)).unwrap();
         let error = pouring.finish().unwrap_err();
         assert!(error.to_string().contains("process 42"), "{error}");
+    }
+
+    #[test]
+    fn forked_processes_are_left_to_criu() {
+        let dir = image(1 << 40);
+        let plan = || Plan::of(open(dir.path()).as_fd()).unwrap();
+        assert!(plan().is_some());
+        for name in ["mm", "pagemap"] {
+            let file = |pid| dir.path().join(format!("{name}-{pid}.img"));
+            std::fs::copy(file(42), file(43)).unwrap();
+        }
+        assert!(plan().is_none());
     }
 
     #[test]

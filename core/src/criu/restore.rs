@@ -137,11 +137,15 @@ impl RestoreWorker {
     ) -> Result<u32, CriuError> {
         let Self { swrk, inherited, shell_job } = self;
         let work = options.work.unwrap_or(options.images);
-        let failed = |source| CriuError::Memory { source };
-        let plan = Plan::of(options.images).map_err(failed)?;
-        let pouring = plan.map(|plan| Pouring::start(plan, work)).transpose().map_err(failed)?;
+        let pouring = Plan::of(options.images)
+            .and_then(|plan| plan.map(|plan| Pouring::start(plan, work)).transpose());
+        let mut pouring = pouring.unwrap_or_else(|error| {
+            tracing::warn!(%error, "CRIU brings in the memory of processes itself");
+            None
+        });
         let is_poured = pouring.is_some();
-        let (mut pouring, mut spilled, mut connection) = (pouring, None, None);
+        tracing::debug!(is_poured, "private memory");
+        let mut spilled = None;
         let entry =
             |(key, fd): &(String, OwnedFd)| InheritFdEntry { key: key.clone(), fd: fd.as_raw_fd() };
         swrk.send(&Request {
@@ -176,9 +180,7 @@ impl RestoreWorker {
             tracing::debug!(stage, "criu restore");
             let success = match stage.as_str() {
                 "post-restore" => {
-                    let poured = pouring.as_mut().map(Pouring::finish).transpose();
-                    let poured = poured.map(|kept| connection = kept);
-                    spilled = poured.err();
+                    spilled = pouring.as_mut().and_then(|pouring| pouring.finish().err());
                     spilled.is_none() && post_restore()
                 }
                 _ => true,
@@ -189,10 +191,10 @@ impl RestoreWorker {
                 ..Request::default()
             })?;
         };
-        drop((pouring, connection));
+        drop(pouring);
         if let Some(source) = spilled {
             swrk.finish();
-            return Err(failed(source));
+            return Err(CriuError::Memory { source });
         }
         if !response.success {
             let printed = swrk.finish();

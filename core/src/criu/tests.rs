@@ -199,6 +199,8 @@ fn dump_and_restore_again_and_again() {
     round_trip(&criu, std::array::from_fn(|i| images[i].1.try_clone().unwrap().into()));
     let log = fs::read_to_string(images[0].0.path().join("dump.log")).unwrap();
     assert!(!log.contains("plugin_init"), "CRIU loaded a plugin");
+    let log = fs::read_to_string(images[0].0.path().join("restore.log")).unwrap();
+    assert!(log.contains("Lazy restore skips"), "CRIU has brought in private memory");
 }
 
 #[test]

@@ -17,7 +17,6 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::copy::VERSION;
 use super::loader::Loader;
-use crate::device::driver::code;
 use crate::error::Error;
 use crate::helper;
 use crate::names::{self, Name};
@@ -32,6 +31,8 @@ const PREFIX: &str = "gpucr-warm-";
 const ATTENTION: Duration = Duration::from_secs(1);
 /// How long a client waits for a holder, which may be serving others. A restore then does without.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// The same where memory is loaded, or pinned memory given back: up to 20 ms for each GiB were measured.
+const LONG_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a holder in the foreground looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -259,7 +260,7 @@ impl Holder {
     }
 }
 
-/// Loads blocks for a client. `slot` is emptied where a device is short of memory.
+/// Loads blocks for a client. `slot` is emptied where a device is short of memory, or has failed.
 fn load_for(
     mut client: Connection,
     blocks: &[u64],
@@ -272,16 +273,16 @@ fn load_for(
     let wanted: Vec<usize> = blocks.iter().map(|place| *place as usize).collect();
     let told = Mutex::new(&mut client);
     let loaded = loader.load(&wanted, &|bytes| told.lock().send(&FromHolder::Loading { bytes }));
-    let is_short = match &loaded {
+    let is_over = match &loaded {
         Ok((_, is_short)) => *is_short,
-        Err(Error::Driver(error)) => error.code == code::OUT_OF_MEMORY,
-        Err(_) => false,
+        // There is no room, or the context is of no use any more.
+        Err(error) => matches!(error, Error::Driver(_)),
     };
-    if is_short {
-        tracing::warn!("the device is short of memory: it is not kept open any more");
+    if is_over {
         *slot.lock() = None;
     }
-    // The device has to be given back before the restore goes on.
+    // If it is to be given back, that has to be done before the restore goes on, and takes a while.
+    let _ = client.send(&FromHolder::Loading { bytes: 0 });
     drop(loader);
     match loaded {
         Ok((fds, _)) => {
@@ -371,6 +372,7 @@ impl Client {
         progress: &dyn Progress,
     ) -> io::Result<Vec<OwnedFd>> {
         let blocks: Vec<u64> = blocks.iter().map(|place| *place as u64).collect();
+        self.connection.set_read_timeout(Some(LONG_PATIENCE))?;
         self.connection.send(&ToHolder::Load { blocks })?;
         loop {
             if stop.is_set() {
@@ -389,6 +391,7 @@ impl Client {
 
     /// Has the copy dropped. On return the holder has let go of it.
     pub(super) fn drop_copy(&mut self) -> io::Result<()> {
+        self.connection.set_read_timeout(Some(LONG_PATIENCE))?;
         self.connection.send(&ToHolder::Drop {})?;
         match self.connection.receive()? {
             FromHolder::Dropped {} => Ok(()),

@@ -88,9 +88,11 @@ impl Loader {
         }
         let chunks = copy.chunks();
         let pinned = match devices.first().filter(|_| chunks.len() > 0) {
-            // SAFETY: the mapping belongs to `copy`, which is dropped after `pinned`.
             Some(device) => {
-                Some(unsafe { Pinned::new(&device.context, chunks.address(), chunks.len())? })
+                // SAFETY: the mapping belongs to `copy`, which is dropped after `pinned`.
+                let pinned =
+                    unsafe { Pinned::new(&device.context, chunks.address(), chunks.len()) };
+                Some(pinned?)
             }
             None => None,
         };
@@ -134,8 +136,13 @@ impl Loader {
             let joined = threads.into_iter().map(|thread| {
                 thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             });
-            // All of them are waited for before the memory goes.
-            joined.collect::<Vec<_>>().into_iter().collect::<Result<(), Error>>()
+            // All of them are waited for before the memory goes. What has failed comes before what was ended
+            // because of it.
+            let mut ended: Vec<Result<(), Error>> = joined.collect();
+            ended.sort_by_key(
+                |ended| !matches!(ended, Err(error) if !matches!(error, Error::Interrupted)),
+            );
+            ended.into_iter().collect::<Result<(), Error>>()
         })?;
         let fds = memory.iter().map(SharedBlock::export).collect::<Result<_, _>>()?;
         Ok((fds, self.is_short()?))
