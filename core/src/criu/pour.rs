@@ -114,6 +114,7 @@ impl Plan {
             let Some(found) = pages::private(images, pid)? else { return Ok(None) };
             let is_forked = !found.mappings.into_iter().all(|mapping| mappings.insert(mapping));
             if is_forked || found.charged > most {
+                tracing::debug!(pid, is_forked, charged = found.charged, "memory is left to CRIU");
                 return Ok(None);
             }
             let pieces = found.extents.iter().flat_map(cut).collect();
@@ -126,15 +127,14 @@ impl Plan {
     }
 }
 
-/// The most bytes of one mapping that the kernel lets a process have without looking whether they are there.
-/// `None` if it looks at all mappings.
+/// The most bytes of one mapping that the kernel lets a process promise itself to write. `None` if it looks at what
+/// all mappings have promised. CUDA's driver reserves more than 100 GiB of addresses in one mapping.
 fn most_charged() -> io::Result<Option<u64>> {
-    let mode = std::fs::read_to_string("/proc/sys/vm/overcommit_memory")?;
-    if mode.trim() == "2" {
-        return Ok(None);
-    }
-    let memory = procfs::Meminfo::current().map_err(io::Error::other)?;
-    Ok(Some(memory.mem_total))
+    Ok(match std::fs::read_to_string("/proc/sys/vm/overcommit_memory")?.trim() {
+        "0" => Some(procfs::Meminfo::current().map_err(io::Error::other)?.mem_total),
+        "1" => Some(u64::MAX),
+        _ => None,
+    })
 }
 
 /// Cuts an extent into pieces.
