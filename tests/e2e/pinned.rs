@@ -141,12 +141,14 @@ fn a_device_that_is_short_of_memory_is_given_back() -> Result<()> {
     Ok(())
 }
 
-/// The restore waits in a phase, so that it has the copy and the load is under way or done.
-#[test]
-fn a_restore_outlives_the_holder() -> Result<()> {
-    let setting = Setting::of("sgd")?;
-    for phase in ["load", "extract", "criu", "driver"] {
-        let holder = warm(&setting.lab, "image")?;
+/// A restore that waits in a phase until it is let go. It has the copy.
+struct HeldRestore<'a> {
+    setting: &'a Setting,
+    restore: std::thread::JoinHandle<Result<std::process::Output>>,
+}
+
+impl<'a> HeldRestore<'a> {
+    fn start(setting: &'a Setting, holder: &Holder, phase: &str) -> Result<Self> {
         let go = setting.lab.path("go");
         let _ = std::fs::remove_file(&go);
         let mut command = setting.lab.gpucr();
@@ -157,35 +159,40 @@ fn a_restore_outlives_the_holder() -> Result<()> {
             "the restore takes the copy",
             || matches!(kept(&setting.lab, &holder.id), Ok(Some(kept)) if kept["restores"] == 1),
         )?;
+        Ok(Self { setting, restore })
+    }
+
+    /// Lets it go on to its end, which must be the right one. Gives the report.
+    fn finish(self) -> Result<Value> {
+        std::fs::write(self.setting.lab.path("go"), "")?;
+        let output = self.restore.join().expect("it does not panic")?;
+        ensure!(output.status.success(), "{}", show(&output));
+        self.setting.dumped.came_out_right(&self.setting.lab)?;
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+}
+
+#[test]
+fn a_restore_outlives_the_holder() -> Result<()> {
+    let setting = Setting::of("sgd")?;
+    for phase in ["load", "extract", "criu", "driver"] {
+        let holder = warm(&setting.lab, "image")?;
+        let held = HeldRestore::start(&setting, &holder, phase)?;
         holder.signal(libc::SIGKILL);
         holder.wait_for_end()?;
-        std::fs::write(&go, "")?;
-        let output = restore.join().expect("it does not panic")?;
-        ensure!(output.status.success(), "{phase}: {}", show(&output));
-        setting.dumped.came_out_right(&setting.lab).context(phase)?;
+        held.finish().context(phase)?;
     }
     Ok(())
 }
 
+/// Stopped between the copy and the load.
 #[test]
 fn a_stopped_holder_is_not_waited_for_without_end() -> Result<()> {
     let setting = Setting::of("sgd")?;
-    // Stopped between the copy and the load.
     let holder = warm(&setting.lab, "image")?;
-    let go = setting.lab.path("go");
-    let mut command = setting.lab.gpucr();
-    command.args(["restore", "--json", "image"]);
-    command.env("GPUCR_FAULT", "hold:load").env("GPUCR_FAULT_FILE", &go);
-    let restore = std::thread::spawn(move || finish(&mut command));
-    until(
-        "the restore takes the copy",
-        || matches!(kept(&setting.lab, &holder.id), Ok(Some(kept)) if kept["restores"] == 1),
-    )?;
+    let held = HeldRestore::start(&setting, &holder, "load")?;
     holder.signal(libc::SIGSTOP);
-    std::fs::write(&go, "")?;
-    let output = restore.join().expect("it does not panic")?;
-    ensure!(output.status.success(), "{}", show(&output));
-    let report: Value = serde_json::from_slice(&output.stdout)?;
+    let report = held.finish()?;
     ensure!(report["warm"] == true && report["by_holder"] == false, "{report}");
-    setting.dumped.came_out_right(&setting.lab)
+    Ok(())
 }

@@ -49,7 +49,7 @@ fn an_image_of_another_driver_build_is_refused() -> Result<()> {
     let output = lab.run(["restore", "image"])?;
     ensure!(output.status.code() == Some(3), "{}", show(&output));
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(message.contains("driver") && message.contains("before any of"), "{message}");
+    ensure!(message.contains("driver") && message.contains("Nothing was changed"), "{message}");
     ensure!(!Path::new(&format!("/proc/{}", program.pid)).exists());
     driver.write_all_at(&[0], 15)?;
     let mut program = lab.restore(&image, program)?;

@@ -114,14 +114,40 @@ pub(crate) fn leave_out_zeros<'a>(
 ) -> io::Result<u64> {
     let mut left_out = 0;
     for name in names {
-        let digits = name.strip_prefix("pagemap-").and_then(|name| name.strip_suffix(".img"));
-        // Not those of shared memory.
-        if let Some(pid) = digits.and_then(|digits| digits.parse().ok()) {
+        if let Some(pid) = process(name) {
             mark(dir, pid)?;
-            left_out += leave_out(dir, name)?;
+            left_out += leave_out(dir, pid)?;
         }
     }
     Ok(left_out)
+}
+
+fn pagemap(pid: i32) -> String {
+    format!("pagemap-{pid}.img")
+}
+
+fn mm(pid: i32) -> String {
+    format!("mm-{pid}.img")
+}
+
+fn pages(head: &Head) -> String {
+    format!("pages-{}.img", head.pages_id)
+}
+
+/// The process whose pagemap has this name. Those of shared memory have a word before the number.
+fn process(name: &str) -> Option<i32> {
+    name.strip_prefix("pagemap-")?.strip_suffix(".img")?.parse().ok()
+}
+
+fn open(dir: BorrowedFd<'_>, name: &str, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(dir, name, flags, Mode::empty())?.into())
+}
+
+fn read(dir: BorrowedFd<'_>, name: &str) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(dir, name, OFlags::RDONLY)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// The pids of the processes that have memory.
@@ -135,10 +161,7 @@ pub(super) fn processes(dir: BorrowedFd<'_>) -> io::Result<Vec<i32>> {
     let dir = rustix::fs::openat(dir, ".", flags, Mode::empty())?;
     for entry in rustix::fs::Dir::new(dir)? {
         let entry = entry?;
-        let name = entry.file_name().to_str().unwrap_or_default();
-        let digits = name.strip_prefix("pagemap-").and_then(|name| name.strip_suffix(".img"));
-        // Those of shared memory have a word before the number.
-        pids.extend(digits.and_then(|digits| digits.parse::<i32>().ok()));
+        pids.extend(process(entry.file_name().to_str().unwrap_or_default()));
     }
     Ok(pids)
 }
@@ -161,20 +184,11 @@ pub(super) struct Private {
 /// # Errors
 /// The files cannot be read.
 pub(super) fn private(dir: BorrowedFd<'_>, pid: i32) -> io::Result<Option<Private>> {
-    let open = |name: &str| -> io::Result<File> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(rustix::fs::openat(dir, name, flags, Mode::empty())?.into())
-    };
-    let read = |name: &str| -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        open(name)?.read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    let Some((head, runs)) = decode(&read(&format!("pagemap-{pid}.img"))?) else { return Ok(None) };
-    let Some(all) = decode_mappings(&read(&format!("mm-{pid}.img"))?) else { return Ok(None) };
+    let Some((head, runs)) = decode(&read(dir, &pagemap(pid))?) else { return Ok(None) };
+    let Some(all) = decode_mappings(&read(dir, &mm(pid))?) else { return Ok(None) };
     let charged = all.iter().map(Between::charged).max().unwrap_or(0);
     let mappings: Vec<Between> = all.into_iter().filter(Between::is_left).collect();
-    let pages = open(&format!("pages-{}.img", head.pages_id))?;
+    let pages = open(dir, &pages(&head), OFlags::RDONLY)?;
     let (mut extents, mut at) = (Vec::new(), 0);
     for run in &runs {
         match (run.flags() & LAZY != 0, run.is_present()) {
@@ -200,18 +214,9 @@ pub(super) fn private(dir: BorrowedFd<'_>, pid: i32) -> io::Result<Option<Privat
 /// # Errors
 /// The files cannot be read, or what is to be marked cannot be written.
 pub(super) fn mark(dir: BorrowedFd<'_>, pid: i32) -> io::Result<()> {
-    let open = |name: String, flags| -> io::Result<File> {
-        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(rustix::fs::openat(dir, name, flags, Mode::empty())?.into())
-    };
-    let read = |name: String| -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        open(name, OFlags::RDONLY)?.read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    let before = read(format!("pagemap-{pid}.img"))?;
+    let before = read(dir, &pagemap(pid))?;
     let Some((head, mut runs)) = decode(&before) else { return Ok(()) };
-    let mappings = match read(format!("mm-{pid}.img")) {
+    let mappings = match read(dir, &mm(pid)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         read => decode_mappings(&read?),
     };
@@ -224,7 +229,7 @@ pub(super) fn mark(dir: BorrowedFd<'_>, pid: i32) -> io::Result<()> {
     }
     let after = encode(&head, &runs);
     if after != before {
-        let file = open(format!("pagemap-{pid}.img"), OFlags::WRONLY)?;
+        let file = open(dir, &pagemap(pid), OFlags::WRONLY)?;
         file.write_all_at(&after, 0)?;
         file.set_len(after.len() as u64)?;
     }
@@ -253,16 +258,11 @@ fn decode_mappings(bytes: &[u8]) -> Option<Vec<Between>> {
     mappings.is_sorted_by(|a, b| a.start < a.end && a.end <= b.start).then_some(mappings)
 }
 
-fn leave_out(dir: BorrowedFd<'_>, name: &str) -> io::Result<u64> {
-    let open = |name: &str| -> io::Result<File> {
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(rustix::fs::openat(dir, name, flags, Mode::empty())?.into())
-    };
-    let map = open(name)?;
-    let mut bytes = vec![0; map.metadata()?.len() as usize];
-    map.read_exact_at(&mut bytes, 0)?;
+fn leave_out(dir: BorrowedFd<'_>, pid: i32) -> io::Result<u64> {
+    let map = open(dir, &pagemap(pid), OFlags::RDWR)?;
+    let bytes = read(dir, &pagemap(pid))?;
     let Some((head, runs)) = decode(&bytes) else { return Ok(0) };
-    let pages = open(&format!("pages-{}.img", head.pages_id))?;
+    let pages = open(dir, &pages(&head), OFlags::RDWR)?;
     let listed: u64 = runs.iter().filter(|run| run.is_present()).map(Run::bytes).sum();
     let size = pages.metadata()?.len();
     if listed != size {

@@ -33,7 +33,7 @@ pub mod code {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The library cannot be opened.
-    #[error("the driver library {path} cannot be opened: {cause}")]
+    #[error("the driver library {path} cannot be opened: {}", reason(cause))]
     Open {
         /// The library.
         path: PathBuf,
@@ -48,6 +48,11 @@ pub enum LoadError {
         /// The missing function.
         function: &'static str,
     },
+}
+
+/// What the loader itself has said, if it has.
+fn reason(cause: &libloading::Error) -> String {
+    std::error::Error::source(cause).map_or_else(|| cause.to_string(), ToString::to_string)
 }
 
 macro_rules! functions {

@@ -8,29 +8,36 @@ use crate::held::Drivers;
 use crate::image::{self, DriverKind};
 use crate::library;
 
-/// Whether there is a driver where the program had its own.
-pub(super) fn is_there(wanted: &image::Driver) -> Result<(), Error> {
-    if wanted.path.is_file() { Ok(()) } else { Err(other(wanted, "no file there".into())) }
+/// Checks that the driver where the program had its own is the same build, by its file. That takes a processor
+/// some hundredths of a second.
+pub(super) fn check(wanted: &image::Driver) -> Result<(), Error> {
+    if !wanted.path.is_file() {
+        return Err(other(wanted, "no file there".into()));
+    }
+    let file = wanted.path.canonicalize().unwrap_or_else(|_| wanted.path.clone());
+    if crate::dump::hash_file(&file)? != wanted.file_hash {
+        return Err(other(wanted, "another build".into()));
+    }
+    Ok(())
 }
 
-/// Opens it. That takes some tenths of a second where nobody uses a device.
+/// Opens the driver, which was [checked](check). That takes some tenths of a second where nobody uses a device.
 ///
 /// # Errors
-/// It is another build; it does not start.
-pub(crate) fn open(wanted: &image::Driver) -> Result<Arc<Driver>, Error> {
-    is_there(wanted)?;
-    let file = wanted.path.canonicalize().unwrap_or_else(|_| wanted.path.clone());
-    // Both take a while: the one of a processor, the other of the device.
-    let (driver, hash) = std::thread::scope(|scope| {
-        let hash = scope.spawn(|| crate::dump::hash_file(&file));
-        (Drivers::default().open(&wanted.path), super::bulk::joined(hash))
-    });
-    let driver = driver?;
+/// It does not start.
+pub(super) fn open(wanted: &image::Driver) -> Result<Arc<Driver>, Error> {
+    let driver = Drivers::default().open(&wanted.path)?;
     let version = driver.version()?;
-    if version != wanted.version || hash? != wanted.file_hash {
+    if version != wanted.version {
         return Err(other(wanted, name(library::kind(&wanted.path), version)));
     }
     Ok(driver)
+}
+
+/// Both at once.
+pub(crate) fn open_checked(wanted: &image::Driver) -> Result<Arc<Driver>, Error> {
+    check(wanted)?;
+    open(wanted)
 }
 
 fn other(wanted: &image::Driver, found: String) -> Error {

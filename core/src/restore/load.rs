@@ -42,26 +42,28 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Starts it. With `on_demand` it only makes device memory.
+    /// Starts it. With `on_demand` it only makes device memory. What is `opened` already is taken over.
     pub(super) fn start(
         image: Arc<Source>,
+        opened: Option<Opened>,
         on_demand: bool,
         options: &Options,
         progress: Arc<dyn Progress>,
     ) -> Self {
         let stop = Stop::new(options.stop.clone());
         let flag = stop.clone();
-        let (holder, device_map) = (options.share.clone(), options.device_map.clone());
+        let holder = options.share.clone();
         let load = move || {
             std::thread::scope(|scope| {
-                let opening = scope.spawn(|| preflight::open(&image, &device_map));
+                let moves = opened.is_some();
+                let opening = (!moves).then(|| scope.spawn(|| preflight::open(&image, &[])));
                 let loading = Loading {
                     image: &image,
                     stop: &flag,
                     progress: progress.as_ref(),
-                    moves: !device_map.is_empty(),
-                    opening: Cell::new(Some(opening)),
-                    opened: OnceCell::new(),
+                    moves,
+                    opening: Cell::new(opening),
+                    opened: opened.map_or_else(OnceCell::new, OnceCell::from),
                     by_holder: Cell::new(false),
                 };
                 let memory = if on_demand {

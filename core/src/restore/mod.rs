@@ -237,16 +237,15 @@ fn run(
     let image = Arc::new(Source::open(&options.image, options.warm)?);
     let manifest = image.manifest();
     let criu = preflight::check(&image)?;
-    if !options.device_map.is_empty() {
-        // What somebody has named is looked at before anything is made.
-        preflight::open(&image, &options.device_map)?;
-    }
+    // What somebody has named is looked at before anything is made; else that is done beside CRIU's work.
+    let is_moved = !options.device_map.is_empty();
+    let opened = is_moved.then(|| preflight::open(&image, &options.device_map)).transpose()?;
     let keeper = made.keeper.insert(Keeper::start().map_err(Error::Keeper)?);
     let at_work = keeper.at_work().map_err(Error::Keeper)?;
     let mut worker = start_criu(&criu, manifest, options, at_work.as_fd())?;
 
     clock.enter("load", Some(manifest.bulk_bytes))?;
-    let mut load = Load::start(image.clone(), on_demand, options, progress.clone());
+    let mut load = Load::start(image.clone(), opened, on_demand, options, progress.clone());
 
     enter(clock, "extract")?;
     let files = image.criu_files()?;

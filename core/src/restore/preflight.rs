@@ -51,14 +51,14 @@ pub(super) fn check(image: &Source) -> Result<Criu, Error> {
         }
         library::put(&carried.path, &bytes, carried.mode & 0o755)?;
     }
-    driver::is_there(&manifest.driver)?;
+    driver::check(&manifest.driver)?;
     Ok(criu)
 }
 
 /// Opens the driver and finds the devices. That takes some tenths of a second where nobody uses the device.
 ///
 /// # Errors
-/// It is not the driver that the program had; the host lacks a device, or it is of another kind.
+/// The driver does not start; the host lacks a device, or it is of another kind.
 pub(super) fn open(image: &Source, device_map: &[MappedDevice]) -> Result<Opened, Error> {
     let manifest = image.manifest();
     let driver = driver::open(&manifest.driver)?;

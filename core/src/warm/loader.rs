@@ -60,7 +60,7 @@ impl Loader {
             return Err(Error::Damaged { what: "its manifest has just changed".into() });
         }
         let copy = WarmCopy::open(root, &read, &manifest)?;
-        let driver = crate::restore::driver::open(&manifest.driver)?;
+        let driver = crate::restore::driver::open_checked(&manifest.driver)?;
         Self::with(&driver, manifest, copy)
     }
 
