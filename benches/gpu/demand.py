@@ -5,12 +5,14 @@ The program holds `--gib` of weights, of which a step uses `--used-gib`. It is d
 into a raw image in /dev/shm. Then it is restored `--rounds` times in each way, each time killed after
 its memory is there; the last one of each way runs to its end and must print what the uninterrupted program
 prints. The table has the time from the start of `gpucr restore` to the first step, and the phases.
+With `--peer` the driver's checkpoint and CRIU then do the same once; that takes twice `--gib` of host memory.
 """
 
 import argparse
 import statistics
 import sys
 
+import peer
 from dumped import Dumped
 
 
@@ -22,6 +24,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--out", default="demand-logs")
+    peer.add_arguments(parser, optional=True)
     args = parser.parse_args()
     print(f"{args.gib} GiB, {args.used_gib:g} GiB used by a step", flush=True)
     program = Dumped(args.gpucr, args.out, ["infer", "--gib", str(args.gib), "--used-gib",
@@ -43,6 +46,7 @@ def main():
                 print(f"{way}: median {statistics.median(times[way]):.0f} ms, "
                       f"{'identical' if same else 'DIFFERENT'}", flush=True)
     program.remove()
+    peer.show(args, program.command)
     return 1 if failed else 0
 
 

@@ -23,7 +23,7 @@ class Dumped:
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="gpucr-", dir="/dev/shm"))
         self.image = self.folder / "image"
         self.log = out / "log"
-        command = [*verify.TORCH, *program]
+        self.command = command = [*verify.TORCH, *program]
         plain = out / "plain.log"
         began = time.monotonic()
         process = verify.start(command, plain, {}, None)

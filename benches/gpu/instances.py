@@ -6,7 +6,7 @@ first one after the other while those before run on, then all at once. Each must
 uninterrupted program prints. The table has the time from the start of `gpucr restore` to the instance's
 first step, and by how much the memory in use on the device has grown from before it to `--settle` seconds
 later. With `--share` the instances share the memory that none of them writes, with `--warm` the image is kept
-in memory. Exit status 1 if any instance
+in memory; with `--peer` the driver's checkpoint and CRIU restore the program once, alone. Exit status 1 if any instance
 differs, fails, or has to be restored again.
 """
 
@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 
+import peer
 import verify
 
 
@@ -85,6 +86,7 @@ def main():
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--settle", type=float, default=1)
     parser.add_argument("--out", default="instances-logs")
+    peer.add_arguments(parser, optional=True)
     args = parser.parse_args()
     args.gpucr = str(pathlib.Path(shutil.which(args.gpucr) or args.gpucr).resolve())
     out = pathlib.Path(args.out)
@@ -97,6 +99,7 @@ def main():
     if plain.end() != 0:
         raise RuntimeError(f"the plain run failed, see {out / 'err'}")
     expected = plain.lines
+    print(f"cold start to step 0: {(plain.first - plain.began) * 1000:.0f} ms", flush=True)
 
     program = Instance([args.gpucr, "run", "--", *command], err)
     program.wait_for(40)
@@ -135,6 +138,7 @@ def main():
     if args.warm:
         subprocess.run([args.gpucr, "warm", "--drop", image], check=True)
     shutil.rmtree(images, ignore_errors=True)
+    peer.show(args, command)
     return 1 if failed else 0
 
 

@@ -3,8 +3,9 @@
 
 The program is dumped in the middle and ended, into a raw image in /dev/shm. Then it is restored `--rounds`
 times from there (`--no-warm`), and `--rounds` times each from what `gpucr warm --unpinned` and `gpucr warm`
-keep, each time killed after its first step; the last one of each way runs to its end and must print what the uninterrupted program
-prints. The table has the time from the start of `gpucr restore` to the first step, and the phases.
+keep, each time killed after its first step; the last one of each way runs to its end and must print what
+the uninterrupted program prints. The table has the time from the start of `gpucr restore` to the first step,
+and the phases. With `--peer` the driver's checkpoint and CRIU then do the same once.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 
+import peer
 from dumped import Dumped
 
 
@@ -23,6 +25,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--out", default="warm-logs")
+    peer.add_arguments(parser, optional=True)
     args = parser.parse_args()
     program = Dumped(args.gpucr, args.out, ["infer", "--gib", str(args.gib), "--steps", str(args.steps),
                                             "--delay", "0.01"])
@@ -48,6 +51,7 @@ def main():
               f"{'identical' if same else 'DIFFERENT'}", flush=True)
     subprocess.run([program.gpucr, "warm", "--drop", "--all"])
     program.remove()
+    peer.show(args, program.command)
     return 1 if failed else 0
 
 
