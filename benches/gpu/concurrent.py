@@ -9,7 +9,7 @@ is compressed.
   store       two dumps with --leave-running into one store: what the second one had to copy
   training    `gpucr dump --leave-running` (cow) of AdamW: stopped time, time until full speed again
 
-Each row is one dump. `--json FILE` keeps all reports.
+Each row is one dump. `reports.json` in the output directory has all reports.
 """
 
 import argparse
@@ -76,20 +76,26 @@ def dump(args, program, flags, out, name):
     return report, edges
 
 
-def copies(path):
-    """What a timeline says of the copies ahead: bytes, seconds, their number, and how long it was from the first
-    to the last."""
-    events = json.loads(path.read_text())["traceEvents"]
-    ahead = [e for e in events if e["ph"] == "X" and e["name"] == "ahead"]
-    total = sum(e["args"]["bytes"] for e in ahead)
-    span = max(e["ts"] + e["dur"] for e in ahead) - min(e["ts"] for e in ahead)
-    return total, sum(e["dur"] for e in ahead) / 1e6, len(ahead), span / 1e6
+def slices(path, name, precopy):
+    """When each slice of this name of a timeline began and ended, and its bytes. `precopy` is when that phase
+    began."""
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    zero = next(e["ts"] for e in events if e["name"] == "precopy")
+    at = lambda ts: precopy + (ts - zero) / 1e6
+    return [(at(e["ts"]), at(e["ts"] + e["dur"]), e["args"].get("bytes", 0))
+            for e in events if e["name"] == name]
 
 
 def rate(times, start, end):
     """Steps in a second between two moments."""
     inside = [t for t in times if start <= t < end]
     return (len(inside) - 1) / (inside[-1] - inside[0]) if len(inside) > 2 else 0.0
+
+
+def steps(times, start, end):
+    """Steps between two moments; of those that one of them divides, the part."""
+    pairs = zip(times, times[1:])
+    return sum(max(0, min(b, end) - max(a, start)) / (b - a) for a, b in pairs)
 
 
 def describe(name, report, more):
@@ -133,13 +139,20 @@ def inference(args, gib, images, out):
         flags = ["-o", str(images / "image"), "--compress", "none", "--timeline", str(timeline)]
         report, edges = dump(args, program, flags, out, name)
         times = program.times()
-        total, seconds, number, span = copies(timeline)
-        report["copies"] = {"bytes": total, "s": seconds, "number": number, "span_s": span}
-        print(f"{name}: {number} copies of {total / 2**30:.1f} GiB in {seconds:.3f} s = "
-              f"{total / seconds / 1e9:.1f} GB/s, from the first to the last {span:.3f} s = "
-              f"{total / span / 1e9:.1f} GB/s", flush=True)
         precopy = edges.get("precopy", (0, 0))
         before = rate(times, precopy[0] - 3, precopy[0] - 0.5)
+        copies = slices(timeline, "ahead", precopy[0])
+        looks = slices(timeline, "look", precopy[0])
+        total = sum(size for _, _, size in copies)
+        seconds = sum(end - start for start, end, _ in copies)
+        beside = sum(steps(times, start, end) for start, end, _ in copies) / seconds
+        report["copies"] = {"slices": copies, "speed": beside / before}
+        report["looks"] = looks
+        report["times"] = [t for t in times if precopy[0] - 4 < t < precopy[1] + 1]
+        report["edges"] = edges
+        print(f"{name}: {len(copies)} copies of {total / 2**30:.1f} GiB in {seconds:.3f} s = "
+              f"{total / seconds / 1e9:.1f} GB/s, program at {beside / before * 100:.1f} % meanwhile; "
+              f"{len(looks)} looks in {sum(end - start for start, end, _ in looks):.3f} s", flush=True)
         during = rate(times, *precopy)
         seconds = precopy[1] - precopy[0]
         copied = report["precopied_chunks"] * CHUNK
