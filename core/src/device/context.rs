@@ -19,12 +19,13 @@ pub const GRANULE: u64 = 2 << 20;
 const POSIX_FD: u32 = 1;
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
-/// `CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC`: waiting threads sleep, since the cores are
-/// wanted for compression.
-const WAITABLE: u32 = 2 | 1;
-/// In a virtual machine to be woken up takes longer than the copy of a chunk: copies to the device that
-/// waited so reached 34 to 43 GB/s, those that asked again and again 47 to 50 GB/s, of 50.5 GB/s that PCIe
-/// carried there.
+/// `CU_EVENT_DISABLE_TIMING`. Not `CU_EVENT_BLOCKING_SYNC`, which makes an interrupt of each wait, all of them on
+/// the same CPU.
+const PLAIN: u32 = 2;
+/// How long a thread that waits for an event sleeps between two questions: less than the copy of a chunk takes
+/// (`docs/results.md`, "Waiting for copies").
+const NAP: Duration = Duration::from_micros(30);
+/// How long one that expects it soon asks without sleeping.
 const MOMENT: Duration = Duration::from_millis(1);
 /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context, since blocks of several devices share
 /// one ring of staging memory.
@@ -274,7 +275,7 @@ impl Event {
         context.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: `handle` is a place for an event.
-        unsafe { context.driver.cuEventCreate(&mut handle, WAITABLE)? };
+        unsafe { context.driver.cuEventCreate(&mut handle, PLAIN)? };
         Ok(Self { context: context.clone(), handle })
     }
 
@@ -282,23 +283,29 @@ impl Event {
     /// again for so long before it sleeps.
     pub fn wait_soon(&self) -> Result<(), DriverError> {
         let since = Instant::now();
-        loop {
-            // SAFETY: the handle is live.
-            match unsafe { self.context.driver.cuEventQuery(self.handle) } {
-                Err(error) if error.code == code::NOT_READY => {}
-                other => return other,
-            }
-            if since.elapsed() > MOMENT {
-                return self.wait();
+        while since.elapsed() <= MOMENT {
+            if self.has_happened()? {
+                return Ok(());
             }
             std::thread::yield_now();
         }
+        self.wait()
     }
 
-    /// Waits until the last record of it has happened.
+    /// Waits until the last record of it has happened. Takes little of the processor.
     pub fn wait(&self) -> Result<(), DriverError> {
+        while !self.has_happened()? {
+            std::thread::sleep(NAP);
+        }
+        Ok(())
+    }
+
+    fn has_happened(&self) -> Result<bool, DriverError> {
         // SAFETY: the handle is live.
-        unsafe { self.context.driver.cuEventSynchronize(self.handle) }
+        match unsafe { self.context.driver.cuEventQuery(self.handle) } {
+            Err(error) if error.code == code::NOT_READY => Ok(false),
+            other => other.map(|()| true),
+        }
     }
 }
 

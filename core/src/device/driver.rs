@@ -128,7 +128,6 @@ functions! {
     cuEventCreate(event: *mut *mut c_void, flags: c_uint);
     cuEventDestroy_v2(event: *mut c_void);
     cuEventRecord(event: *mut c_void, stream: *mut c_void);
-    cuEventSynchronize(event: *mut c_void);
     cuEventQuery(event: *mut c_void);
     cuMemHostAlloc(memory: *mut *mut c_void, bytes: usize, flags: c_uint);
     cuMemHostGetDevicePointer_v2(address: *mut u64, memory: *mut c_void, flags: c_uint);
