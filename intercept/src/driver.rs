@@ -12,6 +12,8 @@ pub(crate) type Code = u32;
 pub(crate) const SUCCESS: Code = 0;
 pub(crate) const ERROR_INVALID_VALUE: Code = 1;
 pub(crate) const ERROR_OUT_OF_MEMORY: Code = 2;
+/// The driver is shutting down: the process is on its way out.
+pub(crate) const ERROR_DEINITIALIZED: Code = 4;
 pub(crate) const ERROR_NO_DEVICE: Code = 100;
 pub(crate) const ERROR_INVALID_CONTEXT: Code = 201;
 pub(crate) const ERROR_INVALID_HANDLE: Code = 400;

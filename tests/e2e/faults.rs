@@ -1,7 +1,6 @@
 //! Whatever fails in a dump or a restore: either the program goes on and ends well, or the image
 //! is complete, and the message says which.
 
-use std::path::Path;
 use std::process::Output;
 use std::time::Duration;
 
@@ -288,7 +287,7 @@ fn a_restore_that_loses_a_race_for_the_pid_harms_nobody() -> Result<()> {
     let image = lab.path("image");
     lab.dump(&program, &image, &[])?;
     program.wait()?;
-    let slow = held_restore(&lab, &image)?;
+    let slow = held_restore(&lab, &["--detach"], "extract")?;
     let mut other = process_with_pid(program.pid)?;
     std::fs::write(lab.path("go on"), "")?;
     let output = slow.wait_with_output()?;
@@ -302,17 +301,53 @@ fn a_restore_that_loses_a_race_for_the_pid_harms_nobody() -> Result<()> {
     Ok(())
 }
 
-/// A restore in the background that waits until there is a file `go on`. It has seen that the pids are
-/// free.
-fn held_restore(lab: &Lab, image: &Path) -> Result<std::process::Child> {
+/// The host side of a program runs while its memory is brought back, and may come to its end.
+#[test]
+fn a_program_that_ends_while_it_is_restored_has_ended_and_nothing_has_failed() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let lab = Lab::new();
+    let mut program = lab.at_work("sgd", &ARGS)?;
+    let image = lab.path("image");
+    lab.dump(&program, &image, &[])?;
+    program.wait()?;
+    for phase in ["driver", "attach", "resume"] {
+        let restore = held_restore(&lab, &[], phase)?;
+        rustix::process::kill_process(
+            rustix::process::Pid::from_raw(program.pid as i32).context("a pid")?,
+            rustix::process::Signal::TERM,
+        )?;
+        until("it has ended", || has_ended(program.pid))?;
+        std::fs::write(lab.path("go on"), "")?;
+        let output = restore.wait_with_output()?;
+        ensure!(output.status.code() == Some(128 + libc::SIGTERM), "{phase}: {}", show(&output));
+        ensure!(!exists(program.pid), "{phase}: it is still there");
+        std::fs::remove_file(lab.path("go on"))?;
+        lab.holds_only(&["log", "image"])?;
+    }
+    let mut program = lab.restore(&image, program)?;
+    program.result()?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+fn has_ended(pid: u32) -> bool {
+    // A zombie has.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
+}
+
+/// A restore in the background that waits in a phase until there is a file `go on`.
+fn held_restore(lab: &Lab, args: &[&str], phase: &str) -> Result<std::process::Child> {
     let mut command = lab.gpucr();
-    command.args(["restore", "--detach"]).arg(image).env("GPUCR_LOG", "debug");
-    command.env("GPUCR_FAULT", "hold:extract").env("GPUCR_FAULT_FILE", lab.path("go on"));
+    command.arg("restore").args(args).arg("image").env("GPUCR_LOG", "debug");
+    command.env("GPUCR_FAULT", format!("hold:{phase}"));
+    command.env("GPUCR_FAULT_FILE", lab.path("go on"));
     command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let mut child = command.spawn()?;
     let mut log = std::io::BufReader::new(child.stderr.take().context("piped")?);
     let mut line = String::new();
-    while !line.contains("begins phase=\"extract\"") {
+    let entered = format!("begins phase=\"{phase}\"");
+    while !line.contains(&entered) {
         line.clear();
         ensure!(std::io::BufRead::read_line(&mut log, &mut line)? > 0, "it ended early");
     }
@@ -345,7 +380,7 @@ fn two_restores_of_one_image_take_turns() -> Result<()> {
     let image = lab.path("image");
     lab.dump(&program, &image, &[])?;
     program.wait()?;
-    let first = held_restore(&lab, &image)?;
+    let first = held_restore(&lab, &["--detach"], "extract")?;
     let output = lab.run(["restore", "image"])?;
     refused(&output, 1, &["another gpucr is at work", "Nothing was changed"])?;
     std::fs::write(lab.path("go on"), "")?;

@@ -280,7 +280,7 @@ impl Lanes<'_> {
     /// Why an agent failed: if the program is at its end that is the reason.
     fn reason(&self, process: usize, error: AgentError) -> Error {
         if matches!(error, AgentError::Broken { .. }) {
-            super::ends(&self.held[process].lock().process);
+            super::ends(&self.held[process].lock().process, super::ENDING);
         }
         match (self.goes_on(), &error) {
             (Err(reason), _) => reason,

@@ -43,6 +43,8 @@ use source::{CriuFiles, Source};
 const FIRST_ANSWER: Duration = Duration::from_secs(60);
 /// How long a process takes to end, from the end of its connections on.
 const ENDING: Duration = Duration::from_secs(5);
+/// How long the driver may see the end of a process before the process has ended.
+const SEEN_FIRST: Duration = Duration::from_millis(200);
 /// After how long CRIU is asked once more, when a pid was in use.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -315,13 +317,16 @@ fn run(
     let held = &mut made.held;
     for program in held.iter() {
         let pid = program.process.pid;
-        let resumed = opened.driver.resume_on(pid, &opened.placement.pairs);
-        resumed.map_err(|source| Error::Process { pid, source })?;
+        match opened.driver.resume_on(pid, &opened.placement.pairs) {
+            Err(_) if ends(&program.process, SEEN_FIRST) => {}
+            resumed => resumed.map_err(|source| Error::Process { pid, source })?,
+        }
     }
 
     enter(clock, "attach")?;
     for program in held.iter_mut().filter(|program| program.has_agent) {
-        program.agent = Some(Agent::connect_restored(&program.process, FIRST_ANSWER)?);
+        let agent = Agent::connect_restored(&program.process, FIRST_ANSWER);
+        program.agent = unless_ended(&program.process, agent)?;
     }
     let watch = in_use.map(|in_use| in_use.begin(held)).transpose()?;
     let blocks = bulk::cuda_processes(&manifest.processes);
@@ -330,7 +335,8 @@ fn run(
         if copied == "inside" {
             bulk::load_inside(agent, &image, blocks, progress.as_ref())?;
         } else if prepared.is_none() {
-            agent.reattach(&program.blocks)?;
+            let attached = agent.reattach(&program.blocks);
+            unless_ended(&program.process, attached)?;
         }
     }
     let awaited = prepared.map(|prepared| Awaited::begin(*prepared, &image, held)).transpose()?;
@@ -345,11 +351,8 @@ fn run(
     options.tell(Some(root));
     // All gates open only when every process has its memory, or waits for it.
     for program in held.iter_mut() {
-        match program.agent.as_mut().map_or(Ok(()), Agent::open_gate) {
-            // It has gone on, and was at its end before its agent could say so.
-            Err(AgentError::Broken { .. }) if ends(&program.process) => {}
-            opened => opened?,
-        }
+        let opened = program.agent.as_mut().map_or(Ok(()), Agent::open_gate);
+        unless_ended(&program.process, opened)?;
     }
     let running_ms = milliseconds(clock.total());
     let mut streamed = None;
@@ -395,9 +398,24 @@ impl Restored {
     }
 }
 
-/// Whether a process whose agent does not answer any more is ending: its connections go first.
-fn ends(process: &ProcessInfo) -> bool {
-    let deadline = Instant::now() + ENDING;
+/// What an agent has answered; `None` if its process was at its end before that. That is no failure: the host
+/// side of a program runs while its memory is brought back, and may have had nothing else to do any more.
+fn unless_ended<T>(
+    process: &ProcessInfo,
+    answer: Result<T, AgentError>,
+) -> Result<Option<T>, AgentError> {
+    match answer {
+        // The connections of a process go before the process.
+        Err(AgentError::Broken { .. } | AgentError::Absent { .. }) if ends(process, ENDING) => {
+            Ok(None)
+        }
+        answer => answer.map(Some),
+    }
+}
+
+/// Whether a process comes to its end in so long.
+fn ends(process: &ProcessInfo, limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
     while !process.has_ended() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -171,7 +171,10 @@ impl InUse {
             let (table, file) = Table::create(vec![Range::WHOLE; ids.len()]).map_err(io)?;
             (0..ids.len()).for_each(|range| table.chunks(range).pend(0));
             let watched = Watched { pid: program.process.pid, blocks: ids.len(), table, file };
-            agent.share(ids, habits, &watched.file)?;
+            let told = agent.share(ids, habits, &watched.file);
+            if super::unless_ended(&program.process, told)?.is_none() {
+                continue;
+            }
             // From here on there is somebody to be told.
             watched.table.header().look();
             tables.push(watched);

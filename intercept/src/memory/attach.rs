@@ -7,7 +7,7 @@ use gpucr_wire::Block as WireBlock;
 
 use super::vmm::Vmm;
 use super::{Failure, Memory};
-use crate::driver::{ACCESS_READ_WRITE, Access, LOCATION_DEVICE};
+use crate::driver::{ACCESS_READ_WRITE, Access, ERROR_DEINITIALIZED, LOCATION_DEVICE};
 use crate::log::log;
 
 /// File descriptors of blocks, by id.
@@ -137,12 +137,25 @@ impl Memory {
 
     /// Gives every block that has no memory the memory behind its file descriptor, in `fds` or
     /// held by the block, and maps whatever is not mapped. Takes the file descriptors that it
-    /// used out of `fds`: the blocks hold them from now on.
+    /// used out of `fds`: the blocks hold them from now on. A driver that is shutting down has no blocks any
+    /// more, and none is missed.
     ///
     /// # Errors
     /// Some blocks are attached, some are not, `fds` is unchanged: go back with
     /// [`Self::detach`], or repeat.
     pub(crate) fn attach(&mut self, vmm: &dyn Vmm, fds: &mut Fds) -> Result<(), Failure> {
+        match self.attach_all(vmm, fds) {
+            // The host side of the program came to its end while its memory was away.
+            Err(failure) if failure.code == ERROR_DEINITIALIZED => {
+                log!("{}: the driver is shutting down", failure.message);
+                *self = Self::default();
+                Ok(())
+            }
+            attached => attached,
+        }
+    }
+
+    fn attach_all(&mut self, vmm: &dyn Vmm, fds: &mut Fds) -> Result<(), Failure> {
         let mut imported = Vec::new();
         for (id, block) in self.blocks.iter_mut().filter(|(_, block)| block.handle.is_none()) {
             let fd = block
@@ -414,6 +427,18 @@ mod tests {
         }
         assert!(memory.all_attached());
         assert_eq!(fake.snapshot(), before);
+    }
+
+    #[test]
+    fn nothing_is_missed_by_a_driver_that_shuts_down() {
+        let fake = Fake::new();
+        let mut memory = populated(&fake);
+        let mut fds = memory.export(&fake, &Fds::new()).expect("exported");
+        memory.detach(&fake).expect("detached");
+        assert!(!memory.all_attached());
+        fake.shut_down();
+        memory.attach(&fake, &mut fds).expect("done without");
+        assert!(memory.all_attached() && memory.detached_blocks().is_empty());
     }
 
     #[test]

@@ -9,7 +9,8 @@ use std::os::unix::fs::FileExt;
 
 use super::vmm::{DeviceInfo, Vmm};
 use crate::driver::{
-    ACCESS_NONE, Access, AllocationProp, Code, ERROR_INVALID_VALUE, ERROR_OUT_OF_MEMORY,
+    ACCESS_NONE, Access, AllocationProp, Code, ERROR_DEINITIALIZED, ERROR_INVALID_VALUE,
+    ERROR_OUT_OF_MEMORY,
 };
 
 const MIB: u64 = 1 << 20;
@@ -25,6 +26,7 @@ pub(crate) struct Fake {
     /// Calls that still succeed before one fails.
     left: Cell<Option<usize>>,
     failed: Cell<bool>,
+    is_shut_down: Cell<bool>,
     limit: Cell<Option<u64>>,
     reserved: RefCell<BTreeMap<u64, u64>>,
     /// Handle to physical memory, its size, and whether it was imported.
@@ -49,6 +51,11 @@ impl Fake {
     pub(crate) fn fail_never(&self) -> bool {
         self.left.set(None);
         self.failed.get()
+    }
+
+    /// From now on every call says that the driver is shutting down.
+    pub(crate) fn shut_down(&self) {
+        self.is_shut_down.set(true);
     }
 
     pub(crate) fn limit_bytes(&self, bytes: u64) {
@@ -91,6 +98,9 @@ impl Fake {
 
     fn call(&self) -> Result<(), Code> {
         self.calls.set(self.calls.get() + 1);
+        if self.is_shut_down.get() {
+            return Err(ERROR_DEINITIALIZED);
+        }
         match self.left.get() {
             Some(0) => {
                 // One failure only: what undoes it must be able to work.
