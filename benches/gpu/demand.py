@@ -5,7 +5,8 @@ The program holds `--gib` of weights, of which a step uses `--used-gib`. It is d
 into a raw image in /dev/shm. Then it is restored `--rounds` times in each way, each time killed after
 its memory is there; the last one of each way runs to its end and must print what the uninterrupted program
 prints. The table has the time from the start of `gpucr restore` to the first step, and the phases.
-With `--peer` the driver's checkpoint and CRIU then do the same once; that takes twice `--gib` of host memory.
+With `--peer` the driver's checkpoint and CRIU then do the same once, with `--peer-gib`: they need twice that of
+host memory.
 """
 
 import argparse
@@ -13,7 +14,14 @@ import statistics
 import sys
 
 import peer
+import verify
 from dumped import Dumped
+
+
+def infer(args, gib):
+    """The program's arguments."""
+    return ["infer", "--gib", str(gib), "--used-gib", str(args.used_gib), "--steps", str(args.steps),
+            "--delay", "0.01"]
 
 
 def main():
@@ -23,13 +31,12 @@ def main():
     parser.add_argument("--used-gib", type=float, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--peer-gib", type=int, help="default: the same as --gib")
     parser.add_argument("--out", default="demand-logs")
     peer.add_arguments(parser, optional=True)
     args = parser.parse_args()
     print(f"{args.gib} GiB, {args.used_gib:g} GiB used by a step", flush=True)
-    program = Dumped(args.gpucr, args.out, ["infer", "--gib", str(args.gib), "--used-gib",
-                                            str(args.used_gib), "--steps", str(args.steps),
-                                            "--delay", "0.01"])
+    program = Dumped(args.gpucr, args.out, infer(args, args.gib))
     failed = 0
     times = {"all first": [], "on demand": []}
     for number in range(args.rounds):
@@ -46,7 +53,8 @@ def main():
                 print(f"{way}: median {statistics.median(times[way]):.0f} ms, "
                       f"{'identical' if same else 'DIFFERENT'}", flush=True)
     program.remove()
-    peer.show(args, program.command)
+    size = args.peer_gib or args.gib
+    peer.show(args, [*verify.TORCH, *infer(args, size)], f"{size} GiB, ")
     return 1 if failed else 0
 
 

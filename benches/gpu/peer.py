@@ -126,10 +126,10 @@ def folder():
         shutil.rmtree(path, ignore_errors=True)
 
 
-def show(args, program_command):
+def show(args, program_command, which=""):
     """If that is asked for: prints what the peer takes for a program, once."""
     if not args.peer:
         return
     with folder() as path:
         row = measure(args, Driver(), program_command, path)
-    print(f"driver + CRIU: stopped {row['stopped']:.2f} s, restore to step {row['to step']:.2f} s", flush=True)
+    print(f"{which}driver + CRIU: stopped {row['stopped']:.2f} s, restore to step {row['to step']:.2f} s", flush=True)
