@@ -81,21 +81,17 @@ def slices(path, name, precopy):
     began."""
     events = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
     zero = next(e["ts"] for e in events if e["name"] == "precopy")
-    at = lambda ts: precopy + (ts - zero) / 1e6
-    return [(at(e["ts"]), at(e["ts"] + e["dur"]), e["args"].get("bytes", 0))
-            for e in events if e["name"] == name]
+    chosen = [e for e in events if e["name"] == name]
+    starts = [precopy + (e["ts"] - zero) / 1e6 for e in chosen]
+    return [(start, start + e["dur"] / 1e6, e["args"].get("bytes", 0)) for start, e in zip(starts, chosen)]
 
 
-def rate(times, start, end):
-    """Steps in a second between two moments."""
-    inside = [t for t in times if start <= t < end]
-    return (len(inside) - 1) / (inside[-1] - inside[0]) if len(inside) > 2 else 0.0
-
-
-def steps(times, start, end):
-    """Steps between two moments; of those that one of them divides, the part."""
-    pairs = zip(times, times[1:])
-    return sum(max(0, min(b, end) - max(a, start)) / (b - a) for a, b in pairs)
+def rate(times, *spans):
+    """Steps in a second of what lies between two moments, given the times at which steps ended; of a step that a
+    moment divides, the part."""
+    steps = sum(max(0, min(b, end) - max(a, start)) / (b - a)
+                for start, end in spans for a, b in zip(times, times[1:]))
+    return steps / sum(end - start for start, end in spans)
 
 
 def describe(name, report, more):
@@ -140,12 +136,12 @@ def inference(args, gib, images, out):
         report, edges = dump(args, program, flags, out, name)
         times = program.times()
         precopy = edges.get("precopy", (0, 0))
-        before = rate(times, precopy[0] - 3, precopy[0] - 0.5)
+        before = rate(times, (precopy[0] - 3, precopy[0] - 0.5))
         copies = slices(timeline, "ahead", precopy[0])
         looks = slices(timeline, "look", precopy[0])
         total = sum(size for _, _, size in copies)
         seconds = sum(end - start for start, end, _ in copies)
-        beside = sum(steps(times, start, end) for start, end, _ in copies) / seconds
+        beside = rate(times, *[(start, end) for start, end, _ in copies])
         report["copies"] = {"slices": copies, "speed": beside / before}
         report["looks"] = looks
         report["times"] = [t for t in times if precopy[0] - 4 < t < precopy[1] + 1]
@@ -153,7 +149,7 @@ def inference(args, gib, images, out):
         print(f"{name}: {len(copies)} copies of {total / 2**30:.1f} GiB in {seconds:.3f} s = "
               f"{total / seconds / 1e9:.1f} GB/s, program at {beside / before * 100:.1f} % meanwhile; "
               f"{len(looks)} looks in {sum(end - start for start, end, _ in looks):.3f} s", flush=True)
-        during = rate(times, *precopy)
+        during = rate(times, precopy)
         seconds = precopy[1] - precopy[0]
         copied = report["precopied_chunks"] * CHUNK
         report["copy_gb_s"] = copied / seconds / 1e9 if seconds else 0

@@ -318,7 +318,9 @@ fn run(
     for program in held.iter() {
         let pid = program.process.pid;
         match opened.driver.resume_on(pid, &opened.placement.pairs) {
-            Err(_) if ends(&program.process, SEEN_FIRST) => {}
+            Err(error) if ends(&program.process, SEEN_FIRST) => {
+                tracing::debug!(%error, pid, "it has ended");
+            }
             resumed => resumed.map_err(|source| Error::Process { pid, source })?,
         }
     }
@@ -406,7 +408,10 @@ fn unless_ended<T>(
 ) -> Result<Option<T>, AgentError> {
     match answer {
         // The connections of a process go before the process.
-        Err(AgentError::Broken { .. } | AgentError::Absent { .. }) if ends(process, ENDING) => {
+        Err(error @ (AgentError::Broken { .. } | AgentError::Absent { .. }))
+            if ends(process, ENDING) =>
+        {
+            tracing::debug!(%error, pid = process.pid, "it has ended");
             Ok(None)
         }
         answer => answer.map(Some),
