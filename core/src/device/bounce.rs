@@ -4,7 +4,7 @@
 //! The host could hash what has arrived; but it takes its cores longer than PCIe takes to bring it. So
 //! chunks are first copied within the device, some forty times faster than over PCIe, to a bounce buffer
 //! in which nobody writes. There they are hashed, and from there they are copied out. The host compares a
-//! [sum](hash::sum) of what arrives with that of what was hashed.
+//! [sum](super::hash::Key::sum) of what arrives with that of what was hashed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use gpucr_wire::CHUNK_SIZE;
 
 use super::context::{Context, SharedBlock, Stream};
 use super::driver::DriverError;
-use super::hash::{self, Hashed, Hasher};
+use super::hash::{Hashed, Hasher};
 use super::lanes::{Queue, Slot, Span, TransferError, Work, on_all};
 use crate::store::ChunkId;
 
@@ -27,7 +27,7 @@ const SIZE: u64 = 4 << 30;
 const FIRST: usize = 16;
 /// The host hashes the first of so many chunks too, so that a kernel that does not do what it should is found
 /// out.
-const SAMPLE: usize = 64;
+pub(super) const SAMPLE: usize = 64;
 /// What may be taken of the memory that is free.
 const SHARE: u64 = 8;
 
@@ -145,7 +145,7 @@ pub(super) fn copy_out<E: Send>(
     take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
 ) -> Result<(), TransferError<E>> {
     let &Work { stream, stop, enough, .. } = work;
-    let base = bounce.address(0);
+    let (base, key) = (bounce.address(0), bounce.hasher.key().clone());
     let (give_back, free) = bounded(bounce.places());
     (0..bounce.places()).for_each(|place| give_back.send(place).expect("there is room for all"));
     let (ready, filled) = bounded::<Held>(bounce.places());
@@ -186,7 +186,7 @@ pub(super) fn copy_out<E: Send>(
                 let bytes = &current.staging.bytes()[..span.len];
                 let looked_at = taken.fetch_add(1, Ordering::Relaxed).is_multiple_of(SAMPLE);
                 let named_wrongly = looked_at && ChunkId::of(bytes) != hashed.id;
-                if named_wrongly || hash::sum(bytes) != hashed.sum {
+                if named_wrongly || key.sum(bytes) != hashed.sum {
                     return Err(TransferError::Altered);
                 }
                 take(span, bytes, Some(hashed.id)).map_err(TransferError::Chunk)?;

@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use gpucr_wire::CHUNK_SIZE;
 
-use super::bounce::{self, Bounce};
+use super::bounce::{self, Bounce, SAMPLE};
 use super::context::{Context, Event, SharedBlock, Staging, Stream};
 use super::driver::{Device, Driver, DriverError};
+use super::hash::{Hashed, Key};
 use crate::cores::Cores;
 use crate::stop::Stop;
 use crate::store::ChunkId;
@@ -180,10 +181,56 @@ impl Lane {
         self.copy_queue(&InOrder { work, next: AtomicUsize::new(0) }, enough, stop, take)
     }
 
+    /// Reads these spans, which programs may be writing, straight from where they are, after they were hashed by
+    /// a [hasher](super::Hasher) with this key; `hashed` tells with what result. `take` gets the bytes and the hash
+    /// of each that held the same when it was read, and nothing of the others. The rest is as in
+    /// [`copy_out`](Self::copy_out). Nothing is hashed, so the device has nothing to do but to copy.
+    ///
+    /// That the bytes are those which were hashed is told by their [sum](Key::sum).
+    pub fn copy_unchanged<E: Send>(
+        &mut self,
+        work: &[Span],
+        (key, hashed): (&Key, &(impl Fn(&Span) -> Hashed + Sync)),
+        enough: Option<&AtomicBool>,
+        stop: &Stop,
+        take: &(impl Fn(Span, Option<(&[u8], ChunkId)>) -> Result<(), E> + Sync),
+    ) -> Result<(), TransferError<E>> {
+        let taken = AtomicUsize::new(0);
+        let queue = InOrder { work, next: AtomicUsize::new(0) };
+        let copied = self.copy(&queue, false, enough, stop, &|span, bytes, _| {
+            let Hashed { id, sum } = hashed(&span);
+            if key.sum(bytes) != sum {
+                return take(span, None).map_err(Some);
+            }
+            let looked_at = taken.fetch_add(1, Ordering::Relaxed).is_multiple_of(SAMPLE);
+            if looked_at && ChunkId::of(bytes) != id {
+                return Err(None);
+            }
+            take(span, Some((bytes, id))).map_err(Some)
+        });
+        copied.map_err(|error| match error {
+            TransferError::Chunk(Some(error)) => TransferError::Chunk(error),
+            TransferError::Chunk(None) | TransferError::Altered => TransferError::Altered,
+            TransferError::Driver(error) => TransferError::Driver(error),
+        })
+    }
+
     /// The same for what a queue gives. What has not arrived safely is not taken.
     pub fn copy_queue<E: Send>(
         &mut self,
         queue: &impl Queue,
+        enough: Option<&AtomicBool>,
+        stop: &Stop,
+        take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
+    ) -> Result<(), TransferError<E>> {
+        self.copy(queue, true, enough, stop, take)
+    }
+
+    /// The same, by way of the bounce buffer if there is one and it `may_bounce`.
+    fn copy<E: Send>(
+        &mut self,
+        queue: &impl Queue,
+        may_bounce: bool,
         enough: Option<&AtomicBool>,
         stop: &Stop,
         take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
@@ -209,7 +256,7 @@ impl Lane {
         let few = beside.map_or(workers.len(), |cores| cores.share(workers.len()));
         let workers = &mut workers[..few];
         let work = Work { queue, enough, stop, stream: &stream, beside };
-        let result = match bounce {
+        let result = match bounce.as_mut().filter(|_| may_bounce) {
             Some(bounce) => bounce::copy_out(bounce, workers, begin, &work, &take),
             None => copy_directly(workers, begin, &work, &take),
         };

@@ -8,7 +8,7 @@ pub mod lanes;
 
 pub use context::{Context, Event, Pinned, SharedBlock, Stream};
 pub use driver::{Device, Driver, DriverError, ProcessState};
-pub use hash::{Hashed, Hasher};
+pub use hash::{Hashed, Hasher, Key};
 pub use lanes::{Filled, Lane, Queue, Span, TransferError};
 
 #[cfg(test)]

@@ -113,6 +113,42 @@ fn a_copy_has_copied_something_before_it_is_enough() {
     }
 }
 
+#[test]
+fn what_has_changed_since_it_was_hashed_is_not_taken() {
+    let (mut lane, _blocks, work) = filled(2);
+    lane.prepare_bounce(u64::MAX).unwrap();
+    let mut hasher = Hasher::prepare(lane.context()).unwrap();
+    let places: Vec<_> = work.iter().map(|span| (span.address, span.len)).collect();
+    let hashed = hasher.hash(&places).unwrap();
+    let hashed: BTreeMap<_, _> = work.iter().map(|span| place(*span)).zip(hashed).collect();
+    let has_changed = |span: &Span| span.chunk.is_multiple_of(3);
+    let stream = Stream::create(lane.context()).unwrap();
+    for span in work.iter().filter(|span| has_changed(span)) {
+        let byte = !content(*span)[span.len - 1];
+        stream.fill(span.address + span.len as u64 - 1, byte, 1).unwrap();
+    }
+    stream.synchronize().unwrap();
+    let seen = AtomicUsize::new(0);
+    let take = |span: Span, found: Option<(&[u8], ChunkId)>| -> Result<(), StoreError> {
+        assert_eq!(found.is_none(), has_changed(&span), "{span:?}");
+        if let Some((bytes, id)) = found {
+            assert!(bytes == content(span) && id == ChunkId::of(bytes), "{span:?}");
+        }
+        seen.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    };
+    let known = |span: &Span| hashed[&place(*span)];
+    let key = hasher.key().clone();
+    lane.copy_unchanged(&work, (&key, &known), None, &stop(), &take).unwrap();
+    assert_eq!(seen.into_inner(), work.len());
+
+    // A kernel that hashes wrongly is found out by the host, which looks at some.
+    let wrong = |span: &Span| Hashed { id: ChunkId::of(b"another"), ..known(span) };
+    let take = |_: Span, _: Option<(&[u8], ChunkId)>| -> Result<(), StoreError> { Ok(()) };
+    let result = lane.copy_unchanged(&work, (&key, &wrong), None, &stop(), &take);
+    assert!(matches!(result, Err(TransferError::Altered)), "{result:?}");
+}
+
 /// Spans of which some were written to while they were copied.
 struct Raced<'a> {
     work: &'a [Span],

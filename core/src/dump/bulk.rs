@@ -12,7 +12,7 @@ use crate::access::Extent;
 use crate::cores::Cores;
 use crate::device::driver::code;
 use crate::device::lanes::chunks_in;
-use crate::device::{Device, Driver, DriverError, Hasher, Lane, SharedBlock, Span};
+use crate::device::{Device, Driver, DriverError, Hashed, Hasher, Lane, SharedBlock, Span};
 use crate::error::Error;
 use crate::held::Held;
 use crate::phase::Progress;
@@ -112,6 +112,8 @@ impl Piece {
 struct Chunk {
     /// Its hash when it was last looked at.
     seen: Option<ChunkId>,
+    /// And its sum, by its lane's hasher.
+    sum: u64,
     /// Whether it had the same hash the time before.
     still: bool,
     /// Whether it was looked at the time before.
@@ -282,7 +284,7 @@ impl Bulk {
         let mut slice = self.timeline.begin(Track::Looks, || "look");
         let hashers = self.hashers.as_mut().expect("made ready to hash");
         let pieces = &self.pieces;
-        let hashes: Vec<Vec<(Span, ChunkId)>> = std::thread::scope(|scope| {
+        let hashes: Vec<Vec<(Span, Hashed)>> = std::thread::scope(|scope| {
             let threads: Vec<_> = hashers
                 .iter_mut()
                 .enumerate()
@@ -290,8 +292,7 @@ impl Bulk {
                     scope.spawn(move || -> Result<_, DriverError> {
                         let spans = spans(pieces, |piece, _| piece.lane == lane);
                         let places: Vec<_> = spans.iter().map(|s| (s.address, s.len)).collect();
-                        let hashes = hasher.hash(&places)?.into_iter().map(|hashed| hashed.id);
-                        Ok(spans.into_iter().zip(hashes).collect())
+                        Ok(spans.into_iter().zip(hasher.hash(&places)?).collect())
                     })
                 })
                 .collect();
@@ -300,13 +301,13 @@ impl Bulk {
         let mut changed = 0;
         for (span, hash) in hashes.into_iter().flatten() {
             let chunk = &mut self.pieces[span.block].chunks[span.chunk];
-            chunk.still = chunk.seen == Some(hash);
+            chunk.still = chunk.seen == Some(hash.id);
             chunk.twice = chunk.seen.is_some();
             chunk.moved |= chunk.twice && !chunk.still;
             if chunk.twice && !chunk.still {
                 changed += span.len as u64;
             }
-            chunk.seen = Some(hash);
+            (chunk.seen, chunk.sum) = (Some(hash.id), hash.sum);
         }
         slice.set_bytes(changed);
         self.timeline.add(Counter::Changed, changed);
@@ -421,8 +422,8 @@ impl Bulk {
     }
 
     /// Copies chunks that are [worth](Self::worth_copying) it, equal ones once, until it is `enough`, but
-    /// some in any case. The program may be writing to them: what is copied is named by what it is.
-    /// Gives the number of chunks that were copied; 0 when there are no more.
+    /// some in any case. The program may be writing to them: what has changed since it was looked at is not
+    /// taken. Gives the number of chunks that were copied; 0 when there are no more.
     pub(super) fn copy_some(
         &mut self,
         enough: &AtomicBool,
@@ -438,19 +439,20 @@ impl Bulk {
             taken.insert(seen)
         });
         self.run_beside(true);
-        let copied = self.transfer("ahead", &work, Some(enough), store, stop, progress);
+        let copied = self.transfer_unchanged(&work, enough, store, stop, progress);
         self.run_beside(false);
-        let copied = copied?;
-        let count = copied.len();
-        for (span, id) in copied {
+        let (copied, changed) = copied?;
+        for span in &copied {
             let chunk = &mut self.pieces[span.block].chunks[span.chunk];
-            chunk.copied = Some(id);
+            chunk.copied = chunk.seen;
             chunk.interval = self.interval;
-            // It has changed since it was looked at: it is not worth another copy before it has
-            // held still again.
-            chunk.still = chunk.seen == Some(id);
         }
-        Ok(count)
+        for span in changed {
+            // Not worth another copy before it has held still again.
+            let chunk = &mut self.pieces[span.block].chunks[span.chunk];
+            (chunk.still, chunk.moved) = (false, true);
+        }
+        Ok(copied.len())
     }
 
     /// Looks at everything while the program stands still and tells what has changed since it was

@@ -4,8 +4,9 @@
 // one leaf, a block a part of 256 leaves, whose tree it joins in shared memory. The block that ends last joins
 // the tops of the parts. So a few spans keep a whole device busy: while this runs, nothing else does.
 //
-// On the way it adds up the span's 32-bit words, word i times 2i + 1, modulo 2^64: a sum that the host
-// can repeat at little cost for the bytes that a copy has brought.
+// On the way it adds up the words of each leaf, each times a random number, and then the leaves, each times
+// another one: a sum (see sum.rs) that the host can repeat at little cost for the bytes that a copy has brought.
+// It is one of the very words that are hashed: each is read once, as others may write to them meanwhile.
 //
 // Algorithm: the BLAKE3 paper, https://github.com/BLAKE3-team/BLAKE3-specs. The PTX beside this file
 // is made from it by build.py.
@@ -36,6 +37,12 @@ typedef unsigned long long u64;
 struct Span {
     u64 address; // a multiple of 16
     u64 len;     // at most PARTS * THREADS * LEAF
+};
+
+// What sums are made with.
+struct Key {
+    uint4 words[LEAF / 16]; // by which the words of a leaf are multiplied
+    u64 seed;               // of that by which leaves are
 };
 
 __device__ __forceinline__ u32 rotate(u32 x, u32 n) { return __funnelshift_r(x, x, n); }
@@ -115,22 +122,34 @@ __device__ __forceinline__ void load(u32 m[16], const u8* from, u32 len) {
     }
 }
 
-// The chaining value of leaf `number`; with `root` the hash of a span that has no other. Its words are
-// added to `sum`.
-__device__ void leaf(u32 cv[8], u64& sum, const u8* from, u64 len, u32 number, u32 root) {
+// By what leaf `number` is multiplied: an odd number.
+__device__ __forceinline__ u64 multiplier(u64 seed, u32 number) {
+    u64 z = seed + number * 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return (z ^ (z >> 31)) | 1;
+}
+
+// The chaining value of leaf `number`; with `root` the hash of a span that has no other. And its sum.
+__device__ void leaf(u32 cv[8], u64& sum, const Key* key, const u8* from, u64 len, u32 number, u32 root) {
     start(cv);
+    sum = 0;
     u32 m[16];
     u32 blocks = len == 0 ? 1 : (u32)((len + BLOCK - 1) / BLOCK);
     for (u32 i = 0; i < blocks; i++) {
         u32 rest = (u32)len - i * BLOCK;
         u32 size = rest < BLOCK ? rest : BLOCK;
         load(m, from + i * BLOCK, size);
-        u32 weight = 2 * (number * (LEAF / 4) + i * (BLOCK / 4)) + 1;
 #pragma unroll
-        for (int w = 0; w < 16; w++) sum += (u64)m[w] * (weight + 2 * w);
+        for (int w = 0; w < 4; w++) {
+            uint4 k = key->words[4 * i + w];
+            sum += (u64)m[4 * w] * k.x + (u64)m[4 * w + 1] * k.y;
+            sum += (u64)m[4 * w + 2] * k.z + (u64)m[4 * w + 3] * k.w;
+        }
         u32 flags = (i == 0 ? CHUNK_START : 0) | (i + 1 == blocks ? CHUNK_END | root : 0);
         compress(cv, m, number, size, flags);
     }
+    sum *= multiplier(key->seed, number);
 }
 
 // left becomes the chaining value of the node above left and right.
@@ -182,7 +201,7 @@ __device__ void join_all(u32 tops[][8], u32 nodes, u32 root) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-gpucr_blake3(const Span* spans, u8* hashes, u64* sums, Shared* shared) {
+gpucr_blake3(const Span* spans, u8* hashes, u64* sums, Shared* shared, const Key* key) {
     __shared__ u32 tops[THREADS][8];
     __shared__ u64 total;
     __shared__ bool last;
@@ -202,8 +221,8 @@ gpucr_blake3(const Span* spans, u8* hashes, u64* sums, Shared* shared) {
         u64 at = (u64)(first + own) * LEAF;
         u64 rest = len - at;
         u32 cv[8];
-        u64 sum = 0;
-        leaf(cv, sum, from + at, rest < LEAF ? rest : LEAF, first + own, leaves == 1 ? ROOT : 0);
+        u64 sum;
+        leaf(cv, sum, key, from + at, rest < LEAF ? rest : LEAF, first + own, leaves == 1 ? ROOT : 0);
 #pragma unroll
         for (int w = 0; w < 8; w++) tops[own][w] = cv[w];
         atomicAdd(&total, sum);

@@ -30,7 +30,7 @@ const SHARED: usize = 384;
 /// interrupted, and on a GPU that the program shares it holds the program up.
 const BATCH: usize = 4096;
 const HASH: usize = 32;
-/// Bytes of a [`sum`].
+/// Bytes of a sum.
 const SUM: usize = 8;
 /// Bytes of a span's description: address and length.
 const SPAN: usize = 16;
@@ -40,49 +40,14 @@ const SPAN: usize = 16;
 pub struct Hashed {
     /// The hash of its bytes.
     pub id: ChunkId,
-    /// Their [`sum`], for those who get a copy of them.
+    /// Their [sum](Key::sum), for those who get a copy of them.
     pub sum: u64,
-}
-
-/// The sum of the 32-bit words of `bytes`, word *i* times 2*i* + 1, modulo 2^64; the last word is filled
-/// up with zeros. It costs the host a small part of what a hash costs, and tells whether a copy has brought
-/// the bytes that were hashed on the device: any change within one word changes it. It proves nothing
-/// against somebody who chooses the bytes.
-pub fn sum(bytes: &[u8]) -> u64 {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: this processor has what the function is compiled for.
-        return unsafe { sum_with_avx2(bytes) };
-    }
-    sum_with(bytes)
-}
-
-/// The same, compiled for processors that multiply four words at a time.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn sum_with_avx2(bytes: &[u8]) -> u64 {
-    sum_with(bytes)
-}
-
-#[inline(always)]
-fn sum_with(bytes: &[u8]) -> u64 {
-    let word = |bytes: &[u8]| u64::from(u32::from_le_bytes(std::array::from_fn(|i| bytes[i])));
-    let words = bytes.chunks_exact(4);
-    let rest = words.remainder();
-    let mut weight = 1u32;
-    let mut total = 0u64;
-    for bytes in words {
-        total = total.wrapping_add(word(bytes).wrapping_mul(u64::from(weight)));
-        weight = weight.wrapping_add(2);
-    }
-    let mut last = [0; 4];
-    last[..rest.len()].copy_from_slice(rest);
-    total.wrapping_add(word(&last).wrapping_mul(u64::from(weight)))
 }
 
 /// Hashes memory of one device.
 pub struct Hasher {
     how: How,
+    key: Arc<Key>,
 }
 
 enum How {
@@ -99,7 +64,7 @@ struct Kernel {
     hashes: Staging,
     /// And their sums.
     sums: Staging,
-    /// For the kernel alone, in device memory.
+    /// For the kernel alone, in device memory. The key follows.
     shared: SharedBlock,
 }
 
@@ -110,18 +75,24 @@ impl Hasher {
     /// # Errors
     /// The driver refuses the kernel or the memory (some 250 KiB of pinned host memory, 2 MiB of the device's).
     pub fn prepare(context: &Arc<Context>) -> Result<Self, DriverError> {
+        let key = Arc::new(Key::random());
         let how = match library::kind(context.driver().path()) {
             DriverKind::Soft => How::Host,
-            DriverKind::Nvidia => How::Kernel(Kernel::prepare(context)?),
+            DriverKind::Nvidia => How::Kernel(Kernel::prepare(context, &key)?),
         };
-        Ok(Self { how })
+        Ok(Self { how, key })
+    }
+
+    /// With which it makes its sums.
+    pub fn key(&self) -> &Arc<Key> {
+        &self.key
     }
 
     /// Hash and sum of each span, given by device address and length. Addresses are multiples of 16 and
     /// lie in memory that is mapped in this process; no length is above [`MAX_CHUNK`].
     ///
-    /// Memory that changes meanwhile gives a hash of no moment: the caller has to know that it
-    /// stands still, or to take the result for a hint.
+    /// Of memory that changes meanwhile it is hash and sum of what was read, which may never have been there at
+    /// once: the caller has to know that it stands still, or to compare sums with what is copied of it.
     ///
     /// # Errors
     /// Of the driver; what was hashed is lost.
@@ -129,17 +100,24 @@ impl Hasher {
         assert!(spans.iter().all(|&(address, len)| address % 16 == 0 && len <= MAX_CHUNK));
         match &mut self.how {
             How::Kernel(kernel) => kernel.hash(spans),
-            How::Host => Ok(spans.par_iter().map_init(Vec::new, hash_host).collect()),
+            How::Host => {
+                let hash = |bytes: &mut _, span: &_| hash_host(bytes, span, &self.key);
+                Ok(spans.par_iter().map_init(Vec::new, hash).collect())
+            }
         }
     }
 }
 
 impl Kernel {
-    fn prepare(context: &Arc<Context>) -> Result<Self, DriverError> {
-        let shared = ((BATCH * SHARED) as u64).next_multiple_of(GRANULE);
+    fn prepare(context: &Arc<Context>, key: &Key) -> Result<Self, DriverError> {
+        let shared = ((BATCH * SHARED + Key::BYTES) as u64).next_multiple_of(GRANULE);
         let shared = SharedBlock::allocate(context, shared)?;
         let stream = Stream::create(context)?;
         stream.fill(shared.address(), 0, BATCH * SHARED)?;
+        let mut staging = Staging::allocate(context, Key::BYTES)?;
+        staging.bytes_mut().copy_from_slice(&key.to_bytes());
+        stream.copy_in(&staging, shared.address() + (BATCH * SHARED) as u64, Key::BYTES)?;
+        stream.synchronize()?;
         Ok(Self {
             module: Module::load(context, PTX, c"gpucr_blake3")?,
             spans: Staging::allocate(context, BATCH * SPAN)?,
@@ -160,13 +138,14 @@ impl Kernel {
                 place[8..].copy_from_slice(&(*len as u64).to_le_bytes());
             }
             let arrays = [&self.spans, &self.hashes, &self.sums];
-            let mut arguments = [0, 0, 0, self.shared.address()];
+            let shared = self.shared.address();
+            let mut arguments = [0, 0, 0, shared, shared + (BATCH * SHARED) as u64];
             for (argument, array) in arguments.iter_mut().zip(arrays) {
                 *argument = array.device_address()?;
             }
             let mut pointers = arguments.each_mut().map(|a| std::ptr::from_mut(a).cast::<c_void>());
             let blocks = batch.len() as u32 * PARTS;
-            // SAFETY: four pointers, to arrays with room for the batch; the kernel reads the spans,
+            // SAFETY: five pointers, to arrays with room for the batch and to the key; the kernel reads the spans,
             // which the caller vouches for, and is waited for before anything is touched again.
             unsafe {
                 self.module.launch(&self.stream, blocks, THREADS, &mut pointers)?;
@@ -184,15 +163,18 @@ impl Kernel {
 }
 
 /// Hashes memory of the software driver, whose device addresses are addresses of this process.
-fn hash_host(bytes: &mut Vec<u8>, &(address, len): &(u64, usize)) -> Hashed {
+fn hash_host(bytes: &mut Vec<u8>, &(address, len): &(u64, usize), key: &Key) -> Hashed {
     bytes.resize(len, 0);
     // SAFETY: the memory is mapped here. Another process may write to it: the bytes are copied by the C
     // library, of which the compiler assumes nothing, and any mixture is valid.
     unsafe {
         libc::memcpy(bytes.as_mut_ptr().cast(), address as usize as *const c_void, len);
     }
-    Hashed { id: ChunkId::of(bytes), sum: sum(bytes) }
+    Hashed { id: ChunkId::of(bytes), sum: key.sum(bytes) }
 }
 
+mod sum;
 #[cfg(test)]
 mod tests;
+
+pub use sum::Key;

@@ -13,7 +13,7 @@ use gpucr_wire::table::{Range, Wait};
 use parking_lot::Mutex;
 
 use super::{Bulk, Piece, joined, spans};
-use crate::device::{Lane, Queue, Span, TransferError};
+use crate::device::{Hashed, Key, Lane, Queue, Span, TransferError};
 use crate::error::Error;
 use crate::phase::{Progress, skipped};
 use crate::stop::Stop;
@@ -204,7 +204,7 @@ impl Bulk {
         let of = |stage| work.iter().filter(|span| self.stage(span) == stage).copied().collect();
         let stages: [Vec<Span>; 3] = [of(Stage::Shadowed), of(Stage::Deferred), of(Stage::Now)];
         let [shadowed, deferred, now] = stages;
-        let saved = self.transfer("what is left", &now, None, store, stop, progress)?;
+        let saved = self.transfer("what is left", &now, store, stop, progress)?;
         self.check(saved)?;
         self.let_go(|piece| piece.range.is_none());
         released();
@@ -214,7 +214,7 @@ impl Bulk {
         self.let_go(|_| true);
         settled(saved.is_ok());
         saved?;
-        let saved = self.transfer("shadows", &shadowed, None, store, stop, progress)?;
+        let saved = self.transfer("shadows", &shadowed, store, stop, progress)?;
         self.check(saved)?;
         self.hashes().ok_or(Error::CopyIncomplete)
     }
@@ -305,13 +305,55 @@ impl Bulk {
         Ok(())
     }
 
-    /// Copies these spans into the store, on all lanes at once, or the first of them until it is `enough`.
-    /// Gives the address of each that was copied. The timeline gets `name`.
+    /// Copies these spans, which were looked at and which programs may be writing since, on all lanes at once, or
+    /// the first of them until it is `enough`. Gives those that are in the store now, and those that are not
+    /// because they had changed.
+    pub(super) fn transfer_unchanged(
+        &mut self,
+        work: &[Span],
+        enough: &AtomicBool,
+        store: &ChunkWriter,
+        stop: &Stop,
+        progress: &dyn Progress,
+    ) -> Result<(Vec<Span>, Vec<Span>), Error> {
+        let copied = Mutex::new(Vec::with_capacity(work.len()));
+        let changed: Mutex<Vec<Span>> = Mutex::default();
+        let moved = Moved {
+            name: "ahead",
+            work: on_each_lane(&self.pieces, self.lanes.len(), work),
+            store,
+            progress,
+            timeline: &self.timeline,
+        };
+        let hashers = self.hashers.as_ref().expect("it was looked at");
+        let keys: Vec<Arc<Key>> = hashers.iter().map(|hasher| hasher.key().clone()).collect();
+        let pieces = &self.pieces;
+        let hashed = |span: &Span| {
+            let chunk = &pieces[span.block].chunks[span.chunk];
+            Hashed { id: chunk.seen.expect("it was looked at"), sum: chunk.sum }
+        };
+        let stored = |span, _| copied.lock().push(span);
+        moved.through(&mut self.lanes, stored, |lane, copier, work, take| {
+            let seen = (&*keys[lane], &hashed);
+            copier.copy_unchanged(work, seen, Some(enough), stop, &|span, found| match found {
+                Some((bytes, id)) => take(span, bytes, Some(id)),
+                None => {
+                    changed.lock().push(span);
+                    Ok(())
+                }
+            })
+        })?;
+        if stop.is_set() {
+            return Err(Error::CopyIncomplete);
+        }
+        Ok((copied.into_inner(), changed.into_inner()))
+    }
+
+    /// Copies these spans into the store, on all lanes at once. Gives the address of each. The timeline gets `name`.
     pub(super) fn transfer(
         &mut self,
         name: &'static str,
         work: &[Span],
-        enough: Option<&AtomicBool>,
         store: &ChunkWriter,
         stop: &Stop,
         progress: &dyn Progress,
@@ -326,11 +368,10 @@ impl Bulk {
         };
         let take = |span, id| copied.lock().push((span, id));
         moved.through(&mut self.lanes, take, |_, copier, work, take| {
-            copier.copy_out(work, enough, stop, take)
+            copier.copy_out(work, None, stop, take)
         })?;
         let copied = copied.into_inner();
-        let ended_early = copied.len() < work.len() && (enough.is_none() || stop.is_set());
-        if ended_early { Err(Error::CopyIncomplete) } else { Ok(copied) }
+        if copied.len() < work.len() { Err(Error::CopyIncomplete) } else { Ok(copied) }
     }
 }
 
