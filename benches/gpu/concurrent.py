@@ -124,7 +124,8 @@ def touch(folder, size):
 
 
 def inference(args, gib, images, out):
-    program = Program(args, TORCH + ["infer", "--gib", str(gib), "--steps", STEPS], images)
+    program = Program(args, TORCH + ["infer", "--gib", str(gib), "--steps", STEPS]
+                      + ["--graph"] * args.graph, images)
     try:
         program.wait_for_steps(100)
         time.sleep(2)
@@ -228,6 +229,8 @@ def main():
     parser.add_argument("--width", type=int, default=13056, help="of the trained network: 16 GiB")
     parser.add_argument("--only", nargs="*", choices=["inference", "store", "training"],
                         default=["inference", "store", "training"])
+    parser.add_argument("--graph", action="store_true",
+                        help="of inference: the program replays a CUDA graph")
     parser.add_argument("--room", type=int, default=112, help="GiB of the tmpfs")
     parser.add_argument("--huge", choices=["never", "always"], default="never",
                         help="whether that tmpfs uses huge pages")

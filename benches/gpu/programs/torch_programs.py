@@ -74,8 +74,28 @@ def train(args, compile_model=False):
     result.print()
 
 
+def captured(work):
+    """Does the same by a CUDA graph. Its result is overwritten by the next call."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = work()
+
+    def replay():
+        graph.replay()
+        return result
+
+    return replay
+
+
 def infer(args):
-    """A stack of large layers that occupies `--gib` of memory, of which a step uses `--used-gib`."""
+    """A stack of large layers that occupies `--gib` of memory, of which a step uses `--used-gib`. With `--graph`
+    its launches are captured once and replayed, as servers of models do."""
     width = 8192
     bytes_each = width * width * 2
     count = max(1, int(args.gib * 2**30 / bytes_each))
@@ -87,11 +107,18 @@ def infer(args):
         weights.append(w.mul_(width**-0.5))
     result = Result()
     x = torch.ones(16, width, device="cuda", dtype=torch.bfloat16)
-    for step in range(args.steps):
+
+    def layers():
+        y = x
         for w in weights[:used]:
-            x = torch.tanh(x @ w)
-        result.value(step, x.float().abs().sum())
-        x = x + (step + 1) * 0.01
+            y = torch.tanh(y @ w)
+        return y
+
+    replayed = captured(layers) if args.graph else layers
+    for step in range(args.steps):
+        y = replayed()
+        result.value(step, y.float().abs().sum())
+        x.copy_(y + (step + 1) * 0.01)
         yield step
     result.state(weights[:: max(1, count // 8)])
     result.print()
@@ -111,22 +138,13 @@ def graphs(args):
         optimizer.step()
         return loss
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = work()
+    replayed = captured(work)
     result = Result()
     for step in range(args.steps):
         generator = torch.Generator(device="cuda").manual_seed(step)
         x.copy_(torch.randn(128, 512, device="cuda", generator=generator))
         y.copy_(x[:, :16].sin())
-        graph.replay()
-        result.value(step, loss)
+        result.value(step, replayed())
         yield step
     result.state(model.parameters())
     result.print()
@@ -210,6 +228,7 @@ def main():
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--gib", type=float, default=1)
     parser.add_argument("--used-gib", type=float)
+    parser.add_argument("--graph", action="store_true", help="of infer: replay a CUDA graph")
     parser.add_argument("--width", type=int, default=1024, help="of the trained network")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--delay", type=float, default=0, help="seconds to sleep after each step")

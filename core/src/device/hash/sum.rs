@@ -37,7 +37,10 @@ impl Key {
     pub fn random() -> Self {
         // SipHash with a key of the system's randomness.
         let state = RandomState::new();
-        Self { words: std::array::from_fn(|i| state.hash_one(i) as u32), seed: state.hash_one(WORDS) }
+        Self {
+            words: std::array::from_fn(|i| state.hash_one(i) as u32),
+            seed: state.hash_one(WORDS),
+        }
     }
 
     /// As the kernel reads it: `struct Key` of `blake3.cu`.
@@ -121,9 +124,10 @@ mod tests {
         bytes[2 * LEAF + 2] = 1;
         let number = |word: usize| u64::from(key.words[word]);
         let leaves = [number(0) + 2 * number(2), 3 * number(1), (1 << 16) * number(0)];
-        let expected = leaves.iter().zip(0..).fold(0u64, |sum, (leaf, at)| {
-            sum.wrapping_add(leaf.wrapping_mul(key.multiplier(at)))
-        });
+        let expected = leaves
+            .iter()
+            .zip(0..)
+            .fold(0u64, |sum, (leaf, at)| sum.wrapping_add(leaf.wrapping_mul(key.multiplier(at))));
         assert_eq!(key.sum(&bytes), expected);
         assert_eq!(key.sum_with(&bytes), expected);
     }

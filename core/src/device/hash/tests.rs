@@ -38,7 +38,10 @@ fn upload(context: &Arc<Context>, bytes: &[u8]) -> SharedBlock {
 }
 
 /// `hash` gives the key too.
-fn check(hash: impl Fn(&Arc<Context>, &[(u64, usize)]) -> (Vec<Hashed>, Arc<Key>), lengths: &[usize]) {
+fn check(
+    hash: impl Fn(&Arc<Context>, &[(u64, usize)]) -> (Vec<Hashed>, Arc<Key>),
+    lengths: &[usize],
+) {
     for context in contexts() {
         let bytes = noise(lengths.iter().max().unwrap() + 4096);
         let block = upload(&context, &bytes);
