@@ -9,49 +9,61 @@ launches captured in a CUDA graph.
 """
 
 import argparse
+import contextlib
 import os
 import pathlib
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
 import time
 
-from concurrent import TORCH, rate
+from steps import rate, read_times
+from verify import TORCH
 
 COPIES = [sys.executable, str(pathlib.Path(__file__).resolve().parent / "programs" / "copies.py")]
 
 
-def start(command, cpus, **streams):
-    return subprocess.Popen(command, text=True, preexec_fn=lambda: os.sched_setaffinity(0, cpus), **streams)
+@contextlib.contextmanager
+def process(command, cpus, **streams):
+    """A process on these CPUs, which is killed in the end."""
+    started = subprocess.Popen(command, text=True, preexec_fn=lambda: os.sched_setaffinity(0, cpus), **streams)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait()
 
 
-class Program:
-    """The inference program, with the times of its steps."""
+def answer(copier):
+    line = copier.stdout.readline()
+    if not line:
+        raise RuntimeError("the process that copies has ended")
+    return line
 
-    def __init__(self, args, cpus, more):
-        self.folder = tempfile.TemporaryDirectory()
-        self.file = pathlib.Path(self.folder.name) / "times"
-        command = [*TORCH, "infer", "--gib", str(args.gib), "--steps", "1000000", "--times", str(self.file), *more]
-        self.process = start(command, cpus, stdout=subprocess.DEVNULL)
-        while len(self.times()) < 100:
-            if self.process.poll() is not None:
-                raise RuntimeError("the program has ended")
-            time.sleep(0.1)
 
-    def times(self):
-        data = self.file.read_bytes() if self.file.exists() else b""
-        return [t for (t,) in struct.iter_unpack("d", data[: len(data) // 8 * 8])]
-
-    def end(self):
-        self.process.kill()
-        self.process.wait()
-        self.folder.cleanup()
+def measure(args, copier, cpus, more):
+    """For each limit what was copied: when that began and ended, and the bytes; and when the program's steps ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "times"
+        command = [*TORCH, "infer", "--gib", str(args.gib), "--steps", "1000000", "--times", str(file), *more]
+        with process(command, cpus, stdout=subprocess.DEVNULL) as program:
+            while len(read_times(file)) < 100:
+                if program.poll() is not None:
+                    raise RuntimeError("the program has ended")
+                time.sleep(0.1)
+            copies = {limit: [] for limit in args.limits}
+            for _ in range(args.rounds):
+                for limit in args.limits:
+                    time.sleep(0.5)
+                    print(args.time, limit, file=copier.stdin, flush=True)
+                    copies[limit].append([float(word) for word in answer(copier).split()])
+            time.sleep(0.5)
+            return copies, read_times(file)
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=24)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--time", type=float, default=0.5)
@@ -59,29 +71,20 @@ def main():
                         help="GB/s; 0: as fast as it goes")
     args = parser.parse_args()
     cpus = sorted(os.sched_getaffinity(0))
-    copier = start(COPIES, cpus[:-1], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    copier.stdout.readline()
-    for name, more in [("launching each kernel", []), ("replaying a graph", ["--graph"])]:
-        program = Program(args, cpus[-1:], more)
-        copies = {limit: [] for limit in args.limits}
-        for _ in range(args.rounds):
-            for limit in args.limits:
-                time.sleep(0.5)
-                print(args.time, limit, file=copier.stdin, flush=True)
-                copies[limit].append([float(word) for word in copier.stdout.readline().split()])
-        time.sleep(0.5)
-        times = program.times()
-        program.end()
-        for limit, done in copies.items():
-            rates = [size / (ended - began) / 1e9 for began, ended, size in done]
-            alone = [rate(times, (began - 0.45, began - 0.05)) for began, _, _ in done]
-            speeds = [rate(times, (began, ended)) / before for (began, ended, _), before in zip(done, alone)]
-            print(f"{name:<22} {statistics.median(alone):6.1f} steps/s alone, "
-                  f"{f'at most {limit:g}' if limit else 'as fast as it goes':<18} {statistics.median(rates):5.1f} GB/s, "
-                  f"program at {statistics.median(speeds) * 100:.1f} % "
-                  f"({' '.join(f'{speed * 100:.0f}' for speed in speeds)})", flush=True)
-    copier.stdin.close()
-    copier.wait()
+    if len(cpus) < 2:
+        sys.exit("two CPUs are needed: one for the program, one for the copies")
+    with process(COPIES, cpus[:-1], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as copier:
+        answer(copier)
+        for name, more in [("launching each kernel", []), ("replaying a graph", ["--graph"])]:
+            copies, times = measure(args, copier, cpus[-1:], more)
+            for limit, done in copies.items():
+                rates = [size / (ended - began) / 1e9 for began, ended, size in done]
+                alone = [rate(times, (began - 0.45, began - 0.05)) for began, _, _ in done]
+                speeds = [rate(times, (began, ended)) / before for (began, ended, _), before in zip(done, alone)]
+                print(f"{name:<22} {statistics.median(alone):6.1f} steps/s alone, "
+                      f"{f'at most {limit:g}' if limit else 'as fast as it goes':<18} "
+                      f"{statistics.median(rates):5.1f} GB/s, program at {statistics.median(speeds) * 100:.1f} % "
+                      f"({' '.join(f'{speed * 100:.0f}' for speed in speeds)})", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,12 @@ import os
 import pathlib
 import shutil
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
 import time
+
+from steps import rate, read_times
 
 HERE = pathlib.Path(__file__).resolve().parent
 TORCH = [sys.executable, str(HERE / "programs" / "torch_programs.py")]
@@ -43,8 +44,7 @@ class Program:
         self.pid = self.process.pid
 
     def times(self):
-        data = self.times_file.read_bytes() if self.times_file.exists() else b""
-        return [t for (t,) in struct.iter_unpack("d", data[: len(data) // 8 * 8])]
+        return read_times(self.times_file)
 
     def wait_for_steps(self, count, limit=240):
         deadline = time.monotonic() + limit
@@ -84,14 +84,6 @@ def slices(path, name, precopy):
     chosen = [e for e in events if e["name"] == name]
     starts = [precopy + (e["ts"] - zero) / 1e6 for e in chosen]
     return [(start, start + e["dur"] / 1e6, e["args"].get("bytes", 0)) for start, e in zip(starts, chosen)]
-
-
-def rate(times, *spans):
-    """Steps in a second of what lies between two moments, given the times at which steps ended; of a step that a
-    moment divides, the part."""
-    steps = sum(max(0, min(b, end) - max(a, start)) / (b - a)
-                for start, end in spans for a, b in zip(times, times[1:]))
-    return steps / sum(end - start for start, end in spans)
 
 
 def describe(name, report, more):

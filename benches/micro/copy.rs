@@ -125,7 +125,7 @@ fn main() -> Result<()> {
 
     let mut copy = |take: &(dyn Fn(&[u8]) -> Result<(), StoreError> + Sync)| -> Result<()> {
         let take = |_: Span, bytes: &[u8], _| take(bytes);
-        lane.copy_out(&all, None, &stop, &take).map_err(|e| anyhow::anyhow!("{e:?}"))
+        lane.copy_out(&all, &stop, &take).map_err(|e| anyhow::anyhow!("{e:?}"))
     };
     let alone = rate(&args, bytes, || timed(|| copy(&|_| Ok(()))))?;
     let hashed = rate(&args, bytes, || {
@@ -154,7 +154,7 @@ fn main() -> Result<()> {
             let id = id.expect("the device hashes");
             store.map_or(Ok(()), |store| store.put_hashed(id, bytes).map(drop))
         };
-        lane.copy_out(&all, None, &stop, &take).map_err(|e| anyhow::anyhow!("{e:?}"))
+        lane.copy_out(&all, &stop, &take).map_err(|e| anyhow::anyhow!("{e:?}"))
     };
     let bounced_alone = rate(&args, bytes, || timed(|| bounced(&mut lane, None)))?;
     let bounced_stored =

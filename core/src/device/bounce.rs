@@ -68,19 +68,18 @@ impl Bounce {
     }
 
     /// Copies what the queue gives to free places, hashes it, and gives it to `ready`; until the queue is
-    /// empty, or it is late, or nobody gives places back any more.
+    /// empty, or nobody gives places back any more.
     fn fill(
         &mut self,
         work: &Work<'_, impl Queue>,
         free: &Receiver<usize>,
         ready: &Sender<Held>,
     ) -> Result<(), DriverError> {
-        let &Work { queue, enough, stop, beside, .. } = work;
+        let &Work { queue, stop, beside, .. } = work;
         self.stream.context().enter()?;
         let half = self.places().div_ceil(2);
         let mut most = self.places().div_ceil(FIRST);
         let mut places: Vec<usize> = Vec::new();
-        let mut begun = false;
         loop {
             // Whoever waits for a device may do so by asking it all the time.
             if let Some(cores) = beside {
@@ -92,11 +91,9 @@ impl Bounce {
                 places.push(place);
             }
             places.extend(free.try_iter());
-            let late = begun && enough.is_some_and(|enough| enough.load(Ordering::Relaxed));
-            if stop.is_set() || late {
+            if stop.is_set() {
                 return Ok(());
             }
-            begun = true;
             let mut batch = Vec::with_capacity(most);
             while batch.len() < most
                 && let Some(place) = places.pop()
@@ -144,7 +141,7 @@ pub(super) fn copy_out<E: Send>(
     work: &Work<'_, impl Queue>,
     take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
 ) -> Result<(), TransferError<E>> {
-    let &Work { stream, stop, enough, .. } = work;
+    let &Work { stream, stop, .. } = work;
     let (base, key) = (bounce.address(0), bounce.hasher.key().clone());
     let (give_back, free) = bounded(bounce.places());
     (0..bounce.places()).for_each(|place| give_back.send(place).expect("there is room for all"));
@@ -163,11 +160,6 @@ pub(super) fn copy_out<E: Send>(
         let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
             begin()?;
             let issue = |slot: &mut Slot, wait: bool| -> Result<Option<Held>, DriverError> {
-                // What is still in the buffer by then may take the host long, and is left there.
-                let late = enough.is_some_and(|enough| enough.load(Ordering::Relaxed));
-                if late && taken.load(Ordering::Relaxed) > 0 {
-                    return Ok(None);
-                }
                 let held = if wait { filled.recv().ok() } else { filled.try_recv().ok() };
                 let Some(held) = held.filter(|_| !stop.is_set()) else { return Ok(None) };
                 let from = base + held.place as u64 * CHUNK_SIZE;

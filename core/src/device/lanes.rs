@@ -67,11 +67,19 @@ pub trait Queue: Sync {
 /// What is copied out on a stream, and when to end.
 pub(super) struct Work<'a, Q> {
     pub(super) queue: &'a Q,
-    pub(super) enough: Option<&'a AtomicBool>,
     pub(super) stop: &'a Stop,
     pub(super) stream: &'a Stream,
     /// Which CPUs may be used beside programs that run on; `None` if none does.
     pub(super) beside: Option<&'a Cores>,
+}
+
+/// How memory is copied out.
+#[derive(Clone, Copy)]
+enum Way {
+    /// By way of the bounce buffer, if there is one.
+    Bounced,
+    /// From where it is.
+    Straight,
 }
 
 /// One after the other.
@@ -170,67 +178,67 @@ impl Lane {
     /// Reads these spans, which lie in memory of this lane's device that is mapped here, and calls
     /// `take` with the bytes of each, and their hash if it is known, from many threads at once. Ends
     /// early when `stop` is set, which a failure does by itself; the caller then has to treat what was
-    /// taken as incomplete. After `until` nothing more is begun once something was taken.
+    /// taken as incomplete.
     pub fn copy_out<E: Send>(
         &mut self,
         work: &[Span],
-        enough: Option<&AtomicBool>,
         stop: &Stop,
         take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
     ) -> Result<(), TransferError<E>> {
-        self.copy_queue(&InOrder { work, next: AtomicUsize::new(0) }, enough, stop, take)
-    }
-
-    /// Reads these spans, which programs may be writing, straight from where they are, after they were hashed by
-    /// a [hasher](super::Hasher) with this key; `hashed` tells with what result. `take` gets the bytes and the hash
-    /// of each that held the same when it was read, and nothing of the others. The rest is as in
-    /// [`copy_out`](Self::copy_out). Nothing is hashed, so the device has nothing to do but to copy.
-    ///
-    /// That the bytes are those which were hashed is told by their [sum](Key::sum).
-    pub fn copy_unchanged<E: Send>(
-        &mut self,
-        work: &[Span],
-        (key, hashed): (&Key, &(impl Fn(&Span) -> Hashed + Sync)),
-        enough: Option<&AtomicBool>,
-        stop: &Stop,
-        take: &(impl Fn(Span, Option<(&[u8], ChunkId)>) -> Result<(), E> + Sync),
-    ) -> Result<(), TransferError<E>> {
-        let taken = AtomicUsize::new(0);
-        let queue = InOrder { work, next: AtomicUsize::new(0) };
-        let copied = self.copy(&queue, false, enough, stop, &|span, bytes, _| {
-            let Hashed { id, sum } = hashed(&span);
-            if key.sum(bytes) != sum {
-                return take(span, None).map_err(Some);
-            }
-            let looked_at = taken.fetch_add(1, Ordering::Relaxed).is_multiple_of(SAMPLE);
-            if looked_at && ChunkId::of(bytes) != id {
-                return Err(None);
-            }
-            take(span, Some((bytes, id))).map_err(Some)
-        });
-        copied.map_err(|error| match error {
-            TransferError::Chunk(Some(error)) => TransferError::Chunk(error),
-            TransferError::Chunk(None) | TransferError::Altered => TransferError::Altered,
-            TransferError::Driver(error) => TransferError::Driver(error),
-        })
+        self.copy_queue(&InOrder { work, next: AtomicUsize::new(0) }, stop, take)
     }
 
     /// The same for what a queue gives. What has not arrived safely is not taken.
     pub fn copy_queue<E: Send>(
         &mut self,
         queue: &impl Queue,
-        enough: Option<&AtomicBool>,
         stop: &Stop,
         take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
     ) -> Result<(), TransferError<E>> {
-        self.copy(queue, true, enough, stop, take)
+        self.copy(queue, Way::Bounced, None, stop, take)
     }
 
-    /// The same, by way of the bounce buffer if there is one and it `may_bounce`.
+    /// Reads these spans straight from where they are, where programs may be writing them, after they were hashed
+    /// by a [hasher](super::Hasher) with this key; `hashed` tells with what result. `take` gets the bytes of
+    /// each and their hash: that one if they still have the same [sum](Key::sum), else the host makes another. So
+    /// the device has nothing to do but to copy, and the host hashes what has changed. The rest is as in
+    /// [`copy_out`](Self::copy_out); when it is `enough`, nothing more is begun once something was taken.
+    pub fn copy_ahead<E: Send>(
+        &mut self,
+        work: &[Span],
+        key: &Key,
+        hashed: &(impl Fn(&Span) -> Hashed + Sync),
+        enough: &AtomicBool,
+        stop: &Stop,
+        take: &(impl Fn(Span, &[u8], ChunkId) -> Result<(), E> + Sync),
+    ) -> Result<(), TransferError<E>> {
+        let unchanged = AtomicUsize::new(0);
+        let take = |span: Span, bytes: &[u8], _: Option<ChunkId>| {
+            let Hashed { id, sum } = hashed(&span);
+            let same = key.sum(bytes) == sum;
+            // As a rule one of the two is enough.
+            if same && !unchanged.fetch_add(1, Ordering::Relaxed).is_multiple_of(SAMPLE) {
+                return take(span, bytes, id).map_err(TransferError::Chunk);
+            }
+            let found = ChunkId::of(bytes);
+            if (found == id) != same {
+                return Err(TransferError::Altered);
+            }
+            take(span, bytes, found).map_err(TransferError::Chunk)
+        };
+        let queue = InOrder { work, next: AtomicUsize::new(0) };
+        self.copy(&queue, Way::Straight, Some(enough), stop, &take).map_err(|error| match error {
+            TransferError::Chunk(error) => error,
+            TransferError::Driver(error) => TransferError::Driver(error),
+            TransferError::Altered => TransferError::Altered,
+        })
+    }
+
+    /// Copies in one of two ways.
     fn copy<E: Send>(
         &mut self,
         queue: &impl Queue,
-        may_bounce: bool,
+        way: Way,
         enough: Option<&AtomicBool>,
         stop: &Stop,
         take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
@@ -255,10 +263,10 @@ impl Lane {
         };
         let few = beside.map_or(workers.len(), |cores| cores.share(workers.len()));
         let workers = &mut workers[..few];
-        let work = Work { queue, enough, stop, stream: &stream, beside };
-        let result = match bounce.as_mut().filter(|_| may_bounce) {
-            Some(bounce) => bounce::copy_out(bounce, workers, begin, &work, &take),
-            None => copy_directly(workers, begin, &work, &take),
+        let work = Work { queue, stop, stream: &stream, beside };
+        let result = match (way, bounce) {
+            (Way::Bounced, Some(bounce)) => bounce::copy_out(bounce, workers, begin, &work, &take),
+            _ => copy_directly(workers, begin, &work, enough, &take),
         };
         // Copies may be under way into staging buffers after a failure: wait before anyone
         // touches or frees them.
@@ -309,9 +317,10 @@ fn copy_directly<E: Send>(
     workers: &mut [[Slot; 2]],
     begin: impl Fn() -> Result<(), DriverError> + Sync,
     work: &Work<'_, impl Queue>,
+    enough: Option<&AtomicBool>,
     take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
 ) -> Result<(), TransferError<E>> {
-    let &Work { queue, enough, stop, stream, .. } = work;
+    let &Work { queue, stop, stream, .. } = work;
     let claim = || if stop.is_set() { None } else { queue.next() };
     let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
         begin()?;

@@ -71,7 +71,7 @@ fn what_is_copied_out_is_named_by_its_hash() {
             assert!(taken.lock().insert(place(span), ()).is_none(), "{span:?} came twice");
             Ok(())
         };
-        lane.copy_out(&work, None, &stop(), &take).unwrap();
+        lane.copy_out(&work, &stop(), &take).unwrap();
         assert!(taken.into_inner().into_keys().eq(work.iter().map(|span| place(*span))));
     }
 }
@@ -86,41 +86,26 @@ fn a_failure_ends_a_copy_and_leaves_nobody_waiting() {
             if seen.fetch_add(1, Ordering::Relaxed) == 5 { Err("full") } else { Ok(()) }
         };
         let stop = stop();
-        let result = lane.copy_out(&work, None, &stop, &take);
+        let result = lane.copy_out(&work, &stop, &take);
         assert!(matches!(result, Err(TransferError::Chunk("full"))), "{result:?}");
         assert!(stop.is_set());
         assert!(seen.into_inner() < CHUNKS);
     }
 }
 
-#[test]
-fn a_copy_has_copied_something_before_it_is_enough() {
-    let (mut lane, _blocks, work) = filled(2);
-    // With room for one chunk, and for all: what is in there is left there.
-    for bounce in [None, Some(2 * MAX_CHUNK as u64), Some(u64::MAX)] {
-        if let Some(bulk) = bounce {
-            lane.prepare_bounce(bulk).unwrap();
-        }
-        let taken = AtomicUsize::new(0);
-        let take = |_: Span, _: &[u8], _: Option<ChunkId>| -> Result<(), StoreError> {
-            taken.fetch_add(1, Ordering::Relaxed);
-            std::thread::sleep(Duration::from_millis(1));
-            Ok(())
-        };
-        let enough = AtomicBool::new(true);
-        lane.copy_out(&work, Some(&enough), &stop(), &take).unwrap();
-        assert!((1..CHUNKS).contains(&taken.into_inner()), "bounce: {bounce:?}");
-    }
+/// What a hasher of the lane finds in each span, by its place, and with which key.
+fn looked_at(lane: &Lane, work: &[Span]) -> (Arc<Key>, BTreeMap<(usize, usize), Hashed>) {
+    let mut hasher = Hasher::prepare(lane.context()).unwrap();
+    let places: Vec<_> = work.iter().map(|span| (span.address, span.len)).collect();
+    let found = work.iter().map(|span| place(*span)).zip(hasher.hash(&places).unwrap()).collect();
+    (hasher.key().clone(), found)
 }
 
 #[test]
-fn what_has_changed_since_it_was_hashed_is_not_taken() {
+fn what_is_copied_ahead_is_named_by_what_it_is() {
     let (mut lane, _blocks, work) = filled(2);
     lane.prepare_bounce(u64::MAX).unwrap();
-    let mut hasher = Hasher::prepare(lane.context()).unwrap();
-    let places: Vec<_> = work.iter().map(|span| (span.address, span.len)).collect();
-    let hashed = hasher.hash(&places).unwrap();
-    let hashed: BTreeMap<_, _> = work.iter().map(|span| place(*span)).zip(hashed).collect();
+    let (key, hashed) = looked_at(&lane, &work);
     let has_changed = |span: &Span| span.chunk.is_multiple_of(3);
     let stream = Stream::create(lane.context()).unwrap();
     for span in work.iter().filter(|span| has_changed(span)) {
@@ -128,25 +113,61 @@ fn what_has_changed_since_it_was_hashed_is_not_taken() {
         stream.fill(span.address + span.len as u64 - 1, byte, 1).unwrap();
     }
     stream.synchronize().unwrap();
-    let seen = AtomicUsize::new(0);
-    let take = |span: Span, found: Option<(&[u8], ChunkId)>| -> Result<(), StoreError> {
-        assert_eq!(found.is_none(), has_changed(&span), "{span:?}");
-        if let Some((bytes, id)) = found {
-            assert!(bytes == content(span) && id == ChunkId::of(bytes), "{span:?}");
-        }
-        seen.fetch_add(1, Ordering::Relaxed);
+    let known = |span: &Span| hashed[&place(*span)];
+    let not_yet = AtomicBool::new(false);
+    let seen = Mutex::new(BTreeMap::new());
+    let take = |span: Span, bytes: &[u8], id: ChunkId| -> Result<(), StoreError> {
+        assert_eq!(id, ChunkId::of(bytes), "{span:?}");
+        assert_eq!(bytes != content(span), has_changed(&span), "{span:?}");
+        assert!(seen.lock().insert(place(span), ()).is_none(), "{span:?} came twice");
         Ok(())
     };
-    let known = |span: &Span| hashed[&place(*span)];
-    let key = hasher.key().clone();
-    lane.copy_unchanged(&work, (&key, &known), None, &stop(), &take).unwrap();
-    assert_eq!(seen.into_inner(), work.len());
+    lane.copy_ahead(&work, &key, &known, &not_yet, &stop(), &take).unwrap();
+    assert_eq!(seen.into_inner().len(), work.len());
+}
 
-    // A kernel that hashes wrongly is found out by the host, which looks at some.
-    let wrong = |span: &Span| Hashed { id: ChunkId::of(b"another"), ..known(span) };
-    let take = |_: Span, _: Option<(&[u8], ChunkId)>| -> Result<(), StoreError> { Ok(()) };
-    let result = lane.copy_unchanged(&work, (&key, &wrong), None, &stop(), &take);
+/// The host looks at some, and at all that seem to have changed.
+#[test]
+fn a_device_that_hashes_wrongly_is_found_out() {
+    let (mut lane, _blocks, work) = filled(2);
+    let (key, hashed) = looked_at(&lane, &work);
+    let known = |span: &Span| hashed[&place(*span)];
+    let not_yet = AtomicBool::new(false);
+    let take = |_: Span, _: &[u8], _: ChunkId| -> Result<(), StoreError> { Ok(()) };
+    let wrong_hash = |span: &Span| Hashed { id: ChunkId::of(b"another"), ..known(span) };
+    let result = lane.copy_ahead(&work, &key, &wrong_hash, &not_yet, &stop(), &take);
     assert!(matches!(result, Err(TransferError::Altered)), "{result:?}");
+    let wrong_sum = |span: &Span| Hashed { sum: known(span).sum + 1, ..known(span) };
+    let result = lane.copy_ahead(&work, &key, &wrong_sum, &not_yet, &stop(), &take);
+    assert!(matches!(result, Err(TransferError::Altered)), "{result:?}");
+}
+
+#[test]
+fn a_copy_ahead_ends_with_a_failure_or_when_it_is_enough() {
+    for workers in [1, 2, 4] {
+        let (mut lane, _blocks, work) = filled(workers);
+        let (key, hashed) = looked_at(&lane, &work);
+        let known = |span: &Span| hashed[&place(*span)];
+        let taken = AtomicUsize::new(0);
+        let fails = |_: Span, _: &[u8], _: ChunkId| {
+            if taken.fetch_add(1, Ordering::Relaxed) == 5 { Err("full") } else { Ok(()) }
+        };
+        let failed = stop();
+        let not_yet = AtomicBool::new(false);
+        let result = lane.copy_ahead(&work, &key, &known, &not_yet, &failed, &fails);
+        assert!(matches!(result, Err(TransferError::Chunk("full"))), "{result:?}");
+        assert!(failed.is_set() && taken.into_inner() < CHUNKS);
+
+        let taken = AtomicUsize::new(0);
+        let take = |_: Span, _: &[u8], _: ChunkId| -> Result<(), StoreError> {
+            taken.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(1));
+            Ok(())
+        };
+        let enough = AtomicBool::new(true);
+        lane.copy_ahead(&work, &key, &known, &enough, &stop(), &take).unwrap();
+        assert!((1..CHUNKS).contains(&taken.into_inner()), "some, but not all");
+    }
 }
 
 /// Spans of which some were written to while they were copied.
@@ -183,7 +204,7 @@ fn what_was_written_meanwhile_is_not_taken() {
             Ok(())
         };
         let queue = Raced { work: &work, next: AtomicUsize::new(0) };
-        lane.copy_queue(&queue, None, &stop(), &take).unwrap();
+        lane.copy_queue(&queue, &stop(), &take).unwrap();
         let expected = work.iter().filter(|span| !span.chunk.is_multiple_of(3)).count();
         assert_eq!(taken.into_inner(), expected);
     }
@@ -234,7 +255,7 @@ fn who_copies_beside_a_program_uses_free_cpus_only() {
                 Ok(())
             };
             let queue = On { cpu, work: &work, next: AtomicUsize::new(0) };
-            lane.copy_queue(&queue, None, &stop(), &take).unwrap();
+            lane.copy_queue(&queue, &stop(), &take).unwrap();
             assert_eq!(taken.into_inner(), CHUNKS);
             assert!(threads.into_inner().len() <= cores.share(4));
         }
@@ -259,6 +280,6 @@ fn who_copies_beside_a_program_moves_when_it_does() {
         }
         Ok(())
     };
-    lane.copy_out(&work, None, &stop(), &take).unwrap();
+    lane.copy_out(&work, &stop(), &take).unwrap();
     assert_eq!(taken.into_inner(), CHUNKS);
 }

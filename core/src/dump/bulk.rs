@@ -422,8 +422,8 @@ impl Bulk {
     }
 
     /// Copies chunks that are [worth](Self::worth_copying) it, equal ones once, until it is `enough`, but
-    /// some in any case. The program may be writing to them: what has changed since it was looked at is not
-    /// taken. Gives the number of chunks that were copied; 0 when there are no more.
+    /// some in any case. The program may be writing to them: what is copied is named by what it is.
+    /// Gives the number of chunks that were copied; 0 when there are no more.
     pub(super) fn copy_some(
         &mut self,
         enough: &AtomicBool,
@@ -439,20 +439,19 @@ impl Bulk {
             taken.insert(seen)
         });
         self.run_beside(true);
-        let copied = self.transfer_unchanged(&work, enough, store, stop, progress);
+        let copied = self.transfer_ahead(&work, enough, store, stop, progress);
         self.run_beside(false);
-        let (copied, changed) = copied?;
-        for span in &copied {
+        let copied = copied?;
+        let count = copied.len();
+        for (span, id) in copied {
             let chunk = &mut self.pieces[span.block].chunks[span.chunk];
-            chunk.copied = chunk.seen;
+            chunk.copied = Some(id);
             chunk.interval = self.interval;
+            // If it has changed since it was looked at, it is not worth another copy before it has
+            // held still again.
+            chunk.still = chunk.seen == Some(id);
         }
-        for span in changed {
-            // Not worth another copy before it has held still again.
-            let chunk = &mut self.pieces[span.block].chunks[span.chunk];
-            (chunk.still, chunk.moved) = (false, true);
-        }
-        Ok(copied.len())
+        Ok(count)
     }
 
     /// Looks at everything while the program stands still and tells what has changed since it was

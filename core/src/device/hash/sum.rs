@@ -18,11 +18,12 @@ const LEAF: usize = 4 * WORDS;
 /// A sum is that of the leaves' sums, each times an odd number, and a leaf's that of its 32-bit words, each times
 /// one of 256 numbers; all modulo 2^64. The last word is filled up with zeros.
 ///
-/// Of two contents of one length, of which neither depends on the key, the sums are equal with a probability of
-/// 2^-32 if they differ in one leaf. (Take a word that differs, by *d*. Whatever the numbers of the others are, at
-/// most one number *k* makes the difference zero, since *d k* takes another value for each.) If more leaves differ the
-/// differences of their sums have to cancel too, which the leaves' numbers make less likely still, unless all words
-/// differ by multiples of a large power of two: for differences of 2^31 it is 2^-27.
+/// Two contents of one length, of which neither depends on the key, have the same sum with a probability of 2^-32
+/// at most if they differ in one leaf. (Take a word that differs, by *d*. Whatever the numbers of the others are, at
+/// most one number *k* makes the difference zero, since *d k* takes another value for each.) If they differ in
+/// more, and all words by multiples of 2^*e*, it is 2^-32 and some 2^-(59-*e*), below 2^-27 in any case: words at the
+/// same place of several leaves have one number *k*, and *k d M* is zero also where these have enough factors of two
+/// together, *M* being the sum of the leaves' numbers, which are taken for independent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Key {
     words: [u32; WORDS],
@@ -132,8 +133,8 @@ mod tests {
         assert_eq!(key.sum_with(&bytes), expected);
     }
 
-    /// In all of these the words have the same sum before and after, and most the same sum of words by their
-    /// places.
+    /// Where words are moved or rotated their sum is the same before and after, and of most that are moved also the
+    /// sum of words times places. Signs add a multiple of 2^31 only.
     #[test]
     fn changes_that_cancel_are_found_out() {
         let key = Key::random();

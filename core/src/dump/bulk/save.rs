@@ -268,7 +268,7 @@ impl Bulk {
             let here = (0..pieces.len()).filter(here).collect();
             let deferred = deferred.as_ref();
             let queue = WantedFirst { deferred, pieces, here, work, next: AtomicUsize::new(0) };
-            copier.copy_queue(&queue, None, stop, take)
+            copier.copy_queue(&queue, stop, take)
         });
         let (saved, wrong) = (saved.into_inner(), wrong.into_inner());
         if !wrong.is_empty() && deferred.running.load(Ordering::SeqCst) {
@@ -305,19 +305,17 @@ impl Bulk {
         Ok(())
     }
 
-    /// Copies these spans, which were looked at and which programs may be writing since, on all lanes at once, or
-    /// the first of them until it is `enough`. Gives those that are in the store now, and those that are not
-    /// because they had changed.
-    pub(super) fn transfer_unchanged(
+    /// Copies these spans, which were looked at and which programs may be writing, on all lanes at once, or the first of
+    /// them until it is `enough`. Gives the address of each that was copied.
+    pub(super) fn transfer_ahead(
         &mut self,
         work: &[Span],
         enough: &AtomicBool,
         store: &ChunkWriter,
         stop: &Stop,
         progress: &dyn Progress,
-    ) -> Result<(Vec<Span>, Vec<Span>), Error> {
+    ) -> Result<Vec<(Span, ChunkId)>, Error> {
         let copied = Mutex::new(Vec::with_capacity(work.len()));
-        let changed: Mutex<Vec<Span>> = Mutex::default();
         let moved = Moved {
             name: "ahead",
             work: on_each_lane(&self.pieces, self.lanes.len(), work),
@@ -332,21 +330,12 @@ impl Bulk {
             let chunk = &pieces[span.block].chunks[span.chunk];
             Hashed { id: chunk.seen.expect("it was looked at"), sum: chunk.sum }
         };
-        let stored = |span, _| copied.lock().push(span);
+        let stored = |span, id| copied.lock().push((span, id));
         moved.through(&mut self.lanes, stored, |lane, copier, work, take| {
-            let seen = (&*keys[lane], &hashed);
-            copier.copy_unchanged(work, seen, Some(enough), stop, &|span, found| match found {
-                Some((bytes, id)) => take(span, bytes, Some(id)),
-                None => {
-                    changed.lock().push(span);
-                    Ok(())
-                }
-            })
+            let take = |span, bytes: &[u8], id| take(span, bytes, Some(id));
+            copier.copy_ahead(work, &keys[lane], &hashed, enough, stop, &take)
         })?;
-        if stop.is_set() {
-            return Err(Error::CopyIncomplete);
-        }
-        Ok((copied.into_inner(), changed.into_inner()))
+        if stop.is_set() { Err(Error::CopyIncomplete) } else { Ok(copied.into_inner()) }
     }
 
     /// Copies these spans into the store, on all lanes at once. Gives the address of each. The timeline gets `name`.
@@ -368,7 +357,7 @@ impl Bulk {
         };
         let take = |span, id| copied.lock().push((span, id));
         moved.through(&mut self.lanes, take, |_, copier, work, take| {
-            copier.copy_out(work, None, stop, take)
+            copier.copy_out(work, stop, take)
         })?;
         let copied = copied.into_inner();
         if copied.len() < work.len() { Err(Error::CopyIncomplete) } else { Ok(copied) }
