@@ -4,6 +4,7 @@
 use std::process::ExitCode;
 
 use gpucr_core::criu::{CriuError, Hint};
+use gpucr_core::device::driver::code;
 use gpucr_core::image::ImageError;
 use gpucr_core::process::{AgentError, TreeError};
 use gpucr_core::store::StoreError;
@@ -137,6 +138,9 @@ fn help(error: &Error) -> Option<String> {
         }
         Error::Agent(AgentError::Broken { .. }) => {
             "another gpucr may be at work on the program; try again when it has ended"
+        }
+        Error::Agent(AgentError::Failed { code: code::OUT_OF_MEMORY, .. }) => {
+            "free memory of the device (nvidia-smi lists who has it), or use one with more"
         }
         Error::Agent(AgentError::Failed { .. }) => {
             "a program that computes for long in one kernel needs a longer --timeout"

@@ -106,6 +106,32 @@ fn a_truncated_manifest_and_a_pid_in_use() -> Result<()> {
 }
 
 #[test]
+fn a_file_of_the_program_that_is_gone_or_changed() -> Result<()> {
+    let lab = Lab::new();
+    let mut program = lab.start("sgd", &["--step-delay-ms", "20"])?;
+    program.wait_for("step ")?;
+    lab.dump(&program, &lab.path("image"), &[])?;
+    program.wait()?;
+    let path = lab.path("log");
+    let log = std::fs::read(&path)?;
+    let cases: [(Option<&[u8]>, &[&str]); 3] = [
+        (Some(&[&log[..], b"more"].concat()), &["bytes now and had", "truncate -s"]),
+        (Some(&log[..10]), &["has 10 bytes now and had", "put the file back"]),
+        (None, &["is not there", "put the file back"]),
+    ];
+    for (contents, says) in cases {
+        match contents {
+            Some(contents) => std::fs::write(&path, contents)?,
+            None => std::fs::remove_file(&path)?,
+        }
+        let output = lab.run(["restore", "image"])?;
+        refused(&output, 1, says)?;
+        refused(&output, 1, &["Nothing was changed"])?;
+    }
+    Ok(())
+}
+
+#[test]
 fn a_protocol_for_programs_that_run_on() -> Result<()> {
     let lab = Lab::new();
     let output = lab.run(["dump", "--pid", "1", "--protocol", "cow"])?;

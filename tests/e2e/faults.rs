@@ -191,6 +191,27 @@ fn without_room_for_a_second_context_memory_is_copied_from_inside() -> Result<()
     Ok(())
 }
 
+/// Neither gpucr nor the program itself gets the memory.
+#[test]
+fn a_device_that_is_too_small_is_one_clear_error() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let mut lab = Lab::new();
+    lab.environment.push(("SOFTCUDA_FAULT".into(), "cuMemCreate:2:2".into()));
+    let mut program = lab.at_work("sgd", &ARGS)?;
+    let image = lab.path("image");
+    lab.dump(&program, &image, &[])?;
+    program.wait()?;
+    let mut command = lab.gpucr();
+    let output =
+        finish(command.args(["restore", "image"]).env("SOFTCUDA_FAULT", "cuCtxCreate_v2:1:2"))?;
+    refused(&output, 1, &["no memory for block", "was ended again", "free memory of the device"])?;
+    ensure!(!exists(program.pid), "something is left");
+    let mut program = lab.restore_with(&image, program, &[("SOFTCUDA_FAULT", "")])?;
+    program.result()?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
 #[test]
 fn a_driver_that_refuses_its_checkpoint_rolls_the_dump_back() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS[..2])?;
