@@ -120,9 +120,10 @@ def inference(args, gib, images, out):
                       + ["--graph"] * args.graph, images)
     try:
         program.wait_for_steps(100)
-        time.sleep(2)
         if args.touch:
             touch(images, int(gib * 2**30))
+        # The program's own rate is that of these seconds.
+        time.sleep(4)
         name = f"inference-{gib:g}"
         timeline = out / f"{name}.timeline.json"
         flags = ["-o", str(images / "image"), "--compress", "none", "--timeline", str(timeline)]

@@ -16,7 +16,7 @@ use clap::Parser;
 use gpucr_benches::data::Sequence;
 use gpucr_benches::{binaries, build, built, machine, median, print_table, size};
 use gpucr_core::device::lanes::chunks_in;
-use gpucr_core::device::{Driver, Filled, Hasher, Lane, SharedBlock, Span};
+use gpucr_core::device::{Driver, Filled, Hashed, Hasher, Lane, SharedBlock, Span};
 use gpucr_core::library;
 use gpucr_core::stop::Stop;
 use gpucr_core::store::{ChunkId, ChunkReader, ChunkWriter, Compression, MAX_CHUNK, StoreError};
@@ -165,6 +165,17 @@ fn main() -> Result<()> {
     let ids: Vec<ChunkId> = hasher.hash(&places)?.into_iter().map(|hashed| hashed.id).collect();
     let by_place: HashMap<u64, ChunkId> =
         places.iter().map(|(address, _)| *address).zip(ids.iter().copied()).collect();
+    let (key, sums) = (hasher.key().clone(), hasher.hash(&places)?);
+    let looked_at: HashMap<u64, Hashed> =
+        places.iter().map(|(address, _)| *address).zip(sums).collect();
+    let ahead_stored = rate(&args, bytes, || {
+        into_store(&args, |store| {
+            let hashed = |span: &Span| looked_at[&span.address];
+            let take = |_: Span, bytes: &[u8], id| store.put_hashed(id, bytes).map(drop);
+            lane.copy_ahead(&all, &key, &hashed, &AtomicBool::new(false), &stop, &take)
+                .map_err(|e| anyhow::anyhow!("{e:?}"))
+        })
+    })?;
     let load = |lane: &mut Lane,
                 get: fn(&ChunkReader, &ChunkId, &mut [u8]) -> Result<(), StoreError>|
      -> Result<()> {
@@ -203,6 +214,14 @@ fn main() -> Result<()> {
             Ok(())
         })
     })?;
+    let one_sum = rate(&args, one.len() as u64, || {
+        timed(|| {
+            one.chunks(MAX_CHUNK).for_each(|c| {
+                std::hint::black_box(key.sum(c));
+            });
+            Ok(())
+        })
+    })?;
     let host_stored = rate(&args, host.len() as u64, || {
         into_store(&args, |store| {
             Ok(host.par_chunks(MAX_CHUNK).try_for_each(|chunk| store.put(chunk).map(drop))?)
@@ -216,11 +235,13 @@ fn main() -> Result<()> {
         ("hashed on the device", on_device),
         ("from the device, hashed there first", bounced_alone),
         ("from the device, hashed there first, into the store", bounced_stored),
+        ("from the device, hashed there before, into the store", ahead_stored),
         ("from the store to the device, hashed by the host", back),
         ("from the store to the device, hashed there", back_on_device),
         ("from memory into the store, raw", host_stored),
         ("hashed from memory, all cores", host_hash),
         ("hashed from memory, one core", one_hash),
+        ("summed from memory, one core", one_sum),
     ];
     let rows: Vec<_> =
         rows.iter().map(|(name, r)| vec![(*name).to_owned(), format!("{r:.2} GB/s")]).collect();

@@ -82,6 +82,11 @@ impl Cores {
     /// each time before they begin with something: nothing is undone.
     pub(crate) fn stay_off(&self) {
         self.follow();
+        self.keep_off();
+    }
+
+    /// The same by what others have found out last: for a thread that has no time to look.
+    pub(crate) fn keep_off(&self) {
         let free = self.free.lock();
         if TAKEN.replace(free.changes) != free.changes {
             let mut cpus = CpuSet::new();

