@@ -120,17 +120,18 @@ def inference(args, gib, images, out):
                       + ["--graph"] * args.graph, images)
     try:
         program.wait_for_steps(100)
+        alone = time.monotonic()
+        time.sleep(3)
+        alone = (alone, time.monotonic())
         if args.touch:
             touch(images, int(gib * 2**30))
-        # The program's own rate is that of these seconds.
-        time.sleep(4)
         name = f"inference-{gib:g}"
         timeline = out / f"{name}.timeline.json"
         flags = ["-o", str(images / "image"), "--compress", "none", "--timeline", str(timeline)]
         report, edges = dump(args, program, flags, out, name)
         times = program.times()
         precopy = edges.get("precopy", (0, 0))
-        before = rate(times, (precopy[0] - 3, precopy[0] - 0.5))
+        before = rate(times, alone)
         copies = slices(timeline, "ahead", precopy[0])
         looks = slices(timeline, "look", precopy[0])
         total = sum(size for _, _, size in copies)

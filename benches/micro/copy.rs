@@ -162,12 +162,13 @@ fn main() -> Result<()> {
 
     let (_, dir) = filled_store(&args, |store| bounced(&mut lane, Some(store)))?;
     let store = ChunkReader::open(dir.path())?;
-    let ids: Vec<ChunkId> = hasher.hash(&places)?.into_iter().map(|hashed| hashed.id).collect();
+    let looked_at = hasher.hash(&places)?;
+    let ids: Vec<ChunkId> = looked_at.iter().map(|hashed| hashed.id).collect();
     let by_place: HashMap<u64, ChunkId> =
         places.iter().map(|(address, _)| *address).zip(ids.iter().copied()).collect();
-    let (key, sums) = (hasher.key().clone(), hasher.hash(&places)?);
+    let key = hasher.key().clone();
     let looked_at: HashMap<u64, Hashed> =
-        places.iter().map(|(address, _)| *address).zip(sums).collect();
+        places.iter().map(|(address, _)| *address).zip(looked_at).collect();
     let ahead_stored = rate(&args, bytes, || {
         into_store(&args, |store| {
             let hashed = |span: &Span| looked_at[&span.address];

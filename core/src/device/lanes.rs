@@ -3,7 +3,8 @@
 //! A *lane* is gpucr's context on one device with its workers. Each worker has two staging
 //! buffers of one chunk: while it hashes and compresses the one (or fills it from the store) the
 //! device copies the other. So the copy engine has at least one chunk of each worker queued, and
-//! the memory needed is two chunks for each core, whatever the size of the bulk.
+//! the memory needed is two chunks for each core, whatever the size of the bulk. What is copied ahead goes
+//! into the same buffers, several at once (`turns.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,9 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use gpucr_wire::CHUNK_SIZE;
 
 use super::bounce::{self, Bounce, SAMPLE};
-use super::context::{Context, Event, SharedBlock, Staging, Stream};
+use super::context::{Context, Event, SharedBlock, Stream};
 use super::driver::{Device, Driver, DriverError};
 use super::hash::{Hashed, Key};
+use super::staging::Staging;
 use super::turns;
 use crate::cores::Cores;
 use crate::stop::Stop;
@@ -76,11 +78,11 @@ pub(super) struct Work<'a, Q> {
 
 /// How memory is copied out.
 #[derive(Clone, Copy)]
-enum Way {
+enum Way<'a> {
     /// By way of the bounce buffer, if there is one.
     Bounced,
-    /// From where it is.
-    Straight,
+    /// From where it is. When it is enough, nothing more is begun after the first copy.
+    Straight { enough: &'a AtomicBool },
 }
 
 /// One after the other.
@@ -132,6 +134,7 @@ impl Span {
     /// Whether another one follows it in memory that is one block.
     pub(super) fn is_before(&self, next: &Self) -> bool {
         (self.block, self.chunk + 1) == (next.block, next.chunk)
+            && self.address + self.len as u64 == next.address
     }
 }
 
@@ -202,7 +205,7 @@ impl Lane {
         stop: &Stop,
         take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
     ) -> Result<(), TransferError<E>> {
-        self.copy(queue, Way::Bounced, None, stop, take)
+        self.copy(queue, Way::Bounced, stop, take)
     }
 
     /// Reads these spans straight from where they are, where programs may be writing them, after they were hashed
@@ -210,7 +213,7 @@ impl Lane {
     /// each and their hash: that one if they still have the same [sum](Key::sum), else the host makes another. So
     /// the device has nothing to do but to copy, and the host hashes what has changed. Beside programs their own
     /// copies have their turn. The rest is as in [`copy_out`](Self::copy_out); when it is `enough`, nothing more is
-    /// begun once something was taken.
+    /// begun after the first copy.
     pub fn copy_ahead<E: Send>(
         &mut self,
         work: &[Span],
@@ -235,7 +238,7 @@ impl Lane {
             take(span, bytes, found).map_err(TransferError::Chunk)
         };
         let queue = InOrder { work, next: AtomicUsize::new(0) };
-        self.copy(&queue, Way::Straight, Some(enough), stop, &take).map_err(|error| match error {
+        self.copy(&queue, Way::Straight { enough }, stop, &take).map_err(|error| match error {
             TransferError::Chunk(error) => error,
             TransferError::Driver(error) => TransferError::Driver(error),
             TransferError::Altered => TransferError::Altered,
@@ -246,8 +249,7 @@ impl Lane {
     fn copy<E: Send>(
         &mut self,
         queue: &impl Queue,
-        way: Way,
-        enough: Option<&AtomicBool>,
+        way: Way<'_>,
         stop: &Stop,
         take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
     ) -> Result<(), TransferError<E>> {
@@ -275,7 +277,7 @@ impl Lane {
         let result = match (way, bounce) {
             (Way::Bounced, Some(bounce)) => bounce::copy_out(bounce, workers, begin, &work, &take),
             (Way::Bounced, None) => copy_directly(workers, begin, &work, &take),
-            (Way::Straight, _) => turns::copy_out(workers, begin, &work, enough, &take),
+            (Way::Straight { enough }, _) => turns::copy_out(workers, begin, &work, enough, &take),
         };
         // Copies may be under way into staging buffers after a failure: wait before anyone
         // touches or frees them.
@@ -364,6 +366,17 @@ pub enum Filled {
     Constant(u8),
 }
 
+/// Ends a transfer when a thread of it panics: others must not wait for what it would have done.
+struct EndOnPanic<'a>(&'a Stop);
+
+impl Drop for EndOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail();
+        }
+    }
+}
+
 /// Runs `worker` once for each element, each on a thread of its own, and gives the first error.
 pub(super) fn on_all<T: Send, E: Send>(
     workers: &mut [T],
@@ -375,6 +388,7 @@ pub(super) fn on_all<T: Send, E: Send>(
             .iter_mut()
             .map(|state| {
                 scope.spawn(move || {
+                    let _guard = EndOnPanic(stop);
                     let result = worker(state);
                     if result.is_err() {
                         stop.fail();

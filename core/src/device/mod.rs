@@ -5,12 +5,14 @@ pub mod context;
 pub mod driver;
 pub mod hash;
 pub mod lanes;
+pub mod staging;
 mod turns;
 
-pub use context::{Context, Event, Pinned, SharedBlock, Stream};
+pub use context::{Context, Event, SharedBlock, Stream};
 pub use driver::{Device, Driver, DriverError, ProcessState};
 pub use hash::{Hashed, Hasher, Key};
 pub use lanes::{Filled, Lane, Queue, Span, TransferError};
+pub use staging::{Pinned, Staging};
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::lanes::spans_on;
+use super::lanes::{Slot, Work, spans_on};
 use super::*;
 use crate::cores::Cores;
 use crate::stop::Stop;
@@ -101,35 +101,126 @@ fn looked_at(lane: &Lane, work: &[Span]) -> (Arc<Key>, BTreeMap<(usize, usize), 
     (hasher.key().clone(), found)
 }
 
+/// Chunks that follow each other are copied at once: all of a block, some, and none.
 #[test]
 fn what_is_copied_ahead_is_named_by_what_it_is() {
-    // Batches of four.
-    let (mut lane, _blocks, work) = filled(4);
-    lane.prepare_bounce(u64::MAX).unwrap();
-    let (key, hashed) = looked_at(&lane, &work);
-    let has_changed = |span: &Span| span.chunk.is_multiple_of(3);
-    let stream = Stream::create(lane.context()).unwrap();
-    for span in work.iter().filter(|span| has_changed(span)) {
-        let byte = !content(*span)[span.len - 1];
-        stream.fill(span.address + span.len as u64 - 1, byte, 1).unwrap();
+    for workers in [1, 2, 3, 5] {
+        let (mut lane, _blocks, work) = filled(workers);
+        lane.prepare_bounce(u64::MAX).unwrap();
+        let has_changed = |span: &Span| span.chunk.is_multiple_of(3);
+        let with_gaps = work.iter().copied().filter(|span| !span.chunk.is_multiple_of(5)).collect();
+        let backwards = work.iter().copied().rev().collect();
+        let mut short = work.clone();
+        let unchanged = short.iter_mut().filter(|span| !has_changed(span));
+        unchanged.step_by(3).for_each(|span| span.len -= 1000);
+        let mut across_blocks = work.clone();
+        across_blocks.sort_by_key(|span| (span.chunk, span.block ^ (span.chunk & 1)));
+        across_blocks.retain(|span| span.block == span.chunk & 1);
+        for work in [work, with_gaps, backwards, short, across_blocks] {
+            ahead(&mut lane, &work, has_changed);
+        }
     }
-    stream.synchronize().unwrap();
+}
+
+/// Copies these ahead, of which some change at their end after they were looked at, and back again later.
+fn ahead(lane: &mut Lane, work: &[Span], has_changed: impl Fn(&Span) -> bool + Sync) {
+    let (key, hashed) = looked_at(lane, work);
+    let stream = Stream::create(lane.context()).unwrap();
+    let change = |by: u8| {
+        for span in work.iter().filter(|span| has_changed(span)) {
+            let byte = content(*span)[span.len - 1] ^ by;
+            stream.fill(span.address + span.len as u64 - 1, byte, 1).unwrap();
+        }
+        stream.synchronize().unwrap();
+    };
+    change(0xff);
     let known = |span: &Span| hashed[&place(*span)];
     let not_yet = AtomicBool::new(false);
-    // Chunks that follow each other are copied at once: all of a block, some, and none.
-    let some = work.iter().copied().filter(|span| !span.chunk.is_multiple_of(5)).collect();
-    let backwards = work.iter().copied().rev().collect();
-    for work in [work, some, backwards] {
-        let seen = Mutex::new(BTreeMap::new());
-        let take = |span: Span, bytes: &[u8], id: ChunkId| -> Result<(), StoreError> {
-            assert_eq!(id, ChunkId::of(bytes), "{span:?}");
-            assert_eq!(bytes != content(span), has_changed(&span), "{span:?}");
-            assert!(seen.lock().insert(place(span), ()).is_none(), "{span:?} came twice");
+    let seen = Mutex::new(BTreeMap::new());
+    let take = |span: Span, bytes: &[u8], id: ChunkId| -> Result<(), StoreError> {
+        assert_eq!(id, ChunkId::of(bytes), "{span:?}");
+        assert_eq!(bytes != content(span), has_changed(&span), "{span:?}");
+        assert!(seen.lock().insert(place(span), ()).is_none(), "{span:?} came twice");
+        Ok(())
+    };
+    lane.copy_ahead(work, &key, &known, &not_yet, &stop(), &take).unwrap();
+    assert_eq!(seen.into_inner().len(), work.len());
+    change(0);
+}
+
+/// Chunks of a block that follow each other, with the buffers of so many workers.
+fn straight(workers: usize) -> (Stream, Vec<[Slot; 2]>, SharedBlock, Vec<Span>) {
+    let driver = Arc::new(Driver::open(&soft_driver()).unwrap());
+    let device = driver.devices().unwrap().remove(0);
+    let context = Context::create(&driver, &device).unwrap();
+    let block = SharedBlock::allocate(&context, (CHUNKS * MAX_CHUNK) as u64).unwrap();
+    let work = (0..CHUNKS).map(|chunk| Span::of(&block, 0, chunk)).collect();
+    let mut row = Staging::allocate_row(&context, MAX_CHUNK, 2 * workers).unwrap().into_iter();
+    let mut slot = || {
+        let event = Event::create(&context).unwrap();
+        Slot { staging: row.next().unwrap(), event }
+    };
+    let workers = (0..workers).map(|_| [slot(), slot()]).collect();
+    (Stream::create(&context).unwrap(), workers, block, work)
+}
+
+/// None of the others waits for it without end.
+#[test]
+fn a_straight_copy_ends_where_a_thread_cannot_begin() {
+    let error = DriverError { function: "cuCtxSetCurrent", code: 999, name: "none".to_owned() };
+    for workers in [1, 2, 5] {
+        let (stream, mut workers, _block, work) = straight(workers);
+        // The feeder and as many others as there are workers: each of them, and all.
+        for which in (0..=workers.len()).map(Some).chain([None]) {
+            let (begun, stop) = (AtomicUsize::new(0), stop());
+            let queue = Raced { work: &work, next: AtomicUsize::new(0) };
+            let begin = || {
+                let number = begun.fetch_add(1, Ordering::Relaxed);
+                if which.is_none_or(|which| which == number) {
+                    return Err(error.clone());
+                }
+                stream.context().enter()
+            };
+            let take = |_: Span, _: &[u8], _| -> Result<(), StoreError> { Ok(()) };
+            let work = Work { queue: &queue, stop: &stop, stream: &stream, beside: None };
+            let enough = AtomicBool::new(false);
+            let result = turns::copy_out(&mut workers, begin, &work, &enough, &take);
+            assert!(matches!(&result, Err(TransferError::Driver(found)) if *found == error));
+            assert!(stop.is_set());
+            stream.synchronize().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_panic_in_a_straight_copy_gets_out() {
+    for workers in [1, 2, 5] {
+        let (stream, mut workers, _block, work) = straight(workers);
+        let stop = stop();
+        let queue = Raced { work: &work, next: AtomicUsize::new(0) };
+        let take = |span: Span, _: &[u8], _| -> Result<(), StoreError> {
+            assert!(span.chunk < 4, "as it is meant to be");
             Ok(())
         };
-        lane.copy_ahead(&work, &key, &known, &not_yet, &stop(), &take).unwrap();
-        assert_eq!(seen.into_inner().len(), work.len());
+        let work = Work { queue: &queue, stop: &stop, stream: &stream, beside: None };
+        let enough = AtomicBool::new(false);
+        let begin = || stream.context().enter();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            turns::copy_out(&mut workers, begin, &work, &enough, &take)
+        }));
+        assert!(panicked.is_err() && stop.is_set());
+        stream.synchronize().unwrap();
     }
+}
+
+#[test]
+fn only_what_follows_in_memory_and_in_the_block_is_copied_at_once() {
+    let span = |block, chunk, address, len| Span { block, chunk, address, len };
+    let first = span(0, 0, 1000, 10);
+    assert!(first.is_before(&span(0, 1, 1010, 5)));
+    assert!(!first.is_before(&span(1, 1, 1010, 10)), "of another block");
+    assert!(!first.is_before(&span(0, 2, 1010, 10)), "another chunk");
+    assert!(!first.is_before(&span(0, 1, 1020, 10)), "elsewhere");
 }
 
 /// The host looks at some, and at all that seem to have changed.

@@ -14,8 +14,9 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::context::{Context, GRANULE, Module, SharedBlock, Staging, Stream};
+use super::context::{Context, GRANULE, Module, SharedBlock, Stream};
 use super::driver::DriverError;
+use super::staging::Staging;
 use crate::image::DriverKind;
 use crate::library;
 use crate::store::{ChunkId, MAX_CHUNK};

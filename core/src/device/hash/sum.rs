@@ -101,7 +101,7 @@ impl Key {
     }
 
     /// The same with vectors of four products. Most of the time goes by waiting for memory, so what comes next is
-    /// fetched meanwhile: a third less time for bytes that are in no cache (`cargo bench --bench copy`).
+    /// fetched meanwhile (`docs/results.md`).
     #[cfg(target_arch = "x86_64")]
     #[inline]
     #[target_feature(enable = "avx2")]
