@@ -1,5 +1,5 @@
-//! A context of gpucr's own on a device, and what lives in it: streams, and
-//! physical memory that is shared with a program.
+//! A context of gpucr's own on a device, and what lives in it: streams, and physical memory that is shared
+//! with a program.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

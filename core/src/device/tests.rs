@@ -380,3 +380,50 @@ fn who_copies_beside_a_program_moves_when_it_does() {
     lane.copy_out(&work, &stop(), &take).unwrap();
     assert_eq!(taken.into_inner(), CHUNKS);
 }
+
+/// Spans, and on which CPUs they were asked for.
+struct Seen<'a> {
+    work: &'a [Span],
+    next: AtomicUsize,
+    cpus: Mutex<Vec<usize>>,
+}
+
+impl Queue for Seen<'_> {
+    fn next(&self) -> Option<Span> {
+        let cpu = rustix::thread::sched_getcpu();
+        assert_on(cpu);
+        self.cpus.lock().push(cpu);
+        self.work.get(self.next.fetch_add(1, Ordering::Relaxed)).copied()
+    }
+
+    fn arrived(&self, _: &Span) -> bool {
+        true
+    }
+}
+
+/// The thread that asks for spans looks for itself where it may run; those that take them do it in `take`.
+#[test]
+fn the_feeder_of_a_straight_copy_moves_when_the_program_does() {
+    let (stream, mut workers, _block, work) = straight(1);
+    let cores = Cores::leaving([]);
+    let own = cores.own();
+    let (first, then) = (own[0], own[own.len() - 1]);
+    cores.leave([first]);
+    let (stop, taken) = (stop(), AtomicUsize::new(0));
+    let take = |_: Span, _: &[u8], _| -> Result<(), StoreError> {
+        if taken.fetch_add(1, Ordering::Relaxed) == CHUNKS / 2 {
+            cores.leave([then]);
+        }
+        Ok(())
+    };
+    let begin = || {
+        cores.stay_off();
+        stream.context().enter()
+    };
+    let queue = Seen { work: &work, next: AtomicUsize::new(0), cpus: Mutex::default() };
+    let work = Work { queue: &queue, stop: &stop, stream: &stream, beside: Some(&cores) };
+    turns::copy_out(&mut workers, begin, &work, &AtomicBool::new(false), &take).unwrap();
+    assert_eq!(taken.into_inner(), CHUNKS);
+    let cpus = queue.cpus.into_inner();
+    assert_eq!((cpus[0], cpus[cpus.len() - 1]), (first, then));
+}

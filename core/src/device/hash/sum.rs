@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(key.sum_of(&bytes, |leaf| key.leaf(leaf)), expected);
     }
 
-    /// Of all lengths, with words and numbers as large as they can be among them.
+    /// Of many lengths, with words and numbers as large as they can be among them.
     #[test]
     fn it_is_the_same_on_all_processors() {
         let mut key = Key::random();
