@@ -115,7 +115,7 @@ def touch(folder, size):
         file.unlink()
 
 
-def inference(args, gib, images, out):
+def inference(args, gib, name, images, out):
     program = Program(args, TORCH + ["infer", "--gib", str(gib), "--steps", STEPS]
                       + ["--graph"] * args.graph, images)
     try:
@@ -125,7 +125,6 @@ def inference(args, gib, images, out):
         alone = (alone, time.monotonic())
         if args.touch:
             touch(images, int(gib * 2**30))
-        name = f"inference-{gib:g}"
         timeline = out / f"{name}.timeline.json"
         flags = ["-o", str(images / "image"), "--compress", "none", "--timeline", str(timeline)]
         report, edges = dump(args, program, flags, out, name)
@@ -137,7 +136,7 @@ def inference(args, gib, images, out):
         total = sum(size for _, _, size in copies)
         seconds = sum(end - start for start, end, _ in copies)
         beside = rate(times, *[(start, end) for start, end, _ in copies])
-        report["copies"] = {"slices": copies, "speed": beside / before}
+        report["copies"] = {"slices": copies, "speed": beside / before, "gb_s": total / seconds / 1e9}
         report["looks"] = looks
         report["times"] = [t for t in times if precopy[0] - 4 < t < precopy[1] + 1]
         report["edges"] = edges
@@ -239,8 +238,10 @@ def main():
     images = pathlib.Path(tempfile.mkdtemp(prefix="gpucr-concurrent-"))
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={args.room}g,mode=700,huge={args.huge}",
                     "gpucr-bench", str(images)], check=True)
-    work = [(f"inference-{gib:g}", lambda folder, gib=gib: inference(args, gib, folder, out))
-            for gib in args.gib if "inference" in args.only]
+    work = []
+    for number, gib in enumerate(args.gib if "inference" in args.only else [], 1):
+        name = f"inference-{gib:g}-{number}"
+        work.append((name, lambda folder, gib=gib, name=name: inference(args, gib, name, folder, out)))
     if "store" in args.only:
         work.append(("store", lambda folder: store(args, args.store_gib, folder, out)))
     if "training" in args.only:
@@ -259,6 +260,13 @@ def main():
     finally:
         subprocess.run(["umount", "-l", str(images)])
         images.rmdir()
+    for gib in sorted(set(args.gib)):
+        rounds = [report for name, report in reports.items() if name.startswith(f"inference-{gib:g}-")]
+        if len(rounds) > 1:
+            print(f"inference {gib:g} GiB, medians of {len(rounds)}: copies "
+                  f"{statistics.median(report['copies']['gb_s'] for report in rounds):.1f} GB/s, program at "
+                  f"{statistics.median(report['copies']['speed'] for report in rounds) * 100:.1f} % meanwhile, stopped "
+                  f"{statistics.median(report['stopped_ms'] for report in rounds):.0f} ms", flush=True)
     (out / "reports.json").write_text(json.dumps(reports, indent=1))
     return 1 if failed else 0
 
