@@ -28,8 +28,9 @@ pub(crate) fn bounds(dir: &Path, size: u64, image: u64, runs: usize) -> Result<V
     let (_, read) = run("read", "store", size)?;
     let mut bounds =
         vec![most(&format!("writing {mib} MiB"), write), most(&format!("reading {mib} MiB"), read)];
-    let (_, write) = run("image", "image", image)?;
+    let (commit, write) = run("image", "image", image)?;
     bounds.push(most(&format!("writing an image of {gib} GiB"), write));
+    bounds.push(Bound::below(format!("committing an image of {gib} GiB"), 100.0, commit, "ms"));
     let (_, read) = run("verify", "image", image)?;
     bounds.push(most(&format!("reading an image of {gib} GiB"), read));
     let opened: Vec<_> =
@@ -55,11 +56,11 @@ fn start(what: &str, place: &Path, size: u64) -> Result<(f64, f64)> {
 }
 
 /// One process: does what its first argument says, with the place and the size that follow, and
-/// prints its milliseconds and the MiB of its peak of resident memory.
+/// prints its milliseconds (of an image those of its commit) and the MiB of its peak of resident memory.
 pub(crate) fn child(args: &[String]) -> Result<()> {
     let [what, place, size] = args else { bail!("three arguments") };
     let (place, size): (&Path, u64) = (place.as_ref(), size.parse()?);
-    let start = Instant::now();
+    let mut start = Instant::now();
     match what.as_str() {
         "write" => write(place, size)?,
         "read" => {
@@ -67,7 +68,7 @@ pub(crate) fn child(args: &[String]) -> Result<()> {
             let damage = reader.verify();
             ensure!(damage.is_empty(), "{} chunks are damaged", damage.len());
         }
-        "image" => write_image(place, size)?,
+        "image" => start = write_image(place, size)?,
         "open" => drop(ImageReader::open(place)?),
         "verify" => {
             let damage = ImageReader::open(place)?.verify();
@@ -99,8 +100,8 @@ fn write(place: &Path, size: u64) -> Result<()> {
 }
 
 /// Writes an image with so many bytes of device memory in chunks that are all different, and are
-/// nearly all zeros so that they take no space.
-fn write_image(place: &Path, size: u64) -> Result<()> {
+/// nearly all zeros so that they take no space. Gives the moment when its commit began.
+fn write_image(place: &Path, size: u64) -> Result<Instant> {
     let writer = ImageWriter::create(place, Compression::Level(1))?;
     let number_of_chunks = size.div_ceil(MAX_CHUNK as u64);
     let chunks = (0..number_of_chunks)
@@ -113,8 +114,10 @@ fn write_image(place: &Path, size: u64) -> Result<()> {
             },
         )
         .collect::<Result<Vec<_>, _>>()?;
-    writer.commit(&manifest(number_of_chunks * MAX_CHUNK as u64, chunks))?;
-    Ok(())
+    let manifest = manifest(number_of_chunks * MAX_CHUNK as u64, chunks);
+    let start = Instant::now();
+    writer.commit(&manifest)?;
+    Ok(start)
 }
 
 /// What the image of a program says that has one block of device memory.

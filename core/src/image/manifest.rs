@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::{ImageError, MANIFEST};
@@ -381,7 +382,7 @@ impl Manifest {
     pub fn chunk_ids(&self) -> Vec<ChunkId> {
         let mut ids: Vec<ChunkId> =
             self.parts().flat_map(|part| part.pieces()).map(|piece| piece.id).collect();
-        ids.sort_unstable();
+        ids.par_sort_unstable();
         ids.dedup();
         ids
     }
@@ -421,18 +422,16 @@ impl Manifest {
         Ok((Self::decode(&body).ok(), None))
     }
 
-    /// Writes and syncs the manifest into `dir`. Returns its identity and its length in bytes.
-    pub(super) fn write(&self, disk: &dyn Disk, dir: &Path) -> Result<([u8; 32], u64), ImageError> {
+    /// What is to be written of the manifest into `dir`. What could not be read back is refused.
+    pub(super) fn encode(&self, dir: &Path) -> Result<Encoded, ImageError> {
         let path = dir.join(MANIFEST);
         let damaged = |what: &str| ImageError::Damaged { path: path.clone(), what: what.into() };
-        // What could not be read back must not be written.
         self.check().map_err(damaged)?;
         let body = postcard::to_stdvec(self).map_err(|_| damaged("it cannot be encoded"))?;
         if body.len() as u64 > MAX_MANIFEST {
             return Err(damaged("it is larger than the format's limit"));
         }
-        let (hash, len) = index::write_framed(disk, &path, MAGIC, MANIFEST_VERSION, &body)?;
-        Ok((*hash.as_bytes(), len))
+        Ok(Encoded { path, body })
     }
 
     /// The manifest file of the image at `dir` as bytes, which must be that of image `id`.
@@ -489,6 +488,21 @@ impl Manifest {
             return Err("a carried file has no absolute path");
         }
         Ok(())
+    }
+}
+
+/// A manifest that is to be written.
+pub(super) struct Encoded {
+    path: PathBuf,
+    body: Vec<u8>,
+}
+
+impl Encoded {
+    /// Writes and syncs it. Returns the image's identity and the length in bytes.
+    pub(super) fn write(&self, disk: &dyn Disk) -> Result<([u8; 32], u64), ImageError> {
+        let (path, body) = (&self.path, &self.body);
+        let (hash, len) = index::write_framed(disk, path, MAGIC, MANIFEST_VERSION, body)?;
+        Ok((*hash.as_bytes(), len))
     }
 }
 

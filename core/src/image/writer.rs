@@ -5,8 +5,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use super::base::{self, Base, MAX_CHAIN};
-use super::{FileEntry, ImageError, Manifest, STAGING, files, io_failure};
+use super::{FileEntry, ImageError, Manifest, Part, STAGING, files, io_failure};
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::index::WriterId;
 use crate::store::{ChunkWriter, Compression, Known, Place, SharedStore, Stats, io_error, shared};
@@ -230,20 +232,22 @@ impl ImageWriter {
     /// left, as long as removing files works; only what was already made known to others in a
     /// store stays, for its next gc.
     pub fn commit(mut self, manifest: &Manifest) -> Result<Committed, ImageError> {
-        for part in manifest.parts() {
-            if let Some(piece) = part.pieces().find(|piece| !self.chunks().contains(&piece.id)) {
-                let owner = part.to_string();
-                return Err(ImageError::MissingChunk { id: piece.id, owner });
-            }
-        }
+        // A program that is ended by its dump stands still meanwhile, and there can be millions of chunks: all cores
+        // are used for what is done for each.
         let needed = manifest.chunk_ids();
-        let shared = needed.iter().filter_map(|id| self.chunks().shared_len(id)).map(u64::from);
-        let shared: u64 = shared.sum();
-        let unneeded_bytes = self.chunks().unneeded_bytes(&needed);
-        let stats = match self.chunks.take() {
-            Some(chunks) => chunks.finish()?,
-            None => Stats::default(),
-        };
+        let chunks = self.chunks();
+        if let Some(&id) = needed.par_iter().find_first(|id| !chunks.contains(id)) {
+            let of = |part: &Part<'_>| part.pieces().any(|piece| piece.id == id);
+            let owner = manifest.parts().find(of).expect("it is of one of them").to_string();
+            return Err(ImageError::MissingChunk { id, owner });
+        }
+        let shared: u64 =
+            needed.par_iter().filter_map(|id| chunks.shared_len(id)).map(u64::from).sum();
+        let unneeded_bytes = chunks.unneeded_bytes(&needed);
+        let chunks = self.chunks.take();
+        let finish = || chunks.map_or_else(|| Ok(Stats::default()), ChunkWriter::finish);
+        let (stats, manifest) = rayon::join(finish, || manifest.encode(&self.partial));
+        let (stats, manifest) = (stats?, manifest?);
         let disk = self.disk.clone();
         let staging = self.staging_dir();
         disk.remove_tree(&staging).map_err(|e| io_failure("remove", &staging, e))?;
@@ -251,7 +255,7 @@ impl ImageWriter {
             Some(base) => base.write(disk.as_ref(), &self.partial)?,
             None => 0,
         };
-        let (id, manifest_len) = manifest.write(disk.as_ref(), &self.partial)?;
+        let (id, manifest_len) = manifest.write(disk.as_ref())?;
         disk.sync_dir(&self.partial).map_err(|e| io_failure("sync", &self.partial, e))?;
 
         disk.rename(&self.partial, &self.target).map_err(|e| match e.kind() {

@@ -6,6 +6,8 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use rayon::prelude::*;
+
 use super::disk::Disk;
 use super::{ChunkId, Encoding, MAX_CHUNK, STORE_VERSION, StoreError, io_error};
 
@@ -325,7 +327,7 @@ impl Index {
     }
 
     fn encode(&mut self) -> Option<Vec<u8>> {
-        self.entries.sort_unstable_by_key(|e| e.id);
+        self.entries.par_sort_unstable_by_key(|e| e.id);
         if self.entries.len() > Self::room(self.packs.len()) {
             return None;
         }

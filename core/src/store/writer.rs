@@ -241,7 +241,7 @@ impl ChunkWriter {
             let unneeded = entries.filter(|entry| needed.binary_search(&entry.id).is_err());
             unneeded.map(|entry| u64::from(entry.stored_len)).sum()
         };
-        self.known.iter().map(of_shard).sum()
+        self.known.par_iter().map(of_shard).sum()
     }
 
     /// Takes over a chunk as it is stored elsewhere; `stored` was checked. For a gc.
@@ -334,12 +334,16 @@ impl ChunkWriter {
         for entry in older.entries {
             entries.push(renumber(entry, &|number| older.packs[number as usize].id));
         }
-        for shard in &self.known {
-            for (id, entry) in std::mem::take(&mut *shard.lock()) {
+        let of_shard = |shard: &Mutex<HashMap<ChunkId, Option<Entry>>>| {
+            let of = |(id, entry): (_, Option<Entry>)| {
                 let entry = entry.ok_or(StoreError::UnknownChunk { id })?;
-                entries.push(renumber(entry, &|number| self.pack_id(number)));
-            }
-        }
+                Ok(renumber(entry, &|number| self.pack_id(number)))
+            };
+            std::mem::take(&mut *shard.lock()).into_iter().map(of).collect()
+        };
+        let written: Result<Vec<Vec<Entry>>, StoreError> =
+            self.known.par_iter().map(of_shard).collect();
+        entries.extend(written?.into_iter().flatten());
         Ok(Index { packs, entries })
     }
 
