@@ -62,7 +62,7 @@ fn goes_on(lab: &Lab, mut program: Program, expected: &[String]) -> Result<()> {
 #[test]
 fn a_failure_in_any_phase_of_a_dump_rolls_it_back() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS[..2])?;
-    for phase in DUMP_PHASES.into_iter().chain(["commit"]) {
+    for phase in DUMP_PHASES.into_iter().chain(["detached", "commit"]) {
         let lab = Lab::new();
         let program = lab.at_work("sgd", &ARGS)?;
         let fault = format!("fail:{phase}");
@@ -79,7 +79,7 @@ fn a_failure_in_any_phase_of_a_dump_rolls_it_back() -> Result<()> {
 #[test]
 fn gpucr_killed_in_any_phase_of_a_dump_leaves_the_program_running() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS[..2])?;
-    for phase in DUMP_PHASES.into_iter().chain(["commit"]) {
+    for phase in DUMP_PHASES.into_iter().chain(["detached", "commit"]) {
         let lab = Lab::new();
         let program = lab.at_work("sgd", &ARGS)?;
         let fault = format!("kill:{phase}");

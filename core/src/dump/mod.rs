@@ -38,7 +38,7 @@ use crate::error::{Error, Failure, Left};
 use crate::held::{Drivers, Held};
 use crate::image::{Committed, FileEntry, ImageWriter, Manifest, Protocol, SHARING_FILE};
 use crate::keeper::Keeper;
-use crate::phase::{Clock, Progress, milliseconds, skipped};
+use crate::phase::{Clock, Progress, fault, milliseconds, skipped};
 use crate::process::{Lock, ProcessInfo};
 use crate::scratch;
 use crate::stop::Stop;
@@ -215,7 +215,7 @@ impl<'a> Dump<'a> {
         let copy = self.start_copy(blocks)?;
 
         self.enter("detach", None)?;
-        self.detach()?;
+        detach(&mut self.held)?;
 
         self.enter("checkpoint", None)?;
         self.checkpoint()?;
@@ -278,6 +278,10 @@ impl<'a> Dump<'a> {
 
     /// Hashes all device memory and compares it with what was copied while the program ran. Gives
     /// the bytes that are still to be copied.
+    ///
+    /// With `recopy` the programs are detached meanwhile: that too takes the longer the more memory they have, and
+    /// gpucr reads it without them. With `cow` they keep it until the shadows are made: what their
+    /// stacks give back at the detach is theirs, not room for shadows.
     fn validate(&mut self) -> Result<u64, Error> {
         let ahead = self.is_ahead();
         let Some(bulk) = self.bulk.as_mut().filter(|_| ahead) else {
@@ -288,21 +292,43 @@ impl<'a> Dump<'a> {
         };
         // Not `enter`: the borrow of `bulk` lasts.
         self.clock.enter("validate", None)?;
-        let since = Instant::now();
         if skipped("validate") {
             bulk.trust();
             return Ok(bulk.left());
         }
         let image = self.image.as_ref().expect("not committed yet");
-        let (found, missed) = bulk.validate(image.chunks())?;
-        self.validation = Some(Validation { ms: milliseconds(since.elapsed()), ..found });
-        // Those who did it may have been launched after the last question.
-        if !missed.is_empty()
-            && let Err(error) = self.speculation.ask(&mut self.held, Duration::ZERO)
-        {
-            tracing::warn!(%error, "the programs do not say what they have launched");
+        let early = self.protocol == Protocol::Recopy;
+        let (held, speculation) = (&mut self.held, &mut self.speculation);
+        let ask_and_detach = || {
+            // Those who have written what was copied may have been launched after the last question, and
+            // a program that is detached does not answer.
+            if let Err(error) = speculation.ask(held, Duration::ZERO) {
+                tracing::warn!(%error, "the programs do not say what they have launched");
+            }
+            if early { detach(held) } else { Ok(()) }
+        };
+        let since = Instant::now();
+        let (validated, found_at, detached) = std::thread::scope(|scope| {
+            let detaching = scope.spawn(ask_and_detach);
+            let validated = bulk.validate(image.chunks());
+            let found_at = Instant::now();
+            let detached = detaching.join();
+            (validated, found_at, detached.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        match validated {
+            Ok((found, missed)) => {
+                let ms = milliseconds(found_at.duration_since(since));
+                self.validation = Some(Validation { ms, ..found });
+                (self.missed, self.missed_at) = (missed, found_at);
+            }
+            Err(error) => {
+                if let Err(second) = detached {
+                    tracing::warn!(error = %second, "the programs could not be detached either");
+                }
+                return Err(error);
+            }
         }
-        (self.missed, self.missed_at) = (missed, Instant::now());
+        detached?;
         self.still = (0..self.held.len()).map(|program| bulk.still(program)).collect();
         Ok(bulk.left())
     }
@@ -342,18 +368,6 @@ impl<'a> Dump<'a> {
             return Ok(Copy::done(blocks, stop, saved));
         };
         Ok(Copy::start(bulk, blocks, image, stop, progress))
-    }
-
-    /// Takes the bulk memory away from every program.
-    fn detach(&mut self) -> Result<(), Error> {
-        for program in &mut self.held {
-            let Some(agent) = program.agent.take() else { continue };
-            if let Err((agent, error)) = agent.detach() {
-                program.agent = agent;
-                return Err(error.into());
-            }
-        }
-        Ok(())
     }
 
     /// Lets the driver move what is left into host memory: first all locks, which can fail
@@ -477,6 +491,19 @@ impl<'a> Dump<'a> {
         self.committed = Some((committed, self.stopped_at.elapsed()));
         Ok(())
     }
+}
+
+/// Takes the bulk memory away from every program that has it still.
+fn detach(held: &mut [Held]) -> Result<(), Error> {
+    for program in held {
+        let Some(agent) = program.agent.take() else { continue };
+        if let Err((agent, error)) = agent.detach() {
+            program.agent = agent;
+            return Err(error.into());
+        }
+        fault("detached")?;
+    }
+    Ok(())
 }
 
 /// How the memory is copied: as it was asked for, where that can be done. Copying while the program

@@ -14,6 +14,7 @@ use crate::access::{Extent, Kernels, Tally, Written, sharing, written};
 use crate::error::Error;
 use crate::held::Held;
 use crate::image;
+use crate::process::Agent;
 
 /// Larger images of modules are not read for the sake of a dump, bytes.
 const LARGEST_IMAGE: u64 = 4 << 20;
@@ -65,16 +66,22 @@ impl Speculation {
     /// at most.
     pub(super) fn ask(&mut self, held: &mut [Held], learning: Duration) -> Result<(), Error> {
         let until = Instant::now() + learning;
+        let mut asked = Ok(());
         for (program, held) in self.programs.iter_mut().zip(held) {
             let mut interval = Tally::default();
-            if let Some(agent) = &mut held.agent {
+            let mut answer = |agent: &mut Agent| -> Result<(), Error> {
                 let accesses = agent.accesses()?;
                 program.kernels.learn(agent, &accesses.kernels, LARGEST_IMAGE, until)?;
                 interval.add(accesses);
+                Ok(())
+            };
+            if let Some(agent) = held.agent.as_mut().filter(|_| asked.is_ok()) {
+                asked = answer(agent);
             }
+            // Of those too who did not answer: intervals are told apart by their numbers.
             program.intervals.push(interval);
         }
-        Ok(())
+        asked
     }
 
     /// How often was asked.
