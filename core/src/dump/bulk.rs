@@ -546,7 +546,7 @@ fn spans(pieces: &[Piece], wanted: impl Fn(&Piece, &Chunk) -> bool) -> Vec<Span>
     spans
 }
 
-fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+pub(super) fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 

@@ -43,7 +43,7 @@ use crate::process::{Lock, ProcessInfo};
 use crate::scratch;
 use crate::stop::Stop;
 
-use bulk::{Bulk, Miss};
+use bulk::{Bulk, Miss, joined};
 use copy::Copy;
 use defer::Late;
 use describe::Libraries;
@@ -244,10 +244,7 @@ impl<'a> Dump<'a> {
             let agents = self.held.iter_mut().filter_map(|program| program.agent.as_mut());
             let closing: Vec<_> =
                 agents.map(|agent| scope.spawn(move || agent.close_gate(limit))).collect();
-            closing.into_iter().try_for_each(|thread| {
-                let closed = thread.join();
-                closed.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            })
+            closing.into_iter().try_for_each(joined)
         })?;
         Ok(())
     }
@@ -312,8 +309,7 @@ impl<'a> Dump<'a> {
             let detaching = scope.spawn(ask_and_detach);
             let validated = bulk.validate(image.chunks());
             let found_at = Instant::now();
-            let detached = detaching.join();
-            (validated, found_at, detached.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            (validated, found_at, joined(detaching))
         });
         match validated {
             Ok((found, missed)) => {
