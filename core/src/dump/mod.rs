@@ -308,6 +308,7 @@ impl<'a> Dump<'a> {
         let (validated, found_at, detached) = std::thread::scope(|scope| {
             let detaching = scope.spawn(ask_and_detach);
             let validated = bulk.validate(image.chunks());
+            let validated = fault("validated").and(validated);
             let found_at = Instant::now();
             (validated, found_at, joined(detaching))
         });
