@@ -128,9 +128,9 @@ pub fn skipped(phase: &str) -> bool {
 
 /// A failure on demand, for tests, in debug builds only: `GPUCR_FAULT=kill:PHASE` ends gpucr with
 /// SIGKILL when it enters the phase, `fail:PHASE` makes the phase fail, `pause:PHASE` holds it up
-/// there for two seconds, and `hold:PHASE` until the file is there that `GPUCR_FAULT_FILE` names. As a phase
-/// counts `detached`, the moment after each process has been detached, and `validated`, the one after all memory
-/// has been hashed, beside the detach.
+/// there for two seconds, and `hold:PHASE` until the file is there that `GPUCR_FAULT_FILE` names. As phases
+/// count `detached`, the moment after each process has been detached, and `validated`, the one at which hashing
+/// all memory has ended, beside which programs are detached with `recopy`.
 pub fn fault(phase: &str) -> Result<(), Error> {
     for (kind, name) in asked().iter().filter(|(_, name)| name == phase) {
         match kind.as_str() {

@@ -39,7 +39,7 @@ use crate::held::{Drivers, Held};
 use crate::image::{Committed, FileEntry, ImageWriter, Manifest, Protocol, SHARING_FILE};
 use crate::keeper::Keeper;
 use crate::phase::{Clock, Progress, fault, milliseconds, skipped};
-use crate::process::{Lock, ProcessInfo};
+use crate::process::{AgentError, Lock, ProcessInfo};
 use crate::scratch;
 use crate::stop::Stop;
 
@@ -299,8 +299,13 @@ impl<'a> Dump<'a> {
         let ask_and_detach = || {
             // Those who have written what was copied may have been launched after the last question, and
             // a program that is detached does not answer.
-            if let Err(error) = speculation.ask(held, Duration::ZERO) {
-                tracing::warn!(%error, "the programs do not say what they have launched");
+            match speculation.ask(held, Duration::ZERO) {
+                // It would not answer the detach either.
+                Err(error @ Error::Agent(AgentError::Broken { .. })) => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%error, "the programs do not say what they have launched");
+                }
+                Ok(()) => {}
             }
             if early { detach(held) } else { Ok(()) }
         };
