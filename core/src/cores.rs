@@ -3,11 +3,14 @@
 //! A thread that launches kernels without end wants a core for that. Nice workers do not leave it one: what runs
 //! on the other hyperthread of its core takes a part of what the core can do, nice or not; and a worker that is
 //! in the middle of a write lets nobody else have its CPU. So those who copy beside programs stay off the CPUs on
-//! which busy threads of the programs run, and off the siblings of those.
+//! which busy threads of the programs run, and off the siblings of those. A virtual machine may not be told of
+//! siblings (`docs/results.md`, "Rounds in which the program is slow"), so there they leave some more, and as a rule
+//! the same ones, since waking up a CPU is what seems to bring it onto another's core.
 //!
 //! A CPU is what the kernel numbers: of a core with hyperthreads each one.
 
 use std::cell::Cell;
+use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
@@ -21,6 +24,8 @@ use crate::phase::skipped;
 const INTERVAL: Duration = Duration::from_millis(100);
 /// Of so many CPUs one is left to the programs while it is not known which ones they need.
 const CPUS_LEFT: usize = 8;
+/// Of so many CPUs one is left beside those that they need.
+const CPUS_SPARE: usize = 16;
 
 type Cpus = BTreeSet<usize>;
 
@@ -108,7 +113,8 @@ impl Cores {
         *last = now;
         // Programs that stand still will go on where they were.
         if !busy.is_empty() {
-            let cpus = free(&self.own, &busy, siblings);
+            let last = self.free.lock().cpus.clone();
+            let cpus = free(&self.own, &busy, siblings, &last);
             self.set_free(cpus);
         }
     }
@@ -151,9 +157,9 @@ fn busy(before: &Reading, now: &Reading) -> Vec<usize> {
     busy.into_iter().map(|(_, cpu)| cpu).collect()
 }
 
-/// What is left of these CPUs without the busy ones, given the busiest first, and their siblings. At least half:
-/// a program that needs them all shares them.
-fn free(own: &Cpus, busy: &[usize], siblings: impl Fn(usize) -> Cpus) -> Cpus {
+/// What is left of these CPUs without the busy ones, given the busiest first, and their siblings, and without some
+/// to spare. At least half: a program that needs them all shares them. `last` were left before.
+fn free(own: &Cpus, busy: &[usize], siblings: impl Fn(usize) -> Cpus, last: &Cpus) -> Cpus {
     let mut free = own.clone();
     for cpu in busy {
         let left: Cpus = free.difference(&siblings(*cpu)).copied().collect();
@@ -161,6 +167,15 @@ fn free(own: &Cpus, busy: &[usize], siblings: impl Fn(usize) -> Cpus) -> Cpus {
             break;
         }
         free = left;
+    }
+    // Always the same, if possible: who wakes a CPU up may slow another (`docs/results.md`, "Rounds in which the
+    // program is slow").
+    let mut spare: Vec<usize> = free.iter().copied().collect();
+    spare.sort_by_key(|cpu| (last.contains(cpu), Reverse(*cpu)));
+    for cpu in spare.iter().take(own.len() / CPUS_SPARE) {
+        if 2 * (free.len() - 1) >= own.len() {
+            free.remove(cpu);
+        }
     }
     free
 }

@@ -178,21 +178,37 @@ fn a_full_disk_rolls_the_dump_back() -> Result<()> {
 #[test]
 fn without_room_for_a_second_context_memory_is_copied_from_inside() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS[..2])?;
-    for fault in ["cuCtxCreate_v2:1:2", "cuCtxCreate_v2:1:46"] {
-        let lab = Lab::new();
-        let program = lab.at_work("sgd", &ARGS)?;
-        let image = lab.path("image");
-        let mut command = lab.gpucr();
-        command.args(["dump", "--json", "--pid", &program.pid.to_string(), "-o", "image"]);
-        let output = finish(command.env("SOFTCUDA_FAULT", fault))?;
-        ensure!(output.status.success(), "{fault}: {}", show(&output));
-        let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-        ensure!(report["copied"] == "inside", "{report}");
-        // And the restore in the same corner.
-        let mut program = lab.restore_with(&image, program, &[("SOFTCUDA_FAULT", fault)])?;
-        program.result()?;
-        ensure!(program.series() == expected, "differs:\n{}", program.output());
+    for fault in ["cuCtxCreate_v2:1:2", "cuCtxCreate_v2:1:46", "cuMemHostRegister_v2:1:2"] {
+        is_copied("inside", fault, &expected)?;
     }
+    Ok(())
+}
+
+/// Then it allocates what it pins.
+#[test]
+fn a_driver_need_not_pin_what_it_has_not_allocated() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    for fault in ["cuMemHostRegister_v2:1:801", "cuMemHostRegister_v2:2:1"] {
+        is_copied("outside", fault, &expected)?;
+    }
+    Ok(())
+}
+
+/// Dumps and restores with a fault of gpucr's own driver. The dump says that it copied this way.
+fn is_copied(way: &str, fault: &str, expected: &[String]) -> Result<()> {
+    let lab = Lab::new();
+    let program = lab.at_work("sgd", &ARGS)?;
+    let image = lab.path("image");
+    let mut command = lab.gpucr();
+    command.args(["dump", "--json", "--pid", &program.pid.to_string(), "-o", "image"]);
+    let output = finish(command.env("SOFTCUDA_FAULT", fault))?;
+    ensure!(output.status.success(), "{fault}: {}", show(&output));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(report["copied"] == way, "{fault}: {report}");
+    // And the restore in the same corner.
+    let mut program = lab.restore_with(&image, program, &[("SOFTCUDA_FAULT", fault)])?;
+    program.result()?;
+    ensure!(program.series() == expected, "{fault}: differs:\n{}", program.output());
     Ok(())
 }
 

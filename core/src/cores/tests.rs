@@ -84,20 +84,35 @@ fn who_uses_more_than_half_of_the_time_is_busy() {
 fn busy_cpus_and_their_siblings_are_left_to_the_program() {
     let sixteen = cpus(0..16);
     let beside = |cpu| cpus([cpu % 8, cpu % 8 + 8]);
-    let left = |busy: &[usize]| free(&sixteen, busy, beside);
-    assert_eq!(left(&[]), sixteen);
-    assert_eq!(left(&[11]), &sixteen - &cpus([3, 11]));
-    assert_eq!(left(&[0, 8, 1]), &sixteen - &cpus([0, 8, 1, 9]));
+    let left = |busy: &[usize]| free(&sixteen, busy, beside, &sixteen);
+    assert_eq!(left(&[]), &sixteen - &cpus([15]));
+    assert_eq!(left(&[11]), &sixteen - &cpus([3, 11, 15]));
+    assert_eq!(left(&[0, 15, 1]), &sixteen - &cpus([0, 8, 7, 15, 1, 9, 14]));
     // Those of the busiest only, if they are too many.
     let half = &sixteen - &cpus([1, 2, 4, 7, 9, 10, 12, 15]);
     assert_eq!(left(&[7, 1, 10, 4, 3, 0]), half);
     // What this process may not use anyway does not count.
     let some = cpus([0, 1, 2, 3]);
-    assert_eq!(free(&some, &[9, 13, 20], beside), cpus([0, 2, 3]));
+    assert_eq!(free(&some, &[9, 13, 20], beside, &some), cpus([0, 2, 3]));
+    let odd = cpus(0..17);
+    assert_eq!(free(&odd, &[0, 1, 2, 3, 4, 5, 6, 7], |cpu| cpus([cpu]), &odd), cpus(8..17));
+    assert_eq!(free(&odd, &[0, 1, 2, 3, 4, 5, 6], |cpu| cpus([cpu]), &odd), cpus(7..16));
     // Two hyperthreads of one core, and two cores.
     let two = cpus([0, 1]);
-    assert_eq!(free(&two, &[1], |_| cpus([0, 1])), two);
-    assert_eq!(free(&two, &[1], |cpu| cpus([cpu])), cpus([0]));
+    assert_eq!(free(&two, &[1], |_| cpus([0, 1]), &two), two);
+    assert_eq!(free(&two, &[1], |cpu| cpus([cpu]), &two), cpus([0]));
+}
+
+#[test]
+fn what_is_spared_stays_so() {
+    let all = cpus(0..48);
+    let alone = |cpu| cpus([cpu]);
+    let first = free(&all, &[3], alone, &all);
+    assert_eq!(first, &all - &cpus([3, 45, 46, 47]));
+    // The program has moved, but nobody else has to but the one in its way.
+    assert_eq!(free(&all, &[20], alone, &first), &all - &cpus([20, 47, 46, 45]));
+    assert_eq!(free(&all, &[46], alone, &first), &all - &cpus([46, 47, 45, 3]));
+    assert_eq!(free(&all, &[], alone, &first), &all - &cpus([47, 46, 45]));
 }
 
 #[test]
@@ -167,7 +182,7 @@ fn a_busy_thread_is_found_and_followed() {
     assert_eq!(cores.free.lock().cpus, own, "a thread that sleeps needs no CPU");
     for cpu in own.iter().take(2) {
         let spinning = Spinning::on(*cpu);
-        let left = free(&own, &[*cpu], siblings);
+        let left = free(&own, &[*cpu], siblings, &cores.free.lock().cpus);
         follow_until(&cores, &left);
         drop(spinning);
         std::thread::sleep(INTERVAL);

@@ -106,6 +106,7 @@ functions! {
     cuCtxCreate_v2(context: *mut *mut c_void, flags: c_uint, device: c_int);
     cuCtxDestroy_v2(context: *mut c_void);
     cuCtxSetCurrent(context: *mut c_void);
+    cuCtxSynchronize();
     cuModuleLoadData(module: *mut *mut c_void, image: *const c_void);
     cuModuleUnload(module: *mut c_void);
     cuModuleGetFunction(function: *mut *mut c_void, module: *mut c_void, name: *const c_char);
@@ -129,8 +130,8 @@ functions! {
     cuEventDestroy_v2(event: *mut c_void);
     cuEventRecord(event: *mut c_void, stream: *mut c_void);
     cuEventQuery(event: *mut c_void);
-    cuMemHostAlloc(memory: *mut *mut c_void, bytes: usize, flags: c_uint);
     cuMemHostGetDevicePointer_v2(address: *mut u64, memory: *mut c_void, flags: c_uint);
+    cuMemHostAlloc(memory: *mut *mut c_void, bytes: usize, flags: c_uint);
     cuMemFreeHost(memory: *mut c_void);
     cuMemHostRegister_v2(memory: *mut c_void, bytes: usize, flags: c_uint);
     cuMemHostUnregister(memory: *mut c_void);

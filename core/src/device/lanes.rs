@@ -41,6 +41,9 @@ pub struct Lane {
 /// slowed by each moment that it waits for a core; the copier loses little, since it has many.
 const BESIDE: i32 = 10;
 
+/// From so many workers on they are about as fast as the device, so that the feeder (`turns.rs`) hardly sleeps.
+const FEEDER_COUNTS: usize = 6;
+
 /// The part of a block that one chunk covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
@@ -136,6 +139,11 @@ impl Span {
         (self.block, self.chunk + 1) == (next.block, next.chunk)
             && self.address + self.len as u64 == next.address
     }
+}
+
+/// How many of so many threads take what a feeder brings, which may need one of their CPUs.
+pub(super) fn takers(threads: usize) -> usize {
+    threads - usize::from(threads >= FEEDER_COUNTS)
 }
 
 /// The chunks of those `blocks` that are on the device.
@@ -272,12 +280,15 @@ impl Lane {
             take(span, bytes, hash)
         };
         let few = beside.map_or(workers.len(), |cores| cores.share(workers.len()));
-        let workers = &mut workers[..few];
         let work = Work { queue, stop, stream: &stream, beside };
         let result = match (way, bounce) {
-            (Way::Bounced, Some(bounce)) => bounce::copy_out(bounce, workers, begin, &work, &take),
-            (Way::Bounced, None) => copy_directly(workers, begin, &work, &take),
-            (Way::Straight { enough }, _) => turns::copy_out(workers, begin, &work, enough, &take),
+            (Way::Bounced, Some(bounce)) => {
+                bounce::copy_out(bounce, &mut workers[..few], begin, &work, &take)
+            }
+            (Way::Bounced, None) => copy_directly(&mut workers[..few], begin, &work, &take),
+            (Way::Straight { enough }, _) => {
+                turns::copy_out(workers, takers(few), begin, &work, enough, &take)
+            }
         };
         // Copies may be under way into staging buffers after a failure: wait before anyone
         // touches or frees them.

@@ -1,15 +1,20 @@
 //! Memory of the host that devices copy from and to.
 
+use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::context::Context;
-use super::driver::DriverError;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context, since blocks of several devices share
+use super::context::Context;
+use super::driver::{DriverError, code};
+
+/// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context, since blocks of several devices share
 /// one ring of staging memory.
 const PORTABLE: u32 = 1;
-/// `CU_MEMHOSTALLOC_DEVICEMAP`: kernels may use it.
+/// `CU_MEMHOSTREGISTER_DEVICEMAP`: kernels may use it.
 const DEVICE_MAP: u32 = 2;
+/// Bytes of a huge page.
+const HUGE_PAGE: usize = 2 << 20;
 /// `CU_MEMHOSTREGISTER_READ_ONLY`: of memory that this process cannot write.
 const READ_ONLY: u32 = 8;
 
@@ -26,11 +31,25 @@ unsafe impl Send for Staging {}
 // SAFETY: who shares it can only read it.
 unsafe impl Sync for Staging {}
 
-/// What the driver has allocated for one or more buffers.
+/// Pinned memory for one or more buffers.
 #[derive(Debug)]
 pub(super) struct PinnedAllocation {
     context: Arc<Context>,
     memory: *mut u8,
+    /// What `memory` is in; `None` where it is the driver's.
+    pages: Option<Pages>,
+}
+
+/// Memory of this process, of zeros at first, in huge pages where the kernel has them. What the driver allocates
+/// seems to be mapped in small ones: a processor reads that more slowly (`docs/results.md`, "What the copy is up
+/// against").
+#[derive(Debug)]
+struct Pages {
+    /// Where a huge page can begin.
+    memory: *mut u8,
+    /// All that is mapped.
+    mapped: *mut c_void,
+    mapped_len: usize,
 }
 
 // SAFETY: an address that is not used before it is given back.
@@ -39,7 +58,7 @@ unsafe impl Send for PinnedAllocation {}
 unsafe impl Sync for PinnedAllocation {}
 
 impl Staging {
-    /// Allocates `len` pinned bytes, which costs about half a second for each GiB.
+    /// Allocates `len` pinned bytes of zeros.
     pub fn allocate(context: &Arc<Context>, len: usize) -> Result<Self, DriverError> {
         let mut row = Self::allocate_row(context, len, 1)?;
         Ok(row.pop().expect("it has one"))
@@ -51,14 +70,8 @@ impl Staging {
         len: usize,
         count: usize,
     ) -> Result<Vec<Self>, DriverError> {
-        context.enter()?;
-        let mut memory = std::ptr::null_mut();
-        // SAFETY: `memory` is a place for a pointer.
-        unsafe { context.driver.cuMemHostAlloc(&mut memory, len * count, PORTABLE | DEVICE_MAP)? };
-        let memory: *mut u8 = memory.cast();
-        // SAFETY: the driver gave that many bytes, which become initialised here.
-        unsafe { memory.write_bytes(0, len * count) };
-        let allocation = Arc::new(PinnedAllocation { context: context.clone(), memory });
+        let allocation = Arc::new(PinnedAllocation::new(context, len * count)?);
+        let memory = allocation.memory;
         let part = |number: usize| {
             // SAFETY: that far it is still within the allocation.
             let memory = unsafe { memory.add(number * len) };
@@ -70,7 +83,7 @@ impl Staging {
     /// Where kernels see the buffer.
     pub fn device_address(&self) -> Result<u64, DriverError> {
         let mut address = 0;
-        // SAFETY: `address` is a place for an address; the memory was made by this driver.
+        // SAFETY: `address` is a place for an address; this driver has made the memory or pinned it.
         unsafe {
             let memory = self.memory.cast();
             let driver = &self.allocation.context.driver;
@@ -92,12 +105,96 @@ impl Staging {
     }
 }
 
+impl PinnedAllocation {
+    fn new(context: &Arc<Context>, len: usize) -> Result<Self, DriverError> {
+        context.enter()?;
+        match Self::of_pages(context, len) {
+            Err(error) if error.code != code::OUT_OF_MEMORY => {
+                tracing::debug!(%error, "the driver does not pin what it has not allocated");
+                Self::of_driver(context, len)
+            }
+            done => done,
+        }
+    }
+
+    fn of_pages(context: &Arc<Context>, len: usize) -> Result<Self, DriverError> {
+        let len = len.next_multiple_of(rustix::param::page_size());
+        let pages = Pages::map(len).map_err(|error| DriverError {
+            function: "mmap",
+            code: code::OUT_OF_MEMORY,
+            name: error.to_string(),
+        })?;
+        let memory = pages.memory;
+        // SAFETY: the memory is mapped, and nobody else's.
+        unsafe {
+            context.driver.cuMemHostRegister_v2(memory.cast(), len, PORTABLE | DEVICE_MAP)?;
+        }
+        Ok(Self { context: context.clone(), memory, pages: Some(pages) })
+    }
+
+    /// The same, allocated by the driver.
+    fn of_driver(context: &Arc<Context>, len: usize) -> Result<Self, DriverError> {
+        let mut memory = std::ptr::null_mut();
+        // SAFETY: `memory` is a place for a pointer.
+        unsafe { context.driver.cuMemHostAlloc(&mut memory, len, PORTABLE | DEVICE_MAP)? };
+        let memory: *mut u8 = memory.cast();
+        // SAFETY: the driver gave that many bytes, which become initialised here.
+        unsafe { memory.write_bytes(0, len) };
+        Ok(Self { context: context.clone(), memory, pages: None })
+    }
+
+    /// Gives the memory back to the driver, or unpins it.
+    fn release(&self) -> Result<(), DriverError> {
+        self.context.enter()?;
+        let (driver, memory) = (&self.context.driver, self.memory.cast());
+        // SAFETY: made or pinned in `new`, and given back once, when no buffer is left. A copy that
+        // somebody who panicked has left behind has ended.
+        unsafe {
+            driver.cuCtxSynchronize()?;
+            match self.pages {
+                Some(_) => driver.cuMemHostUnregister(memory),
+                None => driver.cuMemFreeHost(memory),
+            }
+        }
+    }
+}
+
 impl Drop for PinnedAllocation {
     fn drop(&mut self) {
-        let entered = self.context.enter();
-        // SAFETY: allocated in `allocate_row` and freed once, when no buffer is left.
-        let gone =
-            entered.and_then(|()| unsafe { self.context.driver.cuMemFreeHost(self.memory.cast()) });
+        if let Err(error) = self.release() {
+            tracing::warn!(%error, "staging memory could not be given back");
+            // It stays mapped, since a device may still use it.
+            std::mem::forget(self.pages.take());
+        }
+    }
+}
+
+impl Pages {
+    /// Maps so many bytes, which begin where a huge page can.
+    fn map(len: usize) -> rustix::io::Result<Self> {
+        let mapped_len = len + HUGE_PAGE;
+        let (anywhere, protection) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let mapped =
+            unsafe { mmap_anonymous(anywhere, mapped_len, protection, MapFlags::PRIVATE) }?;
+        let first = mapped.cast::<u8>();
+        let memory = first.wrapping_add(first.align_offset(HUGE_PAGE));
+        let pages = Self { memory, mapped, mapped_len };
+        // SAFETY: this changes nothing about the contents, which are zeros. Without huge pages they are as good.
+        let _ = unsafe { madvise(memory.cast(), len, Advice::LinuxHugepage) };
+        // A child that has them as well could make the next write go to a copy, which the device does not know.
+        // SAFETY: children do not need them.
+        unsafe { madvise(mapped, mapped_len, Advice::LinuxDontFork) }?;
+        // SAFETY: as above: nothing changes but what a dump of this process has. It is a program's memory.
+        let _ = unsafe { madvise(mapped, mapped_len, Advice::LinuxDontDump) };
+        Ok(pages)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map`, and nobody uses them any more.
+        let gone = unsafe { munmap(self.mapped, self.mapped_len) };
         if let Err(error) = gone {
             tracing::warn!(%error, "staging memory could not be given back");
         }

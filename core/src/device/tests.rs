@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::lanes::{Slot, Work, spans_on};
+use super::lanes::{Slot, Work, spans_on, takers};
 use super::*;
 use crate::cores::Cores;
 use crate::stop::Stop;
@@ -164,14 +164,41 @@ fn straight(workers: usize) -> (Stream, Vec<[Slot; 2]>, SharedBlock, Vec<Span>) 
     (Stream::create(&context).unwrap(), workers, block, work)
 }
 
+#[test]
+fn the_feeder_has_a_cpu_where_many_take() {
+    let of = |threads: [usize; 9]| threads.map(takers);
+    assert_eq!(of([1, 2, 3, 5, 6, 7, 14, 16, 64]), [1, 2, 3, 5, 5, 6, 13, 15, 63]);
+}
+
+#[test]
+fn staging_memory_is_zeros_where_huge_pages_begin() {
+    let driver = Arc::new(Driver::open(&soft_driver()).unwrap());
+    let device = driver.devices().unwrap().remove(0);
+    let context = Context::create(&driver, &device).unwrap();
+    let gone = Staging::allocate(&context, 3 * MAX_CHUNK).unwrap();
+    let mut row = Staging::allocate_row(&context, MAX_CHUNK, 3).unwrap();
+    let mut small = Staging::allocate(&context, 1001).unwrap();
+    drop(gone);
+    for buffer in &mut row {
+        assert!(buffer.bytes().as_ptr().addr().is_multiple_of(MAX_CHUNK));
+        assert_eq!(buffer.bytes(), vec![0; MAX_CHUNK]);
+        buffer.bytes_mut().fill(1);
+    }
+    assert_eq!(small.bytes(), [0; 1001]);
+    small.bytes_mut().fill(2);
+    let last = row.pop().unwrap();
+    drop(row);
+    assert_eq!(last.bytes(), vec![1; MAX_CHUNK], "as long as one of them is left");
+}
+
 /// None of the others waits for it without end.
 #[test]
 fn a_straight_copy_ends_where_a_thread_cannot_begin() {
     let error = DriverError { function: "cuCtxSetCurrent", code: 999, name: "none".to_owned() };
-    for workers in [1, 2, 5] {
+    for (workers, takers) in [(1, 1), (2, 2), (5, 3), (5, 5)] {
         let (stream, mut workers, _block, work) = straight(workers);
-        // The feeder and as many others as there are workers: each of them, and all.
-        for which in (0..=workers.len()).map(Some).chain([None]) {
+        // The feeder and the takers: each of them, and all.
+        for which in (0..=takers).map(Some).chain([None]) {
             let (begun, stop) = (AtomicUsize::new(0), stop());
             let queue = Raced { work: &work, next: AtomicUsize::new(0) };
             let begin = || {
@@ -184,7 +211,7 @@ fn a_straight_copy_ends_where_a_thread_cannot_begin() {
             let take = |_: Span, _: &[u8], _| -> Result<(), StoreError> { Ok(()) };
             let work = Work { queue: &queue, stop: &stop, stream: &stream, beside: None };
             let enough = AtomicBool::new(false);
-            let result = turns::copy_out(&mut workers, begin, &work, &enough, &take);
+            let result = turns::copy_out(&mut workers, takers, begin, &work, &enough, &take);
             assert!(matches!(&result, Err(TransferError::Driver(found)) if *found == error));
             assert!(stop.is_set());
             stream.synchronize().unwrap();
@@ -194,7 +221,7 @@ fn a_straight_copy_ends_where_a_thread_cannot_begin() {
 
 #[test]
 fn a_panic_in_a_straight_copy_gets_out() {
-    for workers in [1, 2, 5] {
+    for (workers, takers) in [(1, 1), (2, 2), (5, 3), (5, 5)] {
         let (stream, mut workers, _block, work) = straight(workers);
         let stop = stop();
         let queue = Raced { work: &work, next: AtomicUsize::new(0) };
@@ -206,7 +233,7 @@ fn a_panic_in_a_straight_copy_gets_out() {
         let enough = AtomicBool::new(false);
         let begin = || stream.context().enter();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            turns::copy_out(&mut workers, begin, &work, &enough, &take)
+            turns::copy_out(&mut workers, takers, begin, &work, &enough, &take)
         }));
         assert!(panicked.is_err() && stop.is_set());
         stream.synchronize().unwrap();
@@ -422,7 +449,7 @@ fn the_feeder_of_a_straight_copy_moves_when_the_program_does() {
     };
     let queue = Seen { work: &work, next: AtomicUsize::new(0), cpus: Mutex::default() };
     let work = Work { queue: &queue, stop: &stop, stream: &stream, beside: Some(&cores) };
-    turns::copy_out(&mut workers, begin, &work, &AtomicBool::new(false), &take).unwrap();
+    turns::copy_out(&mut workers, 1, begin, &work, &AtomicBool::new(false), &take).unwrap();
     assert_eq!(taken.into_inner(), CHUNKS);
     let cpus = queue.cpus.into_inner();
     assert_eq!((cpus[0], cpus[cpus.len() - 1]), (first, then));

@@ -30,17 +30,18 @@ struct Batch<'a> {
 /// One chunk of a batch that has arrived, by its number. Who is the last to have one gives the batch back.
 type Part<'a> = (Arc<Batch<'a>>, usize);
 
-/// Copies what a queue gives straight to the host, with the buffers of these workers and as many threads, and the
-/// feeder. When it is `enough`, nothing more is begun after the first copy. Copies may still be under
+/// Copies what a queue gives straight to the host, with the buffers of these workers, so many threads that take
+/// what has arrived, and the feeder. When it is `enough`, nothing more is begun after the first copy. Copies may still be under
 /// way into staging buffers after a failure.
 pub(super) fn copy_out<E: Send>(
     workers: &mut [[Slot; 2]],
+    takers: usize,
     begin: impl Fn() -> Result<(), DriverError> + Sync,
     work: &Work<'_, impl Queue>,
     enough: &AtomicBool,
     take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
 ) -> Result<(), TransferError<E>> {
-    let mut takers = vec![(); workers.len()];
+    let mut takers = vec![(); takers];
     let buffers = workers.len() * 2;
     // Two batches at least, so that one can be copied while the other is worked on.
     let at_once = AT_ONCE.min(buffers / 2);
