@@ -31,8 +31,8 @@ struct Batch<'a> {
 type Part<'a> = (Arc<Batch<'a>>, usize);
 
 /// Copies what a queue gives straight to the host, with the buffers of these workers, so many threads that take
-/// what has arrived, and the feeder. When it is `enough`, nothing more is begun after the first copy. Copies may still be under
-/// way into staging buffers after a failure.
+/// what has arrived, and the feeder. When it is `enough`, nothing more is begun after the first copy. Copies may
+/// still be under way into staging buffers after a failure.
 pub(super) fn copy_out<E: Send>(
     workers: &mut [[Slot; 2]],
     takers: usize,

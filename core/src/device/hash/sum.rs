@@ -12,8 +12,8 @@ use std::hash::BuildHasher;
 /// Words of a leaf, as BLAKE3 calls a piece of 1 KiB.
 const WORDS: usize = 256;
 const LEAF: usize = 4 * WORDS;
-/// Leaves of a part. Parts are summed from the last to the first: whoever stores the chunk next, from its beginning, finds
-/// the beginning in the core's cache. Within a part the order is upwards, as fetching ahead expects.
+/// Leaves of a part. Parts are summed from the last to the first: whoever stores the chunk next, from its beginning,
+/// finds the beginning in the core's cache. Within a part the order is upwards, as fetching ahead expects.
 const PART: usize = 256;
 /// How many bytes ahead of a leaf memory is fetched.
 #[cfg(target_arch = "x86_64")]
