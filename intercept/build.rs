@@ -1,4 +1,4 @@
-//! Turns `driver-580.table` into the exported functions, and sets how the library is linked.
+//! Turns `driver.table` into the exported functions, and sets how the library is linked.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -6,12 +6,12 @@ use std::{env, fs};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=driver-580.table");
+    println!("cargo:rerun-if-changed=driver.table");
     // Programs ask for this name. `nodelete`: the agent's thread runs this code until the end.
     for arg in ["-soname,libcuda.so.1", "-z,nodelete", "-Bsymbolic-functions"] {
         println!("cargo:rustc-cdylib-link-arg=-Wl,{arg}");
     }
-    let table = fs::read_to_string("driver-580.table").expect("driver-580.table is readable");
+    let table = fs::read_to_string("driver.table").expect("driver.table is readable");
     let code = generate(&table);
     let out = env::var_os("OUT_DIR").expect("cargo sets OUT_DIR");
     fs::write(Path::new(&out).join("table.rs"), code).expect("OUT_DIR is writable");
@@ -33,7 +33,7 @@ fn generate(table: &str) -> String {
         let form = match (words.next(), words.next()) {
             (Some("then"), Some(form)) => format!("none {form}"),
             (form, None) => format!("{} none", form.unwrap_or(none)),
-            _ => panic!("driver-580.table: cannot read {line:?}"),
+            _ => panic!("driver.table: cannot read {line:?}"),
         };
         writeln!(names, "    c\"{name}\",").unwrap();
         writeln!(slots, "    AtomicPtr::new(stub_{i} as *const () as *mut ()),").unwrap();
@@ -44,12 +44,20 @@ fn generate(table: &str) -> String {
             ("track", None) => {
                 writeln!(wrapped, "    Wrapper({i}, crate::track::{name} as *const ()),").unwrap();
             }
+            ("sync", Some(n)) => {
+                let list: Vec<String> = (0..n).map(|n| format!("a{n}")).collect();
+                // `CU_STREAM_PER_THREAD` and `CU_STREAM_LEGACY`
+                let stream = if name.ends_with("_ptds") { 2 } else { 1 };
+                writeln!(code, "sync!({name}, {i}, {form}, {stream}, {});", list.join(" "))
+                    .unwrap();
+                writeln!(wrapped, "    Wrapper({i}, {name} as *const ()),").unwrap();
+            }
             ("gate" | "launch" | "note" | "watch", Some(n)) => {
                 let list: Vec<String> = (0..n).map(|n| format!("a{n}")).collect();
                 writeln!(code, "{class}!({name}, {i}, {form}, {});", list.join(" ")).unwrap();
                 writeln!(wrapped, "    Wrapper({i}, {name} as *const ()),").unwrap();
             }
-            _ => panic!("driver-580.table: cannot read {line:?}"),
+            _ => panic!("driver.table: cannot read {line:?}"),
         }
     }
     let count = lines.len();

@@ -3,7 +3,9 @@
 
 For each program the ways take turns, `--rounds` times. Measured for each: for how long the program
 stood still, the whole dump, the restore from the command's start to the program's next step, and
-the size of the image. Images are written to memory (/dev/shm). Prints medians.
+the size of the image. Images are written to memory (/dev/shm). Prints medians, and whether all steps that each
+program printed, before the dump and after the restore, are those of an undisturbed run. Exit status 1 if
+one is not, or if anything failed.
 
 With --overhead it measures the speed of a training program with and without `gpucr run` instead.
 """
@@ -20,6 +22,7 @@ import tempfile
 import time
 
 import peer
+import steps
 from peer import Program, environment, run, size_of
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -53,21 +56,20 @@ def gpucr(args, program_command, folder, flags, under=True):
     size = program.log.stat().st_size
     start = time.monotonic()
     run([args.gpucr, "restore", "--detach", str(image)])
-    program.wait_for_growth(size)
+    program.wait_for_step_after(size)
     to_step = time.monotonic() - start
     subprocess.run(["kill", "-9", str(program.pid)])
     phases = " ".join(f"{p['name']}={p['ms']:.0f}" for p in report["phases"])
     print(f"    {phases}; gpucr's peak memory {peak:.0f} MiB", flush=True)
     return {"stopped": report["stopped_ms"] / 1000, "dump": total, "to step": to_step,
-            "image": size_of(image)}
+            "image": size_of(image), "steps": steps.of_log(program.log)}
 
 
 def compare(args):
     driver = peer.Driver()
-    programs = {f"inference {gib} GiB": TORCH + ["infer", "--gib", str(gib), "--steps", str(STEPS)]
-                for gib in args.gib}
+    programs = {f"inference {gib} GiB": TORCH + ["infer", "--gib", str(gib)] for gib in args.gib}
     if not args.no_training:
-        programs["training"] = TORCH + ["train", "--steps", str(STEPS), "--delay", "0.002"]
+        programs["training"] = TORCH + ["train", "--delay", "0.002"]
     ways = {
         "driver + CRIU": lambda c, f: peer.measure(args, driver, c, f),
         "gpucr": lambda c, f: gpucr(args, c, f, []),
@@ -76,6 +78,7 @@ def compare(args):
         "gpucr, stop, raw": lambda c, f: gpucr(args, c, f, ["--protocol", "stop",
                                                             "--compress", "none"]),
     }
+    failed = 0
     print(f"{'program':<18} {'way':<18} {'stopped':>9} {'dump':>9} {'to step':>9} {'image':>10}")
     for name, command in programs.items():
         results = {way: [] for way in ways}
@@ -83,15 +86,21 @@ def compare(args):
             for way, measure in ways.items():
                 with peer.folder() as folder:
                     try:
-                        results[way].append(measure(command, folder))
+                        results[way].append(measure([*command, "--steps", str(STEPS)], folder))
                     except Exception as error:
+                        failed += 1
                         print(f"{name:<18} {way:<18} FAILED: {error}", flush=True)
+        with peer.folder() as folder:
+            expected = steps.Expected(command, folder / "plain")
+            same = {way: expected.check([row.pop("steps") for row in rows]) for way, rows in results.items()}
         for way, rows in results.items():
+            failed += same[way].count(False)
             if rows:
                 median = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
                 print(f"{name:<18} {way:<18} {median['stopped']:>7.2f} s {median['dump']:>7.2f} s "
-                      f"{median['to step']:>7.2f} s {median['image'] / 2**20:>6.0f} MiB  n={len(rows)}",
-                      flush=True)
+                      f"{median['to step']:>7.2f} s {median['image'] / 2**20:>6.0f} MiB  n={len(rows)}, "
+                      f"{'identical' if all(same[way]) else 'DIFFERENT'}", flush=True)
+    return 1 if failed else 0
 
 
 def overhead(args):
@@ -131,7 +140,7 @@ def main():
     parser.add_argument("--pin", help="with --overhead: cores for the program, as taskset has them")
     args = parser.parse_args()
     args.gpucr = str(pathlib.Path(shutil.which(args.gpucr) or args.gpucr).resolve())
-    overhead(args) if args.overhead else compare(args)
+    return overhead(args) if args.overhead else compare(args)
 
 
 if __name__ == "__main__":

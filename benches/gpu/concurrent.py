@@ -9,7 +9,9 @@ is compressed.
   store       two dumps with --leave-running into one store: what the second one had to copy
   training    `gpucr dump --leave-running` (cow) of AdamW: stopped time, time until full speed again
 
-Each row is one dump. `reports.json` in the output directory has all reports.
+Each row is one dump. Each last image of a program is restored for some steps, and all that the program has printed
+is compared with an undisturbed run (not with --no-restore). `reports.json` in the output directory has all reports.
+Exit status 1 if anything differs or fails.
 """
 
 import argparse
@@ -23,11 +25,14 @@ import sys
 import tempfile
 import time
 
+import steps
 from steps import rate, read_times
 
 HERE = pathlib.Path(__file__).resolve().parent
 TORCH = [sys.executable, str(HERE / "programs" / "torch_programs.py")]
 STEPS = "1000000"
+# So many steps a restored program does before it is compared.
+MORE = 10
 CHUNK = 2 << 20
 
 
@@ -35,11 +40,12 @@ class Program:
     """A program under `gpucr run`, with the times of its steps."""
 
     def __init__(self, args, command, folder):
+        self.command = command
         self.times_file = folder / "times"
         self.log = folder / "log"
         with open(self.log, "w") as out:
             self.process = subprocess.Popen(
-                [args.gpucr, "run", "--", *command, "--times", str(self.times_file)],
+                [args.gpucr, "run", "--", *command, "--steps", STEPS, "--times", str(self.times_file)],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
         self.pid = self.process.pid
 
@@ -74,6 +80,30 @@ def dump(args, program, flags, out, name):
         edges[phase["name"]] = (at, at + phase["ms"] / 1000)
         at += phase["ms"] / 1000
     return report, edges
+
+
+def restored(args, program, image, folder):
+    """Restores a program that has ended, lets it do some steps, and says whether all that it has printed is what an
+    undisturbed run prints."""
+    if args.no_restore:
+        return None
+    # What it printed or wrote after the dump, if it ran on, was not in the image.
+    for file in json.loads(subprocess.check_output([args.gpucr, "inspect", "--json", str(image)]))["files"]:
+        if file["path"] in (str(program.log), str(program.times_file)):
+            os.truncate(file["path"], file["size"])
+    lines = len(steps.of_log(program.log))
+    subprocess.run([args.gpucr, "restore", "--detach", str(image)], stdout=subprocess.DEVNULL, check=True)
+    deadline = time.monotonic() + 240
+    while len(steps.of_log(program.log)) < lines + MORE:
+        if time.monotonic() > deadline:
+            raise RuntimeError("the restored program does not go on")
+        time.sleep(0.05)
+    subprocess.run(["pkill", "-9", "-s", str(program.pid)])
+    return steps.Expected(program.command, folder / "plain").check([steps.of_log(program.log)])[0]
+
+
+def judged(same):
+    return {None: "not restored", True: "restored: identical", False: "restored: DIFFERENT"}[same]
 
 
 def slices(path, name, precopy):
@@ -116,8 +146,7 @@ def touch(folder, size):
 
 
 def inference(args, gib, name, images, out):
-    program = Program(args, TORCH + ["infer", "--gib", str(gib), "--steps", STEPS]
-                      + ["--graph"] * args.graph, images)
+    program = Program(args, TORCH + ["infer", "--gib", str(gib)] + ["--graph"] * args.graph, images)
     try:
         program.wait_for_steps(100)
         alone = time.monotonic()
@@ -151,6 +180,9 @@ def inference(args, gib, name, images, out):
         describe(f"inference {gib:g} GiB", report,
                  f"pre-copy {copied / 2**30:.1f} GiB in {seconds:.2f} s = {report['copy_gb_s']:.1f} "
                  f"GB/s, program at {during / before * 100:.1f} % of {before:.1f} steps/s")
+        program.process.wait()
+        report["same"] = restored(args, program, images / "image", images)
+        print(f"{name}: {judged(report['same'])}", flush=True)
         return report
     finally:
         program.end()
@@ -158,7 +190,7 @@ def inference(args, gib, name, images, out):
 
 
 def store(args, gib, images, out):
-    program = Program(args, TORCH + ["infer", "--gib", str(gib), "--steps", STEPS], images)
+    program = Program(args, TORCH + ["infer", "--gib", str(gib)], images)
     try:
         program.wait_for_steps(100)
         time.sleep(1)
@@ -173,6 +205,9 @@ def store(args, gib, images, out):
                      f"{share * 100:.2f} % of the bulk crossed PCIe, "
                      f"{report['new_bytes'] / 2**20:.0f} MiB new")
             time.sleep(1)
+        program.end()
+        report["same"] = restored(args, program, images / "store" / "images" / "image-2", images)
+        print(f"store: {judged(report['same'])}", flush=True)
         return report
     finally:
         program.end()
@@ -180,7 +215,7 @@ def store(args, gib, images, out):
 
 
 def training(args, images, out):
-    command = TORCH + ["train", "--width", str(args.width), "--steps", STEPS]
+    command = TORCH + ["train", "--width", str(args.width)]
     program = Program(args, command, images)
     try:
         program.wait_for_steps(100)
@@ -206,6 +241,9 @@ def training(args, images, out):
         describe("training", report,
                  f"step {usual * 1000:.1f} ms, longest {longest * 1000:.0f} ms, "
                  f"full speed {back:.2f} s after it resumed")
+        program.end()
+        report["same"] = restored(args, program, images / "image", images)
+        print(f"training: {judged(report['same'])}", flush=True)
         return report
     finally:
         program.end()
@@ -230,6 +268,7 @@ def main():
     parser.add_argument("--touch", action="store_true",
                         help="first write and remove a file of the image's size: in a virtual machine, "
                         "memory that was never touched has to be made by the host")
+    parser.add_argument("--no-restore", action="store_true", help="only dump")
     parser.add_argument("--out", default="concurrent-logs")
     args = parser.parse_args()
     args.gpucr = str(pathlib.Path(shutil.which(args.gpucr) or args.gpucr).resolve())
@@ -253,6 +292,7 @@ def main():
             folder.mkdir()
             try:
                 reports[name] = measure(folder)
+                failed += reports[name]["same"] is False
             except Exception as error:  # every failure is a row
                 failed += 1
                 print(f"{name}: FAILED: {error}", flush=True)

@@ -4,7 +4,7 @@
 The program holds `--gib` of weights, of which a step uses `--used-gib`. It is dumped in the middle and ended,
 into a raw image in /dev/shm. Then it is restored `--rounds` times in each way, each time killed after
 its memory is there; the last one of each way runs to its end and must print what the uninterrupted program
-prints. The table has the time from the start of `gpucr restore` to the first step, and the phases.
+prints, with a hash of all of its memory at the end. The table has the time from the start of `gpucr restore` to the first step, and the phases.
 With `--peer` the driver's checkpoint and CRIU then do the same once, with `--peer-gib`: they need twice that of
 host memory.
 """

@@ -13,6 +13,8 @@ import subprocess
 import tempfile
 import time
 
+import steps
+
 
 def environment():
     return {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -46,9 +48,11 @@ class Program:
                 raise RuntimeError(f"no step {step}: {self.log.read_text()[-500:]}")
             time.sleep(0.05)
 
-    def wait_for_growth(self, size, limit=240):
+    def wait_for_step_after(self, size, limit=240):
+        """Waits until the program, restored, has done a step: until there is a whole line of one behind the first
+        `size` bytes of its log."""
         deadline = time.monotonic() + limit
-        while self.log.stat().st_size == size:
+        while not steps.of_log(self.log, size):
             if time.monotonic() > deadline:
                 raise RuntimeError("the restored program does not go on")
             time.sleep(0.001)
@@ -109,10 +113,11 @@ def measure(args, driver, program_command, folder):
     run(criu[:-3] + ["restore", "-d"] + criu[-3:])
     driver.call("Restore", program.pid)
     driver.call("Unlock", program.pid)
-    program.wait_for_growth(size)
+    program.wait_for_step_after(size)
     to_step = time.monotonic() - start
     subprocess.run(["kill", "-9", str(program.pid)])
-    return {"stopped": stopped, "dump": stopped, "to step": to_step, "image": size_of(image)}
+    return {"stopped": stopped, "dump": stopped, "to step": to_step, "image": size_of(image),
+            "steps": steps.of_log(program.log)}
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ PROGRAMS = {
     ),
     "full device": (TORCH + ["full", "--steps", "200", "--delay", "0.02"], {}),
     "cupy": (OTHER + ["cupy", "--steps", "300", "--delay", "0.01"], {}),
-    "hidden": (OTHER + ["hidden", "--steps", "300", "--delay", "0.01"], {}),
+    "hidden": (OTHER + ["hidden", "--steps", "1500", "--delay", "0.01"], {}),
     "jax": (OTHER + ["jax", "--steps", "300", "--delay", "0.01"],
             {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1", "XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}),
 }

@@ -15,8 +15,9 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use gpucr_benches::data::Sequence;
 use gpucr_benches::{binaries, build, built, machine, median, print_table, size};
-use gpucr_core::device::lanes::chunks_in;
-use gpucr_core::device::{Driver, Filled, Hashed, Hasher, Lane, SharedBlock, Span};
+use gpucr_core::cuda::lanes::chunks_in;
+use gpucr_core::cuda::{Driver, Filled, Hashed, Hasher, HostDriver, Lane, SharedBlock, Span};
+use gpucr_core::image::DriverKind;
 use gpucr_core::library;
 use gpucr_core::stop::Stop;
 use gpucr_core::store::{ChunkId, ChunkReader, ChunkWriter, Compression, MAX_CHUNK, StoreError};
@@ -84,14 +85,14 @@ fn fill(bytes: &mut [u8], seed: u64) {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let driver = match library::nvidia().filter(|_| !args.soft) {
-        Some(path) => path,
+    let (path, kind) = match library::nvidia().filter(|_| !args.soft) {
+        Some(path) => (path, DriverKind::Nvidia),
         None => {
             build(&["-p", "softcuda"])?;
-            built(&binaries()?, library::SOFT_DRIVER)?
+            (built(&binaries()?, library::SOFT_DRIVER)?, DriverKind::Soft)
         }
     };
-    let driver = Arc::new(Driver::open(&driver)?);
+    let driver = Arc::new(Driver::open(&Arc::new(HostDriver::vouched(&path, kind)?))?);
     let device = driver.devices()?.into_iter().next().context("the driver has a device")?;
     let cores = std::thread::available_parallelism()?.get();
     println!("{}", machine());

@@ -125,7 +125,7 @@ fn python(args: &Args, dir: &Path) -> Result<Vec<Vec<u8>>> {
         .map(|number| {
             let files = dir.join(format!("files-{number}"));
             std::fs::create_dir(&files)?;
-            let mut criu = Command::new(Criu::find()?.path());
+            let mut criu = Command::new(Criu::find(None)?.path());
             criu.args(["dump", "--leave-running", "-t", &program.0.id().to_string(), "-D"]);
             let done = criu.arg(&files).stdin(Stdio::null()).output()?;
             ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));

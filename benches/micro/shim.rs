@@ -119,7 +119,7 @@ fn allocate(shim: &Path) -> Result<Vec<u64>> {
 /// Asks this process's own agent to record, until the connection is dropped.
 fn record() -> Result<Connection> {
     let name = gpucr_wire::agent_socket(gpucr_wire::own_pid_namespace()?, std::process::id());
-    let mut agent = Connection::connect(&name).context("the shim's agent")?;
+    let mut agent = Connection::connect(&name, None, None).context("the shim's agent")?;
     for request in
         [Request::Hello { protocol: gpucr_wire::PROTOCOL_VERSION }, Request::Record { on: true }]
     {

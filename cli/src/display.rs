@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpucr_core::access::directions::readable;
+use gpucr_core::kernels::readable;
 use gpucr_core::{Progress, Quiet};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
 /// Longer names of kernels are cut, characters.
 const KERNEL_WIDTH: usize = 48;
+/// 9999-12-31T23:59:59Z.
+const LAST_SECOND: u64 = 253_402_300_799;
 
 /// A progress bar on stderr if that is a terminal and nothing else was asked for.
 pub(crate) fn progress(quiet: bool) -> Arc<dyn Progress> {
@@ -105,8 +107,12 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// Seconds since 1970 as a date and a time, UTC.
+/// Seconds since 1970 as a date and a time, UTC. Images come from anywhere: what is no date of four digits is shown
+/// as a number.
 pub(crate) fn date(seconds: u64) -> String {
+    if seconds > LAST_SECOND {
+        return format!("{seconds} s");
+    }
     let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
     humantime::format_rfc3339_seconds(time).to_string()
 }
@@ -160,6 +166,14 @@ fn without_arguments(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_number_of_seconds_can_be_shown() {
+        assert_eq!(date(0), "1970-01-01T00:00:00Z");
+        assert_eq!(date(LAST_SECOND), "9999-12-31T23:59:59Z");
+        assert_eq!(date(LAST_SECOND + 1), "253402300800 s");
+        assert_eq!(date(u64::MAX), "18446744073709551615 s");
+    }
 
     #[test]
     fn names_are_readable() {

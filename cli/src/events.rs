@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::commands::io_error;
 use crate::failure::CliError;
+use crate::{output, say};
 
 /// Where events go; nowhere without `--events`. Clones write to the same place.
 #[derive(Clone)]
@@ -25,21 +26,23 @@ impl Events {
     /// # Errors
     /// It cannot be written.
     pub(crate) fn open(path: Option<&Path>) -> Result<Self, CliError> {
-        let open = |path| File::options().append(true).create(true).open(path);
-        let file = path.map(open).transpose();
+        let file = path.map(output::append).transpose();
         let file = file.map_err(io_error("the file of --events cannot be written"))?;
         Ok(Self { file: file.map(|file| Arc::new(Mutex::new(file))), begin: Instant::now() })
     }
 
-    /// Writes an event with its name, the milliseconds since the start, and what belongs to it. That nobody
-    /// reads it is no reason to stop.
+    /// Writes an event with its name, the milliseconds since the start, and what belongs to it. That it cannot
+    /// be written is no reason to stop; the command says so at its end.
     pub(crate) fn say(&self, event: &str, mut fields: Value) {
         let Some(file) = &self.file else { return };
         fields["event"] = event.into();
-        fields["ms"] = gpucr_core::phase::milliseconds(self.begin.elapsed()).into();
+        fields["ms"] = gpucr_core::format::milliseconds(self.begin.elapsed()).into();
         // In one piece: another process may write to the same pipe.
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = file.write_all(format!("{fields}\n").as_bytes());
+        let line = format!("{}\n", say::escaped_json(&fields.to_string()));
+        if let Err(error) = file.write_all(line.as_bytes()) {
+            say::lost("the file of --events", error);
+        }
     }
 
     /// Says how a dump or restore has failed, if it has.

@@ -1,14 +1,21 @@
 //! From an error of the library to what the user reads: what happened, what state things are in,
 //! what to do; and the exit code.
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use gpucr_core::criu::{CriuError, Hint};
-use gpucr_core::device::driver::code;
+use gpucr_core::cuda::driver::code;
 use gpucr_core::image::ImageError;
+use gpucr_core::library::LibraryError;
+use gpucr_core::limits::TooFewDescriptors;
 use gpucr_core::process::{AgentError, TreeError};
 use gpucr_core::store::StoreError;
+use gpucr_core::transfer::TarError;
+use gpucr_core::trust::TrustError;
 use gpucr_core::{Error, Failure, Left};
+
+use crate::say;
 
 /// Failed; the program runs on, or the image is as it was.
 pub(crate) const FAILED: u8 = 1;
@@ -70,6 +77,18 @@ impl From<Error> for CliError {
     }
 }
 
+/// Those of a part of the checkpointer, as the whole of it would say them.
+macro_rules! of_parts {
+    ($($part:ty),*) => {
+        $(impl From<$part> for CliError {
+            fn from(error: $part) -> Self {
+                Error::from(error).into()
+            }
+        })*
+    };
+}
+of_parts!(ImageError, LibraryError, TarError);
+
 impl From<Failure> for CliError {
     fn from(failure: Failure) -> Self {
         let state = match failure.left {
@@ -126,6 +145,9 @@ fn help(error: &Error) -> Option<String> {
         }
         Error::SeveralProcesses { .. } => "name one of them: `gpucr ps` lists them",
         Error::Suspended { pid } => return Some(format!("let it run first: kill -CONT {pid}")),
+        Error::Headless { .. } => {
+            "CRIU cannot save it; let the main thread wait for the others instead (pthread_join)"
+        }
         Error::OtherPidNamespace { .. } => "run gpucr inside that namespace, with its own /proc",
         Error::OuterSession { .. } => {
             "CRIU cannot save it; start the program in a session of its own: setsid gpucr run -- …"
@@ -148,6 +170,10 @@ fn help(error: &Error) -> Option<String> {
         Error::Unsupported { .. } => {
             "free these before the dump; gpucr(1) lists what the driver cannot checkpoint"
         }
+        Error::Ungated { .. } => {
+            "the program runs on; a newer gpucr may know the function, and who asks for libcuda.so.1 by \
+             that name finds gpucr's"
+        }
         Error::Criu(CriuError::Failed { hints, .. }) if !hints.is_empty() => {
             let hints: Vec<String> = hints.iter().map(|hint| criu_help(*hint)).collect();
             return Some(hints.join("\n"));
@@ -155,19 +181,54 @@ fn help(error: &Error) -> Option<String> {
         Error::Criu(CriuError::NotFound { .. } | CriuError::TooOld { .. }) => {
             "install CRIU 4.1 or newer; `cargo xtask setup` in gpucr's source tree does it"
         }
+        Error::Trust(TrustError::OtherImage { .. }) => {
+            "it is another image than you meant, or was changed: get it again from where you know it to be"
+        }
+        Error::Trust(TrustError::Unsigned { .. } | TrustError::Untrusted { .. }) => {
+            "sign images when they are made (gpucr dump --sign KEY), and name the public key of whoever you trust"
+        }
+        Error::Trust(TrustError::BadSignatures(_)) => {
+            "the file `signatures` beside its manifest was changed: get the image again"
+        }
+        Error::Trust(TrustError::OpenKey { path }) => {
+            return Some(format!("chmod 600 {}", crate::say::shell_word(path)));
+        }
+        Error::Trust(TrustError::NoPublicKey { .. } | TrustError::NoPrivateKey { .. }) => {
+            "`gpucr key FILE` makes a pair of keys: FILE to sign with, FILE.pub to trust"
+        }
+        Error::StrangeDriver { .. } => {
+            "gpucr loads only the driver library that this host's loader finds, and the software driver that \
+             came with it; one that you know to be sound you can name: GPUCR_HOST_DRIVER=PATH gpucr …"
+        }
+        Error::Library(LibraryError::Misplaced { .. }) => {
+            "put the file back as the program had it: `gpucr run` of the user who has started the program, and \
+             of the same version, does that"
+        }
         Error::NoDriver(_) => {
             "on a host without a GPU use `gpucr run --device soft`; else install NVIDIA's driver \
              570 or newer"
         }
-        Error::NoLibrary { .. } => "build or install gpucr as a whole, or set GPUCR_LIB_DIR",
+        Error::Library(LibraryError::Missing { .. }) => {
+            "build or install gpucr as a whole, or set GPUCR_LIB_DIR"
+        }
         Error::PidInUse { .. } => {
             "end the process that has it (the dumped program itself, if it was left running), or \
              give the program a pid namespace of its own: gpucr restore --new-pids …"
         }
+        Error::OpenFiles(TooFewDescriptors { own: true, blocks, .. }) => {
+            return Some(format!("raise the limit: ulimit -n {}", most_open_files(*blocks)));
+        }
+        Error::OpenFiles(TooFewDescriptors { pid, own: false, blocks, .. }) => {
+            let files = most_open_files(*blocks);
+            return Some(format!(
+                "raise the limit, of the program before it starts (ulimit -Hn {files}) or now: prlimit --pid {pid} \
+                 --nofile=:{files}"
+            ));
+        }
         Error::FileChanged { path, found, expected } if found > expected => {
             return Some(format!(
                 "if it is a log that went on after the dump: truncate -s {expected} {}",
-                path.display()
+                say::shell_word(path)
             ));
         }
         Error::FileMissing { .. } | Error::FileChanged { .. } => {
@@ -179,12 +240,21 @@ fn help(error: &Error) -> Option<String> {
             "drop another image (gpucr warm --list), or give a --memory-limit that you know there is \
              room for"
         }
+        Error::NoRoom { .. } => {
+            "free memory, or give the control group that gpucr runs in a higher limit"
+        }
         Error::BeingWarmed { .. } => {
             "wait for it; `gpucr warm --list` shows the image when it is warm"
         }
         Error::NotWarm { .. } => "`gpucr warm --list` shows what is kept",
         Error::Holder { pid, .. } => {
             return Some(format!("end it, which frees its memory, and try again: kill {pid}"));
+        }
+        Error::Stalled { .. } => {
+            "see to the disk that the image was to be written to, and try again"
+        }
+        Error::OtherHolder { .. } => {
+            "`gpucr warm --drop IMAGE` first; its restores read from disk until then"
         }
         Error::StrangeHolder { .. } => {
             "it is not trusted: find out what that process is; restores read the image from disk"
@@ -197,11 +267,12 @@ fn help(error: &Error) -> Option<String> {
             | ImageError::MissingChunk { .. }
             | ImageError::Store(StoreError::DamagedChunk { .. }),
         ) => "`gpucr verify` lists everything that is damaged, and what it belongs to",
-        Error::BadTar { .. } => {
+        Error::Image(ImageError::UnknownSection { .. }) => "restore it with a newer gpucr",
+        Error::Tar(TarError::BadTar { .. }) => {
             "make it again with `gpucr export`; a tar that was compressed must be unpacked first, \
              for example zstd -dc FILE | gpucr import - -o IMAGE"
         }
-        Error::Exists { .. } => "give another name, or remove it first",
+        Error::Tar(TarError::Exists { .. }) => "give another name, or remove it first",
         Error::NoDevice { .. } | Error::NoSuchDevice { .. } => {
             "name the device that is to take its place: gpucr restore --device-map OLD=NEW …"
         }
@@ -213,6 +284,11 @@ fn help(error: &Error) -> Option<String> {
         _ => return None,
     };
     Some(text.to_owned())
+}
+
+/// A limit of open files that is enough for so many blocks of memory, and all else.
+fn most_open_files(blocks: u64) -> u64 {
+    blocks.saturating_mul(2).saturating_add(4096)
 }
 
 /// What to do about an image or a store.
@@ -267,14 +343,28 @@ fn criu_help(hint: Hint) -> String {
         Hint::Device => "the program has a device open that CRIU cannot save: close it first",
         Hint::GhostLimit => "the program holds a large deleted file open: close it first",
         Hint::NoSpace => "free space on the file system of the image",
+        Hint::InFlight => "others keep connecting to a socket of the program; try again",
         _ => "see criu(8)",
     };
     text.to_owned()
 }
 
+/// Prints an error to stderr.
+pub(crate) fn show(error: CliError) {
+    let CliError { message, state, help, code } = error;
+    let shown = CliError {
+        message: say::escaped_list(&message),
+        state: state.map(|state| say::escaped(&state).into_owned()),
+        help: help.map(|help| say::escaped_lines(&help).into_owned()),
+        code,
+    };
+    // That nobody can be told this is nothing that could be told.
+    let _ = writeln!(std::io::stderr().lock(), "{:?}", miette::Report::new(shown));
+}
+
 /// Prints an error to stderr and gives its exit code.
 pub(crate) fn report(error: CliError) -> ExitCode {
     let code = error.code;
-    eprintln!("{:?}", miette::Report::new(error));
+    show(error);
     ExitCode::from(code)
 }

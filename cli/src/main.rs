@@ -5,22 +5,26 @@ mod commands;
 mod display;
 mod events;
 mod failure;
+mod output;
+mod say;
 mod signals;
 mod table;
+mod values;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use args::{Args, Command};
+use clap::Parser;
 use failure::CliError;
 
 /// What a subcommand gives back: the exit code, or what went wrong.
 type Outcome = Result<ExitCode, CliError>;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(words) => return say_usage(&words),
+    };
     start_log();
     // What becomes a program must keep its limits; the others may have to open many packs.
     if !matches!(args.command, Command::Run(_)) {
@@ -42,6 +46,7 @@ fn main() -> ExitCode {
         Command::Diff(args) => commands::diff::run(&args),
         Command::Export(args) => commands::transfer::export(&args),
         Command::Import(args) => commands::transfer::import(&args),
+        Command::Key(args) => commands::key::run(&args),
         Command::Check(args) => commands::check::run(&args),
         Command::Completions(args) => commands::generate::completions(&args),
         Command::GenerateMan(args) => commands::generate::man(&args),
@@ -50,14 +55,22 @@ fn main() -> ExitCode {
         Command::WarmHolder => commands::warm::hold(),
         Command::SharingHolder => commands::restore::hold(),
     };
-    outcome.unwrap_or_else(failure::report)
+    say::settle(outcome)
+}
+
+/// The help that was asked for, or what is wrong with the command line.
+fn say_usage(words: &clap::Error) -> ExitCode {
+    if let Err(error) = words.print() {
+        say::lost("standard output", error);
+    }
+    say::settle(Ok(ExitCode::from(words.exit_code() as u8)))
 }
 
 /// `GPUCR_LOG=debug` (or any filter of tracing's) writes what the library does to stderr.
 fn start_log() {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_env("GPUCR_LOG").unwrap_or_else(|_| EnvFilter::new("error"));
-    let colours = std::io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
-    log.with_writer(std::io::stderr).init();
+    // Colours would be special characters among those that others may have sent.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
+    log.with_writer(|| say::Log).init();
 }

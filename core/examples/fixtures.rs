@@ -1,5 +1,5 @@
-//! Makes `tests/fixtures/image-v1`, an image with everything in it that an image can have, and the
-//! seeds of `fuzz/corpus/`. Run by `cargo xtask fixtures`.
+//! Makes `tests/fixtures/image-v1` and `image-v2`, images with everything in them that an image of that version can
+//! have, and the seeds of `fuzz/corpus/`. Run by `cargo xtask fixtures`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,27 +8,35 @@ use std::sync::Arc;
 use gpucr_core::image::*;
 use gpucr_core::stop::Stop;
 use gpucr_core::store::{ChunkId, Compression, MAX_CHUNK};
+use gpucr_core::timeline::{Counter, Timeline, Track};
 use gpucr_core::{Quiet, transfer};
+use gpucr_wire::access::{Allocation, KernelUse, Operation, OperationUse, Param, SlotUse, Touched};
+use gpucr_wire::{Accesses, ProcessSharing, Reply, SHARING_VERSION, Sharing, Stream};
 
 /// Bytes before the body of manifest and index.
 const FRAME_HEADER: usize = 56;
 
 fn main() {
     let root = PathBuf::from(std::env::args_os().nth(1).expect("the root of the repository"));
-    let image = root.join("tests/fixtures/image-v1");
-    let _ = fs::remove_dir_all(&image);
-    fs::create_dir_all(root.join("tests/fixtures")).unwrap();
-    make(&image, true);
+    let fixtures = root.join("tests/fixtures");
+    fs::create_dir_all(&fixtures).unwrap();
+    let (image, newer) = (fixtures.join("image-v1"), fixtures.join("image-v2"));
+    for (image, with_sections) in [(&image, false), (&newer, true)] {
+        let _ = fs::remove_dir_all(image);
+        make(image, true, with_sections);
+    }
 
     // Smaller, so that truncations at every length and many changes of it take little time.
     let scratch = tempfile::tempdir().unwrap();
     let small = scratch.path().join("small");
-    make(&small, false);
+    make(&small, false, false);
+    let sectioned = scratch.path().join("sectioned");
+    make(&sectioned, false, true);
     let corpus = root.join("fuzz/corpus");
-    for target in ["manifest", "index", "base", "chunk", "image", "tar"] {
+    for target in gpucr_core::hostile::TARGETS {
         fs::create_dir_all(corpus.join(target)).unwrap();
     }
-    for (name, from) in [("full", &image), ("small", &small)] {
+    for (name, from) in [("full", &image), ("small", &small), ("sections", &sectioned)] {
         for target in ["manifest", "index"] {
             let body = fs::read(from.join(target)).unwrap().split_off(FRAME_HEADER);
             fs::write(corpus.join(target).join(name), body).unwrap();
@@ -43,6 +51,101 @@ fn main() {
     fs::write(corpus.join("base/parent"), parent).unwrap();
     fs::write(corpus.join("base/store"), [2]).unwrap();
     image_seeds(&small, &corpus.join("image"));
+    reply_seeds(&corpus.join("reply"));
+    criu_seeds(&corpus.join("criu"));
+    timeline_seeds(&corpus.join("timeline"));
+    code_seeds(&root, &corpus.join("code"));
+}
+
+/// One answer of each kind that has more than a number in it.
+fn reply_seeds(corpus: &Path) {
+    let block = |id| gpucr_wire::Block {
+        id,
+        device: [7; 16],
+        size: 4 << 20,
+        kind: gpucr_wire::BlockKind::Heap {},
+        address: id << 21,
+        allocations: 1,
+    };
+    let blocks = vec![block(1), block(2)];
+    let devices = vec![[7; 16]];
+    let counts = gpucr_wire::Counts { devices, bulk_bytes: 8 << 20, ..Default::default() };
+    let touched = Touched { allocation: 3, low: 64, high: 128, launches: 2 };
+    let slot = SlotUse { touched: vec![touched], ..SlotUse::default() };
+    let kernel = KernelUse {
+        id: 1,
+        name: "_Z4scalePff".into(),
+        known: true,
+        params: vec![Param { offset: 0, size: 8 }, Param { offset: 8, size: 4 }],
+        launches: 2,
+        slots: vec![slot],
+        ..KernelUse::default()
+    };
+    let operation = OperationUse {
+        operation: Operation::Copy {},
+        write: true,
+        allocation: 3,
+        count: 1,
+        bytes: 64,
+        low: 64,
+        end: 128,
+    };
+    let accesses = Accesses {
+        kernels: vec![kernel],
+        operations: vec![operation],
+        allocations: vec![Allocation { id: 3, address: 64, size: 4096 }],
+        ..Accesses::default()
+    };
+    let failed = Reply::Failed { code: 2, message: "out of memory".into() };
+    for (name, reply) in [
+        ("blocks", Reply::Blocks { blocks }),
+        ("counts", Reply::Counts { counts }),
+        ("accesses", Reply::Accesses { accesses }),
+        ("failed", failed),
+    ] {
+        fs::write(corpus.join(name), reply.to_bytes()).unwrap();
+    }
+}
+
+/// Messages as CRIU's images/rpc.proto lays them out, and a log.
+fn criu_seeds(corpus: &Path) {
+    let field = |number: u8, body: &[u8]| [&[number << 3 | 2, body.len() as u8], body].concat();
+    let notify = field(5, &[&field(1, b"post-dump")[..], &[16, 42]].concat());
+    let notify = [&[8, 6, 16, 1][..], &notify].concat();
+    let version = [&[8, 10, 16, 1][..], &field(10, &[8, 4, 16, 1, 32, 1])].concat();
+    let failed = [&[8, 1, 16, 0, 56, 5][..], &field(9, b"it cannot be done")].concat();
+    let log = "(00.000001) Warn  (criu/a.c:1): b\n(00.000002)  7: Error (criu/a.c:2): File exists\n\
+               (00.000003) Error (criu/a.c:3): Can't open file c: No space left on device\n";
+    for (name, body) in [
+        ("notify", &notify[..]),
+        ("version", &version),
+        ("failed", &failed),
+        ("log", log.as_bytes()),
+    ] {
+        fs::write(corpus.join(name), body).unwrap();
+    }
+}
+
+/// What a dump writes with `--timeline`.
+fn timeline_seeds(corpus: &Path) {
+    let timeline = Timeline::recording();
+    for (track, name) in [(Track::Phases, "preflight"), (Track::Phases, "gate")] {
+        timeline.begin(track, || name).set_bytes(4096);
+    }
+    timeline.add(Counter::Copied, 1 << 20);
+    fs::write(corpus.join("dump"), timeline.trace().unwrap().write()).unwrap();
+}
+
+/// PTX, machine code, and both in a container.
+fn code_seeds(root: &Path, corpus: &Path) {
+    for (name, from) in [
+        ("sm_75", "core/src/kernels/testdata/layout.sm_75.cubin"),
+        ("container", "fuzz/corpus/fatbin/both"),
+        ("barriers", "fuzz/corpus/ptx/barriers"),
+        ("bmsk-clamp", "fuzz/corpus/ptx/bmsk-clamp"),
+    ] {
+        fs::copy(root.join(from), corpus.join(name)).unwrap();
+    }
 }
 
 /// An image as the target `image` reads it: alone, in a store, and without headers made for it.
@@ -89,7 +192,7 @@ fn chunk_seeds(image: &Path, corpus: &Path) {
 }
 
 /// Makes an image; a `full` one has every kind of data.
-fn make(path: &Path, full: bool) {
+fn make(path: &Path, full: bool, with_sections: bool) {
     let writer = ImageWriter::create(path, Compression::Level(1)).unwrap();
     let put = |bytes: &[u8]| -> Vec<ChunkId> {
         bytes.chunks(MAX_CHUNK).map(|piece| writer.chunks().put(piece).unwrap()).collect()
@@ -191,8 +294,33 @@ fn make(path: &Path, full: bool) {
             Phase { name: "copy".into(), ms: 0.1 },
         ],
         stopped_ms: 12.25,
+        sections: if with_sections { sections(&writer) } else { Vec::new() },
     };
     writer.commit(&manifest).unwrap();
+}
+
+/// One of each kind that gpucr writes, and one that nobody knows.
+fn sections(writer: &ImageWriter) -> Vec<Section> {
+    let shared = ProcessSharing { pid: 4242, blocks: vec![1, 2], habits: Vec::new() };
+    let shared = Sharing { version: SHARING_VERSION, processes: vec![shared] };
+    let contexts = vec![(4242_u32, vec![([1_u8; 16], 96_u64 << 20), ([2; 16], 2 << 20)])];
+    let contexts = postcard::to_stdvec(&contexts).unwrap();
+    let section = |kind: &str, data: Vec<u8>, chunks: Vec<FileChunk>| Section {
+        kind: kind.into(),
+        version: 1,
+        needed: false,
+        data,
+        chunks,
+    };
+    let chunk = |bytes: &[u8]| FileChunk {
+        id: writer.chunks().put(bytes).unwrap(),
+        len: bytes.len() as u32,
+    };
+    vec![
+        section("sharing", shared.to_bytes(), vec![]),
+        section("contexts", contexts, vec![]),
+        section("example", vec![1, 2, 3], vec![chunk(&noise(20, 1000)), chunk(&text(21, 5000))]),
+    ]
 }
 
 /// Bytes that do not compress, different for each seed.

@@ -2,42 +2,37 @@
 //!
 //! Start with [`dump`] and [`restore`]: each is one list of phases. `docs/design.md` explains why
 //! they are in this order, and what holds after a failure in each.
+//!
+//! It is built in floors, and each knows only those before it, which a test of this crate checks
+//! (`core/tests/floors.rs`):
+//!
+//! 1. `base`: the system, progress, time, and faults for tests. Knows nothing of CUDA or of images.
+//! 2. [`store`]: chunks of bytes by their hash. Knows nothing of images, processes or CUDA.
+//! 3. [`image`]: what was stopped, in a directory; and what is done with images alone.
+//! 4. [`cuda`]: the driver, and the device memory that gpucr itself handles.
+//! 5. [`kernels`]: what kernels do to memory, as their code tells.
+//! 6. `host`: the processes of a program, their agents, and CRIU.
+//! 7. `engine`: dump, restore and trace, put together of all these.
 
-pub mod access;
-mod cores;
-pub mod criu;
-pub mod device;
-pub mod diff;
-pub mod dump;
-pub mod error;
-mod held;
-mod helper;
-#[doc(hidden)]
-pub mod hostile;
+mod base;
+pub mod cuda;
+mod engine;
+mod host;
 pub mod image;
-pub mod keeper;
-pub mod library;
-pub mod limits;
-mod mapping;
-mod names;
-pub mod namespace;
-pub mod phase;
-pub mod process;
-pub mod restore;
-mod scratch;
-pub mod sharing;
-mod stage;
-pub mod stop;
+pub mod kernels;
+#[cfg(test)]
+#[path = "../../tests/src/skip.rs"]
+#[expect(unreachable_pub, reason = "the crate that it is of exports it")]
+mod skip;
 pub mod store;
-pub mod timeline;
-pub mod transfer;
-pub mod verify;
-pub mod warm;
 
-pub use error::{Error, Failure, Left};
-pub use phase::{Progress, Quiet};
-
-/// Lower-case hexadecimal digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
+pub use base::format::hex;
+pub use base::io_error::IoError;
+pub use base::progress::{Progress, Quiet};
+pub use base::{careful, format, limits, phase, stop, timeline};
+pub use engine::error::{Error, Failure, Left};
+#[doc(hidden)]
+pub use engine::hostile;
+pub use engine::{access, dump, error, keeper, restore, sharing, warm};
+pub use host::{criu, namespace, process};
+pub use image::{diff, library, transfer, trust, verify};

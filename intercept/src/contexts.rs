@@ -4,8 +4,8 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 use crate::fork::Resettable;
 use crate::real;
@@ -13,6 +13,10 @@ use crate::real;
 static KNOWN: Resettable<Mutex<BTreeMap<u64, i32>>> = Resettable::new(Mutex::new(BTreeMap::new()));
 /// Goes up when a context is gone: its handle may come back as another one's.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
+
+/// Held while somebody takes or gives up a primary context, the agent's look at it included. Whoever holds it may
+/// take the lock of the tables of memory; the other order is for a closed gate, when nobody gives a context up.
+static PRIMARY: Resettable<Mutex<()>> = Resettable::new(Mutex::new(()));
 
 thread_local! {
     /// The context that this thread saw last, and in which generation.
@@ -48,11 +52,30 @@ pub(crate) fn gone(context: u64) {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The primary context of a device if it is active, and notes it as seen.
-pub(crate) fn active_primary(device: i32) -> Option<u64> {
+/// No other thread takes, gives up or looks at a primary context.
+pub(crate) struct Primaries {
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// Waits until no other thread is about to take or give up a primary context.
+pub(crate) fn primaries() -> Primaries {
+    let alone = PRIMARY.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    Primaries { _alone: alone }
+}
+
+impl Primaries {
+    /// The primary context of a device if it is active, and notes it as seen.
+    pub(crate) fn active(&self, device: i32) -> Option<u64> {
+        let context = retained_and_released(device)?;
+        seen(context, device);
+        Some(context)
+    }
+}
+
+fn retained_and_released(device: i32) -> Option<u64> {
     let (mut flags, mut active, mut context) = (0, 0, 0);
-    // SAFETY: each call writes the given places; what is retained is released at once, and lives
-    // on because it was active before.
+    // SAFETY: each call writes the given places; what is retained is released at once, and lives on because it
+    // was active before and nobody else gives it up meanwhile.
     unsafe {
         if real::cuDevicePrimaryCtxGetState(device, &mut flags, &mut active) != 0 || active == 0 {
             return None;
@@ -62,21 +85,21 @@ pub(crate) fn active_primary(device: i32) -> Option<u64> {
         }
         real::cuDevicePrimaryCtxRelease_v2(device);
     }
-    seen(context, device);
     Some(context)
 }
 
 /// Every context and its device, those included that only the driver knows of.
 pub(crate) fn all() -> Vec<(u64, i32)> {
     for device in 0..real::device_count() {
-        active_primary(device);
+        primaries().active(device);
     }
     with(|known| known.iter().map(|(context, device)| (*context, *device)).collect())
 }
 
 /// Some context of `device`.
 pub(crate) fn of_device(device: i32) -> Option<u64> {
-    active_primary(device)
+    primaries()
+        .active(device)
         .or_else(|| with(|known| known.iter().find(|(_, on)| **on == device).map(|(c, _)| *c)))
 }
 
@@ -87,5 +110,8 @@ pub(crate) fn of_device(device: i32) -> Option<u64> {
 pub(crate) unsafe fn reset() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     // SAFETY: the caller's duty.
-    unsafe { KNOWN.reset(Mutex::new(BTreeMap::new())) };
+    unsafe {
+        KNOWN.reset(Mutex::new(BTreeMap::new()));
+        PRIMARY.reset(Mutex::new(()));
+    }
 }

@@ -18,6 +18,7 @@ pub(crate) const ERROR_NO_DEVICE: Code = 100;
 pub(crate) const ERROR_INVALID_CONTEXT: Code = 201;
 pub(crate) const ERROR_INVALID_HANDLE: Code = 400;
 pub(crate) const ERROR_NOT_FOUND: Code = 500;
+pub(crate) const ERROR_NOT_READY: Code = 600;
 pub(crate) const ERROR_NOT_SUPPORTED: Code = 801;
 pub(crate) const ERROR_UNKNOWN: Code = 999;
 
@@ -35,10 +36,16 @@ pub(crate) const ACCESS_READ: u32 = 1;
 pub(crate) const ACCESS_READ_WRITE: u32 = 3;
 /// `CU_LIMIT_STACK_SIZE`
 pub(crate) const LIMIT_STACK_SIZE: u32 = 0;
+/// `CU_STREAM_PER_THREAD`
+pub(crate) const STREAM_PER_THREAD: u64 = 2;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`
 pub(crate) const CAPTURE_RELAXED: u32 = 2;
 /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`
 pub(crate) const ATTRIBUTE_RDMA_WITH_VMM: u32 = 110;
+/// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`
+pub(crate) const ATTRIBUTE_VMM: u32 = 102;
+/// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`
+pub(crate) const ATTRIBUTE_POSIX_FD: u32 = 103;
 
 /// `CU_MEMORYTYPE_DEVICE`
 pub(crate) const MEMORY_DEVICE: u32 = 2;
@@ -310,6 +317,15 @@ mod tests {
             ATTRIBUTE_RDMA_WITH_VMM,
             sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
                 as u32
+        );
+        assert_eq!(
+            [ATTRIBUTE_VMM, ATTRIBUTE_POSIX_FD],
+            [
+                sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+                    as u32,
+                sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+                    as u32
+            ]
         );
     }
 

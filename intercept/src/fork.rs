@@ -50,7 +50,9 @@ unsafe extern "C" fn in_child() {
         crate::usage::reset();
         crate::memory::reset();
         crate::access::reset();
+        crate::recent::reset();
         crate::sharing::reset();
+        crate::unknown::reset();
         crate::agent::reset();
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! # Rules
 //!
-//! - **Every function of the driver is exported**, from one table (`driver-580.table`) that says
+//! - **Every function of the driver is exported**, from one table (`driver.table`) that says
 //!   of each what happens to it. A program finds what it would find without the shim.
 //! - **A forwarded function is one jump.** It is a naked function: it has no frame, touches no
 //!   register and does not know its own signature, so it cannot get it wrong. (Functions written in
@@ -18,7 +18,8 @@
 //!   blocks that can be handed to another process and taken out of this one; what the program
 //!   makes with virtual memory management itself is followed. All other memory is left to the
 //!   driver's own checkpoint, and counted; what that cannot do is recorded by name.
-//! - **What is launched is looked at only while somebody asks.** See [`access`].
+//! - **What is launched is looked at only while somebody asks.** See [`access`]. Only the handles of the last
+//!   launches are kept always, for messages. See [`recent`].
 //! - **An open gate costs a few nanoseconds.** See [`gate`]. No lock is shared between threads
 //!   that launch. The tables' lock is taken by calls that make, free or ask about memory, after
 //!   they have entered the gate, and never while waiting for it.
@@ -27,15 +28,23 @@
 
 mod access;
 mod agent;
+mod cancel;
 mod contexts;
+mod diverted;
 mod driver;
 mod fork;
 mod gate;
+mod library;
+mod limit;
 mod log;
 mod memory;
 mod real;
+mod recent;
 mod resolver;
 mod sharing;
+mod synchronous;
 mod table;
 mod track;
+mod ungated;
+mod unknown;
 mod usage;

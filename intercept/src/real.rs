@@ -1,150 +1,14 @@
-//! The real driver library: finding it, opening it, calling it.
+//! Calls of the real driver.
 
-use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::ffi::{c_char, c_int, c_void};
+use std::mem;
 use std::sync::atomic::Ordering;
-use std::{env, fs, mem};
-
-use gpucr_wire::ENV_DRIVER;
 
 use crate::driver::{
     Access, AllocationProp, ArrayDescriptor, Code, Copy3d, FillParams, KernelNodeParams,
     MemoryOpsParams,
 };
-use crate::log::log;
 use crate::table::{SLOTS, index};
-
-/// Where the library lies on usual systems, after `LD_LIBRARY_PATH`.
-const DIRECTORIES: &[&str] = &[
-    "/usr/local/nvidia/lib64",
-    "/usr/local/nvidia/lib",
-    "/usr/lib/x86_64-linux-gnu/nvidia/current",
-    "/usr/lib/x86_64-linux-gnu",
-    "/lib/x86_64-linux-gnu",
-    "/usr/lib64/nvidia",
-    "/usr/lib64",
-    "/lib64",
-    "/usr/lib",
-    "/lib",
-    "/usr/local/lib",
-    "/usr/lib/wsl/lib",
-    "/run/opengl-driver/lib",
-];
-
-/// Tells one copy of this library from a driver, whatever file it lies in.
-#[unsafe(no_mangle)]
-pub(crate) extern "C" fn gpucr_intercept_protocol() -> u32 {
-    gpucr_wire::PROTOCOL_VERSION
-}
-
-/// The opened driver library. It stays open until the process ends.
-pub(crate) struct Library {
-    handle: *mut c_void,
-    /// The file it came from.
-    pub(crate) path: PathBuf,
-}
-
-// SAFETY: the handle is only passed to dlsym, which any thread may call.
-unsafe impl Send for Library {}
-// SAFETY: as above.
-unsafe impl Sync for Library {}
-
-impl Library {
-    /// The address of a function of the library.
-    pub(crate) fn symbol(&self, name: &CStr) -> Option<*const ()> {
-        // SAFETY: the handle is open and the name ends with a NUL.
-        let address = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
-        (!address.is_null()).then_some(address.cast_const().cast())
-    }
-
-    fn open(path: PathBuf) -> Result<Self, String> {
-        let name = CString::new(path.clone().into_os_string().into_vec())
-            .map_err(|_| "its name holds a NUL".to_owned())?;
-        // DEEPBIND: the library's references to its own functions must not reach ours.
-        let flags = libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_DEEPBIND;
-        // SAFETY: the name ends with a NUL. The driver's constructors are the driver's matter.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), flags) };
-        if handle.is_null() {
-            // SAFETY: after a failed dlopen this is a C string, or null.
-            let error = unsafe { libc::dlerror() };
-            if error.is_null() {
-                return Err("it cannot be opened".to_owned());
-            }
-            // SAFETY: not null, see above.
-            return Err(unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned());
-        }
-        let library = Self { handle, path };
-        if library.symbol(c"gpucr_intercept_protocol").is_some() {
-            return Err("it is a shim of gpucr, not a driver".to_owned());
-        }
-        if library.symbol(c"cuInit").is_none() {
-            return Err("it has no cuInit".to_owned());
-        }
-        Ok(library)
-    }
-}
-
-/// The file that this code was loaded from.
-pub(crate) fn own_file() -> Option<PathBuf> {
-    let mut info: libc::Dl_info = {
-        // SAFETY: the structure holds pointers only, for which zero is a value.
-        unsafe { mem::zeroed() }
-    };
-    // SAFETY: the address is in this library; the structure is writable.
-    let found = unsafe { libc::dladdr(own_file as *const c_void, &mut info) };
-    if found == 0 || info.dli_fname.is_null() {
-        return None;
-    }
-    // SAFETY: dladdr gives a C string that lives as long as the library.
-    let name = unsafe { CStr::from_ptr(info.dli_fname) };
-    fs::canonicalize(OsStr::from_bytes(name.to_bytes())).ok()
-}
-
-/// The real driver library; `None` if there is none. Opened by the first call.
-pub(crate) fn library() -> Option<&'static Library> {
-    static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
-    LIBRARY.get_or_init(find).as_ref()
-}
-
-fn find() -> Option<Library> {
-    let own = own_file().and_then(|path| fs::metadata(path).ok()).map(|m| (m.dev(), m.ino()));
-    let try_open = |path: &Path| {
-        let meta = fs::metadata(path).ok()?;
-        if own == Some((meta.dev(), meta.ino())) {
-            return None;
-        }
-        match Library::open(path.to_path_buf()) {
-            Ok(library) => {
-                log!("driver: {}", path.display());
-                Some(library)
-            }
-            Err(error) => {
-                log!("{}: {error}", path.display());
-                None
-            }
-        }
-    };
-    if let Some(path) = env::var_os(ENV_DRIVER).filter(|path| !path.is_empty()) {
-        // Named explicitly: another driver in its place would be a surprise.
-        let path = PathBuf::from(path);
-        let library = if path.is_absolute() { try_open(&path) } else { None };
-        if library.is_none() {
-            log!("{ENV_DRIVER}={} is no driver library", path.display());
-        }
-        return library;
-    }
-    let listed = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let listed = env::split_paths(&listed).filter(|dir| dir.is_absolute()).collect::<Vec<_>>();
-    let usual = DIRECTORIES.iter().map(PathBuf::from);
-    let found = listed.into_iter().chain(usual).find_map(|dir| try_open(&dir.join("libcuda.so.1")));
-    if found.is_none() {
-        log!("no driver library found");
-    }
-    found
-}
 
 /// Typed calls of real functions, through the same slots as the forwarded ones.
 macro_rules! real_functions {
@@ -205,6 +69,9 @@ real_functions! {
     fn cuCtxEnablePeerAccess(peer: u64, flags: u32);
     fn cuCtxDisablePeerAccess(peer: u64);
     fn cuThreadExchangeStreamCaptureMode(mode: *mut u32);
+    fn cuStreamSynchronize(stream: u64);
+    fn cuStreamGetCtx(stream: u64, context: *mut u64);
+    fn cuStreamGetCtx_ptsz(stream: u64, context: *mut u64);
     fn cuStreamIsCapturing(stream: u64, status: *mut u32);
     fn cuStreamIsCapturing_ptsz(stream: u64, status: *mut u32);
     fn cuStreamBeginCapture(stream: u64);
@@ -217,16 +84,25 @@ real_functions! {
     fn cuStreamBeginCaptureToGraph_ptsz(
         stream: u64, graph: u64, nodes: *const u64, edges: *const c_void, count: usize, mode: u32,
     );
+    fn cuStreamBeginRecaptureToGraph(
+        stream: u64, mode: u32, graph: u64, callback: *const c_void, data: *mut c_void,
+    );
+    fn cuStreamBeginRecaptureToGraph_ptsz(
+        stream: u64, mode: u32, graph: u64, callback: *const c_void, data: *mut c_void,
+    );
     fn cuStreamEndCapture(stream: u64, graph: *mut u64);
     fn cuStreamEndCapture_ptsz(stream: u64, graph: *mut u64);
+    fn cuStreamQuery(stream: u64);
     fn cuStreamDestroy(stream: u64);
     fn cuStreamDestroy_v2(stream: u64);
+    fn cuMemAlloc_v2(out: *mut u64, size: usize);
     fn cuMemFree_v2(address: u64);
     fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address: u64);
     fn cuPointerGetAttribute(data: *mut c_void, attribute: u32, address: u64);
     fn cuPointerGetAttributes(
         count: u32, attributes: *mut u32, data: *mut *mut c_void, address: u64,
     );
+    fn cuPointerSetAttribute(value: *const c_void, attribute: u32, address: u64);
     fn cuMemAllocAsync(out: *mut u64, size: usize, stream: u64);
     fn cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64);
     fn cuMemAllocFromPoolAsync(out: *mut u64, size: usize, pool: u64, stream: u64);
@@ -262,8 +138,19 @@ real_functions! {
     fn cuMemAddressFree(address: u64, size: usize);
     fn cuMemMapArrayAsync(list: *mut c_void, count: u32, stream: u64);
     fn cuMemMapArrayAsync_ptsz(list: *mut c_void, count: u32, stream: u64);
+    fn cuMulticastCreate(out: *mut u64, properties: *const c_void);
+    fn cuMulticastAddDevice(multicast: u64, device: i32);
+    fn cuMulticastBindAddr(multicast: u64, offset: usize, address: u64, size: usize, flags: u64);
     fn cuMulticastBindMem(
         multicast: u64, offset: usize, handle: u64, handle_offset: usize, size: usize, flags: u64,
+    );
+    fn cuMulticastBindMem_v2(
+        multicast: u64, device: i32, offset: usize, handle: u64, handle_offset: usize, size: usize,
+        flags: u64,
+    );
+    fn cuLogicalEndpointBindMem(
+        endpoint: u32, device: i32, offset: u64, handle: u64, handle_offset: u64, size: u64,
+        flags: u64,
     );
     fn cuArrayCreate(out: *mut u64, descriptor: *const c_void);
     fn cuArrayCreate_v2(out: *mut u64, descriptor: *const c_void);

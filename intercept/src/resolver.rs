@@ -1,25 +1,25 @@
 //! `cuGetProcAddress`: how most programs find the driver's functions.
 //!
 //! The real resolver is asked first: it alone knows which version of a function belongs to the
-//! caller's name, version and flags. Its answer is replaced only if it is the address of a
-//! function that this library wraps. That deals with all versions and per-thread-stream forms
-//! without a second list, and leaves alone what this library has never heard of.
+//! caller's name, version and flags. Its answer is replaced if it is the address of a function that
+//! this library replaces: one that it wraps, or one whose slot leads elsewhere at times. That deals
+//! with all versions and per-thread-stream forms without a second list. For what this library has never
+//! heard of the program gets a stub, which tells if it is called.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::OnceLock;
 
-use crate::log::log;
-use crate::real;
-use crate::table::{NAMES, WRAPPED, Wrapper};
-use crate::usage;
+use crate::access::faults::JUMPS;
+use crate::table::{COUNT, WRAPPED, Wrapper};
+use crate::{library, real, unknown};
 
 /// Addresses of real functions.
 struct Known {
-    /// Those of functions that are wrapped, and what is given out instead.
-    wrapped: HashMap<usize, *const ()>,
-    /// All that are exported.
-    exported: HashSet<usize>,
+    /// Those of functions that are replaced, and what is given out instead.
+    replaced: HashMap<usize, *const ()>,
+    /// All that are in the table.
+    tabled: HashSet<usize>,
 }
 
 // SAFETY: the pointers are addresses of functions.
@@ -27,40 +27,38 @@ unsafe impl Send for Known {}
 // SAFETY: as above.
 unsafe impl Sync for Known {}
 
+/// What this library puts in the place of the driver's functions: what wraps them, and jumps whose slots lead
+/// elsewhere at times. Where two functions of the driver are one, what comes last counts.
+pub(crate) fn replaced_functions() -> impl Iterator<Item = &'static Wrapper> {
+    JUMPS.iter().chain(WRAPPED)
+}
+
 fn known() -> &'static Known {
     static KNOWN: OnceLock<Known> = OnceLock::new();
     KNOWN.get_or_init(|| {
-        let address = |name: &CStr| {
-            real::library().and_then(|library| library.symbol(name)).map(|a| a as usize)
-        };
-        let wrapped = |wrapper: &Wrapper| Some((address(NAMES[wrapper.0])?, wrapper.1));
+        let function = |index| library::library()?.function(index);
+        let replaced = |Wrapper(index, ours): &Wrapper| Some((function(*index)? as usize, *ours));
         Known {
-            wrapped: WRAPPED.iter().filter_map(wrapped).collect(),
-            exported: NAMES.iter().filter_map(|name| address(name)).collect(),
+            replaced: replaced_functions().filter_map(replaced).collect(),
+            tabled: (0..COUNT).filter_map(function).map(|function| function as usize).collect(),
         }
     })
 }
 
-/// What to hand out in place of the real function at `address`.
-fn replacement(symbol: &CStr, address: *const ()) -> *const () {
+/// What to hand out in place of the real function at `address`, which the driver has for this name and version.
+fn replacement(symbol: &CStr, version: c_int, address: *const ()) -> *const () {
     let known = known();
-    if let Some(ours) = known.wrapped.get(&(address as usize)) {
+    if let Some(ours) = known.replaced.get(&(address as usize)) {
         return *ours;
     }
-    if !known.exported.contains(&(address as usize)) {
-        // A driver newer than the table. If it is another version of a function that is wrapped
-        // here, calls of it pass by the gate: a dump has to know.
-        let wrapped = WRAPPED.iter().map(|wrapper| NAMES[wrapper.0]).find(|name| *name == symbol);
-        log!("not in the table: {} (wrapped: {})", symbol.to_string_lossy(), wrapped.is_some());
-        if let Some(name) = wrapped.and_then(|name| name.to_str().ok()) {
-            usage::record(name);
-        }
+    if known.tabled.contains(&(address as usize)) {
+        return address;
     }
-    address
+    unknown::stand_in(symbol, version, address)
 }
 
 macro_rules! resolve {
-    ($real:ident, $symbol:ident, $out:ident, ($($argument:expr),*)) => {{
+    ($real:ident, $symbol:ident, $out:ident, $version:ident, ($($argument:expr),*)) => {{
         // SAFETY: the program's own arguments.
         let code = unsafe { real::$real($($argument),*) };
         if code == 0 && !$out.is_null() && !$symbol.is_null() {
@@ -68,7 +66,7 @@ macro_rules! resolve {
             unsafe {
                 let found = $out.read();
                 if !found.is_null() {
-                    $out.write(replacement(CStr::from_ptr($symbol), found));
+                    $out.write(replacement(CStr::from_ptr($symbol), $version, found));
                 }
             }
         }
@@ -85,7 +83,7 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress(
     version: c_int,
     flags: u64,
 ) -> u32 {
-    resolve!(cuGetProcAddress, symbol, out, (symbol, out, version, flags))
+    resolve!(cuGetProcAddress, symbol, out, version, (symbol, out, version, flags))
 }
 
 /// The form with a status.
@@ -98,5 +96,5 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
     flags: u64,
     status: *mut c_int,
 ) -> u32 {
-    resolve!(cuGetProcAddress_v2, symbol, out, (symbol, out, version, flags, status))
+    resolve!(cuGetProcAddress_v2, symbol, out, version, (symbol, out, version, flags, status))
 }

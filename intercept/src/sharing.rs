@@ -22,11 +22,12 @@ use crate::access::guard;
 use crate::agent::{drain, signals};
 use crate::driver::ERROR_INVALID_CONTEXT;
 use crate::fork::Resettable;
+use crate::limit::Limit;
 use crate::log::log;
 use crate::memory::vmm::Driver;
 use crate::memory::{self, Failure};
 use crate::real::{self, check};
-use crate::{contexts, gate};
+use crate::{contexts, gate, ungated};
 
 /// How long a call that waits is kept if the device does not become idle: it may be what the device waits
 /// for.
@@ -72,9 +73,9 @@ impl Sharing {
     ///
     /// # Errors
     /// Some are shared still, and calls that wait for them are served as before.
-    pub(crate) fn give_up(&self, deadline: Instant) -> Result<(), Failure> {
+    pub(crate) fn give_up(&self, limit: Limit<'_>) -> Result<(), Failure> {
         let shared = memory::lock().shared_blocks();
-        if shared.is_empty() { Ok(()) } else { own(&shared, deadline, || false) }
+        if shared.is_empty() { Ok(()) } else { own(&shared, limit, || false) }
     }
 
     /// Ends the thread. The gate is not moved any more when this returns.
@@ -102,7 +103,7 @@ fn serve(blocks: &[u64], ending: &AtomicBool) {
             continue;
         }
         let ids: Vec<u64> = wanted.iter().filter_map(|range| blocks.get(*range)).copied().collect();
-        if let Err(failure) = own(&ids, Instant::now() + LIMIT, is_over) {
+        if let Err(failure) = own(&ids, (Instant::now() + LIMIT).into(), is_over) {
             log!("memory stays shared: {} (error {})", failure.message, failure.code);
         }
         for range in wanted {
@@ -115,7 +116,7 @@ fn serve(blocks: &[u64], ending: &AtomicBool) {
 ///
 /// # Errors
 /// The first; the others are done all the same, if the device has become idle.
-fn own(ids: &[u64], deadline: Instant, is_over: impl Fn() -> bool) -> Result<(), Failure> {
+fn own(ids: &[u64], limit: Limit<'_>, is_over: impl Fn() -> bool) -> Result<(), Failure> {
     /// Opens the gate, even after a panic.
     struct Opens;
     impl Drop for Opens {
@@ -127,10 +128,11 @@ fn own(ids: &[u64], deadline: Instant, is_over: impl Fn() -> bool) -> Result<(),
     if is_over() {
         return Ok(());
     }
-    gate::close(deadline)
+    gate::close(limit)
         .map_err(|why| Failure::other(format!("the gate could not be closed: {why}")))?;
     let _opens = Opens;
-    drain::drain(deadline)?;
+    ungated::check()?;
+    drain::drain(limit)?;
     let mut memory = memory::lock();
     let each = ids.iter().map(|id| memory.own(&Driver, *id, copy));
     each.fold(Ok(()), Result::and)

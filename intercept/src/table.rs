@@ -1,4 +1,4 @@
-//! The exported functions, generated from `driver-580.table`, and how a slot finds its target.
+//! The exported functions, generated from `driver.table`, and how a slot finds its target.
 //!
 //! A forwarded function is one instruction: a jump through its slot. Slots start out pointing at
 //! stubs which look the real function up on the first call, because nothing may run before the
@@ -9,9 +9,9 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::driver::{ERROR_NO_DEVICE, ERROR_NOT_FOUND};
-use crate::real;
+use crate::library;
 
-/// Position of a function in the table, and what this library puts in its place.
+/// Position of a function in the table, and what is put in its place.
 pub(crate) struct Wrapper(pub(crate) usize, pub(crate) *const ());
 
 // SAFETY: the pointer is the address of a function.
@@ -56,10 +56,44 @@ macro_rules! gate {
     };
 }
 
-/// The same for a launch.
+/// The same for a copy or fill that is to be done when it comes back, where the program wants it to be.
+macro_rules! sync {
+    ($name:ident, $index:literal, $form:ident none, $stream:literal, $($argument:ident)*) => {
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case, clippy::too_many_arguments)]
+        pub(crate) unsafe extern "C-unwind" fn $name($($argument: integer!($argument)),*) -> u32 {
+            let inside = crate::gate::enter();
+            before!($form, $($argument)*);
+            // SAFETY: as below.
+            let result = unsafe { real!($index, $($argument)*) };
+            if result != 0 && crate::gate::is_watching() {
+                crate::access::faults::look(result);
+            }
+            drop(inside);
+            if result == 0 && crate::synchronous::is_wanted() {
+                let form = crate::access::forms::$form;
+                return crate::synchronous::finish(form, &[$($argument),*], $stream);
+            }
+            result
+        }
+    };
+}
+
+/// The same for a launch, which is noted.
 macro_rules! launch {
-    ($name:ident, $index:literal, $($rest:tt)*) => {
-        wrapped!($name, $index, crate::gate::enter_launch(), |_| (), $($rest)*);
+    ($name:ident, $index:literal, $form:ident $then:ident, $($argument:ident)*) => {
+        wrapped!(
+            $name,
+            $index,
+            {
+                let inside = crate::gate::enter_launch();
+                let per_thread = stringify!($name).ends_with("_ptsz");
+                crate::recent::$form(&[$($argument),*], per_thread);
+                inside
+            },
+            |_| (),
+            $form $then, $($argument)*
+        );
     };
 }
 
@@ -84,7 +118,8 @@ macro_rules! watch {
 }
 
 /// Before the call its arguments are shown to the first form, if launches are recorded or have to wait;
-/// after it to the second one.
+/// after it to the second one. A thread that is cancelled in the driver's function is unwound through this one,
+/// and leaves the gate.
 macro_rules! wrapped {
     (
         $name:ident, $index:literal, $enter:expr, $after:expr,
@@ -92,17 +127,12 @@ macro_rules! wrapped {
     ) => {
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, clippy::too_many_arguments, clippy::let_unit_value)]
-        pub(crate) unsafe extern "C" fn $name($($argument: integer!($argument)),*) -> u32 {
+        pub(crate) unsafe extern "C-unwind" fn $name($($argument: integer!($argument)),*) -> u32 {
             let _inside = $enter;
             before!($before, $($argument)*);
-            let target = SLOTS[$index].load(Ordering::Relaxed);
             // SAFETY: a slot holds a function of the driver (or its stub), which takes these
             // integer slots and returns a CUresult.
-            let result = unsafe {
-                let real: unsafe extern "C" fn($(integer!($argument)),*) -> u32 =
-                    std::mem::transmute(target);
-                real($($argument),*)
-            };
+            let result = unsafe { real!($index, $($argument)*) };
             let after: fn(u32) = $after;
             after(result);
             if result != 0 && crate::gate::is_watching() {
@@ -112,6 +142,16 @@ macro_rules! wrapped {
             result
         }
     };
+}
+
+/// Calls the function in a slot with integers.
+macro_rules! real {
+    ($index:literal, $($argument:ident)*) => {{
+        let target = SLOTS[$index].load(Ordering::Relaxed);
+        let real: unsafe extern "C-unwind" fn($(integer!($argument)),*) -> u32 =
+            std::mem::transmute(target);
+        real($($argument),*)
+    }};
 }
 
 macro_rules! before {
@@ -143,57 +183,69 @@ macro_rules! integer {
 
 include!(concat!(env!("OUT_DIR"), "/table.rs"));
 
-/// Looks up the function whose position is in `r11`, and goes on to it as if nothing happened.
-#[unsafe(naked)]
-unsafe extern "C" fn resolve_and_jump() {
-    naked_asm!(
-        "push rdi",
-        "push rsi",
-        "push rdx",
-        "push rcx",
-        "push r8",
-        "push r9",
-        // `al` counts vector registers in a variadic call. Seven pushes and the return address
-        // leave the stack on a multiple of 16, as the call below needs it.
-        "push rax",
-        "sub rsp, 128",
-        "movdqu [rsp], xmm0",
-        "movdqu [rsp + 16], xmm1",
-        "movdqu [rsp + 32], xmm2",
-        "movdqu [rsp + 48], xmm3",
-        "movdqu [rsp + 64], xmm4",
-        "movdqu [rsp + 80], xmm5",
-        "movdqu [rsp + 96], xmm6",
-        "movdqu [rsp + 112], xmm7",
-        "mov edi, r11d",
-        "call {resolve}",
-        "mov r11, rax",
-        "movdqu xmm0, [rsp]",
-        "movdqu xmm1, [rsp + 16]",
-        "movdqu xmm2, [rsp + 32]",
-        "movdqu xmm3, [rsp + 48]",
-        "movdqu xmm4, [rsp + 64]",
-        "movdqu xmm5, [rsp + 80]",
-        "movdqu xmm6, [rsp + 96]",
-        "movdqu xmm7, [rsp + 112]",
-        "add rsp, 128",
-        "pop rax",
-        "pop r9",
-        "pop r8",
-        "pop rcx",
-        "pop rdx",
-        "pop rsi",
-        "pop rdi",
-        "jmp r11",
-        resolve = sym resolve,
-    )
+/// A naked function that calls `$callee` with what is in `r11`, and goes on to the address that it gives as if
+/// nothing had happened: arguments and stack are as they were.
+macro_rules! call_and_jump {
+    ($(#[$doc:meta])* $name:ident = $callee:ident) => {
+        $(#[$doc])*
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            std::arch::naked_asm!(
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                "push rcx",
+                "push r8",
+                "push r9",
+                // `al` counts vector registers in a variadic call. Seven pushes and the return address
+                // leave the stack on a multiple of 16, as the call below needs it.
+                "push rax",
+                "sub rsp, 128",
+                "movdqu [rsp], xmm0",
+                "movdqu [rsp + 16], xmm1",
+                "movdqu [rsp + 32], xmm2",
+                "movdqu [rsp + 48], xmm3",
+                "movdqu [rsp + 64], xmm4",
+                "movdqu [rsp + 80], xmm5",
+                "movdqu [rsp + 96], xmm6",
+                "movdqu [rsp + 112], xmm7",
+                "mov rdi, r11",
+                "call {callee}",
+                "mov r11, rax",
+                "movdqu xmm0, [rsp]",
+                "movdqu xmm1, [rsp + 16]",
+                "movdqu xmm2, [rsp + 32]",
+                "movdqu xmm3, [rsp + 48]",
+                "movdqu xmm4, [rsp + 64]",
+                "movdqu xmm5, [rsp + 80]",
+                "movdqu xmm6, [rsp + 96]",
+                "movdqu xmm7, [rsp + 112]",
+                "add rsp, 128",
+                "pop rax",
+                "pop r9",
+                "pop r8",
+                "pop rcx",
+                "pop rdx",
+                "pop rsi",
+                "pop rdi",
+                "jmp r11",
+                callee = sym $callee,
+            )
+        }
+    };
+}
+pub(crate) use call_and_jump;
+
+call_and_jump! {
+    /// Looks up the function whose position is in `r11`, and goes on to it.
+    resolve_and_jump = resolve
 }
 
 /// Fills the slot `index` with the driver's function and returns that.
 pub(crate) extern "C" fn resolve(index: u32) -> *const () {
     let index = index as usize;
-    let target = match real::library() {
-        Some(library) => library.symbol(NAMES[index]).unwrap_or(missing_function as *const ()),
+    let target = match library::library() {
+        Some(library) => library.function(index).unwrap_or(missing_function as *const ()),
         None => no_driver as *const (),
     };
     SLOTS[index].store(target.cast_mut(), Ordering::Relaxed);
@@ -216,7 +268,7 @@ mod tests {
 
     #[test]
     fn the_table_is_sorted_and_complete() {
-        assert_eq!(COUNT, 682);
+        assert_eq!(COUNT, 733);
         assert!(NAMES.windows(2).all(|pair| pair[0] < pair[1]), "sorted, no name twice");
         assert_eq!(NAMES[index::cuInit], c"cuInit");
     }

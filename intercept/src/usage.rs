@@ -3,15 +3,18 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use gpucr_wire::Counts;
 
+use crate::driver::{Code, SUCCESS};
 use crate::fork::Resettable;
 
-/// What is counted.
+/// What is counted while it lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
-    /// Memory from a stream-ordered pool; named by its address, in bytes.
+    /// Memory from a stream-ordered pool, or what the driver itself gives for `cuMemAlloc*`; named by its
+    /// address, in bytes.
     Pool,
     /// Managed memory; named by its address.
     Managed,
@@ -21,57 +24,134 @@ pub(crate) enum Kind {
     Array,
     /// Memory of another process, or open to one; named by its address.
     SharedAddress,
-    /// The same; named by its handle.
-    SharedHandle,
+    /// Something that the driver cannot checkpoint, of this kind; named by its handle.
+    Unsupported(Thing),
+}
+
+/// Things that the driver cannot checkpoint, each kind with functions of its own that end it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Thing {
+    /// An event of another process, or open to others.
+    Event,
+    /// A pool of another process, or open to others.
+    Pool,
+    /// A context of a graphics library.
+    Context,
+    /// A sparse array with memory of the program's, or an array in memory of another library.
+    Array,
+    /// Memory of another library.
+    ExternalMemory,
+    /// An address of such memory.
+    ExternalAddress,
+    /// A semaphore of another library.
+    ExternalSemaphore,
+    /// Something that was registered with a graphics library.
+    Resource,
+    /// A buffer of OpenGL; named by its number.
+    GlBuffer,
+    /// An end of a stream of EGL.
+    EglConnection,
+}
+
+/// Something that lives.
+#[derive(Clone, Copy)]
+struct Life {
+    /// Bytes, where they are counted.
+    size: u64,
+    /// The context with which it dies, 0 if there is none.
+    context: u64,
+    /// The function that made it.
+    made_by: &'static str,
 }
 
 #[derive(Default)]
 struct Usage {
+    /// Functions whose effect has no end that could be seen.
     unsupported: BTreeSet<&'static str>,
-    /// Size and context of everything that lives.
-    live: HashMap<(Kind, u64), (u64, u64)>,
+    live: HashMap<(Kind, u64), Life>,
 }
 
 static USAGE: Resettable<Mutex<Option<Usage>>> = Resettable::new(Mutex::new(None));
+/// Whether there has been an event that the driver cannot checkpoint: programs destroy many others.
+static EVENTS: AtomicBool = AtomicBool::new(false);
 
 fn with<T>(work: impl FnOnce(&mut Usage) -> T) -> T {
     let mut usage = USAGE.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     work(usage.get_or_insert_default())
 }
 
-/// The program has used a function whose effect the driver cannot checkpoint.
+/// The program has used a function whose effect the driver cannot checkpoint, and whose end is not seen.
 pub(crate) fn record(function: &'static str) {
     with(|usage| usage.unsupported.insert(function));
 }
 
 /// Something new lives. `context` is the one with which it dies, 0 if there is none.
 pub(crate) fn added(kind: Kind, name: u64, size: u64, context: u64) {
-    with(|usage| usage.live.insert((kind, name), (size, context)));
+    with(|usage| usage.live.insert((kind, name), Life { size, context, made_by: "" }));
 }
 
-/// Something is gone; nothing happens if it was never seen.
-pub(crate) fn removed(kind: Kind, name: u64) {
-    with(|usage| usage.live.remove(&(kind, name)));
+/// Something that the driver cannot checkpoint lives: `function` has made it, or made it such. `context` is
+/// the one with which it dies, 0 if there is none.
+pub(crate) fn began(thing: Thing, name: u64, function: &'static str, context: u64) {
+    let life = Life { size: 0, context, made_by: function };
+    with(|usage| usage.live.insert((Kind::Unsupported(thing), name), life));
+    if thing == Thing::Event {
+        EVENTS.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether `name` is counted.
+pub(crate) fn is_live(kind: Kind, name: u64) -> bool {
+    with(|usage| usage.live.contains_key(&(kind, name)))
+}
+
+/// The names of all of one kind.
+pub(crate) fn all_of(kind: Kind) -> Vec<u64> {
+    with(|usage| usage.live.keys().filter(|(of, _)| *of == kind).map(|(_, name)| *name).collect())
+}
+
+/// Calls `end`, which ends whatever of these kinds is called `name`. It is taken off the counts before
+/// that: afterwards another thread may be given the same name. If `end` fails it is put back.
+pub(crate) fn ending(kinds: &[Kind], name: u64, end: impl FnOnce() -> Code) -> Code {
+    let take = |usage: &mut Usage| -> Vec<_> {
+        let keys = kinds.iter().map(|kind| (*kind, name));
+        keys.filter_map(|key| Some((key, usage.live.remove(&key)?))).collect()
+    };
+    let taken = with(take);
+    let code = end();
+    if code != SUCCESS && !taken.is_empty() {
+        with(|usage| usage.live.extend(taken));
+    }
+    code
+}
+
+/// Whether an event has ever been counted.
+pub(crate) fn has_had_events() -> bool {
+    EVENTS.load(Ordering::Relaxed)
 }
 
 /// A context is gone, and what lived in it.
 pub(crate) fn context_gone(context: u64) {
-    with(|usage| usage.live.retain(|_, (_, of)| *of != context || context == 0));
+    with(|usage| usage.live.retain(|_, life| life.context != context || context == 0));
 }
 
 /// Writes the counts kept here.
 pub(crate) fn fill(counts: &mut Counts) {
     with(|usage| {
-        counts.unsupported = usage.unsupported.iter().map(|name| (*name).to_owned()).collect();
-        for ((kind, _), (size, _)) in &usage.live {
+        let mut unsupported = usage.unsupported.clone();
+        for ((kind, _), life) in &usage.live {
             match kind {
-                Kind::Pool => counts.pool_bytes += size,
+                Kind::Pool => counts.pool_bytes += life.size,
                 Kind::Managed => counts.managed += 1,
-                Kind::Pinned => counts.pinned_bytes += size,
+                Kind::Pinned => counts.pinned_bytes += life.size,
                 Kind::Array => counts.arrays += 1,
-                Kind::SharedAddress | Kind::SharedHandle => counts.shared += 1,
+                Kind::SharedAddress => counts.shared += 1,
+                Kind::Unsupported(_) => {
+                    unsupported.insert(life.made_by);
+                }
             }
         }
+        counts.unsupported.extend(unsupported.into_iter().map(str::to_owned));
     });
 }
 
@@ -88,26 +168,49 @@ pub(crate) unsafe fn reset() {
 mod tests {
     use super::*;
 
+    fn counts() -> (u64, u64, u64, Vec<String>) {
+        let mut counts = Counts::default();
+        fill(&mut counts);
+        (counts.pool_bytes, counts.arrays, counts.shared, counts.unsupported)
+    }
+
     #[test]
     fn what_lives_is_counted_until_it_or_its_context_is_gone() {
+        let gone = |kind, name| assert_eq!(ending(&[kind], name, || SUCCESS), SUCCESS);
         record("cuThatIsTested");
         added(Kind::Pool, 0x1000, 100, 71);
         added(Kind::Pool, 0x2000, 20, 72);
         added(Kind::Array, 0x1000, 0, 71);
-        added(Kind::SharedHandle, 5, 0, 0);
-        let counts = || {
-            let mut counts = Counts::default();
-            fill(&mut counts);
-            (counts.pool_bytes, counts.arrays, counts.shared, counts.unsupported)
-        };
-        let names = vec!["cuThatIsTested".to_owned()];
-        assert_eq!(counts(), (120, 1, 1, names.clone()));
+        added(Kind::SharedAddress, 5, 0, 0);
+        began(Thing::Event, 0x1000, "cuMade", 71);
+        began(Thing::Pool, 0x1000, "cuExported", 0);
+        let names =
+            |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert_eq!(counts(), (120, 1, 1, names(&["cuExported", "cuMade", "cuThatIsTested"])));
         context_gone(71);
-        assert_eq!(counts(), (20, 0, 1, names.clone()));
-        removed(Kind::Pool, 0x2000);
-        removed(Kind::Pool, 0x3000);
+        assert_eq!(counts(), (20, 0, 1, names(&["cuExported", "cuThatIsTested"])));
+        gone(Kind::Pool, 0x2000);
+        gone(Kind::Pool, 0x3000);
+        gone(Kind::Unsupported(Thing::Pool), 0x1000);
         context_gone(0);
-        removed(Kind::SharedHandle, 5);
-        assert_eq!(counts(), (0, 0, 0, names));
+        gone(Kind::SharedAddress, 5);
+        assert_eq!(counts(), (0, 0, 0, names(&["cuThatIsTested"])));
+    }
+
+    #[test]
+    fn what_does_not_end_is_still_counted_and_what_is_made_anew_meanwhile_is_not_forgotten() {
+        let event = [Kind::Unsupported(Thing::Event)];
+        began(Thing::Event, 7, "cuMade", 0);
+        let others = counts().3.len() - 1;
+        assert_eq!(ending(&event, 7, || 1), 1);
+        assert_eq!(counts().3.len(), others + 1);
+        let destroyed_and_made_anew = || {
+            began(Thing::Event, 7, "cuMade", 0);
+            SUCCESS
+        };
+        ending(&event, 7, destroyed_and_made_anew);
+        assert_eq!(counts().3.len(), others + 1);
+        ending(&event, 7, || SUCCESS);
+        assert_eq!(counts().3.len(), others);
     }
 }

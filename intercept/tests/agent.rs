@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use gpucr_wire::{Block, BlockKind, GateState, PROTOCOL_VERSION, Reply, Request};
+use gpucr_wire::{Block, BlockKind, Connection, GateState, PROTOCOL_VERSION, Reply, Request};
 use program_body::{LARGE, SMALL};
 use support::{ENV_PROGRAM, Program, checkpoint, driver, is_soft, shim};
 
@@ -94,6 +94,31 @@ fn blocks_are_listed_while_the_program_runs() {
     assert!(new.is_empty() && left.iter().all(|block| ids.contains(&block.id)));
     assert_eq!(left.len(), 3);
     drop(fds);
+    agent.cycle(&program);
+}
+
+/// While CRIU looks at the program, nobody may be connected to it.
+#[test]
+fn a_detached_program_is_connected_to_those_who_wake_it() {
+    let program = Program::start();
+    let (mut agent, _) = program.agent();
+    agent.must(&Request::CloseGate { timeout_ms: 20_000 });
+    let (blocks, fds) = agent.export();
+    agent.must(&Request::Detach {});
+    let namespace = gpucr_wire::pid_namespace(program.pid()).expect("it runs");
+    let name = gpucr_wire::agent_socket(namespace, program.pid());
+    let soon = || Some(Instant::now() + Duration::from_millis(300));
+    let mut stranger = Connection::connect(&name, soon(), None).expect("there is a place");
+    stranger.send(&Request::Hello { protocol: PROTOCOL_VERSION }).expect("it is kept for later");
+    let answer = stranger.receive::<Reply>().expect_err("nobody is accepted");
+    assert_eq!(answer.kind(), std::io::ErrorKind::TimedOut);
+    let full = Connection::connect(&name, soon(), None).expect_err("there is one place");
+    assert_eq!(full.kind(), std::io::ErrorKind::TimedOut);
+    drop(stranger);
+    let (mut agent, hello) = program.agent();
+    assert_eq!(hello.gate, GateState::Detached {});
+    assert_eq!(agent.reattach(&blocks, &fds), Reply::Done {});
+    agent.must(&Request::OpenGate {});
     agent.cycle(&program);
 }
 
@@ -217,6 +242,26 @@ fn a_checkpointer_that_dies_leaves_a_running_program() {
     let (_, hello) = program.agent();
     assert_eq!(hello.gate, GateState::Open {});
     assert_eq!(program.ask("check"), "as it was");
+}
+
+#[test]
+fn a_checkpointer_that_takes_no_descriptors_does_not_hold_up_the_program() {
+    let mut program = Program::start();
+    let (mut agent, _) = program.agent();
+    let limit = rlimit(&program);
+    let reply = agent.ask(&Request::Export { known: Vec::new() });
+    let Reply::Blocks { blocks } = reply else { panic!("no blocks: {reply:?}") };
+    assert_eq!(rlimit(&program), limit, "its limit of open files is its own");
+    assert_eq!(program.ask("free"), "3 left");
+    assert_eq!(agent.0.receive_fds(blocks.len()).expect("file descriptors").len(), blocks.len());
+    assert!(agent.export().0.len() < blocks.len());
+}
+
+/// Limits of open files of a program.
+fn rlimit(program: &Program) -> String {
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", program.pid()));
+    let limits = limits.expect("it runs");
+    limits.lines().find(|line| line.starts_with("Max open files")).expect("a line").to_owned()
 }
 
 /// What a checkpointer has been told of it holds until it asks again, which it does once the gate is

@@ -43,6 +43,8 @@ pub(crate) enum ProcessState {
 struct Checkpoint {
     state: ProcessState,
     saved: Option<Saved>,
+    /// A restore found too little memory, and was to be the last.
+    is_lost: bool,
 }
 
 /// All device memory of the process.
@@ -55,7 +57,7 @@ struct Saved {
 }
 
 static CHECKPOINT: Mutex<Checkpoint> =
-    Mutex::new(Checkpoint { state: ProcessState::Running, saved: None });
+    Mutex::new(Checkpoint { state: ProcessState::Running, saved: None, is_lost: false });
 
 /// The state of this process.
 pub(crate) fn state() -> ProcessState {
@@ -153,12 +155,16 @@ pub(crate) fn checkpoint() -> Outcome {
 ///
 /// # Errors
 /// `ILLEGAL_STATE` unless CHECKPOINTED. `INVALID_VALUE` if `devices` does not name all of them. `OUT_OF_MEMORY` and `DEVICE_UNAVAILABLE` when the device
-/// has no room: the process is still CHECKPOINTED and restore may be tried again. `NOT_SUPPORTED`
+/// has no room: the process is still CHECKPOINTED and restore may be tried again, unless `SOFTCUDA_RESTORE` says
+/// that it is to be as with driver 580: `OPERATING_SYSTEM` from then on. `NOT_SUPPORTED`
 /// when shared memory was still there at the checkpoint: the process is FAILED, for good.
 pub(crate) fn restore(devices: u32) -> Outcome {
     let mut checkpoint = CHECKPOINT.lock();
     if checkpoint.state != ProcessState::Checkpointed {
         return Err(Code::ILLEGAL_STATE);
+    }
+    if checkpoint.is_lost {
+        return Err(Code::OPERATING_SYSTEM);
     }
     let saved = checkpoint.saved.as_ref().ok_or(Code::ILLEGAL_STATE)?;
     if saved.shared {
@@ -173,6 +179,7 @@ pub(crate) fn restore(devices: u32) -> Outcome {
     if let Err(code) = saved.put_back() {
         saved.take_away();
         exclusive::suspend();
+        checkpoint.is_lost = settings().restores_once && code == Code::OUT_OF_MEMORY;
         return Err(code);
     }
     take_time(begin, saved.size());

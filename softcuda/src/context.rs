@@ -21,7 +21,7 @@ use crate::ipc;
 use crate::managed_memory;
 use crate::modules;
 use crate::operations::Operation;
-use crate::process::{MAX_DEVICES, is_forked};
+use crate::process::{MAX_DEVICES, is_forked, settings};
 use crate::status::{Code, Outcome};
 use crate::streams::{NON_BLOCKING, Position, Stream};
 
@@ -166,11 +166,17 @@ pub(crate) fn by_handle(handle: u64) -> Outcome<Arc<Context>> {
 /// Creates a context on a device.
 ///
 /// # Errors
-/// `DEVICE_UNAVAILABLE` when the device is in exclusive mode and another process has it.
+/// `DEVICE_UNAVAILABLE` when the device is in exclusive mode and another process has it; `OUT_OF_MEMORY`
+/// without room for what each context is set to take.
 pub(crate) fn create(device: usize, flags: u32, is_primary: bool) -> Outcome<Arc<Context>> {
     faults::present()?;
     exclusive::acquire(device)?;
     let handle = new_handle();
+    if settings().context_memory > 0 {
+        // Freed with all that belongs to the context.
+        device_memory::allocate(device, handle, settings().context_memory)
+            .inspect_err(|_| exclusive::release(device))?;
+    }
     let context = Arc::new(Context {
         handle,
         device,

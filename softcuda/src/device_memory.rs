@@ -5,15 +5,18 @@
 
 use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+    FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals,
+    fcntl_get_seals, fstat, ftruncate, memfd_create, open, stat, statvfs,
 };
 
 use crate::address_space::{self, Access, GRANULE};
+use crate::descriptors;
 use crate::process::{MAX_DEVICES, settings};
 use crate::status::{Code, Outcome};
 
@@ -52,14 +55,29 @@ pub(crate) fn charge_existing(device: usize, size: u64) {
     USED[device].fetch_add(size, Ordering::Relaxed);
 }
 
+/// Bytes of a device that are free.
+pub(crate) fn free_bytes(device: usize) -> u64 {
+    let memory = settings().memory;
+    let own = memory - used(device).min(memory);
+    let room = |dir| statvfs(dir).map_or(0, |found| found.f_bavail * found.f_frsize);
+    settings().memory_dir.as_ref().map_or(own, |dir| own.min(room(dir)))
+}
+
 /// New physical memory, zeroed, not counted. Its size can never change, so that no process that
-/// shares it can make accesses of another one fail.
+/// shares it can make accesses of another one fail. (In a file system of its own it can: that is for tests.)
 ///
 /// # Errors
 /// `OUT_OF_MEMORY` when the kernel refuses (memory or descriptors).
 pub(crate) fn new_memory(size: u64) -> Outcome<OwnedFd> {
+    if let Some(dir) = &settings().memory_dir {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE;
+        let memory = open(dir, flags, Mode::RUSR | Mode::WUSR).map_err(|_| Code::OUT_OF_MEMORY)?;
+        fallocate(&memory, FallocateFlags::empty(), 0, size).map_err(|_| Code::OUT_OF_MEMORY)?;
+        return Ok(memory);
+    }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let memory = memfd_create("softcuda", flags).map_err(|_| Code::OUT_OF_MEMORY)?;
+    let make = || Ok(memfd_create("softcuda", flags)?);
+    let memory = descriptors::keep(make).map_err(|_| Code::OUT_OF_MEMORY)?;
     ftruncate(&memory, size).map_err(|_| Code::OUT_OF_MEMORY)?;
     fcntl_add_seals(&memory, SEALS).map_err(|_| Code::OUT_OF_MEMORY)?;
     Ok(memory)
@@ -70,7 +88,14 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 
 /// Whether a descriptor is device memory of this driver, whichever process made it.
 pub(crate) fn is_device_memory(memory: impl AsFd) -> bool {
-    fcntl_get_seals(memory).is_ok_and(|seals| seals == SEALS)
+    let in_dir = |dir: &PathBuf| {
+        let (file, dir) = (fstat(&memory).ok()?, stat(dir).ok()?);
+        Some(file.st_dev == dir.st_dev)
+    };
+    match &settings().memory_dir {
+        Some(dir) => in_dir(dir).unwrap_or(false),
+        None => fcntl_get_seals(memory).is_ok_and(|seals| seals == SEALS),
+    }
 }
 
 /// A plain allocation.

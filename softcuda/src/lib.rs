@@ -11,6 +11,7 @@ mod capture;
 mod checkpoint;
 mod context;
 mod copy_engine;
+mod descriptors;
 mod device_memory;
 mod events;
 mod exclusive;

@@ -1,6 +1,7 @@
 //! What belongs to the process as a whole: initialisation, settings from the environment, the
 //! devices, and what happens after `fork`.
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,14 +23,35 @@ pub(crate) struct Settings {
     pub(crate) devices: usize,
     /// Memory of each device in bytes.
     pub(crate) memory: u64,
+    /// A file system whose room is the memory that is left on the devices, for all processes together.
+    pub(crate) memory_dir: Option<PathBuf>,
+    /// Memory of the device that each context takes, in bytes.
+    pub(crate) context_memory: u64,
     /// Limit of each copy direction in bytes per second.
     pub(crate) copy_rate: Option<f64>,
     /// Rate of the driver's own checkpoint and restore in bytes per second.
     pub(crate) checkpoint_rate: Option<f64>,
+    /// Whether a restore that finds too little memory is the last.
+    pub(crate) restores_once: bool,
     /// Whether only one process may have contexts on a device.
     pub(crate) exclusive: bool,
+    /// What virtual memory management can do.
+    pub(crate) vmm: Vmm,
+    /// Whether there are functions that are newer than all headers.
+    pub(crate) newer: bool,
     /// Whether to name refused calls on standard error.
     pub(crate) log: bool,
+}
+
+/// What virtual memory management can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Vmm {
+    /// There is none.
+    None,
+    /// Its memory cannot be handed to another process.
+    Private,
+    /// All of it.
+    Full,
 }
 
 /// The settings of this process.
@@ -46,9 +68,20 @@ pub(crate) fn settings() -> &'static Settings {
                 .and_then(|v| v.parse().ok())
                 .map_or(1, |n: usize| n.min(MAX_DEVICES)),
             memory: text("SOFTCUDA_MEMORY").and_then(|v| parse_size(&v)).unwrap_or(8 << 30),
+            memory_dir: text("SOFTCUDA_MEMORY_DIR").map(PathBuf::from),
+            context_memory: text("SOFTCUDA_CONTEXT_MEMORY")
+                .and_then(|v| parse_size(&v))
+                .unwrap_or_default(),
             copy_rate: rate("SOFTCUDA_PCIE_GBPS"),
             checkpoint_rate: rate("SOFTCUDA_CHECKPOINT_GBPS"),
+            restores_once: text("SOFTCUDA_RESTORE").is_some_and(|v| v == "once"),
             exclusive: text("SOFTCUDA_COMPUTE_MODE").is_some_and(|v| v == "exclusive"),
+            vmm: match text("SOFTCUDA_VMM").as_deref() {
+                Some("none") => Vmm::None,
+                Some("private") => Vmm::Private,
+                _ => Vmm::Full,
+            },
+            newer: text("SOFTCUDA_NEWER").is_some_and(|v| v != "0"),
             log: text("SOFTCUDA_LOG").is_some_and(|v| v != "0"),
         }
     })

@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::fstat;
+use rustix::io::fcntl_dupfd_cloexec;
 
 use crate::address_space::{self, Access, GRANULE};
+use crate::descriptors;
 use crate::device_memory::{self, charge, refund};
 use crate::handles::new_handle;
 use crate::managed_memory;
@@ -172,7 +174,10 @@ pub(crate) fn import(device: usize, memory: impl AsFd) -> Outcome<u64> {
     if size == 0 || !is_whole(size) || !device_memory::is_device_memory(&memory) {
         return Err(Code::INVALID_VALUE);
     }
-    let memory = memory.as_fd().try_clone_to_owned().map_err(|_| Code::OPERATING_SYSTEM)?;
+    // Above the given one: who has that out of the program's way wants this one there as well.
+    let above = memory.as_fd().as_raw_fd();
+    let memory = descriptors::keep(|| Ok(fcntl_dupfd_cloexec(&memory, above)?));
+    let memory = memory.map_err(|_| Code::OPERATING_SYSTEM)?;
     device_memory::charge_existing(device, size);
     Ok(add_handle(Physical {
         size,

@@ -9,6 +9,11 @@ use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaFunction, DriverError, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
 
+#[path = "../../tests/src/skip.rs"]
+#[expect(unreachable_pub, reason = "the crate that it is of exports it")]
+mod skip;
+use skip::skip;
+
 /// A folder with the library under the name that programs look for, for `LD_LIBRARY_PATH`.
 fn library() -> PathBuf {
     let test = std::env::current_exe().expect("the test has a path");
@@ -43,13 +48,17 @@ fn programs_on_cudarc_run() {
 
 #[test]
 fn programs_on_cuda_bindings_run() {
-    let available = Command::new("python3").args(["-c", "import cuda.bindings.driver"]).output();
-    if !available.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: python3 with cuda-bindings is not installed; see tests/users/run.sh");
-        return;
-    }
+    // The machine's own, or that of `cargo xtask test`.
+    let own = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).with_file_name("python/bin/python");
+    let has_bindings = |python: &PathBuf| {
+        let import = Command::new(python).args(["-c", "import cuda.bindings.driver"]).output();
+        import.is_ok_and(|output| output.status.success())
+    };
+    let Some(python) = [PathBuf::from("python3"), own].into_iter().find(has_bindings) else {
+        return skip("no python3 with cuda-bindings: run `cargo xtask test`");
+    };
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/users/bindings.py");
-    succeeds(Command::new("python3").arg(script));
+    succeeds(Command::new(python).arg(script));
 }
 
 const PTX: &str = "

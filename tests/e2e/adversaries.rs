@@ -3,11 +3,11 @@
 //! Whatever is copied early is a guess; these programs make the guess wrong in every way that we
 //! could think of. What the image holds must be right all the same.
 
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, Program, Random, finish, show, undisturbed};
+use gpucr_tests::{Lab, Pace, Program, Random, Started, finish, show, undisturbed};
 
 /// A copy of the memory of a small workload takes some tenths of a second at this rate.
 const SLOW: (&str, &str) = ("SOFTCUDA_PCIE_GBPS", "0.1");
@@ -108,7 +108,7 @@ impl Paced {
     }
 
     /// Starts a dump with these faults and waits until the pre-copy is over. `hold` lasts until [`dumped`](Self::dumped).
-    fn precopied(&self, faults: &str) -> Result<Child> {
+    fn precopied(&self, faults: &str) -> Result<Started> {
         let log = std::fs::File::create(self.lab.path("dump.log"))?;
         let mut command = self.lab.gpucr();
         command
@@ -121,7 +121,7 @@ impl Paced {
             .stdout(std::fs::File::create(self.lab.path("report"))?)
             .stderr(log.try_clone()?)
             .stdin(Stdio::null());
-        let child = command.spawn()?;
+        let child = Started::spawn(&mut command)?;
         let deadline = Instant::now() + Duration::from_secs(60);
         let said = || std::fs::read_to_string(self.lab.path("dump.log")).unwrap_or_default();
         while !said().contains("phase=\"gate\"") {
@@ -132,7 +132,7 @@ impl Paced {
     }
 
     /// Lets a dump go on that is held up, waits for its end and gives its report.
-    fn dumped(&self, mut dump: Child) -> Result<serde_json::Value> {
+    fn dumped(&self, mut dump: Started) -> Result<serde_json::Value> {
         std::fs::write(self.lab.path("go"), "")?;
         let status = dump.wait()?;
         let said = std::fs::read_to_string(self.lab.path("dump.log"))?;

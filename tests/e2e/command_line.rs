@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, binary, finish, refused, show};
+use gpucr_tests::{Lab, Started, binary, finish, refused, show};
 use gpucr_wire::{
     Connection, GateState, Hello, Reply, Request, agent_socket, own_pid_namespace, pid_namespace,
 };
@@ -181,7 +181,7 @@ fn a_restore_passes_on_signals_and_the_exit_status() -> Result<()> {
     lab.dump(&program, &image, &[])?;
     let pid = program.pid;
     program.wait()?;
-    let mut restore = lab.gpucr().args(["restore", "image"]).spawn()?;
+    let mut restore = Started::spawn(lab.gpucr().args(["restore", "image"]))?;
     let appeared = || Path::new(&format!("/proc/{pid}")).exists();
     while !appeared() {
         std::thread::sleep(std::time::Duration::from_millis(5));
@@ -274,8 +274,8 @@ fn an_agent_obeys_no_other_user() -> Result<()> {
         // SAFETY: the raw system call changes the user of this thread only.
         let changed = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
         ensure!(changed == 0, "setresuid");
-        let mut connection = Connection::connect(&name)?;
-        connection.set_read_timeout(Some(std::time::Duration::from_secs(10)))?;
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let mut connection = Connection::connect(&name, Some(deadline), None)?;
         let asked = connection.send(&Request::Hello { protocol: gpucr_wire::PROTOCOL_VERSION });
         Ok(asked.and_then(|()| connection.receive::<Reply>()).ok())
     });

@@ -5,11 +5,11 @@
 //! in memory. gpucr sees in its code that it follows such pointers, so its launches wait for
 //! everything. Where gpucr is kept from looking at the code (`skip:habits`) they do not wait.
 
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, Program, SmallDisk, finish, show, undisturbed, until};
+use gpucr_tests::{Lab, Pace, Program, SmallDisk, Started, finish, show, undisturbed, until};
 use serde_json::Value;
 
 /// Eight pools of two chunks.
@@ -178,7 +178,7 @@ fn what_was_learnt_counts_for_later_dumps() -> Result<()> {
         .stdin(Stdio::null())
         .stdout(std::fs::File::create(&reports)?)
         .stderr(std::fs::File::create(lab.path("said"))?);
-    let mut gpucr = Running(gpucr.spawn()?);
+    let mut gpucr = Started::spawn(&mut gpucr)?;
     let deadline = Instant::now() + Duration::from_secs(90);
     let said = || -> Result<Vec<Value>> {
         let text = std::fs::read_to_string(&reports)?;
@@ -186,7 +186,7 @@ fn what_was_learnt_counts_for_later_dumps() -> Result<()> {
         Ok(complete.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
     };
     while said()?.len() < 2 {
-        let status = gpucr.0.try_wait()?;
+        let status = gpucr.try_wait()?;
         let problem = std::fs::read_to_string(lab.path("said"))?;
         ensure!(status.is_none() && Instant::now() < deadline, "{status:?}: {problem}");
         std::thread::sleep(Duration::from_millis(20));
@@ -198,18 +198,8 @@ fn what_was_learnt_counts_for_later_dumps() -> Result<()> {
     Ok(())
 }
 
-/// Ended with the test.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Starts a dump and waits until the program waits for it.
-fn waiting(lab: &Lab, program: &Program) -> Result<Running> {
+fn waiting(lab: &Lab, program: &Program) -> Result<Started> {
     let log = std::fs::File::create(lab.path("dump.log"))?;
     let mut command = command(lab, program, "");
     command
@@ -217,7 +207,7 @@ fn waiting(lab: &Lab, program: &Program) -> Result<Running> {
         .env("NO_COLOR", "1")
         .stdout(log.try_clone()?)
         .stderr(log);
-    let running = Running(command.spawn()?);
+    let running = Started::spawn(&mut command)?;
     let said = || std::fs::read_to_string(lab.path("dump.log")).unwrap_or_default();
     until("the program goes on", || said().contains("phase=\"store\"")).with_context(said)?;
     // A step takes 20 ms, and the first launch after the gate waits for seconds.
@@ -257,6 +247,37 @@ fn a_full_disk_lets_everybody_go() -> Result<()> {
     Ok(())
 }
 
+/// As if the disk had hung: whatever gpucr does there comes to no end for as long as the test wants.
+#[test]
+fn nobody_waits_for_a_disk_that_hangs() -> Result<()> {
+    let lab = Lab::new();
+    let pace = Pace::new()?;
+    let mut program = started(&lab, &pace)?;
+    let (go, log) = (lab.path("go"), lab.path("dump.log"));
+    let mut command = command(&lab, &program, "hold:beside,hold:store");
+    command.env("GPUCR_FAULT_FILE", &go).env("GPUCR_LOG", "gpucr_core=debug").env("NO_COLOR", "1");
+    command.stdout(Stdio::null()).stderr(std::fs::File::create(&log)?);
+    let mut gpucr = Started::spawn(&mut command)?;
+    let said = || std::fs::read_to_string(&log).unwrap_or_default();
+    until("the program goes on", || said().contains("phase=\"store\"")).with_context(said)?;
+    let since = Instant::now();
+    // A step takes 20 ms, and the first launch after the gate waits for everything.
+    std::thread::sleep(Duration::from_millis(300));
+    program.wait_for_progress()?;
+    ensure!(since.elapsed() > Duration::from_secs(5), "it has not waited");
+    ensure!(gpucr.try_wait()?.is_none(), "{}", said());
+    std::fs::write(&go, "")?;
+    let status = gpucr.wait()?;
+    let said = said();
+    ensure!(status.code() == Some(1) && said.contains("nothing of its memory"), "{status}: {said}");
+    ensure!(said.contains("no image"), "{said}");
+    lab.holds_only(&["log", "dump.log", "dump.json", "go"])?;
+    pace.allow(1)?;
+    program.result()?;
+    ensure!(program.series() == expected()?, "{:#?}", program.series());
+    Ok(())
+}
+
 #[test]
 fn whoever_waits_goes_on_when_gpucr_dies() -> Result<()> {
     use rustix::process::{Pid, Signal, kill_process};
@@ -267,8 +288,8 @@ fn whoever_waits_goes_on_when_gpucr_dies() -> Result<()> {
         let mut program = started(&lab, &pace)?;
         let mut gpucr = waiting(&lab, &program)?;
         let before = program.output();
-        kill_process(Pid::from_child(&gpucr.0), signal)?;
-        let status = gpucr.0.wait()?;
+        kill_process(Pid::from_child(&gpucr), signal)?;
+        let status = gpucr.wait()?;
         ensure!(!status.success(), "{signal:?}: {status}");
         program.wait_for_progress()?;
         ensure!(!before.contains("result"), "{signal:?}: it had ended before");

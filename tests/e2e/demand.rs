@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Dumped, Lab, exists, finish, refused, show, until};
+use gpucr_tests::{Dumped, Lab, Started, exists, finish, refused, show, until};
 use serde_json::Value;
 
 const ON_DEMAND: [&str; 3] = ["restore", "--on-demand", "--json"];
@@ -126,7 +126,7 @@ fn a_signal_is_the_programs() -> Result<()> {
     let mut command = lab.gpucr();
     command.args(ON_DEMAND).args(["--ready-file", "ready", "image"]).envs([ONLY_WANTED]);
     command.env("GPUCR_FAULT", "hold:stream").env("GPUCR_FAULT_FILE", lab.path("go on"));
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let child = Started::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))?;
     until("it goes on", || lab.path("ready").exists())?;
     let before = program.output();
     std::thread::sleep(Duration::from_millis(100));

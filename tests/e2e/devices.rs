@@ -3,7 +3,7 @@
 use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, Program, finish, refused, show, undisturbed};
+use gpucr_tests::{Lab, Pace, Program, Started, finish, refused, show, undisturbed};
 use serde_json::Value;
 
 const ARGS: [&str; 2] = ["--steps", "60"];
@@ -47,6 +47,11 @@ fn devices(lab: &Lab, image: &str) -> Result<Vec<String>> {
     uuids.map(|device| Ok(device["uuid"].as_str().context("a UUID")?[30..].to_owned())).collect()
 }
 
+/// A word of what a report says of the only device that was moved.
+fn text<'a>(report: &'a Value, side: &str, of: &str) -> &'a str {
+    report["moved"][0][side][of].as_str().unwrap_or_default()
+}
+
 #[test]
 fn a_program_moves_and_is_dumped_there() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS)?;
@@ -65,7 +70,7 @@ fn a_program_moves_and_is_dumped_there() -> Result<()> {
         }
         let before = program.output().len();
         pace.allow(5)?;
-        let mut restored = command.spawn()?;
+        let mut restored = Started::spawn(&mut command)?;
         while program.output().len() == before {
             ensure!(restored.try_wait()?.is_none_or(|status| status.success()), "it ended");
             std::thread::sleep(std::time::Duration::from_millis(5));
@@ -75,10 +80,26 @@ fn a_program_moves_and_is_dumped_there() -> Result<()> {
         restored.wait()?;
         ensure!(devices(&lab, &image)? == ["01"], "{:?}", devices(&lab, &image)?);
     }
-    // From there back to the first one.
-    pace.allow_all()?;
-    let output = gpucr(&lab, &["restore", "--device-map", "0=0", "moved-1"])?;
+    // Back to the first one, and who has to know is told.
+    let old = format!("{uuid} (0000:02:00.0)");
+    let new = format!("{}0 (0000:01:00.0)", &uuid[..uuid.len() - 1]);
+    lab.rewind(&program, &lab.path("moved-1"))?;
+    let back = ["restore", "--detach", "--json", "--device-map", "0=0", "moved-1"];
+    let output = gpucr(&lab, &back)?;
     ensure!(output.status.success(), "{}", show(&output));
+    let said = String::from_utf8_lossy(&output.stderr);
+    let moved = format!("has moved from the softcuda {old} to {new}.");
+    ensure!(said.contains(&moved) && said.contains("old PCI bus id"), "{said}");
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    let side =
+        |side: &str| format!("{} ({})", text(&report, side, "uuid"), text(&report, side, "bus_id"));
+    ensure!(side("old") == old && side("new") == new, "{report}");
+    dump(&lab, program.pid, "back")?;
+    // Where it stays on its device there is nothing to say.
+    pace.allow_all()?;
+    let output = gpucr(&lab, &["restore", "--device-map", "0=0", "back"])?;
+    ensure!(output.status.success(), "{}", show(&output));
+    ensure!(!String::from_utf8_lossy(&output.stderr).contains("moved"), "{}", show(&output));
     ensure!(program.series() == expected, "differs:\n{}", program.output());
     Ok(())
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{
-    Dumped, Lab, Program, SmallDisk, exists, finish, refused, show, undisturbed, until,
+    Dumped, HeldDump, Lab, Program, SmallDisk, Started, exists, finish, refused, show, undisturbed,
+    until,
 };
 
 /// The phases of a dump, in order.
@@ -39,14 +40,14 @@ fn dump_with(lab: &Lab, program: &Program, environment: &[(&str, &str)]) -> Resu
 }
 
 /// Starts a dump that pauses for two seconds in a phase; what it says goes to `dump.err`.
-fn dump_pausing_in(lab: &Lab, program: &Program, phase: &str) -> Result<std::process::Child> {
+fn dump_pausing_in(lab: &Lab, program: &Program, phase: &str) -> Result<Started> {
     let mut command = lab.gpucr();
     command
         .args(["dump", "--pid", &program.pid.to_string(), "-o", "image"])
         .env("GPUCR_FAULT", format!("pause:{phase}"))
         .stdout(std::process::Stdio::null())
         .stderr(std::fs::File::create(lab.path("dump.err"))?);
-    Ok(command.spawn()?)
+    Ok(Started::spawn(&mut command)?)
 }
 
 /// The program goes on after a dump that failed, ends as if nothing had been, and can be dumped
@@ -179,9 +180,15 @@ fn a_full_disk_rolls_the_dump_back() -> Result<()> {
 fn without_room_for_a_second_context_memory_is_copied_from_inside() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS[..2])?;
     for fault in ["cuCtxCreate_v2:1:2", "cuCtxCreate_v2:1:46", "cuMemHostRegister_v2:1:2"] {
-        is_copied("inside", fault, &expected)?;
+        is_copied("sgd", "inside", fault, &expected)?;
     }
     Ok(())
+}
+
+/// In parts, each to and from its own place.
+#[test]
+fn memory_larger_than_what_it_passes_through_is_copied_from_inside() -> Result<()> {
+    is_copied("one-block", "inside", "cuCtxCreate_v2:1:2", &undisturbed("one-block", &ARGS[..2])?)
 }
 
 /// Then it allocates what it pins.
@@ -189,15 +196,15 @@ fn without_room_for_a_second_context_memory_is_copied_from_inside() -> Result<()
 fn a_driver_need_not_pin_what_it_has_not_allocated() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS[..2])?;
     for fault in ["cuMemHostRegister_v2:1:801", "cuMemHostRegister_v2:2:1"] {
-        is_copied("outside", fault, &expected)?;
+        is_copied("sgd", "outside", fault, &expected)?;
     }
     Ok(())
 }
 
 /// Dumps and restores with a fault of gpucr's own driver. The dump says that it copied this way.
-fn is_copied(way: &str, fault: &str, expected: &[String]) -> Result<()> {
+fn is_copied(name: &str, way: &str, fault: &str, expected: &[String]) -> Result<()> {
     let lab = Lab::new();
-    let program = lab.at_work("sgd", &ARGS)?;
+    let program = lab.at_work(name, &ARGS)?;
     let image = lab.path("image");
     let mut command = lab.gpucr();
     command.args(["dump", "--json", "--pid", &program.pid.to_string(), "-o", "image"]);
@@ -230,6 +237,45 @@ fn a_device_that_is_too_small_is_one_clear_error() -> Result<()> {
     let mut program = lab.restore_with(&image, program, &[("SOFTCUDA_FAULT", "")])?;
     program.result()?;
     ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+/// gpucr is dead, and the driver refuses more than one way back.
+#[test]
+fn the_keeper_does_not_give_up() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let lab = Lab::new();
+    let mut program = lab.at_work("sgd", &ARGS)?;
+    let refusals: Vec<String> =
+        (1..=5).map(|call| format!("cuCheckpointProcessRestore:{call}:2")).collect();
+    let (kill, refusals) = (("GPUCR_FAULT", "kill:criu"), refusals.join(","));
+    let output = dump_with(&lab, &program, &[kill, ("SOFTCUDA_FAULT", &refusals)])?;
+    ensure!(!output.status.success(), "{}", show(&output));
+    program.result()?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+/// A refusal that passes, of gpucr's own driver or of the program's: the way back is tried once more.
+#[test]
+fn a_resume_that_fails_once_is_done_again() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let of_gpucr = ["cuCheckpointProcessRestore:1:2", "cuCheckpointProcessUnlock:1:999"];
+    let of_program = ["cuMemImportFromShareableHandle:1:2"];
+    let faults = of_gpucr.map(|fault| (fault, "")).into_iter();
+    for (own, programs) in faults.chain(of_program.map(|fault| ("", fault))) {
+        let lab = Lab::new();
+        let mut program = lab.start_with("sgd", &ARGS, &[("SOFTCUDA_FAULT", programs)])?;
+        program.wait_for("step ")?;
+        let mut dump = lab.gpucr();
+        dump.args(["dump", "--leave-running", "--json", "-o", "image"]);
+        dump.args(["--pid", &program.pid.to_string()]).env("SOFTCUDA_FAULT", own);
+        let output = finish(&mut dump)?;
+        let way = || format!("{own}{programs}: {}", show(&output));
+        ensure!(output.status.success(), "{}", way());
+        program.result().with_context(way)?;
+        ensure!(program.series() == expected, "{}: differs:\n{}", way(), program.output());
+    }
     Ok(())
 }
 
@@ -270,12 +316,26 @@ fn a_kernel_that_runs_too_long_makes_the_gate_give_up() -> Result<()> {
     let mut uninterrupted = plain.start("stencil", &args)?;
     uninterrupted.result()?;
     let lab = Lab::new();
-    let mut program = lab.start("stencil", &args)?;
+    let slow: Vec<String> = (3..7).map(|kernel| format!("kernel:{kernel}:slow=2000")).collect();
+    let slow = [("SOFTCUDA_FAULT", slow.join(","))];
+    let slow = slow.each_ref().map(|(name, value)| (*name, value.as_str()));
+    let mut program = lab.start_with("stencil", &args, &slow)?;
     program.wait_for("step ")?;
-    let mut command = lab.gpucr();
-    command.args(["dump", "--timeout", "1ms", "--pid", &program.pid.to_string(), "-o", "image"]);
-    let output = finish(&mut command)?;
-    // Each step computes for hundreds of milliseconds.
+    let pid = program.pid.to_string();
+    // A dump may come just between two kernels.
+    let mut output = None;
+    for number in 0..8 {
+        let image = format!("image-{number}");
+        let mut command = lab.gpucr();
+        command.args(["dump", "--leave-running", "--timeout", "1ms", "--pid", &pid, "-o", &image]);
+        let ended = finish(&mut command)?;
+        if !ended.status.success() {
+            output = Some(ended);
+            break;
+        }
+        std::fs::remove_dir_all(lab.path(&image))?;
+    }
+    let output = output.context("no dump has met a kernel")?;
     ensure!(output.status.code() == Some(1), "{}", show(&output));
     ensure!(String::from_utf8_lossy(&output.stderr).contains("rolled back"), "{}", show(&output));
     lab.holds_only(&["log"])?;
@@ -284,19 +344,46 @@ fn a_kernel_that_runs_too_long_makes_the_gate_give_up() -> Result<()> {
     Ok(())
 }
 
+/// One kernel never ends, and the program waits for it within a call.
+#[test]
+fn a_kernel_that_does_not_end_in_time_is_named_with_its_process() -> Result<()> {
+    let lab = Lab::new();
+    let hang = [("SOFTCUDA_FAULT", "kernel:3:hang")];
+    let mut program = lab.start_with("stencil", &["--steps", "20"], &hang)?;
+    program.wait_for("step ")?;
+    let pid = program.pid.to_string();
+    let arguments = ["dump", "--leave-running", "--timeout", "300ms", "--pid", &pid, "-o", "image"];
+    let output = loop {
+        let output = lab.run(arguments)?;
+        if !output.status.success() {
+            break output;
+        }
+        // The program had not come to it yet.
+        std::fs::remove_dir_all(lab.path("image"))?;
+    };
+    let said = show(&output);
+    ensure!(output.status.code() == Some(1) && said.contains("rolled back"), "{said}");
+    ensure!(said.contains(&format!("process {pid}: ")), "{said}");
+    ensure!(said.contains("`heat_step`"), "{said}");
+    program.kill();
+    Ok(())
+}
+
 #[test]
 fn an_interrupted_dump_rolls_back() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
     let program = lab.at_work("sgd", &ARGS)?;
-    let mut dump = dump_pausing_in(&lab, &program, "detach")?;
-    std::thread::sleep(Duration::from_millis(700));
+    let dump = HeldDump::start(&lab, &program, &[], "hold:detach")?;
     // SAFETY: the child has not been waited for.
-    unsafe { libc::kill(dump.id() as i32, libc::SIGINT) };
-    let status = dump.wait()?;
-    let message = std::fs::read_to_string(lab.path("dump.err"))?;
-    std::fs::remove_file(lab.path("dump.err"))?;
-    ensure!(status.code() == Some(1) && message.contains("rolled back"), "{status} {message}");
+    unsafe { libc::kill(dump.pid() as i32, libc::SIGINT) };
+    let message = dump.fails()?;
+    // If that takes long, gpucr does not wait for it.
+    let settled = ["rolled back", "The keeper settles the rest"];
+    ensure!(settled.iter().any(|words| message.contains(words)), "{message}");
+    for file in ["dump.log", "dump.json", "go"] {
+        std::fs::remove_file(lab.path(file))?;
+    }
     goes_on(&lab, program, &expected)
 }
 
@@ -375,13 +462,13 @@ fn has_ended(pid: u32) -> bool {
 }
 
 /// A restore in the background that waits in a phase until there is a file `go on`.
-fn held_restore(lab: &Lab, args: &[&str], phase: &str) -> Result<std::process::Child> {
+fn held_restore(lab: &Lab, args: &[&str], phase: &str) -> Result<Started> {
     let mut command = lab.gpucr();
     command.arg("restore").args(args).arg("image").env("GPUCR_LOG", "debug");
     command.env("GPUCR_FAULT", format!("hold:{phase}"));
     command.env("GPUCR_FAULT_FILE", lab.path("go on"));
     command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-    let mut child = command.spawn()?;
+    let mut child = Started::spawn(&mut command)?;
     let mut log = std::io::BufReader::new(child.stderr.take().context("piped")?);
     let mut line = String::new();
     let entered = format!("begins phase=\"{phase}\"");
@@ -394,12 +481,12 @@ fn held_restore(lab: &Lab, args: &[&str], phase: &str) -> Result<std::process::C
 }
 
 /// A process that has this pid, which nobody has.
-fn process_with_pid(pid: u32) -> Result<std::process::Child> {
+fn process_with_pid(pid: u32) -> Result<Started> {
     const LAST: &str = "/proc/sys/kernel/ns_last_pid";
     for _ in 0..1000 {
         let last = std::fs::read_to_string(LAST)?;
         std::fs::write(LAST, (pid - 1).to_string())?;
-        let mut child = std::process::Command::new("sleep").arg("1000").spawn()?;
+        let mut child = Started::spawn(std::process::Command::new("sleep").arg("1000"))?;
         // The next pids would be those of the program's threads.
         std::fs::write(LAST, last.trim())?;
         if child.id() == pid {
@@ -460,7 +547,7 @@ fn a_second_dump_beside_a_first_is_refused() -> Result<()> {
         .args(["dump", "-R", "--pid", &program.pid.to_string(), "-o", "image"])
         .env("GPUCR_FAULT", "pause:criu")
         .stdout(std::process::Stdio::null());
-    let mut first = first.spawn()?;
+    let mut first = Started::spawn(&mut first)?;
     std::thread::sleep(Duration::from_millis(700));
     let mut second = lab.gpucr();
     let second = finish(second.args(["dump", "--pid", &program.pid.to_string(), "-o", "other"]))?;

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, Program, exists, finish, refused, show, undisturbed, until};
+use gpucr_tests::{Lab, Pace, Program, Started, exists, finish, refused, show, undisturbed, until};
 
 const ARGS: [&str; 2] = ["--steps", "200"];
 
@@ -69,7 +69,7 @@ fn an_interrupt_ends_the_command_too() -> Result<()> {
     let (_, _program) = dumped(&lab)?;
     let mut command = lab.gpucr();
     command.args(["restore", "--exec-before-resume", "echo $$ > hook; sleep 1000", "image"]);
-    let mut child = command.spawn()?;
+    let mut child = Started::spawn(&mut command)?;
     let said = || std::fs::read_to_string(lab.path("hook")).unwrap_or_default();
     until("the hook starts", || said().ends_with('\n'))?;
     let shell: u32 = said().trim().parse()?;

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, finish, refused, show};
+use gpucr_core::image::ImageReader;
+use gpucr_core::store::Encoding;
+use gpucr_tests::{Lab, Program, Started, exists, finish, refused, show};
 use serde_json::Value;
 
 /// A program on the software driver, and its image; the program runs on.
@@ -194,6 +196,35 @@ fn a_damaged_image_is_neither_restored_nor_exported() -> Result<()> {
     Ok(())
 }
 
+/// What is stored as it was goes to the device unread, and it is the device that looks whether it is right.
+#[test]
+fn one_wrong_bit_of_device_memory_is_refused_by_every_restore() -> Result<()> {
+    let lab = Lab::new();
+    let mut program = lab.at_work("halves", &["--steps", "60"])?;
+    let image = lab.path("image");
+    lab.dump(&program, &image, &["--compress", "none"])?;
+    program.wait()?;
+    let reader = ImageReader::open(&image)?;
+    let processes = reader.manifest().processes.iter();
+    let blocks =
+        processes.filter_map(|process| process.cuda.as_ref()).flat_map(|cuda| &cuda.blocks);
+    let entries = blocks.flat_map(|block| &block.chunks).filter_map(|id| reader.chunks().entry(id));
+    let entry =
+        entries.filter(|entry| entry.encoding == Encoding::Raw).last().context("a raw chunk")?;
+    flip(&reader.chunks().pack_path(entry), entry.offset + u64::from(entry.stored_len) / 2)?;
+    for args in [
+        &["restore", "image"][..],
+        &["restore", "--on-demand", "image"],
+        &["restore", "--share", "image"],
+        &["warm", "image"],
+    ] {
+        let output = lab.run(args)?;
+        refused(&output, 1, &["damaged"]).with_context(|| args.join(" "))?;
+        ensure!(!exists(program.pid), "{args:?}: it is still there");
+    }
+    Ok(())
+}
+
 #[test]
 fn diff_tells_what_changed() -> Result<()> {
     let lab = Lab::new();
@@ -263,7 +294,8 @@ fn an_image_travels_through_a_pipe() -> Result<()> {
     let (_program, _) = dumped(&lab)?;
     let id = json(lab.run(["inspect", "--json", "image"])?)?["id"].clone();
     let mut export = lab.gpucr();
-    let mut export = export.args(["export", "image", "-"]).stdout(Stdio::piped()).spawn()?;
+    export.args(["export", "image", "-"]).stdout(Stdio::piped());
+    let mut export = Started::spawn(&mut export)?;
     let mut import = lab.gpucr();
     import.args(["import", "--json", "-", "-o", "copy"]);
     import.stdin(export.stdout.take().context("a pipe")?);

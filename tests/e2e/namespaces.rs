@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Piped, binary, finish, show, until};
+use gpucr_tests::{Lab, Piped, Started, binary, finish, refused, show, until};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -93,6 +93,51 @@ fn a_program_in_the_background_is_known_by_its_pid_outside() -> Result<()> {
     until("it ends", || inner_pid(outer[1]).is_none())
 }
 
+/// By the pid that it has outside, to a place that is named from the directory of the command.
+#[test]
+fn an_instance_is_dumped_from_outside() -> Result<()> {
+    let lab = Lab::new();
+    let piped = Piped::in_the_middle(&lab, "sgd", &ARGS)?;
+    // To a pipe: CRIU does not save files that were opened in another mount namespace.
+    let mut first = lab.gpucr();
+    first.args(["restore", "--new-pids", "image"]).stdout(Stdio::piped());
+    let mut first = Started::spawn(&mut first)?;
+    let (mut from, mut to) =
+        (first.stdout.take().context("piped")?, File::create(lab.path("out"))?);
+    let reader = std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+    piped.pace.allow(20)?;
+    until("it goes on", || !lines(&lab.path("out")).is_empty())?;
+    let outer = children(children(first.id())?[0])?[0];
+    ensure!(inner_pid(outer) == Some(piped.pid) && outer != piped.pid);
+    let dump = |args: &[&str], image: &str| -> Result<()> {
+        let mut command = lab.gpucr();
+        command.args(["dump", "--json", "--pid", &outer.to_string(), "-o", image]).args(args);
+        let output = finish(&mut command)?;
+        ensure!(output.status.success(), "{}", show(&output));
+        let report: Value = serde_json::from_slice(&output.stdout)?;
+        ensure!(report["pid"] == outer && lab.path(image).join("manifest").is_file(), "{report}");
+        Ok(())
+    };
+    dump(&["--leave-running"], "running")?;
+    // What fails is told as it would be without a namespace.
+    let output = lab.run(["dump", "--pid", &outer.to_string(), "-o", "running"])?;
+    refused(&output, 1, &["not empty", "Nothing was changed"])?;
+    piped.pace.allow(20)?;
+    let before = lines(&lab.path("out")).len();
+    until("it runs on", || lines(&lab.path("out")).len() > before)?;
+    dump(&[], "ended")?;
+    ensure!(first.wait()?.code() == Some(128 + libc::SIGKILL));
+    reader.join().map_err(|_| anyhow::anyhow!("it has panicked"))??;
+    std::fs::rename(lab.path("image"), lab.path("original"))?;
+    std::fs::rename(lab.path("ended"), lab.path("image"))?;
+    let mut second = piped.restore(&lab, &[], "rest")?;
+    piped.pace.allow_all()?;
+    ensure!(second.wait()?.success());
+    let all = [std::fs::read(lab.path("out"))?, std::fs::read(lab.path("rest"))?].concat();
+    std::fs::write(lab.path("all"), all)?;
+    piped.came_out_right(&lab, "all")
+}
+
 fn kill(pid: u32, signal: Signal) -> Result<()> {
     let pid = rustix::process::Pid::from_raw(pid as i32).context("a pid")?;
     Ok(rustix::process::kill_process(pid, signal)?)
@@ -164,7 +209,7 @@ fn nothing_is_left_of_a_restore_that_fails() -> Result<()> {
         let log = lab.path(format!("log-{phase}"));
         command.env("GPUCR_FAULT", format!("hold:{phase}")).env("GPUCR_LOG", "debug");
         command.env("GPUCR_FAULT_FILE", lab.path("never")).stderr(File::create(&log)?);
-        let child = command.stdout(Stdio::null()).spawn()?;
+        let child = Started::spawn(command.stdout(Stdio::null()))?;
         let begun = format!("begins phase=\"{phase}\"");
         until("the phase begins", || lines(&log).iter().any(|line| line.contains(&begun)))?;
         let first = children(child.id())?;
@@ -189,7 +234,7 @@ fn the_namespace_ends_with_the_command_before_the_program_runs() -> Result<()> {
     let mut command = lab.gpucr();
     command.args(["restore", "--new-pids", "image"]);
     command.env("GPUCR_FAULT", "hold:driver").env("GPUCR_FAULT_FILE", lab.path("never"));
-    let mut child = command.spawn()?;
+    let mut child = Started::spawn(&mut command)?;
     let at_work = || processes(&lab).iter().any(|line| line.contains("workload"));
     until("the processes are there", at_work)?;
     child.kill()?;

@@ -1,10 +1,11 @@
 //! Restores that share device memory: each instance comes out as if it were alone, whatever it writes.
 
-use std::process::{Child, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Dumped, Lab, Piped, exists, finish, show, until};
+use gpucr_tests::{Dumped, Lab, Piped, Started, exists, finish, show, until};
 use serde_json::Value;
 
 const SHARE: [&str; 2] = ["--share", "--json"];
@@ -14,7 +15,7 @@ const PHASES: [&str; 7] = ["preflight", "load", "extract", "criu", "driver", "at
 const AT_WORK: [&str; 4] = ["--steps", "200", "--step-delay-ms", "10"];
 
 /// The report of a restore that has ended well.
-fn report(child: Child) -> Result<Value> {
+fn report(child: Started) -> Result<Value> {
     let output = child.wait_with_output()?;
     ensure!(output.status.success(), "{}", show(&output));
     let report: Value = serde_json::from_slice(&output.stdout)?;
@@ -22,10 +23,23 @@ fn report(child: Child) -> Result<Value> {
     Ok(report)
 }
 
-fn begin(lab: &Lab, args: &[&str], environment: &[(&str, &str)]) -> Result<Child> {
+fn begin(lab: &Lab, args: &[&str], environment: &[(&str, &str)]) -> Result<Started> {
     let mut command = lab.gpucr();
     command.arg("restore").args(SHARE).args(args).arg("image").envs(environment.iter().copied());
-    Ok(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?)
+    Ok(Started::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))?)
+}
+
+/// Where it is written down that an instance of an image has written what it shared.
+fn note(report: &Value) -> Result<PathBuf> {
+    Ok(Path::new("/run/gpucr/unshared").join(report["id"].as_str().context("an identity")?))
+}
+
+/// Lets the image be shared again.
+fn forget(report: &Value) -> Result<()> {
+    let fallen_back = !report["shared"]["fallen_back"].is_null();
+    let note = note(report)?;
+    ensure!(note.exists() == fallen_back, "{report}");
+    if fallen_back { Ok(std::fs::remove_file(note)?) } else { Ok(()) }
 }
 
 /// Workloads that write through pointers which lie in memory, when nobody has seen what they launch.
@@ -39,6 +53,7 @@ fn shared(name: &str) -> Result<()> {
         let report = report(begin(&lab, args, &[])?)?;
         let fallen_back = !report["shared"]["fallen_back"].is_null();
         ensure!(!fallen_back || MAY_FALL_BACK.contains(&name), "{name}: {report}");
+        forget(&report)?;
         dumped.came_out_right(&lab)?;
     }
     Ok(())
@@ -52,7 +67,7 @@ fn no_adversary_comes_out_wrong() -> Result<()> {
         let lab = Lab::new();
         let dumped = Dumped::in_the_middle(&lab, name, &["--steps", "20"])?;
         for args in [&[][..], &["--new-pids"]] {
-            report(begin(&lab, args, &[])?)?;
+            forget(&report(begin(&lab, args, &[])?)?)?;
             dumped.came_out_right(&lab).with_context(|| format!("{name} {args:?}"))?;
         }
     }
@@ -63,7 +78,7 @@ fn no_adversary_comes_out_wrong() -> Result<()> {
 struct Instances {
     lab: Lab,
     piped: Piped,
-    running: Vec<Child>,
+    running: Vec<Started>,
 }
 
 impl Instances {
@@ -114,15 +129,6 @@ impl Instances {
     }
 }
 
-impl Drop for Instances {
-    fn drop(&mut self) {
-        for child in &mut self.running {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
 /// Most of this workload's memory is never written, and some of it only later.
 #[test]
 fn instances_share_what_none_of_them_writes() -> Result<()> {
@@ -163,7 +169,7 @@ fn memory_lives_as_long_as_an_instance() -> Result<()> {
 }
 
 /// The process that holds the memory: the first instance's command has started it.
-fn holder_of(command: &Child) -> Result<u32> {
+fn holder_of(command: &Started) -> Result<u32> {
     let pid = command.id();
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
     let is_holder = |pid: &u32| {
@@ -182,8 +188,41 @@ fn a_write_that_nobody_foresaw_is_noticed_and_the_full_restore_follows() -> Resu
         instances.add()?;
     }
     instances.end()?;
-    for number in 0..2 {
-        ensure!(instances.event(number, "again")?.is_some(), "instance {number} goes on");
+    ensure!(instances.event(0, "again")?.is_some(), "the first has written and shares still");
+    // The second does so too, unless the first had written before the second was there: then it knows from the note.
+    let knew = instances.shared(1)?["bytes"] == 0;
+    ensure!(knew || instances.event(1, "again")?.is_some(), "the second shares still");
+    let said = instances.event(0, "restored")?.context("it was restored")?;
+    Ok(std::fs::remove_file(note(&said)?)?)
+}
+
+/// The next instance goes on without another try, until somebody removes what says so.
+#[test]
+fn an_image_whose_memory_was_written_is_shared_no_more() -> Result<()> {
+    let lab = Lab::new();
+    let piped = Piped::in_the_middle(&lab, "stamp", &AT_WORK)?;
+    piped.pace.allow_all()?;
+    // Whether it was restored again, and what the last restore says.
+    let run = |args: &[&str]| -> Result<(bool, Value)> {
+        let mut command = lab.gpucr();
+        command.args(["restore", "--share", "--events", "events"]).args(args).arg("image");
+        command.stdout(std::fs::File::create(lab.path("out"))?);
+        ensure!(command.status()?.success(), "{args:?}");
+        piped.came_out_right(&lab, "out")?;
+        let lines = std::fs::read_to_string(lab.path("events"))?;
+        std::fs::remove_file(lab.path("events"))?;
+        let lines = lines.lines().map(serde_json::from_str::<Value>);
+        let mut lines: Vec<Value> = lines.collect::<Result<_, _>>()?;
+        let again = lines.iter().any(|line| line["event"] == "again");
+        lines.retain(|line| line["event"] == "restored");
+        Ok((again, lines.pop().context("it was restored")?))
+    };
+    for args in [&[][..], &["--new-pids"]] {
+        let (again, first) = run(args)?;
+        ensure!(again && note(&first)?.exists(), "{args:?}: {first}");
+        let (again, second) = run(args)?;
+        ensure!(!again && second["shared"]["bytes"] == 0, "{args:?}: {second}");
+        std::fs::remove_file(note(&first)?)?;
     }
     Ok(())
 }
@@ -259,10 +298,15 @@ fn nor_does_it_in_a_pid_namespace() -> Result<()> {
     child.kill()?;
     child.wait()?;
     until("it ends", || !exists(pid))?;
-    // By itself, with the error, or restored again before the command was killed.
-    let output = dumped.program.output();
-    ensure!(output.contains("error: ") || output.contains("result "), "{output}");
-    Ok(())
+    // By itself, with the error; restored again before the command was killed; or ended, to be restored by a command
+    // that was killed just then. Whatever it has printed is right, and the image as it was.
+    let printed = dumped.program.series();
+    ensure!(dumped.expected.starts_with(&printed), "{}", dumped.program.output());
+    lab.rewind(&dumped.program, &lab.path("image"))?;
+    let report = report(begin(&lab, &[], &[])?)?;
+    // Either of the two may have written it.
+    let _ = std::fs::remove_file(note(&report)?);
+    dumped.came_out_right(&lab)
 }
 
 /// The device has no room for copies: a dump fails, and what writes leads to the full restore.
@@ -279,5 +323,6 @@ fn without_room_for_copies_a_dump_fails_and_a_write_is_noticed() -> Result<()> {
     ensure!(!output.status.success(), "{}", show(&output));
     let report = report(child)?;
     ensure!(!report["shared"]["fallen_back"].is_null(), "{report}");
+    forget(&report)?;
     dumped.came_out_right(&lab)
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, finish, show, undisturbed, until};
+use gpucr_tests::{Lab, Program, Started, finish, show, undisturbed, until};
 use serde_json::Value;
 
 const ARGS: [&str; 4] = ["--steps", "80", "--step-delay-ms", "20"];
@@ -124,7 +124,7 @@ fn a_store_on_a_read_only_mount_is_restored() -> Result<()> {
 }
 
 /// A dump that pauses in a phase; its report or error goes to files.
-fn pausing(lab: &Lab, program: &Program, phase: &str, name: &str) -> Result<std::process::Child> {
+fn pausing(lab: &Lab, program: &Program, phase: &str, name: &str) -> Result<Started> {
     let mut command = lab.gpucr();
     command
         .args(["dump", "--json", "--pid", &program.pid.to_string(), "--store", "store"])
@@ -132,7 +132,7 @@ fn pausing(lab: &Lab, program: &Program, phase: &str, name: &str) -> Result<std:
         .env("GPUCR_FAULT", format!("pause:{phase}"))
         .stdout(std::fs::File::create(lab.path(format!("{name}.json")))?)
         .stderr(std::fs::File::create(lab.path(format!("{name}.err")))?);
-    Ok(command.spawn()?)
+    Ok(Started::spawn(&mut command)?)
 }
 
 #[test]

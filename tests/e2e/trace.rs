@@ -1,7 +1,7 @@
 //! `gpucr trace`: what a running program reads and writes.
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, finish, refused, show, undisturbed};
+use gpucr_tests::{Lab, Program, Started, finish, refused, show, undisturbed, until};
 use serde_json::Value;
 
 fn traced(lab: &Lab, program: &Program, args: &[&str]) -> Result<Value> {
@@ -52,6 +52,7 @@ fn a_program_is_described_by_its_launches_and_does_not_notice() -> Result<()> {
     // sgd_update(weights, gradient, velocity, ...) changes two in place and reads the other.
     let update = row(&process, "kernels", "sgd_update")?;
     ensure!(update["idempotent"] == false, "{update:#}");
+    ensure!(update["idempotent_reason"] == "reads and writes one argument", "{update:#}");
     ensure!(update["derived"] == serde_json::json!(["code"]), "{update:#}");
     let pair = |parameter, direction: &str| (parameter, direction.to_owned());
     let found = words(update);
@@ -67,6 +68,19 @@ fn a_program_is_described_by_its_launches_and_does_not_notice() -> Result<()> {
     ensure!(copies["writes"]["bytes"] == 0 && copies["derived"][0] == "exact", "{copies:#}");
     program.result()?;
     ensure!(program.series() == expected, "{:#?}\nis not {expected:#?}", program.series());
+    Ok(())
+}
+
+/// One of its arguments points to memory of the host, which it changes.
+#[test]
+fn a_kernel_that_changes_memory_of_the_host_is_not_said_to_be_idempotent() -> Result<()> {
+    let lab = Lab::new();
+    let mut program = lab.start("pinned", &["--steps", "4000", "--step-delay-ms", "5"])?;
+    program.wait_for("step ")?;
+    let process = traced(&lab, &program, &["--no-observe"])?;
+    let direct = row(&process, "kernels", "pinned_mapped")?;
+    ensure!(direct["launches"].as_u64() > Some(0) && direct["idempotent"].is_null(), "{direct:#}");
+    ensure!(direct["idempotent_reason"] == "memory that is not followed", "{direct:#}");
     Ok(())
 }
 
@@ -90,6 +104,7 @@ fn pointers_that_cannot_be_seen_are_said_to_be_missing() -> Result<()> {
     let expected = ["KERNEL", "LAUNCHES", "ARGS", "READS", "WRITES", "FROM", "IDEMPOTENT"];
     ensure!(heads == expected, "{text}");
     ensure!(text.contains("table_touch *"), "{text}");
+    ensure!(text.contains("unknown: follows pointers in memory"), "{text}");
     ensure!(lines.last().is_some_and(|line| line.starts_with("* follows pointers")), "{text}");
     Ok(())
 }
@@ -151,13 +166,10 @@ fn what_cannot_be_traced_is_refused() -> Result<()> {
     let pid = program.pid.to_string();
     let mut long = lab.gpucr();
     long.args(["trace", "--json", "--no-observe", "--pid", &pid, "--for", "1h"]);
-    let mut long = long.stdout(std::process::Stdio::piped()).spawn()?;
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-    let lock = format!("@gpucr-lock-{}-{pid}", gpucr_wire::pid_namespace(program.pid)?);
-    while !std::fs::read_to_string("/proc/net/unix")?.lines().any(|line| line.ends_with(&lock)) {
-        ensure!(std::time::Instant::now() < deadline, "the long trace does not begin");
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+    let mut long = Started::spawn(long.stdout(std::process::Stdio::piped()))?;
+    let namespace = gpucr_wire::pid_namespace(program.pid)?;
+    let lock = format!("/run/gpucr/locks/{namespace}-{pid}");
+    until("the long trace begins", || std::fs::metadata(&lock).is_ok())?;
     let output = lab.run(["trace", "--pid", &pid, "--for", "0"])?;
     refused(&output, 1, &["another gpucr is at work"])?;
     // An interrupt ends it with what there is.

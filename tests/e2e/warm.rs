@@ -7,12 +7,14 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::warm::{Holder, json, kept, warm, warm_with};
-use gpucr_tests::{Dumped, Lab, Piped, Program, binary, finish, refused, show, undisturbed, until};
+use gpucr_tests::{
+    Dumped, Lab, Piped, Program, Started, binary, finish, refused, show, undisturbed, until,
+};
 use gpucr_wire::Connection;
 use serde_json::Value;
 
@@ -189,7 +191,7 @@ fn images_of_a_store_and_incremental_ones() -> Result<()> {
 
 /// A restore that waits in a phase until it is let go.
 struct HeldRestore {
-    child: Child,
+    child: Started,
 }
 
 impl HeldRestore {
@@ -199,7 +201,7 @@ impl HeldRestore {
         let mut command = restore(lab, &[], "image");
         command.env("GPUCR_FAULT", format!("hold:{phase}")).env("GPUCR_FAULT_FILE", path("go"));
         command.stdout(File::create(path("json"))?).stderr(File::create(path("err"))?);
-        Ok(Self { child: command.spawn()? })
+        Ok(Self { child: Started::spawn(&mut command)? })
     }
 
     /// Lets it go on to its end. It must have been warm, and the program must end well.
@@ -264,7 +266,7 @@ fn an_interrupt_ends_the_reading() -> Result<()> {
     let mut command = lab.gpucr();
     command.args(["warm", "image"]).env("GPUCR_FAULT", "hold:load");
     command.env("GPUCR_FAULT_FILE", lab.path("go")).stdout(Stdio::null());
-    let mut child = command.stderr(File::create(lab.path("warm.err"))?).spawn()?;
+    let mut child = Started::spawn(command.stderr(File::create(lab.path("warm.err"))?))?;
     let name = socket_name(&lab)?;
     wait_for_socket(&name)?;
     // SAFETY: the child has not been waited for.
@@ -414,7 +416,7 @@ fn one_at_a_time_makes_an_image_warm() -> Result<()> {
     let mut command = lab.gpucr();
     command.args(["warm", "--json", "image"]).env("GPUCR_FAULT", "hold:load,hold:extract");
     command.env("GPUCR_FAULT_FILE", lab.path("go")).stdout(File::create(lab.path("first.json"))?);
-    let mut first = command.spawn()?;
+    let mut first = Started::spawn(&mut command)?;
     wait_for_socket(&socket_name(&lab)?)?;
     let output = lab.run(["warm", "image"])?;
     refused(&output, 1, &["another gpucr", "wait for it", "Nothing was changed"])?;
@@ -464,7 +466,7 @@ fn in_the_foreground_for_a_service_manager() -> Result<()> {
     let mut command = lab.gpucr();
     command.args(["warm", "--foreground", "--json", "image"]);
     command.env("NOTIFY_SOCKET", lab.path("notify")).stdout(File::create(lab.path("said"))?);
-    let mut service = command.spawn()?;
+    let mut service = Started::spawn(&mut command)?;
     let mut word = [0; 64];
     let len = manager.recv(&mut word)?;
     ensure!(word.starts_with(b"READY=1") && len == 7, "{word:?}");

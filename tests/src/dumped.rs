@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{Lab, Pace, Program, binary, in_own_session, show, undisturbed};
+use crate::{Lab, Pace, Program, Started, binary, in_own_session, show, undisturbed};
 
 /// A workload that was dumped to `image` in the middle of its work and has ended. Restored it goes on to
 /// its end.
@@ -76,7 +76,7 @@ impl Piped {
         command.args(["run", "--device", "soft", "--"]).arg(binary("workload")).arg(name);
         command.args(args).args(["--pace", pace.file()]).stdout(Stdio::piped());
         in_own_session(&mut command);
-        let mut program = command.spawn()?;
+        let mut program = Started::spawn(&mut command)?;
         let mut lines = BufReader::new(program.stdout.take().context("piped")?).lines();
         let mut before = Vec::new();
         while before.iter().filter(|line: &&String| line.starts_with("step ")).count() < 3 {
@@ -90,10 +90,10 @@ impl Piped {
     }
 
     /// Begins a restore in the foreground, in a pid namespace of its own, that prints to a file of the lab.
-    pub fn restore(&self, lab: &Lab, args: &[&str], out: &str) -> Result<Child> {
+    pub fn restore(&self, lab: &Lab, args: &[&str], out: &str) -> Result<Started> {
         let mut command = lab.gpucr();
         command.args(["restore", "--new-pids"]).args(args).arg("image");
-        Ok(command.stdout(File::create(lab.path(out))?).spawn()?)
+        Ok(Started::spawn(command.stdout(File::create(lab.path(out))?))?)
     }
 
     /// What was restored has come to its end: it must have printed what is still missing, into that file.
@@ -114,7 +114,8 @@ pub fn last_step(series: &[String]) -> Result<usize> {
 }
 
 /// Makes a test of each workload, in a module `workload`, by a function that takes its name, and one that
-/// fails if a workload is missing here. The adversaries and the generated programs have tests of their own.
+/// fails if a workload is missing here. The adversaries, the generated programs, the large one, and those that are refused
+/// have tests of their own.
 #[macro_export]
 macro_rules! each_workload {
     ($run:ident) => {
@@ -137,6 +138,7 @@ macro_rules! each_workload {
             launcher "launcher",
             family "family",
             scatter "scatter",
+            many_blocks "many-blocks",
         }
     };
     ($run:ident: $($test:ident $name:literal,)*) => {
@@ -151,7 +153,8 @@ macro_rules! each_workload {
                 let output = std::process::Command::new($crate::binary("workload"))
                     .arg("--list")
                     .output()?;
-                let all = [&[$($name),*][..], &$crate::ADVERSARIES, &["random"]].concat();
+                let all = [&[$($name),*][..], &$crate::REFUSED, &$crate::LARGE];
+                let all = [&all.concat()[..], &$crate::ADVERSARIES, &["random"]].concat();
                 assert_eq!(String::from_utf8(output.stdout)?.lines().collect::<Vec<_>>(), all);
                 Ok(())
             }

@@ -1,18 +1,20 @@
-//! Dumps that wait for the test at the edge of a phase.
+//! Dumps and restores that wait for the test at the edge of a phase, or in the middle of one.
 
+use std::ffi::OsStr;
 use std::fs::File;
-use std::path::PathBuf;
-use std::process::Child;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Output;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
-use crate::{Lab, PATIENCE, Program};
+use crate::{Lab, PATIENCE, Program, Started, until};
 
 /// A dump that is held up when it enters a phase.
 #[derive(Debug)]
 pub struct HeldDump {
-    child: Child,
+    child: Started,
     log: PathBuf,
     report: PathBuf,
     go: PathBuf,
@@ -22,27 +24,54 @@ impl HeldDump {
     /// Starts a dump to `image` and waits until it has come to the phase at which the first of the
     /// `faults` holds it up.
     pub fn start(lab: &Lab, program: &Program, args: &[&str], faults: &str) -> Result<Self> {
+        Self::start_with(lab, program, args, &[], faults)
+    }
+
+    /// The same with more in its environment.
+    pub fn start_with(
+        lab: &Lab,
+        program: &Program,
+        args: &[&str],
+        environment: &[(&str, &str)],
+        faults: &str,
+    ) -> Result<Self> {
         let path = |name: &str| lab.path(name);
         let (log, report, go) = (path("dump.log"), path("dump.json"), path("go"));
-        let child = lab
-            .gpucr()
+        let mut command = lab.gpucr();
+        command
             .args(["dump", "--json", "-o", "image", "--pid", &program.pid.to_string()])
             .args(args)
             .env("GPUCR_LOG", "gpucr_core=debug")
             .env("NO_COLOR", "1")
             .env("GPUCR_FAULT", faults)
             .env("GPUCR_FAULT_FILE", &go)
+            .envs(environment.iter().copied())
             .stdout(File::create(&report)?)
-            .stderr(File::create(&log)?)
-            .spawn()?;
-        let deadline = Instant::now() + PATIENCE;
+            .stderr(File::create(&log)?);
+        let child = Started::spawn(&mut command)?;
         let held = faults.split(',').next().and_then(|fault| fault.strip_prefix("hold:"));
         let entered = format!("phase=\"{}\"", held.context("it is held somewhere")?);
-        while !std::fs::read_to_string(&log)?.contains(&entered) {
-            ensure!(Instant::now() < deadline, "{}", std::fs::read_to_string(&log)?);
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        wait_for(&log, &entered)?;
         Ok(Self { child, log, report, go })
+    }
+
+    /// The pid of gpucr.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Lets it go on to its end, whatever that is.
+    pub fn end(self) -> Result<Output> {
+        end(self.child, &self.go, &self.report, &self.log)
+    }
+
+    /// Lets it go on; it must fail. Gives what it says.
+    pub fn fails(mut self) -> Result<String> {
+        std::fs::write(&self.go, "")?;
+        let status = self.child.wait()?;
+        let said = std::fs::read_to_string(&self.log)?;
+        ensure!(status.code() == Some(1), "{status}: {said}");
+        Ok(said)
     }
 
     /// Lets it go on, and gives its report.
@@ -51,4 +80,103 @@ impl HeldDump {
         ensure!(self.child.wait()?.success(), "{}", std::fs::read_to_string(&self.log)?);
         Ok(serde_json::from_slice(&std::fs::read(&self.report)?)?)
     }
+}
+
+/// A restore of `image` that is held up.
+#[derive(Debug)]
+pub struct HeldRestore {
+    child: Started,
+    log: PathBuf,
+    out: PathBuf,
+    go: PathBuf,
+}
+
+impl HeldRestore {
+    /// Starts it with these arguments and variables, and waits until its log has the text, which it has not
+    /// before it comes to where the first of the `faults` holds it up.
+    pub fn start(
+        lab: &Lab,
+        args: &[&str],
+        environment: &[(&str, &str)],
+        faults: &str,
+        text: &str,
+    ) -> Result<Self> {
+        let (log, out, go) = (lab.path("restore.log"), lab.path("restore.out"), lab.path("go"));
+        let mut command = lab.gpucr();
+        command
+            .arg("restore")
+            .args(args)
+            .arg("image")
+            .env("GPUCR_LOG", "gpucr_core=debug")
+            .env("NO_COLOR", "1")
+            .env("GPUCR_FAULT", faults)
+            .env("GPUCR_FAULT_FILE", &go)
+            .envs(environment.iter().copied())
+            .stdout(File::create(&out)?)
+            .stderr(File::create(&log)?);
+        let child = Started::spawn(&mut command)?;
+        wait_for(&log, text)?;
+        Ok(Self { child, log, out, go })
+    }
+
+    /// The pid of gpucr.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Lets it go on to its end, whatever that is. Its files are gone then.
+    pub fn end(self) -> Result<Output> {
+        end(self.child, &self.go, &self.out, &self.log)
+    }
+}
+
+fn wait_for(log: &Path, text: &str) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !std::fs::read_to_string(log)?.contains(text) {
+        ensure!(Instant::now() < deadline, "no `{text}` in {}", std::fs::read_to_string(log)?);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+fn end(mut child: Started, go: &Path, out: &Path, log: &Path) -> Result<Output> {
+    std::fs::write(go, "")?;
+    let status = child.wait()?;
+    let output = Output { status, stdout: std::fs::read(out)?, stderr: std::fs::read(log)? };
+    for file in [go, out, log] {
+        std::fs::remove_file(file)?;
+    }
+    Ok(output)
+}
+
+/// The child of a process that has this name, or whose command line begins with it.
+pub fn child_named(parent: u32, name: &str) -> Result<u32> {
+    let is_meant = |pid: &u32| {
+        let own = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        if own.trim_end() == name {
+            return true;
+        }
+        let command = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let first = command.split(|byte| *byte == 0).next().unwrap_or_default();
+        Path::new(OsStr::from_bytes(first)).file_name() == Some(OsStr::new(name))
+    };
+    for task in std::fs::read_dir(format!("/proc/{parent}/task"))? {
+        let children = std::fs::read_to_string(task?.path().join("children")).unwrap_or_default();
+        let mut children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+        if let Some(found) = children.find(is_meant) {
+            return Ok(found);
+        }
+    }
+    bail!("process {parent} has no child {name}")
+}
+
+/// Kills a process, and waits until it has ended.
+pub fn kill(pid: u32) -> Result<()> {
+    let process = rustix::process::Pid::from_raw(pid as i32).context("a pid")?;
+    rustix::process::kill_process(process, rustix::process::Signal::KILL)?;
+    // Nobody may have waited for it yet.
+    until("it has ended", || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
+    })
 }

@@ -16,6 +16,8 @@ pub(crate) const LIMIT_STACK_SIZE: c_uint = 0;
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
+/// `CU_EVENT_INTERPROCESS`.
+pub(crate) const EVENT_INTERPROCESS: c_uint = 4;
 /// `CU_MEMHOSTALLOC_DEVICEMAP`.
 pub(crate) const HOST_ALLOC_DEVICE_MAP: c_uint = 2;
 /// The version for which `cuGetProcAddress` is asked: the functions below then have the versions
@@ -134,6 +136,7 @@ driver_functions! {
     cuEventDestroy = c"cuEventDestroy_v2" (Handle);
     cuEventRecord = c"cuEventRecord" (Handle, Handle);
     cuEventSynchronize = c"cuEventSynchronize" (Handle);
+    cuIpcGetEventHandle = c"cuIpcGetEventHandle" (*mut c_void, Handle);
     cuGraphCreate = c"cuGraphCreate" (*mut Handle, c_uint);
     cuGraphDestroy = c"cuGraphDestroy" (Handle);
     cuGraphAddKernelNode = c"cuGraphAddKernelNode" (

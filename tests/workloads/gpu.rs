@@ -1,10 +1,13 @@
 //! Contexts, memory, streams, modules and launches: a thin, checked layer over the driver API.
 
-use std::ffi::{CString, c_int, c_void};
+use std::ffi::{CString, c_int, c_uint, c_void};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::cuda::{EVENT_DISABLE_TIMING, Handle, LIMIT_STACK_SIZE, NOT_READY, check, driver, load};
+use crate::cuda::{
+    EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, Handle, LIMIT_STACK_SIZE, NOT_READY, check, driver,
+    load,
+};
 
 /// Types that are plain bits: any bytes are a value, and there is no padding.
 ///
@@ -261,10 +264,23 @@ pub(crate) struct Event(Handle);
 impl Event {
     /// A new event; counts as done until it is recorded.
     pub(crate) fn new() -> Result<Self> {
-        let mut handle = 0;
+        Self::with_flags(0)
+    }
+
+    /// A new event that other processes can open, and open to them already.
+    pub(crate) fn shared() -> Result<Self> {
+        let event = Self::with_flags(EVENT_INTERPROCESS)?;
+        let mut name = [0u64; 8];
+        // SAFETY: there is room for the 64 bytes by which others would know it.
+        let code = unsafe { (driver().cuIpcGetEventHandle)(name.as_mut_ptr().cast(), event.0) };
+        check("cuIpcGetEventHandle", code)?;
+        Ok(event)
+    }
+
+    fn with_flags(flags: c_uint) -> Result<Self> {
+        let (mut handle, flags) = (0, flags | EVENT_DISABLE_TIMING);
         // SAFETY: `handle` is a valid place for the result.
-        let code = unsafe { (driver().cuEventCreate)(&raw mut handle, EVENT_DISABLE_TIMING) };
-        check("cuEventCreate", code)?;
+        check("cuEventCreate", unsafe { (driver().cuEventCreate)(&raw mut handle, flags) })?;
         Ok(Self(handle))
     }
 

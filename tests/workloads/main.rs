@@ -10,18 +10,22 @@ mod attention;
 mod cuda;
 mod family;
 mod gpu;
+mod headless;
 mod histogram;
 mod indirect;
 mod late_modules;
 mod launcher;
+mod many_blocks;
 mod mlp;
 mod numbers;
+mod one_block;
 mod pinned;
 mod random;
 mod realloc;
 mod report;
 mod scatter;
 mod sgd;
+mod sharer;
 mod small_allocs;
 mod stack;
 mod stencil;
@@ -42,7 +46,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 30] = [
+const WORKLOADS: [(&str, Workload); 34] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -61,6 +65,10 @@ const WORKLOADS: [(&str, Workload); 30] = [
     ("launcher", launcher::run),
     ("family", family::run),
     ("scatter", scatter::run),
+    ("many-blocks", many_blocks::run),
+    ("sharer", sharer::run),
+    ("headless", headless::run),
+    ("one-block", one_block::run),
     ("halves", adversaries::halves),
     ("permuted", adversaries::permuted),
     ("shifting", adversaries::shifting),

@@ -131,8 +131,8 @@ impl Run {
 
     fn wait_for_pace(&self, step: u32) {
         let Some(pace) = &self.pace else { return };
-        // A file that is not there has no bytes yet.
-        while std::fs::metadata(pace).map_or(0, |meta| meta.len()) <= u64::from(step) {
+        // Once the file is gone nobody waits for the program any more: it goes on to its end.
+        while std::fs::metadata(pace).is_ok_and(|meta| meta.len() <= u64::from(step)) {
             std::thread::sleep(Duration::from_millis(2));
         }
     }

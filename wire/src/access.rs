@@ -9,6 +9,10 @@ use crate::{wire_enum, wire_struct};
 /// offset is one in the whole parameter buffer.
 pub const WHOLE_BUFFER: u32 = u32::MAX;
 
+/// In the id of an [`Allocation`]: it is a reservation of addresses of the program's. What it maps there
+/// may be mapped at other addresses too.
+pub const RESERVATION: u64 = 1 << 61;
+
 wire_struct! {
     /// What was launched between two questions.
     #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -140,7 +144,7 @@ wire_struct! {
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Allocation {
         /// Names it as long as it lives: an allocation of `cuMemAlloc*` or, of memory that the
-        /// program maps itself, a reservation of addresses.
+        /// program maps itself, a reservation of addresses ([`RESERVATION`]).
         pub id: u64,
         /// Where it begins.
         pub address: u64,

@@ -128,6 +128,11 @@ impl<W: Word> Chunks<'_, W> {
         self.left.load(Acquire) == 0 || self.states[chunks].iter().all(saved)
     }
 
+    /// Whether a launch waits for one of them.
+    pub fn are_wanted(&self) -> bool {
+        self.states.iter().any(|word| word.load(Relaxed) & WANTED != 0)
+    }
+
     /// Asks for a chunk to be saved soon. `false` if it is.
     pub fn want(&self, chunk: usize) -> bool {
         let word = &self.states[chunk];

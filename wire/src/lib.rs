@@ -12,6 +12,7 @@ pub mod access;
 pub mod chunks;
 pub mod codec;
 pub mod message;
+pub mod open_files;
 pub mod reach;
 pub mod sharing;
 pub mod table;
@@ -33,13 +34,54 @@ pub const ENV_DRIVER: &str = "GPUCR_DRIVER";
 /// Bytes of a chunk of device memory: the unit of hashing, storing and copying.
 pub const CHUNK_SIZE: u64 = 2 << 20;
 
+/// What the names of agents' sockets begin with.
+pub const AGENT: &str = "gpucr-agent";
+
+/// Name of the agent's thread.
+pub const AGENT_THREAD: &str = "gpucr-agent";
+
+/// The signal to that thread which [wakes](wake_agent) an agent. All signals are blocked there, so it meets no handler;
+/// and nobody but root and the program's own user may send it.
+pub const WAKE: i32 = libc::SIGURG;
+
+/// Has the agent of a process accept connections though it has detached the program: until then it accepts nobody, so
+/// that no stranger is connected to the program while CRIU looks at it.
+pub fn wake_agent(pid: u32) {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+    for task in tasks.flatten() {
+        let name = std::fs::read_to_string(task.path().join("comm"));
+        let thread = task.file_name().to_str().and_then(|thread| thread.parse::<i32>().ok());
+        if let (true, Some(thread)) =
+            (name.is_ok_and(|name| name.trim_end() == AGENT_THREAD), thread)
+        {
+            // SAFETY: plain numbers.
+            unsafe { libc::syscall(libc::SYS_tgkill, pid, thread, WAKE) };
+        }
+    }
+}
+
+/// What an agent tells the kernel about its queue: beyond these, one may wait there. While CRIU looks at the program
+/// gpucr takes that place itself, since a stranger in the queue who has given up makes CRIU fail.
+pub const AGENT_QUEUE: i32 = 0;
+
 /// Name (without the leading NUL) of the abstract socket of the agent in process `pid`.
 ///
 /// The pid is the one that the process sees itself, in the pid namespace of that number (see
 /// [`pid_namespace`]); the socket belongs to its network namespace, which others with the same pid may
 /// share.
 pub fn agent_socket(namespace: u64, pid: u32) -> String {
-    format!("gpucr-agent-{namespace}-{pid}")
+    format!("{AGENT}-{namespace}-{pid}")
+}
+
+/// A name for it where somebody else has that one, which anybody on the host may take. Nobody can take this
+/// one beforehand.
+///
+/// # Errors
+/// The kernel has no random numbers.
+pub fn agent_socket_aside(namespace: u64, pid: u32) -> std::io::Result<String> {
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
+    Ok(format!("{AGENT}-{:016x}-{namespace}-{pid}", u64::from_ne_bytes(random)))
 }
 
 /// The number of the pid namespace in which a process lives: an inode, good as long as the namespace lives.

@@ -3,7 +3,11 @@
 use crate::access::{Accesses, Habits};
 use crate::codec::{Malformed, Reader, Wire};
 use crate::table::Range;
+use crate::transport::MAX_FRAME;
 use crate::{wire_enum, wire_struct};
+
+/// Bytes of the longest answer that says little: two paths, a message, what a program holds.
+const SHORT: u32 = 64 << 10;
 
 wire_struct! {
     /// The agent's answer to [`Request::Hello`]: who it is and which driver it stands before.
@@ -48,8 +52,12 @@ wire_struct! {
         pub bulk_bytes: u64,
         /// Physical blocks.
         pub blocks: u64,
-        /// Bytes in stream-ordered pools (allocated, not reserved): left to the driver.
+        /// Bytes in stream-ordered pools (allocated, not reserved): left to the driver. Where memory is
+        /// private, those of `cuMemAlloc*` too.
         pub pool_bytes: u64,
+        /// Whether there is a device whose memory cannot be handed to another process: then there are no
+        /// blocks of it, and all of it is left to the driver.
+        pub private: bool,
         /// Arrays and mipmapped arrays: left to the driver.
         pub arrays: u64,
         /// Bytes of pinned host memory.
@@ -60,6 +68,8 @@ wire_struct! {
         pub shared: u64,
         /// Other things in use that the driver cannot checkpoint, by the name of the function.
         pub unsupported: Vec<String>,
+        /// Why a closed gate does not hold all of the program's work, each in words.
+        pub ungated: Vec<String>,
         /// Kernel and graph launches so far.
         pub launches: u64,
         /// UUIDs of the devices on which the program has contexts.
@@ -228,6 +238,16 @@ wire_enum! {
     }
 }
 
+impl Request {
+    /// Bytes of the longest answer that an agent may give to this: who sends more is no agent.
+    pub fn longest_reply(&self) -> u32 {
+        match self {
+            Self::Export { .. } | Self::Accesses {} => MAX_FRAME,
+            _ => SHORT,
+        }
+    }
+}
+
 wire_enum! {
     /// From the agent to the checkpointer.
     #[derive(Debug, Clone, PartialEq, Eq)]
@@ -366,6 +386,7 @@ mod tests {
             Reply::Counts {
                 counts: Counts {
                     unsupported: vec!["cuMemAllocManaged".into()],
+                    ungated: vec!["it has called cuNothing".into()],
                     ..Counts::default()
                 },
             },

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::chunks::Chunks;
@@ -152,9 +152,8 @@ unsafe impl Sync for Table {}
 impl Table {
     /// Makes a table in which everything is saved, and the file to be sent to the other side.
     pub fn create(ranges: Vec<Range>) -> io::Result<(Self, OwnedFd)> {
-        let file = rustix::fs::memfd_create("gpucr-chunks", MemfdFlags::CLOEXEC)?;
         let (_, _, len) = layout(&ranges).ok_or_else(too_large)?;
-        rustix::fs::ftruncate(&file, len as u64)?;
+        let file = shared_memory("gpucr-chunks", len as u64)?;
         Ok((Self::open(&file, ranges)?, file))
     }
 
@@ -215,6 +214,16 @@ impl Table {
         all.find_map(|(range, chunks)| Some((range, chunks.claim_wanted()?)))
     }
 
+    /// How many chunks are not saved.
+    pub fn left(&self) -> u64 {
+        self.all().map(|chunks| u64::from(chunks.left.load(Ordering::Relaxed))).sum()
+    }
+
+    /// Whether a launch waits for a chunk.
+    pub fn is_wanted(&self) -> bool {
+        self.all().any(|chunks| chunks.are_wanted())
+    }
+
     /// Makes all chunks free to be written, and wakes all who wait.
     pub fn end(&self) {
         self.all().for_each(|chunks| chunks.end());
@@ -226,6 +235,16 @@ impl Drop for Table {
         // SAFETY: mapped in `open`, and nothing borrowed from it is left.
         let _ = unsafe { rustix::mm::munmap(self.address.cast(), self.len) };
     }
+}
+
+/// Memory without a name that is given to somebody else too, and keeps its length: whoever could cut it off would
+/// end a process that has it mapped.
+pub fn shared_memory(name: &str, len: u64) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(name, flags)?;
+    rustix::fs::ftruncate(&file, len)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
 }
 
 fn too_large() -> io::Error {
@@ -267,10 +286,12 @@ mod tests {
         ours.chunks(1).pend(0);
         assert_eq!(theirs.chunks(0).states.len(), 3, "the last one is a half");
         assert!(theirs.chunks(0).are_saved(0..2) && !theirs.chunks(0).are_saved(0..3));
-        assert!(theirs.chunks(1).want(0));
+        assert!(ours.left() == 2 && !ours.is_wanted());
+        assert!(theirs.chunks(1).want(0) && ours.is_wanted());
         assert_eq!(ours.claim_wanted(), Some((1, 0)));
         assert_eq!(ours.claim_wanted(), None);
         assert!(ours.chunks(1).finish(0));
+        assert!(ours.left() == 1 && !ours.is_wanted());
         assert!(!theirs.chunks(1).want(0));
         let waits: Vec<Wait> = (1..=300).map(|n| Wait { begin: n, end: n + 10 }).collect();
         waits.iter().for_each(|wait| theirs.header().waited(*wait, wait.begin % 3 == 0));
@@ -308,6 +329,13 @@ mod tests {
         assert!(Table::open(&file, more).is_err());
         let absurd = vec![Range { address: 0, size: u64::MAX }; 1 << 24];
         assert!(Table::open(&file, absurd).is_err());
+    }
+
+    #[test]
+    fn nobody_cuts_a_table_off() {
+        let (_ours, file) = Table::create(ranges()).expect("memory");
+        assert!(rustix::fs::ftruncate(&file, 0).is_err());
+        assert!(rustix::fs::fcntl_add_seals(&file, SealFlags::WRITE).is_err());
     }
 
     #[test]

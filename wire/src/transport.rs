@@ -4,27 +4,39 @@
 //! `SCM_RIGHTS` beside one byte (value [`FD_MARK`]) for each batch of up to [`FD_BATCH`], after
 //! the frame that announces how many there are. The receiver answers each batch with one byte,
 //! so that few descriptors are ever in flight: the kernel limits those per user.
+//!
+//! Whoever is at the other end may be slow, silent or hostile. So no call of a [`Connection`] waits beyond
+//! the deadline that it was given, however the other end spreads its bytes, or after its stop was set.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 use crate::message::Stream;
 
 /// A frame longer than this is refused: no message comes near it.
-const MAX_FRAME: u32 = 64 << 20;
+pub const MAX_FRAME: u32 = 64 << 20;
+/// Memory for a frame is taken in pieces of so many bytes, as they arrive: a lying length must not allocate.
+const PIECE: usize = 1 << 20;
 /// File descriptors in one `sendmsg` (the kernel allows 253).
 const FD_BATCH: usize = 128;
 /// The byte beside each batch of file descriptors.
 const FD_MARK: u8 = 0xfd;
+/// How often somebody who waits looks whether it is to stop.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Who is at the other end of a connection, as the kernel says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,18 +51,46 @@ pub struct Peer {
 #[derive(Debug)]
 pub struct Connection {
     socket: UnixStream,
+    /// By when whatever is begun has to be done.
+    deadline: Option<Instant>,
+    /// Set from elsewhere to end whatever is under way.
+    stop: Option<Arc<AtomicBool>>,
 }
 
 impl Connection {
-    /// Takes over a connected socket.
+    /// Takes over a connected socket. There is no deadline at first.
     pub fn new(socket: UnixStream) -> Self {
-        Self { socket }
+        Self { socket, deadline: None, stop: None }
     }
 
-    /// Connects to the abstract socket `name`.
-    pub fn connect(name: &str) -> io::Result<Self> {
-        let address = SocketAddr::from_abstract_name(name)?;
-        Ok(Self::new(UnixStream::connect_addr(&address)?))
+    /// Connects to the abstract socket `name`. Deadline and stop hold for this too, since somebody may have
+    /// the name and accept nobody, and then for all that follows.
+    ///
+    /// # Errors
+    /// `ConnectionRefused` if nobody listens; `TimedOut` and `Interrupted` if the listener was at its limit of
+    /// waiting clients up to the deadline, or until `stop` was set.
+    pub fn connect(
+        name: &str,
+        deadline: Option<Instant>,
+        stop: Option<Arc<AtomicBool>>,
+    ) -> io::Result<Self> {
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+        let flags = SocketFlags::CLOEXEC;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let socket = UnixStream::from(socket);
+        let connection = Self { socket, deadline, stop };
+        loop {
+            let slice = connection.slice()?;
+            // Among those who wait for a place the kernel takes the first, so nobody is passed over who
+            // waits there instead of trying again and again.
+            set_socket_timeout(&connection.socket, Timeout::Send, slice)?;
+            match rustix::net::connect(&connection.socket, &address) {
+                Ok(()) => return Ok(connection),
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Listens on the abstract socket `name`.
@@ -80,9 +120,76 @@ impl Connection {
         Ok(Peer { pid: cred.pid as u32, uid: cred.uid })
     }
 
-    /// Limits how long the next reads may wait; `None` waits without limit.
-    pub fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
-        self.socket.set_read_timeout(limit)
+    /// By when all that is begun from now on has to be done; `None` waits without limit.
+    pub fn set_deadline(&mut self, deadline: Option<Instant>) {
+        self.deadline = deadline;
+    }
+
+    /// When this is set, what is under way ends early; `None` lets nothing do that.
+    pub fn set_stop(&mut self, stop: Option<Arc<AtomicBool>>) {
+        self.stop = stop;
+    }
+
+    /// How long to wait before the next look; `None` is without limit.
+    ///
+    /// # Errors
+    /// `TimedOut` after the deadline, `Interrupted` after the stop.
+    fn slice(&self) -> io::Result<Option<Duration>> {
+        if self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+            return Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted"));
+        }
+        let left = self.deadline.map(|end| end.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+        }
+        Ok(match (left, &self.stop) {
+            (left, None) => left,
+            (left, Some(_)) => Some(left.map_or(LOOK, |left| left.min(LOOK))),
+        })
+    }
+
+    /// Does something with the socket that does not wait by itself, as soon as it can be done.
+    fn patiently<T>(
+        &self,
+        wanted: PollFlags,
+        mut work: impl FnMut() -> rustix::io::Result<T>,
+    ) -> io::Result<T> {
+        loop {
+            // Before the work as well: somebody who always has one more byte must not go on for ever.
+            let slice = self.slice()?;
+            match work() {
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    // More than the kernel can count is without limit too.
+                    let slice = slice.and_then(|slice| Timespec::try_from(slice).ok());
+                    let mut poll = [PollFd::new(&self.socket, wanted)];
+                    rustix::io::retry_on_intr(|| rustix::event::poll(&mut poll, slice.as_ref()))?;
+                }
+                done => return Ok(done?),
+            }
+        }
+    }
+
+    fn read_exact(&self, mut into: &mut [u8]) -> io::Result<()> {
+        while !into.is_empty() {
+            let read = || rustix::net::recv(&self.socket, &mut *into, RecvFlags::DONTWAIT);
+            let (len, _) = self.patiently(PollFlags::IN, read)?;
+            if len == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            into = &mut into[len..];
+        }
+        Ok(())
+    }
+
+    fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        while !bytes.is_empty() {
+            let write = || rustix::net::send(&self.socket, bytes, flags);
+            let len = self.patiently(PollFlags::OUT, write)?;
+            bytes = &bytes[len..];
+        }
+        Ok(())
     }
 
     /// Sends one message.
@@ -93,21 +200,27 @@ impl Connection {
         let mut frame = Vec::with_capacity(4 + body.len());
         frame.extend_from_slice(&len.to_le_bytes());
         frame.extend_from_slice(&body);
-        self.socket.write_all(&frame)
+        self.write_all(&frame)
     }
 
     /// Receives one message. The end of the stream is `UnexpectedEof`.
     pub fn receive<M: Stream>(&mut self) -> io::Result<M> {
+        self.receive_at_most(MAX_FRAME)
+    }
+
+    /// Receives one message of at most so many bytes; a longer one is `InvalidData`, and nothing of it is read.
+    pub fn receive_at_most<M: Stream>(&mut self, most: u32) -> io::Result<M> {
         let mut len = [0; 4];
-        self.socket.read_exact(&mut len)?;
+        self.read_exact(&mut len)?;
         let len = u32::from_le_bytes(len);
-        if len > MAX_FRAME {
+        if len > most.min(MAX_FRAME) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "frame is too long"));
         }
-        let mut body = Vec::new();
-        (&mut self.socket).take(u64::from(len)).read_to_end(&mut body)?;
-        if body.len() < len as usize {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+        let (len, mut body) = (len as usize, Vec::new());
+        while body.len() < len {
+            let done = body.len();
+            body.resize(len.min(done + PIECE), 0);
+            self.read_exact(&mut body[done..])?;
         }
         M::from_bytes(&body).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
     }
@@ -116,57 +229,75 @@ impl Connection {
     pub fn send_fds(&mut self, fds: &[impl AsFd]) -> io::Result<()> {
         for batch in fds.chunks(FD_BATCH) {
             let batch: Vec<BorrowedFd<'_>> = batch.iter().map(AsFd::as_fd).collect();
-            let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FD_BATCH))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            assert!(control.push(SendAncillaryMessage::ScmRights(&batch)), "space for a batch");
             let mark = [FD_MARK];
             let iov = [io::IoSlice::new(&mark)];
-            let sent = rustix::io::retry_on_intr(|| {
-                rustix::net::sendmsg(&self.socket, &iov, &mut control, SendFlags::NOSIGNAL)
-            })?;
-            if sent != 1 {
+            let send = || {
+                let mut space =
+                    vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FD_BATCH))];
+                let mut control = SendAncillaryBuffer::new(&mut space);
+                assert!(control.push(SendAncillaryMessage::ScmRights(&batch)), "space for a batch");
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                rustix::net::sendmsg(&self.socket, &iov, &mut control, flags)
+            };
+            if self.patiently(PollFlags::OUT, send)? != 1 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
             let mut taken = [0];
-            self.socket.read_exact(&mut taken)?;
+            self.read_exact(&mut taken)?;
         }
         Ok(())
     }
 
     /// Receives exactly `count` file descriptors, close-on-exec.
     pub fn receive_fds(&mut self, count: usize) -> io::Result<Vec<OwnedFd>> {
-        let mut fds = Vec::with_capacity(count);
+        self.receive_fds_to(count, |fd| fd)
+    }
+
+    /// The same; each goes to where `park` puts it before more than some 100 others come.
+    pub fn receive_fds_to(
+        &mut self,
+        count: usize,
+        park: impl Fn(OwnedFd) -> OwnedFd,
+    ) -> io::Result<Vec<OwnedFd>> {
+        let mut fds = Vec::new();
         while fds.len() < count {
             let expected = (count - fds.len()).min(FD_BATCH);
-            let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FD_BATCH))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut mark = [0];
-            let got = rustix::io::retry_on_intr(|| {
-                rustix::net::recvmsg(
-                    &self.socket,
-                    &mut [io::IoSliceMut::new(&mut mark)],
-                    &mut control,
-                    RecvFlags::CMSG_CLOEXEC,
-                )
-            })?;
-            if got.bytes == 0 {
+            let receive = || {
+                let mut space =
+                    vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FD_BATCH))];
+                let mut control = RecvAncillaryBuffer::new(&mut space);
+                let mut iov = [io::IoSliceMut::new(&mut mark)];
+                let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+                let got = rustix::net::recvmsg(&self.socket, &mut iov, &mut control, flags)?;
+                let mut batch = Vec::new();
+                for message in control.drain() {
+                    if let RecvAncillaryMessage::ScmRights(fds) = message {
+                        batch.extend(fds);
+                    }
+                }
+                Ok((got.bytes, batch))
+            };
+            let (bytes, batch) = self.patiently(PollFlags::IN, receive)?;
+            if bytes == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            let before = fds.len();
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(batch) = message {
-                    fds.extend(batch);
-                }
-            }
-            if mark != [FD_MARK] || fds.len() - before != expected {
+            if mark != [FD_MARK] || batch.len() != expected {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
                     "file descriptors were expected and did not come",
                 ));
             }
-            self.socket.write_all(&[FD_MARK])?;
+            fds.extend(batch.into_iter().map(&park));
+            self.write_all(&[FD_MARK])?;
         }
         Ok(fds)
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 
@@ -179,9 +310,9 @@ impl From<Connection> for OwnedFd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Request;
+    use crate::message::{Reply, Request};
     use std::fs::File;
-    use std::io::Seek;
+    use std::io::{Seek, Write};
 
     fn pair() -> (Connection, Connection) {
         let (a, b) = UnixStream::pair().expect("a socket pair");
@@ -217,6 +348,87 @@ mod tests {
         let error = b.receive::<Request>().expect_err("nothing can come");
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
         assert!(b.receive_fds(1).is_err());
+    }
+
+    /// By when something that hangs has hung for long enough.
+    fn soon() -> Option<Instant> {
+        Some(Instant::now() + Duration::from_millis(300))
+    }
+
+    fn kind<T>(result: io::Result<T>) -> io::ErrorKind {
+        result.map(|_| ()).expect_err("it cannot have gone well").kind()
+    }
+
+    #[test]
+    fn who_drips_does_not_stretch_the_deadline() {
+        let (mut a, mut b) = pair();
+        let over = Arc::new(AtomicBool::default());
+        let until = over.clone();
+        let dripping = std::thread::spawn(move || {
+            a.socket.write_all(&(1u32 << 20).to_le_bytes()).expect("written");
+            while !until.load(Ordering::Relaxed) && a.socket.write_all(&[0]).is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        b.set_deadline(soon());
+        assert_eq!(kind(b.receive::<Reply>()), io::ErrorKind::TimedOut);
+        over.store(true, Ordering::Relaxed);
+        dripping.join().expect("no panic");
+    }
+
+    #[test]
+    fn who_reads_nothing_and_acknowledges_nothing_is_given_up() {
+        let (mut a, _b) = pair();
+        a.set_deadline(soon());
+        // More than the kernel keeps for a reader.
+        let request = Request::Reattach { blocks: vec![0; 1 << 20] };
+        assert_eq!(kind(a.send(&request)), io::ErrorKind::TimedOut);
+        let (mut a, _b) = pair();
+        a.set_deadline(soon());
+        assert_eq!(kind(a.send_fds(&[io::stdin()])), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn a_listener_that_accepts_nobody_is_given_up() {
+        let name = format!("gpucr-test-backlog-{}", std::process::id());
+        let listener = Connection::listen(&name).expect("the name is free");
+        rustix::net::listen(&listener, 0).expect("it listens");
+        let mut waiting = Vec::new();
+        let last = loop {
+            match Connection::connect(&name, soon(), None) {
+                Ok(connection) => waiting.push(connection),
+                Err(error) => break error,
+            }
+            assert!(waiting.len() < 10, "the queue has no end");
+        };
+        assert_eq!(last.kind(), io::ErrorKind::TimedOut);
+        let asked = Arc::new(AtomicBool::default());
+        let stop = asked.clone();
+        let connecting = std::thread::spawn(move || Connection::connect(&name, None, Some(stop)));
+        std::thread::sleep(Duration::from_millis(20));
+        asked.store(true, Ordering::Relaxed);
+        assert_eq!(kind(connecting.join().expect("no panic")), io::ErrorKind::Interrupted);
+    }
+
+    #[test]
+    fn a_stop_ends_what_is_under_way() {
+        let (_a, mut b) = pair();
+        let asked = Arc::new(AtomicBool::default());
+        b.set_stop(Some(asked.clone()));
+        let receiving = std::thread::spawn(move || b.receive::<Reply>());
+        std::thread::sleep(Duration::from_millis(20));
+        asked.store(true, Ordering::Relaxed);
+        assert_eq!(kind(receiving.join().expect("no panic")), io::ErrorKind::Interrupted);
+    }
+
+    #[test]
+    fn each_request_bounds_its_answer() {
+        let (mut a, mut b) = pair();
+        let devices = vec![[0; 16]; 1 << 13];
+        let counts = crate::Counts { devices, ..crate::Counts::default() };
+        a.send(&Reply::Counts { counts }).expect("it fits into the buffer");
+        let most = Request::Counts {}.longest_reply();
+        assert_eq!(kind(b.receive_at_most::<Reply>(most)), io::ErrorKind::InvalidData);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! `cargo xtask fixtures`: the image that every later gpucr must be able to read, what `gpucr inspect`
-//! says about it, and the inputs that the fuzz targets start from.
+//! `cargo xtask fixtures`: the images that every later gpucr must be able to read, what `gpucr inspect`
+//! says about them, and the inputs that the fuzz targets start from.
 
 use anyhow::{Context, Result};
 
@@ -15,12 +15,14 @@ pub(crate) fn run() -> Result<()> {
     sys::run(sys::cargo().args(["build", "--package", "gpucr"]))?;
     let gpucr = sys::target_dir()?.join("debug/gpucr");
     let fixtures = sys::root().join("tests/fixtures");
-    let mut inspect = std::process::Command::new(gpucr);
-    inspect.args(["inspect", "--json"]).arg(fixtures.join("image-v1"));
-    let shown = sys::capture(&mut inspect)?;
-    let snapshot = fixtures.join("image-v1.json");
-    std::fs::write(&snapshot, shown.trim_end().to_owned() + "\n")
-        .with_context(|| format!("cannot write {}", snapshot.display()))?;
+    for image in ["image-v1", "image-v2"] {
+        let mut inspect = std::process::Command::new(&gpucr);
+        inspect.args(["inspect", "--json"]).arg(fixtures.join(image));
+        let shown = sys::capture(&mut inspect)?;
+        let snapshot = fixtures.join(image).with_extension("json");
+        std::fs::write(&snapshot, shown.trim_end().to_owned() + "\n")
+            .with_context(|| format!("cannot write {}", snapshot.display()))?;
+    }
     sys::say("fixtures", "tests/fixtures and the seeds in fuzz/corpus are new");
     Ok(())
 }

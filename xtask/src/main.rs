@@ -1,4 +1,4 @@
-//! The chores of this repository: `cargo xtask setup | test | demo | man | fixtures | dist | bench`.
+//! The chores of this repository: `cargo xtask setup | test | demo | man | deny | mutants | fixtures | dist | bench`.
 //!
 //! One module for each subcommand; `sys` holds what they share.
 
@@ -7,9 +7,13 @@ mod chart;
 mod criu;
 mod debian;
 mod demo;
+mod deny;
 mod dist;
 mod fixtures;
+mod leftover;
 mod man;
+mod mutants;
+mod python;
 mod runs;
 mod setup;
 mod sys;
@@ -39,6 +43,10 @@ enum Task {
     Man(man::Args),
     /// Make the images anew that the tests keep: only when the format changes before a release
     Fixtures,
+    /// Check licences, sources and duplicates of what gpucr depends on, against deny.toml
+    Deny,
+    /// Make deliberate defects one by one, and show that the tests find each; writes docs/mutants.md
+    Mutants(mutants::Args),
     /// Build dist/gpucr-VERSION-x86_64-linux.tar.gz
     Dist,
     /// Run the benchmarks
@@ -52,7 +60,9 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args).map(|()| ExitCode::SUCCESS),
         Task::Demo(args) => demo::run(&args),
         Task::Man(args) => man::run(&args).map(|()| ExitCode::SUCCESS),
+        Task::Mutants(args) => mutants::run(&args).map(|()| ExitCode::SUCCESS),
         Task::Fixtures => fixtures::run().map(|()| ExitCode::SUCCESS),
+        Task::Deny => deny::run().map(|()| ExitCode::SUCCESS),
         Task::Dist => dist::run().map(|()| ExitCode::SUCCESS),
         Task::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
     };

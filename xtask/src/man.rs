@@ -1,5 +1,4 @@
-//! `cargo xtask man`: man/*.1 from the definition of the command line, man/gpucr-image.7 from
-//! docs/image-format.md.
+//! `cargo xtask man`: man/*.1 from the definition of the command line, man/*.7 from pages in Markdown.
 
 mod markdown;
 
@@ -9,6 +8,12 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::sys;
+
+/// Name, source and subject of the pages that are not about a command.
+const PAGES: [(&str, &str, &str); 2] = [
+    ("gpucr-image", "docs/image-format.md", "files of gpucr images and stores"),
+    ("gpucr-security", "SECURITY.md", "whom gpucr trusts, and whose images it takes"),
+];
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -33,11 +38,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if fresh.is_empty() {
         bail!("`gpucr generate-man` wrote no page");
     }
-    let format = sys::root().join("docs/image-format.md");
-    let text = std::fs::read_to_string(&format)
-        .with_context(|| format!("cannot read {}", format.display()))?;
-    let page = markdown::page("gpucr-image", 7, "files of gpucr images and stores", &text);
-    fresh.insert("gpucr-image.7".into(), page.into_bytes());
+    for (name, file, about) in PAGES {
+        let file = sys::root().join(file);
+        let text = std::fs::read_to_string(&file)
+            .with_context(|| format!("cannot read {}", file.display()))?;
+        fresh.insert(format!("{name}.7"), markdown::page(name, 7, about, &text).into_bytes());
+    }
     let man = sys::root().join("man");
     let stored = if man.exists() { pages(&man)? } else { BTreeMap::new() };
 

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::{setup, sys};
+use crate::{leftover, python, setup, sys};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -14,15 +14,24 @@ pub(crate) struct Args {
 /// Sets the machine up, builds everything and runs every test.
 ///
 /// # Errors
-/// Set-up or build failed, or a test did.
+/// Set-up or build failed, a test did, or tests have left processes behind.
 pub(crate) fn run(args: &Args) -> Result<()> {
     setup::run(&setup::Args::default())?;
+    python::ensure()?;
     // The end-to-end tests start `gpucr` and `workload` and load the shim and the software driver
     // from the target folder; building a test crate alone would not bring these up to date.
     sys::run(sys::cargo().args(["build", "--workspace"]))?;
 
+    let mark = std::process::id().to_string();
     if sys::succeeds(sys::cargo().args(["nextest", "--version"])) {
-        sys::run(sys::cargo().args(["nextest", "run", "--workspace"]).args(&args.args))?;
+        let mut nextest = sys::cargo();
+        nextest.env(leftover::MARK, &mark).args(["nextest", "run", "--workspace"]);
+        // Half of the time tests wait for programs that wait.
+        if !args.args.iter().any(|arg| arg.starts_with("-j") || arg.contains("threads")) {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            nextest.arg(format!("--test-threads={}", 2 * cores));
+        }
+        sys::run(nextest.args(&args.args))?;
         // nextest leaves out the examples in the documentation.
         if args.args.is_empty() {
             sys::run(sys::cargo().args(["test", "--workspace", "--doc", "--quiet"]))?;
@@ -30,9 +39,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     } else {
         // nextest gives each test a process; here those of a file share one, and its device.
         let mut test = sys::cargo();
-        test.env("RUST_TEST_THREADS", "1");
+        test.env("RUST_TEST_THREADS", "1").env(leftover::MARK, &mark);
         sys::run(test.args(["test", "--workspace"]).args(&args.args))?;
     }
+    leftover::none(&mark)?;
     sys::say("tests", "all passed");
     Ok(())
 }

@@ -1,7 +1,7 @@
 """PyTorch programs that are checkpointed on a real GPU.
 
 Each prints `ready`, then `step N VALUE` lines, and at the end `result HASH`: a hash of all values
-and of the final state. The same arguments give the same result, always: algorithms are the
+and of all bytes of the final state. The same arguments give the same result, always: algorithms are the
 deterministic ones (but for `infer`, whose products give the same results without). `median ms` at the
 end is the median time of a step. With `--times FILE` the time of each step's end (seconds of the
 monotonic clock, 8 bytes) is appended to that file.
@@ -28,6 +28,25 @@ def say(*words):
     print(*words, flush=True)
 
 
+# Words that are added up at a time: 4 MiB, so that it can be done on a device that is full.
+PIECE = 2**19
+# What the sum so far is multiplied with before the next piece is added; odd.
+STEP = 0x5851F42D4C957F2D
+
+
+def word_sums(tensor):
+    """A number that depends on every byte of a tensor, made on the device: each word of 8 bytes is multiplied with
+    an odd number of its own and added up, modulo 2**64. So one changed word always changes it, whatever the
+    order of the additions."""
+    data = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+    words = data[: len(data) // 8 * 8].view(torch.int64)
+    odd = torch.arange(min(PIECE, len(words)), device=data.device, dtype=torch.int64) * 2 + 1
+    total = torch.zeros((), device=data.device, dtype=torch.int64)
+    for piece in words.split(PIECE):
+        total = total * STEP + (piece * odd[: len(piece)]).sum()
+    return int(total), bytes(data[len(words) * 8 :].tolist())
+
+
 class Result:
     """Collects what a program computes."""
 
@@ -41,8 +60,7 @@ class Result:
 
     def state(self, tensors):
         for tensor in tensors:
-            data = tensor.detach().reshape(-1).contiguous().view(torch.uint8).cpu().numpy()
-            self.hash.update(data.tobytes())
+            self.hash.update(repr(word_sums(tensor)).encode())
 
     def print(self):
         say("result", self.hash.hexdigest())
@@ -124,7 +142,7 @@ def infer(args):
         result.value(step, y.float().abs().sum())
         x.copy_(y + (step + 1) * 0.01)
         yield step
-    result.state(weights[:: max(1, count // 8)])
+    result.state(weights)
     result.print()
 
 
@@ -211,7 +229,7 @@ def full(args):
         x = torch.sin(x @ x / 32 + step)
         result.value(step, x.sum() + sum(int(k[step]) for k in kept[:8]))
         yield step
-    result.state([x] + [k[: args.steps] for k in kept])
+    result.state([x, *kept])
     result.print()
 
 

@@ -38,7 +38,7 @@ impl Checkpoint {
                 checkpoint: *library.get(b"cuCheckpointProcessCheckpoint\0")?,
                 restore: *library.get(b"cuCheckpointProcessRestore\0")?,
                 unlock: *library.get(b"cuCheckpointProcessUnlock\0")?,
-                criu: Criu::find()?,
+                criu: Criu::find(None)?,
                 _library: library,
             })
         }

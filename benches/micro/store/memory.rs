@@ -161,5 +161,6 @@ pub(crate) fn manifest(size: u64, chunks: Vec<ChunkId>) -> Manifest {
         bulk_bytes: size,
         phases: Vec::new(),
         stopped_ms: 0.0,
+        sections: Vec::new(),
     }
 }

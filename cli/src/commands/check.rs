@@ -1,14 +1,27 @@
 //! `gpucr check`.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use gpucr_core::criu::Criu;
-use gpucr_core::device::Driver;
+use gpucr_core::cuda::{Device, Driver, HostDriver};
+use gpucr_core::image::DriverKind;
 use gpucr_core::library;
 
+use crate::Outcome;
 use crate::commands::{print_json, say};
 use crate::failure::HOST;
-use crate::{Outcome, args::CheckArgs};
+
+/// Tell whether this host can dump and restore
+///
+/// One line for each requirement, with what to do about those that are not met. Exit code 3 if one
+/// is not.
+#[derive(clap::Args)]
+pub(crate) struct CheckArgs {
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 #[derive(serde::Serialize)]
 struct Row {
@@ -92,7 +105,7 @@ fn kernel() -> Row {
 
 fn criu_version() -> Row {
     const NAME: &str = "CRIU";
-    match Criu::find() {
+    match Criu::find(None) {
         Ok(criu) => Row::met(NAME, format!("{} at {}", criu.version(), criu.path().display())),
         Err(error) => Row::missing(
             NAME,
@@ -104,7 +117,7 @@ fn criu_version() -> Row {
 
 fn criu_check() -> Row {
     const NAME: &str = "CRIU and kernel";
-    let Ok(criu) = Criu::find() else {
+    let Ok(criu) = Criu::find(None) else {
         return Row { name: NAME, met: None, found: "needs CRIU".into(), mend: None };
     };
     match criu.check() {
@@ -135,8 +148,18 @@ fn driver() -> Row {
     let Some(path) = library::nvidia() else {
         return none("no libcuda.so.1; programs run on the software driver".into());
     };
-    let described = Driver::open(&path).and_then(|driver| {
-        let names: Vec<String> = driver.devices()?.into_iter().map(|d| d.name).collect();
+    let library = match HostDriver::vouched(&path, DriverKind::Nvidia) {
+        Ok(library) => Arc::new(library),
+        Err(error) => return none(format!("{} cannot be opened: {error}", path.display())),
+    };
+    let described = Driver::open(&library).and_then(|driver| {
+        let named = |device: &Device| {
+            let private = driver.is_exportable(device).is_ok_and(|exportable| !exportable);
+            // Such as those of WSL, and of some virtual GPUs.
+            let note = " (dumped slowly: its memory cannot be handed to another process)";
+            format!("{}{}", device.name, if private { note } else { "" })
+        };
+        let names: Vec<String> = driver.devices()?.iter().map(named).collect();
         let version = driver.version()?;
         Ok(format!(
             "CUDA {}.{} at {}: {}",

@@ -1,15 +1,41 @@
 //! `gpucr diff`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use gpucr_core::Error;
 use gpucr_core::diff::{self, Change, Diff, Total};
 use gpucr_core::image::{ImageReader, Manifest};
 
-use crate::args::DiffArgs;
 use crate::commands::{LARGEST, print_json, say};
 use crate::table::Table;
 use crate::{Outcome, display};
+
+/// Show what changed from one image to another
+///
+/// Compares the processes, each block of device memory, and each file, by the hashes of their chunks:
+/// no data is read. What changed the most comes first; what did not change is left out. The last lines
+/// tell what image B costs beside image A where both share chunks.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Blocks are compared place by place, in chunks of 2 MiB: a chunk with one changed byte counts whole. Of a \
+file, what counts is the chunks that the other image's file of that name does not have, because CRIU \
+may write the same pages in another order.\n\n\
+Example:\n  gpucr diff /images/step-1000 /images/step-2000")]
+pub(crate) struct DiffArgs {
+    /// The image to start from
+    #[arg(value_name = "A")]
+    pub(crate) before: PathBuf,
+    /// The image to compare with it
+    #[arg(value_name = "B")]
+    pub(crate) after: PathBuf,
+    /// Show every block and file that changed, not only the 20 with the most changes
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Print a JSON object, with what did not change too
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(crate) fn run(args: &DiffArgs) -> Outcome {
     let before = ImageReader::open(&args.before).map_err(Error::from)?;

@@ -1,40 +1,55 @@
 //! `gpucr dump`.
 
+mod args;
+mod inside;
 mod repeat;
 
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
+use gpucr_core::Error;
 use gpucr_core::dump::{self, CriuOptions, Lessons, Misspeculation, Options, Report};
 use gpucr_core::image::{Destination, Protocol};
+use gpucr_core::namespace;
 use gpucr_core::timeline::Timeline;
+use gpucr_core::trust::PrivateKey;
 use serde_json::json;
 
-use crate::args::{DumpArgs, ProtocolArg};
-use crate::commands::{io_error, print_json, say};
+pub(crate) use args::{DumpArgs, ProtocolArg};
+
+use crate::commands::{io_error, note, print_json, say};
 use crate::events::Events;
 use crate::failure::{CliError, FAILED, USAGE};
-use crate::{Outcome, display, signals};
+use crate::output::Output;
+use crate::{Outcome, display, say, signals};
 
 pub(crate) fn run(args: &DumpArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    signals.settle_at_last(|| {
+        "gpucr could not wait for what it was at. The keeper settles the rest: the program runs on, and there \
+         is no image, unless that was complete already."
+            .into()
+    });
+    if args.inside.is_none()
+        && let Some(inner) = namespace::inner_pid(args.pid)
+    {
+        return inside::run(args.pid, inner, &signals);
+    }
     let options = options(args, signals.stop)?;
     let events = Events::open(args.events.as_deref())?;
     if let Some(interval) = args.every {
         return repeat::run(args, options, &events, interval);
     }
     // Better before the dump than after it.
-    let timeline = args.timeline.as_deref().map(create_timeline).transpose()?;
-    let outcome = dump(&options, &events, args.json);
+    let timeline = args.timeline.as_deref().map(prepare_timeline).transpose()?;
+    let outcome = dump(args, &options, &events);
     // Of a dump that failed too.
-    let written = timeline.map_or(Ok(()), |mut file| {
+    let written = timeline.map_or(Ok(()), |output| {
         let trace = options.timeline.trace().map(|trace| trace.write()).unwrap_or_default();
-        file.write_all(trace.as_bytes())
+        output.write(say::escaped_json(&trace).as_bytes())
     });
     let report = outcome?;
     if args.json {
@@ -50,18 +65,26 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
 }
 
 /// Dumps, and shows and tells what happens.
-fn dump(options: &Options, events: &Events, json: bool) -> Result<Report, gpucr_core::Failure> {
-    let progress = events.following(display::progress(json));
-    let outcome = dump::dump(options, &progress);
+fn dump(
+    args: &DumpArgs,
+    options: &Options,
+    events: &Events,
+) -> Result<Report, gpucr_core::Failure> {
+    let progress = events.following(display::progress(args.json));
+    let mut outcome = dump::dump(options, &progress);
     events.say_failure(&outcome);
+    if let Ok(report) = &mut outcome {
+        // As the user knows it.
+        report.pid = args.pid;
+    }
     if let Ok(report) = &outcome {
         events.say("dumped", json!(report));
     }
     outcome
 }
 
-fn create_timeline(path: &Path) -> Result<File, CliError> {
-    File::create(path).map_err(|source| {
+fn prepare_timeline(path: &Path) -> Result<Output, CliError> {
+    Output::prepare(path).map_err(|source| {
         CliError::new(FAILED, format!("cannot write {}: {source}", path.display()))
             .state("Nothing was changed.")
     })
@@ -79,8 +102,11 @@ fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options, CliError> 
         }
         ProtocolArg::Cow => Some(Protocol::Cow),
     };
+    let sign = args.sign.as_deref().map(PrivateKey::read).transpose();
+    let sign =
+        sign.map_err(|error| CliError::from(Error::from(error)).state("Nothing was changed."))?;
     Ok(Options {
-        pid: args.pid,
+        pid: args.own_pid(),
         destination: destination(args),
         leave_running,
         protocol,
@@ -100,6 +126,7 @@ fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options, CliError> 
             None => Timeline::default(),
         },
         lessons: Lessons::default(),
+        sign: sign.map(Arc::new),
         stop,
     })
 }
@@ -158,19 +185,26 @@ fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     }
     let asked_ahead = matches!(args.protocol, ProtocolArg::Recopy | ProtocolArg::Cow);
     if asked_ahead && report.protocol == Protocol::Stop {
-        eprintln!(
+        note!(
             "The memory could not be copied while the program ran: gpucr had no context of its own \
              on the device, or there was no memory to copy."
         );
     }
     if report.protocol == Protocol::Driver {
-        eprintln!(
+        note!(
             "The program was not started with `gpucr run`, so the driver copied its memory, \
              at a fraction of the speed."
         );
     }
-    if report.copied == "inside" {
+    if report.private_bytes > 0 {
         eprintln!(
+            "The driver cannot hand {} of device memory to another process, so its own checkpoint \
+             saved it, at a fraction of the speed.",
+            display::bytes(report.private_bytes),
+        );
+    }
+    if report.copied == "inside" {
+        note!(
             "The device has no room for a second context, so the program copied its memory \
              itself, which is slower."
         );
@@ -195,7 +229,8 @@ fn changes(all: &[Misspeculation]) -> Option<String> {
 
 fn destination(args: &DumpArgs) -> Destination {
     if let Some(store) = &args.store {
-        let name = args.name.clone().unwrap_or_else(|| default_name(args.pid, SystemTime::now()));
+        let default = || default_name(args.own_pid(), args.pid, SystemTime::now());
+        let name = args.name.clone().unwrap_or_else(default);
         return Destination::Stored { store: store.clone(), name };
     }
     let path = args.image.clone().unwrap_or_else(|| PathBuf::from(format!("gpucr-{}", args.pid)));
@@ -206,9 +241,9 @@ fn destination(args: &DumpArgs) -> Destination {
 }
 
 /// A name that tells what was saved and when, to the millisecond, since a process may be dumped more than
-/// once in a second: `train-20261121T083053.120Z-4242`.
-fn default_name(pid: u32, now: SystemTime) -> String {
-    let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+/// once in a second: `train-20261121T083053.120Z-4242`. Here the process may have its `own` pid.
+fn default_name(own: u32, pid: u32, now: SystemTime) -> String {
+    let comm = std::fs::read_to_string(format!("/proc/{own}/comm")).unwrap_or_default();
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     let command: String = comm.trim().chars().map(|c| if fits(c) { c } else { '_' }).collect();
     let command = match command.trim_start_matches('.') {
@@ -243,9 +278,9 @@ mod tests {
     #[test]
     fn default_names_are_readable() {
         let now = std::time::UNIX_EPOCH + std::time::Duration::from_millis(1_790_000_000_120);
-        let name = default_name(0, now);
+        let name = default_name(0, 0, now);
         assert_eq!(name, "process-20260921T141320.120Z-0");
-        let own = default_name(std::process::id(), now);
+        let own = default_name(std::process::id(), std::process::id(), now);
         assert!(own.ends_with(&format!("-20260921T141320.120Z-{}", std::process::id())), "{own}");
         assert!(!own.contains('/') && !own.starts_with('.'), "{own}");
     }

@@ -1,16 +1,45 @@
 //! `gpucr gc`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use gpucr_core::Error;
 use gpucr_core::image;
 
-use crate::args::GcArgs;
-use crate::commands::{io_error, print_json, say};
+use crate::commands::{io_error, note, print_json, say};
+use crate::values::duration;
 use crate::{Outcome, display, signals};
+
+/// Free what no image of a store needs
+///
+/// Safe beside running dumps and restores, and at any time after a crash: nothing that an image needs
+/// is removed. It reads all manifests, moves what is needed out of files that are mostly not, merges
+/// small files, and then waits until no dump or restore uses the store, for a short moment in which it
+/// removes the rest. An image that cannot be read ends it, since that might need anything: restore its
+/// files or remove it with `gpucr rm`.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+It needs free space for what it moves: at most half of what it frees, and 1 GiB for small files \
+that it merges. If it runs out of that, or is interrupted, or gives up waiting, nothing is lost; the \
+next gc does the rest. Dumps into the store that begin while it waits let it go first for ten seconds.\n\n\
+Example:\n  gpucr rm /images/images/step-1000\n  gpucr gc /images")]
+pub(crate) struct GcArgs {
+    /// The store, as given to dump --store
+    pub(crate) store: PathBuf,
+    /// How long to wait for dumps and restores to end
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
+    pub(crate) wait: Duration,
+    /// Print the result as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(crate) fn run(args: &GcArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    signals.settle_at_last(|| {
+        "No image was touched; what there is too much of is for the next gc.".into()
+    });
     let progress = display::progress(args.json);
     let report = image::gc(&args.store, args.wait, &signals.stop, progress.as_ref());
     drop(progress);
@@ -28,7 +57,7 @@ pub(crate) fn run(args: &GcArgs) -> Outcome {
         );
     }
     if report.missing_chunks > 0 {
-        eprintln!(
+        note!(
             "{} chunks that images need are missing: `gpucr verify` names those images.",
             report.missing_chunks
         );

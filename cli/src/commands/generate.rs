@@ -1,15 +1,33 @@
 //! `gpucr completions`, and the hidden `gpucr generate-man`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
 
-use crate::Outcome;
-use crate::args::{Args, CompletionsArgs, GenerateManArgs};
+use crate::args::Args;
 use crate::commands::io_error;
+use crate::{Outcome, say};
+
+/// Print a completion script for a shell
+#[derive(clap::Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// Write the manual pages
+#[derive(clap::Args)]
+pub(crate) struct GenerateManArgs {
+    /// Where to
+    pub(crate) dir: PathBuf,
+}
 
 pub(crate) fn completions(args: &CompletionsArgs) -> Outcome {
-    clap_complete::generate(args.shell, &mut Args::command(), "gpucr", &mut std::io::stdout());
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Args::command(), "gpucr", &mut script);
+    say::text(String::from_utf8_lossy(&script).trim_end_matches('\n'));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -12,7 +12,29 @@ use gpucr_core::{Error, hex};
 
 use crate::commands::{LARGEST, print_json, say};
 use crate::table::Table;
-use crate::{Outcome, args::InspectArgs, display};
+use crate::{Outcome, display};
+
+/// Show what is in an image
+///
+/// Its identity, where it comes from, the processes as a tree, the devices, the blocks of device
+/// memory, and the files. Nothing but manifest and index is read: `gpucr verify` tells whether the
+/// data is whole.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+SIZE is what the program sees, STORED what it takes up in the image: equal chunks are stored once, and \
+count for each block and file that has them.\n\n\
+The identity is the hash of the manifest, which names every chunk by its own hash: two images with one \
+identity are the same, wherever they are.")]
+pub(crate) struct InspectArgs {
+    /// The image
+    pub(crate) image: PathBuf,
+    /// Show every block and file, not only the 20 largest
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Print a JSON object, with everything
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Everything that an image says about itself.
 #[derive(serde::Serialize)]
@@ -53,6 +75,8 @@ struct Summary<'a> {
     ratio: f64,
     chunks: ChunkRow,
     criu_files: Vec<CriuRow<'a>>,
+    /// What the image says besides, by kind.
+    sections: Vec<SectionRow<'a>>,
     /// Libraries that are put back in place.
     libraries: Vec<LibraryRow<'a>>,
     /// Files that must be in place for a restore, with these sizes.
@@ -68,6 +92,16 @@ struct DeviceRow<'a> {
     memory: u64,
     /// How much of it the image holds.
     bulk_bytes: u64,
+}
+
+#[derive(serde::Serialize)]
+struct SectionRow<'a> {
+    kind: &'a str,
+    version: u32,
+    /// Whether a restore has to know it.
+    needed: bool,
+    /// Bytes that belong to it.
+    size: u64,
 }
 
 /// Distinct chunks.
@@ -200,6 +234,7 @@ fn summary(image: &ImageReader) -> Summary<'_> {
         ratio: plain as f64 / stored.max(1) as f64,
         chunks: chunks(image),
         criu_files: criu_files(image),
+        sections: sections(image),
         libraries,
         files: manifest
             .required
@@ -314,6 +349,21 @@ fn criu_files(image: &ImageReader) -> Vec<CriuRow<'_>> {
                 stored_bytes: stored_bytes(image, &part),
                 mode: format!("{:o}", file.mode),
                 chunks: part.pieces().count(),
+            }
+        })
+        .collect()
+}
+
+fn sections(image: &ImageReader) -> Vec<SectionRow<'_>> {
+    let sections = image.manifest().sections.iter();
+    sections
+        .map(|section| {
+            let chunks: u64 = section.chunks.iter().map(|chunk| u64::from(chunk.len)).sum();
+            SectionRow {
+                kind: &section.kind,
+                version: section.version,
+                needed: section.needed,
+                size: section.data.len() as u64 + chunks,
             }
         })
         .collect()

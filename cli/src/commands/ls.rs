@@ -1,15 +1,32 @@
 //! `gpucr ls`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, UNIX_EPOCH};
 
 use gpucr_core::Error;
 use gpucr_core::image::{self, Listing};
 
-use crate::args::LsArgs;
-use crate::commands::{print_json, say};
+use crate::commands::{note, print_json, say};
 use crate::failure::FAILED;
 use crate::{Outcome, display};
+
+/// List the images of a store
+///
+/// For each image: bytes of device memory and of the host side as they were in the program; bytes
+/// stored for it; and its own bytes, which no other image of the store needs, so that removing it
+/// and a `gpucr gc` free about that much. Exit code 1 if an image cannot be read; the others are
+/// listed all the same.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Example:\n  gpucr dump --pid 4242 --leave-running --store /images --name before\n  gpucr ls /images\n  \
+gpucr restore /images/images/before")]
+pub(crate) struct LsArgs {
+    /// The store, as given to dump --store
+    pub(crate) store: PathBuf,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(crate) fn run(args: &LsArgs) -> Outcome {
     let listing = image::list(&args.store).map_err(Error::from)?;
@@ -19,7 +36,7 @@ pub(crate) fn run(args: &LsArgs) -> Outcome {
         print(&listing);
     }
     for (name, error) in &listing.unreadable {
-        eprintln!("{name} cannot be read: {error}");
+        note!("{name} cannot be read: {error}");
     }
     Ok(if listing.unreadable.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
@@ -36,12 +53,10 @@ fn print(listing: &Listing) {
         "OWN"
     );
     for image in &listing.images {
-        let made =
-            humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(image.created));
         say!(
             "{:<width$}  {:<20}  {:>11}  {:>11}  {:>11}  {:>11}  {}",
             image.name,
-            made.to_string(),
+            display::date(image.created),
             display::bytes(image.bulk_bytes),
             display::bytes(image.host_bytes),
             display::bytes(image.stored_bytes),

@@ -3,20 +3,29 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use gpucr_core::process::{Agent, ProcessInfo};
+use gpucr_core::process::survey::{Said, Seen, survey};
 use gpucr_wire::{Counts, GateState};
 
-use crate::commands::{io_error, print_json, say};
-use crate::{Outcome, args::PsArgs, display};
+use crate::commands::{io_error, note, print_json, say};
+use crate::{Outcome, display};
 
-/// A program that is in the middle of a dump does not answer.
-const ANSWER: Duration = Duration::from_millis(500);
+/// List the programs that run under gpucr
+#[derive(clap::Args)]
+pub(crate) struct PsArgs {
+    /// Print a JSON array
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// All programs together have so long to answer: it is nobody's to keep this command waiting.
+const LIMIT: Duration = Duration::from_millis(1500);
 
 #[derive(serde::Serialize)]
 struct Row {
     pid: u32,
     command: Vec<String>,
-    /// `running`, `stopped`, `detached`, or `busy` while another gpucr works on it.
+    /// `running`, `stopped`, `detached`; `busy` while another gpucr works on it; `silent` if it did not answer, or
+    /// not as an agent does.
     state: &'static str,
     devices: Vec<String>,
     /// Bytes that gpucr copies itself.
@@ -25,22 +34,23 @@ struct Row {
     /// Bytes that are left to the driver's checkpoint, as far as they are counted.
     driver_bytes: u64,
     launches: u64,
+    /// Whether memory is left to the driver because it cannot be handed to another process.
+    private: bool,
     /// What would make a dump refuse.
     unsupported: Vec<String>,
 }
 
 pub(crate) fn run(args: &PsArgs) -> Outcome {
-    let mut rows = Vec::new();
-    for entry in std::fs::read_dir("/proc").map_err(io_error("cannot read /proc"))? {
-        let name = entry.map_err(io_error("cannot read /proc"))?.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-        // Processes come and go, and those of other users cannot be read.
-        let Ok(process) = ProcessInfo::read(pid) else { continue };
-        if Agent::listens(&process) && process.driver_libraries.iter().any(|_| true) {
-            rows.push(row(&process));
+    let survey = survey(LIMIT).map_err(io_error("cannot read /proc"))?;
+    if !survey.is_complete {
+        note!("There was no time to look at all processes: some may be missing.");
+    }
+    for seen in &survey.seen {
+        if let Said::Nothing(why) = &seen.said {
+            note!("process {} did not answer: {why}", seen.pid);
         }
     }
-    rows.sort_by_key(|row| row.pid);
+    let rows: Vec<Row> = survey.seen.into_iter().map(row).collect();
     if args.json {
         print_json(&rows)?;
         return Ok(ExitCode::SUCCESS);
@@ -66,6 +76,9 @@ pub(crate) fn run(args: &PsArgs) -> Outcome {
             devices.join(","),
             display::command(&row.command, 60),
         );
+        if row.private {
+            say!("          dumped slowly: its device memory cannot be handed to another process");
+        }
         for what in row.unsupported {
             say!("          cannot be dumped: {what}");
         }
@@ -73,16 +86,13 @@ pub(crate) fn run(args: &PsArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn row(process: &ProcessInfo) -> Row {
-    let asked = Agent::connect(process, ANSWER).and_then(|mut agent| {
-        let counts = agent.counts()?;
-        Ok((agent.hello().gate, counts))
-    });
-    let (state, counts) = match asked {
-        Ok((GateState::Open {}, counts)) => ("running", counts),
-        Ok((GateState::Closed {}, counts)) => ("stopped", counts),
-        Ok((GateState::Detached {}, counts)) => ("detached", counts),
-        Err(_) => ("busy", Counts::default()),
+fn row(seen: Seen) -> Row {
+    let (state, counts) = match seen.said {
+        Said::Holds(GateState::Open {}, counts) => ("running", counts),
+        Said::Holds(GateState::Closed {}, counts) => ("stopped", counts),
+        Said::Holds(GateState::Detached {}, counts) => ("detached", counts),
+        Said::Busy => ("busy", Counts::default()),
+        Said::Nothing(_) => ("silent", Counts::default()),
     };
     let mut unsupported = counts.unsupported.clone();
     if counts.managed > 0 {
@@ -91,15 +101,17 @@ fn row(process: &ProcessInfo) -> Row {
     if counts.shared > 0 {
         unsupported.push(format!("memory shared with other processes ({} handles)", counts.shared));
     }
+    unsupported.extend(counts.ungated);
     Row {
-        pid: process.pid,
-        command: process.command.clone(),
+        pid: seen.pid,
+        command: seen.command,
         state,
         devices: counts.devices.iter().map(|uuid| gpucr_core::hex(uuid)).collect(),
         bulk_bytes: counts.bulk_bytes,
         allocations: counts.allocations,
-        driver_bytes: counts.pool_bytes + counts.pinned_bytes,
+        driver_bytes: counts.pool_bytes.saturating_add(counts.pinned_bytes),
         launches: counts.launches,
+        private: counts.private,
         unsupported,
     }
 }

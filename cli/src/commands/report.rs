@@ -1,14 +1,39 @@
 //! `gpucr report`.
 
 use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use gpucr_core::careful;
 use gpucr_core::timeline::{self, Trace};
 
-use crate::args::ReportArgs;
-use crate::commands::say;
 use crate::failure::{CliError, FAILED};
-use crate::{Outcome, display};
+use crate::output::Output;
+use crate::{Outcome, display, say};
+
+/// Draw the timeline of a dump as a web page
+///
+/// Reads what `gpucr dump --timeline` wrote, and makes one HTML file that needs nothing else: a picture
+/// of the phases, the passes of the pre-copy, the looks at the memory, the copies and the time for which
+/// the program stood still, with bytes copied and bytes found changed over time; the same in a table; and
+/// what had changed after it was copied, with the kernels that may have done it.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+The timeline is in Chrome's trace event format: https://ui.perfetto.dev opens it as it is, to zoom in. A \
+look hashes all device memory where it is; what changed between two of them is counted as found \
+changed. `ahead` names copies made while the program ran, `what is left` those made while it stood still, \
+`shadows` those made when it ran again, of copies aside within the device. Calls are held where they \
+may write memory that is saved while the program runs again.\n\n\
+Example:\n  gpucr dump --pid 4242 --leave-running -o image --timeline dump.json\n  \
+gpucr report dump.json -o dump.html")]
+pub(crate) struct ReportArgs {
+    /// The timeline
+    #[arg(value_name = "TIMELINE")]
+    pub(crate) timeline: PathBuf,
+    /// The page; `-` for stdout. What is there is replaced
+    #[arg(short = 'o', long = "output", value_name = "FILE.html")]
+    pub(crate) output: PathBuf,
+}
 
 /// A timeline of a day with a copy every millisecond has a few hundred megabytes.
 const LARGEST: u64 = 1 << 30;
@@ -25,21 +50,20 @@ pub(crate) fn run(args: &ReportArgs) -> Outcome {
     }
     let name = args.timeline.file_stem().unwrap_or_default().to_string_lossy();
     let page = timeline::page(&trace, &format!("gpucr dump: {name}"));
+    let page = say::escaped_lines(&page);
     if args.output.as_os_str() == "-" {
-        say!("{page}");
+        say::text(&page);
         return Ok(ExitCode::SUCCESS);
     }
-    std::fs::write(&args.output, page).map_err(|error| {
+    let written = Output::prepare(&args.output).and_then(|output| output.write(page.as_bytes()));
+    written.map_err(|error| {
         CliError::new(FAILED, format!("cannot write {}: {error}", args.output.display()))
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn read(path: &Path) -> Result<Trace, String> {
-    let length = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if length > LARGEST {
-        return Err(format!("it has {length} bytes"));
-    }
-    let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+    let bytes = careful::read_regular(path, LARGEST).map_err(|error| error.to_string())?;
+    let text = String::from_utf8(bytes).map_err(|error| error.to_string())?;
     Trace::read(&text).map_err(|error| error.to_string())
 }

@@ -1,21 +1,24 @@
 //! `gpucr restore`.
 
+mod args;
 pub(crate) mod namespace;
 mod ready;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
-use gpucr_core::restore::{self, GoesOn, Options, Report};
+use gpucr_core::restore::{self, GoesOn, Moved, Options, Report};
 use gpucr_core::sharing::{self, Holder};
 use gpucr_core::{Failure, Progress};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions, WaitStatus};
 use serde_json::json;
 
 use self::ready::Ready;
-use crate::args::RestoreArgs;
-use crate::commands::{io_error, print_json, say};
+pub(crate) use args::RestoreArgs;
+
+use crate::commands::{io_error, key, note, print_json, say};
 use crate::events::Events;
+use crate::failure::CliError;
 use crate::signals::{self, SignalPlan};
 use crate::{Outcome, display};
 
@@ -59,6 +62,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
         return namespace::run(args);
     }
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    signals.settle_at_last(settled_by_keeper);
     let ready = Mutex::new(Some(Ready::prepare(args)?));
     let events = Events::open(args.events.as_deref())?;
     let (to_signal, to_tell) = (signals.clone(), events.clone());
@@ -78,9 +82,10 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
         }
     }));
     let share = holder(args)?;
-    let options = options(args, share, &signals, goes_on);
+    let options = options(args, share, &signals, goes_on)?;
     let progress = progress(args, &events);
     let (mut report, watch) = told(&events, restore::restore(&options, &progress), |(r, _)| r)?;
+    say_moved(&report);
     let pid = report.pid;
     if args.detach {
         return started(args, report, pid);
@@ -97,8 +102,15 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     ended(args, report, end)
 }
 
+/// What holds if gpucr cannot wait for what it is at, and ends.
+fn settled_by_keeper() -> String {
+    "gpucr could not wait for what it was at. The keeper ends what had been made of the program; the image is as \
+     it was."
+        .into()
+}
+
 /// The process that is to hold memory which is shared.
-fn holder(args: &RestoreArgs) -> Result<Option<Holder>, crate::failure::CliError> {
+fn holder(args: &RestoreArgs) -> Result<Option<Holder>, CliError> {
     let failed = io_error("cannot start a process that holds shared memory");
     args.share.then(Holder::start).transpose().map_err(failed)
 }
@@ -114,9 +126,10 @@ fn options(
     share: Option<Holder>,
     signals: &SignalPlan,
     goes_on: GoesOn,
-) -> Options {
-    Options {
+) -> Result<Options, CliError> {
+    Ok(Options {
         image: args.image.clone(),
+        trust: key::trust_with_policy(&args.trust)?,
         warm: !args.no_warm,
         detach: args.detach,
         before_resume: args.exec_before_resume.clone(),
@@ -125,7 +138,7 @@ fn options(
         share,
         goes_on: Some(goes_on),
         stop: signals.stop.clone(),
-    }
+    })
 }
 
 fn progress(args: &RestoreArgs, events: &Events) -> Arc<dyn Progress> {
@@ -143,6 +156,19 @@ fn told<T>(
         events.say("restored", json!(report(done)));
     }
     result
+}
+
+/// The driver does not tell the program all that is other on another device, and the program may have asked before.
+fn say_moved(report: &Report) {
+    for Moved { name, old, new } in &report.moved {
+        note!("The program has moved from the {name} {old} to {new}.");
+    }
+    if !report.moved.is_empty() {
+        note!(
+            "What it has noted of a device (UUID, PCI bus id, index of NVML) is the old one's, and the driver goes on \
+             to tell it the old PCI bus id."
+        );
+    }
 }
 
 /// The program runs in the background.

@@ -1,13 +1,36 @@
 //! `gpucr rm`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use gpucr_core::Error;
 use gpucr_core::image::{self, Removed};
 
-use crate::args::RmArgs;
-use crate::commands::{print_json, say};
+use crate::commands::{note, print_json, say};
+use crate::say::shell_word;
 use crate::{Outcome, display};
+
+/// Remove images
+///
+/// Each image is gone at once or there whole, whatever happens. What an image in a store shares with
+/// others stays; what no image needs any more is freed by `gpucr gc`. An image that incremental images
+/// in the same directory build on is not removed without --force.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Images elsewhere that build on a removed one (dump --parent) are not looked for. They cannot be \
+restored without it.\n\n\
+Examples:\n  gpucr rm monday tuesday\n  gpucr rm /images/images/step-1000 && gpucr gc /images")]
+pub(crate) struct RmArgs {
+    /// The images
+    #[arg(required = true, value_name = "IMAGE")]
+    pub(crate) images: Vec<PathBuf>,
+    /// Also remove an image that others build on
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    /// Print a JSON array
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(crate) fn run(args: &RmArgs) -> Outcome {
     let mut removed: Vec<Removed> = Vec::new();
@@ -26,7 +49,7 @@ pub(crate) fn run(args: &RmArgs) -> Outcome {
     let mut stores: Vec<_> = removed.iter().filter_map(|gone| gone.store.as_ref()).collect();
     stores.dedup();
     for store in stores.into_iter().filter(|_| !args.json) {
-        eprintln!("What no other image needs is freed by: gpucr gc {}", store.display());
+        note!("What no other image needs is freed by: gpucr gc {}", shell_word(store));
     }
     outcome.map_err(Error::from)?;
     Ok(ExitCode::SUCCESS)

@@ -1,16 +1,43 @@
 //! `gpucr run`.
 
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
+use clap::ValueEnum;
 use gpucr_core::{Error, library};
 use gpucr_wire::ENV_DRIVER;
 
 use crate::Outcome;
-use crate::args::{DeviceArg, RunArgs};
 use crate::commands::io_error;
 use crate::failure::{CliError, FAILED, USAGE};
+
+/// Start a program so that it can be dumped fast
+///
+/// Sets up the environment (LD_LIBRARY_PATH with gpucr's libcuda.so.1 in front of the driver's)
+/// and becomes the program: it keeps the pid. Without a GPU the program runs on the software
+/// driver, which executes programs of the CUDA driver API on the CPU; programs of the CUDA runtime
+/// API, PyTorch among them, need a GPU.
+#[derive(clap::Args)]
+pub(crate) struct RunArgs {
+    /// Which driver the program gets
+    #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
+    pub(crate) device: DeviceArg,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceArg {
+    /// The GPU if there is one, else the software driver
+    Auto,
+    /// NVIDIA's driver
+    Cuda,
+    /// The software driver
+    Soft,
+}
 
 /// Sets up the environment and becomes the program; returns only if that fails.
 pub(crate) fn run(args: &RunArgs) -> Outcome {

@@ -1,17 +1,64 @@
 //! `gpucr trace`.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use gpucr_core::access::trace::{self, Checked, Options, Process, Row, Set};
 use gpucr_core::stop::Stop;
 
-use crate::args::TraceArgs;
-use crate::commands::{LARGEST, io_error, print_json, say};
+use crate::commands::{LARGEST, io_error, note, print_json, say};
 use crate::table::Table;
+use crate::values::{duration, pids};
 use crate::{Outcome, display, signals};
+
+/// Show what a running program does with its device memory
+///
+/// Watches the kernels, copies and fills that a program launches for a while, and tells for each kernel
+/// which allocations it reads and which it may write. The program must have been started with `gpucr
+/// run`; it runs on all the time, and is left as it was. Recording costs it a fraction of a microsecond
+/// for each launch.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+READS and WRITES are how many allocations the arguments of a kernel have pointed to, and the bytes of \
+those: a pointer stands for its whole allocation. The kernels that may write most come first.\n\n\
+FROM says how it is known what is read and what is written: `code` is the kernel's PTX; `name` its C++ \
+name, which tells pointers to const; `observed` means that the memory did not change while the kernel was \
+launched; `assumed` that nothing is known, so that it counts as read and written. Copies and fills are \
+`exact`.\n\n\
+IDEMPOTENT is yes if doing it twice is the same as doing it once: it writes nothing that it reads, as far \
+as its arguments tell; no if it reads and writes through the same pointer.\n\n\
+CHECKED, with --check, counts launches of which was right, before they were made, which chunks of 2 MiB \
+would change; of which more chunks were expected to change; and of which others changed.\n\n\
+To observe, gpucr hashes all device memory at the beginning and the end. That takes a context of its own \
+on the device and, for a short time, half of the device's speed; --no-observe leaves it out.\n\n\
+Example:\n  gpucr run -- ./train &\n  gpucr trace --pid $! --for 5s\n  \
+gpucr trace --pid $! --json | jq '.processes[].kernels[] | {name, launches, writes}'")]
+pub(crate) struct TraceArgs {
+    /// Root of the process tree
+    #[arg(short = 't', long = "pid", alias = "tree", value_name = "PID", value_parser = pids())]
+    pub(crate) pid: u32,
+    /// How long to watch; Ctrl-C ends it early, with what there is
+    #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = duration)]
+    pub(crate) time: Duration,
+    /// Do not hash the device memory
+    #[arg(long, conflicts_with = "check")]
+    pub(crate) no_observe: bool,
+    /// Stop the program after each launch, and compare what changed in device memory with what the launch
+    /// was thought to write. The program gets some hundreds of launches done in a second
+    #[arg(long)]
+    pub(crate) check: bool,
+    /// Show every kernel, not only the 20 that may write most
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Print a JSON object, with every argument of every kernel
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(crate) fn run(args: &TraceArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    // Its end is the end of the recording, and opens the gates.
+    signals.settle_at_last(|| "The program runs on; nothing of it is known in time.".into());
     let options = Options {
         pid: args.pid,
         time: args.time,
@@ -83,7 +130,7 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
         say!("* follows pointers that lie in memory, and may reach more than is shown.");
     }
     if !args.no_observe && !process.observed && !process.ended {
-        eprintln!(
+        note!(
             "The device memory could not be compared: gpucr had no context of its own on the \
              device. Kernels without readable code are taken to write all that they are given."
         );
@@ -99,17 +146,24 @@ fn cells(row: &Row, checked: bool) -> Vec<String> {
         set(&row.reads),
         set(&row.writes),
         row.derived.join(", "),
-        match row.idempotent {
-            Some(true) => "yes",
-            Some(false) => "no",
-            None => "unknown",
-        }
-        .to_owned(),
+        idempotent(row),
     ];
     if checked {
         cells.push(row.checked.as_ref().map_or_else(|| "-".to_owned(), counts));
     }
     cells
+}
+
+fn idempotent(row: &Row) -> String {
+    let answer = match row.idempotent {
+        Some(true) => "yes",
+        Some(false) => "no",
+        None => "unknown",
+    };
+    match row.idempotent_reason {
+        Some(reason) => format!("{answer}: {reason}"),
+        None => answer.to_owned(),
+    }
 }
 
 fn counts(checked: &Checked) -> String {

@@ -4,33 +4,95 @@ use std::fs::File;
 use std::io::{IsTerminal, Read, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use gpucr_core::image::{Destination, ImageError};
+use gpucr_core::image::{self, Destination, ImageError};
 use gpucr_core::stop::Stop;
-use gpucr_core::transfer;
-use gpucr_core::{Error, Progress};
+use gpucr_core::transfer::{self, TarError};
+use gpucr_core::{Progress, careful};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::args::{ExportArgs, ImportArgs};
-use crate::commands::{io_error, print_json, say};
+use crate::commands::key::TrustArgs;
+use crate::commands::{io_error, key, print_json, say};
 use crate::failure::{CliError, FAILED, USAGE};
+use crate::say::note_json;
 use crate::{Outcome, display, signals};
 
+/// Write an image to one file, to ship it
+///
+/// The file is an uncompressed tar that holds the whole image and nothing else, whatever other images
+/// or stores it shares chunks with. Chunks are copied as they are stored, and checked by the way.
+/// `gpucr import` makes the same image of it again, with the same identity; so does `tar xf` in an
+/// empty directory.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Example:\n  gpucr export /images/train train.tar\n  \
+gpucr export /images/train - | ssh host gpucr import - -o /images/train")]
+pub(crate) struct ExportArgs {
+    /// The image
+    pub(crate) image: PathBuf,
+    /// The file, which must not exist; `-` for stdout
+    #[arg(value_name = "FILE.tar")]
+    pub(crate) file: PathBuf,
+    /// Print the result as one JSON object (on stderr, if the tar goes to stdout)
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Make an image of a file that `gpucr export` wrote
+///
+/// Every chunk is decompressed and checked before the image appears in its place; whatever fails before
+/// that leaves nothing behind. The file may come from anywhere: members that do not belong to an image,
+/// links, and names that lead elsewhere are refused. (A restore runs the programs in it: that takes trust
+/// in whoever made the image.)
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+Example:\n  gpucr import train.tar -o /images/train\n  \
+ssh host gpucr export /images/train - | gpucr import - -o /images/train")]
+pub(crate) struct ImportArgs {
+    /// The file; `-` for stdin
+    #[arg(value_name = "FILE.tar")]
+    pub(crate) file: PathBuf,
+    /// Directory for the image: new, or empty
+    #[arg(short = 'o', long = "output", value_name = "IMAGE", required_unless_present = "store")]
+    pub(crate) image: Option<PathBuf>,
+    /// Put the image into the store DIR instead, which keeps equal chunks of all its images once
+    #[arg(long, value_name = "DIR", conflicts_with = "image")]
+    pub(crate) store: Option<PathBuf>,
+    /// Name of the image in the store [default: that of the file, without .tar]
+    #[arg(long, requires = "store")]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
+    /// Print the result as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const NO_IMAGE: &str = "There is no image; nothing was left behind.";
+
 pub(crate) fn export(args: &ExportArgs) -> Outcome {
-    let stop = stop()?;
+    let unfinished = args.file.clone();
+    let stop = stop(move || {
+        if is_dash(&unfinished) {
+            return "What was written to stdout is only a part: discard it. The image is as it was.".into();
+        }
+        transfer::remove_unfinished(&unfinished);
+        format!("There is no {}; the image is as it was.", unfinished.display())
+    })?;
     let progress = display::progress(args.json);
     if is_dash(&args.file) {
         let report = export_to_stdout(&args.image, &stop, progress.as_ref())?;
         drop(progress);
         if args.json {
-            let text = serde_json::to_string_pretty(&report);
-            eprintln!("{}", text.map_err(|e| CliError::new(FAILED, e.to_string()))?);
+            note_json(&report)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
     let report = transfer::export_to_file(&args.image, &args.file, &stop, progress.as_ref())
         .map_err(|error| match error {
-            Error::Exists { .. } => CliError::from(error).state("Nothing was written."),
+            TarError::Exists { .. } => CliError::from(error).state("Nothing was written."),
             _ => CliError::from(error)
                 .state(format!("There is no {}; the image is as it was.", args.file.display())),
         })?;
@@ -76,7 +138,13 @@ fn export_to_stdout(
 
 pub(crate) fn import(args: &ImportArgs) -> Outcome {
     let to = destination(args)?;
-    let stop = stop()?;
+    let trust = key::trust_with_policy(&args.trust)?;
+    let target = to.path();
+    let stop = stop(move || {
+        let target = std::path::absolute(&target).unwrap_or(target);
+        image::remove_unfinished(&target, std::process::id());
+        NO_IMAGE.into()
+    })?;
     let mut tar: Box<dyn Read> = if is_dash(&args.file) {
         if std::io::stdin().is_terminal() {
             return Err(CliError::new(USAGE, "a tar is expected on stdin, which is a terminal")
@@ -84,18 +152,23 @@ pub(crate) fn import(args: &ImportArgs) -> Outcome {
                     "give a file name, or a pipe: ssh host gpucr export IMAGE - | gpucr import - …",
                 ));
         }
-        Box::new(std::io::stdin().lock())
+        let stdin = std::io::stdin().as_fd().try_clone_to_owned().map_err(io_error("stdin"))?;
+        Box::new(Interruptible { file: stdin.into(), stop: stop.clone() })
     } else {
-        let name = args.file.display();
-        Box::new(File::open(&args.file).map_err(io_error(&format!("cannot open {name}")))?)
+        Box::new(open(&args.file)?)
     };
     let progress = display::progress(args.json);
     let report =
-        transfer::import(&mut tar, &to, &stop, progress.as_ref()).map_err(|error| match error {
-            Error::Image(ImageError::Output { .. }) => {
-                CliError::from(error).state("Nothing was changed.")
+        transfer::import(&mut tar, &to, &trust, &stop, progress.as_ref()).map_err(|error| {
+            match error {
+                TarError::Io(_) if stop.is_set() => {
+                    CliError::from(TarError::Interrupted).state(NO_IMAGE)
+                }
+                TarError::Image(ImageError::Output { .. }) => {
+                    CliError::from(error).state("Nothing was changed.")
+                }
+                _ => CliError::from(error).state(NO_IMAGE),
             }
-            _ => CliError::from(error).state("There is no image; nothing was left behind."),
         })?;
     drop(progress);
     if args.json {
@@ -128,9 +201,46 @@ fn destination(args: &ImportArgs) -> Result<Destination, CliError> {
     }
 }
 
-/// Signals end it in order, with nothing left behind.
-fn stop() -> Result<Stop, CliError> {
-    Ok(Stop::new(signals::handle().map_err(io_error("cannot handle signals"))?.stop))
+/// Signals end it in order, with nothing left behind; `at_last` sees to that if it hangs.
+fn stop(at_last: impl FnOnce() -> String + Send + 'static) -> Result<Stop, CliError> {
+    let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    signals.settle_at_last(at_last);
+    Ok(Stop::new(signals.stop))
+}
+
+/// Opens a tar. It is to be a file: whoever has named it may have meant a device or a FIFO, which never ends.
+fn open(path: &Path) -> Result<File, CliError> {
+    careful::open_regular(path).map_err(|error| {
+        let no_file = error.kind() == std::io::ErrorKind::InvalidInput;
+        let error = io_error(&format!("cannot open {}", path.display()))(error);
+        let error = error.state("Nothing was changed.");
+        match no_file {
+            _ if path.is_dir() => error.help("give a tar, as `gpucr export` writes it"),
+            true => error.help(format!("gpucr import - < {}", path.display())),
+            false => error,
+        }
+    })
+}
+
+/// Standard input, which may be a pipe into which nobody writes for long.
+struct Interruptible {
+    file: File,
+    stop: Stop,
+}
+
+impl Read for Interruptible {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let look = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        loop {
+            if self.stop.is_set() {
+                return Err(std::io::Error::other("interrupted"));
+            }
+            let mut poll = [PollFd::new(&self.file, PollFlags::IN)];
+            if rustix::event::poll(&mut poll, Some(&look)).is_ok_and(|ready| ready > 0) {
+                return self.file.read(into);
+            }
+        }
+    }
 }
 
 fn is_dash(path: &Path) -> bool {

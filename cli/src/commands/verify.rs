@@ -1,19 +1,45 @@
 //! `gpucr verify`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use gpucr_core::verify::{self, Damage, Report};
 use gpucr_core::{Error, hex};
 
-use crate::args::VerifyArgs;
-use crate::commands::{print_json, say};
+use crate::commands::key::TrustArgs;
+use crate::commands::{key, print_json, say};
 use crate::failure::FAILED;
 use crate::{Outcome, display};
 
+/// Read everything of an image and tell whether it is whole
+///
+/// Decompresses every chunk and checks it against its hash, on all cores. Goes on after damage: each
+/// damaged chunk is named, with the process, block and address range or the file that it belongs to.
+/// The image is only read. Exit code 0 if it is whole, 1 if not.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+A damaged image is not restored: a restore checks the same and ends before anything runs. What can be \
+done is to copy the image again from where it came from; the names of damaged files tell which ones.\n\n\
+Example:\n  gpucr verify /images/train && echo fine\n  \
+gpucr verify --json /images/train | jq '.damage[].owners[]'")]
+pub(crate) struct VerifyArgs {
+    /// The image
+    pub(crate) image: PathBuf,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 pub(crate) fn run(args: &VerifyArgs) -> Outcome {
+    let trust = key::trust(&args.trust)?;
     let progress = display::progress(args.json);
     let report = verify::verify(&args.image, progress.as_ref()).map_err(Error::from)?;
     drop(progress);
+    if let Some(id) = &report.id {
+        trust.check_image(&args.image, id).map_err(Error::from)?;
+    }
     if args.json {
         print_json(&report)?;
     } else {

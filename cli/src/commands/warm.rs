@@ -3,15 +3,71 @@
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use gpucr_core::warm::{self, Kept, Listing, Options, Report};
 
-use crate::args::WarmArgs;
-use crate::commands::{io_error, print_json, say};
+use crate::commands::key::TrustArgs;
+use crate::commands::{io_error, key, note, print_json, say};
 use crate::failure::FAILED;
 use crate::table::Table;
+use crate::values::size;
 use crate::{Outcome, display, signals};
+
+/// Keep an image ready in host memory
+///
+/// Reads, checks and decompresses an image once. A process in the background then keeps the result in
+/// memory, where every `gpucr restore` of the image finds it by itself: it reads only the manifest from
+/// disk, and does without reading the rest, decompressing and checking. Any number of restores may use it,
+/// one after the other or at once. It is kept until it is dropped, or its process or the host ends.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+The memory is as large as the image was before it was compressed; equal chunks count once, chunks of one \
+repeated byte (most often zeros) not at all. It is not swapped out (Linux 6.4 or newer), and where the \
+host runs out of memory the kernel ends the process first. Nothing is read if the image needs more than \
+--memory-limit.\n\n\
+If the image's devices are here, the process that keeps it opens them, pins the memory, and loads device \
+memory for restores, which is faster than what a restore can do that has to open the device first. A context \
+takes 260 to 530 MiB of each device's memory; it is given back where a restore leaves less than 2 GiB free. \
+--list shows which images are pinned. --unpinned does without.\n\n\
+--drop takes the directory of the image, or the first 8 or more digits of the identity that --list shows. \
+A restore that is at work with it goes on to its end, and its memory is freed then.\n\n\
+The directory with the manifest must stay where it is for restores; the data in it need not. No lock of a \
+store is held: a gc may remove what the image needs, if the image was removed there.\n\n\
+Restores find it in the network namespace that it was made warm in, and trust only processes of root.\n\n\
+Examples:\n  gpucr warm /images/model\n  gpucr restore /images/model\n  gpucr warm --list\n  \
+gpucr warm --drop /images/model\n\n\
+As a systemd service (Type=notify), which ends with it:\n  \
+ExecStart=gpucr warm --foreground /images/model")]
+pub(crate) struct WarmArgs {
+    /// The image
+    #[arg(required_unless_present_any = ["list", "all"], conflicts_with_all = ["list", "all"])]
+    pub(crate) image: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
+    /// Most memory that it may take [default: what is available, less 4 GiB or a sixteenth of all memory]
+    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with_all = ["list", "drop"])]
+    pub(crate) memory_limit: Option<u64>,
+    /// Only keep it in memory: do not pin it, and do not open the image's devices
+    #[arg(long, conflicts_with_all = ["list", "drop"])]
+    pub(crate) unpinned: bool,
+    /// Keep it in this process, until it gets SIGTERM or SIGINT
+    #[arg(long, conflicts_with_all = ["list", "drop"])]
+    pub(crate) foreground: bool,
+    /// List what is kept: identity, memory, since when, by which process, how often it was restored
+    #[arg(long, conflicts_with = "drop")]
+    pub(crate) list: bool,
+    /// Drop the image from memory; what is on disk stays
+    #[arg(long)]
+    pub(crate) drop: bool,
+    /// With --drop: all images
+    #[arg(long, requires = "drop")]
+    pub(crate) all: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(crate) fn run(args: &WarmArgs) -> Outcome {
     match &args.image {
@@ -26,8 +82,10 @@ pub(crate) fn run(args: &WarmArgs) -> Outcome {
 
 fn keep(image: &Path, args: &WarmArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    signals.settle_at_last(|| "Nothing is kept.".into());
     let options = Options {
         image: image.to_owned(),
+        trust: key::trust_with_policy(&args.trust)?,
         memory_limit: args.memory_limit,
         pin: !args.unpinned,
         foreground: args.foreground,
@@ -60,7 +118,7 @@ fn print(image: &Path, report: &Report) {
         kept.id
     );
     if !kept.unpinned.is_empty() {
-        eprintln!("not pinned, so restores copy it by themselves: {}", kept.unpinned);
+        note!("not pinned, so restores copy it by themselves: {}", kept.unpinned);
     }
 }
 
@@ -85,7 +143,7 @@ fn list(json: bool) -> Outcome {
         print_list(&listing);
     }
     for (pid, error) in &listing.silent {
-        eprintln!("process {pid}, which holds a warm image, does not answer: {error}");
+        note!("process {pid}, which holds a warm image, does not answer: {error}");
     }
     Ok(if listing.silent.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
@@ -94,6 +152,16 @@ fn print_list(listing: &Listing) {
     let mut table =
         Table::new(&["IDENTITY", ">MEMORY", "PINNED", "SINCE", ">PID", ">RESTORES", "IMAGE"]);
     for kept in &listing.kept {
+        if kept.other_version {
+            let mut row = vec![kept.id[..16].to_owned(), "?".into(), "?".into(), "?".into()];
+            row.extend([
+                kept.pid.to_string(),
+                "?".into(),
+                "(held by another version of gpucr)".into(),
+            ]);
+            table.row(row);
+            continue;
+        }
         table.row(vec![
             kept.id[..16].to_owned(),
             display::bytes(kept.bytes),
@@ -113,7 +181,12 @@ fn dropped(images: &[Kept], json: bool) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     for kept in images {
-        say!("{}: dropped, {} of memory freed", kept.image, display::bytes(kept.bytes));
+        match kept {
+            Kept { other_version: true, id, .. } => say!("{}: dropped", &id[..16]),
+            Kept { image, bytes, .. } => {
+                say!("{image}: dropped, {} of memory freed", display::bytes(*bytes));
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

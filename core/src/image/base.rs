@@ -39,7 +39,7 @@ impl Base {
     pub fn read(dir: &Path) -> Result<Option<Self>, ImageError> {
         let path = dir.join(FILE);
         match index::read_framed(&path, MAGIC, VERSION, LIMIT) {
-            Ok((body, _)) => Self::decode(&body)
+            Ok((_, body, _)) => Self::decode(&body)
                 .map(Some)
                 .map_err(|what| ImageError::Damaged { path, what: what.to_owned() }),
             Err(StoreError::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
@@ -170,7 +170,7 @@ fn find_parent(image: &Path, base: &Base) -> Result<PathBuf, ImageError> {
             Err(error) => tracing::debug!(%error, "no parent at {}", place.display()),
         }
     }
-    let (image, identity) = (image.to_owned(), crate::hex(identity));
+    let (image, identity) = (image.to_owned(), crate::base::format::hex(identity));
     Err(match changed {
         Some(path) => ImageError::ParentChanged { image, path, identity },
         None => ImageError::ParentMissing { image, path: absolute.clone(), identity },

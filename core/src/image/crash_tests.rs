@@ -373,24 +373,40 @@ fn helper() {
     }
 }
 
+/// A process that is killed with the test.
+struct Helper(Child);
+
+impl Helper {
+    fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
 #[test]
 fn processes_are_killed_at_random_moments() {
     let kills = number("GPUCR_KILLS", 250);
     let dir = tempfile::tempdir_in(fast_place()).unwrap();
     write_on(&real(), &stored(&dir.path().join("store"), "first"), 0..30).unwrap();
-    let start = |role: &str, number: usize| -> Child {
-        Command::new(std::env::current_exe().unwrap())
+    let start = |role: &str, number: usize| -> Helper {
+        let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "image::crash_tests::helper", "--test-threads", "1"])
             .env("GPUCR_CRASH_ROLE", format!("{role} {number} {}", dir.path().display()))
             .stdout(Stdio::null())
             .stderr(
                 fs::File::options().append(true).create(true).open(dir.path().join("err")).unwrap(),
             )
-            .spawn()
-            .unwrap()
+            .spawn();
+        Helper(child.unwrap())
     };
     let roles = ["write", "write", "write", "collect"];
-    let mut children: Vec<Child> = Vec::new();
+    let mut children: Vec<Helper> = Vec::new();
     for (number, role) in roles.iter().enumerate() {
         children.push(start(role, number));
     }
@@ -402,15 +418,11 @@ fn processes_are_killed_at_random_moments() {
         std::thread::sleep(Duration::from_micros(u64::from(dice[0]) * u64::from(dice[1]) / 2));
         let victim = dice[2] as usize % roles.len();
         // One that has ended by itself has failed.
-        ended += usize::from(children[victim].try_wait().unwrap().is_some());
-        children[victim].kill().unwrap();
-        children[victim].wait().unwrap();
+        ended += usize::from(children[victim].0.try_wait().unwrap().is_some());
+        children[victim].kill();
         children[victim] = start(roles[victim], roles.len() + kill);
     }
-    for child in &mut children {
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
+    drop(children);
     let errors = fs::read_to_string(dir.path().join("err")).unwrap_or_default();
     assert_eq!(ended, 0, "helpers have failed:\n{errors}");
 

@@ -11,7 +11,7 @@ use super::kinds_tests::{
 };
 use super::shelf::gc_on;
 use super::*;
-use crate::phase::Quiet;
+use crate::base::progress::Quiet;
 use crate::store::Compression;
 
 #[test]
@@ -140,6 +140,32 @@ fn two_writers_and_a_gc_at_once() {
     collect(&store);
     assert_eq!(read(&store.join("images/first")).unwrap(), (30..70).collect());
     assert_eq!(read(&store.join("images/second")).unwrap(), (35..75).collect());
+    assert_clean(&store);
+}
+
+/// It may have to be made in a hurry, and the other dump may take an hour.
+#[test]
+fn a_dump_passes_a_gc_that_waits_for_another_dump() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = dir.path().join("store");
+    let long = begin(&real(), &stored(&store, "long")).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let gc = || gc_on(&real(), &store, Duration::from_secs(600), &stop, &Quiet);
+        let waiting = scope.spawn(gc);
+        // So that it waits by then; if it does not yet, nothing is tested, and nothing fails.
+        std::thread::sleep(Duration::from_millis(500));
+        write(&stored(&store, "short"), 0..5);
+        assert!(!waiting.is_finished(), "it waits for the first");
+        stop.store(true, Ordering::Relaxed);
+        let error = waiting.join().unwrap().unwrap_err();
+        assert!(matches!(error, ImageError::Store(StoreError::Interrupted)), "{error}");
+    });
+    fill(long, 3..8).unwrap();
+    collect(&store);
+    for (name, chunks) in [("long", 3..8), ("short", 0..5)] {
+        assert_eq!(read(&store.join("images").join(name)).unwrap(), chunks.collect());
+    }
     assert_clean(&store);
 }
 

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use super::shelf::{gc_on, remove_on};
 use super::tests::manifest;
 use super::*;
-use crate::phase::Quiet;
+use crate::base::progress::Quiet;
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::tests::{noise, text};
 use crate::store::{Compression, GcReport, MAX_CHUNK};
@@ -285,7 +285,7 @@ fn a_damaged_copy_is_made_up_for_by_a_sound_one() {
     }
     assert_eq!(read(&image).unwrap(), (0..20).collect());
     // All the same each is named.
-    let damage = crate::verify::verify(&image, &Quiet).unwrap().damage;
+    let damage = crate::image::verify::verify(&image, &Quiet).unwrap().damage;
     assert_eq!(damage.len(), with_data.clone().count());
     for damage in &damage {
         assert!(damage.problem.ends_with("another copy of it is sound"), "{damage:?}");

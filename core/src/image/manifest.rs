@@ -1,8 +1,8 @@
 //! What an image says about itself.
 //!
 //! The manifest is stored in postcard form, in which fields and variants have an order and no
-//! names. So within one [`MANIFEST_VERSION`]: fields never change, and variants are only added
-//! at the end of an enum. Anything else raises the version.
+//! names. So fields never change, and variants are only added at the end of an enum. What else there is to say is
+//! said in [sections](Section), each of which has a name and a version of its own.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,24 @@ use super::{ImageError, MANIFEST};
 use crate::store::disk::Disk;
 use crate::store::{ChunkId, MAX_CHUNK, StoreError, index};
 
-/// Version of the manifest that this code writes, and the newest that it reads.
-pub const MANIFEST_VERSION: u32 = 1;
+/// The newest version of the manifest that this code reads: one with [sections](Section).
+pub const MANIFEST_VERSION: u32 = 2;
+/// The version of one without sections. It is written where there are none, so that earlier readers can read it.
+const WITHOUT_SECTIONS: u32 = 1;
 
 const MAGIC: &[u8; 8] = b"gpucrIMG";
 /// Most bytes that a manifest may have; that of a 139 GiB image has about 3 MB.
 pub(crate) const MAX_MANIFEST: u64 = 256 << 20;
+
+/// Most sections of a manifest.
+const MAX_SECTIONS: u64 = 64;
+/// Most bytes of a file that is read into memory as a whole: libraries that are carried, of which the largest has some
+/// 30 MB, and what says which memory can be shared.
+pub(crate) const MAX_IN_MEMORY: u64 = 256 << 20;
+/// Most bytes of all files that are carried; a restore may have to put each in its place.
+const MAX_CARRIED: u64 = 1 << 30;
+/// The largest pid that Linux gives (`PID_MAX_LIMIT` less one).
+const MAX_PID: u32 = (1 << 22) - 1;
 
 /// Everything about an image but the bytes themselves.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -52,6 +64,24 @@ pub struct Manifest {
     pub phases: Vec<Phase>,
     /// For how many milliseconds the program had been stopped when the manifest was written.
     pub stopped_ms: f64,
+    /// What later versions say more. Not among the fields above: they follow them in the file.
+    #[serde(skip)]
+    pub sections: Vec<Section>,
+}
+
+/// Something that an image says and that the fields of the [`Manifest`] have no place for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Section {
+    /// What it is: lower-case letters, digits and hyphens, 64 at most; each kind once.
+    pub kind: String,
+    /// The version of what it says; readers know kinds by name and version.
+    pub version: u32,
+    /// Whether a program cannot be restored right by who does not know it. Otherwise it may be passed over.
+    pub needed: bool,
+    /// What it says.
+    pub data: Vec<u8>,
+    /// Bytes that belong to it, in order.
+    pub chunks: Vec<FileChunk>,
 }
 
 /// How memory was copied.
@@ -346,8 +376,8 @@ impl Manifest {
     }
 
     pub(crate) fn read_with_id(dir: &Path) -> Result<(Self, [u8; 32]), ImageError> {
-        let (body, id) = Self::read_body(dir)?;
-        let manifest = Self::decode(&body).map_err(|what| ImageError::Damaged {
+        let (version, body, id) = Self::read_body(dir)?;
+        let manifest = Self::decode(version, &body).map_err(|what| ImageError::Damaged {
             path: dir.join(MANIFEST),
             what: what.to_owned(),
         })?;
@@ -356,10 +386,11 @@ impl Manifest {
 
     /// The identity of the image at `dir`, whose manifest is not decoded.
     pub(crate) fn identity(dir: &Path) -> Result<[u8; 32], ImageError> {
-        Ok(Self::read_body(dir)?.1)
+        Ok(Self::read_body(dir)?.2)
     }
 
-    fn read_body(dir: &Path) -> Result<(Vec<u8>, [u8; 32]), ImageError> {
+    /// Version, body and identity.
+    fn read_body(dir: &Path) -> Result<(u32, Vec<u8>, [u8; 32]), ImageError> {
         let not = |reason| ImageError::NotAnImage { path: dir.to_owned(), reason };
         match std::fs::metadata(dir) {
             Ok(meta) if meta.is_dir() => {}
@@ -367,15 +398,19 @@ impl Manifest {
             Err(e) => return Err(super::io_failure("open", dir, e)),
         }
         let path = dir.join(MANIFEST);
-        let (body, hash) = index::read_framed(&path, MAGIC, MANIFEST_VERSION, MAX_MANIFEST)
-            .map_err(|error| match error {
-                StoreError::NotAStore { .. } => not("its manifest is something else"),
-                StoreError::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
-                    not("it has no manifest")
+        let (version, body, hash) =
+            index::read_framed(&path, MAGIC, MANIFEST_VERSION, MAX_MANIFEST).map_err(|error| {
+                match error {
+                    StoreError::NotAStore { .. } => not("its manifest is something else"),
+                    StoreError::Io { source, .. }
+                        if source.kind() == std::io::ErrorKind::NotFound =>
+                    {
+                        not("it has no manifest")
+                    }
+                    other => other.into(),
                 }
-                other => other.into(),
             })?;
-        Ok((body, *hash.as_bytes()))
+        Ok((version, body, *hash.as_bytes()))
     }
 
     /// The chunks that the image needs, in order, each once.
@@ -419,7 +454,8 @@ impl Manifest {
         }
         problem(error);
         let body = index::salvage_body(&dir.join(MANIFEST), MAX_MANIFEST).unwrap_or_default();
-        Ok((Self::decode(&body).ok(), None))
+        let versions = (WITHOUT_SECTIONS..=MANIFEST_VERSION).rev();
+        Ok((versions.map(|version| Self::decode(version, &body)).find_map(Result::ok), None))
     }
 
     /// What is to be written of the manifest into `dir`. What could not be read back is refused.
@@ -427,11 +463,44 @@ impl Manifest {
         let path = dir.join(MANIFEST);
         let damaged = |what: &str| ImageError::Damaged { path: path.clone(), what: what.into() };
         self.check().map_err(damaged)?;
-        let body = postcard::to_stdvec(self).map_err(|_| damaged("it cannot be encoded"))?;
+        let (version, body) = self.body().map_err(damaged)?;
         if body.len() as u64 > MAX_MANIFEST {
             return Err(damaged("it is larger than the format's limit"));
         }
-        Ok(Encoded { path, body })
+        Ok(Encoded { path, version, body })
+    }
+
+    /// The version and the body of its file.
+    pub(crate) fn body(&self) -> Result<(u32, Vec<u8>), &'static str> {
+        let cannot = |_| "it cannot be encoded";
+        let body = postcard::to_stdvec(self).map_err(cannot)?;
+        if self.sections.is_empty() {
+            return Ok((WITHOUT_SECTIONS, body));
+        }
+        let body = postcard::to_extend(&self.sections, body).map_err(cannot)?;
+        Ok((MANIFEST_VERSION, body))
+    }
+
+    /// The section of this kind and version, if there is one.
+    pub(crate) fn section(&self, kind: &str, version: u32) -> Option<&Section> {
+        self.sections.iter().find(|section| section.kind == kind && section.version == version)
+    }
+
+    /// Refuses what this code would have to know to restore the program right, and does not. `known` are kinds and
+    /// their versions.
+    ///
+    /// # Errors
+    /// [`ImageError::UnknownSection`].
+    pub(crate) fn check_sections(&self, known: &[(&str, u32)]) -> Result<(), ImageError> {
+        let is_known = |s: &Section| known.contains(&(s.kind.as_str(), s.version));
+        match self.sections.iter().find(|section| section.needed && !is_known(section)) {
+            None => Ok(()),
+            Some(Section { kind, version, .. }) => Err(ImageError::UnknownSection {
+                kind: kind.clone(),
+                version: *version,
+                made_by: self.gpucr_version.clone(),
+            }),
+        }
     }
 
     /// The manifest file of the image at `dir` as bytes, which must be that of image `id`.
@@ -446,16 +515,27 @@ impl Manifest {
 
     /// The identity of an image that is written with this manifest.
     pub(crate) fn written_identity(&self) -> Result<[u8; 32], &'static str> {
-        let body = postcard::to_stdvec(self).map_err(|_| "it cannot be encoded")?;
+        let (version, body) = self.body()?;
         let mut hasher = blake3::Hasher::new();
-        hasher.update(&index::frame_header(MAGIC, MANIFEST_VERSION, &body)).update(&body);
+        hasher.update(&index::frame_header(MAGIC, version, &body)).update(&body);
         Ok(*hasher.finalize().as_bytes())
     }
 
-    /// Decodes the body of a manifest file; any bytes are safe.
-    pub(crate) fn decode(body: &[u8]) -> Result<Self, &'static str> {
-        let (manifest, rest) =
-            postcard::take_from_bytes::<Self>(body).map_err(|_| "it cannot be decoded")?;
+    /// Decodes the body of a manifest file of this version; any bytes are safe.
+    pub(crate) fn decode(version: u32, body: &[u8]) -> Result<Self, &'static str> {
+        let cannot = |_| "it cannot be decoded";
+        let (mut manifest, mut rest) = postcard::take_from_bytes::<Self>(body).map_err(cannot)?;
+        if version > WITHOUT_SECTIONS {
+            // Looked at first: in memory an empty section is twenty times what it is in the file.
+            let (count, _) = postcard::take_from_bytes::<u64>(rest).map_err(cannot)?;
+            if count > MAX_SECTIONS {
+                return Err("it has too many sections");
+            }
+            (manifest.sections, rest) = postcard::take_from_bytes(rest).map_err(cannot)?;
+            if manifest.sections.is_empty() {
+                return Err("it has a version with sections, and none");
+            }
+        }
         if !rest.is_empty() {
             return Err("there are bytes after its last field");
         }
@@ -464,18 +544,32 @@ impl Manifest {
     }
 
     /// Checks what the rest of the code relies on: file names that stay inside their directory,
-    /// and chunk lists that fit the sizes.
+    /// chunk lists that fit the sizes, pids that there can be, files of a size that can be had in memory.
     fn check(&self) -> Result<(), &'static str> {
         if self.processes.is_empty() {
             return Err("it has no process");
         }
-        if self.processes.iter().any(|process| process.pid < 2) {
+        let is_possible =
+            |process: &Process| (2..=MAX_PID).contains(&process.pid) && process.ppid <= MAX_PID;
+        if !self.processes.iter().all(is_possible)
+            || self.thread_ids().last().is_some_and(|id| *id > MAX_PID)
+        {
             return Err("a process has an impossible pid");
         }
         let mut names = HashSet::new();
         for file in &self.criu.files {
             if !names.insert(file.name.as_str()) {
                 return Err("two of CRIU's files have the same name");
+            }
+        }
+        if self.sections.len() as u64 > MAX_SECTIONS {
+            return Err("it has too many sections");
+        }
+        let mut kinds = HashSet::new();
+        for section in &self.sections {
+            section.check_kind()?;
+            if !kinds.insert(section.kind.as_str()) {
+                return Err("two sections are of the same kind");
             }
         }
         for part in self.parts() {
@@ -487,6 +581,14 @@ impl Manifest {
         if self.carried.iter().any(|carried| !carried.path.is_absolute()) {
             return Err("a carried file has no absolute path");
         }
+        let sizes = || self.carried.iter().map(|carried| carried.file.size);
+        if sizes().any(|size| size > MAX_IN_MEMORY) || sizes().sum::<u64>() > MAX_CARRIED {
+            return Err("the files that it carries are too large");
+        }
+        // It is shown, and added to what has real limits.
+        if self.bulk_bytes > i64::MAX as u64 {
+            return Err("it has an impossible amount of device memory");
+        }
         Ok(())
     }
 }
@@ -494,6 +596,7 @@ impl Manifest {
 /// A manifest that is to be written.
 pub(super) struct Encoded {
     path: PathBuf,
+    version: u32,
     body: Vec<u8>,
 }
 
@@ -501,7 +604,7 @@ impl Encoded {
     /// Writes and syncs it. Returns the image's identity and the length in bytes.
     pub(super) fn write(&self, disk: &dyn Disk) -> Result<([u8; 32], u64), ImageError> {
         let (path, body) = (&self.path, &self.body);
-        let (hash, len) = index::write_framed(disk, path, MAGIC, MANIFEST_VERSION, body)?;
+        let (hash, len) = index::write_framed(disk, path, MAGIC, self.version, body)?;
         Ok((*hash.as_bytes(), len))
     }
 }
@@ -517,14 +620,39 @@ impl Block {
     }
 }
 
+/// Chunks that follow each other.
+fn in_order(chunks: &[FileChunk]) -> impl Iterator<Item = Piece> {
+    chunks.iter().scan(0u64, |end, chunk| {
+        let offset = *end;
+        *end = offset.saturating_add(chunk.len.into());
+        Some(Piece { id: chunk.id, offset, len: chunk.len as usize })
+    })
+}
+
+impl Section {
+    /// Its chunks, in order.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
+        in_order(&self.chunks)
+    }
+
+    /// Bytes of its chunks.
+    pub(super) fn size(&self) -> u64 {
+        self.chunks.iter().fold(0, |size, chunk| size.saturating_add(chunk.len.into()))
+    }
+
+    fn check_kind(&self) -> Result<(), &'static str> {
+        let is_usual = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
+        match self.kind.len() {
+            1..=64 if self.kind.bytes().all(is_usual) => Ok(()),
+            _ => Err("a section has an impossible name"),
+        }
+    }
+}
+
 impl FileEntry {
     /// Its chunks, in order.
     pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
-        self.chunks.iter().scan(0u64, |end, chunk| {
-            let offset = *end;
-            *end = offset.saturating_add(chunk.len.into());
-            Some(Piece { id: chunk.id, offset, len: chunk.len as usize })
-        })
+        in_order(&self.chunks)
     }
 
     /// Refuses every name that could lead out of the directory that it is put in.

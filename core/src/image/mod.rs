@@ -10,11 +10,16 @@
 
 mod base;
 mod cut;
+pub mod diff;
 mod files;
+pub mod library;
 mod manifest;
 mod parts;
 mod reader;
 mod shelf;
+pub mod transfer;
+pub mod trust;
+pub mod verify;
 mod writer;
 
 #[cfg(test)]
@@ -29,13 +34,13 @@ pub(crate) mod tests;
 pub(crate) use base::salvage;
 pub use base::{Base, MAX_CHAIN};
 pub use cut::{Cut, FILE_CUT};
-pub(crate) use manifest::MAX_MANIFEST;
 pub use manifest::{
     Block, BlockKind, CarriedFile, Counts, CriuImage, CudaProcess, Device, Driver, DriverKind,
     FileChunk, FileEntry, Listener, ListenerKind, MANIFEST_VERSION, Manifest, Phase, Piece,
-    Process, Protocol, RequiredFile, Shim, Stdio,
+    Process, Protocol, RequiredFile, Section, Shim, Stdio,
 };
-/// Among CRIU's files, if memory may be shared: a [`gpucr_wire::Sharing`].
+pub(crate) use manifest::{MAX_IN_MEMORY, MAX_MANIFEST};
+/// In images of version 1 among CRIU's files, if memory may be shared: what later ones have in a section.
 pub const SHARING_FILE: &str = "gpucr-sharing.img";
 
 pub use parts::Part;
@@ -46,11 +51,27 @@ pub use writer::{Committed, Destination, ImageWriter, remove_unfinished};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::image::trust::TrustError;
 use crate::store::{ChunkId, StoreError, io_error};
 
 /// Why an image could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
+    /// Its signatures are not those that are asked for.
+    #[error(transparent)]
+    Trust(#[from] TrustError),
+    /// It says something that has to be known for a restore, and is not.
+    #[error(
+        "the image, made by gpucr {made_by}, needs `{kind}` in version {version}, which this gpucr does not know"
+    )]
+    UnknownSection {
+        /// What it is.
+        kind: String,
+        /// In which version.
+        version: u32,
+        /// The version of the gpucr that wrote it.
+        made_by: String,
+    },
     /// The place for the image cannot take one.
     #[error("cannot make an image at {}: {reason}", path.display())]
     Output {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Block, CarriedFile, FileEntry, Manifest, Piece, Process, Shim};
+use super::{Block, CarriedFile, FileChunk, FileEntry, Manifest, Piece, Process, Section, Shim};
 use crate::store::MAX_CHUNK;
 
 /// Something that an image holds the bytes of.
@@ -26,6 +26,8 @@ pub enum Part<'a> {
         /// Its shim.
         shim: &'a Shim,
     },
+    /// What belongs to a section of the manifest.
+    Section(&'a Section),
 }
 
 impl<'a> Part<'a> {
@@ -33,6 +35,7 @@ impl<'a> Part<'a> {
     pub fn size(&self) -> u64 {
         match self {
             Self::Block { block, .. } => block.size,
+            Self::Section(section) => section.size(),
             _ => self.file().map_or(0, |file| file.size),
         }
     }
@@ -43,8 +46,13 @@ impl<'a> Part<'a> {
             Self::Block { block, .. } => Some(block.pieces()),
             _ => None,
         };
+        let section = match *self {
+            Self::Section(section) => Some(section.pieces()),
+            _ => None,
+        };
         let file = self.file().map(FileEntry::pieces);
-        block.into_iter().flatten().chain(file.into_iter().flatten())
+        let memory = block.into_iter().flatten().chain(section.into_iter().flatten());
+        memory.chain(file.into_iter().flatten())
     }
 
     /// Whether its chunks fit its size.
@@ -52,16 +60,18 @@ impl<'a> Part<'a> {
         if self.size() > i64::MAX as u64 {
             return Err("a file or block has an impossible size");
         }
+        // At most 2 MiB for each of some million chunks: no overflow.
+        let add_up = |chunks: &[FileChunk], size: u64| {
+            let lens = || chunks.iter().map(|chunk| chunk.len as usize);
+            lens().all(|len| (1..=MAX_CHUNK).contains(&len))
+                && lens().map(|len| len as u64).sum::<u64>() == size
+        };
         let fits = match self {
             Self::Block { block, .. } => {
                 block.chunks.len() as u64 == block.size.div_ceil(MAX_CHUNK as u64)
             }
-            _ => self.file().is_none_or(|file| {
-                let lens = || file.chunks.iter().map(|chunk| chunk.len as usize);
-                lens().all(|len| (1..=MAX_CHUNK).contains(&len))
-                    // At most 2 MiB for each of some million chunks: no overflow.
-                    && lens().map(|len| len as u64).sum::<u64>() == file.size
-            }),
+            Self::Section(section) => add_up(&section.chunks, section.size()),
+            _ => self.file().is_none_or(|file| add_up(&file.chunks, file.size)),
         };
         if fits { Ok(()) } else { Err("a list of chunks does not fit its size") }
     }
@@ -69,7 +79,7 @@ impl<'a> Part<'a> {
     /// The file that it is, unless it is device memory.
     pub fn file(&self) -> Option<&'a FileEntry> {
         match *self {
-            Self::Block { .. } => None,
+            Self::Block { .. } | Self::Section(_) => None,
             Self::Criu(file) => Some(file),
             Self::Carried(carried) => Some(&carried.file),
             Self::Shim { shim, .. } => Some(&shim.file),
@@ -81,7 +91,7 @@ impl<'a> Part<'a> {
         match *self {
             Self::Carried(carried) => Some(&carried.path),
             Self::Shim { shim, .. } => Some(&shim.path),
-            Self::Block { .. } | Self::Criu(_) => None,
+            Self::Block { .. } | Self::Criu(_) | Self::Section(_) => None,
         }
     }
 }
@@ -97,13 +107,14 @@ impl std::fmt::Display for Part<'_> {
             Self::Shim { process, shim } => {
                 write!(f, "shim {:?} of process {}", shim.path, process.pid)
             }
+            Self::Section(section) => write!(f, "section {}", section.kind),
         }
     }
 }
 
 impl Manifest {
     /// Everything that the image holds bytes of: blocks by process, then CRIU's files, files that
-    /// are carried, and shims. The shim of a process is most often a carried file too.
+    /// are carried, shims, and sections that have bytes. The shim of a process is most often a carried file too.
     pub fn parts(&self) -> impl Iterator<Item = Part<'_>> {
         let cuda = self.processes.iter().filter_map(|p| Some((p, p.cuda.as_ref()?)));
         let blocks = cuda.clone().flat_map(|(process, cuda)| {
@@ -113,6 +124,7 @@ impl Manifest {
             .filter_map(|(process, cuda)| Some(Part::Shim { process, shim: cuda.shim.as_ref()? }));
         let criu = self.criu.files.iter().map(Part::Criu);
         let carried = self.carried.iter().map(Part::Carried);
-        blocks.chain(criu).chain(carried).chain(shims)
+        let sections = self.sections.iter().filter(|section| !section.chunks.is_empty());
+        blocks.chain(criu).chain(carried).chain(shims).chain(sections.map(Part::Section))
     }
 }

@@ -4,9 +4,9 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 use super::base::{self, Base};
-use super::{FileEntry, ImageError, Manifest, Piece, files};
+use super::{FileEntry, ImageError, MAX_IN_MEMORY, Manifest, Piece, files};
+use crate::image::verify::{self, Damage};
 use crate::store::{ChunkId, ChunkReader, SharedStore};
-use crate::verify::{self, Damage};
 
 /// An image that was opened for reading. Safe to use from many threads. While one of a store is
 /// open, a gc removes nothing there.
@@ -81,14 +81,23 @@ impl ImageReader {
         &self.chunks
     }
 
+    /// Takes a chunk from another copy from now on, if there is one that is sound. Says whether there was.
+    pub(crate) fn use_other_copy(&mut self, id: &ChunkId) -> bool {
+        self.chunks.use_other_copy(id)
+    }
+
     /// Writes a file of the image into the open directory `dir`, in parallel, with its mode. A
     /// file of that name must not exist there. After a failure none does.
     pub fn extract_file(&self, entry: &FileEntry, dir: BorrowedFd<'_>) -> Result<(), ImageError> {
         files::extract(&self.chunks, entry, dir)
     }
 
-    /// Reads a whole file of the image into memory; meant for small ones.
+    /// Reads a whole file of the image into memory: one of 256 MiB at most.
     pub fn read_file(&self, entry: &FileEntry) -> Result<Vec<u8>, ImageError> {
+        if entry.size > MAX_IN_MEMORY {
+            let reason = "it is too large to be read into memory";
+            return Err(ImageError::BadFile { name: entry.name.clone(), reason });
+        }
         // Grown chunk by chunk: an entry that lies about its size costs no memory.
         let mut bytes = Vec::new();
         for piece in entry.pieces() {

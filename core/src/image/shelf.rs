@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::base::Base;
 use super::{ImageError, MANIFEST, Manifest, io_failure};
-use crate::phase::Progress;
+use crate::base::progress::Progress;
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::gc::{GcOptions, collect};
 use crate::store::{ChunkId, ChunkReader, GcReport, SharedStore, StoreError, shared};
@@ -21,7 +21,7 @@ pub struct Listed {
     /// Its name.
     pub name: String,
     /// Its directory, to give to the other commands.
-    #[serde(serialize_with = "crate::phase::lossy")]
+    #[serde(serialize_with = "crate::base::format::lossy")]
     pub path: PathBuf,
     /// Its identity, in hexadecimal digits.
     pub id: String,
@@ -84,7 +84,7 @@ pub fn list(dir: &Path) -> Result<Listing, ImageError> {
         Listed {
             name: name_of(path),
             path: path.clone(),
-            id: crate::hex(id),
+            id: crate::base::format::hex(id),
             created: manifest.created,
             pid: root.pid,
             command: root.command.clone(),
@@ -110,7 +110,7 @@ fn name_of(path: &Path) -> String {
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Removed {
     /// Where it was.
-    #[serde(serialize_with = "crate::phase::lossy")]
+    #[serde(serialize_with = "crate::base::format::lossy")]
     pub path: PathBuf,
     /// Bytes of the files that were removed.
     pub freed_bytes: u64,

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 
 use super::*;
-use crate::phase::Quiet;
+use crate::base::progress::Quiet;
+use crate::image::verify::verify;
 use crate::store::tests::{noise, text};
 use crate::store::{Compression, MAX_CHUNK};
-use crate::verify::verify;
 
 pub(crate) fn manifest() -> Manifest {
     Manifest {
@@ -51,6 +51,7 @@ pub(crate) fn manifest() -> Manifest {
         bulk_bytes: 0,
         phases: vec![Phase { name: "gate".into(), ms: 1.5 }],
         stopped_ms: 12.25,
+        sections: Vec::new(),
     }
 }
 
@@ -232,7 +233,7 @@ fn what_is_no_image_is_refused() {
     bytes[8] = 9;
     fs::write(&manifest, bytes).unwrap();
     let newer = Manifest::read(&dir.path().join("image")).unwrap_err();
-    assert!(matches!(newer, ImageError::NewerVersion { found: 9, supported: 1, .. }), "{newer}");
+    assert!(matches!(newer, ImageError::NewerVersion { found: 9, supported: 2, .. }), "{newer}");
 }
 
 #[test]
@@ -296,7 +297,7 @@ fn a_manifest_with_a_missing_chunk_is_not_committed() {
 fn a_full_disk_leaves_nothing() {
     use rustix::mount::*;
     let Ok(tmpfs) = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC) else {
-        eprintln!("skipped: no right to make a file system that can be filled");
+        crate::skip::skip("no right to make a file system that can be filled");
         return;
     };
     fsconfig_set_string(tmpfs.as_fd(), "size", "1m").unwrap();
@@ -344,7 +345,7 @@ fn a_full_disk_leaves_nothing() {
 #[test]
 fn hostile_manifests_are_refused() {
     let file = |name: &str| FileEntry { name: name.into(), size: 0, mode: 0o600, chunks: vec![] };
-    let decode = |manifest: &Manifest| Manifest::decode(&postcard::to_stdvec(manifest).unwrap());
+    let decode = |manifest: &Manifest| Manifest::decode(1, &postcard::to_stdvec(manifest).unwrap());
     assert!(decode(&manifest()).is_ok());
     for name in ["", ".", "..", "../x", "/etc/passwd", "a/b", "nul\0"] {
         let mut bad = manifest();
@@ -378,9 +379,111 @@ fn hostile_manifests_are_refused() {
         bad.criu.files = vec![FileEntry { size, chunks, ..file("pages-1.img") }];
         assert_eq!(decode(&bad).is_ok(), fits, "{size} {lens:?}");
     }
+    for (pid, ppid, thread, fits) in [
+        (2, 0, 4_194_303, true),
+        (4_194_303, 4_194_303, 2, true),
+        (1, 0, 2, false),
+        (4_194_304, 1, 2, false),
+        (1 << 31, 1, 2, false),
+        (42, u32::MAX, 2, false),
+        (42, 1, u32::MAX, false),
+    ] {
+        let mut bad = manifest();
+        (bad.processes[0].pid, bad.processes[0].ppid) = (pid, ppid);
+        bad.criu.files = vec![file(&format!("core-{thread}.img"))];
+        assert_eq!(decode(&bad).is_ok(), fits, "{pid} {ppid} {thread}");
+    }
+    let mut bad = manifest();
+    bad.bulk_bytes = u64::MAX;
+    assert!(decode(&bad).is_err(), "sums of it would overflow");
+    // Libraries are read into memory as a whole: one of 256 MiB is, and four of them.
+    for (chunks, files, fits) in [(128, 4, true), (129, 1, false), (128, 5, false)] {
+        let mut bad = manifest();
+        let size = chunks * MAX_CHUNK as u64;
+        let chunks = vec![chunk(MAX_CHUNK as u32); chunks as usize];
+        let library = FileEntry { size, chunks, ..file("libcuda.so.1") };
+        let carried = CarriedFile { path: "/opt/shim".into(), mode: 0o755, file: library };
+        bad.carried = vec![carried; files];
+        assert_eq!(decode(&bad).is_ok(), fits, "{files} of {size}");
+    }
     let mut trailing = postcard::to_stdvec(&manifest()).unwrap();
     trailing.push(0);
-    assert!(Manifest::decode(&trailing).is_err());
+    assert!(Manifest::decode(1, &trailing).is_err());
+}
+
+fn section(kind: &str, chunks: Vec<FileChunk>) -> Section {
+    Section { kind: kind.into(), version: 3, needed: true, data: vec![1, 2, 3], chunks }
+}
+
+#[test]
+fn a_manifest_with_sections_is_read_as_it_was_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    let writer = ImageWriter::create(&path, Compression::None).unwrap();
+    let bytes = noise(1, 100);
+    let id = writer.chunks().put(&bytes).unwrap();
+    let mut manifest = manifest();
+    manifest.sections =
+        vec![section("a-1", vec![FileChunk { id, len: 100 }]), section("b", vec![])];
+    writer.commit(&manifest).unwrap();
+    let reader = ImageReader::open(&path).unwrap();
+    assert_eq!(*reader.manifest(), manifest);
+    assert_eq!(reader.manifest().written_identity().unwrap(), reader.id());
+    // Its bytes are the image's like any others.
+    let parts: Vec<String> = reader.manifest().parts().map(|part| part.to_string()).collect();
+    assert_eq!(parts, ["section a-1"]);
+    assert!(manifest.chunk_ids().contains(&id) && reader.verify().is_empty());
+    // Without sections it is what version 1 was.
+    manifest.sections.clear();
+    let (version, body) = manifest.body().unwrap();
+    assert_eq!((version, body), (1, postcard::to_stdvec(&manifest).unwrap()));
+}
+
+#[test]
+fn what_has_to_be_known_for_a_restore_is_known_or_refused_by_name() {
+    let mut manifest = manifest();
+    manifest.sections = vec![section("new-kind", vec![])];
+    manifest.check_sections(&[("other", 3), ("new-kind", 3)]).unwrap();
+    for known in [&[][..], &[("new-kind", 2)]] {
+        let error = manifest.check_sections(known).unwrap_err();
+        assert!(error.to_string().contains("needs `new-kind` in version 3"), "{error}");
+    }
+    manifest.sections[0].needed = false;
+    manifest.check_sections(&[]).unwrap();
+}
+
+#[test]
+fn hostile_sections_are_refused() {
+    let decode = |sections: Vec<Section>| {
+        let mut manifest = manifest();
+        manifest.sections = sections;
+        let (version, body) = manifest.body().unwrap();
+        Manifest::decode(version, &body)
+    };
+    let chunk = |len| FileChunk { id: crate::store::ChunkId([9; 32]), len };
+    assert!(decode(vec![section("a", vec![chunk(1), chunk(MAX_CHUNK as u32)])]).is_ok());
+    for kind in ["", "A", "a b", "a/b", "\u{1b}", &"a".repeat(65)] {
+        assert!(decode(vec![section(kind, vec![])]).is_err(), "{kind:?}");
+    }
+    assert!(decode(vec![section("a", vec![]), section("a", vec![])]).is_err());
+    let many = |count: u32| (0..count).map(|n| section(&format!("k{n}"), vec![])).collect();
+    assert!(decode(many(64)).is_ok() && decode(many(65)).is_err());
+    // As many as the manifest says are never made room for.
+    let short = postcard::to_stdvec(&u64::MAX).unwrap();
+    let plain = postcard::to_stdvec(&manifest()).unwrap();
+    assert_eq!(Manifest::decode(2, &[plain, short].concat()), Err("it has too many sections"));
+    for len in [0, MAX_CHUNK as u32 + 1, u32::MAX] {
+        assert!(decode(vec![section("a", vec![chunk(len)])]).is_err(), "{len}");
+    }
+    // One form only: without sections it is no second version, and nothing follows them.
+    let plain = postcard::to_stdvec(&manifest()).unwrap();
+    assert!(Manifest::decode(2, &plain).is_err());
+    assert!(Manifest::decode(2, &[&plain[..], &[0]].concat()).is_err());
+    let mut manifest = manifest();
+    manifest.sections = vec![section("a", vec![])];
+    let (_, body) = manifest.body().unwrap();
+    assert!(Manifest::decode(1, &body).is_err(), "a first version has no sections");
+    assert!(Manifest::decode(2, &[&body[..], &[0]].concat()).is_err());
 }
 
 #[test]
@@ -420,7 +523,8 @@ fn pages_of_two_images_are_cut_alike() {
 proptest! {
     #[test]
     fn manifest_decoder_survives_anything(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
-        let _ = Manifest::decode(&bytes);
+        let _ = Manifest::decode(1, &bytes);
+        let _ = Manifest::decode(2, &bytes);
     }
 
     #[test]
@@ -429,6 +533,7 @@ proptest! {
         let at = at.index(bytes.len());
         bytes[at] = value;
         bytes.truncate(bytes.len() - cut.index(bytes.len()) / 8);
-        let _ = Manifest::decode(&bytes);
+        let _ = Manifest::decode(1, &bytes);
+        let _ = Manifest::decode(2, &bytes);
     }
 }

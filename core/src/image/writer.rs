@@ -9,6 +9,7 @@ use rayon::prelude::*;
 
 use super::base::{self, Base, MAX_CHAIN};
 use super::{FileEntry, ImageError, Manifest, Part, STAGING, files, io_failure};
+use crate::image::trust::{PrivateKey, SIGNATURES};
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::index::WriterId;
 use crate::store::{ChunkWriter, Compression, Known, Place, SharedStore, Stats, io_error, shared};
@@ -61,6 +62,9 @@ pub struct ImageWriter {
     keep_partial: bool,
     disk: Arc<dyn Disk>,
     base: Option<Base>,
+    /// What others have signed it with, and who signs it now.
+    signatures: String,
+    signer: Option<Arc<PrivateKey>>,
     /// Let go of last.
     _store: Option<SharedStore>,
 }
@@ -156,6 +160,8 @@ impl ImageWriter {
             keep_partial: false,
             disk,
             base,
+            signatures: String::new(),
+            signer: None,
             _store: store,
         };
         let staging = image.staging_dir();
@@ -167,6 +173,16 @@ impl ImageWriter {
         };
         image.chunks = Some(ChunkWriter::start(place, compression));
         Ok(image)
+    }
+
+    /// Has the image signed with `key` when it is committed.
+    pub fn sign_with(&mut self, key: Arc<PrivateKey>) {
+        self.signer = Some(key);
+    }
+
+    /// Gives the image signatures that were made for it elsewhere.
+    pub(crate) fn set_signatures(&mut self, signatures: String) {
+        self.signatures = signatures;
     }
 
     /// The directory in which the image is being written.
@@ -226,7 +242,7 @@ impl ImageWriter {
     }
 
     /// Completes the image: checks that every chunk of the manifest is there, syncs packs and
-    /// index, writes and syncs base and manifest, syncs the directories, renames, syncs the parent.
+    /// index, writes and syncs base, manifest and signatures, syncs the directories, renames, syncs the parent.
     ///
     /// After success the image is durable. After a failure there is no image and nothing else is
     /// left, as long as removing files works; only what was already made known to others in a
@@ -256,6 +272,7 @@ impl ImageWriter {
             None => 0,
         };
         let (id, manifest_len) = manifest.write(disk.as_ref())?;
+        let signatures_len = self.write_signatures(&id)?;
         disk.sync_dir(&self.partial).map_err(|e| io_failure("sync", &self.partial, e))?;
 
         disk.rename(&self.partial, &self.target).map_err(|e| match e.kind() {
@@ -276,9 +293,23 @@ impl ImageWriter {
             return Err(io_error("sync", parent, error).into());
         }
         self.committed = true;
-        let new_bytes = stats.stored_bytes + base_len + manifest_len;
+        let new_bytes = stats.stored_bytes + base_len + manifest_len + signatures_len;
         let stored_bytes = new_bytes + shared;
         Ok(Committed { id, stored_bytes, new_bytes, unneeded_bytes, stats })
+    }
+
+    /// Writes and syncs the signatures, if there are any. Returns their length in bytes.
+    fn write_signatures(&self, id: &[u8; 32]) -> Result<u64, ImageError> {
+        let own = self.signer.as_ref().map(|key| key.sign(id)).unwrap_or_default();
+        let text = [self.signatures.as_str(), &own].concat();
+        if text.is_empty() {
+            return Ok(0);
+        }
+        let path = self.partial.join(SIGNATURES);
+        let file = self.disk.create(&path).map_err(|e| io_failure("create", &path, e))?;
+        file.write_all_at(text.as_bytes(), 0).map_err(|e| io_failure("write", &path, e))?;
+        file.sync().map_err(|e| io_failure("sync", &path, e))?;
+        Ok(text.len() as u64)
     }
 }
 

@@ -21,7 +21,7 @@ use super::reader::ChunkReader;
 use super::shared::{GC_LOCK, SharedStore, all_names};
 use super::writer::ChunkWriter;
 use super::{ChunkId, Compression, Entry, StoreError, io_error};
-use crate::phase::Progress;
+use crate::base::progress::Progress;
 
 use plan::{Fate, Plan, Segment, Spared};
 

@@ -216,21 +216,21 @@ fn damaged(path: &Path, what: &str) -> StoreError {
     StoreError::Damaged { path: path.to_owned(), what: what.to_owned() }
 }
 
-/// Reads a framed file and checks everything about it. Returns the body, and the BLAKE3 of the
+/// Reads a framed file and checks everything about it. Returns its version, the body, and the BLAKE3 of the
 /// whole file. No more than `limit` bytes are allocated, and none on the header's word alone.
 pub(crate) fn read_framed(
     path: &Path,
     magic: &[u8; 8],
     supported: u32,
     limit: u64,
-) -> Result<(Vec<u8>, blake3::Hash), StoreError> {
+) -> Result<(u32, Vec<u8>, blake3::Hash), StoreError> {
     let mut framed = Framed::open(path, magic, supported, limit)?;
     let mut body = vec![0u8; framed.len as usize];
     framed.read(path, &mut body)?;
     framed.check(path, blake3::hash(&body))?;
     let mut hasher = blake3::Hasher::new();
     hasher.update(&framed.header).update(&body);
-    Ok((body, hasher.finalize()))
+    Ok((le_u32(&framed.header[8..]), body, hasher.finalize()))
 }
 
 /// The body of a framed file that [`read_framed`] refuses, whatever its header says: at most

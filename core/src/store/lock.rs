@@ -11,8 +11,9 @@ use super::{StoreError, io_error};
 
 /// How long a dump or restore waits for a gc that sweeps.
 pub(super) const SWEEP_PATIENCE: Duration = Duration::from_secs(60);
-/// How long a dump queues behind a gc that waits for others: longer than a gc waits by itself.
-pub(super) const QUEUE_PATIENCE: Duration = Duration::from_secs(3600);
+/// How long a dump lets a gc that waits go first. Dumps that are shorter never keep one waiting by following each
+/// other; but a program may have to be saved in a hurry, and the gc may wait for a dump that takes an hour.
+pub(super) const QUEUE_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 /// How long a reader lets a gc that waits go first.
 pub(super) const COURTESY: Duration = Duration::from_secs(2);
 /// How often a lock is tried.

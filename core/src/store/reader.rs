@@ -214,16 +214,29 @@ impl ChunkReader {
 
     /// Reads a chunk from any copy but the first. `false` if none is sound; then `out` holds anything.
     fn get_spare(&self, id: &ChunkId, out: &mut [u8]) -> bool {
-        let Some(chosen) = self.entry(id).filter(|entry| entry.plain_len as usize == out.len())
-        else {
-            return false;
-        };
-        let spares = self.spares.get_or_init(|| Box::new(self.find_spares()));
-        let first = spares.entries.partition_point(|copy| copy.id < *id);
-        let copies = spares.entries[first..].iter().take_while(|copy| copy.id == *id);
-        copies
-            .filter(|copy| copy.plain_len == chosen.plain_len)
-            .any(|copy| spares.decode(copy, out).is_ok_and(|found| found == *id))
+        let is_known = self.entry(id).is_some_and(|entry| entry.plain_len as usize == out.len());
+        is_known && self.spares().sound_copy(id, out).is_some()
+    }
+
+    /// All copies but the first.
+    fn spares(&self) -> &Self {
+        self.spares.get_or_init(|| Box::new(self.find_spares()))
+    }
+
+    /// Of a reader that has several copies of each chunk, those of one.
+    fn copies_of(&self, id: &ChunkId) -> &[Entry] {
+        let first = self.entries.partition_point(|copy| copy.id < *id);
+        let copies = &self.entries[first..];
+        &copies[..copies.partition_point(|copy| copy.id == *id)]
+    }
+
+    /// The first sound one of these, of `out.len()` bytes, which are read into `out`.
+    fn sound_copy(&self, id: &ChunkId, out: &mut [u8]) -> Option<Entry> {
+        let len = out.len();
+        let copies = self.copies_of(id).iter().filter(|copy| copy.plain_len as usize == len);
+        let mut sound =
+            copies.filter(|copy| self.decode(copy, out).is_ok_and(|found| found == *id));
+        sound.next().copied()
     }
 
     /// All copies of its chunks but those that it reads: one pass over all sources.
@@ -282,6 +295,9 @@ impl ChunkReader {
 
     /// Reads the stored bytes of a chunk into `out`, which must have exactly their length, and
     /// checks them without decoding them. After a failure `out` holds anything.
+    ///
+    /// The error is that of the first copy, if no other is sound and stored in the same form; see
+    /// [`use_other_copy`](Self::use_other_copy).
     pub fn get_stored(&self, id: &ChunkId, out: &mut [u8]) -> Result<(), StoreError> {
         let entry = self.entry(id).ok_or(StoreError::UnknownChunk { id: *id })?;
         let stored = entry.stored_len as usize;
@@ -291,8 +307,38 @@ impl ChunkReader {
         if !entry.encoding.has_data() {
             return Ok(());
         }
-        self.read_stored(entry, out)?;
-        Stored::of(entry).check(out, id).map_err(|what| self.damaged(entry, what))
+        let checked = |out: &mut [u8]| {
+            Stored::of(entry).check(out, id).map_err(|what| self.damaged(entry, what))
+        };
+        let first = self.read_stored(entry, out).and_then(|()| checked(out));
+        let Err(error) = first else { return Ok(()) };
+        let spares = self.spares();
+        let same = |copy: &&Entry| copy.stored_len == entry.stored_len;
+        let is_read = |copy: &Entry| spares.read_stored(copy, out).is_ok() && checked(out).is_ok();
+        if !spares.copies_of(id).iter().filter(same).any(is_read) {
+            return Err(error);
+        }
+        tracing::warn!(%error, "read from another copy");
+        Ok(())
+    }
+
+    /// Takes a chunk from another copy from now on, if there is one that is sound: it may be stored in another
+    /// form. Says whether there was.
+    pub(crate) fn use_other_copy(&mut self, id: &ChunkId) -> bool {
+        let Some(at) = self.entries.iter().position(|entry| entry.id == *id) else { return false };
+        let mut plain = vec![0; self.entries[at].plain_len as usize];
+        let spares = self.spares();
+        let Some(copy) = spares.sound_copy(id, &mut plain) else { return false };
+        let (path, file) = &spares.packs[copy.pack as usize];
+        let now = &self.entries[at];
+        if (self.pack_path(now), now.offset) == (path.clone(), copy.offset) {
+            return false;
+        }
+        let Some(Ok(file)) = file.as_ref().map(File::try_clone) else { return false };
+        let pack = (path.clone(), Some(file));
+        self.entries[at] = Entry { pack: self.packs.len() as u32, ..copy };
+        self.packs.push(pack);
+        true
     }
 
     /// Reads a chunk's stored bytes, which are not checked.

@@ -41,11 +41,8 @@ impl SharedStore {
     /// [`StoreError::NotAStoreDir`] if `dir` is not a store, [`StoreError::Busy`] if a gc sweeps for
     /// longer than a minute.
     pub fn open(dir: &Path) -> Result<Self, StoreError> {
-        Self::open_behind(dir, |queue| match queue.share(COURTESY, &|| false) {
-            // The gc may wait for this very reader: one who reads two images at a time.
-            Err(StoreError::Busy { .. }) => Ok(()),
-            taken => taken,
-        })
+        // The gc may wait for this very reader: one who reads two images at a time.
+        Self::open_behind(dir, |queue| queue_up(queue, COURTESY, &|| false))
     }
 
     /// The same without a look at the queue.
@@ -127,7 +124,7 @@ impl SharedStore {
         for place in [Some(dir.as_path()), dir.parent()].into_iter().flatten() {
             disk.sync_dir(place).map_err(|e| io_error("sync", place, e))?;
         }
-        Self::open_behind(dir, |queue| queue.share(QUEUE_PATIENCE, stop))
+        Self::open_behind(dir, |queue| queue_up(queue, QUEUE_PATIENCE, stop))
     }
 
     /// Where the store is.
@@ -201,6 +198,18 @@ impl SharedStore {
         let index = self.index().join(format!("{writer}.index"));
         let packs = self.packs();
         Place { disk, packs, index, writer, known, shared: true, pack_limit: PACK_LIMIT }
+    }
+}
+
+/// Lets a gc that waits for the store go first, but not for longer than this.
+fn queue_up(
+    queue: &LockFile,
+    patience: Duration,
+    stop: &dyn Fn() -> bool,
+) -> Result<(), StoreError> {
+    match queue.share(patience, stop) {
+        Err(StoreError::Busy { .. }) => Ok(()),
+        taken => taken,
     }
 }
 

@@ -20,7 +20,7 @@ use std::time::Duration;
 use super::guard;
 use crate::driver::Code;
 use crate::log::log;
-use crate::table::{SLOTS, index, resolve};
+use crate::table::{SLOTS, Wrapper, index, resolve};
 
 /// From `CUDA_ERROR_ILLEGAL_ADDRESS` on: what leaves a context broken.
 pub(super) const ILLEGAL_ADDRESS: Code = 700;
@@ -58,32 +58,37 @@ pub(crate) fn look(code: Code) -> Code {
     code
 }
 
-struct Function(*const ());
-
-// SAFETY: the pointer is the address of a function.
-unsafe impl Sync for Function {}
+/// What the program is given of the functions below: a jump, or what is written by hand and goes on through the
+/// slot as a jump does.
+mod given {
+    pub(super) use crate::table::*;
+    pub(super) use crate::track::cuEventDestroy_v2;
+}
 
 /// Functions that jump to the driver, with one in place of each that looks at what it gives back.
 macro_rules! looked_at {
     ($($name:ident($($argument:ident),*))*) => {
+        /// What the program is given: the jumps through the slots.
+        pub(crate) static JUMPS: [Wrapper; REAL.len()] =
+            [$(Wrapper(index::$name, given::$name as *const ())),*];
         /// Names the functions below by number.
         #[allow(non_camel_case_types)]
         enum Number { $($name),* }
         /// The driver's functions.
         static REAL: [AtomicPtr<()>; [$(Number::$name as usize),*].len()] =
             [const { AtomicPtr::new(std::ptr::null_mut()) }; _];
-        /// Slot and function.
-        static LOOKING: [(usize, Function); REAL.len()] =
-            [$((index::$name, Function(looking::$name as *const ()))),*];
+        /// What looks, in the order of the jumps.
+        static LOOKING: [Wrapper; REAL.len()] =
+            [$(Wrapper(index::$name, looking::$name as *const ())),*];
         #[allow(non_snake_case)]
         mod looking {
             use super::*;
-            $(pub(super) unsafe extern "C" fn $name($($argument: usize),*) -> Code {
+            $(pub(super) unsafe extern "C-unwind" fn $name($($argument: usize),*) -> Code {
                 let target = REAL[Number::$name as usize].load(Ordering::Acquire);
                 // SAFETY: what the slot held before is the driver's function (or its stub), which takes
                 // these integers and returns a CUresult.
                 let code = unsafe {
-                    let real: unsafe extern "C" fn($(looked_at!(@ $argument)),*) -> Code =
+                    let real: unsafe extern "C-unwind" fn($(looked_at!(@ $argument)),*) -> Code =
                         std::mem::transmute(target);
                     real($($argument),*)
                 };
@@ -109,10 +114,17 @@ looked_at! {
     cuEventSynchronize(event)
     cuFuncGetAttribute(out, attribute, function)
     cuFuncSetAttribute(function, attribute, value)
+    cuKernelGetAttribute(out, attribute, kernel, device)
+    cuKernelSetAttribute(attribute, value, kernel, device)
     cuMemGetInfo_v2(free, total)
     cuModuleGetFunction(out, module, name)
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(out, function, threads, shared, flags)
     cuStreamCreate(out, flags)
     cuStreamCreateWithPriority(out, flags, priority)
+    cuStreamGetCaptureInfo_v2(stream, out, id, graph, nodes, count)
+    cuStreamGetCaptureInfo_v2_ptsz(stream, out, id, graph, nodes, count)
+    cuStreamGetCaptureInfo_v3(stream, out, id, graph, nodes, edges, count)
+    cuStreamGetCaptureInfo_v3_ptsz(stream, out, id, graph, nodes, edges, count)
     cuStreamIsCapturing(stream, out)
     cuStreamIsCapturing_ptsz(stream, out)
     cuStreamQuery(stream)
@@ -125,14 +137,14 @@ looked_at! {
 
 /// Leads the slots through here, or back. Only the agent calls this.
 pub(crate) fn watch(on: bool) {
-    for ((slot, looking), real) in LOOKING.iter().zip(&REAL) {
+    for (Wrapper(slot, looking), real) in LOOKING.iter().zip(&REAL) {
         // Puts the driver's function into the slot: a stub that is still there would do so later, in
         // our place.
         let driver = resolve(*slot as u32).cast_mut();
         if on {
             // It stays there for those who are still on their way through here when this is over.
             real.store(driver, Ordering::Release);
-            SLOTS[*slot].store(looking.0.cast_mut(), Ordering::Release);
+            SLOTS[*slot].store(looking.cast_mut(), Ordering::Release);
         }
     }
 }

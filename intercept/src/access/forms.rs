@@ -26,6 +26,7 @@ const WAIT_32: u32 = 1;
 const WRITE_32: u32 = 2;
 const WAIT_64: u32 = 4;
 const WRITE_64: u32 = 5;
+const ATOMIC_REDUCTION: u32 = 8;
 
 const COPY: Operation = Operation::Copy {};
 const FILL: Operation = Operation::Fill {};
@@ -201,6 +202,12 @@ pub(crate) fn copy(a: &[usize]) {
     note(written(COPY, a[0], a[2]));
 }
 
+/// `cuMemcpyWithAttributesAsync(to, from, bytes, attributes, stream)`.
+pub(crate) fn copy_with_attributes(a: &[usize]) {
+    on(a.get(4));
+    copy(&a[..3]);
+}
+
 /// `cuMemcpyPeer(to, context, from, context, bytes)`.
 pub(crate) fn copy_peer(a: &[usize]) {
     on(a.get(5));
@@ -304,25 +311,38 @@ pub(crate) fn copies_3d(a: &[usize]) {
         let Some(op) = (unsafe { at::<Copy3dOp>(a[1] + i * size_of::<Copy3dOp>()) }) else {
             return;
         };
-        // Widths and lengths of rows are in the elements of the array, if there is one.
-        let arrays = [&op.from, &op.to].into_iter().filter(|side| side.kind == OPERAND_ARRAY);
-        let element = arrays.map(|side| element(side.words[0])).max().unwrap_or(1);
-        let side = |operand: &Copy3dOperand| {
-            if operand.kind != OPERAND_POINTER {
-                return None;
-            }
-            // Lengths of 0 mean that rows and layers follow each other.
-            let [address, row, rows, _] = operand.words;
-            let pitch = ((row as usize).saturating_mul(element), rows as usize);
-            let area = (op.width.saturating_mul(element), op.height, op.depth);
-            linear(MEMORY_DEVICE, [0, address], (0, 0, 0), pitch, area)
-        };
-        if let Some((address, bytes)) = side(&op.from) {
-            note(read(COPY, address, bytes));
+        copy_of_list(&op);
+    }
+}
+
+/// `cuMemcpy3DWithAttributesAsync(op, flags, stream)`.
+pub(crate) fn copy_3d_op(a: &[usize]) {
+    on(a.get(2));
+    // SAFETY: the function's signature.
+    if let Some(op) = unsafe { at::<Copy3dOp>(a[0]) } {
+        copy_of_list(&op);
+    }
+}
+
+fn copy_of_list(op: &Copy3dOp) {
+    // Widths and lengths of rows are in the elements of the array, if there is one.
+    let arrays = [&op.from, &op.to].into_iter().filter(|side| side.kind == OPERAND_ARRAY);
+    let element = arrays.map(|side| element(side.words[0])).max().unwrap_or(1);
+    let side = |operand: &Copy3dOperand| {
+        if operand.kind != OPERAND_POINTER {
+            return None;
         }
-        if let Some((address, bytes)) = side(&op.to) {
-            note(written(COPY, address, bytes));
-        }
+        // Lengths of 0 mean that rows and layers follow each other.
+        let [address, row, rows, _] = operand.words;
+        let pitch = ((row as usize).saturating_mul(element), rows as usize);
+        let area = (op.width.saturating_mul(element), op.height, op.depth);
+        linear(MEMORY_DEVICE, [0, address], (0, 0, 0), pitch, area)
+    };
+    if let Some((address, bytes)) = side(&op.from) {
+        note(read(COPY, address, bytes));
+    }
+    if let Some((address, bytes)) = side(&op.to) {
+        note(written(COPY, address, bytes));
     }
 }
 
@@ -427,6 +447,8 @@ pub(super) unsafe fn memory_op_ranges(count: u32, list: usize) -> Vec<Range> {
             WAIT_64 => Some(read(VALUE, address, 8)),
             WRITE_32 => Some(written(VALUE, address, 4)),
             WRITE_64 => Some(written(VALUE, address, 8)),
+            // Which operation and of what type comes before the address.
+            ATOMIC_REDUCTION => Some(written(VALUE, op.rest[0] as usize, 8)),
             _ => None,
         }
     };

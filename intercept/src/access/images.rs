@@ -3,11 +3,11 @@
 
 use std::collections::HashMap;
 use std::ffi::{CStr, OsStr, c_char, c_void};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -38,7 +38,17 @@ enum Image {
         len: usize,
     },
     Copied(Arc<[u8]>),
-    File(PathBuf),
+    File(PathBuf, Version),
+}
+
+/// Tells whether a file is the one that it was: device, inode, bytes, and when it was last changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Version(u64, u64, u64, i64, i64);
+
+impl Version {
+    fn of(meta: &Metadata) -> Self {
+        Self(meta.dev(), meta.ino(), meta.len(), meta.ctime(), meta.ctime_nsec())
+    }
 }
 
 #[derive(Default)]
@@ -109,8 +119,9 @@ pub(super) unsafe fn loaded(owner: u64, address: usize) {
 pub(super) unsafe fn loaded_from_file(owner: u64, path: usize) {
     // SAFETY: the caller's duty.
     let path = unsafe { CStr::from_ptr(path as *const c_char) };
-    if let Ok(path) = std::path::absolute(OsStr::from_bytes(path.to_bytes())) {
-        with(|images| images.add(owner, Image::File(path)));
+    let Ok(path) = std::path::absolute(OsStr::from_bytes(path.to_bytes())) else { return };
+    if let Ok(meta) = path.metadata() {
+        with(|images| images.add(owner, Image::File(path, Version::of(&meta))));
     }
 }
 
@@ -161,13 +172,16 @@ pub(crate) fn open(id: u64, limit: u64) -> Result<(OwnedFd, u64), Failure> {
         len if len <= limit => Ok(len),
         len => Err(Failure::other(format!("image {id} of {len} bytes is too large"))),
     };
-    let file = |path: &PathBuf| {
+    let file = |path: &PathBuf, version: Version| {
         // What is no file would perhaps wait for somebody who writes to it.
         let plain = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let file = plain.map_err(failed)?;
         let meta = file.metadata().map_err(failed)?;
         if !meta.is_file() {
             return Err(Failure::other(format!("image {id} is no longer in a plain file")));
+        }
+        if Version::of(&meta) != version {
+            return Err(Failure::other(format!("image {id} is in a file that has changed")));
         }
         Ok((file.into(), small_enough(meta.len())?))
     };
@@ -182,7 +196,7 @@ pub(crate) fn open(id: u64, limit: u64) -> Result<(OwnedFd, u64), Failure> {
     // Without the lock, for which launches may wait.
     match with(|images| images.images.get(&id).cloned()) {
         None => Err(Failure::other(format!("there is no image {id}"))),
-        Some(Image::File(path)) => file(&path),
+        Some(Image::File(path, version)) => file(&path, version),
         Some(Image::Copied(bytes)) => copy(bytes.as_ptr().cast(), bytes.len()),
         Some(Image::Mapped { address, len }) => copy(address as *const c_void, len),
     }
@@ -353,6 +367,21 @@ mod tests {
             assert_eq!(bytes(of(0xd1).expect("noted")), elf);
             libc::munmap(start, PAGE);
         }
+    }
+
+    #[test]
+    fn a_file_that_has_changed_is_no_image() {
+        let path = std::env::temp_dir().join(format!("gpucr-changed-{}", std::process::id()));
+        let name = CString::new(path.as_os_str().as_bytes()).expect("no NUL");
+        std::fs::write(&path, ".version 8.0").expect("written");
+        // SAFETY: a C string.
+        unsafe { loaded_from_file(0xd3, name.as_ptr() as usize) };
+        let id = of(0xd3).expect("noted");
+        assert_eq!(bytes(id), b".version 8.0");
+        std::fs::write(&path, ".version 10.0").expect("written");
+        let opened = open(id, 100);
+        std::fs::remove_file(path).expect("removed");
+        assert!(opened.expect_err("another file").message.contains("has changed"));
     }
 
     #[test]

@@ -13,6 +13,8 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
+use gpucr_wire::access::RESERVATION;
+
 use crate::fork::Resettable;
 
 /// Addresses of user space on x86-64 have so many bits, and those of devices are among them.
@@ -26,8 +28,6 @@ const REGIONS: usize = 1 << (ADDRESS_BITS - REGION_BITS);
 const CHUNKS: usize = 1 << (REGION_BITS - CHUNK_BITS);
 const GRAINS: usize = 1 << (CHUNK_BITS - GRAIN_BITS);
 
-/// In the id of an allocation: it is a reservation of the program's, whose address is the rest.
-const RESERVATION: u64 = 1 << 61;
 /// In an entry of the second level: the rest is the address of a third level. Else the entry is an
 /// id shifted by one, or 0.
 const SHARED: u64 = 1;
@@ -45,7 +45,7 @@ static LAST: AtomicUsize = AtomicUsize::new(0);
 /// Third levels that no entry refers to.
 static SPARE: Resettable<Mutex<Vec<&'static Shared>>> = Resettable::new(Mutex::new(Vec::new()));
 
-/// The name of a reservation of the program's as an allocation.
+/// The name of a reservation of the program's as an allocation: its address beside the mark.
 pub(crate) fn reservation_id(address: u64) -> u64 {
     RESERVATION | address
 }

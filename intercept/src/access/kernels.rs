@@ -145,6 +145,12 @@ fn params(handle: u64) -> (Option<Vec<Param>>, bool) {
     }
 }
 
+/// The name alone, which is not kept.
+pub(super) fn name_of(handle: u64) -> String {
+    let (_, is_kernel) = params(handle);
+    name(handle, is_kernel)
+}
+
 fn name(handle: u64, is_kernel: bool) -> String {
     let mut name: *const c_char = std::ptr::null();
     // SAFETY: each writes one pointer; the program is launching what the handle names.

@@ -18,7 +18,7 @@ use gpucr_wire::Accesses;
 use gpucr_wire::reach::Sizes;
 
 use crate::log::log;
-use crate::{gate, memory};
+use crate::{gate, memory, recent, synchronous};
 
 pub(crate) mod faults;
 pub(crate) mod forms;
@@ -53,10 +53,17 @@ pub(crate) fn before_unknown() {
     show(guard::wait_for_awaited);
 }
 
-fn show(look: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(look)).is_err() {
+/// Shows a form the arguments of a call for [`crate::synchronous`]; says whether that went well.
+pub(crate) fn shown_to(form: fn(&[usize]), arguments: &[usize]) -> bool {
+    show(|| form(arguments))
+}
+
+fn show(look: impl FnOnce()) -> bool {
+    let looked = catch_unwind(AssertUnwindSafe(look)).is_ok();
+    if !looked {
         log!("a launch could not be looked at");
     }
+    looked
 }
 
 /// Follows a call that has been made.
@@ -69,6 +76,9 @@ pub(crate) fn after(form: fn(&[usize]), arguments: &[usize], code: u32) {
 
 /// A range that is read or written by something that is not a kernel.
 fn range((operation, write, address, bytes): forms::Range) {
+    if synchronous::range(address, bytes).is_some() {
+        return;
+    }
     guard::range(write, address, bytes)
         .unwrap_or_else(|| recorder::operation(operation, write, address, bytes));
 }
@@ -119,8 +129,15 @@ pub(crate) fn take() -> Accesses {
     accesses
 }
 
+/// The name of a kernel that has been launched; empty if the driver does not tell, as where another context than
+/// the kernel's is current. Nobody may unload it meanwhile.
+pub(crate) fn kernel_name(handle: u64) -> String {
+    kernels::name_of(handle)
+}
+
 /// A module or library is about to be unloaded.
 pub(crate) fn unloading(owner: u64) {
+    recent::forget();
     images::unloaded(owner);
     kernels::forget();
 }
@@ -132,6 +149,7 @@ pub(crate) fn destroying_graph(executable: u64) {
 
 /// A context is about to go or is gone, and its modules with it.
 pub(crate) fn context_going() {
+    recent::forget();
     kernels::forget();
 }
 

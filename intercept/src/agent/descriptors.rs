@@ -5,28 +5,61 @@
 //! only when a descriptor is made, and gives the program the lowest free number.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use gpucr_wire::open_files::Raised;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The limit is raised until this is dropped.
+/// The limit is raised until this is dropped. There is one at a time: the agent has one thread.
 pub(super) struct Room {
     before: Rlimit,
+    raised: Option<Raised>,
 }
+
+/// The program's limit while a [`Room`] has raised it to [`RAISED`].
+static PROGRAMS: AtomicU64 = AtomicU64::new(0);
+/// What a [`Room`] has raised the limit to; 0 if none has.
+static RAISED: AtomicU64 = AtomicU64::new(0);
 
 impl Room {
     /// Raises the limit as far as this process may.
     pub(super) fn make() -> Self {
         let before = getrlimit(Resource::Nofile);
-        // Refused in some sandboxes: then what there is has to do.
-        let raised = Rlimit { current: before.maximum, maximum: before.maximum };
-        let _ = setrlimit(Resource::Nofile, raised);
-        Self { before }
+        // One less than what a program that wants as many as it can get sets itself.
+        let most = before.maximum.map(|most| most - 1).filter(|most| Some(*most) > before.current);
+        let raised = most.and_then(|most| {
+            let raised = Rlimit { current: Some(most), maximum: before.maximum };
+            // Before it is raised: a child may be made at any time.
+            PROGRAMS.store(before.current.unwrap_or(0), Ordering::Relaxed);
+            RAISED.store(most, Ordering::Release);
+            // Refused in some sandboxes: then what there is has to do.
+            Raised::new(None, before, raised).ok()
+        });
+        Self { before, raised }
     }
 
     /// Moves a descriptor out of the program's way, if there is room.
     pub(super) fn park(&self, fd: OwnedFd) -> OwnedFd {
         let floor = floor(&self.before);
         floor.and_then(|floor| rustix::io::fcntl_dupfd_cloexec(&fd, floor).ok()).unwrap_or(fd)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        drop(self.raised.take());
+        RAISED.store(0, Ordering::Release);
+    }
+}
+
+/// In the child of a fork, which has no agent: puts back the limit if the agent of the parent had just raised it.
+pub(super) fn reset() {
+    let raised = RAISED.swap(0, Ordering::Acquire);
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if raised != 0 && current == Some(raised) {
+        let current = Some(PROGRAMS.load(Ordering::Relaxed));
+        // Lowering a limit is not refused.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum });
     }
 }
 
@@ -45,12 +78,6 @@ fn floor(limit: &Rlimit) -> Option<i32> {
     i32::try_from(floor.min(1 << 19)).ok()
 }
 
-impl Drop for Room {
-    fn drop(&mut self) {
-        let _ = setrlimit(Resource::Nofile, self.before);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,10 +91,43 @@ mod tests {
         let parked = room.park(fd);
         drop(room);
         assert_eq!(getrlimit(Resource::Nofile), limit);
+        // What the program sets meanwhile stands.
+        let own = Rlimit { current: limit.current.map(|files| files / 2), ..limit };
+        let room = Room::make();
+        rustix::process::setrlimit(Resource::Nofile, own).expect("lower");
+        drop(room);
+        assert_eq!(getrlimit(Resource::Nofile), own);
         rustix::fs::fstat(&parked).expect("usable");
         if let Some(floor) = floor(&limit) {
             assert!(parked.as_raw_fd() >= floor);
         }
+    }
+
+    /// In a process of its own, like each test: the limit is the process's.
+    #[test]
+    fn a_child_that_is_made_meanwhile_has_the_programs_limit() {
+        const OWN: u64 = 64;
+        let programs = Rlimit { current: Some(OWN), ..getrlimit(Resource::Nofile) };
+        setrlimit(Resource::Nofile, programs).expect("lower");
+        let room = Room::make();
+        assert_ne!(getrlimit(Resource::Nofile), programs);
+        // SAFETY: the child calls nothing that takes a lock, and ends without leaving this block.
+        let child = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                reset();
+                libc::_exit(i32::from(getrlimit(Resource::Nofile) != programs));
+            }
+            child
+        };
+        let mut status = 0;
+        // SAFETY: waits for the child just made.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "its limit is another one");
+        drop(room);
+        assert_eq!(getrlimit(Resource::Nofile), programs);
+        reset();
+        assert_eq!(getrlimit(Resource::Nofile), programs);
     }
 
     #[test]

@@ -2,15 +2,18 @@
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Instant;
+use std::time::Duration;
 
 use crate::access::faults;
 use crate::driver::{CAPTURE_RELAXED, Code, ERROR_INVALID_CONTEXT};
+use crate::limit::Limit;
 use crate::memory::Failure;
 use crate::{contexts, real};
 
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`
 const ERROR_CONTEXT_IS_DESTROYED: Code = 709;
+/// How often is looked whether the limit is reached.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Calls of this thread, which is one of gpucr's, shall not disturb stream captures of others.
 pub(crate) fn tolerate_captures() {
@@ -23,8 +26,9 @@ pub(crate) fn tolerate_captures() {
 /// Waits for every context. The gate is closed, so nothing new comes.
 ///
 /// # Errors
-/// Names the context that was not done at the deadline, or that is broken.
-pub(crate) fn drain(deadline: Instant) -> Result<(), Failure> {
+/// Names the context that was not done at the limit, or that is broken.
+pub(crate) fn drain<'a>(limit: impl Into<Limit<'a>>) -> Result<(), Failure> {
+    let limit = limit.into();
     let contexts = contexts::all();
     let (done, results) = mpsc::channel();
     let work = contexts.clone();
@@ -42,8 +46,11 @@ pub(crate) fn drain(deadline: Instant) -> Result<(), Failure> {
         })
         .map_err(|error| Failure::other(format!("cannot start a thread to drain: {error}")))?;
     for (context, device) in contexts {
-        let left = deadline.saturating_duration_since(Instant::now());
-        match results.recv_timeout(left) {
+        let mut result = results.recv_timeout(LOOK);
+        while result == Err(RecvTimeoutError::Timeout) && !limit.is_over() {
+            result = results.recv_timeout(LOOK);
+        }
+        match result {
             Ok(Ok(())) => {}
             // Destroyed in a way that was not seen.
             Ok(Err(ERROR_INVALID_CONTEXT | ERROR_CONTEXT_IS_DESTROYED)) => contexts::gone(context),

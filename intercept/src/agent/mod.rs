@@ -12,21 +12,26 @@
 //! A program that was restored before its memory is there is Open with blocks that are awaited. If the
 //! connection ends before they are there it becomes Detached again.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use gpucr_wire::table::Range;
-use gpucr_wire::{Connection, Counts, GateState, Hello, PROTOCOL_VERSION, Reply, Request, Table};
+use gpucr_wire::{
+    AGENT_QUEUE, AGENT_THREAD, Connection, Counts, GateState, Hello, PROTOCOL_VERSION, Reply,
+    Request, Table,
+};
 
 use crate::access::{faults, guard};
+use crate::limit::Limit;
 use crate::log::log;
 use crate::memory::{self, Failure};
 use crate::sharing::Sharing;
-use crate::{access, contexts, fork, gate, real, usage};
+use crate::{access, contexts, fork, gate, library, real, recent, ungated, usage};
 
 mod descriptors;
 pub(crate) mod drain;
@@ -53,25 +58,40 @@ pub(crate) fn start() {
         return;
     }
     fork::watch();
-    // Without /proc nobody finds it either.
-    let namespace = gpucr_wire::own_pid_namespace().unwrap_or_default();
-    let name = gpucr_wire::agent_socket(namespace, std::process::id());
-    let listener = match Connection::listen(&name) {
+    let listener = match listen() {
         Ok(listener) => listener,
         Err(error) => {
-            log!("cannot listen on {name}: {error}");
+            log!("cannot listen, so nobody can dump this program: {error}");
             return;
         }
     };
     LISTENER.store(listener.as_raw_fd(), Ordering::SeqCst);
     // A new thread has its maker's signal mask: no signal of the program's may land in this one.
     let blocked = signals::block_all();
-    let thread = thread::Builder::new().name("gpucr-agent".into()).spawn(move || run(&listener));
+    let thread = thread::Builder::new().name(AGENT_THREAD.into()).spawn(move || run(&listener));
     drop(blocked);
     if let Err(error) = thread {
         LISTENER.store(-1, Ordering::SeqCst);
         log!("cannot start the agent: {error}");
     }
+}
+
+/// Listens on the agent's name, or on another one if somebody on the host has taken that.
+fn listen() -> io::Result<UnixListener> {
+    // Without /proc nobody finds it either.
+    let namespace = gpucr_wire::own_pid_namespace().unwrap_or_default();
+    let pid = std::process::id();
+    let name = gpucr_wire::agent_socket(namespace, pid);
+    let listener = match Connection::listen(&name) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            let aside = gpucr_wire::agent_socket_aside(namespace, pid)?;
+            log!("somebody else listens on {name}; this agent listens on {aside}");
+            Connection::listen(&aside)
+        }
+        done => done,
+    }?;
+    rustix::net::listen(&listener, AGENT_QUEUE)?;
+    Ok(listener)
 }
 
 /// Makes everything as in a new process, in the child of a fork.
@@ -87,6 +107,7 @@ pub(crate) unsafe fn reset() {
         }
     }
     STARTED.store(false, Ordering::SeqCst);
+    descriptors::reset();
 }
 
 fn run(listener: &UnixListener) {
@@ -95,15 +116,23 @@ fn run(listener: &UnixListener) {
     loop {
         match listener.accept() {
             Ok((socket, _)) => {
-                CONNECTION.store(socket.as_raw_fd(), Ordering::SeqCst);
+                let connection = Connection::new(socket);
+                // Before anything else: anybody on the host may connect, again and again.
+                if !is_trusted(&connection) {
+                    continue;
+                }
+                CONNECTION.store(connection.as_fd().as_raw_fd(), Ordering::SeqCst);
                 // A mistake in here must not take the program along.
-                if catch_unwind(AssertUnwindSafe(|| agent.serve(socket))).is_err() {
+                if catch_unwind(AssertUnwindSafe(|| agent.serve(connection))).is_err() {
                     log!("the agent failed");
                 }
                 CONNECTION.store(-1, Ordering::SeqCst);
                 agent.connection_ended();
+                if std::mem::take(&mut agent.is_left_alone) {
+                    signals::wait_to_be_woken();
+                }
             }
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
                 log!("cannot accept: {error}");
                 thread::sleep(Duration::from_millis(100));
@@ -125,6 +154,8 @@ struct Agent {
     sharing: Option<Sharing>,
     /// What it held when it was detached: the driver may be frozen since, and cannot be asked.
     devices: Vec<[u8; 16]>,
+    /// Whether nobody is accepted before it is woken.
+    is_left_alone: bool,
 }
 
 /// What to do after a request.
@@ -146,17 +177,11 @@ impl Agent {
             awaiting: false,
             sharing: None,
             devices: Vec::new(),
+            is_left_alone: false,
         }
     }
 
-    fn serve(&mut self, socket: UnixStream) {
-        let mut connection = Connection::new(socket);
-        let own = rustix::process::geteuid().as_raw();
-        match connection.peer() {
-            Ok(peer) if peer.uid == own || peer.uid == 0 => {}
-            Ok(peer) => return log!("user {} is refused", peer.uid),
-            Err(error) => return log!("cannot tell who connects: {error}"),
-        }
+    fn serve(&mut self, mut connection: Connection) {
         let mut greeted = false;
         loop {
             let request = match connection.receive() {
@@ -223,9 +248,9 @@ impl Agent {
     ///
     /// # Errors
     /// Some of it is shared still, and the program runs on.
-    fn end_sharing(&mut self, limit: Duration) -> Result<(), Failure> {
+    fn end_sharing(&mut self, limit: Limit<'_>) -> Result<(), Failure> {
         if let Some(sharing) = &self.sharing {
-            sharing.give_up(later(Instant::now(), limit))?;
+            sharing.give_up(limit)?;
         }
         if let Some(sharing) = self.sharing.take() {
             sharing.end();
@@ -242,14 +267,14 @@ impl Agent {
     }
 
     fn hello(&self) -> Hello {
-        let path = |path: Option<std::path::PathBuf>| {
+        let path = |path: Option<&std::path::Path>| {
             path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default()
         };
         Hello {
             protocol: PROTOCOL_VERSION,
             pid: std::process::id(),
-            shim: path(real::own_file()),
-            driver: path(real::library().map(|library| library.path.clone())),
+            shim: path(library::own_file()),
+            driver: path(library::library().map(|library| library.path.as_path())),
             driver_version: self.driver_version,
             gate: self.state,
         }
@@ -266,8 +291,9 @@ impl Agent {
                     return Err(Failure::other("not possible now: blocks are awaited"));
                 }
                 let limit = Duration::from_millis(timeout_ms);
-                self.end_sharing(limit)?;
-                self.close(limit)?;
+                let asked = Limit::new(later(Instant::now(), limit), connection.as_fd());
+                self.end_sharing(asked)?;
+                self.close_by(Instant::now(), limit, connection, |limit| gate::close(*limit))?;
                 Ok(done)
             }
             Request::Step { wait_ms, timeout_ms } => {
@@ -275,14 +301,16 @@ impl Agent {
                 self.state = GateState::Open {};
                 let end = later(Instant::now(), Duration::from_millis(wait_ms));
                 let limit = Duration::from_millis(timeout_ms);
-                self.close_by(end, limit, |deadline| gate::step(end, deadline))?;
+                self.close_by(end, limit, connection, |limit| {
+                    gate::step(Limit::new(end, connection.as_fd()), *limit)
+                })?;
                 Ok(done)
             }
             Request::Export { known } => {
                 if self.state != (GateState::Open {}) {
                     self.expect(GateState::Closed {})?;
                 }
-                self.end_sharing(LIMIT)?;
+                self.end_sharing(Limit::new(Instant::now() + LIMIT, connection.as_fd()))?;
                 self.transfer.export(connection, known, self.state)?;
                 Ok(Next::Sent)
             }
@@ -319,6 +347,8 @@ impl Agent {
                 }
                 self.staging = None;
                 self.state = GateState::Detached {};
+                self.is_left_alone = true;
+                signals::forget_to_be_woken();
                 Ok(Next::Last(Reply::Done {}))
             }
             Request::Reattach { blocks } => {
@@ -424,28 +454,37 @@ impl Agent {
         let mut counts = Counts::default();
         usage::fill(&mut counts);
         memory::lock().fill(&mut counts);
+        counts.ungated = ungated::reasons();
         counts.launches = gate::launches();
         counts.devices =
             if self.state == (GateState::Detached {}) { self.devices.clone() } else { devices() };
         counts
     }
 
-    fn close(&mut self, limit: Duration) -> Result<(), Failure> {
-        self.close_by(Instant::now(), limit, gate::close)
-    }
-
-    /// Closes the gate in some way, for which there is a `limit` from `start` on, and drains.
+    /// Closes the gate in some way, for which there is a time from `start` on, and drains: as long as whoever
+    /// has asked for it is there.
     fn close_by(
         &mut self,
         start: Instant,
-        limit: Duration,
-        close: impl FnOnce(Instant) -> Result<(), gate::NotClosed>,
+        time: Duration,
+        connection: &Connection,
+        close: impl FnOnce(&Limit<'_>) -> Result<(), gate::NotClosed>,
     ) -> Result<(), Failure> {
-        let deadline = later(start, limit);
-        close(deadline).map_err(|why| {
-            Failure::other(format!("the gate could not be closed within {limit:?}: {why}"))
-        })?;
-        drain::drain(deadline).inspect_err(|_| gate::open())?;
+        let limit = Limit::new(later(start, time), connection.as_fd());
+        let closed = close(&limit).map_err(|why| {
+            Failure::other(format!("the gate could not be closed within {time:?}: {why}"))
+        });
+        closed.and_then(|()| ungated::check()).and_then(|()| drain::drain(limit)).map_err(
+            |mut failure| {
+                // Handles are looked up while the program goes on: that calls the driver.
+                let launched = recent::look();
+                gate::open();
+                if limit.is_over() {
+                    failure.message += &launched.unfinished();
+                }
+                failure
+            },
+        )?;
         // That of the last dump. It must be gone when CRIU comes.
         guard::free();
         self.stop_awaiting();
@@ -454,13 +493,23 @@ impl Agent {
     }
 }
 
+/// Whether the other end is of root or of this process's own user.
+fn is_trusted(connection: &Connection) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    match connection.peer() {
+        Ok(peer) if peer.uid == own || peer.uid == 0 => return true,
+        Ok(peer) => log!("user {} is refused", peer.uid),
+        Err(error) => log!("cannot tell who connects: {error}"),
+    }
+    false
+}
+
 /// Makes this process the one that listens, as who connects sees it. After a restore that is the gpucr
 /// that made the socket.
 fn answer_to_the_name() {
-    const WAITING: i32 = 128;
     // SAFETY: the listener is never closed while the agent runs.
     let listener = unsafe { BorrowedFd::borrow_raw(LISTENER.load(Ordering::SeqCst)) };
-    if let Err(error) = rustix::net::listen(listener, WAITING) {
+    if let Err(error) = rustix::net::listen(listener, AGENT_QUEUE) {
         log!("cannot listen: {error}");
     }
 }

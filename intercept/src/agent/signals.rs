@@ -1,4 +1,4 @@
-//! Keeping the program's signals away from threads of ours.
+//! Keeping the program's signals away from threads of ours, and one that is for the agent alone.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -17,6 +17,30 @@ pub(crate) fn block_all() -> Blocked {
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
         Blocked(before.assume_init())
     }
+}
+
+/// Waits until gpucr has sent this thread [`gpucr_wire::WAKE`], which has to be blocked here.
+pub(crate) fn wait_to_be_woken() {
+    while !woken(ptr::null()) {}
+}
+
+/// Takes away what was sent so far.
+pub(crate) fn forget_to_be_woken() {
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    while woken(&now) {}
+}
+
+/// Whether that came in so long; for ever is null, and then it may be that something else has ended the wait.
+fn woken(limit: *const libc::timespec) -> bool {
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the first call fills the set, to which the second adds a signal that there is; the third reads it,
+    // and reads a limit that is null or lives in the caller.
+    let signal = unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), gpucr_wire::WAKE);
+        libc::sigtimedwait(set.as_ptr(), ptr::null_mut(), limit)
+    };
+    signal == gpucr_wire::WAKE
 }
 
 impl Drop for Blocked {

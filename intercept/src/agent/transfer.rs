@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use gpucr_wire::{Connection, GateState, Reply};
 
@@ -33,21 +34,24 @@ impl Transfer {
         known: Vec<u64>,
         state: GateState,
     ) -> Result<(), Failure> {
-        let room = Room::make();
-        let mut memory = memory::lock();
-        self.exported.retain(|id, _| memory.has_block(*id));
-        let new = memory.export(&Driver, &self.exported)?;
-        self.exported.extend(new.into_iter().map(|(id, fd)| (id, room.park(fd))));
-        self.complete = state == (GateState::Closed {});
-        let blocks = memory.list(real::uuid);
-        memory.lend(known.iter().copied().chain(blocks.iter().map(|block| block.id)).collect());
-        let known: BTreeSet<u64> = known.into_iter().collect();
-        let sent = {
-            let fds = memory.fds(&self.exported)?;
-            let new = fds.into_iter().filter(|(id, _)| !known.contains(id));
-            let new: Vec<_> = new.map(|(_, fd)| fd).collect();
-            connection.send(&Reply::Blocks { blocks }).and_then(|()| connection.send_fds(&new))
+        let (blocks, fds) = {
+            let room = Room::make();
+            let mut memory = memory::lock();
+            self.exported.retain(|id, _| memory.has_block(*id));
+            let new = memory.export(&Driver, &self.exported, |fd| room.park(fd))?;
+            self.exported.extend(new);
+            self.complete = state == (GateState::Closed {});
+            let blocks = memory.list(real::uuid);
+            memory.lend(known.iter().copied().chain(blocks.iter().map(|block| block.id)).collect());
+            (blocks, memory.fds(&self.exported)?)
         };
+        // The program waits for the tables, and its limit of open files is its own: a checkpointer that does not
+        // read holds up the agent alone.
+        let known: BTreeSet<u64> = known.into_iter().collect();
+        let new = fds.into_iter().filter(|(id, _)| !known.contains(id));
+        let new: Vec<_> = new.map(|(_, fd)| fd).collect();
+        let sent =
+            connection.send(&Reply::Blocks { blocks }).and_then(|()| connection.send_fds(&new));
         // There is nobody to tell: the connection is broken, and the next receive says so.
         sent.unwrap_or_else(|error| log!("cannot send file descriptors: {error}"));
         Ok(())
@@ -184,9 +188,9 @@ fn detach_again(memory: &mut memory::Memory) {
 pub(super) fn receive(connection: &mut Connection, ids: &[u64]) -> Result<Fds, Failure> {
     let room = Room::make();
     let fds = connection
-        .receive_fds(ids.len())
+        .receive_fds_to(ids.len(), |fd| room.park(fd))
         .map_err(|error| Failure::other(format!("file descriptors did not come: {error}")))?;
-    let fds: Fds = ids.iter().copied().zip(fds.into_iter().map(|fd| room.park(fd))).collect();
+    let fds: Fds = ids.iter().copied().zip(fds.into_iter().map(Arc::new)).collect();
     if fds.len() < ids.len() {
         return Err(Failure::other("a block is named twice"));
     }

@@ -24,6 +24,9 @@ const OWN: usize = 192;
 /// Places that threads share.
 const SHARED: usize = 64;
 
+/// All places.
+pub(crate) const COUNT: usize = OWN + SHARED;
+
 /// A cache line of its own, and the one that the processor fetches with it.
 #[repr(align(128))]
 pub(super) struct Place {
@@ -31,8 +34,8 @@ pub(super) struct Place {
     taken: AtomicBool,
 }
 
-static PLACES: [Place; OWN + SHARED] =
-    [const { Place { count: AtomicU64::new(0), taken: AtomicBool::new(false) } }; OWN + SHARED];
+static PLACES: [Place; COUNT] =
+    [const { Place { count: AtomicU64::new(0), taken: AtomicBool::new(false) } }; COUNT];
 
 /// What a thread knows of itself.
 #[derive(Clone, Copy)]
@@ -43,7 +46,8 @@ pub(super) struct Me {
     pub(super) depth: u32,
 }
 
-/// Gives the thread's place back when the thread ends.
+/// Lets the thread leave when it ends, and gives its place back. It may end within a call: cancelled, by
+/// `pthread_exit`, or with a stack that nobody could unwind.
 struct Leaving;
 
 thread_local! {
@@ -55,9 +59,17 @@ impl Drop for Leaving {
     fn drop(&mut self) {
         // What the thread calls from here on counts in a shared place.
         let me = ME.replace(Me { place: 0, depth: 0 });
-        if let Some(place) = me.place.checked_sub(1).filter(|_| me.depth == 0) {
-            PLACES[place as usize].taken.store(false, Ordering::Release);
+        if me.place == 0 {
+            return;
         }
+        let (place, own) = me.place();
+        if own {
+            place.leave(own, place.count.load(Ordering::Relaxed) % LAUNCH);
+            place.taken.store(false, Ordering::Release);
+        } else if me.depth > 0 {
+            place.leave(own, CALL);
+        }
+        super::captures::end_own_captures();
     }
 }
 
@@ -90,8 +102,14 @@ impl Me {
     /// Its place, and whether it has that for itself.
     #[inline(always)]
     pub(super) fn place(self) -> (&'static Place, bool) {
-        let number = self.place.wrapping_sub(1) as usize % PLACES.len();
+        let number = self.number();
         (&PLACES[number], number < OWN)
+    }
+
+    /// The number of its place.
+    #[inline(always)]
+    pub(super) fn number(self) -> usize {
+        self.place.wrapping_sub(1) as usize % PLACES.len()
     }
 
     /// The same at another depth.
@@ -287,6 +305,33 @@ mod tests {
             assert!((1..=OWN).contains(&own), "{own}");
         });
         assert_eq!(super::inside(), before.0);
+    }
+
+    #[test]
+    fn a_thread_that_ends_within_a_call_has_left() {
+        let _alone = ALONE.lock();
+        let before = super::inside();
+        let ends_inside = || {
+            std::mem::forget((crate::gate::enter_launch(), crate::gate::enter()));
+            super::inside()
+        };
+        for _ in 0..2 * OWN {
+            assert_eq!(thread::spawn(ends_inside).join().expect("no panic"), before + 1);
+            assert_eq!(super::inside(), before);
+        }
+        // The same where places are shared.
+        let stay = Barrier::new(OWN + 1);
+        thread::scope(|scope| {
+            let others: Vec<_> =
+                (0..OWN).map(|_| scope.spawn(|| (has_own(), stay.wait()))).collect();
+            while PLACES[..OWN].iter().any(|place| !place.taken.load(Ordering::SeqCst)) {
+                thread::yield_now();
+            }
+            assert_eq!(thread::spawn(ends_inside).join().expect("no panic"), before + 1);
+            assert_eq!(super::inside(), before);
+            stay.wait();
+            drop(others);
+        });
     }
 
     /// What a thread calls while it ends, after its place is given back.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use gpucr_wire::Block as WireBlock;
 
@@ -10,8 +11,8 @@ use super::{Failure, Memory};
 use crate::driver::{ACCESS_READ_WRITE, Access, ERROR_DEINITIALIZED, LOCATION_DEVICE};
 use crate::log::log;
 
-/// File descriptors of blocks, by id.
-pub(crate) type Fds = BTreeMap<u64, OwnedFd>;
+/// File descriptors of blocks, by id. Whoever sends them holds them beside the tables.
+pub(crate) type Fds = BTreeMap<u64, Arc<OwnedFd>>;
 
 impl Memory {
     /// Every block as the checkpointer sees it. `uuid` gives the name of a device.
@@ -32,11 +33,16 @@ impl Memory {
     }
 
     /// File descriptors of every block that has none among `exported` and was not imported itself;
-    /// those that were hold theirs.
+    /// those that were hold theirs. Each goes to where `park` puts it before the next is made.
     ///
     /// # Errors
     /// Nothing has changed.
-    pub(crate) fn export(&self, vmm: &dyn Vmm, exported: &Fds) -> Result<Fds, Failure> {
+    pub(crate) fn export(
+        &self,
+        vmm: &dyn Vmm,
+        exported: &Fds,
+        park: impl Fn(OwnedFd) -> OwnedFd,
+    ) -> Result<Fds, Failure> {
         let mut fds = Fds::new();
         let new = |id: &u64, block: &super::Block| block.fd.is_none() && !exported.contains_key(id);
         for (id, block) in self.blocks.iter().filter(|(id, block)| new(id, block)) {
@@ -46,7 +52,7 @@ impl Memory {
             let fd = vmm
                 .export(handle)
                 .map_err(|code| Failure::driver(code, format!("block {id} cannot be exported")))?;
-            fds.insert(*id, fd);
+            fds.insert(*id, Arc::new(park(fd)));
         }
         Ok(fds)
     }
@@ -55,13 +61,13 @@ impl Memory {
     ///
     /// # Errors
     /// Names a block that has none.
-    pub(crate) fn fds<'a>(&'a self, exported: &'a Fds) -> Result<Vec<(u64, &'a OwnedFd)>, Failure> {
+    pub(crate) fn fds(&self, exported: &Fds) -> Result<Vec<(u64, Arc<OwnedFd>)>, Failure> {
         self.blocks
             .iter()
             .map(|(id, block)| {
                 let fd = block.fd.as_ref().or_else(|| exported.get(id));
                 let missing = || Failure::other(format!("block {id} was not exported"));
-                Ok((*id, fd.ok_or_else(missing)?))
+                Ok((*id, fd.ok_or_else(missing)?.clone()))
             })
             .collect()
     }
@@ -380,13 +386,13 @@ mod tests {
         let mut memory = populated(&fake);
         let (before, list) = (fake.snapshot(), memory.list(|_| [0; 16]));
         for round in 0..3 {
-            let exported = memory.export(&fake, &Fds::new()).expect("exported");
+            let exported = memory.export(&fake, &Fds::new(), |fd| fd).expect("exported");
             assert_eq!(exported.len(), if round == 0 { list.len() } else { 0 });
             let mut fds: Fds = memory
                 .fds(&exported)
                 .expect("all")
                 .into_iter()
-                .map(|(id, fd)| (id, fd.try_clone().expect("cloned")))
+                .map(|(id, fd)| (id, fd.clone()))
                 .collect();
             assert!(fds.keys().eq(list.iter().map(|block| &block.id)));
             let calls = fake.calls();
@@ -407,7 +413,7 @@ mod tests {
         let fake = Fake::new();
         let mut memory = populated(&fake);
         let before = fake.snapshot();
-        let mut fds = memory.export(&fake, &Fds::new()).expect("exported");
+        let mut fds = memory.export(&fake, &Fds::new(), |fd| fd).expect("exported");
         memory.detach(&fake).expect("detached");
         let ids = memory.detached_blocks();
         assert!(memory.awaited(&ids[1..]).is_err(), "one would be missed");
@@ -421,7 +427,7 @@ mod tests {
             assert!(!memory.all_attached());
             let one = |fds: &mut Fds| Fds::from([(id, fds.remove(&id).expect("exported"))]);
             let fd = one(&mut fds);
-            let again = fd.iter().map(|(id, fd)| (*id, fd.try_clone().expect("cloned"))).collect();
+            let again = fd.iter().map(|(id, fd)| (*id, fd.clone())).collect();
             memory.attach_some(&fake, fd).expect("attached");
             assert!(memory.attach_some(&fake, again).is_err(), "it has its memory");
         }
@@ -433,7 +439,7 @@ mod tests {
     fn nothing_is_missed_by_a_driver_that_shuts_down() {
         let fake = Fake::new();
         let mut memory = populated(&fake);
-        let mut fds = memory.export(&fake, &Fds::new()).expect("exported");
+        let mut fds = memory.export(&fake, &Fds::new(), |fd| fd).expect("exported");
         memory.detach(&fake).expect("detached");
         assert!(!memory.all_attached());
         fake.shut_down();
@@ -447,7 +453,7 @@ mod tests {
             let fake = Fake::new();
             let mut memory = populated(&fake);
             let before = fake.snapshot();
-            let mut fds = memory.export(&fake, &Fds::new()).expect("exported");
+            let mut fds = memory.export(&fake, &Fds::new(), |fd| fd).expect("exported");
             fake.fail_after(k);
             let result = memory.detach(&fake);
             if !fake.fail_never() {
@@ -460,11 +466,11 @@ mod tests {
             assert_eq!(fake.snapshot(), before, "call {k}");
             assert!(memory.all_attached());
             // And it can be exported and detached afterwards.
-            let mut fds = memory.export(&fake, &Fds::new()).expect("exported");
+            let mut fds = memory.export(&fake, &Fds::new(), |fd| fd).expect("exported");
             let held: Fds = memory
                 .blocks
                 .iter()
-                .filter_map(|(id, block)| Some((*id, block.fd.as_ref()?.try_clone().ok()?)))
+                .filter_map(|(id, block)| Some((*id, block.fd.clone()?)))
                 .collect();
             fds.extend(held);
             memory.detach(&fake).expect("detached");
@@ -479,10 +485,8 @@ mod tests {
             let fake = Fake::new();
             let mut memory = populated(&fake);
             let before = fake.snapshot();
-            let fds = memory.export(&fake, &Fds::new()).expect("exported");
-            let copy = || -> Fds {
-                fds.iter().map(|(id, fd)| (*id, fd.try_clone().expect("cloned"))).collect()
-            };
+            let fds = memory.export(&fake, &Fds::new(), |fd| fd).expect("exported");
+            let copy = || -> Fds { fds.iter().map(|(id, fd)| (*id, fd.clone())).collect() };
             memory.detach(&fake).expect("detached");
             let mut first = copy();
             fake.fail_after(k);
@@ -517,7 +521,10 @@ mod tests {
         assert!(memory.all_attached());
         assert_eq!(fake.places(), places);
         // New memory is no import: it can be exported.
-        assert_eq!(memory.export(&fake, &Fds::new()).expect("exported").len(), memory.blocks.len());
+        assert_eq!(
+            memory.export(&fake, &Fds::new(), |fd| fd).expect("exported").len(),
+            memory.blocks.len()
+        );
     }
 
     #[test]

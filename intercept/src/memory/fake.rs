@@ -134,6 +134,10 @@ fn valid(condition: bool) -> Result<(), Code> {
 }
 
 impl Vmm for Fake {
+    fn is_exportable(&self, _: i32) -> bool {
+        true
+    }
+
     fn device(&self, _: i32) -> Result<DeviceInfo, Code> {
         self.call()?;
         Ok(DeviceInfo { total: 1 << 30, granularity: 2 * MIB, rdma: false })

@@ -27,6 +27,8 @@ pub(crate) struct Allocation {
     pub(crate) context: u64,
     /// Unlike any other's, as long as the process lives.
     pub(crate) id: u64,
+    /// Its synchronous copies and fills always wait (see [`crate::synchronous`]).
+    pub(crate) synchronous: bool,
     block: u64,
     piece: Option<Piece>,
 }
@@ -88,7 +90,8 @@ impl Memory {
             Some(_) => index::insert_small(address, size, id),
             None => index::insert(address, held.size, id),
         }
-        let allocation = Allocation { address, size, context, id, block, piece };
+        let allocation =
+            Allocation { address, size, context, id, synchronous: false, block, piece };
         self.allocations.insert(address, allocation);
         Ok(address)
     }
@@ -279,6 +282,20 @@ impl Memory {
     pub(crate) fn allocation_at(&self, address: u64) -> Option<&Allocation> {
         let (start, allocation) = self.allocations.range(..=address).next_back()?;
         (address - start < allocation.size).then_some(allocation)
+    }
+
+    /// The same, to change what is known of it.
+    pub(crate) fn allocation_at_mut(&mut self, address: u64) -> Option<&mut Allocation> {
+        let (start, allocation) = self.allocations.range_mut(..=address).next_back()?;
+        (address - start < allocation.size).then_some(allocation)
+    }
+
+    /// Whether synchronous calls that touch this range always wait.
+    pub(crate) fn is_synchronous(&self, address: u64, bytes: u64) -> bool {
+        let end = address.saturating_add(bytes);
+        let first = self.allocation_at(address).filter(|_| bytes > 0);
+        let inside = self.allocations.range(address..end).map(|(_, allocation)| allocation);
+        first.into_iter().chain(inside).any(|allocation| allocation.synchronous)
     }
 
     /// Whether `address` lies in a block of the heap.

@@ -7,11 +7,11 @@
 //! needed to put everything back.
 //!
 //! The lock is held during calls of the virtual memory management, never while waiting for the
-//! gate or for the device. Calls enter the gate first, then take the lock.
+//! gate, for the device or for a checkpointer. Calls enter the gate first, then take the lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
@@ -22,10 +22,12 @@ use crate::access::{guard, index};
 use crate::driver::{Access, AllocationProp, Code, ERROR_OUT_OF_MEMORY};
 use crate::fork::Resettable;
 use crate::gate;
+use crate::log::log;
 
 mod attach;
 #[cfg(test)]
 pub(crate) mod fake;
+mod foreign;
 mod heap;
 mod program;
 mod share;
@@ -33,9 +35,12 @@ pub(crate) mod space;
 pub(crate) mod vmm;
 
 pub(crate) use attach::Fds;
+use foreign::Foreign;
+pub(crate) use foreign::IMPORT;
 pub(crate) use heap::Allocation;
 use heap::Heap;
 use space::{Place, Slab};
+use vmm::Vmm;
 
 /// Physical memory.
 pub(crate) struct Block {
@@ -50,7 +55,7 @@ pub(crate) struct Block {
     /// The driver's handle; `None` while detached.
     handle: Option<u64>,
     /// Where it was imported from: such a handle cannot be exported again.
-    fd: Option<OwnedFd>,
+    fd: Option<Arc<OwnedFd>>,
     /// Times that the program may still release it.
     references: u32,
     /// The program has given it to another process.
@@ -85,6 +90,8 @@ pub(crate) struct Memory {
     /// Address ranges reserved by the heap and by the program.
     reservations: BTreeMap<u64, u64>,
     heaps: BTreeMap<i32, Heap>,
+    /// Whether the memory of a device can be handed to another process, as far as it was asked.
+    exportable: BTreeMap<i32, bool>,
     allocations: BTreeMap<u64, Allocation>,
     /// Freed, but the device may still be using them.
     deferred: Vec<Allocation>,
@@ -92,6 +99,7 @@ pub(crate) struct Memory {
     peers: BTreeSet<(i32, i32)>,
     /// Blocks whose memory the checkpointer holds; some of them may be gone.
     lent: BTreeSet<u64>,
+    foreign: Foreign,
 }
 
 /// A driver call failed on behalf of the agent.
@@ -199,12 +207,26 @@ impl Memory {
         self.last_id
     }
 
+    /// Whether memory of the device is served from blocks of ours: they can be taken out of the process and
+    /// put back. If not, the driver has to serve it, and its checkpoint to save it.
+    pub(crate) fn serves(&mut self, vmm: &dyn Vmm, device: i32) -> bool {
+        *self.exportable.entry(device).or_insert_with(|| {
+            let exportable = vmm.is_exportable(device);
+            if !exportable {
+                log!("the memory of device {device} cannot be exported: it is left to the driver");
+            }
+            exportable
+        })
+    }
+
     /// Writes the counts kept here.
     pub(crate) fn fill(&self, counts: &mut Counts) {
         counts.allocations = self.allocations.len() as u64;
         counts.blocks = self.blocks.len() as u64;
         counts.bulk_bytes = self.blocks.values().map(|block| block.size).sum();
+        counts.private = self.exportable.values().any(|exportable| !exportable);
         counts.shared += self.blocks.values().filter(|block| block.shared).count() as u64;
+        self.foreign.fill(counts);
     }
 
     /// The mapping that holds `address`.

@@ -120,6 +120,7 @@ impl Memory {
 
     /// After a `cuMemUnmap` of the program that succeeded.
     pub(crate) fn unmapped(&mut self, vmm: &dyn Vmm, address: u64, size: u64) {
+        self.foreign_unmapped(address, size);
         let starts: Vec<u64> =
             self.mappings.range(address..address.saturating_add(size)).map(|(a, _)| *a).collect();
         for start in starts {

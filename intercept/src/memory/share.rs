@@ -148,7 +148,7 @@ mod tests {
         for size in [4 * MIB, 2 * MIB, 6 * MIB] {
             memory.allocate(fake, 0, 1, size).expect("room");
         }
-        let fds = memory.export(fake, &super::super::Fds::new()).expect("exported");
+        let fds = memory.export(fake, &super::super::Fds::new(), |fd| fd).expect("exported");
         memory.detach(fake).expect("detached");
         (memory, fds)
     }
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(fake.flags(), [[3, 3], [1, 1], [3, 3]]);
         assert_eq!((memory.shared_blocks(), fake.handles()), (vec![ids[1]], 3));
         // It is an ordinary block again.
-        let fds = memory.export(&fake, &super::super::Fds::new()).expect("exported");
+        let fds = memory.export(&fake, &super::super::Fds::new(), |fd| fd).expect("exported");
         assert!(fds.contains_key(&ids[0]) && !fds.contains_key(&ids[1]));
     }
 

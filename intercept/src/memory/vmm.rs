@@ -2,7 +2,10 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use crate::driver::{ATTRIBUTE_RDMA_WITH_VMM, Access, AllocationProp, Code, HANDLE_POSIX_FD};
+use crate::driver::{
+    ATTRIBUTE_POSIX_FD, ATTRIBUTE_RDMA_WITH_VMM, ATTRIBUTE_VMM, Access, AllocationProp, Code,
+    HANDLE_POSIX_FD, SUCCESS,
+};
 use crate::real::{self, check};
 
 /// What the heap wants to know of a device.
@@ -18,6 +21,8 @@ pub(crate) struct DeviceInfo {
 
 /// The calls that the tables make. Errors are the driver's codes.
 pub(crate) trait Vmm {
+    /// Whether memory of the device can be handed to another process. `true` if the driver does not say.
+    fn is_exportable(&self, device: i32) -> bool;
     fn device(&self, device: i32) -> Result<DeviceInfo, Code>;
     fn reserve(&self, size: u64) -> Result<u64, Code>;
     fn unreserve(&self, address: u64, size: u64) -> Result<(), Code>;
@@ -34,6 +39,15 @@ pub(crate) trait Vmm {
 pub(crate) struct Driver;
 
 impl Vmm for Driver {
+    fn is_exportable(&self, device: i32) -> bool {
+        [ATTRIBUTE_VMM, ATTRIBUTE_POSIX_FD].into_iter().all(|attribute| {
+            let mut value = 0;
+            // SAFETY: writes one value.
+            let code = unsafe { real::cuDeviceGetAttribute(&mut value, attribute, device) };
+            code != SUCCESS || value != 0
+        })
+    }
+
     fn device(&self, device: i32) -> Result<DeviceInfo, Code> {
         let (mut total, mut granularity, mut rdma) = (0usize, 0usize, 0);
         let prop = AllocationProp::on_device(device, false);

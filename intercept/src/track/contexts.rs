@@ -6,7 +6,7 @@ use super::{enter_whole, written};
 use crate::driver::{Code, SUCCESS};
 use crate::log::log;
 use crate::memory::vmm::Driver;
-use crate::{access, contexts, memory, real, usage};
+use crate::{access, contexts, gate, memory, real, recent, usage};
 
 /// After a context of `device` was made.
 fn made(code: Code, context: *const u64, device: i32) -> Code {
@@ -24,10 +24,11 @@ fn current(code: Code, context: u64) -> Code {
     code
 }
 
-/// After a context was destroyed: its allocations are gone with it.
+/// After a context was destroyed: its allocations and the captures in its streams are gone with it.
 fn gone(context: u64) {
     contexts::gone(context);
     usage::context_gone(context);
+    gate::end_captures_of(context);
     access::context_going();
     let mut memory = memory::lock();
     for allocation in memory.take_context(context) {
@@ -35,10 +36,13 @@ fn gone(context: u64) {
     }
 }
 
-/// Calls `end`, which gives a device's primary context up, and does what follows.
+/// Calls `end`, which gives a device's primary context up, and does what follows. Nobody looks at the context while
+/// it goes, and nobody makes it anew before what was in the old one is given back: both have one handle.
 fn end_primary(device: i32, reset: bool, end: impl FnOnce() -> Code) -> Code {
     let _inside = enter_whole();
-    let context = contexts::active_primary(device);
+    let primaries = contexts::primaries();
+    let context = primaries.active(device);
+    recent::forget();
     if reset {
         access::context_going();
     }
@@ -85,6 +89,7 @@ exported! {
         made(call!(cuCtxCreate_v4(context, params, flags, device)), context, device)
     }
     fn cuDevicePrimaryCtxRetain(context: *mut u64, device: i32) {
+        let _primaries = contexts::primaries();
         made(call!(cuDevicePrimaryCtxRetain(context, device)), context, device)
     }
     fn cuCtxDestroy(context: u64) {
@@ -107,12 +112,22 @@ exported! {
     }
     fn cuCtxDetach(context: u64) {
         let _inside = enter_whole();
+        recent::forget();
         let code = call!(cuCtxDetach(context));
         // It goes with its last user, and only the driver knows how many there are.
         if code == SUCCESS && real::with_context(context, || Ok(())).is_err() {
             gone(context);
         }
         code
+    }
+    // They wait while the gate is closed: the stacks that gpucr takes away meanwhile are none of the program's.
+    fn cuCtxGetLimit(value: *mut usize, limit: u32) {
+        let _inside = gate::enter();
+        call!(cuCtxGetLimit(value, limit))
+    }
+    fn cuCtxSetLimit(limit: u32, value: usize) {
+        let _inside = gate::enter();
+        call!(cuCtxSetLimit(limit, value))
     }
     fn cuCtxSetCurrent(context: u64) {
         current(call!(cuCtxSetCurrent(context)), context)
@@ -138,6 +153,7 @@ exported! {
         let _inside = enter_whole();
         let mut context = 0;
         let known = call!(cuCtxFromGreenCtx(&mut context, green)) == SUCCESS;
+        recent::forget();
         let code = call!(cuGreenCtxDestroy(green));
         if code == SUCCESS && known {
             gone(context);
@@ -171,5 +187,80 @@ exported! {
             peer(other, false);
         }
         code
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::table::{SLOTS, index};
+
+    /// Of the stand-in for the driver: how often the primary context is retained, whether its last release is under
+    /// way, and whether anybody asked for it then.
+    static RETAINED: AtomicI32 = AtomicI32::new(1);
+    static GOING: AtomicBool = AtomicBool::new(false);
+    static TOUCHED: AtomicBool = AtomicBool::new(false);
+    /// Long enough for another thread to come to the context if nothing holds it back.
+    const A_WHILE: Duration = Duration::from_millis(300);
+
+    fn touch() {
+        TOUCHED.fetch_or(GOING.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
+    extern "C" fn state(_: i32, flags: *mut u32, active: *mut c_int) -> Code {
+        touch();
+        // SAFETY: both are places of the caller's.
+        unsafe {
+            flags.write(0);
+            active.write((RETAINED.load(Ordering::SeqCst) > 0).into());
+        }
+        SUCCESS
+    }
+
+    extern "C" fn retain(context: *mut u64, _: i32) -> Code {
+        touch();
+        RETAINED.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: a place of the caller's.
+        unsafe { context.write(0x1234) };
+        SUCCESS
+    }
+
+    extern "C" fn release(_: i32) -> Code {
+        touch();
+        if RETAINED.load(Ordering::SeqCst) == 1 {
+            GOING.store(true, Ordering::SeqCst);
+            thread::sleep(A_WHILE);
+            GOING.store(false, Ordering::SeqCst);
+        }
+        RETAINED.fetch_sub(1, Ordering::SeqCst);
+        SUCCESS
+    }
+
+    #[test]
+    fn nobody_looks_at_a_primary_context_that_is_going() {
+        const DEVICE: i32 = 0;
+        let put = |slot: &AtomicPtr<()>, function: *const ()| {
+            slot.store(function.cast_mut(), Ordering::SeqCst);
+        };
+        put(&SLOTS[index::cuDevicePrimaryCtxGetState], state as *const ());
+        put(&SLOTS[index::cuDevicePrimaryCtxRetain], retain as *const ());
+        put(&SLOTS[index::cuDevicePrimaryCtxRelease_v2], release as *const ());
+        let (ends, ending) = mpsc::channel();
+        let program = thread::spawn(move || {
+            end_primary(DEVICE, false, || {
+                ends.send(()).expect("somebody waits for it");
+                release(DEVICE)
+            })
+        });
+        ending.recv().expect("it comes to that");
+        assert_eq!(contexts::of_device(DEVICE), None, "it is gone, and not known any more");
+        assert_eq!(program.join().expect("no panic"), SUCCESS);
+        assert!(!TOUCHED.load(Ordering::SeqCst), "it was touched while it went");
+        assert_eq!(RETAINED.load(Ordering::SeqCst), 0);
     }
 }

@@ -7,7 +7,7 @@ use super::{enter_at, written};
 use crate::driver::{Code, ERROR_NOT_SUPPORTED, IpcHandle, SUCCESS};
 use crate::table::index;
 use crate::track::heap::free_heap;
-use crate::usage::{self, Kind};
+use crate::usage::{self, Kind, Thing, ending};
 use crate::{gate, memory, real};
 
 /// After something was made whose name the driver wrote to `name`.
@@ -19,13 +19,11 @@ fn added(code: Code, kind: Kind, name: *const u64, size: usize) -> Code {
     code
 }
 
-/// After something was given back.
-fn removed(code: Code, kind: Kind, name: u64) -> Code {
-    if code == SUCCESS {
-        usage::removed(kind, name);
-    }
-    code
-}
+/// What is at an address that `cuMemFree*` gives back, beside the heap.
+pub(super) const FREED: [Kind; 4] =
+    [Kind::Pool, Kind::Managed, Kind::SharedAddress, Kind::Unsupported(Thing::ExternalAddress)];
+/// What is destroyed as an array.
+const ARRAYS: [Kind; 2] = [Kind::Array, Kind::Unsupported(Thing::Array)];
 
 exported! {
     fn cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) {
@@ -47,12 +45,12 @@ exported! {
     fn cuMemFreeAsync(address: u64, stream: u64) {
         let _inside = enter_at(address);
         free_heap(address)
-            .unwrap_or_else(|| removed(call!(cuMemFreeAsync(address, stream)), Kind::Pool, address))
+            .unwrap_or_else(|| ending(&FREED, address, || call!(cuMemFreeAsync(address, stream))))
     }
     fn cuMemFreeAsync_ptsz(address: u64, stream: u64) {
         let _inside = enter_at(address);
         free_heap(address).unwrap_or_else(|| {
-            removed(call!(cuMemFreeAsync_ptsz(address, stream)), Kind::Pool, address)
+            ending(&FREED, address, || call!(cuMemFreeAsync_ptsz(address, stream)))
         })
     }
     fn cuMemAllocManaged(out: *mut u64, size: usize, flags: u32) {
@@ -81,11 +79,11 @@ exported! {
     }
     fn cuMemFreeHost(address: u64) {
         let _inside = gate::enter();
-        removed(call!(cuMemFreeHost(address)), Kind::Pinned, address)
+        ending(&[Kind::Pinned], address, || call!(cuMemFreeHost(address)))
     }
     fn cuMemHostUnregister(address: u64) {
         let _inside = gate::enter();
-        removed(call!(cuMemHostUnregister(address)), Kind::Pinned, address)
+        ending(&[Kind::Pinned], address, || call!(cuMemHostUnregister(address)))
     }
     fn cuArrayCreate(out: *mut u64, descriptor: *const c_void) {
         let _inside = gate::enter();
@@ -109,11 +107,11 @@ exported! {
     }
     fn cuArrayDestroy(array: u64) {
         let _inside = gate::enter();
-        removed(call!(cuArrayDestroy(array)), Kind::Array, array)
+        ending(&ARRAYS, array, || call!(cuArrayDestroy(array)))
     }
     fn cuMipmappedArrayDestroy(array: u64) {
         let _inside = gate::enter();
-        removed(call!(cuMipmappedArrayDestroy(array)), Kind::Array, array)
+        ending(&ARRAYS, array, || call!(cuMipmappedArrayDestroy(array)))
     }
     fn cuIpcGetMemHandle(out: *mut c_void, address: u64) {
         let _inside = gate::enter();
@@ -138,6 +136,6 @@ exported! {
     }
     fn cuIpcCloseMemHandle(address: u64) {
         let _inside = gate::enter();
-        removed(call!(cuIpcCloseMemHandle(address)), Kind::SharedAddress, address)
+        ending(&[Kind::SharedAddress], address, || call!(cuIpcCloseMemHandle(address)))
     }
 }

@@ -3,16 +3,19 @@
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 
+use super::counted::FREED;
 use super::{enter_at, put};
 use crate::access::guard;
 use crate::driver::{Code, ERROR_INVALID_VALUE, SUCCESS};
 use crate::memory::vmm::Driver;
 use crate::memory::{self, Allocation};
 use crate::usage::{self, Kind};
-use crate::{contexts, gate, real};
+use crate::{contexts, gate, real, synchronous};
 
 /// The driver's own pitch for rows, bytes.
 const PITCH: usize = 512;
+/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, the only one that can be set.
+const SYNC_MEMOPS: u32 = 6;
 /// Our buffer ids are above the driver's, which count up from 1.
 const BUFFER_ID: u64 = 1 << 48;
 
@@ -22,7 +25,15 @@ fn allocate(size: usize) -> Result<u64, Code> {
         let (context, device) = real::current_context()?;
         contexts::became_current(context);
         settle();
-        memory::lock().allocate(&Driver, device, context, size as u64)
+        let mut memory = memory::lock();
+        if memory.serves(&Driver, device) {
+            return memory.allocate(&Driver, device, context, size as u64);
+        }
+        drop(memory);
+        let mut address = 0;
+        real::check(call!(cuMemAlloc_v2(&mut address, size)))?;
+        usage::added(Kind::Pool, address, size as u64, context);
+        Ok(address)
     })
 }
 
@@ -75,7 +86,8 @@ fn attribute(attribute: u32, allocation: &Allocation, out: *mut c_void) -> bool 
         Flag(u32),
     }
     let value = match attribute {
-        1 => Value::Word(allocation.context),        // CONTEXT
+        1 => Value::Word(allocation.context), // CONTEXT
+        SYNC_MEMOPS => Value::Flag(allocation.synchronous.into()),
         7 => Value::Word(BUFFER_ID + allocation.id), // BUFFER_ID
         10 => Value::Flag(0),                        // IS_LEGACY_CUDA_IPC_CAPABLE
         11 | 19 => Value::Word(allocation.address),  // RANGE_START_ADDR, MAPPING_BASE_ADDR
@@ -125,12 +137,7 @@ exported! {
         if memory::lock().is_heap(address) {
             return ERROR_INVALID_VALUE;
         }
-        let code = call!(cuMemFree_v2(address));
-        if code == SUCCESS {
-            usage::removed(Kind::Pool, address);
-            usage::removed(Kind::Managed, address);
-        }
-        code
+        usage::ending(&FREED, address, || call!(cuMemFree_v2(address)))
     }
     fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address: u64) {
         let _inside = enter_at(address);
@@ -156,6 +163,23 @@ exported! {
             return SUCCESS;
         }
         call!(cuPointerGetAttribute(data, which, address))
+    }
+    fn cuPointerSetAttribute(value: *const c_void, which: u32, address: u64) {
+        let _inside = enter_at(address);
+        if which == SYNC_MEMOPS && !value.is_null() {
+            let mut memory = memory::lock();
+            if let Some(allocation) = memory.allocation_at_mut(address) {
+                // SAFETY: by the function's contract a value of the attribute's type.
+                allocation.synchronous = unsafe { value.cast::<u32>().read_unaligned() } != 0;
+                synchronous::want();
+                return SUCCESS;
+            }
+            // Between what the program has: for the driver it would be mapped memory.
+            if memory.is_heap(address) {
+                return ERROR_INVALID_VALUE;
+            }
+        }
+        call!(cuPointerSetAttribute(value, which, address))
     }
     fn cuPointerGetAttributes(
         count: u32, attributes: *mut u32, data: *mut *mut c_void, address: u64,

@@ -6,12 +6,13 @@ use crate::driver::{Code, ERROR_INVALID_VALUE, SUCCESS};
 use crate::gate::{self, Inside};
 
 /// Exported functions. A mistake of ours that panics becomes an error of the call: unwinding must
-/// not reach the program.
+/// not reach the program. Nor must that of a thread that is cancelled reach what catches it here.
 macro_rules! exported {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, clippy::too_many_arguments)]
         pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> $crate::driver::Code {
+            let _uncancelled = $crate::cancel::not_now();
             let body = move || -> $crate::driver::Code { $body };
             let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body))
                 .unwrap_or($crate::driver::ERROR_UNKNOWN);
@@ -37,6 +38,7 @@ mod counted;
 mod heap;
 mod streams;
 mod unloads;
+mod uses;
 mod vmm;
 
 pub(crate) use crate::resolver::{cuGetProcAddress, cuGetProcAddress_v2};
@@ -45,6 +47,7 @@ pub(crate) use counted::*;
 pub(crate) use heap::*;
 pub(crate) use streams::*;
 pub(crate) use unloads::*;
+pub(crate) use uses::*;
 pub(crate) use vmm::*;
 
 exported! {

@@ -4,6 +4,26 @@ use std::ffi::c_void;
 
 use crate::driver::{Code, SUCCESS};
 use crate::gate::{self, Capture};
+use crate::{real, recent};
+
+/// Begins a capture, once a dump lets it.
+fn beginning(stream: u64, per_thread: bool, begin: impl FnOnce() -> Code) -> Code {
+    gate::begin_capture(Capture::of(stream, per_thread), context_of(stream, per_thread), begin)
+}
+
+/// The context that a stream lives in.
+fn context_of(stream: u64, per_thread: bool) -> u64 {
+    let mut context = 0;
+    let code = if per_thread {
+        call!(cuStreamGetCtx_ptsz(stream, &mut context))
+    } else {
+        call!(cuStreamGetCtx(stream, &mut context))
+    };
+    match code {
+        SUCCESS => context,
+        _ => real::current_context().map_or(0, |(context, _)| context),
+    }
+}
 
 /// After the end of a capture was asked for: even a failure may have ended it.
 fn ended(code: Code, stream: u64, per_thread: bool) -> Code {
@@ -24,35 +44,49 @@ fn ended(code: Code, stream: u64, per_thread: bool) -> Code {
 
 exported! {
     fn cuStreamBeginCapture(stream: u64) {
-        gate::begin_capture(Capture::of(stream, false), || call!(cuStreamBeginCapture(stream)))
+        beginning(stream, false, || call!(cuStreamBeginCapture(stream)))
     }
     fn cuStreamBeginCapture_ptsz(stream: u64) {
-        gate::begin_capture(Capture::of(stream, true), || {
+        beginning(stream, true, || {
             call!(cuStreamBeginCapture_ptsz(stream))
         })
     }
     fn cuStreamBeginCapture_v2(stream: u64, mode: u32) {
-        gate::begin_capture(Capture::of(stream, false), || {
+        beginning(stream, false, || {
             call!(cuStreamBeginCapture_v2(stream, mode))
         })
     }
     fn cuStreamBeginCapture_v2_ptsz(stream: u64, mode: u32) {
-        gate::begin_capture(Capture::of(stream, true), || {
+        beginning(stream, true, || {
             call!(cuStreamBeginCapture_v2_ptsz(stream, mode))
         })
     }
     fn cuStreamBeginCaptureToGraph(
         stream: u64, graph: u64, nodes: *const u64, edges: *const c_void, count: usize, mode: u32,
     ) {
-        gate::begin_capture(Capture::of(stream, false), || {
+        beginning(stream, false, || {
             call!(cuStreamBeginCaptureToGraph(stream, graph, nodes, edges, count, mode))
         })
     }
     fn cuStreamBeginCaptureToGraph_ptsz(
         stream: u64, graph: u64, nodes: *const u64, edges: *const c_void, count: usize, mode: u32,
     ) {
-        gate::begin_capture(Capture::of(stream, true), || {
+        beginning(stream, true, || {
             call!(cuStreamBeginCaptureToGraph_ptsz(stream, graph, nodes, edges, count, mode))
+        })
+    }
+    fn cuStreamBeginRecaptureToGraph(
+        stream: u64, mode: u32, graph: u64, callback: *const c_void, data: *mut c_void,
+    ) {
+        beginning(stream, false, || {
+            call!(cuStreamBeginRecaptureToGraph(stream, mode, graph, callback, data))
+        })
+    }
+    fn cuStreamBeginRecaptureToGraph_ptsz(
+        stream: u64, mode: u32, graph: u64, callback: *const c_void, data: *mut c_void,
+    ) {
+        beginning(stream, true, || {
+            call!(cuStreamBeginRecaptureToGraph_ptsz(stream, mode, graph, callback, data))
         })
     }
     fn cuStreamEndCapture(stream: u64, graph: *mut u64) {
@@ -62,6 +96,7 @@ exported! {
         ended(call!(cuStreamEndCapture_ptsz(stream, graph)), stream, true)
     }
     fn cuStreamDestroy(stream: u64) {
+        recent::forget_stream(stream);
         let code = call!(cuStreamDestroy(stream));
         if code == SUCCESS {
             gate::end_capture(Capture::of(stream, false));
@@ -69,6 +104,7 @@ exported! {
         code
     }
     fn cuStreamDestroy_v2(stream: u64) {
+        recent::forget_stream(stream);
         let code = call!(cuStreamDestroy_v2(stream));
         if code == SUCCESS {
             gate::end_capture(Capture::of(stream, false));

@@ -1,5 +1,5 @@
 //! The program's own virtual memory management. Its device memory is followed; what it makes of
-//! host memory or takes from other processes is forwarded, and counted as what it is.
+//! host memory or takes from other processes is forwarded, and counted as long as it lives.
 
 use std::ffi::c_void;
 use std::os::fd::IntoRawFd;
@@ -7,11 +7,12 @@ use std::os::fd::IntoRawFd;
 use super::{enter_whole, put, written};
 use crate::driver::{
     ALLOCATION_PINNED, Access, AllocationProp, ArrayMapInfo, Code, ERROR_INVALID_VALUE,
-    ERROR_UNKNOWN, HANDLE_POSIX_FD, LOCATION_DEVICE, SUCCESS,
+    ERROR_OUT_OF_MEMORY, ERROR_UNKNOWN, HANDLE_POSIX_FD, LOCATION_DEVICE, SUCCESS,
 };
-use crate::memory;
 use crate::memory::vmm::Driver;
-use crate::usage::{self, Kind};
+use crate::memory::{self, IMPORT};
+use crate::real;
+use crate::usage::{self, Thing};
 
 /// Calls `map` with a copy of a list of mappings in which handles of ours are the driver's.
 fn map_arrays(
@@ -35,8 +36,11 @@ fn map_arrays(
     }
     let code = map(infos.as_mut_ptr().cast());
     if code == SUCCESS {
-        // Which parts of an array a block backs is not followed.
-        usage::record(name);
+        let context = real::current_context().map_or(0, |(context, _)| context);
+        for info in infos {
+            // Which parts of it a block backs is not followed. The second word is its handle.
+            usage::began(Thing::Array, info.before[1], name, context);
+        }
     }
     code
 }
@@ -49,41 +53,53 @@ exported! {
         }
         // SAFETY: not null, and by the function's contract such a structure.
         let asked = unsafe { prop.read() };
-        let ours = asked.kind == ALLOCATION_PINNED && asked.location.kind == LOCATION_DEVICE;
+        let device = asked.kind == ALLOCATION_PINNED && asked.location.kind == LOCATION_DEVICE;
+        let ours = device && memory::lock().serves(&Driver, asked.location.id);
         let create = || memory::lock().create(&Driver, size as u64, asked);
-        if ours && let Ok(handle) = memory::patiently(create) {
-            return put(out, Ok(handle));
+        if ours {
+            match memory::patiently(create) {
+                // Asked once more it might give memory that is not followed.
+                Err(ERROR_OUT_OF_MEMORY) => return ERROR_OUT_OF_MEMORY,
+                Ok(handle) => return put(out, Ok(handle)),
+                Err(_) => {}
+            }
         }
         let _inside = enter_whole();
-        // Host memory; or the driver refuses, and says why; or it refuses our addition to what
-        // was asked for, and then the program gets what it wants.
+        // Host memory, or a device whose memory is left to the driver; or the driver refuses, and says why; or it
+        // refuses our addition to what was asked for, and then the program gets what it wants.
+        let mut memory = memory::lock();
         let code = call!(cuMemCreate(out, size, prop, flags));
-        if code == SUCCESS {
-            usage::record("cuMemCreate");
+        if code == SUCCESS && (ours || !device) {
+            memory.foreign_made(written(out), "cuMemCreate");
         }
         code
     }
     fn cuMemRelease(handle: u64) {
         let _inside = enter_whole();
-        if let Some(code) = memory::lock().release_handle(&Driver, handle) {
+        let mut memory = memory::lock();
+        if let Some(code) = memory.release_handle(&Driver, handle) {
             return code;
         }
         let code = call!(cuMemRelease(handle));
         if code == SUCCESS {
-            usage::removed(Kind::SharedHandle, handle);
+            memory.foreign_released(handle);
         }
         code
     }
     fn cuMemMap(address: u64, size: usize, offset: usize, handle: u64, flags: u64) {
         let _inside = enter_whole();
+        let mut memory = memory::lock();
         if flags == 0 {
-            let mapped =
-                memory::lock().map(&Driver, address, size as u64, offset as u64, handle);
+            let mapped = memory.map(&Driver, address, size as u64, offset as u64, handle);
             if let Some(result) = mapped {
                 return result.err().unwrap_or(SUCCESS);
             }
         }
-        call!(cuMemMap(address, size, offset, handle, flags))
+        let code = call!(cuMemMap(address, size, offset, handle, flags));
+        if code == SUCCESS {
+            memory.foreign_mapped(address, size as u64, handle);
+        }
+        code
     }
     fn cuMemUnmap(address: u64, size: usize) {
         let _inside = enter_whole();
@@ -118,7 +134,7 @@ exported! {
         let Some(asked) = memory.asked_types(handle) else {
             let code = call!(cuMemExportToShareableHandle(out, handle, kind, flags));
             if code == SUCCESS {
-                usage::record("cuMemExportToShareableHandle");
+                memory.foreign_used(handle, "cuMemExportToShareableHandle");
             }
             return code;
         };
@@ -140,9 +156,10 @@ exported! {
     }
     fn cuMemImportFromShareableHandle(out: *mut u64, os_handle: *mut c_void, kind: u32) {
         let _inside = enter_whole();
+        let mut memory = memory::lock();
         let code = call!(cuMemImportFromShareableHandle(out, os_handle, kind));
         if code == SUCCESS {
-            usage::added(Kind::SharedHandle, written(out), 0, 0);
+            memory.foreign_made(written(out), IMPORT);
         }
         code
     }
@@ -151,10 +168,15 @@ exported! {
         if out.is_null() {
             return ERROR_INVALID_VALUE;
         }
-        match memory::lock().retain(address as u64) {
-            Some(result) => put(out, result),
-            None => call!(cuMemRetainAllocationHandle(out, address)),
+        let mut memory = memory::lock();
+        if let Some(result) = memory.retain(address as u64) {
+            return put(out, result);
         }
+        let code = call!(cuMemRetainAllocationHandle(out, address));
+        if code == SUCCESS {
+            memory.foreign_retained(address as u64, written(out));
+        }
+        code
     }
     fn cuMemGetAllocationPropertiesFromHandle(prop: *mut AllocationProp, handle: u64) {
         let _inside = enter_whole();
@@ -199,14 +221,70 @@ exported! {
             call!(cuMemMapArrayAsync_ptsz(list, count, stream))
         })
     }
+    fn cuMulticastCreate(out: *mut u64, properties: *const c_void) {
+        let _inside = enter_whole();
+        let mut memory = memory::lock();
+        let code = call!(cuMulticastCreate(out, properties));
+        if code == SUCCESS {
+            memory.foreign_made(written(out), "cuMulticastCreate");
+        }
+        code
+    }
+    fn cuMulticastAddDevice(multicast: u64, device: i32) {
+        let _inside = enter_whole();
+        let mut memory = memory::lock();
+        let code = call!(cuMulticastAddDevice(multicast, device));
+        if code == SUCCESS {
+            memory.foreign_used(multicast, "cuMulticastAddDevice");
+        }
+        code
+    }
+    fn cuMulticastBindAddr(multicast: u64, offset: usize, address: u64, size: usize, flags: u64) {
+        let _inside = enter_whole();
+        let mut memory = memory::lock();
+        let code = call!(cuMulticastBindAddr(multicast, offset, address, size, flags));
+        if code == SUCCESS {
+            memory.foreign_used(multicast, "cuMulticastBindAddr");
+        }
+        code
+    }
     fn cuMulticastBindMem(
         multicast: u64, offset: usize, handle: u64, handle_offset: usize, size: usize, flags: u64,
     ) {
         let _inside = enter_whole();
-        let real = memory::lock().real_handle(handle);
+        let mut memory = memory::lock();
+        let real = memory.real_handle(handle);
         let code = call!(cuMulticastBindMem(multicast, offset, real, handle_offset, size, flags));
         if code == SUCCESS {
-            usage::record("cuMulticastBindMem");
+            memory.foreign_used(multicast, "cuMulticastBindMem");
+        }
+        code
+    }
+    fn cuMulticastBindMem_v2(
+        multicast: u64, device: i32, offset: usize, handle: u64, handle_offset: usize, size: usize,
+        flags: u64,
+    ) {
+        let _inside = enter_whole();
+        let real = memory::lock().real_handle(handle);
+        let code = call!(cuMulticastBindMem_v2(
+            multicast, device, offset, real, handle_offset, size, flags
+        ));
+        if code == SUCCESS {
+            usage::record("cuMulticastBindMem_v2");
+        }
+        code
+    }
+    fn cuLogicalEndpointBindMem(
+        endpoint: u32, device: i32, offset: u64, handle: u64, handle_offset: u64, size: u64,
+        flags: u64,
+    ) {
+        let _inside = enter_whole();
+        let real = memory::lock().real_handle(handle);
+        let code = call!(cuLogicalEndpointBindMem(
+            endpoint, device, offset, real, handle_offset, size, flags
+        ));
+        if code == SUCCESS {
+            usage::record("cuLogicalEndpointBindMem");
         }
         code
     }

@@ -12,7 +12,6 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -32,22 +31,9 @@ pub(crate) fn shim() -> PathBuf {
     built().join("deps").join("libgpucr_intercept.so")
 }
 
-/// The software driver; built if need be.
+/// The software driver, as built together with this test.
 pub(crate) fn softcuda() -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let path = BUILT.get_or_init(|| {
-        let profile = built();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--package", "softcuda", "--target-dir"]);
-        cargo.arg(profile.parent().expect("target"));
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        let status = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().expect("cargo runs");
-        assert!(status.success(), "the software driver does not build");
-        profile.join("libsoftcuda.so")
-    });
-    path.clone()
+    built().join("deps").join("libsoftcuda.so")
 }
 
 /// The driver that the tests run on: the software driver, or the one that `GPUCR_TEST_DRIVER`
@@ -176,9 +162,10 @@ impl Program {
             let namespace = gpucr_wire::pid_namespace(self.pid()).expect("it runs");
             gpucr_wire::agent_socket(namespace, self.pid())
         };
+        gpucr_wire::wake_agent(self.pid());
         let deadline = Instant::now() + Duration::from_secs(5);
         let connection = loop {
-            match Connection::connect(&name) {
+            match Connection::connect(&name, Some(deadline), None) {
                 Ok(connection) => break connection,
                 Err(error) => assert!(Instant::now() < deadline, "no agent: {error}"),
             }
@@ -290,7 +277,7 @@ impl Agent {
 
     /// The agent closes the connection by itself.
     pub(crate) fn closes(mut self) -> bool {
-        self.0.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
+        self.0.set_deadline(Some(Instant::now() + Duration::from_secs(5)));
         self.0
             .receive::<Reply>()
             .is_err_and(|error| error.kind() == std::io::ErrorKind::UnexpectedEof)

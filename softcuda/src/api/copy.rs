@@ -284,6 +284,19 @@ fn device_side(address: u64, size: usize) -> Outcome {
     }
 }
 
+/// A copy between device memory, in the order of a stream.
+pub(super) fn within_device(
+    mode: DefaultStream,
+    to: u64,
+    from: u64,
+    size: usize,
+    stream: u64,
+) -> Outcome {
+    device_side(to, size)?;
+    device_side(from, size)?;
+    later(mode, stream, Transfer::linear(to, from, size))
+}
+
 driver_api! {
     stream(mode) fn cuMemcpy, cuMemcpy_ptds(to: u64, from: u64, size: usize) {
         now(mode, Transfer::linear(to, from, size))
@@ -328,9 +341,7 @@ driver_api! {
     stream(mode) fn cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz(
         to: u64, from: u64, size: usize, stream: u64,
     ) {
-        device_side(to, size)?;
-        device_side(from, size)?;
-        later(mode, stream, Transfer::linear(to, from, size))
+        within_device(mode, to, from, size, stream)
     }
 
     stream(mode) fn cuMemcpyPeer, cuMemcpyPeer_ptds(

@@ -4,7 +4,7 @@ use super::arguments::{Out, Text, set_text};
 use super::driver_api;
 use crate::modules::{SHARED_PER_BLOCK, SHARED_PER_BLOCK_OPTIN};
 use crate::placement;
-use crate::process::{device, settings};
+use crate::process::{Vmm, device, settings};
 use crate::status::{Code, Outcome};
 
 /// Compute capability.
@@ -81,15 +81,15 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         94 | 123 => 1,      // wait on NOR
         95 | 96 => 1,       // cooperative launch, on several devices
         97 => SHARED_PER_BLOCK_OPTIN as i32,
-        98 => 1,     // flushes of remote writes: these are seen at once
-        99 => 1,     // host register
-        102 => 1,    // virtual memory management
-        103 => 1,    // POSIX descriptors
-        106 => 32,   // blocks per multiprocessor
+        98 => 1, // flushes of remote writes: these are seen at once
+        99 => 1, // host register
+        102 => i32::from(settings().vmm >= Vmm::Private), // virtual memory management
+        103 => i32::from(settings().vmm == Vmm::Full), // POSIX descriptors
+        106 => 32, // blocks per multiprocessor
         111 => 1024, // reserved shared memory
-        113 => 1,    // read-only host register
-        115 => 1,    // memory pools
-        126 => 1,    // memory synchronisation domains
+        113 => 1, // read-only host register
+        115 => 1, // memory pools
+        126 => 1, // memory synchronisation domains
         130 | 131 | 134 => {
             if number == 130 {
                 0

@@ -78,9 +78,8 @@ driver_api! {
 
     call fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
         let device = context::current()?.device;
-        let memory = settings().memory;
-        free.set((memory - device_memory::used(device).min(memory)) as usize)?;
-        total.set(memory as usize)
+        free.set(device_memory::free_bytes(device) as usize)?;
+        total.set(settings().memory as usize)
     }
 
     call fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) {

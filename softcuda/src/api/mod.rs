@@ -31,6 +31,7 @@ mod managed;
 mod memory;
 mod memory_operation;
 mod module;
+mod newer;
 mod occupancy;
 mod peer;
 mod pointer;

@@ -1,5 +1,9 @@
 //! What is known of a pointer.
 
+use std::collections::BTreeSet;
+
+use parking_lot::Mutex;
+
 use super::arguments::In;
 use super::driver_api;
 use crate::address_space;
@@ -17,6 +21,9 @@ use crate::virtual_memory;
 const HOST: u32 = 1;
 /// `CU_MEMORYTYPE_DEVICE`.
 const DEVICE: u32 = 2;
+
+/// The ids of memory for which synchronous operations are asked for. No other memory ever has them.
+static SYNCHRONOUS: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
 struct Pointer {
     address: u64,
@@ -155,7 +162,8 @@ impl Value {
         // SAFETY: not null, so the caller promises room for the attribute that it names.
         unsafe {
             match *self {
-                Value::Bool(value) => (to as *mut u8).write(value.into()),
+                // Four bytes, as a GPU's driver writes them.
+                Value::Bool(value) => (to as *mut u32).write_unaligned(value.into()),
                 Value::Word(value) => (to as *mut u32).write_unaligned(value),
                 Value::Long(value) => (to as *mut u64).write_unaligned(value),
             }
@@ -181,7 +189,7 @@ impl Pointer {
             3 => Value::Long(self.address),
             4 if self.kind == HOST || self.is_managed => Value::Long(self.address),
             4 => return Err(Code::INVALID_VALUE),
-            6 => Value::Bool(false), // synchronous operations
+            6 => Value::Bool(SYNCHRONOUS.lock().contains(&self.id)),
             7 => Value::Long(self.id),
             8 => Value::Bool(self.is_managed),
             9 => Value::Word(self.device as u32),
@@ -252,9 +260,18 @@ driver_api! {
     }
 
     call fn cuPointerSetAttribute(value: In<u32>, attribute: u32, address: u64) {
-        // Only "synchronous operations" can be set. Copies from here are ordered anyway.
-        if attribute != 6 || value.is_null() || find(address).is_none() {
-            return Err(Code::INVALID_VALUE);
+        // Only "synchronous operations" can be set. They are here, whether that is set or not.
+        let pointer = find(address).filter(|_| attribute == 6 && !value.is_null());
+        let pointer = pointer.ok_or(Code::INVALID_VALUE)?;
+        // As a GPU's driver, which answers so for mapped memory (seen with 580).
+        if pointer.is_mapping {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        let mut synchronous = SYNCHRONOUS.lock();
+        if value.at(0)? != 0 {
+            synchronous.insert(pointer.id);
+        } else {
+            synchronous.remove(&pointer.id);
         }
         Ok(())
     }

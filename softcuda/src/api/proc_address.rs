@@ -4,6 +4,7 @@
 use super::arguments::{Out, Text};
 use super::driver_api;
 use super::init::DRIVER_VERSION;
+use super::newer;
 use crate::status::{Code, Outcome};
 
 /// What the build script generates from the list of names.
@@ -126,7 +127,7 @@ fn get(
     if flags & !3 != 0 || flags == 3 || version > DRIVER_VERSION + 999 {
         return Err(Code::INVALID_VALUE);
     }
-    let found = look_up(name, version, flags);
+    let found = newer::find(name, version).map_or_else(|| look_up(name, version, flags), Ok);
     if let Some(status) = status {
         status.set_if_wanted(found.err().unwrap_or(FOUND));
     }

@@ -11,7 +11,7 @@ use crate::context;
 use crate::device_memory;
 use crate::ipc;
 use crate::managed_memory::Location;
-use crate::process::device;
+use crate::process::{Vmm, device, settings};
 use crate::status::{Code, Outcome};
 use crate::virtual_memory::{self, POSIX_FILE_DESCRIPTOR};
 
@@ -64,11 +64,19 @@ impl Properties {
         if self.kind != PINNED {
             return Err(Code::INVALID_VALUE);
         }
-        if self.handle_types & !POSIX_FILE_DESCRIPTOR != 0 || self.usage != 0 {
+        let types = if settings().vmm == Vmm::Full { POSIX_FILE_DESCRIPTOR } else { 0 };
+        if self.handle_types & !types != 0 || self.usage != 0 {
             return Err(Code::NOT_SUPPORTED);
         }
+        check_there()?;
         self.location.device()
     }
+}
+
+/// # Errors
+/// `NOT_SUPPORTED` where there is no virtual memory management.
+fn check_there() -> Outcome {
+    if settings().vmm == Vmm::None { Err(Code::NOT_SUPPORTED) } else { Ok(()) }
 }
 
 driver_api! {
@@ -84,6 +92,7 @@ driver_api! {
         out: Out<u64>, size: usize, alignment: usize, hint: u64, flags: u64,
     ) {
         out.check()?;
+        check_there()?;
         let aligned = alignment == 0 || alignment.is_power_of_two();
         if size == 0 || !(size as u64).is_multiple_of(GRANULE) || !aligned || flags != 0 {
             return Err(Code::INVALID_VALUE);

@@ -234,7 +234,7 @@ pub(crate) fn map_new(size: usize) -> (u64, u64) {
 
 /// A program in a process of its own: a test that is ignored otherwise. They talk in lines.
 pub(crate) struct Program {
-    child: Child,
+    child: Guarded,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
@@ -242,15 +242,15 @@ pub(crate) struct Program {
 impl Program {
     /// Starts the ignored test of this name in this test binary.
     pub(crate) fn start(name: &str, environment: &[(&str, &str)]) -> Program {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name, "--ignored", "--nocapture", "--quiet"])
             .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let input = child.stdin.take().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
+            .spawn();
+        let mut child = Guarded(child.unwrap());
+        let input = child.0.stdin.take().unwrap();
+        let output = BufReader::new(child.0.stdout.take().unwrap());
         Program { child, input, output }
     }
 
@@ -265,7 +265,7 @@ impl Program {
     }
 
     pub(crate) fn pid(&self) -> i32 {
-        self.child.id() as i32
+        self.child.0.id() as i32
     }
 
     /// Has the program go on.
@@ -292,13 +292,20 @@ impl Program {
         let Program { mut child, input, output } = self;
         drop(input);
         let rest: Vec<String> = output.lines().map(Result::unwrap).collect();
-        assert!(child.wait().unwrap().success(), "{}", rest.join("\n"));
+        assert!(child.0.wait().unwrap().success(), "{}", rest.join("\n"));
     }
 
     /// Ends the program at once.
-    pub(crate) fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+    pub(crate) fn kill(self) {}
+}
+
+/// A process that is killed with the test.
+struct Guarded(Child);
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

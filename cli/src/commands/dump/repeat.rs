@@ -6,16 +6,17 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gpucr_core::dump::{Options, Report};
+use gpucr_core::dump::Options;
 use gpucr_core::process::ProcessInfo;
 use gpucr_core::{Error, Left, Quiet, image};
 
+use super::DumpArgs;
 use super::{destination, tell};
 use crate::Outcome;
-use crate::args::DumpArgs;
-use crate::commands::say;
+use crate::commands::{note, say};
 use crate::events::Events;
-use crate::failure::{CliError, FAILED};
+use crate::failure;
+use crate::say::print_json_line;
 
 /// How often it is looked whether the program lives.
 const LOOK: Duration = Duration::from_millis(50);
@@ -31,19 +32,19 @@ pub(super) fn run(
     events: &Events,
     interval: Duration,
 ) -> Outcome {
-    let process = ProcessInfo::read(args.pid).map_err(Error::from)?;
+    let process = ProcessInfo::read(args.own_pid()).map_err(Error::from)?;
     let store = args.store.as_deref().expect("required by --every");
     let start = Instant::now();
     let (mut due, mut taken) = (0u32, 0u64);
     let mut kept: VecDeque<PathBuf> = VecDeque::new();
     while wait(&process, &options, start + interval * due) {
         options.destination = destination(args);
-        match super::dump(&options, events, args.json) {
+        match super::dump(args, &options, events) {
             Ok(report) => {
                 taken += 1;
                 kept.push_back(report.image.clone());
                 if args.json {
-                    print_line(&report)?;
+                    print_json_line(&report)?;
                 } else {
                     tell(args, &options, &report);
                 }
@@ -51,7 +52,7 @@ pub(super) fn run(
             Err(failure) if failure.left == Left::Ended || process.has_ended() => break,
             Err(_) if options.stop.load(Ordering::Relaxed) => break,
             Err(failure) if taken == 0 => return Err(failure.into()),
-            Err(failure) => eprintln!("{}", CliError::from(failure)),
+            Err(failure) => failure::show(failure.into()),
         }
         let surplus = args.keep.map_or(0, |keep| kept.len().saturating_sub(keep as usize));
         clean(store, kept.drain(..surplus), &options);
@@ -84,7 +85,7 @@ fn next(due: u32, elapsed: Duration, interval: Duration) -> u32 {
     let passed = (elapsed.as_nanos() / interval.as_nanos()) as u32;
     let next = passed.max(due) + 1;
     if next > due + 1 {
-        eprintln!("The dump took longer than the interval: {} are left out.", next - due - 1);
+        note!("The dump took longer than the interval: {} are left out.", next - due - 1);
     }
     next
 }
@@ -96,20 +97,12 @@ fn clean(store: &Path, surplus: impl Iterator<Item = PathBuf>, options: &Options
         match image::remove(&image, false) {
             Ok(_) => any = true,
             // Somebody may have removed it by hand.
-            Err(error) => eprintln!("{}", CliError::from(Error::from(error))),
+            Err(error) => failure::show(Error::from(error).into()),
         }
     }
     if any && let Err(error) = image::gc(store, PATIENCE, &options.stop, &Quiet) {
-        eprintln!("{}", CliError::from(Error::from(error)));
+        failure::show(Error::from(error).into());
     }
-}
-
-/// One report in one line, for programs that follow along.
-fn print_line(report: &Report) -> Result<(), CliError> {
-    let text = serde_json::to_string(report)
-        .map_err(|error| CliError::new(FAILED, format!("cannot write JSON: {error}")))?;
-    say!("{text}");
-    Ok(())
 }
 
 #[cfg(test)]

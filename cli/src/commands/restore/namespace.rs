@@ -20,14 +20,25 @@ use gpucr_core::{Error, namespace};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use serde_json::{Value, json};
 
+use super::args::RestoreArgs;
 use super::ready::Ready;
 use super::{End, ended, started};
 use crate::Outcome;
-use crate::args::{InitArgs, RestoreArgs};
-use crate::commands::io_error;
+use crate::commands::{io_error, key, note};
 use crate::events::Events;
 use crate::failure::{CliError, FAILED};
 use crate::signals::{self, SignalPlan};
+
+/// Stand in for init in the pid namespace of a restored program
+#[derive(clap::Args)]
+pub(crate) struct InitArgs {
+    /// The program
+    pub(crate) pid: u32,
+    /// The descriptor on which to say how it ends
+    pub(crate) report: i32,
+    /// What it shares, if it does
+    pub(crate) watch: Vec<String>,
+}
 
 const KILLED: &str =
     "the restore was killed, and with it whatever it had restored; the image is as it was";
@@ -52,13 +63,14 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
     let mut ready = Some(Ready::prepare(args)?);
     let events = Events::open(args.events.as_deref())?;
     // No more than that: the image may be a warm one, of which nothing else need be left.
-    let manifest = Manifest::read(&args.image).map_err(Error::from)?;
+    let manifest = key::trust_with_policy(&args.trust)?.manifest(&args.image)?;
     let share = super::holder(args)?;
     let mut ran = run_once(args, &manifest, &signals, &mut ready, &events, share, None)?;
     if let Ran::WroteShared(why) = &ran {
         signals.keep();
         events.say("again", json!({}));
         restore::take_back_output(&manifest);
+        restore::remember_unshared(&args.image);
         // Outside it has another pid now.
         ready = Ready::again(args);
         ran = run_once(args, &manifest, &signals, &mut ready, &events, None, Some(why.clone()))?;
@@ -165,6 +177,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     let holder = holder.transpose().map_err(io_error("this is for gpucr's own use"))?;
     namespace::settle(last).map_err(io_error("cannot settle in the new pid namespace"))?;
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    signals.settle_at_last(super::settled_by_keeper);
     let to_signal = signals.clone();
     let to_outer = reports.try_clone().map_err(io_error("this is for gpucr's own use"))?;
     let goes_on = GoesOn(Arc::new(move |pid| {
@@ -173,16 +186,17 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
         to_signal.pass_to(pid);
         // On the thread that was told to end with the command outside. It stays, and so does the program.
         if let Err(error) = namespace::outlive() {
-            eprintln!("gpucr: the program would end with this command: {error}");
+            note!("gpucr: the program would end with this command: {error}");
         }
         if let Err(error) = say(&to_outer, &json!({"running": true, "pid": pid})) {
-            eprintln!("gpucr: the command outside cannot be told that the program runs: {error}");
+            note!("gpucr: the command outside cannot be told that the program runs: {error}");
         }
     }));
     let events = Events::open(args.events.as_deref())?;
-    let options = super::options(args, holder, &signals, goes_on);
+    let options = super::options(args, holder, &signals, goes_on)?;
     let restored = restore::restore(&options, &super::progress(args, &events));
     let (report, watch) = super::told(&events, restored, |(report, _)| report)?;
+    super::say_moved(&report);
     let stay =
         say(&reports, &report).and_then(|()| become_init(report.pid, &reports, args.detach, watch));
     match stay {

@@ -3,15 +3,16 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
 
-use crate::args::RestoreArgs;
-use crate::commands::io_error;
+use super::RestoreArgs;
+use crate::commands::{io_error, note};
 use crate::failure::CliError;
+use crate::output::Output;
+use crate::say;
 
 /// Where to tell it.
 pub(super) struct Ready {
-    file: Option<PathBuf>,
+    file: Option<Output>,
     descriptor: Option<File>,
 }
 
@@ -24,56 +25,43 @@ impl Ready {
         let descriptor = args.ready_fd.map(descriptor).transpose();
         let descriptor =
             descriptor.map_err(io_error("the descriptor of --ready-fd cannot be used"))?;
-        if let Some(file) = &args.ready_file {
+        let prepare = |path: &std::path::PathBuf| {
+            let mut file = Output::prepare(path)?;
             // From an earlier restore: it would say too much.
-            match std::fs::remove_file(file) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-                other => other,
-            }
-            .and_then(|()| File::create(unfinished(file)).map(drop))
-            .map_err(io_error("the file of --ready-file cannot be written"))?;
-        }
-        Ok(Self { file: args.ready_file.clone(), descriptor })
+            file.remove_old()?;
+            Ok(file)
+        };
+        let file = args.ready_file.as_ref().map(prepare).transpose();
+        let file = file.map_err(io_error("the file of --ready-file cannot be written"))?;
+        Ok(Self { file, descriptor })
     }
 
     /// After the program was restored again with another pid: the file alone can be told.
     pub(super) fn again(args: &RestoreArgs) -> Option<Self> {
-        Some(Self { file: Some(args.ready_file.clone()?), descriptor: None })
+        let file = Output::prepare(args.ready_file.as_ref()?);
+        let file = file.map_err(|error| lost("the file of --ready-file", error)).ok()?;
+        Some(Self { file: Some(file), descriptor: None })
     }
 
-    /// The program runs. That somebody does not hear it is no reason to end it.
-    pub(super) fn say(mut self, pid: u32) {
+    /// The program runs. That somebody does not hear it is no reason to end it; the command says so at its end.
+    pub(super) fn say(self, pid: u32) {
         let line = format!("{pid}\n");
-        if let Some(mut descriptor) = self.descriptor.take() {
-            warn(descriptor.write_all(line.as_bytes()));
+        if let Some(mut descriptor) = self.descriptor
+            && let Err(error) = descriptor.write_all(line.as_bytes())
+        {
+            lost("the descriptor of --ready-fd", error);
         }
-        if let Some(file) = self.file.take() {
-            let temporary = unfinished(&file);
-            warn(
-                std::fs::write(&temporary, line).and_then(|()| std::fs::rename(&temporary, &file)),
-            );
-        }
-    }
-}
-
-impl Drop for Ready {
-    fn drop(&mut self) {
-        if let Some(file) = &self.file {
-            let _ = std::fs::remove_file(unfinished(file));
+        if let Some(file) = self.file
+            && let Err(error) = file.write(line.as_bytes())
+        {
+            lost("the file of --ready-file", error);
         }
     }
 }
 
-fn warn(result: io::Result<()>) {
-    if let Err(error) = result {
-        eprintln!("gpucr: the program runs, but nobody could be told: {error}");
-    }
-}
-
-fn unfinished(file: &Path) -> PathBuf {
-    let mut name = file.as_os_str().to_owned();
-    name.push(".unfinished");
-    name.into()
+fn lost(what: &str, error: io::Error) {
+    note!("gpucr: the program runs, but nobody could be told: {error}");
+    say::lost(what, error);
 }
 
 fn descriptor(number: i32) -> io::Result<File> {

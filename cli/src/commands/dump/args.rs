@@ -1,0 +1,142 @@
+//! The options of `gpucr dump`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use gpucr_core::store::Compression;
+
+use crate::values::{compression, duration, interval, pids, size};
+
+/// Save a running program, and end it
+///
+/// Saves the processes of the tree below PID: their device memory, their CUDA state and their host
+/// side. The program is ended only after the image is complete and on disk; whatever fails before
+/// that leaves the program running. A program that was not started with `gpucr run` is saved too,
+/// by the driver and CRIU alone, which takes longer.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+What cannot be saved, and is named before anything is touched: managed memory (cudaMallocManaged), \
+memory shared with other processes (CUDA IPC, exported or imported handles), multicast objects, \
+interoperation with graphics and external memory; and a process whose main thread has ended while others go \
+on. What NVIDIA's driver refuses besides (MIG, MPS) rolls the dump back. The restore needs the same driver, the same devices, the pids free, and the program's \
+files as they were.\n\n\
+Three kinds of images: `-o IMAGE` makes a directory that holds everything. With `--parent` it holds only \
+what has changed since PARENT, which must stay where it is (or move along) and unchanged. With \
+`--store` the image is DIR/images/NAME and shares its data with the others there; see gpucr-ls(1), \
+gpucr-rm(1) and gpucr-gc(1). All three are restored in the same way and as fast.\n\n\
+Examples:\n  gpucr run -- ./train &\n  gpucr dump --pid $! -o /images/train\n  \
+gpucr restore /images/train\n\n  \
+gpucr dump --pid 4242 --leave-running -o monday\n  \
+gpucr dump --pid 4242 --leave-running -o tuesday --parent monday\n\n  \
+gpucr dump --pid 4242 --leave-running --store /images --name step-1000\n  \
+gpucr restore /images/images/step-1000\n\n\
+For fault tolerance, the last three states of a long job:\n  \
+gpucr dump --pid 4242 --every 10m --keep 3 --store /images")]
+pub(crate) struct DumpArgs {
+    /// Root of the process tree
+    #[arg(short = 't', long = "pid", alias = "tree", value_name = "PID", value_parser = pids())]
+    pub(crate) pid: u32,
+    /// Directory for the image: new, or empty [default: gpucr-PID]
+    #[arg(short = 'o', long = "output", value_name = "IMAGE")]
+    pub(crate) image: Option<PathBuf>,
+    /// Store only what the image PARENT lacks; the new image cannot be read without it
+    #[arg(long, value_name = "PARENT")]
+    pub(crate) parent: Option<PathBuf>,
+    /// Put the image into the store DIR, which keeps equal chunks of all its images once; made if
+    /// it does not exist
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["image", "parent"])]
+    pub(crate) store: Option<PathBuf>,
+    /// Name of the image in the store [default: COMMAND-TIME-PID]
+    #[arg(long, requires = "store")]
+    pub(crate) name: Option<String>,
+    /// Let the program run on afterwards
+    #[arg(short = 'R', long)]
+    pub(crate) leave_running: bool,
+    /// Save the program again and again, as long as it lives, and let it run on; each image can be
+    /// restored by itself. A time that passes during a dump is left out
+    #[arg(long, value_name = "DURATION", value_parser = interval, requires = "store",
+          conflicts_with = "name")]
+    pub(crate) every: Option<Duration>,
+    /// With --every: how many of its images are kept; older ones are removed [default: all]
+    #[arg(long, value_name = "N", requires = "every", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) keep: Option<u32>,
+    /// How device memory is copied; auto chooses the one that stops the program the least
+    #[arg(long, value_enum, default_value_t = ProtocolArg::Auto)]
+    pub(crate) protocol: ProtocolArg,
+    /// Most memory of each device that protocol cow copies aside [default: half of what is free].
+    /// Launches that may write what finds no room wait until it is saved
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) shadow_memory: Option<u64>,
+    /// How long the program may take to come to a halt
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
+    pub(crate) timeout: Duration,
+    /// Compression of the image: `none`, or a level of zstd from 1 (fast) to 19 (small)
+    #[arg(long, value_name = "LEVEL", default_value = "1", value_parser = compression)]
+    pub(crate) compress: Compression,
+    /// Write to FILE what happened when: phases, passes over the memory, looks at it, copies, what had
+    /// changed after it was copied, and when the program stood still. `gpucr report` draws it; Perfetto
+    /// opens it too
+    #[arg(long, value_name = "FILE", conflicts_with = "every")]
+    pub(crate) timeline: Option<PathBuf>,
+    /// Add what happens to FILE, one JSON object on a line
+    ///
+    /// A pipe will do, and so will /dev/fd/3. `event` is `phase` (with the phase, and the bytes that it has to
+    /// move), `dumped` (with the report) or `failed`; `ms` is the time since the start.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) events: Option<PathBuf>,
+    /// Sign the image with the private key in FILE (see gpucr-key(1))
+    #[arg(long, value_name = "FILE")]
+    pub(crate) sign: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) criu: CriuArgs,
+    /// Print the result as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// This process is in the pid namespace of the program: the pid that it has there
+    #[arg(long, hide = true, value_name = "PID")]
+    pub(crate) inside: Option<u32>,
+}
+
+impl DumpArgs {
+    /// The pid of the program's root as this process sees it.
+    pub(crate) fn own_pid(&self) -> u32 {
+        self.inside.unwrap_or(self.pid)
+    }
+}
+
+#[derive(clap::Args)]
+#[command(next_help_heading = "Options of CRIU")]
+pub(crate) struct CriuArgs {
+    /// The program is a shell job: its session leader is outside (found out by itself)
+    #[arg(short = 'j', long)]
+    pub(crate) shell_job: bool,
+    /// Save established TCP connections
+    #[arg(long)]
+    pub(crate) tcp_established: bool,
+    /// Save established TCP connections as closed ones
+    #[arg(long)]
+    pub(crate) tcp_close: bool,
+    /// Save file locks
+    #[arg(short = 'l', long)]
+    pub(crate) file_locks: bool,
+    /// Save Unix sockets that lead to processes outside
+    #[arg(short = 'x', long)]
+    pub(crate) ext_unix_sk: bool,
+    /// Link deleted files that are open back into the file system
+    #[arg(long)]
+    pub(crate) link_remap: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProtocolArg {
+    /// The best of those below
+    Auto,
+    /// Everything while the program stands still
+    Stop,
+    /// Most while the program runs, what has changed again while it stands still
+    Recopy,
+    /// With --leave-running: as recopy, but what has changed is saved after the program goes on: from
+    /// copies within the device, or while launches that may write it wait
+    Cow,
+}

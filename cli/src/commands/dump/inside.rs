@@ -1,0 +1,27 @@
+//! A dump of a program that lives in a pid namespace of its own: CRIU has to see the pids that the program sees.
+
+use std::process::{Command, ExitCode};
+
+use gpucr_core::namespace;
+
+use crate::Outcome;
+use crate::commands::io_error;
+use crate::failure::{CliError, FAILED};
+use crate::signals::SignalPlan;
+
+/// Runs this command again in the namespace of process `pid`, which has the pid `inner` there.
+pub(super) fn run(pid: u32, inner: u32, signals: &SignalPlan) -> Outcome {
+    let mut arguments = std::env::args_os().skip(1);
+    let mut command = Command::new("/proc/self/exe");
+    command.args(arguments.next()).args(["--inside", &inner.to_string()]).args(arguments);
+    let mut child = namespace::spawn_in(pid, &mut command)
+        .map_err(io_error("cannot go to the pid namespace of the program"))?;
+    signals.pass_to(child.id());
+    let status = child.wait();
+    signals.keep();
+    match status.map_err(io_error("cannot wait for the dump"))?.code() {
+        Some(code) => Ok(ExitCode::from(code as u8)),
+        None => Err(CliError::new(FAILED, "the dump was killed".to_owned())
+            .state("The program runs on, or the image is complete.")),
+    }
+}

@@ -1,0 +1,62 @@
+//! Values of options, as people write them.
+
+use std::time::Duration;
+
+use clap::builder::RangedI64ValueParser;
+use gpucr_core::store::Compression;
+
+/// What can be a pid: the kernel's are positive numbers of 31 bits.
+pub(crate) fn pids() -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=i64::from(i32::MAX))
+}
+
+/// So that clocks do not run over.
+const LONGEST: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
+
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let duration = match text.parse() {
+        Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())?,
+        Err(_) => humantime::parse_duration(text).map_err(|e| e.to_string())?,
+    };
+    if duration > LONGEST {
+        return Err("it is longer than a hundred years".into());
+    }
+    Ok(duration)
+}
+
+pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("an interval has to be longer than nothing".into()),
+        interval => Ok(interval),
+    }
+}
+
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    text.parse::<bytesize::ByteSize>().map(|size| size.as_u64())
+}
+
+pub(crate) fn compression(text: &str) -> Result<Compression, String> {
+    match text.parse::<i32>() {
+        _ if text == "none" => Ok(Compression::None),
+        Ok(level @ 1..=19) => Ok(Compression::Level(level)),
+        _ => Err("`none` or a number from 1 to 19 is expected".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_and_levels() {
+        assert_eq!(duration("1.5"), Ok(Duration::from_millis(1500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        assert!(duration("soon").is_err() && duration("-1").is_err());
+        assert!(duration("99years").is_ok() && duration("1e18").is_err());
+        assert_eq!((size("4096"), size("8 GiB")), (Ok(4096), Ok(8 << 30)));
+        assert!(size("much").is_err() && size("-1").is_err());
+        assert_eq!(compression("none"), Ok(Compression::None));
+        assert_eq!(compression("19"), Ok(Compression::Level(19)));
+        assert!(compression("0").is_err() && compression("20").is_err());
+    }
+}

@@ -1,0 +1,86 @@
+//! Files that somebody else has named, or may have put in their place: a user, an image, a program.
+//!
+//! What is no regular file is not opened: to open a device may do something, a FIFO or a device may have no end,
+//! and may never say anything.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// `InvalidInput` if it is none.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    // This opens nothing yet, and whatever becomes of the name, it is the same file.
+    let named: OwnedFd =
+        rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&named)?.st_mode);
+    if kind != FileType::RegularFile {
+        let what = format!("it is {}, and no regular file", name(kind));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    File::open(format!("/proc/self/fd/{}", named.as_raw_fd()))
+}
+
+/// Reads a regular file of at most so many bytes.
+///
+/// # Errors
+/// `InvalidInput` if it is none; `FileTooLarge` if it has more.
+pub fn read_regular(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    read_at_most(open_regular(path)?, most)
+}
+
+/// Reads an open file of at most so many bytes.
+///
+/// # Errors
+/// `FileTooLarge` if it has more.
+pub fn read_at_most(file: File, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    // It may grow meanwhile.
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        let what = format!("it has more than {most} bytes");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
+    }
+    Ok(bytes)
+}
+
+fn name(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Directory => "a directory",
+        FileType::Fifo => "a FIFO",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        _ => "something else",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_file_is_not_opened() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).expect("made");
+        for path in [fifo.as_path(), Path::new("/dev/zero"), dir.path()] {
+            let error = open_regular(path).expect_err("it is no file");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{path:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_read_up_to_a_limit() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("file");
+        std::fs::write(&path, b"12345").expect("written");
+        assert_eq!(read_regular(&path, 5).expect("read"), b"12345");
+        let error = read_regular(&path, 4).expect_err("too long");
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+    }
+}

@@ -1,0 +1,420 @@
+//! Moving the chunks of many blocks between device memory and the store, on all cores.
+//!
+//! A *lane* is gpucr's context on one device with its workers. Each worker has two staging
+//! buffers of one chunk: while it hashes and compresses the one (or fills it from the store) the
+//! device copies the other. So the copy engine has at least one chunk of each worker queued, and
+//! the memory needed is two chunks for each core, whatever the size of the bulk. What is copied ahead goes
+//! into the same buffers, several at once (`turns.rs`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use gpucr_wire::CHUNK_SIZE;
+
+use super::bounce::{self, Bounce, SAMPLE};
+use super::context::{Context, Event, SharedBlock, Stream};
+use super::driver::{Device, Driver, DriverError};
+use super::hash::{Hashed, Key};
+use super::staging::Staging;
+use super::turns;
+use crate::base::cores::Cores;
+use crate::base::stop::Stop;
+use crate::store::ChunkId;
+
+/// A staging buffer with the event that says when the copy of it has ended.
+pub(super) struct Slot {
+    pub(super) staging: Staging,
+    pub(super) event: Event,
+}
+
+/// The context of gpucr on one device, ready to copy.
+pub struct Lane {
+    /// Let go of before the context.
+    bounce: Option<Bounce>,
+    workers: Vec<[Slot; 2]>,
+    context: Arc<Context>,
+    /// Which CPUs may be used beside programs that run on; `None` if none does.
+    beside: Option<Arc<Cores>>,
+}
+
+/// Niceness of workers beside a running program. A program that launches kernels without end is
+/// slowed by each moment that it waits for a core; the copier loses little, since it has many.
+const BESIDE: i32 = 10;
+
+/// From so many workers on they are about as fast as the device, so that the feeder (`turns.rs`) hardly sleeps.
+const FEEDER_COUNTS: usize = 6;
+
+/// The part of a block that one chunk covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Index of the block in the list that was given.
+    pub block: usize,
+    /// Index of the chunk in the block.
+    pub chunk: usize,
+    /// Device address.
+    pub address: u64,
+    /// Bytes; a whole chunk but for the last one of a block.
+    pub len: usize,
+}
+
+/// What is to be copied out, for several workers at once.
+pub trait Queue: Sync {
+    /// What to copy next; `None` if there is nothing more.
+    fn next(&self) -> Option<Span>;
+    /// The bytes have arrived: the memory is not needed any more. `false` if it was not safe from
+    /// being written meanwhile, so that they are worth nothing.
+    fn arrived(&self, span: &Span) -> bool;
+    /// Whether somebody may be waiting for what comes next.
+    fn is_urgent(&self) -> bool {
+        false
+    }
+}
+
+/// What is copied out on a stream, and when to end.
+pub(super) struct Work<'a, Q> {
+    pub(super) queue: &'a Q,
+    pub(super) stop: &'a Stop,
+    pub(super) stream: &'a Stream,
+    /// Which CPUs may be used beside programs that run on; `None` if none does.
+    pub(super) beside: Option<&'a Cores>,
+}
+
+/// How memory is copied out.
+#[derive(Clone, Copy)]
+enum Way<'a> {
+    /// By way of the bounce buffer, if there is one.
+    Bounced,
+    /// From where it is. When it is enough, nothing more is begun after the first copy.
+    Straight { enough: &'a AtomicBool },
+}
+
+/// One after the other.
+struct InOrder<'a> {
+    work: &'a [Span],
+    next: AtomicUsize,
+}
+
+impl Queue for InOrder<'_> {
+    fn next(&self) -> Option<Span> {
+        self.work.get(self.next.fetch_add(1, Ordering::Relaxed)).copied()
+    }
+
+    fn arrived(&self, _: &Span) -> bool {
+        true
+    }
+}
+
+/// Why a transfer ended early.
+#[derive(Debug)]
+pub enum TransferError<E> {
+    /// The driver refused a call.
+    Driver(DriverError),
+    /// What the caller does with a chunk failed.
+    Chunk(E),
+    /// Other bytes have arrived than were hashed on the device.
+    Altered,
+}
+
+impl<E> From<DriverError> for TransferError<E> {
+    fn from(error: DriverError) -> Self {
+        Self::Driver(error)
+    }
+}
+
+/// The number of chunks in `len` bytes.
+pub fn chunks_in(len: u64) -> usize {
+    len.div_ceil(CHUNK_SIZE) as usize
+}
+
+impl Span {
+    /// Chunk `chunk` of `memory`, which is number `block` of the caller's list.
+    pub fn of(memory: &SharedBlock, block: usize, chunk: usize) -> Self {
+        let offset = chunk as u64 * CHUNK_SIZE;
+        let len = CHUNK_SIZE.min(memory.len() - offset) as usize;
+        Self { block, chunk, address: memory.address() + offset, len }
+    }
+
+    /// Whether another one follows it in memory that is one block.
+    pub(super) fn is_before(&self, next: &Self) -> bool {
+        (self.block, self.chunk + 1) == (next.block, next.chunk)
+            && self.address + self.len as u64 == next.address
+    }
+}
+
+/// How many of so many threads take what a feeder brings, which may need one of their CPUs.
+pub(super) fn takers(threads: usize) -> usize {
+    threads - usize::from(threads >= FEEDER_COUNTS)
+}
+
+/// The chunks of those `blocks` that are on the device.
+pub fn spans_on(blocks: &[SharedBlock], device: &[u8; 16]) -> Vec<Span> {
+    let here = blocks.iter().enumerate().filter(|(_, block)| block.device().uuid == *device);
+    let of = |(block, shared): (usize, &SharedBlock)| -> Vec<Span> {
+        (0..chunks_in(shared.len())).map(|chunk| Span::of(shared, block, chunk)).collect()
+    };
+    here.flat_map(of).collect()
+}
+
+impl Lane {
+    /// Makes the context and the staging memory for `workers` workers.
+    pub fn prepare(
+        driver: &Arc<Driver>,
+        device: &Device,
+        workers: usize,
+    ) -> Result<Self, DriverError> {
+        let context = Context::create(driver, device)?;
+        let count = workers.max(1);
+        let mut row = Staging::allocate_row(&context, CHUNK_SIZE as usize, 2 * count)?.into_iter();
+        let mut slot = || -> Result<Slot, DriverError> {
+            let staging = row.next().expect("there are two for each");
+            Ok(Slot { staging, event: Event::create(&context)? })
+        };
+        let workers = (0..count).map(|_| Ok([slot()?, slot()?])).collect::<Result<_, _>>()?;
+        Ok(Self { bounce: None, workers, context, beside: None })
+    }
+
+    /// Makes ready to hash on the device what is copied out from here on, `bulk` bytes or so. Without
+    /// that, and where little memory is free for it, the receiver hashes.
+    ///
+    /// # Errors
+    /// Of the driver; copying works as before.
+    pub fn prepare_bounce(&mut self, bulk: u64) -> Result<(), DriverError> {
+        self.bounce = Bounce::prepare(&self.context, bulk)?;
+        Ok(())
+    }
+
+    /// Lets the copies from here on run beside programs that are not to be slowed by them, if any.
+    pub(crate) fn run_beside(&mut self, beside: Option<Arc<Cores>>) {
+        self.beside = beside;
+    }
+
+    /// The context.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Reads these spans, which lie in memory of this lane's device that is mapped here, and calls
+    /// `take` with the bytes of each, and their hash if it is known, from many threads at once. Ends
+    /// early when `stop` is set, which a failure does by itself; the caller then has to treat what was
+    /// taken as incomplete.
+    pub fn copy_out<E: Send>(
+        &mut self,
+        work: &[Span],
+        stop: &Stop,
+        take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
+    ) -> Result<(), TransferError<E>> {
+        self.copy_queue(&InOrder { work, next: AtomicUsize::new(0) }, stop, take)
+    }
+
+    /// The same for what a queue gives. What has not arrived safely is not taken.
+    pub fn copy_queue<E: Send>(
+        &mut self,
+        queue: &impl Queue,
+        stop: &Stop,
+        take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
+    ) -> Result<(), TransferError<E>> {
+        self.copy(queue, Way::Bounced, stop, take)
+    }
+
+    /// Reads these spans straight from where they are, where programs may be writing them, after they were hashed
+    /// by a [hasher](super::Hasher) with this key; `hashed` tells with what result. `take` gets the bytes of
+    /// each and their hash: that one if they still have the same [sum](Key::sum), else the host makes another. So
+    /// the device has nothing to do but to copy, and the host hashes what has changed. Beside programs their own
+    /// copies have their turn. The rest is as in [`copy_out`](Self::copy_out); when it is `enough`, nothing more is
+    /// begun after the first copy.
+    pub fn copy_ahead<E: Send>(
+        &mut self,
+        work: &[Span],
+        key: &Key,
+        hashed: &(impl Fn(&Span) -> Hashed + Sync),
+        enough: &AtomicBool,
+        stop: &Stop,
+        take: &(impl Fn(Span, &[u8], ChunkId) -> Result<(), E> + Sync),
+    ) -> Result<(), TransferError<E>> {
+        let unchanged = AtomicUsize::new(0);
+        let take = |span: Span, bytes: &[u8], _: Option<ChunkId>| {
+            let Hashed { id, sum } = hashed(&span);
+            let same = key.sum(bytes) == sum;
+            // As a rule one of the two is enough.
+            if same && !unchanged.fetch_add(1, Ordering::Relaxed).is_multiple_of(SAMPLE) {
+                return take(span, bytes, id).map_err(TransferError::Chunk);
+            }
+            let found = ChunkId::of(bytes);
+            if (found == id) != same {
+                return Err(TransferError::Altered);
+            }
+            take(span, bytes, found).map_err(TransferError::Chunk)
+        };
+        let queue = InOrder { work, next: AtomicUsize::new(0) };
+        self.copy(&queue, Way::Straight { enough }, stop, &take).map_err(|error| match error {
+            TransferError::Chunk(error) => error,
+            TransferError::Driver(error) => TransferError::Driver(error),
+            TransferError::Altered => TransferError::Altered,
+        })
+    }
+
+    /// Copies in one of two ways.
+    fn copy<E: Send>(
+        &mut self,
+        queue: &impl Queue,
+        way: Way<'_>,
+        stop: &Stop,
+        take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
+    ) -> Result<(), TransferError<E>> {
+        let stream = Stream::create(&self.context)?;
+        let Self { context, workers, bounce, beside } = self;
+        let beside = beside.as_deref();
+        let begin = || {
+            if let Some(cores) = beside {
+                // The thread's own, and it ends with the copy.
+                let _ = rustix::process::setpriority_process(None, BESIDE);
+                cores.stay_off();
+            }
+            context.enter()
+        };
+        // The programs may have moved since the last chunk.
+        let take = |span: Span, bytes: &[u8], hash: Option<ChunkId>| {
+            if let Some(cores) = beside {
+                cores.stay_off();
+            }
+            take(span, bytes, hash)
+        };
+        let few = beside.map_or(workers.len(), |cores| cores.share(workers.len()));
+        let work = Work { queue, stop, stream: &stream, beside };
+        let result = match (way, bounce) {
+            (Way::Bounced, Some(bounce)) => {
+                bounce::copy_out(bounce, &mut workers[..few], begin, &work, &take)
+            }
+            (Way::Bounced, None) => copy_directly(&mut workers[..few], begin, &work, &take),
+            (Way::Straight { enough }, _) => {
+                turns::copy_out(workers, takers(few), begin, &work, enough, &take)
+            }
+        };
+        // Copies may be under way into staging buffers after a failure: wait before anyone
+        // touches or frees them.
+        self.context.enter()?;
+        stream.synchronize()?;
+        result
+    }
+
+    /// Writes these spans, which lie in memory of this lane's device that is mapped here. `give` fills the
+    /// buffer with the chunk's bytes, or answers with the one byte that fills it.
+    pub fn copy_in<E: Send>(
+        &mut self,
+        work: &[Span],
+        stop: &Stop,
+        give: &(impl Fn(Span, &mut [u8]) -> Result<Filled, E> + Sync),
+    ) -> Result<(), TransferError<E>> {
+        let stream = Stream::create(&self.context)?;
+        let next = AtomicUsize::new(0);
+        let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
+            stream.context().enter()?;
+            for (turn, slot) in (0..).map(|i| (i, i % 2)) {
+                let slot = &mut slots[slot];
+                let Some(span) = work.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+                if stop.is_set() {
+                    break;
+                }
+                if turn >= 2 {
+                    slot.event.wait_soon()?;
+                }
+                let filled = give(*span, &mut slot.staging.bytes_mut()[..span.len]);
+                match filled.map_err(TransferError::Chunk)? {
+                    Filled::Bytes => stream.copy_in(&slot.staging, span.address, span.len)?,
+                    Filled::Constant(byte) => stream.fill(span.address, byte, span.len)?,
+                }
+                stream.record(&slot.event)?;
+            }
+            Ok(())
+        };
+        let result = on_all(&mut self.workers, stop, &worker);
+        self.context.enter()?;
+        stream.synchronize()?;
+        result
+    }
+}
+
+/// Copies what a queue gives straight to the host, on all workers.
+fn copy_directly<E: Send>(
+    workers: &mut [[Slot; 2]],
+    begin: impl Fn() -> Result<(), DriverError> + Sync,
+    work: &Work<'_, impl Queue>,
+    take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
+) -> Result<(), TransferError<E>> {
+    let &Work { queue, stop, stream, .. } = work;
+    let claim = || if stop.is_set() { None } else { queue.next() };
+    let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
+        begin()?;
+        let issue = |slot: &mut Slot| -> Result<Option<Span>, DriverError> {
+            let Some(span) = claim() else { return Ok(None) };
+            stream.copy_out(span.address, &mut slot.staging, span.len)?;
+            stream.record(&slot.event)?;
+            Ok(Some(span))
+        };
+        let [a, b] = slots;
+        let (mut current, mut other) = (a, b);
+        let mut pending = issue(current)?;
+        while let Some(span) = pending {
+            pending = issue(other)?;
+            current.event.wait()?;
+            if queue.arrived(&span) {
+                take(span, &current.staging.bytes()[..span.len], None)
+                    .map_err(TransferError::Chunk)?;
+            }
+            std::mem::swap(&mut current, &mut other);
+        }
+        Ok(())
+    };
+    on_all(workers, stop, &worker)
+}
+
+/// How a chunk was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Filled {
+    /// The buffer holds its bytes.
+    Bytes,
+    /// All its bytes are this one; the buffer was not written.
+    Constant(u8),
+}
+
+/// Ends a transfer when a thread of it panics: others must not wait for what it would have done.
+struct EndOnPanic<'a>(&'a Stop);
+
+impl Drop for EndOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail();
+        }
+    }
+}
+
+/// Runs `worker` once for each element, each on a thread of its own, and gives the first error.
+pub(super) fn on_all<T: Send, E: Send>(
+    workers: &mut [T],
+    stop: &Stop,
+    worker: &(impl Fn(&mut T) -> Result<(), E> + Sync),
+) -> Result<(), E> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = workers
+            .iter_mut()
+            .map(|state| {
+                scope.spawn(move || {
+                    let _guard = EndOnPanic(stop);
+                    let result = worker(state);
+                    if result.is_err() {
+                        stop.fail();
+                    }
+                    result
+                })
+            })
+            .collect();
+        let mut first = Ok(());
+        for thread in threads {
+            let result = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            if first.is_ok() {
+                first = result;
+            }
+        }
+        first
+    })
+}

@@ -1,0 +1,165 @@
+//! How far access sets can be trusted: a program is stopped after each launch, and what changed in
+//! device memory is compared with what the launch was thought to write.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use gpucr_wire::access::Allocation;
+use serde::Serialize;
+
+use super::trace::{LARGEST_IMAGE, Options, Session, look};
+use super::{Blamed, Kernels, Tally, Written, written};
+use crate::engine::dump::bulk::{Bulk, Compared};
+use crate::engine::error::Error;
+use crate::host::process::AgentError;
+
+/// How long is waited for a launch.
+const WAIT: Duration = Duration::from_millis(200);
+/// `CUDA_ERROR_DEINITIALIZED`: the program is at its end, and its driver has ended already.
+const DEINITIALIZED: i32 = 4;
+/// How long a launch may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How launches, one by one, compare with what was thought of them just before. The measure is the
+/// chunk of device memory, of 2 MiB.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Checked {
+    /// So many launches, each with the copies and fills before it. A graph is one.
+    pub launches: u64,
+    /// Just the chunks changed that were thought to.
+    pub exact: u64,
+    /// Those changed, and others did not that were thought to.
+    pub too_much: u64,
+    /// Chunks changed that were thought not to.
+    pub wrong: u64,
+    /// Chunks that were thought to change, and did, and did without being thought to; added up over all
+    /// launches.
+    pub chunks: Compared,
+}
+
+impl Checked {
+    fn add(&mut self, chunks: Compared) {
+        self.launches += 1;
+        if chunks.missed > 0 {
+            self.wrong += 1;
+        } else if chunks.changed < chunks.expected {
+            self.too_much += 1;
+        } else {
+            self.exact += 1;
+        }
+        self.chunks.expected += chunks.expected;
+        self.chunks.changed += chunks.changed;
+        self.chunks.missed += chunks.missed;
+    }
+}
+
+/// What the check of one process has found.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    pub(super) all: Checked,
+    /// By the agent's ids; of launches of single kernels.
+    pub(super) kernels: BTreeMap<u64, Checked>,
+}
+
+/// Lets the one process of a session make its launches one by one for the time that was asked for.
+/// Afterwards it runs on, after an error too. A process that ends meanwhile is no error.
+///
+/// # Errors
+/// A launch lasts too long, or gpucr cannot look at the memory.
+pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings, Error> {
+    let agent = session.held[0].agent.as_mut().expect("connected");
+    agent.close_gate(LIMIT)?;
+    // From here on a failure opens the gate, as does the end of the connection.
+    let _ = agent.accesses()?;
+    let mut findings = Findings::default();
+    let since = Instant::now();
+    session.with_memory(look);
+    if session.memory.is_none() {
+        return Err(Error::NotObserved { pid: options.pid });
+    }
+    while !options.stop.is_set() && session.is_alive() && since.elapsed() < options.time {
+        let Some(agent) = session.held[0].agent.as_mut() else { break };
+        let kernels = &mut session.watched[0].kernels;
+        let stepped =
+            agent.step(WAIT, LIMIT).and_then(|()| agent.accesses()).and_then(|accesses| {
+                kernels.learn(agent, &accesses.kernels, LARGEST_IMAGE, Instant::now() + LIMIT)?;
+                Ok(accesses)
+            });
+        let accesses = match stepped {
+            Ok(accesses) => accesses,
+            // The gate is open again: a launch took too long, or a context is broken.
+            Err(error @ AgentError::Failed { code, .. }) if code != DEINITIALIZED => {
+                return Err(error.into());
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the program is gone, and the check ends");
+                session.held[0].agent = None;
+                break;
+            }
+        };
+        let mut step = Tally::default();
+        step.add(accesses.clone());
+        session.with_memory(look);
+        let Some(bulk) = &session.memory else {
+            return Err(Error::NotObserved { pid: options.pid });
+        };
+        if step.has_launched() && is_single(&step) {
+            let chunks = compare(bulk, kernels_of(session), &step);
+            findings.all.add(chunks);
+            let mut launched = step.kernels.values();
+            if let (Some(kernel), None) = (launched.next(), launched.next())
+                && kernel.in_graphs == 0
+            {
+                findings.kernels.entry(kernel.id).or_default().add(chunks);
+            }
+        }
+        if step.has_launched() {
+            let changed = |a: &Allocation| bulk.has_changed(0, a.address, a.size);
+            let kernels = &mut session.watched[0].kernels;
+            kernels.observe(step.kernels.values(), step.allocations.values(), changed);
+        }
+        session.watched[0].tally.add(accesses);
+    }
+    if let Some(agent) = session.held[0].agent.as_mut() {
+        agent.open_gate()?;
+    }
+    Ok(findings)
+}
+
+/// Whether it was one launch. Capturing a graph is many that do nothing.
+fn is_single(step: &Tally) -> bool {
+    let direct =
+        step.kernels.values().map(|kernel| kernel.launches - kernel.in_graphs).sum::<u64>();
+    let in_graphs = step.kernels.values().any(|kernel| kernel.in_graphs > 0);
+    direct + u64::from(in_graphs) + step.unknown_graphs + step.unseen == 1
+}
+
+fn kernels_of(session: &Session) -> &Kernels {
+    &session.watched[0].kernels
+}
+
+/// What was thought to change in a step, and what did.
+fn compare(bulk: &Bulk, kernels: &Kernels, step: &Tally) -> Compared {
+    if step.has_unknown() {
+        return bulk.compare(0, [(0, u64::MAX)]);
+    }
+    bulk.compare(
+        0,
+        written(kernels, step, Blamed::Writers).map(|(_, Written { low, end, .. })| (low, end)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launch_is_of_one_kind() {
+        let mut checked = Checked::default();
+        for (expected, changed, missed) in [(2, 2, 0), (0, 0, 0), (3, 1, 0), (1, 1, 1), (4, 0, 2)] {
+            checked.add(Compared { expected, changed, missed });
+        }
+        let chunks = Compared { expected: 10, changed: 4, missed: 3 };
+        assert_eq!(checked, Checked { launches: 5, exact: 2, too_much: 1, wrong: 2, chunks });
+    }
+}

@@ -1,0 +1,86 @@
+//! What is copied has to be what was seen when the memory had come to a halt.
+
+use std::sync::atomic::AtomicBool;
+
+use super::*;
+use crate::base::progress::Quiet;
+use crate::cuda::Filled;
+use crate::cuda::tests::opened_soft_driver;
+use crate::image::ImageWriter;
+use crate::store::{Compression, StoreError};
+
+const CHUNKS: usize = 4;
+
+/// A block of four chunks on the software driver, filled with this byte.
+fn bulk(byte: u8) -> Bulk {
+    let driver = opened_soft_driver();
+    let device = driver.devices().unwrap().remove(0);
+    let len = CHUNKS as u64 * CHUNK_SIZE;
+    let bulk = Bulk::prepare(&driver, &[device], len, Timeline::default()).unwrap();
+    let mut bulk = bulk.expect("there is room");
+    assert!(bulk.prepare_hashing());
+    let memory = SharedBlock::allocate(bulk.lanes[0].context(), len).unwrap();
+    bulk.pieces.push(Piece {
+        program: 0,
+        id: 1,
+        address: 10 * CHUNK_SIZE,
+        lane: 0,
+        memory: Some(memory),
+        chunks: vec![Chunk::default(); CHUNKS],
+        range: None,
+    });
+    bulk.by_address.insert((0, 10 * CHUNK_SIZE), 0);
+    for chunk in 0..CHUNKS {
+        // Unlike the others, of which one is saved.
+        fill(&mut bulk, chunk, byte + chunk as u8);
+    }
+    bulk
+}
+
+/// Fills a chunk with a byte.
+fn fill(bulk: &mut Bulk, chunk: usize, byte: u8) {
+    let mut work = spans(&bulk.pieces, |_, _| true);
+    work.retain(|span| span.chunk == chunk);
+    let give = |_: Span, to: &mut [u8]| -> Result<Filled, StoreError> {
+        to.fill(byte);
+        Ok(Filled::Bytes)
+    };
+    bulk.lanes[0].copy_in(&work, &stop(), &give).unwrap();
+}
+
+fn stop() -> Stop {
+    Stop::new(Arc::new(AtomicBool::new(false)))
+}
+
+/// Saves it into an image.
+fn saved(bulk: &mut Bulk) -> Result<Vec<Vec<ChunkId>>, Error> {
+    let dir = tempfile::tempdir().unwrap();
+    let image = ImageWriter::create(&dir.path().join("image"), Compression::None).unwrap();
+    bulk.save(image.chunks(), &stop(), &Quiet, || (), |_| ())
+}
+
+#[test]
+fn what_was_seen_is_what_is_saved() {
+    let mut bulk = bulk(1);
+    bulk.look().unwrap();
+    let expected: Vec<ChunkId> =
+        (1..).take(CHUNKS).map(|byte| ChunkId::of(&vec![byte; CHUNK_SIZE as usize])).collect();
+    assert_eq!(saved(&mut bulk).unwrap(), [expected]);
+}
+
+/// Nothing may write memory that stands still. If something does the image is none.
+#[test]
+fn a_copy_that_is_not_what_was_seen_fails_the_dump() {
+    for deferred in [false, true] {
+        let mut bulk = bulk(1);
+        bulk.look().unwrap();
+        if deferred {
+            assert_eq!(bulk.defer(1).unwrap().chunks, CHUNKS as u64);
+        }
+        fill(&mut bulk, 2, 77);
+        match saved(&mut bulk) {
+            Err(Error::WrongCopy { what }) => assert_eq!(what, "chunk 2 of block 1"),
+            other => panic!("deferred {deferred}: {other:?}"),
+        }
+    }
+}

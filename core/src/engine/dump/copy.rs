@@ -1,0 +1,127 @@
+//! The copy of bulk memory that goes on beside the phases of a dump.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crossbeam_channel::Receiver;
+use gpucr_wire::Block;
+
+use super::bulk::{Bulk, Saved};
+use crate::base::progress::Progress;
+use crate::base::stop::Stop;
+use crate::engine::error::Error;
+use crate::image::ImageWriter;
+use crate::store::ChunkId;
+
+/// A copy of bulk memory under way. Dropped before its end it is stopped and waited for.
+pub(super) struct Copy {
+    blocks: Vec<Vec<Block>>,
+    stop: Stop,
+    /// The ids that each block will have, where they are known before the end.
+    hashes: Option<Vec<Vec<ChunkId>>>,
+    work: Option<Work>,
+}
+
+/// What copied, and the ids of each block.
+type Ended = (Bulk, Result<Vec<Vec<ChunkId>>, Error>);
+
+enum Work {
+    /// Ids for each block of each program, in order.
+    Done(Vec<Vec<ChunkId>>),
+    Thread {
+        thread: JoinHandle<Ended>,
+        /// Says when the programs may go on with their memory.
+        release: Receiver<()>,
+        /// Says when nobody waits any more for memory that is saved beside them, and whether it was.
+        settled: Receiver<bool>,
+    },
+}
+
+impl Copy {
+    /// Starts a thread that saves all of `bulk`, which is `blocks`, into the image.
+    pub(super) fn start(
+        mut bulk: Bulk,
+        blocks: Vec<Vec<Block>>,
+        image: Arc<ImageWriter>,
+        stop: Stop,
+        progress: Arc<dyn Progress>,
+    ) -> Self {
+        let hashes = bulk.hashes();
+        let (released, release) = crossbeam_channel::bounded(1);
+        let (all_settled, settled) = crossbeam_channel::bounded(1);
+        let stop_flag = stop.clone();
+        let thread = std::thread::spawn(move || {
+            // Whoever waits for these may have given up.
+            let released = || _ = released.send(());
+            let settle = |saved| _ = all_settled.send(saved);
+            let saved = bulk.save(image.chunks(), &stop_flag, progress.as_ref(), released, settle);
+            (bulk, saved)
+        });
+        Self { blocks, stop, hashes, work: Some(Work::Thread { thread, release, settled }) }
+    }
+
+    /// A copy that has ended already: these are the ids of each block, in order.
+    pub(super) fn done(blocks: Vec<Vec<Block>>, stop: Stop, ids: Vec<Vec<ChunkId>>) -> Self {
+        Self { blocks, stop, hashes: None, work: Some(Work::Done(ids)) }
+    }
+
+    /// What ends it early.
+    pub(super) fn stop(&self) -> &Stop {
+        &self.stop
+    }
+
+    /// Waits until the programs may go on with their memory, and gives each program's blocks with the
+    /// chunks that they will have. All memory has been hashed.
+    pub(super) fn released(&mut self) -> Result<Vec<Saved>, Error> {
+        if let Some(Work::Thread { release, .. }) = &self.work
+            && release.recv().is_err()
+            && let Some(Work::Thread { thread, .. }) = self.work.take()
+        {
+            // No word means that the copy has failed.
+            joined(thread).1?;
+            return Err(Error::CopyIncomplete);
+        }
+        let hashes = self.hashes.clone().ok_or(Error::CopyIncomplete)?;
+        Ok(in_programs(self.blocks.clone(), hashes))
+    }
+
+    /// Waits until nobody waits any more for memory that is saved beside the programs. Says whether it
+    /// is saved.
+    pub(super) fn settled(&self) -> bool {
+        match &self.work {
+            Some(Work::Thread { settled, .. }) => settled.recv().unwrap_or(false),
+            _ => true,
+        }
+    }
+
+    /// Waits for the end and gives each program's blocks with their chunks, and what copied them.
+    pub(super) fn finish(mut self) -> (Option<Bulk>, Result<Vec<Saved>, Error>) {
+        let (bulk, ids) = match self.work.take().expect("taken only here and in drop") {
+            Work::Done(ids) => (None, Ok(ids)),
+            Work::Thread { thread, .. } => {
+                let (bulk, ids) = joined(thread);
+                (Some(bulk), ids)
+            }
+        };
+        let blocks = std::mem::take(&mut self.blocks);
+        (bulk, ids.map(|ids| in_programs(blocks, ids)))
+    }
+}
+
+fn joined<T>(thread: JoinHandle<T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn in_programs(blocks: Vec<Vec<Block>>, ids: Vec<Vec<ChunkId>>) -> Vec<Saved> {
+    let mut ids = ids.into_iter();
+    blocks.into_iter().map(|blocks| blocks.into_iter().zip(ids.by_ref()).collect()).collect()
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        if let Some(Work::Thread { thread, .. }) = self.work.take() {
+            self.stop.fail();
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Protocol `cow`: what is saved while the programs run on, and what follows if it was written too early.
+//!
+//! The shims let launches wait that may write memory which is not saved yet. What a launch may write is
+//! a guess. So every chunk that is copied late is compared with the hash that it had when the program
+//! stood still. If one differs the image of that moment is lost; the dump goes back to copying while
+//! the program runs, stops it once more, and then copies everything before it lets it go on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use gpucr_wire::table::{Wait, monotonic_ns};
+use parking_lot::Mutex;
+
+use super::bulk::{Bulk, Deferred, PutOff};
+use super::copy::Copy;
+use super::speculate::{Blamed, LEARNING};
+use super::{Dump, Misspeculation};
+use crate::base::faults::skipped;
+use crate::base::format::milliseconds;
+use crate::base::phase::Phase;
+use crate::base::stop::Stop;
+use crate::base::timeline::Track;
+use crate::engine::error::Error;
+use crate::host::process::{Agent, Guard};
+use crate::image::Protocol;
+
+/// How long an agent may take to answer that serves nobody else.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// For so long launches wait while nothing at all arrives.
+pub(super) const LIMIT: Duration = Duration::from_secs(10);
+/// How often that is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Memory that was saved while the program ran on.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
+pub struct Deferral {
+    /// Chunks that were still to be saved when the program was stopped, and were not copied before
+    /// it went on.
+    pub chunks: u64,
+    /// Calls of the program that waited because they might have written such a chunk.
+    pub held: u64,
+    /// For how long they waited, added up over all threads, milliseconds.
+    pub held_ms: f64,
+    /// Chunks that were found to be written before they were saved. If there are any the program was
+    /// stopped a second time, and the image is of that moment.
+    pub misspeculated: u64,
+    /// Which allocations those belong to, and what may have written them; at most 100.
+    pub misspeculations: Vec<Misspeculation>,
+}
+
+/// Kernels that have written where nobody expected it, by process: they wait for everything from then
+/// on. Clones share what is learnt.
+#[derive(Debug, Clone, Default)]
+pub struct Lessons(Arc<Mutex<BTreeMap<u32, BTreeSet<String>>>>);
+
+impl Lessons {
+    fn of(&self, pid: u32) -> Vec<String> {
+        self.0.lock().get(&pid).into_iter().flatten().cloned().collect()
+    }
+
+    fn learn(&self, pid: u32, kernels: impl IntoIterator<Item = String>) {
+        self.0.lock().entry(pid).or_default().extend(kernels);
+    }
+}
+
+/// Ends all waiting if nothing arrives of what launches wait for: the disk may hang, and a program is not to hang
+/// with it. Sees to that until it is dropped.
+pub(super) struct Patience {
+    has_ended: Arc<AtomicBool>,
+    ending: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Patience {
+    fn new(shared: Arc<Deferred>, stop: Stop) -> Self {
+        let (has_ended, ending) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+        let (told, until) = (has_ended.clone(), ending.clone());
+        let watch = move || {
+            let (mut left, mut since) = (shared.left(), Instant::now());
+            while !until.load(Ordering::Relaxed) && left > 0 {
+                std::thread::sleep(LOOK);
+                let now = shared.left();
+                if now != left || !shared.is_wanted() {
+                    (left, since) = (now, Instant::now());
+                } else if since.elapsed() >= LIMIT {
+                    told.store(true, Ordering::Relaxed);
+                    tracing::warn!(
+                        "nothing can be stored; the program goes on, and there will be no image"
+                    );
+                    stop.fail();
+                    return shared.end();
+                }
+            }
+        };
+        // Without a thread nobody is there to lose patience.
+        let thread = std::thread::Builder::new().spawn(watch).ok();
+        Self { has_ended, ending, thread }
+    }
+
+    /// Whether it has come to an end.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Patience {
+    fn drop(&mut self) {
+        self.ending.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a dump knows of the memory that it saves late.
+pub(super) struct Late {
+    shared: Arc<Deferred>,
+    /// How often the programs had been asked what they launch when they were stopped.
+    interval: usize,
+}
+
+impl Dump<'_> {
+    /// Puts off saving what is left until the programs run again.
+    pub(super) fn defer(&mut self) -> Result<(), Error> {
+        if self.protocol != Protocol::Cow || self.fallen_back || skipped("defer") {
+            return Ok(());
+        }
+        let Some(bulk) = &mut self.bulk else { return Ok(()) };
+        let PutOff { shared, files, chunks } = bulk.defer(self.held.len())?;
+        if chunks == 0 {
+            return Ok(());
+        }
+        for (program, table) in files.into_iter().enumerate() {
+            let Some(table) = table else { continue };
+            let habits =
+                if skipped("habits") { Vec::new() } else { self.speculation.habits(program) };
+            let pid = self.held[program].process.pid;
+            self.held[program].guard = Some(Guard {
+                ranges: shared.ranges(program).to_vec(),
+                habits,
+                distrusted: self.options.lessons.of(pid),
+                table,
+            });
+        }
+        self.deferral = Some(Deferral { chunks, ..Deferral::default() });
+        self.late = Some(Late { shared, interval: self.speculation.intervals() });
+        Ok(())
+    }
+
+    /// The programs are about to go on: with memory that is still to be saved, or as before.
+    pub(super) fn before_running(&mut self) {
+        if self.pending.is_none() {
+            self.held.iter_mut().for_each(|program| program.guard = None);
+        } else if let Some(late) = &self.late {
+            late.shared.set_running();
+        }
+    }
+
+    /// Whether all shims guard what is still to be saved.
+    ///
+    /// # Errors
+    /// That of the first that does not.
+    pub(super) fn check_guards(&mut self) -> Result<(), Error> {
+        let failed = self.held.iter_mut().find_map(|program| program.guard_failed.take());
+        failed.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// The programs wait for what `copy` saves beside them, but not for ever.
+    pub(super) fn patience(&self, copy: &Copy) -> Option<Patience> {
+        let late = self.late.as_ref()?;
+        Some(Patience::new(late.shared.clone(), copy.stop().clone()))
+    }
+
+    /// Nobody waits any more: takes down how much was waited.
+    pub(super) fn settled(&mut self) {
+        if let (Some(late), Some(found)) = (&self.late, &mut self.deferral) {
+            let (held, time) = late.shared.held();
+            (found.held, found.held_ms) = (held, milliseconds(time));
+            let (now, now_ns) = (Instant::now(), monotonic_ns());
+            for Wait { begin, end } in late.shared.waits() {
+                let before = |ns: u64| Duration::from_nanos(now_ns.saturating_sub(ns));
+                let since = now.checked_sub(before(begin)).unwrap_or(now);
+                let length = before(begin).saturating_sub(before(end));
+                self.options.timeline.lasted(Track::Held, "held", since, length);
+            }
+        }
+    }
+
+    /// Ends the guards, and with them what is recorded.
+    pub(super) fn unguard(&mut self) {
+        for program in self.held.iter_mut().filter(|program| program.guard.is_some()) {
+            (program.guard, program.agent) = (None, None);
+        }
+        self.late = None;
+    }
+
+    /// Memory was written before it was saved: finds out by whom, and remembers them.
+    pub(super) fn learn(&mut self, bulk: &mut Bulk) {
+        let Some(late) = &self.late else { return };
+        if let Err(error) = self.speculation.ask(&mut self.held, LEARNING) {
+            tracing::warn!(%error, "the programs do not say what they have launched");
+        }
+        let mut missed = std::mem::take(&mut bulk.missed);
+        for miss in &mut missed {
+            miss.interval = late.interval;
+        }
+        let named = self.speculation.blame(&missed, &self.held, Blamed::All);
+        for (program, held) in self.held.iter().enumerate() {
+            if missed.iter().any(|miss| miss.program == program) {
+                // Those who point there openly have waited. It may have been any of the others.
+                let launched = self.speculation.launched(program, late.interval);
+                self.options.lessons.learn(held.process.pid, launched);
+            }
+        }
+        self.options.timeline.mark(Instant::now(), &named);
+        if let Some(found) = &mut self.deferral {
+            found.misspeculated = missed.len() as u64;
+            found.misspeculations = named;
+        }
+    }
+
+    /// After memory was written before it was saved: makes ready, while the programs run, to stop them
+    /// once more, and does it.
+    pub(super) fn save_again(&mut self) -> Result<(), Error> {
+        self.fallen_back = true;
+        self.stopped_before = self.stopped;
+        self.was_stopped = false;
+        self.enter(Phase::Fallback, None)?;
+        tracing::info!("memory was written before it was saved; the program is stopped again");
+        // CRIU's files of the first stop are of another moment.
+        self.image.as_ref().expect("not committed yet").clear_staging()?;
+        self.criu = Some(self.plan.criu.start_dump()?);
+        let ended = self.held.iter().map(|held| &held.process).filter(|p| p.has_ended());
+        for pid in ended.map(|process| process.pid).collect::<Vec<_>>() {
+            self.forget_ended(pid);
+        }
+        for program in &mut self.held {
+            program.guard = None;
+            // Those without a guard were let go.
+            if program.has_agent && program.agent.as_ref().is_none_or(|agent| !agent.is_in_step()) {
+                program.agent = None;
+                program.agent =
+                    Some(Agent::connect(&program.process, ANSWER, Some(&self.options.stop))?);
+            }
+        }
+        self.late = None;
+        self.copy_ahead().and_then(|()| self.stop_and_save())
+    }
+}

@@ -1,0 +1,237 @@
+//! What the manifest of an image says, from what the dump has found.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use super::bulk::Saved;
+use super::preflight::{Cuda, Plan};
+use super::{CriuOptions, Options};
+use crate::base::format::milliseconds;
+use crate::base::phase::PhaseTime;
+use crate::engine::error::Error;
+use crate::host::criu::DumpOptions;
+use crate::host::process::files;
+use crate::image::library;
+use crate::image::{
+    self, Block, BlockKind, CarriedFile, Counts, CriuImage, CudaProcess, FileEntry, ImageWriter,
+    Manifest, Phase, Process, Protocol, Shim,
+};
+
+/// Name of the option that is set by itself when the root is no session leader.
+const SHELL_JOB: &str = "--shell-job";
+
+/// The options for CRIU's side of the dump.
+pub(super) fn criu_options<'a>(
+    options: &Options,
+    plan: &Plan,
+    images: BorrowedFd<'a>,
+) -> DumpOptions<'a> {
+    let CriuOptions { tcp_established, tcp_close, file_locks, ext_unix_sk, link_remap } =
+        options.criu;
+    DumpOptions {
+        leave_running: options.leave_running,
+        shell_job: plan.shell_job,
+        tcp_established,
+        tcp_close,
+        file_locks,
+        ext_unix_sk,
+        link_remap,
+        ..DumpOptions::new(options.pid, images)
+    }
+}
+
+/// The options of a dump that the restore has to repeat, by CRIU's names.
+fn option_names(options: &CriuOptions, shell_job: bool) -> Vec<String> {
+    let CriuOptions { tcp_established, tcp_close, file_locks, ext_unix_sk, link_remap } = *options;
+    [
+        (shell_job, SHELL_JOB),
+        (tcp_established, "--tcp-established"),
+        (tcp_close, "--tcp-close"),
+        (file_locks, "--file-locks"),
+        (ext_unix_sk, "--ext-unix-sk"),
+        (link_remap, "--link-remap"),
+    ]
+    .into_iter()
+    .filter(|(set, _)| *set)
+    .map(|(_, name)| name.to_owned())
+    .collect()
+}
+
+/// Whether an image was made with CRIU's `--shell-job`, and its other options.
+pub(crate) fn option_values(names: &[String]) -> (bool, CriuOptions) {
+    let has = |name: &str| names.iter().any(|n| n == name);
+    let options = CriuOptions {
+        tcp_established: has("--tcp-established"),
+        tcp_close: has("--tcp-close"),
+        file_locks: has("--file-locks"),
+        ext_unix_sk: has("--ext-unix-sk"),
+        link_remap: has("--link-remap"),
+    };
+    (has(SHELL_JOB), options)
+}
+
+/// The libraries that the program runs with, stored and hashed. Done before the program is
+/// stopped, since NVIDIA's driver library has 100 MB.
+#[derive(Clone)]
+pub(super) struct Libraries {
+    driver: image::Driver,
+    carried: Vec<CarriedFile>,
+    shims: Vec<Shim>,
+}
+
+impl Libraries {
+    /// Stores those that the image has to bring along: the shim, and the software driver.
+    pub(super) fn store(plan: &Plan, image: &ImageWriter) -> Result<Self, Error> {
+        let mut carried: Vec<CarriedFile> = Vec::new();
+        let mut carry = |path: &Path, bytes: &[u8]| -> Result<FileEntry, Error> {
+            let name = format!("carried-{}", carried.len());
+            let file = image.add_bytes(&name, library::MODE, bytes)?;
+            let entry = CarriedFile { path: path.to_owned(), mode: file.mode, file: file.clone() };
+            carried.push(entry);
+            Ok(file)
+        };
+        let driver = image::Driver {
+            path: plan.driver_path.clone(),
+            version: plan.driver_version,
+            kind: plan.driver.kind(),
+            file_hash: plan.driver.hash()?,
+        };
+        if library::is_place_of(&driver.path, &driver.file_hash) {
+            carry(&driver.path, &plan.driver.bytes()?)?;
+        }
+        let mut shims: Vec<Shim> = Vec::new();
+        for shim in plan.shims() {
+            let path = &shim.path;
+            if shims.iter().any(|known| known.path == *path) {
+                continue;
+            }
+            // The very file that the program has mapped: its path may lead anywhere by now.
+            let read = shim.open().and_then(|file| file.bytes(library::LARGEST_SHIM));
+            let bytes = read.map_err(|source| Error::Io {
+                what: format!("cannot read {}", path.display()),
+                source,
+            })?;
+            let hash = *blake3::hash(&bytes).as_bytes();
+            if !library::is_place_of(path, &hash) {
+                return Err(Error::StrangeShim { path: path.clone() });
+            }
+            let file = carry(path, &bytes)?;
+            shims.push(Shim { path: path.clone(), hash, file });
+        }
+        Ok(Self { driver, carried, shims })
+    }
+}
+
+/// Names each block's chunks by what the copy came to.
+pub(super) fn set_saved(manifest: &mut Manifest, saved: Vec<Saved>) {
+    let all = manifest.processes.iter_mut().filter_map(|process| process.cuda.as_mut());
+    for (cuda, saved) in all.zip(saved) {
+        cuda.blocks = saved.into_iter().map(block).collect();
+    }
+}
+
+/// What the manifest says of the processes, which are frozen, and of their memory. CRIU's files and
+/// how the dump went are still [missing](finish).
+pub(super) fn manifest(
+    options: &Options,
+    plan: &Plan,
+    protocol: Protocol,
+    libraries: Libraries,
+    saved: Vec<Saved>,
+) -> Manifest {
+    let Libraries { driver, carried, shims } = libraries;
+    let inner_pipes = files::inner_pipes(plan.processes.iter().map(|process| process.pid));
+    let saved_bytes = saved.iter().flatten().map(|(block, _)| block.size).sum();
+    let mut saved = saved.into_iter();
+    let mut processes = Vec::with_capacity(plan.processes.len());
+    for process in &plan.processes {
+        let cuda = process.cuda.as_ref().map(|Cuda { counts, shim }| CudaProcess {
+            blocks: saved.next().unwrap_or_default().into_iter().map(block).collect(),
+            shim: shim
+                .as_ref()
+                .and_then(|shim| shims.iter().find(|known| known.path == shim.path).cloned()),
+            counts: Counts {
+                allocations: counts.allocations,
+                pool_bytes: counts.pool_bytes,
+                arrays: counts.arrays,
+                pinned_bytes: counts.pinned_bytes,
+                launches: counts.launches,
+            },
+        });
+        processes.push(Process {
+            pid: process.pid,
+            ppid: process.parent,
+            command: process.command.clone(),
+            exe: process.exe.clone(),
+            cuda,
+            stdio: files::stdio(process.pid, &inner_pipes),
+            listeners: process.listeners.clone(),
+        });
+    }
+
+    // Carried files need not be there before a restore; gpucr puts them in place.
+    let is_carried = |path: &Path| carried.iter().any(|known| known.path == path);
+    let mut required = files::required(plan.processes.iter().map(|process| process.pid));
+    required.retain(|file| !is_carried(&file.path));
+    let system = rustix::system::uname();
+    Manifest {
+        created: SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs()),
+        gpucr_version: env!("CARGO_PKG_VERSION").to_owned(),
+        hostname: system.nodename().to_string_lossy().into_owned(),
+        kernel: system.release().to_string_lossy().into_owned(),
+        protocol,
+        driver,
+        devices: plan
+            .devices
+            .iter()
+            .map(|device| image::Device {
+                uuid: device.uuid,
+                name: device.name.clone(),
+                total_memory: device.memory,
+            })
+            .collect(),
+        processes,
+        criu: CriuImage {
+            version: plan.criu.version().to_string(),
+            files: Vec::new(),
+            options: option_names(&options.criu, plan.shell_job),
+        },
+        carried,
+        required,
+        bulk_bytes: saved_bytes,
+        phases: Vec::new(),
+        stopped_ms: 0.0,
+        sections: Vec::new(),
+    }
+}
+
+/// Adds what is known last.
+pub(super) fn finish(
+    manifest: &mut Manifest,
+    criu_files: Vec<FileEntry>,
+    phases: &[PhaseTime],
+    stopped: Duration,
+) {
+    manifest.criu.files = criu_files;
+    manifest.phases =
+        phases.iter().map(|phase| Phase { name: phase.name.to_owned(), ms: phase.ms }).collect();
+    manifest.stopped_ms = milliseconds(stopped);
+}
+
+fn block((block, chunks): (gpucr_wire::Block, Vec<crate::store::ChunkId>)) -> Block {
+    Block {
+        id: block.id,
+        device: block.device,
+        size: block.size,
+        kind: match block.kind {
+            gpucr_wire::BlockKind::Heap {} => BlockKind::Heap,
+            gpucr_wire::BlockKind::Program {} => BlockKind::Program,
+        },
+        address: block.address,
+        allocations: block.allocations,
+        chunks,
+    }
+}

@@ -1,0 +1,332 @@
+//! What a dump looks at before it changes anything.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use gpucr_wire::{Counts, GateState};
+
+use super::Options;
+use crate::base::limits;
+use crate::cuda::{Device, Drivers, HostDriver, ProcessState};
+use crate::engine::error::Error;
+use crate::engine::held::Held;
+use crate::engine::mapped::Mapped;
+use crate::host::criu::Criu;
+use crate::host::process::{
+    Agent, AgentError, Lock, MappedLibrary, ProcessInfo, Tree, files, sockets,
+};
+use crate::image::library;
+use crate::image::{Listener, Stdio};
+
+/// How long the agent of a running program may take to answer; it is busy only while another
+/// gpucr works on the same program.
+const FIRST_ANSWER: Duration = Duration::from_secs(10);
+
+/// Everything that a dump needs to know before it begins.
+pub(super) struct Plan {
+    pub(super) criu: Criu,
+    /// All processes, in the order of the tree.
+    pub(super) processes: Vec<Planned>,
+    /// The processes that use no CUDA.
+    pub(super) others: Vec<ProcessInfo>,
+    pub(super) devices: Vec<Device>,
+    /// The driver of this host that serves the processes.
+    pub(super) driver: Arc<HostDriver>,
+    /// Where they have it mapped.
+    pub(super) driver_path: PathBuf,
+    pub(super) driver_version: i32,
+    /// Whether the root is no session leader: CRIU calls that a shell job.
+    pub(super) shell_job: bool,
+}
+
+/// A process of the tree.
+pub(super) struct Planned {
+    pub(super) pid: u32,
+    pub(super) parent: u32,
+    pub(super) command: Vec<String>,
+    pub(super) exe: PathBuf,
+    pub(super) cuda: Option<Cuda>,
+    pub(super) listeners: Vec<Listener>,
+}
+
+/// What a CUDA process had at the start of the dump.
+pub(super) struct Cuda {
+    pub(super) counts: Counts,
+    pub(super) shim: Option<MappedLibrary>,
+}
+
+impl Planned {
+    fn new(process: &ProcessInfo, cuda: Option<Cuda>) -> Self {
+        Self {
+            pid: process.pid,
+            parent: process.parent,
+            command: process.command.clone(),
+            exe: std::fs::read_link(format!("/proc/{}/exe", process.pid)).unwrap_or_default(),
+            cuda,
+            listeners: sockets::of(process),
+        }
+    }
+}
+
+impl Plan {
+    /// Bytes of the bulk memory of all processes, as they were.
+    pub(super) fn bulk_bytes(&self) -> u64 {
+        self.cuda().map(|cuda| cuda.counts.bulk_bytes).sum()
+    }
+
+    /// Bytes of memory that could not be handed to gpucr, as they were.
+    pub(super) fn private_bytes(&self) -> u64 {
+        let private = self.cuda().filter(|cuda| cuda.counts.private);
+        private.map(|cuda| cuda.counts.pool_bytes).sum()
+    }
+
+    /// Looks at the tree again while CRIU holds it frozen: processes without CUDA may have come
+    /// and gone. One that uses CUDA must not have, since its state was not saved.
+    pub(super) fn update(
+        &mut self,
+        root: u32,
+        held: &[Held],
+        drivers: &Drivers,
+    ) -> Result<(), Error> {
+        if let Some(gone) = held.iter().find(|program| program.process.has_ended()) {
+            let what = "it has ended".to_owned();
+            return Err(Error::Changed { pid: gone.process.pid, what });
+        }
+        let tree = Tree::read(root)?;
+        let mut known = std::mem::take(&mut self.processes);
+        self.others.clear();
+        for process in tree.processes {
+            if held.iter().any(|program| program.process.pid == process.pid) {
+                let place = known.iter().position(|planned| planned.pid == process.pid);
+                self.processes.extend(place.map(|place| known.swap_remove(place)));
+                continue;
+            }
+            // A frozen agent does not answer, but its socket is to be seen.
+            if Agent::listens(&process) || driver_knows(&process, drivers)?.is_some() {
+                let what = "it began to use CUDA after the others were stopped".to_owned();
+                return Err(Error::Changed { pid: process.pid, what });
+            }
+            self.processes.push(Planned::new(&process, None));
+            self.others.push(process);
+        }
+        Ok(())
+    }
+
+    /// A process has ended before anything of it was saved: a restore needs nothing of what was its alone.
+    pub(super) fn forget(&mut self, pid: u32) {
+        self.processes.retain(|process| process.pid != pid);
+        let used: BTreeSet<[u8; 16]> =
+            self.cuda().flat_map(|cuda| cuda.counts.devices.iter().copied()).collect();
+        self.devices.retain(|device| used.contains(&device.uuid));
+    }
+
+    /// The shims behind which the processes run.
+    pub(super) fn shims(&self) -> impl Iterator<Item = &MappedLibrary> {
+        self.cuda().filter_map(|cuda| cuda.shim.as_ref())
+    }
+
+    fn cuda(&self) -> impl Iterator<Item = &Cuda> {
+        self.processes.iter().filter_map(|process| process.cuda.as_ref())
+    }
+}
+
+/// Checks host and program. Nothing is changed; the agents' connections are open afterwards, and
+/// the locks keep another gpucr away.
+pub(super) fn check(
+    options: &Options,
+    drivers: &Drivers,
+) -> Result<(Plan, Vec<Held>, Vec<Lock>), Error> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Error::NotRoot);
+    }
+    let tree = Tree::read(options.pid)?;
+    if tree.pids().contains(&std::process::id()) {
+        return Err(Error::OwnTree { pid: options.pid });
+    }
+    if let Some(process) = tree.processes.iter().find(|process| process.session == 0) {
+        return Err(Error::OuterSession { pid: process.pid });
+    }
+    if let Some(process) = tree.processes.iter().find(|process| process.is_headless) {
+        return Err(Error::Headless { pid: process.pid });
+    }
+    let criu = Criu::find(Some(&options.stop))?;
+    let root = tree.root();
+    let on_terminal = |process: &ProcessInfo| {
+        let stdio = files::stdio(process.pid, &BTreeSet::new());
+        stdio.iter().any(|stream| matches!(stream, Stdio::Terminal { .. }))
+    };
+    let shell_job =
+        options.shell_job || root.session != root.pid || tree.processes.iter().any(on_terminal);
+    let descendants = tree.processes.len() - 1;
+
+    let (mut processes, mut held) = (Vec::new(), Vec::<Held>::new());
+    let mut driver_path: Option<PathBuf> = None;
+    let mut others = Vec::new();
+    let mut locks = Vec::new();
+    for process in tree.processes {
+        let lock = Lock::take(&process).map_err(|source| Error::Io {
+            what: format!("cannot take the lock of process {}", process.pid),
+            source,
+        })?;
+        locks.push(lock.ok_or(Error::Busy { pid: process.pid })?);
+        let (cuda, program) = match inspect(&process, drivers, &options.stop)? {
+            Some(Inspected { cuda, driver, path, agent }) => {
+                if *driver_path.get_or_insert_with(|| path.clone()) != path {
+                    let what =
+                        format!("another driver library ({}) than its relatives", path.display());
+                    return Err(Error::Unsupported { pid: process.pid, what });
+                }
+                (Some(cuda), Some((driver, agent)))
+            }
+            None => (None, None),
+        };
+        processes.push(Planned::new(&process, cuda));
+        match program {
+            Some((driver, agent)) => {
+                let has_agent = agent.is_some();
+                held.push(Held {
+                    process,
+                    driver,
+                    agent,
+                    has_agent,
+                    blocks: Vec::new(),
+                    reserve: Vec::new(),
+                    freed: Vec::new(),
+                    guard: None,
+                    guard_failed: None,
+                });
+            }
+            None => others.push(process),
+        }
+    }
+    let (Some(first), Some(driver_path)) = (held.first(), driver_path) else {
+        return Err(Error::NoCuda { pid: options.pid, others: descendants });
+    };
+    let blocks =
+        processes.iter().filter_map(|process| process.cuda.as_ref()).map(|c| c.counts.blocks);
+    limits::make_room_for(blocks.sum())?;
+    let driver = drivers.open(&first.driver)?;
+    let wanted: Vec<[u8; 16]> = processes
+        .iter()
+        .filter_map(|process| process.cuda.as_ref())
+        .flat_map(|cuda| cuda.counts.devices.clone())
+        .collect();
+    let devices = driver.devices()?.into_iter().filter(|d| wanted.contains(&d.uuid)).collect();
+    let driver_version = driver.version()?;
+    let driver = first.driver.clone();
+    let plan =
+        Plan { criu, processes, others, devices, driver, driver_path, driver_version, shell_job };
+    Ok((plan, held, locks))
+}
+
+/// What a CUDA process has.
+struct Inspected {
+    cuda: Cuda,
+    driver: Arc<HostDriver>,
+    /// Where it has that mapped.
+    path: PathBuf,
+    agent: Option<Agent>,
+}
+
+/// What `process` has of CUDA, if anything.
+fn inspect(
+    process: &ProcessInfo,
+    drivers: &Drivers,
+    stop: &Arc<AtomicBool>,
+) -> Result<Option<Inspected>, Error> {
+    let pid = process.pid;
+    if process.inner_pid != pid {
+        return Err(Error::OtherPidNamespace { pid });
+    }
+    if Agent::listens(process) {
+        if process.is_suspended() {
+            return Err(Error::Suspended { pid });
+        }
+        let mut agent = match Agent::connect(process, FIRST_ANSWER, Some(stop)) {
+            Ok(agent) => agent,
+            Err(AgentError::Absent { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        if agent.hello().gate == (GateState::Detached {}) {
+            return Err(Error::Detached { pid });
+        }
+        let counts = agent.counts()?;
+        refuse_unsupported(pid, &counts)?;
+        // Given back at once: it will be there when it is needed.
+        drop(limits::lend_room(pid, counts.blocks)?);
+        if !counts.ungated.is_empty() {
+            return Err(Error::Ungated { pid, what: counts.ungated.join("; ") });
+        }
+        let (driver, path) = match Mapped::of(process, drivers)? {
+            Mapped::Host { library, path } => (library, path),
+            mapped => return Err(mapped.refused(pid)),
+        };
+        // Whoever cannot ask for the state could not bring the program back either.
+        let state = drivers.open(&driver)?.process_state(pid);
+        match state.map_err(|source| Error::Process { pid, source })? {
+            ProcessState::Running => {}
+            state => return Err(Error::NotRunning { pid, state }),
+        }
+        let shim = process.driver_libraries.iter().find(|mapped| library::is_shim(&mapped.path));
+        let Some(shim) = shim.cloned() else {
+            return Err(Error::StrangeShim { path: PathBuf::from(&agent.hello().shim) });
+        };
+        let cuda = Cuda { counts, shim: Some(shim) };
+        return Ok(Some(Inspected { cuda, driver, path, agent: Some(agent) }));
+    }
+    // No agent: either no CUDA, or not started under gpucr.
+    let Some((driver, path, state)) = driver_knows(process, drivers)? else { return Ok(None) };
+    if process.is_suspended() {
+        return Err(Error::Suspended { pid });
+    }
+    if state != ProcessState::Running {
+        return Err(Error::NotRunning { pid, state });
+    }
+    let cuda = Cuda { counts: Counts::default(), shim: None };
+    Ok(Some(Inspected { cuda, driver, path, agent: None }))
+}
+
+/// The driver that knows `process`, if the one that it has mapped does, and where it has that mapped.
+fn driver_knows(
+    process: &ProcessInfo,
+    drivers: &Drivers,
+) -> Result<Option<(Arc<HostDriver>, PathBuf, ProcessState)>, Error> {
+    match Mapped::of(process, drivers)? {
+        Mapped::Nothing => Ok(None),
+        Mapped::Host { library, path } => {
+            let state = drivers.open(&library)?.process_state(process.pid);
+            Ok(state.ok().map(|state| (library, path, state)))
+        }
+        // It may use CUDA, and nobody but that library could tell.
+        stranger @ Mapped::Stranger { .. } => Err(stranger.refused(process.pid)),
+    }
+}
+
+/// Looks once more, at a process whose gate is closed, for what driver and CRIU cannot save.
+pub(super) fn look_again(held: &mut Held) -> Result<(), Error> {
+    let pid = held.process.pid;
+    if ProcessInfo::read(pid)?.is_headless {
+        return Err(Error::Headless { pid });
+    }
+    match &mut held.agent {
+        Some(agent) => refuse_unsupported(pid, &agent.counts()?),
+        None => Ok(()),
+    }
+}
+
+fn refuse_unsupported(pid: u32, counts: &Counts) -> Result<(), Error> {
+    let mut what = counts.unsupported.clone();
+    if counts.managed > 0 {
+        what.push(format!("managed memory ({} allocations)", counts.managed));
+    }
+    if counts.shared > 0 {
+        what.push(format!("memory shared with other processes ({} handles)", counts.shared));
+    }
+    if what.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Unsupported { pid, what: what.join(", ") })
+}

@@ -1,0 +1,103 @@
+//! What a dump is asked for, and what it reports.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::{Deferral, Lessons, Validation};
+use crate::base::phase::PhaseTime;
+use crate::base::timeline::Timeline;
+use crate::image::trust::PrivateKey;
+use crate::image::{Destination, Protocol};
+use crate::store::Compression;
+
+/// What to dump, and how.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Root of the process tree.
+    pub pid: u32,
+    /// Where the image goes.
+    pub destination: Destination,
+    /// Let the program run on afterwards instead of ending it.
+    pub leave_running: bool,
+    /// How memory is to be copied; none leaves the choice to gpucr.
+    pub protocol: Option<Protocol>,
+    /// Most bytes of each device for shadows; none takes up to half of what is free.
+    pub shadow_memory: Option<u64>,
+    /// Limit for closing the gate and draining, and for the driver's lock.
+    pub timeout: Duration,
+    /// How chunks are compressed.
+    pub compression: Compression,
+    /// The root is no session leader (found out by itself; CRIU's `--shell-job`).
+    pub shell_job: bool,
+    /// Options of CRIU with the same names.
+    pub criu: CriuOptions,
+    /// Records what happens when, if it is wanted.
+    pub timeline: Timeline,
+    /// What earlier dumps have learnt of the program's kernels, and this one adds to.
+    pub lessons: Lessons,
+    /// Signs the image.
+    pub sign: Option<Arc<PrivateKey>>,
+    /// Set by a signal handler to end the dump and roll it back.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// Options that are CRIU's, by its names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct CriuOptions {
+    pub tcp_established: bool,
+    pub tcp_close: bool,
+    pub file_locks: bool,
+    pub ext_unix_sk: bool,
+    pub link_remap: bool,
+}
+
+/// What a dump did.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Report {
+    /// Where the image is.
+    #[serde(serialize_with = "crate::base::format::lossy")]
+    pub image: PathBuf,
+    /// Its identity.
+    pub id: String,
+    /// Root of the process tree.
+    pub pid: u32,
+    /// How memory was copied.
+    pub protocol: Protocol,
+    /// By whom: `outside` by gpucr's own context, `inside` by the program's, `driver` by the
+    /// driver's checkpoint.
+    pub copied: &'static str,
+    /// Whether the program runs on.
+    pub left_running: bool,
+    /// Bytes of device memory that gpucr saved.
+    pub bulk_bytes: u64,
+    /// Bytes of device memory that the driver's checkpoint had to save, since they cannot be handed to another
+    /// process.
+    pub private_bytes: u64,
+    /// Bytes of the image, with the chunks that it shares with its ancestors or its store.
+    pub stored_bytes: u64,
+    /// Chunks copied while the program ran.
+    pub precopied_chunks: u64,
+    /// How the copies were checked against the memory of the stopped program; none where everything
+    /// was copied after it had been stopped.
+    pub validation: Option<Validation>,
+    /// Bytes copied aside within the devices, and saved from there while the program ran on.
+    pub shadowed_bytes: u64,
+    /// What was saved while the program ran on, and launches that may write it waited; none if there
+    /// was no such memory.
+    pub deferral: Option<Deferral>,
+    /// Bytes that this dump has written; the rest was there.
+    pub new_bytes: u64,
+    /// Of these, stored bytes of chunks that changed after they had been copied: the image does not
+    /// need them. In a store the next gc frees them.
+    pub unneeded_bytes: u64,
+    /// For how long the program stood still, up to the commit or until it ran again.
+    pub stopped_ms: f64,
+    /// The whole dump.
+    pub total_ms: f64,
+    /// Its phases. `copy` runs beside `detach`, `checkpoint` and `criu` where gpucr copies by
+    /// itself, so the sum can be more than the whole.
+    pub phases: Vec<PhaseTime>,
+}

@@ -1,0 +1,279 @@
+//! What can go wrong in a dump or a restore, and what holds afterwards.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::base::faults::Injected;
+use crate::base::io_error::IoError;
+use crate::base::limits::TooFewDescriptors;
+use crate::base::phase::Phase;
+use crate::cuda::TransferError;
+use crate::cuda::driver::{DriverError, OpenError};
+use crate::host::criu::CriuError;
+use crate::host::process::{AgentError, TreeError};
+use crate::image::ImageError;
+use crate::image::library::LibraryError;
+use crate::image::transfer::TarError;
+use crate::image::trust::TrustError;
+use crate::store::StoreError;
+
+/// What happened.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the messages say what each field is
+pub enum Error {
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    #[error(transparent)]
+    Agent(AgentError),
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Criu(CriuError),
+    #[error(transparent)]
+    Image(ImageError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Trust(#[from] TrustError),
+    #[error("process {pid}: {source}")]
+    Process { pid: u32, source: DriverError },
+    #[error("{what}: {source}")]
+    Io { what: String, source: io::Error },
+    #[error("checkpoint and restore need root")]
+    NotRoot,
+    #[error("process {pid} uses the driver library {path}, which is none of this host's own")]
+    StrangeDriver { pid: u32, path: PathBuf },
+    #[error("process {pid} has an agent of gpucr's but has no driver library mapped")]
+    NoDriverMapped { pid: u32 },
+    #[error("no driver library {0} is on this host")]
+    NoDriver(String),
+    #[error(transparent)]
+    Library(LibraryError),
+    #[error("this gpucr is itself a descendant of process {pid}")]
+    OwnTree { pid: u32 },
+    #[error("process {pid} and its {others} descendants use no CUDA")]
+    NoCuda { pid: u32, others: usize },
+    #[error("neither process {pid} nor a descendant of it runs under gpucr and uses CUDA")]
+    NoAgent { pid: u32 },
+    #[error("process {pid} uses {what}, which the driver cannot checkpoint")]
+    Unsupported { pid: u32, what: String },
+    #[error("process {pid} cannot be stopped for a dump: {what}")]
+    Ungated { pid: u32, what: String },
+    #[error("process {pid} is detached from its memory by a dump that has ended")]
+    Detached { pid: u32 },
+    #[error(
+        "{count} processes use CUDA in the tree of process {pid}, and one at a time can be checked"
+    )]
+    SeveralProcesses { pid: u32, count: usize },
+    #[error("gpucr cannot look at the device memory of process {pid}")]
+    NotObserved { pid: u32 },
+    #[error("another gpucr is at work on process {pid}")]
+    Busy { pid: u32 },
+    #[error("process {pid} is suspended")]
+    Suspended { pid: u32 },
+    #[error("the main thread of process {pid} has ended, and others go on")]
+    Headless { pid: u32 },
+    #[error("process {pid} lives in another pid namespace")]
+    OtherPidNamespace { pid: u32 },
+    #[error("process {pid} belongs to a session whose leader is outside of its pid namespace")]
+    OuterSession { pid: u32 },
+    #[error("process {pid}: its CUDA side is {state:?}, not running")]
+    NotRunning { pid: u32, state: crate::cuda::ProcessState },
+    #[error("process {pid} changed while it was being dumped: {what}")]
+    Changed { pid: u32, what: String },
+    #[error("process {pid} uses the device {device}, which is not on this host")]
+    NoDevice { pid: u32, device: String },
+    #[error("the device {device} is not for several processes at once (its compute mode)")]
+    NotShared { device: String },
+    #[error("there is no such device: {what}")]
+    NoSuchDevice { what: String },
+    #[error("the device {device} is named twice, or has to take the place of two")]
+    DeviceTwice { device: String },
+    #[error("a program on {old} cannot go on on {new}")]
+    OtherDevice { old: String, new: String },
+    #[error("pid {pid}, which the program or a thread of it had, is in use on this host: {by}")]
+    PidInUse { pid: u32, by: String },
+    #[error(
+        "process {pid} touched device memory that had not been loaded yet (driver error {code})"
+    )]
+    Missed { pid: u32, code: i32 },
+    #[error(
+        "process {pid} wrote device memory that it shares with other instances (driver error {code})"
+    )]
+    WroteShared { pid: u32, code: i32 },
+    #[error("process {pid} ended before it was certain that all of its memory had come in time")]
+    EndedAwaiting { pid: u32 },
+    #[error(transparent)]
+    OpenFiles(#[from] TooFewDescriptors),
+    #[error("{path}, which the program had open or mapped, is not there")]
+    FileMissing { path: PathBuf },
+    #[error("{path} has {found} bytes now and had {expected} when the program was dumped")]
+    FileChanged { path: PathBuf, found: u64, expected: u64 },
+    #[error("the image needs {needed}, and this host has {found}")]
+    OtherDriver { needed: String, found: String },
+    #[error("process runs behind {path}, which is not a shim as `gpucr run` puts it in place")]
+    StrangeShim { path: PathBuf },
+    #[error("the image is damaged: {what}")]
+    Damaged { what: String },
+    #[error(transparent)]
+    Tar(TarError),
+    #[error("the copying of device memory stopped early")]
+    CopyIncomplete,
+    #[error("{what} was copied with other bytes than the device has")]
+    WrongCopy { what: String },
+    #[error("{chunks} chunks of device memory were written before they were saved")]
+    Misspeculated { chunks: usize },
+    #[error(
+        "calls of the program waited for {seconds} s while nothing of its memory could be stored; they went on"
+    )]
+    Stalled { seconds: u64 },
+    #[error("the program ended while it was being dumped")]
+    ProgramEnded,
+    #[error("the program did not come back to running: {0}")]
+    NotResumed(String),
+    #[error("the image takes {} MiB of memory, and {} {} MiB", needed.div_ceil(1 << 20),
+        if *asked { "the limit is" } else { "there is room for no more than" }, allowed >> 20)]
+    NoMemory { needed: u64, allowed: u64, asked: bool },
+    #[error("the program takes at least {} MiB of the host's memory, and there is room for {} MiB",
+        needed.div_ceil(1 << 20), allowed >> 20)]
+    NoRoom { needed: u64, allowed: u64 },
+    #[error("{what}; it belongs to {owners}")]
+    DamagedPart { what: String, owners: String },
+    #[error("another gpucr is just making {} warm", image.display())]
+    BeingWarmed { image: PathBuf },
+    #[error("{} is not kept warm", image.display())]
+    NotWarm { image: PathBuf },
+    #[error("process {pid}, which holds a warm image, does not answer: {source}")]
+    Holder { pid: u32, source: io::Error },
+    #[error("process {pid} keeps the image {} warm for another version of gpucr", &id[..16])]
+    OtherHolder { pid: u32, id: String },
+    #[error("process {pid} of user {uid} claims to hold the image {} warm", &id[..16])]
+    StrangeHolder { pid: u32, uid: u32, id: String },
+    #[error("interrupted")]
+    Interrupted,
+    #[error("the keeper, which guards the program, did not start or has died: {0}")]
+    Keeper(io::Error),
+    #[error("the command to run before the program goes on failed: {command}: {how}")]
+    Hook { command: String, how: String },
+    #[error(transparent)]
+    Injected(#[from] Injected),
+}
+
+impl From<TransferError<StoreError>> for Error {
+    fn from(error: TransferError<StoreError>) -> Self {
+        match error {
+            TransferError::Driver(error) => Self::Driver(error),
+            TransferError::Chunk(error) => Self::Store(error),
+            TransferError::Altered => Self::WrongCopy { what: "a chunk".into() },
+        }
+    }
+}
+
+impl From<IoError> for Error {
+    fn from(IoError { what, source }: IoError) -> Self {
+        Self::Io { what, source }
+    }
+}
+
+impl From<LibraryError> for Error {
+    fn from(error: LibraryError) -> Self {
+        match error {
+            LibraryError::Io(error) => error.into(),
+            error => Self::Library(error),
+        }
+    }
+}
+
+impl From<TarError> for Error {
+    fn from(error: TarError) -> Self {
+        match error {
+            TarError::Image(error) => error.into(),
+            TarError::Store(error) => Self::Store(error),
+            TarError::Trust(error) => Self::Trust(error),
+            TarError::Io(error) => error.into(),
+            TarError::Interrupted => Self::Interrupted,
+            error => Self::Tar(error),
+        }
+    }
+}
+
+impl From<AgentError> for Error {
+    fn from(error: AgentError) -> Self {
+        match error {
+            AgentError::Interrupted => Self::Interrupted,
+            error => Self::Agent(error),
+        }
+    }
+}
+
+impl From<CriuError> for Error {
+    fn from(error: CriuError) -> Self {
+        match error {
+            CriuError::Interrupted => Self::Interrupted,
+            error => Self::Criu(error),
+        }
+    }
+}
+
+impl From<ImageError> for Error {
+    fn from(error: ImageError) -> Self {
+        match error {
+            ImageError::Store(StoreError::Interrupted) => Self::Interrupted,
+            ImageError::Trust(error) => Self::Trust(error),
+            error => Self::Image(error),
+        }
+    }
+}
+
+impl Error {
+    /// Whether the host lacks what every dump or restore of this kind needs (exit code 3).
+    pub fn is_of_host(&self) -> bool {
+        match self {
+            Self::NotRoot
+            | Self::NoDriver(_)
+            | Self::Library(LibraryError::Missing { .. })
+            | Self::Open(_)
+            | Self::OtherDriver { .. } => true,
+            Self::NoDevice { .. } => true,
+            Self::Criu(error) => error.is_of_host(),
+            _ => false,
+        }
+    }
+}
+
+/// What holds after a failure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Left {
+    /// Nothing was changed.
+    Untouched,
+    /// The program runs on as if nothing had been asked; there is no image.
+    RolledBack,
+    /// The program ended by itself meanwhile; there is no image.
+    Ended,
+    /// The image is complete, but the program could not be brought back to running; what went
+    /// wrong, by process.
+    CompleteButLost(Vec<String>),
+    /// The image is as it was; whatever had been restored of the program was ended again, before
+    /// any of it had run.
+    NotRestored,
+    /// The same, but the program's host side had begun to run: files that it writes may have
+    /// changed.
+    NotRestoredButRan,
+    /// The program could not be brought back to running; what went wrong, by process.
+    Lost(Vec<String>),
+}
+
+/// A dump or restore that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Failure {
+    /// The phase in which it failed.
+    pub phase: Phase,
+    /// What happened.
+    #[source]
+    pub error: Box<Error>,
+    /// What holds now.
+    pub left: Left,
+}

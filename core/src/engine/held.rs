@@ -1,0 +1,222 @@
+//! Programs that have been stopped, and the one way back to running.
+//!
+//! What brings a program back does not follow what was done to it but looks where it stands: the
+//! state that the driver reports and the state that the agent reports. So the same code serves
+//! the end of a dump that leaves the program running, the roll-back of one that failed anywhere,
+//! and the keeper, which knows only that gpucr has died.
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use gpucr_wire::{Block, GateState};
+
+use crate::cuda::{Drivers, Freed, HostDriver, ProcessState};
+use crate::engine::error::Error;
+use crate::engine::keeper::Keeper;
+use crate::host::process::{Agent, AgentError, Guard, ProcessInfo};
+
+/// How long a thawing program may take until its agent has done its part.
+const THAW: Duration = Duration::from_secs(60);
+/// How long that may still take when gpucr was asked to end. What has not come back by then is the keeper's.
+const GRACE: Duration = Duration::from_millis(1200);
+/// How often is looked whether gpucr was asked to end.
+const LOOK: Duration = Duration::from_millis(20);
+/// After how long a failed way back is tried once more.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// A CUDA process of the program that is being dumped or restored.
+pub struct Held {
+    /// The process.
+    pub process: ProcessInfo,
+    /// The driver library of this host that serves it.
+    pub driver: Arc<HostDriver>,
+    /// Its agent's connection, while there is one.
+    pub agent: Option<Agent>,
+    /// Whether it has an agent at all, that is, runs under gpucr.
+    pub has_agent: bool,
+    /// Its physical memory by block id: what keeps the bytes alive while it is detached.
+    pub blocks: Vec<(u64, OwnedFd)>,
+    /// Device memory that is kept for it while the driver has it checkpointed.
+    pub reserve: Vec<OwnedFd>,
+    /// Bytes of each device, by its UUID, that became free when it was detached and checkpointed.
+    pub freed: Vec<([u8; 16], u64)>,
+    /// What the agent is told before the gate opens. Its connection is kept then: with it the guard ends.
+    pub guard: Option<Guard>,
+    /// Why it was not told: then the program runs unguarded.
+    pub guard_failed: Option<AgentError>,
+}
+
+impl Held {
+    /// Has the driver bring its part back to running, from wherever it stands. What is kept for it is given back
+    /// before, by the keeper too, which has copies. After a failure it may be tried again.
+    fn resume_driver(
+        &mut self,
+        drivers: &Drivers,
+        keeper: Option<&mut Keeper>,
+    ) -> Result<(), Error> {
+        if self.process.has_ended() {
+            return Err(Error::ProgramEnded);
+        }
+        let driver = drivers.open(&self.driver)?;
+        let pid = self.process.pid;
+        let of_process = |source| Error::Process { pid, source };
+        match driver.process_state(pid) {
+            Ok(ProcessState::Running) => Ok(()),
+            Ok(_) => {
+                self.give_back(keeper);
+                driver.resume(pid).map_err(of_process)
+            }
+            // A driver that does not know the process cannot have locked it: its memory matters.
+            Err(error) if self.has_agent => {
+                tracing::warn!(%error, pid, "no state");
+                Ok(())
+            }
+            Err(error) => Err(of_process(error)),
+        }
+    }
+
+    /// Lets go of the device memory that is kept for it.
+    fn give_back(&mut self, keeper: Option<&mut Keeper>) {
+        if self.reserve.is_empty() {
+            return;
+        }
+        self.reserve.clear();
+        if let Some(keeper) = keeper {
+            keeper.give_back(self.process.pid);
+        }
+    }
+
+    /// Has the agent bring back the rest, from wherever it stands, by `end` and before `over` is set. After a
+    /// failure it may be tried again.
+    fn resume_agent(&mut self, end: Instant, over: &Arc<AtomicBool>) -> Result<(), Error> {
+        if !self.has_agent {
+            return Ok(());
+        }
+        // A connection that is still open is from before the detach, and the agent serves it
+        // alone: a second one would wait behind it.
+        if let Some(mut agent) = self.agent.take().filter(Agent::is_in_step) {
+            agent.set_stop(Some(over.clone()));
+            agent.set_end(Some(end));
+            if agent.open_gate().is_ok() {
+                return Ok(());
+            }
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        let mut agent = Agent::connect(&self.process, left, Some(over))?;
+        agent.set_end(Some(end));
+        if agent.hello().gate == (GateState::Detached {}) {
+            agent.reattach(&self.blocks)?;
+        }
+        if let Some(guard) = &self.guard {
+            // Launches are recorded for those who will be suspected.
+            let told = agent.guard(guard).and_then(|()| agent.record(true));
+            self.guard_failed = told.err();
+        }
+        agent.open_gate()?;
+        self.agent = self.guard.is_some().then_some(agent);
+        Ok(())
+    }
+}
+
+impl Held {
+    /// Keeps for it what has become free on its behalf.
+    pub(crate) fn keep(&mut self, Freed { memory, bytes }: Freed) {
+        self.reserve.extend(memory);
+        for (device, bytes) in bytes {
+            match self.freed.iter_mut().find(|(known, _)| *known == device) {
+                Some((_, sum)) => *sum += bytes,
+                None => self.freed.push((device, bytes)),
+            }
+        }
+    }
+
+    /// Asks for the blocks that the process has now: takes a file descriptor of each that is new, and
+    /// closes those of blocks that are gone. None without an agent.
+    pub(crate) fn export(&mut self) -> Result<Vec<Block>, Error> {
+        let Some(agent) = &mut self.agent else {
+            return Ok(Vec::new());
+        };
+        let known = self.blocks.iter().map(|(id, _)| *id).collect();
+        let (blocks, new) = agent.export(known)?;
+        let listed: HashSet<u64> = blocks.iter().map(|block| block.id).collect();
+        self.blocks.retain(|(id, _)| listed.contains(id));
+        self.blocks.extend(new);
+        Ok(blocks)
+    }
+}
+
+/// Brings every process back to running that has not ended; says what went wrong, by process. If `asked` is set,
+/// before or meanwhile, it does not wait much longer for programs that do not answer. `keeper` is the one that has
+/// copies of what is kept for them.
+pub(crate) fn resume_all(
+    held: &mut [Held],
+    drivers: &Drivers,
+    mut keeper: Option<&mut Keeper>,
+    asked: Option<&AtomicBool>,
+) -> Vec<(u32, Error)> {
+    let ready = held.iter_mut().map(|program| {
+        let keeper = &mut keeper;
+        twice(move || program.resume_driver(drivers, keeper.as_deref_mut()))
+    });
+    let ready: Vec<Result<(), Error>> = ready.collect();
+    let (end, over) = (Instant::now() + THAW, Arc::new(AtomicBool::new(false)));
+    let (done, is_done) = mpsc::channel::<()>();
+    // All at once: a program that does not answer holds no other up.
+    let results: Vec<Result<(), Error>> = std::thread::scope(|scope| {
+        let resuming = held.iter_mut().zip(ready).map(|(program, ready)| {
+            let (over, done) = (&over, done.clone());
+            scope.spawn(move || {
+                let _done = done;
+                ready.and_then(|()| twice(|| program.resume_agent(end, over)))
+            })
+        });
+        let resuming: Vec<_> = resuming.collect();
+        drop(done);
+        let over = &over;
+        scope.spawn(move || set_soon_after(asked, over, &is_done));
+        let joined = resuming.into_iter().map(|thread| thread.join());
+        joined.map(|r| r.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    });
+    let mut failed = Vec::new();
+    for (program, result) in held.iter_mut().zip(results) {
+        let pid = program.process.pid;
+        match result {
+            Err(_) if program.process.has_ended() => {}
+            Err(Error::Interrupted) => {
+                let cause = std::io::ErrorKind::TimedOut.into();
+                failed.push((pid, AgentError::Broken { pid, cause }.into()));
+            }
+            Err(error) => failed.push((pid, error)),
+            Ok(()) => {
+                // What is asked of it from now on is not the way back any more.
+                if let Some(agent) = &mut program.agent {
+                    agent.set_end(None);
+                    agent.set_stop(None);
+                }
+            }
+        }
+    }
+    failed
+}
+
+/// Some refusals pass, such as that of a device which was full for a moment.
+fn twice(mut work: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
+    work().or_else(|_| {
+        std::thread::sleep(AGAIN);
+        work()
+    })
+}
+
+/// Sets `over` a moment after `asked` is set, unless all senders of `is_done` are gone before that.
+fn set_soon_after(asked: Option<&AtomicBool>, over: &AtomicBool, is_done: &mpsc::Receiver<()>) {
+    let mut since = None;
+    while is_done.recv_timeout(LOOK) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if asked.is_some_and(|asked| asked.load(Ordering::Relaxed)) {
+            let since = *since.get_or_insert_with(Instant::now);
+            over.store(since.elapsed() >= GRACE, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! The keeper: a small process that holds a program's memory while the program is detached from
+//! it, and that finishes the roll-back by itself if gpucr dies.
+//!
+//! gpucr starts it before it closes any gate and tells it what it holds. The keeper waits for the
+//! end of the conversation. If that comes with a last word (`Done`), everything was settled; if it
+//! comes without, gpucr has died, and the keeper brings the program back to running with the same
+//! code that gpucr uses (`held.rs`), or ends what was half restored.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::Child;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gpucr_wire::{Connection, Stream, wire_enum};
+
+use crate::base::helper;
+use crate::cuda::{Drivers, HostDriver};
+use crate::engine::held::{Held, resume_all};
+use crate::host::process::ProcessInfo;
+use crate::image::{self, library};
+
+#[cfg(test)]
+mod tests;
+
+/// The hidden subcommand of `gpucr` that is the keeper.
+pub const SUBCOMMAND: &str = "keeper";
+/// How long CRIU may be at work after gpucr's death.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long the keeper may take to close descriptors.
+const ANSWER: Duration = Duration::from_secs(10);
+/// The longest pause between two tries to bring a program back.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+wire_enum! {
+    /// From gpucr to the keeper.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub enum ToKeeper {
+        /// A process that a dump is about to stop. Followed by the descriptors of its blocks.
+        0 => Adopt {
+            /// The process.
+            pid: u32,
+            /// The driver library that serves it, for which gpucr vouches.
+            driver: String,
+            /// Whether it has an agent.
+            agent: bool,
+            /// Ids of its blocks.
+            blocks: Vec<u64>,
+        },
+        /// gpucr is about to write an image. What there is of it is removed if gpucr dies.
+        1 => Writing {
+            /// Where the image will be, absolute.
+            target: String,
+            /// gpucr's pid.
+            pid: u32,
+        },
+        /// CRIU is about to make these processes, whose pids are free; they are killed if gpucr
+        /// dies.
+        2 => Restoring {
+            /// Their pids.
+            pids: Vec<u32>,
+        },
+        /// Everything is settled.
+        3 => Done {},
+        /// Followed by the reading end of a pipe whose writing end gpucr and CRIU hold.
+        4 => AtWork {},
+        /// The adopted processes run again, with memory of their own; the image is not complete.
+        5 => Resumed {},
+        /// An adopted process is checkpointed. Followed by the descriptors of device memory that is kept for it.
+        6 => Reserve {
+            /// The process.
+            pid: u32,
+            /// How many descriptors.
+            count: u32,
+        },
+        /// What is kept for a process is about to be needed: close those descriptors and say so.
+        7 => GiveBack {
+            /// The process.
+            pid: u32,
+        },
+    }
+}
+
+wire_enum! {
+    /// From the keeper to gpucr.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub enum FromKeeper {
+        /// To `GiveBack`: they are closed.
+        0 => GivenBack {},
+    }
+}
+
+impl Stream for ToKeeper {}
+impl Stream for FromKeeper {}
+
+/// gpucr's end of the conversation.
+pub struct Keeper {
+    connection: Connection,
+    child: Child,
+}
+
+impl Keeper {
+    /// Starts the keeper.
+    pub fn start() -> io::Result<Self> {
+        let (connection, child) = helper::start("gpucr-keeper", SUBCOMMAND)?;
+        Ok(Self { connection, child })
+    }
+
+    /// Tells what a process would lose if gpucr died now.
+    pub fn adopt(&mut self, held: &Held) -> io::Result<()> {
+        self.connection.send(&ToKeeper::Adopt {
+            pid: held.process.pid,
+            driver: held.driver.path().to_string_lossy().into_owned(),
+            agent: held.has_agent,
+            blocks: held.blocks.iter().map(|(id, _)| *id).collect(),
+        })?;
+        let fds: Vec<&OwnedFd> = held.blocks.iter().map(|(_, fd)| fd).collect();
+        self.connection.send_fds(&fds)
+    }
+
+    /// Hands over copies of what is kept for a process while the driver has it checkpointed.
+    pub(crate) fn reserve(&mut self, held: &Held) -> io::Result<()> {
+        if held.reserve.is_empty() {
+            return Ok(());
+        }
+        let count = held.reserve.len() as u32;
+        self.connection.send(&ToKeeper::Reserve { pid: held.process.pid, count })?;
+        self.connection.send_fds(&held.reserve)
+    }
+
+    /// Has it close those, and waits until it has. If it does not it is ended: they are needed now, and gpucr does
+    /// its work without it.
+    pub(crate) fn give_back(&mut self, pid: u32) {
+        self.connection.set_deadline(Some(Instant::now() + ANSWER));
+        let asked = self.connection.send(&ToKeeper::GiveBack { pid });
+        let answer = asked.and_then(|()| self.connection.receive::<FromKeeper>());
+        self.connection.set_deadline(None);
+        if let Err(error) = answer {
+            tracing::warn!(%error, pid, "the keeper does not give memory back, and is ended");
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+
+    /// Tells where an image is about to be written.
+    pub fn writing(&mut self, target: &Path) -> io::Result<()> {
+        let target = std::path::absolute(target)?.to_string_lossy().into_owned();
+        self.connection.send(&ToKeeper::Writing { target, pid: std::process::id() })
+    }
+
+    /// A descriptor for CRIU to inherit: by it the keeper sees whether CRIU is still at work after
+    /// gpucr's death.
+    pub fn at_work(&mut self) -> io::Result<OwnedFd> {
+        let (reading, writing) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+        self.connection.send(&ToKeeper::AtWork {})?;
+        self.connection.send_fds(&[reading])?;
+        Ok(writing)
+    }
+
+    /// Tells which processes CRIU is about to make.
+    pub fn restoring(&mut self, pids: &[u32]) -> io::Result<()> {
+        self.connection.send(&ToKeeper::Restoring { pids: pids.to_vec() })
+    }
+
+    /// What was adopted runs again: the keeper lets go of its memory.
+    pub fn resumed(&mut self) -> io::Result<()> {
+        self.connection.send(&ToKeeper::Resumed {})
+    }
+
+    /// Everything is settled: the keeper ends, and with it its hold on the memory.
+    pub fn done(mut self) {
+        // A keeper that is gone already has nothing left to do either.
+        let _ = self.connection.send(&ToKeeper::Done {});
+        let _ = self.child.wait();
+    }
+}
+
+/// The keeper itself: what `gpucr keeper` runs.
+pub fn main() -> io::Result<()> {
+    let mut connection = helper::connection();
+    let (mut held, mut unfinished, mut restoring) = (Vec::new(), None, Vec::new());
+    let mut at_work = None;
+    loop {
+        match connection.receive() {
+            Ok(ToKeeper::Adopt { pid, driver, agent, blocks }) => {
+                let Ok(fds) = connection.receive_fds(blocks.len()) else { break };
+                let Ok(process) = ProcessInfo::read(pid) else { continue };
+                let driver = Path::new(&driver);
+                let Ok(driver) = HostDriver::vouched(driver, library::kind(driver)) else { break };
+                held.push(Held {
+                    process,
+                    driver: Arc::new(driver),
+                    agent: None,
+                    has_agent: agent,
+                    blocks: blocks.into_iter().zip(fds).collect(),
+                    reserve: Vec::new(),
+                    freed: Vec::new(),
+                    guard: None,
+                    guard_failed: None,
+                });
+            }
+            Ok(ToKeeper::Writing { target, pid }) => unfinished = Some((target, pid)),
+            Ok(ToKeeper::AtWork {}) => {
+                let Ok(mut fds) = connection.receive_fds(1) else { break };
+                at_work = fds.pop();
+            }
+            Ok(ToKeeper::Restoring { pids }) => restoring = pids,
+            Ok(ToKeeper::Resumed {}) => held.clear(),
+            Ok(ToKeeper::Reserve { pid, count }) => {
+                let Ok(fds) = connection.receive_fds(count as usize) else { break };
+                if let Some(program) = held.iter_mut().find(|held| held.process.pid == pid) {
+                    program.reserve = fds;
+                }
+            }
+            Ok(ToKeeper::GiveBack { pid }) => {
+                let of_pid = held.iter_mut().filter(|held| held.process.pid == pid);
+                of_pid.for_each(|program| program.reserve.clear());
+                if connection.send(&FromKeeper::GivenBack {}).is_err() {
+                    break;
+                }
+            }
+            Ok(ToKeeper::Done {}) => return Ok(()),
+            Err(_) => break,
+        }
+    }
+    if let Some(at_work) = at_work {
+        kill_restored(&restoring, &at_work);
+    }
+    bring_back(held);
+    // Last: CRIU may be writing there until it lets go of the program.
+    if let Some((target, pid)) = unfinished {
+        image::remove_unfinished(Path::new(&target), pid);
+    }
+    Ok(())
+}
+
+fn bring_back(mut held: Vec<Held>) {
+    let drivers = Drivers::default();
+    let mut pause = Duration::from_millis(50);
+    loop {
+        held.retain(|program| !program.process.has_ended());
+        // With the keeper the memory of a detached program would go: it stays as long as one
+        // lives.
+        if held.is_empty() {
+            return;
+        }
+        // CRIU notices by itself that gpucr is gone and lets the program go.
+        if !held.iter().any(|program| is_traced(program.process.pid)) {
+            let failed: Vec<u32> = resume_all(&mut held, &drivers, None, None)
+                .into_iter()
+                .map(|(pid, _)| pid)
+                .collect();
+            held.retain(|program| failed.contains(&program.process.pid));
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+fn is_traced(pid: u32) -> bool {
+    procfs::process::Process::new(pid as i32)
+        .and_then(|process| process.status())
+        .is_ok_and(|status| status.tracerpid != 0)
+}
+
+/// Ends the processes that CRIU has made, once it is through or has given up, after gpucr has died
+/// in a restore. Only processes younger than this keeper are meant: the pids were free when it
+/// started.
+fn kill_restored(pids: &[u32], at_work: &OwnedFd) {
+    // The end of the pipe: nobody holds the writing end any more.
+    let mut poll = [rustix::event::PollFd::new(at_work, rustix::event::PollFlags::IN)];
+    let patience = rustix::time::Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let _ = rustix::event::poll(&mut poll, Some(&patience));
+    let start = |pid: u32| {
+        let process = procfs::process::Process::new(pid as i32).ok()?;
+        process.stat().ok().map(|stat| stat.starttime)
+    };
+    let Some(own) = start(std::process::id()) else { return };
+    for pid in pids {
+        if let Ok(process) = ProcessInfo::read(*pid)
+            && start(*pid).is_some_and(|time| time >= own)
+        {
+            process.kill();
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! `--on-demand`: the program goes on before its memory is there.
+//!
+//! Device memory for all blocks is made beside CRIU's work, and loaded while the program runs. A launch waits
+//! for the blocks that it may touch, as the shim reads its arguments (`docs/access-sets.md`); those come
+//! first. A block that is not there is not mapped in the program. So an access that nobody foresaw is an
+//! error of the device, and never a wrong result: [`super::restore`] then ends the program, and restores it
+//! with all of its memory.
+//!
+//! When all is loaded the gate is closed once, until the device has done all that it was given: only then is
+//! it certain that no access was missed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use gpucr_wire::Table;
+use gpucr_wire::table::Range;
+use parking_lot::Mutex;
+use rustix::process::{Pid, WaitId, WaitIdOptions, WaitIdStatus};
+
+use crate::base::faults::skipped;
+use crate::base::format::milliseconds;
+use crate::base::progress::Progress;
+use crate::base::stop::Stop;
+use crate::cuda::lanes::{chunks_in, spans_on};
+use crate::cuda::{Driver, DriverError, Hasher, Lane, SharedBlock, Span};
+use crate::engine::error::Error;
+use crate::engine::held::Held;
+use crate::host::process::tree::raw_pid;
+use crate::host::process::{AgentError, LAST_MOMENTS};
+use crate::image::{Block, Manifest};
+
+use super::bulk::{self, Chunks, Reserve, Room};
+use super::devices::Placement;
+use super::source::Source;
+
+/// Bytes that are loaded before the next look at what is wanted: some ten milliseconds over PCIe.
+const BATCH: u64 = 512 << 20;
+/// How long the gate is closed at most to see that the device has missed nothing; and the longest pause
+/// before the next try, when it was busy for longer.
+const PROOF: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+
+/// Between two looks, while nothing is wanted.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// What loading on demand did.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
+pub struct OnDemand {
+    /// Calls of the program that waited for memory.
+    pub held: u64,
+    /// For how long they waited, added up over all threads, milliseconds.
+    pub held_ms: f64,
+    /// Why the program was ended and restored anew, with all of its memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fallen_back: Option<String>,
+}
+
+/// Device memory for all blocks, with nothing in it yet.
+pub(super) struct Prepared {
+    lanes: Vec<(Lane, Result<Hasher, DriverError>)>,
+    memory: Vec<SharedBlock>,
+}
+
+/// Makes it. `None` where the device has no room for it beside gpucr's context, or grants none.
+pub(super) fn prepare(
+    driver: &Arc<Driver>,
+    image: &Source,
+    placement: &Placement,
+) -> Result<Option<(Prepared, Reserve)>, Error> {
+    let manifest = image.manifest();
+    let blocks = manifest.blocks();
+    let Some(room) = bulk::make_room(driver, &blocks, placement)? else { return Ok(None) };
+    let reserve = room.reserve(manifest, placement);
+    let Room { lanes, memory } = room;
+    let with_hasher = |lane: Lane| {
+        let hasher = Hasher::prepare(lane.context());
+        (lane, hasher)
+    };
+    let lanes = lanes.into_iter().map(with_hasher).collect();
+    Ok(Some((Prepared { lanes, memory }, reserve)))
+}
+
+/// Memory that the programs wait for.
+pub(super) struct Awaited<'a> {
+    prepared: Prepared,
+    blocks: Blocks<'a>,
+}
+
+/// The blocks that the programs wait for.
+struct Blocks<'a> {
+    image: &'a Source,
+    /// All of them.
+    all: Vec<&'a Block>,
+    /// Of each block the process, and its place in that one's table.
+    places: Vec<(usize, usize)>,
+    /// Of each process, if it waits for blocks.
+    tables: Vec<Option<Table>>,
+}
+
+/// What the lanes of all devices share. Each loads the blocks of its own device.
+struct Lanes<'b> {
+    blocks: &'b Blocks<'b>,
+    memory: &'b [SharedBlock],
+    held: &'b [Mutex<&'b mut Held>],
+    root: u32,
+    asked: &'b AtomicBool,
+    stop: &'b Stop,
+    progress: &'b dyn Progress,
+}
+
+impl<'a> Awaited<'a> {
+    /// Tells the agents, whose programs are detached, to let launches wait.
+    pub(super) fn begin(
+        prepared: Prepared,
+        image: &'a Source,
+        held: &mut [Held],
+    ) -> Result<Self, Error> {
+        let processes = bulk::cuda_processes(&image.manifest().processes);
+        let (mut places, mut tables) = (Vec::new(), Vec::new());
+        for (number, (program, (_, blocks))) in held.iter_mut().zip(processes).enumerate() {
+            let Some(agent) = &mut program.agent else {
+                places.extend((0..blocks.len()).map(|range| (number, range)));
+                tables.push(None);
+                continue;
+            };
+            if blocks.is_empty() {
+                super::unless_ended(&program.process, agent.reattach(&[]))?;
+                tables.push(None);
+                continue;
+            }
+            let io = |source| Error::Io { what: "cannot share a table".into(), source };
+            let (table, file) = Table::create(vec![Range::WHOLE; blocks.len()]).map_err(io)?;
+            (0..blocks.len()).for_each(|range| table.chunks(range).pend(0));
+            let told = agent.await_blocks(blocks.iter().map(|block| block.id).collect(), file);
+            let told = super::unless_ended(&program.process, told)?;
+            places.extend((0..blocks.len()).map(|range| (number, range)));
+            // One that is at its end already could not miss anything: its gate is closed.
+            tables.push(told.map(|()| table));
+        }
+        let all = image.manifest().blocks();
+        Ok(Self { prepared, blocks: Blocks { image, all, places, tables } })
+    }
+
+    /// Loads everything into the running programs, and makes sure that they have missed nothing. `root` is
+    /// the pid of a child of this process. Ends early if that ends with status 0, or in any way after it was
+    /// `asked` to end.
+    ///
+    /// # Errors
+    /// The programs have to be ended. [`Error::Missed`] and [`Error::EndedAwaiting`] say that nothing was
+    /// wrong with image and host.
+    pub(super) fn stream(
+        self,
+        held: &mut [Held],
+        root: u32,
+        asked: &AtomicBool,
+        progress: &dyn Progress,
+    ) -> Result<OnDemand, Error> {
+        let Self { prepared: Prepared { mut lanes, memory }, blocks } = self;
+        // Signals are the program's by now.
+        let stop = Stop::new(Arc::<AtomicBool>::default());
+        let shared: Vec<Mutex<&mut Held>> = held.iter_mut().map(Mutex::new).collect();
+        let work = Lanes {
+            blocks: &blocks,
+            memory: &memory,
+            held: &shared,
+            root,
+            asked,
+            stop: &stop,
+            progress,
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = lanes
+                .iter_mut()
+                .map(|(lane, hasher)| {
+                    let work = &work;
+                    scope.spawn(move || work.load(lane, hasher).inspect_err(|_| work.stop.fail()))
+                })
+                .collect();
+            threads.into_iter().try_for_each(bulk::joined)
+        })?;
+        if work.goes_on()? {
+            work.prove()?;
+        }
+        let headers = blocks.tables.iter().flatten().map(Table::header);
+        let waited = headers.map(|header| {
+            (header.held.load(Ordering::Relaxed), header.held_ns.load(Ordering::Relaxed))
+        });
+        let (held, ns) = waited.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let held_ms = milliseconds(Duration::from_nanos(ns));
+        Ok(OnDemand { held, held_ms, fallen_back: None })
+    }
+}
+
+impl Blocks<'_> {
+    /// Claims the blocks to load next: those that are wanted, or else those from `next` on.
+    fn claim(&self, of_lane: &[usize], next: &mut usize) -> Vec<usize> {
+        let chunks = |block: usize| {
+            let (process, range) = self.places[block];
+            self.tables[process].as_ref().map(|table| table.chunks(range))
+        };
+        let mut bytes = 0;
+        let mut room = |block: usize| {
+            bytes += self.all[block].size;
+            bytes < BATCH
+        };
+        let mut claimed = Vec::new();
+        for &block in of_lane {
+            if chunks(block).is_some_and(|chunks| chunks.claim_wanted().is_some()) {
+                claimed.push(block);
+                if !room(block) {
+                    return claimed;
+                }
+            }
+        }
+        if !claimed.is_empty() || skipped("unwanted") {
+            return claimed;
+        }
+        for &block in &of_lane[*next..] {
+            *next += 1;
+            if chunks(block).is_some_and(|chunks| chunks.claim(0)) {
+                claimed.push(block);
+                if !room(block) {
+                    break;
+                }
+            }
+        }
+        claimed
+    }
+}
+
+impl Lanes<'_> {
+    /// Loads the blocks of one device.
+    fn load(&self, lane: &mut Lane, hasher: &mut Result<Hasher, DriverError>) -> Result<(), Error> {
+        let spans = spans_on(self.memory, &lane.context().device().uuid);
+        let mut of_lane: Vec<usize> = spans.iter().map(|span| span.block).collect();
+        of_lane.dedup();
+        let chunks = Chunks { blocks: &self.blocks.all, image: self.blocks.image };
+        let mut next = 0;
+        while self.goes_on()? && !self.stop.is_set() {
+            let claimed = self.blocks.claim(&of_lane, &mut next);
+            if claimed.is_empty() {
+                if next == of_lane.len() {
+                    break;
+                }
+                std::thread::sleep(LOOK);
+                continue;
+            }
+            let of = |block: &usize| {
+                let (block, memory) = (*block, &self.memory[*block]);
+                (0..chunks_in(memory.len())).map(move |chunk| Span::of(memory, block, chunk))
+            };
+            let work: Vec<Span> = claimed.iter().flat_map(of).collect();
+            chunks.fill(lane, &work, self.stop, self.progress)?;
+            chunks.check(lane, hasher, work, self.stop)?;
+            if !self.stop.is_set() {
+                self.hand_over(&claimed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives blocks that are loaded to their processes, and lets those who wait for them go on.
+    fn hand_over(&self, blocks: &[usize]) -> Result<(), Error> {
+        for (process, program) in self.held.iter().enumerate() {
+            let of_process = blocks.iter().filter(|block| self.blocks.places[**block].0 == process);
+            let of_process: Vec<usize> = of_process.copied().collect();
+            if of_process.is_empty() {
+                continue;
+            }
+            let fds = of_process
+                .iter()
+                .map(|block| Ok((self.blocks.all[*block].id, self.memory[*block].export()?)));
+            let fds: Vec<_> = fds.collect::<Result<_, DriverError>>()?;
+            let mut program = program.lock();
+            let agent = program.agent.as_mut().expect("its blocks are awaited");
+            let attached = agent.attach(&fds);
+            drop(program);
+            if self.answered(process, attached)?.is_none() {
+                continue;
+            }
+            let table = self.blocks.tables[process].as_ref().expect("its blocks are awaited");
+            for block in of_process {
+                table.chunks(self.blocks.places[block].1).finish(0);
+            }
+        }
+        Ok(())
+    }
+
+    /// What an agent has answered; `None` if its program has ended, as it should.
+    fn answered<T>(
+        &self,
+        process: usize,
+        answer: Result<T, AgentError>,
+    ) -> Result<Option<T>, Error> {
+        let error = match answer {
+            Ok(answer) => return Ok(Some(answer)),
+            Err(error) => error,
+        };
+        let has_ended = matches!(error, AgentError::Broken { .. })
+            && self.held[process].lock().process.ends_within(LAST_MOMENTS);
+        // If a program has missed memory, or has ended, that is the reason.
+        self.goes_on()?;
+        match error {
+            _ if has_ended => Ok(None),
+            AgentError::Failed { pid, code, .. } if code != 0 => Err(Error::Missed { pid, code }),
+            error => Err(error.into()),
+        }
+    }
+
+    /// Whether a program that is to get memory is still at work: the root may have ended as it should.
+    ///
+    /// # Errors
+    /// One has touched what was not there, or has ended and may have done so because of that.
+    fn goes_on(&self) -> Result<bool, Error> {
+        let mut goes_on = false;
+        for (program, table) in self.held.iter().zip(&self.blocks.tables) {
+            let Some(table) = table else { continue };
+            let program = program.lock();
+            let pid = program.process.pid;
+            if let Some(code) = table.header().fault() {
+                return Err(Error::Missed { pid, code: code as i32 });
+            }
+            if !program.process.has_ended() {
+                goes_on = true;
+                continue;
+            }
+            let asked = self.asked.load(Ordering::Relaxed);
+            if pid != self.root || !(asked || ended_well(pid)) {
+                return Err(Error::EndedAwaiting { pid });
+            }
+        }
+        Ok(goes_on)
+    }
+
+    /// Lets the device come to the end of what it was given: an access that was missed would show.
+    fn prove(&self) -> Result<(), Error> {
+        for (process, program) in self.held.iter().enumerate() {
+            if self.blocks.tables[process].is_none() {
+                continue;
+            }
+            let mut pause = Duration::from_millis(250);
+            while self.goes_on()? {
+                let closed = {
+                    let mut program = program.lock();
+                    let agent = program.agent.as_mut().expect("its blocks were awaited");
+                    agent.close_gate(PROOF).and_then(|()| agent.open_gate())
+                };
+                match closed {
+                    // It was busy for longer, and runs on.
+                    Err(AgentError::Failed { code: 0, .. }) => std::thread::sleep(pause),
+                    closed => {
+                        self.answered(process, closed)?;
+                        break;
+                    }
+                }
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a child, which has ended, did so with exit status 0, or was killed. It is not waited for.
+fn ended_well(pid: u32) -> bool {
+    let Some(pid) = raw_pid(pid) else { return false };
+    was_killed(pid) || status(pid).is_some_and(|status| status.exit_status() == Some(0))
+}
+
+/// Whether a child has ended because somebody else has killed it. It is not waited for.
+pub(super) fn was_killed(pid: Pid) -> bool {
+    /// After an error of the device it would be another signal, or none.
+    const KILLED: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGKILL, libc::SIGTERM];
+    let signal = status(pid).and_then(|status| status.terminating_signal());
+    signal.is_some_and(|signal| KILLED.contains(&signal))
+}
+
+fn status(pid: Pid) -> Option<WaitIdStatus> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
+    rustix::process::waitid(WaitId::Pid(pid), options).ok().flatten()
+}
+
+/// Cuts files that the program had open, and has written more to since, back to what they were at the dump:
+/// before it is restored once more.
+pub fn take_back_output(manifest: &Manifest) {
+    for file in manifest.required.iter().filter(|file| file.open) {
+        let longer = std::fs::metadata(&file.path).is_ok_and(|meta| meta.len() > file.size);
+        if longer
+            && let Err(error) = std::fs::File::options()
+                .write(true)
+                .open(&file.path)
+                .and_then(|file_now| file_now.set_len(file.size))
+        {
+            tracing::warn!(%error, path = %file.path.display(), "cannot be cut back");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The driver that a program had; another one cannot take its state back.
+//!
+//! The image does not say which library is loaded: it says what one of this host's own has to be equal to.
+
+use std::sync::Arc;
+
+use crate::base::foreign::Foreign;
+use crate::cuda::{Driver, Drivers, HostDriver};
+use crate::engine::error::Error;
+use crate::image::{self, DriverKind};
+
+/// The driver library of this host that is the same build, by its file. That takes a processor some hundredths
+/// of a second.
+///
+/// # Errors
+/// There is none.
+pub(super) fn find(wanted: &image::Driver) -> Result<Arc<HostDriver>, Error> {
+    let found = Drivers::default().with_hash(&wanted.file_hash)?;
+    found.ok_or_else(|| other(wanted, "no driver of that build".into()))
+}
+
+/// Checks that the restored program, which maps the file at the place that the image names, will have the same.
+///
+/// # Errors
+/// There is another file, or none.
+pub(super) fn check_place(wanted: &image::Driver, library: &HostDriver) -> Result<(), Error> {
+    let file = Foreign::open(&wanted.path)
+        .map_err(|error| other(wanted, format!("no such file there ({error})")))?;
+    if library.is(file)? { Ok(()) } else { Err(other(wanted, "another file there".into())) }
+}
+
+/// Opens the driver, which was [found](find). That takes some tenths of a second where nobody uses a device.
+///
+/// # Errors
+/// It does not start, or is of another version than its file has let expect.
+pub(super) fn open(
+    wanted: &image::Driver,
+    library: &Arc<HostDriver>,
+) -> Result<Arc<Driver>, Error> {
+    let driver = Drivers::default().open(library)?;
+    let version = driver.version()?;
+    if version != wanted.version {
+        return Err(other(wanted, name(library.kind(), version)));
+    }
+    Ok(driver)
+}
+
+/// Both at once.
+pub(crate) fn open_same(wanted: &image::Driver) -> Result<Arc<Driver>, Error> {
+    open(wanted, &find(wanted)?)
+}
+
+fn other(wanted: &image::Driver, found: String) -> Error {
+    let needed = name(wanted.kind, wanted.version);
+    let path = wanted.path.display();
+    let needed = format!("the very build of {needed} that it was made with, at {path}");
+    Error::OtherDriver { needed, found }
+}
+
+fn name(kind: DriverKind, version: i32) -> String {
+    let whose = match kind {
+        DriverKind::Soft => "the software driver",
+        DriverKind::Nvidia => "NVIDIA's driver",
+    };
+    format!("{whose} for CUDA {}.{}", version / 1000, version % 1000 / 10)
+}

@@ -1,0 +1,49 @@
+//! The command that a user has run before the program goes on.
+
+use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::engine::error::Error;
+
+/// How often is looked whether it has ended.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Runs `command` in a shell and waits for it. What it prints goes to stderr. It gets the pid of the
+/// program's root in `GPUCR_PID`, and the image in `GPUCR_IMAGE`.
+///
+/// # Errors
+/// It cannot be started or fails; or `stop` is set, which ends it and whatever it has started in its
+/// process group.
+pub(super) fn run(command: &OsStr, image: &Path, pid: u32, stop: &AtomicBool) -> Result<(), Error> {
+    let failed = |how: String| Error::Hook { command: command.to_string_lossy().into_owned(), how };
+    let mut child = Command::new("/bin/sh")
+        .arg("-c")
+        .arg(command)
+        .env("GPUCR_PID", pid.to_string())
+        .env("GPUCR_IMAGE", image)
+        .stdin(Stdio::null())
+        .stdout(std::io::stderr())
+        .process_group(0)
+        .spawn()
+        .map_err(|error| failed(error.to_string()))?;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(Some(status)) => return Err(failed(status.to_string())),
+            Ok(None) => {}
+            Err(error) => return Err(failed(error.to_string())),
+        }
+        if stop.load(Ordering::Relaxed) {
+            if let Some(group) = rustix::process::Pid::from_raw(child.id() as i32) {
+                let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+            }
+            let _ = child.wait();
+            return Err(Error::Interrupted);
+        }
+        std::thread::sleep(LOOK);
+    }
+}

@@ -1,0 +1,60 @@
+//! Whether there is room for what an image says that a restore needs.
+
+use super::source::Source;
+use crate::base::memory;
+use crate::engine::error::Error;
+use crate::image::DriverKind;
+
+/// Refuses an image for which there is no room in memory, as far as that can be said beforehand: CRIU's files lie in
+/// memory until the processes have their own, and what the software driver has for device memory is the host's.
+/// `is_shared` says that such memory may be there already.
+///
+/// # Errors
+/// [`Error::NoRoom`]; it cannot be found out.
+pub(super) fn check(image: &Source, is_shared: bool) -> Result<(), Error> {
+    let manifest = image.manifest();
+    let is_on_host = manifest.driver.kind == DriverKind::Soft && !is_shared;
+    let device =
+        if is_on_host { manifest.blocks().iter().map(|block| block.size).sum() } else { 0 };
+    let needed = image.host_memory()?.saturating_add(device);
+    let rooms = memory::groups().into_iter().chain([memory::host()?]);
+    let allowed = rooms.map(memory::Room::with_swap).min().unwrap_or(u64::MAX);
+    if needed <= allowed { Ok(()) } else { Err(Error::NoRoom { needed, allowed }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::tests::manifest;
+    use crate::image::{FileChunk, FileEntry, ImageReader, ImageWriter};
+    use crate::store::{Compression, MAX_CHUNK};
+
+    /// An image whose processes have so many chunks of memory, all the same.
+    fn image(chunks: usize, byte: u8) -> (tempfile::TempDir, Source) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let writer = ImageWriter::create(&path, Compression::Level(1)).unwrap();
+        let chunk = writer.chunks().put(&vec![byte; MAX_CHUNK]).unwrap();
+        let size = chunks as u64 * MAX_CHUNK as u64;
+        let chunks = vec![FileChunk { id: chunk, len: MAX_CHUNK as u32 }; chunks];
+        let file = FileEntry { name: "pages-1.img".into(), size, mode: 0o600, chunks };
+        let mut manifest = manifest();
+        manifest.criu.files = vec![file];
+        writer.commit(&manifest).unwrap();
+        assert!(std::fs::metadata(path.join("manifest")).unwrap().len() < 64 << 20);
+        (dir, Source::Disk(Box::new(ImageReader::open(&path).unwrap())))
+    }
+
+    #[test]
+    fn an_image_that_needs_more_memory_than_there_is_is_refused() {
+        for byte in [0, 1] {
+            let (_dir, small) = image(1, byte);
+            assert_eq!(small.host_memory().unwrap(), 2 * MAX_CHUNK as u64);
+            check(&small, false).unwrap();
+            let room = memory::host().unwrap().with_swap();
+            let (_dir, large) = image(room as usize / MAX_CHUNK + 1, byte);
+            let error = check(&large, false).unwrap_err();
+            assert!(matches!(error, Error::NoRoom { needed, .. } if needed > 2 * room), "{error}");
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! What a restore looks at before it changes anything.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use crate::base::limits;
+use crate::cuda::{Driver, HostDriver};
+use crate::engine::error::Error;
+use crate::host::criu::Criu;
+use crate::image::Manifest;
+use crate::image::library::{self, LibraryError};
+
+use super::devices::{self, MappedDevice, Placement};
+use super::driver;
+use super::source::Source;
+
+/// How long a process that has ended may take until somebody has waited for it.
+pub(super) const REAPING: Duration = Duration::from_secs(3);
+
+/// The driver, and where the devices of the image are on this host.
+pub(super) struct Opened {
+    pub(super) driver: Arc<Driver>,
+    pub(super) placement: Placement,
+}
+
+/// Checks host and image, but for what [`open`] does; puts the files in place that the image carries. Finds
+/// CRIU, and the driver library of this host.
+pub(super) fn check(
+    image: &Source,
+    stop: &Arc<AtomicBool>,
+) -> Result<(Criu, Arc<HostDriver>), Error> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Error::NotRoot);
+    }
+    let manifest = image.manifest();
+    let criu = Criu::find(Some(stop))?;
+    limits::make_room_for(manifest.blocks().len() as u64)?;
+    check_pids(manifest)?;
+    for file in &manifest.required {
+        let meta = std::fs::metadata(&file.path)
+            .map_err(|_| Error::FileMissing { path: file.path.clone() })?;
+        if meta.len() != file.size {
+            return Err(Error::FileChanged {
+                path: file.path.clone(),
+                found: meta.len(),
+                expected: file.size,
+            });
+        }
+    }
+    let driver = driver::find(&manifest.driver)?;
+    let root = library::library_root();
+    for (number, carried) in manifest.carried.iter().enumerate() {
+        let bytes = image.carried(number)?;
+        // What lies there as a software driver this host vouches for: nothing else gets there.
+        if library::is_soft(&carried.path) && *blake3::hash(&bytes).as_bytes() != driver.hash()? {
+            return Err(LibraryError::Misplaced { path: carried.path.clone(), root }.into());
+        }
+        library::put_back(&carried.path, &bytes, &root)?;
+    }
+    driver::check_place(&manifest.driver, &driver)?;
+    Ok((criu, driver))
+}
+
+/// Opens the driver and finds the devices. That takes some tenths of a second where nobody uses the device.
+///
+/// # Errors
+/// The driver does not start; the host lacks a device, or it is of another kind.
+pub(super) fn open(
+    image: &Source,
+    library: &Arc<HostDriver>,
+    device_map: &[MappedDevice],
+) -> Result<Opened, Error> {
+    let manifest = image.manifest();
+    let driver = driver::open(&manifest.driver, library)?;
+    let root = manifest.processes[0].pid;
+    let placement = devices::place(root, &manifest.devices, &driver.devices()?, device_map)?;
+    Ok(Opened { driver, placement })
+}
+
+/// Checks that no process or thread has one of the image's pids.
+pub(super) fn check_pids(manifest: &Manifest) -> Result<(), Error> {
+    manifest.thread_ids().into_iter().try_for_each(wait_until_free)
+}
+
+/// A pid is in use until its process was waited for. Processes that a dump has just ended are so
+/// by init or a shell, in a moment; others are not waited for.
+fn wait_until_free(pid: u32) -> Result<(), Error> {
+    let deadline = Instant::now() + REAPING;
+    // `/proc` has an entry for each thread too, though it does not list them.
+    while Path::new(&format!("/proc/{pid}")).exists() {
+        let status = procfs::process::Process::new(pid as i32).and_then(|p| p.status());
+        let ended = status.as_ref().map_or(true, |s| s.state.starts_with(['Z', 'X']));
+        if !ended || Instant::now() >= deadline {
+            let by = match status {
+                Ok(status) if status.tgid == pid as i32 => format!("by {}", status.name),
+                Ok(status) => format!("by a thread of {}, pid {}", status.name, status.tgid),
+                Err(error) => error.to_string(),
+            };
+            return Err(Error::PidInUse { pid, by });
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! What this version of gpucr says in [sections](Section) of the manifest.
+
+use std::collections::HashSet;
+
+use gpucr_wire::{Sharing, Stream};
+
+use crate::image::{ImageError, Manifest, Section};
+
+/// What of the device memory instances can share, as [`Sharing::to_bytes`] writes it, which has a version of its own.
+const SHARING: &str = "sharing";
+
+/// How much device memory the contexts of each process take, in postcard form: [`Contexts`].
+const CONTEXTS: &str = "contexts";
+
+/// By process, and by the UUID of the device: bytes beside the memory that the image holds.
+pub(super) type Contexts = Vec<(u32, Vec<([u8; 16], u64)>)>;
+
+/// Kinds and versions that a restore understands.
+const KNOWN: [(&str, u32); 2] = [(SHARING, 1), (CONTEXTS, 1)];
+
+/// Refuses an image that needs what this gpucr does not know.
+///
+/// # Errors
+/// [`ImageError::UnknownSection`].
+pub(super) fn check(manifest: &Manifest) -> Result<(), ImageError> {
+    manifest.check_sections(&KNOWN)
+}
+
+/// The section for it. It may be passed over: then nothing is shared.
+pub(super) fn sharing(sharing: &Sharing) -> Section {
+    let (kind, data) = (SHARING.to_owned(), sharing.to_bytes());
+    Section { kind, version: 1, needed: false, data, chunks: Vec::new() }
+}
+
+/// What [`sharing`] has written.
+pub(super) fn read_sharing(manifest: &Manifest) -> Option<&[u8]> {
+    manifest.section(SHARING, 1).map(|section| section.data.as_slice())
+}
+
+/// The section for it. It may be passed over: then others can take what the program needs, and its restore fails.
+pub(super) fn contexts(mut contexts: Contexts) -> Option<Section> {
+    contexts.retain(|(_, devices)| !devices.is_empty());
+    let data = postcard::to_stdvec(&contexts).ok().filter(|_| !contexts.is_empty())?;
+    let kind = CONTEXTS.to_owned();
+    Some(Section { kind, version: 1, needed: false, data, chunks: Vec::new() })
+}
+
+/// What [`contexts`] has written, of the processes and devices of the image, each once; nothing if it makes no sense.
+pub(super) fn read_contexts(manifest: &Manifest) -> Contexts {
+    let section = manifest.section(CONTEXTS, 1);
+    let said = section.and_then(|section| postcard::from_bytes::<Contexts>(&section.data).ok());
+    let mut processes: HashSet<u32> = manifest.processes.iter().map(|p| p.pid).collect();
+    let mut contexts = said.unwrap_or_default();
+    contexts.retain(|(pid, _)| processes.remove(pid));
+    for (_, devices) in &mut contexts {
+        let mut known: HashSet<_> = manifest.devices.iter().map(|device| device.uuid).collect();
+        devices.retain(|(device, _)| known.remove(device));
+    }
+    contexts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::tests::manifest;
+
+    #[test]
+    fn sections_are_read_as_they_were_written() {
+        let mut manifest = manifest();
+        assert!(read_contexts(&manifest).is_empty() && read_sharing(&manifest).is_none());
+        let (pid, device) = (manifest.processes[0].pid, manifest.devices[0].uuid);
+        let sizes = vec![(pid, vec![(device, 96 << 20)]), (pid + 1, vec![])];
+        manifest.sections.extend(contexts(sizes.clone()));
+        let shared = Sharing { version: 1, processes: Vec::new() };
+        manifest.sections.push(sharing(&shared));
+        assert_eq!(read_contexts(&manifest), sizes[..1]);
+        assert_eq!(read_sharing(&manifest), Some(&shared.to_bytes()[..]));
+        check(&manifest).unwrap();
+        // Nothing is said of a program that needs nothing, and nonsense is nothing.
+        assert_eq!(contexts(vec![(8, vec![])]), None);
+        manifest.sections[0].data = vec![255; 40];
+        assert!(read_contexts(&manifest).is_empty());
+        // However long the list, there is one number for each process and device of the image.
+        let many = vec![(pid, [vec![(device, 1); 50], vec![([77; 16], 1); 50]].concat()); 50];
+        let strangers = vec![(pid + 1, vec![(device, 1)])];
+        manifest.sections[0] = contexts([many, strangers].concat()).unwrap();
+        assert_eq!(read_contexts(&manifest), [(pid, vec![(device, 1)])]);
+    }
+}

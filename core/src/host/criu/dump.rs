@@ -1,0 +1,221 @@
+//! `criu dump`.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::rpc::{Kind, Opts, Request};
+use super::swrk::{Start, Swrk, Work};
+use super::{Criu, CriuError, log};
+
+const ACTION: &str = "dump the processes";
+/// Name of the log file in the work directory.
+const LOG: &str = "dump.log";
+
+/// What to dump and how. Options that are not told otherwise mirror CRIU's own of that name.
+#[derive(Debug, Clone)]
+pub struct DumpOptions<'a> {
+    /// The root of the process tree.
+    pub pid: u32,
+    /// The directory that CRIU writes to; it may lie on a mount that has no path.
+    pub images: BorrowedFd<'a>,
+    /// Where `dump.log` is written; in `images` if there is none.
+    pub work: Option<BorrowedFd<'a>>,
+    /// Let the processes go on after a successful dump; else CRIU kills them.
+    pub leave_running: bool,
+    /// The session leader or the terminal may be outside of the tree.
+    pub shell_job: bool,
+    /// Save established TCP connections.
+    pub tcp_established: bool,
+    /// Restore established TCP connections as closed ones.
+    pub tcp_close: bool,
+    /// Save file locks.
+    pub file_locks: bool,
+    /// Save Unix sockets that are connected to processes outside.
+    pub ext_unix_sk: bool,
+    /// Link deleted files back so that they can be opened at the restore.
+    pub link_remap: bool,
+    /// Resources that the restore will get from elsewhere, for example `tty[...]`.
+    pub external: Vec<String>,
+    /// 0 to 4; errors are in the log at every level.
+    pub log_level: i32,
+    /// Largest deleted file that is saved whole, bytes; CRIU's default is 1 MiB.
+    pub ghost_limit: Option<u32>,
+    /// How long the processes may take to freeze, seconds; CRIU's default is 10.
+    pub timeout: Option<u32>,
+}
+
+impl<'a> DumpOptions<'a> {
+    /// Dumps process `pid` and its descendants into `images`, with every option off.
+    pub fn new(pid: u32, images: BorrowedFd<'a>) -> Self {
+        Self {
+            pid,
+            images,
+            work: None,
+            leave_running: false,
+            shell_job: false,
+            tcp_established: false,
+            tcp_close: false,
+            file_locks: false,
+            ext_unix_sk: false,
+            link_remap: false,
+            external: Vec::new(),
+            log_level: 4,
+            ghost_limit: None,
+            timeout: None,
+        }
+    }
+}
+
+/// Why a dump failed.
+#[derive(Debug)]
+pub enum DumpError<E> {
+    /// CRIU failed. The processes run on, but for one case: CRIU died, or could not be heard,
+    /// after the callback had succeeded. Then they are running or killed.
+    Criu {
+        /// What CRIU said.
+        error: CriuError,
+        /// Whether the callback had succeeded.
+        after_callback: bool,
+    },
+    /// The callback failed; CRIU let the processes run on.
+    Callback(E),
+}
+
+impl<E: std::fmt::Display> std::fmt::Display for DumpError<E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Criu { error, .. } => error.fmt(f),
+            Self::Callback(error) => error.fmt(f),
+        }
+    }
+}
+
+impl<E: std::fmt::Display + std::fmt::Debug> std::error::Error for DumpError<E> {}
+
+/// A CRIU that waits for the request to dump. Starting it ahead keeps the start out of the time
+/// for which the program is stopped, and the fork away from driver threads at work. Dropped
+/// without a request, it ends.
+pub struct DumpWorker {
+    swrk: Swrk,
+}
+
+impl Criu {
+    /// Starts a process that will serve one dump.
+    pub fn start_dump(&self) -> Result<DumpWorker, CriuError> {
+        let (path, stop) = (self.path(), self.stop.clone());
+        let start = Start { path, action: ACTION, inherit: &[], in_session: false, stop };
+        Ok(DumpWorker { swrk: Swrk::start(&start)? })
+    }
+
+    /// Starts a process and has it dump at once; see [`DumpWorker::dump`].
+    pub fn dump<E>(
+        &self,
+        options: &DumpOptions<'_>,
+        post_dump: &mut dyn FnMut() -> Result<(), E>,
+    ) -> Result<(), DumpError<E>> {
+        let worker = self.start_dump();
+        worker
+            .map_err(|error| DumpError::Criu { error, after_callback: false })?
+            .dump(options, post_dump)
+    }
+}
+
+impl DumpWorker {
+    /// Saves a process tree.
+    ///
+    /// When CRIU has written everything and the processes are still frozen, it calls
+    /// `post_dump`. If that fails, CRIU lets them run on and the dump fails. If it succeeds, CRIU
+    /// kills them, or lets them run on with `leave_running`. So this is the place to commit an
+    /// image: until it has returned, the death of this process leaves the program running.
+    pub fn dump<E>(
+        self,
+        options: &DumpOptions<'_>,
+        post_dump: &mut dyn FnMut() -> Result<(), E>,
+    ) -> Result<(), DumpError<E>> {
+        let mut after_callback = false;
+        let mut refusal = None;
+        let result = self.run_dump(options, &mut || match post_dump() {
+            Ok(()) => {
+                after_callback = true;
+                true
+            }
+            Err(error) => {
+                refusal = Some(error);
+                false
+            }
+        });
+        match (refusal, result) {
+            (Some(error), _) => Err(DumpError::Callback(error)),
+            (None, Err(error)) => Err(DumpError::Criu { error, after_callback }),
+            (None, Ok(())) => Ok(()),
+        }
+    }
+
+    fn run_dump(
+        self,
+        options: &DumpOptions<'_>,
+        post_dump: &mut dyn FnMut() -> bool,
+    ) -> Result<(), CriuError> {
+        let mut swrk = self.swrk;
+        swrk.begin(Work::Dump);
+        let work = options.work.unwrap_or(options.images);
+        swrk.send(&Request {
+            kind: Kind::Dump as i32,
+            opts: Some(Opts {
+                images_dir_fd: options.images.as_raw_fd(),
+                work_dir_fd: Some(work.as_raw_fd()),
+                pid: Some(i32::try_from(options.pid).unwrap_or(-1)),
+                leave_running: Some(options.leave_running),
+                shell_job: Some(options.shell_job),
+                tcp_established: Some(options.tcp_established),
+                tcp_close: Some(options.tcp_close),
+                file_locks: Some(options.file_locks),
+                ext_unix_sk: Some(options.ext_unix_sk),
+                link_remap: Some(options.link_remap),
+                external: options.external.clone(),
+                log_level: Some(options.log_level),
+                log_file: Some(LOG.into()),
+                ghost_limit: options.ghost_limit,
+                timeout: options.timeout,
+                manage_cgroups_mode: Some(0),
+                notify_scripts: Some(true),
+                ..Opts::default()
+            }),
+            ..Request::default()
+        })?;
+        let mut called = false;
+        loop {
+            let response = match swrk.receive(None) {
+                Err(CriuError::Interrupted) => return Err(swrk.take_back()),
+                received => received?,
+            };
+            match Kind::try_from(response.kind) {
+                Ok(Kind::Notify) => {
+                    let stage = response.notify.and_then(|n| n.script).unwrap_or_default();
+                    tracing::debug!(stage, "criu dump");
+                    let success = if stage == "post-dump" {
+                        called = true;
+                        post_dump()
+                    } else {
+                        true
+                    };
+                    swrk.send(&Request {
+                        kind: Kind::Notify as i32,
+                        notify_success: Some(success),
+                        ..Request::default()
+                    })?;
+                }
+                Ok(Kind::Dump | Kind::Empty) if !response.success => {
+                    let printed = swrk.finish();
+                    let message = response.message.or(Some(printed));
+                    return Err(log::failure(ACTION, work, LOG, message));
+                }
+                // A dump that passed the callback over would have committed nothing.
+                Ok(Kind::Dump) if called => {
+                    swrk.finish();
+                    return Ok(());
+                }
+                _ => return Err(swrk.protocol("it answered another question")),
+            }
+        }
+    }
+}

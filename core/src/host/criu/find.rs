@@ -1,0 +1,182 @@
+//! Finding CRIU and asking what it can do.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::rpc::{FeatureSet, Kind, Opts, Request, Response};
+use super::swrk::{Start, Swrk};
+use super::{CriuError, log};
+
+/// The oldest CRIU that is used: older ones fail on recent kernels.
+pub const MIN_VERSION: Version = Version { major: 4, minor: 1, sublevel: 0 };
+
+/// Names the CRIU to use, and no other is looked for then.
+const ENV_CRIU: &str = "GPUCR_CRIU";
+/// How long CRIU may take to answer what it need do nothing for; it tries what the kernel can, at most.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// A version of CRIU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// First number.
+    pub major: i32,
+    /// Second number.
+    pub minor: i32,
+    /// Third number.
+    pub sublevel: i32,
+}
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)?;
+        if self.sublevel == 0 { Ok(()) } else { write!(f, ".{}", self.sublevel) }
+    }
+}
+
+/// What CRIU can do with this kernel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Features {
+    /// Soft-dirty tracking: host memory can be copied ahead of the stop.
+    pub mem_track: bool,
+    /// Host memory can be brought in on demand.
+    pub lazy_pages: bool,
+    /// Processes can be told from later ones with the same pid.
+    pub pidfd_store: bool,
+}
+
+/// A CRIU that was found and is new enough.
+#[derive(Debug, Clone)]
+pub struct Criu {
+    path: PathBuf,
+    version: Version,
+    /// Set from elsewhere to end whatever it is at.
+    pub(super) stop: Option<Arc<AtomicBool>>,
+}
+
+impl Criu {
+    /// Finds CRIU: where the environment variable `GPUCR_CRIU` says, or else the first that is
+    /// new enough of gpucr's own, the system's, and those on PATH. When `stop` is set, this and whatever this
+    /// CRIU is asked for later end early, with [`CriuError::Interrupted`].
+    pub fn find(stop: Option<&Arc<AtomicBool>>) -> Result<Self, CriuError> {
+        let candidates = match std::env::var_os(ENV_CRIU) {
+            Some(path) if !path.is_empty() => vec![PathBuf::from(path)],
+            _ => {
+                let fixed = ["/usr/local/lib/gpucr", "/usr/local/sbin", "/usr/sbin"];
+                let path = std::env::var_os("PATH").unwrap_or_default();
+                let mut all: Vec<PathBuf> = Vec::new();
+                for dir in fixed.iter().map(PathBuf::from).chain(std::env::split_paths(&path)) {
+                    let candidate = dir.join("criu");
+                    if candidate.is_absolute() && !all.contains(&candidate) {
+                        all.push(candidate);
+                    }
+                }
+                all
+            }
+        };
+        let mut failure = None;
+        for path in candidates.iter().filter(|path| is_program(path)) {
+            match Self::at(path, stop) {
+                Ok(criu) => return Ok(criu),
+                Err(CriuError::Interrupted) => return Err(CriuError::Interrupted),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        Err(failure.unwrap_or(CriuError::NotFound { looked: candidates }))
+    }
+
+    /// The CRIU at `path`, if it runs and is new enough.
+    pub fn at(path: &Path, stop: Option<&Arc<AtomicBool>>) -> Result<Self, CriuError> {
+        const ACTION: &str = "tell its version";
+        let response = ask(path, ACTION, Kind::Version, Request::default(), stop)?;
+        let version = response.version.map(|v| Version {
+            major: v.major,
+            minor: v.minor,
+            sublevel: v.sublevel.unwrap_or(0),
+        });
+        let Some(found) = version else {
+            let reason = "its answer has no version".to_owned();
+            return Err(CriuError::Protocol { action: ACTION, reason });
+        };
+        if found < MIN_VERSION {
+            return Err(CriuError::TooOld { path: path.to_owned(), found });
+        }
+        Ok(Self { path: path.to_owned(), version: found, stop: stop.cloned() })
+    }
+
+    /// The program's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its version.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Asks CRIU to test the kernel for what it needs in any case. Needs the privileges of a
+    /// dump.
+    pub fn check(&self) -> Result<(), CriuError> {
+        const ACTION: &str = "use this kernel";
+        let run = |source| CriuError::Run { path: self.path.clone(), source };
+        let dir = tempfile::tempdir().map_err(run)?;
+        let fd = std::fs::File::open(dir.path()).map_err(run)?;
+        let opts = Opts {
+            images_dir_fd: fd.as_raw_fd(),
+            work_dir_fd: Some(fd.as_raw_fd()),
+            log_file: Some("check.log".into()),
+            log_level: Some(4),
+            ..Opts::default()
+        };
+        let request = Request { opts: Some(opts), ..Request::default() };
+        let response = ask(&self.path, ACTION, Kind::Check, request, self.stop.as_ref())?;
+        if response.success {
+            return Ok(());
+        }
+        Err(log::failure(ACTION, fd.as_fd(), "check.log", response.message))
+    }
+
+    /// Asks what this kernel lets CRIU do beyond the necessary.
+    pub fn features(&self) -> Result<Features, CriuError> {
+        const ACTION: &str = "tell its features";
+        let all = Some(true);
+        let asked = FeatureSet { mem_track: all, lazy_pages: all, pidfd_store: all };
+        let request = Request { features: Some(asked), ..Request::default() };
+        let stop = self.stop.as_ref();
+        let response = ask(&self.path, ACTION, Kind::FeatureCheck, request, stop)?;
+        let Some(found) = response.features.filter(|_| response.success) else {
+            let reason = "it could not test the kernel".to_owned();
+            return Err(CriuError::Protocol { action: ACTION, reason });
+        };
+        Ok(Features {
+            mem_track: found.mem_track.unwrap_or(false),
+            lazy_pages: found.lazy_pages.unwrap_or(false),
+            pidfd_store: found.pidfd_store.unwrap_or(false),
+        })
+    }
+}
+
+/// One request that is answered by one response.
+fn ask(
+    path: &Path,
+    action: &'static str,
+    kind: Kind,
+    request: Request,
+    stop: Option<&Arc<AtomicBool>>,
+) -> Result<Response, CriuError> {
+    let stop = stop.cloned();
+    let swrk = Swrk::start(&Start { path, action, inherit: &[], in_session: false, stop })?;
+    swrk.send(&Request { kind: kind as i32, ..request })?;
+    let response = swrk.receive(Some(ANSWER))?;
+    if response.kind != kind as i32 {
+        return Err(swrk.protocol("it answered another question"));
+    }
+    Ok(response)
+}
+
+fn is_program(path: &Path) -> bool {
+    path.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+}

@@ -1,0 +1,189 @@
+//! What CRIU's log says about a failure.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{Mode, OFlags};
+
+use super::CriuError;
+
+/// Most of a log that is read: CRIU's own logs have a few megabytes.
+const MAX_LOG: u64 = 256 << 20;
+/// How many error lines are kept from the beginning, and how many from the end.
+const KEEP_FIRST: usize = 5;
+const KEEP_LAST: usize = 2;
+
+/// What would let CRIU succeed, as far as its error lines tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hint {
+    /// The program uses a terminal, or a session, that is not its own: `--shell-job`.
+    ShellJob,
+    /// The program has TCP connections: `--tcp-established` or `--tcp-close`.
+    TcpEstablished,
+    /// The program holds file locks: `--file-locks`.
+    FileLocks,
+    /// The program is connected to a Unix socket of a process outside: `--ext-unix-sk`.
+    ExtUnixSk,
+    /// The program uses a file that was deleted: `--link-remap`.
+    LinkRemap,
+    /// A file that the program uses has another size or build id than at the dump, or is gone.
+    FileChanged,
+    /// A pid of the image is in use.
+    PidInUse,
+    /// A privilege is missing.
+    Permission,
+    /// A device file is open that CRIU cannot save.
+    Device,
+    /// A deleted file is larger than the limit: [`ghost_limit`](super::DumpOptions::ghost_limit).
+    GhostLimit,
+    /// The disk is full.
+    NoSpace,
+    /// Somebody had tried to connect to a socket of the program, and gone away before he was accepted.
+    InFlight,
+}
+
+impl Hint {
+    /// The option that helps, where there is one.
+    pub fn option(self) -> Option<&'static str> {
+        match self {
+            Self::ShellJob => Some("--shell-job"),
+            Self::TcpEstablished => Some("--tcp-established"),
+            Self::FileLocks => Some("--file-locks"),
+            Self::ExtUnixSk => Some("--ext-unix-sk"),
+            Self::LinkRemap => Some("--link-remap"),
+            _ => None,
+        }
+    }
+}
+
+/// Fragments of CRIU's messages and what they mean.
+const SIGNS: &[(&str, Hint)] = &[
+    ("--shell-job", Hint::ShellJob),
+    ("--tcp-established", Hint::TcpEstablished),
+    ("--file-locks", Hint::FileLocks),
+    ("--ext-unix-sk", Hint::ExtUnixSk),
+    ("Can't create link remap", Hint::LinkRemap),
+    ("size, increase limit", Hint::GhostLimit),
+    ("has bad size", Hint::FileChanged),
+    ("has bad mode", Hint::FileChanged),
+    ("has bad build-ID", Hint::FileChanged),
+    ("Can't open file", Hint::FileChanged),
+    ("File exists", Hint::PidInUse),
+    ("Unable to create a thread: -17", Hint::PidInUse),
+    ("do not match expected", Hint::PidInUse),
+    ("Operation not permitted", Hint::Permission),
+    ("Permission denied", Hint::Permission),
+    ("Can't dump file", Hint::Device),
+    ("Can't lookup mount", Hint::Device),
+    ("No space left on device", Hint::NoSpace),
+    ("closed in-flight socket", Hint::InFlight),
+];
+
+/// The error for a request that CRIU answered with failure.
+pub(super) fn failure(
+    action: &'static str,
+    dir: BorrowedFd<'_>,
+    name: &str,
+    message: Option<String>,
+) -> CriuError {
+    let mut errors = error_lines(dir, name);
+    if errors.is_empty() {
+        errors.extend(message.map(|m| m.trim_end().to_owned()).filter(|m| !m.is_empty()));
+    }
+    let hints = hints(&errors);
+    CriuError::Failed { action, errors, hints }
+}
+
+/// The first and last errors of a log, each said once. Failing to read it gives none.
+pub(super) fn error_lines(dir: BorrowedFd<'_>, name: &str) -> Vec<String> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let Ok(fd) = rustix::fs::openat(dir, name, flags, Mode::empty()) else {
+        return Vec::new();
+    };
+    select(BufReader::new(File::from(fd).take(MAX_LOG)))
+}
+
+fn select(log: impl BufRead) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for line in log.split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line);
+        // When it was said and by which of CRIU's processes helps nobody: the log has it.
+        let Some(start) = line.find("Error (") else { continue };
+        let line = line[start..].trim_end();
+        // Some sandboxes refuse the higher limit, and CRIU goes on without.
+        if line.contains("RLIMIT_NOFILE for self")
+            || lines.iter().any(|said| says(said) == says(line))
+        {
+            continue;
+        }
+        if lines.len() == KEEP_FIRST + KEEP_LAST {
+            lines.remove(KEEP_FIRST);
+        }
+        lines.push(line.to_owned());
+    }
+    lines
+}
+
+/// Reads bytes as a message of CRIU and as its log, for [`crate::engine::hostile`].
+pub(crate) fn read_anything(bytes: &[u8]) {
+    use prost::Message as _;
+    if let Ok(response) = super::rpc::Response::decode(bytes) {
+        let _ = super::rpc::Kind::try_from(response.kind);
+    }
+    let errors = select(bytes);
+    assert!(errors.len() <= KEEP_FIRST + KEEP_LAST);
+    hints(&errors);
+}
+
+/// An error line without the place in CRIU's sources.
+fn says(line: &str) -> &str {
+    line.split_once("): ").map_or(line, |(_, words)| words)
+}
+
+fn hints(errors: &[String]) -> Vec<Hint> {
+    let mut hints = Vec::new();
+    for (sign, hint) in SIGNS {
+        if errors.iter().any(|line| line.contains(sign)) && !hints.contains(hint) {
+            hints.push(*hint);
+        }
+    }
+    hints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeps_first_and_last_error_lines() {
+        let log: String = (0..20)
+            .map(|i| format!("(00.{i:06}) Error (criu/x.c:{i}): e{i}\n(0) Warn (y.c:1): w\n"))
+            .collect();
+        let lines = select(log.as_bytes());
+        let ends: Vec<&str> = lines.iter().filter_map(|l| l.rsplit(' ').next()).collect();
+        assert_eq!(ends, ["e0", "e1", "e2", "e3", "e4", "e18", "e19"]);
+    }
+
+    #[test]
+    fn says_each_error_once_and_without_its_time() {
+        let log = "(00.027210)  28272: Error (criu/files-reg.c:2353): Can't open file w\n\
+                   (00.027213)  28272: Error (criu/files-reg.c:2267): Can't open file w\n\
+                   (00.027214)  28272: Error (criu/mem.c:911): Can't fixup VMA's fd\n";
+        let first = "Error (criu/files-reg.c:2353): Can't open file w";
+        let second = "Error (criu/mem.c:911): Can't fixup VMA's fd";
+        assert_eq!(select(log.as_bytes()), [first, second]);
+    }
+
+    #[test]
+    fn names_what_helps() {
+        let tcp = "(0) Error (criu/sk-inet.c:200): inet: Connected TCP socket, consider using \
+                   --tcp-established option.";
+        let limit = "(0) Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: \
+                     Operation not permitted";
+        let errors = select(format!("{limit}\n{tcp}\n").as_bytes());
+        assert_eq!(errors, [tcp.trim_start_matches("(0) ")]);
+        assert_eq!(hints(&errors), [Hint::TcpEstablished]);
+        assert_eq!(Hint::TcpEstablished.option(), Some("--tcp-established"));
+    }
+}

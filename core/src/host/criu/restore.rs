@@ -1,0 +1,232 @@
+//! `criu restore`.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use super::pour::{Plan, Pouring};
+use super::rpc::{InheritFdEntry, Kind, Opts, Request};
+use super::swrk::{Start, Swrk, Work, above_stdio};
+use super::{Criu, CriuError, log};
+use crate::base::faults::fault;
+
+const ACTION: &str = "restore the processes";
+/// Name of the log file in the work directory.
+const LOG: &str = "restore.log";
+
+/// A descriptor that the restored processes get in place of one that they had.
+#[derive(Debug)]
+pub struct InheritFd {
+    /// What it replaces, in CRIU's words: `pipe:[INODE]`, `tty[RDEV:DEV]` in hexadecimal, or a
+    /// path without its leading slash.
+    pub key: String,
+    /// The descriptor.
+    pub fd: OwnedFd,
+}
+
+/// What to restore and how. The options that were used for the dump must be repeated.
+#[derive(Debug)]
+pub struct RestoreOptions<'a> {
+    /// The directory with CRIU's files; it may lie on a mount that has no path.
+    pub images: BorrowedFd<'a>,
+    /// The pids that the processes will have: by them they are found if CRIU has to be stopped.
+    pub pids: Vec<u32>,
+    /// Where `restore.log` is written; in `images` if there is none.
+    pub work: Option<BorrowedFd<'a>>,
+    /// Restore established TCP connections.
+    pub tcp_established: bool,
+    /// Restore established TCP connections as closed ones.
+    pub tcp_close: bool,
+    /// Restore file locks.
+    pub file_locks: bool,
+    /// Restore Unix sockets that were connected to processes outside.
+    pub ext_unix_sk: bool,
+    /// Restore deleted files that were linked back.
+    pub link_remap: bool,
+    /// Resources that come from elsewhere.
+    pub external: Vec<String>,
+    /// The root of the tree becomes a child of this process, which must wait for it. Otherwise it
+    /// becomes a child of init, or of the nearest subreaper.
+    pub rst_sibling: bool,
+    /// 0 to 4; errors are in the log at every level.
+    pub log_level: i32,
+}
+
+impl<'a> RestoreOptions<'a> {
+    /// Restores what is in `images`, with every option off.
+    pub fn new(images: BorrowedFd<'a>) -> Self {
+        Self {
+            images,
+            pids: Vec::new(),
+            work: None,
+            tcp_established: false,
+            tcp_close: false,
+            file_locks: false,
+            ext_unix_sk: false,
+            link_remap: false,
+            external: Vec::new(),
+            rst_sibling: false,
+            log_level: 4,
+        }
+    }
+}
+
+/// A CRIU that waits for the request to restore, see [`DumpWorker`](super::DumpWorker).
+pub struct RestoreWorker {
+    swrk: Swrk,
+    inherited: Vec<(String, OwnedFd)>,
+    shell_job: bool,
+}
+
+/// Why a restore failed. CRIU has killed whatever it had restored so far, unless it died itself: then what was
+/// `made` may still be there.
+#[derive(Debug)]
+pub enum RestoreError<E> {
+    /// CRIU failed.
+    Criu(CriuError),
+    /// The callback failed.
+    Callback(E),
+}
+
+impl Criu {
+    /// Starts a process that will serve one restore. The restored processes get `inherit_fds` in
+    /// place of descriptors that they had; `hold` is a descriptor that CRIU itself holds while it
+    /// is at work. With `shell_job` the tree joins the caller's session and terminal, which must
+    /// be the caller's standard input.
+    pub fn start_restore(
+        &self,
+        inherit_fds: Vec<InheritFd>,
+        hold: Option<BorrowedFd<'_>>,
+        shell_job: bool,
+    ) -> Result<RestoreWorker, CriuError> {
+        let run = |source| CriuError::Run { path: self.path().to_owned(), source };
+        let mut inherited = Vec::new();
+        for InheritFd { key, fd } in inherit_fds {
+            inherited.push((key, above_stdio(fd).map_err(run)?));
+        }
+        let for_processes = inherited.iter().map(|(_, fd)| fd.as_fd());
+        let inherit: Vec<BorrowedFd<'_>> = for_processes.chain(hold).collect();
+        let (path, stop) = (self.path(), self.stop.clone());
+        let start = Start { path, action: ACTION, inherit: &inherit, in_session: shell_job, stop };
+        let swrk = Swrk::start(&start)?;
+        Ok(RestoreWorker { swrk, inherited, shell_job })
+    }
+}
+
+impl RestoreWorker {
+    /// Restores a process tree and returns the pid of its root, which then runs.
+    ///
+    /// When the processes exist and do not run yet, CRIU asks whether they may. Then `made` is called at once:
+    /// from there on they are there until somebody kills them, whatever becomes of CRIU. When their memory is
+    /// in its place too, `post_restore` is called; if that fails, or the memory did, CRIU kills them.
+    pub fn restore<E>(
+        self,
+        options: RestoreOptions<'_>,
+        made: &mut dyn FnMut(),
+        post_restore: &mut dyn FnMut() -> Result<(), E>,
+    ) -> Result<u32, RestoreError<E>> {
+        let mut refusal = None;
+        let result = self.run(options, made, &mut || match post_restore() {
+            Ok(()) => true,
+            Err(error) => {
+                refusal = Some(error);
+                false
+            }
+        });
+        match (refusal, result) {
+            (Some(error), _) => Err(RestoreError::Callback(error)),
+            (None, result) => result.map_err(RestoreError::Criu),
+        }
+    }
+
+    fn run(
+        self,
+        mut options: RestoreOptions<'_>,
+        made: &mut dyn FnMut(),
+        post_restore: &mut dyn FnMut() -> bool,
+    ) -> Result<u32, CriuError> {
+        let Self { mut swrk, inherited, shell_job } = self;
+        swrk.begin(Work::Restore(std::mem::take(&mut options.pids)));
+        let work = options.work.unwrap_or(options.images);
+        let pouring = Plan::of(options.images)
+            .and_then(|plan| plan.map(|plan| Pouring::start(plan, work)).transpose());
+        let mut pouring = pouring.unwrap_or_else(|error| {
+            tracing::warn!(%error, "CRIU brings in the memory of processes itself");
+            None
+        });
+        let is_poured = pouring.is_some();
+        tracing::debug!(is_poured, "private memory");
+        let mut spilled = None;
+        let entry =
+            |(key, fd): &(String, OwnedFd)| InheritFdEntry { key: key.clone(), fd: fd.as_raw_fd() };
+        swrk.send(&Request {
+            kind: Kind::Restore as i32,
+            opts: Some(Opts {
+                images_dir_fd: options.images.as_raw_fd(),
+                work_dir_fd: Some(work.as_raw_fd()),
+                shell_job: Some(shell_job),
+                tcp_established: Some(options.tcp_established),
+                tcp_close: Some(options.tcp_close),
+                file_locks: Some(options.file_locks),
+                ext_unix_sk: Some(options.ext_unix_sk),
+                link_remap: Some(options.link_remap),
+                inherit_fd: inherited.iter().map(entry).collect(),
+                external: std::mem::take(&mut options.external),
+                rst_sibling: Some(options.rst_sibling),
+                log_level: Some(options.log_level),
+                log_file: Some(LOG.into()),
+                manage_cgroups_mode: Some(0),
+                notify_scripts: Some(true),
+                lazy_pages: Some(is_poured),
+                ..Opts::default()
+            }),
+            ..Request::default()
+        })?;
+        let response = loop {
+            let response = match swrk.receive(None) {
+                Err(CriuError::Interrupted) => return Err(swrk.take_back()),
+                received => received?,
+            };
+            if response.kind != Kind::Notify as i32 {
+                break response;
+            }
+            let stage = response.notify.and_then(|n| n.script).unwrap_or_default();
+            tracing::debug!(stage, "criu restore");
+            let success = match stage.as_str() {
+                "post-restore" => {
+                    made();
+                    let poured =
+                        pouring.as_mut().map_or(Ok(()), |pouring| pouring.finish(swrk.stop()));
+                    let injected = fault("poured").map_err(std::io::Error::other);
+                    spilled = poured.and(injected).err();
+                    spilled.is_none() && post_restore()
+                }
+                _ => true,
+            };
+            swrk.send(&Request {
+                kind: Kind::Notify as i32,
+                notify_success: Some(success),
+                ..Request::default()
+            })?;
+        };
+        drop(pouring);
+        if let Some(source) = spilled {
+            swrk.finish();
+            if source.kind() == std::io::ErrorKind::Interrupted {
+                return Err(CriuError::Interrupted);
+            }
+            return Err(CriuError::Memory { source });
+        }
+        if !response.success {
+            let printed = swrk.finish();
+            let message = response.message.or(Some(printed));
+            return Err(log::failure(ACTION, work, LOG, message));
+        }
+        let pid = response.restore.map(|r| r.pid).and_then(|pid| u32::try_from(pid).ok());
+        match pid {
+            Some(pid) if response.kind == Kind::Restore as i32 && pid > 0 => {
+                swrk.finish();
+                Ok(pid)
+            }
+            _ => Err(swrk.protocol("it answered another question")),
+        }
+    }
+}

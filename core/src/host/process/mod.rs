@@ -1,0 +1,16 @@
+//! The processes of a program: their tree, their files, and the agents inside them.
+
+pub mod agent;
+pub(crate) mod answers;
+pub mod files;
+pub mod lock;
+mod network;
+pub(crate) mod queue;
+pub mod sockets;
+pub mod survey;
+pub mod tree;
+
+pub use agent::{Agent, AgentError, Guard};
+pub use lock::Lock;
+pub(crate) use tree::LAST_MOMENTS;
+pub use tree::{MappedLibrary, ProcessInfo, Tree, TreeError};

@@ -1,0 +1,66 @@
+//! Programs that do what makes a dump hard: it works, or is refused for what it is.
+
+use anyhow::{Result, ensure};
+use gpucr_tests::{HeldDump, Lab, Pace, refused, undisturbed, until};
+
+#[test]
+fn what_cannot_be_dumped_is_refused_as_long_as_it_lives_whenever_it_begins() -> Result<()> {
+    const FUNCTION: &str = "cuIpcGetEventHandle";
+    let expected = undisturbed("sharer", &[])?;
+    let lab = Lab::new();
+    let pace = Pace::new()?;
+    pace.allow(10)?;
+    let mut program = lab.start("sharer", &["--pace", pace.file()])?;
+    program.wait_for("step 10 alone")?;
+    // It begins after the dump has asked, and before the program is stopped.
+    let dump = HeldDump::start(&lab, &program, &["--protocol", "recopy"], "hold:gate")?;
+    pace.allow(20)?;
+    program.wait_for("step 30 shared")?;
+    let said = dump.fails()?;
+    ensure!(said.contains(FUNCTION) && said.contains("rolled back"), "{said}");
+    let output = lab.run(["dump", "--pid", &program.pid.to_string(), "-o", "image"])?;
+    refused(&output, 1, &[FUNCTION, "Nothing was changed"])?;
+    pace.allow(20)?;
+    program.wait_for("step 50 alone")?;
+    lab.dump(&program, &lab.path("image"), &[])?;
+    pace.allow_all()?;
+    let mut program = lab.restore(&lab.path("image"), program)?;
+    program.result()?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+#[test]
+fn a_program_without_its_main_thread_is_refused_and_comes_back_from_a_dump() -> Result<()> {
+    let expected = undisturbed("headless", &[])?;
+    // The thread ends before the program is stopped, and while it stands still.
+    for (phase, words) in [("gate", "main thread"), ("criu", "CRIU")] {
+        let lab = Lab::new();
+        let pace = Pace::new()?;
+        pace.allow(10)?;
+        let mut program = lab.start("headless", &["--pace", pace.file()])?;
+        program.wait_for("step 10 ")?;
+        let dump =
+            HeldDump::start(&lab, &program, &["--protocol", "recopy"], &format!("hold:{phase}"))?;
+        pace.allow(30)?;
+        until("the main thread ends", || is_headless(program.pid))?;
+        let said = dump.fails()?;
+        ensure!(said.contains(words) && said.contains("rolled back"), "{phase}: {said}");
+        program.wait_for("step 30 ")?;
+        let output = lab.run(["dump", "--pid", &program.pid.to_string(), "-o", "image"])?;
+        refused(&output, 1, &["main thread", "Nothing was changed"])?;
+        let listed = lab.run(["ps"])?;
+        let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+        let row = format!("{} ", program.pid);
+        ensure!(listed.lines().any(|line| line.trim_start().starts_with(&row)), "{listed}");
+        pace.allow_all()?;
+        program.result()?;
+        ensure!(program.series() == expected, "{phase}: differs:\n{}", program.output());
+    }
+    Ok(())
+}
+
+fn is_headless(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'))
+}
