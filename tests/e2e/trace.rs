@@ -166,10 +166,13 @@ fn what_cannot_be_traced_is_refused() -> Result<()> {
     let pid = program.pid.to_string();
     let mut long = lab.gpucr();
     long.args(["trace", "--json", "--no-observe", "--pid", &pid, "--for", "1h"]);
+    let log = lab.path("trace.log");
+    long.env("GPUCR_LOG", "gpucr_core=debug").stderr(std::fs::File::create(&log)?);
     let mut long = Started::spawn(long.stdout(std::process::Stdio::piped()))?;
-    let namespace = gpucr_wire::pid_namespace(program.pid)?;
-    let lock = format!("/run/gpucr/locks/{namespace}-{pid}");
-    until("the long trace begins", || std::fs::metadata(&lock).is_ok())?;
+    // An interrupt before it records would refuse it.
+    until("the long trace records", || {
+        std::fs::read_to_string(&log).is_ok_and(|log| log.contains("recording"))
+    })?;
     let output = lab.run(["trace", "--pid", &pid, "--for", "0"])?;
     refused(&output, 1, &["another gpucr is at work"])?;
     // An interrupt ends it with what there is.

@@ -199,6 +199,7 @@ pub fn trace(options: &Options) -> Result<Report, Error> {
     for agent in session.held.iter_mut().filter_map(|held| held.agent.as_mut()) {
         agent.record(true)?;
     }
+    tracing::debug!(processes = session.held.len(), "recording");
     let since = Instant::now();
     if options.check {
         let findings = check(&mut session, options)?;
