@@ -22,9 +22,12 @@ fn library() -> PathBuf {
     assert!(built.exists(), "{} is built with the tests", built.display());
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
-    let link = folder.join("libcuda.so.1");
-    if !link.exists() {
-        std::os::unix::fs::symlink(built, link).expect("a link");
+    // By both names: a program may ask for the second first, and find that of the machine.
+    for name in ["libcuda.so.1", "libcuda.so"] {
+        let link = folder.join(name);
+        if !link.exists() {
+            std::os::unix::fs::symlink(&built, link).expect("a link");
+        }
     }
     folder
 }

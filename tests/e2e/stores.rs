@@ -1,5 +1,6 @@
 //! Incremental images and shared stores, from the command line.
 
+use std::fs::File;
 use std::path::Path;
 use std::process::Output;
 
@@ -222,15 +223,24 @@ fn a_program_is_saved_again_and_again() -> Result<()> {
     let mut undisturbed = lab.start("scatter", &["--steps", "300"])?;
     undisturbed.result()?;
     let lab = Lab::new();
-    let mut program = lab.start("scatter", &["--steps", "300", "--step-delay-ms", "20"])?;
-    program.wait_for("step ")?;
+    let mut program = lab.at_work("scatter", &["--steps", "300"])?;
     let mut command = lab.gpucr();
     command
         .args(["dump", "--json", "--pid", &program.pid.to_string(), "--store", "store"])
         .args(["--every", "1s", "--keep", "2"]);
-    let output = finish(&mut command)?;
-    ensure!(output.status.success(), "{}", show(&output));
+    let (out, err) = (lab.path("reports"), lab.path("reports.err"));
+    command.stdout(File::create(&out)?).stderr(File::create(&err)?);
+    let mut dumps = Started::spawn(&mut command)?;
+    let lines = || std::fs::read_to_string(&out).map_or(0, |text| text.lines().count());
+    for done in 1..=3 {
+        until("a dump is done", || lines() >= done)?;
+        program.wait_for_progress()?;
+    }
+    // With its end the dumps end.
     program.result()?;
+    let status = dumps.wait()?;
+    let output = Output { status, stdout: std::fs::read(&out)?, stderr: std::fs::read(&err)? };
+    ensure!(output.status.success(), "{}", show(&output));
     ensure!(program.series() == undisturbed.series(), "the program that ran on differs");
     let reports: Vec<Value> = String::from_utf8_lossy(&output.stdout)
         .lines()

@@ -348,11 +348,17 @@ impl Program {
 
     /// Waits for its end.
     pub fn wait(&mut self) -> Result<ExitStatus> {
-        let child = self.child.as_mut().context("it was started")?;
-        let deadline = Instant::now() + PATIENCE;
+        let mut printed = 0;
+        let mut deadline = Instant::now() + PATIENCE;
         loop {
+            let child = self.child.as_mut().context("it was started")?;
             if let Some(status) = child.try_wait()? {
                 return Ok(status);
+            }
+            // However slow the machine: as long as there is progress.
+            let now = std::fs::metadata(&self.log).map_or(0, |log| log.len());
+            if now > printed {
+                (printed, deadline) = (now, Instant::now() + PATIENCE);
             }
             if Instant::now() > deadline {
                 bail!("it does not end:\n{}", self.output());

@@ -21,7 +21,10 @@ fn a_gc_frees_what_no_image_needs() {
     write(&stored(&store, "a"), 0..40);
     write(&stored(&store, "b"), 30..70);
     write(&stored(&store, "c"), 70..90);
-    assert_eq!(collect(&store).freed_bytes, 0);
+    // Everything is needed; but where many cores wrote as many small packs, these are merged.
+    let first = collect(&store);
+    assert!(first.freed_bytes == 0 || first.moved_bytes > 0, "{first:?}");
+    assert_eq!(first.missing_chunks, 0);
     let listing = list(&store).unwrap();
     assert_eq!(listing.images.len(), 3);
     let own: u64 = listing.images.iter().map(|i| i.own_bytes).sum();

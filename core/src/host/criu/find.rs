@@ -16,8 +16,9 @@ pub const MIN_VERSION: Version = Version { major: 4, minor: 1, sublevel: 0 };
 
 /// Names the CRIU to use, and no other is looked for then.
 const ENV_CRIU: &str = "GPUCR_CRIU";
-/// How long CRIU may take to answer what it need do nothing for; it tries what the kernel can, at most.
-const ANSWER: Duration = Duration::from_secs(10);
+/// How long CRIU may take to answer what it need do little for; it tries what the kernel can, at most. On a host
+/// with six threads for each core these tries were seen to take more than 10 s.
+const ANSWER: Duration = Duration::from_secs(60);
 
 /// A version of CRIU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
