@@ -208,7 +208,7 @@ fn with_own_shim(lab: &Lab) -> Result<(Program, PathBuf)> {
     std::fs::write(&path, shim)?;
     std::os::unix::fs::symlink("libcuda.so.1", dir.join("libcuda.so"))?;
     let mut command = Command::new(binary("workload"));
-    command.args(["sgd", "--steps", "100000"]).env("LD_LIBRARY_PATH", &dir);
+    command.args(["sgd", "--step-delay-ms", "20"]).env("LD_LIBRARY_PATH", &dir);
     command.env("GPUCR_DRIVER", binary("libsoftcuda.so"));
     let mut program = lab.spawn(command, "log")?;
     program.wait_for("step ")?;

@@ -18,9 +18,9 @@ use crate::store::Compression;
 fn a_gc_frees_what_no_image_needs() {
     let dir = tempfile::tempdir().unwrap();
     let store = dir.path().join("store");
-    write(&stored(&store, "a"), 0..40);
-    write(&stored(&store, "b"), 30..70);
-    write(&stored(&store, "c"), 70..90);
+    write(&stored(&store, "a"), 0..160);
+    write(&stored(&store, "b"), 150..190);
+    write(&stored(&store, "c"), 190..210);
     // Everything is needed; but where many cores wrote as many small packs, these are merged.
     let first = collect(&store);
     assert!(first.freed_bytes == 0 || first.moved_bytes > 0, "{first:?}");
@@ -38,8 +38,8 @@ fn a_gc_frees_what_no_image_needs() {
     assert_eq!(report.freed_bytes, before - after, "{report:?}");
     assert!(report.freed_bytes > 5000 && report.moved_bytes > 0, "{report:?}");
     assert_eq!(report.images, 2);
-    assert_eq!(read(&store.join("images/b")).unwrap(), (30..70).collect());
-    assert_eq!(read(&store.join("images/c")).unwrap(), (70..90).collect());
+    assert_eq!(read(&store.join("images/b")).unwrap(), (150..190).collect());
+    assert_eq!(read(&store.join("images/c")).unwrap(), (190..210).collect());
     assert_clean(&store);
 
     remove(&store.join("images/b"), false).unwrap();
