@@ -294,17 +294,14 @@ fn a_driver_that_refuses_its_checkpoint_rolls_the_dump_back() -> Result<()> {
 
 #[test]
 fn a_program_that_dies_during_its_dump_is_reported_as_ended() -> Result<()> {
-    for phase in ["gate", "validate", "copy", "detach", "criu"] {
+    for phase in ["preflight", "attach", "gate", "validate", "copy", "detach", "criu"] {
         let lab = Lab::new();
         let mut program = lab.at_work("sgd", &ARGS)?;
-        let mut dump = dump_pausing_in(&lab, &program, phase)?;
-        std::thread::sleep(Duration::from_millis(700));
+        let dump = HeldDump::start(&lab, &program, &[], &format!("hold:{phase}"))?;
         program.kill();
-        let status = dump.wait()?;
-        let message = std::fs::read_to_string(lab.path("dump.err"))?;
-        ensure!(status.code() == Some(1), "{phase}: {status} {message}");
+        let message = dump.fails()?;
         ensure!(message.contains("ended"), "{phase}: {message}");
-        lab.holds_only(&["log", "dump.err"])?;
+        lab.holds_only(&["log", "dump.log", "dump.json", "go"])?;
     }
     Ok(())
 }

@@ -44,11 +44,26 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let mut apt = Apt::default();
     build_tools(&mut apt)?;
+    pids();
     let source = criu::Source {
         tarball: args.criu_tarball.clone(),
         mirror: args.debian_mirror.clone().unwrap_or_else(|| criu::DEBIAN_MIRROR.to_owned()),
     };
     criu::ensure(&mut apt, &source, args.from_source)
+}
+
+/// Sees to it that pids last a while: a program is restored with its own, and while tests run these would be given to
+/// others within minutes. On hosts with systemd there are as many already. Where that may not be set nothing is.
+fn pids() {
+    const HIGHEST: &str = "/proc/sys/kernel/pid_max";
+    const WANTED: u32 = 1 << 22;
+    let now = std::fs::read_to_string(HIGHEST).ok().and_then(|text| text.trim().parse().ok());
+    if now.is_none_or(|now: u32| now < WANTED) {
+        match std::fs::write(HIGHEST, WANTED.to_string()) {
+            Ok(()) => sys::say("pids", format!("kernel.pid_max is {WANTED} until the next boot")),
+            Err(error) => sys::say("pids", format!("kernel.pid_max stays as it is: {error}")),
+        }
+    }
 }
 
 fn build_tools(apt: &mut Apt) -> Result<()> {

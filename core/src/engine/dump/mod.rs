@@ -131,6 +131,7 @@ impl<'a> Dump<'a> {
     fn attach(options: &'a Options, progress: &'a Arc<dyn Progress>) -> Result<Self, Failure> {
         let mut clock = Clock::recorded(progress.as_ref(), options.timeline.clone());
         let drivers = Drivers::default();
+        let root = ProcessInfo::read(options.pid).ok();
         let prepare = |clock: &mut Clock<'_>| -> Result<_, Error> {
             clock.enter(Phase::Preflight, None)?;
             let target = options.destination.path();
@@ -204,7 +205,12 @@ impl<'a> Dump<'a> {
                 })
             }
             Err(error) => {
-                Err(Failure { phase: clock.phase(), error: Box::new(error), left: Left::Untouched })
+                // What is looked for at a process that ends meanwhile is missing in many ways.
+                let (error, left) = match root.is_some_and(|root| root.is_ending()) {
+                    true => (Error::ProgramEnded, Left::Ended),
+                    false => (error, Left::Untouched),
+                };
+                Err(Failure { phase: clock.phase(), error: Box::new(error), left })
             }
         }
     }

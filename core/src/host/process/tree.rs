@@ -182,6 +182,13 @@ impl ProcessInfo {
         self.has_ended()
     }
 
+    /// Whether it has ended, or is about to: what is read of such a process by its pid is not there any more.
+    pub(crate) fn is_ending(&self) -> bool {
+        // The first thing that the kernel takes from it is its files.
+        let has_files = std::fs::read_link(directory(self.pid).join("root")).is_ok();
+        self.has_ended() || !has_files && self.ends_within(LAST_MOMENTS)
+    }
+
     /// Whether a signal has suspended it.
     pub fn is_suspended(&self) -> bool {
         let stat = Process::new(self.pid as i32).and_then(|process| process.stat());
