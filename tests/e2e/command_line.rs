@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Started, binary, finish, refused, show};
+use gpucr_tests::{Lab, Started, binary, finish, refused, show, until};
 use gpucr_wire::{
     Connection, GateState, Hello, Reply, Request, agent_socket, own_pid_namespace, pid_namespace,
 };
@@ -181,12 +181,10 @@ fn a_restore_passes_on_signals_and_the_exit_status() -> Result<()> {
     lab.dump(&program, &image, &[])?;
     let pid = program.pid;
     program.wait()?;
-    let mut restore = Started::spawn(lab.gpucr().args(["restore", "image"]))?;
+    let mut restore =
+        Started::spawn(lab.gpucr().args(["restore", "--ready-file", "ready", "image"]))?;
     let appeared = || Path::new(&format!("/proc/{pid}")).exists();
-    while !appeared() {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    std::thread::sleep(std::time::Duration::from_millis(1500));
+    until("it goes on", || lab.path("ready").exists())?;
     // SAFETY: the child has not been waited for.
     unsafe { libc::kill(restore.id() as i32, libc::SIGTERM) };
     let status = restore.wait()?;

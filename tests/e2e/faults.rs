@@ -2,7 +2,6 @@
 //! is complete, and the message says which.
 
 use std::process::Output;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{
@@ -37,17 +36,6 @@ fn dump_with(lab: &Lab, program: &Program, environment: &[(&str, &str)]) -> Resu
     let mut command = lab.gpucr();
     command.args(["dump", "--pid", &program.pid.to_string(), "-o", "image"]);
     finish(command.envs(environment.iter().copied()))
-}
-
-/// Starts a dump that pauses for two seconds in a phase; what it says goes to `dump.err`.
-fn dump_pausing_in(lab: &Lab, program: &Program, phase: &str) -> Result<Started> {
-    let mut command = lab.gpucr();
-    command
-        .args(["dump", "--pid", &program.pid.to_string(), "-o", "image"])
-        .env("GPUCR_FAULT", format!("pause:{phase}"))
-        .stdout(std::process::Stdio::null())
-        .stderr(std::fs::File::create(lab.path("dump.err"))?);
-    Ok(Started::spawn(&mut command)?)
 }
 
 /// The program goes on after a dump that failed, ends as if nothing had been, and can be dumped
@@ -523,13 +511,11 @@ fn a_cuda_child_that_dies_before_the_freeze_rolls_the_dump_back() -> Result<()> 
     program.wait_for("ready")?;
     program.wait_for("step ")?;
     let child: i32 = child.trim_start_matches("child pid=").trim().parse()?;
-    let mut dump = dump_pausing_in(&lab, &program, "criu")?;
-    std::thread::sleep(Duration::from_millis(1200));
+    let dump = HeldDump::start(&lab, &program, &[], "hold:criu")?;
     // SAFETY: sends a signal to a process of this test's own program.
     unsafe { libc::kill(child, libc::SIGKILL) };
-    let status = dump.wait()?;
-    let message = std::fs::read_to_string(lab.path("dump.err"))?;
-    ensure!(status.code() == Some(1) && message.contains("rolled back"), "{status} {message}");
+    let message = dump.fails()?;
+    ensure!(message.contains("rolled back"), "{message}");
     ensure!(!lab.path("image").exists() && program.is_running(), "{message}");
     Ok(())
 }
@@ -539,19 +525,14 @@ fn a_cuda_child_that_dies_before_the_freeze_rolls_the_dump_back() -> Result<()> 
 fn a_second_dump_beside_a_first_is_refused() -> Result<()> {
     let lab = Lab::new();
     let program = lab.at_work("sgd", &ARGS)?;
-    let mut first = lab.gpucr();
-    first
-        .args(["dump", "-R", "--pid", &program.pid.to_string(), "-o", "image"])
-        .env("GPUCR_FAULT", "pause:criu")
-        .stdout(std::process::Stdio::null());
-    let mut first = Started::spawn(&mut first)?;
-    std::thread::sleep(Duration::from_millis(700));
+    let first = HeldDump::start(&lab, &program, &["-R"], "hold:criu")?;
     let mut second = lab.gpucr();
     let second = finish(second.args(["dump", "--pid", &program.pid.to_string(), "-o", "other"]))?;
     ensure!(second.status.code() == Some(1), "{}", show(&second));
     let message = String::from_utf8_lossy(&second.stderr).into_owned();
     ensure!(message.contains("another gpucr") && message.contains("Nothing"), "{message}");
-    ensure!(first.wait()?.success() && lab.path("image").is_dir() && !lab.path("other").exists());
+    first.finish()?;
+    ensure!(lab.path("image").is_dir() && !lab.path("other").exists());
     let mut program = program;
     program.result()?;
     Ok(())

@@ -6,6 +6,9 @@ use crate::{leftover, python, setup, sys};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// Keep so many threads busy meanwhile: no test may depend on a machine being idle
+    #[arg(long, value_name = "THREADS", default_value_t = 0)]
+    busy: usize,
     /// Passed on to `cargo nextest run`, or to `cargo test` where nextest is not installed
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
@@ -22,6 +25,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // from the target folder; building a test crate alone would not bring these up to date.
     sys::run(sys::cargo().args(["build", "--workspace"]))?;
 
+    for _ in 0..args.busy {
+        // They end with this process.
+        std::thread::spawn(|| {
+            loop {
+                std::hint::spin_loop();
+            }
+        });
+    }
     let mark = std::process::id().to_string();
     if sys::succeeds(sys::cargo().args(["nextest", "--version"])) {
         let mut nextest = sys::cargo();
