@@ -1,5 +1,5 @@
 //! Read-only mappings: what reads them works; kernels that write are stopped, and what else writes is
-//! refused. As measured on an H200 (`docs/results.md`, "Memory that processes share read-only").
+//! refused. As measured on an H200 (`docs/results/sharing.md`, "Memory that processes share read-only").
 
 mod support;
 
