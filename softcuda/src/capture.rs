@@ -11,6 +11,7 @@ use std::thread::ThreadId;
 use parking_lot::Mutex;
 
 use crate::context::Context;
+use crate::events::{Event, Mark};
 use crate::graphs::{self, Work};
 use crate::handles::new_handle;
 use crate::status::{Code, Outcome};
@@ -38,13 +39,6 @@ impl TryFrom<u32> for Mode {
             _ => return Err(Code::INVALID_VALUE),
         })
     }
-}
-
-/// Where an event was captured.
-#[derive(Clone)]
-pub(crate) struct Mark {
-    capture: u64,
-    nodes: Vec<u64>,
 }
 
 /// What is known of a stream's capture.
@@ -279,8 +273,16 @@ pub(crate) fn refuse_outside_event(stream: &Stream) -> Outcome {
     Ok(())
 }
 
+/// Fails if an event was recorded last in a capture, where it has no time.
+///
+/// # Errors
+/// `CAPTURED_EVENT`, with the capture invalidated.
+pub(crate) fn check_not_captured(event: &Event) -> Outcome {
+    event.mark().map_or(Ok(()), |mark| Err(refuse_captured_event(&mark)))
+}
+
 /// Invalidates the capture of an event, for a call that asks for the event's state.
-pub(crate) fn refuse_captured_event(mark: &Mark) -> Code {
+fn refuse_captured_event(mark: &Mark) -> Code {
     let mut captures = CAPTURES.lock();
     if let Some(capture) = captures.iter_mut().find(|capture| capture.id == mark.capture) {
         capture.invalidated = true;

@@ -22,7 +22,7 @@ use crate::gate;
 use crate::ipc;
 use crate::managed_memory;
 use crate::placement;
-use crate::process::settings;
+use crate::settings::settings;
 use crate::status::{Code, Outcome};
 use crate::virtual_memory::{self, Mapping, Physical};
 

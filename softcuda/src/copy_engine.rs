@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::address_space;
-use crate::process::settings;
+use crate::settings::settings;
 use crate::status::{Code, Outcome};
 
 /// Which way a copy goes.

@@ -17,7 +17,7 @@ use rustix::fs::{
 
 use crate::address_space::{self, Access, GRANULE};
 use crate::descriptors;
-use crate::process::{MAX_DEVICES, settings};
+use crate::settings::{MAX_DEVICES, settings};
 use crate::status::{Code, Outcome};
 
 /// Alignment of every allocation, as on real devices.

@@ -5,12 +5,10 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use crate::capture::{self, Mark};
-use crate::context::Context;
 use crate::handles::Table;
 use crate::shared_events::SharedEvent;
 use crate::status::{Code, Outcome};
-use crate::streams::{Position, Stream};
+use crate::streams::Position;
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
@@ -26,22 +24,38 @@ pub(crate) struct Event {
     pub(crate) flags: u32,
     /// What other processes may see of it.
     pub(crate) shared: Option<Arc<SharedEvent>>,
-    last: Mutex<Last>,
+    /// Where it was recorded last.
+    pub(crate) last: Mutex<Last>,
+}
+
+/// Where an event was captured.
+#[derive(Clone)]
+pub(crate) struct Mark {
+    /// The number of the capture.
+    pub(crate) capture: u64,
+    /// What is done before it.
+    pub(crate) nodes: Vec<u64>,
 }
 
 /// Where an event was recorded last.
 #[derive(Clone, Default)]
-enum Last {
+pub(crate) enum Last {
     #[default]
+    /// Never, or by way of what is shared.
     Nowhere,
+    /// In a stream.
     InStream(Record),
+    /// In a stream that captured.
     InCapture(Mark),
 }
 
+/// A record in a stream.
 #[derive(Clone)]
-struct Record {
-    position: Position,
-    passed: Arc<OnceLock<Instant>>,
+pub(crate) struct Record {
+    /// What has to be done before.
+    pub(crate) position: Position,
+    /// When that was.
+    pub(crate) passed: Arc<OnceLock<Instant>>,
 }
 
 /// Lets go of what is shared with other processes, for a checkpoint that does not carry it; whether
@@ -61,52 +75,6 @@ impl Event {
         Event { context, flags, shared: shared.map(Arc::new), last: Mutex::default() }
     }
 
-    /// Marks the present end of a stream, or of what it has captured.
-    ///
-    /// # Errors
-    /// `INVALID_HANDLE` when event and stream belong to different contexts,
-    /// `STREAM_CAPTURE_INVALIDATED`.
-    pub(crate) fn record(&self, context: &Context, stream: &Arc<Stream>) -> Outcome {
-        if self.context != context.handle {
-            return Err(Code::INVALID_HANDLE);
-        }
-        if let Some(mark) = capture::mark(stream)? {
-            *self.last.lock() = Last::InCapture(mark);
-            return Ok(());
-        }
-        let mut last = self.last.lock();
-        if let Some(shared) = &self.shared {
-            let (event, number) = (shared.clone(), shared.announce());
-            *last = Last::Nowhere;
-            let submitted = context.submit(stream, Vec::new(), move || event.pass(number));
-            if submitted.is_err() {
-                shared.pass(number);
-            }
-            return submitted.map(|_| ());
-        }
-        let passed = Arc::new(OnceLock::new());
-        let mark = passed.clone();
-        let position = context.submit(stream, Vec::new(), move || {
-            let _ = mark.set(Instant::now());
-        })?;
-        *last = Last::InStream(Record { position, passed });
-        Ok(())
-    }
-
-    /// Marks the present ends of several streams, through a stream that waits for them.
-    ///
-    /// # Errors
-    /// As [`Event::record`].
-    pub(crate) fn record_after(
-        &self,
-        context: &Context,
-        stream: &Arc<Stream>,
-        after: Vec<Position>,
-    ) -> Outcome {
-        context.submit(stream, after, || ())?;
-        self.record(context, stream)
-    }
-
     /// What the last record marked; `None` before the first, and in a capture.
     pub(crate) fn position(&self) -> Option<Position> {
         match (&*self.last.lock(), &self.shared) {
@@ -124,14 +92,6 @@ impl Event {
             Last::InCapture(mark) => Some(mark.clone()),
             _ => None,
         }
-    }
-
-    /// Fails if the event was recorded last in a capture, where it has no time.
-    ///
-    /// # Errors
-    /// `CAPTURED_EVENT`, with the capture invalidated.
-    pub(crate) fn check_not_captured(&self) -> Outcome {
-        self.mark().map_or(Ok(()), |mark| Err(capture::refuse_captured_event(&mark)))
     }
 
     /// Milliseconds from one event to another.

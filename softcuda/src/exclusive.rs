@@ -8,7 +8,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use parking_lot::Mutex;
 
 use crate::placement;
-use crate::process::{MAX_DEVICES, settings};
+use crate::settings::{MAX_DEVICES, settings};
 use crate::status::{Code, Outcome};
 
 struct Claim {

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::address_space::{self, GRANULE};
 use crate::device_memory;
 use crate::pools::{self, Usage};
-use crate::process::MAX_DEVICES;
+use crate::settings::MAX_DEVICES;
 use crate::status::{Code, Outcome};
 
 /// The memory of an allocation node.

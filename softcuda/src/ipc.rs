@@ -94,7 +94,7 @@ pub(crate) fn open(handle: &Handle, context: u64) -> Outcome<u64> {
         return Err(Code::INVALID_CONTEXT);
     }
     let device = i32::try_from(handle.device).map_err(|_| Code::INVALID_VALUE)?;
-    let device = crate::process::device(device)?;
+    let device = crate::settings::device(device)?;
     let mut state = STATE.lock();
     let known = state
         .mappings

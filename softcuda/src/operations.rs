@@ -9,6 +9,7 @@ use crate::address_space::DeviceView;
 use crate::context::Context;
 use crate::copy_engine::{self, Fill, Transfer};
 use crate::faults;
+use crate::host_calls::HostCall;
 use crate::memory_operations::{self, MemoryOperation};
 use crate::modules::Function;
 use crate::ptx::{self, Trap};
@@ -51,15 +52,6 @@ pub(crate) struct Shape {
     pub(crate) shared: u32,
     /// All blocks run at the same time.
     pub(crate) cooperative: bool,
-}
-
-/// A function of the program, which it promises may be called with its argument.
-#[derive(Clone, Copy)]
-pub(crate) struct HostCall {
-    /// The function.
-    pub(crate) function: unsafe extern "C" fn(u64),
-    /// Its argument.
-    pub(crate) data: u64,
 }
 
 /// What a trap of a kernel makes of its context.
@@ -134,7 +126,7 @@ impl KernelLaunch {
             print: &print,
         };
         ptx::run(&self.function.code, &self.function.entry, &launch, &DeviceView).map_err(|trap| {
-            if crate::process::settings().log {
+            if crate::settings::settings().log {
                 eprintln!("softcuda: {trap}");
             }
             code_of(&trap)
@@ -145,15 +137,15 @@ impl KernelLaunch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::context;
+    use crate::lifetime;
 
     #[test]
     fn a_panic_in_a_stream_fails_its_context() {
-        let context = context::create(9, 0, false).unwrap();
+        let context = lifetime::create(9, 0, false).unwrap();
         answer_for(&context, || Ok(()));
         assert_eq!(context.check(), Ok(()));
         answer_for(&context, || panic!("a defect of this test"));
         assert_eq!(context.check(), Err(Code::UNKNOWN));
-        context::destroy(&context);
+        lifetime::destroy(&context);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::process::MAX_DEVICES;
+use crate::settings::MAX_DEVICES;
 use crate::status::{Code, Outcome};
 
 /// Its own number, and what was added to it.

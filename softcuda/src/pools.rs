@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::address_space;
 use crate::device_memory;
 use crate::handles::new_handle;
-use crate::process::MAX_DEVICES;
+use crate::settings::MAX_DEVICES;
 use crate::status::{Code, Outcome};
 use crate::streams::{Position, Stream};
 

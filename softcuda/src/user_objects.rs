@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::handles::{Table, new_handle};
-use crate::operations::HostCall;
+use crate::host_calls::HostCall;
 use crate::status::{Code, Outcome};
 
 /// All user objects.

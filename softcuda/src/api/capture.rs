@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use super::arguments::{In, Out};
 use super::driver_api;
 use crate::capture::{self, Mode, THREAD_MODE};
-use crate::context::{DefaultStream, stream_and_context};
 use crate::status::{Code, Outcome};
+use crate::submission::{DefaultStream, stream_and_context};
 
 /// `CUstreamCaptureStatus`.
 const NONE: u32 = 0;

@@ -5,8 +5,8 @@ use super::arguments::{In, Out};
 use super::device::number;
 use super::driver_api;
 use crate::placement;
-use crate::process::MAX_DEVICES;
 use crate::service::{Request, ask};
+use crate::settings::MAX_DEVICES;
 use crate::status::{Code, Outcome};
 
 /// All argument structures are 64 bytes. Reserved parts must be zero.

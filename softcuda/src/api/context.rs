@@ -6,11 +6,13 @@ use std::sync::atomic::Ordering;
 use super::arguments::{In, Out};
 use super::driver_api;
 use crate::capture;
-use crate::context::{self, Context, DefaultStream};
+use crate::context::{self, Context};
 use crate::events::EVENTS;
+use crate::lifetime;
 use crate::pools;
-use crate::process::device;
+use crate::settings::device;
 use crate::status::{Code, Outcome};
+use crate::submission::DefaultStream;
 
 /// Flags that `cuCtxCreate` takes: scheduling, host mapping, local memory, core dumps, memory
 /// operations.
@@ -26,7 +28,7 @@ fn create(out: &Out<u64>, flags: u32, ordinal: i32) -> Outcome {
     if flags & !KNOWN_FLAGS != 0 {
         return Err(Code::INVALID_VALUE);
     }
-    let context = context::create(device, flags, false)?;
+    let context = lifetime::create(device, flags, false)?;
     context::push(context.clone());
     out.set(context.handle)
 }
@@ -41,7 +43,7 @@ fn destroy(handle: u64) -> Outcome {
     if context.is_primary {
         return Err(Code::INVALID_CONTEXT);
     }
-    context::destroy(&context);
+    lifetime::destroy(&context);
     Ok(())
 }
 

@@ -9,13 +9,14 @@ use super::driver_api;
 use crate::address_space;
 use crate::arrays;
 use crate::capture;
-use crate::context::{self, Context, DefaultStream};
+use crate::context::{self, Context};
 use crate::copy_engine::{self, Direction, Transfer};
 use crate::graph_memory;
 use crate::graphs::Work;
 use crate::operations::Operation;
 use crate::status::{Code, Outcome};
 use crate::streams::Stream;
+use crate::submission::{self, DefaultStream};
 
 /// Pageable sources up to this size are copied at the call, so that it need not wait.
 pub(super) const STAGED: usize = 64 << 10;
@@ -271,7 +272,7 @@ pub(super) fn now(mode: DefaultStream, transfer: Transfer) -> Outcome {
 
 /// A copy in a stream.
 pub(super) fn later(mode: DefaultStream, stream: u64, transfer: Transfer) -> Outcome {
-    let (stream, context) = context::stream_and_context(stream, mode)?;
+    let (stream, context) = submission::stream_and_context(stream, mode)?;
     submit(&context, &stream, transfer, false)
 }
 

@@ -9,11 +9,11 @@ use super::driver_api;
 use super::managed::{self, NOWHERE};
 use crate::arrays;
 use crate::capture;
-use crate::context::{DefaultStream, stream_and_context};
 use crate::copy_engine::{self, Direction, Transfer};
 use crate::managed_memory::Location;
 use crate::operations::Operation;
 use crate::status::{Code, Outcome};
+use crate::submission::{DefaultStream, stream_and_context};
 
 /// `CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE`, which copies here do anyway.
 const OVERLAP: u32 = 1;

@@ -4,7 +4,7 @@ use super::arguments::{Out, Text, set_text};
 use super::driver_api;
 use crate::modules::{SHARED_PER_BLOCK, SHARED_PER_BLOCK_OPTIN};
 use crate::placement;
-use crate::process::{Vmm, device, settings};
+use crate::settings::{Vmm, device, settings};
 use crate::status::{Code, Outcome};
 
 /// Compute capability.

@@ -7,13 +7,14 @@ use cudarc::driver::sys;
 use super::arguments::Out;
 use super::driver_api;
 use crate::capture;
-use crate::context::{self, DefaultStream, stream_and_context};
+use crate::context;
 use crate::events::{EVENTS, Event};
 use crate::graphs::Work;
 use crate::handles::new_handle;
 use crate::pools;
 use crate::shared_events::{Handle, SharedEvent};
 use crate::status::{Code, Outcome};
+use crate::submission::{DefaultStream, stream_and_context};
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
@@ -57,8 +58,8 @@ fn destroy(handle: u64) -> Outcome {
 fn elapsed(out: &Out<f32>, start: u64, end: u64) -> Outcome {
     let (start, end) = (find(start)?, find(end)?);
     check_context(&end)?;
-    start.check_not_captured()?;
-    end.check_not_captured()?;
+    capture::check_not_captured(&start)?;
+    capture::check_not_captured(&end)?;
     out.set(Event::milliseconds(&start, &end)?)
 }
 
@@ -114,7 +115,7 @@ driver_api! {
     call fn cuEventQuery(handle: u64) {
         let event = find(handle)?;
         check_context(&event)?;
-        event.check_not_captured()?;
+        capture::check_not_captured(&event)?;
         match event.position() {
             Some(position) if !position.is_reached() => Err(Code::NOT_READY),
             _ => Ok(()),
@@ -123,7 +124,7 @@ driver_api! {
 
     call fn cuEventSynchronize(handle: u64) {
         let event = find(handle)?;
-        event.check_not_captured()?;
+        capture::check_not_captured(&event)?;
         if let Some(position) = event.position() {
             position.wait();
         }

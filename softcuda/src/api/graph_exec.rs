@@ -1,7 +1,5 @@
 //! Executable graphs.
 
-use std::sync::Arc;
-
 use super::arguments::{Address, In, Out};
 use super::copy::Copy3d;
 use super::driver_api;
@@ -9,10 +7,11 @@ use super::graph_node::{
     AnyParameters, FillParameters, HostParameters, KernelParameters, KernelParametersV2, any, copy,
     fill, host, kernel, kernel_of_v1, record, wait,
 };
-use crate::context::{DefaultStream, stream_and_context};
-use crate::executables::{self, AUTO_FREE, Difference, EXECUTABLES, Executable};
+use super::graph_parts::find;
+use crate::executables::{self, AUTO_FREE, Difference, EXECUTABLES};
 use crate::graphs;
 use crate::status::{Code, Outcome};
+use crate::submission::{DefaultStream, stream_and_context};
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`, `_UPLOAD` and `_USE_NODE_PRIORITY`.
 const KNOWN_FLAGS: u64 = AUTO_FREE | 2 | 8;
@@ -36,11 +35,6 @@ struct UpdateResult {
     result: u32,
     node: u64,
     from_node: u64,
-}
-
-/// The executable graph of a handle.
-pub(super) fn find(handle: u64) -> Outcome<Arc<Executable>> {
-    EXECUTABLES.get(handle).ok_or(Code::INVALID_VALUE)
 }
 
 fn instantiate(out: &Out<u64>, graph: u64, flags: u64) -> Outcome {

@@ -7,13 +7,13 @@ use cudarc::driver::sys;
 use super::arguments::{In, Out, read_bytes};
 use super::capture::list;
 use super::driver_api;
-use super::graph_node;
-use super::pool::Properties;
+use super::graph_parts;
+use super::pool_properties::Properties;
 use super::vmm::{Access, READ_WRITE};
 use crate::context;
 use crate::graph_memory::{self, Amounts, Description, GraphMemory};
 use crate::graphs::{self, Work};
-use crate::process::device;
+use crate::settings::device;
 use crate::status::{Code, Outcome};
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`.
@@ -75,7 +75,7 @@ pub(super) fn add(
     let access = list(&In::<Access>::at_address(parameters.access), parameters.access_count)?;
     let memory = node_memory(&parameters.properties, &access, parameters.size)?;
     parameters.address = memory.address;
-    graph_node::add(out, graph, dependencies, count, Work::Allocate(memory))?;
+    graph_parts::add(out, graph, dependencies, count, Work::Allocate(memory))?;
     place.set(parameters)
 }
 
@@ -104,7 +104,7 @@ driver_api! {
     call fn cuGraphAddMemFreeNode(
         out: Out<u64>, graph: u64, dependencies: In<u64>, count: usize, address: u64,
     ) {
-        graph_node::add(&out, graph, &dependencies, count, freed(address)?)
+        graph_parts::add(&out, graph, &dependencies, count, freed(address)?)
     }
 
     call fn cuGraphMemAllocNodeGetParams(node: u64, out: Out<Parameters>) {

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::arguments::{In, Out};
-use super::capture::list;
 use super::copy::{self, Copy3d};
 use super::graph::{EdgeData, check_edges};
+use super::graph_parts::add;
 use super::{driver_api, graph_memory, launch, memory_operation, set};
 use crate::context;
 use crate::copy_engine::Fill;
 use crate::events::EVENTS;
 use crate::graphs::{self, Work};
+use crate::host_calls::HostCall;
 use crate::modules;
-use crate::operations::{HostCall, Operation, Shape};
+use crate::operations::{Operation, Shape};
 use crate::status::{Code, Outcome};
 
 /// `CUDA_KERNEL_NODE_PARAMS`, first version, with plain types.
@@ -189,17 +190,6 @@ fn add_any(
         return graph_memory::add(out, graph, dependencies, count, &Out::at_address(place));
     }
     add(out, graph, dependencies, count, any(&parameters)?)
-}
-
-pub(super) fn add(
-    out: &Out<u64>,
-    graph: u64,
-    dependencies: &In<u64>,
-    count: usize,
-    work: Work,
-) -> Outcome {
-    out.check()?;
-    out.set(graphs::add(graph, &list(dependencies, count)?, work)?)
 }
 
 fn kernel_of(node: u64) -> Outcome<KernelParametersV2> {

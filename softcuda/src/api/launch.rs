@@ -7,11 +7,12 @@ use cudarc::driver::sys;
 use super::arguments::In;
 use super::driver_api;
 use crate::capture;
-use crate::context::{Context, DefaultStream, is_default_stream, stream_and_context};
+use crate::context::Context;
 use crate::modules::{self, Function};
 use crate::operations::{KernelLaunch, Operation, Shape};
 use crate::status::{Code, Outcome};
 use crate::streams::{Position, Stream};
+use crate::submission::{DefaultStream, is_default_stream, stream_and_context};
 
 /// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER`, `_BUFFER_SIZE`.
 const PARAMETERS_END: u64 = 0;

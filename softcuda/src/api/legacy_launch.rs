@@ -7,10 +7,11 @@ use super::arguments::{Address, read_bytes};
 use super::driver_api;
 use super::launch;
 use crate::capture;
-use crate::context::{self, DefaultStream, stream_and_context};
+use crate::context;
 use crate::modules::{FUNCTIONS, Function, LegacySettings};
 use crate::operations::{KernelLaunch, Operation, Shape};
 use crate::status::{Code, Outcome};
+use crate::submission::{DefaultStream, stream_and_context};
 
 /// The parameters of a kernel have at most so many bytes.
 const MOST: usize = 32_764;

@@ -96,19 +96,19 @@ driver_api! {
     }
 
     call fn cuKernelGetAttribute(out: Out<i32>, number: u32, handle: u64, ordinal: i32) {
-        crate::process::device(ordinal)?;
+        crate::settings::device(ordinal)?;
         find_kernel(handle)?;
         out.set(attribute(&*modules::function(handle, &*context::current()?)?, number)?)
     }
 
     call fn cuKernelSetAttribute(number: u32, value: i32, handle: u64, ordinal: i32) {
-        crate::process::device(ordinal)?;
+        crate::settings::device(ordinal)?;
         find_kernel(handle)?;
         set_attribute(&*modules::function(handle, &*context::current()?)?, number, value)
     }
 
     call fn cuKernelSetCacheConfig(handle: u64, config: u32, ordinal: i32) {
-        crate::process::device(ordinal)?;
+        crate::settings::device(ordinal)?;
         find_kernel(handle)?;
         if config > 3 { Err(Code::INVALID_VALUE) } else { Ok(()) }
     }

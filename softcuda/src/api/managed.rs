@@ -3,10 +3,11 @@
 use super::arguments::{In, Out};
 use super::driver_api;
 use crate::capture;
-use crate::context::{self, DefaultStream, stream_and_context};
+use crate::context;
 use crate::managed_memory::{self, Advice, Location};
-use crate::process::device;
+use crate::settings::device;
 use crate::status::{Code, Outcome};
+use crate::submission::{DefaultStream, stream_and_context};
 
 /// `CU_MEM_ATTACH_GLOBAL`, `_HOST` and `_SINGLE`.
 const ATTACH_GLOBAL: u32 = 1;

@@ -10,7 +10,7 @@ use crate::host_memory;
 use crate::ipc;
 use crate::managed_memory;
 use crate::pools;
-use crate::process::settings;
+use crate::settings::settings;
 use crate::status::{Code, Outcome};
 use crate::virtual_memory;
 

@@ -7,13 +7,13 @@ use cudarc::driver::sys;
 use super::arguments::{In, Out};
 use super::capture::list;
 use super::driver_api;
-use super::graph_exec::find;
-use super::graph_node::add;
-use crate::context::{self, DefaultStream, stream_and_context};
+use super::graph_parts::{add, find};
+use crate::context;
 use crate::graphs::{self, Work};
 use crate::memory_operations::{MemoryOperation, Version, WAIT_32, WAIT_64, WRITE_32, WRITE_64};
 use crate::operations::Operation;
 use crate::status::{Code, Outcome};
+use crate::submission::{DefaultStream, stream_and_context};
 
 /// A batch has fewer operations than this.
 const TOO_MANY: u32 = 256;

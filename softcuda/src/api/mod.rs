@@ -20,6 +20,7 @@ mod graph;
 mod graph_exec;
 mod graph_memory;
 mod graph_node;
+mod graph_parts;
 mod host_memory;
 mod init;
 mod ipc;
@@ -36,6 +37,7 @@ mod occupancy;
 mod peer;
 mod pointer;
 mod pool;
+mod pool_properties;
 mod primary;
 mod proc_address;
 mod set;
@@ -45,14 +47,16 @@ mod vmm;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::forked::is_forked;
 use crate::gate;
 use crate::process;
+use crate::settings::settings;
 use crate::status::{Code, Outcome, to_c};
 use crate::streams;
 
 /// Runs the body of a function that needs nothing: no initialisation, no gate.
 pub(crate) fn early(name: &str, body: impl FnOnce() -> Outcome) -> u32 {
-    if process::is_forked() {
+    if is_forked() {
         return Code::NOT_INITIALIZED.0;
     }
     finish(name, || crate::faults::check(name).and_then(|()| body()))
@@ -77,7 +81,7 @@ fn finish(name: &str, body: impl FnOnce() -> Outcome) -> u32 {
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Code::UNKNOWN));
     if let Err(code) = outcome
         && code != Code::NOT_READY
-        && process::settings().log
+        && settings().log
     {
         eprintln!("softcuda: {name} returns {}", errors::name(code.0).unwrap_or("an error"));
     }
@@ -102,7 +106,7 @@ macro_rules! driver_api {
         #[allow(non_snake_case)]
         extern "C" fn $name($($argument: $type),*) -> u32 {
             crate::api::call(stringify!($name), || {
-                let $mode = crate::context::DefaultStream::Legacy;
+                let $mode = crate::submission::DefaultStream::Legacy;
                 $body
             })
         }
@@ -110,7 +114,7 @@ macro_rules! driver_api {
         #[allow(non_snake_case)]
         extern "C" fn $per_thread($($argument: $type),*) -> u32 {
             crate::api::call(stringify!($per_thread), || {
-                let $mode = crate::context::DefaultStream::PerThread;
+                let $mode = crate::submission::DefaultStream::PerThread;
                 $body
             })
         }

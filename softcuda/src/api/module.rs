@@ -141,7 +141,7 @@ pub(super) fn report<T>(parsed: Result<T, Refusal>, options: Option<&Options>) -
         }
     }
     parsed.map_err(|refusal| {
-        if crate::process::settings().log {
+        if crate::settings::settings().log {
             eprintln!("softcuda: module refused: {}", refusal.text);
         }
         refusal.code

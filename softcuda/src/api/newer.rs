@@ -3,16 +3,16 @@
 //! alone gives them out. They are for tests of what stands in front of a driver.
 
 use super::{call, copy};
-use crate::context::DefaultStream;
-use crate::process;
+use crate::settings;
 use crate::status::Outcome;
+use crate::submission::DefaultStream;
 
 /// The version of the API since when there are these functions.
 const SINCE: i32 = 13_060;
 
 /// The address of a function that is asked for by this name as of this version, if it is one of these.
 pub(super) fn find(name: &str, version: i32) -> Option<u64> {
-    if !process::settings().newer || version < SINCE {
+    if !settings::settings().newer || version < SINCE {
         return None;
     }
     match name {

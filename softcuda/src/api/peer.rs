@@ -3,7 +3,7 @@
 use super::arguments::Out;
 use super::driver_api;
 use crate::context;
-use crate::process::device;
+use crate::settings::device;
 use crate::status::{Code, Outcome};
 
 /// `CUdevice_P2PAttribute`.

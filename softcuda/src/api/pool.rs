@@ -2,70 +2,20 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys;
-
 use super::arguments::{In, Out};
-use super::vmm::{Access, ON_DEVICE, READ_WRITE};
+use super::pool_properties::{PINNED, Properties};
+use super::vmm::{Access, READ_WRITE};
 use super::{driver_api, graph_memory};
 use crate::capture;
-use crate::context::{Context, DefaultStream, stream_and_context};
+use crate::context::Context;
 use crate::device_memory;
 use crate::graphs::Work;
 use crate::managed_memory::Location;
 use crate::pools::{self, Pool};
-use crate::process::device;
+use crate::settings::device;
 use crate::status::{Code, Outcome};
 use crate::streams::Stream;
-
-/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
-const PINNED: u32 = 1;
-
-/// `CUmemPoolProps` with its enumerations as numbers.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct Properties {
-    kind: u32,
-    handle_types: u32,
-    location: Location,
-    security: u64,
-    most: usize,
-    usage: u16,
-    reserved: [u8; 54],
-}
-
-const _: () = assert!(size_of::<Properties>() == size_of::<sys::CUmemPoolProps>());
-
-impl Properties {
-    /// The device, if the properties are those of memory that pools can have.
-    ///
-    /// # Errors
-    /// `INVALID_VALUE`, `INVALID_DEVICE`, and `NOT_SUPPORTED` for what is not there.
-    pub(super) fn device(&self) -> Outcome<usize> {
-        if self.kind != PINNED || self.reserved.iter().any(|byte| *byte != 0) {
-            return Err(Code::INVALID_VALUE);
-        }
-        // Memory of pools is not shared between processes.
-        if self.handle_types != 0 || self.usage != 0 {
-            return Err(Code::NOT_SUPPORTED);
-        }
-        self.location.device()
-    }
-
-    /// Those of plain memory of a device.
-    fn of_device(device: usize) -> Properties {
-        let location = Location { kind: ON_DEVICE, id: device as i32 };
-        let reserved = [0; 54];
-        Properties {
-            kind: PINNED,
-            handle_types: 0,
-            location,
-            security: 0,
-            most: 0,
-            usage: 0,
-            reserved,
-        }
-    }
-}
+use crate::submission::{DefaultStream, stream_and_context};
 
 fn create(properties: &Properties) -> Outcome<u64> {
     let device = properties.device()?;

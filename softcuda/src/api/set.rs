@@ -2,11 +2,11 @@
 
 use super::driver_api;
 use crate::capture;
-use crate::context::{self, DefaultStream};
 use crate::copy_engine::Fill;
 use crate::graph_memory;
 use crate::operations::Operation;
 use crate::status::{Code, Outcome};
+use crate::submission::{self, DefaultStream};
 
 /// Refuses what cannot be filled, before it is submitted.
 pub(super) fn check(fill: &Fill) -> Outcome {
@@ -32,7 +32,7 @@ pub(super) fn check(fill: &Fill) -> Outcome {
 }
 
 fn submit(mode: DefaultStream, stream: u64, fill: Fill, wait: bool) -> Outcome {
-    let (stream, context) = context::stream_and_context(stream, mode)?;
+    let (stream, context) = submission::stream_and_context(stream, mode)?;
     check(&fill)?;
     if fill.width == 0 || fill.height == 0 {
         return Ok(());

@@ -3,13 +3,15 @@
 use super::arguments::Out;
 use super::driver_api;
 use crate::capture;
-use crate::context::{self, STREAMS, stream_and_context};
+use crate::context::{self, STREAMS};
 use crate::events::EVENTS;
 use crate::graphs::Work;
-use crate::operations::{HostCall, Operation};
+use crate::host_calls::HostCall;
+use crate::operations::Operation;
 use crate::pools;
 use crate::status::{Code, Outcome};
 use crate::streams::NON_BLOCKING;
+use crate::submission::stream_and_context;
 
 pub(super) type HostFunction = Option<unsafe extern "C" fn(u64)>;
 /// `CU_EVENT_WAIT_EXTERNAL`.

@@ -6,7 +6,7 @@ use super::arguments::Out;
 use super::driver_api;
 use super::stream::HostFunction;
 use crate::graphs;
-use crate::operations::HostCall;
+use crate::host_calls::HostCall;
 use crate::status::{Code, Outcome};
 use crate::user_objects::{self, Held, USER_OBJECTS, UserObject};
 

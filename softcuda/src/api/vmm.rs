@@ -11,7 +11,7 @@ use crate::context;
 use crate::device_memory;
 use crate::ipc;
 use crate::managed_memory::Location;
-use crate::process::{Vmm, device, settings};
+use crate::settings::{Vmm, device, settings};
 use crate::status::{Code, Outcome};
 use crate::virtual_memory::{self, POSIX_FILE_DESCRIPTOR};
 

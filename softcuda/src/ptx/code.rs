@@ -1,10 +1,9 @@
 //! The executable form: instructions over numbered registers.
 
 use super::ast::Space;
-use super::fragment::{Element, Fragment, MOST_REGISTERS, Sum};
+pub(crate) use super::lanes::WIDTH;
 
-/// Lanes of a warp.
-pub(crate) const WIDTH: usize = 32;
+use super::fragment::{Element, Fragment, MOST_REGISTERS, Sum};
 
 /// One register of a warp. A value narrower than 64 bits is in the low bits; the bits above it
 /// are unspecified, every reader takes only its own width.

@@ -5,7 +5,7 @@
 //! row `l / 4 + 8`. Where those of `wmma` lie is left open by PTX; here the elements are dealt to the
 //! lanes in their order, as many to each.
 
-use super::code::WIDTH;
+use super::lanes::WIDTH;
 
 /// What the elements of the factors of a matrix product are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,6 +14,8 @@ mod diagnostic;
 mod exec;
 mod fragment;
 mod kernels;
+mod lanes;
+mod launch;
 mod lexer;
 mod link;
 mod lower;
@@ -22,49 +24,10 @@ mod parser;
 mod trap;
 
 pub use diagnostic::{Diagnostic, DiagnosticKind};
+pub use launch::{AddressSpace, Launch};
 pub use link::link;
 pub use module::{Entry, Global, Module, Param, Relocation};
 pub use trap::Trap;
-
-use std::sync::atomic::AtomicBool;
-
-/// Answers which addresses a kernel may access.
-///
-/// Nothing may be taken away while a launch that could touch them runs: positive answers are
-/// remembered for the length of a launch.
-pub trait AddressSpace: Sync {
-    /// Is every byte of `[addr, addr + len)` mapped, device-accessible memory of this process?
-    ///
-    /// A `true` is a promise that the bytes may be read through a plain pointer until the launch
-    /// ends. Questions are also asked about whole pages of 4096 bytes and
-    /// parts of 256 around an access, so a `false` is no fault by itself.
-    fn is_mapped(&self, addr: u64, len: usize) -> bool;
-
-    /// May every byte of `[addr, addr + len)` also be written to? Promise and questions are as for
-    /// [`AddressSpace::is_mapped`].
-    fn is_writable(&self, addr: u64, len: usize) -> bool;
-}
-
-/// One kernel launch.
-pub struct Launch<'a> {
-    /// Blocks in x, y and z.
-    pub grid: [u32; 3],
-    /// Threads per block in x, y and z.
-    pub block: [u32; 3],
-    /// Dynamic shared memory per block, in bytes.
-    pub dynamic_shared: u32,
-    /// The parameter buffer, laid out as [`Entry::params`] says; at least
-    /// [`Entry::param_bytes`] long.
-    pub params: &'a [u8],
-    /// The address of each of [`Module::globals`], in the same order.
-    pub global_addresses: &'a [u64],
-    /// Whether all blocks must make progress at the same time (grid-wide barriers).
-    pub cooperative: bool,
-    /// Set to true by the caller to stop the launch soon; it then ends in [`Trap::Cancelled`].
-    pub cancel: &'a AtomicBool,
-    /// Receives the formatted output of one `printf` call.
-    pub print: &'a (dyn Fn(&[u8]) + Sync),
-}
 
 /// Runs a launch to its end.
 ///

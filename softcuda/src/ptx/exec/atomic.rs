@@ -1,7 +1,7 @@
 //! Read-modify-write.
 
-use super::Step;
 use super::block::Room;
+use super::context::Step;
 use super::memory::{Use, resolve};
 use super::warp::Warp;
 use crate::ptx::ast::Space;

@@ -1,8 +1,8 @@
 //! One block: its warps, its shared memory and its barriers.
 
+use super::context::{Context, Fault, QUANTUM, SHORT_QUANTUM, Step};
 use super::memory::Mapped;
 use super::warp::{Status, Warp};
-use super::{Context, Fault, QUANTUM, SHORT_QUANTUM, Step};
 use crate::ptx::code::{BarrierMode, NONE, Reg};
 
 /// A barrier of a block.

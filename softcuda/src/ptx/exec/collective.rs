@@ -2,8 +2,8 @@
 
 use super::atomic::apply;
 use super::block::Room;
+use super::context::{Fault, Step};
 use super::warp::{Warp, for_lanes};
-use super::{Fault, Step};
 use crate::ptx::code::{AtomicType, Lanes, NONE, Op, ShuffleMode, VoteMode, WIDTH};
 
 impl Warp<'_> {

@@ -1,8 +1,8 @@
 //! `cp.async`, done at once.
 
 use super::block::Room;
+use super::context::{Fault, Step};
 use super::warp::Warp;
-use super::{Fault, Step};
 use crate::ptx::code::{AsyncCopy, BulkCopy, CopyReads};
 
 impl Warp<'_> {

@@ -7,8 +7,8 @@
 //! are added one after the other, each rounded once.
 
 use super::block::Room;
+use super::context::{Fault, Step};
 use super::warp::Warp;
-use super::{Fault, Step};
 use crate::ptx::ast::Space;
 use crate::ptx::code::{
     FragmentMove, Lanes, MatrixProduct, Multiply, Place, Reg, SHARED_WINDOW, Src, WIDTH,

@@ -5,8 +5,8 @@
 //! copies have still to bring (a number with a sign), and in bit 63 whether the phase is an odd one.
 
 use super::block::Room;
+use super::context::{Fault, Step};
 use super::warp::Warp;
-use super::{Fault, Step};
 use crate::ptx::ast::Space;
 use crate::ptx::code::{
     MOST_ARRIVALS, Mbarrier, MbarrierAction, NONE, PENDING_ARRIVALS, Place, SHARED_WINDOW,

@@ -1,13 +1,13 @@
 //! Loads and stores in every space.
 
 use super::block::Room;
+use super::context::{Fault, Step};
 use super::warp::{Warp, for_lanes};
-use super::{Fault, Step};
-use crate::ptx::AddressSpace;
 use crate::ptx::ast::Space;
 use crate::ptx::code::{
     LOCAL_WINDOW, Lanes, NONE, PARAM_WINDOW, Place, Reg, SHARED_WINDOW, Src, WIDTH, WINDOW_MASK,
 };
+use crate::ptx::launch::AddressSpace;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};

@@ -3,6 +3,7 @@
 mod atomic;
 mod block;
 mod collective;
+mod context;
 mod copy;
 mod matrix;
 mod mbarrier;
@@ -11,94 +12,21 @@ mod print;
 mod turns;
 mod warp;
 
-use super::code::{Code, RESERVED_SHARED};
+use super::code::RESERVED_SHARED;
+use super::launch::{AddressSpace, Launch};
 use super::module::{Entry, Module};
 use super::trap::Trap;
-use super::{AddressSpace, Launch};
 use block::Block;
+use context::Context;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The most threads of a block, as on a GPU.
 const MOST_THREADS: u64 = 1024;
-/// Instructions a warp runs before the other warps of its block get their turn.
-const QUANTUM: u32 = 20_000;
-/// The same in a block where lanes of one warp have to take turns.
-const SHORT_QUANTUM: u32 = 200;
 /// Launches below this many threads are not worth waking other host threads for.
 const SMALL: u64 = 256;
 
-/// What all blocks of a launch share.
-struct Context<'a> {
-    module: &'a Module,
-    entry: &'a Entry,
-    launch: &'a Launch<'a>,
-    memory: &'a dyn AddressSpace,
-    /// Bytes of shared memory per block, dynamic memory included.
-    shared_bytes: usize,
-    next_block: AtomicU64,
-    blocks: u64,
-    stop: AtomicBool,
-    /// What grid-wide barriers count in: a size, then the count.
-    workspace: [AtomicU32; 2],
-    trap: Mutex<Option<Trap>>,
-}
-
-/// Why a thread stopped; without the kernel's name, which [`Context::trap_of`] adds.
-#[derive(Debug)]
-enum Fault {
-    Illegal(u64),
-    Misaligned(u64, usize),
-    Trapped,
-    Assert(String),
-    Instruction(&'static str),
-    Stack,
-    Deadlock,
-    Cancelled,
-}
-
-type Step<T> = Result<T, Fault>;
-
-impl<'a> Context<'a> {
-    fn code(&self, function: usize) -> Option<&'a Code> {
-        self.module.functions.get(function)
-    }
-
-    /// The address of the workspace; 0 tells kernels that the launch is not cooperative.
-    fn workspace_address(&self) -> u64 {
-        if self.launch.cooperative { self.workspace.as_ptr() as u64 } else { 0 }
-    }
-
-    fn trap_of(&self, fault: Fault) -> Trap {
-        let kernel = self.entry.name.clone();
-        match fault {
-            Fault::Illegal(address) => Trap::IllegalAddress { address, kernel },
-            Fault::Misaligned(address, size) => Trap::Misaligned { address, size, kernel },
-            Fault::Trapped => Trap::Trapped { kernel },
-            Fault::Assert(message) => Trap::Assert { message, kernel },
-            Fault::Instruction(reason) => {
-                Trap::IllegalInstruction { reason: reason.to_owned(), kernel }
-            }
-            Fault::Stack => Trap::StackOverflow { kernel },
-            Fault::Deadlock => Trap::Deadlock { kernel },
-            Fault::Cancelled => Trap::Cancelled,
-        }
-    }
-
-    /// Keeps the first fault and stops the other workers.
-    fn fail(&self, fault: Fault) {
-        let mut trap = self.trap.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        trap.get_or_insert_with(|| self.trap_of(fault));
-        self.stop.store(true, Ordering::Relaxed);
-    }
-
-    fn check_stop(&self) -> Step<()> {
-        if self.stop.load(Ordering::Relaxed) || self.launch.cancel.load(Ordering::Relaxed) {
-            return Err(Fault::Cancelled);
-        }
-        Ok(())
-    }
-
+impl Context<'_> {
     fn coordinates(&self, index: u64) -> [u32; 3] {
         let [x, y, _] = self.launch.grid.map(u64::from);
         [(index % x) as u32, (index / x % y) as u32, (index / x / y) as u32]

@@ -1,8 +1,8 @@
 //! `printf` and `assert` of kernels.
 
 use super::block::Room;
+use super::context::{Fault, Step};
 use super::warp::Warp;
-use super::{Fault, Step};
 use crate::ptx::ast::Space;
 use std::io::Write;
 

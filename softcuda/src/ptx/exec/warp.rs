@@ -1,8 +1,8 @@
 //! One warp: the instruction loop, divergence and calls.
 
 use super::block::{Arrival, Barrier, Room, Waiting};
+use super::context::{Fault, Step};
 use super::memory::Local;
-use super::{Fault, Step};
 use crate::ptx::code::{
     BarrierMode, CONSTANT, CallSite, Code, FUNCTION_WINDOW, Inst, LOCAL_WINDOW, Lanes, NONE, Op,
     RESERVED_SHARED, Reg, Special, Src, WIDTH, WINDOW_MASK,

@@ -2,7 +2,7 @@
 //! rounded once. (Errors of products and quotients of doubles may be too small for a double, so
 //! they do not tell on which side of a rounded result the exact one lies.)
 
-use super::rounding::Round;
+use super::round::Round;
 
 /// `mantissa * 2^exponent`, and a little more if `sticky`: less than one unit of the mantissa.
 /// A sticky mantissa has at least 60 bits.

@@ -9,6 +9,7 @@ mod exact;
 pub(crate) mod float;
 pub(crate) mod half;
 pub(crate) mod int;
+mod round;
 pub(crate) mod rounding;
 
 use std::sync::LazyLock;

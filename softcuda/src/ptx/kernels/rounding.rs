@@ -1,29 +1,10 @@
 //! Directed rounding. In single precision the nearest result is computed, then moved by one step
 //! if the exact result, which doubles can tell, lies on the wrong side of it.
 
+pub(crate) use super::round::Round;
+
 use super::exact;
 use std::cmp::Ordering;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Round {
-    Nearest,
-    Zero,
-    Down,
-    Up,
-}
-
-impl Round {
-    /// `rn`, `rz`, `rm`, `rp`, and the integer roundings `rni` to `rpi`.
-    pub(crate) fn parse(name: &str) -> Option<Round> {
-        Some(match name {
-            "rn" | "rni" => Round::Nearest,
-            "rz" | "rzi" => Round::Zero,
-            "rm" | "rmi" => Round::Down,
-            "rp" | "rpi" => Round::Up,
-            _ => return None,
-        })
-    }
-}
 
 /// The exact sum of two doubles as a rounded sum and its error.
 #[inline(always)]
