@@ -4,8 +4,8 @@
 //! on the other hyperthread of its core takes a part of what the core can do, nice or not; and a worker that is
 //! in the middle of a write lets nobody else have its CPU. So those who copy beside programs stay off the CPUs on
 //! which busy threads of the programs run, and off the siblings of those. A virtual machine may not be told of
-//! siblings (`docs/results.md`, "Rounds in which the program is slow"), so of many CPUs they leave some more, and as a
-//! rule the same ones, since waking up a CPU is what seems to bring it onto another's core.
+//! siblings (`docs/results/beside.md`, "Rounds in which the program is slow"), so of many CPUs they leave some more,
+//! and as a rule the same ones, since waking up a CPU is what seems to bring it onto another's core.
 //!
 //! A CPU is what the kernel numbers: of a core with hyperthreads each one.
 
@@ -168,8 +168,8 @@ fn free(own: &Cpus, busy: &[usize], siblings: impl Fn(usize) -> Cpus, last: &Cpu
         }
         free = left;
     }
-    // Always the same, if possible: who wakes a CPU up may slow another (`docs/results.md`, "Rounds in which the
-    // program is slow").
+    // Always the same, if possible: who wakes a CPU up may slow another (`docs/results/beside.md`, "Rounds in which
+    // the program is slow").
     let mut spare: Vec<usize> = free.iter().copied().collect();
     spare.sort_by_key(|cpu| (last.contains(cpu), Reverse(*cpu)));
     for cpu in spare.iter().take(own.len() / CPUS_SPARE) {

@@ -41,7 +41,7 @@ pub(super) struct PinnedAllocation {
 }
 
 /// Memory of this process, of zeros at first, in huge pages where the kernel has them. What the driver allocates
-/// seems to be mapped in small ones: a processor reads that more slowly (`docs/results.md`, "What the copy is up
+/// seems to be mapped in small ones: a processor reads that more slowly (`docs/results/copy.md`, "What the copy is up
 /// against").
 #[derive(Debug)]
 struct Pages {

@@ -2,10 +2,10 @@
 //!
 //! A copy engine that has work of several processes goes on with that of one for as long as there is any, up to half a
 //! millisecond. A program that brings one number to the host waits for that, however little of the link it
-//! needs (`docs/results.md`, "What copies cost a program"). So here one thread, the feeder, starts one copy of a few
-//! chunks that follow each other, waits for it without sleeping, and only then starts the next. In the moments
-//! between the others have their turn. A large copy makes up for these moments: it takes less time than several
-//! small ones.
+//! needs (`docs/results/beside.md`, "What copies cost a program"). So here one thread, the feeder, starts one copy of
+//! a few chunks that follow each other, waits for it without sleeping, and only then starts the next. In the moments
+//! between the others have their turn. A large copy makes up for these moments: it takes less time than several small
+//! ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -99,7 +99,7 @@ fn feed<'a>(
     let (began, mut copied, mut starved) = (Instant::now(), Duration::ZERO, Duration::ZERO);
     loop {
         // The one that came back first. What has just been read is in a processor's own cache, and a device that writes
-        // there has to wait for that (`docs/results.md`).
+        // there has to wait for that (`docs/results/beside.md`).
         let batch = free.try_recv().ok().or_else(|| {
             // It must not wait for what it has itself.
             send(arrived, done.take());

@@ -25,7 +25,7 @@ pub struct Cut {
     pub max: usize,
 }
 
-/// How the files of an image are cut. `docs/results.md` has the measurements behind it.
+/// How the files of an image are cut. `docs/results/store.md` has the measurements behind it.
 pub const FILE_CUT: Cut = Cut { min: 8 << 10, mark: 32 << 10, max: 128 << 10 };
 
 /// A file is cut by spans of this many bytes, which many threads work on.
