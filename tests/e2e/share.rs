@@ -11,8 +11,8 @@ use serde_json::Value;
 const SHARE: [&str; 2] = ["--share", "--json"];
 /// All phases of a restore.
 const PHASES: [&str; 7] = ["preflight", "load", "extract", "criu", "driver", "attach", "resume"];
-/// Long enough that the dump sees it at work.
-const AT_WORK: [&str; 4] = ["--steps", "200", "--step-delay-ms", "10"];
+/// Enough steps for all of a dump, so that it sees them.
+const AT_WORK: [&str; 2] = ["--steps", "200"];
 
 /// The report of a restore that has ended well.
 fn report(child: Started) -> Result<Value> {
@@ -84,7 +84,7 @@ struct Instances {
 impl Instances {
     fn of(name: &str) -> Result<Self> {
         let lab = Lab::new();
-        let piped = Piped::in_the_middle(&lab, name, &AT_WORK)?;
+        let piped = Piped::at_work(&lab, name, &AT_WORK)?;
         Ok(Self { lab, piped, running: Vec::new() })
     }
 
@@ -200,7 +200,7 @@ fn a_write_that_nobody_foresaw_is_noticed_and_the_full_restore_follows() -> Resu
 #[test]
 fn an_image_whose_memory_was_written_is_shared_no_more() -> Result<()> {
     let lab = Lab::new();
-    let piped = Piped::in_the_middle(&lab, "stamp", &AT_WORK)?;
+    let piped = Piped::at_work(&lab, "stamp", &AT_WORK)?;
     piped.pace.allow_all()?;
     // Whether it was restored again, and what the last restore says.
     let run = |args: &[&str]| -> Result<(bool, Value)> {
@@ -231,7 +231,7 @@ fn an_image_whose_memory_was_written_is_shared_no_more() -> Result<()> {
 #[test]
 fn an_instance_can_be_dumped() -> Result<()> {
     let lab = Lab::new();
-    let dumped = Dumped::in_the_middle(&lab, "model", &["--steps", "600"])?;
+    let dumped = Dumped::at_work(&lab, "model", &["--steps", "600"])?;
     for args in [&["-R", "--protocol", "cow"][..], &["-R", "--protocol", "stop"], &["-R"]] {
         let child = begin(&lab, &["--ready-file", "ready"], &[])?;
         until("it goes on", || lab.path("ready").exists())?;
@@ -278,7 +278,7 @@ fn a_restore_that_fails_or_is_killed_leaves_no_program_behind() -> Result<()> {
 #[test]
 fn a_program_whose_gpucr_was_killed_does_not_hang() -> Result<()> {
     let lab = Lab::new();
-    let dumped = Dumped::in_the_middle(&lab, "halves", &["--steps", "400"])?;
+    let dumped = Dumped::at_work(&lab, "halves", &["--steps", "400"])?;
     let mut child = begin(&lab, &["--ready-file", "ready"], &[("GPUCR_FAULT", "hold:never")])?;
     until("it goes on", || lab.path("ready").exists())?;
     child.kill()?;
@@ -290,7 +290,7 @@ fn a_program_whose_gpucr_was_killed_does_not_hang() -> Result<()> {
 #[test]
 fn nor_does_it_in_a_pid_namespace() -> Result<()> {
     let lab = Lab::new();
-    let dumped = Dumped::in_the_middle(&lab, "halves", &["--steps", "400"])?;
+    let dumped = Dumped::at_work(&lab, "halves", &["--steps", "400"])?;
     let ready = lab.path("ready");
     let mut child = begin(&lab, &["--new-pids", "--ready-file", "ready"], &[])?;
     until("it goes on", || ready.exists())?;

@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{Lab, Pace, Program, Started, binary, in_own_session, show, undisturbed};
+use crate::{Lab, Pace, Program, Started, binary, in_own_session, undisturbed};
 
 /// A workload that was dumped to `image` in the middle of its work and has ended. Restored it goes on to
 /// its end.
@@ -25,21 +26,36 @@ impl Dumped {
         Self::with(lab, name, args, &[])
     }
 
-    /// The same with more in the environment of the second.
+    /// The same while it works, so that the dump sees what it launches.
+    pub fn at_work(lab: &Lab, name: &str, args: &[&str]) -> Result<Self> {
+        Self::dumped_by(lab, name, args, &[], AT_WORK)
+    }
+
+    /// As [`in_the_middle`](Self::in_the_middle), with more in the environment of the second.
     pub fn with(
         lab: &Lab,
         name: &str,
         args: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<Self> {
+        Self::dumped_by(lab, name, args, environment, WAITING)
+    }
+
+    fn dumped_by(
+        lab: &Lab,
+        name: &str,
+        args: &[&str],
+        environment: &[(&str, &str)],
+        share: usize,
+    ) -> Result<Self> {
         let expected = undisturbed(name, args)?;
-        let pace = Pace::new()?;
-        pace.allow(last_step(&expected)? / 2)?;
+        let (pace, half) = (Pace::new()?, last_step(&expected)? / 2);
+        let first = half / share;
+        pace.allow(first)?;
         let paced = [args, &["--step-delay-ms", "10", "--pace", pace.file()]].concat();
         let mut program = lab.start_with(name, &paced, environment)?;
         program.wait_for("ready")?;
-        let output = lab.run(["dump", "--pid", &program.pid.to_string(), "-o", "image"])?;
-        ensure!(output.status.success(), "{}", show(&output));
+        dump(lab, program.pid, &pace, half - first)?;
         program.wait()?;
         pace.allow_all()?;
         program.let_go()?;
@@ -69,9 +85,19 @@ pub struct Piped {
 impl Piped {
     /// Runs the workload once to its end, and a second time up to the dump.
     pub fn in_the_middle(lab: &Lab, name: &str, args: &[&str]) -> Result<Self> {
+        Self::dumped_by(lab, name, args, WAITING)
+    }
+
+    /// The same while it works, so that the dump sees what it launches.
+    pub fn at_work(lab: &Lab, name: &str, args: &[&str]) -> Result<Self> {
+        Self::dumped_by(lab, name, args, AT_WORK)
+    }
+
+    fn dumped_by(lab: &Lab, name: &str, args: &[&str], share: usize) -> Result<Self> {
         let expected = undisturbed(name, args)?;
-        let pace = Pace::new()?;
-        pace.allow(last_step(&expected)? / 2)?;
+        let (pace, half) = (Pace::new()?, last_step(&expected)? / 2);
+        let first = half / share;
+        pace.allow(first)?;
         let mut command = lab.gpucr();
         command.args(["run", "--device", "soft", "--"]).arg(binary("workload")).arg(name);
         command.args(args).args(["--pace", pace.file()]).stdout(Stdio::piped());
@@ -82,8 +108,7 @@ impl Piped {
         while before.iter().filter(|line: &&String| line.starts_with("step ")).count() < 3 {
             before.push(lines.next().context("it goes on")??);
         }
-        let output = lab.run(["dump", "--pid", &program.id().to_string(), "-o", "image"])?;
-        ensure!(output.status.success(), "{}", show(&output));
+        dump(lab, program.id(), &pace, half - first)?;
         before.extend(lines.collect::<Result<Vec<_>, _>>()?);
         program.wait()?;
         Ok(Self { pid: program.id(), pace, before, expected })
@@ -105,6 +130,41 @@ impl Piped {
         ensure!(all == self.expected, "{out} differs: {all:#?}");
         Ok(())
     }
+}
+
+/// One in so many of the steps that end before the image is complete may end before the dump: all of them where
+/// the workload waits during the dump.
+const WAITING: usize = 1;
+/// The same where it works during the dump. It prints one line for each fiftieth of all steps, and these are
+/// enough for the first lines.
+const AT_WORK: usize = 4;
+/// What it is given for one of the steps that it makes during the dump.
+const STEP: Duration = Duration::from_millis(10);
+
+/// Dumps to `image` a program that goes as far as `pace` lets it. From when the dump records what it launches until
+/// the end of the dump it may make these steps.
+fn dump(lab: &Lab, pid: u32, pace: &Pace, mut steps: usize) -> Result<()> {
+    let path = lab.path("dump-at-work.log");
+    let mut command = lab.gpucr();
+    command.args(["dump", "-o", "image", "--pid", &pid.to_string()]);
+    command.env("GPUCR_LOG", "gpucr_core=debug").env("NO_COLOR", "1");
+    command.stdout(Stdio::null()).stderr(File::create(&path)?);
+    let mut child = Started::spawn(&mut command)?;
+    let log = || std::fs::read_to_string(&path);
+    let mut is_recorded = false;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        is_recorded = is_recorded || log()?.contains("phase=\"precopy\"");
+        if is_recorded && steps > 0 {
+            pace.allow(1)?;
+            steps -= 1;
+        }
+        std::thread::sleep(STEP);
+    };
+    ensure!(status.success(), "{status}: {}", log()?);
+    Ok(std::fs::remove_file(path)?)
 }
 
 /// The number of the last step in what a workload prints.

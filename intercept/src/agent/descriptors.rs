@@ -85,16 +85,19 @@ mod tests {
 
     #[test]
     fn parked_descriptors_stay_usable_above_the_limit() {
-        let limit = getrlimit(Resource::Nofile);
+        // Where the limit is as high as it may be nothing would be raised.
+        let limit = Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) };
+        setrlimit(Resource::Nofile, limit).expect("lower");
         let fd = rustix::fs::memfd_create("parked", rustix::fs::MemfdFlags::CLOEXEC).expect("made");
         let room = Room::make();
+        assert_ne!(getrlimit(Resource::Nofile), limit);
         let parked = room.park(fd);
         drop(room);
         assert_eq!(getrlimit(Resource::Nofile), limit);
         // What the program sets meanwhile stands.
         let own = Rlimit { current: limit.current.map(|files| files / 2), ..limit };
         let room = Room::make();
-        rustix::process::setrlimit(Resource::Nofile, own).expect("lower");
+        setrlimit(Resource::Nofile, own).expect("lower");
         drop(room);
         assert_eq!(getrlimit(Resource::Nofile), own);
         rustix::fs::fstat(&parked).expect("usable");
