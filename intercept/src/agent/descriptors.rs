@@ -83,11 +83,31 @@ mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
 
+    /// A low limit of open files, so that there is something to raise; what it was comes back when this is dropped.
+    struct Low {
+        before: Rlimit,
+        limit: Rlimit,
+    }
+
+    impl Low {
+        fn set() -> Self {
+            let before = getrlimit(Resource::Nofile);
+            let limit = Rlimit { current: Some(64), ..before };
+            setrlimit(Resource::Nofile, limit).expect("lower");
+            Self { before, limit }
+        }
+    }
+
+    impl Drop for Low {
+        fn drop(&mut self) {
+            setrlimit(Resource::Nofile, self.before).expect("not above the maximum");
+        }
+    }
+
     #[test]
     fn parked_descriptors_stay_usable_above_the_limit() {
-        // Where the limit is as high as it may be nothing would be raised.
-        let limit = Rlimit { current: Some(64), ..getrlimit(Resource::Nofile) };
-        setrlimit(Resource::Nofile, limit).expect("lower");
+        let low = Low::set();
+        let limit = low.limit;
         let fd = rustix::fs::memfd_create("parked", rustix::fs::MemfdFlags::CLOEXEC).expect("made");
         let room = Room::make();
         assert_ne!(getrlimit(Resource::Nofile), limit);
@@ -109,9 +129,8 @@ mod tests {
     /// In a process of its own, like each test: the limit is the process's.
     #[test]
     fn a_child_that_is_made_meanwhile_has_the_programs_limit() {
-        const OWN: u64 = 64;
-        let programs = Rlimit { current: Some(OWN), ..getrlimit(Resource::Nofile) };
-        setrlimit(Resource::Nofile, programs).expect("lower");
+        let low = Low::set();
+        let programs = low.limit;
         let room = Room::make();
         assert_ne!(getrlimit(Resource::Nofile), programs);
         // SAFETY: the child calls nothing that takes a lock, and ends without leaving this block.
