@@ -11,7 +11,7 @@ use serde_json::Value;
 const SHARE: [&str; 2] = ["--share", "--json"];
 /// All phases of a restore.
 const PHASES: [&str; 7] = ["preflight", "load", "extract", "criu", "driver", "attach", "resume"];
-/// Enough steps for all of a dump, so that it sees them.
+/// Enough steps that a dump sees some of them.
 const AT_WORK: [&str; 2] = ["--steps", "200"];
 
 /// The report of a restore that has ended well.

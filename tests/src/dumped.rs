@@ -28,7 +28,7 @@ impl Dumped {
 
     /// The same while it works, so that the dump sees what it launches.
     pub fn at_work(lab: &Lab, name: &str, args: &[&str]) -> Result<Self> {
-        Self::dumped_by(lab, name, args, &[], AT_WORK)
+        Self::dumped_by(lab, name, args, &[], Meanwhile::Works)
     }
 
     /// As [`in_the_middle`](Self::in_the_middle), with more in the environment of the second.
@@ -38,7 +38,7 @@ impl Dumped {
         args: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<Self> {
-        Self::dumped_by(lab, name, args, environment, WAITING)
+        Self::dumped_by(lab, name, args, environment, Meanwhile::Waits)
     }
 
     fn dumped_by(
@@ -46,16 +46,14 @@ impl Dumped {
         name: &str,
         args: &[&str],
         environment: &[(&str, &str)],
-        share: usize,
+        meanwhile: Meanwhile,
     ) -> Result<Self> {
         let expected = undisturbed(name, args)?;
-        let (pace, half) = (Pace::new()?, last_step(&expected)? / 2);
-        let first = half / share;
-        pace.allow(first)?;
+        let (pace, left) = meanwhile.pace(&expected)?;
         let paced = [args, &["--step-delay-ms", "10", "--pace", pace.file()]].concat();
         let mut program = lab.start_with(name, &paced, environment)?;
         program.wait_for("ready")?;
-        dump(lab, program.pid, &pace, half - first)?;
+        dump(lab, program.pid, &pace, left)?;
         program.wait()?;
         pace.allow_all()?;
         program.let_go()?;
@@ -85,19 +83,17 @@ pub struct Piped {
 impl Piped {
     /// Runs the workload once to its end, and a second time up to the dump.
     pub fn in_the_middle(lab: &Lab, name: &str, args: &[&str]) -> Result<Self> {
-        Self::dumped_by(lab, name, args, WAITING)
+        Self::dumped_by(lab, name, args, Meanwhile::Waits)
     }
 
     /// The same while it works, so that the dump sees what it launches.
     pub fn at_work(lab: &Lab, name: &str, args: &[&str]) -> Result<Self> {
-        Self::dumped_by(lab, name, args, AT_WORK)
+        Self::dumped_by(lab, name, args, Meanwhile::Works)
     }
 
-    fn dumped_by(lab: &Lab, name: &str, args: &[&str], share: usize) -> Result<Self> {
+    fn dumped_by(lab: &Lab, name: &str, args: &[&str], meanwhile: Meanwhile) -> Result<Self> {
         let expected = undisturbed(name, args)?;
-        let (pace, half) = (Pace::new()?, last_step(&expected)? / 2);
-        let first = half / share;
-        pace.allow(first)?;
+        let (pace, left) = meanwhile.pace(&expected)?;
         let mut command = lab.gpucr();
         command.args(["run", "--device", "soft", "--"]).arg(binary("workload")).arg(name);
         command.args(args).args(["--pace", pace.file()]).stdout(Stdio::piped());
@@ -108,7 +104,7 @@ impl Piped {
         while before.iter().filter(|line: &&String| line.starts_with("step ")).count() < 3 {
             before.push(lines.next().context("it goes on")??);
         }
-        dump(lab, program.id(), &pace, half - first)?;
+        dump(lab, program.id(), &pace, left)?;
         before.extend(lines.collect::<Result<Vec<_>, _>>()?);
         program.wait()?;
         Ok(Self { pid: program.id(), pace, before, expected })
@@ -132,32 +128,50 @@ impl Piped {
     }
 }
 
-/// One in so many of the steps that end before the image is complete may end before the dump: all of them where
-/// the workload waits during the dump.
-const WAITING: usize = 1;
-/// The same where it works during the dump. It prints one line for each fiftieth of all steps, and these are
-/// enough for the first lines.
-const AT_WORK: usize = 4;
-/// What it is given for one of the steps that it makes during the dump.
+/// What a workload does during its dump. Either way it has made half of its steps when the image is complete, at most.
+#[derive(Clone, Copy)]
+enum Meanwhile {
+    /// It has made them before, and waits.
+    Waits,
+    /// It makes most of them during the dump.
+    Works,
+}
+
+impl Meanwhile {
+    /// A pace that allows the steps before the dump, and how many may be made during it.
+    fn pace(self, expected: &[String]) -> Result<(Pace, usize)> {
+        let half = last_step(expected)? / 2;
+        let before = match self {
+            Self::Waits => half,
+            // A workload prints one line for each fiftieth of its steps: so there are some lines.
+            Self::Works => half / 4,
+        };
+        let pace = Pace::new()?;
+        pace.allow(before)?;
+        Ok((pace, half - before))
+    }
+}
+
+/// How often a workload may make one more step during its dump.
 const STEP: Duration = Duration::from_millis(10);
 
-/// Dumps to `image` a program that goes as far as `pace` lets it. From when the dump records what it launches until
-/// the end of the dump it may make these steps.
+/// Dumps to `image` a workload that waits for `pace`. Once the dump records what it launches, the workload may make
+/// `steps` more.
 fn dump(lab: &Lab, pid: u32, pace: &Pace, mut steps: usize) -> Result<()> {
-    let path = lab.path("dump-at-work.log");
+    let path = lab.path("dump.log");
     let mut command = lab.gpucr();
     command.args(["dump", "-o", "image", "--pid", &pid.to_string()]);
     command.env("GPUCR_LOG", "gpucr_core=debug").env("NO_COLOR", "1");
     command.stdout(Stdio::null()).stderr(File::create(&path)?);
     let mut child = Started::spawn(&mut command)?;
     let log = || std::fs::read_to_string(&path);
-    let mut is_recorded = false;
+    let mut is_recording = false;
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        is_recorded = is_recorded || log()?.contains("phase=\"precopy\"");
-        if is_recorded && steps > 0 {
+        is_recording = is_recording || log()?.contains("phase=\"precopy\"");
+        if is_recording && steps > 0 {
             pace.allow(1)?;
             steps -= 1;
         }
