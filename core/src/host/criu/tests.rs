@@ -446,7 +446,7 @@ fn failure_names_the_reason() {
     }
     // Not the leader of its session.
     let mut sleep = Command::new("sleep");
-    sleep.arg("60").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    sleep.arg("infinity").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = sleep.spawn().unwrap();
     let images = Images::new();
     let options = DumpOptions::new(child.id(), images.1.as_fd());
