@@ -1,4 +1,5 @@
-//! The chores of this repository: `cargo xtask setup | test | demo | man | deny | mutants | fixtures | dist | bench`.
+//! The chores of this repository: `cargo xtask setup | test | demo | man | deny | shape | mutants | fixtures |
+//! dist | bench`.
 //!
 //! One module for each subcommand; `sys` holds what they share.
 
@@ -16,6 +17,7 @@ mod mutants;
 mod python;
 mod runs;
 mod setup;
+mod shape;
 mod sys;
 mod test;
 
@@ -45,6 +47,8 @@ enum Task {
     Fixtures,
     /// Check licences, sources and duplicates of what gpucr depends on, against deny.toml
     Deny,
+    /// Measure the structure of the Rust sources: circles, long functions and files, public items
+    Shape(shape::Args),
     /// Make deliberate defects one by one, and show that the tests find each; writes docs/mutants.md
     Mutants(mutants::Args),
     /// Build dist/gpucr-VERSION-x86_64-linux.tar.gz
@@ -63,6 +67,7 @@ fn main() -> ExitCode {
         Task::Mutants(args) => mutants::run(&args).map(|()| ExitCode::SUCCESS),
         Task::Fixtures => fixtures::run().map(|()| ExitCode::SUCCESS),
         Task::Deny => deny::run().map(|()| ExitCode::SUCCESS),
+        Task::Shape(args) => shape::run(&args).map(|()| ExitCode::SUCCESS),
         Task::Dist => dist::run().map(|()| ExitCode::SUCCESS),
         Task::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
     };
