@@ -3,8 +3,8 @@
 //! Start with [`dump`] and [`restore`]: each is one list of phases. `docs/design.md` explains why
 //! they are in this order, and what holds after a failure in each.
 //!
-//! It is built in floors, and each knows only those before it, which a test of this crate checks
-//! (`core/tests/floors.rs`):
+//! It is built in floors, and each knows only those before it, which a test checks
+//! (`xtask/src/walls.rs`):
 //!
 //! 1. `base`: the system, progress, time, and faults for tests. Knows nothing of CUDA or of images.
 //! 2. [`store`]: chunks of bytes by their hash. Knows nothing of images, processes or CUDA.

@@ -1,7 +1,8 @@
 //! The chores of this repository: `cargo xtask setup | test | demo | man | deny | shape | mutants | fixtures |
 //! dist | bench`.
 //!
-//! One module for each subcommand; `sys` holds what they share.
+//! One module for each subcommand; `sys` holds what they share. `walls` has the rules of which code may use which, as
+//! tests.
 
 mod bench;
 mod chart;
@@ -20,6 +21,8 @@ mod setup;
 mod shape;
 mod sys;
 mod test;
+#[cfg(test)]
+mod walls;
 
 use std::process::ExitCode;
 

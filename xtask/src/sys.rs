@@ -22,7 +22,10 @@ pub(crate) fn cargo() -> Command {
 }
 
 /// What `cargo metadata` says about the workspace.
-fn metadata() -> Result<&'static serde_json::Value> {
+///
+/// # Errors
+/// cargo cannot be started, or it finds no workspace that it can read.
+pub(crate) fn metadata() -> Result<&'static serde_json::Value> {
     static METADATA: OnceLock<serde_json::Value> = OnceLock::new();
     if let Some(known) = METADATA.get() {
         return Ok(known);
