@@ -73,6 +73,9 @@ impl SignalPlan {
 }
 
 /// Starts to handle signals, on a thread of its own.
+///
+/// # Errors
+/// The kernel or the process has no room for what passes signals on. Signals do then what they did before.
 pub(crate) fn handle() -> io::Result<SignalPlan> {
     let plan = SignalPlan { stop: Arc::default(), target: Arc::default(), at_last: Arc::default() };
     let (stop, target) = (plan.stop.clone(), plan.target.clone());

@@ -13,6 +13,10 @@ pub(crate) fn pids() -> RangedI64ValueParser<u32> {
 /// So that clocks do not run over.
 const LONGEST: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
 
+/// A number of seconds, or a time with units as in `2m`.
+///
+/// # Errors
+/// The text is no duration, or one of more than a hundred years.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let duration = match text.parse() {
         Ok(seconds) => Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())?,
@@ -24,6 +28,10 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
+/// A duration that is not zero.
+///
+/// # Errors
+/// As for [`duration`]; or the duration is zero.
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("an interval has to be longer than nothing".into()),
@@ -31,10 +39,18 @@ pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// A number of bytes, with units or without.
+///
+/// # Errors
+/// The text is no size.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     text.parse::<bytesize::ByteSize>().map(|size| size.as_u64())
 }
 
+/// How well chunks are compressed.
+///
+/// # Errors
+/// The text is neither `none` nor a level from 1 to 19.
 pub(crate) fn compression(text: &str) -> Result<Compression, String> {
     match text.parse::<i32>() {
         _ if text == "none" => Ok(Compression::None),

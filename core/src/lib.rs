@@ -3,8 +3,8 @@
 //! Start with [`dump`] and [`restore`]: each is one list of phases. `docs/design.md` explains why
 //! they are in this order, and what holds after a failure in each.
 //!
-//! It is built in floors, and each knows only those before it, which a test of this crate checks
-//! (`core/tests/floors.rs`):
+//! It is built in floors, and each knows only those before it, which a test checks
+//! (`xtask/src/walls.rs`):
 //!
 //! 1. `base`: the system, progress, time, and faults for tests. Knows nothing of CUDA or of images.
 //! 2. [`store`]: chunks of bytes by their hash. Knows nothing of images, processes or CUDA.
@@ -15,7 +15,9 @@
 //! 7. `engine`: dump, restore and trace, put together of all these.
 
 mod base;
+#[expect(clippy::missing_errors_doc, reason = "not written yet for all of its functions")]
 pub mod cuda;
+#[expect(clippy::missing_errors_doc, reason = "not written yet for all of its functions")]
 mod engine;
 mod host;
 pub mod image;
@@ -24,6 +26,7 @@ pub mod kernels;
 #[path = "../../tests/src/skip.rs"]
 #[expect(unreachable_pub, reason = "the crate that it is of exports it")]
 mod skip;
+#[expect(clippy::missing_errors_doc, reason = "not written yet for all of its functions")]
 pub mod store;
 
 pub use base::format::hex;

@@ -22,16 +22,25 @@ pub struct Dumped {
 
 impl Dumped {
     /// Runs the workload once to its end, and a second time up to the dump.
+    ///
+    /// # Errors
+    /// The workload or the dump fails, or one of them takes too long.
     pub fn in_the_middle(lab: &Lab, name: &str, args: &[&str]) -> Result<Self> {
         Self::with(lab, name, args, &[])
     }
 
     /// The same while it works, so that the dump sees what it launches.
+    ///
+    /// # Errors
+    /// The workload or the dump fails, or one of them takes too long.
     pub fn at_work(lab: &Lab, name: &str, args: &[&str]) -> Result<Self> {
         Self::dumped_by(lab, name, args, &[], Meanwhile::Works)
     }
 
     /// As [`in_the_middle`](Self::in_the_middle), with more in the environment of the second.
+    ///
+    /// # Errors
+    /// The workload or the dump fails, or one of them takes too long.
     pub fn with(
         lab: &Lab,
         name: &str,
@@ -62,6 +71,9 @@ impl Dumped {
 
     /// What was restored has come to its end: it must have printed what it prints when nobody touches it.
     /// Its log is as it was at the dump afterwards, for the next restore.
+    ///
+    /// # Errors
+    /// It printed something else, or its log cannot be put back.
     pub fn came_out_right(&self, lab: &Lab) -> Result<()> {
         let output = self.program.output();
         ensure!(self.program.series() == self.expected, "it differs:\n{output}");
@@ -82,11 +94,17 @@ pub struct Piped {
 
 impl Piped {
     /// Runs the workload once to its end, and a second time up to the dump.
+    ///
+    /// # Errors
+    /// The workload or the dump fails, or one of them takes too long.
     pub fn in_the_middle(lab: &Lab, name: &str, args: &[&str]) -> Result<Self> {
         Self::dumped_by(lab, name, args, Meanwhile::Waits)
     }
 
     /// The same while it works, so that the dump sees what it launches.
+    ///
+    /// # Errors
+    /// The workload or the dump fails, or one of them takes too long.
     pub fn at_work(lab: &Lab, name: &str, args: &[&str]) -> Result<Self> {
         Self::dumped_by(lab, name, args, Meanwhile::Works)
     }
@@ -111,6 +129,9 @@ impl Piped {
     }
 
     /// Begins a restore in the foreground, in a pid namespace of its own, that prints to a file of the lab.
+    ///
+    /// # Errors
+    /// The file cannot be made, or gpucr cannot be started.
     pub fn restore(&self, lab: &Lab, args: &[&str], out: &str) -> Result<Started> {
         let mut command = lab.gpucr();
         command.args(["restore", "--new-pids"]).args(args).arg("image");
@@ -118,6 +139,9 @@ impl Piped {
     }
 
     /// What was restored has come to its end: it must have printed what is still missing, into that file.
+    ///
+    /// # Errors
+    /// It printed something else, or the file cannot be read.
     pub fn came_out_right(&self, lab: &Lab, out: &str) -> Result<()> {
         let after = std::fs::read_to_string(lab.path(out))?;
         let all = self.before.iter().map(String::as_str).chain(after.lines());
@@ -182,6 +206,9 @@ fn dump(lab: &Lab, pid: u32, pace: &Pace, mut steps: usize) -> Result<()> {
 }
 
 /// The number of the last step in what a workload prints.
+///
+/// # Errors
+/// It prints no step.
 pub fn last_step(series: &[String]) -> Result<usize> {
     let number = |line: &String| line.strip_prefix("step ")?.split(' ').next()?.parse().ok();
     series.iter().filter_map(number).max().context("it makes steps")

@@ -23,11 +23,17 @@ pub struct HeldDump {
 impl HeldDump {
     /// Starts a dump to `image` and waits until it has come to the phase at which the first of the
     /// `faults` holds it up.
+    ///
+    /// # Errors
+    /// The dump cannot be started, or does not come to that phase in time.
     pub fn start(lab: &Lab, program: &Program, args: &[&str], faults: &str) -> Result<Self> {
         Self::start_with(lab, program, args, &[], faults)
     }
 
     /// The same with more in its environment.
+    ///
+    /// # Errors
+    /// The dump cannot be started, or does not come to that phase in time.
     pub fn start_with(
         lab: &Lab,
         program: &Program,
@@ -61,11 +67,17 @@ impl HeldDump {
     }
 
     /// Lets it go on to its end, whatever that is.
+    ///
+    /// # Errors
+    /// It cannot be waited for, or what it wrote cannot be read or removed.
     pub fn end(self) -> Result<Output> {
         end(self.child, &self.go, &self.report, &self.log)
     }
 
     /// Lets it go on; it must fail. Gives what it says.
+    ///
+    /// # Errors
+    /// It succeeds, or ends with another status than 1.
     pub fn fails(mut self) -> Result<String> {
         std::fs::write(&self.go, "")?;
         let status = self.child.wait()?;
@@ -75,6 +87,9 @@ impl HeldDump {
     }
 
     /// Lets it go on, and gives its report.
+    ///
+    /// # Errors
+    /// It fails; the error has what it says. Or its report cannot be read.
     pub fn finish(mut self) -> Result<serde_json::Value> {
         std::fs::write(&self.go, "")?;
         ensure!(self.child.wait()?.success(), "{}", std::fs::read_to_string(&self.log)?);
@@ -94,6 +109,9 @@ pub struct HeldRestore {
 impl HeldRestore {
     /// Starts it with these arguments and variables, and waits until its log has the text, which it has not
     /// before it comes to where the first of the `faults` holds it up.
+    ///
+    /// # Errors
+    /// The restore cannot be started, or the text does not come in time.
     pub fn start(
         lab: &Lab,
         args: &[&str],
@@ -125,6 +143,9 @@ impl HeldRestore {
     }
 
     /// Lets it go on to its end, whatever that is. Its files are gone then.
+    ///
+    /// # Errors
+    /// It cannot be waited for, or what it wrote cannot be read or removed.
     pub fn end(self) -> Result<Output> {
         end(self.child, &self.go, &self.out, &self.log)
     }
@@ -150,6 +171,9 @@ fn end(mut child: Started, go: &Path, out: &Path, log: &Path) -> Result<Output> 
 }
 
 /// The child of a process that has this name, or whose command line begins with it.
+///
+/// # Errors
+/// The process has ended, or has no such child.
 pub fn child_named(parent: u32, name: &str) -> Result<u32> {
     let is_meant = |pid: &u32| {
         let own = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -171,6 +195,9 @@ pub fn child_named(parent: u32, name: &str) -> Result<u32> {
 }
 
 /// Kills a process, and waits until it has ended.
+///
+/// # Errors
+/// There is no such process, or it does not end in time.
 pub fn kill(pid: u32) -> Result<()> {
     let process = rustix::process::Pid::from_raw(pid as i32).context("a pid")?;
     rustix::process::kill_process(process, rustix::process::Signal::KILL)?;

@@ -54,6 +54,9 @@ pub struct Pace(tempfile::NamedTempFile);
 
 impl Pace {
     /// A pace that allows no step yet.
+    ///
+    /// # Errors
+    /// No temporary file can be made.
     pub fn new() -> Result<Self> {
         Ok(Self(tempfile::NamedTempFile::new()?))
     }
@@ -64,11 +67,17 @@ impl Pace {
     }
 
     /// Lets it go on to its end, and its children too.
+    ///
+    /// # Errors
+    /// The file cannot be written to.
     pub fn allow_all(&self) -> Result<()> {
         self.allow(1 << 20)
     }
 
     /// Lets so many more steps end.
+    ///
+    /// # Errors
+    /// The file cannot be written to.
     pub fn allow(&self, steps: usize) -> Result<()> {
         Ok(self.0.as_file().write_all(&vec![b'.'; steps])?)
     }
@@ -79,6 +88,9 @@ pub struct SmallDisk(PathBuf);
 
 impl SmallDisk {
     /// Mounts it at a path where nothing is yet.
+    ///
+    /// # Errors
+    /// Something is there, or nothing can be mounted there.
     pub fn mount(path: PathBuf, kib: u32) -> Result<Self> {
         std::fs::create_dir(&path)?;
         let mounted = Command::new("mount")
@@ -143,12 +155,18 @@ impl Lab {
     }
 
     /// Runs gpucr with arguments and waits for its end.
+    ///
+    /// # Errors
+    /// gpucr cannot be started, or takes too long.
     pub fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Result<Output> {
         finish(self.gpucr().args(args))
     }
 
     /// Waits until the folder holds nothing but what is allowed: no socket, temporary file or half an
     /// image is left.
+    ///
+    /// # Errors
+    /// Something else is there still when the time is over; the error names it.
     pub fn holds_only(&self, allowed: &[&str]) -> Result<()> {
         let others = || -> Result<Vec<String>> {
             let names = std::fs::read_dir(self.path(""))?;
@@ -160,11 +178,17 @@ impl Lab {
     }
 
     /// Starts a workload under gpucr on the software driver.
+    ///
+    /// # Errors
+    /// The program cannot be started.
     pub fn start(&self, name: &str, args: &[&str]) -> Result<Program> {
         self.start_with(name, args, &[])
     }
 
     /// The same with more in its environment.
+    ///
+    /// # Errors
+    /// The program cannot be started.
     pub fn start_with(
         &self,
         name: &str,
@@ -180,6 +204,9 @@ impl Lab {
 
     /// Starts a workload and waits until it has done its first step. With `--steps` among the
     /// arguments it stops short of its end until [`Program::result`] is wanted.
+    ///
+    /// # Errors
+    /// The program cannot be started, or ends or takes too long before its first step.
     pub fn at_work(&self, name: &str, args: &[&str]) -> Result<Program> {
         let pace = Pace::new()?;
         let mut paced = args.to_vec();
@@ -196,6 +223,9 @@ impl Lab {
     }
 
     /// Starts any command as a program whose output goes to the file `log`.
+    ///
+    /// # Errors
+    /// The file cannot be made, or the program cannot be started.
     pub fn spawn(&self, mut command: Command, log: &str) -> Result<Program> {
         let log = self.path(log);
         let out = File::create(&log)?;
@@ -210,6 +240,9 @@ impl Lab {
     }
 
     /// Dumps a program and gives the report. `args` are further flags.
+    ///
+    /// # Errors
+    /// gpucr fails or takes too long; the error has what it and the program say.
     pub fn dump(
         &self,
         program: &Program,
@@ -225,6 +258,9 @@ impl Lab {
 
     /// Puts the log of a program that ran on after a dump back to what it was at the dump: files
     /// that were open must have their old size for a restore.
+    ///
+    /// # Errors
+    /// The image cannot be read or does not have the log, or the log cannot be cut.
     pub fn rewind(&self, program: &Program, image: &Path) -> Result<()> {
         let output = finish(self.gpucr().args(["inspect", "--json"]).arg(image))?;
         ensure!(output.status.success(), "inspect: {}", show(&output));
@@ -241,11 +277,17 @@ impl Lab {
 
     /// Restores an image in the foreground and waits until the program goes on: the program in its
     /// new life.
+    ///
+    /// # Errors
+    /// The old program does not end, or the restore fails or takes too long; the error has what it says.
     pub fn restore(&self, image: &Path, old: Program) -> Result<Program> {
         self.restore_with(image, old, &[])
     }
 
     /// The same with further environment for gpucr.
+    ///
+    /// # Errors
+    /// The old program does not end, or the restore fails or takes too long; the error has what it says.
     pub fn restore_with(
         &self,
         image: &Path,
@@ -287,6 +329,9 @@ impl Program {
     }
 
     /// Waits for a line that starts with `prefix`, and gives it.
+    ///
+    /// # Errors
+    /// It has ended without such a line, or takes too long; the error has what it has printed.
     pub fn wait_for(&mut self, prefix: &str) -> Result<String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -306,6 +351,9 @@ impl Program {
     }
 
     /// Waits until it has printed something more than it had.
+    ///
+    /// # Errors
+    /// It has ended with a failure, or takes too long.
     pub fn wait_for_progress(&mut self) -> Result<()> {
         let before = self.output().len();
         self.allow_some()?;
@@ -336,6 +384,9 @@ impl Program {
 
     /// From here on its output alone tells how it fares: it is no child of this test any more, and
     /// goes on to its end.
+    ///
+    /// # Errors
+    /// Its pace cannot be changed.
     pub fn let_go(&mut self) -> Result<()> {
         self.child = None;
         self.allow_all()
@@ -347,6 +398,9 @@ impl Program {
     }
 
     /// Waits for its end.
+    ///
+    /// # Errors
+    /// It was let go of, or prints nothing for a long time and does not end.
     pub fn wait(&mut self) -> Result<ExitStatus> {
         let mut printed = 0;
         let mut deadline = Instant::now() + PATIENCE;
@@ -368,6 +422,9 @@ impl Program {
     }
 
     /// Waits for its end, which must be a good one, and gives the line with its result.
+    ///
+    /// # Errors
+    /// It fails, takes too long, or has not printed just one result.
     pub fn result(&mut self) -> Result<String> {
         self.allow_all()?;
         let status = self.wait()?;
@@ -418,6 +475,9 @@ pub fn in_own_session(command: &mut Command) {
 }
 
 /// Waits until something is so.
+///
+/// # Errors
+/// It is not so when the time is over.
 pub fn until(what: &str, mut so: impl FnMut() -> bool) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while !so() {
@@ -433,6 +493,9 @@ pub fn exists(pid: u32) -> bool {
 }
 
 /// Runs a command to its end, which must come in time.
+///
+/// # Errors
+/// It cannot be started, or takes too long and is killed.
 pub fn finish(command: &mut Command) -> Result<Output> {
     let mut out = tempfile::tempfile()?;
     let mut err = tempfile::tempfile()?;
@@ -466,6 +529,9 @@ pub fn show(output: &Output) -> String {
 }
 
 /// One clear error: the exit code, these words, and no more than a few lines.
+///
+/// # Errors
+/// It is not so; the error has what was printed.
 pub fn refused(output: &Output, code: i32, words: &[&str]) -> Result<()> {
     ensure!(output.status.code() == Some(code), "{}", show(output));
     let message = String::from_utf8_lossy(&output.stderr);
@@ -495,6 +561,9 @@ impl Random {
 }
 
 /// What a workload prints that nobody touches.
+///
+/// # Errors
+/// It cannot be started, fails, or takes too long.
 pub fn undisturbed(name: &str, args: &[&str]) -> Result<Vec<String>> {
     let lab = Lab::new();
     let mut program = lab.start(name, args)?;

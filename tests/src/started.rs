@@ -11,11 +11,17 @@ pub struct Started(Option<Child>);
 
 impl Started {
     /// Starts it.
+    ///
+    /// # Errors
+    /// It cannot be started.
     pub fn spawn(command: &mut Command) -> io::Result<Self> {
         command.spawn().map(|child| Self(Some(child)))
     }
 
     /// Waits for its end, and gives what it has written to pipes.
+    ///
+    /// # Errors
+    /// It cannot be waited for, or its output cannot be read.
     pub fn wait_with_output(mut self) -> io::Result<Output> {
         self.0.take().expect("taken here only").wait_with_output()
     }

@@ -6,6 +6,9 @@ use serde_json::Value;
 use crate::{Lab, finish, show, until};
 
 /// Runs gpucr, which must succeed, and reads the JSON that it prints.
+///
+/// # Errors
+/// gpucr fails, takes too long, or prints no JSON.
 pub fn json(lab: &Lab, args: &[&str]) -> Result<Value> {
     let output = lab.run(args)?;
     ensure!(output.status.success(), "{args:?}: {}", show(&output));
@@ -29,11 +32,17 @@ impl Holder {
     }
 
     /// Whether `gpucr warm --list` names it.
+    ///
+    /// # Errors
+    /// The list cannot be had.
     pub fn is_listed(&self, lab: &Lab) -> Result<bool> {
         Ok(kept(lab, &self.id)?.is_some())
     }
 
     /// Waits until the process has ended, and with it its hold on the memory.
+    ///
+    /// # Errors
+    /// It has not ended in time.
     pub fn wait_for_end(&self) -> Result<()> {
         let state = || std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
         // One that nobody has waited for yet holds nothing any more.
@@ -48,6 +57,9 @@ impl Drop for Holder {
 }
 
 /// Keeps the image `image` of the lab warm, and pinned.
+///
+/// # Errors
+/// gpucr fails, the image was warm before, or its memory is not pinned.
 pub fn warm(lab: &Lab, image: &str) -> Result<Holder> {
     let (holder, report) = warm_with(lab, &[image], &[])?;
     ensure!(report["pinned"] == true && report["unpinned"].is_null(), "{report}");
@@ -55,6 +67,9 @@ pub fn warm(lab: &Lab, image: &str) -> Result<Holder> {
 }
 
 /// The same with these arguments and variables. Gives the report too.
+///
+/// # Errors
+/// gpucr fails, or the image was warm before.
 pub fn warm_with(lab: &Lab, args: &[&str], env: &[(&str, &str)]) -> Result<(Holder, Value)> {
     let mut command = lab.gpucr();
     command.args(["warm", "--json"]).args(args).envs(env.iter().copied());
@@ -68,6 +83,9 @@ pub fn warm_with(lab: &Lab, args: &[&str], env: &[(&str, &str)]) -> Result<(Hold
 }
 
 /// What `gpucr warm --list` says of an image.
+///
+/// # Errors
+/// gpucr takes too long, or prints no list.
 pub fn kept(lab: &Lab, id: &str) -> Result<Option<Value>> {
     // Holders of other tests may come and go meanwhile, which the exit code tells.
     let output = lab.run(["warm", "--list", "--json"])?;

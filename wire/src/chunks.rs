@@ -61,6 +61,9 @@ pub trait Word {
     /// As [`AtomicU32::swap`].
     fn swap(&self, value: u32, order: Ordering) -> u32;
     /// As [`AtomicU32::compare_exchange`].
+    ///
+    /// # Errors
+    /// The value that the word had, if that was not `now`: it is unchanged.
     fn exchange(&self, now: u32, new: u32, success: Ordering, other: Ordering) -> Result<u32, u32>;
     /// As [`AtomicU32::fetch_add`].
     fn add(&self, value: u32, order: Ordering) -> u32;

@@ -33,6 +33,9 @@ impl<'a> Reader<'a> {
     }
 
     /// Fails if anything is left: a longer message is of another version.
+    ///
+    /// # Errors
+    /// Something is left.
     pub fn finish(self) -> Result<(), Malformed> {
         if self.rest.is_empty() { Ok(()) } else { Err(Malformed("it is too long")) }
     }
@@ -43,6 +46,9 @@ pub trait Wire: Sized {
     /// Appends the byte form.
     fn put(&self, out: &mut Vec<u8>);
     /// Reads the byte form back.
+    ///
+    /// # Errors
+    /// The bytes end too early, or say what the value cannot be.
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed>;
 }
 

@@ -298,6 +298,9 @@ pub trait Stream: Wire {
         out
     }
     /// Reads the whole message; nothing may follow it.
+    ///
+    /// # Errors
+    /// The bytes end too early, go on behind the message, or have a value that it cannot have.
     fn from_bytes(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
         let message = Self::get(&mut reader)?;

@@ -151,6 +151,9 @@ unsafe impl Sync for Table {}
 
 impl Table {
     /// Makes a table in which everything is saved, and the file to be sent to the other side.
+    ///
+    /// # Errors
+    /// The ranges have more chunks than memory could, or the kernel gives no memory or no mapping.
     pub fn create(ranges: Vec<Range>) -> io::Result<(Self, OwnedFd)> {
         let (_, _, len) = layout(&ranges).ok_or_else(too_large)?;
         let file = shared_memory("gpucr-chunks", len as u64)?;
@@ -239,6 +242,9 @@ impl Drop for Table {
 
 /// Memory without a name that is given to somebody else too, and keeps its length: whoever could cut it off would
 /// end a process that has it mapped.
+///
+/// # Errors
+/// The kernel gives no descriptor, no memory of that length, or does not seal it; nothing is left of it then.
 pub fn shared_memory(name: &str, len: u64) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(name, flags)?;

@@ -94,12 +94,18 @@ impl Connection {
     }
 
     /// Listens on the abstract socket `name`.
+    ///
+    /// # Errors
+    /// The name is taken, or too long.
     pub fn listen(name: &str) -> io::Result<UnixListener> {
         UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)
     }
 
     /// Who is at the other end. For the connecting side this is the process that called
     /// `listen`, which is how an impostor on the well-known name is told from the agent.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
     pub fn peer(&self) -> io::Result<Peer> {
         let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
@@ -193,6 +199,10 @@ impl Connection {
     }
 
     /// Sends one message.
+    ///
+    /// # Errors
+    /// The message is longer than a frame may be, and nothing of it was sent; or the other side is gone, the deadline
+    /// has passed (`TimedOut`) or the stop is set (`Interrupted`), and a part of it may have been sent.
     pub fn send<M: Stream>(&mut self, message: &M) -> io::Result<()> {
         let body = message.to_bytes();
         let len = u32::try_from(body.len()).ok().filter(|len| *len <= MAX_FRAME);
@@ -204,11 +214,19 @@ impl Connection {
     }
 
     /// Receives one message. The end of the stream is `UnexpectedEof`.
+    ///
+    /// # Errors
+    /// As for [`receive_at_most`](Self::receive_at_most), with the length that a frame may have.
     pub fn receive<M: Stream>(&mut self) -> io::Result<M> {
         self.receive_at_most(MAX_FRAME)
     }
 
     /// Receives one message of at most so many bytes; a longer one is `InvalidData`, and nothing of it is read.
+    ///
+    /// # Errors
+    /// Beside that: `InvalidData` for bytes that are no such message, `UnexpectedEof` for an end in the middle,
+    /// `TimedOut` after the deadline and `Interrupted` after the stop. Bytes that are no message have been read to
+    /// their end; after the others a part of a message may have been read.
     pub fn receive_at_most<M: Stream>(&mut self, most: u32) -> io::Result<M> {
         let mut len = [0; 4];
         self.read_exact(&mut len)?;
@@ -226,6 +244,10 @@ impl Connection {
     }
 
     /// Sends file descriptors; they stay open here.
+    ///
+    /// # Errors
+    /// The other side is gone or does not say that it has taken them, the deadline has passed (`TimedOut`), or the stop
+    /// is set (`Interrupted`). It may have got some of them.
     pub fn send_fds(&mut self, fds: &[impl AsFd]) -> io::Result<()> {
         for batch in fds.chunks(FD_BATCH) {
             let batch: Vec<BorrowedFd<'_>> = batch.iter().map(AsFd::as_fd).collect();
@@ -249,11 +271,18 @@ impl Connection {
     }
 
     /// Receives exactly `count` file descriptors, close-on-exec.
+    ///
+    /// # Errors
+    /// As for [`receive_fds_to`](Self::receive_fds_to).
     pub fn receive_fds(&mut self, count: usize) -> io::Result<Vec<OwnedFd>> {
         self.receive_fds_to(count, |fd| fd)
     }
 
     /// The same; each goes to where `park` puts it before more than some 100 others come.
+    ///
+    /// # Errors
+    /// `InvalidData` if something else came, or fewer than this process has room for; `UnexpectedEof` at the end of the
+    /// stream; `TimedOut` after the deadline and `Interrupted` after the stop. Those that have come are closed.
     pub fn receive_fds_to(
         &mut self,
         count: usize,

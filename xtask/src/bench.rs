@@ -12,6 +12,9 @@ pub(crate) struct Args {
 }
 
 /// Builds the shim and the software driver as users get them, and runs the benchmarks.
+///
+/// # Errors
+/// Something does not build, or a benchmark fails.
 pub(crate) fn run(args: &Args) -> Result<()> {
     // The benchmarks open these two by path, so they are no dependencies that cargo knows of.
     sys::run(sys::cargo().args(["build", "--release", "-p", "gpucr-intercept", "-p", "softcuda"]))?;

@@ -1,6 +1,8 @@
-//! The chores of this repository: `cargo xtask setup | test | demo | man | deny | mutants | fixtures | dist | bench`.
+//! The chores of this repository: `cargo xtask setup | test | demo | man | deny | shape | mutants | fixtures |
+//! dist | bench`.
 //!
-//! One module for each subcommand; `sys` holds what they share.
+//! One module for each subcommand; `sys` holds what they share. `walls` has the rules of which code may use which, as
+//! tests.
 
 mod bench;
 mod chart;
@@ -16,8 +18,11 @@ mod mutants;
 mod python;
 mod runs;
 mod setup;
+mod shape;
 mod sys;
 mod test;
+#[cfg(test)]
+mod walls;
 
 use std::process::ExitCode;
 
@@ -45,6 +50,8 @@ enum Task {
     Fixtures,
     /// Check licences, sources and duplicates of what gpucr depends on, against deny.toml
     Deny,
+    /// Measure the structure of the Rust sources: circles, long functions and files, public items
+    Shape(shape::Args),
     /// Make deliberate defects one by one, and show that the tests find each; writes docs/mutants.md
     Mutants(mutants::Args),
     /// Build dist/gpucr-VERSION-x86_64-linux.tar.gz
@@ -63,6 +70,7 @@ fn main() -> ExitCode {
         Task::Mutants(args) => mutants::run(&args).map(|()| ExitCode::SUCCESS),
         Task::Fixtures => fixtures::run().map(|()| ExitCode::SUCCESS),
         Task::Deny => deny::run().map(|()| ExitCode::SUCCESS),
+        Task::Shape(args) => shape::run(&args).map(|()| ExitCode::SUCCESS),
         Task::Dist => dist::run().map(|()| ExitCode::SUCCESS),
         Task::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
     };

@@ -22,7 +22,10 @@ pub(crate) fn cargo() -> Command {
 }
 
 /// What `cargo metadata` says about the workspace.
-fn metadata() -> Result<&'static serde_json::Value> {
+///
+/// # Errors
+/// cargo cannot be started, or it finds no workspace that it can read.
+pub(crate) fn metadata() -> Result<&'static serde_json::Value> {
     static METADATA: OnceLock<serde_json::Value> = OnceLock::new();
     if let Some(known) = METADATA.get() {
         return Ok(known);
@@ -33,12 +36,18 @@ fn metadata() -> Result<&'static serde_json::Value> {
 }
 
 /// The folder that cargo builds into.
+///
+/// # Errors
+/// As for [`metadata`].
 pub(crate) fn target_dir() -> Result<PathBuf> {
     let dir = metadata()?["target_directory"].as_str();
     Ok(dir.context("cargo metadata names no target_directory")?.into())
 }
 
 /// The version of gpucr.
+///
+/// # Errors
+/// As for [`metadata`]; or there is no package `gpucr`.
 pub(crate) fn version() -> Result<String> {
     let packages = metadata()?["packages"].as_array();
     packages
@@ -138,6 +147,9 @@ pub(crate) fn ended(status: ExitStatus) -> String {
 
 /// LD_LIBRARY_PATH without the folders that `cargo run` puts in front of it: a program that is to
 /// be restored later must not depend on them. `None` where nothing is left.
+///
+/// # Errors
+/// As for [`metadata`]; or a folder has a name that cannot be in such a list.
 pub(crate) fn library_path() -> Result<Option<OsString>> {
     let Some(path) = std::env::var_os("LD_LIBRARY_PATH") else { return Ok(None) };
     if std::env::var_os("CARGO").is_none() {

@@ -47,12 +47,18 @@ pub(crate) fn run(args: &KeyArgs) -> Outcome {
 }
 
 /// Which images a command was told to take.
+///
+/// # Errors
+/// A file of keys cannot be read, or holds something else.
 pub(crate) fn trust(args: &TrustArgs) -> Result<Trust, Error> {
     let keys = args.trusted_key.as_deref().map(TrustedKeys::read).transpose()?;
     Ok(Trust::new(args.expect_id, keys))
 }
 
 /// The same, with what the administrator of this host asks for.
+///
+/// # Errors
+/// As for [`trust`]; or what the administrator asks for cannot be read.
 pub(crate) fn trust_with_policy(args: &TrustArgs) -> Result<Trust, Error> {
     trust(args)?.with_policy().map_err(|error: TrustError| error.into())
 }

@@ -36,6 +36,9 @@ pub enum Base {
 
 impl Base {
     /// Reads the base of the image at `dir`; none if the image is self-contained.
+    ///
+    /// # Errors
+    /// The file cannot be read, is damaged, or is of a newer version.
     pub fn read(dir: &Path) -> Result<Option<Self>, ImageError> {
         let path = dir.join(FILE);
         match index::read_framed(&path, MAGIC, VERSION, LIMIT) {

@@ -63,6 +63,9 @@ const DRIVER_DIRS: [&str; 6] = [
 
 /// Where one of gpucr's own libraries is: in `$GPUCR_LIB_DIR`, in `../lib/gpucr` beside the
 /// command (installed), or in the command's own directory (a build tree).
+///
+/// # Errors
+/// It is in none of these places, or this program does not know where it is itself.
 pub fn own(name: &str) -> Result<PathBuf, LibraryError> {
     let exe =
         std::env::current_exe().map_err(IoError::when("cannot find this program's own file"))?;

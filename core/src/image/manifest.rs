@@ -371,6 +371,9 @@ impl Manifest {
     }
 
     /// Reads and checks the manifest of the image at `dir`.
+    ///
+    /// # Errors
+    /// There is no image or no permission, it is damaged or of a newer version, or it says something that cannot be.
     pub fn read(dir: &Path) -> Result<Self, ImageError> {
         Ok(Self::read_with_id(dir)?.0)
     }

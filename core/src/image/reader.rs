@@ -24,6 +24,10 @@ impl ImageReader {
     /// its ancestors or the segments of its store, checks that the packs have their lengths and
     /// that every chunk which the manifest names is there. Memory depends on the image, not on
     /// the store.
+    ///
+    /// # Errors
+    /// There is no image or no permission, one of these files is damaged or of a newer version, an ancestor is not
+    /// found, or [`ImageError::MissingChunk`].
     pub fn open(dir: &Path) -> Result<Self, ImageError> {
         let foundation = match base::resolve(dir) {
             Ok(foundation) => foundation,
@@ -88,11 +92,17 @@ impl ImageReader {
 
     /// Writes a file of the image into the open directory `dir`, in parallel, with its mode. A
     /// file of that name must not exist there. After a failure none does.
+    ///
+    /// # Errors
+    /// The name is bad or there already, a chunk is damaged or cannot be read, or the file cannot be written.
     pub fn extract_file(&self, entry: &FileEntry, dir: BorrowedFd<'_>) -> Result<(), ImageError> {
         files::extract(&self.chunks, entry, dir)
     }
 
     /// Reads a whole file of the image into memory: one of 256 MiB at most.
+    ///
+    /// # Errors
+    /// It is larger, or a chunk is damaged or cannot be read.
     pub fn read_file(&self, entry: &FileEntry) -> Result<Vec<u8>, ImageError> {
         if entry.size > MAX_IN_MEMORY {
             let reason = "it is too large to be read into memory";

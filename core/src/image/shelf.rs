@@ -55,6 +55,9 @@ pub struct Listing {
 }
 
 /// Lists the images of the store in `dir`. Needs about 100 bytes of memory for each chunk of theirs.
+///
+/// # Errors
+/// There is no store, or its images, segments or packs cannot be read. An image that cannot be read is no error.
 pub fn list(dir: &Path) -> Result<Listing, ImageError> {
     let store = SharedStore::open(dir)?;
     let mut read: Vec<(PathBuf, Manifest, [u8; 32], Vec<ChunkId>)> = Vec::new();

@@ -87,12 +87,19 @@ pub struct Committed {
 impl ImageWriter {
     /// Begins a self-contained image that will be at `path`: a name that does not exist in an
     /// existing directory, or an empty directory. Nothing is changed at `path` before the commit.
+    ///
+    /// # Errors
+    /// As for [`begin`](Self::begin).
     pub fn create(path: &Path, compression: Compression) -> Result<Self, ImageError> {
         Self::begin(&Destination::Alone(path.to_owned()), compression)
     }
 
     /// Begins an image. Nothing is changed in its place before the commit. A parent is read and
     /// checked here, and a store is locked.
+    ///
+    /// # Errors
+    /// [`ImageError::Output`] if no image can be there; or the directory or the store cannot be made or locked, or the
+    /// parent cannot be read. Nothing of an image is left then.
     pub fn begin(to: &Destination, compression: Compression) -> Result<Self, ImageError> {
         Self::begin_unless(to, compression, &|| false)
     }
@@ -197,6 +204,9 @@ impl ImageWriter {
     }
 
     /// Removes what was put into [`staging_dir`](Self::staging_dir).
+    ///
+    /// # Errors
+    /// A file cannot be removed, or the directory not made again; some files are gone then.
     pub fn clear_staging(&self) -> Result<(), ImageError> {
         let staging = self.staging_dir();
         self.disk.remove_tree(&staging).map_err(|e| io_failure("remove", &staging, e))?;
@@ -210,11 +220,18 @@ impl ImageWriter {
     }
 
     /// Stores a copy of the regular file at `path` as `name` (no directory), in parallel.
+    ///
+    /// # Errors
+    /// The file cannot be read, is no regular one or has a bad name, or a chunk cannot be written. The image can be
+    /// completed without the file.
     pub fn add_file(&self, path: &Path, name: &str) -> Result<FileEntry, ImageError> {
         files::store_file(self.chunks(), path, name)
     }
 
     /// Stores `bytes` as a file `name` (no directory) with these permission bits.
+    ///
+    /// # Errors
+    /// The name is bad, or a chunk cannot be written. The image can be completed without the file.
     pub fn add_bytes(&self, name: &str, mode: u32, bytes: &[u8]) -> Result<FileEntry, ImageError> {
         let chunks = files::store_pieces(self.chunks(), bytes)?;
         let entry = FileEntry { name: name.to_owned(), size: bytes.len() as u64, mode, chunks };
@@ -224,6 +241,9 @@ impl ImageWriter {
 
     /// Stores every file in [`staging_dir`](Self::staging_dir) whose name `keep` admits, in
     /// order of their names. Fails on anything there that is not a regular file.
+    ///
+    /// # Errors
+    /// The directory or a file cannot be read, is no regular one or has a bad name, or a chunk cannot be written.
     pub fn add_staged(&self, keep: impl Fn(&str) -> bool) -> Result<Vec<FileEntry>, ImageError> {
         let staging = self.staging_dir();
         let mut names = Vec::new();
@@ -247,6 +267,10 @@ impl ImageWriter {
     /// After success the image is durable. After a failure there is no image and nothing else is
     /// left, as long as removing files works; only what was already made known to others in a
     /// store stays, for its next gc.
+    ///
+    /// # Errors
+    /// [`ImageError::MissingChunk`] if the manifest names a chunk that was not written; [`ImageError::Output`] if
+    /// something has come to be in the place of the image; or a file cannot be written, synced or renamed.
     pub fn commit(mut self, manifest: &Manifest) -> Result<Committed, ImageError> {
         // A program that is ended by its dump stands still meanwhile, and there can be millions of chunks: all cores
         // are used for what is done for each.

@@ -40,6 +40,9 @@ fn name_part(c: u8) -> bool {
 }
 
 /// All tokens of `source`, ended by one [`Kind::End`].
+///
+/// # Errors
+/// The text has something that is no token of PTX, or a comment without an end; the diagnostic says where.
 pub(crate) fn tokens(source: &str) -> Result<Vec<Token<'_>>, Diagnostic> {
     let mut lexer = Lexer { source, at: 0, line: 1, line_start: 0 };
     let mut found = Vec::with_capacity(source.len() / 4);

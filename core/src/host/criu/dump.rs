@@ -100,6 +100,9 @@ pub struct DumpWorker {
 
 impl Criu {
     /// Starts a process that will serve one dump.
+    ///
+    /// # Errors
+    /// CRIU cannot be started, or gpucr was asked to end.
     pub fn start_dump(&self) -> Result<DumpWorker, CriuError> {
         let (path, stop) = (self.path(), self.stop.clone());
         let start = Start { path, action: ACTION, inherit: &[], in_session: false, stop };
@@ -107,6 +110,9 @@ impl Criu {
     }
 
     /// Starts a process and has it dump at once; see [`DumpWorker::dump`].
+    ///
+    /// # Errors
+    /// As for [`DumpWorker::dump`]; or CRIU cannot be started, and the processes run on.
     pub fn dump<E>(
         &self,
         options: &DumpOptions<'_>,
@@ -126,6 +132,10 @@ impl DumpWorker {
     /// `post_dump`. If that fails, CRIU lets them run on and the dump fails. If it succeeds, CRIU
     /// kills them, or lets them run on with `leave_running`. So this is the place to commit an
     /// image: until it has returned, the death of this process leaves the program running.
+    ///
+    /// # Errors
+    /// `post_dump` failed, or CRIU did, for example because gpucr was asked to end. [`DumpError`] says what has become
+    /// of the processes.
     pub fn dump<E>(
         self,
         options: &DumpOptions<'_>,

@@ -62,6 +62,10 @@ impl Criu {
     /// Finds CRIU: where the environment variable `GPUCR_CRIU` says, or else the first that is
     /// new enough of gpucr's own, the system's, and those on PATH. When `stop` is set, this and whatever this
     /// CRIU is asked for later end early, with [`CriuError::Interrupted`].
+    ///
+    /// # Errors
+    /// None is there ([`CriuError::NotFound`]), none works and is new enough, in which case the error is that of the
+    /// first, or gpucr was asked to end.
     pub fn find(stop: Option<&Arc<AtomicBool>>) -> Result<Self, CriuError> {
         let candidates = match std::env::var_os(ENV_CRIU) {
             Some(path) if !path.is_empty() => vec![PathBuf::from(path)],
@@ -90,6 +94,9 @@ impl Criu {
     }
 
     /// The CRIU at `path`, if it runs and is new enough.
+    ///
+    /// # Errors
+    /// It cannot be started, does not answer as CRIU does, is older than [`MIN_VERSION`], or gpucr was asked to end.
     pub fn at(path: &Path, stop: Option<&Arc<AtomicBool>>) -> Result<Self, CriuError> {
         const ACTION: &str = "tell its version";
         let response = ask(path, ACTION, Kind::Version, Request::default(), stop)?;
@@ -120,6 +127,10 @@ impl Criu {
 
     /// Asks CRIU to test the kernel for what it needs in any case. Needs the privileges of a
     /// dump.
+    ///
+    /// # Errors
+    /// The kernel lacks something, or this user may not test it: the error has what CRIU says. Or CRIU cannot be
+    /// started, does not answer, or gpucr was asked to end.
     pub fn check(&self) -> Result<(), CriuError> {
         const ACTION: &str = "use this kernel";
         let run = |source| CriuError::Run { path: self.path.clone(), source };
@@ -141,6 +152,9 @@ impl Criu {
     }
 
     /// Asks what this kernel lets CRIU do beyond the necessary.
+    ///
+    /// # Errors
+    /// CRIU cannot test the kernel, cannot be started, does not answer, or gpucr was asked to end.
     pub fn features(&self) -> Result<Features, CriuError> {
         const ACTION: &str = "tell its features";
         let all = Some(true);

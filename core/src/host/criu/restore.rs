@@ -91,6 +91,9 @@ impl Criu {
     /// place of descriptors that they had; `hold` is a descriptor that CRIU itself holds while it
     /// is at work. With `shell_job` the tree joins the caller's session and terminal, which must
     /// be the caller's standard input.
+    ///
+    /// # Errors
+    /// CRIU cannot be started, this process has no room for descriptors, or gpucr was asked to end.
     pub fn start_restore(
         &self,
         inherit_fds: Vec<InheritFd>,
@@ -117,6 +120,10 @@ impl RestoreWorker {
     /// When the processes exist and do not run yet, CRIU asks whether they may. Then `made` is called at once:
     /// from there on they are there until somebody kills them, whatever becomes of CRIU. When their memory is
     /// in its place too, `post_restore` is called; if that fails, or the memory did, CRIU kills them.
+    ///
+    /// # Errors
+    /// `post_restore` failed, or CRIU did, for example because gpucr was asked to end. [`RestoreError`] says what has
+    /// become of the processes.
     pub fn restore<E>(
         self,
         options: RestoreOptions<'_>,

@@ -124,6 +124,10 @@ impl Agent {
 
     /// Connects to the agent of `process` and exchanges versions. `limit` bounds that, since a frozen process
     /// answers only when it thaws; `stop` ends this and whatever it is asked for later.
+    ///
+    /// # Errors
+    /// [`AgentError::Absent`] if no agent listens, or somebody else in its place; [`AgentError::Version`] if it speaks
+    /// another version; [`AgentError::Broken`] if it does not answer in time; or gpucr was asked to end.
     pub fn connect(
         process: &ProcessInfo,
         limit: Duration,
@@ -144,6 +148,9 @@ impl Agent {
 
     /// The same, for a process that was restored just now, with the socket that this gpucr has
     /// [made](super::sockets) for it.
+    ///
+    /// # Errors
+    /// As for [`connect`](Self::connect).
     pub fn connect_restored(
         process: &ProcessInfo,
         limit: Duration,
@@ -281,6 +288,9 @@ impl Agent {
     }
 
     /// What the program holds.
+    ///
+    /// # Errors
+    /// The agent does not answer in time, what it says cannot be so, or gpucr was asked to end.
     pub fn counts(&mut self) -> Result<Counts, AgentError> {
         let Reply::Counts { counts } = self.ask(&Request::Counts {})? else {
             return Err(AgentError::Unexpected { pid: self.pid });
@@ -291,6 +301,10 @@ impl Agent {
 
     /// Closes the gate and drains all streams. After a failure the gate is open; after one of the connection as
     /// soon as the agent sees its end.
+    ///
+    /// # Errors
+    /// The gate is not open, the program does not come to rest in `limit`, the agent does not answer in time, or gpucr
+    /// was asked to end.
     pub fn close_gate(&mut self, limit: Duration) -> Result<(), AgentError> {
         let request = Request::CloseGate { timeout_ms: limit.as_millis() as u64 };
         self.begin(&request, limit.saturating_add(ANSWER))?;
@@ -300,6 +314,9 @@ impl Agent {
 
     /// Lets calls pass the closed gate up to the next launch, waiting `wait` for one, and closes it
     /// again.
+    ///
+    /// # Errors
+    /// As for [`close_gate`](Self::close_gate), but that the gate has to be closed.
     pub fn step(&mut self, wait: Duration, limit: Duration) -> Result<(), AgentError> {
         let (wait_ms, timeout_ms) = (wait.as_millis() as u64, limit.as_millis() as u64);
         let request = Request::Step { wait_ms, timeout_ms };
@@ -310,6 +327,10 @@ impl Agent {
 
     /// Every block, and of those that are not `known` their id and a file descriptor. While the
     /// gate is open the program goes on making and giving back blocks.
+    ///
+    /// # Errors
+    /// The agent cannot make descriptors or does not answer in time, what it says cannot be so, this process has no
+    /// room for them, or gpucr was asked to end.
     pub fn export(&mut self, known: Vec<u64>) -> Result<Exported, AgentError> {
         let held: HashSet<u64> = known.iter().copied().collect();
         let blocks = self.counts()?.blocks;
@@ -335,16 +356,27 @@ impl Agent {
 
     /// Gives the agent the memory through which [`Agent::copy_out`] and [`Agent::copy_in`] pass
     /// bytes.
+    ///
+    /// # Errors
+    /// The agent cannot map the memory or does not answer in time, or gpucr was asked to end.
     pub fn stage(&mut self, memory: impl AsFd, len: u64) -> Result<(), AgentError> {
         self.hand_over(&Request::Stage { len }, &[memory.as_fd()])
     }
 
     /// Copies from a block into the staging memory.
+    ///
+    /// # Errors
+    /// There is no such block or staging memory, the driver fails, the agent does not answer in time, or gpucr was
+    /// asked to end. The staging memory may have a part of the bytes.
     pub fn copy_out(&mut self, block: u64, offset: u64, len: u64) -> Result<(), AgentError> {
         self.carry_out(&Request::CopyOut { block, offset, len })
     }
 
     /// Copies from the staging memory into a block, which is made if it is not there.
+    ///
+    /// # Errors
+    /// The block cannot be made, the driver fails, the agent does not answer in time, or gpucr was asked to end. The
+    /// block may have a part of the bytes.
     pub fn copy_in(&mut self, block: u64, offset: u64, len: u64) -> Result<(), AgentError> {
         self.carry_out(&Request::CopyIn { block, offset, len })
     }
@@ -352,6 +384,9 @@ impl Agent {
     /// Takes the bulk memory away from the program, which ends the connection. Where the agent
     /// says that it failed, the program has its memory still and the connection is given back;
     /// after any other failure it is unknown what was done, and a new connection tells.
+    ///
+    /// # Errors
+    /// [`AgentError::Failed`] with the connection, or another error without.
     pub fn detach(mut self) -> Result<(), (Option<Box<Self>>, AgentError)> {
         match self.carry_out(&Request::Detach {}) {
             Ok(()) => Ok(()),
@@ -367,6 +402,9 @@ impl Agent {
     }
 
     /// Gives the bulk memory back. After a failure the program is detached still.
+    ///
+    /// # Errors
+    /// The agent cannot take the memory or does not answer in time, or gpucr was asked to end.
     pub fn reattach(&mut self, blocks: &[(u64, OwnedFd)]) -> Result<(), AgentError> {
         let _room = self.room(blocks.len() as u64);
         let ids = blocks.iter().map(|(id, _)| *id).collect();
@@ -376,11 +414,17 @@ impl Agent {
 
     /// Lets the program, which is detached, go on before these blocks are there: whatever may touch one waits
     /// for its chunk in the table, which has a range for each.
+    ///
+    /// # Errors
+    /// The agent cannot take the table or does not answer in time, or gpucr was asked to end.
     pub fn await_blocks(&mut self, blocks: Vec<u64>, table: OwnedFd) -> Result<(), AgentError> {
         self.hand_over(&Request::Await { blocks }, &[table.as_fd()])
     }
 
     /// Gives awaited blocks their memory. After a failure some of them have it.
+    ///
+    /// # Errors
+    /// The agent cannot take the memory or does not answer in time, or gpucr was asked to end.
     pub fn attach(&mut self, blocks: &[(u64, OwnedFd)]) -> Result<(), AgentError> {
         let _room = self.room(blocks.len() as u64);
         let ids = blocks.iter().map(|(id, _)| *id).collect();
@@ -390,6 +434,9 @@ impl Agent {
 
     /// The memory that these blocks of the program, which is detached, get next is shared with other instances.
     /// What may write one waits until the agent has given it memory of its own. It outlives the connection.
+    ///
+    /// # Errors
+    /// The agent cannot take the table or does not answer in time, or gpucr was asked to end.
     pub fn share(
         &mut self,
         blocks: Vec<u64>,
@@ -410,11 +457,18 @@ impl Agent {
 
     /// Begins to record what launches may read and write, or ends it. It ends with the connection
     /// too.
+    ///
+    /// # Errors
+    /// The agent does not answer in time, or gpucr was asked to end. It may record or not.
     pub fn record(&mut self, on: bool) -> Result<(), AgentError> {
         self.carry_out(&Request::Record { on })
     }
 
     /// What was launched since recording began or this was last asked.
+    ///
+    /// # Errors
+    /// Nothing is recorded, the agent does not answer in time, what it says cannot be so, or gpucr was asked to end.
+    /// What was launched so far may be lost.
     pub fn accesses(&mut self) -> Result<Accesses, AgentError> {
         let Reply::Accesses { accesses } = self.ask(&Request::Accesses {})? else {
             return Err(AgentError::Unexpected { pid: self.pid });
@@ -425,6 +479,10 @@ impl Agent {
 
     /// What a module was loaded from. Where that is not to be had any more, or has more than `limit`
     /// bytes, the error is [`AgentError::Failed`].
+    ///
+    /// # Errors
+    /// Beside that: what the agent hands over is no regular file or too short, it does not answer in time, or gpucr was
+    /// asked to end.
     pub fn image(&mut self, id: u64, limit: u64) -> Result<Vec<u8>, AgentError> {
         let Reply::Image { bytes } = self.ask(&Request::Image { id, limit })? else {
             return Err(AgentError::Unexpected { pid: self.pid });
@@ -448,6 +506,9 @@ impl Agent {
 
     /// Hands a chunk table over: when the gate opens, what may write a chunk waits until it is saved.
     /// That ends with the connection.
+    ///
+    /// # Errors
+    /// The agent cannot take the table or does not answer in time, or gpucr was asked to end.
     pub fn guard(&mut self, guard: &Guard) -> Result<(), AgentError> {
         let Guard { ranges, habits, distrusted, table } = guard;
         let (ranges, habits) = (ranges.clone(), habits.clone());
@@ -456,6 +517,11 @@ impl Agent {
     }
 
     /// Lets the program run.
+    ///
+    /// # Errors
+    /// The memory of a detached program cannot be used, and it stays detached; the agent does not answer in time; or
+    /// gpucr was asked to end. The gate of a program that is not detached opens all the same with the end of the
+    /// connection.
     pub fn open_gate(&mut self) -> Result<(), AgentError> {
         self.carry_out(&Request::OpenGate {})
     }

@@ -112,6 +112,9 @@ pub(crate) fn kill_made(pids: &[u32], maker: u32) {
 
 impl ProcessInfo {
     /// Reads process `pid`.
+    ///
+    /// # Errors
+    /// There is no such process, it ends meanwhile, or this user may not look at it.
     pub fn read(pid: u32) -> Result<Self, TreeError> {
         let mut read = Self::read_without_libraries(pid)?;
         let unreadable = |cause| match cause {
@@ -250,6 +253,10 @@ pub struct Tree {
 
 impl Tree {
     /// Reads the tree below `root`.
+    ///
+    /// # Errors
+    /// There is no such process, or one of the tree cannot be looked at. One that ends meanwhile is no error, but for
+    /// the root.
     pub fn read(root: u32) -> Result<Self, TreeError> {
         let mut processes = vec![ProcessInfo::read(root)?];
         let all: Vec<(u32, u32)> = procfs::process::all_processes()

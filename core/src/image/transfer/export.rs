@@ -43,6 +43,9 @@ pub struct Exported {
 /// The tar holds just the chunks that the image needs, in the order in which the manifest names
 /// them, so it is the same whatever they lie beside. Each is checked by the way. Memory: the
 /// records of the chunks, and two buffers of 16 MiB.
+///
+/// # Errors
+/// The image cannot be read or is damaged, `out` cannot be written to, or `stop` is set.
 pub fn export(
     dir: &Path,
     out: &mut dyn Write,
@@ -73,6 +76,10 @@ fn write(
 
 /// The same into a new file, which only the owner may read. It is written under a hidden name
 /// beside `path`, synced and renamed. After a failure there is no file.
+///
+/// # Errors
+/// [`TarError::Exists`] if something is at `path`; the image cannot be read or is damaged and no other copy of the
+/// chunk is sound; the file cannot be written, synced or renamed; or `stop` is set.
 pub fn export_to_file(
     dir: &Path,
     path: &Path,

@@ -47,6 +47,10 @@ pub struct Imported {
 /// order; nothing is written to disk but what the new image holds, and that in a hidden directory
 /// beside it. Every chunk is decoded and checked before the image is committed. After a failure
 /// there is no image. Memory: manifest and index, and a buffer of 16 MiB.
+///
+/// # Errors
+/// [`TarError::BadTar`] if the tar is not as it must be; its signatures are not those that `trust` wants; it cannot be
+/// read; the image cannot be made; or `stop` is set.
 pub fn import(
     tar: &mut dyn Read,
     to: &Destination,

@@ -110,6 +110,9 @@ pub enum Owner {
 ///
 /// Damage is no error but part of the report. An error means that nothing could be said: the
 /// directory cannot be read, or holds nothing like an image.
+///
+/// # Errors
+/// The directory cannot be read, or holds nothing like an image.
 pub fn verify(dir: &Path, progress: &dyn Progress) -> Result<Report, ImageError> {
     let mut files = Vec::new();
     let (manifest, id) = Manifest::salvage(dir, &mut |error| files.push(of_image(error)))?;

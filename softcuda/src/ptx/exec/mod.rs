@@ -84,6 +84,11 @@ fn invalid(entry: &Entry, reason: impl Into<String>) -> Trap {
     Trap::InvalidLaunch { kernel: entry.name.clone(), reason: reason.into() }
 }
 
+/// Runs a kernel to its end, on all cores.
+///
+/// # Errors
+/// [`Trap::InvalidLaunch`] if the launch does not fit the kernel, and nothing has run; or the first fault of a thread,
+/// after which what threads have written to memory stays.
 pub(super) fn run(
     module: &Module,
     entry: &Entry,
