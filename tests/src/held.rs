@@ -66,6 +66,22 @@ impl HeldDump {
         self.child.id()
     }
 
+    /// Lets it go on until it comes to a later phase, at which a fault holds it up too. What lies between takes long
+    /// enough that it is told to stop there before it arrives.
+    ///
+    /// # Errors
+    /// It does not come there in time, or the file that holds it up cannot be written or removed.
+    pub fn on_to(&self, phase: &str) -> Result<()> {
+        let log = || std::fs::read_to_string(&self.log).unwrap_or_default();
+        // What it says at the begin of a phase, and of each pass of the pre-copy.
+        let said = || log().matches("phase=").count() + log().matches("pre-copy").count();
+        let before = said();
+        std::fs::write(&self.go, "")?;
+        until("it goes on", || said() > before).with_context(log)?;
+        std::fs::remove_file(&self.go)?;
+        wait_for(&self.log, &format!("phase=\"{phase}\""))
+    }
+
     /// Lets it go on to its end, whatever that is.
     ///
     /// # Errors
