@@ -26,20 +26,23 @@ use gpucr_wire::{
     Request, Table,
 };
 
-use crate::access::{faults, guard};
+use crate::abi::{library, real};
 use crate::limit::Limit;
 use crate::log::log;
-use crate::memory::{self, Failure};
-use crate::sharing::Sharing;
-use crate::{access, contexts, fork, gate, library, real, recent, ungated, usage};
+use crate::state::memory::{self, Failure};
+use crate::state::{contexts, gate, images, recent};
+use crate::watch::{faults, guard};
+use crate::{ungated, usage, watch};
 
 mod descriptors;
-pub(crate) mod drain;
-pub(crate) mod signals;
+mod drain;
+pub(crate) mod sharing;
+mod signals;
 mod staging;
 mod transfer;
 
 use descriptors::Room;
+use sharing::Sharing;
 use staging::Staging;
 use transfer::Transfer;
 
@@ -57,7 +60,6 @@ pub(crate) fn start() {
     if STARTED.swap(true, Ordering::SeqCst) {
         return;
     }
-    fork::watch();
     let listener = match listen() {
         Ok(listener) => listener,
         Err(error) => {
@@ -228,7 +230,7 @@ impl Agent {
             return;
         }
         self.stop_awaiting();
-        access::stop();
+        watch::stop();
         guard::end_saving();
         self.staging = None;
         self.transfer.forget_exports();
@@ -361,19 +363,19 @@ impl Agent {
             }
             Request::Record { on } => {
                 if on {
-                    access::start()
+                    watch::start()
                 } else {
-                    access::stop()
+                    watch::stop()
                 }
                 Ok(done)
             }
-            Request::Accesses {} if access::is_on() => {
-                Ok(Next::Reply(Reply::Accesses { accesses: access::take() }))
+            Request::Accesses {} if watch::is_on() => {
+                Ok(Next::Reply(Reply::Accesses { accesses: watch::take() }))
             }
             Request::Accesses {} => Err(Failure::other("nothing is recorded")),
             Request::Image { id, limit } => {
                 let room = Room::make();
-                let (fd, bytes) = access::images::open(id, limit)?;
+                let (fd, bytes) = images::open(id, limit)?;
                 let sent = connection.send(&Reply::Image { bytes });
                 let sent = sent.and_then(|()| connection.send_fds(&[room.park(fd)]));
                 // There is nobody to tell: the next receive says that the connection is broken.
