@@ -64,7 +64,7 @@ fn exports(lines: &[&str]) -> String {
         let mut words = line.split(' ');
         let (name, class) = (words.next().expect("a name"), words.next().expect("a class"));
         let arguments = words.next().map(|n| n.parse::<usize>().expect("a number"));
-        // What passes the gate and has no form of its own may touch any memory.
+        // What passes the gate and has no decoder of its own may touch any memory.
         let none = if class == "watch" { "none" } else { "unknown" };
         // The one that is applied before the call, and the one for after it has succeeded.
         let form = match (words.next(), words.next()) {

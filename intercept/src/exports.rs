@@ -94,7 +94,7 @@ macro_rules! watch {
     };
 }
 
-/// Before the call its arguments are shown to the first form, if launches are recorded or have to wait;
+/// Before the call its arguments are shown to the first decoder, if launches are recorded or have to wait;
 /// after it to the second one. A thread that is cancelled in the driver's function is unwound through this one,
 /// and leaves the gate.
 macro_rules! wrapped {

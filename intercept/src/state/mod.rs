@@ -1,4 +1,4 @@
-//! What the shim keeps of the program. The child of a fork forgets all of it, see [`crate::fork`]. Nothing in here
+//! What the shim keeps of the program. The child of a fork forgets all of it. Nothing in here
 //! knows of calls, nor of those who watch them.
 
 pub(crate) mod contexts;
