@@ -2,7 +2,7 @@
 //!
 //! Calls of the driver are no points of cancellation that anybody promises, but a driver sleeps and reads, and
 //! these are. Cancelling unwinds the stack. Where a function of ours is little more than the driver's it is
-//! unwound with it, and leaves the gate; see [`crate::table`]. Where it has tables of its own to keep in order
+//! unwound with it, and leaves the gate; see [`crate::exports`]. Where it has tables of its own to keep in order
 //! the thread is cancelled after the call instead.
 
 use std::ffi::c_int;
@@ -47,9 +47,11 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    use crate::table::{SLOTS, cuMemcpyDtoH_v2, index};
+    use crate::abi::slots::SLOTS;
+    use crate::abi::table::index;
+    use crate::exports::cuMemcpyDtoH_v2;
+    use crate::state::{gate, memory};
     use crate::track::cuCtxDestroy_v2;
-    use crate::{gate, memory};
 
     unsafe extern "C-unwind" {
         fn sleep(seconds: c_uint) -> c_uint;

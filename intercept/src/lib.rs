@@ -18,33 +18,40 @@
 //!   blocks that can be handed to another process and taken out of this one; what the program
 //!   makes with virtual memory management itself is followed. All other memory is left to the
 //!   driver's own checkpoint, and counted; what that cannot do is recorded by name.
-//! - **What is launched is looked at only while somebody asks.** See [`access`]. Only the handles of the last
-//!   launches are kept always, for messages. See [`recent`].
-//! - **An open gate costs a few nanoseconds.** See [`gate`]. No lock is shared between threads
+//! - **What is launched is looked at only while somebody asks.** See [`watch`]. Only the handles of the last
+//!   launches are kept always, for messages. See [`state::recent`].
+//! - **An open gate costs a few nanoseconds.** See [`state::gate`]. No lock is shared between threads
 //!   that launch. The tables' lock is taken by calls that make, free or ask about memory, after
 //!   they have entered the gate, and never while waiting for it.
 //! - **After `fork` the child starts afresh,** as CUDA itself asks.
 //! - **It prints nothing,** unless `GPUCR_LOG` is set.
+//!
+//! # Layout
+//!
+//! Each of these uses only those before it (`xtask/src/walls.rs` checks that):
+//!
+//! - [`abi`]: types, slots and real functions of the driver;
+//! - [`usage`] and [`state`]: what the shim keeps of the program, all of which the child of a fork forgets;
+//! - [`calls`]: what the arguments of a call say, as values; nothing is changed there;
+//! - [`watch`]: who wants to know that: the recorder, and the guard that lets calls wait;
+//! - [`agent`], which serves the checkpointer;
+//! - [`fork`], the list of all that a child resets;
+//! - [`resolver`] and [`track`]: functions of the driver that are written by hand;
+//! - [`exports`]: the functions that are made from `driver.table`.
 
-mod access;
+mod abi;
 mod agent;
+mod calls;
 mod cancel;
-mod contexts;
-mod diverted;
-mod driver;
+mod exports;
 mod fork;
-mod gate;
-mod library;
 mod limit;
 mod log;
-mod memory;
-mod real;
-mod recent;
+mod resettable;
 mod resolver;
-mod sharing;
-mod synchronous;
-mod table;
+mod state;
 mod track;
 mod ungated;
 mod unknown;
 mod usage;
+mod watch;

@@ -10,9 +10,9 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::OnceLock;
 
-use crate::access::faults::JUMPS;
-use crate::table::{COUNT, WRAPPED, Wrapper};
-use crate::{library, real, unknown};
+use crate::abi::table::{COUNT, Wrapper};
+use crate::abi::{library, real};
+use crate::unknown;
 
 /// Addresses of real functions.
 struct Known {
@@ -27,19 +27,14 @@ unsafe impl Send for Known {}
 // SAFETY: as above.
 unsafe impl Sync for Known {}
 
-/// What this library puts in the place of the driver's functions: what wraps them, and jumps whose slots lead
-/// elsewhere at times. Where two functions of the driver are one, what comes last counts.
-pub(crate) fn replaced_functions() -> impl Iterator<Item = &'static Wrapper> {
-    JUMPS.iter().chain(WRAPPED)
-}
-
 fn known() -> &'static Known {
     static KNOWN: OnceLock<Known> = OnceLock::new();
     KNOWN.get_or_init(|| {
-        let function = |index| library::library()?.function(index);
+        let library = library::library();
+        let function = |index| library?.function(index);
         let replaced = |Wrapper(index, ours): &Wrapper| Some((function(*index)? as usize, *ours));
         Known {
-            replaced: replaced_functions().filter_map(replaced).collect(),
+            replaced: library.iter().flat_map(|l| &l.replaced).filter_map(replaced).collect(),
             tabled: (0..COUNT).filter_map(function).map(|function| function as usize).collect(),
         }
     })

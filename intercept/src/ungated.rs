@@ -3,8 +3,9 @@
 
 use std::path::PathBuf;
 
-use crate::memory::Failure;
-use crate::{library, unknown};
+use crate::abi::library;
+use crate::state::memory::Failure;
+use crate::unknown;
 
 /// Why a closed gate does not hold all of the program's work, each in words.
 pub(crate) fn reasons() -> Vec<String> {

@@ -12,9 +12,10 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
+use crate::abi::slots::call_and_jump;
 use crate::log::log;
-use crate::table::call_and_jump;
-use crate::{access, gate};
+use crate::state::gate;
+use crate::watch;
 
 /// How many functions can be told apart. Those beyond count as called at once.
 const STUBS: usize = 512;
@@ -115,7 +116,7 @@ extern "C" fn note(stub: usize) -> *const () {
     let inside = gate::enter();
     function.called.store(true, Ordering::SeqCst);
     if gate::is_watching() {
-        access::before_unknown();
+        watch::before_unknown();
     }
     drop(inside);
     function.address.load(Ordering::Relaxed)

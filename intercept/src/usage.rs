@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use gpucr_wire::Counts;
 
-use crate::driver::{Code, SUCCESS};
-use crate::fork::Resettable;
+use crate::abi::types::{Code, SUCCESS};
+use crate::resettable::Resettable;
 
 /// What is counted while it lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

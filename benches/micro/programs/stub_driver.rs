@@ -20,9 +20,18 @@ pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> u32 {
     0
 }
 
-/// Succeeds without writing anything.
+/// Whatever is asked for, the device has it: without virtual memory management the shim would leave memory to the driver.
+///
+/// # Safety
+/// `value` is a place for a number.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetAttribute(_value: *mut c_int, _attribute: u32, _device: i32) -> u32 {
+pub unsafe extern "C" fn cuDeviceGetAttribute(
+    value: *mut c_int,
+    _attribute: u32,
+    _device: i32,
+) -> u32 {
+    // SAFETY: by the contract of this function.
+    unsafe { value.write(1) };
     0
 }
 

@@ -4,14 +4,13 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use crate::access::faults;
-use crate::driver::{CAPTURE_RELAXED, Code, ERROR_INVALID_CONTEXT};
+use crate::abi::real;
+use crate::abi::types::{CAPTURE_RELAXED, ERROR_CONTEXT_IS_DESTROYED, ERROR_INVALID_CONTEXT};
 use crate::limit::Limit;
-use crate::memory::Failure;
-use crate::{contexts, real};
+use crate::state::contexts;
+use crate::state::memory::Failure;
+use crate::watch::faults;
 
-/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`
-const ERROR_CONTEXT_IS_DESTROYED: Code = 709;
 /// How often is looked whether the limit is reached.
 const LOOK: Duration = Duration::from_millis(10);
 

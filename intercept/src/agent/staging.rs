@@ -7,7 +7,7 @@ use std::ptr;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::memory::Failure;
+use crate::state::memory::Failure;
 
 /// The mapping. The file descriptor is not kept.
 pub(super) struct Staging {

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use gpucr_wire::{Connection, GateState, Reply};
 
 use super::descriptors::Room;
-use crate::contexts;
-use crate::driver::{ERROR_INVALID_CONTEXT, LIMIT_STACK_SIZE};
+use crate::abi::real::{self, check};
+use crate::abi::types::{ERROR_INVALID_CONTEXT, LIMIT_STACK_SIZE};
 use crate::log::log;
-use crate::memory::vmm::Driver;
-use crate::memory::{self, Failure, Fds};
-use crate::real::{self, check};
+use crate::state::contexts;
+use crate::state::memory::vmm::Driver;
+use crate::state::memory::{self, Failure, Fds};
 
 /// What has to be remembered from one request to the next.
 #[derive(Default)]

@@ -2,11 +2,13 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::{enter_whole, written};
-use crate::driver::{Code, SUCCESS};
+use super::support::{enter_whole, written};
+use crate::abi::real;
+use crate::abi::types::{Code, SUCCESS};
 use crate::log::log;
-use crate::memory::vmm::Driver;
-use crate::{access, contexts, gate, memory, real, recent, usage};
+use crate::state::memory::vmm::Driver;
+use crate::state::{contexts, gate, memory, recent};
+use crate::{usage, watch};
 
 /// After a context of `device` was made.
 fn made(code: Code, context: *const u64, device: i32) -> Code {
@@ -29,7 +31,7 @@ fn gone(context: u64) {
     contexts::gone(context);
     usage::context_gone(context);
     gate::end_captures_of(context);
-    access::context_going();
+    watch::context_going();
     let mut memory = memory::lock();
     for allocation in memory.take_context(context) {
         memory.release(&Driver, allocation);
@@ -44,7 +46,7 @@ fn end_primary(device: i32, reset: bool, end: impl FnOnce() -> Code) -> Code {
     let context = primaries.active(device);
     recent::forget();
     if reset {
-        access::context_going();
+        watch::context_going();
     }
     let code = end();
     if code == SUCCESS
@@ -94,7 +96,7 @@ exported! {
     }
     fn cuCtxDestroy(context: u64) {
         let _inside = enter_whole();
-        access::context_going();
+        watch::context_going();
         let code = call!(cuCtxDestroy(context));
         if code == SUCCESS {
             gone(context);
@@ -103,7 +105,7 @@ exported! {
     }
     fn cuCtxDestroy_v2(context: u64) {
         let _inside = enter_whole();
-        access::context_going();
+        watch::context_going();
         let code = call!(cuCtxDestroy_v2(context));
         if code == SUCCESS {
             gone(context);
@@ -198,7 +200,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::table::{SLOTS, index};
+    use crate::abi::slots::SLOTS;
+    use crate::abi::table::index;
 
     /// Of the stand-in for the driver: how often the primary context is retained, whether its last release is under
     /// way, and whether anybody asked for it then.

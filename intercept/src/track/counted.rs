@@ -3,12 +3,13 @@
 
 use std::ffi::c_void;
 
-use super::{enter_at, written};
-use crate::driver::{Code, ERROR_NOT_SUPPORTED, IpcHandle, SUCCESS};
-use crate::table::index;
-use crate::track::heap::free_heap;
+use super::heap::{FREED, free_heap};
+use super::support::{enter_at, written};
+use crate::abi::real;
+use crate::abi::table::index;
+use crate::abi::types::{Code, ERROR_NOT_SUPPORTED, IpcHandle, SUCCESS};
+use crate::state::{gate, memory};
 use crate::usage::{self, Kind, Thing, ending};
-use crate::{gate, memory, real};
 
 /// After something was made whose name the driver wrote to `name`.
 fn added(code: Code, kind: Kind, name: *const u64, size: usize) -> Code {
@@ -19,9 +20,6 @@ fn added(code: Code, kind: Kind, name: *const u64, size: usize) -> Code {
     code
 }
 
-/// What is at an address that `cuMemFree*` gives back, beside the heap.
-pub(super) const FREED: [Kind; 4] =
-    [Kind::Pool, Kind::Managed, Kind::SharedAddress, Kind::Unsupported(Thing::ExternalAddress)];
 /// What is destroyed as an array.
 const ARRAYS: [Kind; 2] = [Kind::Array, Kind::Unsupported(Thing::Array)];
 

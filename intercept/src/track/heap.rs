@@ -3,25 +3,33 @@
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 
-use super::counted::FREED;
-use super::{enter_at, put};
-use crate::access::guard;
-use crate::driver::{Code, ERROR_INVALID_VALUE, SUCCESS};
-use crate::memory::vmm::Driver;
-use crate::memory::{self, Allocation};
-use crate::usage::{self, Kind};
-use crate::{contexts, gate, real, synchronous};
+use super::patience::patiently;
+use super::support::{enter_at, put};
+use crate::abi::real;
+use crate::abi::types::{
+    Code, ERROR_INVALID_VALUE, POINTER_ALLOWED_HANDLE_TYPES, POINTER_BUFFER_ID, POINTER_CONTEXT,
+    POINTER_IS_LEGACY_IPC_CAPABLE, POINTER_MAPPING_BASE, POINTER_MAPPING_SIZE, POINTER_RANGE_SIZE,
+    POINTER_RANGE_START, POINTER_SYNC_MEMOPS, SUCCESS,
+};
+use crate::state::memory::vmm::Driver;
+use crate::state::memory::{self, Allocation};
+use crate::state::{contexts, gate};
+use crate::usage::{self, Kind, Thing};
+use crate::watch::guard;
+use crate::watch::synchronous;
 
 /// The driver's own pitch for rows, bytes.
 const PITCH: usize = 512;
-/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, the only one that can be set.
-const SYNC_MEMOPS: u32 = 6;
 /// Our buffer ids are above the driver's, which count up from 1.
 const BUFFER_ID: u64 = 1 << 48;
 
+/// What is at an address that `cuMemFree*` gives back, beside the heap.
+pub(super) const FREED: [Kind; 4] =
+    [Kind::Pool, Kind::Managed, Kind::SharedAddress, Kind::Unsupported(Thing::ExternalAddress)];
+
 /// Serves an allocation. The caller is outside of the gate.
 fn allocate(size: usize) -> Result<u64, Code> {
-    memory::patiently(|| {
+    patiently(|| {
         let (context, device) = real::current_context()?;
         contexts::became_current(context);
         settle();
@@ -86,13 +94,13 @@ fn attribute(attribute: u32, allocation: &Allocation, out: *mut c_void) -> bool 
         Flag(u32),
     }
     let value = match attribute {
-        1 => Value::Word(allocation.context), // CONTEXT
-        SYNC_MEMOPS => Value::Flag(allocation.synchronous.into()),
-        7 => Value::Word(BUFFER_ID + allocation.id), // BUFFER_ID
-        10 => Value::Flag(0),                        // IS_LEGACY_CUDA_IPC_CAPABLE
-        11 | 19 => Value::Word(allocation.address),  // RANGE_START_ADDR, MAPPING_BASE_ADDR
-        12 | 18 => Value::Word(allocation.size),     // RANGE_SIZE, MAPPING_SIZE
-        14 => Value::Word(0),                        // ALLOWED_HANDLE_TYPES
+        POINTER_CONTEXT => Value::Word(allocation.context),
+        POINTER_SYNC_MEMOPS => Value::Flag(allocation.synchronous.into()),
+        POINTER_BUFFER_ID => Value::Word(BUFFER_ID + allocation.id),
+        POINTER_IS_LEGACY_IPC_CAPABLE => Value::Flag(0),
+        POINTER_RANGE_START | POINTER_MAPPING_BASE => Value::Word(allocation.address),
+        POINTER_RANGE_SIZE | POINTER_MAPPING_SIZE => Value::Word(allocation.size),
+        POINTER_ALLOWED_HANDLE_TYPES => Value::Word(0),
         _ => return false,
     };
     // SAFETY: by the function's contract there is room for a value of the attribute's type.
@@ -166,7 +174,8 @@ exported! {
     }
     fn cuPointerSetAttribute(value: *const c_void, which: u32, address: u64) {
         let _inside = enter_at(address);
-        if which == SYNC_MEMOPS && !value.is_null() {
+        // The only one that can be set.
+        if which == POINTER_SYNC_MEMOPS && !value.is_null() {
             let mut memory = memory::lock();
             if let Some(allocation) = memory.allocation_at_mut(address) {
                 // SAFETY: by the function's contract a value of the attribute's type.

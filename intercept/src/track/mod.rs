@@ -1,9 +1,8 @@
 //! The functions that change what the shim keeps in its tables, each with the signature that the
 //! driver gives it. Those that touch device memory enter the gate first.
 
-use crate::access::guard;
-use crate::driver::{Code, ERROR_INVALID_VALUE, SUCCESS};
-use crate::gate::{self, Inside};
+use crate::abi::types::SUCCESS;
+use crate::{agent, fork};
 
 /// Exported functions. A mistake of ours that panics becomes an error of the call: unwinding must
 /// not reach the program. Nor must that of a thread that is cancelled reach what catches it here.
@@ -11,13 +10,13 @@ macro_rules! exported {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, clippy::too_many_arguments)]
-        pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> $crate::driver::Code {
+        pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> $crate::abi::types::Code {
             let _uncancelled = $crate::cancel::not_now();
-            let body = move || -> $crate::driver::Code { $body };
+            let body = move || -> $crate::abi::types::Code { $body };
             let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body))
-                .unwrap_or($crate::driver::ERROR_UNKNOWN);
-            if code != $crate::driver::SUCCESS && $crate::gate::is_watching() {
-                return $crate::access::faults::look(code);
+                .unwrap_or($crate::abi::types::ERROR_UNKNOWN);
+            if code != $crate::abi::types::SUCCESS && $crate::state::gate::is_watching() {
+                return $crate::watch::faults::look(code);
             }
             code
         }
@@ -29,14 +28,16 @@ macro_rules! call {
     ($name:ident($($argument:expr),* $(,)?)) => {{
         // SAFETY: the arguments are those that the program gave to the function of this name, or
         // values of ours in place of handles of ours.
-        unsafe { $crate::real::$name($($argument),*) }
+        unsafe { $crate::abi::real::$name($($argument),*) }
     }};
 }
 
 mod contexts;
 mod counted;
 mod heap;
+pub(crate) mod patience;
 mod streams;
+mod support;
 mod unloads;
 mod uses;
 mod vmm;
@@ -54,44 +55,9 @@ exported! {
     fn cuInit(flags: u32) {
         let code = call!(cuInit(flags));
         if code == SUCCESS {
-            crate::agent::start();
+            fork::watch();
+            agent::start();
         }
         code
     }
-}
-
-/// Passes the gate with a call that is about memory as such: all of it is there afterwards.
-fn enter_whole() -> Inside {
-    let inside = gate::enter();
-    guard::wait_for_awaited();
-    inside
-}
-
-/// The same for a call that is about the memory at `address`.
-fn enter_at(address: u64) -> Inside {
-    let inside = gate::enter();
-    guard::wait_for_awaited_at(address);
-    inside
-}
-
-/// Writes a result where the program wants it.
-fn put<T>(out: *mut T, result: Result<T, Code>) -> Code {
-    match result {
-        Ok(value) if !out.is_null() => {
-            // SAFETY: not null, and by the function's contract a place for such a value.
-            unsafe { out.write(value) };
-            SUCCESS
-        }
-        Ok(_) => ERROR_INVALID_VALUE,
-        Err(code) => code,
-    }
-}
-
-/// Reads what the driver has just written for the program.
-fn written<T: Copy + Default>(out: *const T) -> T {
-    if out.is_null() {
-        return T::default();
-    }
-    // SAFETY: not null, and the driver has just written there.
-    unsafe { out.read() }
 }

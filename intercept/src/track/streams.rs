@@ -2,9 +2,10 @@
 
 use std::ffi::c_void;
 
-use crate::driver::{Code, SUCCESS};
-use crate::gate::{self, Capture};
-use crate::{real, recent};
+use crate::abi::real;
+use crate::abi::types::{Code, SUCCESS};
+use crate::state::gate::{self, Capture};
+use crate::state::recent;
 
 /// Begins a capture, once a dump lets it.
 fn beginning(stream: u64, per_thread: bool, begin: impl FnOnce() -> Code) -> Code {

@@ -1,19 +1,19 @@
 //! Modules, libraries and executable graphs that go. What is known of their handles is given up
 //! before the driver is called: after that another thread may be given the same handle.
 
-use crate::access;
+use crate::watch;
 
 exported! {
     fn cuModuleUnload(module: u64) {
-        access::unloading(module);
+        watch::unloading(module);
         call!(cuModuleUnload(module))
     }
     fn cuLibraryUnload(library: u64) {
-        access::unloading(library);
+        watch::unloading(library);
         call!(cuLibraryUnload(library))
     }
     fn cuGraphExecDestroy(executable: u64) {
-        access::destroying_graph(executable);
+        watch::destroying_graph(executable);
         call!(cuGraphExecDestroy(executable))
     }
 }

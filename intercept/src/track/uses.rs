@@ -5,14 +5,13 @@
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
-use super::written;
-use crate::driver::{Code, SUCCESS};
-use crate::table::{SLOTS, index};
+use super::support::written;
+use crate::abi::real;
+use crate::abi::slots::SLOTS;
+use crate::abi::table::index;
+use crate::abi::types::{Code, POINTER_POOL, SUCCESS};
+use crate::state::{contexts, gate};
 use crate::usage::{self, Kind, Thing, ending};
-use crate::{contexts, gate, real};
-
-/// `CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE`
-const POOL_OF_POINTER: u32 = 17;
 
 /// Calls the driver's function of this name with the program's own arguments, which are integers all.
 macro_rules! pass_on {
@@ -107,7 +106,7 @@ fn share_allocations_of(pool: u64) {
     for address in usage::all_of(Kind::Pool) {
         let mut of = 0u64;
         let out = (&raw mut of).cast::<c_void>();
-        if call!(cuPointerGetAttribute(out, POOL_OF_POINTER, address)) == SUCCESS && of == pool {
+        if call!(cuPointerGetAttribute(out, POINTER_POOL, address)) == SUCCESS && of == pool {
             usage::added(Kind::SharedAddress, address, 0, 0);
         }
     }
@@ -206,7 +205,7 @@ mod tests {
     use gpucr_wire::Counts;
 
     use super::*;
-    use crate::table::NAMES;
+    use crate::abi::table::NAMES;
     use crate::track::{
         cuMemAllocFromPoolAsync, cuMemFree_v2, cuMemFreeAsync, cuMipmappedArrayDestroy,
     };

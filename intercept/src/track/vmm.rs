@@ -4,14 +4,15 @@
 use std::ffi::c_void;
 use std::os::fd::IntoRawFd;
 
-use super::{enter_whole, put, written};
-use crate::driver::{
+use super::patience::patiently;
+use super::support::{enter_whole, put, written};
+use crate::abi::real;
+use crate::abi::types::{
     ALLOCATION_PINNED, Access, AllocationProp, ArrayMapInfo, Code, ERROR_INVALID_VALUE,
     ERROR_OUT_OF_MEMORY, ERROR_UNKNOWN, HANDLE_POSIX_FD, LOCATION_DEVICE, SUCCESS,
 };
-use crate::memory::vmm::Driver;
-use crate::memory::{self, IMPORT};
-use crate::real;
+use crate::state::memory::vmm::Driver;
+use crate::state::memory::{self, IMPORT};
 use crate::usage::{self, Thing};
 
 /// Calls `map` with a copy of a list of mappings in which handles of ours are the driver's.
@@ -57,7 +58,7 @@ exported! {
         let ours = device && memory::lock().serves(&Driver, asked.location.id);
         let create = || memory::lock().create(&Driver, size as u64, asked);
         if ours {
-            match memory::patiently(create) {
+            match patiently(create) {
                 // Asked once more it might give memory that is not followed.
                 Err(ERROR_OUT_OF_MEMORY) => return ERROR_OUT_OF_MEMORY,
                 Ok(handle) => return put(out, Ok(handle)),

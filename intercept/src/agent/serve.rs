@@ -1,0 +1,98 @@
+//! One connection: requests come, and each goes to the file of its family.
+
+use gpucr_wire::{Connection, Hello, PROTOCOL_VERSION, Reply, Request};
+
+use super::state::{Agent, Next};
+use super::{blocks, gating, launches, socket, waiting};
+use crate::abi::library;
+use crate::log::log;
+use crate::state::memory::Failure;
+
+/// Serves a connection until it ends.
+pub(super) fn serve(agent: &mut Agent, mut connection: Connection) {
+    let mut greeted = false;
+    loop {
+        let request = match connection.receive() {
+            Ok(request) => request,
+            Err(error) => return log!("the connection ends: {error}"),
+        };
+        log!("request {request:?}");
+        let next = match request {
+            Request::Hello { protocol } if protocol == PROTOCOL_VERSION => {
+                greeted = true;
+                socket::answer_to_the_name();
+                Ok(Next::Reply(Reply::Hello { hello: hello(agent) }))
+            }
+            // The checkpointer sees the other version and says so.
+            Request::Hello { .. } => Ok(Next::Last(Reply::Hello { hello: hello(agent) })),
+            _ if !greeted => {
+                Ok(Next::Last(failed(Failure::other("the first request must be Hello"))))
+            }
+            request => handle(agent, request, &mut connection),
+        };
+        let (reply, last) = match next {
+            Ok(Next::Reply(reply)) => (reply, false),
+            Ok(Next::Last(reply)) => (reply, true),
+            Ok(Next::Sent) => continue,
+            Err(failure) => {
+                log!("failed: {} (error {})", failure.message, failure.code);
+                (failed(failure), false)
+            }
+        };
+        if let Err(error) = connection.send(&reply) {
+            return log!("cannot reply: {error}");
+        }
+        if last {
+            return;
+        }
+    }
+}
+
+fn handle(
+    agent: &mut Agent,
+    request: Request,
+    connection: &mut Connection,
+) -> Result<Next, Failure> {
+    match request {
+        Request::Hello { .. } => unreachable!("served by serve()"),
+        Request::Counts {} => Ok(gating::counts(agent)),
+        Request::CloseGate { timeout_ms } => gating::close(agent, timeout_ms, connection),
+        Request::Step { wait_ms, timeout_ms } => {
+            gating::step(agent, wait_ms, timeout_ms, connection)
+        }
+        Request::OpenGate {} => gating::open(agent),
+        Request::Export { known } => blocks::export(agent, known, connection),
+        Request::Stage { len } => blocks::stage(agent, len, connection),
+        Request::CopyOut { block, offset, len } => blocks::copy_out(agent, block, offset, len),
+        Request::CopyIn { block, offset, len } => blocks::copy_in(agent, block, offset, len),
+        Request::Detach {} => blocks::detach(agent),
+        Request::Reattach { blocks } => blocks::reattach(agent, &blocks, connection),
+        Request::Attach { blocks } => blocks::attach(agent, &blocks, connection),
+        Request::Record { on } => Ok(launches::record(on)),
+        Request::Accesses {} => launches::accesses(),
+        Request::Image { id, limit } => launches::image(id, limit, connection),
+        Request::Guard { ranges, habits, distrusted } => {
+            waiting::guard(agent, ranges, habits, distrusted, connection)
+        }
+        Request::Await { blocks } => waiting::wait_for(agent, &blocks, connection),
+        Request::Share { blocks, habits } => waiting::share(agent, blocks, habits, connection),
+    }
+}
+
+fn hello(agent: &Agent) -> Hello {
+    let path = |path: Option<&std::path::Path>| {
+        path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default()
+    };
+    Hello {
+        protocol: PROTOCOL_VERSION,
+        pid: std::process::id(),
+        shim: path(library::own_file()),
+        driver: path(library::library().map(|library| library.path.as_path())),
+        driver_version: agent.driver_version,
+        gate: agent.state,
+    }
+}
+
+fn failed(failure: Failure) -> Reply {
+    Reply::Failed { code: failure.code as i32, message: failure.message }
+}

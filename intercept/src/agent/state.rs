@@ -1,0 +1,124 @@
+//! What the agent knows of the program, and how it gets from one state to the next.
+
+use gpucr_wire::{GateState, Reply};
+
+use super::sharing::Sharing;
+use super::staging::Staging;
+use super::transfer::Transfer;
+use crate::abi::real;
+use crate::limit::Limit;
+use crate::state::memory::{self, Failure};
+use crate::state::{contexts, gate};
+use crate::watch::{self, faults, guard};
+
+/// What the agent knows from one request to the next.
+pub(super) struct Agent {
+    pub(super) state: GateState,
+    pub(super) driver_version: i32,
+    pub(super) transfer: Transfer,
+    pub(super) staging: Option<Staging>,
+    /// Whether blocks are awaited, or were until all came, and nobody has looked yet whether the device has
+    /// missed one.
+    pub(super) awaiting: bool,
+    /// While memory may be shared with other instances.
+    pub(super) sharing: Option<Sharing>,
+    /// What it held when it was detached: the driver may be frozen since, and cannot be asked.
+    pub(super) devices: Vec<[u8; 16]>,
+    /// Whether nobody is accepted before it is woken.
+    pub(super) is_left_alone: bool,
+}
+
+/// What to do after a request.
+pub(super) enum Next {
+    Reply(Reply),
+    /// The reply has been sent.
+    Sent,
+    /// Send it, and close the connection.
+    Last(Reply),
+}
+
+impl Next {
+    /// It was done, and there is nothing to tell.
+    pub(super) fn done() -> Self {
+        Self::Reply(Reply::Done {})
+    }
+}
+
+impl Agent {
+    pub(super) fn new() -> Self {
+        Self {
+            state: GateState::Open {},
+            driver_version: real::version(),
+            transfer: Transfer::default(),
+            staging: None,
+            awaiting: false,
+            sharing: None,
+            devices: Vec::new(),
+            is_left_alone: false,
+        }
+    }
+
+    pub(super) fn connection_ended(&mut self) {
+        if self.awaiting && !memory::lock().all_attached() {
+            // What is missing comes no more. Those who wait for it go on waiting.
+            gate::shut();
+            self.state = GateState::Detached {};
+            return;
+        }
+        self.stop_awaiting();
+        watch::stop();
+        guard::end_saving();
+        self.staging = None;
+        self.transfer.forget_exports();
+        if self.state == (GateState::Closed {}) {
+            self.open();
+        }
+    }
+
+    /// Nothing is awaited any more.
+    pub(super) fn stop_awaiting(&mut self) {
+        if std::mem::take(&mut self.awaiting) {
+            faults::watch(false);
+        }
+    }
+
+    /// Gives all shared memory a memory of its own: a checkpointer is about to look at it.
+    ///
+    /// # Errors
+    /// Some of it is shared still, and the program runs on.
+    pub(super) fn end_sharing(&mut self, limit: Limit<'_>) -> Result<(), Failure> {
+        if let Some(sharing) = &self.sharing {
+            sharing.give_up(limit)?;
+        }
+        if let Some(sharing) = self.sharing.take() {
+            sharing.end();
+            faults::watch(false);
+        }
+        Ok(())
+    }
+
+    pub(super) fn open(&mut self) {
+        self.transfer.forget_exports();
+        memory::lock().lend_at(guard::addresses().into_iter());
+        self.state = GateState::Open {};
+        gate::open();
+    }
+
+    pub(super) fn expect(&self, state: GateState) -> Result<(), Failure> {
+        if self.state == state {
+            return Ok(());
+        }
+        Err(Failure::other(format!(
+            "not possible now: the program is {:?}, and would have to be {state:?}",
+            self.state
+        )))
+    }
+}
+
+/// The devices on which the program has contexts.
+pub(super) fn devices() -> Vec<[u8; 16]> {
+    let mut devices: Vec<i32> = contexts::all().into_iter().map(|(_, device)| device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices.into_iter().map(real::uuid).collect()
+}

@@ -1,0 +1,47 @@
+//! Memory that is missing only because the checkpointer holds it.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::abi::types::{Code, ERROR_OUT_OF_MEMORY};
+use crate::state::{gate, memory};
+use crate::watch::guard;
+
+/// Longer than the checkpointer takes to ask again for the blocks.
+const LETTING_GO: Duration = Duration::from_secs(5);
+/// Between two tries to get memory.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Passes the gate and asks for memory, and again for a while if there is none only because the
+/// checkpointer holds what the program has given back: a dump must not make a program fail that
+/// would have had enough.
+///
+/// The caller is outside of the gate, and so is the wait: a checkpointer that is closing the gate
+/// lets go of the memory only once it is closed.
+pub(crate) fn patiently<T>(ask: impl Fn() -> Result<T, Code>) -> Result<T, Code> {
+    let mut left = LETTING_GO;
+    // The checkpointer may have let go between the question and the look: then it is asked once more.
+    let mut held_before = true;
+    loop {
+        let inside = gate::enter();
+        let answer = ask();
+        let missing = matches!(answer, Err(ERROR_OUT_OF_MEMORY));
+        let held = missing && memory::lock().is_missed();
+        if held {
+            // What is still to be saved is held until it is.
+            guard::wait_for_all();
+        }
+        drop(inside);
+        if !(held || missing && held_before) || left.is_zero() {
+            return answer;
+        }
+        held_before = held;
+        if held {
+            thread::sleep(PAUSE);
+        }
+        // Until it is closed the checkpointer does not ask.
+        if gate::is_open() {
+            left = left.saturating_sub(PAUSE);
+        }
+    }
+}

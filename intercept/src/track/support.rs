@@ -1,0 +1,41 @@
+//! What the functions have in common: how they pass the gate, and how results get to the program.
+
+use crate::abi::types::{Code, ERROR_INVALID_VALUE, SUCCESS};
+use crate::state::gate::{self, Inside};
+use crate::watch::guard;
+
+/// Passes the gate with a call that is about memory as such: all of it is there afterwards.
+pub(super) fn enter_whole() -> Inside {
+    let inside = gate::enter();
+    guard::wait_for_awaited();
+    inside
+}
+
+/// The same for a call that is about the memory at `address`.
+pub(super) fn enter_at(address: u64) -> Inside {
+    let inside = gate::enter();
+    guard::wait_for_awaited_at(address);
+    inside
+}
+
+/// Writes a result where the program wants it.
+pub(super) fn put<T>(out: *mut T, result: Result<T, Code>) -> Code {
+    match result {
+        Ok(value) if !out.is_null() => {
+            // SAFETY: not null, and by the function's contract a place for such a value.
+            unsafe { out.write(value) };
+            SUCCESS
+        }
+        Ok(_) => ERROR_INVALID_VALUE,
+        Err(code) => code,
+    }
+}
+
+/// Reads what the driver has just written for the program.
+pub(super) fn written<T: Copy + Default>(out: *const T) -> T {
+    if out.is_null() {
+        return T::default();
+    }
+    // SAFETY: not null, and the driver has just written there.
+    unsafe { out.read() }
+}

@@ -1,0 +1,142 @@
+//! Errors of the device, while memory is awaited or shared.
+//!
+//! A program that was restored before its memory is there runs on guesses: a kernel that follows pointers
+//! which lie in memory may touch what is not mapped yet. The device then stops all work of the context,
+//! and every call fails from then on. The program must not see that: it is no error of its own. So the
+//! first thread that gets such an error tells the restore and goes no further, and the restore ends the
+//! program and makes it anew, with all of its memory. The same holds for a program that shares memory with other
+//! instances, which is mapped read-only, and writes it. Such a program outlives who has restored it: where
+//! nobody is left to be told it gets the error.
+//!
+//! Calls that pass the gate look at what they give back. Those that do not are a mere jump through a slot
+//! (see [`crate::abi::slots`]): for as long as memory is awaited or shared, the slots of those that programs make
+//! most, and by which they wait for the device, lead through here.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::Duration;
+
+use super::guard;
+use crate::abi::slots::{SLOTS, resolve};
+use crate::abi::table::{Wrapper, index};
+use crate::abi::types::{
+    Code, ERROR_ASSERT, ERROR_HARDWARE_STACK_ERROR, ERROR_ILLEGAL_ADDRESS, ERROR_LAUNCH_FAILED,
+    ERROR_LAUNCH_TIMEOUT,
+};
+use crate::log::log;
+
+/// Codes that leave a context broken, beside those between [`ERROR_HARDWARE_STACK_ERROR`] and
+/// [`ERROR_LAUNCH_FAILED`].
+const FAULTS: [Code; 3] = [ERROR_ILLEGAL_ADDRESS, ERROR_LAUNCH_TIMEOUT, ERROR_ASSERT];
+
+/// How often it is seen whether there still is somebody to be told.
+const LISTENING: Duration = Duration::from_secs(1);
+
+thread_local! {
+    /// Whether this is a thread of gpucr's, which gets its errors itself.
+    static OURS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This thread is one of gpucr's.
+pub(crate) fn exempt_this_thread() {
+    let _ = OURS.try_with(|ours| ours.set(true));
+}
+
+/// The program is about to get this code. Does not return if it must not.
+#[cold]
+pub(crate) fn look(code: Code) -> Code {
+    let fault = FAULTS.contains(&code)
+        || (ERROR_HARDWARE_STACK_ERROR..=ERROR_LAUNCH_FAILED).contains(&code);
+    if fault && !OURS.try_with(Cell::get).unwrap_or(true) {
+        // As long as there is somebody who can be expected to end the program.
+        while guard::tell_fault(code) {
+            log!("error {code} while memory is awaited or shared: this attempt is over");
+            std::thread::sleep(LISTENING);
+        }
+    }
+    code
+}
+
+/// Functions that jump to the driver, with one in place of each that looks at what it gives back.
+macro_rules! looked_at {
+    ($($name:ident($($argument:ident),*))*) => {
+        /// Positions of the functions: the program is given jumps through their slots, or what is written by hand and
+        /// goes on through the slot as a jump does.
+        pub(crate) static LOOKED_AT: [usize; REAL.len()] = [$(index::$name),*];
+        /// Names the functions below by number.
+        #[allow(non_camel_case_types)]
+        enum Number { $($name),* }
+        /// The driver's functions.
+        static REAL: [AtomicPtr<()>; [$(Number::$name as usize),*].len()] =
+            [const { AtomicPtr::new(std::ptr::null_mut()) }; _];
+        /// What looks, in the order of the jumps.
+        static LOOKING: [Wrapper; REAL.len()] =
+            [$(Wrapper(index::$name, looking::$name as *const ())),*];
+        #[allow(non_snake_case)]
+        mod looking {
+            use super::*;
+            $(pub(super) unsafe extern "C-unwind" fn $name($($argument: usize),*) -> Code {
+                let target = REAL[Number::$name as usize].load(Ordering::Acquire);
+                // SAFETY: what the slot held before is the driver's function (or its stub), which takes
+                // these integers and returns a CUresult.
+                let code = unsafe {
+                    let real: unsafe extern "C-unwind" fn($(looked_at!(@ $argument)),*) -> Code =
+                        std::mem::transmute(target);
+                    real($($argument),*)
+                };
+                if code == 0 { code } else { look(code) }
+            })*
+        }
+    };
+    (@ $argument:ident) => { usize };
+}
+
+looked_at! {
+    cuCtxSynchronize()
+    cuCtxSynchronize_v2(context)
+    cuEventCreate(out, flags)
+    cuEventDestroy_v2(event)
+    cuEventElapsedTime(out, start, end)
+    cuEventElapsedTime_v2(out, start, end)
+    cuEventQuery(event)
+    cuEventRecord(event, stream)
+    cuEventRecord_ptsz(event, stream)
+    cuEventRecordWithFlags(event, stream, flags)
+    cuEventRecordWithFlags_ptsz(event, stream, flags)
+    cuEventSynchronize(event)
+    cuFuncGetAttribute(out, attribute, function)
+    cuFuncSetAttribute(function, attribute, value)
+    cuKernelGetAttribute(out, attribute, kernel, device)
+    cuKernelSetAttribute(attribute, value, kernel, device)
+    cuMemGetInfo_v2(free, total)
+    cuModuleGetFunction(out, module, name)
+    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(out, function, threads, shared, flags)
+    cuStreamCreate(out, flags)
+    cuStreamCreateWithPriority(out, flags, priority)
+    cuStreamGetCaptureInfo_v2(stream, out, id, graph, nodes, count)
+    cuStreamGetCaptureInfo_v2_ptsz(stream, out, id, graph, nodes, count)
+    cuStreamGetCaptureInfo_v3(stream, out, id, graph, nodes, edges, count)
+    cuStreamGetCaptureInfo_v3_ptsz(stream, out, id, graph, nodes, edges, count)
+    cuStreamIsCapturing(stream, out)
+    cuStreamIsCapturing_ptsz(stream, out)
+    cuStreamQuery(stream)
+    cuStreamQuery_ptsz(stream)
+    cuStreamSynchronize(stream)
+    cuStreamSynchronize_ptsz(stream)
+    cuStreamWaitEvent(stream, event, flags)
+    cuStreamWaitEvent_ptsz(stream, event, flags)
+}
+
+/// Leads the slots through here, or back. Only the agent calls this.
+pub(crate) fn watch(on: bool) {
+    for (Wrapper(slot, looking), real) in LOOKING.iter().zip(&REAL) {
+        // Puts the driver's function into the slot: a stub that is still there would do so later, in
+        // our place.
+        let driver = resolve(*slot as u32).cast_mut();
+        if on {
+            // It stays there for those who are still on their way through here when this is over.
+            real.store(driver, Ordering::Release);
+            SLOTS[*slot].store(looking.cast_mut(), Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Who wants to know what calls do: the [`recorder`], while a checkpointer asks for what launches read and write, and
+//! the [`guard`], while calls have to wait for memory.
+//!
+//! `docs/access-sets.md` describes the method. A kernel's arguments are looked at word by word: one
+//! that points into memory of ours counts for the whole allocation. Copies and fills say exactly
+//! what they touch. Nothing rests on what is found here: it may be too much, and, where kernels
+//! follow pointers that lie in memory, too little.
+//!
+//! While nobody asks a launch reads one flag, on the cache line of the gate's state. Else its arguments are decoded
+//! once ([`crate::calls`]), and who asks takes what comes of that: while launches are recorded each thread writes to
+//! a buffer of its own; which allocation a word points into is found without a lock
+//! ([`index`](crate::state::index)).
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use gpucr_wire::Accesses;
+
+use crate::abi::types::{Code, SUCCESS};
+use crate::calls::effects::{Decoded, Decoder};
+use crate::calls::nodes;
+use crate::calls::outcomes::{Outcome, OutcomeDecoder};
+use crate::log::log;
+use crate::state::{gate, graphs, images, kernels, memory, recent};
+
+pub(crate) mod faults;
+pub(crate) mod guard;
+pub(crate) mod recorder;
+pub(crate) mod synchronous;
+
+use recorder::Recorder;
+
+/// Whether launches are recorded.
+#[inline(always)]
+pub(crate) fn is_on() -> bool {
+    gate::is_recording()
+}
+
+/// A call is about to be made: it waits for what it may write, and is recorded, where these are asked
+/// for. A mistake of ours must not reach the program.
+#[inline(never)]
+pub(crate) fn before(decoder: Decoder, arguments: &[usize]) {
+    if !gate::is_guarding() {
+        if is_on() {
+            shielded(|| decoder(arguments, &mut Recorder));
+        }
+        return;
+    }
+    shielded(|| {
+        let call = Decoded::of(decoder, arguments);
+        shielded(|| guard::pass(&call));
+        if is_on() {
+            call.show(&mut Recorder);
+        }
+    });
+}
+
+/// A call of which nothing is known is about to be made.
+#[inline(never)]
+pub(crate) fn before_unknown() {
+    shielded(guard::wait_for_awaited);
+}
+
+/// Follows a call that has been made.
+#[inline(never)]
+pub(crate) fn after(decoder: OutcomeDecoder, arguments: &[usize], code: Code) {
+    if code == SUCCESS {
+        shielded(|| decoder(arguments).map_or((), keep));
+    }
+}
+
+/// Does what looks at a call; says whether that went well.
+fn shielded(look: impl FnOnce()) -> bool {
+    let looked = catch_unwind(AssertUnwindSafe(look)).is_ok();
+    if !looked {
+        log!("a launch could not be looked at");
+    }
+    looked
+}
+
+/// Keeps what a call has done, whether anything is recorded or not.
+fn keep(outcome: Outcome) {
+    match outcome {
+        // SAFETY: the driver has loaded it from there.
+        Outcome::Loaded { owner, image } => unsafe { images::loaded(owner, image) },
+        // SAFETY: as above.
+        Outcome::LoadedFromFile { owner, path } => unsafe {
+            images::loaded_from_file(owner, path);
+        },
+        Outcome::FunctionOfKernel { function, kernel } => {
+            images::function_of_kernel(function, kernel);
+        }
+        Outcome::ModuleOfLibrary { module, library } => images::module_of_library(module, library),
+        Outcome::GraphMade { executable, graph } => {
+            graphs::made(executable, nodes::of_graph(graph));
+        }
+        Outcome::NodeSet { executable, node, given } => {
+            // SAFETY: the driver has just accepted these parameters.
+            graphs::set(executable, node, unsafe { nodes::given(given) });
+        }
+    }
+}
+
+/// Begins to record. Nothing happens if that goes on already.
+pub(crate) fn start() {
+    if !is_on() {
+        recorder::begin();
+        gate::set_recording(true);
+    }
+}
+
+/// Ends recording and forgets what was recorded.
+pub(crate) fn stop() {
+    if is_on() {
+        gate::set_recording(false);
+        recorder::end();
+        graphs::forget_former();
+    }
+}
+
+/// What was launched since the last question.
+pub(crate) fn take() -> Accesses {
+    let merged = recorder::take();
+    let mut ids: Vec<u64> = merged.touched().collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let mut accesses = merged.finish();
+    accesses.allocations = memory::lock().extents(&ids);
+    accesses
+}
+
+/// A module or library is about to be unloaded.
+pub(crate) fn unloading(owner: u64) {
+    recent::forget();
+    images::unloaded(owner);
+    kernels::forget();
+}
+
+/// An executable graph is about to be destroyed.
+pub(crate) fn destroying_graph(executable: u64) {
+    graphs::going(executable);
+}
+
+/// A context is about to go or is gone, and its modules with it.
+pub(crate) fn context_going() {
+    recent::forget();
+    kernels::forget();
+}
