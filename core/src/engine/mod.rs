@@ -1,6 +1,7 @@
 //! What the commands do, put together of all the floors below.
 
 pub mod access;
+pub(crate) mod device_state;
 pub mod dump;
 pub mod error;
 pub(crate) mod held;

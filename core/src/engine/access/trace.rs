@@ -241,18 +241,8 @@ impl Session {
                 Mapped::Host { library, .. } => library,
                 mapped => return Err(mapped.refused(pid)),
             };
-            let (agent, blocks, reserve) = (Some(agent), Vec::new(), Vec::new());
-            session.held.push(Held {
-                process,
-                driver,
-                agent,
-                has_agent: true,
-                blocks,
-                reserve,
-                freed: Vec::new(),
-                guard: None,
-                guard_failed: None,
-            });
+            let program = Held::new(process, driver, true);
+            session.held.push(Held { agent: Some(agent), ..program });
             session.watched.push(Watched::default());
         }
         if session.held.is_empty() { Err(Error::NoAgent { pid }) } else { Ok(session) }

@@ -11,6 +11,7 @@ use gpucr_wire::{Counts, GateState};
 use super::Options;
 use crate::base::limits;
 use crate::cuda::{Device, Drivers, HostDriver, ProcessState};
+use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
 use crate::engine::held::Held;
 use crate::engine::mapped::Mapped;
@@ -186,18 +187,8 @@ pub(super) fn check(
         processes.push(Planned::new(&process, cuda));
         match program {
             Some((driver, agent)) => {
-                let has_agent = agent.is_some();
-                held.push(Held {
-                    process,
-                    driver,
-                    agent,
-                    has_agent,
-                    blocks: Vec::new(),
-                    reserve: Vec::new(),
-                    freed: Vec::new(),
-                    guard: None,
-                    guard_failed: None,
-                });
+                let program = Held::new(process, driver, agent.is_some());
+                held.push(Held { agent, ..program });
             }
             None => others.push(process),
         }
@@ -265,7 +256,7 @@ fn inspect(
             mapped => return Err(mapped.refused(pid)),
         };
         // Whoever cannot ask for the state could not bring the program back either.
-        let state = drivers.open(&driver)?.process_state(pid);
+        let state = drivers.device_state(&driver)?.state(pid);
         match state.map_err(|source| Error::Process { pid, source })? {
             ProcessState::Running => {}
             state => return Err(Error::NotRunning { pid, state }),
@@ -297,7 +288,7 @@ fn driver_knows(
     match Mapped::of(process, drivers)? {
         Mapped::Nothing => Ok(None),
         Mapped::Host { library, path } => {
-            let state = drivers.open(&library)?.process_state(process.pid);
+            let state = drivers.device_state(&library)?.state(process.pid);
             Ok(state.ok().map(|state| (library, path, state)))
         }
         // It may use CUDA, and nobody but that library could tell.
