@@ -1,6 +1,6 @@
 //! The device state of a process that gpucr does not carry itself.
 //!
-//! gpucr carries the bytes of the blocks. All else that a process has on its devices (contexts, modules, streams,
+//! gpucr carries the bytes of the blocks ([`kinds`] lists who carries what). All else that a process has on its devices (contexts, modules, streams,
 //! pools, ...) is saved and brought back by a [`DeviceState`]. There is one, [`DriverCheckpoint`]: the checkpoint
 //! that the driver itself offers. Who dumps, restores or brings a program back knows the trait alone.
 
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::cuda::driver::{DevicePair, DriverError, OpenError};
 use crate::cuda::{Driver, Drivers, HostDriver, ProcessState};
+use crate::engine::kinds::{self, Kind};
 
 #[cfg(test)]
 pub(crate) mod double;
@@ -74,6 +75,10 @@ pub(crate) trait DeviceState: Send + Sync {
 
 /// Gives out what saves the device state of processes.
 pub(crate) trait DeviceStates {
+    /// Whether what it gives out carries state of this kind. A process that has state which neither that nor gpucr
+    /// carries is refused.
+    fn carries(&self, kind: &dyn Kind) -> bool;
+
     /// The one for the processes that this driver library serves.
     ///
     /// # Errors
@@ -114,6 +119,10 @@ impl DeviceState for DriverCheckpoint {
 }
 
 impl DeviceStates for Drivers {
+    fn carries(&self, kind: &dyn Kind) -> bool {
+        kinds::by_driver(kind)
+    }
+
     fn device_state(&self, library: &Arc<HostDriver>) -> Result<Arc<dyn DeviceState>, OpenError> {
         Ok(of(&self.open(library)?))
     }

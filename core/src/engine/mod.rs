@@ -7,6 +7,7 @@ pub mod error;
 pub(crate) mod held;
 pub mod hostile;
 pub mod keeper;
+pub mod kinds;
 pub(crate) mod mapped;
 pub mod restore;
 mod sections;

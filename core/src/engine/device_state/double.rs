@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use super::{DeviceState, DeviceStates, StateError};
 use crate::cuda::driver::{DevicePair, DriverError, OpenError};
 use crate::cuda::{HostDriver, ProcessState};
+use crate::engine::kinds::{self, Kind};
 
 /// What can be asked of a device state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -113,6 +114,10 @@ impl DeviceState for Double {
 }
 
 impl DeviceStates for Double {
+    fn carries(&self, kind: &dyn Kind) -> bool {
+        kinds::by_driver(kind)
+    }
+
     fn device_state(&self, _: &Arc<HostDriver>) -> Result<Arc<dyn DeviceState>, OpenError> {
         Ok(Arc::new(self.clone()))
     }

@@ -306,7 +306,8 @@ impl<'a> Dump<'a> {
         }
         // Each may have begun since it was asked first to use what the driver cannot checkpoint, and lose it
         // and itself.
-        self.held.iter_mut().try_for_each(preflight::look_again)
+        let drivers = &self.drivers;
+        self.held.iter_mut().try_for_each(|program| preflight::look_again(program, drivers))
     }
 
     /// Asks every program for its blocks, and takes a file descriptor of each that is new.
