@@ -1,4 +1,4 @@
-//! The driver library, one of those for which the [host](super::host) vouches: NVIDIA's or the software driver.
+//! The driver library, one of those for which the [host](super::drivers) vouches: NVIDIA's or the software driver.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::IntoRawFd;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp};
 
-use super::HostDriver;
+use super::host::HostDriver;
 
 /// A driver call that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

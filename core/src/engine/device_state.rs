@@ -11,9 +11,6 @@ use crate::cuda::driver::{DevicePair, DriverError, OpenError};
 use crate::cuda::{Driver, Drivers, HostDriver, ProcessState};
 use crate::engine::kinds::{self, Kind};
 
-#[cfg(test)]
-pub(crate) mod double;
-
 /// Why the device state of a process was not saved or brought back.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
@@ -127,3 +124,6 @@ impl DeviceStates for Drivers {
         Ok(of(&self.open(library)?))
     }
 }
+
+#[cfg(test)]
+pub(crate) mod double;

@@ -18,9 +18,6 @@ use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
 use crate::host::process::{Agent, AgentError, Guard, ProcessInfo};
 
-#[cfg(test)]
-mod tests;
-
 /// How long a thawing program may take until its agent has done its part.
 const THAW: Duration = Duration::from_secs(60);
 /// How long that may still take when gpucr was asked to end. What has not come back by then is the keeper's.
@@ -245,3 +242,6 @@ fn set_soon_after(asked: Option<&AtomicBool>, over: &AtomicBool, is_done: &mpsc:
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,9 +21,6 @@ use crate::engine::held::{HasCopies, Held, resume_all};
 use crate::host::process::ProcessInfo;
 use crate::image::{self, library};
 
-#[cfg(test)]
-mod tests;
-
 /// The hidden subcommand of `gpucr` that is the keeper.
 pub const SUBCOMMAND: &str = "keeper";
 /// How long CRIU may be at work after gpucr's death.
@@ -302,3 +299,6 @@ fn kill_restored(pids: &[u32], at_work: &OwnedFd) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

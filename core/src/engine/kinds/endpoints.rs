@@ -1,6 +1,6 @@
 //! Logical endpoints, by which devices of several hosts reach memory.
 
-use super::{Carrier, Kind};
+use super::kind::{Carrier, Kind};
 
 pub(super) struct Endpoints;
 

@@ -1,6 +1,6 @@
 //! Memory and semaphores of other libraries, such as Vulkan's, and graph nodes that use them.
 
-use super::{Carrier, Kind};
+use super::kind::{Carrier, Kind};
 
 pub(super) struct External;
 

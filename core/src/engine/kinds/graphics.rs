@@ -1,6 +1,6 @@
 //! What is shared with a graphics library: OpenGL, EGL, VDPAU, and contexts of Direct3D or Vulkan (`CIG`).
 
-use super::{Carrier, Kind};
+use super::kind::{Carrier, Kind};
 
 pub(super) struct Graphics;
 

@@ -2,7 +2,7 @@
 
 use gpucr_wire::Counts;
 
-use super::{Amount, Carrier, Kind};
+use super::kind::{Amount, Carrier, Kind};
 use crate::image;
 
 pub(super) struct Heap;

@@ -1,7 +1,7 @@
 //! Host memory that the program makes with `cuMemCreate`. Device memory that it makes so is
 //! [the program's own](super::program).
 
-use super::{Carrier, Kind};
+use super::kind::{Carrier, Kind};
 
 pub(super) struct HostMemory;
 

@@ -2,7 +2,7 @@
 
 use gpucr_wire::Counts;
 
-use super::{Amount, Carrier, Kind};
+use super::kind::{Amount, Carrier, Kind};
 
 pub(super) struct Managed;
 

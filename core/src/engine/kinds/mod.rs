@@ -13,6 +13,7 @@ mod graphics;
 mod heap;
 mod host_memory;
 mod ipc;
+mod kind;
 mod managed;
 mod multicast;
 mod pinned;
@@ -20,13 +21,12 @@ mod pools;
 mod private;
 mod program;
 mod sparse;
-#[cfg(test)]
-mod tests;
 
 use gpucr_wire::Counts;
 
 use crate::image::{self, BlockKind};
 
+pub use kind::{Amount, Carrier, Kind};
 pub(crate) use private::bytes as private_bytes;
 
 /// Every kind. What is refused is named in this order.
@@ -46,69 +46,6 @@ pub const KINDS: [&dyn Kind; 14] = [
     &graphics::Graphics,
     &sparse::Sparse,
 ];
-
-/// A kind of state.
-pub trait Kind: Sync {
-    /// What it is called where somebody is told of it.
-    fn name(&self) -> &'static str;
-
-    /// Who carries it.
-    fn carrier(&self) -> Carrier;
-
-    /// How much of it a process has, by what its agent counts.
-    fn survey(&self, _: &Counts) -> Amount {
-        Amount::default()
-    }
-
-    /// How the names of the driver's functions begin by which an agent tells that a process has such state. An agent
-    /// tells so of what cannot be carried and is not counted.
-    fn functions(&self) -> &'static [&'static str] {
-        &[]
-    }
-
-    /// In which words a dump is refused because a process has so much of it.
-    fn words(&self, _: Amount) -> String {
-        self.name().to_owned()
-    }
-
-    /// Writes into the manifest what it says of a process that has this.
-    fn describe(&self, _: &Counts, _: &mut image::Counts) {}
-
-    /// What [`describe`](Self::describe) has written, under the name that `gpucr inspect --json` gives it.
-    fn inspect(&self, _: &image::Counts) -> Option<(&'static str, u64)> {
-        None
-    }
-}
-
-/// Who carries a kind of state over a dump and a restore.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Carrier {
-    /// gpucr itself: its bytes are in blocks.
-    Gpucr,
-    /// The checkpoint of the driver.
-    Driver,
-    /// Nobody can so far: a process that has such state is refused.
-    Nobody,
-}
-
-/// How much of a kind a process has.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Amount {
-    /// So many things.
-    pub number: u64,
-    /// So many bytes.
-    pub bytes: u64,
-}
-
-impl Amount {
-    fn number(number: u64) -> Self {
-        Self { number, bytes: 0 }
-    }
-
-    fn bytes(bytes: u64) -> Self {
-        Self { number: 0, bytes }
-    }
-}
 
 /// Whether the checkpoint of the driver carries a kind.
 pub fn by_driver(kind: &dyn Kind) -> bool {
@@ -167,3 +104,6 @@ pub(crate) fn described_block(kind: gpucr_wire::BlockKind) -> BlockKind {
         gpucr_wire::BlockKind::Program {} => BlockKind::Program,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,6 @@
 //! Multicast objects, which map memory of several devices at one address.
 
-use super::{Carrier, Kind};
+use super::kind::{Carrier, Kind};
 
 pub(super) struct Multicast;
 

@@ -1,7 +1,7 @@
 //! Device memory that the program itself makes with `cuMemCreate` and maps where it likes. Its blocks are in the
 //! manifest one by one; an agent counts their bytes with those of [the heap](super::heap).
 
-use super::{Carrier, Kind};
+use super::kind::{Carrier, Kind};
 
 pub(super) struct Program;
 

@@ -1,6 +1,6 @@
 //! Sparse arrays, of which the program maps parts to memory of its own; nobody follows which.
 
-use super::{Carrier, Kind};
+use super::kind::{Carrier, Kind};
 
 pub(super) struct Sparse;
 
