@@ -157,6 +157,9 @@ impl Held {
 
     /// Asks for the blocks that the process has now: takes a file descriptor of each that is new, and
     /// closes those of blocks that are gone. None without an agent.
+    ///
+    /// # Errors
+    /// The agent does not answer, or there is no descriptor left.
     pub(crate) fn export(&mut self) -> Result<Vec<Block>, Error> {
         let Some(agent) = &mut self.agent else {
             return Ok(Vec::new());

@@ -4,8 +4,9 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 use super::base::{self, Base};
-use super::{FileEntry, ImageError, MAX_IN_MEMORY, Manifest, Piece, files};
-use crate::image::verify::{self, Damage};
+use super::error::ImageError;
+use super::files;
+use super::manifest::{FileEntry, MAX_IN_MEMORY, Manifest, Piece};
 use crate::store::{ChunkId, ChunkReader, SharedStore};
 
 /// An image that was opened for reading. Safe to use from many threads. While one of a store is
@@ -93,6 +94,9 @@ impl ImageReader {
     }
 
     /// Reads a whole file of the image into memory: one of 256 MiB at most.
+    ///
+    /// # Errors
+    /// It is larger, or its bytes cannot be read or are damaged.
     pub fn read_file(&self, entry: &FileEntry) -> Result<Vec<u8>, ImageError> {
         if entry.size > MAX_IN_MEMORY {
             let reason = "it is too large to be read into memory";
@@ -106,11 +110,5 @@ impl ImageReader {
             self.chunks.get(&piece.id, &mut bytes[start..])?;
         }
         Ok(bytes)
-    }
-
-    /// Reads and checks every chunk, on all cores. Returns each that is damaged, with what it
-    /// belongs to; an empty list means that the image is whole.
-    pub fn verify(&self) -> Vec<Damage> {
-        verify::check(&self.chunks, Some(&self.manifest), &|_| ())
     }
 }

@@ -7,36 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use super::error::CriuError;
+use super::log;
 use super::rpc::{FeatureSet, Kind, Opts, Request, Response};
 use super::swrk::{Start, Swrk};
-use super::{CriuError, log};
-
-/// The oldest CRIU that is used: older ones fail on recent kernels.
-pub const MIN_VERSION: Version = Version { major: 4, minor: 1, sublevel: 0 };
+use super::version::{MIN_VERSION, Version};
 
 /// Names the CRIU to use, and no other is looked for then.
 const ENV_CRIU: &str = "GPUCR_CRIU";
 /// How long CRIU may take to answer what it need do little for; it tries what the kernel can, at most. On a host
 /// with six threads for each core these tries were seen to take more than 10 s.
 const ANSWER: Duration = Duration::from_secs(60);
-
-/// A version of CRIU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
-    /// First number.
-    pub major: i32,
-    /// Second number.
-    pub minor: i32,
-    /// Third number.
-    pub sublevel: i32,
-}
-
-impl std::fmt::Display for Version {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)?;
-        if self.sublevel == 0 { Ok(()) } else { write!(f, ".{}", self.sublevel) }
-    }
-}
 
 /// What CRIU can do with this kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -62,6 +43,9 @@ impl Criu {
     /// Finds CRIU: where the environment variable `GPUCR_CRIU` says, or else the first that is
     /// new enough of gpucr's own, the system's, and those on PATH. When `stop` is set, this and whatever this
     /// CRIU is asked for later end early, with [`CriuError::Interrupted`].
+    ///
+    /// # Errors
+    /// There is none, or the first of them does not run or is too old.
     pub fn find(stop: Option<&Arc<AtomicBool>>) -> Result<Self, CriuError> {
         let candidates = match std::env::var_os(ENV_CRIU) {
             Some(path) if !path.is_empty() => vec![PathBuf::from(path)],
@@ -90,6 +74,9 @@ impl Criu {
     }
 
     /// The CRIU at `path`, if it runs and is new enough.
+    ///
+    /// # Errors
+    /// It does not run, does not answer, or is too old.
     pub fn at(path: &Path, stop: Option<&Arc<AtomicBool>>) -> Result<Self, CriuError> {
         const ACTION: &str = "tell its version";
         let response = ask(path, ACTION, Kind::Version, Request::default(), stop)?;
@@ -120,6 +107,9 @@ impl Criu {
 
     /// Asks CRIU to test the kernel for what it needs in any case. Needs the privileges of a
     /// dump.
+    ///
+    /// # Errors
+    /// The kernel lacks something, or CRIU does not answer.
     pub fn check(&self) -> Result<(), CriuError> {
         const ACTION: &str = "use this kernel";
         let run = |source| CriuError::Run { path: self.path.clone(), source };
@@ -141,6 +131,9 @@ impl Criu {
     }
 
     /// Asks what this kernel lets CRIU do beyond the necessary.
+    ///
+    /// # Errors
+    /// CRIU does not answer.
     pub fn features(&self) -> Result<Features, CriuError> {
         const ACTION: &str = "tell its features";
         let all = Some(true);
