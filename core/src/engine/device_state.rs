@@ -1,8 +1,9 @@
 //! The device state of a process that gpucr does not carry itself.
 //!
-//! gpucr carries the bytes of the blocks ([`kinds`] lists who carries what). All else that a process has on its devices (contexts, modules, streams,
-//! pools, ...) is saved and brought back by a [`DeviceState`]. There is one, [`DriverCheckpoint`]: the checkpoint
-//! that the driver itself offers. Who dumps, restores or brings a program back knows the trait alone.
+//! gpucr carries the bytes of the blocks ([`kinds`] lists who carries what). All else that a process has on its
+//! devices (contexts, modules, streams, pools, ...) is saved and brought back by a [`DeviceState`]. There is one,
+//! [`DriverCheckpoint`]: the checkpoint that the driver itself offers. Who dumps, restores or brings a program back
+//! knows the trait alone.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What is shared with other processes: memory, by legacy IPC or by descriptors, which is counted; events and pools, and
+//! What is shared with other processes: memory, by legacy IPC or by descriptors, which is counted; events, pools, and
 //! descriptors of ranges.
 
 use gpucr_wire::Counts;
