@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use gpucr_core::image::{
-    Base, BlockKind, Counts, DriverKind, ImageReader, Listener, Part, Phase, Protocol, Stdio,
+    Base, BlockKind, DriverKind, ImageReader, Listener, Part, Phase, Protocol, Stdio,
 };
+use gpucr_core::kinds;
 use gpucr_core::store::ChunkId;
 use gpucr_core::{Error, hex};
 
@@ -164,14 +165,13 @@ struct ShimRow<'a> {
     hash: String,
 }
 
-/// What a process held beside its blocks.
-#[derive(serde::Serialize)]
-struct CountsRow {
-    allocations: u64,
-    pool_bytes: u64,
-    arrays: u64,
-    pinned_bytes: u64,
-    launches: u64,
+/// What a process held beside its blocks: an object with a number by each name.
+struct CountsRow(Vec<(&'static str, u64)>);
+
+impl serde::Serialize for CountsRow {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().copied())
+    }
 }
 
 #[derive(serde::Serialize)]
@@ -291,13 +291,6 @@ fn devices(image: &ImageReader) -> Vec<DeviceRow<'_>> {
 }
 
 fn processes(image: &ImageReader) -> Vec<ProcessRow<'_>> {
-    let counts = |counts: &Counts| CountsRow {
-        allocations: counts.allocations,
-        pool_bytes: counts.pool_bytes,
-        arrays: counts.arrays,
-        pinned_bytes: counts.pinned_bytes,
-        launches: counts.launches,
-    };
     let row = |process: &'_ gpucr_core::image::Process| -> Vec<BlockRow> {
         let blocks = process.cuda.iter().flat_map(|cuda| &cuda.blocks);
         blocks
@@ -331,7 +324,7 @@ fn processes(image: &ImageReader) -> Vec<ProcessRow<'_>> {
                 stdio: &process.stdio,
                 listeners: &process.listeners,
                 shim: shim.map(|shim| ShimRow { path: &shim.path, hash: hex(&shim.hash) }),
-                counts: cuda.map(|cuda| counts(&cuda.counts)),
+                counts: cuda.map(|cuda| CountsRow(kinds::inspect(&cuda.counts))),
                 blocks: row(process),
             }
         })
@@ -543,10 +536,7 @@ fn print_blocks(summary: &Summary<'_>, all: bool) {
             display::bytes(block.stored_bytes),
             ratio(block.size, block.stored_bytes),
             block.allocations.to_string(),
-            match block.kind {
-                BlockKind::Heap => "cuMemAlloc".into(),
-                BlockKind::Program => "cuMemCreate".into(),
-            },
+            kinds::of_block(block.kind).name().to_owned(),
         ]);
     }
     table.print();

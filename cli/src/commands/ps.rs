@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use gpucr_core::kinds;
 use gpucr_core::process::survey::{Said, Seen, survey};
 use gpucr_wire::{Counts, GateState};
 
@@ -94,13 +95,8 @@ fn row(seen: Seen) -> Row {
         Said::Busy => ("busy", Counts::default()),
         Said::Nothing(_) => ("silent", Counts::default()),
     };
-    let mut unsupported = counts.unsupported.clone();
-    if counts.managed > 0 {
-        unsupported.push(format!("managed memory ({} allocations)", counts.managed));
-    }
-    if counts.shared > 0 {
-        unsupported.push(format!("memory shared with other processes ({} handles)", counts.shared));
-    }
+    let mut unsupported = kinds::refused(&counts, kinds::by_driver);
+    let driver_bytes = kinds::driver_bytes(&counts);
     unsupported.extend(counts.ungated);
     Row {
         pid: seen.pid,
@@ -109,7 +105,7 @@ fn row(seen: Seen) -> Row {
         devices: counts.devices.iter().map(|uuid| gpucr_core::hex(uuid)).collect(),
         bulk_bytes: counts.bulk_bytes,
         allocations: counts.allocations,
-        driver_bytes: counts.pool_bytes.saturating_add(counts.pinned_bytes),
+        driver_bytes,
         launches: counts.launches,
         private: counts.private,
         unsupported,

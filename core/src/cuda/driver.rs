@@ -1,4 +1,4 @@
-//! The driver library, one of those for which the [host](super::host) vouches: NVIDIA's or the software driver.
+//! The driver library, one of those for which the [host](super::drivers) vouches: NVIDIA's or the software driver.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::IntoRawFd;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp};
 
-use super::HostDriver;
+use super::host::HostDriver;
 
 /// A driver call that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -313,6 +313,9 @@ impl Driver {
     }
 
     /// The version of the driver API, for example 13000.
+    ///
+    /// # Errors
+    /// The driver's.
     pub fn version(&self) -> Result<i32, DriverError> {
         let mut version = 0;
         // SAFETY: `version` is a place for an int.
@@ -321,6 +324,9 @@ impl Driver {
     }
 
     /// The devices of the host.
+    ///
+    /// # Errors
+    /// The driver's: it cannot tell what they are.
     pub fn devices(&self) -> Result<Vec<Device>, DriverError> {
         let mut count = 0;
         // SAFETY: `count` is a place for an int.
@@ -351,6 +357,9 @@ impl Driver {
     }
 
     /// Whether any number of processes may have a context on the device, and not one alone or none.
+    ///
+    /// # Errors
+    /// The driver's: there is no such device.
     pub fn is_shared(&self, device: &Device) -> Result<bool, DriverError> {
         let mut mode = 0;
         // SAFETY: `mode` is a place for an int.
@@ -360,6 +369,9 @@ impl Driver {
 
     /// Whether memory of the device can be handed to another process. Where it cannot, the driver's checkpoint
     /// alone saves it.
+    ///
+    /// # Errors
+    /// The driver's: there is no such device.
     pub fn is_exportable(&self, device: &Device) -> Result<bool, DriverError> {
         let (mut managed, mut descriptors) = (0, 0);
         // SAFETY: both are places for an int.
@@ -370,8 +382,10 @@ impl Driver {
         Ok(managed != 0 && descriptors != 0)
     }
 
-    /// Where the CUDA side of process `pid` stands. [`code::INVALID_VALUE`] or another error if
-    /// the process has no CUDA side.
+    /// Where the CUDA side of process `pid` stands.
+    ///
+    /// # Errors
+    /// The driver's: [`code::INVALID_VALUE`] or another one if the process has no CUDA side.
     pub fn process_state(&self, pid: u32) -> Result<ProcessState, DriverError> {
         let mut state = 0;
         // SAFETY: `state` is a place for a `CUprocessState`.
@@ -384,8 +398,10 @@ impl Driver {
         })
     }
 
-    /// Blocks further driver calls of process `pid` and waits for those inside. After a failure
-    /// the process runs on. `timeout_ms` 0 waits without limit.
+    /// Blocks further driver calls of process `pid` and waits for those inside. `timeout_ms` 0 waits without limit.
+    ///
+    /// # Errors
+    /// The driver's: the time is over, or the process does not run. The process runs on then.
     pub fn lock(&self, pid: u32, timeout_ms: u32) -> Result<(), DriverError> {
         let mut args = LockArgs { timeout_ms, reserved: [0; 15] };
         // SAFETY: the struct is the 64 bytes that the call asks for.
@@ -393,6 +409,9 @@ impl Driver {
     }
 
     /// Moves everything of a locked process from the device into its host memory.
+    ///
+    /// # Errors
+    /// The driver's: the process is not locked, or has what the driver cannot checkpoint.
     pub fn checkpoint(&self, pid: u32) -> Result<(), DriverError> {
         let mut args = CheckpointArgs { reserved: [0; 64] };
         // SAFETY: the struct is the 64 bytes that the call asks for.
@@ -402,6 +421,10 @@ impl Driver {
     /// Moves everything of a checkpointed process back to the device; it is locked then. With `pairs`, which
     /// must name every device of the host that the process could see (driver 580 refuses others with
     /// `INVALID_VALUE`), to other ones.
+    ///
+    /// # Errors
+    /// The driver's: the process is not checkpointed, or a device has no room for it. With driver 580 no later one
+    /// succeeds where there was no room.
     pub fn restore(&self, pid: u32, pairs: &[DevicePair]) -> Result<(), DriverError> {
         let list = if pairs.is_empty() { std::ptr::null() } else { pairs.as_ptr() };
         let mut args = RestoreArgs { pairs: list, count: pairs.len() as c_uint, reserved: [0; 13] };
@@ -410,25 +433,12 @@ impl Driver {
     }
 
     /// Lets a locked process go on.
+    ///
+    /// # Errors
+    /// The driver's: the process is not locked.
     pub fn unlock(&self, pid: u32) -> Result<(), DriverError> {
         let mut args = CheckpointArgs { reserved: [0; 64] };
         // SAFETY: the struct is the 64 bytes that the call asks for.
         unsafe { self.cuCheckpointProcessUnlock(pid as c_int, &mut args) }
-    }
-
-    /// Brings the CUDA side of process `pid` back to running from wherever it stands.
-    pub fn resume(&self, pid: u32) -> Result<(), DriverError> {
-        self.resume_on(pid, &[])
-    }
-
-    /// The same on other devices, see [`Self::restore`].
-    pub fn resume_on(&self, pid: u32, pairs: &[DevicePair]) -> Result<(), DriverError> {
-        if self.process_state(pid)? == ProcessState::Checkpointed {
-            self.restore(pid, pairs)?;
-        }
-        if self.process_state(pid)? == ProcessState::Locked {
-            self.unlock(pid)?;
-        }
-        Ok(())
     }
 }

@@ -9,6 +9,7 @@ use crate::base::limits::TooFewDescriptors;
 use crate::base::phase::Phase;
 use crate::cuda::TransferError;
 use crate::cuda::driver::{DriverError, OpenError};
+use crate::engine::device_state::StateError;
 use crate::host::criu::CriuError;
 use crate::host::process::{AgentError, TreeError};
 use crate::image::ImageError;
@@ -38,7 +39,7 @@ pub enum Error {
     #[error(transparent)]
     Trust(#[from] TrustError),
     #[error("process {pid}: {source}")]
-    Process { pid: u32, source: DriverError },
+    Process { pid: u32, source: StateError },
     #[error("{what}: {source}")]
     Io { what: String, source: io::Error },
     #[error("checkpoint and restore need root")]

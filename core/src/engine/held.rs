@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use gpucr_wire::{Block, GateState};
 
-use crate::cuda::{Drivers, Freed, HostDriver, ProcessState};
+use crate::cuda::{Freed, HostDriver, ProcessState};
+use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
-use crate::engine::keeper::Keeper;
 use crate::host::process::{Agent, AgentError, Guard, ProcessInfo};
 
 /// How long a thawing program may take until its agent has done its part.
@@ -26,6 +26,13 @@ const GRACE: Duration = Duration::from_millis(1200);
 const LOOK: Duration = Duration::from_millis(20);
 /// After how long a failed way back is tried once more.
 const AGAIN: Duration = Duration::from_millis(100);
+
+/// Another process that has copies of the device memory that is kept for programs: as long as it has them the memory
+/// is not free.
+pub(crate) trait HasCopies {
+    /// Has it close its copies of what is kept for process `pid`, and waits until it has.
+    fn give_back(&mut self, pid: u32);
+}
 
 /// A CUDA process of the program that is being dumped or restored.
 pub struct Held {
@@ -50,24 +57,39 @@ pub struct Held {
 }
 
 impl Held {
-    /// Has the driver bring its part back to running, from wherever it stands. What is kept for it is given back
+    /// A process of which nothing has been asked or taken yet.
+    pub(crate) fn new(process: ProcessInfo, driver: Arc<HostDriver>, has_agent: bool) -> Self {
+        Self {
+            process,
+            driver,
+            agent: None,
+            has_agent,
+            blocks: Vec::new(),
+            reserve: Vec::new(),
+            freed: Vec::new(),
+            guard: None,
+            guard_failed: None,
+        }
+    }
+
+    /// Brings its device state back to running, from wherever it stands. What is kept for it is given back
     /// before, by the keeper too, which has copies. After a failure it may be tried again.
-    fn resume_driver(
+    fn resume_device_state(
         &mut self,
-        drivers: &Drivers,
-        keeper: Option<&mut Keeper>,
+        states: &dyn DeviceStates,
+        keeper: Option<&mut impl HasCopies>,
     ) -> Result<(), Error> {
         if self.process.has_ended() {
             return Err(Error::ProgramEnded);
         }
-        let driver = drivers.open(&self.driver)?;
+        let device_state = states.device_state(&self.driver)?;
         let pid = self.process.pid;
         let of_process = |source| Error::Process { pid, source };
-        match driver.process_state(pid) {
+        match device_state.state(pid) {
             Ok(ProcessState::Running) => Ok(()),
             Ok(_) => {
                 self.give_back(keeper);
-                driver.resume(pid).map_err(of_process)
+                device_state.resume(pid, &[]).map_err(of_process)
             }
             // A driver that does not know the process cannot have locked it: its memory matters.
             Err(error) if self.has_agent => {
@@ -79,7 +101,7 @@ impl Held {
     }
 
     /// Lets go of the device memory that is kept for it.
-    fn give_back(&mut self, keeper: Option<&mut Keeper>) {
+    fn give_back(&mut self, keeper: Option<&mut impl HasCopies>) {
         if self.reserve.is_empty() {
             return;
         }
@@ -135,6 +157,9 @@ impl Held {
 
     /// Asks for the blocks that the process has now: takes a file descriptor of each that is new, and
     /// closes those of blocks that are gone. None without an agent.
+    ///
+    /// # Errors
+    /// The agent does not answer, or there is no descriptor left.
     pub(crate) fn export(&mut self) -> Result<Vec<Block>, Error> {
         let Some(agent) = &mut self.agent else {
             return Ok(Vec::new());
@@ -151,15 +176,15 @@ impl Held {
 /// Brings every process back to running that has not ended; says what went wrong, by process. If `asked` is set,
 /// before or meanwhile, it does not wait much longer for programs that do not answer. `keeper` is the one that has
 /// copies of what is kept for them.
-pub(crate) fn resume_all(
+pub(crate) fn resume_all<K: HasCopies>(
     held: &mut [Held],
-    drivers: &Drivers,
-    mut keeper: Option<&mut Keeper>,
+    states: &dyn DeviceStates,
+    mut keeper: Option<&mut K>,
     asked: Option<&AtomicBool>,
 ) -> Vec<(u32, Error)> {
     let ready = held.iter_mut().map(|program| {
         let keeper = &mut keeper;
-        twice(move || program.resume_driver(drivers, keeper.as_deref_mut()))
+        twice(move || program.resume_device_state(states, keeper.as_deref_mut()))
     });
     let ready: Vec<Result<(), Error>> = ready.collect();
     let (end, over) = (Instant::now() + THAW, Arc::new(AtomicBool::new(false)));
@@ -220,3 +245,6 @@ fn set_soon_after(asked: Option<&AtomicBool>, over: &AtomicBool, is_done: &mpsc:
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

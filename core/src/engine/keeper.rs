@@ -17,12 +17,9 @@ use gpucr_wire::{Connection, Stream, wire_enum};
 
 use crate::base::helper;
 use crate::cuda::{Drivers, HostDriver};
-use crate::engine::held::{Held, resume_all};
+use crate::engine::held::{HasCopies, Held, resume_all};
 use crate::host::process::ProcessInfo;
 use crate::image::{self, library};
-
-#[cfg(test)]
-mod tests;
 
 /// The hidden subcommand of `gpucr` that is the keeper.
 pub const SUBCOMMAND: &str = "keeper";
@@ -102,12 +99,18 @@ pub struct Keeper {
 
 impl Keeper {
     /// Starts the keeper.
+    ///
+    /// # Errors
+    /// The process cannot be made.
     pub fn start() -> io::Result<Self> {
         let (connection, child) = helper::start("gpucr-keeper", SUBCOMMAND)?;
         Ok(Self { connection, child })
     }
 
     /// Tells what a process would lose if gpucr died now.
+    ///
+    /// # Errors
+    /// The keeper has died.
     pub fn adopt(&mut self, held: &Held) -> io::Result<()> {
         self.connection.send(&ToKeeper::Adopt {
             pid: held.process.pid,
@@ -120,6 +123,9 @@ impl Keeper {
     }
 
     /// Hands over copies of what is kept for a process while the driver has it checkpointed.
+    ///
+    /// # Errors
+    /// The keeper has died.
     pub(crate) fn reserve(&mut self, held: &Held) -> io::Result<()> {
         if held.reserve.is_empty() {
             return Ok(());
@@ -129,21 +135,10 @@ impl Keeper {
         self.connection.send_fds(&held.reserve)
     }
 
-    /// Has it close those, and waits until it has. If it does not it is ended: they are needed now, and gpucr does
-    /// its work without it.
-    pub(crate) fn give_back(&mut self, pid: u32) {
-        self.connection.set_deadline(Some(Instant::now() + ANSWER));
-        let asked = self.connection.send(&ToKeeper::GiveBack { pid });
-        let answer = asked.and_then(|()| self.connection.receive::<FromKeeper>());
-        self.connection.set_deadline(None);
-        if let Err(error) = answer {
-            tracing::warn!(%error, pid, "the keeper does not give memory back, and is ended");
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
-    }
-
     /// Tells where an image is about to be written.
+    ///
+    /// # Errors
+    /// The keeper has died, or there is no working directory.
     pub fn writing(&mut self, target: &Path) -> io::Result<()> {
         let target = std::path::absolute(target)?.to_string_lossy().into_owned();
         self.connection.send(&ToKeeper::Writing { target, pid: std::process::id() })
@@ -151,6 +146,9 @@ impl Keeper {
 
     /// A descriptor for CRIU to inherit: by it the keeper sees whether CRIU is still at work after
     /// gpucr's death.
+    ///
+    /// # Errors
+    /// The keeper has died, or there is no descriptor left.
     pub fn at_work(&mut self) -> io::Result<OwnedFd> {
         let (reading, writing) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         self.connection.send(&ToKeeper::AtWork {})?;
@@ -159,11 +157,17 @@ impl Keeper {
     }
 
     /// Tells which processes CRIU is about to make.
+    ///
+    /// # Errors
+    /// The keeper has died.
     pub fn restoring(&mut self, pids: &[u32]) -> io::Result<()> {
         self.connection.send(&ToKeeper::Restoring { pids: pids.to_vec() })
     }
 
     /// What was adopted runs again: the keeper lets go of its memory.
+    ///
+    /// # Errors
+    /// The keeper has died.
     pub fn resumed(&mut self) -> io::Result<()> {
         self.connection.send(&ToKeeper::Resumed {})
     }
@@ -176,7 +180,25 @@ impl Keeper {
     }
 }
 
+impl HasCopies for Keeper {
+    /// If it does not answer it is ended: the memory is needed now, and gpucr does its work without it.
+    fn give_back(&mut self, pid: u32) {
+        self.connection.set_deadline(Some(Instant::now() + ANSWER));
+        let asked = self.connection.send(&ToKeeper::GiveBack { pid });
+        let answer = asked.and_then(|()| self.connection.receive::<FromKeeper>());
+        self.connection.set_deadline(None);
+        if let Err(error) = answer {
+            tracing::warn!(%error, pid, "the keeper does not give memory back, and is ended");
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
 /// The keeper itself: what `gpucr keeper` runs.
+///
+/// # Errors
+/// None: what it cannot do it tries again, for as long as a process lives that needs it.
 pub fn main() -> io::Result<()> {
     let mut connection = helper::connection();
     let (mut held, mut unfinished, mut restoring) = (Vec::new(), None, Vec::new());
@@ -188,17 +210,9 @@ pub fn main() -> io::Result<()> {
                 let Ok(process) = ProcessInfo::read(pid) else { continue };
                 let driver = Path::new(&driver);
                 let Ok(driver) = HostDriver::vouched(driver, library::kind(driver)) else { break };
-                held.push(Held {
-                    process,
-                    driver: Arc::new(driver),
-                    agent: None,
-                    has_agent: agent,
-                    blocks: blocks.into_iter().zip(fds).collect(),
-                    reserve: Vec::new(),
-                    freed: Vec::new(),
-                    guard: None,
-                    guard_failed: None,
-                });
+                let mut program = Held::new(process, Arc::new(driver), agent);
+                program.blocks = blocks.into_iter().zip(fds).collect();
+                held.push(program);
             }
             Ok(ToKeeper::Writing { target, pid }) => unfinished = Some((target, pid)),
             Ok(ToKeeper::AtWork {}) => {
@@ -247,7 +261,7 @@ fn bring_back(mut held: Vec<Held>) {
         }
         // CRIU notices by itself that gpucr is gone and lets the program go.
         if !held.iter().any(|program| is_traced(program.process.pid)) {
-            let failed: Vec<u32> = resume_all(&mut held, &drivers, None, None)
+            let failed: Vec<u32> = resume_all(&mut held, &drivers, None::<&mut Keeper>, None)
                 .into_iter()
                 .map(|(pid, _)| pid)
                 .collect();
@@ -285,3 +299,6 @@ fn kill_restored(pids: &[u32], at_work: &OwnedFd) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,8 @@ use rayon::prelude::*;
 use rustix::fs::{AtFlags, Mode, OFlags};
 
 use super::cut::{FILE_CUT, SPAN};
-use super::{FileChunk, FileEntry, ImageError, Piece, io_failure};
+use super::error::{ImageError, io_failure};
+use super::manifest::{FileChunk, FileEntry, Piece};
 use crate::store::{ChunkReader, ChunkWriter, io_error};
 
 /// Cuts the regular file at `path` into chunks, in parallel, and stores them. The file must not

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::{ImageError, MANIFEST};
+use super::error::{ImageError, io_failure};
+use super::layout::MANIFEST;
 use crate::store::disk::Disk;
 use crate::store::{ChunkId, MAX_CHUNK, StoreError, index};
 
@@ -398,7 +399,7 @@ impl Manifest {
         match std::fs::metadata(dir) {
             Ok(meta) if meta.is_dir() => {}
             Ok(_) => return Err(not("it is not a directory")),
-            Err(e) => return Err(super::io_failure("open", dir, e)),
+            Err(e) => return Err(io_failure("open", dir, e)),
         }
         let path = dir.join(MANIFEST);
         let (version, body, hash) =
@@ -509,7 +510,7 @@ impl Manifest {
     /// The manifest file of the image at `dir` as bytes, which must be that of image `id`.
     pub(crate) fn file_bytes(dir: &Path, id: &[u8; 32]) -> Result<Vec<u8>, ImageError> {
         let path = dir.join(MANIFEST);
-        let bytes = std::fs::read(&path).map_err(|e| super::io_failure("read", &path, e))?;
+        let bytes = std::fs::read(&path).map_err(|e| io_failure("read", &path, e))?;
         if blake3::hash(&bytes).as_bytes() != id {
             return Err(ImageError::Damaged { path, what: "it has just changed".into() });
         }

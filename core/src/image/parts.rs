@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use super::{Block, CarriedFile, FileChunk, FileEntry, Manifest, Piece, Process, Section, Shim};
+use super::manifest::{
+    Block, CarriedFile, FileChunk, FileEntry, Manifest, Piece, Process, Section, Shim,
+};
 use crate::store::MAX_CHUNK;
 
 /// Something that an image holds the bytes of.

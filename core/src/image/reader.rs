@@ -4,8 +4,9 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 use super::base::{self, Base};
-use super::{FileEntry, ImageError, MAX_IN_MEMORY, Manifest, Piece, files};
-use crate::image::verify::{self, Damage};
+use super::error::ImageError;
+use super::files;
+use super::manifest::{FileEntry, MAX_IN_MEMORY, Manifest, Piece};
 use crate::store::{ChunkId, ChunkReader, SharedStore};
 
 /// An image that was opened for reading. Safe to use from many threads. While one of a store is
@@ -116,11 +117,5 @@ impl ImageReader {
             self.chunks.get(&piece.id, &mut bytes[start..])?;
         }
         Ok(bytes)
-    }
-
-    /// Reads and checks every chunk, on all cores. Returns each that is damaged, with what it
-    /// belongs to; an empty list means that the image is whole.
-    pub fn verify(&self) -> Vec<Damage> {
-        verify::check(&self.chunks, Some(&self.manifest), &|_| ())
     }
 }

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::base::Base;
-use super::{ImageError, MANIFEST, Manifest, io_failure};
+use super::error::{ImageError, io_failure};
+use super::layout::MANIFEST;
+use super::manifest::Manifest;
 use crate::base::progress::Progress;
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::gc::{GcOptions, collect};

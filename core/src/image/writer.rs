@@ -7,8 +7,12 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::base::{self, Base, MAX_CHAIN};
-use super::{FileEntry, ImageError, Manifest, Part, STAGING, files, io_failure};
+use super::base::{self, Base};
+use super::error::{ImageError, io_failure};
+use super::files;
+use super::layout::{MAX_CHAIN, STAGING};
+use super::manifest::{FileEntry, Manifest};
+use super::parts::Part;
 use crate::image::trust::{PrivateKey, SIGNATURES};
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::index::WriterId;

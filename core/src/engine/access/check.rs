@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use gpucr_wire::access::Allocation;
 use serde::Serialize;
 
-use super::trace::{LARGEST_IMAGE, Options, Session, look};
+use super::session::{LARGEST_IMAGE, Options, Session, look};
 use super::{Blamed, Kernels, Tally, Written, written};
 use crate::engine::dump::bulk::{Bulk, Compared};
 use crate::engine::error::Error;

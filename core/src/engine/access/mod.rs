@@ -7,6 +7,8 @@
 
 mod check;
 mod learn;
+mod report;
+mod session;
 mod sharing;
 mod tally;
 pub mod trace;

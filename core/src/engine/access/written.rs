@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use gpucr_wire::access::{Allocation, KernelUse, Operation, SlotUse, Touched};
 
-use super::trace::operation_name;
 use super::{Kernels, Tally};
 
 /// A range of addresses of a program that may be written: its allocation, begin and end.
@@ -88,4 +87,15 @@ pub(crate) fn written<'a>(
         (Writer::Operation(used.operation), written)
     });
     of_kernels.chain(of_operations)
+}
+
+/// What operations of a kind are called.
+pub(super) fn operation_name(operation: Operation) -> &'static str {
+    match operation {
+        Operation::Copy {} => "copies",
+        Operation::Fill {} => "fills",
+        Operation::Value {} => "stream values",
+        Operation::Discard {} => "discards",
+        Operation::Decompress {} => "decompression",
+    }
 }

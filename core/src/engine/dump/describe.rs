@@ -10,12 +10,13 @@ use super::{CriuOptions, Options};
 use crate::base::format::milliseconds;
 use crate::base::phase::PhaseTime;
 use crate::engine::error::Error;
+use crate::engine::kinds;
 use crate::host::criu::DumpOptions;
 use crate::host::process::files;
 use crate::image::library;
 use crate::image::{
-    self, Block, BlockKind, CarriedFile, Counts, CriuImage, CudaProcess, FileEntry, ImageWriter,
-    Manifest, Phase, Process, Protocol, Shim,
+    self, Block, CarriedFile, CriuImage, CudaProcess, FileEntry, ImageWriter, Manifest, Phase,
+    Process, Protocol, Shim,
 };
 
 /// Name of the option that is set by itself when the root is no session leader.
@@ -151,13 +152,7 @@ pub(super) fn manifest(
             shim: shim
                 .as_ref()
                 .and_then(|shim| shims.iter().find(|known| known.path == shim.path).cloned()),
-            counts: Counts {
-                allocations: counts.allocations,
-                pool_bytes: counts.pool_bytes,
-                arrays: counts.arrays,
-                pinned_bytes: counts.pinned_bytes,
-                launches: counts.launches,
-            },
+            counts: kinds::describe(counts),
         });
         processes.push(Process {
             pid: process.pid,
@@ -226,10 +221,7 @@ fn block((block, chunks): (gpucr_wire::Block, Vec<crate::store::ChunkId>)) -> Bl
         id: block.id,
         device: block.device,
         size: block.size,
-        kind: match block.kind {
-            gpucr_wire::BlockKind::Heap {} => BlockKind::Heap,
-            gpucr_wire::BlockKind::Program {} => BlockKind::Program,
-        },
+        kind: kinds::described_block(block.kind),
         address: block.address,
         allocations: block.allocations,
         chunks,

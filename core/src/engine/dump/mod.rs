@@ -39,6 +39,7 @@ use crate::base::progress::Progress;
 use crate::base::stop::Stop;
 use crate::cuda::{Drivers, Reserver};
 use crate::engine::access::Extent;
+use crate::engine::device_state::DeviceStates;
 use crate::engine::error::{Error, Failure, Left};
 use crate::engine::held::Held;
 use crate::engine::keeper::Keeper;
@@ -305,7 +306,8 @@ impl<'a> Dump<'a> {
         }
         // Each may have begun since it was asked first to use what the driver cannot checkpoint, and lose it
         // and itself.
-        self.held.iter_mut().try_for_each(preflight::look_again)
+        let drivers = &self.drivers;
+        self.held.iter_mut().try_for_each(|program| preflight::look_again(program, drivers))
     }
 
     /// Asks every program for its blocks, and takes a file descriptor of each that is new.
@@ -435,16 +437,16 @@ impl<'a> Dump<'a> {
     /// Lets the driver move what is left into host memory: first all locks, which can fail
     /// without harm, then all checkpoints.
     fn checkpoint(&mut self) -> Result<(), Error> {
-        let limit = u32::try_from(self.options.timeout.as_millis()).unwrap_or(u32::MAX).max(1);
-        let driver = self.drivers.open(&self.plan.driver)?;
+        let device_state = self.drivers.device_state(&self.plan.driver)?;
         for program in &self.held {
             let pid = program.process.pid;
-            driver.lock(pid, limit).map_err(|source| Error::Process { pid, source })?;
+            let locked = device_state.lock(pid, self.options.timeout);
+            locked.map_err(|source| Error::Process { pid, source })?;
         }
         for program in &mut self.held {
             let pid = program.process.pid;
             let free = self.reserver.free();
-            driver.checkpoint(pid).map_err(|source| Error::Process { pid, source })?;
+            device_state.checkpoint(pid).map_err(|source| Error::Process { pid, source })?;
             program.keep(self.reserver.take_since(&free));
             if let Err(error) = self.keeper.reserve(program) {
                 tracing::warn!(%error, "the keeper has died");

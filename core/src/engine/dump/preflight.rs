@@ -11,8 +11,10 @@ use gpucr_wire::{Counts, GateState};
 use super::Options;
 use crate::base::limits;
 use crate::cuda::{Device, Drivers, HostDriver, ProcessState};
+use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
 use crate::engine::held::Held;
+use crate::engine::kinds;
 use crate::engine::mapped::Mapped;
 use crate::host::criu::Criu;
 use crate::host::process::{
@@ -79,8 +81,7 @@ impl Plan {
 
     /// Bytes of memory that could not be handed to gpucr, as they were.
     pub(super) fn private_bytes(&self) -> u64 {
-        let private = self.cuda().filter(|cuda| cuda.counts.private);
-        private.map(|cuda| cuda.counts.pool_bytes).sum()
+        self.cuda().map(|cuda| kinds::private_bytes(&cuda.counts)).sum()
     }
 
     /// Looks at the tree again while CRIU holds it frozen: processes without CUDA may have come
@@ -135,6 +136,9 @@ impl Plan {
 
 /// Checks host and program. Nothing is changed; the agents' connections are open afterwards, and
 /// the locks keep another gpucr away.
+///
+/// # Errors
+/// The program cannot be dumped, or not on this host; the error says why and names the process.
 pub(super) fn check(
     options: &Options,
     drivers: &Drivers,
@@ -186,18 +190,8 @@ pub(super) fn check(
         processes.push(Planned::new(&process, cuda));
         match program {
             Some((driver, agent)) => {
-                let has_agent = agent.is_some();
-                held.push(Held {
-                    process,
-                    driver,
-                    agent,
-                    has_agent,
-                    blocks: Vec::new(),
-                    reserve: Vec::new(),
-                    freed: Vec::new(),
-                    guard: None,
-                    guard_failed: None,
-                });
+                let program = Held::new(process, driver, agent.is_some());
+                held.push(Held { agent, ..program });
             }
             None => others.push(process),
         }
@@ -254,7 +248,7 @@ fn inspect(
             return Err(Error::Detached { pid });
         }
         let counts = agent.counts()?;
-        refuse_unsupported(pid, &counts)?;
+        refuse_unsupported(pid, &counts, drivers)?;
         // Given back at once: it will be there when it is needed.
         drop(limits::lend_room(pid, counts.blocks)?);
         if !counts.ungated.is_empty() {
@@ -265,7 +259,7 @@ fn inspect(
             mapped => return Err(mapped.refused(pid)),
         };
         // Whoever cannot ask for the state could not bring the program back either.
-        let state = drivers.open(&driver)?.process_state(pid);
+        let state = drivers.device_state(&driver)?.state(pid);
         match state.map_err(|source| Error::Process { pid, source })? {
             ProcessState::Running => {}
             state => return Err(Error::NotRunning { pid, state }),
@@ -297,7 +291,7 @@ fn driver_knows(
     match Mapped::of(process, drivers)? {
         Mapped::Nothing => Ok(None),
         Mapped::Host { library, path } => {
-            let state = drivers.open(&library)?.process_state(process.pid);
+            let state = drivers.device_state(&library)?.state(process.pid);
             Ok(state.ok().map(|state| (library, path, state)))
         }
         // It may use CUDA, and nobody but that library could tell.
@@ -306,25 +300,22 @@ fn driver_knows(
 }
 
 /// Looks once more, at a process whose gate is closed, for what driver and CRIU cannot save.
-pub(super) fn look_again(held: &mut Held) -> Result<(), Error> {
+///
+/// # Errors
+/// It has begun to use such a thing, or does not answer.
+pub(super) fn look_again(held: &mut Held, states: &dyn DeviceStates) -> Result<(), Error> {
     let pid = held.process.pid;
     if ProcessInfo::read(pid)?.is_headless {
         return Err(Error::Headless { pid });
     }
     match &mut held.agent {
-        Some(agent) => refuse_unsupported(pid, &agent.counts()?),
+        Some(agent) => refuse_unsupported(pid, &agent.counts()?, states),
         None => Ok(()),
     }
 }
 
-fn refuse_unsupported(pid: u32, counts: &Counts) -> Result<(), Error> {
-    let mut what = counts.unsupported.clone();
-    if counts.managed > 0 {
-        what.push(format!("managed memory ({} allocations)", counts.managed));
-    }
-    if counts.shared > 0 {
-        what.push(format!("memory shared with other processes ({} handles)", counts.shared));
-    }
+fn refuse_unsupported(pid: u32, counts: &Counts, states: &dyn DeviceStates) -> Result<(), Error> {
+    let what = kinds::refused(counts, |kind| states.carries(kind));
     if what.is_empty() {
         return Ok(());
     }

@@ -19,6 +19,7 @@ use crate::base::format::milliseconds;
 use crate::base::phase::{Clock, Phase};
 use crate::base::progress::Progress;
 use crate::cuda::HostDriver;
+use crate::engine::device_state;
 use crate::engine::error::{Error, Failure, Left};
 use crate::engine::held::Held;
 use crate::engine::keeper::Keeper;
@@ -256,11 +257,12 @@ impl<'i> There<'i> {
         let share = task.options.share.as_ref();
         let shared = share.map(|_| in_use.as_ref().map(InUse::report).unwrap_or_default());
         task.made.held = hold(manifest, &library, loaded, &mut task.made.processes);
+        let device_state = device_state::of(&opened.driver);
         for program in &task.made.held {
             let pid = program.process.pid;
             // From here on the driver takes what it needs.
             drop(reserve.remove(&pid));
-            match opened.driver.resume_on(pid, &opened.placement.pairs) {
+            match device_state.resume(pid, &opened.placement.pairs) {
                 Err(error) if program.process.ends_within(SEEN_FIRST) => {
                     tracing::debug!(%error, pid, "it has ended");
                 }
@@ -439,17 +441,9 @@ fn hold(
     for ((process, _), blocks) in processes.into_iter().zip(loaded) {
         let place = restored.iter().position(|restored| restored.pid == process.pid);
         let place = place.expect("each process of the image is among them");
-        held.push(Held {
-            process: restored.remove(place),
-            driver: library.clone(),
-            agent: None,
-            has_agent: process.cuda.as_ref().is_some_and(|cuda| cuda.shim.is_some()),
-            blocks,
-            reserve: Vec::new(),
-            freed: Vec::new(),
-            guard: None,
-            guard_failed: None,
-        });
+        let has_agent = process.cuda.as_ref().is_some_and(|cuda| cuda.shim.is_some());
+        let program = Held::new(restored.remove(place), library.clone(), has_agent);
+        held.push(Held { blocks, ..program });
     }
     held
 }

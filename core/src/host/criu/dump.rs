@@ -2,9 +2,11 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use super::error::CriuError;
+use super::find::Criu;
+use super::log;
 use super::rpc::{Kind, Opts, Request};
 use super::swrk::{Start, Swrk, Work};
-use super::{Criu, CriuError, log};
 
 const ACTION: &str = "dump the processes";
 /// Name of the log file in the work directory.

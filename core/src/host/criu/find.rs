@@ -7,36 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use super::error::CriuError;
+use super::log;
 use super::rpc::{FeatureSet, Kind, Opts, Request, Response};
 use super::swrk::{Start, Swrk};
-use super::{CriuError, log};
-
-/// The oldest CRIU that is used: older ones fail on recent kernels.
-pub const MIN_VERSION: Version = Version { major: 4, minor: 1, sublevel: 0 };
+use super::version::{MIN_VERSION, Version};
 
 /// Names the CRIU to use, and no other is looked for then.
 const ENV_CRIU: &str = "GPUCR_CRIU";
 /// How long CRIU may take to answer what it need do little for; it tries what the kernel can, at most. On a host
 /// with six threads for each core these tries were seen to take more than 10 s.
 const ANSWER: Duration = Duration::from_secs(60);
-
-/// A version of CRIU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Version {
-    /// First number.
-    pub major: i32,
-    /// Second number.
-    pub minor: i32,
-    /// Third number.
-    pub sublevel: i32,
-}
-
-impl std::fmt::Display for Version {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)?;
-        if self.sublevel == 0 { Ok(()) } else { write!(f, ".{}", self.sublevel) }
-    }
-}
 
 /// What CRIU can do with this kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -6,56 +6,13 @@ use std::os::fd::BorrowedFd;
 
 use rustix::fs::{Mode, OFlags};
 
-use super::CriuError;
+use super::error::{CriuError, Hint};
 
 /// Most of a log that is read: CRIU's own logs have a few megabytes.
 const MAX_LOG: u64 = 256 << 20;
 /// How many error lines are kept from the beginning, and how many from the end.
 const KEEP_FIRST: usize = 5;
 const KEEP_LAST: usize = 2;
-
-/// What would let CRIU succeed, as far as its error lines tell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hint {
-    /// The program uses a terminal, or a session, that is not its own: `--shell-job`.
-    ShellJob,
-    /// The program has TCP connections: `--tcp-established` or `--tcp-close`.
-    TcpEstablished,
-    /// The program holds file locks: `--file-locks`.
-    FileLocks,
-    /// The program is connected to a Unix socket of a process outside: `--ext-unix-sk`.
-    ExtUnixSk,
-    /// The program uses a file that was deleted: `--link-remap`.
-    LinkRemap,
-    /// A file that the program uses has another size or build id than at the dump, or is gone.
-    FileChanged,
-    /// A pid of the image is in use.
-    PidInUse,
-    /// A privilege is missing.
-    Permission,
-    /// A device file is open that CRIU cannot save.
-    Device,
-    /// A deleted file is larger than the limit: [`ghost_limit`](super::DumpOptions::ghost_limit).
-    GhostLimit,
-    /// The disk is full.
-    NoSpace,
-    /// Somebody had tried to connect to a socket of the program, and gone away before he was accepted.
-    InFlight,
-}
-
-impl Hint {
-    /// The option that helps, where there is one.
-    pub fn option(self) -> Option<&'static str> {
-        match self {
-            Self::ShellJob => Some("--shell-job"),
-            Self::TcpEstablished => Some("--tcp-established"),
-            Self::FileLocks => Some("--file-locks"),
-            Self::ExtUnixSk => Some("--ext-unix-sk"),
-            Self::LinkRemap => Some("--link-remap"),
-            _ => None,
-        }
-    }
-}
 
 /// Fragments of CRIU's messages and what they mean.
 const SIGNS: &[(&str, Hint)] = &[

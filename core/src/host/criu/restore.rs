@@ -2,10 +2,12 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use super::error::CriuError;
+use super::find::Criu;
+use super::log;
 use super::pour::{Plan, Pouring};
 use super::rpc::{InheritFdEntry, Kind, Opts, Request};
 use super::swrk::{Start, Swrk, Work, above_stdio};
-use super::{Criu, CriuError, log};
 use crate::base::faults::fault;
 
 const ACTION: &str = "restore the processes";

@@ -17,7 +17,7 @@ use rustix::io::FdFlags;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal};
 
-use super::CriuError;
+use super::error::CriuError;
 use super::rpc::{Request, Response};
 use crate::host::process::tree;
 

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::TarError;
-use super::{BATCH, BLOCK, io_error};
+use super::error::{TarError, io_error};
+use super::format::{BATCH, BLOCK};
 use crate::base::format::lossy;
 use crate::base::progress::Progress;
 use crate::base::stop::Stop;

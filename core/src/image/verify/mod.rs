@@ -15,7 +15,7 @@ use serde::{Serialize, Serializer};
 use crate::base::format::hex;
 use crate::base::format::lossy;
 use crate::base::progress::Progress;
-use crate::image::{self, ImageError, Manifest, Part};
+use crate::image::{self, ImageError, ImageReader, Manifest, Part};
 use crate::store::index::Index;
 use crate::store::{ChunkId, ChunkReader, INDEX, StoreError};
 
@@ -146,6 +146,14 @@ fn image_own(dir: &Path) -> Vec<ChunkId> {
     let path = dir.join(INDEX);
     let index = Index::read(&path).unwrap_or_else(|_| Index::salvage(&path));
     index.entries.iter().map(|entry| entry.id).collect()
+}
+
+impl ImageReader {
+    /// Reads and checks every chunk, on all cores. Returns each that is damaged, with what it
+    /// belongs to; an empty list means that the image is whole.
+    pub fn verify(&self) -> Vec<Damage> {
+        check(self.chunks(), Some(self.manifest()), &|_| ())
+    }
 }
 
 /// Reads every chunk, and looks for every chunk that the manifest needs. Calls `advance` with the

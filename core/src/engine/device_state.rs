@@ -1,0 +1,130 @@
+//! The device state of a process that gpucr does not carry itself.
+//!
+//! gpucr carries the bytes of the blocks ([`kinds`] lists who carries what). All else that a process has on its
+//! devices (contexts, modules, streams, pools, ...) is saved and brought back by a [`DeviceState`]. There is one,
+//! [`DriverCheckpoint`]: the checkpoint that the driver itself offers. Who dumps, restores or brings a program back
+//! knows the trait alone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cuda::driver::{DevicePair, DriverError, OpenError};
+use crate::cuda::{Driver, Drivers, HostDriver, ProcessState};
+use crate::engine::kinds::{self, Kind};
+
+/// Why the device state of a process was not saved or brought back.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    /// A call of the driver failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+}
+
+/// Saves the device state of processes and brings it back. A process passes through the states
+/// [`Running`](ProcessState::Running), [`Locked`](ProcessState::Locked),
+/// [`Checkpointed`](ProcessState::Checkpointed), and back in the opposite order.
+pub(crate) trait DeviceState: Send + Sync {
+    /// Where process `pid` stands.
+    ///
+    /// # Errors
+    /// The process has no device state, or it cannot be asked for.
+    fn state(&self, pid: u32) -> Result<ProcessState, StateError>;
+
+    /// Keeps a running process from changing its device state, and waits up to `limit` for the calls that do.
+    ///
+    /// # Errors
+    /// They take longer, or it cannot be done. The process runs on then.
+    fn lock(&self, pid: u32, limit: Duration) -> Result<(), StateError>;
+
+    /// Moves the device state of a locked process into its host memory.
+    ///
+    /// # Errors
+    /// It cannot be moved; [`state`](Self::state) tells what holds then.
+    fn checkpoint(&self, pid: u32) -> Result<(), StateError>;
+
+    /// Moves the device state of a checkpointed process back; the process is locked then. With `devices`, which
+    /// must name every device of the host that the process could see, to other ones.
+    ///
+    /// # Errors
+    /// It cannot be moved, as where a device has no room for it. The process is checkpointed still, or has
+    /// [failed](ProcessState::Failed).
+    fn restore(&self, pid: u32, devices: &[DevicePair]) -> Result<(), StateError>;
+
+    /// Lets a locked process go on.
+    ///
+    /// # Errors
+    /// It is locked still.
+    fn unlock(&self, pid: u32) -> Result<(), StateError>;
+
+    /// Brings process `pid` to running from wherever it stands, with `devices` as for [`restore`](Self::restore).
+    ///
+    /// # Errors
+    /// A step fails. The steps before it are done, and this may be tried again.
+    fn resume(&self, pid: u32, devices: &[DevicePair]) -> Result<(), StateError> {
+        if self.state(pid)? == ProcessState::Checkpointed {
+            self.restore(pid, devices)?;
+        }
+        if self.state(pid)? == ProcessState::Locked {
+            self.unlock(pid)?;
+        }
+        Ok(())
+    }
+}
+
+/// Gives out what saves the device state of processes.
+pub(crate) trait DeviceStates {
+    /// Whether what it gives out carries state of this kind. A process that has state which neither that nor gpucr
+    /// carries is refused.
+    fn carries(&self, kind: &dyn Kind) -> bool;
+
+    /// The one for the processes that this driver library serves.
+    ///
+    /// # Errors
+    /// The library cannot be used.
+    fn device_state(&self, library: &Arc<HostDriver>) -> Result<Arc<dyn DeviceState>, OpenError>;
+}
+
+/// The one for the processes that this driver serves.
+pub(crate) fn of(driver: &Arc<Driver>) -> Arc<dyn DeviceState> {
+    Arc::new(DriverCheckpoint(driver.clone()))
+}
+
+/// The driver's own checkpoint, `cuCheckpointProcess*`.
+struct DriverCheckpoint(Arc<Driver>);
+
+impl DeviceState for DriverCheckpoint {
+    fn state(&self, pid: u32) -> Result<ProcessState, StateError> {
+        Ok(self.0.process_state(pid)?)
+    }
+
+    fn lock(&self, pid: u32, limit: Duration) -> Result<(), StateError> {
+        // The driver takes 0 for no limit.
+        let limit = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX).max(1);
+        Ok(self.0.lock(pid, limit)?)
+    }
+
+    fn checkpoint(&self, pid: u32) -> Result<(), StateError> {
+        Ok(self.0.checkpoint(pid)?)
+    }
+
+    fn restore(&self, pid: u32, devices: &[DevicePair]) -> Result<(), StateError> {
+        Ok(self.0.restore(pid, devices)?)
+    }
+
+    fn unlock(&self, pid: u32) -> Result<(), StateError> {
+        Ok(self.0.unlock(pid)?)
+    }
+}
+
+impl DeviceStates for Drivers {
+    fn carries(&self, kind: &dyn Kind) -> bool {
+        kinds::by_driver(kind)
+    }
+
+    fn device_state(&self, library: &Arc<HostDriver>) -> Result<Arc<dyn DeviceState>, OpenError> {
+        Ok(of(&self.open(library)?))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod double;
