@@ -7,7 +7,7 @@ mod ready;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
-use gpucr_core::restore::{self, GoesOn, Moved, Options, Report};
+use gpucr_core::restore::{self, GoesOn, Happened, Moved, Options, Program, Report};
 use gpucr_core::sharing::{self, Holder};
 use gpucr_core::{Failure, Progress};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions, WaitStatus};
@@ -83,23 +83,24 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     }));
     let share = holder(args)?;
     let options = options(args, share, &signals, goes_on)?;
-    let progress = progress(args, &events);
-    let (mut report, watch) = told(&events, restore::restore(&options, &progress), |(r, _)| r)?;
-    say_moved(&report);
-    let pid = report.pid;
+    let restored = restore::restore(options, progress(args, &events));
+    let mut program = told(&events, restored, Program::report)?;
+    say_moved(program.report());
+    let pid = program.report().pid;
     if args.detach {
-        return started(args, report, pid);
+        return started(args, program.report(), pid);
     }
-    if let Some(watch) = watch
-        && let Some(why) = watch.until_end(pid)
-    {
-        let again = restore::restore_unshared(options, watch, pid, &why, &progress);
-        report = told(&events, again, |report| report)?;
+    loop {
+        let happened = program.wait();
+        events.say_failure(&happened);
+        match happened? {
+            Happened::Ended => break,
+            Happened::RestoredAgain => events.say("restored", json!(program.report())),
+        }
     }
-    drop(progress);
     let end = wait(pid, &signals).map_err(io_error("cannot wait for the program"))?;
     events.say("ended", json!(end));
-    ended(args, report, end)
+    ended(args, program.report(), end)
 }
 
 /// What holds if gpucr cannot wait for what it is at, and ends.

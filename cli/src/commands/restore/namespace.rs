@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpucr_core::image::Manifest;
-use gpucr_core::restore::{self, GoesOn, Shared, Watch};
+use gpucr_core::restore::{self, GoesOn, Instance, Program, Shared, Watch};
 use gpucr_core::sharing::{self, Holder};
 use gpucr_core::{Error, namespace};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
@@ -46,14 +46,6 @@ const KILLED: &str =
 /// How often init looks whether anybody is left who is no child of its.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How an instance ended.
-enum Ran {
-    /// This is what gpucr ends with.
-    Out(ExitCode),
-    /// It has written memory that it shared, and does not exist any more.
-    WroteShared(String),
-}
-
 /// Outside.
 pub(super) fn run(args: &RestoreArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
@@ -64,24 +56,24 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
     let events = Events::open(args.events.as_deref())?;
     // No more than that: the image may be a warm one, of which nothing else need be left.
     let manifest = key::trust_with_policy(&args.trust)?.manifest(&args.image)?;
-    let share = super::holder(args)?;
-    let mut ran = run_once(args, &manifest, &signals, &mut ready, &events, share, None)?;
-    if let Ran::WroteShared(why) = &ran {
-        signals.keep();
-        events.say("again", json!({}));
-        restore::take_back_output(&manifest);
-        restore::remember_unshared(&args.image);
-        // Outside it has another pid now.
-        ready = Ready::again(args);
-        ran = run_once(args, &manifest, &signals, &mut ready, &events, None, Some(why.clone()))?;
-    }
+    let mut share = super::holder(args)?;
+    let ran = restore::restore_elsewhere(&args.image, &manifest, |fallen_back| {
+        if fallen_back.is_some() {
+            signals.keep();
+            events.say("again", json!({}));
+            // Outside it has another pid now.
+            ready = Ready::again(args);
+        }
+        // Once: nothing is shared when it is restored again.
+        run_once(args, &manifest, &signals, &mut ready, &events, share.take(), fallen_back)
+    })?;
     match ran {
-        Ran::Out(code) => Ok(code),
-        Ran::WroteShared(why) => Err(CliError::new(FAILED, why)),
+        Instance::Done(code) => Ok(code),
+        Instance::WroteShared(why) => Err(CliError::new(FAILED, why)),
     }
 }
 
-/// Restores it in a namespace, and waits for its end; `fallen_back` is why it is done once more.
+/// Restores it in a namespace, and waits for its end; `fallen_back` is what the report says if it is done once more.
 fn run_once(
     args: &RestoreArgs,
     manifest: &Manifest,
@@ -89,8 +81,8 @@ fn run_once(
     ready: &mut Option<Ready>,
     events: &Events,
     share: Option<Holder>,
-    fallen_back: Option<String>,
-) -> Result<Ran, CliError> {
+    fallen_back: Option<Shared>,
+) -> Result<Instance<ExitCode>, CliError> {
     let (mut child, reports) =
         begin(manifest, share).map_err(io_error("cannot make a pid namespace for the program"))?;
     signals.pass_to(child.id());
@@ -114,29 +106,29 @@ fn run_once(
         // It has said why.
         let status = child.wait().map_err(io_error("cannot wait for the restore"))?;
         return match status.code() {
-            Some(code) => Ok(Ran::Out(ExitCode::from(code as u8))),
+            Some(code) => Ok(Instance::Done(ExitCode::from(code as u8))),
             None => Err(CliError::new(FAILED, KILLED.to_owned())),
         };
     };
     report["pid"] = outer.into();
     report["inner_pid"] = inner.into();
-    if let Some(why) = fallen_back {
-        report["shared"] = json!(Shared { fallen_back: Some(why), ..Shared::default() });
+    if let Some(shared) = fallen_back {
+        report["shared"] = json!(shared);
     }
     if args.detach {
-        return Ok(Ran::Out(started(args, report, outer)?));
+        return Ok(Instance::Done(started(args, report, outer)?));
     }
     let end = next();
     signals.keep();
     if let Some(why) = end.as_ref().and_then(|end| end["wrote_shared"].as_str()) {
         child.wait().map_err(io_error("cannot wait for the restore"))?;
-        return Ok(Ran::WroteShared(why.to_owned()));
+        return Ok(Instance::WroteShared(why.to_owned()));
     }
     let end = end.and_then(|end| serde_json::from_value(end).ok());
     // Without a word only if it was killed.
     let end = end.unwrap_or(End { exit_code: None, signal: Some(libc::SIGKILL) });
     events.say("ended", json!(end));
-    Ok(Ran::Out(ended(args, report, end)?))
+    Ok(Instance::Done(ended(args, report, end)?))
 }
 
 /// Starts the first process of the namespace, with the same arguments.
@@ -194,8 +186,8 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     }));
     let events = Events::open(args.events.as_deref())?;
     let options = super::options(args, holder, &signals, goes_on)?;
-    let restored = restore::restore(&options, &super::progress(args, &events));
-    let (report, watch) = super::told(&events, restored, |(report, _)| report)?;
+    let restored = restore::restore(options, super::progress(args, &events));
+    let (report, watch) = super::told(&events, restored, Program::report)?.into_parts();
     super::say_moved(&report);
     let stay =
         say(&reports, &report).and_then(|()| become_init(report.pid, &reports, args.detach, watch));

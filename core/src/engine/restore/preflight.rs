@@ -14,10 +14,8 @@ use crate::image::library::{self, LibraryError};
 
 use super::devices::{self, MappedDevice, Placement};
 use super::driver;
+use super::processes::REAPING;
 use super::source::Source;
-
-/// How long a process that has ended may take until somebody has waited for it.
-pub(super) const REAPING: Duration = Duration::from_secs(3);
 
 /// The driver, and where the devices of the image are on this host.
 pub(super) struct Opened {

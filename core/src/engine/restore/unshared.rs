@@ -23,7 +23,7 @@ pub(super) fn said(id: &[u8; 32]) -> Option<PathBuf> {
 
 /// An instance of the image at `path` has written memory that it shares: the next one shares nothing. Where that
 /// cannot be written down, the next one learns it again.
-pub fn remember(path: &Path) {
+pub(super) fn remember(path: &Path) {
     let write_down = || -> io::Result<()> {
         let id = Manifest::identity(path).map_err(io::Error::other)?;
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(DIR)?;

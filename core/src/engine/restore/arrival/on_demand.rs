@@ -3,8 +3,8 @@
 //! Device memory for all blocks is made beside CRIU's work, and loaded while the program runs. A launch waits
 //! for the blocks that it may touch, as the shim reads its arguments (`docs/access-sets.md`); those come
 //! first. A block that is not there is not mapped in the program. So an access that nobody foresaw is an
-//! error of the device, and never a wrong result: [`super::restore`] then ends the program, and restores it
-//! with all of its memory.
+//! error of the device, and never a wrong result: the program is ended then, and restored with all of its
+//! memory (`supervisor.rs`).
 //!
 //! When all is loaded the gate is closed once, until the device has done all that it was given: only then is
 //! it certain that no access was missed.
@@ -16,23 +16,25 @@ use std::time::Duration;
 use gpucr_wire::Table;
 use gpucr_wire::table::Range;
 use parking_lot::Mutex;
-use rustix::process::{Pid, WaitId, WaitIdOptions, WaitIdStatus};
 
-use crate::base::faults::skipped;
+use crate::base::faults::{fault, skipped};
 use crate::base::format::milliseconds;
 use crate::base::progress::Progress;
 use crate::base::stop::Stop;
 use crate::cuda::lanes::{chunks_in, spans_on};
-use crate::cuda::{Driver, DriverError, Hasher, Lane, SharedBlock, Span};
+use crate::cuda::{DriverError, Hasher, Lane, SharedBlock, Span};
 use crate::engine::error::Error;
 use crate::engine::held::Held;
-use crate::host::process::tree::raw_pid;
 use crate::host::process::{AgentError, LAST_MOMENTS};
-use crate::image::{Block, Manifest};
+use crate::image::Block;
 
-use super::bulk::{self, Chunks, Reserve, Room};
-use super::devices::Placement;
-use super::source::Source;
+use super::super::bulk::{self, Chunks, Room};
+use super::super::loading::Loading;
+use super::super::preflight::Opened;
+use super::super::processes::{ended_well, unless_ended};
+use super::super::report::{OnDemand, Report};
+use super::super::source::Source;
+use super::{Arrival, Prepared, Programs};
 
 /// Bytes that are loaded before the next look at what is wanted: some ten milliseconds over PCIe.
 const BATCH: u64 = 512 << 20;
@@ -44,47 +46,71 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 /// Between two looks, while nothing is wanted.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// What loading on demand did.
-#[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
-pub struct OnDemand {
-    /// Calls of the program that waited for memory.
-    pub held: u64,
-    /// For how long they waited, added up over all threads, milliseconds.
-    pub held_ms: f64,
-    /// Why the program was ended and restored anew, with all of its memory.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fallen_back: Option<String>,
-}
-
-/// Device memory for all blocks, with nothing in it yet.
-pub(super) struct Prepared {
+/// See the module.
+#[derive(Default)]
+pub(super) struct OnDemandArrival {
     lanes: Vec<(Lane, Result<Hasher, DriverError>)>,
+    /// Device memory for all blocks, with nothing in it at first.
     memory: Vec<SharedBlock>,
+    /// What the agents have been told to wait for.
+    awaited: Awaited,
+    done: Option<OnDemand>,
 }
 
-/// Makes it. `None` where the device has no room for it beside gpucr's context, or grants none.
-pub(super) fn prepare(
-    driver: &Arc<Driver>,
-    image: &Source,
-    placement: &Placement,
-) -> Result<Option<(Prepared, Reserve)>, Error> {
-    let manifest = image.manifest();
-    let blocks = manifest.blocks();
-    let Some(room) = bulk::make_room(driver, &blocks, placement)? else { return Ok(None) };
-    let reserve = room.reserve(manifest, placement);
-    let Room { lanes, memory } = room;
-    let with_hasher = |lane: Lane| {
-        let hasher = Hasher::prepare(lane.context());
-        (lane, hasher)
-    };
-    let lanes = lanes.into_iter().map(with_hasher).collect();
-    Ok(Some((Prepared { lanes, memory }, reserve)))
+/// Which blocks the programs wait for, by their places among all.
+#[derive(Default)]
+struct Awaited {
+    /// Of each block the process, and its place in that one's table.
+    places: Vec<(usize, usize)>,
+    /// Of each process, if it waits for blocks.
+    tables: Vec<Option<Table>>,
 }
 
-/// Memory that the programs wait for.
-pub(super) struct Awaited<'a> {
-    prepared: Prepared,
-    blocks: Blocks<'a>,
+impl Arrival for OnDemandArrival {
+    /// How the program ends tells whether it has missed memory.
+    fn needs_parent(&self) -> bool {
+        true
+    }
+
+    /// Makes device memory, and keeps gpucr's contexts.
+    fn prepare(&mut self, loading: &Loading<'_, '_>) -> Result<Prepared, Error> {
+        let Opened { driver, placement } = loading.opened()?;
+        let manifest = loading.image.manifest();
+        let room = bulk::make_room(driver, &manifest.blocks(), placement)?;
+        let Some(room) = room else { return Ok(Prepared::NoRoom) };
+        loading.keep(room.reserve(manifest, placement));
+        let Room { lanes, memory } = room;
+        let with_hasher = |lane: Lane| {
+            let hasher = Hasher::prepare(lane.context());
+            (lane, hasher)
+        };
+        self.lanes = lanes.into_iter().map(with_hasher).collect();
+        self.memory = memory;
+        Ok(Prepared::Ready)
+    }
+
+    fn attach(&mut self, programs: &mut Programs<'_>) -> Result<(), Error> {
+        self.awaited = Awaited::begin(programs)?;
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        false
+    }
+
+    fn complete(
+        &mut self,
+        programs: &mut Programs<'_>,
+        root: u32,
+        asked: &AtomicBool,
+    ) -> Result<(), Error> {
+        self.done = Some(self.stream(programs, root, asked)?);
+        Ok(())
+    }
+
+    fn report(&self, report: &mut Report) {
+        report.on_demand.clone_from(&self.done);
+    }
 }
 
 /// The blocks that the programs wait for.
@@ -109,57 +135,55 @@ struct Lanes<'b> {
     progress: &'b dyn Progress,
 }
 
-impl<'a> Awaited<'a> {
+impl Awaited {
     /// Tells the agents, whose programs are detached, to let launches wait.
-    pub(super) fn begin(
-        prepared: Prepared,
-        image: &'a Source,
-        held: &mut [Held],
-    ) -> Result<Self, Error> {
-        let processes = bulk::cuda_processes(&image.manifest().processes);
-        let (mut places, mut tables) = (Vec::new(), Vec::new());
-        for (number, (program, (_, blocks))) in held.iter_mut().zip(processes).enumerate() {
+    fn begin(programs: &mut Programs<'_>) -> Result<Self, Error> {
+        let processes = bulk::cuda_processes(&programs.image.manifest().processes);
+        let Self { mut places, mut tables } = Self::default();
+        for (number, (program, (_, blocks))) in programs.held.iter_mut().zip(processes).enumerate()
+        {
+            places.extend((0..blocks.len()).map(|range| (number, range)));
             let Some(agent) = &mut program.agent else {
-                places.extend((0..blocks.len()).map(|range| (number, range)));
                 tables.push(None);
                 continue;
             };
             if blocks.is_empty() {
-                super::unless_ended(&program.process, agent.reattach(&[]))?;
+                unless_ended(&program.process, agent.reattach(&[]))?;
                 tables.push(None);
+                fault("attached")?;
                 continue;
             }
             let io = |source| Error::Io { what: "cannot share a table".into(), source };
             let (table, file) = Table::create(vec![Range::WHOLE; blocks.len()]).map_err(io)?;
             (0..blocks.len()).for_each(|range| table.chunks(range).pend(0));
             let told = agent.await_blocks(blocks.iter().map(|block| block.id).collect(), file);
-            let told = super::unless_ended(&program.process, told)?;
-            places.extend((0..blocks.len()).map(|range| (number, range)));
+            let told = unless_ended(&program.process, told)?;
             // One that is at its end already could not miss anything: its gate is closed.
             tables.push(told.map(|()| table));
+            fault("attached")?;
         }
-        let all = image.manifest().blocks();
-        Ok(Self { prepared, blocks: Blocks { image, all, places, tables } })
+        Ok(Self { places, tables })
     }
+}
 
+impl OnDemandArrival {
     /// Loads everything into the running programs, and makes sure that they have missed nothing. `root` is
     /// the pid of a child of this process. Ends early if that ends with status 0, or in any way after it was
-    /// `asked` to end.
-    ///
-    /// # Errors
-    /// The programs have to be ended. [`Error::Missed`] and [`Error::EndedAwaiting`] say that nothing was
-    /// wrong with image and host.
-    pub(super) fn stream(
-        self,
-        held: &mut [Held],
+    /// `asked` to end. gpucr's contexts are given up at the end.
+    fn stream(
+        &mut self,
+        programs: &mut Programs<'_>,
         root: u32,
         asked: &AtomicBool,
-        progress: &dyn Progress,
     ) -> Result<OnDemand, Error> {
-        let Self { prepared: Prepared { mut lanes, memory }, blocks } = self;
+        let (mut lanes, memory) =
+            (std::mem::take(&mut self.lanes), std::mem::take(&mut self.memory));
+        let Awaited { places, tables } = std::mem::take(&mut self.awaited);
+        let image = programs.image;
+        let blocks = Blocks { image, all: image.manifest().blocks(), places, tables };
         // Signals are the program's by now.
         let stop = Stop::new(Arc::<AtomicBool>::default());
-        let shared: Vec<Mutex<&mut Held>> = held.iter_mut().map(Mutex::new).collect();
+        let shared: Vec<Mutex<&mut Held>> = programs.held.iter_mut().map(Mutex::new).collect();
         let work = Lanes {
             blocks: &blocks,
             memory: &memory,
@@ -167,7 +191,7 @@ impl<'a> Awaited<'a> {
             root,
             asked,
             stop: &stop,
-            progress,
+            progress: programs.progress,
         };
         std::thread::scope(|scope| {
             let threads: Vec<_> = lanes
@@ -358,40 +382,5 @@ impl Lanes<'_> {
             }
         }
         Ok(())
-    }
-}
-
-/// Whether a child, which has ended, did so with exit status 0, or was killed. It is not waited for.
-fn ended_well(pid: u32) -> bool {
-    let Some(pid) = raw_pid(pid) else { return false };
-    was_killed(pid) || status(pid).is_some_and(|status| status.exit_status() == Some(0))
-}
-
-/// Whether a child has ended because somebody else has killed it. It is not waited for.
-pub(super) fn was_killed(pid: Pid) -> bool {
-    /// After an error of the device it would be another signal, or none.
-    const KILLED: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGKILL, libc::SIGTERM];
-    let signal = status(pid).and_then(|status| status.terminating_signal());
-    signal.is_some_and(|signal| KILLED.contains(&signal))
-}
-
-fn status(pid: Pid) -> Option<WaitIdStatus> {
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
-    rustix::process::waitid(WaitId::Pid(pid), options).ok().flatten()
-}
-
-/// Cuts files that the program had open, and has written more to since, back to what they were at the dump:
-/// before it is restored once more.
-pub fn take_back_output(manifest: &Manifest) {
-    for file in manifest.required.iter().filter(|file| file.open) {
-        let longer = std::fs::metadata(&file.path).is_ok_and(|meta| meta.len() > file.size);
-        if longer
-            && let Err(error) = std::fs::File::options()
-                .write(true)
-                .open(&file.path)
-                .and_then(|file_now| file_now.set_len(file.size))
-        {
-            tracing::warn!(%error, path = %file.path.display(), "cannot be cut back");
-        }
     }
 }

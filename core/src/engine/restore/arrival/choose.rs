@@ -1,0 +1,36 @@
+//! Which way memory arrives: the one that was asked for, or from inside where there is no room for that.
+
+use crate::engine::error::Error;
+
+use super::super::loading::Loading;
+use super::super::options::Options;
+use super::eager::EagerArrival;
+use super::inside::InsideArrival;
+use super::on_demand::OnDemandArrival;
+use super::shared::SharedArrival;
+use super::{Arrival, Prepared};
+
+/// The way that was asked for.
+pub(in crate::engine::restore) fn choose(options: &Options) -> Box<dyn Arrival> {
+    if options.on_demand {
+        Box::<OnDemandArrival>::default()
+    } else if let Some(holder) = &options.share {
+        Box::new(SharedArrival::new(holder.clone()))
+    } else {
+        Box::<EagerArrival>::default()
+    }
+}
+
+/// Prepares the memory. Where there is no room for that the programs load it from inside.
+///
+/// # Errors
+/// As of [`Arrival::prepare`].
+pub(in crate::engine::restore) fn prepare(
+    mut arrival: Box<dyn Arrival>,
+    loading: &Loading<'_, '_>,
+) -> Result<Box<dyn Arrival>, Error> {
+    Ok(match arrival.prepare(loading)? {
+        Prepared::Ready => arrival,
+        Prepared::NoRoom => Box::new(InsideArrival::in_place_of(arrival)),
+    })
+}

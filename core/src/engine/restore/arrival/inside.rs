@@ -1,0 +1,44 @@
+//! Each program loads its memory by its own agent, in its own context: where the device has no room for gpucr's.
+
+use crate::engine::error::Error;
+
+use super::super::bulk;
+use super::super::loading::Loading;
+use super::super::report::Report;
+use super::{Arrival, Prepared, Programs};
+
+/// See the module.
+pub(super) struct InsideArrival {
+    asked_for: Box<dyn Arrival>,
+}
+
+impl InsideArrival {
+    /// There is no room for the way that was asked for.
+    pub(super) fn in_place_of(asked_for: Box<dyn Arrival>) -> Self {
+        Self { asked_for }
+    }
+}
+
+impl Arrival for InsideArrival {
+    fn needs_parent(&self) -> bool {
+        self.asked_for.needs_parent()
+    }
+
+    fn prepare(&mut self, _loading: &Loading<'_, '_>) -> Result<Prepared, Error> {
+        Ok(Prepared::Ready)
+    }
+
+    fn copied(&self) -> &'static str {
+        "inside"
+    }
+
+    fn attach(&mut self, programs: &mut Programs<'_>) -> Result<(), Error> {
+        let (image, progress) = (programs.image, programs.progress);
+        programs.give(|agent, _, blocks| bulk::load_inside(agent, image, blocks, progress))
+    }
+
+    /// That nothing came of what was asked for.
+    fn report(&self, report: &mut Report) {
+        self.asked_for.report(report);
+    }
+}

@@ -1,0 +1,135 @@
+//! What CRIU is asked for: to make the processes of an image.
+
+use std::cell::RefCell;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use crate::engine::error::Error;
+use crate::host::criu::{Criu, Hint, InheritFd, RestoreError, RestoreOptions, RestoreWorker};
+use crate::host::process::{ProcessInfo, TreeError, sockets};
+use crate::image::Manifest;
+
+use super::preflight;
+use super::processes::{REAPING, wait_for};
+use super::source::CriuFiles;
+use super::stdio;
+
+/// After how long CRIU is asked once more, when a pid was in use.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// A CRIU that waits for its request.
+pub(super) struct Maker {
+    criu: Criu,
+    /// Tells the keeper that CRIU is at work.
+    at_work: OwnedFd,
+    worker: RestoreWorker,
+    is_detached: bool,
+}
+
+/// What CRIU has come to.
+pub(super) struct Making {
+    /// The pid of the root, if all went well.
+    pub(super) root: Result<u32, RestoreError<Error>>,
+    /// The processes that it has made, whatever became of it.
+    pub(super) found: Vec<Result<ProcessInfo, TreeError>>,
+}
+
+impl Maker {
+    /// Starts CRIU. It holds a copy of `at_work` while it lives. Standard streams of a program that `is_detached` are
+    /// not those of this process.
+    ///
+    /// # Errors
+    /// CRIU cannot be started, or a socket of an agent is in use.
+    pub(super) fn start(
+        criu: Criu,
+        at_work: OwnedFd,
+        manifest: &Manifest,
+        is_detached: bool,
+    ) -> Result<Self, Error> {
+        let worker = start(&criu, manifest, is_detached, &at_work)?;
+        Ok(Self { criu, at_work, worker, is_detached })
+    }
+
+    /// Makes the processes, as children of this process if `is_child` says so. When they are there and
+    /// none of them runs yet, `before_they_run` is called.
+    ///
+    /// # Errors
+    /// A pid is in use, or another CRIU cannot be started after that. Nothing has been made then.
+    pub(super) fn make(
+        self,
+        manifest: &Manifest,
+        is_child: bool,
+        files: &CriuFiles,
+        before_they_run: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<Making, Error> {
+        let Self { criu, at_work, mut worker, is_detached } = self;
+        let pids: Vec<u32> = manifest.processes.iter().map(|process| process.pid).collect();
+        // As soon as they are there, so that they are known whatever becomes of CRIU, and of them.
+        let found = RefCell::new(Vec::new());
+        let mut they_are_there =
+            || found.borrow_mut().extend(pids.iter().map(|pid| ProcessInfo::read(*pid)));
+        let deadline = Instant::now() + REAPING;
+        let root = loop {
+            let options = options(manifest, is_child, files);
+            match worker.restore(options, &mut they_are_there, before_they_run) {
+                // Taken since the look, or by what only CRIU meets, such as the group of a process that has
+                // ended: it may pass. Nothing is there yet.
+                Err(RestoreError::Criu(error))
+                    if error.has(Hint::PidInUse)
+                        && found.borrow().is_empty()
+                        && Instant::now() < deadline =>
+                {
+                    tracing::warn!(%error, "a pid is in use; trying again");
+                    // What CRIU had made it has killed; it is in the way until somebody has waited for it.
+                    if is_child {
+                        wait_for(&pids);
+                    }
+                    std::thread::sleep(AGAIN);
+                    preflight::check_pids(manifest)?;
+                    worker = start(&criu, manifest, is_detached, &at_work)?;
+                }
+                result => break result,
+            }
+        };
+        Ok(Making { root, found: found.into_inner() })
+    }
+}
+
+fn start(
+    criu: &Criu,
+    manifest: &Manifest,
+    is_detached: bool,
+    at_work: &OwnedFd,
+) -> Result<RestoreWorker, Error> {
+    let (shell_job, _) = crate::engine::dump::option_values(&manifest.criu.options);
+    let mut inherited = stdio::inherited(&manifest.processes, is_detached)?;
+    for process in &manifest.processes {
+        for listener in &process.listeners {
+            let pid = process.pid;
+            let socket = sockets::listen(listener, pid).map_err(|source| match source.kind() {
+                // The pid is free: another restore is about to take it.
+                std::io::ErrorKind::AddrInUse => Error::Busy { pid },
+                _ => Error::Io { what: format!("cannot listen for process {pid}"), source },
+            })?;
+            let key = format!("socket:[{}]", listener.inode);
+            inherited.push(InheritFd { key, fd: socket });
+        }
+    }
+    Ok(criu.start_restore(inherited, Some(at_work.as_fd()), shell_job)?)
+}
+
+/// The options of the dump, which the restore repeats.
+fn options<'a>(manifest: &Manifest, is_child: bool, files: &'a CriuFiles) -> RestoreOptions<'a> {
+    let (_, names) = crate::engine::dump::option_values(&manifest.criu.options);
+    RestoreOptions {
+        tcp_established: names.tcp_established,
+        tcp_close: names.tcp_close,
+        file_locks: names.file_locks,
+        ext_unix_sk: names.ext_unix_sk,
+        link_remap: names.link_remap,
+        rst_sibling: is_child,
+        work: files.work(),
+        pids: manifest.processes.iter().map(|process| process.pid).collect(),
+        ..RestoreOptions::new(files.images())
+    }
+}

@@ -1,0 +1,116 @@
+//! What a way of bringing memory back loads with, before the processes run.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::os::fd::OwnedFd;
+use std::thread::ScopedJoinHandle;
+
+use super::bulk::{self, Loaded, Reserve};
+use super::devices::Placement;
+use super::preflight::Opened;
+use super::source::Source;
+use crate::base::progress::Progress;
+use crate::base::stop::Stop;
+use crate::engine::error::Error;
+use crate::image::Block;
+
+/// What loads blocks: the holder of a warm image, which has the devices open, or else this process, as soon as
+/// it has opened the driver.
+pub(super) struct Loading<'a, 'scope> {
+    pub(super) image: &'a Source,
+    pub(super) stop: &'a Stop,
+    pub(super) progress: &'a dyn Progress,
+    /// Whether devices take the place of others.
+    moves: bool,
+    opening: Cell<Option<Opening<'scope>>>,
+    opened: OnceCell<Opened>,
+    by_holder: Cell<bool>,
+    reserve: RefCell<Reserve>,
+}
+
+/// The thread that opens the driver.
+type Opening<'scope> = ScopedJoinHandle<'scope, Result<Opened, Error>>;
+
+impl<'a, 'scope> Loading<'a, 'scope> {
+    /// Where devices take the place of others the driver is `opened` already; else a thread is `opening` it.
+    pub(super) fn new(
+        image: &'a Source,
+        stop: &'a Stop,
+        progress: &'a dyn Progress,
+        opening: Option<Opening<'scope>>,
+        opened: Option<Opened>,
+    ) -> Self {
+        Self {
+            image,
+            stop,
+            progress,
+            moves: opened.is_some(),
+            opening: Cell::new(opening),
+            opened: opened.map_or_else(OnceCell::new, OnceCell::from),
+            by_holder: Cell::new(false),
+            reserve: RefCell::default(),
+        }
+    }
+
+    /// Waits for the driver.
+    ///
+    /// # Errors
+    /// It cannot be opened, or a device is not on this host.
+    pub(super) fn opened(&self) -> Result<&Opened, Error> {
+        if let Some(opening) = self.opening.take() {
+            let opened = bulk::joined(opening)?;
+            return Ok(self.opened.get_or_init(|| opened));
+        }
+        self.opened.get().ok_or(Error::CopyIncomplete)
+    }
+
+    /// Where the devices of the image are.
+    pub(super) fn placement(&self) -> Result<Placement, Error> {
+        if self.moves { Ok(self.opened()?.placement.clone()) } else { Ok(Placement::default()) }
+    }
+
+    /// Loads blocks, given by their places among those of the manifest, into new device memory, and gives a
+    /// descriptor of each. `None` where there is no room for that: then the programs load it from inside.
+    pub(super) fn load(&self, wanted: &[usize]) -> Result<Option<Vec<OwnedFd>>, Error> {
+        // A holder has no other devices open than those of the image.
+        if !self.moves
+            && !wanted.is_empty()
+            && let Some(fds) = self.image.load(wanted, self.stop, self.progress)
+        {
+            self.by_holder.set(true);
+            return Ok(Some(fds));
+        }
+        let Opened { driver, placement } = self.opened()?;
+        let all = self.image.manifest().blocks();
+        let blocks: Vec<&Block> = wanted.iter().map(|place| all[*place]).collect();
+        let loaded = bulk::load(driver, &blocks, self.image, placement, self.stop, self.progress)?;
+        Ok(loaded.map(|(fds, reserve)| {
+            self.keep(reserve);
+            fds
+        }))
+    }
+
+    /// Once: a second load of some of the blocks finds its part taken.
+    pub(super) fn keep(&self, reserve: Reserve) {
+        let mut kept = self.reserve.borrow_mut();
+        if kept.is_empty() {
+            *kept = reserve;
+        }
+    }
+
+    /// Loads all blocks.
+    pub(super) fn all(&self) -> Result<Option<Loaded>, Error> {
+        let manifest = self.image.manifest();
+        let all: Vec<usize> = (0..manifest.blocks().len()).collect();
+        Ok(self.load(&all)?.map(|fds| bulk::by_process(manifest, fds)))
+    }
+
+    /// The driver and the devices; whether the holder of a warm image has loaded; and what is kept for the contexts.
+    ///
+    /// # Errors
+    /// As of [`opened`](Self::opened).
+    pub(super) fn done(mut self) -> Result<(Opened, bool, Reserve), Error> {
+        self.opened()?;
+        let opened = self.opened.take().ok_or(Error::CopyIncomplete)?;
+        Ok((opened, self.by_holder.get(), self.reserve.take()))
+    }
+}

@@ -1,0 +1,58 @@
+//! What a restore is asked to do.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use crate::engine::sharing::Holder;
+use crate::image::trust::Trust;
+
+use super::devices::MappedDevice;
+
+/// What to restore, and how.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The image.
+    pub image: PathBuf,
+    /// Which images are restored.
+    pub trust: Trust,
+    /// Take it from memory, if `gpucr warm` keeps it there.
+    pub warm: bool,
+    /// The program does not become a child of this process, and gets none of its streams.
+    pub detach: bool,
+    /// A shell command that is run when the processes are there and their memory is loaded, before any of
+    /// them runs. If it fails the restore does.
+    pub before_resume: Option<OsString>,
+    /// Devices that others of this host take the place of.
+    pub device_map: Vec<MappedDevice>,
+    /// The program goes on before its memory is there, and gets it when it asks for it.
+    pub on_demand: bool,
+    /// The program shares device memory that it does not write with other instances of the image: who is to
+    /// hold it if this is the first. Only of a program that is not detached, and not on demand.
+    pub share: Option<Holder>,
+    /// Is told the pid of the program's root when the program is about to go on; and nothing if it is ended
+    /// again, which can only be on demand or if it shares memory, before it is restored once more.
+    pub goes_on: Option<GoesOn>,
+    /// Set by a signal handler to end the restore. Once the program goes on, that says that it was asked to
+    /// end itself.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// See [`Options::goes_on`].
+#[derive(Clone)]
+pub struct GoesOn(pub Arc<dyn Fn(Option<u32>) + Send + Sync>);
+
+impl std::fmt::Debug for GoesOn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("GoesOn")
+    }
+}
+
+impl Options {
+    pub(super) fn tell(&self, pid: Option<u32>) {
+        if let Some(GoesOn(tell)) = &self.goes_on {
+            tell(pid);
+        }
+    }
+}
