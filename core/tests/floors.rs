@@ -1,6 +1,10 @@
 //! The floors of this crate: each uses only those before it. `core/src/lib.rs` says what they are.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+
+#[path = "../../tests/src/imports.rs"]
+mod imports;
 
 /// From the ground up.
 const FLOORS: [&str; 7] = ["base", "store", "image", "cuda", "kernels", "host", "engine"];
@@ -82,4 +86,17 @@ fn what_lies_above_is_found() {
     assert_eq!(wrong("kernels", "use crate::cuda::Driver;"), ["cuda"]);
     assert!(wrong("engine", "use crate::image::Manifest;\n/// [`crate::x`]").is_empty());
     assert!(wrong("base", "#[cfg(test)]\nmod tests { use crate::image::A; }").is_empty());
+}
+
+/// What is free of circles: files of these folders do not use each other in circles.
+const FREE: [&str; 5] = ["store", "image", "cuda", "engine::memory", "engine::warm"];
+
+#[test]
+fn files_do_not_use_each_other_in_circles() {
+    let mut sources = imports::Sources::new();
+    imports::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), "", &mut sources);
+    let circles = imports::circles(&imports::uses(&sources));
+    let is_free = |file: &String| FREE.iter().any(|folder| file.starts_with(folder));
+    let found: BTreeSet<_> = circles.into_iter().filter(|c| c.iter().any(is_free)).collect();
+    assert!(found.is_empty(), "{found:#?}");
 }

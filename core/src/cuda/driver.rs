@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{CUmemAccessDesc, CUmemAllocationProp};
 
-use super::HostDriver;
+use super::host::HostDriver;
 
 /// A driver call that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -19,6 +19,13 @@ pub struct DriverError {
     pub code: i32,
     /// The result's name.
     pub name: String,
+}
+
+impl DriverError {
+    /// Whether a device has no room for what was asked for, or none for another process.
+    pub(crate) fn is_no_room(&self) -> bool {
+        [code::OUT_OF_MEMORY, code::DEVICE_UNAVAILABLE].contains(&self.code)
+    }
 }
 
 /// Results that are told apart.

@@ -7,6 +7,7 @@ pub(crate) mod held;
 pub mod hostile;
 pub mod keeper;
 pub(crate) mod mapped;
+pub(crate) mod memory;
 pub mod restore;
 mod sections;
 pub mod sharing;

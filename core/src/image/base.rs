@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use super::{ImageError, Manifest};
+use super::{ImageError, MAX_CHAIN, Manifest};
 use crate::store::disk::Disk;
 use crate::store::{SharedStore, Source, StoreError, Trust, index};
 
@@ -15,8 +15,6 @@ const VERSION: u32 = 1;
 const LIMIT: u64 = 16 << 10;
 /// Most bytes of a path.
 const PATH_LIMIT: usize = 4096;
-/// Most images in a chain of incremental ones, the first and self-contained one included.
-pub const MAX_CHAIN: usize = 64;
 
 /// What an image builds on.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use super::kinds_tests::{
 use super::shelf::gc_on;
 use super::*;
 use crate::base::progress::Quiet;
-use crate::store::Compression;
+use crate::store::{Compression, StoreError};
 
 #[test]
 fn a_gc_frees_what_no_image_needs() {

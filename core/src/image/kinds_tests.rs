@@ -15,7 +15,7 @@ use super::*;
 use crate::base::progress::Quiet;
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::tests::{noise, text};
-use crate::store::{Compression, GcReport, MAX_CHUNK};
+use crate::store::{Compression, GcReport, MAX_CHUNK, StoreError};
 
 /// The contents of file number `seed`: noise, text, or one repeated byte, of some length.
 fn contents(seed: u64) -> Vec<u8> {

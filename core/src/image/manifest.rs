@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::{ImageError, MANIFEST};
+use super::ImageError;
 use crate::store::disk::Disk;
 use crate::store::{ChunkId, MAX_CHUNK, StoreError, index};
 
@@ -19,6 +19,8 @@ pub const MANIFEST_VERSION: u32 = 2;
 /// The version of one without sections. It is written where there are none, so that earlier readers can read it.
 const WITHOUT_SECTIONS: u32 = 1;
 
+/// Name of the manifest within an image.
+pub(crate) const MANIFEST: &str = "manifest";
 const MAGIC: &[u8; 8] = b"gpucrIMG";
 /// Most bytes that a manifest may have; that of a 139 GiB image has about 3 MB.
 pub(crate) const MAX_MANIFEST: u64 = 256 << 20;

@@ -20,6 +20,7 @@ use ed25519_dalek::pkcs8::{
 use ed25519_dalek::{Signature, SigningKey, VerifyingKey};
 
 use crate::base::foreign::Foreign;
+pub use crate::image::error::TrustError;
 use crate::image::{ImageError, Manifest};
 
 /// If this file is there, restores, warm images and imports of this host take only images that one of the public
@@ -35,30 +36,6 @@ const ALGORITHM: &str = "ed25519";
 pub(crate) const LARGEST: u64 = 64 << 10;
 /// A PEM block of a public key is between these two.
 const PEM: (&str, &str) = ("-----BEGIN PUBLIC KEY-----", "-----END PUBLIC KEY-----");
-
-/// Why an image is not taken, or a key cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // the messages say what each field is
-pub enum TrustError {
-    #[error("the identity of the image is {found}, and {expected} was expected")]
-    OtherImage { found: String, expected: String },
-    #[error("the image is not signed, and {} asks for that", by.display())]
-    Unsigned { by: PathBuf },
-    #[error("no key in {} has signed the image; these have: {}", by.display(), signers.join(", "))]
-    Untrusted { by: PathBuf, signers: Vec<String> },
-    #[error("the signatures of the image are damaged: {0}")]
-    BadSignatures(String),
-    #[error("{} holds no public key in PEM form", path.display())]
-    NoPublicKey { path: PathBuf },
-    #[error("{} holds no private Ed25519 key in PEM form (PKCS #8)", path.display())]
-    NoPrivateKey { path: PathBuf },
-    #[error("others can read the private key {}", path.display())]
-    OpenKey { path: PathBuf },
-    #[error("cannot read {}: {source}", path.display())]
-    Read { path: PathBuf, source: io::Error },
-    #[error("cannot write {}: {source}", path.display())]
-    Write { path: PathBuf, source: io::Error },
-}
 
 /// A key to sign images with.
 pub struct PrivateKey(SigningKey);

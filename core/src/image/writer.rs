@@ -7,12 +7,15 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::base::{self, Base, MAX_CHAIN};
-use super::{FileEntry, ImageError, Manifest, Part, STAGING, files, io_failure};
+use super::base::{self, Base};
+use super::{FileEntry, ImageError, MAX_CHAIN, Manifest, Part, files, io_failure};
 use crate::image::trust::{PrivateKey, SIGNATURES};
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::index::WriterId;
 use crate::store::{ChunkWriter, Compression, Known, Place, SharedStore, Stats, io_error, shared};
+
+/// Name of the folder for CRIU's files within an image that is being written.
+const STAGING: &str = "staging";
 
 /// Where an image is to be, and what it may share.
 #[derive(Debug, Clone, PartialEq, Eq)]

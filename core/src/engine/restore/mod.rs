@@ -15,6 +15,8 @@ mod phases;
 mod preflight;
 mod share;
 mod source;
+#[cfg(test)]
+mod source_tests;
 mod stdio;
 mod unshared;
 

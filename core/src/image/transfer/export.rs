@@ -12,8 +12,7 @@ use rayon::prelude::*;
 use rustix::fs::{CWD, RenameFlags};
 use serde::Serialize;
 
-use super::TarError;
-use super::{BATCH, BLOCK, io_error, member_len};
+use super::parts::{BATCH, BLOCK, TarError, io_error, member_len};
 use crate::base::io_error::IoError;
 use crate::base::progress::Progress;
 use crate::base::stop::Stop;

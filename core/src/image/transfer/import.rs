@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::TarError;
-use super::{BATCH, BLOCK, io_error};
+use super::parts::{BATCH, BLOCK, TarError, io_error};
 use crate::base::format::lossy;
 use crate::base::progress::Progress;
 use crate::base::stop::Stop;
