@@ -11,6 +11,7 @@
 //! byte takes an index entry and no data.
 
 mod chunk;
+mod decode;
 pub(crate) mod disk;
 mod encoding;
 mod error;
@@ -46,7 +47,8 @@ pub use sink::ChunkSink;
 pub use source::{ChunkSource, Filled};
 pub use writer::ChunkWriter;
 
+pub(crate) use decode::decode_stored;
 pub(crate) use index::{INDEX, PACKS};
 pub(crate) use known::Known;
-pub(crate) use reader::{Source, Trust, decode_stored};
+pub(crate) use reader::{Source, Trust};
 pub(crate) use writer::Place;
