@@ -17,5 +17,6 @@ pub(crate) mod runtime_dir;
 pub(crate) mod scratch;
 pub(crate) mod stage;
 pub mod stop;
+pub(crate) mod threads;
 pub(crate) mod time_limit;
 pub mod timeline;

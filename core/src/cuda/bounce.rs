@@ -12,10 +12,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use gpucr_wire::CHUNK_SIZE;
 
-use super::context::{Context, SharedBlock, Stream};
+use super::context::{Context, SharedBlock};
 use super::driver::DriverError;
 use super::hash::{Hashed, Hasher};
-use super::lanes::{Queue, Slot, Span, TransferError, Work, on_all};
+use super::span::Span;
+use super::stream::Stream;
+use super::transfer::{Queue, SAMPLE, Slot, TransferError, Work, on_all};
 use crate::store::ChunkId;
 
 /// Most bytes of a bounce buffer. Each launch of the hash kernel takes the device away from the program for
@@ -25,9 +27,6 @@ const SIZE: u64 = 4 << 30;
 /// The first batch has this part of the buffer, since nothing crosses PCIe before it is hashed; each one after it
 /// twice as much, up to all that is free.
 const FIRST: usize = 16;
-/// The host hashes the first of so many chunks too, so that a kernel that does not do what it should is found
-/// out.
-pub(super) const SAMPLE: usize = 64;
 /// What may be taken of the memory that is free.
 const SHARE: u64 = 8;
 

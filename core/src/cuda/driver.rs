@@ -21,6 +21,13 @@ pub struct DriverError {
     pub name: String,
 }
 
+impl DriverError {
+    /// Whether a device has no room for what was asked for, or none for another process.
+    pub(crate) fn is_no_room(&self) -> bool {
+        [code::OUT_OF_MEMORY, code::DEVICE_UNAVAILABLE].contains(&self.code)
+    }
+}
+
 /// Results that are told apart.
 pub mod code {
     /// A parameter was not accepted, for the checkpoint calls: not a CUDA process.

@@ -11,21 +11,19 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use gpucr_wire::CHUNK_SIZE;
 
-use super::bounce::{self, Bounce, SAMPLE};
-use super::context::{Context, Event, SharedBlock, Stream};
+use super::bounce::{self, Bounce};
+use super::context::Context;
 use super::driver::{Device, Driver, DriverError};
 use super::hash::{Hashed, Key};
+use super::span::Span;
+pub use super::span::{chunks_in, spans_on};
 use super::staging::Staging;
-use super::turns;
+use super::stream::{Event, Stream};
+use super::transfer::{InOrder, Queue, SAMPLE, Slot, TransferError, Work, on_all};
+use super::{direct, turns};
 use crate::base::cores::Cores;
 use crate::base::stop::Stop;
-use crate::store::ChunkId;
-
-/// A staging buffer with the event that says when the copy of it has ended.
-pub(super) struct Slot {
-    pub(super) staging: Staging,
-    pub(super) event: Event,
-}
+use crate::store::{ChunkId, Filled};
 
 /// The context of gpucr on one device, ready to copy.
 pub struct Lane {
@@ -41,44 +39,6 @@ pub struct Lane {
 /// slowed by each moment that it waits for a core; the copier loses little, since it has many.
 const BESIDE: i32 = 10;
 
-/// From so many workers on they are about as fast as the device, so that the feeder (`turns.rs`) hardly sleeps.
-const FEEDER_COUNTS: usize = 6;
-
-/// The part of a block that one chunk covers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
-    /// Index of the block in the list that was given.
-    pub block: usize,
-    /// Index of the chunk in the block.
-    pub chunk: usize,
-    /// Device address.
-    pub address: u64,
-    /// Bytes; a whole chunk but for the last one of a block.
-    pub len: usize,
-}
-
-/// What is to be copied out, for several workers at once.
-pub trait Queue: Sync {
-    /// What to copy next; `None` if there is nothing more.
-    fn next(&self) -> Option<Span>;
-    /// The bytes have arrived: the memory is not needed any more. `false` if it was not safe from
-    /// being written meanwhile, so that they are worth nothing.
-    fn arrived(&self, span: &Span) -> bool;
-    /// Whether somebody may be waiting for what comes next.
-    fn is_urgent(&self) -> bool {
-        false
-    }
-}
-
-/// What is copied out on a stream, and when to end.
-pub(super) struct Work<'a, Q> {
-    pub(super) queue: &'a Q,
-    pub(super) stop: &'a Stop,
-    pub(super) stream: &'a Stream,
-    /// Which CPUs may be used beside programs that run on; `None` if none does.
-    pub(super) beside: Option<&'a Cores>,
-}
-
 /// How memory is copied out.
 #[derive(Clone, Copy)]
 enum Way<'a> {
@@ -86,73 +46,6 @@ enum Way<'a> {
     Bounced,
     /// From where it is. When it is enough, nothing more is begun after the first copy.
     Straight { enough: &'a AtomicBool },
-}
-
-/// One after the other.
-struct InOrder<'a> {
-    work: &'a [Span],
-    next: AtomicUsize,
-}
-
-impl Queue for InOrder<'_> {
-    fn next(&self) -> Option<Span> {
-        self.work.get(self.next.fetch_add(1, Ordering::Relaxed)).copied()
-    }
-
-    fn arrived(&self, _: &Span) -> bool {
-        true
-    }
-}
-
-/// Why a transfer ended early.
-#[derive(Debug)]
-pub enum TransferError<E> {
-    /// The driver refused a call.
-    Driver(DriverError),
-    /// What the caller does with a chunk failed.
-    Chunk(E),
-    /// Other bytes have arrived than were hashed on the device.
-    Altered,
-}
-
-impl<E> From<DriverError> for TransferError<E> {
-    fn from(error: DriverError) -> Self {
-        Self::Driver(error)
-    }
-}
-
-/// The number of chunks in `len` bytes.
-pub fn chunks_in(len: u64) -> usize {
-    len.div_ceil(CHUNK_SIZE) as usize
-}
-
-impl Span {
-    /// Chunk `chunk` of `memory`, which is number `block` of the caller's list.
-    pub fn of(memory: &SharedBlock, block: usize, chunk: usize) -> Self {
-        let offset = chunk as u64 * CHUNK_SIZE;
-        let len = CHUNK_SIZE.min(memory.len() - offset) as usize;
-        Self { block, chunk, address: memory.address() + offset, len }
-    }
-
-    /// Whether another one follows it in memory that is one block.
-    pub(super) fn is_before(&self, next: &Self) -> bool {
-        (self.block, self.chunk + 1) == (next.block, next.chunk)
-            && self.address + self.len as u64 == next.address
-    }
-}
-
-/// How many of so many threads take what a feeder brings, which may need one of their CPUs.
-pub(super) fn takers(threads: usize) -> usize {
-    threads - usize::from(threads >= FEEDER_COUNTS)
-}
-
-/// The chunks of those `blocks` that are on the device.
-pub fn spans_on(blocks: &[SharedBlock], device: &[u8; 16]) -> Vec<Span> {
-    let here = blocks.iter().enumerate().filter(|(_, block)| block.device().uuid == *device);
-    let of = |(block, shared): (usize, &SharedBlock)| -> Vec<Span> {
-        (0..chunks_in(shared.len())).map(|chunk| Span::of(shared, block, chunk)).collect()
-    };
-    here.flat_map(of).collect()
 }
 
 impl Lane {
@@ -203,7 +96,7 @@ impl Lane {
         stop: &Stop,
         take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
     ) -> Result<(), TransferError<E>> {
-        self.copy_queue(&InOrder { work, next: AtomicUsize::new(0) }, stop, take)
+        self.copy_queue(&InOrder::of(work), stop, take)
     }
 
     /// The same for what a queue gives. What has not arrived safely is not taken.
@@ -245,7 +138,7 @@ impl Lane {
             }
             take(span, bytes, found).map_err(TransferError::Chunk)
         };
-        let queue = InOrder { work, next: AtomicUsize::new(0) };
+        let queue = InOrder::of(work);
         self.copy(&queue, Way::Straight { enough }, stop, &take).map_err(|error| match error {
             TransferError::Chunk(error) => error,
             TransferError::Driver(error) => TransferError::Driver(error),
@@ -285,9 +178,9 @@ impl Lane {
             (Way::Bounced, Some(bounce)) => {
                 bounce::copy_out(bounce, &mut workers[..few], begin, &work, &take)
             }
-            (Way::Bounced, None) => copy_directly(&mut workers[..few], begin, &work, &take),
+            (Way::Bounced, None) => direct::copy_out(&mut workers[..few], begin, &work, &take),
             (Way::Straight { enough }, _) => {
-                turns::copy_out(workers, takers(few), begin, &work, enough, &take)
+                turns::copy_out(workers, turns::takers(few), begin, &work, enough, &take)
             }
         };
         // Copies may be under way into staging buffers after a failure: wait before anyone
@@ -332,89 +225,4 @@ impl Lane {
         stream.synchronize()?;
         result
     }
-}
-
-/// Copies what a queue gives straight to the host, on all workers.
-fn copy_directly<E: Send>(
-    workers: &mut [[Slot; 2]],
-    begin: impl Fn() -> Result<(), DriverError> + Sync,
-    work: &Work<'_, impl Queue>,
-    take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
-) -> Result<(), TransferError<E>> {
-    let &Work { queue, stop, stream, .. } = work;
-    let claim = || if stop.is_set() { None } else { queue.next() };
-    let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
-        begin()?;
-        let issue = |slot: &mut Slot| -> Result<Option<Span>, DriverError> {
-            let Some(span) = claim() else { return Ok(None) };
-            stream.copy_out(span.address, &mut slot.staging, span.len)?;
-            stream.record(&slot.event)?;
-            Ok(Some(span))
-        };
-        let [a, b] = slots;
-        let (mut current, mut other) = (a, b);
-        let mut pending = issue(current)?;
-        while let Some(span) = pending {
-            pending = issue(other)?;
-            current.event.wait()?;
-            if queue.arrived(&span) {
-                take(span, &current.staging.bytes()[..span.len], None)
-                    .map_err(TransferError::Chunk)?;
-            }
-            std::mem::swap(&mut current, &mut other);
-        }
-        Ok(())
-    };
-    on_all(workers, stop, &worker)
-}
-
-/// How a chunk was given.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Filled {
-    /// The buffer holds its bytes.
-    Bytes,
-    /// All its bytes are this one; the buffer was not written.
-    Constant(u8),
-}
-
-/// Ends a transfer when a thread of it panics: others must not wait for what it would have done.
-struct EndOnPanic<'a>(&'a Stop);
-
-impl Drop for EndOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.fail();
-        }
-    }
-}
-
-/// Runs `worker` once for each element, each on a thread of its own, and gives the first error.
-pub(super) fn on_all<T: Send, E: Send>(
-    workers: &mut [T],
-    stop: &Stop,
-    worker: &(impl Fn(&mut T) -> Result<(), E> + Sync),
-) -> Result<(), E> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = workers
-            .iter_mut()
-            .map(|state| {
-                scope.spawn(move || {
-                    let _guard = EndOnPanic(stop);
-                    let result = worker(state);
-                    if result.is_err() {
-                        stop.fail();
-                    }
-                    result
-                })
-            })
-            .collect();
-        let mut first = Ok(());
-        for thread in threads {
-            let result = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            if first.is_ok() {
-                first = result;
-            }
-        }
-        first
-    })
 }

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::lanes::{Slot, Work, spans_on, takers};
+use super::span::spans_on;
+use super::transfer::{Slot, Work};
+use super::turns::takers;
 use super::*;
 use crate::base::cores::Cores;
 use crate::base::stop::Stop;

@@ -13,10 +13,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 
-use super::context::NAP;
 use super::driver::DriverError;
-use super::lanes::{Queue, Slot, Span, TransferError, Work, on_all};
+use super::span::Span;
+use super::stream::NAP;
+use super::transfer::{Queue, Slot, TransferError, Work, on_all};
 use crate::store::ChunkId;
+
+/// From so many workers on they are about as fast as the device, so that the feeder hardly sleeps.
+const FEEDER_COUNTS: usize = 6;
 
 /// How many chunks are copied at once.
 const AT_ONCE: usize = 4;
@@ -29,6 +33,11 @@ struct Batch<'a> {
 
 /// One chunk of a batch that has arrived, by its number. Who is the last to have one gives the batch back.
 type Part<'a> = (Arc<Batch<'a>>, usize);
+
+/// How many of so many threads take what a feeder brings, which may need one of their CPUs.
+pub(super) fn takers(threads: usize) -> usize {
+    threads - usize::from(threads >= FEEDER_COUNTS)
+}
 
 /// Copies what a queue gives straight to the host, with the buffers of these workers, so many threads that take
 /// what has arrived, and the feeder. When it is `enough`, nothing more is begun after the first copy. Copies may

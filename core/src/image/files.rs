@@ -12,12 +12,12 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use super::cut::{FILE_CUT, SPAN};
 use super::error::{ImageError, io_failure};
 use super::manifest::{FileChunk, FileEntry, Piece};
-use crate::store::{ChunkReader, ChunkWriter, io_error};
+use crate::store::{ChunkReader, ChunkSink, io_error};
 
 /// Cuts the regular file at `path` into chunks, in parallel, and stores them. The file must not
 /// change meanwhile; if it shrinks, this fails.
 pub(super) fn store_file(
-    chunks: &ChunkWriter,
+    chunks: &dyn ChunkSink,
     path: &Path,
     name: &str,
 ) -> Result<FileEntry, ImageError> {
@@ -53,7 +53,7 @@ pub(super) fn store_file(
 
 /// Cuts bytes that begin at a cut into chunks and stores them.
 pub(super) fn store_pieces(
-    chunks: &ChunkWriter,
+    chunks: &dyn ChunkSink,
     bytes: &[u8],
 ) -> Result<Vec<FileChunk>, ImageError> {
     let store = |piece: &[u8]| Ok(FileChunk { id: chunks.put(piece)?, len: piece.len() as u32 });

@@ -7,7 +7,7 @@ use super::base::{self, Base};
 use super::error::ImageError;
 use super::files;
 use super::manifest::{FileEntry, MAX_IN_MEMORY, Manifest, Piece};
-use crate::store::{ChunkId, ChunkReader, SharedStore};
+use crate::store::{ChunkId, ChunkReader, ChunkSource, Encoding, Filled, SharedStore, StoreError};
 
 /// An image that was opened for reading. Safe to use from many threads. While one of a store is
 /// open, a gc removes nothing there.
@@ -117,5 +117,35 @@ impl ImageReader {
             self.chunks.get(&piece.id, &mut bytes[start..])?;
         }
         Ok(bytes)
+    }
+}
+
+/// Chunks are read from disk, decompressed and checked.
+impl ChunkSource for ImageReader {
+    fn get(&self, id: &ChunkId, out: &mut [u8]) -> Result<Filled, StoreError> {
+        self.get_by(id, out, ChunkReader::get)
+    }
+
+    fn get_unchecked(&self, id: &ChunkId, out: &mut [u8]) -> Result<Filled, StoreError> {
+        self.get_by(id, out, |chunks, id, out| {
+            // What can be seen to be damaged may have another copy.
+            chunks.get_unchecked(id, out).or_else(|_| chunks.get(id, out))
+        })
+    }
+}
+
+impl ImageReader {
+    fn get_by(
+        &self,
+        id: &ChunkId,
+        out: &mut [u8],
+        get: impl FnOnce(&ChunkReader, &ChunkId, &mut [u8]) -> Result<(), StoreError>,
+    ) -> Result<Filled, StoreError> {
+        let encoding = self.chunks.entry(id).map(|entry| entry.encoding);
+        if let Some(Encoding::Constant(byte)) = encoding {
+            return Ok(Filled::Constant(byte));
+        }
+        get(&self.chunks, id, out)?;
+        Ok(Filled::Bytes)
     }
 }

@@ -3,12 +3,11 @@
 //! A chunk's address is the hash of its plain bytes and does not depend on any of this, so a
 //! chunk may be stored again in another way without a change of the images that need it.
 
-use std::cell::RefCell;
 use std::io;
 use std::sync::OnceLock;
 
 use super::planes::{self, Choice, Splitter, Width, most_that_pays};
-use super::{ChunkId, Entry, MAX_CHUNK};
+use super::{ChunkId, MAX_CHUNK};
 
 /// Whether and how hard chunks are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,10 +173,6 @@ pub struct Stored {
 }
 
 impl Stored {
-    pub(super) fn of(entry: &Entry) -> Self {
-        Self { encoding: entry.encoding, len: entry.stored_len as usize, check: entry.check }
-    }
-
     /// Checks the stored bytes of chunk `id` without decoding them.
     pub(super) fn check(&self, bytes: &[u8], id: &ChunkId) -> Result<(), &'static str> {
         match self.encoding {
@@ -277,41 +272,6 @@ const CHECK_FAILED: &str = "its stored bytes do not match their check";
 pub(crate) fn stored_check(stored: &[u8]) -> u64 {
     let hash = blake3::hash(stored);
     u64::from_le_bytes(std::array::from_fn(|i| hash.as_bytes()[i]))
-}
-
-/// Decodes the stored bytes of a chunk into `plain`, which is used again, and checks them against
-/// everything that `entry` says. Any bytes are safe; no more than the plain length is allocated.
-pub(crate) fn decode_stored(
-    entry: &Entry,
-    stored: &[u8],
-    plain: &mut Vec<u8>,
-) -> Result<(), &'static str> {
-    if stored.len() != entry.stored_len as usize || entry.plain_len as usize > MAX_CHUNK {
-        return Err("it has an impossible length");
-    }
-    thread_local! {
-        static DECODER: RefCell<Option<Decoder>> = const { RefCell::new(None) };
-    }
-    plain.resize(entry.plain_len as usize, 0);
-    let found = DECODER.with_borrow_mut(|decoder| {
-        let decoder = match decoder {
-            Some(decoder) => decoder,
-            none => none.insert(Decoder::new().map_err(|_| "there is no memory to decode it")?),
-        };
-        let read = |out: &mut [u8]| {
-            // Of a raw chunk the buffer has the plain length.
-            if out.len() == stored.len() {
-                out.copy_from_slice(stored);
-                Ok(())
-            } else {
-                Err("it has an impossible length")
-            }
-        };
-        decoder.decode(Stored::of(entry), plain, read).map_err(|error| match error {
-            DecodeError::Read(what) | DecodeError::Damaged(what) => what,
-        })
-    })?;
-    if found == entry.id { Ok(()) } else { Err("its hash does not match its address") }
 }
 
 /// The value of every byte of `plain`, if they are all equal and there is one.

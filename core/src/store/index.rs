@@ -9,7 +9,12 @@ use std::path::Path;
 use rayon::prelude::*;
 
 use super::disk::Disk;
-use super::{ChunkId, Encoding, MAX_CHUNK, STORE_VERSION, StoreError, io_error};
+use super::{ChunkId, Encoding, MAX_CHUNK, STORE_VERSION, StoreError, Stored, io_error};
+
+/// Name of the directory of packs within an image or a store.
+pub(crate) const PACKS: &str = "packs";
+/// Name of the index within an image.
+pub(crate) const INDEX: &str = "index";
 
 /// Bytes before the body of a framed file.
 pub(crate) const FRAME_HEADER: usize = 56;
@@ -43,6 +48,13 @@ pub struct Entry {
     pub plain_len: u32,
     /// The first 8 bytes of the BLAKE3 of a compressed chunk's stored bytes; else 0.
     pub check: u64,
+}
+
+impl Stored {
+    /// What an index says of a chunk.
+    pub(super) fn of(entry: &Entry) -> Self {
+        Self { encoding: entry.encoding, len: entry.stored_len as usize, check: entry.check }
+    }
 }
 
 /// Name of a writer, random: 12 bytes. Packs and segments are named by it.

@@ -8,8 +8,6 @@
 //! Each number is first rotated left by one bit. Then the sign joins the mantissa, and the topmost
 //! byte is the whole exponent of bf16 and fp32.
 
-use super::index::le_u32;
-
 /// Samples that [`Choice::of`] looks at: a piece of a chunk's 128th, at least 4 KiB, in its first
 /// and in its second half.
 const SAMPLE_SHARE: usize = 128;
@@ -228,7 +226,7 @@ pub(super) fn join(
     let mut unpacked = planes[..out.len()].chunks_exact_mut(len.max(1));
     let mut sources: [&[u8]; 4] = [&[]; 4];
     for (source, stored_len) in sources.iter_mut().zip(header.as_chunks::<4>().0) {
-        let stored_len = le_u32(stored_len) as usize;
+        let stored_len = u32::from_le_bytes(*stored_len) as usize;
         let (plane, after) = rest.split_at_checked(stored_len).ok_or(LENGTHS)?;
         rest = after;
         let space = unpacked.next().ok_or(LENGTHS)?;

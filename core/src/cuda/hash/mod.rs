@@ -14,9 +14,10 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::context::{Context, GRANULE, Module, SharedBlock, Stream};
+use super::context::{Context, GRANULE, SharedBlock};
 use super::driver::DriverError;
 use super::staging::Staging;
+use super::stream::{Module, Stream};
 use crate::image::DriverKind;
 use crate::store::{ChunkId, MAX_CHUNK};
 

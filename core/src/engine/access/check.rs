@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use super::session::{LARGEST_IMAGE, Options, Session, look};
 use super::{Blamed, Kernels, Tally, Written, written};
-use crate::engine::dump::bulk::{Bulk, Compared};
 use crate::engine::error::Error;
+use crate::engine::memory::{Bulk, Compared};
 use crate::host::process::AgentError;
 
 /// How long is waited for a launch.

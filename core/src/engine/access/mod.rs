@@ -16,6 +16,8 @@ mod twice;
 mod written;
 
 pub use learn::Kernels;
-pub(crate) use sharing::{Extent, sharing};
+pub(crate) use sharing::sharing;
+
+pub(crate) use crate::engine::memory::Extent;
 pub use tally::Tally;
 pub(crate) use written::{Blamed, Written, written};

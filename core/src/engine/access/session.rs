@@ -9,7 +9,7 @@ use super::{Kernels, Tally};
 use crate::base::stop::Stop;
 use crate::base::timeline::Timeline;
 use crate::cuda::Drivers;
-use crate::engine::dump::bulk::Bulk;
+use crate::engine::memory::Bulk;
 use crate::engine::error::Error;
 use crate::engine::held::Held;
 use crate::engine::mapped::Mapped;

@@ -13,17 +13,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use gpucr_wire::access::{Allocation, Habits, Slot, SlotUse, WHOLE_BUFFER};
 
 use super::{Kernels, Tally};
+use crate::engine::memory::Extent;
 use crate::kernels::Source;
-
-/// A block of a program's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Extent {
-    pub(crate) id: u64,
-    /// Where the program sees its first byte.
-    pub(crate) low: u64,
-    /// The address behind its last byte.
-    pub(crate) end: u64,
-}
 
 /// A word of a kernel's parameters.
 struct Word {

@@ -7,10 +7,10 @@ use crate::base::progress::Progress;
 use crate::base::stage::Stage;
 use crate::base::stop::Stop;
 use crate::base::timeline::{Counter, Timeline, Track};
-use crate::cuda::lanes::chunks_in;
+use crate::cuda::span::chunks_in;
 use crate::engine::error::Error;
 use crate::engine::held::Held;
-use crate::store::{ChunkId, ChunkWriter};
+use crate::store::{ChunkId, ChunkSink};
 
 /// Bytes that the agent copies at a time.
 const STAGE: u64 = 64 << 20;
@@ -19,7 +19,7 @@ const STAGE: u64 = 64 << 20;
 pub(super) fn copy(
     program: &mut Held,
     blocks: &[Block],
-    store: &ChunkWriter,
+    sink: &dyn ChunkSink,
     stop: &Stop,
     progress: &dyn Progress,
     timeline: &Timeline,
@@ -40,7 +40,7 @@ pub(super) fn copy(
             let pieces: Vec<&[u8]> =
                 stage.bytes()[..len as usize].chunks(CHUNK_SIZE as usize).collect();
             let ids: Vec<ChunkId> =
-                pieces.into_par_iter().map(|piece| store.put(piece)).collect::<Result<_, _>>()?;
+                pieces.into_par_iter().map(|piece| sink.put(piece)).collect::<Result<_, _>>()?;
             chunks.extend(ids);
             progress.advance(len);
             timeline.add(Counter::Copied, len);

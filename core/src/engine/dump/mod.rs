@@ -7,7 +7,6 @@
 //! With protocol `cow` the program goes on before that, and the image is completed beside it. If it
 //! writes memory before that is saved (`defer.rs`), all of this is done once more, in the old order.
 
-pub(crate) mod bulk;
 mod copy;
 mod defer;
 mod describe;
@@ -17,7 +16,6 @@ mod inside;
 mod precopy;
 mod preflight;
 mod report;
-mod shadow;
 mod speculate;
 
 pub use crate::base::timeline::Misspeculation;
@@ -43,6 +41,7 @@ use crate::engine::device_state::DeviceStates;
 use crate::engine::error::{Error, Failure, Left};
 use crate::engine::held::Held;
 use crate::engine::keeper::Keeper;
+use crate::engine::memory as bulk;
 use crate::engine::sections;
 use crate::host::criu::DumpWorker;
 use crate::host::process::{AgentError, LAST_MOMENTS, Lock, ProcessInfo};

@@ -10,17 +10,18 @@ use rayon::prelude::*;
 use crate::base::progress::Progress;
 use crate::base::stage::Stage;
 use crate::base::stop::Stop;
-use crate::cuda::driver::code;
-use crate::cuda::lanes::spans_on;
+use crate::cuda::span::spans_on;
 use crate::cuda::{self, Driver, DriverError, Hasher, Lane, SharedBlock, Span};
 use crate::engine::error::Error;
 use crate::engine::sections;
 use crate::host::process::Agent;
 use crate::image::{Block, Manifest, Process};
-use crate::store::ChunkId;
+use crate::store::{ChunkId, ChunkSource};
 
 use super::devices::Placement;
 use super::source::Source;
+
+pub(super) use crate::base::threads::joined;
 
 /// Bytes that the agent copies at a time when it copies from inside.
 const STAGE: u64 = 64 << 20;
@@ -71,16 +72,12 @@ pub(super) fn make_room(
 ) -> Result<Option<Room>, Error> {
     match try_to_make_room(driver, blocks, placement) {
         Ok(room) => Ok(Some(room)),
-        Err(Error::Driver(error)) if no_room(&error) => {
+        Err(Error::Driver(error)) if error.is_no_room() => {
             tracing::warn!(%error, "no room for a second context; loading inside");
             Ok(None)
         }
         Err(error) => Err(error),
     }
-}
-
-fn no_room(error: &DriverError) -> bool {
-    [code::OUT_OF_MEMORY, code::DEVICE_UNAVAILABLE].contains(&error.code)
 }
 
 fn try_to_make_room(
@@ -157,7 +154,7 @@ pub(super) fn by_process(manifest: &Manifest, fds: Vec<OwnedFd>) -> Loaded {
 /// what is damaged. All of this ends early when the stop is set.
 pub(super) struct Chunks<'a> {
     pub(super) blocks: &'a [&'a Block],
-    pub(super) image: &'a Source,
+    pub(super) image: &'a dyn ChunkSource,
 }
 
 impl Chunks<'_> {
@@ -166,7 +163,7 @@ impl Chunks<'_> {
     }
 
     /// Loads the chunks of one device.
-    fn load(
+    pub(super) fn load(
         &self,
         lane: &mut Lane,
         work: Vec<Span>,
@@ -190,9 +187,10 @@ impl Chunks<'_> {
         stop: &Stop,
         progress: &dyn Progress,
     ) -> Result<(), Error> {
+        self.image.prefetch(&mut work.iter().map(|span| *self.id(span)));
         let give = |span: Span, buffer: &mut [u8]| {
             progress.advance(span.len as u64);
-            self.image.give_unchecked(self.id(&span), buffer)
+            self.image.get_unchecked(self.id(&span), buffer)
         };
         Ok(lane.copy_in(work, stop, &give)?)
     }
@@ -215,7 +213,7 @@ impl Chunks<'_> {
                 work
             }
         };
-        let give = |span: Span, buffer: &mut [u8]| self.image.give(self.id(&span), buffer);
+        let give = |span: Span, buffer: &mut [u8]| self.image.get(self.id(&span), buffer);
         lane.copy_in(&wrong, stop, &give)?;
         let (Ok(hasher), false) = (hasher, stop.is_set()) else { return Ok(()) };
         match self.wrong(hasher, wrong)?.first() {
@@ -236,10 +234,6 @@ impl Chunks<'_> {
         let wrong = checked.filter(|(span, hashed)| hashed.id != *self.id(span));
         Ok(wrong.map(|(span, _)| span).collect())
     }
-}
-
-pub(super) fn joined<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Loads the blocks of one detached process through its own context.

@@ -26,7 +26,7 @@ pub(super) fn check(image: &Source, is_shared: bool) -> Result<(), Error> {
 mod tests {
     use super::*;
     use crate::image::tests::manifest;
-    use crate::image::{FileChunk, FileEntry, ImageReader, ImageWriter};
+    use crate::image::{FileChunk, FileEntry, ImageWriter};
     use crate::store::{Compression, MAX_CHUNK};
 
     /// An image whose processes have so many chunks of memory, all the same.
@@ -42,7 +42,7 @@ mod tests {
         manifest.criu.files = vec![file];
         writer.commit(&manifest).unwrap();
         assert!(std::fs::metadata(path.join("manifest")).unwrap().len() < 64 << 20);
-        (dir, Source::Disk(Box::new(ImageReader::open(&path).unwrap())))
+        (dir, Source::open(&path, false).unwrap())
     }
 
     #[test]

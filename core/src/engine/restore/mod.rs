@@ -21,6 +21,8 @@ mod preflight;
 mod processes;
 mod report;
 mod source;
+#[cfg(test)]
+mod source_tests;
 mod stdio;
 mod supervisor;
 mod unshared;

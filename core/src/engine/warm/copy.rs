@@ -22,11 +22,10 @@ use crate::base::mapping::Mapping;
 use crate::base::progress::Progress;
 use crate::base::scratch;
 use crate::base::stop::Stop;
-use crate::cuda::Filled;
 use crate::engine::error::Error;
 use crate::host::criu::leave_out_zeros;
 use crate::image::{ImageReader, Manifest, Part, Piece};
-use crate::store::{ChunkId, Encoding, MAX_CHUNK, StoreError};
+use crate::store::{ChunkId, ChunkSource, Encoding, Filled, MAX_CHUNK, StoreError};
 
 /// Version of all this, and of the conversation with a holder.
 pub(super) const VERSION: u32 = 2;
@@ -238,19 +237,6 @@ impl WarmCopy {
         &self.chunks
     }
 
-    /// Gives a chunk of device memory: its bytes in `out`, or the one byte that fills it.
-    pub(crate) fn give(&self, id: &ChunkId, out: &mut [u8]) -> Result<Filled, StoreError> {
-        let unknown = StoreError::UnknownChunk { id: *id };
-        match self.place(id) {
-            Some(Place::Constant(byte)) => Ok(Filled::Constant(byte)),
-            Some(Place::At(at)) => {
-                self.chunks.copy(at, out).ok_or(unknown)?;
-                Ok(Filled::Bytes)
-            }
-            None => Err(unknown),
-        }
-    }
-
     /// The directory of CRIU's files, read-only.
     pub(crate) fn criu_files(&self) -> Result<OwnedFd, Error> {
         open(self.root.as_fd(), CRIU, OFlags::DIRECTORY)
@@ -270,6 +256,21 @@ impl WarmCopy {
     /// Reads a file that the image carries, by its number in the manifest.
     pub(crate) fn carried(&self, number: usize) -> Result<Vec<u8>, Error> {
         read(self.root.as_fd(), &format!("{CARRIED}/{number}"))
+    }
+}
+
+/// Chunks of device memory: they were checked when they were put there.
+impl ChunkSource for WarmCopy {
+    fn get(&self, id: &ChunkId, out: &mut [u8]) -> Result<Filled, StoreError> {
+        let unknown = StoreError::UnknownChunk { id: *id };
+        match self.place(id) {
+            Some(Place::Constant(byte)) => Ok(Filled::Constant(byte)),
+            Some(Place::At(at)) => {
+                self.chunks.copy(at, out).ok_or(unknown)?;
+                Ok(Filled::Bytes)
+            }
+            None => Err(unknown),
+        }
     }
 }
 

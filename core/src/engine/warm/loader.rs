@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 
 use super::copy::{Place, WarmCopy};
 use crate::base::stop::Stop;
-use crate::cuda::lanes::{Span, spans_on};
-use crate::cuda::{Context, Driver, DriverError, Event, Hasher, Pinned, SharedBlock, Stream};
+use crate::cuda::span::spans_on;
+use crate::cuda::{Context, Driver, DriverError, Event, Hasher, Pinned, SharedBlock, Span, Stream};
 use crate::engine::error::Error;
 use crate::image::{Block, Manifest};
 use crate::store::ChunkId;

@@ -32,7 +32,7 @@ use crate::engine::sections;
 use crate::image::trust::Trust;
 use crate::image::verify;
 use crate::image::{ImageError, ImageReader, Manifest};
-use crate::store::StoreError;
+use crate::store::{ChunkId, ChunkSource, Filled, StoreError};
 use copy::{Making, Plan};
 use holder::{Client, Described, take_name};
 
@@ -405,5 +405,12 @@ impl WarmImage {
         }
         let copy = WarmCopy::open(root, id, &manifest)?;
         Ok(Some(Self { manifest, id: *id, copy }))
+    }
+}
+
+/// The chunks of its copy.
+impl ChunkSource for WarmImage {
+    fn get(&self, id: &ChunkId, out: &mut [u8]) -> Result<Filled, StoreError> {
+        self.copy.get(id, out)
     }
 }

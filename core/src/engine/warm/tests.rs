@@ -9,11 +9,11 @@ use super::copy::Place;
 use super::*;
 use crate::base::phase::Phase;
 use crate::base::progress::Quiet;
+use crate::cuda::SharedBlock;
 use crate::cuda::tests::opened_soft_driver;
-use crate::cuda::{Filled, SharedBlock};
 use crate::image::tests::make;
+use crate::store::MAX_CHUNK;
 use crate::store::tests::{noise, text};
-use crate::store::{ChunkId, MAX_CHUNK};
 
 /// A chunk that is there twice, two constant ones, and a short one.
 fn memory() -> Vec<u8> {
@@ -58,7 +58,7 @@ fn a_copy_has_the_bytes_of_the_image() {
     let mut kinds = Vec::new();
     for (id, bytes) in block.chunks.iter().zip(memory.chunks(MAX_CHUNK)) {
         let mut out = vec![1; bytes.len()];
-        let filled = copy.give(id, &mut out).unwrap();
+        let filled = copy.get(id, &mut out).unwrap();
         if let Filled::Constant(byte) = filled {
             out.fill(byte);
         }
@@ -68,7 +68,7 @@ fn a_copy_has_the_bytes_of_the_image() {
     let expected =
         [Filled::Bytes, Filled::Constant(0), Filled::Bytes, Filled::Constant(7), Filled::Bytes];
     assert_eq!(kinds, expected);
-    assert!(copy.give(&ChunkId([9; 32]), &mut [0; 16]).is_err());
+    assert!(copy.get(&ChunkId([9; 32]), &mut [0; 16]).is_err());
 
     let criu = copy.criu_files().unwrap();
     let read = |name: &str| {

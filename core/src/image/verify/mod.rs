@@ -15,7 +15,7 @@ use serde::{Serialize, Serializer};
 use crate::base::format::hex;
 use crate::base::format::lossy;
 use crate::base::progress::Progress;
-use crate::image::{self, ImageError, ImageReader, Manifest, Part};
+use crate::image::{ImageError, ImageReader, Manifest, Part, salvage};
 use crate::store::index::Index;
 use crate::store::{ChunkId, ChunkReader, INDEX, StoreError};
 
@@ -118,7 +118,7 @@ pub fn verify(dir: &Path, progress: &dyn Progress) -> Result<Report, ImageError>
     let (manifest, id) = Manifest::salvage(dir, &mut |error| files.push(of_image(error)))?;
     let manifest_len = std::fs::metadata(dir.join("manifest")).map_or(0, |meta| meta.len());
     // Holds the lock of a store until the end.
-    let foundation = image::salvage(dir, &mut |error| files.push(of_image(error)))?;
+    let foundation = salvage(dir, &mut |error| files.push(of_image(error)))?;
     let needed = match &manifest {
         Some(manifest) => manifest.chunk_ids(),
         // Without a manifest nobody can say what of a store belongs to the image.

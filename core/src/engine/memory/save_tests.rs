@@ -1,18 +1,25 @@
 //! What is copied has to be what was seen when the memory had come to a halt.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::*;
-use crate::base::progress::Quiet;
-use crate::cuda::Filled;
-use crate::cuda::tests::opened_soft_driver;
-use crate::image::ImageWriter;
-use crate::store::{Compression, StoreError};
+use gpucr_wire::CHUNK_SIZE;
 
-const CHUNKS: usize = 4;
+use super::bulk::Bulk;
+use super::chunks::{Chunk, Piece, spans};
+use crate::base::progress::Quiet;
+use crate::base::stop::Stop;
+use crate::base::timeline::Timeline;
+use crate::cuda::tests::opened_soft_driver;
+use crate::cuda::{Filled, SharedBlock, Span};
+use crate::engine::error::Error;
+use crate::image::ImageWriter;
+use crate::store::{ChunkId, Compression, StoreError};
+
+pub(super) const CHUNKS: usize = 4;
 
 /// A block of four chunks on the software driver, filled with this byte.
-fn bulk(byte: u8) -> Bulk {
+pub(super) fn bulk(byte: u8) -> Bulk {
     let driver = opened_soft_driver();
     let device = driver.devices().unwrap().remove(0);
     let len = CHUNKS as u64 * CHUNK_SIZE;
@@ -38,7 +45,7 @@ fn bulk(byte: u8) -> Bulk {
 }
 
 /// Fills a chunk with a byte.
-fn fill(bulk: &mut Bulk, chunk: usize, byte: u8) {
+pub(super) fn fill(bulk: &mut Bulk, chunk: usize, byte: u8) {
     let mut work = spans(&bulk.pieces, |_, _| true);
     work.retain(|span| span.chunk == chunk);
     let give = |_: Span, to: &mut [u8]| -> Result<Filled, StoreError> {
@@ -48,7 +55,7 @@ fn fill(bulk: &mut Bulk, chunk: usize, byte: u8) {
     bulk.lanes[0].copy_in(&work, &stop(), &give).unwrap();
 }
 
-fn stop() -> Stop {
+pub(super) fn stop() -> Stop {
     Stop::new(Arc::new(AtomicBool::new(false)))
 }
 

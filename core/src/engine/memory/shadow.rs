@@ -7,8 +7,8 @@
 use std::collections::HashSet;
 
 use super::bulk::{Bulk, Shadow};
-use crate::cuda::context::{GRANULE, Stream};
-use crate::cuda::{Lane, SharedBlock, Span};
+use crate::cuda::context::GRANULE;
+use crate::cuda::{Lane, SharedBlock, Span, Stream};
 use crate::engine::error::Error;
 
 impl Bulk {
@@ -19,12 +19,13 @@ impl Bulk {
     /// # Errors
     /// Of the driver. A device without room is none: what it holds is saved before the program goes
     /// on.
-    pub(super) fn shadow(&mut self, limit: Option<u64>) -> Result<u64, Error> {
+    pub(crate) fn shadow(&mut self, limit: Option<u64>) -> Result<u64, Error> {
         let mut all = 0;
         for lane in 0..self.lanes.len() {
             // Equal chunks are saved once.
             let mut taken = HashSet::new();
-            let left = self.left_on(lane).into_iter().filter(|span| taken.insert(self.seen(span)));
+            let left =
+                self.left_on(lane).into_iter().filter(|span| taken.insert(self.hash_of(span)));
             let runs = runs(left.collect());
             let needed: u64 = runs.iter().map(|run| run.len).sum();
             let context = self.lanes[lane].context();

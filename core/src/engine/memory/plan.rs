@@ -1,0 +1,126 @@
+//! Which chunks are copied, and in which order.
+
+use std::collections::HashSet;
+
+use super::bulk::Bulk;
+use super::chunks::spans;
+use crate::cuda::Span;
+use crate::store::{ChunkId, ChunkSink};
+
+/// When a chunk is saved that the sink lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Shadowed,
+    Deferred,
+    Now,
+}
+
+/// What is left to be saved, by when that is done.
+pub(super) struct Stages {
+    /// Before the programs go on.
+    pub(super) now: Vec<Span>,
+    /// While they run, before anybody may write it.
+    pub(super) deferred: Vec<Span>,
+    /// While they run; nobody can write it.
+    pub(super) shadowed: Vec<Span>,
+}
+
+impl Bulk {
+    /// Lets the chunks that have bytes between two addresses of a program wait until
+    /// [`hold_nothing_back`](Self::hold_nothing_back). Says whether there are any.
+    pub(crate) fn hold_back(&mut self, program: usize, start: u64, end: u64) -> bool {
+        let mut any = false;
+        let pieces: Vec<usize> = self.overlapping(program, start, end).collect();
+        for at in pieces {
+            let piece = &mut self.pieces[at];
+            for number in piece.chunks_within(start, end) {
+                piece.chunks[number].held_back = true;
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// From now on all chunks are as good as each other.
+    pub(crate) fn hold_nothing_back(&mut self) {
+        let chunks = self.pieces.iter_mut().flat_map(|piece| &mut piece.chunks);
+        chunks.for_each(|chunk| chunk.held_back = false);
+    }
+
+    /// Bytes of the chunks that were clean in the last two hash passes and are not in the sink.
+    pub(crate) fn worth_copying(&mut self, sink: &dyn ChunkSink) -> u64 {
+        self.mark_known(sink);
+        spans(&self.pieces, |_, chunk| chunk.is_worth_copying())
+            .iter()
+            .map(|span| span.len as u64)
+            .sum()
+    }
+
+    /// Chunks that the sink has need not be copied, whoever gave them to it.
+    pub(super) fn mark_known(&mut self, sink: &dyn ChunkSink) {
+        for chunk in self.pieces.iter_mut().flat_map(|piece| &mut piece.chunks) {
+            if chunk.copied != chunk.hash && chunk.hash.is_some_and(|id| sink.contains(&id)) {
+                chunk.copied = chunk.hash;
+            }
+        }
+    }
+
+    /// The chunks that are [worth](Self::worth_copying) a copy, equal ones once.
+    pub(super) fn plan_ahead(&self) -> Vec<Span> {
+        let mut taken = HashSet::new();
+        let mut work = spans(&self.pieces, |_, chunk| chunk.is_worth_copying());
+        work.retain(|span| taken.insert(self.hash_of(span)));
+        work
+    }
+
+    /// Everything that the sink lacks. Of equal chunks one is saved, and best one that is free to wait.
+    pub(super) fn plan_rest(&self) -> Stages {
+        let mut taken = HashSet::new();
+        let mut work = spans(&self.pieces, |_, c| c.hash.is_none() || c.copied != c.hash);
+        work.sort_by_key(|span| self.stage(span));
+        work.retain(|span| {
+            let hash = self.hash_of(span);
+            hash.is_none() || taken.insert(hash)
+        });
+        let of = |stage| work.iter().filter(|span| self.stage(span) == stage).copied().collect();
+        Stages { now: of(Stage::Now), deferred: of(Stage::Deferred), shadowed: of(Stage::Shadowed) }
+    }
+
+    /// When a chunk is saved.
+    fn stage(&self, span: &Span) -> Stage {
+        let chunk = &self.pieces[span.block].chunks[span.chunk];
+        match chunk.shadow {
+            Some(_) => Stage::Shadowed,
+            None if chunk.deferred => Stage::Deferred,
+            None => Stage::Now,
+        }
+    }
+
+    /// Bytes that [`save`](Self::save) has to copy.
+    pub(crate) fn left(&self) -> u64 {
+        let left =
+            spans(&self.pieces, |_, chunk| chunk.hash.is_none() || chunk.copied != chunk.hash);
+        left.iter().map(|span| span.len as u64).sum()
+    }
+
+    /// What is left to be saved on a lane's device.
+    pub(super) fn left_on(&self, lane: usize) -> Vec<Span> {
+        spans(&self.pieces, |piece, chunk| piece.lane == lane && chunk.copied != chunk.hash)
+    }
+
+    /// The hash that the chunk had when it was last looked at.
+    pub(super) fn hash_of(&self, span: &Span) -> Option<ChunkId> {
+        self.pieces[span.block].chunks[span.chunk].hash
+    }
+
+    /// The chunk will be saved from there.
+    pub(super) fn set_shadow(&mut self, span: &Span, address: u64) {
+        self.pieces[span.block].chunks[span.chunk].shadow = Some(address);
+    }
+
+    /// The hash of each chunk of each block: what the image will say, once all of it is saved. None
+    /// where not everything has been looked at.
+    pub(crate) fn hashes(&self) -> Option<Vec<Vec<ChunkId>>> {
+        self.pieces.iter().map(|p| p.chunks.iter().map(|chunk| chunk.hash).collect()).collect()
+    }
+}
