@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use super::bulk::Saved;
 use super::preflight::{Cuda, Plan};
-use super::{CriuOptions, Options};
+use super::report::{CriuOptions, Options};
 use crate::base::format::milliseconds;
 use crate::base::phase::PhaseTime;
 use crate::engine::error::Error;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::{Deferral, Lessons, Validation};
+use super::bulk::Validation;
+use super::defer::{Deferral, Lessons};
 use crate::base::phase::PhaseTime;
 use crate::base::timeline::Timeline;
 use crate::image::trust::PrivateKey;
