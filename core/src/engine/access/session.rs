@@ -9,10 +9,10 @@ use super::{Kernels, Tally};
 use crate::base::stop::Stop;
 use crate::base::timeline::Timeline;
 use crate::cuda::Drivers;
-use crate::engine::memory::Bulk;
 use crate::engine::error::Error;
 use crate::engine::held::Held;
 use crate::engine::mapped::Mapped;
+use crate::engine::memory::Bulk;
 use crate::host::process::{Agent, Lock, Tree};
 
 /// How often the agents are asked, so that what they keep stays small.

@@ -6,16 +6,20 @@ use std::thread::JoinHandle;
 use crossbeam_channel::Receiver;
 use gpucr_wire::Block;
 
-use super::bulk::{Bulk, Saved};
+use super::inside;
+use super::task::Task;
 use crate::base::progress::Progress;
 use crate::base::stop::Stop;
 use crate::engine::error::Error;
+use crate::engine::memory::{Bulk, Saved};
 use crate::image::ImageWriter;
 use crate::store::ChunkId;
 
 /// A copy of bulk memory under way. Dropped before its end it is stopped and waited for.
 pub(super) struct Copy {
     blocks: Vec<Vec<Block>>,
+    /// Who copies: `outside` or `inside`, as the report names them.
+    by: &'static str,
     stop: Stop,
     /// The ids that each block will have, where they are known before the end.
     hashes: Option<Vec<Vec<ChunkId>>>,
@@ -38,8 +42,39 @@ enum Work {
 }
 
 impl Copy {
+    /// Starts the copy of what is left. From outside it goes on beside the phases that follow,
+    /// since the memory lives on without the program; from inside it is complete on return.
+    ///
+    /// # Errors
+    /// Those of a copy from inside.
+    pub(super) fn of(
+        task: &mut Task<'_>,
+        memory: Option<Bulk>,
+        blocks: Vec<Vec<Block>>,
+        image: Arc<ImageWriter>,
+    ) -> Result<Self, Error> {
+        let (stop, progress) = (Stop::new(task.options.stop.clone()), task.progress.clone());
+        if let Some(bulk) = memory {
+            return Ok(Self::start(bulk, blocks, image, stop, progress));
+        }
+        let mut saved = Vec::new();
+        for (program, blocks) in task.made.held.iter_mut().zip(&blocks) {
+            if program.has_agent {
+                saved.extend(inside::copy(
+                    program,
+                    blocks,
+                    image.chunks(),
+                    &stop,
+                    progress.as_ref(),
+                    &task.options.timeline,
+                )?);
+            }
+        }
+        Ok(Self::done(blocks, stop, saved))
+    }
+
     /// Starts a thread that saves all of `bulk`, which is `blocks`, into the image.
-    pub(super) fn start(
+    fn start(
         mut bulk: Bulk,
         blocks: Vec<Vec<Block>>,
         image: Arc<ImageWriter>,
@@ -57,12 +92,23 @@ impl Copy {
             let saved = bulk.save(image.chunks(), &stop_flag, progress.as_ref(), released, settle);
             (bulk, saved)
         });
-        Self { blocks, stop, hashes, work: Some(Work::Thread { thread, release, settled }) }
+        Self {
+            blocks,
+            by: "outside",
+            stop,
+            hashes,
+            work: Some(Work::Thread { thread, release, settled }),
+        }
     }
 
     /// A copy that has ended already: these are the ids of each block, in order.
-    pub(super) fn done(blocks: Vec<Vec<Block>>, stop: Stop, ids: Vec<Vec<ChunkId>>) -> Self {
-        Self { blocks, stop, hashes: None, work: Some(Work::Done(ids)) }
+    fn done(blocks: Vec<Vec<Block>>, stop: Stop, ids: Vec<Vec<ChunkId>>) -> Self {
+        Self { blocks, by: "inside", stop, hashes: None, work: Some(Work::Done(ids)) }
+    }
+
+    /// Who copies, as the report names it.
+    pub(super) fn by(&self) -> &'static str {
+        self.by
     }
 
     /// What ends it early.

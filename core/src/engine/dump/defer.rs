@@ -14,21 +14,15 @@ use std::time::{Duration, Instant};
 use gpucr_wire::table::{Wait, monotonic_ns};
 use parking_lot::Mutex;
 
-use super::bulk::{Bulk, Deferred, PutOff};
-use super::copy::Copy;
-use super::speculate::{Blamed, LEARNING};
-use super::{Dump, Misspeculation};
+use super::speculate::{Blamed, LEARNING, Speculation};
 use crate::base::faults::skipped;
 use crate::base::format::milliseconds;
-use crate::base::phase::Phase;
 use crate::base::stop::Stop;
-use crate::base::timeline::Track;
+use crate::base::timeline::{Misspeculation, Timeline, Track};
 use crate::engine::error::Error;
-use crate::host::process::{Agent, Guard};
-use crate::image::Protocol;
-
-/// How long an agent may take to answer that serves nobody else.
-const ANSWER: Duration = Duration::from_secs(10);
+use crate::engine::held::Held;
+use crate::engine::memory::{Bulk, Deferred, PutOff};
+use crate::host::process::Guard;
 
 /// For so long launches wait while nothing at all arrives.
 pub(super) const LIMIT: Duration = Duration::from_secs(10);
@@ -121,133 +115,103 @@ pub(super) struct Late {
     shared: Arc<Deferred>,
     /// How often the programs had been asked what they launch when they were stopped.
     interval: usize,
+    /// What the report will say of it.
+    pub(super) found: Deferral,
 }
 
-impl Dump<'_> {
-    /// Puts off saving what is left until the programs run again.
-    pub(super) fn defer(&mut self) -> Result<(), Error> {
-        if self.protocol != Protocol::Cow || self.fallen_back || skipped("defer") {
-            return Ok(());
-        }
-        let Some(bulk) = &mut self.bulk else { return Ok(()) };
-        let PutOff { shared, files, chunks } = bulk.defer(self.held.len())?;
+impl Late {
+    /// Puts off saving what is left until the programs run again, and makes their guards. `None` if nothing is left.
+    pub(super) fn defer(
+        held: &mut [Held],
+        bulk: &mut Bulk,
+        speculation: &Speculation,
+        lessons: &Lessons,
+    ) -> Result<Option<Self>, Error> {
+        let PutOff { shared, files, chunks } = bulk.defer(held.len())?;
         if chunks == 0 {
-            return Ok(());
+            return Ok(None);
         }
         for (program, table) in files.into_iter().enumerate() {
             let Some(table) = table else { continue };
-            let habits =
-                if skipped("habits") { Vec::new() } else { self.speculation.habits(program) };
-            let pid = self.held[program].process.pid;
-            self.held[program].guard = Some(Guard {
+            let habits = if skipped("habits") { Vec::new() } else { speculation.habits(program) };
+            held[program].guard = Some(Guard {
                 ranges: shared.ranges(program).to_vec(),
                 habits,
-                distrusted: self.options.lessons.of(pid),
+                distrusted: lessons.of(held[program].process.pid),
                 table,
             });
         }
-        self.deferral = Some(Deferral { chunks, ..Deferral::default() });
-        self.late = Some(Late { shared, interval: self.speculation.intervals() });
-        Ok(())
+        let found = Deferral { chunks, ..Deferral::default() };
+        Ok(Some(Self { shared, interval: speculation.intervals(), found }))
     }
 
-    /// The programs are about to go on: with memory that is still to be saved, or as before.
-    pub(super) fn before_running(&mut self) {
-        if self.pending.is_none() {
-            self.held.iter_mut().for_each(|program| program.guard = None);
-        } else if let Some(late) = &self.late {
-            late.shared.set_running();
-        }
+    /// The programs are about to go on, with memory that is still to be saved.
+    pub(super) fn set_running(&self) {
+        self.shared.set_running();
     }
 
-    /// Whether all shims guard what is still to be saved.
-    ///
-    /// # Errors
-    /// That of the first that does not.
-    pub(super) fn check_guards(&mut self) -> Result<(), Error> {
-        let failed = self.held.iter_mut().find_map(|program| program.guard_failed.take());
-        failed.map_or(Ok(()), |error| Err(error.into()))
-    }
-
-    /// The programs wait for what `copy` saves beside them, but not for ever.
-    pub(super) fn patience(&self, copy: &Copy) -> Option<Patience> {
-        let late = self.late.as_ref()?;
-        Some(Patience::new(late.shared.clone(), copy.stop().clone()))
+    /// The programs wait for what is saved beside them, but not for ever: then `stop` ends the copy.
+    pub(super) fn patience(&self, stop: &Stop) -> Patience {
+        Patience::new(self.shared.clone(), stop.clone())
     }
 
     /// Nobody waits any more: takes down how much was waited.
-    pub(super) fn settled(&mut self) {
-        if let (Some(late), Some(found)) = (&self.late, &mut self.deferral) {
-            let (held, time) = late.shared.held();
-            (found.held, found.held_ms) = (held, milliseconds(time));
-            let (now, now_ns) = (Instant::now(), monotonic_ns());
-            for Wait { begin, end } in late.shared.waits() {
-                let before = |ns: u64| Duration::from_nanos(now_ns.saturating_sub(ns));
-                let since = now.checked_sub(before(begin)).unwrap_or(now);
-                let length = before(begin).saturating_sub(before(end));
-                self.options.timeline.lasted(Track::Held, "held", since, length);
-            }
+    pub(super) fn settled(&mut self, timeline: &Timeline) {
+        let (held, time) = self.shared.held();
+        (self.found.held, self.found.held_ms) = (held, milliseconds(time));
+        let (now, now_ns) = (Instant::now(), monotonic_ns());
+        for Wait { begin, end } in self.shared.waits() {
+            let before = |ns: u64| Duration::from_nanos(now_ns.saturating_sub(ns));
+            let since = now.checked_sub(before(begin)).unwrap_or(now);
+            let length = before(begin).saturating_sub(before(end));
+            timeline.lasted(Track::Held, "held", since, length);
         }
-    }
-
-    /// Ends the guards, and with them what is recorded.
-    pub(super) fn unguard(&mut self) {
-        for program in self.held.iter_mut().filter(|program| program.guard.is_some()) {
-            (program.guard, program.agent) = (None, None);
-        }
-        self.late = None;
     }
 
     /// Memory was written before it was saved: finds out by whom, and remembers them.
-    pub(super) fn learn(&mut self, bulk: &mut Bulk) {
-        let Some(late) = &self.late else { return };
-        if let Err(error) = self.speculation.ask(&mut self.held, LEARNING) {
+    pub(super) fn learn(
+        &mut self,
+        held: &mut [Held],
+        bulk: &mut Bulk,
+        speculation: &mut Speculation,
+        lessons: &Lessons,
+    ) {
+        if let Err(error) = speculation.ask(held, LEARNING) {
             tracing::warn!(%error, "the programs do not say what they have launched");
         }
         let mut missed = std::mem::take(&mut bulk.missed);
         for miss in &mut missed {
-            miss.interval = late.interval;
+            miss.interval = self.interval;
         }
-        let named = self.speculation.blame(&missed, &self.held, Blamed::All);
-        for (program, held) in self.held.iter().enumerate() {
+        for (program, held) in held.iter().enumerate() {
             if missed.iter().any(|miss| miss.program == program) {
                 // Those who point there openly have waited. It may have been any of the others.
-                let launched = self.speculation.launched(program, late.interval);
-                self.options.lessons.learn(held.process.pid, launched);
+                let launched = speculation.launched(program, self.interval);
+                lessons.learn(held.process.pid, launched);
             }
         }
-        self.options.timeline.mark(Instant::now(), &named);
-        if let Some(found) = &mut self.deferral {
-            found.misspeculated = missed.len() as u64;
-            found.misspeculations = named;
-        }
+        self.found.misspeculated = missed.len() as u64;
+        self.found.misspeculations = speculation.blame(&missed, held, Blamed::All);
     }
+}
 
-    /// After memory was written before it was saved: makes ready, while the programs run, to stop them
-    /// once more, and does it.
-    pub(super) fn save_again(&mut self) -> Result<(), Error> {
-        self.fallen_back = true;
-        self.stopped_before = self.stopped;
-        self.was_stopped = false;
-        self.enter(Phase::Fallback, None)?;
-        tracing::info!("memory was written before it was saved; the program is stopped again");
-        // CRIU's files of the first stop are of another moment.
-        self.image.as_ref().expect("not committed yet").clear_staging()?;
-        self.criu = Some(self.plan.criu.start_dump()?);
-        let ended = self.held.iter().map(|held| &held.process).filter(|p| p.has_ended());
-        for pid in ended.map(|process| process.pid).collect::<Vec<_>>() {
-            self.forget_ended(pid);
-        }
-        for program in &mut self.held {
-            program.guard = None;
-            // Those without a guard were let go.
-            if program.has_agent && program.agent.as_ref().is_none_or(|agent| !agent.is_in_step()) {
-                program.agent = None;
-                program.agent =
-                    Some(Agent::connect(&program.process, ANSWER, Some(&self.options.stop))?);
-            }
-        }
-        self.late = None;
-        self.copy_ahead().and_then(|()| self.stop_and_save())
+/// Programs that go on as before guard nothing.
+pub(super) fn forget_guards(held: &mut [Held]) {
+    held.iter_mut().for_each(|program| program.guard = None);
+}
+
+/// Whether all shims guard what is still to be saved.
+///
+/// # Errors
+/// That of the first that does not.
+pub(super) fn check_guards(held: &mut [Held]) -> Result<(), Error> {
+    let failed = held.iter_mut().find_map(|program| program.guard_failed.take());
+    failed.map_or(Ok(()), |error| Err(error.into()))
+}
+
+/// Ends the guards, and with them what is recorded.
+pub(super) fn unguard(held: &mut [Held]) {
+    for program in held.iter_mut().filter(|program| program.guard.is_some()) {
+        (program.guard, program.agent) = (None, None);
     }
 }

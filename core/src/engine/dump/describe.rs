@@ -4,13 +4,13 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use super::bulk::Saved;
 use super::preflight::{Cuda, Plan};
-use super::{CriuOptions, Options};
+use super::report::{CriuOptions, Options};
 use crate::base::format::milliseconds;
 use crate::base::phase::PhaseTime;
 use crate::engine::error::Error;
 use crate::engine::kinds;
+use crate::engine::memory::Saved;
 use crate::host::criu::DumpOptions;
 use crate::host::process::files;
 use crate::image::library;

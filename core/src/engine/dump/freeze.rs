@@ -2,82 +2,137 @@
 
 use std::os::fd::AsFd;
 
-use super::copy::Copy;
-use super::{Dump, describe};
+use super::describe;
+use super::setback::Setback;
+use super::task::Task;
 use crate::base::scratch;
 use crate::engine::error::Error;
-use crate::host::criu::{CriuError, DumpError, Hint};
+use crate::engine::held::Held;
+use crate::host::criu::{CriuError, DumpError, DumpWorker, Hint};
 use crate::host::process::{ProcessInfo, queue};
+use crate::image::ImageWriter;
 
 /// How often CRIU is asked while strangers are in its way.
 const ATTEMPTS: usize = 5;
 
-impl Dump<'_> {
-    /// Lets CRIU freeze and save the processes, and commits the image before it lets go of them:
-    /// it ends them only if the commit has succeeded.
-    pub(super) fn freeze_and_commit(&mut self, copy: Copy) -> Result<(), Error> {
-        let mut copy = Some(copy);
-        let _places = self.keep_strangers_out();
-        for attempt in 1..=ATTEMPTS {
-            let (error, after_callback) = match self.ask_criu(&mut copy)? {
-                Ok(()) => return Ok(()),
-                Err(DumpError::Callback(error)) => return Err(error),
-                Err(DumpError::Criu { error, after_callback }) => (error, after_callback),
-            };
-            if after_callback {
-                // The image is complete; `settle` sees to the processes.
-                tracing::warn!(%error, "CRIU failed after the commit");
-                if !self.options.leave_running {
-                    self.processes().for_each(ProcessInfo::kill);
-                }
-                return Ok(());
-            }
-            if let CriuError::Stuck { pid } = error {
-                self.stuck = Some(pid);
-            }
-            if attempt == ATTEMPTS || !self.is_of_strangers(&error, attempt) {
-                return Err(error.into());
-            }
-            tracing::warn!(%error, "somebody has connected to the program; CRIU is asked once more");
-            self.image.as_ref().expect("not committed yet").clear_staging()?;
-            self.criu = Some(self.plan.criu.start_dump()?);
-        }
-        unreachable!("the last attempt has returned")
-    }
+/// What is done once while CRIU holds the processes frozen and has saved them.
+pub(super) trait Window: Sized {
+    /// What comes of it.
+    type Saved;
 
-    /// Whether CRIU has failed because somebody was just connecting to a socket of the program, such as an agent's,
-    /// to which anybody on the host may. That is over a moment later.
-    fn is_of_strangers(&self, error: &CriuError, attempt: usize) -> bool {
-        // It may be accepted already, and be told from a connection of the program's own in that it does not last.
-        let was_accepted = error.has(Hint::ExtUnixSk) && !self.options.criu.ext_unix_sk;
-        error.has(Hint::InFlight) || was_accepted && attempt == 1
-    }
+    /// The image that CRIU's files belong to.
+    fn image(&self) -> &ImageWriter;
 
-    /// Takes the places of strangers in the queues of the agents.
-    fn keep_strangers_out(&self) -> Vec<queue::Place> {
-        let take = |process: &ProcessInfo| {
-            queue::take(process).unwrap_or_else(|error| {
-                tracing::warn!(%error, pid = process.pid, "strangers may wait for its agent");
-                None
-            })
+    /// Does it. CRIU goes on with the processes only if it succeeds.
+    fn commit(self, task: &mut Task<'_>) -> Result<Self::Saved, Setback>;
+
+    /// It does not come to that.
+    fn give_up(self, error: Error) -> Setback;
+}
+
+/// How far the window has come.
+enum WindowState<W: Window> {
+    /// CRIU has not called back.
+    Before(W),
+    /// What was to be done has failed.
+    Failed,
+    /// It is done.
+    After(W::Saved),
+}
+
+/// Lets CRIU freeze and save the processes, and does what is to be done in the window before it lets go of them:
+/// it ends them only if that has succeeded.
+pub(super) fn freeze<W: Window>(
+    task: &mut Task<'_>,
+    mut criu: DumpWorker,
+    mut window: W,
+) -> Result<W::Saved, Setback> {
+    let _places = keep_strangers_out(&task.made.held);
+    let mut attempt = 1;
+    loop {
+        let error = match ask(task, criu, window)? {
+            Asked::Done(saved) => return Ok(saved),
+            Asked::Refused(unopened, error) => {
+                window = unopened;
+                error
+            }
         };
-        let with_agent = self.held.iter().filter(|program| program.has_agent);
-        with_agent.filter_map(|program| take(&program.process)).collect()
+        if attempt == ATTEMPTS || !is_of_strangers(task, &error, attempt) {
+            return Err(window.give_up(error.into()));
+        }
+        tracing::warn!(%error, "somebody has connected to the program; CRIU is asked once more");
+        let cleared = window.image().clear_staging().map_err(Error::from);
+        criu = match cleared.and_then(|()| Ok(task.plan.criu.start_dump()?)) {
+            Ok(criu) => criu,
+            Err(error) => return Err(window.give_up(error)),
+        };
+        attempt += 1;
     }
+}
 
-    fn ask_criu(&mut self, copy: &mut Option<Copy>) -> Result<Result<(), DumpError<Error>>, Error> {
-        let image = self.image.as_ref().expect("not committed yet");
-        let staging = image.staging_dir();
-        let staging = std::fs::File::open(&staging).map_err(|source| Error::Io {
-            what: format!("cannot open {}", staging.display()),
-            source,
-        })?;
-        // CRIU's log goes elsewhere: on a full disk it is what tells that the disk is full.
-        let log = scratch::file_system()?;
-        let mut options = describe::criu_options(self.options, &self.plan, staging.as_fd());
-        options.work = Some(log.as_fd());
-        let criu = self.criu.take().expect("started before it is asked");
-        let commit = &mut || self.commit(copy.take().expect("CRIU asks for the commit once"));
-        Ok(criu.dump(&options, commit))
+/// What has come of one request.
+enum Asked<W: Window> {
+    Done(W::Saved),
+    /// CRIU has failed before the window, and the processes run on.
+    Refused(W, CriuError),
+}
+
+fn ask<W: Window>(task: &mut Task<'_>, criu: DumpWorker, window: W) -> Result<Asked<W>, Setback> {
+    let staging = window.image().staging_dir();
+    let staging = std::fs::File::open(&staging)
+        .map_err(|source| Error::Io { what: format!("cannot open {}", staging.display()), source });
+    // CRIU's log goes elsewhere: on a full disk it is what tells that the disk is full.
+    let opened = staging.and_then(|staging| Ok((staging, scratch::file_system()?)));
+    let (staging, log) = match opened {
+        Ok(opened) => opened,
+        Err(error) => return Err(window.give_up(error)),
+    };
+    let mut options = describe::criu_options(task.options, &task.plan, staging.as_fd());
+    options.work = Some(log.as_fd());
+    let mut state = WindowState::Before(window);
+    let asked = criu.dump(&options, &mut || {
+        match std::mem::replace(&mut state, WindowState::Failed) {
+            WindowState::Before(window) => state = WindowState::After(window.commit(task)?),
+            // CRIU asks once.
+            other => state = other,
+        }
+        Ok(())
+    });
+    match (asked, state) {
+        (Err(DumpError::Callback(setback)), _) => Err(setback),
+        (Ok(()), WindowState::After(saved)) => Ok(Asked::Done(saved)),
+        (Err(DumpError::Criu { error, .. }), WindowState::After(saved)) => {
+            // The image is complete; the processes are seen to at the end.
+            tracing::warn!(%error, "CRIU failed after the commit");
+            if !task.options.leave_running {
+                task.processes().for_each(ProcessInfo::kill);
+            }
+            Ok(Asked::Done(saved))
+        }
+        (Err(DumpError::Criu { error, .. }), WindowState::Before(window)) => {
+            Ok(Asked::Refused(window, error))
+        }
+        (Ok(()), WindowState::Before(window)) => Err(window.give_up(Error::CopyIncomplete)),
+        (_, WindowState::Failed) => Err(Setback::new(Error::CopyIncomplete, ())),
     }
+}
+
+/// Whether CRIU has failed because somebody was just connecting to a socket of the program, such as an agent's,
+/// to which anybody on the host may. That is over a moment later.
+fn is_of_strangers(task: &Task<'_>, error: &CriuError, attempt: usize) -> bool {
+    // It may be accepted already, and be told from a connection of the program's own in that it does not last.
+    let was_accepted = error.has(Hint::ExtUnixSk) && !task.options.criu.ext_unix_sk;
+    error.has(Hint::InFlight) || was_accepted && attempt == 1
+}
+
+/// Takes the places of strangers in the queues of the agents.
+fn keep_strangers_out(held: &[Held]) -> Vec<queue::Place> {
+    let take = |process: &ProcessInfo| {
+        queue::take(process).unwrap_or_else(|error| {
+            tracing::warn!(%error, pid = process.pid, "strangers may wait for its agent");
+            None
+        })
+    };
+    let with_agent = held.iter().filter(|program| program.has_agent);
+    with_agent.filter_map(|program| take(&program.process)).collect()
 }

@@ -10,14 +10,17 @@ use std::time::{Duration, Instant};
 
 use gpucr_wire::Block;
 
-use super::Dump;
 use super::speculate::LEARNING;
+use super::stop;
+use super::task::Task;
 use crate::base::phase::Phase;
 use crate::base::stop::Stop;
 use crate::base::timeline::Track;
 use crate::engine::error::Error;
 use crate::engine::held::Held;
+use crate::engine::memory::Bulk;
 use crate::host::process::AgentError;
+use crate::image::ImageWriter;
 
 /// Between the first two looks: what changes in less is not copied.
 const MOMENT: Duration = Duration::from_millis(150);
@@ -36,11 +39,20 @@ const WORTH_A_PASS: u64 = 200;
 const EARLY_PASSES: usize = 2;
 
 /// Copies what holds still, until the rest is better copied when the programs stand still. A program that comes
-/// to its end meanwhile, and is not the root, is none that the image has to bring back.
-pub(super) fn precopy(dump: &mut Dump<'_>) -> Result<(), Error> {
+/// to its end meanwhile, and is not the root, is none that the image has to bring back. Where there is no room to map
+/// its memory, `memory` is `None` afterwards.
+pub(super) fn precopy(
+    task: &mut Task<'_>,
+    image: &ImageWriter,
+    memory: &mut Option<Bulk>,
+) -> Result<(), Error> {
+    let stop = Stop::new(task.options.stop.clone());
+    let mut precopy = Precopy { task, image, memory, stop };
     loop {
-        match copy_ahead(dump) {
-            Err(Error::Agent(AgentError::Broken { pid, cause })) if dump.forget_ended(pid) => {
+        match precopy.copy_ahead() {
+            Err(Error::Agent(AgentError::Broken { pid, cause }))
+                if precopy.task.forget_ended(pid, precopy.memory.as_mut()) =>
+            {
                 tracing::info!(pid, %cause, "it has ended; the dump goes on without it");
             }
             done => return done,
@@ -48,87 +60,112 @@ pub(super) fn precopy(dump: &mut Dump<'_>) -> Result<(), Error> {
     }
 }
 
-/// In passes: first what is not expected to be written again, then whatever has held still until then. A chunk
-/// that is written now and then is copied once, late.
-fn copy_ahead(dump: &mut Dump<'_>) -> Result<(), Error> {
-    let stop = Stop::new(dump.options.stop.clone());
-    let pids = dump.processes().map(|process| process.pid).collect();
-    if let Some(bulk) = &mut dump.bulk {
-        bulk.watch(pids);
-    }
-    dump.speculation.start(&mut dump.held)?;
-    look(dump)?;
-    wait(&stop, MOMENT)?;
-    let looked = passes(dump, &stop, EARLY_PASSES, true, false)?;
-    passes(dump, &stop, PASSES, false, looked)?;
-    // For those who will be suspected. Once the program stands still there is no time for learning.
-    dump.speculation.ask(&mut dump.held, LEARNING)
+/// What is copied, and where to.
+struct Precopy<'p, 'a> {
+    task: &'p mut Task<'a>,
+    image: &'p ImageWriter,
+    memory: &'p mut Option<Bulk>,
+    stop: Stop,
 }
 
-/// Passes, `most` of them, for as long as each has much less to copy than the last. Each begins with a
-/// look, except the first if that has just been `looked`. Says whether the last thing it did was to look:
-/// a second look soon after it would take anything for still.
-fn passes(
-    dump: &mut Dump<'_>,
-    stop: &Stop,
-    most: usize,
-    early: bool,
-    looked: bool,
-) -> Result<bool, Error> {
-    let image = dump.image.as_ref().expect("not committed yet").clone();
-    let store = image.chunks();
-    let mut last = u64::MAX;
-    for pass in 0..most {
-        let kind = if early { "early pass" } else { "pass" };
-        let _pass = dump.options.timeline.begin(Track::Passes, || format!("{kind} {}", pass + 1));
-        if pass > 0 || !looked {
-            look(dump)?;
+impl Precopy<'_, '_> {
+    /// In passes: first what is not expected to be written again, then whatever has held still until then. A chunk
+    /// that is written now and then is copied once, late.
+    fn copy_ahead(&mut self) -> Result<(), Error> {
+        let pids = self.task.processes().map(|process| process.pid).collect();
+        if let Some(bulk) = self.memory {
+            bulk.watch(pids);
         }
-        let Some(bulk) = &mut dump.bulk else { return Ok(false) };
-        bulk.hold_nothing_back();
-        if early && !dump.speculation.hold_back(bulk) {
-            return Ok(true);
-        }
-        let left = bulk.worth_copying(store);
-        tracing::debug!(pass, early, left, "pre-copy");
-        if left <= dump.bulk_bytes / WORTH_A_PASS || left > last / 2 {
-            return Ok(true);
-        }
-        last = left;
-        dump.clock.announce(Phase::Precopy, left);
-        loop {
-            let blocks = follow(dump)?;
-            let copied = copy(dump, &blocks, stop)?;
-            if copied == 0 {
-                break;
-            }
-            dump.precopied += copied as u64;
-        }
+        self.task.speculation.start(&mut self.task.made.held)?;
+        self.look()?;
+        wait(&self.stop, MOMENT)?;
+        let looked = self.passes(EARLY_PASSES, true, false)?;
+        self.passes(PASSES, false, looked)?;
+        // For those who will be suspected. Once the program stands still there is no time for learning.
+        self.ask()
     }
-    Ok(false)
-}
 
-/// Copies until there is nothing more to copy, or the programs have other blocks than these. Gives the
-/// number of chunks.
-fn copy(dump: &mut Dump<'_>, blocks: &[Vec<Block>], stop: &Stop) -> Result<usize, Error> {
-    let image = dump.image.as_ref().expect("not committed yet").clone();
-    let Some(bulk) = &mut dump.bulk else { return Ok(0) };
-    let (held, progress, enough) = (&mut dump.held, dump.progress.as_ref(), &AtomicBool::default());
-    std::thread::scope(|scope| {
-        let copy = scope.spawn(|| bulk.copy_some(enough, image.chunks(), stop, progress));
-        let mut asked = Instant::now();
-        let mut same = Ok(true);
-        while matches!(same, Ok(true)) && !copy.is_finished() {
-            std::thread::sleep(SEE);
-            if asked.elapsed() >= ASK {
-                same = are_same(held, blocks);
-                asked = Instant::now();
+    /// Passes, `most` of them, for as long as each has much less to copy than the last. Each begins with a
+    /// look, except the first if that has just been `looked`. Says whether the last thing it did was to look:
+    /// a second look soon after it would take anything for still.
+    fn passes(&mut self, most: usize, early: bool, looked: bool) -> Result<bool, Error> {
+        let mut last = u64::MAX;
+        for pass in 0..most {
+            let kind = if early { "early pass" } else { "pass" };
+            let timeline = &self.task.options.timeline;
+            let _pass = timeline.begin(Track::Passes, || format!("{kind} {}", pass + 1));
+            if pass > 0 || !looked {
+                self.look()?;
+            }
+            let Some(bulk) = self.memory else { return Ok(false) };
+            bulk.hold_nothing_back();
+            if early && !self.task.speculation.hold_back(bulk) {
+                return Ok(true);
+            }
+            let left = bulk.worth_copying(self.image.chunks());
+            tracing::debug!(pass, early, left, "pre-copy");
+            if left <= self.task.account.bulk_bytes / WORTH_A_PASS || left > last / 2 {
+                return Ok(true);
+            }
+            last = left;
+            self.task.clock.announce(Phase::Precopy, left);
+            loop {
+                let blocks = self.follow()?;
+                let copied = self.copy(&blocks)?;
+                if copied == 0 {
+                    break;
+                }
+                self.task.account.precopied += copied as u64;
             }
         }
-        enough.store(true, Ordering::Relaxed);
-        let copied = copy.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        same.map(|_| copied)
-    })
+        Ok(false)
+    }
+
+    /// Copies until there is nothing more to copy, or the programs have other blocks than these. Gives the
+    /// number of chunks.
+    fn copy(&mut self, blocks: &[Vec<Block>]) -> Result<usize, Error> {
+        let Some(bulk) = self.memory else { return Ok(0) };
+        let (held, progress) = (&mut self.task.made.held, self.task.progress.as_ref());
+        let (store, stop, enough) = (self.image.chunks(), &self.stop, &AtomicBool::default());
+        std::thread::scope(|scope| {
+            let copy = scope.spawn(|| bulk.copy_some(enough, store, stop, progress));
+            let mut asked = Instant::now();
+            let mut same = Ok(true);
+            while matches!(same, Ok(true)) && !copy.is_finished() {
+                std::thread::sleep(SEE);
+                if asked.elapsed() >= ASK {
+                    same = are_same(held, blocks);
+                    asked = Instant::now();
+                }
+            }
+            enough.store(true, Ordering::Relaxed);
+            let copied = copy.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            same.map(|_| copied)
+        })
+    }
+
+    /// Asks what was launched, hashes the memory that the programs have now, and draws conclusions.
+    fn look(&mut self) -> Result<(), Error> {
+        self.follow()?;
+        // Before the look: what is launched meanwhile belongs to the next one.
+        self.ask()?;
+        let Some(bulk) = self.memory else { return Ok(()) };
+        bulk.look()?;
+        bulk.interval = self.task.speculation.intervals();
+        self.task.speculation.observe(bulk);
+        Ok(())
+    }
+
+    fn ask(&mut self) -> Result<(), Error> {
+        self.task.speculation.ask(&mut self.task.made.held, LEARNING)
+    }
+
+    /// Takes up blocks that are new, and lets go of those that the programs have given back. Gives all.
+    fn follow(&mut self) -> Result<Vec<Vec<Block>>, Error> {
+        let blocks = stop::export(self.task)?;
+        stop::follow(&self.task.made.held, self.memory, &blocks)?;
+        Ok(blocks)
+    }
 }
 
 /// Whether the programs still have these blocks and no others.
@@ -140,25 +177,6 @@ fn are_same(held: &mut [Held], blocks: &[Vec<Block>]) -> Result<bool, Error> {
         }
     }
     Ok(true)
-}
-
-/// Asks what was launched, hashes the memory that the programs have now, and draws conclusions.
-fn look(dump: &mut Dump<'_>) -> Result<(), Error> {
-    follow(dump)?;
-    // Before the look: what is launched meanwhile belongs to the next one.
-    dump.speculation.ask(&mut dump.held, LEARNING)?;
-    let Some(bulk) = &mut dump.bulk else { return Ok(()) };
-    bulk.look()?;
-    bulk.interval = dump.speculation.intervals();
-    dump.speculation.observe(bulk);
-    Ok(())
-}
-
-/// Takes up blocks that are new, and lets go of those that the programs have given back. Gives all.
-fn follow(dump: &mut Dump<'_>) -> Result<Vec<Vec<Block>>, Error> {
-    let blocks = dump.export()?;
-    dump.follow(&blocks)?;
-    Ok(blocks)
 }
 
 fn wait(stop: &Stop, time: Duration) -> Result<(), Error> {

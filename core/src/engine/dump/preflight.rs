@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use gpucr_wire::{Counts, GateState};
 
-use super::Options;
+use super::report::Options;
 use crate::base::limits;
 use crate::cuda::{Device, Drivers, HostDriver, ProcessState};
 use crate::engine::device_state::DeviceStates;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::{Deferral, Lessons, Validation};
+use super::defer::{Deferral, Lessons};
 use crate::base::phase::PhaseTime;
 use crate::base::timeline::Timeline;
+use crate::engine::memory::Validation;
 use crate::image::trust::PrivateKey;
 use crate::image::{Destination, Protocol};
 use crate::store::Compression;

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use gpucr_wire::access::{Allocation, Habits};
 
-use super::bulk::{Bulk, Miss};
 use crate::base::timeline::Misspeculation;
 pub(super) use crate::engine::access::Blamed;
 use crate::engine::access::{Extent, Kernels, Tally, Written, sharing, written};
 use crate::engine::error::Error;
 use crate::engine::held::Held;
+use crate::engine::memory::{Bulk, Miss};
 use crate::host::process::Agent;
 use crate::image;
 

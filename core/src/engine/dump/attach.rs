@@ -1,0 +1,146 @@
+//! The phases that change nothing: checks, connections, preparations.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::describe::Libraries;
+use super::preflight::{self, Plan};
+use super::report::Options;
+use super::speculate::Speculation;
+use super::strategy::Strategy;
+use super::task::{Account, Made, Standstill, Task};
+use crate::base::phase::{Clock, Phase};
+use crate::base::progress::Progress;
+use crate::cuda::{Drivers, Reserver};
+use crate::engine::error::{Error, Failure, Left};
+use crate::engine::held::Held;
+use crate::engine::keeper::Keeper;
+use crate::engine::memory::Bulk;
+use crate::host::criu::DumpWorker;
+use crate::host::process::{Lock, ProcessInfo};
+use crate::image::ImageWriter;
+
+/// After `attach`, and once more after `fallback`: all is at hand that the image needs before the programs are
+/// stopped. They run, and nothing of them is changed. The way back: there is nothing to be taken back.
+pub(super) struct Prepared {
+    pub(super) image: Unfinished,
+    /// Waits for its request.
+    pub(super) criu: DumpWorker,
+    /// The memory as gpucr maps it; `None` where the programs have to copy from inside.
+    pub(super) memory: Option<Bulk>,
+}
+
+/// An image that is being written. Dropped, it is removed.
+pub(super) struct Unfinished {
+    pub(super) writer: Arc<ImageWriter>,
+    pub(super) libraries: Libraries,
+}
+
+/// The phases `preflight` and `attach`.
+pub(super) fn attach<'a>(
+    options: &'a Options,
+    progress: &'a Arc<dyn Progress>,
+) -> Result<(Task<'a>, Prepared), Failure> {
+    let mut clock = Clock::recorded(progress.as_ref(), options.timeline.clone());
+    let drivers = Drivers::default();
+    let root = ProcessInfo::read(options.pid).ok();
+    let begun = Checked::look_at(options, &drivers, &mut clock).and_then(|checked| {
+        let ready = Ready::make(&checked, options, &drivers, &mut clock)?;
+        Ok((checked, ready))
+    });
+    match begun {
+        Ok((checked, ready)) => {
+            let Checked { writer, keeper, plan, held, locks } = checked;
+            let Ready { strategy, reserver, libraries, criu, memory } = ready;
+            let task = Task {
+                options,
+                progress,
+                clock,
+                drivers,
+                reserver,
+                account: Account { bulk_bytes: plan.bulk_bytes(), ..Account::default() },
+                plan,
+                strategy,
+                speculation: Speculation::default(),
+                made: Made { held, keeper, standstill: Standstill::default() },
+                _locks: locks,
+            };
+            let image = Unfinished { writer: Arc::new(writer), libraries };
+            Ok((task, Prepared { image, criu, memory }))
+        }
+        Err(error) => {
+            // What is looked for at a process that ends meanwhile is missing in many ways.
+            let (error, left) = match root.is_some_and(|root| root.is_ending()) {
+                true => (Error::ProgramEnded, Left::Ended),
+                false => (error, Left::Untouched),
+            };
+            Err(Failure { phase: clock.phase(), error: Box::new(error), left })
+        }
+    }
+}
+
+/// After `preflight`: nothing that could be found beforehand keeps the program from being saved.
+struct Checked {
+    writer: ImageWriter,
+    keeper: Keeper,
+    plan: Plan,
+    held: Vec<Held>,
+    /// Let go of last.
+    locks: Vec<Lock>,
+}
+
+impl Checked {
+    fn look_at(options: &Options, drivers: &Drivers, clock: &mut Clock<'_>) -> Result<Self, Error> {
+        clock.enter(Phase::Preflight, None)?;
+        let target = options.destination.path();
+        let target = std::path::absolute(&target).map_err(|source| Error::Io {
+            what: format!("cannot make {} absolute", target.display()),
+            source,
+        })?;
+        let (plan, held, locks) = preflight::check(options, drivers)?;
+        let mut keeper = Keeper::start().map_err(Error::Keeper)?;
+        keeper.writing(&target).map_err(Error::Keeper)?;
+        // Locks the store, so that nothing vanishes that this dump will rely on.
+        let stop = || options.stop.load(Ordering::Relaxed);
+        let mut writer =
+            ImageWriter::begin_unless(&options.destination, options.compression, &stop)?;
+        if let Some(key) = &options.sign {
+            writer.sign_with(key.clone());
+        }
+        Ok(Self { writer, keeper, plan, held, locks })
+    }
+}
+
+/// After `attach`: what the next phases need is made and started.
+struct Ready {
+    strategy: Strategy,
+    reserver: Reserver,
+    libraries: Libraries,
+    criu: DumpWorker,
+    memory: Option<Bulk>,
+}
+
+impl Ready {
+    fn make(
+        checked: &Checked,
+        options: &Options,
+        drivers: &Drivers,
+        clock: &mut Clock<'_>,
+    ) -> Result<Self, Error> {
+        clock.enter(Phase::Attach, None)?;
+        let Checked { plan, held, writer, .. } = checked;
+        let driver = drivers.open(&plan.driver)?;
+        let timeline = options.timeline.clone();
+        let mut memory = Bulk::prepare(&driver, &plan.devices, plan.bulk_bytes(), timeline)?;
+        let contexts = memory.as_ref().map_or_else(Vec::new, Bulk::contexts);
+        let mut reserver = Reserver::new(contexts);
+        // Nobody knows which devices a program uses that has no agent.
+        if held.iter().any(|program| !program.has_agent) {
+            reserver.add(&driver, &driver.devices()?);
+        }
+        let strategy = Strategy::choose(options, plan, memory.as_mut());
+        let libraries = Libraries::store(plan, writer)?;
+        let criu = plan.criu.start_dump()?;
+        Ok(Self { strategy, reserver, libraries, criu, memory })
+    }
+}

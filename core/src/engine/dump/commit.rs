@@ -1,0 +1,87 @@
+//! The phases `store` and `commit`: CRIU's files and the manifest become part of the image, and it appears.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpucr_wire::{ProcessSharing, SHARING_VERSION, Sharing};
+
+use super::attach::Unfinished;
+use super::describe;
+use super::setback::{Setback, or_keep};
+use super::task::Task;
+use crate::base::phase::Phase;
+use crate::engine::access::Extent;
+use crate::engine::error::Error;
+use crate::engine::held::Held;
+use crate::engine::memory::Saved;
+use crate::engine::sections;
+use crate::image::{Committed, FileEntry, ImageWriter, Manifest, Section};
+
+/// A complete image.
+pub(super) struct Commit {
+    pub(super) image: Committed,
+    /// For how long the programs had been stopped then.
+    pub(super) stopped: Duration,
+}
+
+/// What of the image is there apart from the memory.
+pub(super) struct Staged {
+    /// CRIU's files.
+    files: Vec<FileEntry>,
+    /// What instances may share.
+    sharing: Option<Section>,
+}
+
+impl Staged {
+    /// Takes CRIU's files into the image. `still` are the blocks of each program that have held still.
+    pub(super) fn take(
+        task: &Task<'_>,
+        image: &ImageWriter,
+        still: Vec<Vec<Extent>>,
+    ) -> Result<Self, Error> {
+        let sharing = describe_sharing(task, still);
+        Ok(Self { files: image.add_staged(|name| name.ends_with(".img"))?, sharing })
+    }
+}
+
+/// What of the memory instances of this program may share. `None` if nothing.
+fn describe_sharing(task: &Task<'_>, still: Vec<Vec<Extent>>) -> Option<Section> {
+    let of = |(program, still)| {
+        let (blocks, habits) = task.speculation.sharing(program, still);
+        ProcessSharing { pid: task.made.held[program].process.pid, blocks, habits }
+    };
+    let still = still.into_iter().enumerate();
+    let processes: Vec<_> = still.map(of).filter(|p| !p.blocks.is_empty()).collect();
+    let sharing = Sharing { version: SHARING_VERSION, processes };
+    (!sharing.processes.is_empty()).then(|| sections::sharing(&sharing))
+}
+
+/// What the manifest says of the processes, which are frozen, and of their memory.
+pub(super) fn describe(task: &Task<'_>, image: &Unfinished, blocks: Vec<Saved>) -> Manifest {
+    let (protocol, libraries) = (task.strategy.protocol(), image.libraries.clone());
+    describe::manifest(task.options, &task.plan, protocol, libraries, blocks)
+}
+
+/// Completes the manifest and commits. The copy has ended.
+pub(super) fn commit(
+    task: &mut Task<'_>,
+    image: Unfinished,
+    mut manifest: Manifest,
+    staged: Staged,
+) -> Result<Commit, Setback> {
+    manifest.sections.extend(staged.sharing);
+    let of = |program: &Held| (program.process.pid, program.freed.clone());
+    manifest.sections.extend(sections::contexts(task.made.held.iter().map(of).collect()));
+    let (image, ()) = or_keep(image, task.enter(Phase::Commit, None))?;
+    // A restore loads them in this order.
+    let cuda = manifest.processes.iter_mut().filter_map(|process| process.cuda.as_mut());
+    for (program, cuda) in cuda.enumerate() {
+        task.speculation.sort_by_use(program, &mut cuda.blocks);
+    }
+    let stopped = task.made.standstill.length();
+    describe::finish(&mut manifest, staged.files, task.clock.times(), stopped);
+    let writer = Arc::try_unwrap(image.writer);
+    let writer = writer.map_err(|shared| Setback::new(Error::CopyIncomplete, shared))?;
+    let image = writer.commit(&manifest).map_err(|error| Setback::new(error, ()))?;
+    Ok(Commit { image, stopped: task.made.standstill.length() })
+}

@@ -1,0 +1,105 @@
+//! What is done to the programs to stop them: their gates are closed, their memory is taken from them, and the driver
+//! is left with what it can save itself.
+
+use gpucr_wire::Block;
+
+use super::preflight;
+use super::task::Task;
+use crate::base::faults::fault;
+use crate::cuda::Reserver;
+use crate::engine::device_state::DeviceStates;
+use crate::engine::error::Error;
+use crate::engine::held::Held;
+use crate::engine::memory::{Bulk, joined};
+use crate::host::process::AgentError;
+
+/// Closes all gates at the same time: programs that wait for each other on the device drain
+/// only together. What they use does not change from here on.
+pub(super) fn close_gates(task: &mut Task<'_>, mut memory: Option<&mut Bulk>) -> Result<(), Error> {
+    let limit = task.options.timeout;
+    let closed: Vec<_> = std::thread::scope(|scope| {
+        let agents = task.made.held.iter_mut().filter_map(|program| program.agent.as_mut());
+        let closing: Vec<_> =
+            agents.map(|agent| scope.spawn(move || agent.close_gate(limit))).collect();
+        closing.into_iter().map(joined).collect()
+    });
+    for closed in closed {
+        match closed {
+            Err(AgentError::Broken { pid, .. })
+                if task.forget_ended(pid, memory.as_deref_mut()) => {}
+            closed => closed?,
+        }
+    }
+    // Each may have begun since it was asked first to use what the driver cannot checkpoint, and lose it
+    // and itself.
+    let drivers = &task.drivers;
+    task.made.held.iter_mut().try_for_each(|program| preflight::look_again(program, drivers))
+}
+
+/// Asks every program for its blocks, and takes a file descriptor of each that is new.
+pub(super) fn export(task: &mut Task<'_>) -> Result<Vec<Vec<Block>>, Error> {
+    let all: Vec<Vec<Block>> =
+        task.made.held.iter_mut().map(Held::export).collect::<Result<_, _>>()?;
+    task.account.bulk_bytes = all.iter().flatten().map(|block| block.size).sum();
+    Ok(all)
+}
+
+/// Gives the keeper a descriptor of every block too: the program is about to lose its own.
+pub(super) fn adopt(task: &mut Task<'_>) -> Result<(), Error> {
+    let made = &mut task.made;
+    made.held.iter().try_for_each(|held| made.keeper.adopt(held)).map_err(Error::Keeper)
+}
+
+/// Maps these blocks in gpucr and lets go of all others. Where there is no room the programs
+/// copy from inside.
+pub(super) fn follow(
+    held: &[Held],
+    memory: &mut Option<Bulk>,
+    blocks: &[Vec<Block>],
+) -> Result<(), Error> {
+    if let Some(bulk) = memory
+        && !bulk.follow(held, blocks)?
+    {
+        *memory = None;
+    }
+    Ok(())
+}
+
+/// Takes the bulk memory away from every program that has it still. Keeps for it what its stacks give back.
+pub(super) fn detach(held: &mut [Held], reserver: &Reserver) -> Result<(), Error> {
+    for program in held {
+        // Of an earlier attempt.
+        program.freed.clear();
+        let Some(agent) = program.agent.take() else { continue };
+        let free = reserver.free();
+        if let Err((agent, error)) = agent.detach() {
+            program.agent = agent.map(|agent| *agent);
+            return Err(error.into());
+        }
+        program.keep(reserver.take_since(&free));
+        fault("detached")?;
+    }
+    Ok(())
+}
+
+/// Lets the driver move what is left into host memory: first all locks, which can fail
+/// without harm, then all checkpoints.
+pub(super) fn checkpoint(task: &mut Task<'_>) -> Result<(), Error> {
+    let device_state = task.drivers.device_state(&task.plan.driver)?;
+    for program in &task.made.held {
+        let pid = program.process.pid;
+        device_state
+            .lock(pid, task.options.timeout)
+            .map_err(|source| Error::Process { pid, source })?;
+    }
+    for program in &mut task.made.held {
+        let pid = program.process.pid;
+        let free = task.reserver.free();
+        device_state.checkpoint(pid).map_err(|source| Error::Process { pid, source })?;
+        program.keep(task.reserver.take_since(&free));
+        if let Err(error) = task.made.keeper.reserve(program) {
+            tracing::warn!(%error, "the keeper has died");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! Who leads a dump through its phases, tries again, and says how it has ended.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::phases::{self, Ended, GoneOn, Missed};
+use super::report::{Options, Report};
+use super::speculate::Blamed;
+use super::task::{Account, Checked, Task};
+use crate::base::format::{hex, milliseconds};
+use crate::base::phase::Phase;
+use crate::base::progress::Progress;
+use crate::engine::error::{Error, Failure, Left};
+
+/// Dumps a program.
+///
+/// # Errors
+/// What has failed, and in which phase. See [`Failure::left`] for what holds then.
+pub fn dump(options: &Options, progress: &Arc<dyn Progress>) -> Result<Report, Failure> {
+    let (mut task, prepared) = phases::attach(options, progress)?;
+    let saved = phases::stop_and_save(prepared, &mut task);
+    let ended = match phases::go_on(&mut task, saved) {
+        GoneOn::Ended(ended) => ended,
+        GoneOn::Missed(missed) => once_more(*missed, &mut task),
+    };
+    settle(task, ended)
+}
+
+/// Program and host are as they should be: it was a guess about the program that was wrong. So it is stopped a second
+/// time, and does not go on then before the image has all that it could write. This is the only time that a dump is
+/// tried again.
+fn once_more(missed: Missed, task: &mut Task<'_>) -> Ended {
+    let prepared = phases::again(missed, task);
+    let saved = prepared.and_then(|prepared| phases::stop_and_save(prepared, task));
+    match phases::go_on(task, saved) {
+        GoneOn::Ended(ended) => ended,
+        GoneOn::Missed(missed) => missed.give_up(task),
+    }
+}
+
+/// Lets the keeper go, and says how the dump has ended.
+fn settle(mut task: Task<'_>, ended: Ended) -> Result<Report, Failure> {
+    task.clock.end();
+    let Ended { image, resume, lost } = ended;
+    // An image that was not committed is removed here, before anything is reported.
+    let image = image.map_err(|(phase, setback)| (phase, setback.error));
+    let root = task.options.pid;
+    let has_ended = resume && task.processes().any(|p| p.pid == root && p.has_ended());
+    if lost.is_empty() {
+        task.made.keeper.done();
+    } else {
+        // The keeper tries for longer than this.
+        drop(task.made.keeper);
+    }
+    // Not before: this takes time, and the program runs now.
+    if let Some(Checked { found, missed, at }) = &mut task.account.checked {
+        found.misspeculations = task.speculation.blame(missed, &task.made.held, Blamed::Writers);
+        task.options.timeline.mark(*at, &found.misspeculations);
+    }
+    let left = match &image {
+        Ok(_) => Left::CompleteButLost(lost.clone()),
+        Err(_) if !lost.is_empty() => Left::Lost(lost.clone()),
+        Err(_) if has_ended => Left::Ended,
+        Err(_) => Left::RolledBack,
+    };
+    let complete = match image {
+        Ok(complete) if lost.is_empty() => complete,
+        Ok(_) => {
+            let error = Box::new(Error::NotResumed(lost.join("; ")));
+            return Err(Failure { phase: Phase::Resume, error, left });
+        }
+        Err((phase, error)) => {
+            let error = Box::new(match error {
+                _ if left == Left::Ended => Error::ProgramEnded,
+                Error::CopyIncomplete if task.options.stop.load(Ordering::Relaxed) => {
+                    Error::Interrupted
+                }
+                error => error,
+            });
+            return Err(Failure { phase, error, left });
+        }
+    };
+    let Account { bulk_bytes, precopied, checked, shadowed, deferral } = task.account;
+    let committed = complete.commit.image;
+    Ok(Report {
+        image: task.options.destination.path(),
+        id: hex(&committed.id),
+        pid: root,
+        protocol: task.strategy.protocol(),
+        copied: if bulk_bytes == 0 { "driver" } else { complete.by },
+        left_running: resume && !has_ended,
+        bulk_bytes,
+        stored_bytes: committed.stored_bytes,
+        precopied_chunks: precopied,
+        validation: checked.map(|checked| checked.found),
+        private_bytes: task.plan.private_bytes(),
+        shadowed_bytes: shadowed,
+        deferral,
+        new_bytes: committed.new_bytes,
+        unneeded_bytes: committed.unneeded_bytes,
+        stopped_ms: milliseconds(task.made.standstill.length()),
+        total_ms: milliseconds(task.clock.total()),
+        phases: task.clock.times().to_vec(),
+    })
+}

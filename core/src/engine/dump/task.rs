@@ -1,0 +1,138 @@
+//! What all phases of a dump use, what they find out, and what has to be taken back after a failure.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::defer::Deferral;
+use super::preflight::Plan;
+use super::report::Options;
+use super::speculate::Speculation;
+use super::strategy::Strategy;
+use crate::base::phase::{Clock, Phase};
+use crate::base::progress::Progress;
+use crate::base::timeline::{Timeline, Track};
+use crate::cuda::{Drivers, Reserver};
+use crate::engine::error::Error;
+use crate::engine::held::Held;
+use crate::engine::keeper::Keeper;
+use crate::engine::memory::{Bulk, Miss, Validation};
+use crate::host::process::{LAST_MOMENTS, Lock, ProcessInfo};
+
+/// What is to be done, with whom, and how far it has come.
+pub(super) struct Task<'a> {
+    pub(super) options: &'a Options,
+    pub(super) progress: &'a Arc<dyn Progress>,
+    pub(super) clock: Clock<'a>,
+    pub(super) drivers: Drivers,
+    /// Keeps device memory for the programs while the driver has them checkpointed.
+    pub(super) reserver: Reserver,
+    pub(super) plan: Plan,
+    pub(super) strategy: Strategy,
+    /// What the programs launch while memory is copied.
+    pub(super) speculation: Speculation,
+    pub(super) account: Account,
+    pub(super) made: Made,
+    /// Keep a second gpucr away.
+    pub(super) _locks: Vec<Lock>,
+}
+
+/// What there is to be taken back after a failure in any phase. The unfinished image is with the states, and last of
+/// all in [`Setback`](super::setback::Setback).
+pub(super) struct Made {
+    /// The programs, which may be anywhere on the way to their checkpoint.
+    pub(super) held: Vec<Held>,
+    /// Brings them back if gpucr dies.
+    pub(super) keeper: Keeper,
+    pub(super) standstill: Standstill,
+}
+
+/// What the report will say, and the timeline after a failure too. If the programs are stopped a second time it goes
+/// on from there.
+#[derive(Default)]
+pub(super) struct Account {
+    /// Bytes of the exported blocks.
+    pub(super) bulk_bytes: u64,
+    /// Chunks copied while the programs ran.
+    pub(super) precopied: u64,
+    /// The check of those chunks, if there was one.
+    pub(super) checked: Option<Checked>,
+    /// Bytes copied aside within the devices.
+    pub(super) shadowed: u64,
+    /// What was saved late, if anything was.
+    pub(super) deferral: Option<Deferral>,
+}
+
+/// What the hashes of all memory have told of the chunks that had been copied before.
+pub(super) struct Checked {
+    pub(super) found: Validation,
+    /// Those that had changed.
+    pub(super) missed: Vec<Miss>,
+    pub(super) at: Instant,
+}
+
+/// The times for which the programs stand still.
+#[derive(Default)]
+pub(super) struct Standstill {
+    /// Since when they do; `None` while they run.
+    since: Option<Instant>,
+    /// For how long they did before.
+    before: Duration,
+}
+
+impl Standstill {
+    pub(super) fn begin(&mut self) {
+        self.since = Some(Instant::now());
+    }
+
+    /// While they stand still, for how long they do by now; while they run, for how long they have in all.
+    pub(super) fn length(&self) -> Duration {
+        self.since.map_or(self.before, |since| since.elapsed())
+    }
+
+    /// They run again, or are gone, and have stood still for so long; if they have.
+    pub(super) fn end(&mut self, length: Duration, timeline: &Timeline) {
+        if let Some(since) = self.since.take() {
+            timeline.lasted(Track::Program, "stopped", since, length);
+            self.before += length;
+        }
+    }
+}
+
+impl Task<'_> {
+    /// # Errors
+    /// gpucr was asked to end, or a test asked for a failure.
+    pub(super) fn enter(&mut self, phase: Phase, bytes: Option<u64>) -> Result<(), Error> {
+        if self.options.stop.load(Ordering::Relaxed) {
+            return Err(Error::Interrupted);
+        }
+        Ok(self.clock.enter(phase, bytes)?)
+    }
+
+    /// All processes of the program.
+    pub(super) fn processes(&self) -> impl Iterator<Item = &ProcessInfo> {
+        self.made.held.iter().map(|program| &program.process).chain(&self.plan.others)
+    }
+
+    /// Goes on without the program `pid`, if it has ended and the tree lives on. Only while the programs run: later
+    /// the end of one may be what stopping it has done.
+    pub(super) fn forget_ended(&mut self, pid: u32, memory: Option<&mut Bulk>) -> bool {
+        let held = &mut self.made.held;
+        let Some(number) = held.iter().position(|held| held.process.pid == pid) else {
+            return false;
+        };
+        if pid == self.options.pid
+            || held.len() == 1
+            || !held[number].process.ends_within(LAST_MOMENTS)
+        {
+            return false;
+        }
+        held.remove(number);
+        self.plan.forget(pid);
+        self.speculation.forget(number);
+        if let Some(bulk) = memory {
+            bulk.forget_program(number);
+        }
+        true
+    }
+}
