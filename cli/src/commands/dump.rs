@@ -20,11 +20,11 @@ use serde_json::json;
 
 pub(crate) use args::{DumpArgs, ProtocolArg};
 
-use crate::commands::{io_error, note, print_json, say};
+use crate::commands::{Outcome, io_error, note, print_json, say};
 use crate::events::Events;
 use crate::failure::{CliError, FAILED, USAGE};
 use crate::output::Output;
-use crate::{Outcome, display, say, signals};
+use crate::{display, escape, signals};
 
 pub(crate) fn run(args: &DumpArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
     // Of a dump that failed too.
     let written = timeline.map_or(Ok(()), |output| {
         let trace = options.timeline.trace().map(|trace| trace.write()).unwrap_or_default();
-        output.write(say::escaped_json(&trace).as_bytes())
+        output.write(escape::escaped_json(&trace).as_bytes())
     });
     let report = outcome?;
     if args.json {

@@ -10,9 +10,9 @@ use gpucr_core::image::{
 use gpucr_core::store::ChunkId;
 use gpucr_core::{Error, hex};
 
-use crate::commands::{LARGEST, print_json, say};
+use crate::commands::{LARGEST, Outcome, print_json, say};
+use crate::display;
 use crate::table::Table;
-use crate::{Outcome, display};
 
 /// Show what is in an image
 ///

@@ -6,8 +6,8 @@ use std::time::Duration;
 use gpucr_core::process::survey::{Said, Seen, survey};
 use gpucr_wire::{Counts, GateState};
 
-use crate::commands::{io_error, note, print_json, say};
-use crate::{Outcome, display};
+use crate::commands::{Outcome, io_error, note, print_json, say};
+use crate::display;
 
 /// List the programs that run under gpucr
 #[derive(clap::Args)]

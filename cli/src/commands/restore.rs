@@ -16,11 +16,11 @@ use serde_json::json;
 use self::ready::Ready;
 pub(crate) use args::RestoreArgs;
 
-use crate::commands::{io_error, key, note, print_json, say};
+use crate::commands::{Outcome, io_error, key, note, print_json, say};
+use crate::display;
 use crate::events::Events;
 use crate::failure::CliError;
 use crate::signals::{self, SignalPlan};
-use crate::{Outcome, display};
 
 /// How the program ended.
 #[derive(Clone, Copy, Default, serde::Serialize, serde::Deserialize)]

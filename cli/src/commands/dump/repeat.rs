@@ -12,8 +12,7 @@ use gpucr_core::{Error, Left, Quiet, image};
 
 use super::DumpArgs;
 use super::{destination, tell};
-use crate::Outcome;
-use crate::commands::{note, say};
+use crate::commands::{Outcome, note, say};
 use crate::events::Events;
 use crate::failure;
 use crate::say::print_json_line;
