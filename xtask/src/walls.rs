@@ -64,12 +64,6 @@ struct Allowed {
 #[rustfmt::skip]
 const CIRCLES: &[Allowed] = &[
     Allowed {
-        of: "gpucr-wire",
-        because: "The root passes messages on and has the size of a chunk; messages are bounded by what \
-            travels at once.",
-        files: &["crate", "message", "sharing", "table", "transport"],
-    },
-    Allowed {
         of: "gpucr-core",
         because: "The head of the store has the names, limits and errors that its files share, and calls them.",
         files: &[
@@ -181,19 +175,6 @@ const CIRCLES: &[Allowed] = &[
         of: "softcuda",
         because: "The parser is one type; its methods are spread over files by what they parse.",
         files: &["ptx::parser", "ptx::parser::variable"],
-    },
-    Allowed {
-        of: "gpucr",
-        because: "Commands return what the root has for all, their outcome and their errors; the root calls \
-            them, and `say` and `failure` name each other.",
-        files: &[
-            "args", "commands", "commands::check", "commands::diff", "commands::dump", "commands::dump::inside",
-            "commands::dump::repeat", "commands::gc", "commands::generate", "commands::inspect", "commands::keeper",
-            "commands::key", "commands::ls", "commands::ps", "commands::report", "commands::restore",
-            "commands::restore::args", "commands::restore::namespace", "commands::restore::ready", "commands::rm",
-            "commands::run", "commands::trace", "commands::transfer", "commands::verify", "commands::warm", "crate",
-            "events", "failure", "say", "signals", "table",
-        ],
     },
     Allowed {
         of: "gpucr-tests",

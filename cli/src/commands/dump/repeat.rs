@@ -10,8 +10,10 @@ use gpucr_core::dump::Options;
 use gpucr_core::process::ProcessInfo;
 use gpucr_core::{Error, Left, Quiet, image};
 
-use super::DumpArgs;
-use super::{destination, tell};
+use super::args::DumpArgs;
+use super::once;
+use super::options::destination;
+use super::tell::tell;
 use crate::commands::{Outcome, note, say};
 use crate::events::Events;
 use crate::failure;
@@ -38,7 +40,7 @@ pub(super) fn run(
     let mut kept: VecDeque<PathBuf> = VecDeque::new();
     while wait(&process, &options, start + interval * due) {
         options.destination = destination(args);
-        match super::dump(args, &options, events) {
+        match once::dump(args, &options, events) {
             Ok(report) => {
                 taken += 1;
                 kept.push_back(report.image.clone());
