@@ -81,14 +81,6 @@ const CIRCLES: &[Allowed] = &[
     },
     Allowed {
         of: "gpucr-core",
-        because: "The head has the types of a result, and calls what makes results of PTX and of cubins.",
-        files: &[
-            "kernels", "kernels::cubin", "kernels::names", "kernels::ptx", "kernels::ptx::flow",
-            "kernels::ptx::lexer", "kernels::ptx::parse", "kernels::ptx::reach", "kernels::ptx::rules",
-        ],
-    },
-    Allowed {
-        of: "gpucr-core",
         because: "A dump is one type in the head; its methods are spread over files by what they do.",
         files: &[
             "engine::dump", "engine::dump::defer", "engine::dump::describe", "engine::dump::precopy",
@@ -175,29 +167,6 @@ const CIRCLES: &[Allowed] = &[
         of: "softcuda",
         because: "The parser is one type; its methods are spread over files by what they parse.",
         files: &["ptx::parser", "ptx::parser::variable"],
-    },
-    Allowed {
-        of: "gpucr-tests",
-        because: "The head has what the adversaries share, and lists them.",
-        files: &[
-            "adversaries", "adversaries::graph_nodes", "adversaries::hidden", "adversaries::long_kernel",
-            "adversaries::model", "adversaries::remade", "adversaries::two_halves",
-        ],
-    },
-    Allowed {
-        of: "gpucr-tests",
-        because: "The root has the lab of tests, and its files add to that and use it.",
-        files: &["crate", "dumped", "held"],
-    },
-    Allowed {
-        of: "gpucr-benches",
-        because: "The program's root has what its parts share, and calls them.",
-        files: &["bare", "crate", "program", "progress"],
-    },
-    Allowed {
-        of: "gpucr-benches",
-        because: "The program's root has what its parts share, and calls them.",
-        files: &["chain", "crate", "memory"],
     },
     Allowed {
         of: "xtask",
