@@ -9,9 +9,8 @@ use std::time::Instant;
 use gpucr_core::Progress;
 use serde_json::{Value, json};
 
-use crate::commands::io_error;
-use crate::failure::CliError;
-use crate::{output, say};
+use crate::failure::{CliError, io_error};
+use crate::{escape, output, say};
 
 /// Where events go; nowhere without `--events`. Clones write to the same place.
 #[derive(Clone)]
@@ -39,7 +38,7 @@ impl Events {
         fields["ms"] = gpucr_core::format::milliseconds(self.begin.elapsed()).into();
         // In one piece: another process may write to the same pipe.
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-        let line = format!("{}\n", say::escaped_json(&fields.to_string()));
+        let line = format!("{}\n", escape::escaped_json(&fields.to_string()));
         if let Err(error) = file.write_all(line.as_bytes()) {
             say::lost("the file of --events", error);
         }

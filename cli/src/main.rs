@@ -3,6 +3,7 @@
 mod args;
 mod commands;
 mod display;
+mod escape;
 mod events;
 mod failure;
 mod output;
@@ -14,11 +15,7 @@ mod values;
 use std::process::ExitCode;
 
 use args::{Args, Command};
-use clap::Parser;
-use failure::CliError;
-
-/// What a subcommand gives back: the exit code, or what went wrong.
-type Outcome = Result<ExitCode, CliError>;
+use clap::{CommandFactory, Parser};
 
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
@@ -48,8 +45,8 @@ fn main() -> ExitCode {
         Command::Import(args) => commands::transfer::import(&args),
         Command::Key(args) => commands::key::run(&args),
         Command::Check(args) => commands::check::run(&args),
-        Command::Completions(args) => commands::generate::completions(&args),
-        Command::GenerateMan(args) => commands::generate::man(&args),
+        Command::Completions(args) => commands::generate::completions(&args, Args::command()),
+        Command::GenerateMan(args) => commands::generate::man(&args, Args::command()),
         Command::Keeper => commands::keeper::run(),
         Command::Init(args) => commands::restore::namespace::init(&args),
         Command::WarmHolder => commands::warm::hold(),

@@ -1,6 +1,6 @@
 //! Tables for people: columns that are as wide as they must be, two spaces apart.
 
-use crate::commands::say;
+use crate::say::say;
 
 /// A table that is printed when it is complete.
 pub(crate) struct Table {

@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::{Lab, PATIENCE, Program, Started, until};
+use crate::command::{PATIENCE, until};
+use crate::lab::Lab;
+use crate::program::Program;
+use crate::started::Started;
 
 /// A dump that is held up when it enters a phase.
 #[derive(Debug)]

@@ -52,6 +52,26 @@ pub trait Wire: Sized {
     fn get(from: &mut Reader<'_>) -> Result<Self, Malformed>;
 }
 
+/// A whole message, of one direction.
+pub trait Stream: Wire {
+    /// The byte form of the whole message.
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        self.put(&mut out);
+        out
+    }
+    /// Reads the whole message; nothing may follow it.
+    ///
+    /// # Errors
+    /// The bytes end too early, go on behind the message, or have a value that it cannot have.
+    fn from_bytes(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        let message = Self::get(&mut reader)?;
+        reader.finish()?;
+        Ok(message)
+    }
+}
+
 macro_rules! integers {
     ($($t:ty),*) => {$(
         impl Wire for $t {

@@ -19,9 +19,10 @@ pub mod table;
 pub mod transport;
 
 pub use access::Accesses;
-pub use message::{Block, BlockKind, Counts, GateState, Hello, Reply, Request, Stream};
+pub use codec::Stream;
+pub use message::{Block, BlockKind, Counts, GateState, Hello, Reply, Request};
 pub use sharing::{ProcessSharing, SHARING_VERSION, Sharing};
-pub use table::Table;
+pub use table::{CHUNK_SIZE, Table};
 pub use transport::{Connection, Peer};
 
 /// Version of the messages below. A peer with another version is refused by name, because a
@@ -30,9 +31,6 @@ pub const PROTOCOL_VERSION: u32 = 1;
 
 /// Environment variable that names the real driver library which the shim loads, an absolute path.
 pub const ENV_DRIVER: &str = "GPUCR_DRIVER";
-
-/// Bytes of a chunk of device memory: the unit of hashing, storing and copying.
-pub const CHUNK_SIZE: u64 = 2 << 20;
 
 /// What the names of agents' sockets begin with.
 pub const AGENT: &str = "gpucr-agent";

@@ -1,7 +1,7 @@
 //! The control messages between the checkpointer (requests) and the agent (replies).
 
 use crate::access::{Accesses, Habits};
-use crate::codec::{Malformed, Reader, Wire};
+use crate::codec::Stream;
 use crate::table::Range;
 use crate::transport::MAX_FRAME;
 use crate::{wire_enum, wire_struct};
@@ -289,26 +289,6 @@ wire_enum! {
     }
 }
 
-/// A message of one direction.
-pub trait Stream: Wire {
-    /// The byte form of the whole message.
-    fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        self.put(&mut out);
-        out
-    }
-    /// Reads the whole message; nothing may follow it.
-    ///
-    /// # Errors
-    /// The bytes end too early, go on behind the message, or have a value that it cannot have.
-    fn from_bytes(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader::new(bytes);
-        let message = Self::get(&mut reader)?;
-        reader.finish()?;
-        Ok(message)
-    }
-}
-
 impl Stream for Request {}
 impl Stream for Reply {}
 impl Stream for Hello {}
@@ -316,6 +296,7 @@ impl Stream for Hello {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codec::Malformed;
 
     fn block() -> Block {
         Block {

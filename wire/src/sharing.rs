@@ -6,7 +6,7 @@
 //! the same.
 
 use crate::access::Habits;
-use crate::message::Stream;
+use crate::codec::Stream;
 use crate::wire_struct;
 
 /// Version of [`Sharing`] as it is stored.

@@ -13,7 +13,10 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::chunks::Chunks;
-use crate::{CHUNK_SIZE, wire_struct};
+use crate::wire_struct;
+
+/// Bytes of a chunk of device memory: the unit of hashing, storing and copying.
+pub const CHUNK_SIZE: u64 = 2 << 20;
 
 wire_struct! {
     /// Device memory of a program that is followed chunk by chunk, from its first byte on.

@@ -25,7 +25,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use crate::message::Stream;
+use crate::codec::Stream;
 
 /// A frame longer than this is refused: no message comes near it.
 pub const MAX_FRAME: u32 = 64 << 20;

@@ -1,8 +1,8 @@
 //! The chores of this repository: `cargo xtask setup | test | demo | man | deny | shape | mutants | fixtures |
 //! dist | bench`.
 //!
-//! One module for each subcommand; `sys` holds what they share. `walls` has the rules of which code may use which, as
-//! tests.
+//! One module for each subcommand; `sys` holds what they share. `walls` has the rules of which code may use which, and
+//! `links` that the pages' links lead somewhere, as tests.
 
 mod bench;
 mod chart;
@@ -13,6 +13,8 @@ mod deny;
 mod dist;
 mod fixtures;
 mod leftover;
+#[cfg(test)]
+mod links;
 mod man;
 mod mutants;
 mod python;

@@ -64,12 +64,6 @@ struct Allowed {
 #[rustfmt::skip]
 const CIRCLES: &[Allowed] = &[
     Allowed {
-        of: "gpucr-wire",
-        because: "The root passes messages on and has the size of a chunk; messages are bounded by what \
-            travels at once.",
-        files: &["crate", "message", "sharing", "table", "transport"],
-    },
-    Allowed {
         of: "gpucr-core",
         because: "The head of the store has the names, limits and errors that its files share, and calls them.",
         files: &[
@@ -81,16 +75,8 @@ const CIRCLES: &[Allowed] = &[
         of: "gpucr-core",
         because: "The head has the errors and constants of all its files, and passes on what they define.",
         files: &[
-            "image", "image::base", "image::files", "image::manifest", "image::parts", "image::reader",
-            "image::shelf", "image::trust", "image::verify", "image::writer",
-        ],
-    },
-    Allowed {
-        of: "gpucr-core",
-        because: "The head has the types of a result, and calls what makes results of PTX and of cubins.",
-        files: &[
-            "kernels", "kernels::cubin", "kernels::names", "kernels::ptx", "kernels::ptx::flow",
-            "kernels::ptx::lexer", "kernels::ptx::parse", "kernels::ptx::reach", "kernels::ptx::rules",
+            "image", "image::base", "image::files", "image::manifest", "image::reader", "image::shelf", "image::trust",
+            "image::verify", "image::writer",
         ],
     },
     Allowed {
@@ -181,42 +167,6 @@ const CIRCLES: &[Allowed] = &[
         of: "softcuda",
         because: "The parser is one type; its methods are spread over files by what they parse.",
         files: &["ptx::parser", "ptx::parser::variable"],
-    },
-    Allowed {
-        of: "gpucr",
-        because: "Commands return what the root has for all, their outcome and their errors; the root calls \
-            them, and `say` and `failure` name each other.",
-        files: &[
-            "args", "commands", "commands::check", "commands::diff", "commands::dump", "commands::dump::inside",
-            "commands::dump::repeat", "commands::gc", "commands::generate", "commands::inspect", "commands::keeper",
-            "commands::key", "commands::ls", "commands::ps", "commands::report", "commands::restore",
-            "commands::restore::args", "commands::restore::namespace", "commands::restore::ready", "commands::rm",
-            "commands::run", "commands::trace", "commands::transfer", "commands::verify", "commands::warm", "crate",
-            "events", "failure", "say", "signals", "table",
-        ],
-    },
-    Allowed {
-        of: "gpucr-tests",
-        because: "The head has what the adversaries share, and lists them.",
-        files: &[
-            "adversaries", "adversaries::graph_nodes", "adversaries::hidden", "adversaries::long_kernel",
-            "adversaries::model", "adversaries::remade", "adversaries::two_halves",
-        ],
-    },
-    Allowed {
-        of: "gpucr-tests",
-        because: "The root has the lab of tests, and its files add to that and use it.",
-        files: &["crate", "dumped", "held"],
-    },
-    Allowed {
-        of: "gpucr-benches",
-        because: "The program's root has what its parts share, and calls them.",
-        files: &["bare", "crate", "program", "progress"],
-    },
-    Allowed {
-        of: "gpucr-benches",
-        because: "The program's root has what its parts share, and calls them.",
-        files: &["chain", "crate", "memory"],
     },
     Allowed {
         of: "xtask",

@@ -10,7 +10,7 @@ use gpucr_core::criu::Criu;
 use libloading::Library;
 
 use crate::program::Program;
-use crate::{Run, Setup, bytes_below, milliseconds};
+use crate::way::{Run, Setup, bytes_below, milliseconds};
 
 type Step = unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
 

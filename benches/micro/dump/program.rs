@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{Setup, milliseconds};
+use crate::way::{Setup, milliseconds};
 
 /// How long anything may take.
 const PATIENCE: Duration = Duration::from_secs(300);

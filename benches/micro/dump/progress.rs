@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use gpucr_benches::{median, print_table};
 
 use crate::program::Program;
-use crate::{Setup, gpucr, milliseconds};
+use crate::way::{Setup, gpucr, milliseconds};
 
 /// Bytes that change all the time, whatever the size of the memory besides.
 const WRITTEN: u64 = 8 << 20;

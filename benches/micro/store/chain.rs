@@ -9,7 +9,7 @@ use gpucr_core::image::{Destination, ImageReader, ImageWriter};
 use gpucr_core::store::{Compression, MAX_CHUNK};
 use rayon::prelude::*;
 
-use crate::Bound;
+use crate::bound::Bound;
 use crate::memory::manifest;
 
 /// Images of the chain that build on others.

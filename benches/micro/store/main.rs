@@ -3,6 +3,7 @@
 //!
 //! Ends with exit status 1 if one is not.
 
+mod bound;
 mod chain;
 mod memory;
 mod ways;
@@ -14,6 +15,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use gpucr_benches::{data, limits, machine, median, print_table, size};
 
+use bound::Bound;
 use ways::{Way, exists};
 
 #[derive(Parser)]
@@ -39,28 +41,6 @@ struct Args {
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
-}
-
-/// What is asked of the store, and what it did.
-struct Bound {
-    what: String,
-    bound: String,
-    measured: String,
-    met: bool,
-}
-
-impl Bound {
-    /// `value` must be at least `least`, both as factors.
-    fn at_least(what: String, least: f64, value: f64) -> Self {
-        let (bound, measured) = (format!("at least {least:.2}"), format!("{value:.2}"));
-        Self { what, bound, measured, met: value >= least }
-    }
-
-    /// `value` must be below `most`, both in `unit`.
-    fn below(what: String, most: f64, value: f64, unit: &str) -> Self {
-        let (bound, measured) = (format!("below {most} {unit}"), format!("{value:.1} {unit}"));
-        Self { what, bound, measured, met: value < most }
-    }
 }
 
 fn main() -> Result<ExitCode> {

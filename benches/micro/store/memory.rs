@@ -15,7 +15,7 @@ use gpucr_core::image::{
 use gpucr_core::store::{ChunkId, ChunkReader, ChunkWriter, Compression, MAX_CHUNK};
 use rayon::prelude::*;
 
-use crate::Bound;
+use crate::bound::Bound;
 
 /// Measures in `dir`: a store of `size` bytes, and an image of `image` bytes of device memory.
 pub(crate) fn bounds(dir: &Path, size: u64, image: u64, runs: usize) -> Result<Vec<Bound>> {

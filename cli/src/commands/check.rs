@@ -8,8 +8,7 @@ use gpucr_core::cuda::{Device, Driver, HostDriver};
 use gpucr_core::image::DriverKind;
 use gpucr_core::library;
 
-use crate::Outcome;
-use crate::commands::{print_json, say};
+use crate::commands::{Outcome, print_json, say};
 use crate::failure::HOST;
 
 /// Tell whether this host can dump and restore

@@ -7,9 +7,9 @@ use gpucr_core::Error;
 use gpucr_core::diff::{self, Change, Diff, Total};
 use gpucr_core::image::{ImageReader, Manifest};
 
-use crate::commands::{LARGEST, print_json, say};
+use crate::commands::{LARGEST, Outcome, print_json, say};
+use crate::display;
 use crate::table::Table;
-use crate::{Outcome, display};
 
 /// Show what changed from one image to another
 ///

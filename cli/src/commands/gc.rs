@@ -7,9 +7,9 @@ use std::time::Duration;
 use gpucr_core::Error;
 use gpucr_core::image;
 
-use crate::commands::{io_error, note, print_json, say};
+use crate::commands::{Outcome, io_error, note, print_json, say};
 use crate::values::duration;
-use crate::{Outcome, display, signals};
+use crate::{display, signals};
 
 /// Free what no image of a store needs
 ///

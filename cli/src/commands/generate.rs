@@ -3,11 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::CommandFactory;
+use clap::Command;
 
-use crate::args::Args;
-use crate::commands::io_error;
-use crate::{Outcome, say};
+use crate::commands::{Outcome, io_error};
+use crate::say;
 
 /// Print a completion script for a shell
 #[derive(clap::Args)]
@@ -24,16 +23,17 @@ pub(crate) struct GenerateManArgs {
     pub(crate) dir: PathBuf,
 }
 
-pub(crate) fn completions(args: &CompletionsArgs) -> Outcome {
+/// Prints the script for the command line of `gpucr`.
+pub(crate) fn completions(args: &CompletionsArgs, mut gpucr: Command) -> Outcome {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Args::command(), "gpucr", &mut script);
+    clap_complete::generate(args.shell, &mut gpucr, "gpucr", &mut script);
     say::text(String::from_utf8_lossy(&script).trim_end_matches('\n'));
     Ok(ExitCode::SUCCESS)
 }
 
 /// Writes gpucr.1 and a page for each subcommand.
-pub(crate) fn man(args: &GenerateManArgs) -> Outcome {
-    clap_mangen::generate_to(Args::command().disable_help_subcommand(true), &args.dir)
+pub(crate) fn man(args: &GenerateManArgs, gpucr: Command) -> Outcome {
+    clap_mangen::generate_to(gpucr.disable_help_subcommand(true), &args.dir)
         .map_err(io_error(&format!("cannot write to {}", args.dir.display())))?;
     Ok(ExitCode::SUCCESS)
 }

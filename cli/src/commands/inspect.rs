@@ -11,9 +11,9 @@ use gpucr_core::kinds;
 use gpucr_core::store::ChunkId;
 use gpucr_core::{Error, hex};
 
-use crate::commands::{LARGEST, print_json, say};
+use crate::commands::{LARGEST, Outcome, print_json, say};
+use crate::display;
 use crate::table::Table;
-use crate::{Outcome, display};
 
 /// Show what is in an image
 ///

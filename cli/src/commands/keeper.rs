@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-use crate::Outcome;
-use crate::commands::io_error;
+use crate::commands::{Outcome, io_error};
 
 pub(crate) fn run() -> Outcome {
     gpucr_core::keeper::main().map_err(io_error("the keeper is started by gpucr alone"))?;

@@ -6,8 +6,7 @@ use std::process::ExitCode;
 use gpucr_core::Error;
 use gpucr_core::trust::{PrivateKey, Trust, TrustError, TrustedKeys};
 
-use crate::Outcome;
-use crate::commands::{io_error, say};
+use crate::commands::{Outcome, io_error, say};
 
 /// Which images are taken.
 #[derive(clap::Args)]

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use gpucr_core::Error;
 use gpucr_core::image::{self, Listing};
 
-use crate::commands::{note, print_json, say};
+use crate::commands::{Outcome, note, print_json, say};
+use crate::display;
 use crate::failure::FAILED;
-use crate::{Outcome, display};
 
 /// List the images of a store
 ///

@@ -19,15 +19,8 @@ pub(crate) mod transfer;
 pub(crate) mod verify;
 pub(crate) mod warm;
 
-use gpucr_core::Error;
-
+pub(crate) use crate::failure::{Outcome, io_error};
 pub(crate) use crate::say::{note, print_json, say};
-
-use crate::failure::CliError;
 
 /// So many blocks or files are shown where nobody asks for all.
 const LARGEST: usize = 20;
-
-pub(crate) fn io_error(what: &str) -> impl Fn(std::io::Error) -> CliError {
-    move |source| Error::Io { what: what.to_owned(), source }.into()
-}

@@ -7,8 +7,8 @@ use gpucr_core::kinds;
 use gpucr_core::process::survey::{Said, Seen, survey};
 use gpucr_wire::{Counts, GateState};
 
-use crate::commands::{io_error, note, print_json, say};
-use crate::{Outcome, display};
+use crate::commands::{Outcome, io_error, note, print_json, say};
+use crate::display;
 
 /// List the programs that run under gpucr
 #[derive(clap::Args)]

@@ -7,9 +7,10 @@ use std::process::ExitCode;
 use gpucr_core::careful;
 use gpucr_core::timeline::{self, Trace};
 
+use crate::commands::Outcome;
 use crate::failure::{CliError, FAILED};
 use crate::output::Output;
-use crate::{Outcome, display, say};
+use crate::{display, escape, say};
 
 /// Draw the timeline of a dump as a web page
 ///
@@ -50,7 +51,7 @@ pub(crate) fn run(args: &ReportArgs) -> Outcome {
     }
     let name = args.timeline.file_stem().unwrap_or_default().to_string_lossy();
     let page = timeline::page(&trace, &format!("gpucr dump: {name}"));
-    let page = say::escaped_lines(&page);
+    let page = escape::escaped_lines(&page);
     if args.output.as_os_str() == "-" {
         say::text(&page);
         return Ok(ExitCode::SUCCESS);

@@ -1,58 +1,27 @@
 //! `gpucr restore`.
 
 mod args;
+mod end;
 pub(crate) mod namespace;
 mod ready;
+mod setup;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
-use gpucr_core::restore::{self, GoesOn, Happened, Moved, Options, Program, Report};
-use gpucr_core::sharing::{self, Holder};
-use gpucr_core::{Failure, Progress};
-use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions, WaitStatus};
+use gpucr_core::restore::{self, GoesOn, Happened, Program};
+use gpucr_core::sharing;
+use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use serde_json::json;
 
+use self::end::{End, ended, started};
 use self::ready::Ready;
+use self::setup::{holder, options, progress, say_moved, settled_by_keeper, told};
 pub(crate) use args::RestoreArgs;
 
-use crate::commands::{io_error, key, note, print_json, say};
+use crate::commands::{Outcome, io_error};
 use crate::events::Events;
-use crate::failure::CliError;
 use crate::signals::{self, SignalPlan};
-use crate::{Outcome, display};
-
-/// How the program ended.
-#[derive(Clone, Copy, Default, serde::Serialize, serde::Deserialize)]
-struct End {
-    /// Its exit code; absent while it runs, or if a signal ended it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    exit_code: Option<i32>,
-    /// The signal that ended it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    signal: Option<i32>,
-}
-
-impl End {
-    fn of(status: WaitStatus) -> Self {
-        Self { exit_code: status.exit_status(), signal: status.terminating_signal() }
-    }
-
-    /// gpucr's own exit code: as a shell does for a signal.
-    fn exit_code(self) -> ExitCode {
-        let code = self.exit_code.or(self.signal.map(|signal| 128 + signal)).unwrap_or(1);
-        ExitCode::from(code as u8)
-    }
-}
-
-/// What is printed with `--json`.
-#[derive(serde::Serialize)]
-struct Printed<R> {
-    #[serde(flatten)]
-    report: R,
-    #[serde(flatten)]
-    end: End,
-}
 
 pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     if let Some(inside) = &args.inside {
@@ -103,91 +72,10 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     ended(args, program.report(), end)
 }
 
-/// What holds if gpucr cannot wait for what it is at, and ends.
-fn settled_by_keeper() -> String {
-    "gpucr could not wait for what it was at. The keeper ends what had been made of the program; the image is as \
-     it was."
-        .into()
-}
-
-/// The process that is to hold memory which is shared.
-fn holder(args: &RestoreArgs) -> Result<Option<Holder>, CliError> {
-    let failed = io_error("cannot start a process that holds shared memory");
-    args.share.then(Holder::start).transpose().map_err(failed)
-}
-
-/// That process.
+/// The process that holds memory which is shared.
 pub(crate) fn hold() -> Outcome {
     sharing::main().map_err(io_error("a holder is started by `gpucr restore --share` alone"))?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn options(
-    args: &RestoreArgs,
-    share: Option<Holder>,
-    signals: &SignalPlan,
-    goes_on: GoesOn,
-) -> Result<Options, CliError> {
-    Ok(Options {
-        image: args.image.clone(),
-        trust: key::trust_with_policy(&args.trust)?,
-        warm: !args.no_warm,
-        detach: args.detach,
-        before_resume: args.exec_before_resume.clone(),
-        device_map: args.device_map.clone(),
-        on_demand: args.on_demand,
-        share,
-        goes_on: Some(goes_on),
-        stop: signals.stop.clone(),
-    })
-}
-
-fn progress(args: &RestoreArgs, events: &Events) -> Arc<dyn Progress> {
-    events.following(display::progress(args.json))
-}
-
-/// Tells the events what a restore has come to.
-fn told<T>(
-    events: &Events,
-    result: Result<T, Failure>,
-    report: impl Fn(&T) -> &Report,
-) -> Result<T, Failure> {
-    events.say_failure(&result);
-    if let Ok(done) = &result {
-        events.say("restored", json!(report(done)));
-    }
-    result
-}
-
-/// The driver does not tell the program all that is other on another device, and the program may have asked before.
-fn say_moved(report: &Report) {
-    for Moved { name, old, new } in &report.moved {
-        note!("The program has moved from the {name} {old} to {new}.");
-    }
-    if !report.moved.is_empty() {
-        note!(
-            "What it has noted of a device (UUID, PCI bus id, index of NVML) is the old one's, and the driver goes on \
-             to tell it the old PCI bus id."
-        );
-    }
-}
-
-/// The program runs in the background.
-fn started(args: &RestoreArgs, report: impl serde::Serialize, pid: u32) -> Outcome {
-    if args.json {
-        print_json(&Printed { report, end: End::default() })?;
-    } else {
-        say!("{pid}");
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// The program that ran in the foreground has ended.
-fn ended(args: &RestoreArgs, report: impl serde::Serialize, end: End) -> Outcome {
-    if args.json {
-        print_json(&Printed { report, end })?;
-    }
-    Ok(end.exit_code())
 }
 
 /// Waits for the end of the program, which is a child of this process.

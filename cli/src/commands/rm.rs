@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use gpucr_core::Error;
 use gpucr_core::image::{self, Removed};
 
-use crate::commands::{note, print_json, say};
-use crate::say::shell_word;
-use crate::{Outcome, display};
+use crate::commands::{Outcome, note, print_json, say};
+use crate::display;
+use crate::escape::shell_word;
 
 /// Remove images
 ///

@@ -9,8 +9,7 @@ use clap::ValueEnum;
 use gpucr_core::{Error, library};
 use gpucr_wire::ENV_DRIVER;
 
-use crate::Outcome;
-use crate::commands::io_error;
+use crate::commands::{Outcome, io_error};
 use crate::failure::{CliError, FAILED, USAGE};
 
 /// Start a program so that it can be dumped fast

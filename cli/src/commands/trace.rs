@@ -6,10 +6,10 @@ use std::time::Duration;
 use gpucr_core::access::trace::{self, Checked, Options, Process, Row, Set};
 use gpucr_core::stop::Stop;
 
-use crate::commands::{LARGEST, io_error, note, print_json, say};
+use crate::commands::{LARGEST, Outcome, io_error, note, print_json, say};
 use crate::table::Table;
 use crate::values::{duration, pids};
-use crate::{Outcome, display, signals};
+use crate::{display, signals};
 
 /// Show what a running program does with its device memory
 ///

@@ -14,10 +14,10 @@ use gpucr_core::{Progress, careful};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::commands::key::TrustArgs;
-use crate::commands::{io_error, key, print_json, say};
+use crate::commands::{Outcome, io_error, key, print_json, say};
 use crate::failure::{CliError, FAILED, USAGE};
 use crate::say::note_json;
-use crate::{Outcome, display, signals};
+use crate::{display, signals};
 
 /// Write an image to one file, to ship it
 ///

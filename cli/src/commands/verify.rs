@@ -7,9 +7,9 @@ use gpucr_core::verify::{self, Damage, Report};
 use gpucr_core::{Error, hex};
 
 use crate::commands::key::TrustArgs;
-use crate::commands::{key, print_json, say};
+use crate::commands::{Outcome, key, print_json, say};
+use crate::display;
 use crate::failure::FAILED;
-use crate::{Outcome, display};
 
 /// Read everything of an image and tell whether it is whole
 ///

@@ -9,11 +9,11 @@ use std::process::ExitCode;
 use gpucr_core::warm::{self, Kept, Listing, Options, Report};
 
 use crate::commands::key::TrustArgs;
-use crate::commands::{io_error, key, note, print_json, say};
+use crate::commands::{Outcome, io_error, key, note, print_json, say};
 use crate::failure::FAILED;
 use crate::table::Table;
 use crate::values::size;
-use crate::{Outcome, display, signals};
+use crate::{display, signals};
 
 /// Keep an image ready in host memory
 ///

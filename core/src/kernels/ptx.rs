@@ -36,6 +36,8 @@
 //! NVIDIA documents instructions and their operands in "Parallel Thread Execution ISA".
 
 mod calls;
+mod classes;
+mod error;
 mod flow;
 mod lexer;
 mod parse;
@@ -48,19 +50,9 @@ mod coverage;
 #[cfg(test)]
 mod tests;
 
-use super::Kernel;
-use thiserror::Error;
+pub use error::PtxError;
 
-/// Why PTX cannot be read.
-#[derive(Debug, Error, Clone, Copy, PartialEq, Eq)]
-pub enum PtxError {
-    /// It does not say `.version`.
-    #[error("this is no PTX: it names no version")]
-    NotPtx,
-    /// A line that the grammar does not allow.
-    #[error("PTX, line {0}: {1}")]
-    Syntax(u32, &'static str),
-}
+use super::Kernel;
 
 /// The kernels of a module, in its order, with a direction for each word.
 ///

@@ -6,7 +6,7 @@ use std::ffi::{c_uint, c_void};
 use anyhow::Result;
 use cudarc::driver::sys::CUDA_KERNEL_NODE_PARAMS_v1;
 
-use super::{Field, POOLS, PTX, TOUCHED};
+use super::field::{Field, POOLS, PTX, TOUCHED};
 use crate::args;
 use crate::cuda::{Handle, check, driver};
 use crate::gpu::{Arg, Gpu, Kernel, Module, Stream};

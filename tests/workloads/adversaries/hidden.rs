@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{CHUNK_WORDS, Field, POOLS, PTX, TOUCH};
+use super::field::{CHUNK_WORDS, Field, POOLS, PTX, TOUCH};
 use crate::args;
 use crate::gpu::{Buffer, Gpu, Module, Shape};
 use crate::numbers::mix;

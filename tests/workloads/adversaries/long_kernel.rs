@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{CHUNK_WORDS, Field, POOLS, PTX, TOUCH};
+use super::field::{CHUNK_WORDS, Field, POOLS, PTX, TOUCH};
 use crate::args;
 use crate::gpu::{Gpu, Module};
 use crate::numbers::mix;

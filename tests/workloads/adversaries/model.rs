@@ -2,8 +2,8 @@
 
 use anyhow::{Result, ensure};
 
+use super::field::{Field, POOLS, PTX, TOUCH, TOUCHED};
 use super::hidden::hidden_table;
-use super::{Field, POOLS, PTX, TOUCH, TOUCHED};
 use crate::args;
 use crate::gpu::{Buffer, Gpu, Module, Shape};
 use crate::numbers::mix;

@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 
-use super::{CHUNK_WORDS, PTX, TOUCH, touch};
+use super::field::{CHUNK_WORDS, PTX, TOUCH, touch};
 use crate::args;
 use crate::gpu::{Buffer, Gpu, Kernel, Module, fill_at};
 use crate::numbers::{Sequence, mix};

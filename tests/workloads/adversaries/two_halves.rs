@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{CHUNK_WORDS, PTX, TOUCH, touch};
+use super::field::{CHUNK_WORDS, PTX, TOUCH, touch};
 use crate::args;
 use crate::cuda::STREAM_NON_BLOCKING;
 use crate::gpu::{Buffer, Gpu, Module, Stream};

@@ -4,8 +4,7 @@ use std::process::{Command, ExitCode};
 
 use gpucr_core::namespace;
 
-use crate::Outcome;
-use crate::commands::io_error;
+use crate::commands::{Outcome, io_error};
 use crate::failure::{CliError, FAILED};
 use crate::signals::SignalPlan;
 

@@ -7,10 +7,11 @@ use std::time::Duration;
 use gpucr_core::dump::{AfterFailure, Options, Series};
 use gpucr_core::{Error, Quiet, image};
 
-use super::DumpArgs;
-use super::{destination, tell};
-use crate::Outcome;
-use crate::commands::{note, say};
+use super::args::DumpArgs;
+use super::once;
+use super::options::destination;
+use super::tell::tell;
+use crate::commands::{Outcome, note, say};
 use crate::events::Events;
 use crate::failure;
 use crate::say::print_json_line;
@@ -31,7 +32,7 @@ pub(super) fn run(
     let store = args.store.as_deref().expect("required by --every");
     while series.wait() {
         options.destination = destination(args);
-        match super::dump(args, &options, events) {
+        match once::dump(args, &options, events) {
             Ok(report) => {
                 series.took(report.image.clone());
                 if args.json {

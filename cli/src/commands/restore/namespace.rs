@@ -21,10 +21,10 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use serde_json::{Value, json};
 
 use super::args::RestoreArgs;
+use super::end::{End, ended, started};
 use super::ready::Ready;
-use super::{End, ended, started};
-use crate::Outcome;
-use crate::commands::{io_error, key, note};
+use super::setup;
+use crate::commands::{Outcome, io_error, key, note};
 use crate::events::Events;
 use crate::failure::{CliError, FAILED};
 use crate::signals::{self, SignalPlan};
@@ -56,7 +56,7 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
     let events = Events::open(args.events.as_deref())?;
     // No more than that: the image may be a warm one, of which nothing else need be left.
     let manifest = key::trust_with_policy(&args.trust)?.manifest(&args.image)?;
-    let mut share = super::holder(args)?;
+    let mut share = setup::holder(args)?;
     let ran = restore::restore_elsewhere(&args.image, &manifest, |fallen_back| {
         if fallen_back.is_some() {
             signals.keep();
@@ -169,7 +169,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     let holder = holder.transpose().map_err(io_error("this is for gpucr's own use"))?;
     namespace::settle(last).map_err(io_error("cannot settle in the new pid namespace"))?;
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
-    signals.settle_at_last(super::settled_by_keeper);
+    signals.settle_at_last(setup::settled_by_keeper);
     let to_signal = signals.clone();
     let to_outer = reports.try_clone().map_err(io_error("this is for gpucr's own use"))?;
     let goes_on = GoesOn(Arc::new(move |pid| {
@@ -185,10 +185,10 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
         }
     }));
     let events = Events::open(args.events.as_deref())?;
-    let options = super::options(args, holder, &signals, goes_on)?;
-    let restored = restore::restore(options, super::progress(args, &events));
-    let (report, watch) = super::told(&events, restored, Program::report)?.into_parts();
-    super::say_moved(&report);
+    let options = setup::options(args, holder, &signals, goes_on)?;
+    let restored = restore::restore(options, setup::progress(args, &events));
+    let (report, watch) = setup::told(&events, restored, Program::report)?.into_parts();
+    setup::say_moved(&report);
     let stay =
         say(&reports, &report).and_then(|()| become_init(report.pid, &reports, args.detach, watch));
     match stay {

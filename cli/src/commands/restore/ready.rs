@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 
-use super::RestoreArgs;
+use super::args::RestoreArgs;
 use crate::commands::{io_error, note};
 use crate::failure::CliError;
 use crate::output::Output;

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use super::classes::is_computation;
 use super::parse::{Function, Instruction, Module, Operand, Var};
 use super::value::{CONST, FOREIGN, LOCAL, Marks, NUMBER, PARAM, SHARED, VARIABLE, Value};
 use super::{parse::Atom, parse::Space, reach};
@@ -262,7 +263,7 @@ impl<'m, 'a> Flow<'m, 'a> {
         }
         // Whatever has an address may read local and shared memory; so may calls and instructions
         // without a rule.
-        if !super::rules::is_computation(instruction) {
+        if !is_computation(instruction) {
             slots.extend([LOCAL_CELL, SHARED_CELL]);
         }
         slots.sort_unstable();

@@ -1,6 +1,7 @@
 //! What each instruction does to values and memory. Operands are in the order of "Parallel Thread
 //! Execution ISA": what is written comes first.
 
+use super::classes::{has_no_effect, is_computation};
 use super::flow::{Flow, FunctionId, LOCAL_CELL, SHARED_CELL};
 use super::parse::{Atom, Instruction, Operand, Space, Var};
 use super::value::{FOREIGN, LARGE, LOCAL, NUMBER, PARAM, PIECES, SHARED, VARIABLE, Value};
@@ -10,135 +11,6 @@ use crate::kernels::Direction;
 const SCALE_BITS: i64 = 12;
 /// Shifted left by so many bits or more, a number may be the upper part of an address.
 const PART_BITS: i64 = 24;
-
-/// Instructions that compute registers from registers.
-pub(super) fn is_computation(instruction: &Instruction<'_>) -> bool {
-    matches!(
-        instruction.base(),
-        "abs"
-            | "add"
-            | "addc"
-            | "and"
-            | "bfe"
-            | "bfi"
-            | "bfind"
-            | "bmsk"
-            | "brev"
-            | "clz"
-            | "cnot"
-            | "copysign"
-            | "cos"
-            | "cvt"
-            | "cvta"
-            | "div"
-            | "dp2a"
-            | "dp4a"
-            | "ex2"
-            | "fma"
-            | "fns"
-            | "getctarank"
-            | "lg2"
-            | "lop3"
-            | "mad"
-            | "mad24"
-            | "madc"
-            | "mapa"
-            | "max"
-            | "min"
-            | "mma"
-            | "mov"
-            | "movmatrix"
-            | "mul"
-            | "mul24"
-            | "neg"
-            | "not"
-            | "or"
-            | "popc"
-            | "prmt"
-            | "rcp"
-            | "redux"
-            | "rem"
-            | "rsqrt"
-            | "sad"
-            | "selp"
-            | "shf"
-            | "shfl"
-            | "shl"
-            | "shr"
-            | "sin"
-            | "slct"
-            | "sqrt"
-            | "sub"
-            | "subc"
-            | "szext"
-            | "tanh"
-            | "vabsdiff"
-            | "vabsdiff2"
-            | "vabsdiff4"
-            | "vadd"
-            | "vadd2"
-            | "vadd4"
-            | "vavrg2"
-            | "vavrg4"
-            | "vmad"
-            | "vmax"
-            | "vmax2"
-            | "vmax4"
-            | "vmin"
-            | "vmin2"
-            | "vmin4"
-            | "vset"
-            | "vset2"
-            | "vset4"
-            | "vshl"
-            | "vshr"
-            | "vsub"
-            | "vsub2"
-            | "vsub4"
-            | "xor"
-    )
-}
-
-/// Instructions that make no address and touch no global memory: control, comparison,
-/// synchronisation (barrier objects are in shared memory), hints.
-fn has_no_effect(instruction: &Instruction<'_>) -> bool {
-    match instruction.base() {
-        "activemask"
-        | "applypriority"
-        | "bar"
-        | "barrier"
-        | "bra"
-        | "brkpt"
-        | "brx"
-        | "clusterlaunchcontrol"
-        | "createpolicy"
-        | "elect"
-        | "exit"
-        | "fence"
-        | "griddepcontrol"
-        | "isspacep"
-        | "match"
-        | "mbarrier"
-        | "membar"
-        | "nanosleep"
-        | "pmevent"
-        | "prefetch"
-        | "prefetchu"
-        | "ret"
-        | "set"
-        | "setmaxnreg"
-        | "setp"
-        | "stackrestore"
-        | "testp"
-        | "trap"
-        | "vote" => true,
-        "cp" => ["commit_group", "wait_group", "wait_all", "mbarrier"]
-            .iter()
-            .any(|what| instruction.has(what)),
-        "wgmma" => !instruction.has("mma_async"),
-        _ => false,
-    }
-}
 
 impl<'m, 'a> Flow<'m, 'a> {
     /// Applies one instruction.

@@ -1,0 +1,103 @@
+//! What the command line asks of a dump.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::SystemTime;
+
+use gpucr_core::Error;
+use gpucr_core::dump::{CriuOptions, Lessons, Options};
+use gpucr_core::image::{Destination, Protocol};
+use gpucr_core::timeline::Timeline;
+use gpucr_core::trust::PrivateKey;
+
+use super::args::{DumpArgs, ProtocolArg};
+use crate::failure::{CliError, USAGE};
+
+/// The options of a dump, which ends early once `stop` is set.
+///
+/// # Errors
+/// The arguments contradict each other, or the key cannot be read.
+pub(super) fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options, CliError> {
+    let leave_running = args.leave_running || args.every.is_some();
+    let protocol = match args.protocol {
+        ProtocolArg::Auto => None,
+        ProtocolArg::Stop => Some(Protocol::Stop),
+        ProtocolArg::Recopy => Some(Protocol::Recopy),
+        ProtocolArg::Cow if !leave_running => {
+            return Err(CliError::new(USAGE, "protocol cow is for a program that runs on")
+                .help("add --leave-running, or use --protocol recopy"));
+        }
+        ProtocolArg::Cow => Some(Protocol::Cow),
+    };
+    let sign = args.sign.as_deref().map(PrivateKey::read).transpose();
+    let sign =
+        sign.map_err(|error| CliError::from(Error::from(error)).state("Nothing was changed."))?;
+    Ok(Options {
+        pid: args.own_pid(),
+        destination: destination(args),
+        leave_running,
+        protocol,
+        shadow_memory: args.shadow_memory,
+        timeout: args.timeout,
+        compression: args.compress,
+        shell_job: args.criu.shell_job,
+        criu: CriuOptions {
+            tcp_established: args.criu.tcp_established,
+            tcp_close: args.criu.tcp_close,
+            file_locks: args.criu.file_locks,
+            ext_unix_sk: args.criu.ext_unix_sk,
+            link_remap: args.criu.link_remap,
+        },
+        timeline: match args.timeline {
+            Some(_) => Timeline::recording(),
+            None => Timeline::default(),
+        },
+        lessons: Lessons::default(),
+        sign: sign.map(Arc::new),
+        stop,
+    })
+}
+
+/// Where the image is made. An image in a store that was given no name has a new one each time.
+pub(super) fn destination(args: &DumpArgs) -> Destination {
+    if let Some(store) = &args.store {
+        let default = || default_name(args.own_pid(), args.pid, SystemTime::now());
+        let name = args.name.clone().unwrap_or_else(default);
+        return Destination::Stored { store: store.clone(), name };
+    }
+    let path = args.image.clone().unwrap_or_else(|| PathBuf::from(format!("gpucr-{}", args.pid)));
+    match &args.parent {
+        Some(parent) => Destination::Incremental { path, parent: parent.clone() },
+        None => Destination::Alone(path),
+    }
+}
+
+/// A name that tells what was saved and when, to the millisecond, since a process may be dumped more than
+/// once in a second: `train-20261121T083053.120Z-4242`. Here the process may have its `own` pid.
+fn default_name(own: u32, pid: u32, now: SystemTime) -> String {
+    let comm = std::fs::read_to_string(format!("/proc/{own}/comm")).unwrap_or_default();
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let command: String = comm.trim().chars().map(|c| if fits(c) { c } else { '_' }).collect();
+    let command = match command.trim_start_matches('.') {
+        "" => "process",
+        command => command,
+    };
+    let time = humantime::format_rfc3339_millis(now).to_string().replace(['-', ':'], "");
+    format!("{command}-{time}-{pid}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_names_are_readable() {
+        let now = std::time::UNIX_EPOCH + std::time::Duration::from_millis(1_790_000_000_120);
+        let name = default_name(0, 0, now);
+        assert_eq!(name, "process-20260921T141320.120Z-0");
+        let own = default_name(std::process::id(), std::process::id(), now);
+        assert!(own.ends_with(&format!("-20260921T141320.120Z-{}", std::process::id())), "{own}");
+        assert!(!own.contains('/') && !own.starts_with('.'), "{own}");
+    }
+}

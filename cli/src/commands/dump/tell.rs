@@ -1,0 +1,126 @@
+//! What a dump says at its end, for people.
+
+use gpucr_core::dump::{Misspeculation, Options, Report};
+use gpucr_core::image::{Destination, Protocol};
+
+use super::args::{DumpArgs, ProtocolArg};
+use crate::commands::{note, say};
+use crate::display;
+
+/// Says what a dump did.
+pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
+    let fate = if report.left_running { "runs on" } else { "was ended" };
+    let shared = match options.destination {
+        Destination::Alone(_) => String::new(),
+        _ => format!(" ({} new)", display::bytes(report.new_bytes)),
+    };
+    say!(
+        "{}: {} of device memory, {} stored{shared}; stopped for {}, {} in all; process {} {fate}",
+        report.image.display(),
+        display::bytes(report.bulk_bytes),
+        display::bytes(report.stored_bytes),
+        display::time(report.stopped_ms),
+        display::time(report.total_ms),
+        report.pid,
+    );
+    if let Some(found) = &report.validation {
+        say!(
+            "copied while it ran: {} of {} chunks; {} had changed since, and {} were copied again",
+            report.precopied_chunks,
+            found.chunks,
+            found.misspeculated,
+            found.recopied,
+        );
+        if let Some(line) = changes(&found.misspeculations) {
+            say!("{line}");
+        }
+    }
+    if let Some(late) = &report.deferral {
+        say!(
+            "saved while it ran on: {} chunks, for which {} calls waited {} in all",
+            late.chunks,
+            late.held,
+            display::time(late.held_ms),
+        );
+        if late.misspeculated > 0 {
+            say!(
+                "{} of them were written before they were saved, so it was stopped a second time, and \
+                 the image is of then",
+                late.misspeculated,
+            );
+        }
+        if let Some(line) = changes(&late.misspeculations) {
+            say!("{line}");
+        }
+    }
+    if report.unneeded_bytes > 0 {
+        say!(
+            "{} of what was stored is copies of memory that changed afterwards, and is not needed",
+            display::bytes(report.unneeded_bytes),
+        );
+    }
+    let asked_ahead = matches!(args.protocol, ProtocolArg::Recopy | ProtocolArg::Cow);
+    if asked_ahead && report.protocol == Protocol::Stop {
+        note!(
+            "The memory could not be copied while the program ran: gpucr had no context of its own \
+             on the device, or there was no memory to copy."
+        );
+    }
+    if report.protocol == Protocol::Driver {
+        note!(
+            "The program was not started with `gpucr run`, so the driver copied its memory, \
+             at a fraction of the speed."
+        );
+    }
+    if report.private_bytes > 0 {
+        note!(
+            "The driver cannot hand {} of device memory to another process, so its own checkpoint \
+             saved it, at a fraction of the speed.",
+            display::bytes(report.private_bytes),
+        );
+    }
+    if report.copied == "inside" {
+        note!(
+            "The device has no room for a second context, so the program copied its memory \
+             itself, which is slower."
+        );
+    }
+}
+
+/// Where memory changed after it had been copied, and what may have written it.
+fn changes(all: &[Misspeculation]) -> Option<String> {
+    let named = |one: &Misspeculation| {
+        let who = match one.suspects.as_slice() {
+            [] => "nobody seen".to_owned(),
+            [name] => display::kernel(name),
+            [name, rest @ ..] => format!("{} or {} others", display::kernel(name), rest.len()),
+        };
+        format!("{} at {:#x} by {who}", display::bytes(one.size), one.address)
+    };
+    let shown: Vec<String> = all.iter().take(3).map(named).collect();
+    let rest = all.len().saturating_sub(shown.len());
+    let more = if rest > 0 { format!("; and {rest} more") } else { String::new() };
+    (!shown.is_empty()).then(|| format!("changed since: {}{more}", shown.join("; ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_named_in_one_line() {
+        let one = |size, suspects: &[&str]| Misspeculation {
+            pid: 1,
+            address: 0x1000,
+            size,
+            suspects: suspects.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        assert_eq!(changes(&[]), None);
+        let all = [one(2 << 20, &["_Z4copyPiPKi", "x", "y"]), one(512, &[]), one(1, &["k"])];
+        let line = "changed since: 2.00 MiB at 0x1000 by copy or 2 others; 512 B at 0x1000 by nobody \
+                    seen; 1 B at 0x1000 by k";
+        assert_eq!(changes(&all).as_deref(), Some(line));
+        let four = [one(1, &[]), one(1, &[]), one(1, &[]), one(1, &[])];
+        assert!(changes(&four).is_some_and(|line| line.ends_with("; and 1 more")));
+    }
+}

@@ -1,0 +1,323 @@
+//! What to do about an error, where something can be said.
+
+use std::borrow::Cow;
+
+use gpucr_core::Error;
+use gpucr_core::criu::{CriuError, Hint};
+use gpucr_core::cuda::driver::code;
+use gpucr_core::image::ImageError;
+use gpucr_core::library::LibraryError;
+use gpucr_core::limits::TooFewDescriptors;
+use gpucr_core::process::{AgentError, TreeError};
+use gpucr_core::store::StoreError;
+use gpucr_core::transfer::TarError;
+use gpucr_core::trust::TrustError;
+
+use crate::escape::shell_word;
+
+type Help = Option<Cow<'static, str>>;
+
+const DAMAGED: &str = "`gpucr verify` lists everything that is damaged, and what it belongs to";
+
+/// What to do about any error.
+pub(super) fn about(error: &Error) -> Help {
+    match error {
+        Error::Agent(error) => about_agent(error),
+        Error::Criu(error) => about_criu(error),
+        Error::Trust(error) => about_trust(error),
+        Error::Library(error) => about_library(error),
+        Error::OpenFiles(error) => Some(about_open_files(error).into()),
+        Error::Image(error) => about_image(error),
+        Error::Store(StoreError::DamagedChunk { .. }) => Some(DAMAGED.into()),
+        Error::Tar(error) => about_tar(error),
+        error => {
+            let about = about_program(error).or_else(|| about_host(error));
+            about.or_else(|| about_restore(error)).or_else(|| about_warm_image(error))
+        }
+    }
+}
+
+/// What to do about a program that cannot be dumped as it is.
+fn about_program(error: &Error) -> Help {
+    let text = match error {
+        Error::NoCuda { .. } => {
+            "a program shows up once it has called cuInit; `criu dump` alone serves programs \
+             without CUDA"
+        }
+        Error::NoAgent { .. } => {
+            "start the program with `gpucr run`; it shows up once it has called cuInit (see gpucr ps)"
+        }
+        Error::Busy { .. } | Error::Detached { .. } => {
+            "try again when the other gpucr, or the keeper that it left behind, has ended"
+        }
+        Error::NotObserved { .. } => {
+            "it needs a context of its own on the device, which takes some memory there, and a compute \
+             mode that admits more than one process"
+        }
+        Error::SeveralProcesses { .. } => "name one of them: `gpucr ps` lists them",
+        Error::Suspended { pid } => {
+            return Some(format!("let it run first: kill -CONT {pid}").into());
+        }
+        Error::Headless { .. } => {
+            "CRIU cannot save it; let the main thread wait for the others instead (pthread_join)"
+        }
+        Error::OtherPidNamespace { .. } => "run gpucr inside that namespace, with its own /proc",
+        Error::OuterSession { .. } => {
+            "CRIU cannot save it; start the program in a session of its own: setsid gpucr run -- …"
+        }
+        Error::Changed { .. } => "try again",
+        Error::OwnTree { .. } => "dump the program itself, not the shell or job that runs gpucr",
+        Error::Tree(TreeError::NoProcess(_)) => "`gpucr ps` lists the programs under gpucr",
+        Error::Unsupported { .. } => {
+            "free these before the dump; gpucr(1) lists what the driver cannot checkpoint"
+        }
+        Error::Ungated { .. } => {
+            "the program runs on; a newer gpucr may know the function, and who asks for libcuda.so.1 by \
+             that name finds gpucr's"
+        }
+        Error::Stalled { .. } => {
+            "see to the disk that the image was to be written to, and try again"
+        }
+        _ => return None,
+    };
+    Some(text.into())
+}
+
+/// What to do about a host, or a user, that cannot do it.
+fn about_host(error: &Error) -> Help {
+    let text = match error {
+        Error::NotRoot => "run it as root, for example with sudo",
+        Error::Hook { .. } => "gpucr has started it with /bin/sh -c; what it said is above",
+        Error::StrangeDriver { .. } => {
+            "gpucr loads only the driver library that this host's loader finds, and the software driver that \
+             came with it; one that you know to be sound you can name: GPUCR_HOST_DRIVER=PATH gpucr …"
+        }
+        Error::NoDriver(_) => {
+            "on a host without a GPU use `gpucr run --device soft`; else install NVIDIA's driver \
+             570 or newer"
+        }
+        Error::OtherDriver { .. } => "restore on a host with the driver that the image names",
+        Error::NoDevice { .. } | Error::NoSuchDevice { .. } => {
+            "name the device that is to take its place: gpucr restore --device-map OLD=NEW …"
+        }
+        Error::DeviceTwice { .. } => {
+            "give each device of the image another one: --device-map 0=1,1=0 swaps two"
+        }
+        Error::OtherDevice { .. } => "the driver moves programs only to a device of the same kind",
+        _ => return None,
+    };
+    Some(text.into())
+}
+
+/// What to do where an image cannot be restored as things are.
+fn about_restore(error: &Error) -> Help {
+    let text = match error {
+        Error::PidInUse { .. } => {
+            "end the process that has it (the dumped program itself, if it was left running), or \
+             give the program a pid namespace of its own: gpucr restore --new-pids …"
+        }
+        Error::FileChanged { path, found, expected } if found > expected => {
+            let file = shell_word(path);
+            let cut = format!(
+                "if it is a log that went on after the dump: truncate -s {expected} {file}"
+            );
+            return Some(cut.into());
+        }
+        Error::FileMissing { .. } | Error::FileChanged { .. } => {
+            "put the file back as it was at the time of the dump"
+        }
+        Error::NoRoom { .. } => {
+            "free memory, or give the control group that gpucr runs in a higher limit"
+        }
+        Error::DamagedPart { .. } => DAMAGED,
+        _ => return None,
+    };
+    Some(text.into())
+}
+
+/// What to do about warm images and those who hold them.
+fn about_warm_image(error: &Error) -> Help {
+    let text = match error {
+        Error::NoMemory { asked: true, .. } => "give a higher --memory-limit",
+        Error::NoMemory { asked: false, .. } => {
+            "drop another image (gpucr warm --list), or give a --memory-limit that you know there is \
+             room for"
+        }
+        Error::BeingWarmed { .. } => {
+            "wait for it; `gpucr warm --list` shows the image when it is warm"
+        }
+        Error::NotWarm { .. } => "`gpucr warm --list` shows what is kept",
+        Error::Holder { pid, .. } => {
+            let end = format!("end it, which frees its memory, and try again: kill {pid}");
+            return Some(end.into());
+        }
+        Error::OtherHolder { .. } => {
+            "`gpucr warm --drop IMAGE` first; its restores read from disk until then"
+        }
+        Error::StrangeHolder { .. } => {
+            "it is not trusted: find out what that process is; restores read the image from disk"
+        }
+        _ => return None,
+    };
+    Some(text.into())
+}
+
+/// What to do about an agent that does not do what it is asked.
+fn about_agent(error: &AgentError) -> Help {
+    let text = match error {
+        AgentError::Version { .. } => {
+            "use the gpucr of the version that the program was started with"
+        }
+        AgentError::Broken { .. } => {
+            "another gpucr may be at work on the program; try again when it has ended"
+        }
+        AgentError::Failed { code: code::OUT_OF_MEMORY, .. } => {
+            "free memory of the device (nvidia-smi lists who has it), or use one with more"
+        }
+        AgentError::Failed { .. } => {
+            "a program that computes for long in one kernel needs a longer --timeout"
+        }
+        _ => return None,
+    };
+    Some(text.into())
+}
+
+/// What to do about CRIU.
+fn about_criu(error: &CriuError) -> Help {
+    match error {
+        CriuError::Failed { hints, .. } if !hints.is_empty() => {
+            let hints: Vec<_> = hints.iter().map(|hint| about_hint(*hint)).collect();
+            Some(hints.join("\n").into())
+        }
+        CriuError::NotFound { .. } | CriuError::TooOld { .. } => Some(
+            "install CRIU 4.1 or newer; `cargo xtask setup` in gpucr's source tree does it".into(),
+        ),
+        _ => None,
+    }
+}
+
+/// What to do about a cause that CRIU's log names.
+fn about_hint(hint: Hint) -> Cow<'static, str> {
+    if let Some(option) = hint.option() {
+        return format!("try again with {option} (see criu(8))").into();
+    }
+    let text = match hint {
+        Hint::FileChanged => "put the file that CRIU names back as it was at the time of the dump",
+        Hint::PidInUse => {
+            "end what has the pid, be it as a process group or session, or give the program a pid \
+             namespace of its own: gpucr restore --new-pids …"
+        }
+        Hint::Permission => "run it as root, with all capabilities",
+        Hint::Device => "the program has a device open that CRIU cannot save: close it first",
+        Hint::GhostLimit => "the program holds a large deleted file open: close it first",
+        Hint::NoSpace => "free space on the file system of the image",
+        Hint::InFlight => "others keep connecting to a socket of the program; try again",
+        _ => "see criu(8)",
+    };
+    text.into()
+}
+
+/// What to do about an image that is not to be trusted, and about keys.
+fn about_trust(error: &TrustError) -> Help {
+    let text = match error {
+        TrustError::OtherImage { .. } => {
+            "it is another image than you meant, or was changed: get it again from where you know it to be"
+        }
+        TrustError::Unsigned { .. } | TrustError::Untrusted { .. } => {
+            "sign images when they are made (gpucr dump --sign KEY), and name the public key of whoever you trust"
+        }
+        TrustError::BadSignatures(_) => {
+            "the file `signatures` beside its manifest was changed: get the image again"
+        }
+        TrustError::OpenKey { path } => {
+            return Some(format!("chmod 600 {}", shell_word(path)).into());
+        }
+        TrustError::NoPublicKey { .. } | TrustError::NoPrivateKey { .. } => {
+            "`gpucr key FILE` makes a pair of keys: FILE to sign with, FILE.pub to trust"
+        }
+        _ => return None,
+    };
+    Some(text.into())
+}
+
+/// What to do about gpucr's own libraries.
+fn about_library(error: &LibraryError) -> Help {
+    let text = match error {
+        LibraryError::Misplaced { .. } => {
+            "put the file back as the program had it: `gpucr run` of the user who has started the program, and \
+             of the same version, does that"
+        }
+        LibraryError::Missing { .. } => "build or install gpucr as a whole, or set GPUCR_LIB_DIR",
+        LibraryError::Io(_) => return None,
+    };
+    Some(text.into())
+}
+
+/// How to raise a limit of open files.
+fn about_open_files(error: &TooFewDescriptors) -> String {
+    let TooFewDescriptors { pid, own, blocks, .. } = error;
+    // That is enough for so many blocks of memory, and for all else.
+    let files = blocks.saturating_mul(2).saturating_add(4096);
+    if *own {
+        return format!("raise the limit: ulimit -n {files}");
+    }
+    format!(
+        "raise the limit, of the program before it starts (ulimit -Hn {files}) or now: prlimit --pid {pid} \
+         --nofile=:{files}"
+    )
+}
+
+/// What to do about an image or a store.
+fn about_image(error: &ImageError) -> Help {
+    let text = match error {
+        ImageError::Damaged { .. }
+        | ImageError::Truncated { .. }
+        | ImageError::MissingChunk { .. }
+        | ImageError::Store(StoreError::DamagedChunk { .. }) => DAMAGED,
+        ImageError::UnknownSection { .. } => "restore it with a newer gpucr",
+        ImageError::ParentMissing { .. } => {
+            "put the parent back: it is looked for beside the image as it was at the dump, then \
+             under that path"
+        }
+        ImageError::ParentChanged { .. } => {
+            "put the parent back; `gpucr inspect` prints the identity of an image"
+        }
+        ImageError::ParentInStore { .. } => {
+            "dump into the store too, with --store: what its images have is shared by itself"
+        }
+        ImageError::ChainTooLong { .. } => "make a full image: dump without --parent",
+        ImageError::NoSpace { .. } => {
+            "free space, and try again; in a store `gpucr gc` frees what no image needs"
+        }
+        ImageError::Store(StoreError::NoSpace { .. }) => {
+            "nothing was lost; free some space and try again"
+        }
+        ImageError::Store(StoreError::NotAStoreDir { .. }) => {
+            "give a new or empty directory, or one that `gpucr dump --store` has made"
+        }
+        ImageError::HasChildren { .. } => {
+            "remove those first, or use --force if they are not needed any more"
+        }
+        ImageError::Store(StoreError::Busy { path }) if path.ends_with("gc.lock") => {
+            "another gc is at work on the store; nothing is left to do for this one"
+        }
+        ImageError::Store(StoreError::Busy { .. }) => {
+            "a dump, restore or gc uses the store; try again when it has ended (gc: --wait)"
+        }
+        _ => return None,
+    };
+    Some(text.into())
+}
+
+/// What to do about an image as one file.
+fn about_tar(error: &TarError) -> Help {
+    let text = match error {
+        TarError::BadTar { .. } => {
+            "make it again with `gpucr export`; a tar that was compressed must be unpacked first, \
+             for example zstd -dc FILE | gpucr import - -o IMAGE"
+        }
+        TarError::Exists { .. } => "give another name, or remove it first",
+        _ => return None,
+    };
+    Some(text.into())
+}

@@ -1,0 +1,187 @@
+//! The files that list memory, as far as they matter here: their names, and their bytes as values.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::BorrowedFd;
+
+use prost::Message;
+use rustix::fs::{Mode, OFlags};
+
+pub(super) const PAGE: usize = 4096;
+/// A file that lists memory has no more bytes: one of a process with as many runs as it can have mappings has a few
+/// million.
+pub(super) const MAX_LIST: u64 = 256 << 20;
+/// The numbers of CRIU's images and of `mm-PID.img`.
+pub(super) const MM_MAGIC: [u8; 8] = [0x19, 0x43, 0x56, 0x54, 0x20, 0x28, 0x49, 0x57];
+/// The numbers of CRIU's images and of this one.
+pub(super) const MAGIC: [u8; 8] = [0x19, 0x43, 0x56, 0x54, 0x25, 0x40, 0x08, 0x56];
+/// In [`Run::flags`]: private memory without a file.
+pub(super) const LAZY: u32 = 1 << 1;
+/// In [`Run::flags`]: its bytes are in the file.
+pub(super) const PRESENT: u32 = 1 << 2;
+
+/// What `mm-PID.img` has of a process's memory, as far as it matters here.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Mappings {
+    #[prost(message, repeated, tag = "14")]
+    pub(super) all: Vec<Between>,
+}
+
+/// A mapping (CRIU's `vma.proto`).
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Between {
+    #[prost(uint64, required, tag = "1")]
+    pub(super) start: u64,
+    #[prost(uint64, required, tag = "2")]
+    pub(super) end: u64,
+    /// As mmap(2) takes them.
+    #[prost(uint32, required, tag = "5")]
+    pub(super) protection: u32,
+    #[prost(uint32, required, tag = "6")]
+    pub(super) flags: u32,
+    /// What CRIU knows of it.
+    #[prost(uint32, required, tag = "7")]
+    pub(super) status: u32,
+}
+
+/// In [`Between::status`]: memory of the kernel in every process, and shadow stacks.
+pub(super) const SPECIAL: u32 = 1 << 2 | 1 << 3 | 1 << 12 | 1 << 15;
+
+impl Between {
+    /// Whether CRIU, asked for lazy pages, leaves its marked pages to somebody else. (It does so too with shadow
+    /// stacks, for which it then has no place.)
+    pub(super) fn is_left(&self) -> bool {
+        let (wanted, unwanted) =
+            (libc::MAP_ANONYMOUS | libc::MAP_PRIVATE, libc::MAP_LOCKED | libc::MAP_HUGETLB);
+        let flags = self.flags as i32;
+        flags & wanted == wanted && flags & unwanted == 0 && self.status & SPECIAL == 0
+    }
+
+    /// Bytes that CRIU, asked for lazy pages, maps as if they were to be written, though they are not.
+    pub(super) fn charged(&self) -> u64 {
+        let flags = self.flags as i32;
+        let is_charged = flags & libc::MAP_PRIVATE != 0
+            && flags & libc::MAP_NORESERVE == 0
+            && self.protection as i32 & libc::PROT_WRITE == 0;
+        if is_charged { self.end - self.start } else { 0 }
+    }
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Head {
+    #[prost(uint32, required, tag = "1")]
+    pub(super) pages_id: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Run {
+    #[prost(uint64, required, tag = "1")]
+    pub(super) address: u64,
+    #[prost(uint32, required, tag = "2")]
+    pub(super) pages: u32,
+    #[prost(uint32, optional, tag = "4")]
+    pub(super) flags: Option<u32>,
+}
+
+impl Run {
+    pub(super) fn is_present(&self) -> bool {
+        self.flags() & PRESENT != 0
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        u64::from(self.pages) * PAGE as u64
+    }
+
+    /// Where its bytes end in the file of pages, of which those before it end at `at`.
+    pub(super) fn end_in_file(&self, at: u64) -> Option<u64> {
+        if self.is_present() { at.checked_add(self.bytes()) } else { Some(at) }
+    }
+}
+
+pub(super) fn pagemap(pid: i32) -> String {
+    format!("pagemap-{pid}.img")
+}
+
+pub(super) fn mm(pid: i32) -> String {
+    format!("mm-{pid}.img")
+}
+
+pub(super) fn pages(head: &Head) -> String {
+    format!("pages-{}.img", head.pages_id)
+}
+
+/// The process whose pagemap has this name. Those of shared memory have a word before the number.
+pub(super) fn process(name: &str) -> Option<i32> {
+    name.strip_prefix("pagemap-")?.strip_suffix(".img")?.parse().ok()
+}
+
+pub(super) fn open(dir: BorrowedFd<'_>, name: &str, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(dir, name, flags, Mode::empty())?.into())
+}
+
+/// Reads a file that lists memory. One that is too long is cut off, and so is not what is expected.
+pub(super) fn read(dir: BorrowedFd<'_>, name: &str) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(dir, name, OFlags::RDONLY)?.take(MAX_LIST).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The pids of the processes that have memory.
+///
+/// # Errors
+/// The directory cannot be read.
+pub(crate) fn processes(dir: BorrowedFd<'_>) -> io::Result<Vec<i32>> {
+    let mut pids = Vec::new();
+    // What was handed here may be good for nothing but finding files in it.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::openat(dir, ".", flags, Mode::empty())?;
+    for entry in rustix::fs::Dir::new(dir)? {
+        let entry = entry?;
+        pids.extend(process(entry.file_name().to_str().unwrap_or_default()));
+    }
+    Ok(pids)
+}
+
+/// In order of their addresses.
+pub(super) fn decode_mappings(bytes: &[u8]) -> Option<Vec<Between>> {
+    let (len, rest) = bytes.strip_prefix(&MM_MAGIC)?.split_first_chunk()?;
+    let message = rest.get(..u32::from_le_bytes(*len) as usize)?;
+    let mappings = Mappings::decode(message).ok()?.all;
+    let is_in_order = mappings.is_sorted_by(|a, b| a.end <= b.start)
+        && mappings.iter().all(|mapping| mapping.start < mapping.end);
+    is_in_order.then_some(mappings)
+}
+
+/// `None` if it is not exactly what is expected.
+pub(super) fn decode(bytes: &[u8]) -> Option<(Head, Vec<Run>)> {
+    let mut rest = bytes.strip_prefix(&MAGIC)?;
+    let mut messages = Vec::new();
+    while !rest.is_empty() {
+        let (len, after) = rest.split_first_chunk()?;
+        let (message, after) = after.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+        messages.push(message);
+        rest = after;
+    }
+    let (head, runs) = messages.split_first()?;
+    let head = Head::decode(*head).ok()?;
+    let runs = runs.iter().map(|run| Run::decode(*run));
+    let runs = runs.collect::<Result<Vec<_>, _>>().ok()?;
+    if runs.iter().any(|run| run.address.checked_add(run.bytes()).is_none()) {
+        return None;
+    }
+    // A field that is not known here would be lost.
+    (encode(&head, &runs) == bytes).then_some((head, runs))
+}
+
+pub(super) fn put(bytes: &mut Vec<u8>, message: &impl Message) {
+    bytes.extend_from_slice(&(message.encoded_len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&message.encode_to_vec());
+}
+
+pub(super) fn encode(head: &Head, runs: &[Run]) -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    put(&mut bytes, head);
+    runs.iter().for_each(|run| put(&mut bytes, run));
+    bytes
+}

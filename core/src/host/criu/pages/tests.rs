@@ -1,0 +1,214 @@
+//! Tests with files as CRIU makes them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use prost::Message;
+
+use super::files::{
+    Between, Head, LAZY, MM_MAGIC, Mappings, PAGE, PRESENT, Run, decode, encode, put,
+};
+use super::private::{Extent, mark, private};
+use super::zeros::leave_out_zeros;
+use super::{made, processes};
+
+const BOTH: Option<u32> = Some(LAZY | PRESENT);
+
+/// Writes runs of pages, each filled with its number, or with zeros.
+fn write(dir: &Path, runs: &[(u64, Option<u32>, &[u8])]) {
+    let run = |(page, flags, bytes): &(u64, Option<u32>, &[u8])| Run {
+        address: page * PAGE as u64,
+        pages: bytes.len() as u32,
+        flags: *flags,
+    };
+    let map = encode(&Head { pages_id: 7 }, &runs.iter().map(run).collect::<Vec<_>>());
+    std::fs::write(dir.join("pagemap-42.img"), map).unwrap();
+    let present = runs.iter().filter(|(_, flags, _)| flags.is_some_and(|f| f & PRESENT != 0));
+    let pages = present.flat_map(|(_, _, bytes)| bytes.iter().flat_map(|byte| [*byte; PAGE]));
+    std::fs::write(dir.join("pages-7.img"), pages.collect::<Vec<u8>>()).unwrap();
+}
+
+/// The pages as a restore reads them.
+fn read(dir: &Path) -> BTreeMap<u64, u8> {
+    let (_, runs) = decode(&std::fs::read(dir.join("pagemap-42.img")).unwrap()).unwrap();
+    let bytes = std::fs::read(dir.join("pages-7.img")).unwrap();
+    let mut pages = bytes.chunks(PAGE);
+    let mut found = BTreeMap::new();
+    for run in runs.iter().filter(|run| run.is_present()) {
+        for page in 0..u64::from(run.pages) {
+            let bytes = pages.next().unwrap();
+            assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+            found.insert(run.address / PAGE as u64 + page, bytes[0]);
+        }
+    }
+    assert!(pages.next().is_none());
+    found
+}
+
+fn left_out(dir: &Path) -> u64 {
+    let dir = File::open(dir).unwrap();
+    let names = ["pagemap-42.img", "pagemap-shmem-3.img", "pages-7.img"];
+    leave_out_zeros(dir.as_fd(), names).unwrap() / PAGE as u64
+}
+
+#[test]
+fn long_runs_of_zeros_in_private_memory_are_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut long = vec![0; 3000];
+    (long[0], long[1500], long[1505], long[2999]) = (1, 2, 3, 4);
+    let short = [5, 0, 0, 0, 6];
+    let nothing = [0; 40];
+    let runs: [(u64, Option<u32>, &[u8]); 6] = [
+        (10, BOTH, &short),
+        (100, BOTH, &long),
+        (5000, Some(PRESENT), &nothing),
+        (6000, BOTH, &nothing),
+        (7000, Some(1), &nothing),
+        (8000, BOTH, &short),
+    ];
+    write(dir.path(), &runs);
+    let before = read(dir.path());
+    assert_eq!(left_out(dir.path()), 1499 + 1493 + 40);
+    let after = read(dir.path());
+    assert_eq!(after.len() + 1499 + 1493 + 40, before.len());
+    for (page, byte) in &before {
+        assert_eq!(after.get(page).copied().unwrap_or(0), *byte, "page {page}");
+    }
+    assert!((5000..5040).all(|page| after.contains_key(&page)), "it may be of a file");
+    assert!(!after.contains_key(&6000));
+    assert_eq!(left_out(dir.path()), 0, "nothing is left to be done");
+    assert_eq!(read(dir.path()), after);
+}
+
+#[test]
+fn what_is_not_as_expected_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (map, pages) = (dir.path().join("pagemap-42.img"), dir.path().join("pages-7.img"));
+    let nothing = [0; 64];
+    write(dir.path(), &[(1, BOTH, &nothing)]);
+    let good = std::fs::read(&map).unwrap();
+    let mut other_magic = good.clone();
+    other_magic[4] ^= 1;
+    let mut more = good.clone();
+    // One more field, of a newer CRIU.
+    let len = more.len();
+    let at = len - Run { address: PAGE as u64, pages: 64, flags: BOTH }.encoded_len() - 4;
+    more[at] += 2;
+    more.extend_from_slice(&[5 << 3, 64]);
+    for bytes in [&good[..good.len() - 1], &other_magic, &more, b""] {
+        std::fs::write(&map, bytes).unwrap();
+        assert_eq!(left_out(dir.path()), 0);
+        assert_eq!(std::fs::read(&map).unwrap(), bytes);
+    }
+    std::fs::write(&map, &good).unwrap();
+    std::fs::write(&pages, vec![0; 63 * PAGE]).unwrap();
+    assert_eq!(left_out(dir.path()), 0, "a page is missing");
+    std::fs::write(&pages, vec![0; 64 * PAGE]).unwrap();
+    assert_eq!(left_out(dir.path()), 64);
+}
+
+#[test]
+fn sums_that_overflow_are_not_as_expected() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || std::fs::File::open(dir.path()).unwrap();
+    let (page, bytes) = (PAGE as u64, vec![1; PAGE]);
+    // A mapping that ends before it begins, alone or as the last one.
+    for maps in [&[(5 * page, 2 * page)][..], &[(page, 2 * page), (5 * page, 3 * page)]] {
+        made::write(dir.path(), maps, &[(page, true, &bytes)]);
+        assert!(private(open().as_fd(), 42).unwrap().is_none());
+    }
+    // Memory that goes on after the last address, and more pages than any file has.
+    let run = |address, pages| Run { address, pages, flags: BOTH };
+    let last = u64::MAX - page + 1;
+    for runs in [vec![run(last, 2)], vec![run(page, u32::MAX); (1 << 20) + 1]] {
+        made::write(dir.path(), &[(page, last)], &[(page, true, &bytes)]);
+        let map = encode(&Head { pages_id: 7 }, &runs);
+        std::fs::write(dir.path().join("pagemap-42.img"), map).unwrap();
+        assert_eq!(left_out(dir.path()), 0);
+        assert!(private(open().as_fd(), 42).unwrap().is_none());
+    }
+}
+
+#[test]
+fn private_memory_is_cut_at_mappings() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || std::fs::File::open(dir.path()).unwrap();
+    let found = || private(open().as_fd(), 42).unwrap().map(|found| found.extents);
+    let page = PAGE as u64;
+    let pages = |count: usize| vec![1; count * PAGE];
+    let maps = [(2 * page, 5 * page), (5 * page, 9 * page), (20 * page, 30 * page)];
+    made::write(
+        dir.path(),
+        &maps,
+        &[(3 * page, true, &pages(4)), (7 * page, false, &pages(1)), (25 * page, true, &pages(5))],
+    );
+    assert_eq!(processes(open().as_fd()).unwrap(), [42]);
+    let extent = |to, at, len| Extent { to: to * page, at: at * page, len: len * page };
+    assert_eq!(found(), Some(vec![extent(3, 0, 2), extent(5, 2, 2), extent(25, 5, 5)]));
+
+    // Beyond every mapping, between two, and mappings out of order.
+    made::write(dir.path(), &maps, &[(28 * page, true, &pages(3))]);
+    assert_eq!(found(), None);
+    made::write(dir.path(), &maps, &[(8 * page, true, &pages(2))]);
+    assert_eq!(found(), None);
+    made::write(dir.path(), &[maps[1], maps[0]], &[(3 * page, true, &pages(1))]);
+    assert_eq!(found(), None);
+    // More pages in the file than are listed; no file of mappings that is known here.
+    made::write(dir.path(), &maps, &[(3 * page, true, &pages(1))]);
+    assert!(found().is_some());
+    std::fs::write(dir.path().join("pages-7.img"), pages(2)).unwrap();
+    assert_eq!(found(), None);
+    made::write(dir.path(), &maps, &[(3 * page, true, &pages(1))]);
+    std::fs::write(dir.path().join("mm-42.img"), b"something else").unwrap();
+    assert_eq!(found(), None);
+}
+
+#[test]
+fn what_criu_has_not_marked_is_marked() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || std::fs::File::open(dir.path()).unwrap();
+    let page = PAGE as u64;
+    let pages = |count: usize| vec![1; count * PAGE];
+    let maps = [(2 * page, 5 * page), (20 * page, 30 * page)];
+    let runs = [(3 * page, false, &pages(2)[..]), (25 * page, true, &pages(5))];
+    made::write(dir.path(), &maps, &runs);
+    let found = || private(open().as_fd(), 42).unwrap().unwrap().extents.len();
+    assert_eq!(found(), 1);
+    mark(open().as_fd(), 42).unwrap();
+    assert_eq!(found(), 2);
+    // Not where CRIU reads in any case: memory of a file, locked memory, a shadow stack.
+    let private_memory = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    for (flags, status) in [
+        (libc::MAP_PRIVATE, 1),
+        (libc::MAP_SHARED | libc::MAP_ANONYMOUS, 1),
+        (private_memory | libc::MAP_LOCKED, 1),
+        (private_memory, 1 | 1 << 15),
+    ] {
+        made::write(dir.path(), &maps, &runs[..1]);
+        let (flags, protection) = (flags as u32, 3);
+        let all = vec![Between { start: 0, end: 9 * page, protection, flags, status }];
+        let mut bytes = MM_MAGIC.to_vec();
+        put(&mut bytes, &Mappings { all });
+        std::fs::write(dir.path().join("mm-42.img"), bytes).unwrap();
+        mark(open().as_fd(), 42).unwrap();
+        assert_eq!(found(), 0, "{flags:x} {status:x}");
+    }
+    // Nor where there is no file of mappings.
+    std::fs::remove_file(dir.path().join("mm-42.img")).unwrap();
+    mark(open().as_fd(), 42).unwrap();
+}
+
+#[test]
+fn what_would_be_charged_is_counted() {
+    let map = |protection, flags: i32| {
+        let flags = flags as u32;
+        Between { start: 1 << 20, end: 3 << 20, protection, flags, status: 1 }.charged()
+    };
+    let private_memory = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    assert_eq!(map(0, private_memory), 2 << 20);
+    assert_eq!(map(0, private_memory | libc::MAP_NORESERVE), 0);
+    assert_eq!(map(3, private_memory), 0);
+    assert_eq!(map(0, libc::MAP_SHARED), 0);
+}

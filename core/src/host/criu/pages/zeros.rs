@@ -1,0 +1,115 @@
+//! Leaving out zeros.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::OFlags;
+
+use super::files::{LAZY, PAGE, Run, decode, encode, open, pagemap, pages, process, read};
+use super::private::mark;
+
+/// Fewer zeros in a row are left: CRIU reads each run by itself. Pages.
+const SHORTEST: usize = 16;
+/// So many pages are looked at at a time.
+const PIECE: usize = 1024;
+
+/// Leaves zeros out of the pages of all processes whose files are among `names` in a directory. Gives the bytes
+/// that it has left out.
+///
+/// # Errors
+/// The files cannot be read or written; then they are of no use any more.
+pub(crate) fn leave_out_zeros<'a>(
+    dir: BorrowedFd<'_>,
+    names: impl IntoIterator<Item = &'a str>,
+) -> io::Result<u64> {
+    let mut left_out = 0;
+    for name in names {
+        if let Some(pid) = process(name) {
+            mark(dir, pid)?;
+            left_out += leave_out(dir, pid)?;
+        }
+    }
+    Ok(left_out)
+}
+
+fn leave_out(dir: BorrowedFd<'_>, pid: i32) -> io::Result<u64> {
+    let map = open(dir, &pagemap(pid), OFlags::RDWR)?;
+    let bytes = read(dir, &pagemap(pid))?;
+    let Some((head, runs)) = decode(&bytes) else { return Ok(0) };
+    let pages = open(dir, &pages(&head), OFlags::RDWR)?;
+    let listed = runs.iter().try_fold(0, |at, run| run.end_in_file(at));
+    let size = pages.metadata()?.len();
+    if listed != Some(size) {
+        return Ok(0);
+    }
+    let (kept, end) = compact(&pages, runs)?;
+    pages.set_len(end)?;
+    if end < size {
+        let bytes = encode(&head, &kept);
+        map.write_all_at(&bytes, 0)?;
+        map.set_len(bytes.len() as u64)?;
+    }
+    Ok(size - end)
+}
+
+/// Moves what is kept to the front of the file. Gives the runs that are left, and where they end.
+fn compact(file: &File, runs: Vec<Run>) -> io::Result<(Vec<Run>, u64)> {
+    let mut kept: Vec<Run> = Vec::with_capacity(runs.len());
+    let (mut from, mut to) = (0, 0);
+    let mut buffer = vec![0; PIECE * PAGE];
+    for run in runs {
+        if !run.is_present() {
+            kept.push(run);
+            continue;
+        }
+        let (mut address, mut left) = (run.address, run.pages as usize);
+        // Whether the last run in the list is the beginning of this one.
+        let mut begun = false;
+        while left > 0 {
+            let piece = &mut buffer[..left.min(PIECE) * PAGE];
+            file.read_exact_at(piece, from)?;
+            for (zeros, part) in parts(piece, run.flags() & LAZY != 0) {
+                let pages = part.len() / PAGE;
+                if !zeros {
+                    if from != to {
+                        file.write_all_at(part, to)?;
+                    }
+                    to += part.len() as u64;
+                    match kept.last_mut().filter(|_| begun) {
+                        Some(last) => last.pages += pages as u32,
+                        None => kept.push(Run { address, pages: pages as u32, ..run.clone() }),
+                    }
+                }
+                begun = !zeros;
+                from += part.len() as u64;
+                address += part.len() as u64;
+                left -= pages;
+            }
+        }
+    }
+    Ok((kept, to))
+}
+
+/// Cuts pages into parts that are zeros, if these are looked for, and others.
+fn parts(pages: &[u8], look: bool) -> Vec<(bool, &[u8])> {
+    let mut cuts = vec![0];
+    let mut zeros = Vec::new();
+    let is_zero = |page: &[u8]| page.iter().all(|byte| *byte == 0);
+    let flags: Vec<bool> = pages.chunks(PAGE).map(|page| look && is_zero(page)).collect();
+    let mut at = 0;
+    for same in flags.chunk_by(|a, b| a == b) {
+        let zero = same[0] && same.len() >= SHORTEST;
+        at += same.len() * PAGE;
+        match zeros.last() {
+            Some(last) if *last == zero => *cuts.last_mut().expect("not empty") = at,
+            _ => {
+                zeros.push(zero);
+                cuts.push(at);
+            }
+        }
+    }
+    let between = cuts.windows(2).map(|cut| &pages[cut[0]..cut[1]]);
+    zeros.into_iter().zip(between).collect()
+}

@@ -1,0 +1,212 @@
+//! The folder of a test, and what is done in it.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::command::{binary, finish, in_own_session, show, until};
+use crate::pace::Pace;
+use crate::program::Program;
+
+/// A folder for one test, and the programs that it starts; all end with it.
+pub struct Lab {
+    dir: tempfile::TempDir,
+    /// Environment for the programs.
+    pub environment: Vec<(String, String)>,
+}
+
+impl Default for Lab {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Lab {
+    /// Makes the folder.
+    pub fn new() -> Self {
+        Self { dir: tempfile::tempdir().expect("a folder"), environment: Vec::new() }
+    }
+
+    /// A path in the folder.
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A gpucr command, ready for arguments.
+    pub fn gpucr(&self) -> Command {
+        let mut command = Command::new(binary("gpucr"));
+        command.current_dir(self.dir.path()).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs gpucr with arguments and waits for its end.
+    ///
+    /// # Errors
+    /// gpucr cannot be started, or takes too long.
+    pub fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Result<Output> {
+        finish(self.gpucr().args(args))
+    }
+
+    /// Waits until the folder holds nothing but what is allowed: no socket, temporary file or half an
+    /// image is left.
+    ///
+    /// # Errors
+    /// Something else is there still when the time is over; the error names it.
+    pub fn holds_only(&self, allowed: &[&str]) -> Result<()> {
+        let others = || -> Result<Vec<String>> {
+            let names = std::fs::read_dir(self.path(""))?;
+            let names = names.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+            names.filter(|name| !matches!(name, Ok(n) if allowed.contains(&n.as_str()))).collect()
+        };
+        let gone = until("what was made is removed", || matches!(others(), Ok(o) if o.is_empty()));
+        gone.with_context(|| format!("left behind: {:?}", others()))
+    }
+
+    /// Starts a workload under gpucr on the software driver.
+    ///
+    /// # Errors
+    /// The program cannot be started.
+    pub fn start(&self, name: &str, args: &[&str]) -> Result<Program> {
+        self.start_with(name, args, &[])
+    }
+
+    /// The same with more in its environment.
+    ///
+    /// # Errors
+    /// The program cannot be started.
+    pub fn start_with(
+        &self,
+        name: &str,
+        args: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Program> {
+        let workload = binary("workload");
+        let mut command = self.gpucr();
+        command.envs(environment.iter().copied());
+        command.args(["run", "--device", "soft", "--"]).arg(workload).arg(name).args(args);
+        self.spawn(command, "log")
+    }
+
+    /// Starts a workload and waits until it has done its first step. With `--steps` among the
+    /// arguments it stops short of its end until [`Program::result`] is wanted.
+    ///
+    /// # Errors
+    /// The program cannot be started, or ends or takes too long before its first step.
+    pub fn at_work(&self, name: &str, args: &[&str]) -> Result<Program> {
+        let pace = Pace::new()?;
+        let mut paced = args.to_vec();
+        let steps = args.iter().position(|arg| *arg == "--steps").and_then(|at| args.get(at + 1));
+        let steps: usize = steps.map_or(Ok(0), |steps| steps.parse())?;
+        if steps > 0 {
+            pace.allow(steps * 3 / 4)?;
+            paced.extend(["--pace", pace.file()]);
+        }
+        let mut program = self.start(name, &paced)?;
+        program.pace = (steps > 0).then_some((pace, steps));
+        program.wait_for("step ")?;
+        Ok(program)
+    }
+
+    /// Starts any command as a program whose output goes to the file `log`.
+    ///
+    /// # Errors
+    /// The file cannot be made, or the program cannot be started.
+    pub fn spawn(&self, mut command: Command, log: &str) -> Result<Program> {
+        let log = self.path(log);
+        let out = File::create(&log)?;
+        command
+            .stdin(Stdio::null())
+            .stdout(out.try_clone()?)
+            .stderr(out)
+            .envs(self.environment.iter().map(|(k, v)| (k, v)));
+        in_own_session(&mut command);
+        let child = command.spawn().context("the program starts")?;
+        Ok(Program { pid: child.id(), child: Some(child), log, pace: None })
+    }
+
+    /// Dumps a program and gives the report. `args` are further flags.
+    ///
+    /// # Errors
+    /// gpucr fails or takes too long; the error has what it and the program say.
+    pub fn dump(
+        &self,
+        program: &Program,
+        image: &Path,
+        args: &[&str],
+    ) -> Result<serde_json::Value> {
+        let mut command = self.gpucr();
+        command.args(["dump", "--json", "--pid", &program.pid.to_string(), "-o"]).arg(image);
+        let output = finish(command.args(args))?;
+        ensure!(output.status.success(), "dump: {}\n{}", show(&output), program.output());
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    /// Puts the log of a program that ran on after a dump back to what it was at the dump: files
+    /// that were open must have their old size for a restore.
+    ///
+    /// # Errors
+    /// The image cannot be read or does not have the log, or the log cannot be cut.
+    pub fn rewind(&self, program: &Program, image: &Path) -> Result<()> {
+        let output = finish(self.gpucr().args(["inspect", "--json"]).arg(image))?;
+        ensure!(output.status.success(), "inspect: {}", show(&output));
+        let summary: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        let files = summary["files"].as_array().context("inspect lists files")?;
+        let file = files
+            .iter()
+            .find(|file| file["path"].as_str().map(Path::new) == Some(program.log.as_path()))
+            .context("the log is among them")?;
+        let log = File::options().write(true).open(&program.log)?;
+        log.set_len(file["size"].as_u64().context("with a size")?)?;
+        Ok(())
+    }
+
+    /// Restores an image in the foreground and waits until the program goes on: the program in its
+    /// new life.
+    ///
+    /// # Errors
+    /// The old program does not end, or the restore fails or takes too long; the error has what it says.
+    pub fn restore(&self, image: &Path, old: Program) -> Result<Program> {
+        self.restore_with(image, old, &[])
+    }
+
+    /// The same with further environment for gpucr.
+    ///
+    /// # Errors
+    /// The old program does not end, or the restore fails or takes too long; the error has what it says.
+    pub fn restore_with(
+        &self,
+        image: &Path,
+        mut old: Program,
+        environment: &[(&str, &str)],
+    ) -> Result<Program> {
+        // Until somebody has waited for it, the old process holds its pid.
+        old.wait().context("the dumped program ends")?;
+        let mut command = self.gpucr();
+        let out = File::create(self.path("restore.log"))?;
+        command.arg("restore").arg(image).stdout(out.try_clone()?).stderr(out);
+        command.envs(environment.iter().copied());
+        let before = old.output().len();
+        old.allow_some()?;
+        let child = command.spawn().context("the restore starts")?;
+        let (log, pace) = (old.log.clone(), old.pace.take());
+        let mut program = Program { pid: old.pid, child: Some(child), log, pace };
+        let restored = program.wait_for_more_than(before);
+        let said = std::fs::read_to_string(self.path("restore.log")).unwrap_or_default();
+        restored.with_context(|| format!("restore: {said}"))?;
+        Ok(program)
+    }
+}
+
+/// What a workload prints that nobody touches.
+///
+/// # Errors
+/// It cannot be started, fails, or takes too long.
+pub fn undisturbed(name: &str, args: &[&str]) -> Result<Vec<String>> {
+    let lab = Lab::new();
+    let mut program = lab.start(name, args)?;
+    program.result()?;
+    Ok(program.series())
+}

@@ -1,0 +1,71 @@
+//! The workloads by name.
+
+/// The workloads that make it hard to tell what they write; `e2e/adversaries.rs` dumps them.
+pub const ADVERSARIES: [&str; 11] = [
+    "halves",
+    "permuted",
+    "shifting",
+    "const-cast",
+    "seldom",
+    "two-halves",
+    "remade",
+    "long-kernel",
+    "graph-nodes",
+    "model",
+    "stamp",
+];
+
+/// The workloads that a dump refuses for a while; `e2e/hard.rs` has them.
+pub const REFUSED: [&str; 2] = ["sharer", "headless"];
+
+/// The workload with more memory than each test needs; `e2e/faults.rs` has it.
+pub const LARGE: [&str; 1] = ["one-block"];
+
+/// Makes a test of each workload, in a module `workload`, by a function that takes its name, and one that
+/// fails if a workload is missing here. The adversaries, the generated programs, the large one, and those that are refused
+/// have tests of their own.
+#[macro_export]
+macro_rules! each_workload {
+    ($run:ident) => {
+        $crate::each_workload! { $run:
+            sgd "sgd",
+            adam "adam",
+            attention "attention",
+            stencil "stencil",
+            histogram "histogram",
+            streams "streams",
+            threads "threads",
+            structs "structs",
+            indirect "indirect",
+            small_allocs "small-allocs",
+            late_modules "late-modules",
+            pinned "pinned",
+            stack "stack",
+            realloc "realloc",
+            vmm "vmm",
+            launcher "launcher",
+            family "family",
+            scatter "scatter",
+            many_blocks "many-blocks",
+        }
+    };
+    ($run:ident: $($test:ident $name:literal,)*) => {
+        mod workload {
+            $(#[test]
+            fn $test() -> anyhow::Result<()> {
+                super::$run($name)
+            })*
+
+            #[test]
+            fn none_is_left_out() -> anyhow::Result<()> {
+                let output = std::process::Command::new($crate::binary("workload"))
+                    .arg("--list")
+                    .output()?;
+                let all = [&[$($name),*][..], &$crate::REFUSED, &$crate::LARGE];
+                let all = [&all.concat()[..], &$crate::ADVERSARIES, &["random"]].concat();
+                assert_eq!(String::from_utf8(output.stdout)?.lines().collect::<Vec<_>>(), all);
+                Ok(())
+            }
+        }
+    };
+}
