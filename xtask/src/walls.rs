@@ -30,7 +30,7 @@ struct Floors {
     apart: &'static [(&'static str, &'static str)],
 }
 
-const FLOORS: [Floors; 2] = [
+const FLOORS: [Floors; 3] = [
     // `core/src/lib.rs` says what they are.
     Floors {
         of: "gpucr-core",
@@ -46,6 +46,29 @@ const FLOORS: [Floors; 2] = [
             ("host", "kernels"),
             ("host", "store"),
         ],
+    },
+    // `intercept/src/lib.rs` says what they are.
+    Floors {
+        of: "gpucr-intercept",
+        order: &[
+            "log",
+            "limit",
+            "cancel",
+            "resettable",
+            "abi",
+            "usage",
+            "state",
+            "calls",
+            "watch",
+            "unknown",
+            "ungated",
+            "agent",
+            "fork",
+            "resolver",
+            "track",
+            "exports",
+        ],
+        apart: &[],
     },
     // The interpreter stands alone, the driver is on it, and the functions that programs call are on top.
     Floors { of: "softcuda", order: &["ptx", "*", "api"], apart: &[] },
@@ -64,94 +87,9 @@ struct Allowed {
 #[rustfmt::skip]
 const CIRCLES: &[Allowed] = &[
     Allowed {
-        of: "gpucr-core",
-        because: "The head of the store has the names, limits and errors that its files share, and calls them.",
-        files: &[
-            "store", "store::encoding", "store::gc", "store::gc::plan", "store::index", "store::known", "store::lock",
-            "store::planes", "store::reader", "store::shared", "store::writer",
-        ],
-    },
-    Allowed {
-        of: "gpucr-core",
-        because: "The head has the errors and constants of all its files, and passes on what they define.",
-        files: &[
-            "image", "image::base", "image::files", "image::manifest", "image::reader", "image::shelf", "image::trust",
-            "image::verify", "image::writer",
-        ],
-    },
-    Allowed {
-        of: "gpucr-core",
-        because: "A dump is one type in the head; its methods are spread over files by what they do.",
-        files: &[
-            "engine::dump", "engine::dump::defer", "engine::dump::describe", "engine::dump::precopy",
-            "engine::dump::preflight", "engine::dump::report",
-        ],
-    },
-    Allowed {
-        of: "gpucr-core",
-        because: "The head has the errors of all that start CRIU, and the type that calls them.",
-        files: &[
-            "host::criu", "host::criu::dump", "host::criu::find", "host::criu::log", "host::criu::restore",
-            "host::criu::swrk",
-        ],
-    },
-    Allowed {
-        of: "gpucr-core",
-        because: "The head has what its phases share, and starts them; loading knows how memory arrives, and \
-            that how it is loaded.",
-        files: &[
-            "engine::restore", "engine::restore::demand", "engine::restore::load", "engine::restore::phases",
-            "engine::restore::share",
-        ],
-    },
-    Allowed {
-        of: "gpucr-core",
-        because: "A lane copies in one of two manners, and these take a lane's queue and errors.",
-        files: &["cuda::bounce", "cuda::lanes", "cuda::turns"],
-    },
-    Allowed {
-        of: "gpucr-core",
-        because: "A trace checks what it has found, in the words of a trace.",
-        files: &["engine::access::check", "engine::access::trace", "engine::access::written"],
-    },
-    Allowed {
-        of: "gpucr-core",
-        because: "The head has the errors and sizes of both ways, and calls both.",
-        files: &["image::transfer", "image::transfer::export", "image::transfer::import"],
-    },
-    Allowed {
-        of: "gpucr-core",
-        because: "Staging buffers are made in a context, and a context copies to and from them.",
-        files: &["cuda::context", "cuda::staging"],
-    },
-    Allowed {
-        of: "gpucr-core",
-        because: "A driver keeps the library that it was opened from, and those of the host open drivers.",
-        files: &["cuda::driver", "cuda::host"],
-    },
-    Allowed {
-        of: "gpucr-core",
-        because: "The memory of a dump is one type; saving it is a file of its own.",
-        files: &["engine::dump::bulk", "engine::dump::bulk::save"],
-    },
-    Allowed {
-        of: "gpucr-core",
-        because: "What holds a program tells the keeper, and the keeper resumes programs as what holds them does.",
-        files: &["engine::held", "engine::keeper"],
-    },
-    Allowed {
         of: "gpucr-intercept",
-        because: "The shim is one knot still: what a call reads and writes, the gate, the memory and the agent \
-            know each other.",
-        files: &[
-            "access", "access::faults", "access::forms", "access::graphs", "access::guard", "access::images",
-            "access::index", "access::kernels", "access::recorder", "agent", "agent::drain", "agent::staging",
-            "agent::transfer", "contexts", "diverted", "fork", "gate", "gate::callers", "gate::captures", "library",
-            "memory", "memory::attach", "memory::foreign", "memory::heap", "memory::space", "memory::vmm", "real",
-            "recent", "resolver", "sharing", "synchronous", "table", "track", "track::contexts", "track::counted",
-            "track::heap", "track::streams", "track::unloads", "track::uses", "track::vmm", "ungated", "unknown",
-            "usage",
-        ],
+        because: "The tables of memory are one type in the head; its methods are spread over files by what they do.",
+        files: &["state::memory", "state::memory::attach", "state::memory::foreign", "state::memory::heap"],
     },
     Allowed {
         of: "softcuda",
