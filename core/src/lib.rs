@@ -15,9 +15,7 @@
 //! 7. `engine`: dump, restore and trace, put together of all these.
 
 mod base;
-#[expect(clippy::missing_errors_doc, reason = "not written yet for all of its functions")]
 pub mod cuda;
-#[expect(clippy::missing_errors_doc, reason = "not written yet for all of its functions")]
 mod engine;
 mod host;
 pub mod image;
@@ -26,7 +24,6 @@ pub mod kernels;
 #[path = "../../tests/src/skip.rs"]
 #[expect(unreachable_pub, reason = "the crate that it is of exports it")]
 mod skip;
-#[expect(clippy::missing_errors_doc, reason = "not written yet for all of its functions")]
 pub mod store;
 
 pub use base::format::hex;

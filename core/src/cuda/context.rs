@@ -31,6 +31,9 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// Makes a context on `device`. It takes 260 to 530 MiB of the device's memory.
+    ///
+    /// # Errors
+    /// The driver's, for instance if there is no room on the device, or another process has it alone.
     pub fn create(driver: &Arc<Driver>, device: &Device) -> Result<Arc<Self>, DriverError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: `handle` is a place for a context.
@@ -49,6 +52,9 @@ impl Context {
     }
 
     /// Bytes of the device's memory that nobody uses.
+    ///
+    /// # Errors
+    /// The driver's.
     pub fn free_memory(&self) -> Result<u64, DriverError> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
@@ -59,6 +65,10 @@ impl Context {
 
     /// Makes new memory of the device, of which nothing is left here but the descriptor; `len` is a multiple of
     /// [`GRANULE`]. It is free again when the last copy of that is closed, in whatever process.
+    ///
+    /// # Errors
+    /// The driver's: there is no room, or the memory cannot be exported. Nothing is left of it then, unless the driver
+    /// does not even release it.
     pub fn keep(&self, len: u64) -> Result<OwnedFd, DriverError> {
         let handle = self.make_memory(len)?;
         let fd = self.export(handle);
@@ -95,6 +105,9 @@ impl Context {
     }
 
     /// Makes the context current on this thread, which every use of a stream or memory needs.
+    ///
+    /// # Errors
+    /// The driver's: this thread must not use what belongs to the context.
     pub fn enter(&self) -> Result<(), DriverError> {
         // SAFETY: the handle is live until drop.
         unsafe { self.driver.cuCtxSetCurrent(self.handle) }
@@ -122,6 +135,10 @@ pub struct SharedBlock {
 
 impl SharedBlock {
     /// Maps memory that a program has exported.
+    ///
+    /// # Errors
+    /// The driver's: it does not accept the descriptor, or cannot map the memory. Nothing stays mapped here; the
+    /// descriptor is the caller's in any case.
     pub fn import(
         context: &Arc<Context>,
         fd: BorrowedFd<'_>,
@@ -138,6 +155,9 @@ impl SharedBlock {
     }
 
     /// Makes new memory that can be exported; `len` is a multiple of [`GRANULE`].
+    ///
+    /// # Errors
+    /// The driver's: there is no room, or the memory cannot be mapped. Nothing is left of it then.
     pub fn allocate(context: &Arc<Context>, len: u64) -> Result<Self, DriverError> {
         let handle = context.make_memory(len)?;
         Self::map(context, handle, len as usize)
@@ -190,6 +210,9 @@ impl SharedBlock {
 
     /// A file descriptor that keeps the memory alive and can be passed to another process. Only
     /// for memory made by [`SharedBlock::allocate`]: imported memory cannot be exported again.
+    ///
+    /// # Errors
+    /// The driver's, for instance since the memory was imported. The block is as it was.
     pub fn export(&self) -> Result<OwnedFd, DriverError> {
         self.context.export(self.handle)
     }

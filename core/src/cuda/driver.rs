@@ -100,6 +100,9 @@ macro_rules! functions {
         impl Driver {$(
             /// The driver function of this name.
             ///
+            /// # Errors
+            /// The driver's result, where it is not success.
+            ///
             /// # Safety
             ///
             /// Pointers must be what the driver API asks for.

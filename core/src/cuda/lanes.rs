@@ -50,6 +50,10 @@ enum Way<'a> {
 
 impl Lane {
     /// Makes the context and the staging memory for `workers` workers.
+    ///
+    /// # Errors
+    /// The driver's, for instance if there is no room for the context on the device, or for the staging memory in the
+    /// host. Nothing is left of either.
     pub fn prepare(
         driver: &Arc<Driver>,
         device: &Device,
@@ -90,6 +94,11 @@ impl Lane {
     /// `take` with the bytes of each, and their hash if it is known, from many threads at once. Ends
     /// early when `stop` is set, which a failure does by itself; the caller then has to treat what was
     /// taken as incomplete.
+    ///
+    /// # Errors
+    /// The driver's error, that of `take`, or [`TransferError::Altered`] if bytes do not have the hash or sum that the
+    /// device made of them; one of these where there are several. What was taken is incomplete. No copy is under way
+    /// any more, unless the driver cannot even wait for it.
     pub fn copy_out<E: Send>(
         &mut self,
         work: &[Span],
@@ -100,6 +109,9 @@ impl Lane {
     }
 
     /// The same for what a queue gives. What has not arrived safely is not taken.
+    ///
+    /// # Errors
+    /// As [`copy_out`](Self::copy_out).
     pub fn copy_queue<E: Send>(
         &mut self,
         queue: &impl Queue,
@@ -115,6 +127,10 @@ impl Lane {
     /// the device has nothing to do but to copy, and the host hashes what has changed. Beside programs their own
     /// copies have their turn. The rest is as in [`copy_out`](Self::copy_out); when it is `enough`, nothing more is
     /// begun after the first copy.
+    ///
+    /// # Errors
+    /// As [`copy_out`](Self::copy_out). [`TransferError::Altered`] says that hash and sum contradict each other: bytes
+    /// have the same sum and another hash, or the other way round.
     pub fn copy_ahead<E: Send>(
         &mut self,
         work: &[Span],
@@ -192,6 +208,10 @@ impl Lane {
 
     /// Writes these spans, which lie in memory of this lane's device that is mapped here. `give` fills the
     /// buffer with the chunk's bytes, or answers with the one byte that fills it.
+    ///
+    /// # Errors
+    /// The driver's error or that of `give`; one of these where there are several. Any part of the spans may have been
+    /// written. No copy is under way any more, unless the driver cannot even wait for it.
     pub fn copy_in<E: Send>(
         &mut self,
         work: &[Span],

@@ -59,12 +59,18 @@ unsafe impl Sync for PinnedAllocation {}
 
 impl Staging {
     /// Allocates `len` pinned bytes of zeros.
+    ///
+    /// # Errors
+    /// As [`allocate_row`](Self::allocate_row).
     pub fn allocate(context: &Arc<Context>, len: usize) -> Result<Self, DriverError> {
         let mut row = Self::allocate_row(context, len, 1)?;
         Ok(row.pop().expect("it has one"))
     }
 
     /// Allocates `count` buffers of `len` bytes that follow each other in memory.
+    ///
+    /// # Errors
+    /// The driver's, or that the host has no memory to map, which looks the same: nothing stays allocated.
     pub fn allocate_row(
         context: &Arc<Context>,
         len: usize,
@@ -81,6 +87,9 @@ impl Staging {
     }
 
     /// Where kernels see the buffer.
+    ///
+    /// # Errors
+    /// The driver's: it does not map the memory for the device whose context is current.
     pub fn device_address(&self) -> Result<u64, DriverError> {
         let mut address = 0;
         // SAFETY: `address` is a place for an address; this driver has made the memory or pinned it.

@@ -33,6 +33,9 @@ unsafe impl Sync for Stream {}
 
 impl Stream {
     /// Makes a stream that waits for no other.
+    ///
+    /// # Errors
+    /// The driver's: it makes no stream, or the context is of no use any more.
     pub fn create(context: &Arc<Context>) -> Result<Self, DriverError> {
         context.enter()?;
         let mut handle = std::ptr::null_mut();
@@ -48,11 +51,18 @@ impl Stream {
 
     /// Starts a copy from device memory into staging memory. The bytes are there once an event
     /// recorded behind it has happened; `to` must stay alive until then.
+    ///
+    /// # Errors
+    /// As [`copy_out_to_row`](Self::copy_out_to_row).
     pub fn copy_out(&self, from: u64, to: &mut Staging, len: usize) -> Result<(), DriverError> {
         self.copy_out_to_row(from, [to], len)
     }
 
     /// The same into buffers that follow each other, all in one copy.
+    ///
+    /// # Errors
+    /// The driver's: no such device memory, or an earlier piece of work on the device has failed. What was started
+    /// before may still be under way.
     pub fn copy_out_to_row<'a>(
         &self,
         from: u64,
@@ -78,6 +88,9 @@ impl Stream {
 
     /// Starts a copy from staging memory to device memory; `from` must stay alive and unchanged
     /// until an event recorded behind it has happened.
+    ///
+    /// # Errors
+    /// As [`copy_out_to_row`](Self::copy_out_to_row).
     pub fn copy_in(&self, from: &Staging, to: u64, len: usize) -> Result<(), DriverError> {
         assert!(len <= from.len, "the staging buffer is too small");
         // SAFETY: `from` has `len` bytes, and the caller keeps it until the copy has ended.
@@ -88,6 +101,9 @@ impl Stream {
 
     /// Starts a copy of `len` bytes of pinned memory, from its byte `at` on, to device memory; it must not be
     /// given back until the stream has been waited for.
+    ///
+    /// # Errors
+    /// As [`copy_out_to_row`](Self::copy_out_to_row).
     pub fn copy_from(
         &self,
         from: &Pinned,
@@ -104,24 +120,37 @@ impl Stream {
     }
 
     /// Starts a copy within the device.
+    ///
+    /// # Errors
+    /// As [`copy_out_to_row`](Self::copy_out_to_row).
     pub fn copy_within(&self, from: u64, to: u64, len: usize) -> Result<(), DriverError> {
         // SAFETY: takes no host pointer; a bad device address is the driver's error.
         unsafe { self.context.driver.cuMemcpyDtoDAsync_v2(to, from, len, self.handle) }
     }
 
     /// Fills device memory with one byte.
+    ///
+    /// # Errors
+    /// As [`copy_out_to_row`](Self::copy_out_to_row).
     pub fn fill(&self, to: u64, value: u8, len: usize) -> Result<(), DriverError> {
         // SAFETY: takes no host pointer; a bad device address is the driver's error.
         unsafe { self.context.driver.cuMemsetD8Async(to, value, len, self.handle) }
     }
 
     /// Records `event` behind everything that was started so far.
+    ///
+    /// # Errors
+    /// The driver's, for instance if an earlier piece of work on the device has failed. To wait for the event then says
+    /// nothing about this point of the stream.
     pub fn record(&self, event: &Event) -> Result<(), DriverError> {
         // SAFETY: both handles are live.
         unsafe { self.context.driver.cuEventRecord(event.handle, self.handle) }
     }
 
     /// Waits for everything that was started so far.
+    ///
+    /// # Errors
+    /// The driver's: a piece of work on the device has failed. What that was to write holds anything.
     pub fn synchronize(&self) -> Result<(), DriverError> {
         // SAFETY: the handle is live.
         unsafe { self.context.driver.cuStreamSynchronize(self.handle) }
@@ -153,6 +182,9 @@ unsafe impl Send for Module {}
 
 impl Module {
     /// Compiles `ptx` and takes the kernel `name` of it. PTX must contain no zero byte.
+    ///
+    /// # Errors
+    /// The driver's: it cannot compile the PTX, or finds no such kernel in it. Nothing stays loaded.
     pub fn load(context: &Arc<Context>, ptx: &str, name: &CStr) -> Result<Self, DriverError> {
         context.enter()?;
         let ptx = CString::new(ptx).expect("PTX is text");
@@ -169,6 +201,10 @@ impl Module {
     }
 
     /// Starts the kernel on `stream` with so many blocks of so many threads.
+    ///
+    /// # Errors
+    /// The driver's: it does not accept the launch, and the kernel does not run; or an earlier piece of work on the
+    /// device has failed. What the kernel itself does wrong shows only in [`Stream::synchronize`] or later calls.
     ///
     /// # Safety
     ///
@@ -218,6 +254,9 @@ unsafe impl Sync for Event {}
 
 impl Event {
     /// Makes an event without timing.
+    ///
+    /// # Errors
+    /// The driver's: it makes no event, or the context is of no use any more.
     pub fn create(context: &Arc<Context>) -> Result<Self, DriverError> {
         context.enter()?;
         let mut handle = std::ptr::null_mut();
@@ -228,11 +267,17 @@ impl Event {
 
     /// Waits until the last record of it has happened, which is expected within [`MOMENT`]: asks again and
     /// again for so long before it sleeps, but lets other threads have the processor.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
     pub fn wait_soon(&self) -> Result<(), DriverError> {
         self.wait_awake(std::thread::yield_now)
     }
 
     /// The same for a thread that goes on as soon as it has happened: it keeps the processor.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
     pub fn wait_busily(&self) -> Result<(), DriverError> {
         self.wait_awake(std::hint::spin_loop)
     }
@@ -249,6 +294,9 @@ impl Event {
     }
 
     /// Waits until the last record of it has happened. Takes little of the processor.
+    ///
+    /// # Errors
+    /// The driver's: a piece of work on the device has failed, so what was before the event may not have been done.
     pub fn wait(&self) -> Result<(), DriverError> {
         while !self.has_happened()? {
             std::thread::sleep(NAP);

@@ -3,7 +3,7 @@
 //! For each kernel, [`from_ptx`] computes which words of its parameters each register may hold a copy
 //! of, or an address made from; then it looks at each access to memory. The order of instructions,
 //! predicates and branches are left out of account: an instruction that may not run counts as one
-//! that does. Every value is a set of words and of marks (see `value.rs`), every instruction adds to
+//! that does. Every value is a set of words and of marks (see `ptx/value.rs`), every instruction adds to
 //! the sets of what it writes, and that is repeated until nothing changes. Functions that a kernel
 //! calls are part of it: their parameters get the values of all their calls, so recursion is nothing
 //! special.

@@ -203,7 +203,10 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder that has no buffers yet. Fails where zstd finds no memory.
+    /// A decoder that has no buffers yet.
+    ///
+    /// # Errors
+    /// zstd finds no memory.
     pub fn new() -> io::Result<Self> {
         let decompressor = zstd::bulk::Decompressor::new()?;
         Ok(Self { stored: Vec::new(), planes: Vec::new(), decompressor })
@@ -212,6 +215,10 @@ impl Decoder {
     /// Decodes a chunk into `out`, which has its plain length, and returns the address that these
     /// bytes have: the caller compares it. `read` fills a buffer with the stored bytes. Never
     /// writes beyond `out`, whatever these are. After a failure `out` holds anything.
+    ///
+    /// # Errors
+    /// `read` has failed, or the stored bytes are damaged: they do not match their check, or do not decode to so many
+    /// bytes. The decoder can be used again.
     pub fn decode<E>(
         &mut self,
         stored: Stored,
@@ -226,6 +233,9 @@ impl Decoder {
     }
 
     /// The same without the address: the caller has another way to find that it is the right one.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode). Wrong bytes that are stored as they are pass unseen.
     pub fn decode_unnamed<E>(
         &mut self,
         stored: Stored,

@@ -73,6 +73,9 @@ impl Source {
 impl ChunkReader {
     /// Opens all chunks in the directory `dir` of an image: reads the index, opens every pack,
     /// and checks their trailers and lengths. The chunks themselves are checked when they are read.
+    ///
+    /// # Errors
+    /// The index or a pack cannot be read, is damaged or of another length than was written, or is a newer gpucr's.
     pub fn open(dir: &Path) -> Result<Self, StoreError> {
         let source = Source::in_image(dir, Trust::Whole);
         let index = Index::read(&source.index)?;
@@ -172,7 +175,9 @@ impl ChunkReader {
     /// Reads a chunk into `out`, which must have exactly its plain length, and checks it against
     /// its address. After a failure `out` holds anything.
     ///
-    /// The error is that of the first copy, if no other is sound.
+    /// # Errors
+    /// The reader has no such chunk, or it has another length than `out`, or no copy of it can be read undamaged. In
+    /// the last case the error is that of the first copy.
     pub fn get(&self, id: &ChunkId, out: &mut [u8]) -> Result<(), StoreError> {
         let Err(error) = self.get_first(id, out) else { return Ok(()) };
         if !self.get_spare(id, out) {
@@ -195,6 +200,10 @@ impl ChunkReader {
     /// Reads a chunk from its first copy into `out`, which must have exactly its plain length, and does
     /// not check that it has the right bytes: for a caller who hashes them elsewhere, and calls
     /// [`get`](Self::get) where they are wrong. After a failure `out` holds anything.
+    ///
+    /// # Errors
+    /// The reader has no such chunk, or it has another length than `out`, or its first copy cannot be read or decoded;
+    /// other copies are not tried.
     pub fn get_unchecked(&self, id: &ChunkId, out: &mut [u8]) -> Result<(), StoreError> {
         let entry = self.entry_for(id, out)?;
         self.with_decoder(entry, |decoder| {
@@ -296,7 +305,9 @@ impl ChunkReader {
     /// Reads the stored bytes of a chunk into `out`, which must have exactly their length, and
     /// checks them without decoding them. After a failure `out` holds anything.
     ///
-    /// The error is that of the first copy, if no other is sound and stored in the same form; see
+    /// # Errors
+    /// The reader has no such chunk, or its stored bytes have another length than `out`, or no copy in the same form
+    /// can be read undamaged. In the last case the error is that of the first copy; see
     /// [`use_other_copy`](Self::use_other_copy).
     pub fn get_stored(&self, id: &ChunkId, out: &mut [u8]) -> Result<(), StoreError> {
         let entry = self.entry(id).ok_or(StoreError::UnknownChunk { id: *id })?;

@@ -138,12 +138,18 @@ impl SharedStore {
     }
 
     /// The directories of its images, in order of their names.
+    ///
+    /// # Errors
+    /// The directory of the images cannot be read.
     pub fn image_dirs(&self) -> Result<Vec<PathBuf>, StoreError> {
         let dir = self.images();
         Ok(names(&dir)?.into_iter().map(|name| dir.join(name)).collect())
     }
 
     /// Bytes of all its packs.
+    ///
+    /// # Errors
+    /// The directory of the packs cannot be read. A pack whose length cannot be had counts as empty.
     pub fn pack_bytes(&self) -> Result<u64, StoreError> {
         let dir = self.packs();
         let len = |name: String| std::fs::symlink_metadata(dir.join(name)).map_or(0, |m| m.len());

@@ -108,7 +108,9 @@ struct Pack {
 
 impl ChunkWriter {
     /// Starts in the existing directory `dir`, in which it makes `packs/` (only for the owner).
-    /// Fails when that exists.
+    ///
+    /// # Errors
+    /// `packs/` exists already, or cannot be made; nothing was changed.
     pub fn create(dir: &Path, compression: Compression) -> Result<Self, StoreError> {
         let writer = WriterId::random();
         let place = Place::in_image(Arc::new(RealDisk), dir, writer, Known::default())?;
@@ -146,7 +148,9 @@ impl ChunkWriter {
     /// Stores a chunk of at most [`MAX_CHUNK`] bytes, unless an equal one is there, and returns
     /// its address. The bytes are durable only after [`finish`](Self::finish).
     ///
-    /// After the first error every call fails.
+    /// # Errors
+    /// The chunk is too large, which changes nothing; or a pack could not be written, now or in an earlier call. In
+    /// that case the store stays incomplete: every call fails from then on, as does [`finish`](Self::finish).
     pub fn put(&self, plain: &[u8]) -> Result<ChunkId, StoreError> {
         if plain.len() > MAX_CHUNK {
             return Err(StoreError::ChunkTooLarge { len: plain.len() });
@@ -160,6 +164,9 @@ impl ChunkWriter {
     }
 
     /// The same for a chunk whose address the caller has computed from these very bytes.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
     pub fn put_hashed(&self, id: ChunkId, plain: &[u8]) -> Result<ChunkId, StoreError> {
         if plain.len() > MAX_CHUNK {
             return Err(StoreError::ChunkTooLarge { len: plain.len() });
@@ -283,7 +290,9 @@ impl ChunkWriter {
     /// it, syncs its directory. Afterwards the chunks are complete and durable (but for the entry
     /// of an image's own directory in its parent).
     ///
-    /// Fails, with no index written, when any `put` failed.
+    /// # Errors
+    /// A `put` has failed, or a file or directory could not be written, synced or renamed. There is no index then, so
+    /// nobody sees the chunks; only if renaming it or the last sync has failed it may be there, and may not last.
     pub fn finish(self) -> Result<Stats, StoreError> {
         self.finish_with(Index::default())
     }

@@ -4,7 +4,7 @@
 //! code is all that can run, it follows no pointer but its arguments, it depends on nothing but memory,
 //! and each argument through which it goes has always pointed to an allocation that is followed, or the
 //! kernel only reads, or only writes. An argument leads to the whole of its allocation: how far the code
-//! goes in it (`reach.rs`) holds for numbers that do not overflow, which nobody has proven.
+//! goes in it (`kernels/ptx/reach.rs`) holds for numbers that do not overflow, which nobody has proven.
 //!
 //! `docs/access-sets.md` names what is taken for granted.
 

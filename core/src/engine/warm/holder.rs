@@ -183,6 +183,10 @@ impl Holder {
     }
 
     /// Serves until a client says that the copy is to be dropped, or `stop` is set.
+    ///
+    /// # Errors
+    /// The name's socket cannot be asked for clients, which is asked only with a `stop`. The copy is freed, as on
+    /// return. What goes wrong with one client is only logged.
     pub fn serve(mut self, stop: Option<&AtomicBool>) -> io::Result<()> {
         while !stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
             if stop.is_some() && !self.is_called_within(LOOK)? {
@@ -296,6 +300,10 @@ fn load_for(
 }
 
 /// A holder in the background: what `gpucr warm-holder` runs.
+///
+/// # Errors
+/// Whoever started this does not hand over a copy with its name, or this process cannot leave its directory or open the
+/// name for clients. The copy is freed then.
 pub fn main() -> io::Result<()> {
     let mut parent = helper::connection();
     let ToHolder::Hold { described, pin } = parent.receive()? else {

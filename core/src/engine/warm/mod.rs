@@ -271,6 +271,10 @@ pub struct Listing {
 }
 
 /// Asks all holders.
+///
+/// # Errors
+/// [`Error::NotRoot`], or the names of holders cannot be read from `/proc`. A holder that does not answer is no error:
+/// the listing says so.
 pub fn list() -> Result<Listing, Error> {
     require_root()?;
     let mut listing = Listing { kept: Vec::new(), silent: Vec::new() };
@@ -321,6 +325,10 @@ pub fn drop_image(image: &Path) -> Result<Kept, Error> {
 }
 
 /// Drops all images that are kept. Goes on after an error, and returns the first.
+///
+/// # Errors
+/// Those of [`list`], after which nothing was dropped; or [`Error::Holder`], if a holder cannot be asked or does not
+/// answer. The images of the others were dropped all the same, but the result does not name them.
 pub fn drop_all() -> Result<Vec<Kept>, Error> {
     let (mut dropped, mut first) = (Vec::new(), None);
     for kept in list()?.kept {

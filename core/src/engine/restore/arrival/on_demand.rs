@@ -4,7 +4,7 @@
 //! for the blocks that it may touch, as the shim reads its arguments (`docs/access-sets.md`); those come
 //! first. A block that is not there is not mapped in the program. So an access that nobody foresaw is an
 //! error of the device, and never a wrong result: the program is ended then, and restored with all of its
-//! memory (`supervisor.rs`).
+//! memory (`restore/supervisor.rs`).
 //!
 //! When all is loaded the gate is closed once, until the device has done all that it was given: only then is
 //! it certain that no access was missed.

@@ -4,8 +4,8 @@
 //! loads it like all other memory and makes it known ([`crate::engine::sharing`]); others only map it. All of them map
 //! it read-only, and whoever may write it gets memory of its own first, which the shim sees to
 //! (`docs/access-sets.md`). A write that nobody foresaw is an error of the device, and never a wrong result:
-//! [`Watch`] tells of it, and the program is restored anew (`supervisor.rs`). That is remembered: the next instance
-//! shares nothing (`unshared.rs`).
+//! [`Watch`] tells of it, and the program is restored anew (`restore/supervisor.rs`). That is remembered: the next
+//! instance shares nothing (`restore/unshared.rs`).
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
