@@ -1,7 +1,7 @@
 //! What happens at `fork`: CUDA does not survive it, so the child starts afresh. This is the list of all that the
 //! child resets; nobody but the first call of the program imports it.
 
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::state::{contexts, gate, graphs, images, index, kernels, memory, recent};
 use crate::watch::{guard, recorder};
@@ -9,11 +9,12 @@ use crate::{agent, unknown, usage};
 
 /// Sees to it that children start afresh. Called before the agent starts.
 pub(crate) fn watch() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
+    // Not a lock: a child of a fork that another thread makes meanwhile would find it taken for ever.
+    static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+    if !IS_WATCHED.swap(true, Ordering::SeqCst) {
         // SAFETY: the handler is a function of this library, which is never unloaded.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
+    }
 }
 
 unsafe extern "C" fn in_child() {

@@ -91,10 +91,11 @@ fn ask<W: Window>(task: &mut Task<'_>, criu: DumpWorker, window: W) -> Result<As
     options.work = Some(log.as_fd());
     let mut state = WindowState::Before(window);
     let asked = criu.dump(&options, &mut || {
+        // CRIU asks once. Were it to ask again it would get the same answer.
         match std::mem::replace(&mut state, WindowState::Failed) {
             WindowState::Before(window) => state = WindowState::After(window.commit(task)?),
-            // CRIU asks once.
-            other => state = other,
+            WindowState::After(saved) => state = WindowState::After(saved),
+            WindowState::Failed => return Err(Setback::new(Error::CopyIncomplete, ())),
         }
         Ok(())
     });

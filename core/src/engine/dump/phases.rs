@@ -191,7 +191,7 @@ impl Copying {
         let done = detach_and_checkpoint(task);
         match done {
             Ok(()) => Ok(Checkpointed { criu, unsaved }),
-            Err(error) => Err(unsaved.give_up(error)),
+            Err(error) => Err(unsaved.give_up(error).with(criu)),
         }
     }
 }
@@ -216,7 +216,7 @@ impl Checkpointed {
         let Self { criu, unsaved } = self;
         match task.enter(Phase::Criu, None) {
             Ok(()) => freeze(task, criu, unsaved),
-            Err(error) => Err(unsaved.give_up(error)),
+            Err(error) => Err(unsaved.give_up(error).with(criu)),
         }
     }
 }

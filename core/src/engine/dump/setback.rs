@@ -6,7 +6,7 @@ use crate::engine::error::Error;
 /// an image or a context takes time.
 pub(super) struct Setback {
     pub(super) error: Error,
-    #[expect(dead_code, reason = "kept for its end")]
+    /// Kept for its end.
     remains: Box<dyn Remains>,
 }
 
@@ -17,6 +17,12 @@ impl<T> Remains for T {}
 impl Setback {
     pub(super) fn new(error: impl Into<Error>, remains: impl Sized + 'static) -> Self {
         Self { error: error.into(), remains: Box::new(remains) }
+    }
+
+    /// The same with something else that is let go of when the programs are back.
+    pub(super) fn with(self, more: impl Sized + 'static) -> Self {
+        let Self { error, remains } = self;
+        Self::new(error, (remains, more))
     }
 }
 
