@@ -67,9 +67,9 @@ fn exports(lines: &[&str]) -> String {
         // What passes the gate and has no decoder of its own may touch any memory.
         let none = if class == "watch" { "none" } else { "unknown" };
         // The one that is applied before the call, and the one for after it has succeeded.
-        let form = match (words.next(), words.next()) {
-            (Some("then"), Some(form)) => format!("none {form}"),
-            (form, None) => format!("{} none", form.unwrap_or(none)),
+        let decoder = match (words.next(), words.next()) {
+            (Some("then"), Some(decoder)) => format!("none {decoder}"),
+            (decoder, None) => format!("{} none", decoder.unwrap_or(none)),
             _ => panic!("driver.table: cannot read {line:?}"),
         };
         let module = if class == "track" { "crate::track::" } else { "" };
@@ -84,12 +84,12 @@ fn exports(lines: &[&str]) -> String {
                 let list: Vec<String> = (0..n).map(|n| format!("a{n}")).collect();
                 // `CU_STREAM_PER_THREAD` and `CU_STREAM_LEGACY`
                 let stream = if name.ends_with("_ptds") { 2 } else { 1 };
-                writeln!(code, "sync!({name}, {i}, {form}, {stream}, {});", list.join(" "))
+                writeln!(code, "sync!({name}, {i}, {decoder}, {stream}, {});", list.join(" "))
                     .unwrap();
             }
             ("gate" | "launch" | "note" | "watch", Some(n)) => {
                 let list: Vec<String> = (0..n).map(|n| format!("a{n}")).collect();
-                writeln!(code, "{class}!({name}, {i}, {form}, {});", list.join(" ")).unwrap();
+                writeln!(code, "{class}!({name}, {i}, {decoder}, {});", list.join(" ")).unwrap();
             }
             _ => panic!("driver.table: cannot read {line:?}"),
         }

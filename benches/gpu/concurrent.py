@@ -130,7 +130,7 @@ def describe(name, report, more):
     if report.get("deferral"):
         deferral = report["deferral"]
         print(f"    deferred {deferral['chunks']} chunks, held {deferral['held']} calls for"
-              f" {deferral['held_ms']:.0f} ms, misspeculated {deferral['misspeculated']}", flush=True)
+              f" {deferral['blocked_ms']:.0f} ms, misspeculated {deferral['misspeculated']}", flush=True)
 
 
 def touch(folder, size):

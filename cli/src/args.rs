@@ -62,7 +62,7 @@ pub(crate) enum Command {
     #[command(hide = true)]
     GenerateMan(GenerateManArgs),
     #[command(hide = true)]
-    Keeper,
+    Watchdog,
     #[command(hide = true)]
     Init(InitArgs),
     #[command(hide = true)]

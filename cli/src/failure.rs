@@ -116,12 +116,12 @@ impl From<Failure> for CliError {
             ),
             Left::CompleteButLost(ref processes) => format!(
                 "The image is complete. The program was not brought back to running: {}. The \
-                 keeper holds its memory and goes on trying.",
+                 watchdog holds its memory and goes on trying.",
                 processes.join("; ")
             ),
             Left::Lost(ref processes) => format!(
                 "There is no image, and the program was not brought back to running: {}. The \
-                 keeper holds its memory and goes on trying.",
+                 watchdog holds its memory and goes on trying.",
                 processes.join("; ")
             ),
         };

@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         Command::Check(args) => commands::check::run(&args),
         Command::Completions(args) => commands::generate::completions(&args, Args::command()),
         Command::GenerateMan(args) => commands::generate::man(&args, Args::command()),
-        Command::Keeper => commands::keeper::run(),
+        Command::Watchdog => commands::watchdog::run(),
         Command::Init(args) => commands::restore::namespace::init(&args),
         Command::WarmHolder => commands::warm::hold(),
         Command::SharingHolder => commands::restore::hold(),

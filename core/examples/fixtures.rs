@@ -301,7 +301,7 @@ fn make(path: &Path, full: bool, with_sections: bool) {
 
 /// One of each kind that gpucr writes, and one that nobody knows.
 fn sections(writer: &ImageWriter) -> Vec<Section> {
-    let shared = ProcessSharing { pid: 4242, blocks: vec![1, 2], habits: Vec::new() };
+    let shared = ProcessSharing { pid: 4242, blocks: vec![1, 2], summaries: Vec::new() };
     let shared = Sharing { version: SHARING_VERSION, processes: vec![shared] };
     let contexts = vec![(4242_u32, vec![([1_u8; 16], 96_u64 << 20), ([2; 16], 2 << 20)])];
     let contexts = postcard::to_stdvec(&contexts).unwrap();

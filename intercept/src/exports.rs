@@ -33,12 +33,12 @@ macro_rules! gate {
 
 /// The same for a copy or fill that is to be done when it comes back, where the program wants it to be.
 macro_rules! sync {
-    ($name:ident, $index:literal, $form:ident none, $stream:literal, $($argument:ident)*) => {
+    ($name:ident, $index:literal, $decoder:ident none, $stream:literal, $($argument:ident)*) => {
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, clippy::too_many_arguments)]
         pub(crate) unsafe extern "C-unwind" fn $name($($argument: integer!($argument)),*) -> u32 {
             let inside = crate::state::gate::enter();
-            before!($form, $($argument)*);
+            before!($decoder, $($argument)*);
             // SAFETY: as below.
             let result = unsafe { real!($index, $($argument)*) };
             if result != 0 && crate::state::gate::is_watching() {
@@ -46,7 +46,7 @@ macro_rules! sync {
             }
             drop(inside);
             if result == 0 && crate::watch::synchronous::is_wanted() {
-                let decoder = crate::calls::$form;
+                let decoder = crate::calls::$decoder;
                 return crate::watch::synchronous::finish(decoder, &[$($argument),*], $stream);
             }
             result
@@ -56,20 +56,20 @@ macro_rules! sync {
 
 /// The same for a launch, which is noted.
 macro_rules! launch {
-    ($name:ident, $index:literal, $form:ident $then:ident, $($argument:ident)*) => {
+    ($name:ident, $index:literal, $decoder:ident $then:ident, $($argument:ident)*) => {
         wrapped!(
             $name,
             $index,
             {
                 let inside = crate::state::gate::enter_launch();
                 let per_thread = stringify!($name).ends_with("_ptsz");
-                if let Some(head) = crate::calls::heads::$form(&[$($argument),*]) {
+                if let Some(head) = crate::calls::heads::$decoder(&[$($argument),*]) {
                     crate::state::recent::launched(head, per_thread);
                 }
                 inside
             },
             |_| (),
-            $form $then, $($argument)*
+            $decoder $then, $($argument)*
         );
     };
 }
@@ -138,17 +138,17 @@ macro_rules! before {
             crate::watch::before_unknown();
         }
     };
-    ($form:ident, $($argument:ident)*) => {
+    ($decoder:ident, $($argument:ident)*) => {
         if crate::state::gate::is_watching() {
-            crate::watch::before(crate::calls::$form, &[$($argument),*]);
+            crate::watch::before(crate::calls::$decoder, &[$($argument),*]);
         }
     };
 }
 
 macro_rules! then {
     (none, $result:ident, $($argument:ident)*) => {};
-    ($form:ident, $result:ident, $($argument:ident)*) => {
-        crate::watch::after(crate::calls::$form, &[$($argument),*], $result);
+    ($decoder:ident, $result:ident, $($argument:ident)*) => {
+        crate::watch::after(crate::calls::$decoder, &[$($argument),*], $result);
     };
 }
 

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gpucr_wire::access::{Habits, Reached, Slot};
+use gpucr_wire::access::{KernelSummary, Reached, Slot};
 use gpucr_wire::reach::{Index, Reach, Term};
 use gpucr_wire::table::Range;
 use gpucr_wire::{Reply, Request, Table};
@@ -69,12 +69,12 @@ fn table(at: &BTreeMap<String, u64>, pending: &[usize]) -> (Table, OwnedFd) {
 fn install(
     agent: &mut Agent,
     (table, file): &(Table, OwnedFd),
-    habits: Vec<Habits>,
+    summaries: Vec<KernelSummary>,
     distrusted: &[&str],
 ) {
     agent.must(&Request::CloseGate { timeout_ms: 20_000 });
     let distrusted = distrusted.iter().map(|name| (*name).to_owned()).collect();
-    let request = Request::Guard { ranges: table.ranges().to_vec(), habits, distrusted };
+    let request = Request::Guard { ranges: table.ranges().to_vec(), summaries, distrusted };
     assert_eq!(agent.guard(&request, file), Reply::Done {});
     agent.must(&Request::OpenGate {});
 }
@@ -111,8 +111,8 @@ impl Guarded {
 
     fn held(&self) -> (u64, Duration) {
         let header = self.table.header();
-        let time = Duration::from_nanos(header.held_ns.load(Ordering::Relaxed));
-        (header.held.load(Ordering::Relaxed), time)
+        let time = Duration::from_nanos(header.blocked_ns.load(Ordering::Relaxed));
+        (header.blocked.load(Ordering::Relaxed), time)
     }
 }
 
@@ -141,9 +141,10 @@ fn what_only_reads_goes_on() {
     let (mut program, mut agent, at, kernel) = start_with_kernel();
     for reads in [true, false] {
         let slot = Slot { param: 0, offset: if reads { 0 } else { 8 } };
-        let habits = Habits { kernel, anywhere: false, reads: vec![slot], reaches: Vec::new() };
+        let summaries =
+            KernelSummary { kernel, anywhere: false, reads: vec![slot], reaches: Vec::new() };
         let made = table(&at, &[1]);
-        install(&mut agent, &made, vec![habits], &[]);
+        install(&mut agent, &made, vec![summaries], &[]);
         program.tell("kernel");
         assert_eq!(program.line(MOMENT).is_some(), reads);
         made.0.end();
@@ -162,10 +163,11 @@ fn a_kernel_waits_for_as_much_as_it_reaches() {
     let reach = Reach { low: 1 << 20, end: (1 << 20) + 4, terms: vec![blocks] };
     let slot = Slot { param: 0, offset: 0 };
     let reaches = vec![Reached { slot, reach }];
-    let habits = || Habits { kernel, anywhere: false, reads: Vec::new(), reaches: reaches.clone() };
+    let summaries =
+        || KernelSummary { kernel, anywhere: false, reads: Vec::new(), reaches: reaches.clone() };
     for (pending, waits) in [(&[2][..], false), (&[1, 2], true)] {
         let made = table(&at, pending);
-        install(&mut agent, &made, vec![habits()], &[]);
+        install(&mut agent, &made, vec![summaries()], &[]);
         program.tell("kernel");
         assert_eq!(program.line(MOMENT).is_none(), waits, "{pending:?}");
         let wanted: Vec<_> = std::iter::from_fn(|| made.0.claim_wanted()).collect();
@@ -177,7 +179,7 @@ fn a_kernel_waits_for_as_much_as_it_reaches() {
     }
     // What is not trusted may write all of it.
     let made = table(&at, &[2]);
-    install(&mut agent, &made, vec![habits()], &["touch"]);
+    install(&mut agent, &made, vec![summaries()], &["touch"]);
     program.tell("kernel");
     assert_eq!(program.line(MOMENT), None);
     made.0.end();
@@ -189,13 +191,15 @@ fn kernels_that_may_write_anywhere_wait_for_everything() {
     let (mut program, mut agent, at, kernel) = start_with_kernel();
     let slots = [(0, 0), (1, 0), (1, 8), (1, 16)];
     let reads = slots.map(|(param, offset)| Slot { param, offset });
-    let habits =
-        |anywhere| vec![Habits { kernel, anywhere, reads: reads.into(), reaches: Vec::new() }];
-    for (habits, distrusted) in [(habits(true), &[][..]), (habits(false), &["x", "touch"])] {
+    let summaries = |anywhere| {
+        vec![KernelSummary { kernel, anywhere, reads: reads.into(), reaches: Vec::new() }]
+    };
+    for (summaries, distrusted) in [(summaries(true), &[][..]), (summaries(false), &["x", "touch"])]
+    {
         // It would not write through any of its arguments.
         let made = table(&at, &[1]);
         made.0.chunks(0).pend(0);
-        install(&mut agent, &made, habits, distrusted);
+        install(&mut agent, &made, summaries, distrusted);
         program.tell("kernel");
         assert_eq!(program.line(MOMENT), None);
         let wanted: Vec<_> = std::iter::from_fn(|| made.0.claim_wanted()).collect();
@@ -330,7 +334,7 @@ fn a_table_is_refused_unless_the_gate_is_closed_and_it_fits() {
     let (program, at) = start();
     let (mut agent, _) = program.agent();
     let (table, file) = table(&at, &[]);
-    let request = |ranges| Request::Guard { ranges, habits: Vec::new(), distrusted: Vec::new() };
+    let request = |ranges| Request::Guard { ranges, summaries: Vec::new(), distrusted: Vec::new() };
     let own = request(table.ranges().to_vec());
     assert!(matches!(agent.guard(&own, &file), Reply::Failed { .. }), "the gate is open");
     agent.must(&Request::CloseGate { timeout_ms: 20_000 });

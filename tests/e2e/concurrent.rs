@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{HeldDump, Lab, Pace, Program, finish, show, undisturbed, until};
+use gpucr_tests::{Lab, Pace, PausedDump, Program, finish, show, undisturbed, until};
 
 const ARGS: [&str; 4] = ["--steps", "400", "--step-delay-ms", "10"];
 
@@ -12,7 +12,7 @@ fn what_changed_after_it_was_copied_is_found_and_copied_again() -> Result<()> {
     let expected = undisturbed("scatter", &ARGS[..2])?;
     let lab = Lab::new();
     let program = lab.at_work("scatter", &ARGS)?;
-    let dump = HeldDump::start(&lab, &program, &["--protocol", "recopy"], "hold:gate")?;
+    let dump = PausedDump::start(&lab, &program, &["--protocol", "recopy"], "hold:gate")?;
     let_it_write(&program)?;
     let report = dump.finish()?;
     ensure!(report["protocol"] == "recopy", "{report}");
@@ -52,7 +52,7 @@ fn a_kernel_that_writes_what_was_copied_is_named() -> Result<()> {
     let mut program = lab.start("stencil", &["--steps", "60", "--pace", pace.file()])?;
     program.wait_for("step 3 ")?;
     // It holds still while it is copied, and makes a step before it is stopped.
-    let dump = HeldDump::start(&lab, &program, &["-R", "--protocol", "recopy"], "hold:gate")?;
+    let dump = PausedDump::start(&lab, &program, &["-R", "--protocol", "recopy"], "hold:gate")?;
     pace.allow(1)?;
     program.wait_for("step 4 ")?;
     let report = dump.finish()?;
@@ -69,7 +69,7 @@ fn without_the_check_the_image_is_wrong() -> Result<()> {
     let lab = Lab::new();
     let program = lab.at_work("scatter", &ARGS)?;
     let faults = "hold:gate,skip:validate";
-    let dump = HeldDump::start(&lab, &program, &["--protocol", "recopy"], faults)?;
+    let dump = PausedDump::start(&lab, &program, &["--protocol", "recopy"], faults)?;
     let_it_write(&program)?;
     dump.finish()?;
     let mut restored = lab.restore(&lab.path("image"), program)?;
@@ -93,7 +93,7 @@ fn steps_during_the_copy(protocol: &str, first: &str, last: &str) -> Result<usiz
     let args = ["-R", "--protocol", protocol, "--compress", "none"];
     let slow = [("SOFTCUDA_PCIE_GBPS", "0.04")];
     let faults = format!("hold:{first},hold:{last}");
-    let dump = HeldDump::start_with(&lab, &program, &args, &slow, &faults)?;
+    let dump = PausedDump::start_with(&lab, &program, &args, &slow, &faults)?;
     let before = steps(&program);
     // What is copied in between takes about a second, whatever the machine.
     dump.on_to(last)?;
@@ -150,7 +150,7 @@ fn a_program_may_end_before_its_image_is_complete() -> Result<()> {
     let expected = undisturbed("scatter", &ARGS[..2])?;
     let lab = Lab::new();
     let mut program = lab.at_work("scatter", &ARGS)?;
-    let dump = HeldDump::start(&lab, &program, &["-R", "--protocol", "cow"], "hold:store")?;
+    let dump = PausedDump::start(&lab, &program, &["-R", "--protocol", "cow"], "hold:store")?;
     program.result()?;
     ensure!(program.series() == expected, "the program that ran on differs");
     dump.finish()?;

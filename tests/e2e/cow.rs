@@ -3,7 +3,7 @@
 //!
 //! The program is `seldom`: each step writes to every chunk of its memory, through pointers that hide
 //! in memory. gpucr sees in its code that it follows such pointers, so its launches wait for
-//! everything. Where gpucr is kept from looking at the code (`skip:habits`) they do not wait.
+//! everything. Where gpucr is kept from looking at the code (`skip:summaries`) they do not wait.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ fn command(lab: &Lab, program: &Program, faults: &str) -> std::process::Command 
 /// Dumps it. Of what is saved late no more is stored than a chunk or two before the program has gone on: however long
 /// CRIU takes, which does its part meanwhile.
 fn dump(lab: &Lab, program: &Program, faults: &str) -> Result<Value> {
-    let faults = [faults, "hold:beside"].join(",");
+    let faults = [faults, "hold:deferred"].join(",");
     let (go, log, out) = (lab.path("go"), lab.path("dump.log"), lab.path("report"));
     let mut command = command(lab, program, &faults);
     command.env("GPUCR_FAULT_FILE", &go).env("GPUCR_LOG", "gpucr_core=debug").env("NO_COLOR", "1");
@@ -97,7 +97,7 @@ fn the_program_does_not_stand_still_for_the_copy() -> Result<()> {
     let late = &report["deferral"];
     ensure!(count(&report, "shadowed_bytes")? == 0, "{report}");
     ensure!(count(late, "chunks")? >= CHUNKS && count(late, "misspeculated")? == 0, "{report}");
-    ensure!(count(late, "held")? > 0, "{report}");
+    ensure!(count(late, "blocked")? > 0, "{report}");
     // It went on while the copy was held up at its first chunk, or `dump` would have waited for ever.
     waits_are_in_the_timeline(&lab, late)?;
     both_end_well(&lab, &pace, program)
@@ -109,9 +109,9 @@ fn waits_are_in_the_timeline(lab: &Lab, late: &Value) -> Result<()> {
     let events = trace["traceEvents"].as_array().context("events")?;
     let length = |event: &Value| event["dur"].as_f64().context("a length");
     let named = |name: &'static str| events.iter().filter(move |event| event["name"] == *name);
-    let waits: Vec<&Value> = named("held").collect();
-    ensure!(waits.len() as u64 >= count(late, "held")?.min(255), "{waits:?}\n{late}");
-    let copied = named("beside the program").next().context("a copy beside the program")?;
+    let waits: Vec<&Value> = named("blocked").collect();
+    ensure!(waits.len() as u64 >= count(late, "blocked")?.min(255), "{waits:?}\n{late}");
+    let copied = named("deferred").next().context("a deferred copy")?;
     let begin = |event: &Value| event["ts"].as_f64().context("a begin");
     let mut waited = 0.0;
     for wait in &waits {
@@ -120,8 +120,8 @@ fn waits_are_in_the_timeline(lab: &Lab, late: &Value) -> Result<()> {
         let late = begin(wait)? + length(wait)? - begin(copied)? - length(copied)?;
         ensure!(begin(wait)? >= begin(copied)? && late < 1e6, "{wait} and {copied}");
     }
-    let held_ms = late["held_ms"].as_f64().context("a time")?;
-    ensure!(waits.len() > 255 || (waited - held_ms).abs() < 1.0, "{waited} ms, {late}");
+    let blocked_ms = late["blocked_ms"].as_f64().context("a time")?;
+    ensure!(waits.len() > 255 || (waited - blocked_ms).abs() < 1.0, "{waited} ms, {late}");
     Ok(())
 }
 
@@ -143,7 +143,7 @@ fn what_is_written_too_early_is_found_and_the_dump_falls_back() -> Result<()> {
     let lab = Lab::new();
     let pace = Pace::new()?;
     let program = started(&lab, &pace)?;
-    let report = dump(&lab, &program, "skip:habits")?;
+    let report = dump(&lab, &program, "skip:summaries")?;
     let late = &report["deferral"];
     ensure!(count(late, "misspeculated")? > 0, "{report}");
     let named = late["misspeculations"].as_array().context("a list")?;
@@ -160,7 +160,7 @@ fn without_the_comparison_the_image_is_wrong() -> Result<()> {
     let lab = Lab::new();
     let pace = Pace::new()?;
     let mut program = started(&lab, &pace)?;
-    let report = dump(&lab, &program, "skip:habits,skip:compare")?;
+    let report = dump(&lab, &program, "skip:summaries,skip:compare")?;
     ensure!(count(&report["deferral"], "misspeculated")? == 0, "{report}");
     pace.allow(1)?;
     program.result()?;
@@ -191,7 +191,7 @@ fn what_was_learnt_counts_for_later_dumps() -> Result<()> {
     gpucr
         .args(["dump", "--json", "--every", "1s", "--store", "store", "--protocol", "cow"])
         .args(["--shadow-memory", "0", "--pid", &program.pid.to_string()])
-        .env("GPUCR_FAULT", "skip:habits,hold:beside")
+        .env("GPUCR_FAULT", "skip:summaries,hold:deferred")
         .env("GPUCR_FAULT_FILE", &go)
         .env("GPUCR_LOG", "gpucr_core=debug")
         .env("NO_COLOR", "1")
@@ -219,7 +219,7 @@ fn what_was_learnt_counts_for_later_dumps() -> Result<()> {
     let found = said()?;
     ensure!(count(&found[0]["deferral"], "misspeculated")? > 0, "{}", found[0]);
     ensure!(count(&found[1]["deferral"], "misspeculated")? == 0, "{}", found[1]);
-    ensure!(count(&found[1]["deferral"], "held")? > 0, "{}", found[1]);
+    ensure!(count(&found[1]["deferral"], "blocked")? > 0, "{}", found[1]);
     Ok(())
 }
 
@@ -279,7 +279,7 @@ fn nobody_waits_for_a_disk_that_hangs() -> Result<()> {
     let pace = Pace::new()?;
     let mut program = started(&lab, &pace)?;
     let (go, log) = (lab.path("go"), lab.path("dump.log"));
-    let mut command = command(&lab, &program, "hold:beside,hold:store");
+    let mut command = command(&lab, &program, "hold:deferred,hold:store");
     command.env("GPUCR_FAULT_FILE", &go).env("GPUCR_LOG", "gpucr_core=debug").env("NO_COLOR", "1");
     command.stdout(Stdio::null()).stderr(std::fs::File::create(&log)?);
     let mut gpucr = Started::spawn(&mut command)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{
-    Dumped, HeldDump, HeldRestore, Lab, Pace, Program, binary, child_named, exists, kill,
+    Dumped, Lab, Pace, PausedDump, PausedRestore, Program, binary, child_named, exists, kill,
     last_step, show, undisturbed, until,
 };
 
@@ -66,7 +66,7 @@ fn a_process_that_ends_before_its_tree_stands_still_is_left_out_of_the_image() -
     for phase in ["precopy", "gate"] {
         let lab = Lab::new();
         let mut pair = Pair::at_work(&lab)?;
-        let dump = HeldDump::start(&lab, &pair.program, &[], &format!("hold:{phase}"))?;
+        let dump = PausedDump::start(&lab, &pair.program, &[], &format!("hold:{phase}"))?;
         pair.kill_victim()?;
         dump.finish().with_context(|| phase.to_owned())?;
         pair.is_dumped()?;
@@ -104,7 +104,7 @@ fn a_process_that_ends_while_its_tree_is_restored_takes_nobody_with_it() -> Resu
         let text = if moment == "driver" { "phase=\"driver\"" } else { "all agents have answered" };
         let args = [args, &["--json"]].concat();
         let restore =
-            HeldRestore::start(&lab, &args, environment, &format!("hold:{moment}"), text)?;
+            PausedRestore::start(&lab, &args, environment, &format!("hold:{moment}"), text)?;
         pair.kill_victim().with_context(|| way.clone())?;
         let output = restore.end()?;
         ensure!(output.status.success(), "{way}: {}", show(&output));
@@ -125,8 +125,8 @@ fn a_process_that_ends_while_its_tree_is_restored_takes_nobody_with_it() -> Resu
 fn what_criu_has_made_does_not_outlive_a_restore_that_fails_with_it() -> Result<()> {
     let lab = Lab::new();
     let dumped = Dumped::in_the_middle(&lab, "sgd", &[])?;
-    for faults in ["hold:poured,fail:poured", "hold:poured"] {
-        let restore = HeldRestore::start(&lab, &[], &[], faults, "stage=\"post-restore\"")?;
+    for faults in ["hold:host-memory,fail:host-memory", "hold:host-memory"] {
+        let restore = PausedRestore::start(&lab, &[], &[], faults, "stage=\"post-restore\"")?;
         ensure!(exists(dumped.program.pid), "{faults}: CRIU has made it");
         kill(child_named(restore.pid(), "criu")?)?;
         let output = restore.end()?;
@@ -139,9 +139,9 @@ fn what_criu_has_made_does_not_outlive_a_restore_that_fails_with_it() -> Result<
     dumped.came_out_right(&lab)
 }
 
-/// A dump whose keeper is killed, in each phase in which gpucr may notice.
+/// A dump whose watchdog is killed, in each phase in which gpucr may notice.
 #[test]
-fn a_dump_without_its_keeper_fails_before_the_program_is_stopped_or_not_at_all() -> Result<()> {
+fn a_dump_without_its_watchdog_fails_before_the_program_is_stopped_or_not_at_all() -> Result<()> {
     let fails = [("attach", true, false), ("precopy", true, false), ("gate", true, true)];
     let goes = ["validate", "detach", "criu", "commit"].map(|phase| (phase, false, false));
     let runs_on = ["criu", "resume", "store", "commit"].map(|phase| (phase, false, true));
@@ -151,13 +151,13 @@ fn a_dump_without_its_keeper_fails_before_the_program_is_stopped_or_not_at_all()
         let expected = undisturbed("sgd", &["--steps", "40"])?;
         let mut program = lab.at_work("sgd", &["--steps", "40"])?;
         let args: &[&str] = if runs_on { &["--leave-running"] } else { &[] };
-        let dump = HeldDump::start(&lab, &program, args, &format!("hold:{phase}"))?;
-        kill(child_named(dump.pid(), "gpucr-keeper")?)?;
+        let dump = PausedDump::start(&lab, &program, args, &format!("hold:{phase}"))?;
+        kill(child_named(dump.pid(), "gpucr-watchdog")?)?;
         let output = dump.end()?;
         if fails {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             ensure!(output.status.code() == Some(1), "{way}: {said}");
-            ensure!(said.contains("the keeper") && said.contains("rolled back"), "{way}: {said}");
+            ensure!(said.contains("the watchdog") && said.contains("rolled back"), "{way}: {said}");
             lab.holds_only(&["log"])?;
         } else {
             ensure!(output.status.success(), "{way}: {}", show(&output));
@@ -179,20 +179,20 @@ fn a_dump_without_its_keeper_fails_before_the_program_is_stopped_or_not_at_all()
 
 /// The same of a restore.
 #[test]
-fn a_restore_without_its_keeper_fails_before_anything_is_made_or_not_at_all() -> Result<()> {
+fn a_restore_without_its_watchdog_fails_before_anything_is_made_or_not_at_all() -> Result<()> {
     let lab = Lab::new();
     let dumped = Dumped::in_the_middle(&lab, "sgd", &[])?;
     let held = |args: &[&str], phase: &str| {
         let text = format!("phase=\"{phase}\"");
-        let restore = HeldRestore::start(&lab, args, &[], &format!("hold:{phase}"), &text)?;
-        kill(child_named(restore.pid(), "gpucr-keeper")?)?;
+        let restore = PausedRestore::start(&lab, args, &[], &format!("hold:{phase}"), &text)?;
+        kill(child_named(restore.pid(), "gpucr-watchdog")?)?;
         restore.end()
     };
     for phase in ["load", "extract"] {
         let output = held(&[], phase)?;
         ensure!(output.status.code() == Some(1), "{phase}: {}", show(&output));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(said.contains("the keeper") && said.contains("Nothing was changed"), "{said}");
+        ensure!(said.contains("the watchdog") && said.contains("Nothing was changed"), "{said}");
         ensure!(!exists(dumped.program.pid), "{phase}: something is left");
     }
     for (args, phase) in [(&[][..], "driver"), (&[], "attach"), (&["--on-demand"], "stream")] {
@@ -209,7 +209,8 @@ fn a_tree_runs_on_when_all_of_it_has_its_memory() -> Result<()> {
     let lab = Lab::new();
     let dumped = Dumped::in_the_middle(&lab, "family", &["--steps", "100"])?;
     let before = dumped.program.output();
-    let restore = HeldRestore::start(&lab, &["--json"], &[], "hold:attached", "it has its memory")?;
+    let restore =
+        PausedRestore::start(&lab, &["--json"], &[], "hold:attached", "it has its memory")?;
     // A gate that is open is passed within this time, or on a busy machine a test later.
     std::thread::sleep(Duration::from_secs(1));
     ensure!(dumped.program.output() == before, "it runs:\n{}", dumped.program.output());
@@ -224,7 +225,7 @@ fn a_signal_after_the_last_look_is_the_programs() -> Result<()> {
     let lab = Lab::new();
     let dumped = Dumped::in_the_middle(&lab, "sgd", &[])?;
     let restore =
-        HeldRestore::start(&lab, &["--json"], &[], "hold:passed", "signals are the program's")?;
+        PausedRestore::start(&lab, &["--json"], &[], "hold:passed", "signals are the program's")?;
     rustix::process::kill_process(
         rustix::process::Pid::from_raw(restore.pid() as i32).context("a pid")?,
         rustix::process::Signal::TERM,

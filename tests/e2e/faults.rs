@@ -5,8 +5,8 @@ use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{
-    Dumped, HeldDump, Lab, Program, SmallDisk, Started, exists, finish, refused, show, undisturbed,
-    until,
+    Dumped, Lab, PausedDump, Program, SmallDisk, Started, exists, finish, refused, show,
+    undisturbed, until,
 };
 
 /// The phases of a dump, in order.
@@ -230,7 +230,7 @@ fn a_device_that_is_too_small_is_one_clear_error() -> Result<()> {
 
 /// gpucr is dead, and the driver refuses more than one way back.
 #[test]
-fn the_keeper_does_not_give_up() -> Result<()> {
+fn the_watchdog_does_not_give_up() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
     let mut program = lab.at_work("sgd", &ARGS)?;
@@ -285,7 +285,7 @@ fn a_program_that_dies_during_its_dump_is_reported_as_ended() -> Result<()> {
     for phase in ["preflight", "attach", "gate", "validate", "copy", "detach", "criu"] {
         let lab = Lab::new();
         let mut program = lab.at_work("sgd", &ARGS)?;
-        let dump = HeldDump::start(&lab, &program, &[], &format!("hold:{phase}"))?;
+        let dump = PausedDump::start(&lab, &program, &[], &format!("hold:{phase}"))?;
         program.kill();
         let message = dump.fails()?;
         ensure!(message.contains("ended"), "{phase}: {message}");
@@ -359,12 +359,12 @@ fn an_interrupted_dump_rolls_back() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
     let program = lab.at_work("sgd", &ARGS)?;
-    let dump = HeldDump::start(&lab, &program, &[], "hold:detach")?;
+    let dump = PausedDump::start(&lab, &program, &[], "hold:detach")?;
     // SAFETY: the child has not been waited for.
     unsafe { libc::kill(dump.pid() as i32, libc::SIGINT) };
     let message = dump.fails()?;
     // If that takes long, gpucr does not wait for it.
-    let settled = ["rolled back", "The keeper settles the rest"];
+    let settled = ["rolled back", "The watchdog settles the rest"];
     ensure!(settled.iter().any(|words| message.contains(words)), "{message}");
     for file in ["dump.log", "dump.json", "go"] {
         std::fs::remove_file(lab.path(file))?;
@@ -403,7 +403,7 @@ fn a_restore_that_loses_a_race_for_the_pid_harms_nobody() -> Result<()> {
     let image = lab.path("image");
     lab.dump(&program, &image, &[])?;
     program.wait()?;
-    let slow = held_restore(&lab, &["--detach"], "extract")?;
+    let slow = paused_restore(&lab, &["--detach"], "extract")?;
     let mut other = process_with_pid(program.pid)?;
     std::fs::write(lab.path("go on"), "")?;
     let output = slow.wait_with_output()?;
@@ -424,7 +424,7 @@ fn a_program_that_ends_while_it_is_restored_has_ended_and_nothing_has_failed() -
     let dumped = Dumped::in_the_middle(&lab, "sgd", &[])?;
     let pid = dumped.program.pid;
     for phase in ["driver", "attach", "resume"] {
-        let restore = held_restore(&lab, &[], phase)?;
+        let restore = paused_restore(&lab, &[], phase)?;
         let process = rustix::process::Pid::from_raw(pid as i32).context("a pid")?;
         rustix::process::kill_process(process, rustix::process::Signal::TERM)?;
         until("it has ended", || has_ended(pid))?;
@@ -447,7 +447,7 @@ fn has_ended(pid: u32) -> bool {
 }
 
 /// A restore in the background that waits in a phase until there is a file `go on`.
-fn held_restore(lab: &Lab, args: &[&str], phase: &str) -> Result<Started> {
+fn paused_restore(lab: &Lab, args: &[&str], phase: &str) -> Result<Started> {
     let mut command = lab.gpucr();
     command.arg("restore").args(args).arg("image").env("GPUCR_LOG", "debug");
     command.env("GPUCR_FAULT", format!("hold:{phase}"));
@@ -490,7 +490,7 @@ fn two_restores_of_one_image_take_turns() -> Result<()> {
     let image = lab.path("image");
     lab.dump(&program, &image, &[])?;
     program.wait()?;
-    let first = held_restore(&lab, &["--detach"], "extract")?;
+    let first = paused_restore(&lab, &["--detach"], "extract")?;
     let output = lab.run(["restore", "image"])?;
     refused(&output, 1, &["another gpucr is at work", "Nothing was changed"])?;
     std::fs::write(lab.path("go on"), "")?;
@@ -511,7 +511,7 @@ fn a_cuda_child_that_dies_before_the_freeze_rolls_the_dump_back() -> Result<()> 
     program.wait_for("ready")?;
     program.wait_for("step ")?;
     let child: i32 = child.trim_start_matches("child pid=").trim().parse()?;
-    let dump = HeldDump::start(&lab, &program, &[], "hold:criu")?;
+    let dump = PausedDump::start(&lab, &program, &[], "hold:criu")?;
     // SAFETY: sends a signal to a process of this test's own program.
     unsafe { libc::kill(child, libc::SIGKILL) };
     let message = dump.fails()?;
@@ -525,7 +525,7 @@ fn a_cuda_child_that_dies_before_the_freeze_rolls_the_dump_back() -> Result<()> 
 fn a_second_dump_beside_a_first_is_refused() -> Result<()> {
     let lab = Lab::new();
     let program = lab.at_work("sgd", &ARGS)?;
-    let first = HeldDump::start(&lab, &program, &["-R"], "hold:criu")?;
+    let first = PausedDump::start(&lab, &program, &["-R"], "hold:criu")?;
     let mut second = lab.gpucr();
     let second = finish(second.args(["dump", "--pid", &program.pid.to_string(), "-o", "other"]))?;
     ensure!(second.status.code() == Some(1), "{}", show(&second));

@@ -1,7 +1,7 @@
 //! Programs that do what makes a dump hard: it works, or is refused for what it is.
 
 use anyhow::{Result, ensure};
-use gpucr_tests::{HeldDump, Lab, Pace, refused, undisturbed, until};
+use gpucr_tests::{Lab, Pace, PausedDump, refused, undisturbed, until};
 
 #[test]
 fn what_cannot_be_dumped_is_refused_as_long_as_it_lives_whenever_it_begins() -> Result<()> {
@@ -13,7 +13,7 @@ fn what_cannot_be_dumped_is_refused_as_long_as_it_lives_whenever_it_begins() -> 
     let mut program = lab.start("sharer", &["--pace", pace.file()])?;
     program.wait_for("step 10 alone")?;
     // It begins after the dump has asked, and before the program is stopped.
-    let dump = HeldDump::start(&lab, &program, &["--protocol", "recopy"], "hold:gate")?;
+    let dump = PausedDump::start(&lab, &program, &["--protocol", "recopy"], "hold:gate")?;
     pace.allow(20)?;
     program.wait_for("step 30 shared")?;
     let said = dump.fails()?;
@@ -41,7 +41,7 @@ fn a_program_without_its_main_thread_is_refused_and_comes_back_from_a_dump() -> 
         let mut program = lab.start("headless", &["--pace", pace.file()])?;
         program.wait_for("step 10 ")?;
         let dump =
-            HeldDump::start(&lab, &program, &["--protocol", "recopy"], &format!("hold:{phase}"))?;
+            PausedDump::start(&lab, &program, &["--protocol", "recopy"], &format!("hold:{phase}"))?;
         pace.allow(30)?;
         until("the main thread ends", || is_headless(program.pid))?;
         let said = dump.fails()?;

@@ -142,12 +142,12 @@ fn a_device_that_is_short_of_memory_is_given_back() -> Result<()> {
 }
 
 /// A restore that waits in a phase until it is let go. It has the copy.
-struct HeldRestore<'a> {
+struct PausedRestore<'a> {
     setting: &'a Setting,
     restore: std::thread::JoinHandle<Result<std::process::Output>>,
 }
 
-impl<'a> HeldRestore<'a> {
+impl<'a> PausedRestore<'a> {
     fn start(setting: &'a Setting, holder: &Holder, phase: &str) -> Result<Self> {
         let go = setting.lab.path("go");
         let _ = std::fs::remove_file(&go);
@@ -177,7 +177,7 @@ fn a_restore_outlives_the_holder() -> Result<()> {
     let setting = Setting::of("sgd")?;
     for phase in ["load", "extract", "criu", "driver"] {
         let holder = warm(&setting.lab, "image")?;
-        let held = HeldRestore::start(&setting, &holder, phase)?;
+        let held = PausedRestore::start(&setting, &holder, phase)?;
         holder.signal(libc::SIGKILL);
         holder.wait_for_end()?;
         held.finish().context(phase)?;
@@ -190,7 +190,7 @@ fn a_restore_outlives_the_holder() -> Result<()> {
 fn a_stopped_holder_is_not_waited_for_without_end() -> Result<()> {
     let setting = Setting::of("sgd")?;
     let holder = warm(&setting.lab, "image")?;
-    let held = HeldRestore::start(&setting, &holder, "load")?;
+    let held = PausedRestore::start(&setting, &holder, "load")?;
     holder.signal(libc::SIGSTOP);
     let report = held.finish()?;
     ensure!(report["warm"] == true && report["by_holder"] == false, "{report}");

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{
-    HeldDump, HeldRestore, Lab, Program, SmallDisk, binary, child_named, finish, kill, show,
+    Lab, PausedDump, PausedRestore, Program, SmallDisk, binary, child_named, finish, kill, show,
     undisturbed,
 };
 
@@ -42,11 +42,11 @@ impl Device {
         args: &[&str],
         faults: &str,
         fault: &str,
-    ) -> Result<HeldDump> {
+    ) -> Result<PausedDump> {
         let dir = self.memory.to_str().context("it has a name in UTF-8")?;
         let environment = [("SOFTCUDA_MEMORY_DIR", dir), ("SOFTCUDA_FAULT", fault)];
         let faults = ["hold:criu", faults].join(",");
-        HeldDump::start_with(&self.lab, program, args, &environment, faults.trim_end_matches(','))
+        PausedDump::start_with(&self.lab, program, args, &environment, faults.trim_end_matches(','))
     }
 
     /// Dumps a program that is to go on. A neighbour takes all memory while the driver has it checkpointed, and
@@ -55,7 +55,7 @@ impl Device {
         &self,
         program: Program,
         expected: &[String],
-        meanwhile: impl FnOnce(&HeldDump) -> Result<()>,
+        meanwhile: impl FnOnce(&PausedDump) -> Result<()>,
     ) -> Result<()> {
         let dump = self.dump(&program, &["--leave-running"], "", "")?;
         let neighbour = self.take_all()?;
@@ -145,7 +145,7 @@ fn a_neighbour_that_takes_all_memory_during_a_restore_comes_too_late() -> Result
         program.let_go()?;
         let environment = [("SOFTCUDA_MEMORY_DIR", memory)];
         let entered = "phase=\"driver\"";
-        let restore = HeldRestore::start(lab, args, &environment, "hold:driver", entered)?;
+        let restore = PausedRestore::start(lab, args, &environment, "hold:driver", entered)?;
         let neighbour = device.take_all()?;
         ensure!(neighbour.has_any(), "there was something to take");
         let output = restore.end()?;
@@ -156,7 +156,7 @@ fn a_neighbour_that_takes_all_memory_during_a_restore_comes_too_late() -> Result
 }
 
 #[test]
-fn the_keeper_has_the_memory_too_when_gpucr_is_killed() -> Result<()> {
+fn the_watchdog_has_the_memory_too_when_gpucr_is_killed() -> Result<()> {
     let expected = undisturbed("sgd", &STEPS)?;
     let device = Device::new()?;
     let program = device.lab.at_work("sgd", &STEPS)?;
@@ -180,14 +180,14 @@ fn what_is_kept_for_one_process_of_a_tree_is_not_the_others() -> Result<()> {
 
 /// It is suspended. What it holds would be missing, so gpucr ends it.
 #[test]
-fn a_keeper_that_gives_nothing_back_is_done_without() -> Result<()> {
+fn a_watchdog_that_gives_nothing_back_is_done_without() -> Result<()> {
     let expected = undisturbed("sgd", &STEPS)?;
     let device = Device::new()?;
     let program = device.lab.at_work("sgd", &STEPS)?;
     device.goes_on_beside_a_neighbour(program, &expected, |dump| {
-        let keeper = child_named(dump.pid(), "gpucr-keeper")?;
-        let keeper = rustix::process::Pid::from_raw(keeper as i32).context("a pid")?;
-        Ok(rustix::process::kill_process(keeper, rustix::process::Signal::STOP)?)
+        let watchdog = child_named(dump.pid(), "gpucr-watchdog")?;
+        let watchdog = rustix::process::Pid::from_raw(watchdog as i32).context("a pid")?;
+        Ok(rustix::process::kill_process(watchdog, rustix::process::Signal::STOP)?)
     })
 }
 

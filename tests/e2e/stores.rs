@@ -187,7 +187,7 @@ fn a_dump_that_is_killed_leaves_nothing_in_the_store() -> Result<()> {
         command.args(dump_args(&pid, &["--store", "store", "--name", "new"]));
         let output = finish(command.env("GPUCR_FAULT", format!("kill:{phase}")))?;
         ensure!(!output.status.success(), "{phase}: {}", show(&output));
-        // The keeper sees to it.
+        // The watchdog sees to it.
         let is_as_before = || -> Result<bool> {
             Ok((names("images")?, names("packs")?, names("index")?) == before)
         };

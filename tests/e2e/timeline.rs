@@ -1,7 +1,7 @@
 //! The timeline of a dump, and the page that is made of it.
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{HeldDump, Lab, Pace, finish, refused, show};
+use gpucr_tests::{Lab, Pace, PausedDump, finish, refused, show};
 use serde_json::Value;
 
 /// Bytes of a chunk.
@@ -104,7 +104,7 @@ fn read(text: &str) -> Result<Timeline> {
 /// The slices tell of the same bytes as the counters.
 fn is_consistent(timeline: &Timeline) -> bool {
     let copied: u64 = timeline.on("copies 0").map(|slice| slice.bytes).sum();
-    let changed: u64 = timeline.on("looks").map(|slice| slice.bytes).sum();
+    let changed: u64 = timeline.on("hash passes").map(|slice| slice.bytes).sum();
     copied == timeline.copied && changed == timeline.changed
 }
 
@@ -140,19 +140,25 @@ fn agrees_with(timeline: &Timeline, report: &Value) -> Result<()> {
     Ok(())
 }
 
-/// One look comes before the passes, one with each of them, one at the end. Only the first of the later
-/// passes may do with the look of the last early one.
-fn looked_in_passes(timeline: &Timeline) -> Result<()> {
+/// One hash pass comes before the passes, one with each of them, one at the end. Only the first of the later
+/// passes may do with the hash pass of the last early one.
+fn hashed_in_passes(timeline: &Timeline) -> Result<()> {
     let (precopy, validate) = (timeline.phase("precopy")?, timeline.phase("validate")?);
     ensure!(timeline.on("pre-copy").any(|pass| pass.name == "early pass 1"), "{timeline:?}");
     for pass in timeline.on("pre-copy") {
         ensure!(pass.lies_in(precopy), "{pass:?} is not in {precopy:?}");
-        let looks = timeline.on("looks").filter(|look| look.lies_in(pass)).count();
-        ensure!(looks == 1 || looks == 0 && pass.name == "pass 1", "{looks} looks in {pass:?}");
+        let hash_passes =
+            timeline.on("hash passes").filter(|hashing| hashing.lies_in(pass)).count();
+        ensure!(
+            hash_passes == 1 || hash_passes == 0 && pass.name == "pass 1",
+            "{hash_passes} hash passes in {pass:?}"
+        );
     }
-    let in_none = |look: &&Slice| !timeline.on("pre-copy").any(|pass| look.lies_in(pass));
-    let others: Vec<&Slice> = timeline.on("looks").filter(in_none).collect();
-    let [first, last] = others[..] else { anyhow::bail!("looks beside the passes: {others:?}") };
+    let in_none = |hashing: &&Slice| !timeline.on("pre-copy").any(|pass| hashing.lies_in(pass));
+    let others: Vec<&Slice> = timeline.on("hash passes").filter(in_none).collect();
+    let [first, last] = others[..] else {
+        anyhow::bail!("hash passes outside of the passes: {others:?}")
+    };
     ensure!(first.lies_in(precopy) && last.lies_in(validate), "{others:?}");
     let mut ahead = timeline.on("copies 0").filter(|copy| copy.name == "ahead");
     ensure!(ahead.all(|copy| timeline.on("pre-copy").any(|pass| copy.lies_in(pass))));
@@ -180,13 +186,13 @@ fn a_timeline_tells_what_the_report_tells() -> Result<()> {
         if protocol == "stop" {
             // Everything, once, though some of it is equal.
             ensure!(left == number("bulk_bytes")? && ahead == 0, "{timeline:?}\n{report}");
-            ensure!(timeline.on("looks").chain(timeline.on("pre-copy")).count() == 0);
+            ensure!(timeline.on("hash passes").chain(timeline.on("pre-copy")).count() == 0);
             ensure!(timeline.marks.is_empty() && timeline.changed == 0, "{timeline:?}");
         } else {
             let recopied = report["validation"]["recopied"].as_u64().context("a count")?;
             ensure!(left + shadows <= recopied * CHUNK, "{timeline:?}\n{report}");
             ensure!(timeline.changed > 0 && ahead > 0, "{timeline:?}");
-            looked_in_passes(&timeline)?;
+            hashed_in_passes(&timeline)?;
         }
 
         let output = lab.run(["report", "dump.json", "-o", "dump.html"])?;
@@ -210,7 +216,7 @@ fn who_changed_what_was_copied_is_in_the_timeline() -> Result<()> {
     program.wait_for("step 3 ")?;
     // It holds still while it is copied, and makes a step before it is stopped.
     let args = ["-R", "--protocol", "recopy", "--timeline", "timeline.json"];
-    let dump = HeldDump::start(&lab, &program, &args, "hold:gate")?;
+    let dump = PausedDump::start(&lab, &program, &args, "hold:gate")?;
     pace.allow(1)?;
     program.wait_for("step 4 ")?;
     let report = dump.finish()?;

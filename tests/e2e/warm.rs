@@ -190,11 +190,11 @@ fn images_of_a_store_and_incremental_ones() -> Result<()> {
 }
 
 /// A restore that waits in a phase until it is let go.
-struct HeldRestore {
+struct PausedRestore {
     child: Started,
 }
 
-impl HeldRestore {
+impl PausedRestore {
     fn start(lab: &Lab, phase: &str) -> Result<Self> {
         let path = |kind| lab.path(format!("held.{kind}"));
         let _ = std::fs::remove_file(path("go"));
@@ -229,7 +229,7 @@ fn a_restore_outlives_the_holder_and_a_drop() -> Result<()> {
     let program = dumped(&lab)?;
     for phase in ["load", "extract", "criu"] {
         let holder = warm(&lab, "image")?;
-        let held = HeldRestore::start(&lab, phase)?;
+        let held = PausedRestore::start(&lab, phase)?;
         wait_until_handed_over(&lab, &holder, 1)?;
         if phase == "extract" {
             json(&lab, &["warm", "--drop", "--json", "image"])?;

@@ -167,7 +167,7 @@ wire_struct! {
 wire_struct! {
     /// What is known of a kernel beyond its arguments.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    pub struct Habits {
+    pub struct KernelSummary {
         /// Its id, see [`KernelUse::id`].
         pub kernel: u64,
         /// It may write where its arguments do not point.

@@ -1,6 +1,6 @@
 //! The control messages between the checkpointer (requests) and the agent (replies).
 
-use crate::access::{Accesses, Habits};
+use crate::access::{Accesses, KernelSummary};
 use crate::codec::Stream;
 use crate::table::Range;
 use crate::transport::MAX_FRAME;
@@ -37,7 +37,7 @@ wire_enum! {
         /// No driver call that touches device memory enters; memory is in place.
         1 => Closed {},
         /// Gate closed, and the bulk memory is unmapped and released: its bytes live on only in
-        /// the file descriptors that the checkpointer or the keeper holds.
+        /// the file descriptors that the checkpointer or the watchdog holds.
         2 => Detached {},
     }
 }
@@ -205,7 +205,7 @@ wire_enum! {
             ranges: Vec<Range>,
             /// What is known of kernels. Of others it is assumed that they write through all of their
             /// arguments.
-            habits: Vec<Habits>,
+            summaries: Vec<KernelSummary>,
             /// Names of kernels that may write anywhere.
             distrusted: Vec<String>,
         },
@@ -233,7 +233,7 @@ wire_enum! {
             /// Ids of the blocks.
             blocks: Vec<u64>,
             /// What is known of kernels, as in [`Request::Guard`].
-            habits: Vec<Habits>,
+            summaries: Vec<KernelSummary>,
         },
     }
 }
@@ -317,7 +317,7 @@ mod tests {
         let reaches = vec![crate::access::Reached { slot, reach }];
         Request::Guard {
             ranges: vec![Range { address: 4096, size: 1 << 21 }],
-            habits: vec![Habits { kernel: 3, anywhere: true, reads, reaches }],
+            summaries: vec![KernelSummary { kernel: 3, anywhere: true, reads, reaches }],
             distrusted: vec!["k".into()],
         }
     }
@@ -360,7 +360,7 @@ mod tests {
             Request::Image { id: 7, limit: 1 << 40 },
             Request::Await { blocks: vec![4, 5] },
             Request::Attach { blocks: vec![5] },
-            Request::Share { blocks: vec![5, 6], habits: Vec::new() },
+            Request::Share { blocks: vec![5, 6], summaries: Vec::new() },
             guard(),
         ] {
             assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));

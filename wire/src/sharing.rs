@@ -5,7 +5,7 @@
 //! lets the agent judge launches by the same knowledge. It is a guess: the device stops whoever writes all
 //! the same.
 
-use crate::access::Habits;
+use crate::access::KernelSummary;
 use crate::codec::Stream;
 use crate::wire_struct;
 
@@ -32,7 +32,7 @@ wire_struct! {
         /// Ids of the blocks that nobody is known to write.
         pub blocks: Vec<u64>,
         /// Kernels, and the words of their parameters through which they are taken only to read.
-        pub habits: Vec<Habits>,
+        pub summaries: Vec<KernelSummary>,
     }
 }
 

@@ -52,9 +52,9 @@ impl Range {
 #[repr(C, align(64))]
 pub struct Header {
     /// Calls that have waited for chunks.
-    pub held: AtomicU64,
+    pub blocked: AtomicU64,
     /// How long they waited, added up, nanoseconds.
-    pub held_ns: AtomicU64,
+    pub blocked_ns: AtomicU64,
     /// Places in `waits` that were taken, and those who found none.
     listed: AtomicU64,
     waits: [Listed; WAITS],
@@ -86,8 +86,8 @@ pub struct Wait {
 impl Header {
     /// A call has waited, for the `first` time or again.
     pub fn waited(&self, wait: Wait, first: bool) {
-        self.held.fetch_add(u64::from(first), Ordering::Relaxed);
-        self.held_ns.fetch_add(wait.end.saturating_sub(wait.begin), Ordering::Relaxed);
+        self.blocked.fetch_add(u64::from(first), Ordering::Relaxed);
+        self.blocked_ns.fetch_add(wait.end.saturating_sub(wait.begin), Ordering::Relaxed);
         let place = self.listed.fetch_add(1, Ordering::Relaxed);
         if let Some(listed) = usize::try_from(place).ok().and_then(|place| self.waits.get(place)) {
             listed.begin.store(wait.begin, Ordering::Relaxed);
@@ -304,8 +304,8 @@ mod tests {
         assert!(!theirs.chunks(1).want(0));
         let waits: Vec<Wait> = (1..=300).map(|n| Wait { begin: n, end: n + 10 }).collect();
         waits.iter().for_each(|wait| theirs.header().waited(*wait, wait.begin % 3 == 0));
-        let (held, ns) = (&ours.header().held, &ours.header().held_ns);
-        assert_eq!((held.load(Ordering::Relaxed), ns.load(Ordering::Relaxed)), (100, 3000));
+        let (blocked, ns) = (&ours.header().blocked, &ours.header().blocked_ns);
+        assert_eq!((blocked.load(Ordering::Relaxed), ns.load(Ordering::Relaxed)), (100, 3000));
         assert_eq!(ours.header().waits(), waits[..255]);
         ours.end();
         assert!(theirs.chunks(0).are_saved(0..3));

@@ -36,7 +36,7 @@ const FD_BATCH: usize = 128;
 /// The byte beside each batch of file descriptors.
 const FD_MARK: u8 = 0xfd;
 /// How often somebody who waits looks whether it is to stop.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(50);
 
 /// Who is at the other end of a connection, as the kernel says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,7 +150,7 @@ impl Connection {
         }
         Ok(match (left, &self.stop) {
             (left, None) => left,
-            (left, Some(_)) => Some(left.map_or(LOOK, |left| left.min(LOOK))),
+            (left, Some(_)) => Some(left.map_or(POLL, |left| left.min(POLL))),
         })
     }
 

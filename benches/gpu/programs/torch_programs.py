@@ -16,7 +16,7 @@ import sys
 import time
 
 # What cuBLAS needs to give the same results also where several streams use it. With it the thread of
-# `infer` that launches needs three times as long (`docs/results/beside.md`). `infer` uses one stream at a time, and its pace is measured.
+# `infer` that launches needs three times as long (`docs/results/concurrent-copies.md`). `infer` uses one stream at a time, and its pace is measured.
 if "infer" not in sys.argv:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 

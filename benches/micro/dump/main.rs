@@ -190,8 +190,8 @@ fn main() -> Result<ExitCode> {
     let limit = args.memory_limit + used.iter().map(|m| m.bulk).min().unwrap_or(0) / 100;
     let (dump, restore) = (most(|m| m.dump.own), most(|m| m.restore.own));
     let rows = [
-        ("gpucr and keeper, dump", dump, mib(limit)),
-        ("gpucr and keeper, restore", restore, mib(limit)),
+        ("gpucr and watchdog, dump", dump, mib(limit)),
+        ("gpucr and watchdog, restore", restore, mib(limit)),
         ("CRIU, dump", most(|m| m.dump.criu), "none".into()),
         ("VmHWM of gpucr, dump (with mapped device memory)", most(|m| m.dump.high), "none".into()),
     ];

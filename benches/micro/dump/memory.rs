@@ -12,7 +12,7 @@ pub(crate) const EVERY: Duration = Duration::from_millis(5);
 /// The most that was seen, in bytes.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Peak {
-    /// Private and file pages of gpucr and its keeper together.
+    /// Private and file pages of gpucr and its watchdog together.
     pub(crate) own: u64,
     /// `VmHWM` of gpucr: the kernel's own peak, shared pages included.
     pub(crate) high: u64,
@@ -38,7 +38,7 @@ impl Peak {
             let Some(status) = Status::of(pid) else { continue };
             if name == Some(b"criu") {
                 self.criu = self.criu.max(status.own);
-            } else if words.next() == Some(b"keeper") {
+            } else if words.next() == Some(b"watchdog") {
                 own += status.own;
             }
         }

@@ -23,7 +23,7 @@ use crate::{escape, signals};
 pub(crate) fn run(args: &DumpArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     signals.settle_at_last(|| {
-        "gpucr could not wait for what it was at. The keeper settles the rest: the program runs on, and there \
+        "gpucr could not wait for what it was at. The watchdog settles the rest: the program runs on, and there \
          is no image, unless that was complete already."
             .into()
     });

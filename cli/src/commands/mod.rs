@@ -6,7 +6,6 @@ pub(crate) mod dump;
 pub(crate) mod gc;
 pub(crate) mod generate;
 pub(crate) mod inspect;
-pub(crate) mod keeper;
 pub(crate) mod key;
 pub(crate) mod ls;
 pub(crate) mod ps;
@@ -18,6 +17,7 @@ pub(crate) mod trace;
 pub(crate) mod transfer;
 pub(crate) mod verify;
 pub(crate) mod warm;
+pub(crate) mod watchdog;
 
 pub(crate) use crate::failure::{Outcome, io_error};
 pub(crate) use crate::say::{note, print_json, say};

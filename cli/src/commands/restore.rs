@@ -16,7 +16,7 @@ use serde_json::json;
 
 use self::end::{End, ended, started};
 use self::ready::Ready;
-use self::setup::{holder, options, progress, say_moved, settled_by_keeper, told};
+use self::setup::{holder, options, progress, say_moved, settled_by_watchdog, told};
 pub(crate) use args::RestoreArgs;
 
 use crate::commands::{Outcome, io_error};
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
         return namespace::run(args);
     }
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
-    signals.settle_at_last(settled_by_keeper);
+    signals.settle_at_last(settled_by_watchdog);
     let ready = Mutex::new(Some(Ready::prepare(args)?));
     let events = Events::open(args.events.as_deref())?;
     let (to_signal, to_tell) = (signals.clone(), events.clone());

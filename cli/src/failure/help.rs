@@ -48,7 +48,7 @@ fn about_program(error: &Error) -> Help {
             "start the program with `gpucr run`; it shows up once it has called cuInit (see gpucr ps)"
         }
         Error::Busy { .. } | Error::Detached { .. } => {
-            "try again when the other gpucr, or the keeper that it left behind, has ended"
+            "try again when the other gpucr, or the watchdog that it left behind, has ended"
         }
         Error::NotObserved { .. } => {
             "it needs a context of its own on the device, which takes some memory there, and a compute \

@@ -4,7 +4,7 @@
 //! on the other hyperthread of its core takes a part of what the core can do, nice or not; and a worker that is
 //! in the middle of a write lets nobody else have its CPU. So those who copy beside programs stay off the CPUs on
 //! which busy threads of the programs run, and off the siblings of those. A virtual machine may not be told of
-//! siblings (`docs/results/beside.md`, "Rounds in which the program is slow"), so of many CPUs they leave some more,
+//! siblings (`docs/results/concurrent-copies.md`, "Rounds in which the program is slow"), so of many CPUs they leave some more,
 //! and as a rule the same ones, since waking up a CPU is what seems to bring it onto another's core.
 //!
 //! A CPU is what the kernel numbers: of a core with hyperthreads each one.
@@ -168,7 +168,7 @@ fn free(own: &Cpus, busy: &[usize], siblings: impl Fn(usize) -> Cpus, last: &Cpu
         }
         free = left;
     }
-    // Always the same, if possible: who wakes a CPU up may slow another (`docs/results/beside.md`, "Rounds in which
+    // Always the same, if possible: who wakes a CPU up may slow another (`docs/results/concurrent-copies.md`, "Rounds in which
     // the program is slow").
     let mut spare: Vec<usize> = free.iter().copied().collect();
     spare.sort_by_key(|cpu| (last.contains(cpu), Reverse(*cpu)));

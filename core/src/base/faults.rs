@@ -19,7 +19,7 @@ fn asked() -> Vec<(String, String)> {
 
 /// Whether a test asked to leave something out, in debug builds only: `GPUCR_FAULT=skip:validate` (the
 /// check of what was copied early), `skip:compare` (that of what is copied late), `skip:defer` (copying
-/// late at all), `skip:habits` (telling the shim what is known of kernels), `skip:cores` (staying off the CPUs
+/// late at all), `skip:summaries` (telling the shim what is known of kernels), `skip:cores` (staying off the CPUs
 /// that the programs need), `skip:unwanted` (loading, on demand, what nobody has asked for).
 pub(crate) fn skipped(phase: &str) -> bool {
     asked().iter().any(|(kind, name)| kind == "skip" && name == phase)
@@ -29,10 +29,10 @@ pub(crate) fn skipped(phase: &str) -> bool {
 /// SIGKILL when it enters the phase, `fail:PHASE` makes the phase fail, `pause:PHASE` holds it up
 /// there for two seconds, and `hold:PHASE` until the file is there that `GPUCR_FAULT_FILE` names. As phases
 /// count `detached`, the moment after each process has been detached, `validated`, the one at which hashing
-/// all memory has ended, beside which programs are detached with `recopy`, `poured`, the one at which the host
+/// all memory has ended, while programs are being detached with `recopy`, `host-memory`, the one at which the host
 /// memory of restored processes is in its place, `greeted`, the one at which their agents have answered, `attached`, those
-/// at which one of them has its device memory, `passed`, the one after which signals are the program's, and `beside`,
-/// those at which a chunk has been stored beside the running program (only `pause` and `hold`).
+/// at which one of them has its device memory, `passed`, the one after which signals are the program's, and `deferred`,
+/// those at which a chunk has been stored while the program runs again (only `pause` and `hold`).
 ///
 /// # Errors
 /// The one that was asked for.

@@ -1,4 +1,4 @@
-//! Processes that are this very program with a hidden subcommand: the keeper, and the holders of warm images
+//! Processes that are this very program with a hidden subcommand: the watchdog, and the holders of warm images
 //! and of shared memory.
 
 use std::io;

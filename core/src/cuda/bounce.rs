@@ -74,14 +74,14 @@ impl Bounce {
         free: &Receiver<usize>,
         ready: &Sender<Held>,
     ) -> Result<(), DriverError> {
-        let &Work { queue, stop, beside, .. } = work;
+        let &Work { queue, stop, free_cpus, .. } = work;
         self.stream.context().enter()?;
         let half = self.places().div_ceil(2);
         let mut most = self.places().div_ceil(FIRST);
         let mut places: Vec<usize> = Vec::new();
         loop {
             // Whoever waits for a device may do so by asking it all the time.
-            if let Some(cores) = beside {
+            if let Some(cores) = free_cpus {
                 cores.stay_off();
             }
             let few = if queue.is_urgent() { 1 } else { most.min(half) };

@@ -31,11 +31,11 @@ pub struct Lane {
     bounce: Option<Bounce>,
     workers: Vec<[Slot; 2]>,
     context: Arc<Context>,
-    /// Which CPUs may be used beside programs that run on; `None` if none does.
-    beside: Option<Arc<Cores>>,
+    /// Which CPUs may be used while programs run on; `None` if none does.
+    free_cpus: Option<Arc<Cores>>,
 }
 
-/// Niceness of workers beside a running program. A program that launches kernels without end is
+/// Niceness of workers while a program runs. A program that launches kernels without end is
 /// slowed by each moment that it waits for a core; the copier loses little, since it has many.
 const BESIDE: i32 = 10;
 
@@ -67,7 +67,7 @@ impl Lane {
             Ok(Slot { staging, event: Event::create(&context)? })
         };
         let workers = (0..count).map(|_| Ok([slot()?, slot()?])).collect::<Result<_, _>>()?;
-        Ok(Self { bounce: None, workers, context, beside: None })
+        Ok(Self { bounce: None, workers, context, free_cpus: None })
     }
 
     /// Makes ready to hash on the device what is copied out from here on, `bulk` bytes or so. Without
@@ -80,9 +80,9 @@ impl Lane {
         Ok(())
     }
 
-    /// Lets the copies from here on run beside programs that are not to be slowed by them, if any.
-    pub(crate) fn run_beside(&mut self, beside: Option<Arc<Cores>>) {
-        self.beside = beside;
+    /// Lets the copies from here on run on the CPUs that programs which run on leave free, if any do.
+    pub(crate) fn yield_cpus_to(&mut self, free_cpus: Option<Arc<Cores>>) {
+        self.free_cpus = free_cpus;
     }
 
     /// The context.
@@ -124,7 +124,7 @@ impl Lane {
     /// Reads these spans straight from where they are, where programs may be writing them, after they were hashed
     /// by a [hasher](super::Hasher) with this key; `hashed` tells with what result. `take` gets the bytes of
     /// each and their hash: that one if they still have the same [sum](Key::sum), else the host makes another. So
-    /// the device has nothing to do but to copy, and the host hashes what has changed. Beside programs their own
+    /// the device has nothing to do but to copy, and the host hashes what has changed. While programs run, their own
     /// copies have their turn. The rest is as in [`copy_out`](Self::copy_out); when it is `enough`, nothing more is
     /// begun after the first copy.
     ///
@@ -171,10 +171,10 @@ impl Lane {
         take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
     ) -> Result<(), TransferError<E>> {
         let stream = Stream::create(&self.context)?;
-        let Self { context, workers, bounce, beside } = self;
-        let beside = beside.as_deref();
+        let Self { context, workers, bounce, free_cpus } = self;
+        let free_cpus = free_cpus.as_deref();
         let begin = || {
-            if let Some(cores) = beside {
+            if let Some(cores) = free_cpus {
                 // The thread's own, and it ends with the copy.
                 let _ = rustix::process::setpriority_process(None, BESIDE);
                 cores.stay_off();
@@ -183,20 +183,20 @@ impl Lane {
         };
         // The programs may have moved since the last chunk.
         let take = |span: Span, bytes: &[u8], hash: Option<ChunkId>| {
-            if let Some(cores) = beside {
+            if let Some(cores) = free_cpus {
                 cores.stay_off();
             }
             take(span, bytes, hash)
         };
-        let few = beside.map_or(workers.len(), |cores| cores.share(workers.len()));
-        let work = Work { queue, stop, stream: &stream, beside };
+        let few = free_cpus.map_or(workers.len(), |cores| cores.share(workers.len()));
+        let work = Work { queue, stop, stream: &stream, free_cpus };
         let result = match (way, bounce) {
             (Way::Bounced, Some(bounce)) => {
                 bounce::copy_out(bounce, &mut workers[..few], begin, &work, &take)
             }
             (Way::Bounced, None) => direct::copy_out(&mut workers[..few], begin, &work, &take),
             (Way::Straight { enough }, _) => {
-                turns::copy_out(workers, turns::takers(few), begin, &work, enough, &take)
+                turns::copy_out(workers, turns::consumers(few), begin, &work, enough, &take)
             }
         };
         // Copies may be under way into staging buffers after a failure: wait before anyone

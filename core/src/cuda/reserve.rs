@@ -4,7 +4,7 @@
 //! of it again. Where another process has taken it meanwhile the restore fails, and with driver 580 no later one of
 //! that process succeeds. So gpucr takes what has become free, and gives it back just before the restore.
 //!
-//! A descriptor is all that is kept. The memory lives as long as one of it is open anywhere, so the keeper
+//! A descriptor is all that is kept. The memory lives as long as one of it is open anywhere, so the watchdog
 //! has a copy of each; and it is free as soon as the last is closed.
 
 use std::os::fd::OwnedFd;

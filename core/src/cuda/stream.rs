@@ -14,7 +14,7 @@ const NON_BLOCKING: u32 = 1;
 /// the same CPU.
 const PLAIN: u32 = 2;
 /// How long a thread that waits for an event sleeps between two questions: less than the copy of a chunk takes
-/// (`docs/results/beside.md`, "Waiting for copies").
+/// (`docs/results/concurrent-copies.md`, "Waiting for copies").
 pub(super) const NAP: Duration = Duration::from_micros(30);
 /// How long one that expects it soon asks without sleeping.
 const MOMENT: Duration = Duration::from_millis(1);

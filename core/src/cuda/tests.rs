@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::span::spans_on;
 use super::transfer::{Slot, Work};
-use super::turns::takers;
+use super::turns::consumers;
 use super::*;
 use crate::base::cores::Cores;
 use crate::base::stop::Stop;
@@ -174,8 +174,8 @@ fn straight(workers: usize) -> (Stream, Vec<[Slot; 2]>, SharedBlock, Vec<Span>) 
 }
 
 #[test]
-fn the_feeder_has_a_cpu_where_many_take() {
-    let of = |threads: [usize; 9]| threads.map(takers);
+fn the_submitter_has_a_cpu_where_many_take() {
+    let of = |threads: [usize; 9]| threads.map(consumers);
     assert_eq!(of([1, 2, 3, 5, 6, 7, 14, 16, 64]), [1, 2, 3, 5, 5, 6, 13, 15, 63]);
 }
 
@@ -204,10 +204,10 @@ fn staging_memory_is_zeros_where_huge_pages_begin() {
 #[test]
 fn a_straight_copy_ends_where_a_thread_cannot_begin() {
     let error = DriverError { function: "cuCtxSetCurrent", code: 999, name: "none".to_owned() };
-    for (workers, takers) in [(1, 1), (2, 2), (5, 3), (5, 5)] {
+    for (workers, consumers) in [(1, 1), (2, 2), (5, 3), (5, 5)] {
         let (stream, mut workers, _block, work) = straight(workers);
-        // The feeder and the takers: each of them, and all.
-        for which in (0..=takers).map(Some).chain([None]) {
+        // The submitter and the consumers: each of them, and all.
+        for which in (0..=consumers).map(Some).chain([None]) {
             let (begun, stop) = (AtomicUsize::new(0), stop());
             let queue = Raced { work: &work, next: AtomicUsize::new(0) };
             let begin = || {
@@ -218,9 +218,9 @@ fn a_straight_copy_ends_where_a_thread_cannot_begin() {
                 stream.context().enter()
             };
             let take = |_: Span, _: &[u8], _| -> Result<(), StoreError> { Ok(()) };
-            let work = Work { queue: &queue, stop: &stop, stream: &stream, beside: None };
+            let work = Work { queue: &queue, stop: &stop, stream: &stream, free_cpus: None };
             let enough = AtomicBool::new(false);
-            let result = turns::copy_out(&mut workers, takers, begin, &work, &enough, &take);
+            let result = turns::copy_out(&mut workers, consumers, begin, &work, &enough, &take);
             assert!(matches!(&result, Err(TransferError::Driver(found)) if *found == error));
             assert!(stop.is_set());
             stream.synchronize().unwrap();
@@ -230,7 +230,7 @@ fn a_straight_copy_ends_where_a_thread_cannot_begin() {
 
 #[test]
 fn a_panic_in_a_straight_copy_gets_out() {
-    for (workers, takers) in [(1, 1), (2, 2), (5, 3), (5, 5)] {
+    for (workers, consumers) in [(1, 1), (2, 2), (5, 3), (5, 5)] {
         let (stream, mut workers, _block, work) = straight(workers);
         let stop = stop();
         let queue = Raced { work: &work, next: AtomicUsize::new(0) };
@@ -238,11 +238,11 @@ fn a_panic_in_a_straight_copy_gets_out() {
             assert!(span.chunk < 4, "as it is meant to be");
             Ok(())
         };
-        let work = Work { queue: &queue, stop: &stop, stream: &stream, beside: None };
+        let work = Work { queue: &queue, stop: &stop, stream: &stream, free_cpus: None };
         let enough = AtomicBool::new(false);
         let begin = || stream.context().enter();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            turns::copy_out(&mut workers, takers, begin, &work, &enough, &take)
+            turns::copy_out(&mut workers, consumers, begin, &work, &enough, &take)
         }));
         assert!(panicked.is_err() && stop.is_set());
         stream.synchronize().unwrap();
@@ -369,11 +369,11 @@ impl Queue for On<'_> {
 }
 
 #[test]
-fn who_copies_beside_a_program_uses_free_cpus_only() {
+fn who_copies_while_a_program_runs_uses_free_cpus_only() {
     let (mut lane, _blocks, work) = filled(4);
     let cores = Arc::new(Cores::leaving([]));
     let own = cores.own();
-    lane.run_beside(Some(cores.clone()));
+    lane.yield_cpus_to(Some(cores.clone()));
     for bounce in [false, true] {
         if bounce {
             lane.prepare_bounce(6 * MAX_CHUNK as u64).unwrap();
@@ -397,13 +397,13 @@ fn who_copies_beside_a_program_uses_free_cpus_only() {
 }
 
 #[test]
-fn who_copies_beside_a_program_moves_when_it_does() {
+fn who_copies_while_a_program_runs_moves_when_it_does() {
     let (mut lane, _blocks, work) = filled(1);
     let cores = Arc::new(Cores::leaving([]));
     let own = cores.own();
     let (first, then) = (own[0], own[own.len() - 1]);
     cores.leave([first]);
-    lane.run_beside(Some(cores.clone()));
+    lane.yield_cpus_to(Some(cores.clone()));
     let taken = AtomicUsize::new(0);
     let take = |_: Span, _: &[u8], _: Option<ChunkId>| -> Result<(), StoreError> {
         let before = taken.fetch_add(1, Ordering::Relaxed);
@@ -439,7 +439,7 @@ impl Queue for Seen<'_> {
 
 /// The thread that asks for spans looks for itself where it may run; those that take them do it in `take`.
 #[test]
-fn the_feeder_of_a_straight_copy_moves_when_the_program_does() {
+fn the_submitter_of_a_straight_copy_moves_when_the_program_does() {
     let (stream, mut workers, _block, work) = straight(1);
     let cores = Cores::leaving([]);
     let own = cores.own();
@@ -457,7 +457,7 @@ fn the_feeder_of_a_straight_copy_moves_when_the_program_does() {
         stream.context().enter()
     };
     let queue = Seen { work: &work, next: AtomicUsize::new(0), cpus: Mutex::default() };
-    let work = Work { queue: &queue, stop: &stop, stream: &stream, beside: Some(&cores) };
+    let work = Work { queue: &queue, stop: &stop, stream: &stream, free_cpus: Some(&cores) };
     turns::copy_out(&mut workers, 1, begin, &work, &AtomicBool::new(false), &take).unwrap();
     assert_eq!(taken.into_inner(), CHUNKS);
     let cpus = queue.cpus.into_inner();

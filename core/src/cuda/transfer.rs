@@ -37,8 +37,8 @@ pub(super) struct Work<'a, Q> {
     pub(super) queue: &'a Q,
     pub(super) stop: &'a Stop,
     pub(super) stream: &'a Stream,
-    /// Which CPUs may be used beside programs that run on; `None` if none does.
-    pub(super) beside: Option<&'a Cores>,
+    /// Which CPUs may be used while programs run on; `None` if none does.
+    pub(super) free_cpus: Option<&'a Cores>,
 }
 
 /// One after the other.

@@ -2,7 +2,7 @@
 //!
 //! A copy engine that has work of several processes goes on with that of one for as long as there is any, up to half a
 //! millisecond. A program that brings one number to the host waits for that, however little of the link it
-//! needs (`docs/results/beside.md`, "What copies cost a program"). So here one thread, the feeder, starts one copy of
+//! needs (`docs/results/concurrent-copies.md`, "What copies cost a program"). So here one thread, the submitter, starts one copy of
 //! a few chunks that follow each other, waits for it without sleeping, and only then starts the next. In the moments
 //! between the others have their turn. A large copy makes up for these moments: it takes less time than several small
 //! ones.
@@ -19,8 +19,8 @@ use super::stream::NAP;
 use super::transfer::{Queue, Slot, TransferError, Work, on_all};
 use crate::store::ChunkId;
 
-/// From so many workers on they are about as fast as the device, so that the feeder hardly sleeps.
-const FEEDER_COUNTS: usize = 6;
+/// From so many workers on they are about as fast as the device, so that the submitter hardly sleeps.
+const SUBMITTER_COUNTS: usize = 6;
 
 /// How many chunks are copied at once.
 const AT_ONCE: usize = 4;
@@ -34,23 +34,23 @@ struct Batch<'a> {
 /// One chunk of a batch that has arrived, by its number. Who is the last to have one gives the batch back.
 type Part<'a> = (Arc<Batch<'a>>, usize);
 
-/// How many of so many threads take what a feeder brings, which may need one of their CPUs.
-pub(super) fn takers(threads: usize) -> usize {
-    threads - usize::from(threads >= FEEDER_COUNTS)
+/// How many of so many threads take what a submitter brings, which may need one of their CPUs.
+pub(super) fn consumers(threads: usize) -> usize {
+    threads - usize::from(threads >= SUBMITTER_COUNTS)
 }
 
 /// Copies what a queue gives straight to the host, with the buffers of these workers, so many threads that take
-/// what has arrived, and the feeder. When it is `enough`, nothing more is begun after the first copy. Copies may
+/// what has arrived, and the submitter. When it is `enough`, nothing more is begun after the first copy. Copies may
 /// still be under way into staging buffers after a failure.
 pub(super) fn copy_out<E: Send>(
     workers: &mut [[Slot; 2]],
-    takers: usize,
+    consumers: usize,
     begin: impl Fn() -> Result<(), DriverError> + Sync,
     work: &Work<'_, impl Queue>,
     enough: &AtomicBool,
     take: &(impl Fn(Span, &[u8], Option<ChunkId>) -> Result<(), E> + Sync),
 ) -> Result<(), TransferError<E>> {
-    let mut takers = vec![(); takers];
+    let mut consumers = vec![(); consumers];
     let buffers = workers.len() * 2;
     // Two batches at least, so that one can be copied while the other is worked on.
     let at_once = AT_ONCE.min(buffers / 2);
@@ -64,8 +64,8 @@ pub(super) fn copy_out<E: Send>(
     }
     std::thread::scope(|scope| {
         let begin = &begin;
-        let feeder = scope.spawn(move || {
-            // With it ends the only sender, and the takers once they have had everything.
+        let submitter = scope.spawn(move || {
+            // With it ends the only sender, and the consumers once they have had everything.
             let ready = ready;
             let result = begin().and_then(|()| feed(work, enough, &free, &ready));
             if result.is_err() {
@@ -73,7 +73,7 @@ pub(super) fn copy_out<E: Send>(
             }
             result
         });
-        let taker = |_: &mut ()| -> Result<(), TransferError<E>> {
+        let consumer = |_: &mut ()| -> Result<(), TransferError<E>> {
             begin()?;
             while let Some((batch, part)) = next(&arrived) {
                 let span = batch.spans[part];
@@ -88,27 +88,27 @@ pub(super) fn copy_out<E: Send>(
             }
             Ok(())
         };
-        let taken = on_all(&mut takers, work.stop, &taker);
-        // If the takers have failed, this tells the feeder that no batch comes back any more.
+        let taken = on_all(&mut consumers, work.stop, &consumer);
+        // If the consumers have failed, this tells the submitter that no batch comes back any more.
         drop(give_back);
-        feeder.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        submitter.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         taken
     })
 }
 
-/// What the feeder does, until the queue is empty, or it is late, or nobody gives batches back any more.
+/// What the submitter does, until the queue is empty, or it is late, or nobody gives batches back any more.
 fn feed<'a>(
     work: &Work<'_, impl Queue>,
     enough: &AtomicBool,
     free: &Receiver<Batch<'a>>,
     arrived: &Sender<Part<'a>>,
 ) -> Result<(), DriverError> {
-    let &Work { queue, stop, stream, beside } = work;
+    let &Work { queue, stop, stream, free_cpus } = work;
     let (mut begun, mut done) = (false, None);
     let (began, mut copied, mut starved) = (Instant::now(), Duration::ZERO, Duration::ZERO);
     loop {
         // The one that came back first. What has just been read is in a processor's own cache, and a device that writes
-        // there has to wait for that (`docs/results/beside.md`).
+        // there has to wait for that (`docs/results/concurrent-copies.md`).
         let batch = free.try_recv().ok().or_else(|| {
             // It must not wait for what it has itself.
             send(arrived, done.take());
@@ -140,7 +140,7 @@ fn feed<'a>(
         let event = &batch.slots[0].event;
         stream.record(event)?;
         send(arrived, done.take());
-        if let Some(cores) = beside {
+        if let Some(cores) = free_cpus {
             cores.keep_off();
         }
         let since = Instant::now();

@@ -154,8 +154,8 @@ pub enum Error {
     StrangeHolder { pid: u32, uid: u32, id: String },
     #[error("interrupted")]
     Interrupted,
-    #[error("the keeper, which guards the program, did not start or has died: {0}")]
-    Keeper(io::Error),
+    #[error("the watchdog, which guards the program, did not start or has died: {0}")]
+    Watchdog(io::Error),
     #[error("the command to run before the program goes on failed: {command}: {how}")]
     Hook { command: String, how: String },
     #[error(transparent)]

@@ -1,12 +1,11 @@
 //! What the commands do, put together of all the floors below.
 
 pub mod access;
+pub(crate) mod cuda_process;
 pub(crate) mod device_state;
 pub mod dump;
 pub mod error;
-pub(crate) mod held;
 pub mod hostile;
-pub mod keeper;
 pub mod kinds;
 pub(crate) mod mapped;
 pub(crate) mod memory;
@@ -14,3 +13,4 @@ pub mod restore;
 mod sections;
 pub mod sharing;
 pub mod warm;
+pub mod watchdog;

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
+use super::catalogue::remove_on;
 use super::kinds_tests::{assert_clean, collect_on, files, on_top, read, real, stored, write_on};
-use super::shelf::remove_on;
 use super::*;
 use crate::store::disk::Disk;
 use crate::store::power::{Fault, Journal, Kept, Recorder};

@@ -5,11 +5,11 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use super::catalogue::gc_on;
 use super::crash_tests::fast_place;
 use super::kinds_tests::{
     assert_clean, begin, collect, collect_on, files, fill, read, real, stored, write,
 };
-use super::shelf::gc_on;
 use super::*;
 use crate::base::progress::Quiet;
 use crate::store::{Compression, StoreError};

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::shelf::{gc_on, remove_on};
+use super::catalogue::{gc_on, remove_on};
 use super::tests::manifest;
 use super::*;
 use crate::base::progress::Quiet;
@@ -355,7 +355,7 @@ fn a_failed_or_killed_dump_leaves_nothing_in_the_store() {
     assert!(files(&store).len() > before.len());
     drop(writer);
     assert_eq!(files(&store), before);
-    // Killed: nothing is dropped. The keeper finds what there is by the name of the directory.
+    // Killed: nothing is dropped. The watchdog finds what there is by the name of the directory.
     let writer = begin(&real(), &stored(&store, "b")).unwrap();
     writer.add_bytes("x", 0o600, &contents(100)).unwrap();
     std::mem::forget(writer);

@@ -9,6 +9,7 @@
 //! place and renamed when everything is durable.
 
 mod base;
+mod catalogue;
 mod cut;
 pub mod diff;
 mod error;
@@ -18,7 +19,6 @@ pub mod library;
 mod manifest;
 mod parts;
 mod reader;
-mod shelf;
 pub mod transfer;
 pub mod trust;
 pub mod verify;
@@ -26,6 +26,7 @@ mod writer;
 
 pub use base::Base;
 pub(crate) use base::salvage;
+pub use catalogue::{Listed, Listing, Removed, gc, list, remove};
 pub use cut::{Cut, FILE_CUT};
 pub use error::ImageError;
 pub(crate) use layout::MANIFEST;
@@ -38,7 +39,6 @@ pub use manifest::{
 };
 pub use parts::Part;
 pub use reader::ImageReader;
-pub use shelf::{Listed, Listing, Removed, gc, list, remove};
 pub use writer::{Committed, Destination, ImageWriter, remove_unfinished};
 
 #[cfg(test)]

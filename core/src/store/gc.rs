@@ -356,7 +356,7 @@ impl Gc<'_> {
     fn remove_file(&self, path: &Path) -> Result<u64, StoreError> {
         let len = std::fs::symlink_metadata(path).map_or(0, |meta| meta.len());
         match self.disk.remove_file(path) {
-            // The keeper of a dump that died may be faster.
+            // The watchdog of a dump that died may be faster.
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(io_error("remove", path, e)),
             _ => Ok(len),
         }

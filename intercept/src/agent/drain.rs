@@ -12,7 +12,7 @@ use crate::state::memory::Failure;
 use crate::watch::faults;
 
 /// How often is looked whether the limit is reached.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL: Duration = Duration::from_millis(10);
 
 /// Calls of this thread, which is one of gpucr's, shall not disturb stream captures of others.
 pub(crate) fn tolerate_captures() {
@@ -45,9 +45,9 @@ pub(crate) fn drain<'a>(limit: impl Into<Limit<'a>>) -> Result<(), Failure> {
         })
         .map_err(|error| Failure::other(format!("cannot start a thread to drain: {error}")))?;
     for (context, device) in contexts {
-        let mut result = results.recv_timeout(LOOK);
+        let mut result = results.recv_timeout(POLL);
         while result == Err(RecvTimeoutError::Timeout) && !limit.is_over() {
-            result = results.recv_timeout(LOOK);
+            result = results.recv_timeout(POLL);
         }
         match result {
             Ok(Ok(())) => {}

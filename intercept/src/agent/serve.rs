@@ -71,11 +71,13 @@ fn handle(
         Request::Record { on } => Ok(launches::record(on)),
         Request::Accesses {} => launches::accesses(),
         Request::Image { id, limit } => launches::image(id, limit, connection),
-        Request::Guard { ranges, habits, distrusted } => {
-            waiting::guard(agent, ranges, habits, distrusted, connection)
+        Request::Guard { ranges, summaries, distrusted } => {
+            waiting::guard(agent, ranges, summaries, distrusted, connection)
         }
         Request::Await { blocks } => waiting::wait_for(agent, &blocks, connection),
-        Request::Share { blocks, habits } => waiting::share(agent, blocks, habits, connection),
+        Request::Share { blocks, summaries } => {
+            waiting::share(agent, blocks, summaries, connection)
+        }
     }
 }
 

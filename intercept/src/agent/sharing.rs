@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use gpucr_wire::Table;
-use gpucr_wire::access::Habits;
+use gpucr_wire::access::KernelSummary;
 
 use super::{drain, signals};
 use crate::abi::real::{self, check};
@@ -51,7 +51,7 @@ impl Sharing {
     pub(crate) fn begin(
         table: Table,
         blocks: Vec<u64>,
-        habits: Vec<Habits>,
+        summaries: Vec<KernelSummary>,
     ) -> Result<Self, Failure> {
         let places = memory::lock().share(&blocks)?;
         let ending = Arc::<AtomicBool>::default();
@@ -65,7 +65,7 @@ impl Sharing {
             let _ = memory::lock().share(&[]);
             Failure::other(format!("no thread: {error}"))
         })?;
-        guard::install_shared(table, places, habits, thread.thread().clone());
+        guard::install_shared(table, places, summaries, thread.thread().clone());
         Ok(Self { ending, thread })
     }
 

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use gpucr_wire::access::Habits;
+use gpucr_wire::access::KernelSummary;
 use gpucr_wire::table::Range;
 use gpucr_wire::{Connection, GateState, Table};
 
@@ -15,7 +15,7 @@ use crate::watch::{faults, guard};
 pub(super) fn guard(
     agent: &mut Agent,
     ranges: Vec<Range>,
-    habits: Vec<Habits>,
+    summaries: Vec<KernelSummary>,
     distrusted: Vec<String>,
     connection: &mut Connection,
 ) -> Result<Next, Failure> {
@@ -25,7 +25,7 @@ pub(super) fn guard(
     agent.expect(GateState::Closed {})?;
     let table = Table::open(&fds[0], ranges)
         .map_err(|error| Failure::other(format!("no chunk table: {error}")))?;
-    guard::install(table, habits, distrusted);
+    guard::install(table, summaries, distrusted);
     Ok(Next::done())
 }
 
@@ -48,13 +48,13 @@ pub(super) fn wait_for(
 pub(super) fn share(
     agent: &mut Agent,
     blocks: Vec<u64>,
-    habits: Vec<Habits>,
+    summaries: Vec<KernelSummary>,
     connection: &mut Connection,
 ) -> Result<Next, Failure> {
     let fds = receive_table(connection)?;
     agent.expect(GateState::Detached {})?;
     let table = table_of(&fds, &blocks)?;
-    agent.sharing = Some(Sharing::begin(table, blocks, habits)?);
+    agent.sharing = Some(Sharing::begin(table, blocks, summaries)?);
     faults::watch(true);
     Ok(Next::done())
 }

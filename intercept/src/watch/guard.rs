@@ -28,7 +28,7 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use gpucr_wire::Table;
-use gpucr_wire::access::{Habits, Slot};
+use gpucr_wire::access::{KernelSummary, Slot};
 use gpucr_wire::reach::{Reach, Sizes};
 use gpucr_wire::table::{Wait, monotonic_ns};
 
@@ -52,7 +52,7 @@ struct Guard {
     /// Pieces that belong to one reservation of the program's, by its name as an allocation: places
     /// among the pieces.
     reservations: HashMap<u64, Range<usize>>,
-    habits: HashMap<u64, Habits>,
+    summaries: HashMap<u64, KernelSummary>,
     distrusted: HashSet<String>,
 }
 
@@ -124,11 +124,11 @@ thread_local! {
 }
 
 /// Lets calls wait for what is pending in this table. The gate is closed.
-pub(crate) fn install(table: Table, habits: Vec<Habits>, distrusted: Vec<String>) {
+pub(crate) fn install(table: Table, summaries: Vec<KernelSummary>, distrusted: Vec<String>) {
     let places = table.ranges().iter().enumerate();
     let places = places.map(|(range, r)| (r.address, r.address.saturating_add(r.size), range));
     let places = places.collect();
-    set(Guard::new(table, places, habits, distrusted));
+    set(Guard::new(table, places, summaries, distrusted));
 }
 
 /// Lets calls wait for memory that is not there yet. The gate is closed. Each range of the table is one
@@ -143,10 +143,10 @@ pub(crate) fn install_awaited(table: Table, places: Vec<(u64, u64, usize)>) {
 pub(crate) fn install_shared(
     table: Table,
     places: Vec<(u64, u64, usize)>,
-    habits: Vec<Habits>,
+    summaries: Vec<KernelSummary>,
     server: Thread,
 ) {
-    let guard = Guard::new(table, places, habits, Vec::new());
+    let guard = Guard::new(table, places, summaries, Vec::new());
     set(Guard { purpose: Purpose::Shared(server), ..guard });
 }
 
@@ -389,7 +389,7 @@ impl Guard {
     fn new(
         table: Table,
         places: Vec<(u64, u64, usize)>,
-        habits: Vec<Habits>,
+        summaries: Vec<KernelSummary>,
         distrusted: Vec<String>,
     ) -> Self {
         let piece = |(low, end, range)| Piece { low, end, range, allocation: 0..0 };
@@ -406,11 +406,11 @@ impl Guard {
             let of = |id| reservations.get(&id).cloned();
             piece.allocation = index::find(piece.low).and_then(of).unwrap_or(at..at + 1);
         }
-        let habits = habits.into_iter().map(|habits| (habits.kernel, habits)).collect();
+        let summaries = summaries.into_iter().map(|summary| (summary.kernel, summary)).collect();
         let distrusted = distrusted.into_iter().collect();
         let number = LAST_NUMBER.fetch_add(1, Ordering::Relaxed) + 1;
         let purpose = Purpose::Saved;
-        Self { number, table, purpose, pieces, reservations, habits, distrusted }
+        Self { number, table, purpose, pieces, reservations, summaries, distrusted }
     }
 
     fn is_awaited(&self) -> bool {
@@ -509,14 +509,14 @@ impl Guard {
     }
 
     fn judge(&self, kernel: Arc<Kernel>) -> Known {
-        let habits = self.habits.get(&kernel.id);
+        let summary = self.summaries.get(&kernel.id);
         let distrusted = self.distrusted.contains(&kernel.name);
-        let anywhere = distrusted || habits.is_some_and(|habits| habits.anywhere);
+        let anywhere = distrusted || summary.is_some_and(|summary| summary.anywhere);
         let writes = |slot: Slot| {
-            let Some(habits) = habits.filter(|_| !distrusted) else { return Writes::All };
-            let reached = habits.reaches.iter().find(|reached| reached.slot == slot);
+            let Some(summary) = summary.filter(|_| !distrusted) else { return Writes::All };
+            let reached = summary.reaches.iter().find(|reached| reached.slot == slot);
             match reached {
-                _ if habits.reads.contains(&slot) => Writes::Nothing,
+                _ if summary.reads.contains(&slot) => Writes::Nothing,
                 Some(reached) => Writes::Reach(reached.reach.clone()),
                 None => Writes::All,
             }

@@ -74,7 +74,7 @@ pub(crate) struct DumpArgs {
     /// Compression of the image: `none`, or a level of zstd from 1 (fast) to 19 (small)
     #[arg(long, value_name = "LEVEL", default_value = "1", value_parser = compression)]
     pub(crate) compress: Compression,
-    /// Write to FILE what happened when: phases, passes over the memory, looks at it, copies, what had
+    /// Write to FILE what happened when: phases, passes over the memory, hash passes, copies, what had
     /// changed after it was copied, and when the program stood still. `gpucr report` draws it; Perfetto
     /// opens it too
     #[arg(long, value_name = "FILE", conflicts_with = "every")]

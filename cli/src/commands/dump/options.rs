@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
 use gpucr_core::Error;
-use gpucr_core::dump::{CriuOptions, Lessons, Options};
+use gpucr_core::dump::{CriuOptions, Feedback, Options};
 use gpucr_core::image::{Destination, Protocol};
 use gpucr_core::timeline::Timeline;
 use gpucr_core::trust::PrivateKey;
@@ -53,7 +53,7 @@ pub(super) fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options,
             Some(_) => Timeline::recording(),
             None => Timeline::default(),
         },
-        lessons: Lessons::default(),
+        feedback: Feedback::default(),
         sign: sign.map(Arc::new),
         stop,
     })

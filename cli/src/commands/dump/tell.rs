@@ -39,8 +39,8 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
         say!(
             "saved while it ran on: {} chunks, for which {} calls waited {} in all",
             late.chunks,
-            late.held,
-            display::time(late.held_ms),
+            late.blocked,
+            display::time(late.blocked_ms),
         );
         if late.misspeculated > 0 {
             say!(

@@ -44,7 +44,7 @@ const KILLED: &str =
     "the restore was killed, and with it whatever it had restored; the image is as it was";
 
 /// How often init looks whether anybody is left who is no child of its.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(50);
 
 /// Outside.
 pub(super) fn run(args: &RestoreArgs) -> Outcome {
@@ -169,7 +169,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     let holder = holder.transpose().map_err(io_error("this is for gpucr's own use"))?;
     namespace::settle(last).map_err(io_error("cannot settle in the new pid namespace"))?;
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
-    signals.settle_at_last(setup::settled_by_keeper);
+    signals.settle_at_last(setup::settled_by_watchdog);
     let to_signal = signals.clone();
     let to_outer = reports.try_clone().map_err(io_error("this is for gpucr's own use"))?;
     let goes_on = GoesOn(Arc::new(move |pid| {
@@ -279,7 +279,7 @@ pub(crate) fn init(args: &InitArgs) -> Outcome {
             Some(_) => {}
             None if is_alone() => return Ok(ExitCode::SUCCESS),
             // A gpucr, say, that was sent in here to dump the program: it would be killed.
-            None => std::thread::sleep(LOOK),
+            None => std::thread::sleep(POLL),
         }
     }
 }

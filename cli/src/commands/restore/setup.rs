@@ -15,8 +15,8 @@ use crate::failure::CliError;
 use crate::signals::SignalPlan;
 
 /// What holds if gpucr cannot wait for what it is at, and ends.
-pub(super) fn settled_by_keeper() -> String {
-    "gpucr could not wait for what it was at. The keeper ends what had been made of the program; the image is as \
+pub(super) fn settled_by_watchdog() -> String {
+    "gpucr could not wait for what it was at. The watchdog ends what had been made of the program; the image is as \
      it was."
         .into()
 }

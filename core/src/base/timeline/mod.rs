@@ -33,11 +33,11 @@ pub enum Track {
     /// The passes of the pre-copy.
     Passes,
     /// When device memory was hashed where it is.
-    Looks,
+    HashPasses,
     /// What had changed after it was copied.
     Misspeculations,
     /// Calls of the program that waited for memory that was being saved.
-    Held,
+    Blocked,
     /// Copies from the device of this number, in the order in which gpucr uses them.
     Copies(usize),
 }
@@ -48,9 +48,9 @@ impl Track {
             Self::Phases => "phases".into(),
             Self::Program => "program".into(),
             Self::Passes => "pre-copy".into(),
-            Self::Looks => "looks".into(),
+            Self::HashPasses => "hash passes".into(),
             Self::Misspeculations => "misspeculations".into(),
-            Self::Held => "calls held".into(),
+            Self::Blocked => "calls blocked".into(),
             Self::Copies(lane) => format!("copies {lane}"),
         }
     }
@@ -61,9 +61,9 @@ impl Track {
             Self::Phases => 1,
             Self::Program => 2,
             Self::Passes => 3,
-            Self::Looks => 4,
+            Self::HashPasses => 4,
             Self::Misspeculations => 5,
-            Self::Held => 6,
+            Self::Blocked => 6,
             Self::Copies(lane) => 7 + lane as u32,
         }
     }
@@ -74,7 +74,7 @@ impl Track {
 pub enum Counter {
     /// Bytes that were copied from devices, those copied again too.
     Copied,
-    /// Bytes of the chunks that one look found to be others than the look before.
+    /// Bytes of the chunks whose hash differs from that of the hash pass before.
     Changed,
 }
 
@@ -236,7 +236,7 @@ impl Timeline {
 }
 
 impl OpenSlice {
-    /// Of so many bytes: copied by a copy, found changed by a look.
+    /// Of so many bytes: copied by a copy, found changed by a hash pass.
     pub fn set_bytes(&mut self, bytes: u64) {
         self.bytes = Some(bytes);
     }

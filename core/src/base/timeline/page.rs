@@ -115,9 +115,9 @@ impl Picture {
     fn bar(&mut self, slice: &Slice, track: &str, from: f64, to: f64, y: f64) {
         let class = match track {
             "phases" => "phase",
-            "program" | "calls held" => "stopped",
+            "program" | "calls blocked" => "stopped",
             _ if track.starts_with("copies") => "copy",
-            _ => "look",
+            _ => "hash",
         };
         // What is too short to be seen is drawn a little longer, to the left where there is no room.
         let width = (to - from).max(1.0);
@@ -242,16 +242,16 @@ fn escaped(text: &str) -> String {
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--back:#fff;--text:#222;--faint:#ccc;--phase:#7aa6da;--stopped:#d9776c;\
---copy:#7dbb8a;--look:#c9a94f;--missed:#b03a8c;--in:#111}\
+--copy:#7dbb8a;--hash:#c9a94f;--missed:#b03a8c;--in:#111}\
 @media(prefers-color-scheme:dark){:root{--back:#1c1c1e;--text:#ddd;--faint:#444;--phase:#3f6fa8;\
---stopped:#a8483c;--copy:#3f7d4d;--look:#86701f;--missed:#d36bb5;--in:#fff}}\
+--stopped:#a8483c;--copy:#3f7d4d;--hash:#86701f;--missed:#d36bb5;--in:#fff}}\
 body{background:var(--back);color:var(--text);font:15px/1.5 system-ui,sans-serif;max-width:1100px;\
 margin:2em auto;padding:0 1em}svg{width:100%;height:auto}table{border-collapse:collapse}\
 th,td{padding:.15em 1em .15em 0;text-align:right}th:first-child,td:first-child,th:nth-child(2),\
 td:nth-child(2){text-align:left}tr{border-bottom:1px solid var(--faint)}\
 text{font:11px ui-monospace,monospace;fill:var(--text)}text.label{fill:var(--in)}\
 .grid{stroke:var(--faint)}rect{stroke:var(--back);stroke-width:.6}.phase{fill:var(--phase)}.stopped{fill:var(--stopped)}.copy{fill:var(--copy)}\
-.look{fill:var(--look)}.missed{fill:var(--missed)}td.name{overflow-wrap:anywhere}.curve{fill:none;stroke:var(--text);stroke-width:1.5}";
+.hash{fill:var(--hash)}.missed{fill:var(--missed)}td.name{overflow-wrap:anywhere}.curve{fill:none;stroke:var(--text);stroke-width:1.5}";
 
 /// A page with the picture of a trace and a table of it. It refers to nothing outside of itself.
 pub fn page(trace: &Trace, title: &str) -> String {

@@ -14,12 +14,12 @@ fn recorded() -> Trace {
     for number in 0..3 {
         let _phase = timeline.begin(Track::Phases, || format!("phase {number}"));
         let _pass = timeline.begin(Track::Passes, || format!("pass {number}"));
-        let mut look = timeline.begin(Track::Looks, || "look");
+        let mut hash_pass = timeline.begin(Track::HashPasses, || "hash pass");
         std::thread::sleep(Duration::from_millis(2));
         timeline.add(Counter::Copied, 1 << 21);
         timeline.add(Counter::Copied, 1 << 21);
         timeline.add(Counter::Changed, 4096);
-        look.set_bytes(4096);
+        hash_pass.set_bytes(4096);
     }
     let since = Instant::now();
     timeline.mark(since, &[misspeculation(&["_Z4copyPiPKi", "fill"]), misspeculation(&[])]);
@@ -68,7 +68,10 @@ fn what_is_written_is_read_back() {
     assert_eq!(Trace::read(&trace.write()).unwrap(), trace);
     // Tracks in their order; 12 MiB and 12 KiB, though not every value was written.
     let names: Vec<&str> = trace.tracks.values().map(String::as_str).collect();
-    assert_eq!(names, ["phases", "program", "pre-copy", "looks", "misspeculations", "copies 1"]);
+    assert_eq!(
+        names,
+        ["phases", "program", "pre-copy", "hash passes", "misspeculations", "copies 1"]
+    );
     let last = |counter: usize| trace.counters[counter].1.last().unwrap().1;
     assert_eq!((last(0), last(1)), (12 << 20, 3 * 4096));
     for (_, points) in &trace.counters {
@@ -169,8 +172,16 @@ fn a_page_names_everything_and_needs_nothing() {
     trace.slices[0].name = "<script>alert(1)</script>".into();
     trace.marks[0].misspeculation.suspects[1] = "<script>alert(2)</script>".into();
     let page = page(&trace, "a & b");
-    let names =
-        ["phase 1", "phase 2", "pass 0", "look", "copy", "stopped", "bytes copied", "_Z4copyPiPKi"];
+    let names = [
+        "phase 1",
+        "phase 2",
+        "pass 0",
+        "hash pass",
+        "copy",
+        "stopped",
+        "bytes copied",
+        "_Z4copyPiPKi",
+    ];
     for name in names.iter().chain(&["0x7000", "nobody seen", "2 places, 6.0 MiB"]) {
         assert!(page.contains(name), "no {name}");
     }

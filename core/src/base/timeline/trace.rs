@@ -46,7 +46,7 @@ pub struct Slice {
     pub begin: Duration,
     /// How long it took.
     pub length: Duration,
-    /// Bytes that a copy copied, or that a look found changed.
+    /// Bytes that a copy copied, or that a hash pass found changed.
     pub bytes: Option<u64>,
 }
 

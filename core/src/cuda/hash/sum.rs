@@ -107,7 +107,7 @@ impl Key {
     }
 
     /// The same with vectors of four products. Most of the time goes by waiting for memory, so what comes next is
-    /// fetched meanwhile (`docs/results/beside.md`).
+    /// fetched meanwhile (`docs/results/concurrent-copies.md`).
     #[cfg(target_arch = "x86_64")]
     #[inline]
     #[target_feature(enable = "avx2")]

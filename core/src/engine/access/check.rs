@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use gpucr_wire::access::Allocation;
 use serde::Serialize;
 
-use super::session::{LARGEST_IMAGE, Options, Session, look};
+use super::session::{LARGEST_IMAGE, Options, Session, hash_pass};
 use super::{Blamed, Kernels, Tally, Written, written};
 use crate::engine::error::Error;
 use crate::engine::memory::{Bulk, Compared};
@@ -67,18 +67,18 @@ pub(super) struct Findings {
 /// # Errors
 /// A launch lasts too long, or gpucr cannot look at the memory.
 pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings, Error> {
-    let agent = session.held[0].agent.as_mut().expect("connected");
+    let agent = session.cuda_processes[0].agent.as_mut().expect("connected");
     agent.close_gate(LIMIT)?;
     // From here on a failure opens the gate, as does the end of the connection.
     let _ = agent.accesses()?;
     let mut findings = Findings::default();
     let since = Instant::now();
-    session.with_memory(look);
+    session.with_memory(hash_pass);
     if session.memory.is_none() {
         return Err(Error::NotObserved { pid: options.pid });
     }
     while !options.stop.is_set() && session.is_alive() && since.elapsed() < options.time {
-        let Some(agent) = session.held[0].agent.as_mut() else { break };
+        let Some(agent) = session.cuda_processes[0].agent.as_mut() else { break };
         let kernels = &mut session.watched[0].kernels;
         let stepped =
             agent.step(WAIT, LIMIT).and_then(|()| agent.accesses()).and_then(|accesses| {
@@ -93,13 +93,13 @@ pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings
             }
             Err(error) => {
                 tracing::debug!(%error, "the program is gone, and the check ends");
-                session.held[0].agent = None;
+                session.cuda_processes[0].agent = None;
                 break;
             }
         };
         let mut step = Tally::default();
         step.add(accesses.clone());
-        session.with_memory(look);
+        session.with_memory(hash_pass);
         let Some(bulk) = &session.memory else {
             return Err(Error::NotObserved { pid: options.pid });
         };
@@ -120,7 +120,7 @@ pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings
         }
         session.watched[0].tally.add(accesses);
     }
-    if let Some(agent) = session.held[0].agent.as_mut() {
+    if let Some(agent) = session.cuda_processes[0].agent.as_mut() {
         agent.open_gate()?;
     }
     Ok(findings)

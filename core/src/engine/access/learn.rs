@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use gpucr_wire::access::{
-    Allocation, Habits, KernelUse, Param, Reached, Slot, SlotUse, Touched, WHOLE_BUFFER,
+    Allocation, KernelSummary, KernelUse, Param, Reached, Slot, SlotUse, Touched, WHOLE_BUFFER,
 };
 use gpucr_wire::reach::Reach;
 
@@ -128,8 +128,8 @@ impl Kernels {
     }
 
     /// What code and names say of all kernels so far, for launches that wait. What was only observed is
-    /// left out: memory that held still was copied early, so nobody waits for it.
-    pub fn habits(&self) -> Vec<Habits> {
+    /// left out: memory that stayed unchanged was copied early, so nobody waits for it.
+    pub fn summaries(&self) -> Vec<KernelSummary> {
         let of = |(kernel, known): (&u64, &Known)| {
             let words = known.words.iter().filter(|(_, (direction, _))| !direction.writes());
             let mut reads: Vec<Slot> =
@@ -143,12 +143,17 @@ impl Kernels {
                 .filter(|reached| reads.binary_search(&reached.slot).is_err())
                 .collect();
             reaches.sort_unstable_by_key(|reached| reached.slot);
-            Habits { kernel: *kernel, anywhere: known.indirect == Some(true), reads, reaches }
+            KernelSummary {
+                kernel: *kernel,
+                anywhere: known.indirect == Some(true),
+                reads,
+                reaches,
+            }
         };
         self.known.iter().map(of).collect()
     }
 
-    /// Draws conclusions from what was launched between two looks at the memory, and what changed
+    /// Draws conclusions from what was launched between two hash passes at the memory, and what changed
     /// between them. `changed` says of an allocation whether it did, `None` if that is not known.
     pub fn observe<'a>(
         &mut self,
@@ -161,8 +166,8 @@ impl Kernels {
         let still: HashSet<u64> = still.map(|allocation| allocation.id).collect();
         for kernel in launched {
             for slot in &kernel.slots {
-                let held_still = |touched: &Touched| still.contains(&touched.allocation);
-                let all = !slot.more && slot.touched.iter().all(held_still);
+                let stayed_unchanged = |touched: &Touched| still.contains(&touched.allocation);
+                let all = !slot.more && slot.touched.iter().all(stayed_unchanged);
                 let set = if all { &mut self.still } else { &mut self.moved };
                 set.insert((kernel.id, slot.param, slot.offset));
             }
@@ -282,7 +287,10 @@ mod tests {
         let reads = vec![Slot { param: 1, offset: 0 }];
         let reach = Reach { low: 0, end: 4, terms: Vec::new() };
         let reaches = vec![Reached { slot: Slot { param: 0, offset: 0 }, reach }];
-        assert_eq!(found.habits(), [Habits { kernel: 1, anywhere: false, reads, reaches }]);
+        assert_eq!(
+            found.summaries(),
+            [KernelSummary { kernel: 1, anywhere: false, reads, reaches }]
+        );
         let other = Kernels::knowing(&kernel("copy", &[(0, 8), (8, 4)]), PTX.as_bytes());
         assert_eq!(other.direction(1, &slot(0, &[])), (Direction::Unknown, Source::Assumed));
         assert_eq!(other.is_indirect(1), None);

@@ -11,7 +11,7 @@ use super::check::{Checked, Findings};
 use super::session::Watched;
 use super::twice::twice;
 use super::written::{operation_name, touched_range};
-use crate::engine::held::Held;
+use crate::engine::cuda_process::CudaProcess;
 use crate::kernels::{Direction, Source};
 
 /// What a program has launched.
@@ -136,16 +136,16 @@ pub(super) struct Seen<'a> {
 
 impl Seen<'_> {
     /// What there is to say of the process.
-    pub(super) fn report(self, held: &Held, observed: bool) -> Process {
+    pub(super) fn report(self, program: &CudaProcess, observed: bool) -> Process {
         let tally = &self.watched.tally;
         let mut kernels: Vec<Row> =
             tally.kernels.values().map(|kernel| self.kernel(kernel)).collect();
         let most = |row: &Row| (row.writes.everything, row.writes.bytes, row.launches);
         kernels.sort_by(|a, b| most(b).cmp(&most(a)).then_with(|| a.name.cmp(&b.name)));
         Process {
-            pid: held.process.pid,
-            command: held.process.command.clone(),
-            ended: held.agent.is_none(),
+            pid: program.process.pid,
+            command: program.process.command.clone(),
+            ended: program.agent.is_none(),
             observed,
             launches: total(tally.kernels.values().map(|kernel| kernel.launches)),
             checked: self.findings.map(|findings| findings.all),

@@ -9,8 +9,8 @@ use super::{Kernels, Tally};
 use crate::base::stop::Stop;
 use crate::base::timeline::Timeline;
 use crate::cuda::Drivers;
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
-use crate::engine::held::Held;
 use crate::engine::mapped::Mapped;
 use crate::engine::memory::Bulk;
 use crate::host::process::{Agent, Lock, Tree};
@@ -20,7 +20,7 @@ const ASK: Duration = Duration::from_millis(250);
 /// For so long kernels are learned of before memory that the programs have given back is let go of: they
 /// wait for it a few seconds.
 const LEARNING: Duration = Duration::from_secs(1);
-/// How long is slept between looks at the clock.
+/// How long is slept between two reads of the clock.
 const NAP: Duration = Duration::from_millis(20);
 /// How long an agent may take to answer at first.
 const FIRST_ANSWER: Duration = Duration::from_secs(10);
@@ -51,7 +51,7 @@ pub(super) struct Watched {
 
 /// The processes, and what was seen of each, in the same order.
 pub(super) struct Session {
-    pub(super) held: Vec<Held>,
+    pub(super) cuda_processes: Vec<CudaProcess>,
     pub(super) watched: Vec<Watched>,
     /// The device memory of all, mapped in gpucr.
     pub(super) memory: Option<Bulk>,
@@ -68,8 +68,12 @@ impl Session {
         let pid = options.pid;
         let tree = Tree::read(pid)?;
         let drivers = Drivers::default();
-        let mut session =
-            Self { held: Vec::new(), watched: Vec::new(), memory: None, _locks: Vec::new() };
+        let mut session = Self {
+            cuda_processes: Vec::new(),
+            watched: Vec::new(),
+            memory: None,
+            _locks: Vec::new(),
+        };
         for process in tree.processes.into_iter().filter(Agent::listens) {
             let pid = process.pid;
             let lock = Lock::take(&process).map_err(|source| Error::Io {
@@ -90,15 +94,15 @@ impl Session {
                 Mapped::Host { library, .. } => library,
                 mapped => return Err(mapped.refused(pid)),
             };
-            let program = Held::new(process, driver, true);
-            session.held.push(Held { agent: Some(agent), ..program });
+            let program = CudaProcess::new(process, driver, true);
+            session.cuda_processes.push(CudaProcess { agent: Some(agent), ..program });
             session.watched.push(Watched::default());
         }
-        if session.held.is_empty() { Err(Error::NoAgent { pid }) } else { Ok(session) }
+        if session.cuda_processes.is_empty() { Err(Error::NoAgent { pid }) } else { Ok(session) }
     }
 
     pub(super) fn is_alive(&self) -> bool {
-        self.held.iter().any(|held| held.agent.is_some())
+        self.cuda_processes.iter().any(|program| program.agent.is_some())
     }
 
     /// Sums up for as long as was asked for.
@@ -121,8 +125,8 @@ impl Session {
     /// Takes up what was launched since the last time, and lets go of memory that was given back.
     fn ask(&mut self) {
         let until = Instant::now() + LEARNING;
-        for (held, watched) in self.held.iter_mut().zip(&mut self.watched) {
-            let Some(agent) = held.agent.as_mut() else { continue };
+        for (program, watched) in self.cuda_processes.iter_mut().zip(&mut self.watched) {
+            let Some(agent) = program.agent.as_mut() else { continue };
             let asked = agent.accesses().and_then(|accesses| {
                 watched.kernels.learn(agent, &accesses.kernels, LARGEST_IMAGE, until)?;
                 Ok(accesses)
@@ -131,7 +135,7 @@ impl Session {
                 Ok(accesses) => watched.tally.add(accesses),
                 Err(error) => {
                     tracing::debug!(%error, "a process is not watched any more");
-                    held.agent = None;
+                    program.agent = None;
                 }
             }
         }
@@ -142,14 +146,14 @@ impl Session {
     fn learn(&mut self) -> bool {
         let until = Instant::now() + LEARNING;
         let mut all = true;
-        for (held, watched) in self.held.iter_mut().zip(&mut self.watched) {
-            let Some(agent) = held.agent.as_mut() else { continue };
+        for (program, watched) in self.cuda_processes.iter_mut().zip(&mut self.watched) {
+            let Some(agent) = program.agent.as_mut() else { continue };
             let Watched { tally, kernels } = watched;
             match kernels.learn(agent, tally.kernels.values(), LARGEST_IMAGE, until) {
                 Ok(done) => all &= done,
                 Err(error) => {
                     tracing::debug!(%error, "a process is not watched any more");
-                    held.agent = None;
+                    program.agent = None;
                 }
             }
         }
@@ -160,16 +164,16 @@ impl Session {
     /// Maps the memory and looks at it for the first time. It takes a context of gpucr's own on each
     /// device; where that cannot be had, nothing is observed.
     pub(super) fn open_memory(&mut self) {
-        match prepare(&mut self.held) {
+        match prepare(&mut self.cuda_processes) {
             Ok(bulk) => self.memory = bulk,
             Err(error) => tracing::warn!(%error, "device memory cannot be looked at"),
         }
-        self.with_memory(look);
+        self.with_memory(hash_pass);
     }
 
     /// Looks at the memory again and draws conclusions.
     fn observe(&mut self) {
-        self.with_memory(look);
+        self.with_memory(hash_pass);
         let Some(bulk) = &self.memory else { return };
         for (program, watched) in self.watched.iter_mut().enumerate() {
             let Watched { tally, kernels } = watched;
@@ -181,10 +185,10 @@ impl Session {
     /// Does something with the memory; without it from then on if that fails.
     pub(super) fn with_memory(
         &mut self,
-        work: impl FnOnce(&mut Bulk, &mut [Held]) -> Result<bool, Error>,
+        work: impl FnOnce(&mut Bulk, &mut [CudaProcess]) -> Result<bool, Error>,
     ) {
         let Some(mut bulk) = self.memory.take() else { return };
-        match work(&mut bulk, &mut self.held) {
+        match work(&mut bulk, &mut self.cuda_processes) {
             Ok(true) => self.memory = Some(bulk),
             Ok(false) => tracing::warn!("the device has no room to look at its memory"),
             Err(error) => tracing::warn!(%error, "device memory is not looked at"),
@@ -192,14 +196,14 @@ impl Session {
     }
 }
 
-fn prepare(held: &mut [Held]) -> Result<Option<Bulk>, Error> {
+fn prepare(cuda_processes: &mut [CudaProcess]) -> Result<Option<Bulk>, Error> {
     let (mut wanted, mut bytes) = (Vec::new(), 0);
-    for agent in held.iter_mut().filter_map(|held| held.agent.as_mut()) {
+    for agent in cuda_processes.iter_mut().filter_map(|program| program.agent.as_mut()) {
         let counts = agent.counts()?;
         wanted.extend(counts.devices);
         bytes += counts.bulk_bytes;
     }
-    let driver = Drivers::default().open(&held[0].driver)?;
+    let driver = Drivers::default().open(&cuda_processes[0].driver)?;
     let devices: Vec<_> =
         driver.devices()?.into_iter().filter(|device| wanted.contains(&device.uuid)).collect();
     let Some(mut bulk) = Bulk::prepare(&driver, &devices, bytes, Timeline::default())? else {
@@ -208,28 +212,31 @@ fn prepare(held: &mut [Held]) -> Result<Option<Bulk>, Error> {
     Ok(bulk.prepare_hashing().then_some(bulk))
 }
 
-fn follow(bulk: &mut Bulk, held: &mut [Held]) -> Result<bool, Error> {
+fn follow(bulk: &mut Bulk, cuda_processes: &mut [CudaProcess]) -> Result<bool, Error> {
     let mut blocks = Vec::new();
-    for held in held.iter_mut() {
+    for program in cuda_processes.iter_mut() {
         // One that has just ended has none; the others are followed all the same.
-        blocks.push(held.export().unwrap_or_else(|error| {
+        blocks.push(program.export().unwrap_or_else(|error| {
             tracing::debug!(%error, "a process is not watched any more");
-            held.agent = None;
-            held.blocks.clear();
+            program.agent = None;
+            program.blocks.clear();
             Vec::new()
         }));
     }
-    bulk.follow(held, &blocks)
+    bulk.follow(cuda_processes, &blocks)
 }
 
 /// Maps the memory that the processes have now, and hashes all of it. Says whether there was room.
 ///
 /// # Errors
 /// A device fails.
-pub(super) fn look(bulk: &mut Bulk, held: &mut [Held]) -> Result<bool, Error> {
-    let fits = follow(bulk, held)?;
+pub(super) fn hash_pass(
+    bulk: &mut Bulk,
+    cuda_processes: &mut [CudaProcess],
+) -> Result<bool, Error> {
+    let fits = follow(bulk, cuda_processes)?;
     if fits {
-        bulk.look()?;
+        bulk.hash_pass()?;
     }
     Ok(fits)
 }

@@ -3,14 +3,14 @@
 //! A dump that copies while the program runs sees which blocks hold still, and what is launched meanwhile.
 //! From that it is judged here through which words of their parameters kernels only read. The code of a
 //! kernel tells for certain, and its name nearly so; of others it counts to what a word has pointed. If that
-//! was memory that held still, and the kernel has other words through which it must have written, then it
+//! was memory that stayed unchanged, and the kernel has other words through which it must have written, then it
 //! reads through this one.
 //!
 //! It is a guess, for a kernel may write what is there already. So what is shared is mapped read-only.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use gpucr_wire::access::{Allocation, Habits, Slot, SlotUse, WHOLE_BUFFER};
+use gpucr_wire::access::{Allocation, KernelSummary, Slot, SlotUse, WHOLE_BUFFER};
 
 use super::{Kernels, Tally};
 use crate::engine::memory::Extent;
@@ -32,7 +32,7 @@ pub(crate) fn sharing<'a>(
     kernels: &Kernels,
     tallies: impl IntoIterator<Item = &'a Tally>,
     mut still: Vec<Extent>,
-) -> (Vec<u64>, Vec<Habits>) {
+) -> (Vec<u64>, Vec<KernelSummary>) {
     let mut launched: BTreeMap<u64, Vec<Word>> = BTreeMap::new();
     still.sort_unstable_by_key(|block| block.low);
     for tally in tallies {
@@ -72,22 +72,23 @@ pub(crate) fn sharing<'a>(
             break;
         }
     }
-    let mut habits: HashMap<u64, Habits> = kernels
-        .habits()
+    let mut summaries: HashMap<u64, KernelSummary> = kernels
+        .summaries()
         .into_iter()
-        .map(|of_code| (of_code.kernel, Habits { anywhere: false, ..of_code }))
+        .map(|of_code| (of_code.kernel, KernelSummary { anywhere: false, ..of_code }))
         .collect();
     for (kernel, slot) in reads {
         let reads = Vec::new;
-        let none = || Habits { kernel, anywhere: false, reads: reads(), reaches: Vec::new() };
-        let habits = habits.entry(kernel).or_insert_with(none);
-        if let Err(at) = habits.reads.binary_search(&slot) {
-            habits.reads.insert(at, slot);
+        let none =
+            || KernelSummary { kernel, anywhere: false, reads: reads(), reaches: Vec::new() };
+        let summary = summaries.entry(kernel).or_insert_with(none);
+        if let Err(at) = summary.reads.binary_search(&slot) {
+            summary.reads.insert(at, slot);
         }
     }
-    let mut habits: Vec<Habits> = habits.into_values().collect();
-    habits.sort_unstable_by_key(|habits| habits.kernel);
-    (still.into_iter().map(|block| block.id).collect(), habits)
+    let mut summaries: Vec<KernelSummary> = summaries.into_values().collect();
+    summaries.sort_unstable_by_key(|summary| summary.kernel);
+    (still.into_iter().map(|block| block.id).collect(), summaries)
 }
 
 fn add(
@@ -171,17 +172,18 @@ mod tests {
         tally
     }
 
-    fn reads(habits: &[Habits]) -> Vec<(u64, Vec<u32>)> {
-        let params = |habits: &Habits| habits.reads.iter().map(|slot| slot.param).collect();
-        habits.iter().map(|habits| (habits.kernel, params(habits))).collect()
+    fn reads(summaries: &[KernelSummary]) -> Vec<(u64, Vec<u32>)> {
+        let params =
+            |summary: &KernelSummary| summary.reads.iter().map(|slot| slot.param).collect();
+        summaries.iter().map(|summary| (summary.kernel, params(summary))).collect()
     }
 
     #[test]
     fn what_holds_still_is_read_by_those_who_write_elsewhere() {
         // out = weights * in; block 9 is touched by nobody.
         let tally = tally(vec![kernel(1, &[&[5, 6], &[1, 2], &[5, 7]])]);
-        let (shared, habits) = sharing(&Kernels::default(), [&tally], blocks(&[1, 2, 3, 9]));
-        assert_eq!((shared, reads(&habits)), (vec![1, 2, 3, 9], vec![(1, vec![1])]));
+        let (shared, summaries) = sharing(&Kernels::default(), [&tally], blocks(&[1, 2, 3, 9]));
+        assert_eq!((shared, reads(&summaries)), (vec![1, 2, 3, 9], vec![(1, vec![1])]));
     }
 
     #[test]
@@ -194,10 +196,10 @@ mod tests {
             kernel(3, &[&[4], &[2]]),
             kernel(4, &[&[2], &[8]]),
         ];
-        let (shared, habits) =
+        let (shared, summaries) =
             sharing(&Kernels::default(), [&tally(kernels)], blocks(&[1, 2, 3, 4]));
         assert_eq!(shared, [1, 2]);
-        assert_eq!(reads(&habits), [(2, vec![1]), (3, vec![1]), (4, vec![0])]);
+        assert_eq!(reads(&summaries), [(2, vec![1]), (3, vec![1]), (4, vec![0])]);
     }
 
     #[test]
@@ -206,8 +208,12 @@ mod tests {
         let mut second = tally(vec![kernel(1, &[&[8], &[7]])]);
         let (shared, _) = sharing(&Kernels::default(), [&first], blocks(&[1, 2]));
         assert_eq!(shared, [1, 2]);
-        let (shared, habits) = sharing(&Kernels::default(), [&first, &second], blocks(&[1, 2]));
-        assert_eq!((shared, reads(&habits)), (vec![], vec![]), "its word points to what changes");
+        let (shared, summaries) = sharing(&Kernels::default(), [&first, &second], blocks(&[1, 2]));
+        assert_eq!(
+            (shared, reads(&summaries)),
+            (vec![], vec![]),
+            "its word points to what changes"
+        );
         let (operation, write) = (Operation::Fill {}, true);
         let (allocation, count, bytes) = (2, 1, 1);
         let fill = OperationUse { operation, write, allocation, count, bytes, low: 200, end: 201 };
@@ -217,8 +223,8 @@ mod tests {
         assert_eq!(shared, [3], "block 1 shares a word with block 2");
         let mut blind = Tally::default();
         blind.unseen = 1;
-        let (shared, habits) = sharing(&Kernels::default(), [&first, &blind], blocks(&[1, 2]));
-        assert_eq!((shared, habits), (vec![], vec![]));
+        let (shared, summaries) = sharing(&Kernels::default(), [&first, &blind], blocks(&[1, 2]));
+        assert_eq!((shared, summaries), (vec![], vec![]));
     }
 
     #[test]

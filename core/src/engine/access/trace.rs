@@ -17,16 +17,19 @@ use crate::engine::error::Error;
 /// meanwhile is no error.
 pub fn trace(options: &Options) -> Result<Report, Error> {
     let mut session = Session::attach(options)?;
-    if options.check && session.held.len() > 1 {
-        return Err(Error::SeveralProcesses { pid: options.pid, count: session.held.len() });
+    if options.check && session.cuda_processes.len() > 1 {
+        return Err(Error::SeveralProcesses {
+            pid: options.pid,
+            count: session.cuda_processes.len(),
+        });
     }
     if options.observe || options.check {
         session.open_memory();
     }
-    for agent in session.held.iter_mut().filter_map(|held| held.agent.as_mut()) {
+    for agent in session.cuda_processes.iter_mut().filter_map(|program| program.agent.as_mut()) {
         agent.record(true)?;
     }
-    tracing::debug!(processes = session.held.len(), "recording");
+    tracing::debug!(processes = session.cuda_processes.len(), "recording");
     let since = Instant::now();
     // A check is of one process.
     let findings = if options.check {
@@ -37,10 +40,10 @@ pub fn trace(options: &Options) -> Result<Report, Error> {
     };
     let seconds = since.elapsed().as_secs_f64();
     let observed = session.memory.is_some();
-    let pairs = session.held.iter().zip(&session.watched);
-    let report = |(held, watched)| {
+    let pairs = session.cuda_processes.iter().zip(&session.watched);
+    let report = |(program, watched)| {
         let findings = findings.as_ref();
-        Seen { watched, findings }.report(held, observed)
+        Seen { watched, findings }.report(program, observed)
     };
     Ok(Report { seconds, processes: pairs.map(report).collect() })
 }

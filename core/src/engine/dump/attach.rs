@@ -12,10 +12,10 @@ use super::task::{Account, Made, Standstill, Task};
 use crate::base::phase::{Clock, Phase};
 use crate::base::progress::Progress;
 use crate::cuda::{Drivers, Reserver};
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::{Error, Failure, Left};
-use crate::engine::held::Held;
-use crate::engine::keeper::Keeper;
 use crate::engine::memory::Bulk;
+use crate::engine::watchdog::Watchdog;
 use crate::host::criu::DumpWorker;
 use crate::host::process::{Lock, ProcessInfo};
 use crate::image::ImageWriter;
@@ -50,7 +50,7 @@ pub(super) fn attach<'a>(
     });
     match begun {
         Ok((checked, ready)) => {
-            let Checked { writer, keeper, plan, held, locks } = checked;
+            let Checked { writer, watchdog, plan, cuda_processes, locks } = checked;
             let Ready { strategy, reserver, libraries, criu, memory } = ready;
             let task = Task {
                 options,
@@ -62,7 +62,7 @@ pub(super) fn attach<'a>(
                 plan,
                 strategy,
                 speculation: Speculation::default(),
-                made: Made { held, keeper, standstill: Standstill::default() },
+                made: Made { cuda_processes, watchdog, standstill: Standstill::default() },
                 _locks: locks,
             };
             let image = Unfinished { writer: Arc::new(writer), libraries };
@@ -82,9 +82,9 @@ pub(super) fn attach<'a>(
 /// After `preflight`: nothing that could be found beforehand keeps the program from being saved.
 struct Checked {
     writer: ImageWriter,
-    keeper: Keeper,
+    watchdog: Watchdog,
     plan: Plan,
-    held: Vec<Held>,
+    cuda_processes: Vec<CudaProcess>,
     /// Let go of last.
     locks: Vec<Lock>,
 }
@@ -97,9 +97,9 @@ impl Checked {
             what: format!("cannot make {} absolute", target.display()),
             source,
         })?;
-        let (plan, held, locks) = preflight::check(options, drivers)?;
-        let mut keeper = Keeper::start().map_err(Error::Keeper)?;
-        keeper.writing(&target).map_err(Error::Keeper)?;
+        let (plan, cuda_processes, locks) = preflight::check(options, drivers)?;
+        let mut watchdog = Watchdog::start().map_err(Error::Watchdog)?;
+        watchdog.writing(&target).map_err(Error::Watchdog)?;
         // Locks the store, so that nothing vanishes that this dump will rely on.
         let stop = || options.stop.load(Ordering::Relaxed);
         let mut writer =
@@ -107,7 +107,7 @@ impl Checked {
         if let Some(key) = &options.sign {
             writer.sign_with(key.clone());
         }
-        Ok(Self { writer, keeper, plan, held, locks })
+        Ok(Self { writer, watchdog, plan, cuda_processes, locks })
     }
 }
 
@@ -128,14 +128,14 @@ impl Ready {
         clock: &mut Clock<'_>,
     ) -> Result<Self, Error> {
         clock.enter(Phase::Attach, None)?;
-        let Checked { plan, held, writer, .. } = checked;
+        let Checked { plan, cuda_processes, writer, .. } = checked;
         let driver = drivers.open(&plan.driver)?;
         let timeline = options.timeline.clone();
         let mut memory = Bulk::prepare(&driver, &plan.devices, plan.bulk_bytes(), timeline)?;
         let contexts = memory.as_ref().map_or_else(Vec::new, Bulk::contexts);
         let mut reserver = Reserver::new(contexts);
         // Nobody knows which devices a program uses that has no agent.
-        if held.iter().any(|program| !program.has_agent) {
+        if cuda_processes.iter().any(|program| !program.has_agent) {
             reserver.add(&driver, &driver.devices()?);
         }
         let strategy = Strategy::choose(options, plan, memory.as_mut());

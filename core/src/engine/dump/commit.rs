@@ -11,8 +11,8 @@ use super::setback::{Setback, or_keep};
 use super::task::Task;
 use crate::base::phase::Phase;
 use crate::engine::access::Extent;
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
-use crate::engine::held::Held;
 use crate::engine::memory::Saved;
 use crate::engine::sections;
 use crate::image::{Committed, FileEntry, ImageWriter, Manifest, Section};
@@ -33,7 +33,7 @@ pub(super) struct Staged {
 }
 
 impl Staged {
-    /// Takes CRIU's files into the image. `still` are the blocks of each program that have held still.
+    /// Takes CRIU's files into the image. `still` are the blocks of each program that have stayed unchanged.
     pub(super) fn take(
         task: &Task<'_>,
         image: &ImageWriter,
@@ -47,8 +47,8 @@ impl Staged {
 /// What of the memory instances of this program may share. `None` if nothing.
 fn describe_sharing(task: &Task<'_>, still: Vec<Vec<Extent>>) -> Option<Section> {
     let of = |(program, still)| {
-        let (blocks, habits) = task.speculation.sharing(program, still);
-        ProcessSharing { pid: task.made.held[program].process.pid, blocks, habits }
+        let (blocks, summaries) = task.speculation.sharing(program, still);
+        ProcessSharing { pid: task.made.cuda_processes[program].process.pid, blocks, summaries }
     };
     let still = still.into_iter().enumerate();
     let processes: Vec<_> = still.map(of).filter(|p| !p.blocks.is_empty()).collect();
@@ -70,8 +70,8 @@ pub(super) fn commit(
     staged: Staged,
 ) -> Result<Commit, Setback> {
     manifest.sections.extend(staged.sharing);
-    let of = |program: &Held| (program.process.pid, program.freed.clone());
-    manifest.sections.extend(sections::contexts(task.made.held.iter().map(of).collect()));
+    let of = |program: &CudaProcess| (program.process.pid, program.freed.clone());
+    manifest.sections.extend(sections::contexts(task.made.cuda_processes.iter().map(of).collect()));
     let (image, ()) = or_keep(image, task.enter(Phase::Commit, None))?;
     // A restore loads them in this order.
     let cuda = manifest.processes.iter_mut().filter_map(|process| process.cuda.as_mut());

@@ -58,7 +58,7 @@ impl Copy {
             return Ok(Self::start(bulk, blocks, image, stop, progress));
         }
         let mut saved = Vec::new();
-        for (program, blocks) in task.made.held.iter_mut().zip(&blocks) {
+        for (program, blocks) in task.made.cuda_processes.iter_mut().zip(&blocks) {
             if program.has_agent {
                 saved.extend(inside::copy(
                     program,

@@ -19,15 +19,15 @@ use crate::base::faults::skipped;
 use crate::base::format::milliseconds;
 use crate::base::stop::Stop;
 use crate::base::timeline::{Misspeculation, Timeline, Track};
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
-use crate::engine::held::Held;
 use crate::engine::memory::{Bulk, Deferred, PutOff};
 use crate::host::process::Guard;
 
 /// For so long launches wait while nothing at all arrives.
 pub(super) const LIMIT: Duration = Duration::from_secs(10);
 /// How often that is looked at.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(50);
 
 /// Memory that was saved while the program ran on.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
@@ -36,9 +36,9 @@ pub struct Deferral {
     /// it went on.
     pub chunks: u64,
     /// Calls of the program that waited because they might have written such a chunk.
-    pub held: u64,
+    pub blocked: u64,
     /// For how long they waited, added up over all threads, milliseconds.
-    pub held_ms: f64,
+    pub blocked_ms: f64,
     /// Chunks that were found to be written before they were saved. If there are any the program was
     /// stopped a second time, and the image is of that moment.
     pub misspeculated: u64,
@@ -49,9 +49,9 @@ pub struct Deferral {
 /// Kernels that have written where nobody expected it, by process: they wait for everything from then
 /// on. Clones share what is learnt.
 #[derive(Debug, Clone, Default)]
-pub struct Lessons(Arc<Mutex<BTreeMap<u32, BTreeSet<String>>>>);
+pub struct Feedback(Arc<Mutex<BTreeMap<u32, BTreeSet<String>>>>);
 
-impl Lessons {
+impl Feedback {
     fn of(&self, pid: u32) -> Vec<String> {
         self.0.lock().get(&pid).into_iter().flatten().cloned().collect()
     }
@@ -76,7 +76,7 @@ impl Patience {
         let watch = move || {
             let (mut left, mut since) = (shared.left(), Instant::now());
             while !until.load(Ordering::Relaxed) && left > 0 {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL);
                 let now = shared.left();
                 if now != left || !shared.is_wanted() {
                     (left, since) = (now, Instant::now());
@@ -122,22 +122,23 @@ pub(super) struct Late {
 impl Late {
     /// Puts off saving what is left until the programs run again, and makes their guards. `None` if nothing is left.
     pub(super) fn defer(
-        held: &mut [Held],
+        cuda_processes: &mut [CudaProcess],
         bulk: &mut Bulk,
         speculation: &Speculation,
-        lessons: &Lessons,
+        feedback: &Feedback,
     ) -> Result<Option<Self>, Error> {
-        let PutOff { shared, files, chunks } = bulk.defer(held.len())?;
+        let PutOff { shared, files, chunks } = bulk.defer(cuda_processes.len())?;
         if chunks == 0 {
             return Ok(None);
         }
         for (program, table) in files.into_iter().enumerate() {
             let Some(table) = table else { continue };
-            let habits = if skipped("habits") { Vec::new() } else { speculation.habits(program) };
-            held[program].guard = Some(Guard {
+            let summaries =
+                if skipped("summaries") { Vec::new() } else { speculation.summaries(program) };
+            cuda_processes[program].guard = Some(Guard {
                 ranges: shared.ranges(program).to_vec(),
-                habits,
-                distrusted: lessons.of(held[program].process.pid),
+                summaries,
+                distrusted: feedback.of(cuda_processes[program].process.pid),
                 table,
             });
         }
@@ -157,61 +158,61 @@ impl Late {
 
     /// Nobody waits any more: takes down how much was waited.
     pub(super) fn settled(&mut self, timeline: &Timeline) {
-        let (held, time) = self.shared.held();
-        (self.found.held, self.found.held_ms) = (held, milliseconds(time));
+        let (blocked, time) = self.shared.blocked();
+        (self.found.blocked, self.found.blocked_ms) = (blocked, milliseconds(time));
         let (now, now_ns) = (Instant::now(), monotonic_ns());
         for Wait { begin, end } in self.shared.waits() {
             let before = |ns: u64| Duration::from_nanos(now_ns.saturating_sub(ns));
             let since = now.checked_sub(before(begin)).unwrap_or(now);
             let length = before(begin).saturating_sub(before(end));
-            timeline.lasted(Track::Held, "held", since, length);
+            timeline.lasted(Track::Blocked, "blocked", since, length);
         }
     }
 
     /// Memory was written before it was saved: finds out by whom, and remembers them.
     pub(super) fn learn(
         &mut self,
-        held: &mut [Held],
+        cuda_processes: &mut [CudaProcess],
         bulk: &mut Bulk,
         speculation: &mut Speculation,
-        lessons: &Lessons,
+        feedback: &Feedback,
     ) {
-        if let Err(error) = speculation.ask(held, LEARNING) {
+        if let Err(error) = speculation.ask(cuda_processes, LEARNING) {
             tracing::warn!(%error, "the programs do not say what they have launched");
         }
         let mut missed = std::mem::take(&mut bulk.missed);
         for miss in &mut missed {
             miss.interval = self.interval;
         }
-        for (program, held) in held.iter().enumerate() {
-            if missed.iter().any(|miss| miss.program == program) {
+        for (number, program) in cuda_processes.iter().enumerate() {
+            if missed.iter().any(|miss| miss.program == number) {
                 // Those who point there openly have waited. It may have been any of the others.
-                let launched = speculation.launched(program, self.interval);
-                lessons.learn(held.process.pid, launched);
+                let launched = speculation.launched(number, self.interval);
+                feedback.learn(program.process.pid, launched);
             }
         }
         self.found.misspeculated = missed.len() as u64;
-        self.found.misspeculations = speculation.blame(&missed, held, Blamed::All);
+        self.found.misspeculations = speculation.blame(&missed, cuda_processes, Blamed::All);
     }
 }
 
 /// Programs that go on as before guard nothing.
-pub(super) fn forget_guards(held: &mut [Held]) {
-    held.iter_mut().for_each(|program| program.guard = None);
+pub(super) fn forget_guards(cuda_processes: &mut [CudaProcess]) {
+    cuda_processes.iter_mut().for_each(|program| program.guard = None);
 }
 
 /// Whether all shims guard what is still to be saved.
 ///
 /// # Errors
 /// That of the first that does not.
-pub(super) fn check_guards(held: &mut [Held]) -> Result<(), Error> {
-    let failed = held.iter_mut().find_map(|program| program.guard_failed.take());
+pub(super) fn check_guards(cuda_processes: &mut [CudaProcess]) -> Result<(), Error> {
+    let failed = cuda_processes.iter_mut().find_map(|program| program.guard_failed.take());
     failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// Ends the guards, and with them what is recorded.
-pub(super) fn unguard(held: &mut [Held]) {
-    for program in held.iter_mut().filter(|program| program.guard.is_some()) {
+pub(super) fn unguard(cuda_processes: &mut [CudaProcess]) {
+    for program in cuda_processes.iter_mut().filter(|program| program.guard.is_some()) {
         (program.guard, program.agent) = (None, None);
     }
 }

@@ -6,8 +6,8 @@ use super::describe;
 use super::setback::Setback;
 use super::task::Task;
 use crate::base::scratch;
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
-use crate::engine::held::Held;
 use crate::host::criu::{CriuError, DumpError, DumpWorker, Hint};
 use crate::host::process::{ProcessInfo, queue};
 use crate::image::ImageWriter;
@@ -47,7 +47,7 @@ pub(super) fn freeze<W: Window>(
     mut criu: DumpWorker,
     mut window: W,
 ) -> Result<W::Saved, Setback> {
-    let _places = keep_strangers_out(&task.made.held);
+    let _places = keep_strangers_out(&task.made.cuda_processes);
     let mut attempt = 1;
     loop {
         let error = match ask(task, criu, window)? {
@@ -127,13 +127,13 @@ fn is_of_strangers(task: &Task<'_>, error: &CriuError, attempt: usize) -> bool {
 }
 
 /// Takes the places of strangers in the queues of the agents.
-fn keep_strangers_out(held: &[Held]) -> Vec<queue::Place> {
+fn keep_strangers_out(cuda_processes: &[CudaProcess]) -> Vec<queue::Place> {
     let take = |process: &ProcessInfo| {
         queue::take(process).unwrap_or_else(|error| {
             tracing::warn!(%error, pid = process.pid, "strangers may wait for its agent");
             None
         })
     };
-    let with_agent = held.iter().filter(|program| program.has_agent);
+    let with_agent = cuda_processes.iter().filter(|program| program.has_agent);
     with_agent.filter_map(|program| take(&program.process)).collect()
 }

@@ -8,8 +8,8 @@ use crate::base::stage::Stage;
 use crate::base::stop::Stop;
 use crate::base::timeline::{Counter, Timeline, Track};
 use crate::cuda::span::chunks_in;
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
-use crate::engine::held::Held;
 use crate::store::{ChunkId, ChunkSink};
 
 /// Bytes that the agent copies at a time.
@@ -17,7 +17,7 @@ const STAGE: u64 = 64 << 20;
 
 /// Copies the blocks of one program through its own context, by way of shared memory.
 pub(super) fn copy(
-    program: &mut Held,
+    program: &mut CudaProcess,
     blocks: &[Block],
     sink: &dyn ChunkSink,
     stop: &Stop,

@@ -30,7 +30,7 @@ mod validate;
 
 pub use crate::base::timeline::Misspeculation;
 pub use crate::engine::memory::Validation;
-pub use defer::{Deferral, Lessons};
+pub use defer::{Deferral, Feedback};
 pub(crate) use describe::option_values;
 pub use report::{CriuOptions, Options, Report};
 pub use series::{AfterFailure, Series};

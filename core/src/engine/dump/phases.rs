@@ -96,7 +96,7 @@ impl Gated {
         let exported = task.enter(Phase::Export, None).and_then(|()| {
             let blocks = stop::export(task)?;
             stop::adopt(task)?;
-            stop::follow(&task.made.held, &mut prepared.memory, &blocks)?;
+            stop::follow(&task.made.cuda_processes, &mut prepared.memory, &blocks)?;
             Ok(blocks)
         });
         let (prepared, blocks) = or_keep(prepared, exported)?;
@@ -104,7 +104,7 @@ impl Gated {
     }
 }
 
-/// After `export`: gpucr and the keeper have a descriptor of every block, and gpucr has them mapped if it can. The
+/// After `export`: gpucr and the watchdog have a descriptor of every block, and gpucr has them mapped if it can. The
 /// way back: the gates are opened.
 struct Exported {
     prepared: Prepared,
@@ -152,7 +152,7 @@ fn shadow_and_defer(task: &mut Task<'_>, memory: Option<&mut Bulk>) -> Result<Op
     if !task.strategy.defers() || skipped("defer") {
         return Ok(None);
     }
-    Late::defer(&mut task.made.held, bulk, &task.speculation, &task.options.lessons)
+    Late::defer(&mut task.made.cuda_processes, bulk, &task.speculation, &task.options.feedback)
 }
 
 /// After `shadow`: it is settled what is copied before the programs go on, and what after that. The way back: as
@@ -165,7 +165,7 @@ struct Aside {
 }
 
 impl Aside {
-    /// The phase `copy`, which goes on beside the next.
+    /// The phase `copy`, which goes on during the next.
     fn start_copy(self, task: &mut Task<'_>) -> Result<Copying, Setback> {
         let Self { prepared, blocks, known, late } = self;
         let Known { left, still } = known;
@@ -177,7 +177,7 @@ impl Aside {
     }
 }
 
-/// From `copy` on: what is left is copied beside the phases that follow, from memory that lives on without the
+/// From `copy` on: what is left is copied during the phases that follow, from memory that lives on without the
 /// programs. The way back: as before, after the end of the copy.
 struct Copying {
     criu: DumpWorker,
@@ -198,7 +198,7 @@ impl Copying {
 
 fn detach_and_checkpoint(task: &mut Task<'_>) -> Result<(), Error> {
     task.enter(Phase::Detach, None)?;
-    stop::detach(&mut task.made.held, &task.reserver)?;
+    stop::detach(&mut task.made.cuda_processes, &task.reserver)?;
     task.enter(Phase::Checkpoint, None)?;
     stop::checkpoint(task)
 }
@@ -225,7 +225,7 @@ impl Checkpointed {
 struct Unsaved {
     image: Unfinished,
     copy: Copy,
-    /// Of each program the blocks that have held still all the time.
+    /// Of each program the blocks that have stayed unchanged all the time.
     still: Vec<Vec<Extent>>,
     /// What is saved after the programs go on, if anything is.
     late: Option<Late>,
@@ -242,12 +242,18 @@ impl Window for Unsaved {
     /// needs of frozen programs that may go on then.
     fn commit(self, task: &mut Task<'_>) -> Result<Saved, Setback> {
         let Self { image, mut copy, still, late } = self;
-        let updated = task.plan.update(task.options.pid, &task.made.held, &task.drivers);
+        let updated = task.plan.update(task.options.pid, &task.made.cuda_processes, &task.drivers);
         if task.strategy.goes_on_early() {
             let blocks = updated.and_then(|()| copy.released());
             let (image, blocks) = or_keep(image, blocks)?;
             let manifest = commit::describe(task, &image, blocks);
-            return Ok(Saved::Beside(Box::new(Beside { image, manifest, copy, still, late })));
+            return Ok(Saved::Concurrently(Box::new(ConcurrentSave {
+                image,
+                manifest,
+                copy,
+                still,
+                late,
+            })));
         }
         let by = copy.by();
         let stored = updated.and_then(|()| task.enter(Phase::Store, None)).and_then(|()| {
@@ -273,7 +279,7 @@ pub(super) enum Saved {
     /// The image is complete. There is no way back but forwards: a program that does not come back to running is lost.
     Complete(Complete),
     /// The programs go on before their image is complete. What fails from here on costs the image only.
-    Beside(Box<Beside>),
+    Concurrently(Box<ConcurrentSave>),
 }
 
 /// A complete image.
@@ -283,8 +289,8 @@ pub(super) struct Complete {
     pub(super) by: &'static str,
 }
 
-/// An image that is completed beside the programs.
-pub(super) struct Beside {
+/// An image that is completed while the programs run.
+pub(super) struct ConcurrentSave {
     image: Unfinished,
     manifest: Manifest,
     copy: Copy,
@@ -318,9 +324,9 @@ pub(super) fn go_on(task: &mut Task<'_>, saved: Result<Saved, Setback>) -> GoneO
     let mut lost = Lost::new();
     if resume {
         let failure = saved.as_ref().err().map(|setback| &setback.error);
-        lost = resume::bring_back(task, failure, |held| match &saved {
-            Ok(Saved::Beside(beside)) => beside.late.iter().for_each(Late::set_running),
-            _ => defer::forget_guards(held),
+        lost = resume::bring_back(task, failure, |cuda_processes| match &saved {
+            Ok(Saved::Concurrently(save)) => save.late.iter().for_each(Late::set_running),
+            _ => defer::forget_guards(cuda_processes),
         });
     } else {
         resume::ensure_ended(task);
@@ -332,17 +338,17 @@ pub(super) fn go_on(task: &mut Task<'_>, saved: Result<Saved, Setback>) -> GoneO
     task.made.standstill.end(stopped, &task.options.timeline);
     let image = match saved {
         Ok(Saved::Complete(complete)) => Ok(complete),
-        Ok(Saved::Beside(beside)) if !lost.is_empty() => {
-            Err((Phase::Resume, beside.give_up(Error::NotResumed(lost.join("; ")))))
+        Ok(Saved::Concurrently(save)) if !lost.is_empty() => {
+            Err((Phase::Resume, save.give_up(Error::NotResumed(lost.join("; ")))))
         }
-        Ok(Saved::Beside(beside)) => match beside.complete(task) {
+        Ok(Saved::Concurrently(save)) => match save.complete(task) {
             Ok(Completed::Complete(complete)) => Ok(complete),
             Ok(Completed::Missed(missed)) => return GoneOn::Missed(missed),
             Err(setback) => Err((task.clock.phase(), setback)),
         },
         Err(setback) => Err((failed_in, setback)),
     };
-    defer::unguard(&mut task.made.held);
+    defer::unguard(&mut task.made.cuda_processes);
     GoneOn::Ended(Ended { image, resume, lost })
 }
 
@@ -351,19 +357,19 @@ enum Completed {
     Missed(Box<Missed>),
 }
 
-impl Beside {
+impl ConcurrentSave {
     /// The phases `store` and `commit`, while the programs run again.
     fn complete(self, task: &mut Task<'_>) -> Result<Completed, Setback> {
-        if let Err(error) = defer::check_guards(&mut task.made.held) {
+        if let Err(error) = defer::check_guards(&mut task.made.cuda_processes) {
             return Err(self.give_up(error));
         }
         let Self { image, mut manifest, copy, still, mut late } = self;
         let patience = late.as_ref().map(|late| late.patience(copy.stop()));
         // Memory that the program gives back from now on is the device's.
-        task.made.held.iter_mut().for_each(|held| held.blocks.clear());
-        if let Err(error) = task.made.keeper.resumed() {
+        task.made.cuda_processes.iter_mut().for_each(|program| program.blocks.clear());
+        if let Err(error) = task.made.watchdog.resumed() {
             // All that is left for it to do is to remove the image, should gpucr die.
-            tracing::warn!(%error, "the keeper has died");
+            tracing::warn!(%error, "the watchdog has died");
         }
         let shadowed = task.account.shadowed;
         let staged = task.enter(Phase::Store, Some(shadowed));
@@ -377,7 +383,7 @@ impl Beside {
         let is_saved = copy.settled();
         late.iter_mut().for_each(|late| late.settled(&task.options.timeline));
         if is_saved {
-            defer::unguard(&mut task.made.held);
+            defer::unguard(&mut task.made.cuda_processes);
         }
         let by = copy.by();
         let (mut memory, blocks) = copy.finish();
@@ -416,7 +422,7 @@ impl Beside {
 /// Finds out who has written memory before it was saved, and lets go of all memory.
 fn learn(task: &mut Task<'_>, late: &mut Late, bulk: &mut Bulk) {
     let options = task.options;
-    late.learn(&mut task.made.held, bulk, &mut task.speculation, &options.lessons);
+    late.learn(&mut task.made.cuda_processes, bulk, &mut task.speculation, &options.feedback);
     options.timeline.mark(Instant::now(), &late.found.misspeculations);
     bulk.forget();
 }
@@ -434,7 +440,7 @@ impl Missed {
     pub(super) fn give_up(self, task: &mut Task<'_>) -> Ended {
         let Self { image, memory, error } = self;
         let setback = Setback::new(error, (image, memory));
-        defer::unguard(&mut task.made.held);
+        defer::unguard(&mut task.made.cuda_processes);
         Ended { image: Err((task.clock.phase(), setback)), resume: true, lost: Lost::new() }
     }
 }
@@ -458,11 +464,12 @@ fn make_ready_again(
     // CRIU's files of the first stop are of another moment.
     image.clear_staging()?;
     let criu = task.plan.criu.start_dump()?;
-    let ended = task.made.held.iter().map(|held| &held.process).filter(|p| p.has_ended());
+    let ended =
+        task.made.cuda_processes.iter().map(|program| &program.process).filter(|p| p.has_ended());
     for pid in ended.map(|process| process.pid).collect::<Vec<_>>() {
         task.forget_ended(pid, memory.as_deref_mut());
     }
-    for program in &mut task.made.held {
+    for program in &mut task.made.cuda_processes {
         program.guard = None;
         // Those without a guard were let go.
         if program.has_agent && program.agent.as_ref().is_none_or(|agent| !agent.is_in_step()) {

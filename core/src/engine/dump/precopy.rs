@@ -1,6 +1,6 @@
 //! Copying while the programs run.
 //!
-//! What is copied here is a guess: chunks that held still for a moment are expected to hold still
+//! What is copied here is a guess: chunks that stayed unchanged for a moment are expected to hold still
 //! until the program is stopped. Nothing rests on it. Every copy is named by the hash of the bytes
 //! that were copied, and once the program stands still all device memory is hashed where it is; what
 //! is not in the store by then is copied.
@@ -16,13 +16,13 @@ use super::task::Task;
 use crate::base::phase::Phase;
 use crate::base::stop::Stop;
 use crate::base::timeline::Track;
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
-use crate::engine::held::Held;
 use crate::engine::memory::Bulk;
 use crate::host::process::AgentError;
 use crate::image::ImageWriter;
 
-/// Between the first two looks: what changes in less is not copied.
+/// Between the first two hash passes: what changes in less is not copied.
 const MOMENT: Duration = Duration::from_millis(150);
 /// How often the programs are asked for their blocks while memory is copied: what they give back is kept
 /// from the device until then.
@@ -38,7 +38,7 @@ const WORTH_A_PASS: u64 = 200;
 /// all memory, or if launches tell nothing.
 const EARLY_PASSES: usize = 2;
 
-/// Copies what holds still, until the rest is better copied when the programs stand still. A program that comes
+/// Copies what stays unchanged, until the rest is better copied when the programs stand still. A program that comes
 /// to its end meanwhile, and is not the root, is none that the image has to bring back. Where there is no room to map
 /// its memory, `memory` is `None` afterwards.
 pub(super) fn precopy(
@@ -69,33 +69,33 @@ struct Precopy<'p, 'a> {
 }
 
 impl Precopy<'_, '_> {
-    /// In passes: first what is not expected to be written again, then whatever has held still until then. A chunk
+    /// In passes: first what is not expected to be written again, then whatever has stayed unchanged until then. A chunk
     /// that is written now and then is copied once, late.
     fn copy_ahead(&mut self) -> Result<(), Error> {
         let pids = self.task.processes().map(|process| process.pid).collect();
         if let Some(bulk) = self.memory {
             bulk.watch(pids);
         }
-        self.task.speculation.start(&mut self.task.made.held)?;
-        self.look()?;
+        self.task.speculation.start(&mut self.task.made.cuda_processes)?;
+        self.hash_pass()?;
         wait(&self.stop, MOMENT)?;
-        let looked = self.passes(EARLY_PASSES, true, false)?;
-        self.passes(PASSES, false, looked)?;
+        let hashed = self.passes(EARLY_PASSES, true, false)?;
+        self.passes(PASSES, false, hashed)?;
         // For those who will be suspected. Once the program stands still there is no time for learning.
         self.ask()
     }
 
     /// Passes, `most` of them, for as long as each has much less to copy than the last. Each begins with a
-    /// look, except the first if that has just been `looked`. Says whether the last thing it did was to look:
-    /// a second look soon after it would take anything for still.
-    fn passes(&mut self, most: usize, early: bool, looked: bool) -> Result<bool, Error> {
+    /// hash pass, except the first if `hashed` says that there has just been one. Says whether a hash pass was the last thing it did:
+    /// a second one soon after it would take anything for clean.
+    fn passes(&mut self, most: usize, early: bool, hashed: bool) -> Result<bool, Error> {
         let mut last = u64::MAX;
         for pass in 0..most {
             let kind = if early { "early pass" } else { "pass" };
             let timeline = &self.task.options.timeline;
             let _pass = timeline.begin(Track::Passes, || format!("{kind} {}", pass + 1));
-            if pass > 0 || !looked {
-                self.look()?;
+            if pass > 0 || !hashed {
+                self.hash_pass()?;
             }
             let Some(bulk) = self.memory else { return Ok(false) };
             bulk.hold_nothing_back();
@@ -125,7 +125,8 @@ impl Precopy<'_, '_> {
     /// number of chunks.
     fn copy(&mut self, blocks: &[Vec<Block>]) -> Result<usize, Error> {
         let Some(bulk) = self.memory else { return Ok(0) };
-        let (held, progress) = (&mut self.task.made.held, self.task.progress.as_ref());
+        let (cuda_processes, progress) =
+            (&mut self.task.made.cuda_processes, self.task.progress.as_ref());
         let (store, stop, enough) = (self.image.chunks(), &self.stop, &AtomicBool::default());
         std::thread::scope(|scope| {
             let copy = scope.spawn(|| bulk.copy_some(enough, store, stop, progress));
@@ -134,7 +135,7 @@ impl Precopy<'_, '_> {
             while matches!(same, Ok(true)) && !copy.is_finished() {
                 std::thread::sleep(SEE);
                 if asked.elapsed() >= ASK {
-                    same = are_same(held, blocks);
+                    same = are_same(cuda_processes, blocks);
                     asked = Instant::now();
                 }
             }
@@ -145,33 +146,33 @@ impl Precopy<'_, '_> {
     }
 
     /// Asks what was launched, hashes the memory that the programs have now, and draws conclusions.
-    fn look(&mut self) -> Result<(), Error> {
+    fn hash_pass(&mut self) -> Result<(), Error> {
         self.follow()?;
-        // Before the look: what is launched meanwhile belongs to the next one.
+        // Before the hash pass: what is launched meanwhile belongs to the next one.
         self.ask()?;
         let Some(bulk) = self.memory else { return Ok(()) };
-        bulk.look()?;
+        bulk.hash_pass()?;
         bulk.interval = self.task.speculation.intervals();
         self.task.speculation.observe(bulk);
         Ok(())
     }
 
     fn ask(&mut self) -> Result<(), Error> {
-        self.task.speculation.ask(&mut self.task.made.held, LEARNING)
+        self.task.speculation.ask(&mut self.task.made.cuda_processes, LEARNING)
     }
 
     /// Takes up blocks that are new, and lets go of those that the programs have given back. Gives all.
     fn follow(&mut self) -> Result<Vec<Vec<Block>>, Error> {
         let blocks = stop::export(self.task)?;
-        stop::follow(&self.task.made.held, self.memory, &blocks)?;
+        stop::follow(&self.task.made.cuda_processes, self.memory, &blocks)?;
         Ok(blocks)
     }
 }
 
 /// Whether the programs still have these blocks and no others.
-fn are_same(held: &mut [Held], blocks: &[Vec<Block>]) -> Result<bool, Error> {
-    for (held, blocks) in held.iter_mut().zip(blocks) {
-        let now = held.export()?;
+fn are_same(cuda_processes: &mut [CudaProcess], blocks: &[Vec<Block>]) -> Result<bool, Error> {
+    for (program, blocks) in cuda_processes.iter_mut().zip(blocks) {
+        let now = program.export()?;
         if !now.iter().map(|block| block.id).eq(blocks.iter().map(|block| block.id)) {
             return Ok(false);
         }

@@ -11,9 +11,9 @@ use gpucr_wire::{Counts, GateState};
 use super::report::Options;
 use crate::base::limits;
 use crate::cuda::{Device, Drivers, HostDriver, ProcessState};
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
-use crate::engine::held::Held;
 use crate::engine::kinds;
 use crate::engine::mapped::Mapped;
 use crate::host::criu::Criu;
@@ -89,10 +89,10 @@ impl Plan {
     pub(super) fn update(
         &mut self,
         root: u32,
-        held: &[Held],
+        cuda_processes: &[CudaProcess],
         drivers: &Drivers,
     ) -> Result<(), Error> {
-        if let Some(gone) = held.iter().find(|program| program.process.has_ended()) {
+        if let Some(gone) = cuda_processes.iter().find(|program| program.process.has_ended()) {
             let what = "it has ended".to_owned();
             return Err(Error::Changed { pid: gone.process.pid, what });
         }
@@ -100,7 +100,7 @@ impl Plan {
         let mut known = std::mem::take(&mut self.processes);
         self.others.clear();
         for process in tree.processes {
-            if held.iter().any(|program| program.process.pid == process.pid) {
+            if cuda_processes.iter().any(|program| program.process.pid == process.pid) {
                 let place = known.iter().position(|planned| planned.pid == process.pid);
                 self.processes.extend(place.map(|place| known.swap_remove(place)));
                 continue;
@@ -142,7 +142,7 @@ impl Plan {
 pub(super) fn check(
     options: &Options,
     drivers: &Drivers,
-) -> Result<(Plan, Vec<Held>, Vec<Lock>), Error> {
+) -> Result<(Plan, Vec<CudaProcess>, Vec<Lock>), Error> {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::NotRoot);
     }
@@ -166,7 +166,7 @@ pub(super) fn check(
         options.shell_job || root.session != root.pid || tree.processes.iter().any(on_terminal);
     let descendants = tree.processes.len() - 1;
 
-    let (mut processes, mut held) = (Vec::new(), Vec::<Held>::new());
+    let (mut processes, mut cuda_processes) = (Vec::new(), Vec::<CudaProcess>::new());
     let mut driver_path: Option<PathBuf> = None;
     let mut others = Vec::new();
     let mut locks = Vec::new();
@@ -190,13 +190,13 @@ pub(super) fn check(
         processes.push(Planned::new(&process, cuda));
         match program {
             Some((driver, agent)) => {
-                let program = Held::new(process, driver, agent.is_some());
-                held.push(Held { agent, ..program });
+                let program = CudaProcess::new(process, driver, agent.is_some());
+                cuda_processes.push(CudaProcess { agent, ..program });
             }
             None => others.push(process),
         }
     }
-    let (Some(first), Some(driver_path)) = (held.first(), driver_path) else {
+    let (Some(first), Some(driver_path)) = (cuda_processes.first(), driver_path) else {
         return Err(Error::NoCuda { pid: options.pid, others: descendants });
     };
     let blocks =
@@ -213,7 +213,7 @@ pub(super) fn check(
     let driver = first.driver.clone();
     let plan =
         Plan { criu, processes, others, devices, driver, driver_path, driver_version, shell_job };
-    Ok((plan, held, locks))
+    Ok((plan, cuda_processes, locks))
 }
 
 /// What a CUDA process has.
@@ -303,12 +303,15 @@ fn driver_knows(
 ///
 /// # Errors
 /// It has begun to use such a thing, or does not answer.
-pub(super) fn look_again(held: &mut Held, states: &dyn DeviceStates) -> Result<(), Error> {
-    let pid = held.process.pid;
+pub(super) fn look_again(
+    program: &mut CudaProcess,
+    states: &dyn DeviceStates,
+) -> Result<(), Error> {
+    let pid = program.process.pid;
     if ProcessInfo::read(pid)?.is_headless {
         return Err(Error::Headless { pid });
     }
-    match &mut held.agent {
+    match &mut program.agent {
         Some(agent) => refuse_unsupported(pid, &agent.counts()?, states),
         None => Ok(()),
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::defer::{Deferral, Lessons};
+use super::defer::{Deferral, Feedback};
 use crate::base::phase::PhaseTime;
 use crate::base::timeline::Timeline;
 use crate::engine::memory::Validation;
@@ -37,7 +37,7 @@ pub struct Options {
     /// Records what happens when, if it is wanted.
     pub timeline: Timeline,
     /// What earlier dumps have learnt of the program's kernels, and this one adds to.
-    pub lessons: Lessons,
+    pub feedback: Feedback,
     /// Signs the image.
     pub sign: Option<Arc<PrivateKey>>,
     /// Set by a signal handler to end the dump and roll it back.

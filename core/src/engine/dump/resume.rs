@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::task::Task;
 use crate::base::phase::Phase;
+use crate::engine::cuda_process::{CudaProcess, resume_all};
 use crate::engine::error::Error;
-use crate::engine::held::{Held, resume_all};
 use crate::host::criu::CriuError;
 use crate::host::process::ProcessInfo;
 
@@ -20,19 +20,19 @@ pub(super) type Lost = Vec<String>;
 pub(super) fn bring_back(
     task: &mut Task<'_>,
     failure: Option<&Error>,
-    before: impl FnOnce(&mut [Held]),
+    before: impl FnOnce(&mut [CudaProcess]),
 ) -> Lost {
     let injected = task.clock.enter(Phase::Resume, None);
-    let held = &mut task.made.held;
-    before(held);
+    let cuda_processes = &mut task.made.cuda_processes;
+    before(cuda_processes);
     let lost: Vec<(u32, Error)> = match failure {
         // Neither driver nor agent of a frozen process answers.
         Some(Error::Criu(CriuError::Stuck { pid })) => {
-            held.iter().map(|held| held_up(held, *pid)).collect()
+            cuda_processes.iter().map(|program| stuck(program, *pid)).collect()
         }
         _ => {
-            let keeper = Some(&mut task.made.keeper);
-            resume_all(held, &task.drivers, keeper, Some(&task.options.stop))
+            let watchdog = Some(&mut task.made.watchdog);
+            resume_all(cuda_processes, &task.drivers, watchdog, Some(&task.options.stop))
         }
     };
     if let Err(error) = injected {
@@ -42,8 +42,8 @@ pub(super) fn bring_back(
 }
 
 /// A process that CRIU does not let go of.
-fn held_up(held: &Held, criu: u32) -> (u32, Error) {
-    (held.process.pid, CriuError::Stuck { pid: criu }.into())
+fn stuck(program: &CudaProcess, criu: u32) -> (u32, Error) {
+    (program.process.pid, CriuError::Stuck { pid: criu }.into())
 }
 
 /// Waits until all processes are gone, as CRIU has ended them; ends them if it has not.

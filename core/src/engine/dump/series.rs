@@ -10,7 +10,7 @@ use crate::engine::error::{Error, Failure, Left};
 use crate::host::process::ProcessInfo;
 
 /// How often it is looked whether the program lives.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(50);
 
 /// Dumps of one program, at once and then at each multiple of an interval, until the program ends or somebody asks for
 /// the end. A time that passes during a dump is left out.
@@ -58,7 +58,7 @@ impl Series {
             if left.is_zero() {
                 return true;
             }
-            std::thread::sleep(left.min(LOOK));
+            std::thread::sleep(left.min(POLL));
         }
     }
 

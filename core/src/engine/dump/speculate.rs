@@ -6,20 +6,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use gpucr_wire::access::{Allocation, Habits};
+use gpucr_wire::access::{Allocation, KernelSummary};
 
 use crate::base::timeline::Misspeculation;
 pub(super) use crate::engine::access::Blamed;
 use crate::engine::access::{Extent, Kernels, Tally, Written, sharing, written};
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
-use crate::engine::held::Held;
 use crate::engine::memory::{Bulk, Miss};
 use crate::host::process::Agent;
 use crate::image;
 
 /// Larger images of modules are not read for the sake of a dump, bytes.
 const LARGEST_IMAGE: u64 = 4 << 20;
-/// For so long kernels are learned of between two looks: programs wait a few seconds for memory that they
+/// For so long kernels are learned of between two hash passes: programs wait a few seconds for memory that they
 /// have given back, and what there is no time for is taken to be written.
 pub(super) const LEARNING: Duration = Duration::from_secs(1);
 /// So many misspeculations are named.
@@ -40,9 +40,9 @@ struct Program {
 
 impl Speculation {
     /// Begins to record what is launched.
-    pub(super) fn start(&mut self, held: &mut [Held]) -> Result<(), Error> {
-        self.programs = held.iter().map(|_| Program::default()).collect();
-        for agent in held.iter_mut().filter_map(|held| held.agent.as_mut()) {
+    pub(super) fn start(&mut self, cuda_processes: &mut [CudaProcess]) -> Result<(), Error> {
+        self.programs = cuda_processes.iter().map(|_| Program::default()).collect();
+        for agent in cuda_processes.iter_mut().filter_map(|program| program.agent.as_mut()) {
             agent.record(true)?;
         }
         Ok(())
@@ -58,10 +58,14 @@ impl Speculation {
 
     /// Takes up what was launched since the last time, and finds out about new kernels for `learning`
     /// at most.
-    pub(super) fn ask(&mut self, held: &mut [Held], learning: Duration) -> Result<(), Error> {
+    pub(super) fn ask(
+        &mut self,
+        cuda_processes: &mut [CudaProcess],
+        learning: Duration,
+    ) -> Result<(), Error> {
         let until = Instant::now() + learning;
         let mut asked = Ok(());
-        for (program, held) in self.programs.iter_mut().zip(held) {
+        for (program, process) in self.programs.iter_mut().zip(cuda_processes) {
             let mut interval = Tally::default();
             let mut answer = |agent: &mut Agent| -> Result<(), Error> {
                 let accesses = agent.accesses()?;
@@ -69,7 +73,7 @@ impl Speculation {
                 interval.add(accesses);
                 Ok(())
             };
-            if let Some(agent) = held.agent.as_mut().filter(|_| asked.is_ok()) {
+            if let Some(agent) = process.agent.as_mut().filter(|_| asked.is_ok()) {
                 asked = answer(agent);
             }
             // Of those too who did not answer: intervals are told apart by their numbers.
@@ -83,7 +87,7 @@ impl Speculation {
         self.programs.first().map_or(0, |program| program.intervals.len())
     }
 
-    /// Learns from the memory that has been looked at twice, with a question just before each look.
+    /// Learns from the memory that has been looked at twice, with a question just before each hash pass.
     pub(super) fn observe(&mut self, bulk: &Bulk) {
         for (number, program) in self.programs.iter_mut().enumerate() {
             let Some(last) = program.intervals.last() else { continue };
@@ -112,8 +116,8 @@ impl Speculation {
     }
 
     /// What is known of the kernels of a program.
-    pub(super) fn habits(&self, program: usize) -> Vec<Habits> {
-        self.programs.get(program).map_or_else(Vec::new, |program| program.kernels.habits())
+    pub(super) fn summaries(&self, program: usize) -> Vec<KernelSummary> {
+        self.programs.get(program).map_or_else(Vec::new, |program| program.kernels.summaries())
     }
 
     /// Brings those blocks to the front that launches have touched since recording began, as far as that is
@@ -128,7 +132,11 @@ impl Speculation {
 
     /// What instances of a program may share, and by what its launches are judged; of blocks that have held
     /// still.
-    pub(super) fn sharing(&self, program: usize, still: Vec<Extent>) -> (Vec<u64>, Vec<Habits>) {
+    pub(super) fn sharing(
+        &self,
+        program: usize,
+        still: Vec<Extent>,
+    ) -> (Vec<u64>, Vec<KernelSummary>) {
         let program = self.programs.get(program);
         program.map_or_else(Default::default, |p| sharing(&p.kernels, &p.intervals, still))
     }
@@ -145,16 +153,16 @@ impl Speculation {
     pub(super) fn blame(
         &self,
         missed: &[Miss],
-        held: &[Held],
+        cuda_processes: &[CudaProcess],
         blamed: Blamed,
     ) -> Vec<Misspeculation> {
         let mut named = Vec::new();
-        for (number, (program, held)) in self.programs.iter().zip(held).enumerate() {
+        for (number, (program, process)) in self.programs.iter().zip(cuda_processes).enumerate() {
             let mut missed: Vec<Miss> =
                 missed.iter().filter(|miss| miss.program == number).copied().collect();
             missed.sort_by_key(|miss| miss.address);
             let of = |((address, size), suspects): (Place, BTreeSet<String>)| Misspeculation {
-                pid: held.process.pid,
+                pid: process.process.pid,
                 address,
                 size,
                 suspects: suspects.into_iter().collect(),

@@ -7,9 +7,9 @@ use super::preflight;
 use super::task::Task;
 use crate::base::faults::fault;
 use crate::cuda::Reserver;
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
-use crate::engine::held::Held;
 use crate::engine::memory::{Bulk, joined};
 use crate::host::process::AgentError;
 
@@ -18,7 +18,8 @@ use crate::host::process::AgentError;
 pub(super) fn close_gates(task: &mut Task<'_>, mut memory: Option<&mut Bulk>) -> Result<(), Error> {
     let limit = task.options.timeout;
     let closed: Vec<_> = std::thread::scope(|scope| {
-        let agents = task.made.held.iter_mut().filter_map(|program| program.agent.as_mut());
+        let agents =
+            task.made.cuda_processes.iter_mut().filter_map(|program| program.agent.as_mut());
         let closing: Vec<_> =
             agents.map(|agent| scope.spawn(move || agent.close_gate(limit))).collect();
         closing.into_iter().map(joined).collect()
@@ -33,32 +34,38 @@ pub(super) fn close_gates(task: &mut Task<'_>, mut memory: Option<&mut Bulk>) ->
     // Each may have begun since it was asked first to use what the driver cannot checkpoint, and lose it
     // and itself.
     let drivers = &task.drivers;
-    task.made.held.iter_mut().try_for_each(|program| preflight::look_again(program, drivers))
+    task.made
+        .cuda_processes
+        .iter_mut()
+        .try_for_each(|program| preflight::look_again(program, drivers))
 }
 
 /// Asks every program for its blocks, and takes a file descriptor of each that is new.
 pub(super) fn export(task: &mut Task<'_>) -> Result<Vec<Vec<Block>>, Error> {
     let all: Vec<Vec<Block>> =
-        task.made.held.iter_mut().map(Held::export).collect::<Result<_, _>>()?;
+        task.made.cuda_processes.iter_mut().map(CudaProcess::export).collect::<Result<_, _>>()?;
     task.account.bulk_bytes = all.iter().flatten().map(|block| block.size).sum();
     Ok(all)
 }
 
-/// Gives the keeper a descriptor of every block too: the program is about to lose its own.
+/// Gives the watchdog a descriptor of every block too: the program is about to lose its own.
 pub(super) fn adopt(task: &mut Task<'_>) -> Result<(), Error> {
     let made = &mut task.made;
-    made.held.iter().try_for_each(|held| made.keeper.adopt(held)).map_err(Error::Keeper)
+    made.cuda_processes
+        .iter()
+        .try_for_each(|program| made.watchdog.adopt(program))
+        .map_err(Error::Watchdog)
 }
 
 /// Maps these blocks in gpucr and lets go of all others. Where there is no room the programs
 /// copy from inside.
 pub(super) fn follow(
-    held: &[Held],
+    cuda_processes: &[CudaProcess],
     memory: &mut Option<Bulk>,
     blocks: &[Vec<Block>],
 ) -> Result<(), Error> {
     if let Some(bulk) = memory
-        && !bulk.follow(held, blocks)?
+        && !bulk.follow(cuda_processes, blocks)?
     {
         *memory = None;
     }
@@ -66,8 +73,8 @@ pub(super) fn follow(
 }
 
 /// Takes the bulk memory away from every program that has it still. Keeps for it what its stacks give back.
-pub(super) fn detach(held: &mut [Held], reserver: &Reserver) -> Result<(), Error> {
-    for program in held {
+pub(super) fn detach(cuda_processes: &mut [CudaProcess], reserver: &Reserver) -> Result<(), Error> {
+    for program in cuda_processes {
         // Of an earlier attempt.
         program.freed.clear();
         let Some(agent) = program.agent.take() else { continue };
@@ -86,19 +93,19 @@ pub(super) fn detach(held: &mut [Held], reserver: &Reserver) -> Result<(), Error
 /// without harm, then all checkpoints.
 pub(super) fn checkpoint(task: &mut Task<'_>) -> Result<(), Error> {
     let device_state = task.drivers.device_state(&task.plan.driver)?;
-    for program in &task.made.held {
+    for program in &task.made.cuda_processes {
         let pid = program.process.pid;
         device_state
             .lock(pid, task.options.timeout)
             .map_err(|source| Error::Process { pid, source })?;
     }
-    for program in &mut task.made.held {
+    for program in &mut task.made.cuda_processes {
         let pid = program.process.pid;
         let free = task.reserver.free();
         device_state.checkpoint(pid).map_err(|source| Error::Process { pid, source })?;
         program.keep(task.reserver.take_since(&free));
-        if let Err(error) = task.made.keeper.reserve(program) {
-            tracing::warn!(%error, "the keeper has died");
+        if let Err(error) = task.made.watchdog.reserve(program) {
+            tracing::warn!(%error, "the watchdog has died");
         }
     }
     Ok(())

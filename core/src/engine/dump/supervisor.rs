@@ -38,7 +38,7 @@ fn once_more(missed: Missed, task: &mut Task<'_>) -> Ended {
     }
 }
 
-/// Lets the keeper go, and says how the dump has ended.
+/// Lets the watchdog go, and says how the dump has ended.
 fn settle(mut task: Task<'_>, ended: Ended) -> Result<Report, Failure> {
     task.clock.end();
     let Ended { image, resume, lost } = ended;
@@ -47,14 +47,15 @@ fn settle(mut task: Task<'_>, ended: Ended) -> Result<Report, Failure> {
     let root = task.options.pid;
     let has_ended = resume && task.processes().any(|p| p.pid == root && p.has_ended());
     if lost.is_empty() {
-        task.made.keeper.done();
+        task.made.watchdog.done();
     } else {
-        // The keeper tries for longer than this.
-        drop(task.made.keeper);
+        // The watchdog tries for longer than this.
+        drop(task.made.watchdog);
     }
     // Not before: this takes time, and the program runs now.
     if let Some(Checked { found, missed, at }) = &mut task.account.checked {
-        found.misspeculations = task.speculation.blame(missed, &task.made.held, Blamed::Writers);
+        found.misspeculations =
+            task.speculation.blame(missed, &task.made.cuda_processes, Blamed::Writers);
         task.options.timeline.mark(*at, &found.misspeculations);
     }
     let left = match &image {

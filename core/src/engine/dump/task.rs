@@ -13,10 +13,10 @@ use crate::base::phase::{Clock, Phase};
 use crate::base::progress::Progress;
 use crate::base::timeline::{Timeline, Track};
 use crate::cuda::{Drivers, Reserver};
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
-use crate::engine::held::Held;
-use crate::engine::keeper::Keeper;
 use crate::engine::memory::{Bulk, Miss, Validation};
+use crate::engine::watchdog::Watchdog;
 use crate::host::process::{LAST_MOMENTS, Lock, ProcessInfo};
 
 /// What is to be done, with whom, and how far it has come.
@@ -41,9 +41,9 @@ pub(super) struct Task<'a> {
 /// all in [`Setback`](super::setback::Setback).
 pub(super) struct Made {
     /// The programs, which may be anywhere on the way to their checkpoint.
-    pub(super) held: Vec<Held>,
+    pub(super) cuda_processes: Vec<CudaProcess>,
     /// Brings them back if gpucr dies.
-    pub(super) keeper: Keeper,
+    pub(super) watchdog: Watchdog,
     pub(super) standstill: Standstill,
 }
 
@@ -111,23 +111,24 @@ impl Task<'_> {
 
     /// All processes of the program.
     pub(super) fn processes(&self) -> impl Iterator<Item = &ProcessInfo> {
-        self.made.held.iter().map(|program| &program.process).chain(&self.plan.others)
+        self.made.cuda_processes.iter().map(|program| &program.process).chain(&self.plan.others)
     }
 
     /// Goes on without the program `pid`, if it has ended and the tree lives on. Only while the programs run: later
     /// the end of one may be what stopping it has done.
     pub(super) fn forget_ended(&mut self, pid: u32, memory: Option<&mut Bulk>) -> bool {
-        let held = &mut self.made.held;
-        let Some(number) = held.iter().position(|held| held.process.pid == pid) else {
+        let cuda_processes = &mut self.made.cuda_processes;
+        let Some(number) = cuda_processes.iter().position(|program| program.process.pid == pid)
+        else {
             return false;
         };
         if pid == self.options.pid
-            || held.len() == 1
-            || !held[number].process.ends_within(LAST_MOMENTS)
+            || cuda_processes.len() == 1
+            || !cuda_processes[number].process.ends_within(LAST_MOMENTS)
         {
             return false;
         }
-        held.remove(number);
+        cuda_processes.remove(number);
         self.plan.forget(pid);
         self.speculation.forget(number);
         if let Some(bulk) = memory {

@@ -17,7 +17,7 @@ use crate::image::ImageWriter;
 pub(super) struct Known {
     /// Bytes that are still to be copied.
     pub(super) left: u64,
-    /// Of each program the blocks that have held still all the time; empty where nobody has looked.
+    /// Of each program the blocks that have stayed unchanged all the time; empty where nothing was hashed.
     pub(super) still: Vec<Vec<Extent>>,
 }
 
@@ -37,7 +37,7 @@ pub(super) fn validate(
         return Ok(Known { left: bulk.left(), still: Vec::new() });
     }
     check_and_detach(task, image, bulk)?;
-    let still = (0..task.made.held.len()).map(|program| bulk.still(program)).collect();
+    let still = (0..task.made.cuda_processes.len()).map(|program| bulk.still(program)).collect();
     Ok(Known { left: bulk.left(), still })
 }
 
@@ -49,12 +49,12 @@ fn check_and_detach(
     bulk: &mut Bulk,
 ) -> Result<(), Error> {
     let early = task.strategy.detaches_early();
-    let (held, speculation) = (&mut task.made.held, &mut task.speculation);
+    let (cuda_processes, speculation) = (&mut task.made.cuda_processes, &mut task.speculation);
     let reserver = &task.reserver;
     let ask_and_detach = || {
         // Those who have written what was copied may have been launched after the last question, and
         // a program that is detached does not answer.
-        match speculation.ask(held, Duration::ZERO) {
+        match speculation.ask(cuda_processes, Duration::ZERO) {
             // It would not answer the detach either.
             Err(error @ Error::Agent(AgentError::Broken { .. })) => return Err(error),
             Err(error) => {
@@ -62,7 +62,7 @@ fn check_and_detach(
             }
             Ok(()) => {}
         }
-        if early { detach(held, reserver) } else { Ok(()) }
+        if early { detach(cuda_processes, reserver) } else { Ok(()) }
     };
     let since = Instant::now();
     let (validated, at, detached) = std::thread::scope(|scope| {

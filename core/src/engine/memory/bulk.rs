@@ -12,8 +12,8 @@ use crate::base::cores::Cores;
 use crate::base::timeline::Timeline;
 use crate::cuda::span::chunks_in;
 use crate::cuda::{Context, Device, Driver, Hasher, Lane, SharedBlock};
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
-use crate::engine::held::Held;
 
 /// The memory of all programs, mapped in gpucr.
 pub(crate) struct Bulk {
@@ -34,7 +34,7 @@ pub(crate) struct Bulk {
     pub(crate) missed: Vec<Miss>,
     /// gpucr's context on each device.
     pub(super) lanes: Vec<Lane>,
-    /// Which CPUs may be used beside the programs; `None` if nothing is copied beside them.
+    /// Which CPUs may be used while the programs run; `None` if nothing is copied meanwhile.
     pub(super) cores: Option<Arc<Cores>>,
     pub(super) timeline: Timeline,
 }
@@ -101,7 +101,11 @@ impl Bulk {
 
     /// Maps the blocks that are new and lets go of those that are gone, so that exactly `blocks` are
     /// mapped, in their order. `false` where the driver has no room for that.
-    pub(crate) fn follow(&mut self, held: &[Held], blocks: &[Vec<Block>]) -> Result<bool, Error> {
+    pub(crate) fn follow(
+        &mut self,
+        cuda_processes: &[CudaProcess],
+        blocks: &[Vec<Block>],
+    ) -> Result<bool, Error> {
         let mut known: HashMap<(usize, u64), Piece> =
             self.pieces.drain(..).map(|piece| ((piece.program, piece.id), piece)).collect();
         let mut listed = HashSet::new();
@@ -110,24 +114,24 @@ impl Bulk {
         }
         // First let go of memory, then map more.
         known.retain(|key, _| listed.contains(key));
-        for (program, (held, blocks)) in held.iter().zip(blocks).enumerate() {
-            let fds: HashMap<u64, _> = held.blocks.iter().map(|(id, fd)| (*id, fd)).collect();
+        for (number, (program, blocks)) in cuda_processes.iter().zip(blocks).enumerate() {
+            let fds: HashMap<u64, _> = program.blocks.iter().map(|(id, fd)| (*id, fd)).collect();
             for block in blocks {
-                if let Some(mut piece) = known.remove(&(program, block.id)) {
+                if let Some(mut piece) = known.remove(&(number, block.id)) {
                     piece.address = block.address;
                     self.pieces.push(piece);
                     continue;
                 }
                 let on = |lane: &Lane| lane.context().device().uuid == block.device;
                 let lane = self.lanes.iter().position(on).ok_or_else(|| Error::Changed {
-                    pid: held.process.pid,
+                    pid: program.process.pid,
                     what: format!(
                         "it began to use the device {}",
                         crate::base::format::hex(&block.device)
                     ),
                 })?;
                 let fd = fds.get(&block.id).ok_or_else(|| Error::Changed {
-                    pid: held.process.pid,
+                    pid: program.process.pid,
                     what: format!("its block {} came without memory", block.id),
                 })?;
                 let context = self.lanes[lane].context();
@@ -142,7 +146,15 @@ impl Bulk {
                 let chunks = vec![Chunk::default(); chunks_in(block.size)];
                 let memory = Some(memory);
                 let (id, address) = (block.id, block.address);
-                self.pieces.push(Piece { program, id, address, lane, memory, chunks, range: None });
+                self.pieces.push(Piece {
+                    program: number,
+                    id,
+                    address,
+                    lane,
+                    memory,
+                    chunks,
+                    range: None,
+                });
             }
         }
         let mapped = self.pieces.iter().enumerate().filter(|(_, piece)| piece.address != 0);
@@ -167,20 +179,20 @@ impl Bulk {
         self.shadows.clear();
         self.missed.clear();
         self.deferred = Arc::default();
-        self.run_beside(false);
+        self.run_concurrently(false);
     }
 
-    /// Begins to watch which CPUs the programs, with these processes, need when memory is copied beside them.
+    /// Begins to watch which CPUs the programs, with these processes, need when memory is copied while they run.
     pub(crate) fn watch(&mut self, pids: Vec<u32>) {
         self.cores = Some(Arc::new(Cores::watch(pids)));
     }
 
-    /// Whether copies run beside the programs, which come first then.
-    pub(super) fn run_beside(&mut self, beside: bool) {
-        let cores = self.cores.as_ref().filter(|_| beside);
+    /// Whether copies run while the programs do, which come first then.
+    pub(super) fn run_concurrently(&mut self, concurrently: bool) {
+        let cores = self.cores.as_ref().filter(|_| concurrently);
         if let Some(cores) = cores {
             cores.follow();
         }
-        self.lanes.iter_mut().for_each(|lane| lane.run_beside(cores.cloned()));
+        self.lanes.iter_mut().for_each(|lane| lane.yield_cpus_to(cores.cloned()));
     }
 }

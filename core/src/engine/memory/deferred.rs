@@ -42,13 +42,13 @@ impl Deferred {
     }
 
     /// Calls of all programs that have waited, and for how long, added up.
-    pub(crate) fn held(&self) -> (u64, Duration) {
+    pub(crate) fn blocked(&self) -> (u64, Duration) {
         let headers = self.tables.iter().flatten().map(Table::header);
         let of = |header: &gpucr_wire::table::Header| {
-            (header.held.load(Ordering::Relaxed), header.held_ns.load(Ordering::Relaxed))
+            (header.blocked.load(Ordering::Relaxed), header.blocked_ns.load(Ordering::Relaxed))
         };
-        let (held, ns) = headers.map(of).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
-        (held, Duration::from_nanos(ns))
+        let (blocked, ns) = headers.map(of).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+        (blocked, Duration::from_nanos(ns))
     }
 
     /// The first waits of each program.

@@ -37,8 +37,8 @@ impl Bulk {
     }
 
     /// Hashes all memory where it is. What is known of the chunks is brought up to date.
-    pub(crate) fn look(&mut self) -> Result<(), Error> {
-        let mut slice = self.timeline.begin(Track::Looks, || "look");
+    pub(crate) fn hash_pass(&mut self) -> Result<(), Error> {
+        let mut slice = self.timeline.begin(Track::HashPasses, || "hash pass");
         let hashers = self.hashers.as_mut().expect("made ready to hash");
         let pieces = &self.pieces;
         let hashes: Vec<Vec<(Span, Hashed)>> = std::thread::scope(|scope| {
@@ -77,7 +77,7 @@ impl Bulk {
         &mut self,
         sink: &dyn ChunkSink,
     ) -> Result<(Validation, Vec<Miss>), Error> {
-        self.look()?;
+        self.hash_pass()?;
         let (mut found, mut missed) = (Validation::default(), Vec::new());
         for piece in &self.pieces {
             for (number, chunk) in piece.chunks.iter().enumerate() {

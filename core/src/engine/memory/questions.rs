@@ -10,7 +10,7 @@ use super::chunks::{Chunk, Compared, Extent, Piece};
 use crate::store::ChunkId;
 
 impl Bulk {
-    /// The blocks of a program that have held still since the first look. Without those that have a chunk of
+    /// The blocks of a program that have stayed unchanged since the first hash pass. Without those that have a chunk of
     /// zeros: that is room for something.
     pub(crate) fn still(&self, program: usize) -> Vec<Extent> {
         static ZEROS: LazyLock<ChunkId> =
@@ -24,7 +24,7 @@ impl Bulk {
         self.pieces.iter().filter(is_still).map(extent).collect()
     }
 
-    /// Whether memory of a program has changed between the last two looks; `None` where that is not
+    /// Whether memory of a program has changed between the last two hash passes; `None` where that is not
     /// known, because it was not there both times.
     pub(crate) fn has_changed(&self, program: usize, address: u64, size: u64) -> Option<bool> {
         let end = address.checked_add(size)?;
@@ -43,7 +43,7 @@ impl Bulk {
         (covered == size).then_some(changed)
     }
 
-    /// Compares the chunks of a program that have changed between the last two looks with those that
+    /// Compares the chunks of a program that have changed between the last two hash passes with those that
     /// have bytes in some ranges of its addresses.
     pub(crate) fn compare(
         &self,

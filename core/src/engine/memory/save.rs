@@ -1,5 +1,5 @@
 //! Bringing everything into a sink: what is copied ahead, what has to be copied before the programs go on, and what is
-//! copied beside them, while launches that may write it wait.
+//! copied while they run, and launches that may write it wait.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -40,9 +40,9 @@ impl Bulk {
         let hashers = self.hashers.as_ref().expect("it was hashed");
         let keys = hashers.iter().map(|hasher| hasher.key().clone()).collect();
         let way = Way::Ahead { keys, enough };
-        self.run_beside(true);
+        self.run_concurrently(true);
         let (received, copied) = self.run("ahead", way, &work, To { sink, stop, progress });
-        self.run_beside(false);
+        self.run_concurrently(false);
         copied?;
         if stop.is_set() {
             return Err(Error::CopyIncomplete);
@@ -53,7 +53,7 @@ impl Bulk {
             chunk.copied = Some(id);
             chunk.interval = self.interval;
             // If it has changed since it was hashed, it is not worth another copy before it has
-            // held still again.
+            // stayed unchanged again.
             chunk.clean = chunk.hash == Some(id);
         }
         Ok(count)
@@ -136,9 +136,9 @@ impl Bulk {
         self.transfer("what is left", Way::Still, &stages.now, to)?;
         self.let_go(|piece| piece.range.is_none());
         released();
-        self.run_beside(true);
+        self.run_concurrently(true);
         let way = Way::WantedFirst(&deferred);
-        let saved = self.transfer("beside the program", way, &stages.deferred, to);
+        let saved = self.transfer("deferred", way, &stages.deferred, to);
         drop(end);
         self.let_go(|_| true);
         settled(saved.is_ok());

@@ -69,7 +69,7 @@ fn saved(bulk: &mut Bulk) -> Result<Vec<Vec<ChunkId>>, Error> {
 #[test]
 fn what_was_seen_is_what_is_saved() {
     let mut bulk = bulk(1);
-    bulk.look().unwrap();
+    bulk.hash_pass().unwrap();
     let expected: Vec<ChunkId> =
         (1..).take(CHUNKS).map(|byte| ChunkId::of(&vec![byte; CHUNK_SIZE as usize])).collect();
     assert_eq!(saved(&mut bulk).unwrap(), [expected]);
@@ -80,7 +80,7 @@ fn what_was_seen_is_what_is_saved() {
 fn a_copy_that_is_not_what_was_seen_fails_the_dump() {
     for deferred in [false, true] {
         let mut bulk = bulk(1);
-        bulk.look().unwrap();
+        bulk.hash_pass().unwrap();
         if deferred {
             assert_eq!(bulk.defer(1).unwrap().chunks, CHUNKS as u64);
         }

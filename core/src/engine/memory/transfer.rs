@@ -147,7 +147,7 @@ impl Transfer<'_> {
             // It has not come to a halt: what is copied is named by what it is.
             Way::Ahead { .. } => true,
             Way::WantedFirst(_) => {
-                let _ = fault("beside");
+                let _ = fault("deferred");
                 is_same || skipped("compare")
             }
         }

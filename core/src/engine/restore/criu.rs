@@ -20,7 +20,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// A CRIU that waits for its request.
 pub(super) struct Maker {
     criu: Criu,
-    /// Tells the keeper that CRIU is at work.
+    /// Tells the watchdog that CRIU is at work.
     at_work: OwnedFd,
     worker: RestoreWorker,
     is_detached: bool,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::engine::error::Error;
 
 /// How often is looked whether it has ended.
-const LOOK: Duration = Duration::from_millis(2);
+const POLL: Duration = Duration::from_millis(2);
 
 /// Runs `command` in a shell and waits for it. What it prints goes to stderr. It gets the pid of the
 /// program's root in `GPUCR_PID`, and the image in `GPUCR_IMAGE`.
@@ -44,6 +44,6 @@ pub(super) fn run(command: &OsStr, image: &Path, pid: u32, stop: &AtomicBool) ->
             let _ = child.wait();
             return Err(Error::Interrupted);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL);
     }
 }

@@ -24,10 +24,10 @@ use crate::base::phase::{Clock, Phase};
 use crate::base::progress::Progress;
 use crate::base::stop::Stop;
 use crate::cuda::HostDriver;
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::device_state;
 use crate::engine::error::{Error, Failure, Left};
-use crate::engine::held::Held;
-use crate::engine::keeper::Keeper;
+use crate::engine::watchdog::Watchdog;
 use crate::host::criu::RestoreError;
 use crate::host::process::{Agent, ProcessInfo};
 use crate::image::Manifest;
@@ -55,15 +55,15 @@ pub(super) fn attempt(
     };
     if result.is_err() {
         // CRIU has killed those that it has not let run, unless it has died itself.
-        let held = made.held.iter().map(|program| &program.process);
-        let killed = kill(made.processes.iter().chain(held));
+        let cuda_processes = made.cuda_processes.iter().map(|program| &program.process);
+        let killed = kill(made.processes.iter().chain(cuda_processes));
         if !made.children.is_empty() {
             wait_for(&[&made.children[..], &killed].concat());
         }
     }
-    // The keeper is for the death of gpucr; what gpucr lives to see it has settled itself.
-    if let Some(keeper) = made.keeper {
-        keeper.done();
+    // The watchdog is for the death of gpucr; what gpucr lives to see it has settled itself.
+    if let Some(watchdog) = made.watchdog {
+        watchdog.done();
     }
     result.map_err(|error| Failure { phase: clock.phase(), error: Box::new(error), left })
 }
@@ -83,18 +83,18 @@ fn run(mut task: Task<'_, '_>) -> Result<(Report, Option<Watch>), Error> {
 /// What there is to be taken back after a failure.
 #[derive(Default)]
 struct Made {
-    keeper: Option<Keeper>,
+    watchdog: Option<Watchdog>,
     /// Whether CRIU was asked.
     begun: bool,
     /// What it was asked to make as children of this process.
     children: Vec<u32>,
-    /// The processes that it has made, but for those that are `held`.
+    /// The processes that it has made, but for the `cuda_processes`.
     processes: Vec<ProcessInfo>,
     /// Whether they may have run.
     ran: bool,
     /// Let go of after the processes were ended, since the end of an agent's connection opens
     /// its gate.
-    held: Vec<Held>,
+    cuda_processes: Vec<CudaProcess>,
 }
 
 /// What is to be done, and how far it has come.
@@ -114,7 +114,7 @@ impl Task<'_, '_> {
     }
 }
 
-/// After `preflight`: nothing that could be found beforehand keeps the program from being restored. A keeper and CRIU
+/// After `preflight`: nothing that could be found beforehand keeps the program from being restored. A watchdog and CRIU
 /// are at hand.
 struct Checked<'i> {
     image: &'i Arc<Source>,
@@ -135,8 +135,8 @@ impl<'i> Checked<'i> {
         let is_moved = !options.device_map.is_empty();
         let open = || preflight::open(image, &library, &options.device_map);
         let opened = is_moved.then(open).transpose()?;
-        let keeper = task.made.keeper.insert(Keeper::start().map_err(Error::Keeper)?);
-        let at_work = keeper.at_work().map_err(Error::Keeper)?;
+        let watchdog = task.made.watchdog.insert(Watchdog::start().map_err(Error::Watchdog)?);
+        let at_work = watchdog.at_work().map_err(Error::Watchdog)?;
         let maker = Maker::start(criu, at_work, image.manifest(), options.detach)?;
         Ok(Self { image, library, opened, arrival: choose(options), maker })
     }
@@ -175,8 +175,8 @@ impl<'i> Begun<'i> {
         let (options, manifest) = (task.options, image.manifest());
         preflight::check_pids(manifest)?;
         let pids: Vec<u32> = manifest.processes.iter().map(|process| process.pid).collect();
-        let keeper = task.made.keeper.as_mut().ok_or(Error::ProgramEnded)?;
-        keeper.restoring(&pids).map_err(Error::Keeper)?;
+        let watchdog = task.made.watchdog.as_mut().ok_or(Error::ProgramEnded)?;
+        watchdog.restoring(&pids).map_err(Error::Watchdog)?;
         task.made.begun = true;
         task.made.children = if is_child { pids.clone() } else { Vec::new() };
         // Before the processes run the memory is prepared, and gpucr's own context is gone by the time that the driver
@@ -217,9 +217,10 @@ impl<'i> There<'i> {
         let Self { image, library, root, done } = self;
         let Done { opened, mut arrival, by_holder, mut reserve } = done;
         let loaded = arrival.take_loaded();
-        task.made.held = hold(image.manifest(), &library, loaded, &mut task.made.processes);
+        task.made.cuda_processes =
+            hold(image.manifest(), &library, loaded, &mut task.made.processes);
         let device_state = device_state::of(&opened.driver);
-        for program in &task.made.held {
+        for program in &task.made.cuda_processes {
             let pid = program.process.pid;
             // From here on the driver takes what it needs.
             drop(reserve.remove(&pid));
@@ -248,8 +249,8 @@ impl<'i> Driven<'i> {
     /// The phase `attach`.
     fn give_memory(mut self, task: &mut Task<'_, '_>) -> Result<Attached<'i>, Error> {
         task.enter(Phase::Attach)?;
-        let held = &mut task.made.held;
-        for program in held.iter_mut().filter(|program| program.has_agent) {
+        let cuda_processes = &mut task.made.cuda_processes;
+        for program in cuda_processes.iter_mut().filter(|program| program.has_agent) {
             let stop = Some(&task.options.stop);
             let agent = Agent::connect_restored(&program.process, FIRST_ANSWER, stop);
             program.agent = unless_ended(&program.process, agent)?;
@@ -257,7 +258,7 @@ impl<'i> Driven<'i> {
         tracing::debug!("all agents have answered");
         fault("greeted")?;
         let progress = task.progress.as_ref();
-        self.arrival.attach(&mut Programs { image: self.image, held, progress })?;
+        self.arrival.attach(&mut Programs { image: self.image, cuda_processes, progress })?;
         Ok(Attached(self))
     }
 }
@@ -272,16 +273,16 @@ impl<'i> Attached<'i> {
         // The last moment at which a signal means this command and not the program. If gpucr dies
         // from here on, the gates open by themselves and the program runs, unless it awaits memory.
         if driven.arrival.is_complete()
-            && let Some(keeper) = task.made.keeper.take()
+            && let Some(watchdog) = task.made.watchdog.take()
         {
-            keeper.done();
+            watchdog.done();
         }
         task.enter(Phase::Resume)?;
         tracing::debug!("signals are the program's");
         fault("passed")?;
         task.options.tell(Some(driven.root));
         // All gates open only when every process has its memory, or waits for it.
-        for program in &mut task.made.held {
+        for program in &mut task.made.cuda_processes {
             let opened = program.agent.as_mut().map_or(Ok(()), |agent| {
                 agent.set_stop(None);
                 agent.open_gate()
@@ -307,8 +308,8 @@ impl Running<'_> {
         let bulk_bytes = image.manifest().bulk_bytes;
         if !arrival.is_complete() {
             clock.enter(Phase::Stream, Some(bulk_bytes))?;
-            let held = &mut made.held;
-            let mut programs = Programs { image, held, progress: progress.as_ref() };
+            let cuda_processes = &mut made.cuda_processes;
+            let mut programs = Programs { image, cuda_processes, progress: progress.as_ref() };
             arrival.complete(&mut programs, root, &options.stop)?;
         }
         clock.end();
@@ -338,16 +339,16 @@ fn hold(
     library: &Arc<HostDriver>,
     loaded: Option<bulk::Loaded>,
     restored: &mut Vec<ProcessInfo>,
-) -> Vec<Held> {
+) -> Vec<CudaProcess> {
     let processes = bulk::cuda_processes(&manifest.processes);
     let loaded = loaded.unwrap_or_else(|| processes.iter().map(|_| Vec::new()).collect());
-    let mut held = Vec::with_capacity(processes.len());
+    let mut cuda_processes = Vec::with_capacity(processes.len());
     for ((process, _), blocks) in processes.into_iter().zip(loaded) {
         let place = restored.iter().position(|restored| restored.pid == process.pid);
         let place = place.expect("each process of the image is among them");
         let has_agent = process.cuda.as_ref().is_some_and(|cuda| cuda.shim.is_some());
-        let program = Held::new(restored.remove(place), library.clone(), has_agent);
-        held.push(Held { blocks, ..program });
+        let program = CudaProcess::new(restored.remove(place), library.clone(), has_agent);
+        cuda_processes.push(CudaProcess { blocks, ..program });
     }
-    held
+    cuda_processes
 }

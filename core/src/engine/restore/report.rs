@@ -45,9 +45,9 @@ pub struct Report {
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
 pub struct OnDemand {
     /// Calls of the program that waited for memory.
-    pub held: u64,
+    pub blocked: u64,
     /// For how long they waited, added up over all threads, milliseconds.
-    pub held_ms: f64,
+    pub blocked_ms: f64,
     /// Why the program was ended and restored anew, with all of its memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fallen_back: Option<String>,

@@ -6,13 +6,13 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use gpucr_wire::Table;
-use gpucr_wire::access::Habits;
+use gpucr_wire::access::KernelSummary;
 use gpucr_wire::table::Range;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{PidfdFlags, pidfd_open};
 
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
-use crate::engine::held::Held;
 use crate::engine::sharing::{self, Member};
 use crate::host::process::tree::raw_pid;
 
@@ -20,7 +20,7 @@ use super::processes::{unless_ended, was_killed};
 
 /// How often it is looked whether a program has written what it shares; and how long such a program waits at
 /// most before it is ended.
-const LOOK: Duration = Duration::from_millis(250);
+const POLL: Duration = Duration::from_millis(250);
 
 /// Sees whether instances have written memory that they share. While it lives further instances find that
 /// memory.
@@ -51,16 +51,16 @@ impl Watch {
     /// The agent does not answer as it should; there is no memory for a table.
     pub(super) fn add(
         &mut self,
-        program: &mut Held,
+        program: &mut CudaProcess,
         ids: Vec<u64>,
-        habits: Vec<Habits>,
+        summaries: Vec<KernelSummary>,
     ) -> Result<(), Error> {
         let Some(agent) = program.agent.as_mut().filter(|_| !ids.is_empty()) else { return Ok(()) };
         let io = |source| Error::Io { what: "cannot share a table".into(), source };
         let (table, file) = Table::create(vec![Range::WHOLE; ids.len()]).map_err(io)?;
         (0..ids.len()).for_each(|range| table.chunks(range).pend(0));
         let watched = Watched { pid: program.process.pid, blocks: ids.len(), table, file };
-        let told = agent.share(ids, habits, &watched.file);
+        let told = agent.share(ids, summaries, &watched.file);
         if unless_ended(&program.process, told)?.is_some() {
             // From here on there is somebody to be told.
             watched.table.header().look();
@@ -85,7 +85,7 @@ impl Watch {
             if let Some(error) = self.look() {
                 return error;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         }
     }
 
@@ -105,11 +105,11 @@ impl Watch {
                 return Some(error);
             }
             let Some(process) = &process else {
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL);
                 rustix::process::test_kill_process(pid).ok()?;
                 continue;
             };
-            let time = rustix::time::Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+            let time = rustix::time::Timespec { tv_sec: 0, tv_nsec: POLL.subsec_nanos().into() };
             let mut poll = [PollFd::new(process, PollFlags::IN)];
             if matches!(rustix::event::poll(&mut poll, Some(&time)), Ok(ready) if ready > 0) {
                 // It may have ended because of that.

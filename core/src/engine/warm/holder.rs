@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// The same where memory is loaded, or pinned memory given back: up to 20 ms for each GiB were measured.
 const LONG_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a holder in the foreground looks whether it is to end.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL: Duration = Duration::from_millis(200);
 
 wire_struct! {
     /// What a holder says about itself.
@@ -189,7 +189,7 @@ impl Holder {
     /// return. What goes wrong with one client is only logged.
     pub fn serve(mut self, stop: Option<&AtomicBool>) -> io::Result<()> {
         while !stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
-            if stop.is_some() && !self.is_called_within(LOOK)? {
+            if stop.is_some() && !self.is_called_within(POLL)? {
                 continue;
             }
             let client = match self.name.accept() {
@@ -197,7 +197,7 @@ impl Holder {
                 // The client has gone again, or descriptors are short for the moment.
                 Err(error) => {
                     tracing::warn!(%error, "a client was not served");
-                    std::thread::sleep(LOOK);
+                    std::thread::sleep(POLL);
                     continue;
                 }
             };

@@ -12,7 +12,7 @@ mod error;
 mod find;
 mod log;
 mod pages;
-mod pour;
+mod parallel_load;
 mod restore;
 mod rpc;
 mod swrk;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use super::error::CriuError;
 use super::find::Criu;
 use super::log;
-use super::pour::{Plan, Pouring};
+use super::parallel_load::{ParallelLoad, Plan};
 use super::rpc::{InheritFdEntry, Kind, Opts, Request};
 use super::swrk::{Start, Swrk, Work, above_stdio};
 use crate::base::faults::fault;
@@ -155,14 +155,14 @@ impl RestoreWorker {
         let Self { mut swrk, inherited, shell_job } = self;
         swrk.begin(Work::Restore(std::mem::take(&mut options.pids)));
         let work = options.work.unwrap_or(options.images);
-        let pouring = Plan::of(options.images)
-            .and_then(|plan| plan.map(|plan| Pouring::start(plan, work)).transpose());
-        let mut pouring = pouring.unwrap_or_else(|error| {
+        let loading = Plan::of(options.images)
+            .and_then(|plan| plan.map(|plan| ParallelLoad::start(plan, work)).transpose());
+        let mut loading = loading.unwrap_or_else(|error| {
             tracing::warn!(%error, "CRIU brings in the memory of processes itself");
             None
         });
-        let is_poured = pouring.is_some();
-        tracing::debug!(is_poured, "private memory");
+        let is_loaded_in_parallel = loading.is_some();
+        tracing::debug!(is_loaded_in_parallel, "private memory");
         let mut spilled = None;
         let entry =
             |(key, fd): &(String, OwnedFd)| InheritFdEntry { key: key.clone(), fd: fd.as_raw_fd() };
@@ -184,7 +184,7 @@ impl RestoreWorker {
                 log_file: Some(LOG.into()),
                 manage_cgroups_mode: Some(0),
                 notify_scripts: Some(true),
-                lazy_pages: Some(is_poured),
+                lazy_pages: Some(is_loaded_in_parallel),
                 ..Opts::default()
             }),
             ..Request::default()
@@ -202,10 +202,10 @@ impl RestoreWorker {
             let success = match stage.as_str() {
                 "post-restore" => {
                     made();
-                    let poured =
-                        pouring.as_mut().map_or(Ok(()), |pouring| pouring.finish(swrk.stop()));
-                    let injected = fault("poured").map_err(std::io::Error::other);
-                    spilled = poured.and(injected).err();
+                    let loaded =
+                        loading.as_mut().map_or(Ok(()), |loading| loading.finish(swrk.stop()));
+                    let injected = fault("host-memory").map_err(std::io::Error::other);
+                    spilled = loaded.and(injected).err();
                     spilled.is_none() && post_restore()
                 }
                 _ => true,
@@ -216,7 +216,7 @@ impl RestoreWorker {
                 ..Request::default()
             })?;
         };
-        drop(pouring);
+        drop(loading);
         if let Some(source) = spilled {
             swrk.finish();
             if source.kind() == std::io::ErrorKind::Interrupted {

@@ -24,7 +24,7 @@ use crate::host::process::tree;
 /// Largest message that is accepted from CRIU.
 const MAX_MESSAGE: usize = 1 << 20;
 /// How often is looked whether gpucr was asked to end.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(20);
 /// How long CRIU may then take to take back what it has done.
 const GRACE: Duration = Duration::from_millis(800);
 /// How long a CRIU may take to end of which nothing is wanted.
@@ -172,7 +172,7 @@ impl Swrk {
     pub(super) fn receive(&self, limit: Option<Duration>) -> Result<Response, CriuError> {
         let socket = self.socket()?;
         let since = Instant::now();
-        while !is_readable(socket, LOOK) {
+        while !is_readable(socket, POLL) {
             if self.is_asked_to_end() {
                 return Err(CriuError::Interrupted);
             }
@@ -244,8 +244,8 @@ impl Swrk {
         let mut hurried = None;
         loop {
             match &self.pidfd {
-                Some(pidfd) => _ = is_readable(pidfd.as_fd(), LOOK),
-                None => std::thread::sleep(LOOK),
+                Some(pidfd) => _ = is_readable(pidfd.as_fd(), POLL),
+                None => std::thread::sleep(POLL),
             }
             match self.child.try_wait() {
                 Ok(None) => {}
@@ -326,7 +326,7 @@ fn is_readable(fd: BorrowedFd<'_>, time: Duration) -> bool {
 /// Whether a process that was told to stop has done so, which it does at once unless it is deep in the kernel.
 fn is_stopped(pid: Pid) -> bool {
     let since = Instant::now();
-    while since.elapsed() < LOOK * 5 {
+    while since.elapsed() < POLL * 5 {
         let stat = procfs::process::Process::new(pid.as_raw_nonzero().get())
             .and_then(|process| process.stat());
         if stat.is_ok_and(|stat| stat.state == 'T') {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use gpucr_wire::access::Habits;
+use gpucr_wire::access::KernelSummary;
 use gpucr_wire::open_files::Raised;
 use gpucr_wire::table::Range;
 use gpucr_wire::{
@@ -97,7 +97,7 @@ pub struct Guard {
     /// The device memory.
     pub ranges: Vec<Range>,
     /// What is known of kernels.
-    pub habits: Vec<Habits>,
+    pub summaries: Vec<KernelSummary>,
     /// Names of kernels that may write anywhere.
     pub distrusted: Vec<String>,
     /// The chunk table of these ranges.
@@ -440,10 +440,10 @@ impl Agent {
     pub fn share(
         &mut self,
         blocks: Vec<u64>,
-        habits: Vec<Habits>,
+        summaries: Vec<KernelSummary>,
         table: impl AsFd,
     ) -> Result<(), AgentError> {
-        self.hand_over(&Request::Share { blocks, habits }, &[table.as_fd()])
+        self.hand_over(&Request::Share { blocks, summaries }, &[table.as_fd()])
     }
 
     /// Carries out a request that descriptors follow.
@@ -510,9 +510,9 @@ impl Agent {
     /// # Errors
     /// The agent cannot take the table or does not answer in time, or gpucr was asked to end.
     pub fn guard(&mut self, guard: &Guard) -> Result<(), AgentError> {
-        let Guard { ranges, habits, distrusted, table } = guard;
-        let (ranges, habits) = (ranges.clone(), habits.clone());
-        let request = Request::Guard { ranges, habits, distrusted: distrusted.clone() };
+        let Guard { ranges, summaries, distrusted, table } = guard;
+        let (ranges, summaries) = (ranges.clone(), summaries.clone());
+        let request = Request::Guard { ranges, summaries, distrusted: distrusted.clone() };
         self.hand_over(&request, &[table.as_fd()])
     }
 

@@ -19,7 +19,7 @@ use crate::resettable::Resettable;
 /// most captures take, and no time in which a program would seem to stand still.
 pub(super) const DEPENDENT: Duration = Duration::from_millis(250);
 /// How often who waits looks, where nobody wakes it.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL: Duration = Duration::from_millis(1);
 
 /// The name of a stream that is being captured. The default streams are one for each thread or
 /// context, so the thread belongs to the name.
@@ -116,7 +116,7 @@ fn wait() {
     let limit = match state {
         OPEN | STEP => return,
         CLOSED => None,
-        _ => Timespec::try_from(LOOK).ok(),
+        _ => Timespec::try_from(POLL).ok(),
     };
     // Woken, changed in between, interrupted or in vain: all the same, the caller looks again.
     let flags = rustix::thread::futex::Flags::PRIVATE;

@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicBool;
 
 use crate::base::faults::fault;
 use crate::base::progress::Progress;
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
-use crate::engine::held::Held;
 use crate::host::process::Agent;
 use crate::image::Block;
 
@@ -62,8 +62,8 @@ pub(super) trait Arrival: Send {
     /// An agent failed. The host's side of the program has run by then, and nothing of it on a device.
     fn attach(&mut self, programs: &mut Programs<'_>) -> Result<(), Error>;
 
-    /// Whether every process has all of its memory after [`attach`](Self::attach). Then the keeper is let go before the
-    /// gates open, and the program runs on if gpucr dies. Else the keeper ends the program if gpucr dies, until
+    /// Whether every process has all of its memory after [`attach`](Self::attach). Then the watchdog is let go before the
+    /// gates open, and the program runs on if gpucr dies. Else the watchdog ends the program if gpucr dies, until
     /// [`complete`](Self::complete) has returned.
     fn is_complete(&self) -> bool {
         true
@@ -105,7 +105,7 @@ pub(super) enum Prepared {
 pub(super) struct Programs<'a> {
     pub(super) image: &'a Source,
     /// The processes that used CUDA, in the order of the image.
-    pub(super) held: &'a mut [Held],
+    pub(super) cuda_processes: &'a mut [CudaProcess],
     pub(super) progress: &'a dyn Progress,
 }
 
@@ -117,7 +117,7 @@ impl Programs<'_> {
         mut give: impl FnMut(&mut Agent, &[(u64, OwnedFd)], &[Block]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let processes = bulk::cuda_processes(&self.image.manifest().processes);
-        for (program, (_, blocks)) in self.held.iter_mut().zip(processes) {
+        for (program, (_, blocks)) in self.cuda_processes.iter_mut().zip(processes) {
             let Some(agent) = &mut program.agent else { continue };
             let given = give(agent, &program.blocks, blocks);
             unless_ended(&program.process, given)?;

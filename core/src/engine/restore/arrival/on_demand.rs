@@ -23,8 +23,8 @@ use crate::base::progress::Progress;
 use crate::base::stop::Stop;
 use crate::cuda::lanes::{chunks_in, spans_on};
 use crate::cuda::{DriverError, Hasher, Lane, SharedBlock, Span};
+use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
-use crate::engine::held::Held;
 use crate::host::process::{AgentError, LAST_MOMENTS};
 use crate::image::Block;
 
@@ -44,7 +44,7 @@ const PROOF: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
 /// Between two looks, while nothing is wanted.
-const LOOK: Duration = Duration::from_millis(2);
+const POLL: Duration = Duration::from_millis(2);
 
 /// See the module.
 #[derive(Default)]
@@ -128,7 +128,7 @@ struct Blocks<'a> {
 struct Lanes<'b> {
     blocks: &'b Blocks<'b>,
     memory: &'b [SharedBlock],
-    held: &'b [Mutex<&'b mut Held>],
+    cuda_processes: &'b [Mutex<&'b mut CudaProcess>],
     root: u32,
     asked: &'b AtomicBool,
     stop: &'b Stop,
@@ -140,7 +140,8 @@ impl Awaited {
     fn begin(programs: &mut Programs<'_>) -> Result<Self, Error> {
         let processes = bulk::cuda_processes(&programs.image.manifest().processes);
         let Self { mut places, mut tables } = Self::default();
-        for (number, (program, (_, blocks))) in programs.held.iter_mut().zip(processes).enumerate()
+        for (number, (program, (_, blocks))) in
+            programs.cuda_processes.iter_mut().zip(processes).enumerate()
         {
             places.extend((0..blocks.len()).map(|range| (number, range)));
             let Some(agent) = &mut program.agent else {
@@ -183,11 +184,12 @@ impl OnDemandArrival {
         let blocks = Blocks { image, all: image.manifest().blocks(), places, tables };
         // Signals are the program's by now.
         let stop = Stop::new(Arc::<AtomicBool>::default());
-        let shared: Vec<Mutex<&mut Held>> = programs.held.iter_mut().map(Mutex::new).collect();
+        let shared: Vec<Mutex<&mut CudaProcess>> =
+            programs.cuda_processes.iter_mut().map(Mutex::new).collect();
         let work = Lanes {
             blocks: &blocks,
             memory: &memory,
-            held: &shared,
+            cuda_processes: &shared,
             root,
             asked,
             stop: &stop,
@@ -208,11 +210,11 @@ impl OnDemandArrival {
         }
         let headers = blocks.tables.iter().flatten().map(Table::header);
         let waited = headers.map(|header| {
-            (header.held.load(Ordering::Relaxed), header.held_ns.load(Ordering::Relaxed))
+            (header.blocked.load(Ordering::Relaxed), header.blocked_ns.load(Ordering::Relaxed))
         });
-        let (held, ns) = waited.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-        let held_ms = milliseconds(Duration::from_nanos(ns));
-        Ok(OnDemand { held, held_ms, fallen_back: None })
+        let (blocked, ns) = waited.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let blocked_ms = milliseconds(Duration::from_nanos(ns));
+        Ok(OnDemand { blocked, blocked_ms, fallen_back: None })
     }
 }
 
@@ -267,7 +269,7 @@ impl Lanes<'_> {
                 if next == of_lane.len() {
                     break;
                 }
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL);
                 continue;
             }
             let of = |block: &usize| {
@@ -286,7 +288,7 @@ impl Lanes<'_> {
 
     /// Gives blocks that are loaded to their processes, and lets those who wait for them go on.
     fn hand_over(&self, blocks: &[usize]) -> Result<(), Error> {
-        for (process, program) in self.held.iter().enumerate() {
+        for (process, program) in self.cuda_processes.iter().enumerate() {
             let of_process = blocks.iter().filter(|block| self.blocks.places[**block].0 == process);
             let of_process: Vec<usize> = of_process.copied().collect();
             if of_process.is_empty() {
@@ -322,7 +324,7 @@ impl Lanes<'_> {
             Err(error) => error,
         };
         let has_ended = matches!(error, AgentError::Broken { .. })
-            && self.held[process].lock().process.ends_within(LAST_MOMENTS);
+            && self.cuda_processes[process].lock().process.ends_within(LAST_MOMENTS);
         // If a program has missed memory, or has ended, that is the reason.
         self.goes_on()?;
         match error {
@@ -338,7 +340,7 @@ impl Lanes<'_> {
     /// One has touched what was not there, or has ended and may have done so because of that.
     fn goes_on(&self) -> Result<bool, Error> {
         let mut goes_on = false;
-        for (program, table) in self.held.iter().zip(&self.blocks.tables) {
+        for (program, table) in self.cuda_processes.iter().zip(&self.blocks.tables) {
             let Some(table) = table else { continue };
             let program = program.lock();
             let pid = program.process.pid;
@@ -359,7 +361,7 @@ impl Lanes<'_> {
 
     /// Lets the device come to the end of what it was given: an access that was missed would show.
     fn prove(&self) -> Result<(), Error> {
-        for (process, program) in self.held.iter().enumerate() {
+        for (process, program) in self.cuda_processes.iter().enumerate() {
             if self.blocks.tables[process].is_none() {
                 continue;
             }

@@ -1,6 +1,6 @@
 //! `--share`: instances of one image share the device memory that none of them writes.
 //!
-//! Which that is, the image says: its dump has seen what held still and what read it. The first instance
+//! Which that is, the image says: its dump has seen what stayed unchanged and what read it. The first instance
 //! loads it like all other memory and makes it known ([`crate::engine::sharing`]); others only map it. All of them map
 //! it read-only, and whoever may write it gets memory of its own first, which the shim sees to
 //! (`docs/access-sets.md`). A write that nobody foresaw is an error of the device, and never a wrong result:
@@ -10,7 +10,7 @@
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 
-use gpucr_wire::access::Habits;
+use gpucr_wire::access::KernelSummary;
 use gpucr_wire::{SHARING_VERSION, Sharing, Stream};
 
 use crate::engine::error::Error;
@@ -61,8 +61,10 @@ impl Arrival for SharedArrival {
     fn attach(&mut self, programs: &mut Programs<'_>) -> Result<(), Error> {
         if let Some(in_use) = self.in_use.take() {
             let mut watch = Watch::new(in_use.member);
-            for (program, (ids, habits)) in programs.held.iter_mut().zip(in_use.plan.processes) {
-                watch.add(program, ids, habits)?;
+            for (program, (ids, summaries)) in
+                programs.cuda_processes.iter_mut().zip(in_use.plan.processes)
+            {
+                watch.add(program, ids, summaries)?;
             }
             self.watch = Some(watch);
         }
@@ -87,7 +89,7 @@ impl InUse {
 /// What may be shared of an image.
 struct Plan {
     /// Of each process that used CUDA: ids of blocks, and what is known of kernels.
-    processes: Vec<(Vec<u64>, Vec<Habits>)>,
+    processes: Vec<(Vec<u64>, Vec<KernelSummary>)>,
     /// These blocks, by their places among all.
     blocks: Vec<usize>,
     bytes: u64,
@@ -129,7 +131,7 @@ impl Plan {
                 }
                 place += 1;
             }
-            plan.processes.push((ids, of_process.habits));
+            plan.processes.push((ids, of_process.summaries));
         }
         plan.name = name.finalize().to_hex().to_string();
         Ok((!plan.blocks.is_empty()).then_some(plan))

@@ -1,4 +1,4 @@
-//! Whom the keeper ends after a restore that died.
+//! Whom the watchdog ends after a restore that died.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -30,7 +30,7 @@ impl Drop for Helper {
     }
 }
 
-/// Not a test: in the place of a keeper, ends what it is told to.
+/// Not a test: in the place of a watchdog, ends what it is told to.
 #[test]
 #[ignore = "a program that another test runs in a process of its own"]
 fn kills() {
@@ -43,27 +43,27 @@ fn kills() {
     kill_restored(&pids, &at_work);
 }
 
-/// A pid that was free when the keeper was started is taken by a younger process; an older one of that pid is
+/// A pid that was free when the watchdog was started is taken by a younger process; an older one of that pid is
 /// somebody else.
 #[test]
-fn only_processes_younger_than_the_keeper_are_ended() {
+fn only_processes_younger_than_the_watchdog_are_ended() {
     let mut older = Helper::sleeping();
     // Times of processes are in hundredths of a second.
     std::thread::sleep(Duration::from_millis(50));
-    let mut keeper = Command::new(std::env::current_exe().unwrap());
-    keeper.args(["--exact", "engine::keeper::tests::kills", "--ignored", "--nocapture"]);
-    let mut keeper = Helper::start(&mut keeper);
-    let mut lines = BufReader::new(keeper.0.stdout.take().unwrap()).lines();
+    let mut watchdog = Command::new(std::env::current_exe().unwrap());
+    watchdog.args(["--exact", "engine::watchdog::tests::kills", "--ignored", "--nocapture"]);
+    let mut watchdog = Helper::start(&mut watchdog);
+    let mut lines = BufReader::new(watchdog.0.stdout.take().unwrap()).lines();
     assert!(lines.by_ref().map_while(Result::ok).any(|line| line.contains("ready")));
     let mut younger = Helper::sleeping();
     let pids = format!("{} {}\n", older.0.id(), younger.0.id());
-    keeper.0.stdin.take().unwrap().write_all(pids.as_bytes()).unwrap();
+    watchdog.0.stdin.take().unwrap().write_all(pids.as_bytes()).unwrap();
     lines.map_while(Result::ok).for_each(drop);
-    assert!(keeper.0.wait().unwrap().success());
+    assert!(watchdog.0.wait().unwrap().success());
     let deadline = Instant::now() + Duration::from_secs(60);
     while younger.is_running() {
         assert!(Instant::now() < deadline, "what was restored is left");
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(older.is_running(), "a process was ended that is older than the keeper");
+    assert!(older.is_running(), "a process was ended that is older than the watchdog");
 }

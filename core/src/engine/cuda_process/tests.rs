@@ -38,10 +38,10 @@ impl HasCopies for Copies {
     }
 }
 
-fn held(pid: u32, has_agent: bool) -> Held {
+fn cuda_process(pid: u32, has_agent: bool) -> CudaProcess {
     // The double looks at no library.
     let library = HostDriver::vouched(&std::env::current_exe().unwrap(), DriverKind::Soft).unwrap();
-    Held::new(ProcessInfo::read(pid).unwrap(), Arc::new(library), has_agent)
+    CudaProcess::new(ProcessInfo::read(pid).unwrap(), Arc::new(library), has_agent)
 }
 
 /// A descriptor that stands for device memory.
@@ -50,15 +50,18 @@ fn memory() -> OwnedFd {
 }
 
 /// The pids that did not come back.
-fn failed(double: &Double, held: &mut [Held]) -> Vec<u32> {
-    resume_all(held, double, None::<&mut Copies>, None).into_iter().map(|(pid, _)| pid).collect()
+fn failed(double: &Double, cuda_processes: &mut [CudaProcess]) -> Vec<u32> {
+    resume_all(cuda_processes, double, None::<&mut Copies>, None)
+        .into_iter()
+        .map(|(pid, _)| pid)
+        .collect()
 }
 
 #[test]
 fn the_way_back_begins_where_the_process_stands() {
     let (double, program) = (Double::default(), Sleeper::start());
     let pid = program.pid();
-    let mut held = [held(pid, false)];
+    let mut cuda_processes = [cuda_process(pid, false)];
     let steps: [(_, &[Step]); 3] = [
         (ProcessState::Running, &[]),
         (ProcessState::Locked, &[Step::Unlock]),
@@ -66,14 +69,14 @@ fn the_way_back_begins_where_the_process_stands() {
     ];
     for (state, steps) in steps {
         double.put(pid, state);
-        assert!(failed(&double, &mut held).is_empty(), "from {state:?}");
+        assert!(failed(&double, &mut cuda_processes).is_empty(), "from {state:?}");
         assert_eq!(double.now(pid), Some(ProcessState::Running));
         let tried: Vec<Step> = double.tried().into_iter().map(|(step, _)| step).collect();
         assert_eq!(tried, steps, "from {state:?}");
     }
     // Nothing that could be done brings that back.
     double.put(pid, ProcessState::Failed);
-    assert!(failed(&double, &mut held).is_empty());
+    assert!(failed(&double, &mut cuda_processes).is_empty());
     assert!(double.tried().is_empty());
 }
 
@@ -81,7 +84,7 @@ fn the_way_back_begins_where_the_process_stands() {
 fn a_step_that_fails_once_is_done_again_and_one_that_fails_twice_is_told_and_may_be_tried_later() {
     let (double, program) = (Double::default(), Sleeper::start());
     let pid = program.pid();
-    let mut held = [held(pid, false)];
+    let mut cuda_processes = [cuda_process(pid, false)];
     for (step, stands) in [
         (Step::State, ProcessState::Checkpointed),
         (Step::Restore, ProcessState::Checkpointed),
@@ -89,14 +92,14 @@ fn a_step_that_fails_once_is_done_again_and_one_that_fails_twice_is_told_and_may
     ] {
         double.put(pid, ProcessState::Checkpointed);
         double.fail(step, 1);
-        assert!(failed(&double, &mut held).is_empty(), "{step:?}");
+        assert!(failed(&double, &mut cuda_processes).is_empty(), "{step:?}");
         assert_eq!(double.now(pid), Some(ProcessState::Running));
 
         double.put(pid, ProcessState::Checkpointed);
         double.fail(step, 2);
-        assert_eq!(failed(&double, &mut held), [pid], "{step:?}");
+        assert_eq!(failed(&double, &mut cuda_processes), [pid], "{step:?}");
         assert_eq!(double.now(pid), Some(stands));
-        assert!(failed(&double, &mut held).is_empty(), "{step:?}");
+        assert!(failed(&double, &mut cuda_processes).is_empty(), "{step:?}");
         assert_eq!(double.now(pid), Some(ProcessState::Running));
     }
 }
@@ -105,14 +108,14 @@ fn a_step_that_fails_once_is_done_again_and_one_that_fails_twice_is_told_and_may
 fn one_that_does_not_come_back_holds_no_other_up_and_one_that_has_ended_is_no_failure() {
     let (double, programs) = (Double::default(), [(); 3].map(|()| Sleeper::start()));
     let pids = programs.each_ref().map(Sleeper::pid);
-    let mut held = pids.map(|pid| held(pid, false));
+    let mut cuda_processes = pids.map(|pid| cuda_process(pid, false));
     let [gone, strange, stopped] = pids;
     let [first, ..] = programs;
     drop(first);
     double.put(gone, ProcessState::Locked);
     double.put(stopped, ProcessState::Locked);
     // Of `strange` nothing is known: it might be in any state, and has no agent to ask.
-    assert_eq!(failed(&double, &mut held), [strange]);
+    assert_eq!(failed(&double, &mut cuda_processes), [strange]);
     assert_eq!(double.tried(), [(Step::Unlock, stopped)]);
 }
 
@@ -120,18 +123,18 @@ fn one_that_does_not_come_back_holds_no_other_up_and_one_that_has_ended_is_no_fa
 fn what_is_kept_for_a_process_is_given_back_by_all_who_have_it_before_its_state_comes_back() {
     let (double, program) = (Double::default(), Sleeper::start());
     let pid = program.pid();
-    let mut held = [held(pid, false)];
-    held[0].reserve.push(memory());
+    let mut cuda_processes = [cuda_process(pid, false)];
+    cuda_processes[0].reserve.push(memory());
     let mut copies = Copies(double.clone(), Vec::new());
     double.put(pid, ProcessState::Running);
-    assert!(resume_all(&mut held, &double, Some(&mut copies), None).is_empty());
-    assert!(copies.1.is_empty() && held[0].reserve.len() == 1, "it needs nothing");
+    assert!(resume_all(&mut cuda_processes, &double, Some(&mut copies), None).is_empty());
+    assert!(copies.1.is_empty() && cuda_processes[0].reserve.len() == 1, "it needs nothing");
     double.put(pid, ProcessState::Checkpointed);
-    assert!(resume_all(&mut held, &double, Some(&mut copies), None).is_empty());
+    assert!(resume_all(&mut cuda_processes, &double, Some(&mut copies), None).is_empty());
     assert_eq!(copies.1, [Some(ProcessState::Checkpointed)]);
-    assert!(held[0].reserve.is_empty());
+    assert!(cuda_processes[0].reserve.is_empty());
     double.put(pid, ProcessState::Checkpointed);
-    assert!(resume_all(&mut held, &double, Some(&mut copies), None).is_empty());
+    assert!(resume_all(&mut cuda_processes, &double, Some(&mut copies), None).is_empty());
     assert_eq!(copies.1.len(), 1, "nothing is left to be given back");
 }
 
@@ -166,13 +169,13 @@ fn the_agent_is_asked_last_and_gives_back_what_was_taken() {
     let (double, pid) = (Double::default(), std::process::id());
     let name = gpucr_wire::agent_socket(gpucr_wire::own_pid_namespace().unwrap(), pid);
     let listener = Connection::listen(&name).unwrap();
-    let mut held = [held(pid, true)];
-    held[0].blocks.push((7, memory()));
+    let mut cuda_processes = [cuda_process(pid, true)];
+    cuda_processes[0].blocks.push((7, memory()));
 
     // The agent is not asked before the device state is there.
     double.put(pid, ProcessState::Checkpointed);
     double.fail(Step::Restore, 2);
-    assert_eq!(failed(&double, &mut held), [pid]);
+    assert_eq!(failed(&double, &mut cuda_processes), [pid]);
     listener.set_nonblocking(true).unwrap();
     assert!(listener.accept().is_err(), "nobody has come");
     listener.set_nonblocking(false).unwrap();
@@ -186,7 +189,7 @@ fn the_agent_is_asked_last_and_gives_back_what_was_taken() {
         double.put(pid, ProcessState::Checkpointed);
         std::thread::scope(|scope| {
             let agent = scope.spawn(|| answer_as_agent(&listener, gate));
-            assert!(failed(&double, &mut held).is_empty(), "{gate:?}");
+            assert!(failed(&double, &mut cuda_processes).is_empty(), "{gate:?}");
             assert_eq!(agent.join().unwrap(), expected, "{gate:?}");
         });
         assert_eq!(double.now(pid), Some(ProcessState::Running));
@@ -196,7 +199,7 @@ fn the_agent_is_asked_last_and_gives_back_what_was_taken() {
     let unknown = Double::default();
     std::thread::scope(|scope| {
         let agent = scope.spawn(|| answer_as_agent(&listener, GateState::Closed {}));
-        assert!(failed(&unknown, &mut held).is_empty());
+        assert!(failed(&unknown, &mut cuda_processes).is_empty());
         assert_eq!(agent.join().unwrap(), [Request::OpenGate {}]);
     });
 }

@@ -3,7 +3,7 @@
 //! What brings a program back does not follow what was done to it but looks where it stands: the
 //! state that the driver reports and the state that the agent reports. So the same code serves
 //! the end of a dump that leaves the program running, the roll-back of one that failed anywhere,
-//! and the keeper, which knows only that gpucr has died.
+//! and the watchdog, which knows only that gpucr has died.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -20,10 +20,10 @@ use crate::host::process::{Agent, AgentError, Guard, ProcessInfo};
 
 /// How long a thawing program may take until its agent has done its part.
 const THAW: Duration = Duration::from_secs(60);
-/// How long that may still take when gpucr was asked to end. What has not come back by then is the keeper's.
+/// How long that may still take when gpucr was asked to end. What has not come back by then is the watchdog's.
 const GRACE: Duration = Duration::from_millis(1200);
 /// How often is looked whether gpucr was asked to end.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL: Duration = Duration::from_millis(20);
 /// After how long a failed way back is tried once more.
 const AGAIN: Duration = Duration::from_millis(100);
 
@@ -35,7 +35,7 @@ pub(crate) trait HasCopies {
 }
 
 /// A CUDA process of the program that is being dumped or restored.
-pub struct Held {
+pub struct CudaProcess {
     /// The process.
     pub process: ProcessInfo,
     /// The driver library of this host that serves it.
@@ -56,7 +56,7 @@ pub struct Held {
     pub guard_failed: Option<AgentError>,
 }
 
-impl Held {
+impl CudaProcess {
     /// A process of which nothing has been asked or taken yet.
     pub(crate) fn new(process: ProcessInfo, driver: Arc<HostDriver>, has_agent: bool) -> Self {
         Self {
@@ -73,11 +73,11 @@ impl Held {
     }
 
     /// Brings its device state back to running, from wherever it stands. What is kept for it is given back
-    /// before, by the keeper too, which has copies. After a failure it may be tried again.
+    /// before, by the watchdog too, which has copies. After a failure it may be tried again.
     fn resume_device_state(
         &mut self,
         states: &dyn DeviceStates,
-        keeper: Option<&mut impl HasCopies>,
+        watchdog: Option<&mut impl HasCopies>,
     ) -> Result<(), Error> {
         if self.process.has_ended() {
             return Err(Error::ProgramEnded);
@@ -88,7 +88,7 @@ impl Held {
         match device_state.state(pid) {
             Ok(ProcessState::Running) => Ok(()),
             Ok(_) => {
-                self.give_back(keeper);
+                self.give_back(watchdog);
                 device_state.resume(pid, &[]).map_err(of_process)
             }
             // A driver that does not know the process cannot have locked it: its memory matters.
@@ -101,13 +101,13 @@ impl Held {
     }
 
     /// Lets go of the device memory that is kept for it.
-    fn give_back(&mut self, keeper: Option<&mut impl HasCopies>) {
+    fn give_back(&mut self, watchdog: Option<&mut impl HasCopies>) {
         if self.reserve.is_empty() {
             return;
         }
         self.reserve.clear();
-        if let Some(keeper) = keeper {
-            keeper.give_back(self.process.pid);
+        if let Some(watchdog) = watchdog {
+            watchdog.give_back(self.process.pid);
         }
     }
 
@@ -143,7 +143,7 @@ impl Held {
     }
 }
 
-impl Held {
+impl CudaProcess {
     /// Keeps for it what has become free on its behalf.
     pub(crate) fn keep(&mut self, Freed { memory, bytes }: Freed) {
         self.reserve.extend(memory);
@@ -174,24 +174,24 @@ impl Held {
 }
 
 /// Brings every process back to running that has not ended; says what went wrong, by process. If `asked` is set,
-/// before or meanwhile, it does not wait much longer for programs that do not answer. `keeper` is the one that has
+/// before or meanwhile, it does not wait much longer for programs that do not answer. `watchdog` is the one that has
 /// copies of what is kept for them.
 pub(crate) fn resume_all<K: HasCopies>(
-    held: &mut [Held],
+    cuda_processes: &mut [CudaProcess],
     states: &dyn DeviceStates,
-    mut keeper: Option<&mut K>,
+    mut watchdog: Option<&mut K>,
     asked: Option<&AtomicBool>,
 ) -> Vec<(u32, Error)> {
-    let ready = held.iter_mut().map(|program| {
-        let keeper = &mut keeper;
-        twice(move || program.resume_device_state(states, keeper.as_deref_mut()))
+    let ready = cuda_processes.iter_mut().map(|program| {
+        let watchdog = &mut watchdog;
+        twice(move || program.resume_device_state(states, watchdog.as_deref_mut()))
     });
     let ready: Vec<Result<(), Error>> = ready.collect();
     let (end, over) = (Instant::now() + THAW, Arc::new(AtomicBool::new(false)));
     let (done, is_done) = mpsc::channel::<()>();
     // All at once: a program that does not answer holds no other up.
     let results: Vec<Result<(), Error>> = std::thread::scope(|scope| {
-        let resuming = held.iter_mut().zip(ready).map(|(program, ready)| {
+        let resuming = cuda_processes.iter_mut().zip(ready).map(|(program, ready)| {
             let (over, done) = (&over, done.clone());
             scope.spawn(move || {
                 let _done = done;
@@ -206,7 +206,7 @@ pub(crate) fn resume_all<K: HasCopies>(
         joined.map(|r| r.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
     let mut failed = Vec::new();
-    for (program, result) in held.iter_mut().zip(results) {
+    for (program, result) in cuda_processes.iter_mut().zip(results) {
         let pid = program.process.pid;
         match result {
             Err(_) if program.process.has_ended() => {}
@@ -238,7 +238,7 @@ fn twice(mut work: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
 /// Sets `over` a moment after `asked` is set, unless all senders of `is_done` are gone before that.
 fn set_soon_after(asked: Option<&AtomicBool>, over: &AtomicBool, is_done: &mpsc::Receiver<()>) {
     let mut since = None;
-    while is_done.recv_timeout(LOOK) == Err(mpsc::RecvTimeoutError::Timeout) {
+    while is_done.recv_timeout(POLL) == Err(mpsc::RecvTimeoutError::Timeout) {
         if asked.is_some_and(|asked| asked.load(Ordering::Relaxed)) {
             let since = *since.get_or_insert_with(Instant::now);
             over.store(since.elapsed() >= GRACE, Ordering::Relaxed);

@@ -16,14 +16,14 @@ use crate::started::Started;
 
 /// A dump that is held up when it enters a phase.
 #[derive(Debug)]
-pub struct HeldDump {
+pub struct PausedDump {
     child: Started,
     log: PathBuf,
     report: PathBuf,
     go: PathBuf,
 }
 
-impl HeldDump {
+impl PausedDump {
     /// Starts a dump to `image` and waits until it has come to the phase at which the first of the
     /// `faults` holds it up.
     ///
@@ -118,14 +118,14 @@ impl HeldDump {
 
 /// A restore of `image` that is held up.
 #[derive(Debug)]
-pub struct HeldRestore {
+pub struct PausedRestore {
     child: Started,
     log: PathBuf,
     out: PathBuf,
     go: PathBuf,
 }
 
-impl HeldRestore {
+impl PausedRestore {
     /// Starts it with these arguments and variables, and waits until its log has the text, which it has not
     /// before it comes to where the first of the `faults` holds it up.
     ///

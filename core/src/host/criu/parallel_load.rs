@@ -3,7 +3,7 @@
 //! CRIU reads the memory of a process on one thread, and a page of it at a time becomes the process's: 1.6 GB/s
 //! were measured, which is most of what CRIU's part of a restore takes. It can also leave private memory to
 //! somebody else, who brings it in when it is touched (`criu lazy-pages`). Here it is not that late. All of it
-//! is poured in as soon as there is a place for it, on several threads, before any process runs; so nothing of
+//! is loaded as soon as there is a place for it, on several threads, before any process runs; so nothing of
 //! a program ever waits for its memory.
 //!
 //! The conversation is that of CRIU's `uffd.c`. CRIU connects to a socket of a given name in its work directory.
@@ -43,7 +43,7 @@ const THREADS: usize = 8;
 /// Bytes that a thread takes at a time.
 const PIECE: u64 = 1 << 20;
 /// Between two looks whether a mapping is in its place.
-const LOOK: Duration = Duration::from_micros(200);
+const POLL: Duration = Duration::from_micros(200);
 /// Between two looks whether gpucr was asked to end.
 const LOOK_UP: Duration = Duration::from_millis(20);
 /// How long CRIU may take from the first byte of a message to the last.
@@ -162,8 +162,8 @@ struct Stage {
 /// The connection with CRIU, which is to be kept until it has ended, and whether all memory is there.
 type Served = (Option<UnixStream>, io::Result<()>);
 
-/// Memory that is being poured in. Ends when it is dropped.
-pub(super) struct Pouring {
+/// Memory that is being loaded. Ends when it is dropped.
+pub(super) struct ParallelLoad {
     stage: Arc<Stage>,
     wake: OwnedFd,
     thread: Option<JoinHandle<Served>>,
@@ -173,7 +173,7 @@ pub(super) struct Pouring {
     connection: Option<UnixStream>,
 }
 
-impl Pouring {
+impl ParallelLoad {
     /// Begins to listen in `work`, CRIU's work directory.
     pub(super) fn start(plan: Plan, work: BorrowedFd<'_>) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
@@ -196,7 +196,7 @@ impl Pouring {
             let _serving: Sender<()> = serving;
             Serving { plan, stage: &told, wake: woken }.run(&socket)
         };
-        let thread = std::thread::Builder::new().name("gpucr-pour".into()).spawn(serve)?;
+        let thread = std::thread::Builder::new().name("gpucr-load".into()).spawn(serve)?;
         Ok(Self { stage, wake, thread: Some(thread), is_served, connection: None })
     }
 
@@ -233,7 +233,7 @@ fn wake(eventfd: &OwnedFd) {
     let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
 }
 
-impl Drop for Pouring {
+impl Drop for ParallelLoad {
     fn drop(&mut self) {
         self.stage.is_over.store(true, Ordering::SeqCst);
         let _ = self.end();
@@ -247,7 +247,7 @@ struct Serving<'a> {
     wake: OwnedFd,
 }
 
-/// A process whose memory is being poured in.
+/// A process whose memory is being loaded.
 struct Process<'a> {
     uffd: OwnedFd,
     memory: &'a Memory,
@@ -257,21 +257,21 @@ struct Process<'a> {
 impl Serving<'_> {
     fn run(&self, listener: &OwnedFd) -> Served {
         let mut connection = None;
-        let poured = std::thread::scope(|scope| {
+        let loaded = std::thread::scope(|scope| {
             let (mut processes, mut threads) = (HashMap::new(), Vec::new());
             let mut result = self.talk(listener, &mut connection, &mut processes, &mut |process| {
                 // Of several processes each gets some.
                 let cores = std::thread::available_parallelism().map_or(1, usize::from);
                 for _ in 0..((cores / 2).min(THREADS) / self.plan.0.len()).max(1) {
                     let process = process.clone();
-                    let pour = move || {
-                        let poured = process.pour(self.stage);
-                        if poured.is_err() {
+                    let load = move || {
+                        let loaded = process.load(self.stage);
+                        if loaded.is_err() {
                             self.give_up();
                         }
-                        poured
+                        loaded
                     };
-                    threads.push(std::thread::Builder::new().spawn_scoped(scope, pour)?);
+                    threads.push(std::thread::Builder::new().spawn_scoped(scope, load)?);
                 }
                 Ok(())
             });
@@ -279,14 +279,14 @@ impl Serving<'_> {
                 self.give_up();
             }
             for thread in threads {
-                let poured = thread.join().unwrap_or_else(|_| Err(io::Error::other("a panic")));
-                result = result.and(poured);
+                let loaded = thread.join().unwrap_or_else(|_| Err(io::Error::other("a panic")));
+                result = result.and(loaded);
             }
             let missing = self.plan.0.keys().find(|pid| !processes.contains_key(pid));
             result.and(missing.map_or(Ok(()), |pid| Err(strange(*pid))))
             // With the descriptors, which end here, it ends that processes wait for memory, whatever has failed.
         });
-        (connection, poured)
+        (connection, loaded)
     }
 
     fn give_up(&self) {
@@ -366,8 +366,8 @@ fn receive(connection: &mut UnixStream) -> io::Result<Option<(i32, OwnedFd)>> {
 }
 
 impl Process<'_> {
-    /// Pours in piece by piece, beside others who do the same.
-    fn pour(&self, stage: &Stage) -> io::Result<()> {
+    /// Loads piece by piece, beside others who do the same.
+    fn load(&self, stage: &Stage) -> io::Result<()> {
         while let Some(piece) = self.memory.pieces.get(self.next.fetch_add(1, Ordering::Relaxed)) {
             let mut done = 0;
             while done < piece.len {
@@ -378,9 +378,9 @@ impl Process<'_> {
                 let is_complete = stage.is_complete.load(Ordering::SeqCst);
                 match self.copy(piece, done) {
                     // At its mappings just now.
-                    Ok(0) => std::thread::sleep(LOOK),
+                    Ok(0) => std::thread::sleep(POLL),
                     Ok(copied) => done += copied,
-                    Err(Errno::NOENT) if !is_complete => std::thread::sleep(LOOK),
+                    Err(Errno::NOENT) if !is_complete => std::thread::sleep(POLL),
                     Err(error) => return Err(error.into()),
                 }
             }
@@ -405,7 +405,7 @@ impl Process<'_> {
         }
     }
 
-    /// A fault where there is memory to be poured in ends when that is there. Elsewhere the process would have
+    /// A fault where there is memory to be loaded ends when that is there. Elsewhere the process would have
     /// zeros.
     fn answer_fault(&self) -> io::Result<()> {
         let mut message = [0; MESSAGE];
@@ -448,7 +448,7 @@ mod tests {
 
     const API: rustix::ioctl::Opcode = opcode::read_write::<Api>(GROUP, 0x3f);
     const REGISTER: rustix::ioctl::Opcode = opcode::read_write::<Register>(GROUP, 0);
-    /// Pages of the memory that is poured in.
+    /// Pages of the memory that is loaded.
     const PAGES: usize = 700;
 
     /// New private memory of this process, which is never given back.
@@ -501,10 +501,10 @@ mod tests {
     }
 
     /// Begins, and says what CRIU says of process 42.
-    fn begin(dir: &std::path::Path, uffd: &OwnedFd) -> (Pouring, UnixStream) {
+    fn begin(dir: &std::path::Path, uffd: &OwnedFd) -> (ParallelLoad, UnixStream) {
         let dir_fd = open(dir);
         let plan = Plan::of(dir_fd.as_fd()).unwrap().expect("what it needs");
-        let pouring = Pouring::start(plan, dir_fd.as_fd()).unwrap();
+        let loading = ParallelLoad::start(plan, dir_fd.as_fd()).unwrap();
         let mut criu = UnixStream::connect(dir.join(SOCKET)).unwrap();
         std::io::Write::write_all(&mut criu, &(-7i32).to_ne_bytes()).unwrap();
         std::io::Write::write_all(&mut criu, &42i32.to_ne_bytes()).unwrap();
@@ -514,14 +514,14 @@ mod tests {
         assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
         let byte = [io::IoSlice::new(&[0])];
         rustix::net::sendmsg(&criu, &byte, &mut control, SendFlags::empty()).unwrap();
-        (pouring, criu)
+        (loading, criu)
     }
 
     #[test]
     fn memory_is_there_when_it_has_finished() {
         let address = memory();
         let (dir, uffd) = (image(address), uffd());
-        let (mut pouring, _criu) = begin(dir.path(), &uffd);
+        let (mut loading, _criu) = begin(dir.path(), &uffd);
         std::thread::sleep(Duration::from_millis(5));
         register(&uffd, address);
         drop(uffd);
@@ -532,7 +532,7 @@ mod tests {
         };
         // Those who are too early wait, also where there is nothing.
         assert!(read(1) == page(1) && read(200).iter().all(|byte| *byte == 0));
-        pouring.finish(None).unwrap();
+        loading.finish(None).unwrap();
         for number in 0..PAGES {
             let expected = if number % 100 == 0 { vec![0; PAGE as usize] } else { page(number) };
             assert!(read(number) == expected, "page {number}");
@@ -543,15 +543,15 @@ mod tests {
     fn memory_without_a_place_is_an_error() {
         let address = memory();
         let (dir, uffd) = (image(address), uffd());
-        let (mut pouring, _criu) = begin(dir.path(), &uffd);
-        assert_eq!(pouring.finish(None).unwrap_err().raw_os_error(), Some(libc::ENOENT));
+        let (mut loading, _criu) = begin(dir.path(), &uffd);
+        assert_eq!(loading.finish(None).unwrap_err().raw_os_error(), Some(libc::ENOENT));
         // Nor may a process be missing.
         let dir = image(address);
         let work = open(dir.path());
         let plan = Plan::of(work.as_fd()).unwrap().unwrap();
-        let mut pouring = Pouring::start(plan, work.as_fd()).unwrap();
+        let mut loading = ParallelLoad::start(plan, work.as_fd()).unwrap();
         let _criu = UnixStream::connect(dir.path().join(SOCKET)).unwrap();
-        let error = pouring.finish(None).unwrap_err();
+        let error = loading.finish(None).unwrap_err();
         assert!(error.to_string().contains("process 42"), "{error}");
     }
 
@@ -571,11 +571,11 @@ mod tests {
     fn it_can_be_given_up() {
         let address = memory();
         let (dir, uffd) = (image(address), uffd());
-        let (pouring, criu) = begin(dir.path(), &uffd);
-        drop(pouring);
+        let (loading, criu) = begin(dir.path(), &uffd);
+        drop(loading);
         drop(criu);
         let dir = image(address);
         let work = open(dir.path());
-        drop(Pouring::start(Plan::of(work.as_fd()).unwrap().unwrap(), work.as_fd()).unwrap());
+        drop(ParallelLoad::start(Plan::of(work.as_fd()).unwrap().unwrap(), work.as_fd()).unwrap());
     }
 }

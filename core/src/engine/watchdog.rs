@@ -1,10 +1,10 @@
-//! The keeper: a small process that holds a program's memory while the program is detached from
+//! The watchdog: a small process that holds a program's memory while the program is detached from
 //! it, and that finishes the roll-back by itself if gpucr dies.
 //!
-//! gpucr starts it before it closes any gate and tells it what it holds. The keeper waits for the
+//! gpucr starts it before it closes any gate and tells it what it holds. The watchdog waits for the
 //! end of the conversation. If that comes with a last word (`Done`), everything was settled; if it
-//! comes without, gpucr has died, and the keeper brings the program back to running with the same
-//! code that gpucr uses (`held.rs`), or ends what was half restored.
+//! comes without, gpucr has died, and the watchdog brings the program back to running with the same
+//! code that gpucr uses (`cuda_process.rs`), or ends what was half restored.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,23 +17,23 @@ use gpucr_wire::{Connection, Stream, wire_enum};
 
 use crate::base::helper;
 use crate::cuda::{Drivers, HostDriver};
-use crate::engine::held::{HasCopies, Held, resume_all};
+use crate::engine::cuda_process::{CudaProcess, HasCopies, resume_all};
 use crate::host::process::ProcessInfo;
 use crate::image::{self, library};
 
-/// The hidden subcommand of `gpucr` that is the keeper.
-pub const SUBCOMMAND: &str = "keeper";
+/// The hidden subcommand of `gpucr` that is the watchdog.
+pub const SUBCOMMAND: &str = "watchdog";
 /// How long CRIU may be at work after gpucr's death.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long the keeper may take to close descriptors.
+/// How long the watchdog may take to close descriptors.
 const ANSWER: Duration = Duration::from_secs(10);
 /// The longest pause between two tries to bring a program back.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 wire_enum! {
-    /// From gpucr to the keeper.
+    /// From gpucr to the watchdog.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    pub enum ToKeeper {
+    pub enum ToWatchdog {
         /// A process that a dump is about to stop. Followed by the descriptors of its blocks.
         0 => Adopt {
             /// The process.
@@ -80,78 +80,78 @@ wire_enum! {
 }
 
 wire_enum! {
-    /// From the keeper to gpucr.
+    /// From the watchdog to gpucr.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    pub enum FromKeeper {
+    pub enum FromWatchdog {
         /// To `GiveBack`: they are closed.
         0 => GivenBack {},
     }
 }
 
-impl Stream for ToKeeper {}
-impl Stream for FromKeeper {}
+impl Stream for ToWatchdog {}
+impl Stream for FromWatchdog {}
 
 /// gpucr's end of the conversation.
-pub struct Keeper {
+pub struct Watchdog {
     connection: Connection,
     child: Child,
 }
 
-impl Keeper {
-    /// Starts the keeper.
+impl Watchdog {
+    /// Starts the watchdog.
     ///
     /// # Errors
     /// The process cannot be made.
     pub fn start() -> io::Result<Self> {
-        let (connection, child) = helper::start("gpucr-keeper", SUBCOMMAND)?;
+        let (connection, child) = helper::start("gpucr-watchdog", SUBCOMMAND)?;
         Ok(Self { connection, child })
     }
 
     /// Tells what a process would lose if gpucr died now.
     ///
     /// # Errors
-    /// The keeper has died.
-    pub fn adopt(&mut self, held: &Held) -> io::Result<()> {
-        self.connection.send(&ToKeeper::Adopt {
-            pid: held.process.pid,
-            driver: held.driver.path().to_string_lossy().into_owned(),
-            agent: held.has_agent,
-            blocks: held.blocks.iter().map(|(id, _)| *id).collect(),
+    /// The watchdog has died.
+    pub fn adopt(&mut self, program: &CudaProcess) -> io::Result<()> {
+        self.connection.send(&ToWatchdog::Adopt {
+            pid: program.process.pid,
+            driver: program.driver.path().to_string_lossy().into_owned(),
+            agent: program.has_agent,
+            blocks: program.blocks.iter().map(|(id, _)| *id).collect(),
         })?;
-        let fds: Vec<&OwnedFd> = held.blocks.iter().map(|(_, fd)| fd).collect();
+        let fds: Vec<&OwnedFd> = program.blocks.iter().map(|(_, fd)| fd).collect();
         self.connection.send_fds(&fds)
     }
 
     /// Hands over copies of what is kept for a process while the driver has it checkpointed.
     ///
     /// # Errors
-    /// The keeper has died.
-    pub(crate) fn reserve(&mut self, held: &Held) -> io::Result<()> {
-        if held.reserve.is_empty() {
+    /// The watchdog has died.
+    pub(crate) fn reserve(&mut self, program: &CudaProcess) -> io::Result<()> {
+        if program.reserve.is_empty() {
             return Ok(());
         }
-        let count = held.reserve.len() as u32;
-        self.connection.send(&ToKeeper::Reserve { pid: held.process.pid, count })?;
-        self.connection.send_fds(&held.reserve)
+        let count = program.reserve.len() as u32;
+        self.connection.send(&ToWatchdog::Reserve { pid: program.process.pid, count })?;
+        self.connection.send_fds(&program.reserve)
     }
 
     /// Tells where an image is about to be written.
     ///
     /// # Errors
-    /// The keeper has died, or there is no working directory.
+    /// The watchdog has died, or there is no working directory.
     pub fn writing(&mut self, target: &Path) -> io::Result<()> {
         let target = std::path::absolute(target)?.to_string_lossy().into_owned();
-        self.connection.send(&ToKeeper::Writing { target, pid: std::process::id() })
+        self.connection.send(&ToWatchdog::Writing { target, pid: std::process::id() })
     }
 
-    /// A descriptor for CRIU to inherit: by it the keeper sees whether CRIU is still at work after
+    /// A descriptor for CRIU to inherit: by it the watchdog sees whether CRIU is still at work after
     /// gpucr's death.
     ///
     /// # Errors
-    /// The keeper has died, or there is no descriptor left.
+    /// The watchdog has died, or there is no descriptor left.
     pub fn at_work(&mut self) -> io::Result<OwnedFd> {
         let (reading, writing) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        self.connection.send(&ToKeeper::AtWork {})?;
+        self.connection.send(&ToWatchdog::AtWork {})?;
         self.connection.send_fds(&[reading])?;
         Ok(writing)
     }
@@ -159,89 +159,91 @@ impl Keeper {
     /// Tells which processes CRIU is about to make.
     ///
     /// # Errors
-    /// The keeper has died.
+    /// The watchdog has died.
     pub fn restoring(&mut self, pids: &[u32]) -> io::Result<()> {
-        self.connection.send(&ToKeeper::Restoring { pids: pids.to_vec() })
+        self.connection.send(&ToWatchdog::Restoring { pids: pids.to_vec() })
     }
 
-    /// What was adopted runs again: the keeper lets go of its memory.
+    /// What was adopted runs again: the watchdog lets go of its memory.
     ///
     /// # Errors
-    /// The keeper has died.
+    /// The watchdog has died.
     pub fn resumed(&mut self) -> io::Result<()> {
-        self.connection.send(&ToKeeper::Resumed {})
+        self.connection.send(&ToWatchdog::Resumed {})
     }
 
-    /// Everything is settled: the keeper ends, and with it its hold on the memory.
+    /// Everything is settled: the watchdog ends, and with it its hold on the memory.
     pub fn done(mut self) {
-        // A keeper that is gone already has nothing left to do either.
-        let _ = self.connection.send(&ToKeeper::Done {});
+        // A watchdog that is gone already has nothing left to do either.
+        let _ = self.connection.send(&ToWatchdog::Done {});
         let _ = self.child.wait();
     }
 }
 
-impl HasCopies for Keeper {
+impl HasCopies for Watchdog {
     /// If it does not answer it is ended: the memory is needed now, and gpucr does its work without it.
     fn give_back(&mut self, pid: u32) {
         self.connection.set_deadline(Some(Instant::now() + ANSWER));
-        let asked = self.connection.send(&ToKeeper::GiveBack { pid });
-        let answer = asked.and_then(|()| self.connection.receive::<FromKeeper>());
+        let asked = self.connection.send(&ToWatchdog::GiveBack { pid });
+        let answer = asked.and_then(|()| self.connection.receive::<FromWatchdog>());
         self.connection.set_deadline(None);
         if let Err(error) = answer {
-            tracing::warn!(%error, pid, "the keeper does not give memory back, and is ended");
+            tracing::warn!(%error, pid, "the watchdog does not give memory back, and is ended");
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
     }
 }
 
-/// The keeper itself: what `gpucr keeper` runs.
+/// The watchdog itself: what `gpucr watchdog` runs.
 ///
 /// # Errors
 /// None: what it cannot do it tries again, for as long as a process lives that needs it.
 pub fn main() -> io::Result<()> {
     let mut connection = helper::connection();
-    let (mut held, mut unfinished, mut restoring) = (Vec::new(), None, Vec::new());
+    let (mut cuda_processes, mut unfinished, mut restoring) = (Vec::new(), None, Vec::new());
     let mut at_work = None;
     loop {
         match connection.receive() {
-            Ok(ToKeeper::Adopt { pid, driver, agent, blocks }) => {
+            Ok(ToWatchdog::Adopt { pid, driver, agent, blocks }) => {
                 let Ok(fds) = connection.receive_fds(blocks.len()) else { break };
                 let Ok(process) = ProcessInfo::read(pid) else { continue };
                 let driver = Path::new(&driver);
                 let Ok(driver) = HostDriver::vouched(driver, library::kind(driver)) else { break };
-                let mut program = Held::new(process, Arc::new(driver), agent);
+                let mut program = CudaProcess::new(process, Arc::new(driver), agent);
                 program.blocks = blocks.into_iter().zip(fds).collect();
-                held.push(program);
+                cuda_processes.push(program);
             }
-            Ok(ToKeeper::Writing { target, pid }) => unfinished = Some((target, pid)),
-            Ok(ToKeeper::AtWork {}) => {
+            Ok(ToWatchdog::Writing { target, pid }) => unfinished = Some((target, pid)),
+            Ok(ToWatchdog::AtWork {}) => {
                 let Ok(mut fds) = connection.receive_fds(1) else { break };
                 at_work = fds.pop();
             }
-            Ok(ToKeeper::Restoring { pids }) => restoring = pids,
-            Ok(ToKeeper::Resumed {}) => held.clear(),
-            Ok(ToKeeper::Reserve { pid, count }) => {
+            Ok(ToWatchdog::Restoring { pids }) => restoring = pids,
+            Ok(ToWatchdog::Resumed {}) => cuda_processes.clear(),
+            Ok(ToWatchdog::Reserve { pid, count }) => {
                 let Ok(fds) = connection.receive_fds(count as usize) else { break };
-                if let Some(program) = held.iter_mut().find(|held| held.process.pid == pid) {
+                if let Some(program) =
+                    cuda_processes.iter_mut().find(|program| program.process.pid == pid)
+                {
                     program.reserve = fds;
                 }
             }
-            Ok(ToKeeper::GiveBack { pid }) => {
-                let of_pid = held.iter_mut().filter(|held| held.process.pid == pid);
+            Ok(ToWatchdog::GiveBack { pid }) => {
+                let of_pid = cuda_processes.iter_mut().filter(|program| program.process.pid == pid);
                 of_pid.for_each(|program| program.reserve.clear());
-                if connection.send(&FromKeeper::GivenBack {}).is_err() {
+                if connection.send(&FromWatchdog::GivenBack {}).is_err() {
                     break;
                 }
             }
-            Ok(ToKeeper::Done {}) => return Ok(()),
+            Ok(ToWatchdog::Done {}) => return Ok(()),
             Err(_) => break,
         }
     }
     if let Some(at_work) = at_work {
         kill_restored(&restoring, &at_work);
     }
-    bring_back(held);
+    bring_back(cuda_processes);
     // Last: CRIU may be writing there until it lets go of the program.
     if let Some((target, pid)) = unfinished {
         image::remove_unfinished(Path::new(&target), pid);
@@ -249,23 +251,24 @@ pub fn main() -> io::Result<()> {
     Ok(())
 }
 
-fn bring_back(mut held: Vec<Held>) {
+fn bring_back(mut cuda_processes: Vec<CudaProcess>) {
     let drivers = Drivers::default();
     let mut pause = Duration::from_millis(50);
     loop {
-        held.retain(|program| !program.process.has_ended());
-        // With the keeper the memory of a detached program would go: it stays as long as one
+        cuda_processes.retain(|program| !program.process.has_ended());
+        // With the watchdog the memory of a detached program would go: it stays as long as one
         // lives.
-        if held.is_empty() {
+        if cuda_processes.is_empty() {
             return;
         }
         // CRIU notices by itself that gpucr is gone and lets the program go.
-        if !held.iter().any(|program| is_traced(program.process.pid)) {
-            let failed: Vec<u32> = resume_all(&mut held, &drivers, None::<&mut Keeper>, None)
-                .into_iter()
-                .map(|(pid, _)| pid)
-                .collect();
-            held.retain(|program| failed.contains(&program.process.pid));
+        if !cuda_processes.iter().any(|program| is_traced(program.process.pid)) {
+            let failed: Vec<u32> =
+                resume_all(&mut cuda_processes, &drivers, None::<&mut Watchdog>, None)
+                    .into_iter()
+                    .map(|(pid, _)| pid)
+                    .collect();
+            cuda_processes.retain(|program| failed.contains(&program.process.pid));
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
@@ -279,7 +282,7 @@ fn is_traced(pid: u32) -> bool {
 }
 
 /// Ends the processes that CRIU has made, once it is through or has given up, after gpucr has died
-/// in a restore. Only processes younger than this keeper are meant: the pids were free when it
+/// in a restore. Only processes younger than this watchdog are meant: the pids were free when it
 /// started.
 fn kill_restored(pids: &[u32], at_work: &OwnedFd) {
     // The end of the pipe: nobody holds the writing end any more.
