@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Display};
 use std::fs::File;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,14 +16,32 @@ use crate::debian::{self, Apt};
 use crate::sys;
 
 /// The oldest version that works with the kernels in use (older ones do not know the vDSO).
-pub(crate) const OLDEST: Version = Version([4, 1, 0]);
+const OLDEST: Version = Version([4, 1, 0]);
+
+/// The oldest one that can dump TCP sockets on Linux 6.16 or newer, where a TCP socket has no option `SO_PASSCRED` any
+/// more: older ones give up at it (https://github.com/checkpoint-restore/criu/issues/2705).
+const OLDEST_SINCE_6_16: Version = Version([4, 2, 0]);
+
+/// The oldest version that serves this machine's kernel.
+pub(crate) fn oldest() -> Version {
+    oldest_for(&rustix::system::uname().release().to_string_lossy())
+}
+
+/// The oldest version that serves a kernel with this release, such as `6.18.5-generic`. What says no version counts as
+/// old.
+fn oldest_for(release: &str) -> Version {
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version >= (6, 16) { OLDEST_SINCE_6_16 } else { OLDEST }
+}
 
 /// Where a CRIU built here is installed; `gpucr` looks there before it looks at PATH.
 const INSTALLED: &str = "/usr/local/lib/gpucr/criu";
 
 pub(crate) const DEBIAN_MIRROR: &str = "http://deb.debian.org/debian";
 
-/// The suites that are asked for the source, in this order: the one that changes least first.
+/// The suites that are asked for the source, in this order: the one that changes least first. One whose version is too
+/// old for the kernel is passed over.
 const SUITES: [&str; 3] = ["trixie", "sid", "forky"];
 
 /// The upstream tarballs that are accepted: version and SHA256, as in Debian's Sources files.
@@ -112,8 +132,9 @@ fn install_package(apt: &mut Apt) -> Result<bool> {
         sys::say("criu", "the distribution has no package");
         return Ok(false);
     };
-    if Version::parse(&candidate).is_none_or(|version| version < OLDEST) {
-        sys::say("criu", format!("the distribution's is {candidate}, {OLDEST} is needed"));
+    let oldest = oldest();
+    if Version::parse(&candidate).is_none_or(|version| version < oldest) {
+        sys::say("criu", format!("the distribution's is {candidate}, {oldest} is needed"));
         return Ok(false);
     }
     if let Err(error) = apt.install(&["criu"]) {
@@ -177,10 +198,15 @@ fn install(built: &Path) -> Result<()> {
 
 /// Downloads one of the known tarballs from the first suite that has one.
 fn download(source: &Source, dir: &Path) -> Result<(PathBuf, &'static str)> {
-    let mut failures = String::new();
+    let (mut failures, oldest) = (String::new(), oldest());
     for suite in SUITES {
         let fetched = debian::fetch_upstream_tarball("criu", suite, &source.mirror, dir);
         match fetched.and_then(|file| Ok((pinned(&file)?, file))) {
+            Ok((version, _)) if Version::parse(version).is_none_or(|known| known < oldest) => {
+                let needed = format!("{version} from Debian {suite}, {oldest} is needed");
+                sys::say("criu", &needed);
+                failures.push_str(&format!("\n  {needed}"));
+            }
             Ok((version, file)) => {
                 sys::say("criu", format!("source {version} from Debian {suite}, SHA256 checked"));
                 return Ok((file, version));
@@ -229,29 +255,35 @@ fn check(criu: &Path) -> Result<Version> {
         .find_map(|line| line.strip_prefix("Version:"))
         .and_then(Version::parse)
         .context("does not say a version as CRIU does")?;
-    if version < OLDEST {
-        bail!("version {version}, {OLDEST} is needed");
+    let oldest = oldest();
+    if version < oldest {
+        bail!("version {version}, {oldest} is needed on this kernel");
     }
     sys::capture(Command::new(criu).arg("check"))?;
     rehearse(criu)?;
     Ok(version)
 }
 
-/// Dumps and restores a process that sleeps.
+/// Dumps and restores a process that sleeps and has a TCP socket.
 fn rehearse(criu: &Path) -> Result<()> {
     let dir = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot make a socket")?;
     // In a session of its own: CRIU refuses a process that belongs to a terminal's session.
-    let mut sleeper = Started(quiet(Command::new("setsid").args(["sleep", "60"])).spawn()?);
+    let mut command = Command::new("setsid");
+    quiet(command.args(["sleep", "60"])).stdin(OwnedFd::from(socket));
+    let mut sleeper = Started(command.spawn()?);
+    // With it our copy of the socket, which would keep the restored process from its port.
+    drop(command);
     let pid = sleeper.0.id();
     await_command(pid, "sleep")?;
     let dump = ["dump", "--tree", &pid.to_string()];
-    finish(criu, &dump, dir.path()).context("cannot dump a process")?;
+    finish(criu, &dump, dir.path()).context("cannot dump a process with a TCP socket")?;
     sleeper.0.wait().context("cannot wait for the dumped process")?;
 
     // As our child, so that nothing of it is left behind. CRIU ends once the process runs; killed
     // earlier, the process would make CRIU wait for ever.
     let restore = ["restore", "--restore-detached", "--restore-sibling"];
-    finish(criu, &restore, dir.path()).context("cannot restore a process")?;
+    finish(criu, &restore, dir.path()).context("cannot restore a process with a TCP socket")?;
     let restored = Pid::from_raw(pid.cast_signed()).context("a process without pid")?;
     kill_process(restored, Signal::KILL).context("the restored process does not run")?;
     waitpid(Some(restored), WaitOptions::empty()).context("the restored process is not ours")?;
@@ -350,6 +382,16 @@ mod tests {
         assert_eq!(Version::parse("v4"), None);
         assert!(Version::parse("3.17.1-2+deb12u2").is_some_and(|version| version < OLDEST));
         assert!(Version::parse("4.10").is_some_and(|version| version > Version([4, 2, 1])));
+    }
+
+    #[test]
+    fn newer_kernels_need_a_newer_criu() {
+        for old in ["6.1.0-18-amd64", "6.15.11", "5.10", "unknown"] {
+            assert_eq!(oldest_for(old), OLDEST, "{old}");
+        }
+        for new in ["6.16.0", "6.18.5-generic", "7.0-rc1"] {
+            assert_eq!(oldest_for(new), OLDEST_SINCE_6_16, "{new}");
+        }
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl Apt {
                 "apt-get not found: this set-up knows Debian and Ubuntu only. Install {} by hand, \
                  and CRIU {} or newer (name it in GPUCR_CRIU if it is not on PATH)",
                 wanted.join(" "),
-                crate::criu::OLDEST,
+                crate::criu::oldest(),
             );
         }
         let mut update = Command::new("apt-get");

@@ -59,6 +59,7 @@ pub(crate) fn run(args: &CheckArgs) -> Outcome {
         kernel(),
         criu_version(),
         criu_check(),
+        tcp_sockets(),
         library_row("shim", library::SHIM),
         library_row("software driver", library::SOFT_DRIVER),
         driver,
@@ -125,6 +126,25 @@ fn criu_check() -> Row {
             NAME,
             error.to_string(),
             "as root, and with a kernel that has CONFIG_CHECKPOINT_RESTORE",
+        ),
+    }
+}
+
+/// Only some programs have one: without it the host is ready all the same.
+fn tcp_sockets() -> Row {
+    const NAME: &str = "TCP sockets";
+    let none = |found: String, mend| Row { name: NAME, met: None, found, mend };
+    match Criu::find(None) {
+        Err(_) => none("needs CRIU".into(), None),
+        Ok(criu) if criu.dumps_tcp_sockets() => {
+            Row::met(NAME, "programs that have any can be dumped")
+        }
+        Ok(criu) => none(
+            format!("CRIU {} cannot dump programs that have any on this kernel", criu.version()),
+            Some(
+                "install CRIU 4.2 or newer; `cargo xtask setup` in gpucr's source tree does it"
+                    .into(),
+            ),
         ),
     }
 }

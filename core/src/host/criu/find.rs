@@ -7,11 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+
 use super::error::CriuError;
 use super::log;
 use super::rpc::{FeatureSet, Kind, Opts, Request, Response};
 use super::swrk::{Start, Swrk};
-use super::version::{MIN_VERSION, Version};
+use super::version::{MIN_VERSION, NO_PASSCRED, Version};
 
 /// Names the CRIU to use, and no other is looked for then.
 const ENV_CRIU: &str = "GPUCR_CRIU";
@@ -104,6 +107,17 @@ impl Criu {
     /// Its version.
     pub fn version(&self) -> Version {
         self.version
+    }
+
+    /// Whether it can dump programs with TCP sockets on this kernel. Since Linux 6.16 such a socket has no option
+    /// `SO_PASSCRED`, at which CRIU before 4.2 gives up (<https://github.com/checkpoint-restore/criu/issues/2705>). A
+    /// kernel that grants no socket to test with counts as one that has the option.
+    pub fn dumps_tcp_sockets(&self) -> bool {
+        if self.version >= NO_PASSCRED {
+            return true;
+        }
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None);
+        !socket.is_ok_and(|socket| sockopt::socket_passcred(socket) == Err(Errno::OPNOTSUPP))
     }
 
     /// Asks CRIU to test the kernel for what it needs in any case. Needs the privileges of a
