@@ -3,7 +3,7 @@
 //!
 //!     cargo bench -p softcuda
 
-use softcuda::ptx::{self, AddressSpace, Launch, Module};
+use softcuda::ptx::{self, AddressSpace, Launch, Module, NoImages};
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
@@ -43,6 +43,7 @@ fn softcuda(module: &Module, a: &[f32], b: &[f32], c: &mut [f32]) -> f64 {
         global_addresses: &[],
         cooperative: false,
         cancel: &AtomicBool::new(false),
+        images: &NoImages,
         print: &|_| (),
     };
     let start = Instant::now();

@@ -23,6 +23,8 @@ mod golden;
 mod halves;
 #[path = "../tests/instructions/host.rs"]
 mod host;
+#[path = "../tests/instructions/images.rs"]
+mod images;
 #[path = "../tests/instructions/integers.rs"]
 mod integers;
 #[path = "../tests/instructions/job.rs"]

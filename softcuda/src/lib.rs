@@ -44,5 +44,6 @@ mod shared_events;
 mod status;
 mod streams;
 mod submission;
+mod textures;
 mod user_objects;
 mod virtual_memory;

@@ -14,6 +14,7 @@ use crate::memory_operations::{self, MemoryOperation};
 use crate::modules::Function;
 use crate::ptx::{self, Trap};
 use crate::status::{Code, Outcome};
+use crate::textures::LaunchImages;
 
 /// A piece of work.
 #[derive(Clone)]
@@ -37,6 +38,7 @@ pub(crate) struct KernelLaunch {
     /// How many threads.
     pub(crate) shape: Shape,
     parameters: Vec<u8>,
+    images: LaunchImages,
     /// Addresses of the single parameters, for programs that ask for them.
     pub(crate) places: Vec<u64>,
 }
@@ -110,7 +112,8 @@ impl KernelLaunch {
     pub(crate) fn new(function: Arc<Function>, shape: Shape, parameters: Vec<u8>) -> KernelLaunch {
         let base = parameters.as_ptr() as u64;
         let places = function.entry.params.iter().map(|p| base + p.offset as u64).collect();
-        KernelLaunch { function, shape, parameters, places }
+        let images = LaunchImages::new(&function.references);
+        KernelLaunch { function, shape, parameters, images, places }
     }
 
     fn run(&self, context: &Context) -> Outcome {
@@ -123,6 +126,7 @@ impl KernelLaunch {
             global_addresses: &self.function.addresses,
             cooperative: self.shape.cooperative,
             cancel: &context.cancel,
+            images: &self.images,
             print: &print,
         };
         ptx::run(&self.function.code, &self.function.entry, &launch, &DeviceView).map_err(|trap| {

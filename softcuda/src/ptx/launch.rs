@@ -1,5 +1,6 @@
 //! What a launch consists of, and what it asks its caller.
 
+use super::image::Images;
 use std::sync::atomic::AtomicBool;
 
 #[cfg(doc)]
@@ -39,6 +40,8 @@ pub struct Launch<'a> {
     pub cooperative: bool,
     /// Set to true by the caller to stop the launch soon; it then ends in [`Trap::Cancelled`].
     pub cancel: &'a AtomicBool,
+    /// The textures and surfaces.
+    pub images: &'a dyn Images,
     /// Receives the formatted output of one `printf` call.
     pub print: &'a (dyn Fn(&[u8]) + Sync),
 }

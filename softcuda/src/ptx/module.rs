@@ -1,3 +1,4 @@
+pub use super::ast::Reference;
 use super::ast::{Base, Function, Operand, Source, Space, Type, Variable};
 use super::code::{Code, FUNCTION_WINDOW};
 use super::diagnostic::{Diagnostic, DiagnosticKind};
@@ -104,6 +105,8 @@ pub struct Global {
     pub align: usize,
     /// Whether it is in `.const` memory.
     pub constant: bool,
+    /// It stands for a texture or a surface, by its address.
+    pub reference: Option<Reference>,
     /// The first bytes of its initial value; the rest, up to `size`, is zero.
     pub init: Vec<u8>,
     /// Addresses to add into `init` once they are known.
@@ -185,6 +188,7 @@ fn globals(source: &Source<'_>, names: &Names<'_>) -> Result<Vec<Global>, Diagno
                 size: variable.size,
                 align: variable.align,
                 constant: variable.space == Space::Const,
+                reference: variable.reference,
                 init,
                 relocations,
             })

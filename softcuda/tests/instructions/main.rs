@@ -12,6 +12,7 @@ mod floats;
 mod golden;
 mod halves;
 mod host;
+mod images;
 mod integers;
 mod job;
 mod jobs;

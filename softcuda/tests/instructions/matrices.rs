@@ -51,6 +51,7 @@ pub(crate) fn warp(name: String, body: &str, input: Vec<u8>, kind: Kind, expecte
         result: 1,
         kind,
         expected,
+        pictures: Vec::new(),
         precision: Precision::Exact,
         golden: Precision::Exact,
     }

@@ -67,6 +67,7 @@ impl Case {
             ptx: kernel(&self.text, self.types),
             expected: expected.collect(),
             buffers: vec![input, vec![0; size * count]],
+            pictures: Vec::new(),
             launches: vec![launch],
             result: 1,
             kind: self.kind,

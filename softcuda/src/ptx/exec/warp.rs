@@ -237,6 +237,7 @@ impl<'a> Warp<'a> {
                 Op::Atomic { ref place, op, ty, to, b, c } => {
                     self.atomic(room, place, mask, op, ty, to, b, c)?;
                 }
+                Op::Image(index) => self.image(room, &code.images[index as usize], mask)?,
                 Op::CopyAsync(copy) => self.copy_async(room, &code.copies[copy as usize], mask)?,
                 Op::CopyBulk(copy) => {
                     self.copy_bulk(room, &code.bulk_copies[copy as usize], mask)?;

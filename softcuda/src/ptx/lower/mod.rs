@@ -5,6 +5,7 @@ mod control;
 mod convert;
 mod copy;
 mod flow;
+mod image;
 mod matrix;
 mod mbarrier;
 mod memory;
@@ -244,6 +245,10 @@ impl<'l, 'a> Lower<'l, 'a> {
                 self.collective(instruction.opcode)
             }
             "cp" => self.copy_async(),
+            "tex" | "tld4" => self.fetch(),
+            "txq" | "suq" => self.query_image(),
+            "suld" | "sust" | "sured" => self.surface(),
+            "istypep" => self.is_type(),
             "mapa" | "getctarank" => self.cluster_address(instruction.opcode),
             "createpolicy" => self.cache_policy(),
             "mbarrier" => self.mbarrier(),

@@ -4,7 +4,7 @@ mod flow;
 mod kernels;
 mod source;
 
-use super::{AddressSpace, Launch, Module, Trap, run};
+use super::{AddressSpace, Launch, Module, NoImages, Trap, run};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
@@ -125,6 +125,7 @@ impl Device {
             global_addresses: globals,
             cooperative: self.cooperative,
             cancel: &self.cancel,
+            images: &NoImages,
             print: &|text| self.printed.lock().expect("no panics").extend_from_slice(text),
         };
         run(module, entry, &launch, self)
