@@ -3,7 +3,7 @@
 //!
 //!     cargo bench -p softcuda
 
-use softcuda::ptx::{self, AddressSpace, Launch, Module, NoImages};
+use softcuda::ptx::{self, AddressSpace, Launch, Module, NoHeap, NoImages};
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
@@ -44,7 +44,8 @@ fn softcuda(module: &Module, a: &[f32], b: &[f32], c: &mut [f32]) -> f64 {
         cooperative: false,
         cancel: &AtomicBool::new(false),
         images: &NoImages,
-        print: &|_| (),
+        heap: &NoHeap,
+        print: &|_, _| (),
     };
     let start = Instant::now();
     ptx::run(module, entry, &launch, &Host).expect("the kernel runs");

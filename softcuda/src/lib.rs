@@ -28,6 +28,7 @@ mod host_memory;
 #[doc(hidden)]
 pub mod hostile;
 mod ipc;
+mod kernel_heap;
 mod lifetime;
 mod links;
 mod managed_memory;
@@ -36,6 +37,7 @@ mod modules;
 mod operations;
 mod placement;
 mod pools;
+mod prints;
 mod process;
 pub mod ptx;
 mod service;

@@ -49,6 +49,7 @@ pub(crate) fn destroy(context: &Arc<Context>) {
         context.cancel.store(true, Ordering::SeqCst);
     }
     context.wait_all();
+    context.prints.flush();
     CONTEXTS.remove(context.handle);
     for stream in STREAMS.remove_where(|s| s.context == context.handle) {
         stream.close();

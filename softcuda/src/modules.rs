@@ -185,6 +185,9 @@ pub(crate) fn ptx_of(image: &[u8]) -> Result<String, Refusal> {
 /// `OUT_OF_MEMORY`, `INVALID_IMAGE` when an initial value names an unknown variable; nothing is
 /// left then.
 pub(crate) fn load(context: &Context, code: Arc<ptx::Module>) -> Outcome<Arc<Module>> {
+    if code.uses_heap {
+        context.need_heap()?;
+    }
     let handle = new_handle();
     let addresses = place_globals(context, &code)?;
     let shared: Arc<[u64]> = addresses.clone().into();

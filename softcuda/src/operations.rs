@@ -1,7 +1,6 @@
 //! Work of streams that can also be captured into graphs and repeated: kernels, copies, fills,
 //! host functions, and waiting for values and writing them.
 
-use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -68,12 +67,6 @@ fn code_of(trap: &Trap) -> Code {
     }
 }
 
-fn print(text: &[u8]) {
-    let mut out = std::io::stdout().lock();
-    // A closed output is no reason to stop a kernel.
-    let _ = out.write_all(text).and_then(|()| out.flush());
-}
-
 /// Does something; its failure becomes the context's. A panic is a defect of this library, of which
 /// the program learns as of a failed kernel.
 fn answer_for(context: &Context, work: impl FnOnce() -> Outcome) {
@@ -98,6 +91,7 @@ impl Operation {
             Operation::Copy(transfer) => copy_engine::copy(transfer),
             Operation::Fill(fill) => copy_engine::fill(fill),
             Operation::Host(call) => {
+                context.prints.flush();
                 // SAFETY: the program promises a function that may be called with its argument.
                 unsafe { (call.function)(call.data) };
                 Ok(())
@@ -127,7 +121,8 @@ impl KernelLaunch {
             cooperative: self.shape.cooperative,
             cancel: &context.cancel,
             images: &self.images,
-            print: &print,
+            heap: &context.heap,
+            print: &|text, size| context.prints.add(text, size, context.print_room()),
         };
         ptx::run(&self.function.code, &self.function.entry, &launch, &DeviceView).map_err(|trap| {
             if crate::settings::settings().log {

@@ -257,6 +257,13 @@ pub(crate) enum Op {
     CallIndirect(Src, u32),
     Print(u32),
     AssertFail(u32),
+    /// Device-side `malloc` and `free`: an index into [`Code::calls`].
+    HeapAllocate(u32),
+    HeapFree(u32),
+    /// `alloca`: the result, the size and the alignment.
+    StackAllocate(Reg, Src, u32),
+    StackSave(Reg),
+    StackRestore(Src),
     Return,
     Exit,
     Trap,
@@ -511,6 +518,8 @@ pub(crate) struct Code {
     pub(crate) frame_bytes: u32,
     pub(crate) params: Vec<Slot>,
     pub(crate) returns: Vec<Slot>,
+    /// Whether it calls `malloc` or `free` of the device.
+    pub(crate) uses_heap: bool,
     /// Whether it names the reserved part of shared memory.
     pub(crate) reserved_shared: bool,
 }

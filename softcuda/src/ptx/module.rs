@@ -18,6 +18,8 @@ pub struct Module {
     pub entries: Vec<Arc<Entry>>,
     /// Variables in global and constant memory, in the order of the source.
     pub globals: Vec<Global>,
+    /// Whether kernels allocate memory by themselves.
+    pub uses_heap: bool,
     /// The functions, those of the entries included.
     pub(crate) functions: Vec<Code>,
 }
@@ -35,6 +37,7 @@ impl Module {
             target: source.target.to_owned(),
             entries: Vec::new(),
             globals: globals(&source, &names)?,
+            uses_heap: false,
             functions: Vec::new(),
         };
         let shared = SharedMemory::of(&source)?;
@@ -52,6 +55,7 @@ impl Module {
             }
             module.functions.push(lower(&names, function, locations, &own, frame_bytes)?);
         }
+        module.uses_heap = module.functions.iter().any(|code| code.uses_heap);
         Ok(module)
     }
 

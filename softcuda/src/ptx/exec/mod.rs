@@ -5,6 +5,7 @@ mod block;
 mod collective;
 mod context;
 mod copy;
+mod heap;
 mod image;
 mod known;
 mod matrix;

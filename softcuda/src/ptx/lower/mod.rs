@@ -245,6 +245,7 @@ impl<'l, 'a> Lower<'l, 'a> {
                 self.collective(instruction.opcode)
             }
             "cp" => self.copy_async(),
+            "alloca" | "stacksave" | "stackrestore" => self.stack(instruction.opcode),
             "tex" | "tld4" => self.fetch(),
             "txq" | "suq" => self.query_image(),
             "suld" | "sust" | "sured" => self.surface(),

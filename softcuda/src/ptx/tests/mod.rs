@@ -4,7 +4,7 @@ mod flow;
 mod kernels;
 mod source;
 
-use super::{AddressSpace, Launch, Module, NoImages, Trap, run};
+use super::{AddressSpace, Launch, Module, NoHeap, NoImages, Trap, run};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
@@ -126,7 +126,8 @@ impl Device {
             cooperative: self.cooperative,
             cancel: &self.cancel,
             images: &NoImages,
-            print: &|text| self.printed.lock().expect("no panics").extend_from_slice(text),
+            heap: &NoHeap,
+            print: &|text, _| self.printed.lock().expect("no panics").extend_from_slice(text),
         };
         run(module, entry, &launch, self)
     }
