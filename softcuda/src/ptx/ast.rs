@@ -118,6 +118,8 @@ pub(crate) enum Operand<'a> {
     Not(u32),
     /// `a|p`; a sink on either side is `None`.
     Pair(Option<u32>, Option<u32>),
+    /// A register with what is selected of it, such as `%r1.b0`, or with a minus.
+    Part(u32, &'a str, bool),
     /// A special register such as `%tid.x`, without the `%`.
     Special(&'a str, &'a str),
     Integer(u64),

@@ -3,14 +3,20 @@
 use super::job::Job;
 use super::table::Case;
 use super::{
-    barriers, conversions, floats, halves, images, integers, matrices, products, programs, warps,
-    words,
+    barriers, conversions, floats, halves, images, integers, matrices, products, programs, video,
+    warps, words,
 };
 
 /// All jobs; their names are unique.
 pub(crate) fn all() -> Vec<Job> {
-    let cases =
-        [integers::cases(), words::cases(), floats::cases(), halves::cases(), conversions::cases()];
+    let cases = [
+        integers::cases(),
+        words::cases(),
+        floats::cases(),
+        halves::cases(),
+        conversions::cases(),
+        video::cases(),
+    ];
     let cases = cases.into_iter().flatten().map(Case::job);
     let others = [
         warps::jobs(),

@@ -21,6 +21,7 @@ mod products;
 mod programs;
 mod table;
 mod triton;
+mod video;
 mod warps;
 mod words;
 

@@ -10,6 +10,7 @@ mod matrix;
 mod mbarrier;
 mod memory;
 mod operand;
+mod video;
 mod warp;
 
 use super::ast::{Base, Function, Instruction, Operand, Space, Type, Variable};
@@ -258,6 +259,11 @@ impl<'l, 'a> Lower<'l, 'a> {
             "movmatrix" => self.transpose_matrix(),
             "mma" => self.multiply_matrices(),
             "wmma" => self.wmma(),
+            "vadd" | "vsub" | "vabsdiff" | "vmin" | "vmax" | "vshl" | "vshr" | "vset" | "vmad"
+            | "vadd2" | "vsub2" | "vavrg2" | "vabsdiff2" | "vmin2" | "vmax2" | "vset2"
+            | "vadd4" | "vsub4" | "vavrg4" | "vabsdiff4" | "vmin4" | "vmax4" | "vset4" => {
+                self.video(instruction.opcode)
+            }
             // Lanes run in step and memory is coherent, so ordering needs only a fence;
             // hints need nothing.
             "membar" | "fence" => {

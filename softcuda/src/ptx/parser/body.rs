@@ -276,6 +276,11 @@ impl<'a> Reader<'_, 'a> {
             Kind::Mark(b'-') => match self.parser.take().kind {
                 Kind::Integer(value) => Ok(Operand::Integer(value.wrapping_neg())),
                 Kind::Decimal(value) => Ok(Operand::Decimal(-value)),
+                Kind::Name => {
+                    self.parser.at -= 1;
+                    let register = self.named_register()?;
+                    Ok(Operand::Part(register, self.selector(), true))
+                }
                 _ => {
                     self.parser.at -= 1;
                     Err(self.parser.unexpected("a number"))
@@ -305,6 +310,11 @@ impl<'a> Reader<'_, 'a> {
         }
     }
 
+    /// What is selected of a register; all of it is nothing.
+    fn selector(&mut self) -> &'a str {
+        if self.parser.peek().kind == Kind::Dot { self.parser.take().text } else { "" }
+    }
+
     /// The address of a texture's or surface's element after the first comma.
     fn image(&mut self, first: Base<'a>, depth: usize) -> Parsed<Operand<'a>> {
         let mut sampler = None;
@@ -322,7 +332,6 @@ impl<'a> Reader<'_, 'a> {
     }
 
     fn named(&mut self, name: &'a str) -> Parsed<Operand<'a>> {
-        let position = self.parser.ahead(0).position;
         let base = self.base(name);
         let first = match base {
             Base::Register(register) => Some(register),
@@ -341,8 +350,10 @@ impl<'a> Reader<'_, 'a> {
         if self.parser.eat(b'|') {
             return Ok(Operand::Pair(first, self.predicate()?));
         }
-        if self.parser.peek().kind == Kind::Dot {
-            return Err(position.unsupported("component of a vector register"));
+        if let Some(register) = first
+            && self.parser.peek().kind == Kind::Dot
+        {
+            return Ok(Operand::Part(register, self.selector(), false));
         }
         Ok(first.map_or(Operand::Sink, Operand::Register))
     }
