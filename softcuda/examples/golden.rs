@@ -39,6 +39,8 @@ mod products;
 mod programs;
 #[path = "../tests/instructions/table.rs"]
 mod table;
+#[path = "../tests/instructions/tiny.rs"]
+mod tiny;
 #[path = "../tests/instructions/video.rs"]
 mod video;
 #[path = "../tests/instructions/warps.rs"]

@@ -3,8 +3,8 @@
 use super::job::Job;
 use super::table::Case;
 use super::{
-    barriers, conversions, floats, halves, images, integers, matrices, products, programs, video,
-    warps, words,
+    barriers, conversions, floats, halves, images, integers, matrices, products, programs, tiny,
+    video, warps, words,
 };
 
 /// All jobs; their names are unique.
@@ -16,6 +16,7 @@ pub(crate) fn all() -> Vec<Job> {
         halves::cases(),
         conversions::cases(),
         video::cases(),
+        tiny::cases(),
     ];
     let cases = cases.into_iter().flatten().map(Case::job);
     let others = [
