@@ -96,11 +96,40 @@ fn rows() -> Vec<Row> {
     rows
 }
 
+fn format_of(ty: &str) -> Format {
+    if ty == "e4m3" { FORMATS[0] } else { FORMATS[1] }
+}
+
+/// The bits of a number of `e4m3` or `e5m2`.
+pub(crate) fn encode(ty: &str, x: f64) -> u32 {
+    format_of(ty).nearest(x, false) as u32
+}
+
+/// The number that bits of `e4m3` or `e5m2` stand for.
+pub(crate) fn decode(ty: &str, bits: u32) -> f64 {
+    format_of(ty).value(bits.into())
+}
+
+/// A number with ten bits of fraction; `tie` says what becomes of what is half-way.
+fn tf32(x: f32, tie: fn(f64) -> f64) -> u64 {
+    if x.is_nan() {
+        return 0x7fff_ffff;
+    }
+    let x = f64::from(x);
+    let exponent = x.abs().log2().floor().max(-126.0);
+    let unit = 2f64.powi(exponent as i32 - 10);
+    let rounded = if x.is_finite() { tie(x / unit) * unit } else { x };
+    u64::from((rounded as f32).to_bits())
+}
+
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for format in FORMATS {
         conversions(&mut cases, format);
     }
+    let text = "cvt.rna.tf32.f32 $0, $1;";
+    let case = Case::new(text, ["b32"; 4], &rows(), |[a, ..]| tf32(f32_of(a), f64::round));
+    cases.push(case.number(Kind::F32));
     cases
 }
 
@@ -109,6 +138,17 @@ pub(crate) fn newer() -> Vec<Case> {
     let mut cases = Vec::new();
     for format in SMALLER {
         conversions(&mut cases, format);
+    }
+    for (name, tie) in [("rn", f64::round_ties_even as fn(f64) -> f64), ("rz", f64::trunc)] {
+        let text = format!("cvt.{name}.tf32.f32 $0, $1;");
+        let case = Case::new(text, ["b32"; 4], &rows(), move |[a, ..]| tf32(f32_of(a), tie));
+        cases.push(case.number(Kind::F32));
+        let text = format!("cvt.{name}.relu.tf32.f32 $0, $1;");
+        let case = Case::new(text, ["b32"; 4], &rows(), move |[a, ..]| {
+            let x = f32_of(a);
+            if x <= 0.0 { 0 } else { tf32(x, tie) }
+        });
+        cases.push(case.number(Kind::F32));
     }
     cases
 }

@@ -19,10 +19,15 @@ pub(crate) struct Tiny {
     nan: u64,
 }
 
+/// Four bits of exponent, three of fraction.
+pub(crate) const E4M3: Tiny = Tiny { width: 8, fraction: 3, least: -6, greatest: 0x7e, nan: 0x7f };
+/// Five bits of exponent, two of fraction.
+pub(crate) const E5M2: Tiny = Tiny { width: 8, fraction: 2, least: -14, greatest: 0x7b, nan: 0x7f };
+
 /// The formats by the numbers that instructions describe them with.
 const FORMATS: [(&str, Tiny); 5] = [
-    ("e4m3x2", Tiny { width: 8, fraction: 3, least: -6, greatest: 0x7e, nan: 0x7f }),
-    ("e5m2x2", Tiny { width: 8, fraction: 2, least: -14, greatest: 0x7b, nan: 0x7f }),
+    ("e4m3x2", E4M3),
+    ("e5m2x2", E5M2),
     ("e3m2x2", Tiny { width: 8, fraction: 2, least: -2, greatest: 0x1f, nan: 0x1f }),
     ("e2m3x2", Tiny { width: 8, fraction: 3, least: 0, greatest: 0x1f, nan: 0x1f }),
     ("e2m1x2", Tiny { width: 4, fraction: 1, least: 0, greatest: 0x7, nan: 0x7 }),
@@ -75,7 +80,8 @@ impl Tiny {
         64 - (self.nan | self.greatest).leading_zeros() + 1
     }
 
-    fn value(self, bits: u64) -> f64 {
+    /// The number that the low bits stand for.
+    pub(crate) fn value(self, bits: u64) -> f64 {
         let sign = bits >> (self.bits() - 1) & 1;
         let magnitude = bits & ((1 << (self.bits() - 1)) - 1);
         let has_nan = self.nan > self.greatest;
@@ -128,4 +134,40 @@ pub(crate) fn to_halves() -> Map2 {
         };
         half(both >> tiny.width) << 16 | half(both)
     })
+}
+
+/// How a number is rounded to `tf32`: to the nearest, where ties go away from zero or to the even one, or
+/// towards zero.
+pub(crate) fn tf32_mode(name: &str) -> Option<u64> {
+    match name {
+        "rna" => Some(0),
+        "rn" => Some(1),
+        "rz" => Some(2),
+        _ => None,
+    }
+}
+
+fn tf32(x: u32, mode: u64) -> u64 {
+    const LOST: u32 = 13;
+    const INFINITY: u32 = 0x7f80_0000;
+    let (sign, magnitude) = (x & 0x8000_0000, x & 0x7fff_ffff);
+    if magnitude > INFINITY {
+        return 0x7fff_ffff;
+    }
+    if mode >> 3 & 1 != 0 && (sign != 0 || magnitude == 0) {
+        return 0;
+    }
+    let half = match mode & 3 {
+        0 => 1 << (LOST - 1),
+        1 => (1 << (LOST - 1)) - 1 + (magnitude >> LOST & 1),
+        _ => 0,
+    };
+    let rounded = if magnitude == INFINITY { INFINITY } else { (magnitude + half) >> LOST << LOST };
+    let limit = if mode >> 2 & 1 != 0 { INFINITY - (1 << LOST) } else { INFINITY };
+    u64::from(sign | rounded.min(limit))
+}
+
+/// From single precision to `tf32`; the second source is the mode, and bits for limits and for `relu`.
+pub(crate) fn to_tf32() -> Map2 {
+    map2!(|x: u32, mode: u64| tf32(x, mode))
 }

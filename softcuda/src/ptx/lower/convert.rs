@@ -17,6 +17,9 @@ impl<'a> Lower<'_, 'a> {
             self.modifiers.remove(index);
             return self.cvt_tiny(format);
         }
+        if self.modifiers.contains(&"tf32") {
+            return self.cvt_tf32();
+        }
         let from = self.ty()?;
         let to_type = self.ty()?;
         let round = self.find(|m| Some((Round::parse(m)?, m.len() == 3)));
@@ -84,6 +87,20 @@ impl<'a> Lower<'_, 'a> {
             }
             _ => Err(self.unsupported()),
         }
+    }
+
+    /// To single precision with a fraction of ten bits.
+    fn cvt_tf32(&mut self) -> Lowered<()> {
+        self.has("tf32");
+        let from = self.ty()?;
+        let mode = self.find(tiny::tf32_mode).ok_or_else(|| self.unsupported())?;
+        let mode = mode | u64::from(self.has("satfinite")) << 2 | u64::from(self.has("relu")) << 3;
+        self.done()?;
+        let [to, source] = self.operands()?;
+        let (to, source) = (self.to(to, Type::B32)?, self.src(source, from)?);
+        let mode = self.constant(mode);
+        let kernel = Some(tiny::to_tf32()).filter(|_| from == Type::F32);
+        self.map2(kernel, to, source, mode)
     }
 
     fn conversion(&mut self, c: Conversion, to: Reg, source: Src) -> Lowered<()> {
