@@ -37,6 +37,8 @@ mod matrices;
 mod products;
 #[path = "../tests/instructions/programs.rs"]
 mod programs;
+#[path = "../tests/instructions/surfaces.rs"]
+mod surfaces;
 #[path = "../tests/instructions/table.rs"]
 mod table;
 #[path = "../tests/instructions/tiny.rs"]

@@ -3,8 +3,8 @@
 use super::job::Job;
 use super::table::Case;
 use super::{
-    barriers, conversions, floats, halves, images, integers, matrices, products, programs, tiny,
-    video, warps, words,
+    barriers, conversions, floats, halves, images, integers, matrices, products, programs,
+    surfaces, tiny, video, warps, words,
 };
 
 /// All jobs; their names are unique.
@@ -25,6 +25,7 @@ pub(crate) fn all() -> Vec<Job> {
         products::jobs(),
         barriers::jobs(),
         images::jobs(),
+        surfaces::jobs(),
         programs::jobs(),
     ];
     cases.chain(others.into_iter().flatten()).collect()

@@ -19,6 +19,7 @@ mod jobs;
 mod matrices;
 mod products;
 mod programs;
+mod surfaces;
 mod table;
 mod tiny;
 mod triton;

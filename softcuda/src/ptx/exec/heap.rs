@@ -1,9 +1,11 @@
-//! `malloc` and `free` of kernels.
+//! Memory that threads allocate: `malloc` and `free`, and `alloca`.
 
 use super::block::Room;
 use super::context::{Fault, Step};
-use super::warp::Warp;
+use super::warp::{Warp, for_lanes};
 use crate::ptx::ast::Space;
+use crate::ptx::code::{Reg, Src};
+use crate::ptx::module::MOST_LOCAL;
 
 impl Warp<'_> {
     pub(super) fn heap_allocate(&mut self, room: &mut Room<'_>, mask: u32, site: u32) -> Step<()> {
@@ -33,5 +35,31 @@ impl Warp<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Gives the lanes as much memory as the one that wants most, all at the same offset.
+    pub(super) fn stack_allocate(&mut self, to: Reg, size: Src, align: u32, mask: u32) -> Step<()> {
+        let sizes = *self.lanes(size);
+        let mut size = 0;
+        for_lanes(mask, |lane| size = size.max(sizes[lane]));
+        let top = self.local_base + self.code.frame_bytes + self.allocated;
+        let start = top.next_multiple_of(align.max(16));
+        let end = u64::from(start).saturating_add(size);
+        let end = u32::try_from(end).ok().and_then(|end| end.checked_next_multiple_of(16));
+        let end = end.filter(|end| *end <= MOST_LOCAL).ok_or(Fault::Stack)?;
+        self.local.reserve(end);
+        self.allocated += end - top;
+        self.write(to, mask, u64::from(start));
+        Ok(())
+    }
+
+    /// Goes back to what was saved, unless lanes that are elsewhere may use what is beyond it.
+    pub(super) fn stack_restore(&mut self, from: Src, mask: u32) {
+        let saved = *self.lanes(from);
+        let mut most = 0;
+        for_lanes(mask, |lane| most = most.max(saved[lane]));
+        if mask == self.live & !self.returned {
+            self.allocated = self.allocated.min(u32::try_from(most).unwrap_or(u32::MAX));
+        }
     }
 }

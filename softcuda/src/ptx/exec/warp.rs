@@ -72,7 +72,7 @@ pub(super) struct Warp<'a> {
     /// The current function's frame in local memory.
     pub(super) local_base: u32,
     /// Bytes behind that frame that the function has allocated (`alloca`), the same for all lanes.
-    allocated: u32,
+    pub(super) allocated: u32,
     thread: [Lanes; 3],
     waiting: Waiting,
 }
@@ -548,32 +548,6 @@ impl<'a> Warp<'a> {
         self.returned = 0;
         self.path = Path { mask, pc: 0, join: NONE };
         Ok(())
-    }
-
-    /// Gives the lanes as much memory as the one that wants most, all at the same offset.
-    fn stack_allocate(&mut self, to: Reg, size: Src, align: u32, mask: u32) -> Step<()> {
-        let sizes = *self.lanes(size);
-        let mut size = 0;
-        for_lanes(mask, |lane| size = size.max(sizes[lane]));
-        let top = self.local_base + self.code.frame_bytes + self.allocated;
-        let start = top.next_multiple_of(align.max(16));
-        let end = u64::from(start).saturating_add(size);
-        let end = u32::try_from(end).ok().and_then(|end| end.checked_next_multiple_of(16));
-        let end = end.filter(|end| *end <= MOST_LOCAL).ok_or(Fault::Stack)?;
-        self.local.reserve(end);
-        self.allocated += end - top;
-        self.write(to, mask, u64::from(start));
-        Ok(())
-    }
-
-    /// Goes back to what was saved, unless lanes that are elsewhere may use what is beyond it.
-    fn stack_restore(&mut self, from: Src, mask: u32) {
-        let saved = *self.lanes(from);
-        let mut most = 0;
-        for_lanes(mask, |lane| most = most.max(saved[lane]));
-        if mask == self.live & !self.returned {
-            self.allocated = self.allocated.min(u32::try_from(most).unwrap_or(u32::MAX));
-        }
     }
 
     fn call_indirect(&mut self, room: &Room<'a>, target: Src, site: u32, mask: u32) -> Step<()> {
