@@ -3,7 +3,7 @@
 //!
 //!     cargo bench -p softcuda
 
-use softcuda::ptx::{self, AddressSpace, Launch, Module};
+use softcuda::ptx::{self, AddressSpace, Launch, Module, NoHeap, NoImages};
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
@@ -43,7 +43,9 @@ fn softcuda(module: &Module, a: &[f32], b: &[f32], c: &mut [f32]) -> f64 {
         global_addresses: &[],
         cooperative: false,
         cancel: &AtomicBool::new(false),
-        print: &|_| (),
+        images: &NoImages,
+        heap: &NoHeap,
+        print: &|_, _| (),
     };
     let start = Instant::now();
     ptx::run(module, entry, &launch, &Host).expect("the kernel runs");

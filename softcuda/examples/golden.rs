@@ -23,6 +23,8 @@ mod golden;
 mod halves;
 #[path = "../tests/instructions/host.rs"]
 mod host;
+#[path = "../tests/instructions/images.rs"]
+mod images;
 #[path = "../tests/instructions/integers.rs"]
 mod integers;
 #[path = "../tests/instructions/job.rs"]
@@ -35,8 +37,14 @@ mod matrices;
 mod products;
 #[path = "../tests/instructions/programs.rs"]
 mod programs;
+#[path = "../tests/instructions/surfaces.rs"]
+mod surfaces;
 #[path = "../tests/instructions/table.rs"]
 mod table;
+#[path = "../tests/instructions/tiny.rs"]
+mod tiny;
+#[path = "../tests/instructions/video.rs"]
+mod video;
 #[path = "../tests/instructions/warps.rs"]
 mod warps;
 #[path = "../tests/instructions/words.rs"]

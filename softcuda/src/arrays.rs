@@ -7,6 +7,16 @@ use crate::status::{Code, Outcome};
 
 /// All arrays.
 pub(crate) static ARRAYS: Table<Array> = Table::new();
+/// All arrays of several levels.
+pub(crate) static MIPMAPPED: Table<Mipmapped> = Table::new();
+
+/// An array of several levels.
+pub(crate) struct Mipmapped {
+    /// Handle of the context that it belongs to.
+    pub(crate) context: u64,
+    /// Handles of the arrays of the levels, the largest first.
+    pub(crate) levels: Vec<u64>,
+}
 
 /// An array.
 pub(crate) struct Array {
@@ -14,6 +24,8 @@ pub(crate) struct Array {
     pub(crate) context: u64,
     /// As given at creation.
     pub(crate) descriptor: Descriptor,
+    /// Whether it is a level of another one.
+    is_level: bool,
     /// First address of its memory.
     address: u64,
     /// Size of its memory in bytes.
@@ -80,9 +92,26 @@ impl Descriptor {
         }
     }
 
+    /// Whether the depth counts layers.
+    pub(crate) fn is_layered(&self) -> bool {
+        self.flags & LAYERED != 0
+    }
+
+    /// Whether six layers each are a cube.
+    pub(crate) fn is_cube(&self) -> bool {
+        self.flags & CUBEMAP != 0
+    }
+
+    /// The next level of an array of several.
+    fn halved(&self) -> Descriptor {
+        let half = |n: usize| if n == 0 { 0 } else { (n / 2).max(1) };
+        let layers = self.is_layered() || self.is_cube();
+        let depth = if layers { self.depth } else { half(self.depth) };
+        Descriptor { width: half(self.width), height: half(self.height), depth, ..*self }
+    }
+
     fn check_shape(&self) -> Outcome {
-        let layered = self.flags & LAYERED != 0;
-        let cube = self.flags & CUBEMAP != 0;
+        let (layered, cube) = (self.is_layered(), self.is_cube());
         // A cube has six square sides, and several cubes are layers.
         let sides = if layered { self.depth.is_multiple_of(6) } else { self.depth == 6 };
         let bad = self.width == 0
@@ -102,6 +131,15 @@ impl Descriptor {
 /// `INVALID_VALUE` for a description that makes no sense, `NOT_SUPPORTED` for formats and flags that
 /// are not there, `OUT_OF_MEMORY`.
 pub(crate) fn create(device: usize, context: u64, descriptor: Descriptor) -> Outcome<u64> {
+    create_part(device, context, descriptor, false)
+}
+
+fn create_part(
+    device: usize,
+    context: u64,
+    descriptor: Descriptor,
+    is_level: bool,
+) -> Outcome<u64> {
     let element = descriptor.element()?;
     descriptor.check_shape()?;
     let sizes = [descriptor.height.max(1) as u64, descriptor.depth.max(1) as u64];
@@ -110,17 +148,77 @@ pub(crate) fn create(device: usize, context: u64, descriptor: Descriptor) -> Out
     let size = size.ok_or(Code::OUT_OF_MEMORY)?;
     let address = device_memory::allocate(device, context, size)?;
     let handle = new_handle();
-    ARRAYS.insert(handle, Array { context, descriptor, address, size, row }.into());
+    ARRAYS.insert(handle, Array { context, descriptor, is_level, address, size, row }.into());
     Ok(handle)
+}
+
+/// Creates an array of several levels, of which each has half of the size of the one before.
+///
+/// # Errors
+/// As [`create`]; `INVALID_VALUE` without levels. Nothing is left then.
+pub(crate) fn create_mipmapped(
+    device: usize,
+    context: u64,
+    descriptor: Descriptor,
+    levels: u32,
+) -> Outcome<u64> {
+    if levels == 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let layers = descriptor.is_layered() || descriptor.is_cube();
+    let depth = if layers { 1 } else { descriptor.depth };
+    let largest = descriptor.width.max(descriptor.height).max(depth).max(1);
+    // More levels than the size has halves are not made.
+    let levels = levels.min(largest.ilog2() + 1);
+    let mut made = Vec::new();
+    let mut next = descriptor;
+    for _ in 0..levels {
+        match create_part(device, context, next, true) {
+            Ok(array) => made.push(array),
+            Err(code) => {
+                made.into_iter().for_each(free);
+                return Err(code);
+            }
+        }
+        next = next.halved();
+    }
+    let handle = new_handle();
+    MIPMAPPED.insert(handle, Mipmapped { context, levels: made }.into());
+    Ok(handle)
+}
+
+/// Frees an array that is there.
+fn free(handle: u64) {
+    if let Some(array) = ARRAYS.remove(handle) {
+        let _ = device_memory::free(array.address);
+    }
 }
 
 /// Destroys an array. No work that uses it may be under way.
 ///
 /// # Errors
-/// `INVALID_HANDLE` for anything else.
+/// `INVALID_HANDLE` for anything else, and for a level of an array.
 pub(crate) fn destroy(handle: u64) -> Outcome {
-    let array = ARRAYS.remove(handle).ok_or(Code::INVALID_HANDLE)?;
-    device_memory::free(array.address)
+    let array = ARRAYS.get(handle).filter(|array| !array.is_level);
+    array.ok_or(Code::INVALID_HANDLE)?;
+    free(handle);
+    Ok(())
+}
+
+/// Destroys an array of several levels. No work that uses it may be under way.
+///
+/// # Errors
+/// `INVALID_HANDLE` for anything else.
+pub(crate) fn destroy_mipmapped(handle: u64) -> Outcome {
+    let array = MIPMAPPED.remove(handle).ok_or(Code::INVALID_HANDLE)?;
+    array.levels.iter().copied().for_each(free);
+    Ok(())
+}
+
+/// Forgets the arrays of a context; their memory is freed with the context's.
+pub(crate) fn forget_context(context: u64) {
+    ARRAYS.remove_where(|array| array.context == context);
+    MIPMAPPED.remove_where(|array| array.context == context);
 }
 
 /// The array behind a handle in a copy.

@@ -11,6 +11,8 @@ use parking_lot::Mutex;
 
 use crate::faults;
 use crate::handles::{Table, new_handle};
+use crate::kernel_heap::KernelHeap;
+use crate::prints::Prints;
 use crate::status::{Code, Outcome};
 use crate::streams::{NON_BLOCKING, Position, Stream};
 
@@ -23,6 +25,11 @@ pub(crate) static STREAMS: Table<Stream> = Table::new();
 /// depth, pending launches, L2 fetch, persisting L2.
 const LIMITS: usize = 7;
 const DEFAULT_LIMITS: [u64; LIMITS] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0];
+
+/// `CU_LIMIT_PRINTF_FIFO_SIZE`.
+const PRINTF_FIFO: usize = 1;
+/// `CU_LIMIT_MALLOC_HEAP_SIZE`.
+const HEAP: usize = 2;
 
 /// A context.
 pub(crate) struct Context {
@@ -48,6 +55,10 @@ pub(crate) struct Context {
     pub(crate) failure: AtomicU32,
     /// It has ended, or is about to.
     pub(crate) destroyed: AtomicBool,
+    /// What kernels allocate by themselves.
+    pub(crate) heap: KernelHeap,
+    /// What kernels print.
+    pub(crate) prints: Prints,
     /// The legacy default stream.
     pub(crate) legacy: Arc<Stream>,
     /// Streams of programs and of threads. The lock also makes "look where the others are, then
@@ -146,6 +157,8 @@ impl Context {
             limits: DEFAULT_LIMITS.map(AtomicU64::new),
             failure: AtomicU32::new(0),
             destroyed: AtomicBool::new(false),
+            heap: KernelHeap::default(),
+            prints: Prints::default(),
             legacy: Stream::new(new_handle(), handle, 0, 0),
             streams: Mutex::default(),
         }
@@ -181,6 +194,19 @@ impl Context {
     /// `UNSUPPORTED_LIMIT` for one that does not exist here.
     pub(crate) fn limit(&self, limit: u32) -> Outcome<&AtomicU64> {
         self.limits.get(limit as usize).ok_or(Code::UNSUPPORTED_LIMIT)
+    }
+
+    /// Bytes for what kernels print.
+    pub(crate) fn print_room(&self) -> u64 {
+        self.limits[PRINTF_FIFO].load(Ordering::Relaxed)
+    }
+
+    /// Has memory that kernels can allocate, as much as the limit says now.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY`.
+    pub(crate) fn need_heap(&self) -> Outcome {
+        self.heap.make(self.device, self.handle, self.limits[HEAP].load(Ordering::Relaxed))
     }
 
     /// Whether a stream is the legacy default stream.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 
-use crate::arrays::ARRAYS;
+use crate::arrays;
 use crate::capture;
 use crate::context::{CONTEXTS, Context, STREAMS, take_off};
 use crate::device_memory;
@@ -19,6 +19,7 @@ use crate::managed_memory;
 use crate::modules;
 use crate::settings::{MAX_DEVICES, settings};
 use crate::status::{Code, Outcome};
+use crate::textures;
 
 /// Creates a context on a device.
 ///
@@ -48,6 +49,7 @@ pub(crate) fn destroy(context: &Arc<Context>) {
         context.cancel.store(true, Ordering::SeqCst);
     }
     context.wait_all();
+    context.prints.flush();
     CONTEXTS.remove(context.handle);
     for stream in STREAMS.remove_where(|s| s.context == context.handle) {
         stream.close();
@@ -60,7 +62,8 @@ pub(crate) fn destroy(context: &Arc<Context>) {
     context.legacy.close();
     EVENTS.remove_where(|event| event.context == context.handle);
     modules::unload_context(context.handle);
-    ARRAYS.remove_where(|array| array.context == context.handle);
+    arrays::forget_context(context.handle);
+    textures::forget_context(context.handle);
     device_memory::free_context(context.handle);
     host_memory::free_context(context.handle);
     managed_memory::free_context(context.handle);

@@ -14,6 +14,9 @@ use crate::fatbin::{self, FatbinError};
 use crate::handles::{Table, new_handle};
 use crate::ptx::{self, DiagnosticKind, Entry};
 use crate::status::{Code, Outcome};
+use crate::textures::{
+    Reference, SURFACE_REFERENCES, SurfaceReference, TEXTURE_REFERENCES, TextureReference,
+};
 
 /// All modules.
 pub(crate) static MODULES: Table<Module> = Table::new();
@@ -42,6 +45,8 @@ pub(crate) struct Module {
     /// Addresses of the code's globals, in their order.
     pub(crate) addresses: Vec<u64>,
     functions: HashMap<String, u64>,
+    /// Handles of the references, by the names of their variables.
+    references: HashMap<String, u64>,
 }
 
 /// A kernel of a module.
@@ -58,6 +63,8 @@ pub(crate) struct Function {
     pub(crate) entry: Arc<Entry>,
     /// Addresses of the module's globals.
     pub(crate) addresses: Arc<[u64]>,
+    /// The module's variables that stand for textures and surfaces.
+    pub(crate) references: Arc<[Reference]>,
     /// Name, for C.
     pub(crate) name: CString,
     /// What programs can set.
@@ -178,9 +185,14 @@ pub(crate) fn ptx_of(image: &[u8]) -> Result<String, Refusal> {
 /// `OUT_OF_MEMORY`, `INVALID_IMAGE` when an initial value names an unknown variable; nothing is
 /// left then.
 pub(crate) fn load(context: &Context, code: Arc<ptx::Module>) -> Outcome<Arc<Module>> {
+    if code.uses_heap {
+        context.need_heap()?;
+    }
     let handle = new_handle();
     let addresses = place_globals(context, &code)?;
     let shared: Arc<[u64]> = addresses.clone().into();
+    let (references, all) = place_references(context, &code, &addresses);
+    let all: Arc<[Reference]> = all.into();
     let mut functions = HashMap::new();
     for entry in &code.entries {
         let function = Function {
@@ -190,13 +202,14 @@ pub(crate) fn load(context: &Context, code: Arc<ptx::Module>) -> Outcome<Arc<Mod
             code: code.clone(),
             entry: entry.clone(),
             addresses: shared.clone(),
+            references: all.clone(),
             name: CString::new(entry.name.as_str()).map_err(|_| Code::INVALID_IMAGE)?,
             settings: FunctionSettings::default(),
         };
         functions.insert(entry.name.clone(), function.handle);
         FUNCTIONS.insert(function.handle, Arc::new(function));
     }
-    let module = Module { handle, context: context.handle, code, addresses, functions };
+    let module = Module { handle, context: context.handle, code, addresses, functions, references };
     let module = Arc::new(module);
     MODULES.insert(handle, module.clone());
     Ok(module)
@@ -235,8 +248,41 @@ fn place_globals(context: &Context, code: &ptx::Module) -> Outcome<Vec<u64>> {
     Ok(addresses)
 }
 
+/// Makes the references of a module's variables: their handles by name, and all of them.
+fn place_references(
+    context: &Context,
+    code: &ptx::Module,
+    addresses: &[u64],
+) -> (HashMap<String, u64>, Vec<Reference>) {
+    let (mut handles, mut all) = (HashMap::new(), Vec::new());
+    for (global, address) in code.globals.iter().zip(addresses) {
+        let (context, address, handle) = (context.handle, *address, new_handle());
+        match global.reference {
+            Some(ptx::Reference::Texture) => {
+                let state = Mutex::default();
+                let reference = Arc::new(TextureReference { context, address, state });
+                TEXTURE_REFERENCES.insert(handle, reference.clone());
+                all.push(Reference::Texture(reference));
+            }
+            Some(ptx::Reference::Surface) => {
+                let array = Mutex::default();
+                let reference = Arc::new(SurfaceReference { context, address, array });
+                SURFACE_REFERENCES.insert(handle, reference.clone());
+                all.push(Reference::Surface(reference));
+            }
+            Some(ptx::Reference::Sampler) | None => continue,
+        }
+        handles.insert(global.name.clone(), handle);
+    }
+    (handles, all)
+}
+
 /// Unloads a module. Its work must be done.
 pub(crate) fn unload(module: &Module) {
+    for reference in module.references.values() {
+        TEXTURE_REFERENCES.remove(*reference);
+        SURFACE_REFERENCES.remove(*reference);
+    }
     MODULES.remove(module.handle);
     for function in module.functions.values() {
         FUNCTIONS.remove(*function);
@@ -264,6 +310,14 @@ impl Module {
         self.functions.get(name).copied().ok_or(Code::NOT_FOUND)
     }
 
+    /// The reference of a name: a texture's or a surface's.
+    ///
+    /// # Errors
+    /// `NOT_FOUND`.
+    pub(crate) fn reference(&self, name: &str) -> Outcome<u64> {
+        self.references.get(name).copied().ok_or(Code::NOT_FOUND)
+    }
+
     /// Handles of all functions, in the order of the source.
     pub(crate) fn functions(&self) -> Vec<u64> {
         self.code.entries.iter().filter_map(|e| self.functions.get(&e.name).copied()).collect()
@@ -276,7 +330,7 @@ impl Module {
     pub(crate) fn global(&self, name: &str) -> Outcome<(u64, usize)> {
         let globals = self.code.globals.iter().zip(&self.addresses);
         globals
-            .filter(|(global, _)| global.name == name)
+            .filter(|(global, _)| global.name == name && global.reference.is_none())
             .map(|(global, address)| (*address, global.size))
             .next()
             .ok_or(Code::NOT_FOUND)

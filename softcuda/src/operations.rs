@@ -1,7 +1,6 @@
 //! Work of streams that can also be captured into graphs and repeated: kernels, copies, fills,
 //! host functions, and waiting for values and writing them.
 
-use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -14,6 +13,7 @@ use crate::memory_operations::{self, MemoryOperation};
 use crate::modules::Function;
 use crate::ptx::{self, Trap};
 use crate::status::{Code, Outcome};
+use crate::textures::LaunchImages;
 
 /// A piece of work.
 #[derive(Clone)]
@@ -37,6 +37,7 @@ pub(crate) struct KernelLaunch {
     /// How many threads.
     pub(crate) shape: Shape,
     parameters: Vec<u8>,
+    images: LaunchImages,
     /// Addresses of the single parameters, for programs that ask for them.
     pub(crate) places: Vec<u64>,
 }
@@ -66,12 +67,6 @@ fn code_of(trap: &Trap) -> Code {
     }
 }
 
-fn print(text: &[u8]) {
-    let mut out = std::io::stdout().lock();
-    // A closed output is no reason to stop a kernel.
-    let _ = out.write_all(text).and_then(|()| out.flush());
-}
-
 /// Does something; its failure becomes the context's. A panic is a defect of this library, of which
 /// the program learns as of a failed kernel.
 fn answer_for(context: &Context, work: impl FnOnce() -> Outcome) {
@@ -96,6 +91,7 @@ impl Operation {
             Operation::Copy(transfer) => copy_engine::copy(transfer),
             Operation::Fill(fill) => copy_engine::fill(fill),
             Operation::Host(call) => {
+                context.prints.flush();
                 // SAFETY: the program promises a function that may be called with its argument.
                 unsafe { (call.function)(call.data) };
                 Ok(())
@@ -110,7 +106,8 @@ impl KernelLaunch {
     pub(crate) fn new(function: Arc<Function>, shape: Shape, parameters: Vec<u8>) -> KernelLaunch {
         let base = parameters.as_ptr() as u64;
         let places = function.entry.params.iter().map(|p| base + p.offset as u64).collect();
-        KernelLaunch { function, shape, parameters, places }
+        let images = LaunchImages::new(&function.references);
+        KernelLaunch { function, shape, parameters, images, places }
     }
 
     fn run(&self, context: &Context) -> Outcome {
@@ -123,7 +120,9 @@ impl KernelLaunch {
             global_addresses: &self.function.addresses,
             cooperative: self.shape.cooperative,
             cancel: &context.cancel,
-            print: &print,
+            images: &self.images,
+            heap: &context.heap,
+            print: &|text, size| context.prints.add(text, size, context.print_room()),
         };
         ptx::run(&self.function.code, &self.function.entry, &launch, &DeviceView).map_err(|trap| {
             if crate::settings::settings().log {

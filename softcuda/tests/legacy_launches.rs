@@ -157,7 +157,7 @@ fn what_cannot_be_set_changes_nothing() {
         ok(cuParamSetv(tell, 8, std::ptr::null(), 0));
     }
     assert_eq!(cuParamSetSize(tell, 32_765), INVALID_VALUE);
-    assert_eq!(cuParamSetTexRef(tell, -1, 0), NOT_SUPPORTED);
+    assert_eq!(cuParamSetTexRef(tell, -1, 0), INVALID_VALUE, "no reference");
     for (width, height) in [(0, 1), (1, 0), (-1, 1), (1, -1), (1, 65_536)] {
         assert_eq!(cuLaunchGrid(tell, width, height), INVALID_VALUE);
     }

@@ -5,7 +5,7 @@ use cudarc::driver::sys;
 use super::arguments::{Address, In, Out};
 use super::copy::{later, now};
 use super::driver_api;
-use crate::arrays::{self, ARRAYS, Descriptor, by_handle};
+use crate::arrays::{self, ARRAYS, Descriptor, MIPMAPPED, by_handle};
 use crate::capture;
 use crate::context;
 use crate::copy_engine::Transfer;
@@ -14,11 +14,11 @@ use crate::status::{Code, Outcome};
 /// `CUDA_ARRAY_DESCRIPTOR` with its enumeration as a number.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct PlainDescriptor {
-    width: usize,
-    height: usize,
-    format: u32,
-    channels: u32,
+pub(super) struct PlainDescriptor {
+    pub(super) width: usize,
+    pub(super) height: usize,
+    pub(super) format: u32,
+    pub(super) channels: u32,
 }
 
 const _: () = assert!(size_of::<Descriptor>() == size_of::<sys::CUDA_ARRAY3D_DESCRIPTOR>());
@@ -60,6 +60,28 @@ driver_api! {
         capture::refuse_unsafe()?;
         context::wait_everything();
         arrays::destroy(array)
+    }
+
+    call fn cuMipmappedArrayCreate(out: Out<u64>, given: In<Descriptor>, levels: u32) {
+        out.check()?;
+        let context = context::current()?;
+        capture::refuse_unsafe()?;
+        let array =
+            arrays::create_mipmapped(context.device, context.handle, given.get()?, levels)?;
+        out.set(array)
+    }
+
+    call fn cuMipmappedArrayGetLevel(out: Out<u64>, array: u64, level: u32) {
+        context::current()?;
+        let array = MIPMAPPED.get(array).ok_or(Code::INVALID_HANDLE)?;
+        out.set(*array.levels.get(level as usize).ok_or(Code::INVALID_VALUE)?)
+    }
+
+    call fn cuMipmappedArrayDestroy(array: u64) {
+        context::current()?;
+        capture::refuse_unsafe()?;
+        context::wait_everything();
+        arrays::destroy_mipmapped(array)
     }
 
     stream(mode) fn cuMemcpyAtoH_v2, cuMemcpyAtoH_v2_ptds(

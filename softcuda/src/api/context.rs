@@ -19,6 +19,8 @@ use crate::submission::DefaultStream;
 const KNOWN_FLAGS: u32 = 0x1ff;
 /// `CU_LIMIT_STACK_SIZE`.
 const STACK_SIZE: u32 = 0;
+/// `CU_LIMIT_MALLOC_HEAP_SIZE`.
+const HEAP_SIZE: u32 = 2;
 /// The smallest stack that a device gives a thread, in bytes, whatever smaller value was set.
 const SMALLEST_STACK: u64 = 16;
 
@@ -50,6 +52,7 @@ fn destroy(handle: u64) -> Outcome {
 fn synchronize(context: &Context) -> Outcome {
     capture::refuse_in_context(context.handle)?;
     context.wait_all();
+    context.prints.flush();
     pools::tidy(None);
     context.check()
 }
@@ -173,6 +176,9 @@ driver_api! {
 
     call fn cuCtxSetLimit(limit: u32, value: usize) {
         let context = context::current()?;
+        if limit == HEAP_SIZE && context.heap.is_there() {
+            return Err(Code::INVALID_VALUE);
+        }
         let smallest = if limit == STACK_SIZE { SMALLEST_STACK } else { 0 };
         let value = (value as u64).max(smallest).min(1 << 40);
         context.limit(limit)?.store(value, Ordering::Relaxed);

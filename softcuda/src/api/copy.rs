@@ -259,6 +259,7 @@ fn submit(
     })?;
     if wait {
         position.wait();
+        context.prints.flush();
         context.check()?;
     }
     Ok(())

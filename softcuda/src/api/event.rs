@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use super::arguments::Out;
 use super::driver_api;
 use crate::capture;
-use crate::context;
+use crate::context::{self, CONTEXTS};
 use crate::events::{EVENTS, Event};
 use crate::graphs::Work;
 use crate::handles::new_handle;
@@ -127,6 +127,9 @@ driver_api! {
         capture::check_not_captured(&event)?;
         if let Some(position) = event.position() {
             position.wait();
+        }
+        if let Some(context) = CONTEXTS.get(event.context) {
+            context.prints.flush();
         }
         pools::tidy(None);
         check_context(&event)

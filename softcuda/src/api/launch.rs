@@ -167,6 +167,7 @@ fn launch(
         return Err(Code::INVALID_CONTEXT);
     }
     let launch = Arc::new(prepare(function, shape, each, extra)?);
+    context.prints.flush();
     context.enqueue(&stream, Operation::Kernel(launch)).map(|_| ())
 }
 

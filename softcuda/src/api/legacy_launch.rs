@@ -58,6 +58,7 @@ fn launch(handle: u64, width: i32, height: i32, stream: u64) -> Outcome {
     let known = size.min(given.len());
     parameters[..known].copy_from_slice(&given[..known]);
     let launch = KernelLaunch::new(function, shape, parameters);
+    context.prints.flush();
     context.enqueue(&stream, Operation::Kernel(Arc::new(launch))).map(|_| ())
 }
 

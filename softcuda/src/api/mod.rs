@@ -42,6 +42,9 @@ mod primary;
 mod proc_address;
 mod set;
 mod stream;
+mod surface;
+mod texture;
+mod texture_reference;
 mod user_object;
 mod vmm;
 

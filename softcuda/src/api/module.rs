@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::arguments::{Address, In, Out, Text, read_bytes};
 use super::driver_api;
-use crate::context;
+use crate::context::{self, CONTEXTS};
 use crate::fatbin;
 use crate::modules::{self, MODULES, Module, Refusal};
 use crate::ptx;
@@ -152,6 +152,7 @@ fn load(out: &Out<u64>, image: &[u8], options: Option<&Options>) -> Outcome {
     out.check()?;
     let context = context::current()?;
     let code = parse(image, options)?;
+    context.prints.flush();
     out.set(modules::load(&context, code)?.handle)
 }
 
@@ -182,6 +183,9 @@ driver_api! {
     call fn cuModuleUnload(handle: u64) {
         let module = find(handle)?;
         context::wait_everything();
+        if let Some(context) = CONTEXTS.get(module.context) {
+            context.prints.flush();
+        }
         modules::unload(&module);
         Ok(())
     }

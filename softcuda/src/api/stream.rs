@@ -57,6 +57,7 @@ driver_api! {
         capture::refuse(&context, &stream)?;
         // The legacy stream stands for all streams that synchronise with it.
         context.submit_marker(&stream)?.wait();
+        context.prints.flush();
         pools::tidy(None);
         context.check()
     }

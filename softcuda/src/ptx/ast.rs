@@ -63,6 +63,17 @@ pub(crate) enum Space {
     Param,
 }
 
+/// What a variable of an opaque type stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reference {
+    /// `.texref`.
+    Texture,
+    /// `.surfref`.
+    Surface,
+    /// `.samplerref`.
+    Sampler,
+}
+
 /// A variable or a parameter.
 #[derive(Debug, Clone)]
 pub(crate) struct Variable<'a> {
@@ -73,6 +84,8 @@ pub(crate) struct Variable<'a> {
     pub(crate) align: usize,
     /// `.extern .shared x[]`: sized at launch.
     pub(crate) dynamic: bool,
+    /// It stands for a texture or a surface.
+    pub(crate) reference: Option<Reference>,
     pub(crate) init: Vec<u8>,
     pub(crate) addresses: Vec<InitAddress<'a>>,
 }
@@ -105,6 +118,8 @@ pub(crate) enum Operand<'a> {
     Not(u32),
     /// `a|p`; a sink on either side is `None`.
     Pair(Option<u32>, Option<u32>),
+    /// A register with what is selected of it, such as `%r1.b0`, or with a minus.
+    Part(u32, &'a str, bool),
     /// A special register such as `%tid.x`, without the `%`.
     Special(&'a str, &'a str),
     Integer(u64),
@@ -115,6 +130,10 @@ pub(crate) enum Operand<'a> {
     Symbol(Base<'a>, i64),
     Address(Base<'a>, i64),
     Vector(Vec<Operand<'a>>),
+    /// `{a, b}|p`; a sink is `None`.
+    VectorPair(Vec<Operand<'a>>, Option<u32>),
+    /// `[texture, {x, y}]` or `[texture, sampler, {x, y}]`.
+    Image(Base<'a>, Option<Base<'a>>, Vec<Operand<'a>>),
     List(Vec<Operand<'a>>),
     Sink,
 }

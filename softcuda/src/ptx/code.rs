@@ -219,6 +219,8 @@ pub(crate) enum Op {
         negated: bool,
     },
     Fence,
+    /// An index into [`Code::images`].
+    Image(u32),
     /// An index into [`Code::copies`].
     CopyAsync(u32),
     /// An index into [`Code::bulk_copies`].
@@ -255,9 +257,127 @@ pub(crate) enum Op {
     CallIndirect(Src, u32),
     Print(u32),
     AssertFail(u32),
+    /// Device-side `malloc` and `free`: an index into [`Code::calls`].
+    HeapAllocate(u32),
+    HeapFree(u32),
+    /// `alloca`: the result, the size and the alignment.
+    StackAllocate(Reg, Src, u32),
+    StackSave(Reg),
+    StackRestore(Src),
     Return,
     Exit,
     Trap,
+}
+
+/// What is done with a texture or a surface.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ImageAccess {
+    /// The texture's or surface's handle.
+    pub(crate) handle: Src,
+    pub(crate) action: ImageAction,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum ImageAction {
+    /// `tex` and `tld4`.
+    Fetch(Fetch),
+    /// `txq` and `suq`.
+    Query {
+        to: Reg,
+        what: ImageQuery,
+        /// Or [`NONE`].
+        level: Src,
+        surface: bool,
+    },
+    /// `suld`, `sust` and `sured`.
+    Surface(SurfaceAccess),
+    /// `istypep`: whether the handle is one of this kind.
+    Is { to: Reg, surface: bool },
+}
+
+/// Where in an image: the coordinates of its dimensions, and a layer, or [`NONE`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ImagePlace {
+    pub(crate) dimensions: u8,
+    pub(crate) cube: bool,
+    pub(crate) layer: Src,
+    pub(crate) at: [Src; 3],
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fetch {
+    pub(crate) place: ImagePlace,
+    /// The coordinates are integers.
+    pub(crate) integers: bool,
+    pub(crate) detail: Detail,
+    /// Elements to add to the place.
+    pub(crate) offset: [Src; 3],
+    /// Four elements are read, of each the number of this place.
+    pub(crate) gather: Option<u8>,
+    /// Or [`NONE`].
+    pub(crate) to: [Reg; 4],
+    pub(crate) result: FetchResult,
+    /// Whether there is memory, or [`NONE`].
+    pub(crate) resident: Reg,
+}
+
+/// Which levels are read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Detail {
+    Base,
+    Level(Src),
+    /// How the coordinates change from pixel to pixel, in two directions.
+    Gradient([Src; 3], [Src; 3]),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FetchResult {
+    Word,
+    Half,
+    HalfPair,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ImageQuery {
+    Size(u8),
+    Layers,
+    Levels,
+    Samples,
+    DataType,
+    Order,
+    Normalized,
+    Layout,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SurfaceAccess {
+    pub(crate) place: ImagePlace,
+    pub(crate) action: SurfaceAction,
+    pub(crate) beyond: SurfaceEdge,
+    /// Bytes of one value.
+    pub(crate) size: u8,
+    pub(crate) count: u8,
+    /// The values, or where they go.
+    pub(crate) values: [Src; 4],
+    /// The first coordinate counts elements, not bytes, and values are converted to the format.
+    pub(crate) formatted: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SurfaceAction {
+    Load,
+    Store,
+    Reduce(AtomicOp, AtomicType),
+}
+
+/// What happens beside a surface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SurfaceEdge {
+    Trap,
+    /// The element at the edge is meant.
+    Clamp,
+    /// Zeros are read, and nothing is written.
+    Zero,
 }
 
 /// A copy from global to shared memory (`cp.async`).
@@ -388,6 +508,7 @@ pub(crate) struct Code {
     pub(crate) constants: Vec<Lanes>,
     pub(crate) tables: Vec<Vec<u32>>,
     pub(crate) calls: Vec<CallSite>,
+    pub(crate) images: Vec<ImageAccess>,
     pub(crate) copies: Vec<AsyncCopy>,
     pub(crate) bulk_copies: Vec<BulkCopy>,
     pub(crate) mbarriers: Vec<Mbarrier>,
@@ -397,6 +518,8 @@ pub(crate) struct Code {
     pub(crate) frame_bytes: u32,
     pub(crate) params: Vec<Slot>,
     pub(crate) returns: Vec<Slot>,
+    /// Whether it calls `malloc` or `free` of the device.
+    pub(crate) uses_heap: bool,
     /// Whether it names the reserved part of shared memory.
     pub(crate) reserved_shared: bool,
 }

@@ -14,6 +14,8 @@ pub(crate) enum Element {
     Bf16,
     Tf32,
     F64,
+    E4m3,
+    E5m2,
     S8,
     U8,
     S4,
@@ -61,6 +63,8 @@ impl Element {
             "bf16" => Element::Bf16,
             "tf32" => Element::Tf32,
             "f64" => Element::F64,
+            "e4m3" => Element::E4m3,
+            "e5m2" => Element::E5m2,
             "s8" => Element::S8,
             "u8" => Element::U8,
             "s4" => Element::S4,
@@ -75,14 +79,23 @@ impl Element {
         match self {
             Element::F16 | Element::Bf16 => 2,
             Element::Tf32 | Element::F64 => 1,
-            Element::S8 | Element::U8 => 4,
+            Element::S8 | Element::U8 | Element::E4m3 | Element::E5m2 => 4,
             Element::S4 | Element::U4 => 8,
             Element::B1 => 32,
         }
     }
 
+    /// Whether it is a floating-point number of eight bits.
+    pub(crate) fn is_tiny(self) -> bool {
+        matches!(self, Element::E4m3 | Element::E5m2)
+    }
+
     pub(crate) fn is_integer(self) -> bool {
-        !matches!(self, Element::F16 | Element::Bf16 | Element::Tf32 | Element::F64)
+        match self {
+            Element::F16 | Element::Bf16 | Element::Tf32 | Element::F64 => false,
+            Element::E4m3 | Element::E5m2 => false,
+            Element::S8 | Element::U8 | Element::S4 | Element::U4 | Element::B1 => true,
+        }
     }
 }
 

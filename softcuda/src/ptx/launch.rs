@@ -1,5 +1,6 @@
 //! What a launch consists of, and what it asks its caller.
 
+use super::image::Images;
 use std::sync::atomic::AtomicBool;
 
 #[cfg(doc)]
@@ -22,6 +23,29 @@ pub trait AddressSpace: Sync {
     fn is_writable(&self, addr: u64, len: usize) -> bool;
 }
 
+/// Memory that kernels allocate by themselves.
+pub trait Heap: Sync {
+    /// The address of `size` new bytes, aligned to 16; none when there is not so much left.
+    fn allocate(&self, size: u64) -> Option<u64>;
+
+    /// Takes memory back; false for an address that was not given out.
+    fn free(&self, address: u64) -> bool;
+}
+
+/// No memory for kernels.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoHeap;
+
+impl Heap for NoHeap {
+    fn allocate(&self, _size: u64) -> Option<u64> {
+        None
+    }
+
+    fn free(&self, _address: u64) -> bool {
+        false
+    }
+}
+
 /// One kernel launch.
 pub struct Launch<'a> {
     /// Blocks in x, y and z.
@@ -39,6 +63,10 @@ pub struct Launch<'a> {
     pub cooperative: bool,
     /// Set to true by the caller to stop the launch soon; it then ends in [`Trap::Cancelled`].
     pub cancel: &'a AtomicBool,
-    /// Receives the formatted output of one `printf` call.
-    pub print: &'a (dyn Fn(&[u8]) + Sync),
+    /// The textures and surfaces.
+    pub images: &'a dyn Images,
+    /// Where `malloc` in kernels has memory from.
+    pub heap: &'a dyn Heap,
+    /// Receives the formatted output of one `printf` call, and how many bytes its arguments have.
+    pub print: &'a (dyn Fn(&[u8], usize) + Sync),
 }

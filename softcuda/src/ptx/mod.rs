@@ -13,6 +13,7 @@ mod code;
 mod diagnostic;
 mod exec;
 mod fragment;
+mod image;
 mod kernels;
 mod lanes;
 mod launch;
@@ -24,9 +25,10 @@ mod parser;
 mod trap;
 
 pub use diagnostic::{Diagnostic, DiagnosticKind};
-pub use launch::{AddressSpace, Launch};
+pub use image::{Beyond, Channel, Image, Images, Level, NoImages, Sampler, Texture};
+pub use launch::{AddressSpace, Heap, Launch, NoHeap};
 pub use link::link;
-pub use module::{Entry, Global, Module, Param, Relocation};
+pub use module::{Entry, Global, Module, Param, Reference, Relocation};
 pub use trap::Trap;
 
 /// Runs a launch to its end.

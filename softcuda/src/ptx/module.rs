@@ -1,3 +1,4 @@
+pub use super::ast::Reference;
 use super::ast::{Base, Function, Operand, Source, Space, Type, Variable};
 use super::code::{Code, FUNCTION_WINDOW};
 use super::diagnostic::{Diagnostic, DiagnosticKind};
@@ -17,6 +18,8 @@ pub struct Module {
     pub entries: Vec<Arc<Entry>>,
     /// Variables in global and constant memory, in the order of the source.
     pub globals: Vec<Global>,
+    /// Whether kernels allocate memory by themselves.
+    pub uses_heap: bool,
     /// The functions, those of the entries included.
     pub(crate) functions: Vec<Code>,
 }
@@ -34,6 +37,7 @@ impl Module {
             target: source.target.to_owned(),
             entries: Vec::new(),
             globals: globals(&source, &names)?,
+            uses_heap: false,
             functions: Vec::new(),
         };
         let shared = SharedMemory::of(&source)?;
@@ -51,6 +55,7 @@ impl Module {
             }
             module.functions.push(lower(&names, function, locations, &own, frame_bytes)?);
         }
+        module.uses_heap = module.functions.iter().any(|code| code.uses_heap);
         Ok(module)
     }
 
@@ -104,6 +109,8 @@ pub struct Global {
     pub align: usize,
     /// Whether it is in `.const` memory.
     pub constant: bool,
+    /// It stands for a texture or a surface, by its address.
+    pub reference: Option<Reference>,
     /// The first bytes of its initial value; the rest, up to `size`, is zero.
     pub init: Vec<u8>,
     /// Addresses to add into `init` once they are known.
@@ -185,6 +192,7 @@ fn globals(source: &Source<'_>, names: &Names<'_>) -> Result<Vec<Global>, Diagno
                 size: variable.size,
                 align: variable.align,
                 constant: variable.space == Space::Const,
+                reference: variable.reference,
                 init,
                 relocations,
             })

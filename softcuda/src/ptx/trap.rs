@@ -28,6 +28,14 @@ pub enum Trap {
         /// The kernel's name.
         kernel: String,
     },
+    /// `free` of an address that is not allocated by `malloc` (`CUDA_ERROR_LAUNCH_FAILED`).
+    #[error("kernel `{kernel}` freed {address:#x}, which is not allocated")]
+    InvalidFree {
+        /// The address.
+        address: u64,
+        /// The kernel's name.
+        kernel: String,
+    },
     /// A failed device-side `assert` (`CUDA_ERROR_ASSERT`).
     #[error("kernel `{kernel}`: assertion `{message}` failed")]
     Assert {

@@ -109,6 +109,7 @@ fn program(
         result: 1,
         kind: Kind::B32,
         expected: bytes32(expected),
+        pictures: Vec::new(),
         precision: Precision::Exact,
         golden: Precision::Exact,
     }

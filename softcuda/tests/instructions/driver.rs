@@ -1,6 +1,6 @@
 //! A CUDA driver, softcuda or another, through its C interface.
 
-use super::job::{Argument, Job};
+use super::job::{Argument, Job, Picture, Reading, Shape};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
@@ -14,6 +14,15 @@ pub(crate) struct Driver {
     find: Find,
     /// The name of the device and the version of the driver.
     pub(crate) name: String,
+}
+
+/// A picture on a device; what it has not is 0.
+struct Shown {
+    texture: u64,
+    surface: u64,
+    array: u64,
+    levels: u64,
+    memory: u64,
 }
 
 /// Calls a function of the driver by name; an error of the driver is an error.
@@ -69,6 +78,10 @@ impl Driver {
             call!(library, cuMemcpyHtoD_v2(address => u64, bytes.as_ptr() => *const u8, bytes.len() => usize))?;
             buffers.push(address);
         }
+        let mut pictures = Vec::new();
+        for picture in &job.pictures {
+            pictures.push(self.show(picture)?);
+        }
         for launch in &job.launches {
             let name = CString::new(launch.kernel).map_err(|error| error.to_string())?;
             let mut function = null_mut();
@@ -78,6 +91,8 @@ impl Driver {
                 .iter()
                 .map(|argument| match *argument {
                     Argument::Buffer(number) => buffers[number],
+                    Argument::Texture(number) => pictures[number].texture,
+                    Argument::Surface(number) => pictures[number].surface,
                     Argument::U32(value) => value.into(),
                     Argument::F32(value) => value.to_bits().into(),
                 })
@@ -95,11 +110,84 @@ impl Driver {
         call!(library, cuCtxSynchronize())?;
         let mut result = vec![0; job.buffers[job.result].len()];
         call!(library, cuMemcpyDtoH_v2(result.as_mut_ptr() => *mut u8, buffers[job.result] => u64, result.len() => usize))?;
+        for shown in pictures {
+            self.take_down(&shown)?;
+        }
         for address in buffers {
             call!(library, cuMemFree_v2(address => u64))?;
         }
         call!(library, cuModuleUnload(module => *mut c_void))?;
         Ok(result)
+    }
+
+    /// Makes a texture of a picture, and a surface if it can be one.
+    fn show(&self, picture: &Picture) -> Result<Shown, String> {
+        let library = &self.find;
+        let mut shown = Shown { texture: 0, surface: 0, array: 0, levels: 0, memory: 0 };
+        // Kind, handle or address, format and channels, sizes, pitch.
+        let mut resource = [0u64; 18];
+        let element = u64::from(picture.format) | u64::from(picture.channels) << 32;
+        let Shape::Array { flags, levels, .. } = picture.shape else {
+            let size = picture.bytes.len();
+            call!(library, cuMemAlloc_v2(&raw mut shown.memory => *mut u64, size => usize))?;
+            call!(library, cuMemcpyHtoD_v2(shown.memory => u64, picture.bytes.as_ptr() => *const u8, size => usize))?;
+            resource[..4].copy_from_slice(&[2, shown.memory, element, size as u64]);
+            if let Shape::Rows { width, height, pitch } = picture.shape {
+                let sizes = [width as u64, height as u64, pitch as u64];
+                resource[0] = 3;
+                resource[3..6].copy_from_slice(&sizes);
+            }
+            call!(library, cuTexObjectCreate(&raw mut shown.texture => *mut u64, resource.as_ptr() => *const u64, &raw const picture.reading => *const Reading, std::ptr::null() => *const c_void))?;
+            return Ok(shown);
+        };
+        let [width, height, depth] = picture.level(0).map(|n| n as u64);
+        let descriptor = [width, height, depth, element, u64::from(flags)];
+        if levels > 1 {
+            call!(library, cuMipmappedArrayCreate(&raw mut shown.levels => *mut u64, descriptor.as_ptr() => *const u64, levels as c_uint => c_uint))?;
+        } else {
+            call!(library, cuArray3DCreate_v2(&raw mut shown.array => *mut u64, descriptor.as_ptr() => *const u64))?;
+        }
+        let mut done = 0;
+        for level in 0..levels {
+            let mut array = shown.array;
+            if levels > 1 {
+                call!(library, cuMipmappedArrayGetLevel(&raw mut array => *mut u64, shown.levels => u64, level as c_uint => c_uint))?;
+            }
+            let [width, height, depth] = picture.level(level).map(|n| n.max(1) as u64);
+            let row = width * picture.element() as u64;
+            let mut copy = [0u64; 25];
+            (copy[4], copy[5], copy[9], copy[10]) =
+                (1, picture.bytes[done..].as_ptr() as u64, row, height);
+            (copy[15], copy[18]) = (3, array);
+            (copy[22], copy[23], copy[24]) = (row, height, depth);
+            call!(library, cuMemcpy3D_v2(copy.as_ptr() => *const u64))?;
+            done += (row * height * depth) as usize;
+        }
+        resource[0] = u64::from(levels > 1);
+        resource[1] = if levels > 1 { shown.levels } else { shown.array };
+        call!(library, cuTexObjectCreate(&raw mut shown.texture => *mut u64, resource.as_ptr() => *const u64, &raw const picture.reading => *const Reading, std::ptr::null() => *const c_void))?;
+        if flags & 2 != 0 {
+            call!(library, cuSurfObjectCreate(&raw mut shown.surface => *mut u64, resource.as_ptr() => *const u64))?;
+        }
+        Ok(shown)
+    }
+
+    fn take_down(&self, shown: &Shown) -> Result<(), String> {
+        let library = &self.find;
+        call!(library, cuTexObjectDestroy(shown.texture => u64))?;
+        if shown.surface != 0 {
+            call!(library, cuSurfObjectDestroy(shown.surface => u64))?;
+        }
+        if shown.array != 0 {
+            call!(library, cuArrayDestroy(shown.array => u64))?;
+        }
+        if shown.levels != 0 {
+            call!(library, cuMipmappedArrayDestroy(shown.levels => u64))?;
+        }
+        if shown.memory != 0 {
+            call!(library, cuMemFree_v2(shown.memory => u64))?;
+        }
+        Ok(())
     }
 
     fn load(&self, ptx: &str) -> Result<*mut c_void, String> {

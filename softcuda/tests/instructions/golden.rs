@@ -10,7 +10,7 @@
 //! fingerprint is FNV-1a over the PTX, the inputs and the launches: a result belongs to one program only.
 
 use super::driver::Driver;
-use super::job::{Argument, Job};
+use super::job::{Argument, Job, Picture, Reading};
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -126,13 +126,23 @@ fn fingerprint(job: &Job) -> u64 {
     };
     add(job.ptx.as_bytes());
     job.buffers.iter().for_each(|buffer| add(buffer));
+    for picture in &job.pictures {
+        let Picture { shape, format, channels, bytes, reading } = picture;
+        add(format!("{shape:?} {format} {channels}").as_bytes());
+        add(bytes);
+        let Reading { beyond, filter, flags, level_filter, bias, levels, border, .. } = reading;
+        add(format!("{beyond:?} {filter} {flags} {level_filter} {bias} {levels:?} {border:?}")
+            .as_bytes());
+    }
     for launch in &job.launches {
         add(launch.kernel.as_bytes());
         let (grid, block, shared) = launch.shape;
         [grid, block, shared].iter().for_each(|n| add(&n.to_le_bytes()));
         for argument in &launch.arguments {
             let bits = match *argument {
-                Argument::Buffer(number) => number as u64,
+                Argument::Buffer(number)
+                | Argument::Texture(number)
+                | Argument::Surface(number) => number as u64,
                 Argument::U32(value) => value.into(),
                 Argument::F32(value) => value.to_bits().into(),
             };

@@ -14,8 +14,72 @@ pub(crate) struct Launch {
 pub(crate) enum Argument {
     /// The address of a buffer, by its number.
     Buffer(usize),
+    /// The texture of a picture, by its number.
+    Texture(usize),
+    /// The surface of a picture, by its number.
+    Surface(usize),
     U32(u32),
     F32(f32),
+}
+
+/// What a texture or a surface shows.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Shape {
+    /// An array: its size in elements, its flags and its levels.
+    Array { size: [usize; 3], flags: u32, levels: usize },
+    /// Plain memory.
+    Linear,
+    /// So many rows, and bytes from row to row, in plain memory.
+    Rows { width: usize, height: usize, pitch: usize },
+}
+
+/// `CUDA_TEXTURE_DESC`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Reading {
+    pub(crate) beyond: [u32; 3],
+    pub(crate) filter: u32,
+    pub(crate) flags: u32,
+    pub(crate) anisotropy: u32,
+    pub(crate) level_filter: u32,
+    pub(crate) bias: f32,
+    pub(crate) levels: [f32; 2],
+    pub(crate) border: [f32; 4],
+    reserved: [u32; 12],
+}
+
+/// A texture, or a surface.
+#[derive(Clone)]
+pub(crate) struct Picture {
+    pub(crate) shape: Shape,
+    /// `CUarray_format`.
+    pub(crate) format: u32,
+    pub(crate) channels: u32,
+    /// Of all levels, one after the other.
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) reading: Reading,
+}
+
+impl Picture {
+    /// Bytes of an element.
+    pub(crate) fn element(&self) -> usize {
+        let number = match self.format {
+            0x01 | 0x08 => 1,
+            0x02 | 0x09 | 0x10 => 2,
+            _ => 4,
+        };
+        number * self.channels as usize
+    }
+
+    /// The size of a level of an array.
+    pub(crate) fn level(&self, level: usize) -> [usize; 3] {
+        let Shape::Array { size, flags, .. } = self.shape else { return [0; 3] };
+        let mut halves = size.map(|n| if n == 0 { 0 } else { (n >> level).max(1) });
+        if flags & 5 != 0 {
+            halves[2] = size[2]; // layers stay
+        }
+        halves
+    }
 }
 
 /// What the elements of a result are.
@@ -46,6 +110,7 @@ pub(crate) struct Job {
     pub(crate) name: String,
     pub(crate) ptx: String,
     pub(crate) buffers: Vec<Vec<u8>>,
+    pub(crate) pictures: Vec<Picture>,
     pub(crate) launches: Vec<Launch>,
     pub(crate) result: usize,
     pub(crate) kind: Kind,

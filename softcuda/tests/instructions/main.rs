@@ -12,14 +12,18 @@ mod floats;
 mod golden;
 mod halves;
 mod host;
+mod images;
 mod integers;
 mod job;
 mod jobs;
 mod matrices;
 mod products;
 mod programs;
+mod surfaces;
 mod table;
+mod tiny;
 mod triton;
+mod video;
 mod warps;
 mod words;
 
@@ -96,6 +100,13 @@ fn softcuda_agrees_with_gpus() {
 #[test]
 fn softcuda_makes_a_choice_of_its_own() {
     let jobs: Vec<Job> = choices::cases().into_iter().map(table::Case::job).collect();
+    check(&jobs, |driver, job| compare(job.kind, job.precision, &driver.run(job)?, &job.expected));
+}
+
+/// Instructions of architectures that none of the golden data is of.
+#[test]
+fn softcuda_has_instructions_of_newer_gpus() {
+    let jobs: Vec<Job> = tiny::newer().into_iter().map(table::Case::job).collect();
     check(&jobs, |driver, job| compare(job.kind, job.precision, &driver.run(job)?, &job.expected));
 }
 

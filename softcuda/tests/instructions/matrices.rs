@@ -2,6 +2,7 @@
 
 use super::job::{Argument, Job, Kind, Launch, Precision, bytes32};
 use super::table::Random;
+use super::tiny;
 use half::{bf16, f16};
 
 pub(crate) fn jobs() -> Vec<Job> {
@@ -18,6 +19,15 @@ pub(crate) fn jobs() -> Vec<Job> {
                     jobs.push(job);
                 }
             }
+        }
+    }
+    for format in TINY {
+        for data in [Data::Whole, Data::Real, Data::Special] {
+            let job = product(format, 32, data);
+            jobs.extend(job.map(|mut job| {
+                job.ptx = job.ptx.replace("sm_80", "sm_90").replace(".version 8.0", ".version 8.4");
+                job
+            }));
         }
     }
     for (size, cache) in [(4, "ca"), (8, "ca"), (16, "ca"), (16, "cg")] {
@@ -51,6 +61,7 @@ pub(crate) fn warp(name: String, body: &str, input: Vec<u8>, kind: Kind, expecte
         result: 1,
         kind,
         expected,
+        pictures: Vec::new(),
         precision: Precision::Exact,
         golden: Precision::Exact,
     }
@@ -119,6 +130,13 @@ const fn format(
     Format { types: [a, b, sum], per_register, saturate: false }
 }
 
+/// Those of floating-point numbers of eight bits, which came with another architecture.
+const TINY: [Format; 3] = [
+    format("e4m3", "e4m3", "f32", 4),
+    format("e5m2", "e5m2", "f32", 4),
+    format("e4m3", "e5m2", "f32", 4),
+];
+
 const FORMATS: [Format; 9] = [
     format("f16", "f16", "f32", 2),
     format("f16", "f16", "f16", 2),
@@ -138,6 +156,7 @@ pub(crate) fn encode(ty: &str, x: f64) -> u32 {
         "bf16" => bf16::from_f64(x).to_bits().into(),
         "tf32" | "f32" => (x as f32).to_bits(),
         "s8" | "u8" => u32::from(x as i64 as u8),
+        "e4m3" | "e5m2" => tiny::encode(ty, x),
         _ => x as i64 as u32,
     }
 }
@@ -152,6 +171,7 @@ pub(crate) fn decode(ty: &str, bits: u32) -> f64 {
         "f32" => f32::from_bits(bits).into(),
         "s8" => (bits as i8).into(),
         "u8" => (bits as u8).into(),
+        "e4m3" | "e5m2" => tiny::decode(ty, bits),
         _ => (bits as i32).into(),
     }
 }

@@ -17,6 +17,7 @@ fn program(name: &str, buffers: Vec<Vec<u8>>, launches: Vec<Launch>, result: usi
         result,
         kind: Kind::B32,
         expected: Vec::new(),
+        pictures: Vec::new(),
         precision: Precision::Exact,
         golden: Precision::Exact,
     }

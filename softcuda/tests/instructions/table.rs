@@ -67,6 +67,7 @@ impl Case {
             ptx: kernel(&self.text, self.types),
             expected: expected.collect(),
             buffers: vec![input, vec![0; size * count]],
+            pictures: Vec::new(),
             launches: vec![launch],
             result: 1,
             kind: self.kind,
@@ -111,8 +112,11 @@ fn kernel(text: &str, types: [&str; 4]) -> String {
         _ => (4, "selp.u32 %r0, 1, 0, %p0; st.global.u32 [%a5], %r0;"),
     };
     // Instructions that came with a later architecture.
-    let newer = ["cvt.f32.bf16", "ex2.approx.ftz.bf16", "tanh.approx.bf16"];
+    let newer = ["cvt.f32.bf16", "ex2.approx.ftz.bf16", "tanh.approx.bf16", "e4m3", "e5m2"];
     let target = if newer.iter().any(|name| text.contains(name)) { "sm_90" } else { "sm_80" };
+    if text.contains("%b0") {
+        body.insert_str(0, ".reg .b8 %b0;\n");
+    }
     let predicated = ["lop3.or", "lop3.and"].iter().any(|name| text.contains(name));
     let version = if predicated { "8.2" } else { "8.0" };
     format!(

@@ -48,6 +48,7 @@ fn job(
         launches: vec![launch],
         kind: Kind::F32,
         expected: Vec::new(),
+        pictures: Vec::new(),
         precision: Precision::Exact,
         golden: Precision::Exact,
     }

@@ -245,6 +245,7 @@ fn atomic(space: &str, name: &str, size: usize, values: &[u64], join: Join) -> J
         result: 1,
         kind: if size == 4 { Kind::B32 } else { Kind::B64 },
         expected: pack(&cells),
+        pictures: Vec::new(),
         precision: Precision::Exact,
         golden: Precision::Exact,
     }
@@ -275,6 +276,7 @@ fn compare_and_swap() -> Job {
         result: 1,
         kind: Kind::B32,
         expected: super::job::bytes32(&[product]),
+        pictures: Vec::new(),
         precision: Precision::Exact,
         golden: Precision::Exact,
     }

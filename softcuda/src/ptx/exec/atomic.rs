@@ -85,7 +85,7 @@ pub(super) fn apply(op: AtomicOp, ty: AtomicType, size: u8, old: u64, b: u64, c:
 ///
 /// # Safety
 /// The address must be writable and aligned for the size (2, 4 or 8).
-unsafe fn update(address: u64, size: u8, mut next: impl FnMut(u64) -> u64) -> u64 {
+pub(super) unsafe fn update(address: u64, size: u8, mut next: impl FnMut(u64) -> u64) -> u64 {
     // SAFETY: writable and aligned by the caller's promise.
     unsafe {
         match size {

@@ -1,6 +1,7 @@
 //! One block: its warps, its shared memory and its barriers.
 
 use super::context::{Context, Fault, QUANTUM, SHORT_QUANTUM, Step};
+use super::known::KnownImages;
 use super::memory::Mapped;
 use super::warp::{Status, Warp};
 use crate::ptx::code::{BarrierMode, NONE, Reg};
@@ -40,6 +41,7 @@ pub(super) struct Room<'a> {
     pub(super) context: &'a Context<'a>,
     pub(super) shared: Vec<u8>,
     pub(super) mapped: Mapped<'a>,
+    pub(super) known_images: KnownImages,
     pub(super) coordinates: [u32; 3],
     /// The block's number in the grid.
     pub(super) number: u64,
@@ -84,6 +86,7 @@ impl<'a> Block<'a> {
             context,
             shared: vec![0; context.shared_bytes],
             mapped: Mapped::new(context.memory, context.workspace_address()),
+            known_images: KnownImages::default(),
             coordinates: [0; 3],
             number: 0,
             warps,

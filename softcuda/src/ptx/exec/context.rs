@@ -33,6 +33,8 @@ pub(super) enum Fault {
     Illegal(u64),
     Misaligned(u64, usize),
     Trapped,
+    /// `free` of an address that `malloc` did not give.
+    Free(u64),
     Assert(String),
     Instruction(&'static str),
     Stack,
@@ -58,6 +60,7 @@ impl<'a> Context<'a> {
             Fault::Illegal(address) => Trap::IllegalAddress { address, kernel },
             Fault::Misaligned(address, size) => Trap::Misaligned { address, size, kernel },
             Fault::Trapped => Trap::Trapped { kernel },
+            Fault::Free(address) => Trap::InvalidFree { address, kernel },
             Fault::Assert(message) => Trap::Assert { message, kernel },
             Fault::Instruction(reason) => {
                 Trap::IllegalInstruction { reason: reason.to_owned(), kernel }

@@ -16,6 +16,7 @@ use crate::ptx::code::{
 };
 use crate::ptx::fragment::{Element, Fragment, MOST_REGISTERS, Sum};
 use crate::ptx::kernels::Bits;
+use crate::ptx::kernels::tiny;
 use half::{bf16, f16};
 
 /// All lanes of a warp take part in these instructions; what a GPU does otherwise is undefined.
@@ -34,6 +35,8 @@ impl Element {
             Element::Bf16 => bf16::from_bits((register >> (16 * index)) as u16).to_f64(),
             Element::Tf32 => f64::from(f32::from_bits(register as u32 & !0x1fff)),
             Element::F64 => f64::from_bits(register),
+            Element::E4m3 => tiny::E4M3.value(register >> (8 * index)),
+            Element::E5m2 => tiny::E5M2.value(register >> (8 * index)),
             _ => self.integer(register, index).into(),
         }
     }

@@ -5,10 +5,15 @@ mod block;
 mod collective;
 mod context;
 mod copy;
+mod heap;
+mod image;
+mod known;
 mod matrix;
 mod mbarrier;
 mod memory;
 mod print;
+mod sample;
+mod surface;
 mod turns;
 mod warp;
 

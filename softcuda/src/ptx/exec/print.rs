@@ -4,14 +4,20 @@ use super::block::Room;
 use super::context::{Fault, Step};
 use super::warp::Warp;
 use crate::ptx::ast::Space;
-use std::io::Write;
+use std::ffi::{CStr, CString};
 
 /// The longest string a kernel may print, in bytes.
 const LONGEST: usize = 64 << 10;
 
 impl Warp<'_> {
     /// A parameter of a call that has no code.
-    fn argument(&mut self, room: &mut Room<'_>, lane: usize, site: u32, index: usize) -> Step<u64> {
+    pub(super) fn argument(
+        &mut self,
+        room: &mut Room<'_>,
+        lane: usize,
+        site: u32,
+        index: usize,
+    ) -> Step<u64> {
         let slot = self.code.calls[site as usize].args[index];
         let size = if slot.size == 8 { 8 } else { 4 };
         let address = self.frame_address(slot.offset);
@@ -54,9 +60,15 @@ impl Warp<'_> {
             rest &= rest - 1;
             let format = self.argument(room, lane, site, 0)?;
             let values = self.argument(room, lane, site, 1)?;
-            let format = self.string(room, lane, format)?;
-            let (text, count) = self.formatted(room, lane, &format, values)?;
-            (room.context.launch.print)(&text);
+            // As the CUDA C++ Programming Guide has it, no text is -1.
+            let mut count = u64::from(u32::MAX);
+            if format != 0 {
+                let format = self.string(room, lane, format)?;
+                let mut arguments = Arguments { room: &mut *room, lane, at: values };
+                let text = self.formatted(&mut arguments, &format, &mut count)?;
+                let size = arguments.at.wrapping_sub(values) as usize;
+                (room.context.launch.print)(&text, size);
+            }
             if let Some(result) = self.code.calls[site as usize].returns.first() {
                 let address = self.frame_address(result.offset);
                 self.poke(room, Space::Generic, lane, (address, 4), count)?;
@@ -65,206 +77,238 @@ impl Warp<'_> {
         Ok(())
     }
 
-    /// The text, and the number of arguments.
+    /// The text; counts the arguments.
     fn formatted(
         &mut self,
-        room: &mut Room<'_>,
-        lane: usize,
+        arguments: &mut Arguments<'_, '_>,
         format: &[u8],
-        values: u64,
-    ) -> Step<(Vec<u8>, u64)> {
+        count: &mut u64,
+    ) -> Step<Vec<u8>> {
         let mut text = Vec::new();
-        let mut at = values;
-        let mut count = 0;
-        let mut bytes = format.iter().copied().peekable();
-        while let Some(byte) = bytes.next() {
-            if byte != b'%' {
-                text.push(byte);
+        let mut rest = format;
+        *count = 0;
+        while let Some(start) = rest.iter().position(|byte| *byte == b'%') {
+            text.extend_from_slice(&rest[..start]);
+            rest = &rest[start..];
+            let Some((spec, length)) = Spec::read(rest) else {
+                // What is no specifier is printed as it is.
+                text.push(b'%');
+                rest = &rest[1..];
                 continue;
-            }
-            let mut spec = Spec::default();
-            while let Some(flag) = bytes.next_if(|c| b"-+ #0".contains(c)) {
-                spec.flag(flag);
-            }
-            spec.width = self.count(room, lane, &mut bytes, &mut at)?.unwrap_or(0) as usize;
-            if bytes.next_if_eq(&b'.').is_some() {
-                let precision = self.count(room, lane, &mut bytes, &mut at)?.unwrap_or(0);
-                spec.precision = Some(precision.min(512) as usize);
-            }
-            let mut long = false;
-            while let Some(length) = bytes.next_if(|c| b"lhzjt".contains(c)) {
-                long |= length != b'h';
-            }
-            let Some(conversion) = bytes.next() else { break };
-            if conversion == b'%' {
+            };
+            rest = &rest[length..];
+            if spec.conversion == b'%' {
                 text.push(b'%');
                 continue;
             }
-            count += 1;
-            let size = if long || b"fFeEgGaAsp".contains(&conversion) { 8 } else { 4 };
-            let value = self.next_value(room, lane, &mut at, size)?;
-            let body = match conversion {
-                b's' => {
-                    let string = self.string(room, lane, value)?;
-                    let kept = spec.precision.unwrap_or(usize::MAX).min(string.len());
-                    String::from_utf8_lossy(&string[..kept]).into_owned()
-                }
-                b'c' => char::from(value as u8).to_string(),
-                b'd' | b'i' => {
-                    let value = if size == 4 { i64::from(value as i32) } else { value as i64 };
-                    spec.signed(spec.digits(value.unsigned_abs().to_string()), value < 0)
-                }
-                b'u' => spec.digits(value.to_string()),
-                b'x' => spec.prefixed("0x", spec.digits(format!("{value:x}"))),
-                b'X' => spec.prefixed("0X", spec.digits(format!("{value:X}"))),
-                b'o' => spec.prefixed("0", spec.digits(format!("{value:o}"))),
-                b'p' => format!("0x{value:x}"),
-                _ => spec.float(f64::from_bits(value), conversion),
-            };
-            spec.pad(&mut text, &body, b"sc".contains(&conversion));
+            let width = self.number(arguments, spec.width, count)?;
+            let precision = self.number(arguments, spec.precision, count)?;
+            *count += 1;
+            let value = self.next_value(arguments, spec.size())?;
+            let shown = Shown { spec: &spec, width, precision };
+            if spec.conversion == b's' {
+                let string = match value {
+                    0 => b"(null)".to_vec(),
+                    address => self.string(arguments.room, arguments.lane, address)?,
+                };
+                text.extend(shown.string(string));
+            } else {
+                text.extend(shown.value(value));
+            }
+            if text.len() > LONGEST {
+                break;
+            }
         }
-        Ok((text, count))
+        text.extend_from_slice(rest);
+        Ok(text)
     }
 
-    fn next_value(
-        &mut self,
-        room: &mut Room<'_>,
-        lane: usize,
-        at: &mut u64,
-        size: u8,
-    ) -> Step<u64> {
-        let mask = u64::from(size) - 1;
-        let address = at.wrapping_add(mask) & !mask;
-        *at = address.wrapping_add(u64::from(size));
-        self.peek(room, Space::Generic, lane, address, size)
+    fn next_value(&mut self, arguments: &mut Arguments<'_, '_>, size: u8) -> Step<u64> {
+        let step = u64::from(size);
+        let address = arguments.at.wrapping_add(step - 1) & !(step - 1);
+        arguments.at = address.wrapping_add(step);
+        self.peek(arguments.room, Space::Generic, arguments.lane, address, size)
     }
 
-    /// A width or precision: digits, or `*` for an argument.
-    fn count(
+    /// A width or a precision, which may be an argument.
+    fn number(
         &mut self,
-        room: &mut Room<'_>,
-        lane: usize,
-        bytes: &mut std::iter::Peekable<impl Iterator<Item = u8>>,
-        at: &mut u64,
-    ) -> Step<Option<u64>> {
-        if bytes.next_if_eq(&b'*').is_some() {
-            return Ok(Some(self.next_value(room, lane, at, 4)?.min(4096)));
-        }
-        let mut value = None;
-        while let Some(digit) = bytes.next_if(u8::is_ascii_digit) {
-            value = Some((value.unwrap_or(0) * 10 + u64::from(digit - b'0')).min(4096));
-        }
-        Ok(value)
+        arguments: &mut Arguments<'_, '_>,
+        given: Given,
+        count: &mut u64,
+    ) -> Step<Option<i32>> {
+        let most = MOST_PADDING;
+        Ok(match given {
+            Given::No => None,
+            Given::Number(number) => Some(number),
+            Given::Argument => {
+                *count += 1;
+                Some((self.next_value(arguments, 4)? as u32 as i32).clamp(-most, most))
+            }
+        })
     }
 }
 
-/// One conversion's flags.
-#[derive(Default)]
+/// The longest width and precision.
+const MOST_PADDING: i32 = 4096;
+
+/// The arguments of one call, as far as they are read.
+struct Arguments<'r, 'a> {
+    room: &'r mut Room<'a>,
+    lane: usize,
+    at: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Given {
+    No,
+    Number(i32),
+    Argument,
+}
+
+/// A conversion in a format.
 struct Spec {
-    left: bool,
-    plus: bool,
-    space: bool,
-    alternate: bool,
-    zero: bool,
-    width: usize,
-    precision: Option<usize>,
+    flags: Vec<u8>,
+    width: Given,
+    precision: Given,
+    /// Bytes of an integer.
+    integer: u8,
+    conversion: u8,
 }
 
 impl Spec {
-    fn flag(&mut self, flag: u8) {
-        match flag {
-            b'-' => self.left = true,
-            b'+' => self.plus = true,
-            b' ' => self.space = true,
-            b'#' => self.alternate = true,
-            _ => self.zero = true,
-        }
-    }
-
-    /// At least as many digits as the precision asks for.
-    fn digits(&self, digits: String) -> String {
-        let least = self.precision.unwrap_or(1);
-        format!("{}{digits}", "0".repeat(least.saturating_sub(digits.len())))
-    }
-
-    fn prefixed(&self, prefix: &str, digits: String) -> String {
-        if self.alternate && digits != "0" { format!("{prefix}{digits}") } else { digits }
-    }
-
-    fn signed(&self, magnitude: String, negative: bool) -> String {
-        let sign = match (negative, self.plus, self.space) {
-            (true, _, _) => "-",
-            (false, true, _) => "+",
-            (false, false, true) => " ",
-            _ => "",
-        };
-        format!("{sign}{magnitude}")
-    }
-
-    fn float(&self, value: f64, conversion: u8) -> String {
-        let precision = self.precision.unwrap_or(6);
-        let magnitude = value.abs();
-        let text = if magnitude.is_nan() {
-            "nan".to_owned()
-        } else if magnitude.is_infinite() {
-            "inf".to_owned()
-        } else {
-            match conversion | 0x20 {
-                b'e' => exponential(magnitude, precision),
-                b'g' => self.general(magnitude, precision.max(1)),
-                _ => format!("{magnitude:.precision$}"),
+    /// Reads one from its `%` on, and how long it is; none for what CUDA's `printf` does not know.
+    fn read(text: &[u8]) -> Option<(Spec, usize)> {
+        let mut at = 1;
+        let mut flags = Vec::new();
+        while let Some(flag) = text.get(at).filter(|c| b"-+ #0'".contains(c)) {
+            if !flags.contains(flag) {
+                flags.push(*flag);
             }
-        };
-        let text = if conversion.is_ascii_uppercase() { text.to_uppercase() } else { text };
-        self.signed(text, value.is_sign_negative() && !value.is_nan())
-    }
-
-    fn general(&self, magnitude: f64, precision: usize) -> String {
-        let scientific = exponential(magnitude, precision - 1);
-        let exponent: i32 =
-            scientific.split_once('e').and_then(|(_, e)| e.parse().ok()).unwrap_or(0);
-        let fixed = exponent >= -4 && exponent < precision as i32;
-        let text = if fixed {
-            let places = (precision as i32 - 1 - exponent).max(0) as usize;
-            format!("{magnitude:.places$}")
-        } else {
-            scientific
-        };
-        if self.alternate || !text.contains('.') {
-            return text;
+            at += 1;
         }
-        let (mantissa, exponent) = match text.split_once('e') {
-            Some((mantissa, exponent)) => (mantissa.to_owned(), format!("e{exponent}")),
-            None => (text, String::new()),
-        };
-        let mantissa = mantissa.trim_end_matches('0').trim_end_matches('.');
-        format!("{mantissa}{exponent}")
+        let width = Self::number(text, &mut at);
+        let mut precision = Given::No;
+        if text.get(at) == Some(&b'.') {
+            at += 1;
+            precision = match Self::number(text, &mut at) {
+                Given::No => Given::Number(0),
+                given => given,
+            };
+        }
+        let mut integer = 4;
+        for (name, size) in [(&b"ll"[..], 8), (b"l", 8), (b"hh", 1), (b"h", 2)] {
+            if text[at..].starts_with(name) {
+                (integer, at) = (size, at + name.len());
+                break;
+            }
+        }
+        let conversion = *text.get(at).filter(|c| b"%cdiouxXpeEfFgGaAs".contains(c))?;
+        Some((Spec { flags, width, precision, integer, conversion }, at + 1))
     }
 
-    fn pad(&self, into: &mut Vec<u8>, body: &str, is_text: bool) {
-        let missing = self.width.saturating_sub(body.len());
-        // Writing to a vector does not fail.
-        let _ = if self.left {
-            write!(into, "{body}{}", " ".repeat(missing))
-        } else if self.zero && !is_text {
-            let digits = body.find(|c: char| c.is_ascii_hexdigit()).unwrap_or(0);
-            let (sign, digits) = body.split_at(digits);
-            write!(into, "{sign}{}{digits}", "0".repeat(missing))
-        } else {
-            write!(into, "{}{body}", " ".repeat(missing))
-        };
+    fn number(text: &[u8], at: &mut usize) -> Given {
+        if text.get(*at) == Some(&b'*') {
+            *at += 1;
+            return Given::Argument;
+        }
+        let mut given = Given::No;
+        while let Some(digit) = text.get(*at).filter(|c| c.is_ascii_digit()) {
+            let so_far = if let Given::Number(number) = given { number } else { 0 };
+            given = Given::Number((so_far * 10 + i32::from(digit - b'0')).min(MOST_PADDING));
+            *at += 1;
+        }
+        given
+    }
+
+    /// Bytes of the argument. Integers shorter than `int` are passed as one.
+    fn size(&self) -> u8 {
+        match self.conversion {
+            b'c' => 4,
+            b'd' | b'i' | b'o' | b'u' | b'x' | b'X' => self.integer.max(4),
+            _ => 8,
+        }
     }
 }
 
-/// C's `%e`: at least two digits of exponent, with a sign.
-fn exponential(magnitude: f64, precision: usize) -> String {
-    let text = format!("{magnitude:.precision$e}");
-    match text.split_once('e') {
-        Some((mantissa, exponent)) => {
-            let value: i32 = exponent.parse().unwrap_or(0);
-            let sign = if value < 0 { '-' } else { '+' };
-            format!("{mantissa}e{sign}{:02}", value.abs())
+/// A conversion with its width and its precision. The host's C library formats, as it does for CUDA.
+struct Shown<'s> {
+    spec: &'s Spec,
+    width: Option<i32>,
+    precision: Option<i32>,
+}
+
+impl Shown<'_> {
+    /// The conversion for the C library, with these letters at the end.
+    fn format(&self, letters: &str) -> CString {
+        let mut format = vec![b'%'];
+        format.extend_from_slice(&self.spec.flags);
+        if let Some(width) = self.width {
+            format.extend_from_slice(width.to_string().as_bytes());
         }
-        None => text,
+        // A negative precision is none.
+        if let Some(precision) = self.precision.filter(|precision| *precision >= 0) {
+            format.extend_from_slice(format!(".{precision}").as_bytes());
+        }
+        format.extend_from_slice(letters.as_bytes());
+        CString::new(format).unwrap_or_default()
     }
+
+    fn value(&self, value: u64) -> Vec<u8> {
+        let conversion = char::from(self.spec.conversion);
+        let signed = |value: u64| match self.spec.integer {
+            1 => i64::from(value as i8),
+            2 => i64::from(value as i16),
+            4 => i64::from(value as i32),
+            _ => value as i64,
+        };
+        let kept = u64::MAX >> (64 - 8 * u32::from(self.spec.integer));
+        match self.spec.conversion {
+            b'd' | b'i' => {
+                print_one(&self.format(&format!("ll{conversion}")), |to, size, format| {
+                    // SAFETY: the place has `size` bytes, and the format one conversion, of a `long long`.
+                    unsafe { libc::snprintf(to, size, format, signed(value)) }
+                })
+            }
+            b'o' | b'u' | b'x' | b'X' => {
+                print_one(&self.format(&format!("ll{conversion}")), |to, size, format| {
+                    // SAFETY: as for `long long`, of an `unsigned long long`.
+                    unsafe { libc::snprintf(to, size, format, value & kept) }
+                })
+            }
+            b'c' => print_one(&self.format("c"), |to, size, format| {
+                // SAFETY: as for `long long`, of an `int`.
+                unsafe { libc::snprintf(to, size, format, i32::from(value as u8)) }
+            }),
+            b'p' => print_one(&self.format("p"), |to, size, format| {
+                // SAFETY: as for `long long`, of a pointer, which is not followed.
+                unsafe { libc::snprintf(to, size, format, value as *const libc::c_void) }
+            }),
+            _ => print_one(&self.format(&conversion.to_string()), |to, size, format| {
+                // SAFETY: as for `long long`, of a `double`.
+                unsafe { libc::snprintf(to, size, format, f64::from_bits(value)) }
+            }),
+        }
+    }
+
+    fn string(&self, text: Vec<u8>) -> Vec<u8> {
+        // It ended at the first zero.
+        let text = CString::new(text).unwrap_or_default();
+        print_one(&self.format("s"), |to, size, format| {
+            // SAFETY: the format has one conversion, of a string, which ends in zero.
+            unsafe { libc::snprintf(to, size, format, text.as_ptr()) }
+        })
+    }
+}
+
+/// What a function like `snprintf` writes for a format.
+fn print_one(
+    format: &CStr,
+    print: impl Fn(*mut libc::c_char, usize, *const libc::c_char) -> i32,
+) -> Vec<u8> {
+    let length = usize::try_from(print(std::ptr::null_mut(), 0, format.as_ptr())).unwrap_or(0);
+    let mut text = vec![0u8; length + 1];
+    print(text.as_mut_ptr().cast(), text.len(), format.as_ptr());
+    text.truncate(length);
+    text
 }

@@ -39,6 +39,7 @@ pub(super) struct Frame<'a> {
     floor: usize,
     returned: u32,
     called: u32,
+    allocated: u32,
     site: u32,
 }
 
@@ -70,6 +71,8 @@ pub(super) struct Warp<'a> {
     pub(super) local: Local,
     /// The current function's frame in local memory.
     pub(super) local_base: u32,
+    /// Bytes behind that frame that the function has allocated (`alloca`), the same for all lanes.
+    pub(super) allocated: u32,
     thread: [Lanes; 3],
     waiting: Waiting,
 }
@@ -103,6 +106,7 @@ impl<'a> Warp<'a> {
             first_mask,
             local: Local::default(),
             local_base: 0,
+            allocated: 0,
             thread,
             waiting: Waiting::default(),
         }
@@ -123,6 +127,7 @@ impl<'a> Warp<'a> {
         self.parked = 0;
         self.overdue = false;
         self.local_base = 0;
+        self.allocated = 0;
         self.local.reserve(self.entry.frame_bytes);
     }
 
@@ -237,6 +242,7 @@ impl<'a> Warp<'a> {
                 Op::Atomic { ref place, op, ty, to, b, c } => {
                     self.atomic(room, place, mask, op, ty, to, b, c)?;
                 }
+                Op::Image(index) => self.image(room, &code.images[index as usize], mask)?,
                 Op::CopyAsync(copy) => self.copy_async(room, &code.copies[copy as usize], mask)?,
                 Op::CopyBulk(copy) => {
                     self.copy_bulk(room, &code.bulk_copies[copy as usize], mask)?;
@@ -305,6 +311,11 @@ impl<'a> Warp<'a> {
                     }
                 }
                 Op::Print(site) => self.print(room, mask, site)?,
+                Op::HeapAllocate(site) => self.heap_allocate(room, mask, site)?,
+                Op::HeapFree(site) => self.heap_free(room, mask, site)?,
+                Op::StackAllocate(to, size, align) => self.stack_allocate(to, size, align, mask)?,
+                Op::StackSave(to) => self.write(to, mask, u64::from(self.allocated)),
+                Op::StackRestore(from) => self.stack_restore(from, mask),
                 Op::AssertFail(site) => return Err(self.assertion(room, mask, site)),
                 ref op => {
                     if self.apart && self.gather() {
@@ -483,7 +494,7 @@ impl<'a> Warp<'a> {
 
     fn return_to(&mut self, frame: &Frame<'a>) -> Step<()> {
         let site: &CallSite = &frame.code.calls[frame.site as usize];
-        let caller_base = self.local_base - frame.code.frame_bytes;
+        let caller_base = self.local_base - frame.code.frame_bytes - frame.allocated;
         let lanes = frame.called & self.live;
         for (from, to) in self.code.returns.iter().zip(&site.returns) {
             let size = from.size.min(to.size);
@@ -493,6 +504,7 @@ impl<'a> Warp<'a> {
         self.code = frame.code;
         self.base -= frame.code.registers as usize;
         self.local_base = caller_base;
+        self.allocated = frame.allocated;
         self.path = frame.path;
         self.floor = frame.floor;
         self.returned = frame.returned;
@@ -503,7 +515,7 @@ impl<'a> Warp<'a> {
         let callee = callee.ok_or(Fault::Instruction("a call of an address without function"))?;
         let caller = self.code;
         let base = self.base + caller.registers as usize;
-        let local_base = self.local_base + caller.frame_bytes;
+        let local_base = self.local_base + caller.frame_bytes + self.allocated;
         if base + callee.registers as usize > MOST_REGISTERS
             || local_base.saturating_add(callee.frame_bytes) > MOST_LOCAL
             || self.frames.len() >= MOST_CALLS
@@ -522,6 +534,7 @@ impl<'a> Warp<'a> {
             floor: self.floor,
             returned: self.returned,
             called: mask,
+            allocated: self.allocated,
             site,
         });
         self.code = callee;
@@ -530,6 +543,7 @@ impl<'a> Warp<'a> {
             self.registers.resize(base + callee.registers as usize, [0; WIDTH]);
         }
         self.local_base = local_base;
+        self.allocated = 0;
         self.floor = self.paths.len();
         self.returned = 0;
         self.path = Path { mask, pc: 0, join: NONE };

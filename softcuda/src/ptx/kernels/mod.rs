@@ -11,6 +11,8 @@ pub(crate) mod half;
 pub(crate) mod int;
 mod round;
 pub(crate) mod rounding;
+pub(crate) mod tiny;
+pub(crate) mod video;
 
 use std::sync::LazyLock;
 

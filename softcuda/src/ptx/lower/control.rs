@@ -2,7 +2,7 @@
 
 use super::Location;
 use super::{Lower, Lowered, Pending};
-use crate::ptx::ast::{Base, Operand, Space};
+use crate::ptx::ast::{Base, Operand, Space, Type};
 use crate::ptx::code::{CallSite, Op, Slot};
 
 impl<'a> Lower<'_, 'a> {
@@ -44,7 +44,7 @@ impl<'a> Lower<'_, 'a> {
         let [index, Operand::Symbol(Base::Name(list), 0)] = self.operands()? else {
             return Err(self.position.mistyped("expected an index and a list of targets"));
         };
-        let index = self.src(index, crate::ptx::ast::Type::U32)?;
+        let index = self.src(index, Type::U32)?;
         let labels = self
             .in_scope(|body, scope| body.targets.get(&(scope, list)))
             .ok_or_else(|| self.position.undefined(list))?;
@@ -53,6 +53,39 @@ impl<'a> Lower<'_, 'a> {
         self.code.tables.push(Vec::new());
         self.branches.push(Pending::Table { table, targets });
         self.emit(Op::BranchIndexed(index, table as u32, 0));
+        Ok(())
+    }
+
+    /// `alloca`, `stacksave` and `stackrestore`.
+    pub(super) fn stack(&mut self, opcode: &str) -> Lowered<()> {
+        let ty = self.ty()?;
+        if !matches!(ty, Type::U32 | Type::U64) {
+            return Err(self.unsupported());
+        }
+        self.done()?;
+        let op = match opcode {
+            "alloca" => {
+                let (to, size, align) = match self.current.map_or(&[][..], |c| &c.operands) {
+                    [to, size] => (to, size, 8),
+                    [to, size, Operand::Integer(align)]
+                        if align.is_power_of_two() && *align <= 1 << 16 =>
+                    {
+                        (to, size, *align as u32)
+                    }
+                    _ => return Err(self.position.mistyped("expected a size and an alignment")),
+                };
+                Op::StackAllocate(self.to(to, ty)?, self.src(size, ty)?, align)
+            }
+            "stacksave" => {
+                let [to] = self.operands()?;
+                Op::StackSave(self.to(to, ty)?)
+            }
+            _ => {
+                let [from] = self.operands()?;
+                Op::StackRestore(self.src(from, ty)?)
+            }
+        };
+        self.emit(op);
         Ok(())
     }
 
@@ -108,19 +141,24 @@ impl<'a> Lower<'_, 'a> {
                 let known = match name {
                     "vprintf" => site.args.len() == 2 && site.returns.len() == 1,
                     "__assertfail" => site.args.len() == 5,
+                    "malloc" => site.args.len() == 1 && site.returns.len() == 1,
+                    "free" => site.args.len() == 1,
                     _ => false,
                 };
                 let site = self.call_site(site);
+                self.code.uses_heap |= number.is_none() && matches!(name, "malloc" | "free");
                 self.emit(match (number, name) {
                     (Some(number), _) => Op::Call(number, site),
                     (None, "vprintf") if known => Op::Print(site),
                     (None, "__assertfail") if known => Op::AssertFail(site),
+                    (None, "malloc") if known => Op::HeapAllocate(site),
+                    (None, "free") if known => Op::HeapFree(site),
                     _ => return Err(self.position.undefined(name)),
                 });
                 Ok(())
             }
             Operand::Register(register) => {
-                let target = self.typed(register, crate::ptx::ast::Type::U64)?;
+                let target = self.typed(register, Type::U64)?;
                 let site = self.call_site(site);
                 self.emit(Op::CallIndirect(target, site));
                 Ok(())

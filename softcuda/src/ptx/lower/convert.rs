@@ -5,12 +5,21 @@ use crate::ptx::ast::{Operand, Type};
 use crate::ptx::code::{Op, Reg, Src};
 use crate::ptx::kernels::compare::{combination, comparison};
 use crate::ptx::kernels::convert::{Conversion, any, common};
-use crate::ptx::kernels::int;
 use crate::ptx::kernels::rounding::Round;
+use crate::ptx::kernels::{int, tiny};
 use crate::ptx::parser::float_bits;
 
 impl<'a> Lower<'_, 'a> {
     pub(super) fn cvt(&mut self) -> Lowered<()> {
+        if let Some((index, format)) =
+            self.modifiers.iter().enumerate().find_map(|(i, m)| Some((i, tiny::format(m)?)))
+        {
+            self.modifiers.remove(index);
+            return self.cvt_tiny(format);
+        }
+        if self.modifiers.contains(&"tf32") {
+            return self.cvt_tf32();
+        }
         let from = self.ty()?;
         let to_type = self.ty()?;
         let round = self.find(|m| Some((Round::parse(m)?, m.len() == 3)));
@@ -46,6 +55,52 @@ impl<'a> Lower<'_, 'a> {
             self.map1(int::unary("extend", to_type), to, to)?;
         }
         Ok(())
+    }
+
+    /// Between pairs of numbers of eight bits or less and wider ones.
+    fn cvt_tiny(&mut self, format: usize) -> Lowered<()> {
+        let other = self.ty()?;
+        let limited = self.has("satfinite");
+        let description = tiny::packed(format, self.has("relu"));
+        if !self.has("rn") {
+            return Err(self.unsupported());
+        }
+        self.done()?;
+        let small = if tiny::width(format) == 4 { Type::B8 } else { Type::B16 };
+        let description = self.constant(description);
+        match (other, limited) {
+            (Type::F32, true) => {
+                let [to, high, low] = self.operands()?;
+                let to = self.to(to, small)?;
+                let (high, low) = (self.src(high, other)?, self.src(low, other)?);
+                self.map3(Some(tiny::from_singles()), to, high, low, description)
+            }
+            (Type::F16x2, true) if small == Type::B16 => {
+                let [to, from] = self.operands()?;
+                let (to, from) = (self.to(to, small)?, self.src(from, other)?);
+                self.map2(Some(tiny::from_halves()), to, from, description)
+            }
+            (Type::F16x2, false) => {
+                let [to, from] = self.operands()?;
+                let (to, from) = (self.to(to, other)?, self.src(from, small)?);
+                self.map2(Some(tiny::to_halves()), to, from, description)
+            }
+            _ => Err(self.unsupported()),
+        }
+    }
+
+    /// To single precision with a fraction of ten bits.
+    fn cvt_tf32(&mut self) -> Lowered<()> {
+        self.has("tf32");
+        let from = self.ty()?;
+        let mode = self.find(tiny::tf32_mode).ok_or_else(|| self.unsupported())?;
+        let mode = mode | u64::from(self.has("satfinite")) << 2 | u64::from(self.has("relu")) << 3;
+        self.done()?;
+        let [to, source] = self.operands()?;
+        let (to, source) = (self.to(to, Type::B32)?, self.src(source, from)?);
+        let mode = self.constant(mode);
+        let kernel = Some(tiny::to_tf32()).filter(|_| from == Type::F32);
+        self.map2(kernel, to, source, mode)
     }
 
     fn conversion(&mut self, c: Conversion, to: Reg, source: Src) -> Lowered<()> {

@@ -41,7 +41,7 @@ impl Shape {
             }
             Element::Tf32 => self == Shape(16, 16, 8),
             Element::F64 => self == Shape(8, 8, 4),
-            Element::S4 | Element::U4 | Element::B1 => false,
+            Element::S4 | Element::U4 | Element::B1 | Element::E4m3 | Element::E5m2 => false,
         }
     }
 }
@@ -180,6 +180,7 @@ impl<'a> Lower<'_, 'a> {
         (multiply, saturate): (Multiply, bool),
     ) -> Lowered<()> {
         let same = a_element == b_element
+            || a_element.is_tiny() && b_element.is_tiny()
             || a_element.is_integer() && a_element.per_register() == b_element.per_register();
         let fits = |sum| match sum {
             Sum::F32 => !a_element.is_integer() && a_element != Element::F64,

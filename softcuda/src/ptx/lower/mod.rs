@@ -5,10 +5,12 @@ mod control;
 mod convert;
 mod copy;
 mod flow;
+mod image;
 mod matrix;
 mod mbarrier;
 mod memory;
 mod operand;
+mod video;
 mod warp;
 
 use super::ast::{Base, Function, Instruction, Operand, Space, Type, Variable};
@@ -244,6 +246,11 @@ impl<'l, 'a> Lower<'l, 'a> {
                 self.collective(instruction.opcode)
             }
             "cp" => self.copy_async(),
+            "alloca" | "stacksave" | "stackrestore" => self.stack(instruction.opcode),
+            "tex" | "tld4" => self.fetch(),
+            "txq" | "suq" => self.query_image(),
+            "suld" | "sust" | "sured" => self.surface(),
+            "istypep" => self.is_type(),
             "mapa" | "getctarank" => self.cluster_address(instruction.opcode),
             "createpolicy" => self.cache_policy(),
             "mbarrier" => self.mbarrier(),
@@ -252,6 +259,11 @@ impl<'l, 'a> Lower<'l, 'a> {
             "movmatrix" => self.transpose_matrix(),
             "mma" => self.multiply_matrices(),
             "wmma" => self.wmma(),
+            "vadd" | "vsub" | "vabsdiff" | "vmin" | "vmax" | "vshl" | "vshr" | "vset" | "vmad"
+            | "vadd2" | "vsub2" | "vavrg2" | "vabsdiff2" | "vmin2" | "vmax2" | "vset2"
+            | "vadd4" | "vsub4" | "vavrg4" | "vabsdiff4" | "vmin4" | "vmax4" | "vset4" => {
+                self.video(instruction.opcode)
+            }
             // Lanes run in step and memory is coherent, so ordering needs only a fence;
             // hints need nothing.
             "membar" | "fence" => {

@@ -242,7 +242,13 @@ impl<'a> Reader<'_, 'a> {
         }
         self.parser.at += 1;
         match token.kind {
-            Kind::Mark(b'{') => Ok(Operand::Vector(self.group(b'}', depth)?)),
+            Kind::Mark(b'{') => {
+                let members = self.group(b'}', depth)?;
+                if !self.parser.eat(b'|') {
+                    return Ok(Operand::Vector(members));
+                }
+                Ok(Operand::VectorPair(members, self.predicate()?))
+            }
             Kind::Mark(b'(') => Ok(Operand::List(self.group(b')', depth)?)),
             Kind::Mark(b'[') => {
                 let base = self.parser.peek();
@@ -257,8 +263,11 @@ impl<'a> Reader<'_, 'a> {
                     }
                     _ => Operand::Address(Base::Absolute, self.parser.signed()?),
                 };
-                if self.parser.is_mark(b',') {
-                    return Err(base.position.unsupported("multi-part address"));
+                if self.parser.eat(b',') {
+                    let Operand::Address(first, 0) = operand else {
+                        return Err(base.position.unsupported("multi-part address"));
+                    };
+                    return self.image(first, depth);
                 }
                 self.parser.expect(b']')?;
                 Ok(operand)
@@ -267,6 +276,11 @@ impl<'a> Reader<'_, 'a> {
             Kind::Mark(b'-') => match self.parser.take().kind {
                 Kind::Integer(value) => Ok(Operand::Integer(value.wrapping_neg())),
                 Kind::Decimal(value) => Ok(Operand::Decimal(-value)),
+                Kind::Name => {
+                    self.parser.at -= 1;
+                    let register = self.named_register()?;
+                    Ok(Operand::Part(register, self.selector(), true))
+                }
                 _ => {
                     self.parser.at -= 1;
                     Err(self.parser.unexpected("a number"))
@@ -284,8 +298,40 @@ impl<'a> Reader<'_, 'a> {
         }
     }
 
+    /// What follows the bar of a pair.
+    fn predicate(&mut self) -> Parsed<Option<u32>> {
+        let second = self.parser.name("a register")?;
+        match second.text {
+            "_" => Ok(None),
+            text => {
+                let register = self.register(text);
+                Ok(Some(register.ok_or_else(|| second.position.undefined(text))?))
+            }
+        }
+    }
+
+    /// What is selected of a register; all of it is nothing.
+    fn selector(&mut self) -> &'a str {
+        if self.parser.peek().kind == Kind::Dot { self.parser.take().text } else { "" }
+    }
+
+    /// The address of a texture's or surface's element after the first comma.
+    fn image(&mut self, first: Base<'a>, depth: usize) -> Parsed<Operand<'a>> {
+        let mut sampler = None;
+        if !self.parser.is_mark(b'{') && self.parser.ahead(1).kind == Kind::Mark(b',') {
+            let name = self.parser.name("a sampler")?.text;
+            sampler = Some(self.base(name));
+            self.parser.expect(b',')?;
+        }
+        let coordinates = match self.operand(depth + 1)? {
+            Operand::Vector(coordinates) => coordinates,
+            single => vec![single],
+        };
+        self.parser.expect(b']')?;
+        Ok(Operand::Image(first, sampler, coordinates))
+    }
+
     fn named(&mut self, name: &'a str) -> Parsed<Operand<'a>> {
-        let position = self.parser.ahead(0).position;
         let base = self.base(name);
         let first = match base {
             Base::Register(register) => Some(register),
@@ -302,15 +348,12 @@ impl<'a> Reader<'_, 'a> {
             }
         };
         if self.parser.eat(b'|') {
-            let second = self.parser.name("a register")?;
-            let second = match second.text {
-                "_" => None,
-                text => Some(self.register(text).ok_or_else(|| second.position.undefined(text))?),
-            };
-            return Ok(Operand::Pair(first, second));
+            return Ok(Operand::Pair(first, self.predicate()?));
         }
-        if self.parser.peek().kind == Kind::Dot {
-            return Err(position.unsupported("component of a vector register"));
+        if let Some(register) = first
+            && self.parser.peek().kind == Kind::Dot
+        {
+            return Ok(Operand::Part(register, self.selector(), false));
         }
         Ok(first.map_or(Operand::Sink, Operand::Register))
     }

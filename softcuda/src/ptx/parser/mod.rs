@@ -5,7 +5,7 @@ mod variable;
 
 pub(crate) use variable::float_bits;
 
-use super::ast::{Function, Source, Space, Type, Variable};
+use super::ast::{Function, Reference, Source, Space, Type, Variable};
 use super::diagnostic::{Diagnostic, DiagnosticKind};
 use super::lexer::{Kind, Token, tokens};
 
@@ -191,7 +191,7 @@ impl<'a> Parser<'a> {
                 source.functions.push(function);
                 Ok(())
             }
-            (Kind::Dot, "global" | "const" | "shared") => {
+            (Kind::Dot, "global" | "const" | "shared" | "tex") => {
                 let found = self.variables(is_extern)?;
                 source.variables.extend(found);
                 Ok(())
@@ -324,6 +324,18 @@ impl<'a> Parser<'a> {
                     self.at -= 1;
                     self.attribute()?;
                 }
+                "texref" | "surfref" | "samplerref" => {
+                    // A handle; what it stands for is the driver's.
+                    let reference = Some(match token.text {
+                        "texref" => Reference::Texture,
+                        "surfref" => Reference::Surface,
+                        _ => Reference::Sampler,
+                    });
+                    return Ok((
+                        VariableType { scalar: Type::U64, lanes, reference },
+                        align.max(8),
+                    ));
+                }
                 name => {
                     let Some(scalar) = Type::parse(name) else {
                         return Err(token.position.unsupported(format!(".{name} variable")));
@@ -337,7 +349,7 @@ impl<'a> Parser<'a> {
                             }
                         }
                     }
-                    return Ok((VariableType { scalar, lanes }, align));
+                    return Ok((VariableType { scalar, lanes, reference: None }, align));
                 }
             }
         }
@@ -348,4 +360,5 @@ impl<'a> Parser<'a> {
 struct VariableType {
     scalar: Type,
     lanes: usize,
+    reference: Option<Reference>,
 }

@@ -1,7 +1,7 @@
 //! Variables and their initial values.
 
 use super::{Parsed, Parser, VariableType};
-use crate::ptx::ast::{InitAddress, Space, Type, Variable};
+use crate::ptx::ast::{InitAddress, Reference, Space, Type, Variable};
 use crate::ptx::lexer::Kind;
 use half::{bf16, f16};
 
@@ -15,14 +15,18 @@ impl<'a> Parser<'a> {
     pub(super) fn variables(&mut self, is_extern: bool) -> Parsed<Vec<Variable<'a>>> {
         let token = self.take();
         let space = match token.text {
-            "global" => Space::Global,
+            "global" | "tex" => Space::Global,
             "const" => Space::Const,
             "shared" => Space::Shared,
             "local" => Space::Local,
             "param" => Space::Param,
             other => return Err(token.position.unsupported(format!(".{other}"))),
         };
-        let (ty, align) = self.variable_type()?;
+        let (mut ty, mut align) = self.variable_type()?;
+        if token.text == "tex" {
+            // The oldest form of `.global .texref`.
+            (ty, align) = (VariableType { reference: Some(Reference::Texture), ..ty }, 8);
+        }
         let mut found = Vec::new();
         loop {
             let variable = self.declarator(space, ty, align, is_extern)?;
@@ -47,7 +51,10 @@ impl<'a> Parser<'a> {
         is_extern: bool,
     ) -> Parsed<Variable<'a>> {
         let name = self.name("a variable name")?;
-        let element = ty.scalar.size() * ty.lanes;
+        let element = match ty.reference {
+            Some(_) => Type::U64.size(),
+            None => ty.scalar.size() * ty.lanes,
+        };
         let mut size = element;
         let mut open = false;
         let mut inner = element;
@@ -76,9 +83,13 @@ impl<'a> Parser<'a> {
             size: if open { 0 } else { size },
             align,
             dynamic: open && is_extern,
+            reference: ty.reference,
             init: Vec::new(),
             addresses: Vec::new(),
         };
+        if ty.reference.is_some() && (self.is_mark(b'=') || size != element || open) {
+            return Err(name.position.unsupported("array or initial value of an opaque type"));
+        }
         if self.eat(b'=') {
             self.initial(&mut variable, ty.scalar, 0)?;
             if open {

@@ -4,7 +4,7 @@ mod flow;
 mod kernels;
 mod source;
 
-use super::{AddressSpace, Launch, Module, Trap, run};
+use super::{AddressSpace, Launch, Module, NoHeap, NoImages, Trap, run};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
@@ -125,7 +125,9 @@ impl Device {
             global_addresses: globals,
             cooperative: self.cooperative,
             cancel: &self.cancel,
-            print: &|text| self.printed.lock().expect("no panics").extend_from_slice(text),
+            images: &NoImages,
+            heap: &NoHeap,
+            print: &|text, _| self.printed.lock().expect("no panics").extend_from_slice(text),
         };
         run(module, entry, &launch, self)
     }
