@@ -1,8 +1,9 @@
 //! Settings from the environment, and which devices there are by them.
 
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
+use crate::drivers::Driver;
 use crate::status::{Code, Outcome};
 
 /// The most devices that `SOFTCUDA_DEVICES` can ask for.
@@ -10,6 +11,12 @@ pub(crate) const MAX_DEVICES: usize = 16;
 
 /// Settings, read once from the environment; see the README for their meaning.
 pub(crate) struct Settings {
+    /// The driver that this one presents itself as.
+    pub(crate) driver: Driver,
+    /// Whether the process belongs to a job of `cuda-checkpoint --launch-job`.
+    pub(crate) in_job: bool,
+    /// What is wrong with the settings; nothing can be initialised then.
+    pub(crate) mistake: Option<String>,
     /// Number of devices.
     pub(crate) devices: usize,
     /// Memory of each device in bytes.
@@ -34,6 +41,13 @@ pub(crate) struct Settings {
     pub(crate) log: bool,
 }
 
+impl Settings {
+    /// Whether a checkpoint carries memory that is shared through IPC handles.
+    pub(crate) fn carries_ipc_memory(&self) -> bool {
+        self.in_job && self.driver.carries_ipc_memory()
+    }
+}
+
 /// What virtual memory management can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Vmm {
@@ -54,7 +68,12 @@ pub(crate) fn settings() -> &'static Settings {
             let rate = text(name)?.parse::<f64>().ok()?;
             (rate.is_finite() && rate > 0.0).then_some(rate * 1e9)
         };
+        let named = text("SOFTCUDA_DRIVER").map_or(Ok(Driver::R580), |name| Driver::parse(&name));
+        let mistake = named.as_ref().err().cloned();
         Settings {
+            driver: named.unwrap_or(Driver::R580),
+            in_job: text("CUDA_CHECKPOINT_JOB_FILE").is_some(),
+            mistake,
             devices: text("SOFTCUDA_DEVICES")
                 .and_then(|v| v.parse().ok())
                 .map_or(1, |n: usize| n.min(MAX_DEVICES)),
@@ -102,6 +121,17 @@ pub(crate) fn device(ordinal: i32) -> Outcome<usize> {
         .ok()
         .filter(|ordinal| *ordinal < settings().devices)
         .ok_or(Code::INVALID_DEVICE)
+}
+
+/// Refuses settings that mean nothing. What is wrong is said on standard error, once.
+///
+/// # Errors
+/// `INVALID_VALUE`.
+pub(crate) fn check() -> Outcome {
+    static SAID: Once = Once::new();
+    let Some(mistake) = &settings().mistake else { return Ok(()) };
+    SAID.call_once(|| eprintln!("softcuda: {mistake}"));
+    Err(Code::INVALID_VALUE)
 }
 
 #[cfg(test)]

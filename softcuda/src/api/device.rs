@@ -2,6 +2,7 @@
 
 use super::arguments::{Out, Text, set_text};
 use super::driver_api;
+use crate::drivers::Driver;
 use crate::modules::{SHARED_PER_BLOCK, SHARED_PER_BLOCK_OPTIN};
 use crate::placement;
 use crate::settings::{Vmm, device, settings};
@@ -33,6 +34,7 @@ pub(crate) fn number(uuid: &[u8; 16]) -> Option<usize> {
 /// A device attribute by its number in the API.
 fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
     let exclusive = 3;
+    let driver = settings().driver;
     Ok(match number {
         1..=3 => 1024,  // threads per block, block x, y
         4 => 64,        // block z
@@ -120,6 +122,9 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         | 133
         | 135..=138
         | 140..=147 => 0,
+        148 if driver >= Driver::R590 => 0,
+        151..=156 if driver >= Driver::R610 => 0,
+        149 | 150 | 157 | 158 | 161 if driver >= Driver::Cuda13_4 => 0,
         _ => return Err(Code::INVALID_VALUE),
     })
 }

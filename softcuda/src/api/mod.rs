@@ -93,6 +93,11 @@ pub(crate) fn not_supported(name: &str) -> u32 {
     finish(name, || Err(Code::NOT_SUPPORTED))
 }
 
+/// What a function without an implementation does that came with a version of the API.
+pub(crate) fn newer_not_supported(name: &str, since: i32) -> u32 {
+    finish(name, || settings().driver.since(since).and(Err(Code::NOT_SUPPORTED)))
+}
+
 /// Defines exported functions. `early fn` runs without initialisation, `call fn` needs it and
 /// passes the gate, and `stream(mode) fn NAME, PER_THREAD_NAME` defines both variants of a function
 /// that takes a stream, with `mode` telling the body which one it is.
@@ -145,6 +150,19 @@ macro_rules! unsupported {
     };
 }
 pub(crate) use unsupported;
+
+/// Defines a function that is not implemented and that drivers have since a later version than 580's. It is
+/// exported all the same, since a library cannot choose its exports: an older driver says that it has none.
+macro_rules! newer_unsupported {
+    ($name:ident, $since:expr) => {
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        extern "C" fn $name() -> u32 {
+            crate::api::newer_not_supported(stringify!($name), $since)
+        }
+    };
+}
+pub(crate) use newer_unsupported;
 
 #[cfg(test)]
 mod tests {
