@@ -34,7 +34,7 @@ static USED: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICE
 pub(crate) fn charge(device: usize, size: u64) -> Outcome {
     USED[device]
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(size).filter(|used| *used <= settings().memory)
+            used.checked_add(size).filter(|used| *used <= settings().model(device).memory)
         })
         .map(|_| ())
         .map_err(|_| Code::OUT_OF_MEMORY)
@@ -57,7 +57,7 @@ pub(crate) fn charge_existing(device: usize, size: u64) {
 
 /// Bytes of a device that are free.
 pub(crate) fn free_bytes(device: usize) -> u64 {
-    let memory = settings().memory;
+    let memory = settings().model(device).memory;
     let own = memory - used(device).min(memory);
     let room = |dir| statvfs(dir).map_or(0, |found| found.f_bavail * found.f_frsize);
     settings().memory_dir.as_ref().map_or(own, |dir| own.min(room(dir)))
@@ -492,7 +492,7 @@ mod tests {
     #[test]
     fn memory_runs_out() {
         let device = 4;
-        let total = settings().memory;
+        let total = settings().model(device).memory;
         let all = allocate(device, 8, total).unwrap();
         assert_eq!(allocate(device, 8, 1), Err(Code::OUT_OF_MEMORY));
         free_context(8);

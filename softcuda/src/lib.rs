@@ -34,6 +34,7 @@ mod lifetime;
 mod links;
 mod managed_memory;
 mod memory_operations;
+mod models;
 mod modules;
 mod operations;
 mod placement;

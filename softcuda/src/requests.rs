@@ -35,6 +35,8 @@ pub(crate) enum Request {
     Devices = 10,
     /// The descriptor of shared memory; the argument is the lower half of the inode number in its handle.
     SharedMemory = 11,
+    /// What kind of device one of the process's is; the argument is its number on the host. 0 is none.
+    Kind = 12,
 }
 
 /// The name of a process, as its directory in `/proc` shows it.

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::checkpoint::{self, Medium};
 use crate::device_memory;
+use crate::placement;
 use crate::requests::{Request, address};
 use crate::settings::settings;
 use crate::status::{Code, Outcome, to_c};
@@ -97,6 +98,7 @@ fn carry_out(kind: u32, argument: u32) -> (Outcome, u32) {
     const COMPLETE: u32 = Request::Complete as u32;
     const DEVICES: u32 = Request::Devices as u32;
     const SHARED: u32 = Request::SharedMemory as u32;
+    const KIND: u32 = Request::Kind as u32;
     match kind {
         RESTORE_THREAD => (Ok(()), rustix::thread::gettid().as_raw_nonzero().get() as u32),
         STATE => (Ok(()), checkpoint::state() as u32),
@@ -113,6 +115,10 @@ fn carry_out(kind: u32, argument: u32) -> (Outcome, u32) {
         FROM_STORAGE => (checkpoint::restore(argument, Medium::Storage), 0),
         COMPLETE => (checkpoint::complete(), 0),
         DEVICES => (Ok(()), checkpoint::devices()),
+        KIND => {
+            let ordinal = placement::ordinal_on(argument as usize, settings().devices);
+            (Ok(()), ordinal.map_or(0, |ordinal| settings().model(ordinal).kind()))
+        }
         SHARED => match device_memory::shared_descriptor(argument) {
             Ok(descriptor) => (Ok(()), descriptor as u32),
             Err(code) => (Err(code), 0),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Once, OnceLock};
 
 use crate::drivers::Driver;
+use crate::models::Model;
 use crate::status::{Code, Outcome};
 
 /// The most devices that `SOFTCUDA_DEVICES` can ask for.
@@ -19,8 +20,8 @@ pub(crate) struct Settings {
     pub(crate) mistake: Option<String>,
     /// Number of devices.
     pub(crate) devices: usize,
-    /// Memory of each device in bytes.
-    pub(crate) memory: u64,
+    /// What the devices are; the last one stands for all beyond the list, which is not empty.
+    models: Vec<Model>,
     /// A file system whose room is the memory that is left on the devices, for all processes together.
     pub(crate) memory_dir: Option<PathBuf>,
     /// Memory of the device that each context takes, in bytes.
@@ -42,6 +43,11 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// What a device is.
+    pub(crate) fn model(&self, ordinal: usize) -> &Model {
+        &self.models[ordinal.min(self.models.len() - 1)]
+    }
+
     /// Whether a checkpoint carries memory that is shared through IPC handles.
     pub(crate) fn carries_ipc_memory(&self) -> bool {
         self.in_job && self.driver.carries_ipc_memory()
@@ -69,15 +75,21 @@ pub(crate) fn settings() -> &'static Settings {
             (rate.is_finite() && rate > 0.0).then_some(rate * 1e9)
         };
         let named = text("SOFTCUDA_DRIVER").map_or(Ok(Driver::R580), |name| Driver::parse(&name));
-        let mistake = named.as_ref().err().cloned();
+        let memory = text("SOFTCUDA_MEMORY").and_then(|v| parse_size(&v)).unwrap_or(8 << 30);
+        let listed = text("SOFTCUDA_DEVICE").map(|list| Model::parse_list(&list, parse_size));
+        let mistake = named.as_ref().err().or(listed.as_ref().and_then(|list| list.as_ref().err()));
+        let mistake = mistake.cloned();
+        let models = listed.and_then(Result::ok);
+        let models = models.unwrap_or_else(|| vec![Model::of_this_machine(memory)]);
         Settings {
             driver: named.unwrap_or(Driver::R580),
             in_job: text("CUDA_CHECKPOINT_JOB_FILE").is_some(),
             mistake,
             devices: text("SOFTCUDA_DEVICES")
                 .and_then(|v| v.parse().ok())
-                .map_or(1, |n: usize| n.min(MAX_DEVICES)),
-            memory: text("SOFTCUDA_MEMORY").and_then(|v| parse_size(&v)).unwrap_or(8 << 30),
+                .map_or(models.len(), |n: usize| n)
+                .min(MAX_DEVICES),
+            models,
             memory_dir: text("SOFTCUDA_MEMORY_DIR").map(PathBuf::from),
             context_memory: text("SOFTCUDA_CONTEXT_MEMORY")
                 .and_then(|v| parse_size(&v))

@@ -2,8 +2,6 @@
 
 mod support;
 
-use std::process::{Command, Stdio};
-
 use support::*;
 
 unsafe extern "C" {
@@ -94,7 +92,7 @@ fn telling_program() {
     let since = |since, otherwise| if version < since { NOT_FOUND } else { otherwise };
     assert_eq!(cuGraphGetId(0, &mut id), since(13_010, NOT_SUPPORTED));
     assert_eq!(cuCheckpointOperationComplete(7), since(13_040, INVALID_VALUE));
-    let mut attribute = |number| cuDeviceGetAttribute(&mut 7, number, 0);
+    let attribute = |number| cuDeviceGetAttribute(&mut 7, number, 0);
     assert_eq!(attribute(147), 0);
     assert_eq!(attribute(148), if version < 13_010 { INVALID_VALUE } else { 0 });
     assert_eq!(attribute(156), if version < 13_030 { INVALID_VALUE } else { 0 });
@@ -128,21 +126,9 @@ fn mistaken_program() {
     assert_eq!(cuDriverGetVersion(&mut 0), INVALID_VALUE);
 }
 
-/// What [`mistaken_program`] writes to standard error with a setting.
-pub(crate) fn mistake(variable: &str, value: &str) -> String {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "mistaken_program", "--ignored", "--nocapture", "--quiet"])
-        .env(variable, value)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8(output.stderr).unwrap()
-}
-
 #[test]
 fn an_unknown_driver_is_refused_with_the_names_of_the_known() {
-    let said = mistake("SOFTCUDA_DRIVER", "600");
+    let said = mistake("mistaken_program", "SOFTCUDA_DRIVER", "600");
     let wanted =
         "softcuda: SOFTCUDA_DRIVER=600 is no driver that softcuda knows: 580, 590, 610, 13.4";
     assert_eq!(said.matches("softcuda: ").count(), 1, "{said}");
@@ -195,7 +181,7 @@ fn user() {
             _ => break,
         }
     }
-    opened.map(|address| ok(cuIpcCloseMemHandle(address)));
+    opened.iter().for_each(|address| ok(cuIpcCloseMemHandle(*address)));
     assert_eq!(used(), 0);
 }
 
@@ -228,8 +214,8 @@ fn driver_610_carries_memory_that_the_processes_of_a_job_share() {
     assert_eq!(asked(&mut user), "1 10");
     for turn in 0..2 {
         let both = [owner.pid(), user.pid()];
-        both.map(|pid| ok(cuCheckpointProcessLock(pid, &NOTHING)));
-        both.map(|pid| ok(cuCheckpointProcessCheckpoint(pid, &NOTHING)));
+        both.iter().for_each(|pid| ok(cuCheckpointProcessLock(*pid, &NOTHING)));
+        both.iter().for_each(|pid| ok(cuCheckpointProcessCheckpoint(*pid, &NOTHING)));
         for pid in both {
             let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
             assert!(!maps.contains("memfd:softcuda"));
@@ -239,7 +225,7 @@ fn driver_610_carries_memory_that_the_processes_of_a_job_share() {
         assert_eq!(cuCheckpointProcessUnlock(user.pid(), &NOTHING), ILLEGAL_STATE);
         assert_eq!(state(user.pid()), LOCKED);
         ok(cuCheckpointProcessRestore(owner.pid(), &NOTHING));
-        both.map(|pid| ok(cuCheckpointProcessUnlock(pid, &NOTHING)));
+        both.iter().for_each(|pid| ok(cuCheckpointProcessUnlock(*pid, &NOTHING)));
         for program in [&mut owner, &mut user] {
             program.tell("write");
             assert_eq!(program.hear(), "written");

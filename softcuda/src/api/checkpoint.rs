@@ -27,6 +27,23 @@ fn check(arguments: &In<Arguments>, reserved_from: usize) -> Outcome<Arguments> 
     Ok(arguments)
 }
 
+/// Refuses to bring a process back to devices of another kind than its own.
+///
+/// # Errors
+/// `NOT_SUPPORTED`, which is this driver's choice: NVIDIA documents the refusal, not its code.
+fn check_kinds(pid: i32, devices: u32) -> Outcome {
+    let used = ask(pid, Request::Devices, 0)?;
+    for number in (0..MAX_DEVICES).filter(|number| used & 1 << number != 0) {
+        // As far as this process knows the devices of the host.
+        let new = placement::ordinal_on(placement::moved(devices, number), settings().devices);
+        let new = new.map(|ordinal| settings().model(ordinal).kind());
+        if new.is_some_and(|new| ask(pid, Request::Kind, number as u32) != Ok(new)) {
+            return Err(Code::NOT_SUPPORTED);
+        }
+    }
+    Ok(())
+}
+
 driver_api! {
     early fn cuCheckpointProcessGetRestoreThreadId(pid: i32, thread: Out<i32>) {
         thread.check()?;
@@ -80,6 +97,7 @@ driver_api! {
         };
         let pairs: Option<Vec<_>> = (0..count).map(pair).collect();
         let devices = placement::encode(pairs.ok_or(Code::INVALID_VALUE)?.into_iter())?;
+        check_kinds(pid, devices)?;
         if info == 0 {
             return ask(pid, Request::Restore, devices).map(|_| ());
         }

@@ -3,18 +3,10 @@
 use super::arguments::{Out, Text, set_text};
 use super::driver_api;
 use crate::drivers::Driver;
-use crate::modules::{SHARED_PER_BLOCK, SHARED_PER_BLOCK_OPTIN};
+use crate::modules::SHARED_PER_BLOCK;
 use crate::placement;
 use crate::settings::{Vmm, device, settings};
 use crate::status::{Code, Outcome};
-
-/// Compute capability.
-pub(crate) const CAPABILITY: (i32, i32) = (8, 0);
-
-/// Number of multiprocessors: the processors that execute blocks.
-pub(crate) fn multiprocessors() -> i32 {
-    std::thread::available_parallelism().map_or(1, |n| n.get().min(1024) as i32)
-}
 
 /// The UUID of a device: the same in every process and on every machine, unless a restore has moved this
 /// process to another one.
@@ -35,6 +27,8 @@ pub(crate) fn number(uuid: &[u8; 16]) -> Option<usize> {
 fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
     let exclusive = 3;
     let driver = settings().driver;
+    let model = settings().model(ordinal);
+    let generation = model.generation;
     Ok(match number {
         1..=3 => 1024,  // threads per block, block x, y
         4 => 64,        // block z
@@ -48,7 +42,7 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         13 => 1_000_000,  // clock in kHz
         14 | 30 => 512,   // texture and surface alignment
         15 => 1,          // overlap
-        16 => multiprocessors(),
+        16 => model.multiprocessors as i32,
         17 | 18 => 0, // time limit, integrated
         19 => 1,      // can map host memory
         20 => {
@@ -58,37 +52,44 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
                 0
             }
         }
-        31 => 1,                  // concurrent kernels
-        32 => 0,                  // ECC
-        33 => ordinal as i32 + 1, // PCI bus
-        34 | 35 | 50 => 0,        // PCI device, TCC, PCI domain
-        36 => 1_000_000,          // memory clock in kHz
-        37 => 64,                 // memory bus
-        38 => 4 << 20,            // L2
-        39 => 2048,               // threads per multiprocessor
-        40 => 2,                  // copy engines
-        41 => 1,                  // unified addressing
-        51 => 32,                 // texture pitch alignment
-        75 => CAPABILITY.0,
-        76 => CAPABILITY.1,
-        78 => 1,            // stream priorities (accepted)
-        79 | 80 => 1,       // L1
-        81 => 164 << 10,    // shared memory per multiprocessor
-        83 | 89 => 1,       // managed memory, concurrent with the host
-        86 => 1,            // native host atomics
-        87 => 2,            // single to double
-        90 => 1,            // preemption
-        91 => 1,            // host pointers for registered memory
-        92 | 93 | 122 => 1, // stream memory operations
-        94 | 123 => 1,      // wait on NOR
-        95 | 96 => 1,       // cooperative launch, on several devices
-        97 => SHARED_PER_BLOCK_OPTIN as i32,
+        31 => 1,                         // concurrent kernels
+        32 => 0,                         // ECC
+        33 => ordinal as i32 + 1,        // PCI bus
+        34 | 35 | 50 => 0,               // PCI device, TCC, PCI domain
+        36 => 1_000_000,                 // memory clock in kHz
+        37 => 64,                        // memory bus
+        38 => 4 << 20,                   // L2
+        39 => generation.threads as i32, // threads per multiprocessor
+        40 => 2,                         // copy engines
+        41 => 1,                         // unified addressing
+        51 => 32,                        // texture pitch alignment
+        75 => generation.capability.0 as i32,
+        76 => generation.capability.1 as i32,
+        78 => 1,                                  // stream priorities (accepted)
+        79 | 80 => 1,                             // L1
+        81 => generation.shared as i32,           // shared memory per multiprocessor
+        83 | 89 => 1,                             // managed memory, concurrent with the host
+        86 => 1,                                  // native host atomics
+        87 => generation.single_to_double as i32, // single to double
+        90 => 1,                                  // preemption
+        91 => 1,                                  // host pointers for registered memory
+        92 | 93 | 122 => 1,                       // stream memory operations
+        94 | 123 => 1,                            // wait on NOR
+        95 | 96 => 1,                             // cooperative launch, on several devices
+        97 => generation.shared_of_block as i32,
         98 => 1, // flushes of remote writes: these are seen at once
         99 => 1, // host register
         102 => i32::from(settings().vmm >= Vmm::Private), // virtual memory management
         103 => i32::from(settings().vmm == Vmm::Full), // POSIX descriptors
-        106 => 32, // blocks per multiprocessor
-        111 => 1024, // reserved shared memory
+        106 => generation.blocks as i32, // blocks per multiprocessor
+        // Reserved shared memory.
+        111 => {
+            if generation.capability < (8, 0) {
+                0
+            } else {
+                1024
+            }
+        }
         113 => 1, // read-only host register
         115 => 1, // memory pools
         126 => 1, // memory synchronisation domains
@@ -140,8 +141,8 @@ driver_api! {
     }
 
     call fn cuDeviceGetName(name: Out<u8>, size: i32, ordinal: i32) {
-        device(ordinal)?;
-        set_text(&name, usize::try_from(size).map_err(|_| Code::INVALID_VALUE)?, b"softcuda")
+        let named = settings().model(device(ordinal)?).name.as_bytes();
+        set_text(&name, usize::try_from(size).map_err(|_| Code::INVALID_VALUE)?, named)
     }
 
     call fn cuDeviceGetUuid(out: Out<[u8; 16]>, ordinal: i32) {
@@ -153,8 +154,7 @@ driver_api! {
     }
 
     call fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: i32) {
-        device(ordinal)?;
-        bytes.set(settings().memory as usize)
+        bytes.set(settings().model(device(ordinal)?).memory as usize)
     }
 
     call fn cuDeviceGetAttribute(value: Out<i32>, number: u32, ordinal: i32) {
@@ -162,9 +162,9 @@ driver_api! {
     }
 
     call fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, ordinal: i32) {
-        device(ordinal)?;
-        major.set(CAPABILITY.0)?;
-        minor.set(CAPABILITY.1)
+        let capability = settings().model(device(ordinal)?).generation.capability;
+        major.set(capability.0 as i32)?;
+        minor.set(capability.1 as i32)
     }
 
     call fn cuDeviceGetPCIBusId(text: Out<u8>, size: i32, ordinal: i32) {

@@ -85,7 +85,7 @@ pub(super) fn check(function: &Function, shape: &Shape) -> Outcome {
         let blocks = shape.grid.iter().try_fold(1u32, |product, n| product.checked_mul(*n));
         let resident =
             super::occupancy::resident_blocks(function, threads as i32, shape.shared as usize);
-        let limit = resident.saturating_mul(super::device::multiprocessors());
+        let limit = resident.saturating_mul(function.model().multiprocessors as i32);
         if blocks.is_none_or(|blocks| blocks > limit as u32) {
             return Err(Code::COOPERATIVE_LAUNCH_TOO_LARGE);
         }

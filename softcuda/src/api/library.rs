@@ -21,7 +21,9 @@ fn find_kernel(handle: u64) -> Outcome<Arc<Kernel>> {
 
 fn load(out: &Out<u64>, image: &[u8], options: Option<&Options>) -> Outcome {
     out.check()?;
-    out.set(modules::make_library(parse(image, options)?)?.handle)
+    // Whoever has no context yet most likely will have one on the first device.
+    let device = context::top().map_or(0, |context| context.device);
+    out.set(modules::make_library(parse(image, device, options)?)?.handle)
 }
 
 driver_api! {

@@ -1,29 +1,24 @@
 //! Occupancy: simple answers from the limits that the device attributes state.
 
 use super::arguments::Out;
-use super::device::multiprocessors;
 use super::driver_api;
 use super::function::find;
-use crate::modules::{Function, SHARED_PER_BLOCK_OPTIN};
+use crate::modules::Function;
 use crate::status::{Code, Outcome};
 
 type SharedForBlock = Option<unsafe extern "C" fn(i32) -> usize>;
 
-/// Threads and blocks of a multiprocessor, as in the device attributes.
-const THREADS: i32 = 2048;
-const BLOCKS: i32 = 32;
-const SHARED: usize = 164 << 10;
-
 /// Blocks of a function that a multiprocessor holds at the same time.
 pub(crate) fn resident_blocks(function: &Function, threads: i32, dynamic_shared: usize) -> i32 {
+    let limits = function.model().generation;
     let shared = function.entry.static_shared.saturating_add(dynamic_shared);
-    let by_shared = SHARED.checked_div(shared).unwrap_or(BLOCKS as usize);
+    let by_shared = limits.shared.checked_div(shared).unwrap_or(limits.blocks as usize);
     let fits = (1..=function.max_threads() as i32).contains(&threads);
-    if !fits || shared > SHARED_PER_BLOCK_OPTIN {
+    if !fits || shared > limits.shared_of_block {
         return 0;
     }
     let threads = (threads + 31) / 32 * 32;
-    BLOCKS.min(THREADS / threads).min(by_shared as i32)
+    (limits.blocks as i32).min(limits.threads as i32 / threads).min(by_shared as i32)
 }
 
 fn active(out: &Out<i32>, function: u64, threads: i32, shared: usize, flags: u32) -> Outcome {
@@ -53,7 +48,7 @@ fn best(
             found = (blocks * threads, blocks, threads);
         }
     }
-    grid.set(found.1 * multiprocessors())?;
+    grid.set(found.1 * function.model().multiprocessors as i32)?;
     block.set(found.2)
 }
 
@@ -94,7 +89,8 @@ driver_api! {
         if blocks <= 0 || threads <= 0 {
             return Err(Code::INVALID_VALUE);
         }
-        let each = (SHARED / blocks as usize).min(SHARED_PER_BLOCK_OPTIN);
+        let limits = function.model().generation;
+        let each = (limits.shared / blocks as usize).min(limits.shared_of_block);
         out.set(each.saturating_sub(function.entry.static_shared))
     }
 }
