@@ -313,6 +313,19 @@ impl Function {
         }
     }
 
+    /// Blocks that a multiprocessor holds at the same time.
+    pub(crate) fn resident_blocks(&self, threads: i32, dynamic_shared: usize) -> i32 {
+        let limits = self.model().generation;
+        let shared = self.entry.static_shared.saturating_add(dynamic_shared);
+        let by_shared = limits.shared.checked_div(shared).unwrap_or(limits.blocks as usize);
+        let fits = (1..=self.max_threads() as i32).contains(&threads);
+        if !fits || shared > limits.shared_of_block {
+            return 0;
+        }
+        let threads = (threads + 31) / 32 * 32;
+        (limits.blocks as i32).min(limits.threads as i32 / threads).min(by_shared as i32)
+    }
+
     /// The most threads in a block.
     pub(crate) fn max_threads(&self) -> u32 {
         let limit = self.entry.max_threads.map(|t| t.iter().product::<u32>());

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::address_space::DeviceView;
+use crate::attributes::Attributes;
 use crate::context::Context;
 use crate::copy_engine::{self, Fill, Transfer};
 use crate::faults;
@@ -39,6 +40,8 @@ pub(crate) struct KernelLaunch {
     parameters: Vec<u8>,
     /// Addresses of the single parameters, for programs that ask for them.
     pub(crate) places: Vec<u64>,
+    /// What programs set in the node of a graph that has it; reported, otherwise ignored.
+    pub(crate) attributes: Attributes,
 }
 
 /// Grid, blocks and shared memory of a launch.
@@ -110,7 +113,14 @@ impl KernelLaunch {
     pub(crate) fn new(function: Arc<Function>, shape: Shape, parameters: Vec<u8>) -> KernelLaunch {
         let base = parameters.as_ptr() as u64;
         let places = function.entry.params.iter().map(|p| base + p.offset as u64).collect();
-        KernelLaunch { function, shape, parameters, places }
+        KernelLaunch { function, shape, parameters, places, attributes: Attributes::default() }
+    }
+
+    /// The same launch once more, to be changed.
+    pub(crate) fn again(&self) -> KernelLaunch {
+        let mut again = Self::new(self.function.clone(), self.shape, self.parameters.clone());
+        again.attributes = self.attributes.clone();
+        again
     }
 
     fn run(&self, context: &Context) -> Outcome {

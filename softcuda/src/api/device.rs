@@ -1,6 +1,6 @@
 //! Devices and their properties.
 
-use super::arguments::{Out, Text, set_text};
+use super::arguments::{In, Out, Text, set_text};
 use super::driver_api;
 use crate::drivers::Driver;
 use crate::modules::SHARED_PER_BLOCK;
@@ -130,6 +130,36 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
     })
 }
 
+/// What device and host, or two devices, can do to the same memory at once: `CUatomicOperationCapability` of each
+/// `CUatomicOperation`. Both are processors of the host here.
+pub(super) fn atomics(out: &Out<u32>, operations: &In<u32>, count: u32) -> Outcome {
+    const SIGNED: u32 = 1;
+    const UNSIGNED: u32 = 2;
+    const REDUCTION: u32 = 4;
+    const OF_32: u32 = 8;
+    const OF_64: u32 = 16;
+    if count == 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let one = |index| {
+        Ok(match operations.at(index)? {
+            // Addition, minimum, maximum; and, or, exclusive or.
+            0..=2 | 5..=7 => SIGNED | UNSIGNED | REDUCTION | OF_32 | OF_64,
+            // Increment and decrement within bounds.
+            3 | 4 => UNSIGNED | REDUCTION | OF_32,
+            // Exchange, and compare and swap.
+            8 | 9 => SIGNED | UNSIGNED | OF_32 | OF_64,
+            // Addition of floating-point numbers.
+            10 => REDUCTION | OF_32 | OF_64,
+            // Their minimum and maximum.
+            11 | 12 => 0,
+            _ => return Err(Code::INVALID_VALUE),
+        })
+    };
+    let capabilities: Vec<u32> = (0..count as usize).map(one).collect::<Outcome<_>>()?;
+    out.set_all(capabilities)
+}
+
 driver_api! {
     call fn cuDeviceGet(out: Out<i32>, ordinal: i32) {
         device(ordinal)?;
@@ -181,6 +211,24 @@ driver_api! {
         let ordinal = bus - 1;
         device(ordinal)?;
         out.set(ordinal)
+    }
+
+    call fn cuDeviceGetHostAtomicCapabilities(
+        out: Out<u32>, operations: In<u32>, count: u32, ordinal: i32,
+    ) {
+        device(ordinal)?;
+        atomics(&out, &operations, count)
+    }
+
+    call fn cuDeviceGetProperties(out: Out<[i32; 14]>, ordinal: i32) {
+        let ordinal = device(ordinal)?;
+        // Threads of a block, in each direction; blocks in each direction; shared memory, constant memory, warp,
+        // pitch, registers, clock and alignment of textures: the first attributes, in their order.
+        let mut properties = [0; 14];
+        for (property, number) in properties.iter_mut().zip(1..) {
+            *property = attribute(number, ordinal)?;
+        }
+        out.set(properties)
     }
 
     call fn cuDeviceGetExecAffinitySupport(out: Out<i32>, _kind: u32, ordinal: i32) {

@@ -74,6 +74,20 @@ driver_api! {
         Ok(())
     }
 
+    call fn cuLibraryGetManaged(_out: Out<u64>, _bytes: Out<usize>, handle: u64, name: Text) {
+        // Variables of modules are in the memory of a device, managed ones as well.
+        find(handle)?;
+        name.get()?;
+        Err(Code::NOT_FOUND)
+    }
+
+    call fn cuLibraryGetUnifiedFunction(_out: Out<u64>, handle: u64, name: Text) {
+        // There is none without the device attribute for them.
+        find(handle)?;
+        name.get()?;
+        Err(Code::NOT_FOUND)
+    }
+
     call fn cuKernelGetFunction(out: Out<u64>, handle: u64) {
         find_kernel(handle)?;
         out.set(modules::function(handle, &*context::current()?)?.handle)

@@ -5,11 +5,13 @@
 
 mod arguments;
 mod array;
+mod attributes;
 mod capture;
 mod checkpoint;
 mod context;
 mod copy;
 mod copy_batch;
+mod coredump;
 #[cfg(test)]
 mod coverage;
 mod device;
@@ -21,14 +23,18 @@ mod graph_exec;
 mod graph_memory;
 mod graph_node;
 mod graph_parts;
+mod green;
 mod host_memory;
 mod init;
 mod ipc;
 mod launch;
+mod launch_config;
 mod legacy_launch;
 mod library;
 mod link;
+mod logs;
 mod managed;
+mod managed_batch;
 mod memory;
 mod memory_operation;
 mod module;
@@ -81,9 +87,13 @@ fn finish(name: &str, body: impl FnOnce() -> Outcome) -> u32 {
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Code::UNKNOWN));
     if let Err(code) = outcome
         && code != Code::NOT_READY
-        && settings().log
+        && !is_forked()
     {
-        eprintln!("softcuda: {name} returns {}", errors::name(code.0).unwrap_or("an error"));
+        let message = format!("{name} returns {}", errors::name(code.0).unwrap_or("an error"));
+        if settings().log {
+            eprintln!("softcuda: {message}");
+        }
+        crate::logs::add(&message);
     }
     to_c(outcome)
 }

@@ -1,31 +1,18 @@
 //! Occupancy: simple answers from the limits that the device attributes state.
 
-use super::arguments::Out;
+use super::arguments::{In, Out};
 use super::driver_api;
 use super::function::find;
-use crate::modules::Function;
+use super::launch_config::Config;
 use crate::status::{Code, Outcome};
 
 type SharedForBlock = Option<unsafe extern "C" fn(i32) -> usize>;
-
-/// Blocks of a function that a multiprocessor holds at the same time.
-pub(crate) fn resident_blocks(function: &Function, threads: i32, dynamic_shared: usize) -> i32 {
-    let limits = function.model().generation;
-    let shared = function.entry.static_shared.saturating_add(dynamic_shared);
-    let by_shared = limits.shared.checked_div(shared).unwrap_or(limits.blocks as usize);
-    let fits = (1..=function.max_threads() as i32).contains(&threads);
-    if !fits || shared > limits.shared_of_block {
-        return 0;
-    }
-    let threads = (threads + 31) / 32 * 32;
-    (limits.blocks as i32).min(limits.threads as i32 / threads).min(by_shared as i32)
-}
 
 fn active(out: &Out<i32>, function: u64, threads: i32, shared: usize, flags: u32) -> Outcome {
     if threads <= 0 || flags & !1 != 0 {
         return Err(Code::INVALID_VALUE);
     }
-    out.set(resident_blocks(&*find(function)?, threads, shared))
+    out.set(find(function)?.resident_blocks(threads, shared))
 }
 
 fn best(
@@ -43,7 +30,7 @@ fn best(
     for threads in (1..=(most + 31) / 32).rev().map(|warps| (warps * 32).min(most)) {
         // SAFETY: the caller promises a function that may be called with any block size.
         let shared = shared_for.map_or(shared, |shared_for| unsafe { shared_for(threads) });
-        let blocks = resident_blocks(&function, threads, shared);
+        let blocks = function.resident_blocks(threads, shared);
         if blocks * threads > found.0 {
             found = (blocks * threads, blocks, threads);
         }
@@ -52,7 +39,35 @@ fn best(
     block.set(found.2)
 }
 
+/// Checks the clusters that a launch asks for: the most that can run at the same time, if it asks for any.
+fn clusters(function: u64, config: &In<Config>) -> Outcome<i32> {
+    let config = config.get()?;
+    let function = find(function)?;
+    let cluster = config.cluster()?;
+    // A cluster is one block here, whatever divides the grid.
+    if cluster.is_some_and(|cluster| cluster != [1; 3]) {
+        return Err(Code::INVALID_CLUSTER_SIZE);
+    }
+    let threads = config.block.iter().try_fold(1_u32, |all, n| all.checked_mul(*n));
+    let threads = threads.and_then(|n| i32::try_from(n).ok()).filter(|n| *n > 0);
+    let threads = threads.ok_or(Code::INVALID_VALUE)?;
+    let blocks = function.resident_blocks(threads, config.shared as usize);
+    // Driver 580 has none where the launch does not ask for clusters.
+    Ok(cluster.map_or(0, |_| blocks * function.model().multiprocessors as i32))
+}
+
 driver_api! {
+    call fn cuOccupancyMaxActiveClusters(out: Out<i32>, function: u64, config: In<Config>) {
+        out.check()?;
+        out.set(clusters(function, &config)?)
+    }
+
+    call fn cuOccupancyMaxPotentialClusterSize(out: Out<i32>, function: u64, config: In<Config>) {
+        out.check()?;
+        clusters(function, &config)?;
+        out.set(1)
+    }
+
     call fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         out: Out<i32>, function: u64, threads: i32, shared: usize,
     ) {

@@ -25,7 +25,7 @@ fn create(out: &Out<u64>, flags: u32, priority: i32) -> Outcome {
         return Err(Code::INVALID_VALUE);
     }
     let context = context::current()?;
-    out.set(context.create_stream(flags, priority.clamp(-5, 0)).handle)
+    out.set(context.create_stream(flags, priority).handle)
 }
 
 fn destroy(handle: u64) -> Outcome {
@@ -96,7 +96,7 @@ driver_api! {
     }
 
     stream(mode) fn cuStreamGetPriority, cuStreamGetPriority_ptsz(handle: u64, out: Out<i32>) {
-        out.set(stream_and_context(handle, mode)?.0.priority)
+        out.set(stream_and_context(handle, mode)?.0.attributes.lock().priority())
     }
 
     stream(mode) fn cuStreamGetId, cuStreamGetId_ptsz(handle: u64, out: Out<u64>) {
@@ -104,13 +104,6 @@ driver_api! {
     }
 
     stream(mode) fn cuStreamGetCtx, cuStreamGetCtx_ptsz(handle: u64, out: Out<u64>) {
-        out.set(stream_and_context(handle, mode)?.1.handle)
-    }
-
-    stream(mode) fn cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz(
-        handle: u64, out: Out<u64>, green: Out<u64>,
-    ) {
-        green.set_if_wanted(0);
         out.set(stream_and_context(handle, mode)?.1.handle)
     }
 
