@@ -13,6 +13,20 @@ unsafe extern "C" {
         status: &mut u32,
     ) -> u32;
     fn cuGetProcAddress(name: *const u8, out: &mut usize, version: i32, flags: u64) -> u32;
+    safe fn cuFuncGetParamCount(function: u64, count: &mut usize) -> u32;
+    safe fn cuLaunchHostFunc_v2(
+        stream: u64,
+        function: extern "C" fn(u64),
+        data: u64,
+        how_to_wait: u32,
+    ) -> u32;
+    safe fn cuMemcpyWithAttributesAsync(
+        to: u64,
+        from: u64,
+        size: usize,
+        attributes: &[u32; 6],
+        stream: u64,
+    ) -> u32;
     safe fn cuGraphGetId(graph: u64, id: &mut u32) -> u32;
     safe fn cuCheckpointOperationComplete(handle: u64) -> u32;
     safe fn cuDeviceGetAttribute(value: &mut i32, attribute: u32, device: i32) -> u32;
@@ -116,6 +130,54 @@ fn each_driver_has_its_version_and_its_functions() {
     let mut program = Program::start("telling_program", &[]);
     assert_eq!(program.hear(), "13000", "what softcuda is when nobody says anything");
     program.finish();
+}
+
+extern "C" fn count(calls: u64) {
+    // SAFETY: the number lives until the stream is done.
+    unsafe { &*(calls as *const std::sync::atomic::AtomicU32) }
+        .fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+}
+
+#[test]
+#[ignore = "a program for other tests"]
+fn newer_program() {
+    context();
+    let (mut module, mut function, mut parameters, mut stream) = (0, 0, 0, 0);
+    let code = c".version 8.0\n.target sm_80\n.address_size 64\n.entry k(.param .u64 a, .param .u32 b) { ret; }\n";
+    // SAFETY: the texts are C strings.
+    unsafe {
+        ok(cuModuleLoadData(&mut module, code.as_ptr().cast()));
+        ok(cuModuleGetFunction(&mut function, module, c"k".as_ptr().cast()));
+    }
+    let mut version = 0;
+    ok(cuDriverGetVersion(&mut version));
+    if version < 13_020 {
+        assert_eq!(cuFuncGetParamCount(function, &mut parameters), NOT_FOUND);
+        return;
+    }
+    ok(cuFuncGetParamCount(function, &mut parameters));
+    assert_eq!(parameters, 2);
+    assert_eq!(cuFuncGetParamCount(7, &mut parameters), INVALID_HANDLE);
+    ok(cuStreamCreate(&mut stream, 0));
+    let calls = std::sync::atomic::AtomicU32::new(0);
+    ok(cuLaunchHostFunc_v2(stream, count, &raw const calls as u64, 0));
+    let (from, to) = (allocate(8), allocate(8));
+    write(from, &[1, 2]);
+    // The source is read in the order of the stream; no hints, no flags.
+    ok(cuMemcpyWithAttributesAsync(to, from, 8, &[1, 0, 0, 0, 0, 0], stream));
+    assert_eq!(
+        cuMemcpyWithAttributesAsync(to, from, 8, &[9, 0, 0, 0, 0, 0], stream),
+        INVALID_VALUE
+    );
+    ok(cuStreamSynchronize(stream));
+    assert_eq!((read(to, 2), calls.load(std::sync::atomic::Ordering::SeqCst)), (vec![1, 2], 1));
+}
+
+#[test]
+fn some_functions_of_later_drivers_work() {
+    for driver in ["590", "610", "13.4"] {
+        Program::start("newer_program", &[("SOFTCUDA_DRIVER", driver)]).finish();
+    }
 }
 
 #[test]

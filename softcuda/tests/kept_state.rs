@@ -19,6 +19,15 @@ unsafe extern "C" {
     fn cuGraphKernelNodeGetAttribute(node: u64, id: u32, value: *mut u8) -> u32;
     fn cuGraphKernelNodeSetAttribute(node: u64, id: u32, value: *const u8) -> u32;
     safe fn cuGraphKernelNodeCopyAttributes(to: u64, from: u64) -> u32;
+    fn cuGraphAddEmptyNode(node: &mut u64, graph: u64, after: *const u64, count: usize) -> u32;
+    fn cuGraphDebugDotPrint(graph: u64, path: *const i8, flags: u32) -> u32;
+    safe fn cuMemGetHandleForAddressRange(
+        handle: &mut i32,
+        address: u64,
+        size: usize,
+        kind: u32,
+        flags: u64,
+    ) -> u32;
     fn cuOccupancyMaxActiveClusters(out: &mut i32, function: u64, config: &Config) -> u32;
     fn cuOccupancyMaxPotentialClusterSize(out: &mut i32, function: u64, config: &Config) -> u32;
     fn cuCoredumpGetAttribute(id: u32, value: *mut u8, size: &mut usize) -> u32;
@@ -90,6 +99,7 @@ struct Config {
 }
 
 const NOT_FOUND: u32 = 500;
+const OPERATING_SYSTEM: u32 = 304;
 const INVALID_CLUSTER_SIZE: u32 = 912;
 const CODE: &CStr = c".version 8.0\n.target sm_80\n.address_size 64\n.entry k() { ret; }\n";
 
@@ -175,7 +185,16 @@ fn kernel_nodes_keep_attributes() {
     context();
     let function = function();
     let (each, extra, kernel, context) = (std::ptr::null(), 0, 0, 0);
-    let of = |grid| Kernel { function, grid, block: [32, 1, 1], shared: 0, each, extra, kernel, context };
+    let of = |grid| Kernel {
+        function,
+        grid,
+        block: [32, 1, 1],
+        shared: 0,
+        each,
+        extra,
+        kernel,
+        context,
+    };
     let (mut graph, mut one, mut other, mut empty) = (0, 0, 0, 0);
     ok(cuGraphCreate(&mut graph, 0));
     // SAFETY: the nodes depend on none, and the kernel has no parameters.
@@ -219,6 +238,57 @@ fn kernel_nodes_keep_attributes() {
     assert_eq!(get(one, 3).0, INVALID_VALUE);
     assert_eq!(get(empty, 2).0, INVALID_VALUE);
     assert_eq!(cuGraphKernelNodeCopyAttributes(other, empty), INVALID_VALUE);
+}
+
+#[test]
+fn a_graph_is_printed() {
+    context();
+    let (mut graph, mut one, mut other) = (0, 0, 0);
+    ok(cuGraphCreate(&mut graph, 0));
+    // SAFETY: the first node depends on none, the second on the first.
+    unsafe {
+        ok(cuGraphAddEmptyNode(&mut one, graph, std::ptr::null(), 0));
+        ok(cuGraphAddEmptyNode(&mut other, graph, &one, 1));
+    }
+    let path = std::env::temp_dir().join(format!("softcuda-graph-{}", std::process::id()));
+    let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: the paths are C strings, or null.
+    let print = |path: *const i8, flags| unsafe { cuGraphDebugDotPrint(graph, path, flags) };
+    ok(print(name.as_ptr(), 1));
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(text.starts_with("digraph ") && text.ends_with("}\n"), "{text}");
+    for line in
+        ["node_0 [label=\"0: empty\"];", "node_1 [label=\"1: empty\"];", "node_0 -> node_1;"]
+    {
+        assert!(text.contains(line), "{text}");
+    }
+    assert_eq!(print(std::ptr::null(), 0), INVALID_VALUE);
+    assert_eq!(print(c"/nowhere/graph".as_ptr(), 0), OPERATING_SYSTEM);
+    assert_eq!(print(name.as_ptr(), 1 << 16), INVALID_VALUE);
+}
+
+#[test]
+fn memory_has_no_dma_buffers() {
+    context();
+    let memory = allocate(4 * GRANULE);
+    let mut handle = -1;
+    let ask = |handle: &mut i32, at, size, kind, flags| {
+        cuMemGetHandleForAddressRange(handle, at, size, kind, flags)
+    };
+    for (at, size, kind, flags, code) in [
+        (memory, GRANULE, 1, 0, NOT_SUPPORTED),
+        (memory, GRANULE, 1, 1, NOT_SUPPORTED),
+        (memory, GRANULE, 2, 0, INVALID_VALUE),
+        (memory, GRANULE, 1, 2, INVALID_VALUE),
+        (memory, 1000, 1, 0, INVALID_VALUE),
+        (memory, 0, 1, 0, INVALID_VALUE),
+        (memory + 8, GRANULE, 1, 0, INVALID_VALUE),
+        (4096, GRANULE, 1, 0, INVALID_VALUE),
+    ] {
+        assert_eq!(ask(&mut handle, at, size, kind, flags), code, "{at} {size} {kind} {flags}");
+    }
+    assert_eq!(handle, -1);
 }
 
 #[test]

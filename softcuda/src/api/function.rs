@@ -9,6 +9,7 @@ use super::driver_api;
 use crate::context;
 use crate::modules::{self, Function};
 use crate::ptx::Entry;
+use crate::settings::settings;
 use crate::status::{Code, Outcome};
 
 /// The function of a handle, which may also be a kernel's.
@@ -81,6 +82,11 @@ driver_api! {
 
     call fn cuFuncGetParamInfo(handle: u64, index: usize, offset: Out<usize>, size: Out<usize>) {
         parameter(&find(handle)?.entry, index, &offset, &size)
+    }
+
+    call fn cuFuncGetParamCount(handle: u64, count: Out<usize>) {
+        settings().driver.since(13_020)?;
+        count.set(find(handle)?.entry.params.len())
     }
 
     call fn cuFuncGetName(out: Out<*const c_char>, handle: u64) {

@@ -111,6 +111,11 @@ driver_api! {
         parameter(&find_kernel(handle)?.entry, index, &offset, &size)
     }
 
+    call fn cuKernelGetParamCount(handle: u64, count: Out<usize>) {
+        crate::settings::settings().driver.since(13_020)?;
+        count.set(find_kernel(handle)?.entry.params.len())
+    }
+
     call fn cuKernelGetAttribute(out: Out<i32>, number: u32, handle: u64, ordinal: i32) {
         crate::settings::device(ordinal)?;
         find_kernel(handle)?;

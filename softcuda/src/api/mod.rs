@@ -23,6 +23,7 @@ mod graph_exec;
 mod graph_memory;
 mod graph_node;
 mod graph_parts;
+mod graph_print;
 mod green;
 mod host_memory;
 mod init;

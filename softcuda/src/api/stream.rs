@@ -9,6 +9,7 @@ use crate::graphs::Work;
 use crate::host_calls::HostCall;
 use crate::operations::Operation;
 use crate::pools;
+use crate::settings::settings;
 use crate::status::{Code, Outcome};
 use crate::streams::NON_BLOCKING;
 use crate::submission::stream_and_context;
@@ -114,6 +115,15 @@ driver_api! {
     stream(mode) fn cuLaunchHostFunc, cuLaunchHostFunc_ptsz(
         handle: u64, function: HostFunction, data: u64,
     ) {
+        let function = function.ok_or(Code::INVALID_VALUE)?;
+        let (stream, context) = stream_and_context(handle, mode)?;
+        context.enqueue(&stream, Operation::Host(HostCall { function, data })).map(|_| ())
+    }
+
+    stream(mode) fn cuLaunchHostFunc_v2, cuLaunchHostFunc_v2_ptsz(
+        handle: u64, function: HostFunction, data: u64, _how_to_wait: u32,
+    ) {
+        settings().driver.since(13_010)?;
         let function = function.ok_or(Code::INVALID_VALUE)?;
         let (stream, context) = stream_and_context(handle, mode)?;
         context.enqueue(&stream, Operation::Host(HostCall { function, data })).map(|_| ())
