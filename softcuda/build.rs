@@ -1,8 +1,8 @@
-//! Gives the library its soname and generates what follows from the list of the driver's function
+//! Gives the library its soname and generates what follows from the lists of the drivers' function
 //! names: a stub for each function that `src/api` does not define, and the table of all of them
 //! for `cuGetProcAddress`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::{env, fs, io};
@@ -25,8 +25,12 @@ fn main() -> io::Result<()> {
             collect_defined(&path, &mut defined)?;
         }
     }
+    let newer = fs::read_to_string("src/api/newer_names.txt")?;
+    let newer: BTreeMap<&str, &str> =
+        newer.lines().filter_map(|line| line.trim().split_once(' ')).collect();
     for name in &defined {
-        assert!(names.contains(name.as_str()), "{name} is defined but not in src/api/names.txt");
+        let listed = names.contains(name.as_str()) || newer.contains_key(name.as_str());
+        assert!(listed, "{name} is defined but not in src/api/names.txt or newer_names.txt");
     }
 
     let mut out = String::from("unsafe extern \"C\" {\n");
@@ -38,14 +42,26 @@ fn main() -> io::Result<()> {
         writeln!(out, "crate::api::unsupported!({name});")
             .expect("writing to a string cannot fail");
     }
-    out.push_str("/// All functions of the driver, sorted by name.\n");
+    for (name, since) in newer.iter().filter(|(name, _)| !defined.contains(**name)) {
+        writeln!(out, "crate::api::newer_unsupported!({name}, {since});")
+            .expect("writing to a string cannot fail");
+    }
+    out.push_str("/// All functions of driver 580, sorted by name.\n");
     out.push_str("pub(crate) static SYMBOLS: &[(&str, unsafe extern \"C\" fn() -> u32)] = &[\n");
     for name in &names {
         writeln!(out, "    (\"{name}\", {name}),").expect("writing to a string cannot fail");
     }
     out.push_str("];\n");
-    out.push_str("/// Those of them that do something.\n#[cfg(test)]\n");
-    let defined: Vec<&String> = defined.iter().collect();
+    out.push_str("/// Functions of later drivers, sorted by name, with the version of the API since which they are.\n");
+    out.push_str("pub(crate) static NEWER: &[(&str, i32, unsafe extern \"C\" fn() -> u32)] = &[\n");
+    for (name, since) in &newer {
+        writeln!(out, "    (\"{name}\", {since}, {name}),")
+            .expect("writing to a string cannot fail");
+    }
+    out.push_str("];\n");
+    out.push_str("/// Those of driver 580 that do something.\n#[cfg(test)]\n");
+    let defined: Vec<&String> =
+        defined.iter().filter(|name| names.contains(name.as_str())).collect();
     writeln!(out, "pub(crate) static IMPLEMENTED: &[&str] = &{defined:?};")
         .expect("writing to a string cannot fail");
     fs::write(Path::new(&env::var("OUT_DIR").expect("cargo sets OUT_DIR")).join("symbols.rs"), out)

@@ -2,16 +2,15 @@
 //!
 //! The states and refusals are those of the real driver. In particular memory that is shared with
 //! another process (exported, imported, through IPC handles) cannot be carried: the checkpoint succeeds, the restore
-//! fails, and the process is lost. Whoever checkpoints must unmap and release it first.
+//! fails, and the process is lost. Whoever checkpoints must unmap and release it first. Later drivers carry what was
+//! shared through IPC handles, see [`crate::drivers`].
 
-use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::fd::AsFd;
-use rustix::mm::{self, MapFlags, ProtFlags};
 
 use crate::address_space;
 use crate::context;
@@ -22,7 +21,8 @@ use crate::gate;
 use crate::ipc;
 use crate::managed_memory;
 use crate::placement;
-use crate::settings::settings;
+use crate::saved_bytes::{Bytes, SharedView, Storage};
+use crate::settings::{MAX_DEVICES, settings};
 use crate::status::{Code, Outcome};
 use crate::virtual_memory::{self, Mapping, Physical};
 
@@ -38,6 +38,19 @@ pub(crate) enum ProcessState {
     Checkpointed = 2,
     /// Lost: a restore was impossible.
     Failed = 3,
+    /// Device memory is in storage, which the caller of the checkpoint copies.
+    Checkpointing = 4,
+    /// The caller of the restore fills storage with what device memory is to be.
+    Restoring = 5,
+}
+
+/// Where the contents of device memory go and come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Medium {
+    /// Host memory of the process.
+    Host,
+    /// Storage that the caller maps, and copies.
+    Storage,
 }
 
 struct Checkpoint {
@@ -54,6 +67,8 @@ struct Saved {
     mappings: Vec<(u64, Mapping)>,
     /// Memory was shared with another process: it cannot be restored.
     shared: bool,
+    /// What the caller of a checkpoint or restore has mapped, until that is complete.
+    storage: Vec<Storage>,
 }
 
 static CHECKPOINT: Mutex<Checkpoint> =
@@ -83,12 +98,13 @@ pub(crate) fn lock(limit: Option<Duration>) -> Outcome {
 /// may end at any moment.
 ///
 /// # Errors
-/// `ILLEGAL_STATE` unless LOCKED.
+/// `ILLEGAL_STATE` unless LOCKED, and while memory of another process was open that is not restored yet.
 pub(crate) fn unlock(announce: impl FnOnce()) -> Outcome {
     let mut checkpoint = CHECKPOINT.lock();
     if checkpoint.state != ProcessState::Locked {
         return Err(Code::ILLEGAL_STATE);
     }
+    ipc::open_again()?;
     checkpoint.state = ProcessState::Running;
     announce();
     gate::open();
@@ -96,12 +112,12 @@ pub(crate) fn unlock(announce: impl FnOnce()) -> Outcome {
 }
 
 /// Moves all device memory into private host memory and lets go of the device: LOCKED to
-/// CHECKPOINTED. Waits for submitted work first.
+/// CHECKPOINTED. Waits for submitted work first. With storage it is CHECKPOINTING until [`complete`].
 ///
 /// # Errors
 /// `ILLEGAL_STATE` unless LOCKED; `NOT_SUPPORTED` when the process has managed memory;
 /// `OUT_OF_MEMORY` without room in host memory. The process is then as before.
-pub(crate) fn checkpoint() -> Outcome {
+pub(crate) fn checkpoint(medium: Medium) -> Outcome {
     let mut checkpoint = CHECKPOINT.lock();
     if checkpoint.state != ProcessState::Locked {
         return Err(Code::ILLEGAL_STATE);
@@ -112,53 +128,51 @@ pub(crate) fn checkpoint() -> Outcome {
     context::wait_everything();
     let begin = Instant::now();
 
-    // Copies first: up to here nothing is changed.
-    let mut blocks = Vec::new();
-    for (address, size, device) in device_memory::blocks() {
-        blocks.push((address, device, Bytes::copy_of(address as *const u8, size)?));
-    }
-    let (mappings, all) = virtual_memory::everything();
-    let mut physical = Vec::new();
-    let mut shared = device_memory::any_shared();
-    for memory in all {
-        shared |= memory.imported || memory.exported.load(Ordering::Relaxed);
-        let bytes = read_memory(&memory)?;
-        physical.push((memory, bytes));
-    }
-
-    shared |= ipc::close_all() | events::close_shared();
+    // Copies first: nothing is changed by them.
+    let mut saved = Saved::copy(medium)?;
+    let carries_ipc = settings().carries_ipc_memory();
+    let opened = if carries_ipc { ipc::suspend() } else { ipc::close_all() };
+    saved.shared |= !carries_ipc && (opened || device_memory::any_shared());
+    saved.shared |= events::close_shared();
     device_memory::close_shared();
-    for (address, device, bytes) in &blocks {
-        address_space::unback(*address, bytes.size);
-        refund(*device, bytes.size);
-    }
-    for (address, mapping) in &mappings {
-        address_space::unback(*address, mapping.size);
-    }
-    for (memory, _) in &physical {
-        *memory.memory.lock() = None;
-        if memory.counted.swap(false, Ordering::Relaxed) {
-            refund(memory.device, memory.size);
-        }
-    }
+    saved.let_go();
     exclusive::suspend();
 
-    let saved = Saved { blocks, physical, mappings, shared };
-    take_time(begin, saved.size());
+    if medium == Medium::Host {
+        take_time(begin, saved.size());
+    }
     checkpoint.saved = Some(saved);
-    checkpoint.state = ProcessState::Checkpointed;
+    checkpoint.state = match medium {
+        Medium::Host => ProcessState::Checkpointed,
+        Medium::Storage => ProcessState::Checkpointing,
+    };
     Ok(())
 }
 
+/// The devices of the host, one bit each, on which a process that is locked or checkpointed has memory.
+pub(crate) fn devices() -> u32 {
+    let checkpoint = CHECKPOINT.lock();
+    let devices = match &checkpoint.saved {
+        Some(saved) => saved.sizes().map(|(device, _)| device).collect::<Vec<_>>(),
+        None => {
+            let physical = virtual_memory::everything().1;
+            let blocks = device_memory::blocks().into_iter().map(|(_, _, device)| device);
+            blocks.chain(physical.iter().map(|memory| memory.device)).collect()
+        }
+    };
+    devices.into_iter().fold(0, |mask, device| mask | 1 << placement::of(device))
+}
+
 /// Makes device memory again, at the same addresses, from what the checkpoint kept: CHECKPOINTED
-/// to LOCKED. `devices` says which devices are now others, see [`placement`].
+/// to LOCKED. With storage it is RESTORING until [`complete`]. `devices` says which devices are now others, see [`placement`].
 ///
 /// # Errors
-/// `ILLEGAL_STATE` unless CHECKPOINTED. `INVALID_VALUE` if `devices` does not name all of them. `OUT_OF_MEMORY` and `DEVICE_UNAVAILABLE` when the device
+/// `ILLEGAL_STATE` unless CHECKPOINTED. `INVALID_VALUE` if `devices` does not name all of them, and if the
+/// contents are not in this medium. `OUT_OF_MEMORY` and `DEVICE_UNAVAILABLE` when the device
 /// has no room: the process is still CHECKPOINTED and restore may be tried again, unless `SOFTCUDA_RESTORE` says
 /// that it is to be as with driver 580: `OPERATING_SYSTEM` from then on. `NOT_SUPPORTED`
 /// when shared memory was still there at the checkpoint: the process is FAILED, for good.
-pub(crate) fn restore(devices: u32) -> Outcome {
+pub(crate) fn restore(devices: u32, medium: Medium) -> Outcome {
     let mut checkpoint = CHECKPOINT.lock();
     if checkpoint.state != ProcessState::Checkpointed {
         return Err(Code::ILLEGAL_STATE);
@@ -166,7 +180,11 @@ pub(crate) fn restore(devices: u32) -> Outcome {
     if checkpoint.is_lost {
         return Err(Code::OPERATING_SYSTEM);
     }
-    let saved = checkpoint.saved.as_ref().ok_or(Code::ILLEGAL_STATE)?;
+    let checkpoint = &mut *checkpoint;
+    let saved = checkpoint.saved.as_mut().ok_or(Code::ILLEGAL_STATE)?;
+    if saved.are_elsewhere() != (medium == Medium::Storage) {
+        return Err(Code::INVALID_VALUE);
+    }
     if saved.shared {
         checkpoint.state = ProcessState::Failed;
         checkpoint.saved = None;
@@ -176,11 +194,20 @@ pub(crate) fn restore(devices: u32) -> Outcome {
     let begin = Instant::now();
     placement::move_to(devices, settings().devices)?;
     exclusive::resume()?;
-    if let Err(code) = saved.put_back() {
+    let made = saved.put_back().and_then(|()| match medium {
+        Medium::Host => Ok(()),
+        Medium::Storage => saved.expect_in_storage(),
+    });
+    if let Err(code) = made {
+        saved.leave_storage();
         saved.take_away();
         exclusive::suspend();
         checkpoint.is_lost = settings().restores_once && code == Code::OUT_OF_MEMORY;
         return Err(code);
+    }
+    if medium == Medium::Storage {
+        checkpoint.state = ProcessState::Restoring;
+        return Ok(());
     }
     take_time(begin, saved.size());
     checkpoint.saved = None;
@@ -188,10 +215,126 @@ pub(crate) fn restore(devices: u32) -> Outcome {
     Ok(())
 }
 
+/// Ends a checkpoint or a restore by way of storage, once the caller has copied: CHECKPOINTING to CHECKPOINTED,
+/// RESTORING to LOCKED.
+///
+/// # Errors
+/// `ILLEGAL_STATE` in any other state; `OUT_OF_MEMORY` when contents cannot be copied from the storage, which may
+/// be tried again.
+pub(crate) fn complete() -> Outcome {
+    let mut checkpoint = CHECKPOINT.lock();
+    let checkpoint = &mut *checkpoint;
+    let saved = checkpoint.saved.as_mut().ok_or(Code::ILLEGAL_STATE)?;
+    match checkpoint.state {
+        ProcessState::Checkpointing => {
+            saved.leave_storage();
+            checkpoint.state = ProcessState::Checkpointed;
+        }
+        ProcessState::Restoring => {
+            saved.fill()?;
+            checkpoint.saved = None;
+            checkpoint.state = ProcessState::Locked;
+        }
+        _ => return Err(Code::ILLEGAL_STATE),
+    }
+    Ok(())
+}
+
 impl Saved {
+    /// Copies all contents.
+    fn copy(medium: Medium) -> Outcome<Saved> {
+        let own = device_memory::blocks();
+        let (mappings, all) = virtual_memory::everything();
+        let sizes = own.iter().map(|(_, size, device)| (*device, *size));
+        let sizes = sizes.chain(all.iter().map(|memory| (memory.device, memory.size)));
+        let mut storage = match medium {
+            Medium::Host => Vec::new(),
+            Medium::Storage => new_storage(sizes)?,
+        };
+        let mut keep = |from, size, device| match on_device(&mut storage, device) {
+            Some(storage) => Bytes::store(from, size, storage),
+            None => Bytes::copy_of(from, size),
+        };
+        let mut blocks = Vec::new();
+        for (address, size, device) in own {
+            blocks.push((address, device, keep(address as *const u8, size, device)?));
+        }
+        let mut physical = Vec::new();
+        let mut shared = false;
+        for memory in all {
+            shared |= memory.imported || memory.exported.load(Ordering::Relaxed);
+            let view = view_of(&memory)?;
+            let bytes = keep(view.address.cast(), memory.size, memory.device)?;
+            physical.push((memory, bytes));
+        }
+        Ok(Saved { blocks, physical, mappings, shared, storage })
+    }
+
+    /// Takes the memory away that was copied.
+    fn let_go(&self) {
+        for (address, device, bytes) in &self.blocks {
+            address_space::unback(*address, bytes.size);
+            refund(*device, bytes.size);
+        }
+        for (address, mapping) in &self.mappings {
+            address_space::unback(*address, mapping.size);
+        }
+        for (memory, _) in &self.physical {
+            *memory.memory.lock() = None;
+            if memory.counted.swap(false, Ordering::Relaxed) {
+                refund(memory.device, memory.size);
+            }
+        }
+    }
+
+    /// Devices and sizes of all pieces, in their order.
+    fn sizes(&self) -> impl Iterator<Item = (usize, u64)> {
+        let blocks = self.blocks.iter().map(|(_, device, bytes)| (*device, bytes.size));
+        blocks.chain(self.physical.iter().map(|(memory, bytes)| (memory.device, bytes.size)))
+    }
+
+    /// Contents of all pieces with their devices, in the order of [`Saved::sizes`].
+    fn contents(&mut self) -> impl Iterator<Item = (usize, &mut Bytes)> {
+        let blocks = self.blocks.iter_mut().map(|(_, device, bytes)| (*device, bytes));
+        blocks.chain(self.physical.iter_mut().map(|(memory, bytes)| (memory.device, bytes)))
+    }
+
     fn size(&self) -> u64 {
-        let blocks = self.blocks.iter().map(|(_, _, bytes)| bytes.size);
-        blocks.chain(self.physical.iter().map(|(_, bytes)| bytes.size)).sum()
+        self.sizes().map(|(_, size)| size).sum()
+    }
+
+    /// Whether whoever asked for the checkpoint has the contents.
+    fn are_elsewhere(&self) -> bool {
+        let mut all = self.blocks.iter().map(|(_, _, bytes)| bytes);
+        all.any(Bytes::are_elsewhere)
+            || self.physical.iter().any(|(_, bytes)| bytes.are_elsewhere())
+    }
+
+    /// Makes storage for the contents to come.
+    fn expect_in_storage(&mut self) -> Outcome {
+        let mut storage = new_storage(self.sizes())?;
+        for (device, bytes) in self.contents() {
+            bytes.expect_in(on_device(&mut storage, device).ok_or(Code::OUT_OF_MEMORY)?)?;
+        }
+        self.storage = storage;
+        Ok(())
+    }
+
+    /// Ends the storage.
+    fn leave_storage(&mut self) {
+        self.contents().for_each(|(_, bytes)| bytes.leave_storage());
+        self.storage.clear();
+    }
+
+    /// Copies contents into memory that was put back without them.
+    fn fill(&self) -> Outcome {
+        for (memory, bytes) in &self.physical {
+            bytes.copy_to(view_of(memory)?.address.cast());
+        }
+        for (address, _, bytes) in &self.blocks {
+            bytes.copy_to(*address as *mut u8);
+        }
+        Ok(())
     }
 
     /// Leaves a half-done state on failure, which [`Saved::take_away`] clears.
@@ -213,7 +356,7 @@ impl Saved {
         }
         for (address, device, bytes) in &self.blocks {
             charge(*device, bytes.size)?;
-            device_memory::back_with_new_memory(*address, bytes.size)
+            device_memory::back_again(*address, bytes.size)
                 .inspect_err(|_| refund(*device, bytes.size))?;
             bytes.copy_to(*address as *mut u8);
         }
@@ -246,89 +389,19 @@ fn take_time(begin: Instant, size: u64) {
     }
 }
 
-fn read_memory(physical: &Physical) -> Outcome<Bytes> {
+fn view_of(physical: &Physical) -> Outcome<SharedView> {
     let memory = physical.memory.lock();
-    let memory = memory.as_ref().ok_or(Code::ILLEGAL_STATE)?;
-    let view = SharedView::of(memory, physical.size)?;
-    Bytes::copy_of(view.address.cast(), physical.size)
+    SharedView::of(memory.as_ref().ok_or(Code::ILLEGAL_STATE)?, physical.size)
 }
 
-/// Physical memory, mapped for a moment.
-struct SharedView {
-    address: *mut c_void,
-    size: usize,
+/// Storage for pieces of memory with their devices: one for each device that has any.
+fn new_storage(pieces: impl Iterator<Item = (usize, u64)>) -> Outcome<Vec<Storage>> {
+    let mut sizes = [0; MAX_DEVICES];
+    pieces.for_each(|(device, size)| sizes[placement::of(device)] += size);
+    let sizes = sizes.into_iter().enumerate().filter(|(_, size)| *size > 0);
+    sizes.map(|(device, size)| Storage::new(device, size)).collect()
 }
 
-impl SharedView {
-    fn of(memory: impl AsFd, size: u64) -> Outcome<SharedView> {
-        let size = size as usize;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-        let address = unsafe {
-            mm::mmap(std::ptr::null_mut(), size, protection, MapFlags::SHARED, memory, 0)
-        };
-        Ok(SharedView { address: address.map_err(|_| Code::OUT_OF_MEMORY)?, size })
-    }
-}
-
-impl Drop for SharedView {
-    fn drop(&mut self) {
-        // SAFETY: this mapping is ours and nobody else has its address.
-        let result = unsafe { mm::munmap(self.address, self.size) };
-        debug_assert!(result.is_ok());
-    }
-}
-
-/// Private host memory in a mapping of its own, so that it goes back to the system at once and
-/// zero pages cost nothing.
-struct Bytes {
-    address: *mut u8,
-    size: u64,
-}
-
-// SAFETY: the mapping belongs to this value alone and is only read through shared references.
-unsafe impl Send for Bytes {}
-
-const PAGE: usize = 4096;
-static ZEROS: [u8; PAGE] = [0; PAGE];
-
-impl Bytes {
-    /// Copies `size` bytes (whole pages) of accessible memory. Pages of zeros are left out.
-    fn copy_of(from: *const u8, size: u64) -> Outcome<Bytes> {
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-        let address =
-            unsafe { mm::mmap_anonymous(std::ptr::null_mut(), size as usize, protection, flags) };
-        let address = address.map_err(|_| Code::OUT_OF_MEMORY)?.cast::<u8>();
-        copy_pages(from, address, size as usize);
-        Ok(Bytes { address, size })
-    }
-
-    /// Copies to accessible memory of the same size that is all zeros.
-    fn copy_to(&self, to: *mut u8) {
-        copy_pages(self.address, to, self.size as usize);
-    }
-}
-
-impl Drop for Bytes {
-    fn drop(&mut self) {
-        // SAFETY: this mapping is ours and nobody else has its address.
-        let result = unsafe { mm::munmap(self.address.cast(), self.size as usize) };
-        debug_assert!(result.is_ok());
-    }
-}
-
-/// Copies whole pages into zeroed memory, leaving out those that are zero.
-fn copy_pages(from: *const u8, to: *mut u8, size: usize) {
-    for offset in (0..size).step_by(PAGE) {
-        // SAFETY: callers give two separate ranges of `size` accessible bytes. No work runs that
-        // could write to them.
-        unsafe {
-            let page = std::slice::from_raw_parts(from.add(offset), PAGE);
-            if page != ZEROS {
-                std::ptr::copy_nonoverlapping(page.as_ptr(), to.add(offset), PAGE);
-            }
-        }
-    }
+fn on_device(storage: &mut [Storage], device: usize) -> Option<&mut Storage> {
+    storage.iter_mut().find(|storage| storage.device == placement::of(device))
 }

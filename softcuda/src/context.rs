@@ -39,6 +39,10 @@ pub(crate) struct Context {
     pub(crate) device: usize,
     /// Flags as given or set.
     pub(crate) flags: AtomicU32,
+    /// How often `cuCtxAttach` was called, and not taken back.
+    pub(crate) attached: AtomicU32,
+    /// The primary context whose events and functions are this one's too: that of a green context; 0 for others.
+    pub(crate) primary: AtomicU64,
     /// Whether it is a device's primary context.
     pub(crate) is_primary: bool,
     /// Cache preference, kept and reported only.
@@ -75,6 +79,8 @@ pub(crate) struct Streams {
     pub(crate) of_threads: HashMap<ThreadId, Arc<Stream>>,
     /// Ends of streams that are gone, as long as they are not reached.
     pub(crate) retired: Vec<Position>,
+    /// What streams that are yet to come have to wait for.
+    pub(crate) barriers: Vec<Position>,
 }
 
 impl Streams {
@@ -149,6 +155,8 @@ impl Context {
             handle,
             device,
             flags: AtomicU32::new(flags),
+            attached: AtomicU32::new(0),
+            primary: AtomicU64::new(0),
             is_primary,
             cache_config: AtomicU32::new(0),
             shared_config: AtomicU32::new(1),
@@ -176,6 +184,11 @@ impl Context {
             0 => faults::present(),
             code => Err(Code(code)),
         }
+    }
+
+    /// Whether what belongs to a context can be used in this one.
+    pub(crate) fn has(&self, context: u64) -> bool {
+        context == self.handle || context == self.primary.load(Ordering::Relaxed)
     }
 
     /// Records a failure of work; the first one stays.

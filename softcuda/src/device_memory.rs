@@ -34,7 +34,7 @@ static USED: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICE
 pub(crate) fn charge(device: usize, size: u64) -> Outcome {
     USED[device]
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
-            used.checked_add(size).filter(|used| *used <= settings().memory)
+            used.checked_add(size).filter(|used| *used <= settings().model(device).memory)
         })
         .map(|_| ())
         .map_err(|_| Code::OUT_OF_MEMORY)
@@ -57,7 +57,7 @@ pub(crate) fn charge_existing(device: usize, size: u64) {
 
 /// Bytes of a device that are free.
 pub(crate) fn free_bytes(device: usize) -> u64 {
-    let memory = settings().memory;
+    let memory = settings().model(device).memory;
     let own = memory - used(device).min(memory);
     let room = |dir| statvfs(dir).map_or(0, |found| found.f_bavail * found.f_frsize);
     settings().memory_dir.as_ref().map_or(own, |dir| own.min(room(dir)))
@@ -140,6 +140,9 @@ struct Block {
     free: Option<BTreeMap<u64, u64>>,
     /// The memory, once a part of it was shared with other processes.
     memory: Option<OwnedFd>,
+    /// By which descriptor and inode number other processes know the memory, if it is shared. A checkpoint that
+    /// carries shared memory does not change them, though the memory is another afterwards.
+    known: Option<(i32, u64)>,
 }
 
 struct Heap {
@@ -288,8 +291,13 @@ pub(crate) fn share(address: u64) -> Outcome<Shared> {
         Some(memory) => memory,
         None => exchange(allocation.block, block.size)?,
     };
-    let inode = fstat(&memory).map_err(|_| Code::OPERATING_SYSTEM)?.st_ino;
-    let descriptor = memory.as_raw_fd();
+    let (descriptor, inode) = match block.known {
+        Some(known) => known,
+        None => {
+            let inode = fstat(&memory).map_err(|_| Code::OPERATING_SYSTEM)?.st_ino;
+            *block.known.insert((memory.as_raw_fd(), inode))
+        }
+    };
     block.memory = Some(memory);
     allocation.shared = true;
     Ok(Shared {
@@ -327,6 +335,33 @@ pub(crate) fn any_shared() -> bool {
     HEAP.lock().allocations.values().any(|allocation| allocation.shared)
 }
 
+/// The descriptor of the memory that other processes know by the lower half of this inode number.
+///
+/// # Errors
+/// `INVALID_VALUE` when there is none; not now, while the process is checkpointed.
+pub(crate) fn shared_descriptor(inode: u32) -> Outcome<i32> {
+    let heap = HEAP.lock();
+    let mut blocks = heap.blocks.values();
+    let block = blocks.find(|block| block.known.is_some_and(|(_, known)| known as u32 == inode));
+    let memory = block.and_then(|block| block.memory.as_ref()).ok_or(Code::INVALID_VALUE)?;
+    Ok(memory.as_raw_fd())
+}
+
+/// Backs a block with new zeroed memory, in a restore. What other processes know is kept open.
+///
+/// # Errors
+/// As [`back_with_new_memory`].
+pub(crate) fn back_again(address: u64, size: u64) -> Outcome {
+    let mut heap = HEAP.lock();
+    match heap.blocks.get_mut(&address) {
+        Some(block) if block.known.is_some() => {
+            block.memory = Some(back_with_kept_memory(address, size)?);
+            Ok(())
+        }
+        _ => back_with_new_memory(address, size),
+    }
+}
+
 /// Closes the descriptors of all blocks, for a checkpoint.
 pub(crate) fn close_shared() {
     HEAP.lock().blocks.values_mut().for_each(|block| block.memory = None);
@@ -346,13 +381,18 @@ pub(crate) fn close_in_child() {
 /// # Errors
 /// `OUT_OF_MEMORY`; the range is then only reserved.
 pub(crate) fn back_with_new_memory(address: u64, size: u64) -> Outcome {
+    back_with_kept_memory(address, size).map(drop)
+}
+
+/// As [`back_with_new_memory`]; gives the memory's descriptor.
+fn back_with_kept_memory(address: u64, size: u64) -> Outcome<OwnedFd> {
     let memory = new_memory(size)?;
     let result = address_space::back(address, size, memory.as_fd(), 0)
         .and_then(|()| address_space::protect(address, size, Access::ReadWrite));
     if result.is_err() {
         address_space::unback(address, size);
     }
-    result
+    result.map(|()| memory)
 }
 
 impl Heap {
@@ -373,7 +413,7 @@ impl Heap {
     ) -> Outcome {
         charge(device, size)?;
         back_with_new_memory(address, size).inspect_err(|_| refund(device, size))?;
-        self.blocks.insert(address, Block { size, device, free, memory: None });
+        self.blocks.insert(address, Block { size, device, free, memory: None, known: None });
         Ok(())
     }
 
@@ -452,7 +492,7 @@ mod tests {
     #[test]
     fn memory_runs_out() {
         let device = 4;
-        let total = settings().memory;
+        let total = settings().model(device).memory;
         let all = allocate(device, 8, total).unwrap();
         assert_eq!(allocate(device, 8, 1), Err(Code::OUT_OF_MEMORY));
         free_context(8);

@@ -6,6 +6,7 @@
 use crate::fatbin;
 use crate::modules;
 use crate::ptx;
+use crate::settings::settings;
 
 /// Names of the targets.
 pub const TARGETS: [&str; 2] = ["ptx", "fatbin"];
@@ -45,7 +46,7 @@ fn fatbin(bytes: &[u8]) {
     if let Some(header) = bytes.get(..fatbin::HEADER) {
         let _ = fatbin::size(header);
     }
-    let _ = modules::parse(bytes);
+    let _ = modules::parse(bytes, settings().model(0));
     for capability in [0, 80, 90, u32::MAX] {
         let _ = fatbin::ptx(bytes, capability);
     }

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use crate::address_space::{self, Access, GRANULE};
 use crate::device_memory::{self, Shared};
+use crate::requests::{Request, ask};
 use crate::status::{Code, Outcome};
 
 /// What marks a handle as one of this driver.
@@ -51,10 +52,11 @@ pub(crate) struct Opened {
 
 /// The memory that opened pieces lie in: all of it is mapped.
 struct Mapping {
-    inode: u64,
-    process: u64,
-    size: u64,
+    /// A handle of the memory.
+    handle: Handle,
     device: usize,
+    /// Nothing is mapped, since the process was checkpointed.
+    suspended: bool,
 }
 
 #[derive(Default)]
@@ -96,10 +98,9 @@ pub(crate) fn open(handle: &Handle, context: u64) -> Outcome<u64> {
     let device = i32::try_from(handle.device).map_err(|_| Code::INVALID_VALUE)?;
     let device = crate::settings::device(device)?;
     let mut state = STATE.lock();
-    let known = state
-        .mappings
-        .iter()
-        .find(|(_, mapping)| mapping.inode == handle.inode && mapping.process == handle.process);
+    let known = state.mappings.iter().find(|(_, mapping)| {
+        mapping.handle.inode == handle.inode && mapping.handle.process == handle.process
+    });
     let base = match known.map(|(base, _)| *base) {
         Some(base) => base,
         None => state.map(handle, device)?,
@@ -155,6 +156,38 @@ pub(crate) fn close_all() -> bool {
     any
 }
 
+/// Takes all opened memory away, for a checkpoint that carries it; whether there was anything. The addresses stay
+/// reserved until [`open_again`].
+pub(crate) fn suspend() -> bool {
+    let mut state = STATE.lock();
+    for (base, mapping) in &mut state.mappings {
+        if !mapping.suspended {
+            mapping.suspended = true;
+            address_space::unback(*base, mapping.handle.whole);
+            device_memory::refund(mapping.device, mapping.handle.whole);
+        }
+    }
+    !state.opened.is_empty()
+}
+
+/// Maps the memory again that [`suspend`] has taken away.
+///
+/// # Errors
+/// `ILLEGAL_STATE` while the process that has the memory is not restored, or is no more; what is mapped by then
+/// stays so.
+pub(crate) fn open_again() -> Outcome {
+    let mut state = STATE.lock();
+    for (base, mapping) in &mut state.mappings {
+        if mapping.suspended {
+            let memory = memory_of(&mapping.handle).map_err(|_| Code::ILLEGAL_STATE)?;
+            put_behind(*base, &mapping.handle, &memory)?;
+            device_memory::charge_existing(mapping.device, mapping.handle.whole);
+            mapping.suspended = false;
+        }
+    }
+    Ok(())
+}
+
 /// The opened memory that contains an address.
 pub(crate) fn find(address: u64) -> Option<Opened> {
     let state = STATE.lock();
@@ -164,28 +197,11 @@ pub(crate) fn find(address: u64) -> Option<Opened> {
 
 impl State {
     fn map(&mut self, handle: &Handle, device: usize) -> Outcome<u64> {
-        let path = format!("/proc/{}/fd/{}", handle.process, handle.descriptor);
-        let memory = File::options().read(true).write(true).open(path);
-        let memory = memory.map_err(|_| Code::MAP_FAILED)?;
-        let found = memory.metadata().map_err(|_| Code::MAP_FAILED)?;
-        let end = handle.offset.checked_add(handle.size);
-        let fits = found.size() == handle.whole
-            && handle.whole.is_multiple_of(GRANULE)
-            && end.is_some_and(|end| end <= handle.whole);
-        if found.ino() != handle.inode || !fits || !device_memory::is_device_memory(&memory) {
-            return Err(Code::MAP_FAILED);
-        }
+        let memory = memory_of(handle)?;
         let base = address_space::reserve(handle.whole, GRANULE, 0)?;
-        let mapped = address_space::back(base, handle.whole, memory.as_fd(), 0)
-            .and_then(|()| address_space::protect(base, handle.whole, Access::ReadWrite));
-        if let Err(code) = mapped {
-            address_space::unback(base, handle.whole);
-            address_space::unreserve(base);
-            return Err(code);
-        }
+        put_behind(base, handle, &memory).inspect_err(|_| address_space::unreserve(base))?;
         device_memory::charge_existing(device, handle.whole);
-        let Handle { inode, process, whole, .. } = *handle;
-        self.mappings.insert(base, Mapping { inode, process, size: whole, device });
+        self.mappings.insert(base, Mapping { handle: *handle, device, suspended: false });
         Ok(base)
     }
 
@@ -193,10 +209,51 @@ impl State {
         if self.opened.values().any(|opened| opened.base == base) {
             return;
         }
-        if let Some(Mapping { size, device, .. }) = self.mappings.remove(&base) {
-            address_space::unback(base, size);
+        if let Some(Mapping { handle, device, suspended }) = self.mappings.remove(&base) {
+            address_space::unback(base, handle.whole);
             address_space::unreserve(base);
-            device_memory::refund(device, size);
+            if !suspended {
+                device_memory::refund(device, handle.whole);
+            }
         }
     }
+}
+
+/// The memory of a handle.
+///
+/// # Errors
+/// `MAP_FAILED` when it is gone, is not what the handle says, or its process is gone or does not admit this user.
+fn memory_of(handle: &Handle) -> Outcome<File> {
+    let end = handle.offset.checked_add(handle.size);
+    let fits = handle.whole.is_multiple_of(GRANULE) && end.is_some_and(|end| end <= handle.whole);
+    if !fits {
+        return Err(Code::MAP_FAILED);
+    }
+    let open = |descriptor: u64| {
+        let path = format!("/proc/{}/fd/{descriptor}", handle.process);
+        let memory = File::options().read(true).write(true).open(path).ok()?;
+        let found = memory.metadata().ok()?;
+        let is_it = found.size() == handle.whole && device_memory::is_device_memory(&memory);
+        is_it.then_some((memory, found.ino()))
+    };
+    if let Some((memory, inode)) = open(handle.descriptor)
+        && inode == handle.inode
+    {
+        return Ok(memory);
+    }
+    // A checkpoint of its process has put other memory in the place of this one.
+    let process = i32::try_from(handle.process).map_err(|_| Code::MAP_FAILED)?;
+    let descriptor = ask(process, Request::SharedMemory, handle.inode as u32);
+    let descriptor = descriptor.map_err(|_| Code::MAP_FAILED)?;
+    open(descriptor.into()).map(|(memory, _)| memory).ok_or(Code::MAP_FAILED)
+}
+
+/// Puts the memory of a handle behind reserved addresses.
+///
+/// # Errors
+/// `OUT_OF_MEMORY`; nothing is behind them then.
+fn put_behind(base: u64, handle: &Handle, memory: &File) -> Outcome {
+    address_space::back(base, handle.whole, memory.as_fd(), 0)
+        .and_then(|()| address_space::protect(base, handle.whole, Access::ReadWrite))
+        .inspect_err(|_| address_space::unback(base, handle.whole))
 }

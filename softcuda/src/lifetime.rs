@@ -98,6 +98,11 @@ pub(crate) fn retain_primary(device: usize) -> Outcome<Arc<Context>> {
     Ok(context)
 }
 
+/// The primary context of a device, if there is one.
+pub(crate) fn primary(device: usize) -> Option<Arc<Context>> {
+    PRIMARY[device].lock().context.clone()
+}
+
 /// Drops a reference to the primary context; the last one destroys it.
 ///
 /// # Errors

@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use crate::handles::{Table, new_handle};
 use crate::modules::{self, Refusal};
 use crate::ptx;
+use crate::settings::settings;
 use crate::status::Code;
 
 /// All links.
@@ -19,6 +20,8 @@ pub(crate) struct Link {
     /// Number and addresses of the options that it was created with. The program keeps them valid
     /// for as long as the link exists.
     pub(crate) options: (u32, u64, u64),
+    /// Ordinal of the device that it is for.
+    device: usize,
     state: Mutex<State>,
 }
 
@@ -30,9 +33,9 @@ struct State {
     result: Option<Vec<u8>>,
 }
 
-/// Begins a link.
-pub(crate) fn create(options: (u32, u64, u64)) -> Arc<Link> {
-    let link = Arc::new(Link { handle: new_handle(), options, state: Mutex::default() });
+/// Begins a link for a device.
+pub(crate) fn create(device: usize, options: (u32, u64, u64)) -> Arc<Link> {
+    let link = Arc::new(Link { handle: new_handle(), options, device, state: Mutex::default() });
     LINKS.insert(link.handle, link.clone());
     link
 }
@@ -43,7 +46,7 @@ impl Link {
     /// # Errors
     /// A refusal that says what is wrong; nothing is added then.
     pub(crate) fn add(&self, name: &str, image: &[u8]) -> Result<(), Refusal> {
-        let text = modules::ptx_of(image)?;
+        let text = modules::ptx_of(image, settings().model(self.device))?;
         // Alone it may refer to what is not there yet, but it must be PTX.
         ptx::link(&[&text]).map_err(|(_, fault)| Refusal {
             code: Code::INVALID_PTX,
@@ -67,7 +70,7 @@ impl Link {
             code: Code::INVALID_IMAGE,
             text: format!("{}: {fault}", state.pieces[piece].0),
         })?;
-        modules::parse(linked.as_bytes())?;
+        modules::parse(linked.as_bytes(), settings().model(self.device))?;
         let mut linked = linked.into_bytes();
         linked.push(0);
         let linked = state.result.insert(linked);

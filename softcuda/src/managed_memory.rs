@@ -111,6 +111,11 @@ pub(crate) fn find(address: u64) -> Option<Managed> {
     (address < entry.managed.address + entry.managed.size).then_some(entry.managed)
 }
 
+/// Whether a range is inside one managed allocation.
+pub(crate) fn has(address: u64, size: u64) -> bool {
+    entry_of(&mut MEMORY.lock(), address, size).is_ok()
+}
+
 /// Whether this process has managed memory.
 pub(crate) fn any() -> bool {
     !MEMORY.lock().is_empty()

@@ -12,7 +12,9 @@ use crate::copy_engine::{Transfer, copy};
 use crate::device_memory;
 use crate::fatbin::{self, FatbinError};
 use crate::handles::{Table, new_handle};
+use crate::models::Model;
 use crate::ptx::{self, DiagnosticKind, Entry};
+use crate::settings::settings;
 use crate::status::{Code, Outcome};
 use crate::textures::{
     Reference, SURFACE_REFERENCES, SurfaceReference, TEXTURE_REFERENCES, TextureReference,
@@ -27,12 +29,10 @@ pub(crate) static LIBRARIES: Table<Library> = Table::new();
 /// All kernels of libraries.
 pub(crate) static KERNELS: Table<Kernel> = Table::new();
 
-/// Compute capability of the devices, as PTX targets count.
-const CAPABILITY: u32 = 80;
+/// What the driver says to PTX that is for newer devices, or for an architecture that the device is not.
+const OTHER_TARGET: Code = Code::INVALID_PTX;
 /// Shared memory of a block without opting in for more, in bytes.
 pub(crate) const SHARED_PER_BLOCK: usize = 48 << 10;
-/// Shared memory of a block at most, in bytes.
-pub(crate) const SHARED_PER_BLOCK_OPTIN: usize = 163 << 10;
 
 /// A module in a context.
 pub(crate) struct Module {
@@ -57,6 +57,8 @@ pub(crate) struct Function {
     pub(crate) module: u64,
     /// Handle of its context.
     pub(crate) context: u64,
+    /// Ordinal of its device.
+    device: usize,
     /// The module's code, alive as long as work needs it.
     pub(crate) code: Arc<ptx::Module>,
     /// The kernel.
@@ -140,10 +142,13 @@ impl Refusal {
 ///
 /// # Errors
 /// A refusal that says what is wrong; `NO_BINARY_FOR_GPU` for device binaries, which only a GPU
-/// can run.
-pub(crate) fn parse(image: &[u8]) -> Result<Arc<ptx::Module>, Refusal> {
-    match ptx::Module::load(&ptx_of(image)?) {
-        Ok(module) => Ok(Arc::new(module)),
+/// can run, and for PTX that is for other devices than this one.
+pub(crate) fn parse(image: &[u8], model: &Model) -> Result<Arc<ptx::Module>, Refusal> {
+    match ptx::Module::load(&ptx_of(image, model)?) {
+        Ok(module) => {
+            check_target(&module, model)?;
+            Ok(Arc::new(module))
+        }
         Err(diagnostic) => {
             let code = match diagnostic.kind {
                 DiagnosticKind::UnsupportedTarget => Code::UNSUPPORTED_PTX_VERSION,
@@ -154,18 +159,28 @@ pub(crate) fn parse(image: &[u8]) -> Result<Arc<ptx::Module>, Refusal> {
     }
 }
 
-/// The PTX in an image.
+/// Refuses PTX that is for other devices than this one.
+fn check_target(module: &ptx::Module, model: &Model) -> Result<(), Refusal> {
+    if model.takes(&module.target) {
+        return Ok(());
+    }
+    let (target, own) = (&module.target, model.target());
+    let text = format!("PTX with .target {target} cannot be compiled for sm_{own}, {}", model.name);
+    Err(Refusal::new(OTHER_TARGET, &text))
+}
+
+/// The PTX in an image that suits a device best.
 ///
 /// # Errors
 /// As [`parse`], for what holds none.
-pub(crate) fn ptx_of(image: &[u8]) -> Result<String, Refusal> {
+pub(crate) fn ptx_of(image: &[u8], model: &Model) -> Result<String, Refusal> {
     const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
     if image.starts_with(&ELF) {
         let text = "this is a cubin (device code); the software driver executes PTX only";
         return Err(Refusal::new(Code::NO_BINARY_FOR_GPU, text));
     }
     let text = if image.starts_with(&fatbin::MAGIC) {
-        fatbin::ptx(image, CAPABILITY).map_err(|error| {
+        fatbin::ptx(image, model.target()).map_err(|error| {
             let code = match error {
                 FatbinError::Damaged(_) => Code::INVALID_IMAGE,
                 FatbinError::NoPtx(..) => Code::NO_BINARY_FOR_GPU,
@@ -199,6 +214,7 @@ pub(crate) fn load(context: &Context, code: Arc<ptx::Module>) -> Outcome<Arc<Mod
             handle: new_handle(),
             module: handle,
             context: context.handle,
+            device: context.device,
             code: code.clone(),
             entry: entry.clone(),
             addresses: shared.clone(),
@@ -338,12 +354,30 @@ impl Module {
 }
 
 impl Function {
+    /// What its device is.
+    pub(crate) fn model(&self) -> &'static Model {
+        settings().model(self.device)
+    }
+
     /// The most dynamic shared memory that a launch may ask for, in bytes.
     pub(crate) fn dynamic_shared_limit(&self) -> usize {
         match self.settings.dynamic_shared.load(Ordering::Relaxed) {
             0 => SHARED_PER_BLOCK.saturating_sub(self.entry.static_shared),
             set => set as usize,
         }
+    }
+
+    /// Blocks that a multiprocessor holds at the same time.
+    pub(crate) fn resident_blocks(&self, threads: i32, dynamic_shared: usize) -> i32 {
+        let limits = self.model().generation;
+        let shared = self.entry.static_shared.saturating_add(dynamic_shared);
+        let by_shared = limits.shared.checked_div(shared).unwrap_or(limits.blocks as usize);
+        let fits = (1..=self.max_threads() as i32).contains(&threads);
+        if !fits || shared > limits.shared_of_block {
+            return 0;
+        }
+        let threads = (threads + 31) / 32 * 32;
+        (limits.blocks as i32).min(limits.threads as i32 / threads).min(by_shared as i32)
     }
 
     /// The most threads in a block.
@@ -388,12 +422,14 @@ impl Library {
     /// Its module in a context, loaded if need be.
     ///
     /// # Errors
-    /// As [`load`].
+    /// As [`load`]; that of [`parse`] where the code is for other devices.
     pub(crate) fn module(&self, context: &Context) -> Outcome<Arc<Module>> {
         let mut modules = self.modules.lock();
         if let Some(module) = modules.get(&context.handle).and_then(|m| MODULES.get(*m)) {
             return Ok(module);
         }
+        check_target(&self.code, settings().model(context.device))
+            .map_err(|refusal| refusal.code)?;
         let module = load(context, self.code.clone())?;
         modules.insert(context.handle, module.handle);
         Ok(module)

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crate::address_space::DeviceView;
+use crate::attributes::Attributes;
 use crate::context::Context;
 use crate::copy_engine::{self, Fill, Transfer};
 use crate::faults;
@@ -40,6 +41,8 @@ pub(crate) struct KernelLaunch {
     images: LaunchImages,
     /// Addresses of the single parameters, for programs that ask for them.
     pub(crate) places: Vec<u64>,
+    /// What programs set in the node of a graph that has it; reported, otherwise ignored.
+    pub(crate) attributes: Attributes,
 }
 
 /// Grid, blocks and shared memory of a launch.
@@ -107,7 +110,15 @@ impl KernelLaunch {
         let base = parameters.as_ptr() as u64;
         let places = function.entry.params.iter().map(|p| base + p.offset as u64).collect();
         let images = LaunchImages::new(&function.references);
-        KernelLaunch { function, shape, parameters, images, places }
+        let attributes = Attributes::default();
+        KernelLaunch { function, shape, parameters, images, places, attributes }
+    }
+
+    /// The same launch once more, to be changed.
+    pub(crate) fn again(&self) -> KernelLaunch {
+        let mut again = Self::new(self.function.clone(), self.shape, self.parameters.clone());
+        again.attributes = self.attributes.clone();
+        again
     }
 
     fn run(&self, context: &Context) -> Outcome {

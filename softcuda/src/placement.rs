@@ -14,6 +14,17 @@ pub(crate) fn of(ordinal: usize) -> usize {
     (ordinal + usize::from(MOVED[ordinal].load(Ordering::Relaxed))) % MAX_DEVICES
 }
 
+/// The device of this process that is on a device of the host.
+pub(crate) fn ordinal_on(number: usize, devices: usize) -> Option<usize> {
+    (0..devices).find(|ordinal| of(*ordinal) == number)
+}
+
+/// Where a list of pairs puts a device of the host.
+pub(crate) fn moved(encoded: u32, number: usize) -> usize {
+    let new = if number < 8 { encoded >> (4 * number) & 15 } else { 0 };
+    if new == 0 { number } else { new as usize - 1 }
+}
+
 /// A list of pairs of the host's devices, old and new, as one number, of which 0 is an empty list.
 ///
 /// # Errors

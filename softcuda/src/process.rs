@@ -8,7 +8,7 @@ use crate::device_memory;
 use crate::exclusive;
 use crate::forked::{self, is_forked};
 use crate::service;
-use crate::settings::settings;
+use crate::settings::{self, settings};
 use crate::shared_events;
 use crate::status::{Code, Outcome};
 use crate::virtual_memory;
@@ -37,7 +37,8 @@ extern "C" fn in_child() {
 /// What `cuInit` does. Calling it again is harmless.
 ///
 /// # Errors
-/// `NOT_INITIALIZED` in the child of an initialised process, `NO_DEVICE` without devices,
+/// `NOT_INITIALIZED` in the child of an initialised process, `INVALID_VALUE` for settings that mean nothing,
+/// `NO_DEVICE` without devices,
 /// `OPERATING_SYSTEM` when the service thread cannot be started; the process is then not
 /// initialised.
 pub(crate) fn initialise() -> Outcome {
@@ -49,6 +50,7 @@ pub(crate) fn initialise() -> Outcome {
     if INITIALISED.load(Ordering::SeqCst) {
         return Ok(());
     }
+    settings::check()?;
     if settings().devices == 0 {
         return Err(Code::NO_DEVICE);
     }

@@ -7,47 +7,19 @@
 
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::MetadataExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
-use rustix::net::SendFlags;
-
-use crate::checkpoint;
+use crate::checkpoint::{self, Medium};
+use crate::device_memory;
+use crate::placement;
+use crate::requests::{Request, address};
+use crate::settings::settings;
 use crate::status::{Code, Outcome, to_c};
 use crate::streams::start_thread;
 
-/// What a request asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum Request {
-    /// The id of the service thread.
-    RestoreThread = 1,
-    /// The state.
-    State = 2,
-    /// Lock; the argument is the time limit in milliseconds.
-    Lock = 3,
-    /// Checkpoint.
-    Checkpoint = 4,
-    /// Restore; the argument is a list of pairs of devices, see [`crate::placement`].
-    Restore = 5,
-    /// Unlock.
-    Unlock = 6,
-}
-
 static LISTENER: AtomicI32 = AtomicI32::new(-1);
-
-/// The name of a process, as its directory in `/proc` shows it.
-fn address(process: &str) -> std::io::Result<SocketAddr> {
-    let namespace = std::fs::metadata(format!("{process}/ns/pid"))?.ino();
-    let status = std::fs::read_to_string(format!("{process}/status"))?;
-    let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    let pid = pids.and_then(|pids| pids.split_ascii_whitespace().next_back());
-    let pid = pid.ok_or(std::io::ErrorKind::InvalidData)?;
-    SocketAddr::from_abstract_name(format!("softcuda-{namespace}-{pid}"))
-}
 
 /// Starts the thread.
 ///
@@ -121,6 +93,12 @@ fn carry_out(kind: u32, argument: u32) -> (Outcome, u32) {
     const LOCK: u32 = Request::Lock as u32;
     const CHECKPOINT: u32 = Request::Checkpoint as u32;
     const RESTORE: u32 = Request::Restore as u32;
+    const TO_STORAGE: u32 = Request::CheckpointToStorage as u32;
+    const FROM_STORAGE: u32 = Request::RestoreFromStorage as u32;
+    const COMPLETE: u32 = Request::Complete as u32;
+    const DEVICES: u32 = Request::Devices as u32;
+    const SHARED: u32 = Request::SharedMemory as u32;
+    const KIND: u32 = Request::Kind as u32;
     match kind {
         RESTORE_THREAD => (Ok(()), rustix::thread::gettid().as_raw_nonzero().get() as u32),
         STATE => (Ok(()), checkpoint::state() as u32),
@@ -128,36 +106,23 @@ fn carry_out(kind: u32, argument: u32) -> (Outcome, u32) {
             let limit = Duration::from_millis(argument.into());
             (checkpoint::lock((argument != 0).then_some(limit)), 0)
         }
-        CHECKPOINT => (checkpoint::checkpoint(), 0),
-        RESTORE => (checkpoint::restore(argument), 0),
+        CHECKPOINT => (checkpoint::checkpoint(Medium::Host), 0),
+        RESTORE => (checkpoint::restore(argument, Medium::Host), 0),
+        TO_STORAGE | FROM_STORAGE | COMPLETE if !settings().driver.has_custom_storage() => {
+            (Err(Code::NOT_SUPPORTED), 0)
+        }
+        TO_STORAGE => (checkpoint::checkpoint(Medium::Storage), 0),
+        FROM_STORAGE => (checkpoint::restore(argument, Medium::Storage), 0),
+        COMPLETE => (checkpoint::complete(), 0),
+        DEVICES => (Ok(()), checkpoint::devices()),
+        KIND => {
+            let ordinal = placement::ordinal_on(argument as usize, settings().devices);
+            (Ok(()), ordinal.map_or(0, |ordinal| settings().model(ordinal).kind()))
+        }
+        SHARED => match device_memory::shared_descriptor(argument) {
+            Ok(descriptor) => (Ok(()), descriptor as u32),
+            Err(code) => (Err(code), 0),
+        },
         _ => (Err(Code::NOT_SUPPORTED), 0),
-    }
-}
-
-/// Has a process (this one included) carry out a request; gives its answer.
-///
-/// # Errors
-/// `INVALID_VALUE` when the process has no software driver or does not exist, `NOT_PERMITTED` when
-/// it refuses to listen to this user, `OPERATING_SYSTEM` when it ends meanwhile, and what the
-/// request itself fails with.
-pub(crate) fn ask(pid: i32, request: Request, argument: u32) -> Outcome<u32> {
-    let pid = u32::try_from(pid).ok().filter(|pid| *pid != 0).ok_or(Code::INVALID_VALUE)?;
-    let mut connection = address(&format!("/proc/{pid}"))
-        .and_then(|address| UnixStream::connect_addr(&address))
-        .map_err(|_| Code::INVALID_VALUE)?;
-    let mut message = [0; 8];
-    message[..4].copy_from_slice(&(request as u32).to_le_bytes());
-    message[4..].copy_from_slice(&argument.to_le_bytes());
-    // The server closes its side after its answer, and the process may end right then, so that
-    // only a missing answer is a failure. Reading to the end makes sure that it has closed.
-    let mut answer = Vec::new();
-    let _ = rustix::net::send(&connection, &message, SendFlags::NOSIGNAL);
-    let _ = connection.read_to_end(&mut answer);
-    let &[a, b, c, d, e, f, g, h] = answer.as_slice() else {
-        return Err(Code::OPERATING_SYSTEM);
-    };
-    match u32::from_le_bytes([a, b, c, d]) {
-        0 => Ok(u32::from_le_bytes([e, f, g, h])),
-        code => Err(Code(code)),
     }
 }

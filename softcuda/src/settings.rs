@@ -1,8 +1,10 @@
 //! Settings from the environment, and which devices there are by them.
 
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 
+use crate::drivers::Driver;
+use crate::models::Model;
 use crate::status::{Code, Outcome};
 
 /// The most devices that `SOFTCUDA_DEVICES` can ask for.
@@ -10,10 +12,16 @@ pub(crate) const MAX_DEVICES: usize = 16;
 
 /// Settings, read once from the environment; see the README for their meaning.
 pub(crate) struct Settings {
+    /// The driver that this one presents itself as.
+    pub(crate) driver: Driver,
+    /// Whether the process belongs to a job of `cuda-checkpoint --launch-job`.
+    pub(crate) in_job: bool,
+    /// What is wrong with the settings; nothing can be initialised then.
+    pub(crate) mistake: Option<String>,
     /// Number of devices.
     pub(crate) devices: usize,
-    /// Memory of each device in bytes.
-    pub(crate) memory: u64,
+    /// What the devices are; the last one stands for all beyond the list, which is not empty.
+    models: Vec<Model>,
     /// A file system whose room is the memory that is left on the devices, for all processes together.
     pub(crate) memory_dir: Option<PathBuf>,
     /// Memory of the device that each context takes, in bytes.
@@ -32,6 +40,18 @@ pub(crate) struct Settings {
     pub(crate) newer: bool,
     /// Whether to name refused calls on standard error.
     pub(crate) log: bool,
+}
+
+impl Settings {
+    /// What a device is.
+    pub(crate) fn model(&self, ordinal: usize) -> &Model {
+        &self.models[ordinal.min(self.models.len() - 1)]
+    }
+
+    /// Whether a checkpoint carries memory that is shared through IPC handles.
+    pub(crate) fn carries_ipc_memory(&self) -> bool {
+        self.in_job && self.driver.carries_ipc_memory()
+    }
 }
 
 /// What virtual memory management can do.
@@ -54,11 +74,22 @@ pub(crate) fn settings() -> &'static Settings {
             let rate = text(name)?.parse::<f64>().ok()?;
             (rate.is_finite() && rate > 0.0).then_some(rate * 1e9)
         };
+        let named = text("SOFTCUDA_DRIVER").map_or(Ok(Driver::R580), |name| Driver::parse(&name));
+        let memory = text("SOFTCUDA_MEMORY").and_then(|v| parse_size(&v)).unwrap_or(8 << 30);
+        let listed = text("SOFTCUDA_DEVICE").map(|list| Model::parse_list(&list, parse_size));
+        let mistake = named.as_ref().err().or(listed.as_ref().and_then(|list| list.as_ref().err()));
+        let mistake = mistake.cloned();
+        let models = listed.and_then(Result::ok);
+        let models = models.unwrap_or_else(|| vec![Model::of_this_machine(memory)]);
         Settings {
+            driver: named.unwrap_or(Driver::R580),
+            in_job: text("CUDA_CHECKPOINT_JOB_FILE").is_some(),
+            mistake,
             devices: text("SOFTCUDA_DEVICES")
                 .and_then(|v| v.parse().ok())
-                .map_or(1, |n: usize| n.min(MAX_DEVICES)),
-            memory: text("SOFTCUDA_MEMORY").and_then(|v| parse_size(&v)).unwrap_or(8 << 30),
+                .map_or(models.len(), |n: usize| n)
+                .min(MAX_DEVICES),
+            models,
             memory_dir: text("SOFTCUDA_MEMORY_DIR").map(PathBuf::from),
             context_memory: text("SOFTCUDA_CONTEXT_MEMORY")
                 .and_then(|v| parse_size(&v))
@@ -102,6 +133,17 @@ pub(crate) fn device(ordinal: i32) -> Outcome<usize> {
         .ok()
         .filter(|ordinal| *ordinal < settings().devices)
         .ok_or(Code::INVALID_DEVICE)
+}
+
+/// Refuses settings that mean nothing. What is wrong is said on standard error, once.
+///
+/// # Errors
+/// `INVALID_VALUE`.
+pub(crate) fn check() -> Outcome {
+    static SAID: Once = Once::new();
+    let Some(mistake) = &settings().mistake else { return Ok(()) };
+    SAID.call_once(|| eprintln!("softcuda: {mistake}"));
+    Err(Code::INVALID_VALUE)
 }
 
 #[cfg(test)]

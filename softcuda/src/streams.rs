@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::attributes::Attributes;
 use crate::shared_events::SharedEvent;
 use crate::status::{Code, Outcome};
 
@@ -40,8 +41,8 @@ pub(crate) struct Stream {
     pub(crate) context: u64,
     /// As given at creation.
     pub(crate) flags: u32,
-    /// As given at creation; reported, otherwise ignored.
-    pub(crate) priority: i32,
+    /// What programs set, the priority of the creation among it; reported, otherwise ignored.
+    pub(crate) attributes: Mutex<Attributes>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -100,7 +101,7 @@ impl Stream {
             handle,
             context,
             flags,
-            priority,
+            attributes: Mutex::new(Attributes::with_priority(priority)),
             state: Mutex::default(),
             changed: Condvar::new(),
         })

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crate::capture;
-use crate::context::{CONTEXTS, Context, STREAMS, current};
+use crate::context::{CONTEXTS, Context, STREAMS, Streams, current};
 use crate::events::{Event, Last, Record};
 use crate::forked::is_forked;
 use crate::graphs::Work;
@@ -51,11 +51,40 @@ thread_local! {
     static OWN_STREAMS: OwnStreams = const { OwnStreams(RefCell::new(Vec::new())) };
 }
 
+impl Streams {
+    /// Lets a new stream begin with what all of the context wait for.
+    fn hold_back(&mut self, stream: &Arc<Stream>) {
+        self.barriers.retain(|position| !position.is_reached());
+        if !self.barriers.is_empty() {
+            // Fails only where there is no thread for the stream, which its first work will say.
+            let _ = stream.submit(self.barriers.clone(), || ());
+        }
+    }
+}
+
 impl Context {
+    /// Has all work that is submitted from now on wait for a position.
+    ///
+    /// # Errors
+    /// As [`Context::submit`].
+    pub(crate) fn wait_for(&self, position: &Position) -> Outcome {
+        let mut streams = self.streams.lock();
+        streams.barriers.push(position.clone());
+        let all: Vec<Arc<Stream>> = streams.all().cloned().collect();
+        drop(streams);
+        for stream in all.iter().chain([&self.legacy]) {
+            self.submit(stream, vec![position.clone()], || ())?;
+        }
+        Ok(())
+    }
+
     /// Creates a stream.
     pub(crate) fn create_stream(&self, flags: u32, priority: i32) -> Arc<Stream> {
         let stream = Stream::new(new_handle(), self.handle, flags, priority);
-        self.streams.lock().created.push(stream.clone());
+        let mut streams = self.streams.lock();
+        streams.created.push(stream.clone());
+        streams.hold_back(&stream);
+        drop(streams);
         STREAMS.insert(stream.handle, stream.clone());
         stream
     }
@@ -87,13 +116,18 @@ impl Context {
             (LEGACY, _) | (0, DefaultStream::Legacy) => Ok(self.legacy.clone()),
             (PER_THREAD, _) | (0, DefaultStream::PerThread) => {
                 let mut streams = self.streams.lock();
+                let is_new = !streams.of_threads.contains_key(&std::thread::current().id());
                 let stream =
                     streams.of_threads.entry(std::thread::current().id()).or_insert_with(|| {
                         // Fails only while the thread ends, when nobody is left to clean up for.
                         let _ = OWN_STREAMS.try_with(|own| own.0.borrow_mut().push(self.handle));
                         Stream::new(new_handle(), self.handle, 0, 0)
                     });
-                Ok(stream.clone())
+                let stream = stream.clone();
+                if is_new {
+                    streams.hold_back(&stream);
+                }
+                Ok(stream)
             }
             _ => STREAMS.get(handle).ok_or(Code::INVALID_HANDLE),
         }
@@ -164,7 +198,7 @@ impl Event {
     /// `INVALID_HANDLE` when event and stream belong to different contexts,
     /// `STREAM_CAPTURE_INVALIDATED`.
     pub(crate) fn record(&self, context: &Context, stream: &Arc<Stream>) -> Outcome {
-        if self.context != context.handle {
+        if !context.has(self.context) {
             return Err(Code::INVALID_HANDLE);
         }
         if let Some(mark) = capture::mark(stream)? {

@@ -118,3 +118,32 @@ fn devices_that_are_not_there() -> Result<()> {
     ensure!(!std::path::Path::new(&format!("/proc/{}", program.pid)).exists());
     Ok(())
 }
+
+#[test]
+fn a_program_does_not_go_on_on_another_model() -> Result<()> {
+    const MODEL: &str = "SOFTCUDA_DEVICE";
+    let [hopper, other] = ["NVIDIA H100 PCIe,9.0,114,8G", "NVIDIA L4,8.9,58,8G"];
+    let mut lab = Lab::new();
+    lab.environment.push((MODEL.into(), hopper.into()));
+    let pace = Pace::new()?;
+    pace.allow(20)?;
+    let mut program = lab.start("sgd", &[&ARGS[..], &["--pace", pace.file()]].concat())?;
+    program.wait_for("ready")?;
+    let pid = program.pid.to_string();
+    let dump =
+        lab.gpucr().args(["dump", "--pid", &pid, "-o", "image"]).env(MODEL, hopper).output()?;
+    ensure!(dump.status.success(), "{}", show(&dump));
+    program.wait()?;
+    program.let_go()?;
+    // The image's device is there by its UUID, and is another model.
+    let restore =
+        |model: &str| finish(lab.gpucr().args(["restore", "--detach", "image"]).env(MODEL, model));
+    let names = "a program on NVIDIA H100 PCIe cannot go on on NVIDIA L4";
+    refused(&restore(other)?, 1, &[names, "the same kind", "The image is as it was"])?;
+    ensure!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+    pace.allow_all()?;
+    let output = finish(lab.gpucr().args(["restore", "image"]).env(MODEL, hopper))?;
+    ensure!(output.status.success(), "{}", show(&output));
+    ensure!(program.series() == undisturbed("sgd", &ARGS)?, "differs:\n{}", program.output());
+    Ok(())
+}

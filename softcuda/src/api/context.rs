@@ -8,9 +8,10 @@ use super::driver_api;
 use crate::capture;
 use crate::context::{self, Context};
 use crate::events::EVENTS;
+use crate::green_contexts;
 use crate::lifetime;
 use crate::pools;
-use crate::settings::device;
+use crate::settings::{device, settings};
 use crate::status::{Code, Outcome};
 use crate::submission::DefaultStream;
 
@@ -21,6 +22,8 @@ const KNOWN_FLAGS: u32 = 0x1ff;
 const STACK_SIZE: u32 = 0;
 /// `CU_LIMIT_MALLOC_HEAP_SIZE`.
 const HEAP_SIZE: u32 = 2;
+/// `CU_EXEC_AFFINITY_TYPE_SM_COUNT`.
+const SM_COUNT: u32 = 0;
 /// The smallest stack that a device gives a thread, in bytes, whatever smaller value was set.
 const SMALLEST_STACK: u64 = 16;
 
@@ -42,7 +45,7 @@ fn given_or_current(handle: u64) -> Outcome<Arc<Context>> {
 
 fn destroy(handle: u64) -> Outcome {
     let context = context::by_handle(handle)?;
-    if context.is_primary {
+    if context.is_primary || green_contexts::of_context(handle).is_some() {
         return Err(Code::INVALID_CONTEXT);
     }
     lifetime::destroy(&context);
@@ -219,6 +222,48 @@ driver_api! {
     call fn cuCtxResetPersistingL2Cache() {
         context::current()?;
         Ok(())
+    }
+
+    call fn cuCtxAttach(out: Out<u64>, flags: u32) {
+        out.check()?;
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let context = context::current()?;
+        context.attached.fetch_add(1, Ordering::Relaxed);
+        out.set(context.handle)
+    }
+
+    call fn cuCtxDetach(handle: u64) {
+        let context = context::by_handle(handle)?;
+        if context::top().is_none_or(|top| top.handle != handle) {
+            return Err(Code::INVALID_CONTEXT);
+        }
+        let one_less = |count: u32| count.checked_sub(1);
+        let left = context.attached.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less);
+        // The creation counts too.
+        if left.is_err() { destroy(handle) } else { Ok(()) }
+    }
+
+    call fn cuCtxGetExecAffinity(out: Out<[u32; 2]>, kind: u32) {
+        let context = context::current()?;
+        out.check()?;
+        if kind != SM_COUNT {
+            return Err(Code::UNSUPPORTED_EXEC_AFFINITY);
+        }
+        out.set([kind, settings().model(context.device).multiprocessors])
+    }
+
+    call fn cuCtxWaitEvent(handle: u64, event: u64) {
+        let context = given_or_current(handle)?;
+        context.check()?;
+        let event = EVENTS.get(event).ok_or(Code::INVALID_HANDLE)?;
+        capture::check_not_captured(&event)?;
+        capture::refuse_in_context(context.handle)?;
+        match event.position().filter(|position| !position.is_reached()) {
+            Some(position) => context.wait_for(&position),
+            None => Ok(()),
+        }
     }
 
     call fn cuCtxRecordEvent(handle: u64, event: u64) {

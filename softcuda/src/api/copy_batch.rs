@@ -12,6 +12,7 @@ use crate::capture;
 use crate::copy_engine::{self, Direction, Transfer};
 use crate::managed_memory::Location;
 use crate::operations::Operation;
+use crate::settings::settings;
 use crate::status::{Code, Outcome};
 use crate::submission::{DefaultStream, stream_and_context};
 
@@ -302,6 +303,17 @@ driver_api! {
         let groups = Groups { attributes, starts, count };
         let outcome = submit(mode, stream, || lines(&to, &from, &sizes, copies, &groups));
         answer(outcome, &Out::at_address(0))
+    }
+
+    stream(mode) fn cuMemcpyWithAttributesAsync, cuMemcpyWithAttributesAsync_ptsz(
+        to: u64, from: u64, size: usize, attributes: In<Attributes>, stream: u64,
+    ) {
+        settings().driver.since(13_020)?;
+        let one = |_| {
+            let order = attributes.get()?.order()?;
+            Ok(Copy { transfer: Transfer::linear(to, from, size), order })
+        };
+        answer(submit(mode, stream, || each(1, one)), &Out::at_address(0))
     }
 
     stream(mode) fn cuMemcpy3DBatchAsync, cuMemcpy3DBatchAsync_ptsz(

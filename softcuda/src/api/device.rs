@@ -1,19 +1,12 @@
 //! Devices and their properties.
 
-use super::arguments::{Out, Text, set_text};
+use super::arguments::{In, Out, Text, set_text};
 use super::driver_api;
-use crate::modules::{SHARED_PER_BLOCK, SHARED_PER_BLOCK_OPTIN};
+use crate::drivers::Driver;
+use crate::modules::SHARED_PER_BLOCK;
 use crate::placement;
 use crate::settings::{Vmm, device, settings};
 use crate::status::{Code, Outcome};
-
-/// Compute capability.
-pub(crate) const CAPABILITY: (i32, i32) = (8, 0);
-
-/// Number of multiprocessors: the processors that execute blocks.
-pub(crate) fn multiprocessors() -> i32 {
-    std::thread::available_parallelism().map_or(1, |n| n.get().min(1024) as i32)
-}
 
 /// The UUID of a device: the same in every process and on every machine, unless a restore has moved this
 /// process to another one.
@@ -33,6 +26,9 @@ pub(crate) fn number(uuid: &[u8; 16]) -> Option<usize> {
 /// A device attribute by its number in the API.
 fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
     let exclusive = 3;
+    let driver = settings().driver;
+    let model = settings().model(ordinal);
+    let generation = model.generation;
     Ok(match number {
         1..=3 => 1024,  // threads per block, block x, y
         4 => 64,        // block z
@@ -46,7 +42,7 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         13 => 1_000_000,  // clock in kHz
         14 | 30 => 512,   // texture and surface alignment
         15 => 1,          // overlap
-        16 => multiprocessors(),
+        16 => model.multiprocessors as i32,
         17 | 18 => 0, // time limit, integrated
         19 => 1,      // can map host memory
         20 => {
@@ -56,37 +52,44 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
                 0
             }
         }
-        31 => 1,                  // concurrent kernels
-        32 => 0,                  // ECC
-        33 => ordinal as i32 + 1, // PCI bus
-        34 | 35 | 50 => 0,        // PCI device, TCC, PCI domain
-        36 => 1_000_000,          // memory clock in kHz
-        37 => 64,                 // memory bus
-        38 => 4 << 20,            // L2
-        39 => 2048,               // threads per multiprocessor
-        40 => 2,                  // copy engines
-        41 => 1,                  // unified addressing
-        51 => 32,                 // texture pitch alignment
-        75 => CAPABILITY.0,
-        76 => CAPABILITY.1,
-        78 => 1,            // stream priorities (accepted)
-        79 | 80 => 1,       // L1
-        81 => 164 << 10,    // shared memory per multiprocessor
-        83 | 89 => 1,       // managed memory, concurrent with the host
-        86 => 1,            // native host atomics
-        87 => 2,            // single to double
-        90 => 1,            // preemption
-        91 => 1,            // host pointers for registered memory
-        92 | 93 | 122 => 1, // stream memory operations
-        94 | 123 => 1,      // wait on NOR
-        95 | 96 => 1,       // cooperative launch, on several devices
-        97 => SHARED_PER_BLOCK_OPTIN as i32,
+        31 => 1,                         // concurrent kernels
+        32 => 0,                         // ECC
+        33 => ordinal as i32 + 1,        // PCI bus
+        34 | 35 | 50 => 0,               // PCI device, TCC, PCI domain
+        36 => 1_000_000,                 // memory clock in kHz
+        37 => 64,                        // memory bus
+        38 => 4 << 20,                   // L2
+        39 => generation.threads as i32, // threads per multiprocessor
+        40 => 2,                         // copy engines
+        41 => 1,                         // unified addressing
+        51 => 32,                        // texture pitch alignment
+        75 => generation.capability.0 as i32,
+        76 => generation.capability.1 as i32,
+        78 => 1,                                  // stream priorities (accepted)
+        79 | 80 => 1,                             // L1
+        81 => generation.shared as i32,           // shared memory per multiprocessor
+        83 | 89 => 1,                             // managed memory, concurrent with the host
+        86 => 1,                                  // native host atomics
+        87 => generation.single_to_double as i32, // single to double
+        90 => 1,                                  // preemption
+        91 => 1,                                  // host pointers for registered memory
+        92 | 93 | 122 => 1,                       // stream memory operations
+        94 | 123 => 1,                            // wait on NOR
+        95 | 96 => 1,                             // cooperative launch, on several devices
+        97 => generation.shared_of_block as i32,
         98 => 1, // flushes of remote writes: these are seen at once
         99 => 1, // host register
         102 => i32::from(settings().vmm >= Vmm::Private), // virtual memory management
         103 => i32::from(settings().vmm == Vmm::Full), // POSIX descriptors
-        106 => 32, // blocks per multiprocessor
-        111 => 1024, // reserved shared memory
+        106 => generation.blocks as i32, // blocks per multiprocessor
+        // Reserved shared memory.
+        111 => {
+            if generation.capability < (8, 0) {
+                0
+            } else {
+                1024
+            }
+        }
         113 => 1, // read-only host register
         115 => 1, // memory pools
         126 => 1, // memory synchronisation domains
@@ -120,8 +123,41 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         | 133
         | 135..=138
         | 140..=147 => 0,
+        148 if driver >= Driver::R590 => 0,
+        151..=156 if driver >= Driver::R610 => 0,
+        149 | 150 | 157 | 158 | 161 if driver >= Driver::Cuda13_4 => 0,
         _ => return Err(Code::INVALID_VALUE),
     })
+}
+
+/// What device and host, or two devices, can do to the same memory at once: `CUatomicOperationCapability` of each
+/// `CUatomicOperation`. Both are processors of the host here.
+pub(super) fn atomics(out: &Out<u32>, operations: &In<u32>, count: u32) -> Outcome {
+    const SIGNED: u32 = 1;
+    const UNSIGNED: u32 = 2;
+    const REDUCTION: u32 = 4;
+    const OF_32: u32 = 8;
+    const OF_64: u32 = 16;
+    if count == 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let one = |index| {
+        Ok(match operations.at(index)? {
+            // Addition, minimum, maximum; and, or, exclusive or.
+            0..=2 | 5..=7 => SIGNED | UNSIGNED | REDUCTION | OF_32 | OF_64,
+            // Increment and decrement within bounds.
+            3 | 4 => UNSIGNED | REDUCTION | OF_32,
+            // Exchange, and compare and swap.
+            8 | 9 => SIGNED | UNSIGNED | OF_32 | OF_64,
+            // Addition of floating-point numbers.
+            10 => REDUCTION | OF_32 | OF_64,
+            // Their minimum and maximum.
+            11 | 12 => 0,
+            _ => return Err(Code::INVALID_VALUE),
+        })
+    };
+    let capabilities: Vec<u32> = (0..count as usize).map(one).collect::<Outcome<_>>()?;
+    out.set_all(capabilities)
 }
 
 driver_api! {
@@ -135,8 +171,8 @@ driver_api! {
     }
 
     call fn cuDeviceGetName(name: Out<u8>, size: i32, ordinal: i32) {
-        device(ordinal)?;
-        set_text(&name, usize::try_from(size).map_err(|_| Code::INVALID_VALUE)?, b"softcuda")
+        let named = settings().model(device(ordinal)?).name.as_bytes();
+        set_text(&name, usize::try_from(size).map_err(|_| Code::INVALID_VALUE)?, named)
     }
 
     call fn cuDeviceGetUuid(out: Out<[u8; 16]>, ordinal: i32) {
@@ -148,8 +184,7 @@ driver_api! {
     }
 
     call fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: i32) {
-        device(ordinal)?;
-        bytes.set(settings().memory as usize)
+        bytes.set(settings().model(device(ordinal)?).memory as usize)
     }
 
     call fn cuDeviceGetAttribute(value: Out<i32>, number: u32, ordinal: i32) {
@@ -157,9 +192,9 @@ driver_api! {
     }
 
     call fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, ordinal: i32) {
-        device(ordinal)?;
-        major.set(CAPABILITY.0)?;
-        minor.set(CAPABILITY.1)
+        let capability = settings().model(device(ordinal)?).generation.capability;
+        major.set(capability.0 as i32)?;
+        minor.set(capability.1 as i32)
     }
 
     call fn cuDeviceGetPCIBusId(text: Out<u8>, size: i32, ordinal: i32) {
@@ -176,6 +211,24 @@ driver_api! {
         let ordinal = bus - 1;
         device(ordinal)?;
         out.set(ordinal)
+    }
+
+    call fn cuDeviceGetHostAtomicCapabilities(
+        out: Out<u32>, operations: In<u32>, count: u32, ordinal: i32,
+    ) {
+        device(ordinal)?;
+        atomics(&out, &operations, count)
+    }
+
+    call fn cuDeviceGetProperties(out: Out<[i32; 14]>, ordinal: i32) {
+        let ordinal = device(ordinal)?;
+        // Threads of a block, in each direction; blocks in each direction; shared memory, constant memory, warp,
+        // pitch, registers, clock and alignment of textures: the first attributes, in their order.
+        let mut properties = [0; 14];
+        for (property, number) in properties.iter_mut().zip(1..) {
+            *property = attribute(number, ordinal)?;
+        }
+        out.set(properties)
     }
 
     call fn cuDeviceGetExecAffinitySupport(out: Out<i32>, _kind: u32, ordinal: i32) {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::arguments::Out;
-use super::device::CAPABILITY;
 use super::driver_api;
 use crate::context;
-use crate::modules::{self, Function, SHARED_PER_BLOCK_OPTIN};
+use crate::modules::{self, Function};
 use crate::ptx::Entry;
+use crate::settings::settings;
 use crate::status::{Code, Outcome};
 
 /// The function of a handle, which may also be a kernel's.
@@ -20,7 +20,6 @@ pub(crate) fn find(handle: u64) -> Outcome<Arc<Function>> {
 /// An attribute by its number in the API.
 pub(crate) fn attribute(function: &Function, number: u32) -> Outcome<i32> {
     let entry = &function.entry;
-    let capability = CAPABILITY.0 * 10 + CAPABILITY.1;
     Ok(match number {
         0 => function.max_threads() as i32,
         1 => entry.static_shared as i32,
@@ -30,7 +29,7 @@ pub(crate) fn attribute(function: &Function, number: u32) -> Outcome<i32> {
         }
         3 => entry.local_bytes as i32,
         4 => entry.registers as i32,
-        5 | 6 => capability,
+        5 | 6 => function.model().target() as i32,
         8 => function.dynamic_shared_limit() as i32,
         9 => function.settings.carveout.load(Ordering::Relaxed),
         7 | 10..=15 => 0,
@@ -43,7 +42,7 @@ pub(crate) fn set_attribute(function: &Function, number: u32, value: i32) -> Out
     match number {
         8 => {
             let wanted = usize::try_from(value).map_err(|_| Code::INVALID_VALUE)?;
-            if wanted + function.entry.static_shared > SHARED_PER_BLOCK_OPTIN {
+            if wanted + function.entry.static_shared > function.model().generation.shared_of_block {
                 return Err(Code::INVALID_VALUE);
             }
             function.settings.dynamic_shared.store(value, Ordering::Relaxed);
@@ -83,6 +82,11 @@ driver_api! {
 
     call fn cuFuncGetParamInfo(handle: u64, index: usize, offset: Out<usize>, size: Out<usize>) {
         parameter(&find(handle)?.entry, index, &offset, &size)
+    }
+
+    call fn cuFuncGetParamCount(handle: u64, count: Out<usize>) {
+        settings().driver.since(13_020)?;
+        count.set(find(handle)?.entry.params.len())
     }
 
     call fn cuFuncGetName(out: Out<*const c_char>, handle: u64) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::arguments::{In, Out};
+use super::attributes;
 use super::copy::{self, Copy3d};
 use super::graph::{EdgeData, check_edges};
 use super::graph_parts::add;
@@ -287,11 +288,11 @@ driver_api! {
     }
 
     call fn cuGraphKernelNodeSetParams(node: u64, given: In<KernelParameters>) {
-        graphs::set_work(node, kernel_of_v1(given.get()?)?)
+        graphs::set_work(node, attributes::keep(node, kernel_of_v1(given.get()?)?)?)
     }
 
     call fn cuGraphKernelNodeSetParams_v2(node: u64, given: In<KernelParametersV2>) {
-        graphs::set_work(node, kernel(&given.get()?)?)
+        graphs::set_work(node, attributes::keep(node, kernel(&given.get()?)?)?)
     }
 
     call fn cuGraphMemcpyNodeGetParams(node: u64, out: Out<Copy3d>) {

@@ -3,10 +3,8 @@
 use super::arguments::{Address, Out};
 use super::driver_api;
 use crate::process;
+use crate::settings::{self, settings};
 use crate::status::Code;
-
-/// The version of the API, as `cuDriverGetVersion` gives it.
-pub(crate) const DRIVER_VERSION: i32 = 13000;
 
 driver_api! {
     early fn cuInit(flags: u32) {
@@ -17,7 +15,8 @@ driver_api! {
     }
 
     early fn cuDriverGetVersion(version: Out<i32>) {
-        version.set(DRIVER_VERSION)
+        settings::check()?;
+        version.set(settings().driver.version())
     }
 
     early fn cuGetExportTable(table: Out<u64>, _id: Address) {

@@ -6,6 +6,7 @@ use cudarc::driver::sys;
 
 use super::arguments::In;
 use super::driver_api;
+use super::launch_config::Config;
 use crate::capture;
 use crate::context::Context;
 use crate::modules::{self, Function};
@@ -35,30 +36,7 @@ struct OnDevice {
     each: u64,
 }
 
-/// `CUlaunchConfig` with plain types.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Config {
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared: u32,
-    stream: u64,
-    attributes: *const Attribute,
-    attribute_count: u32,
-}
-
-/// `CUlaunchAttribute` with plain types.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Attribute {
-    id: u32,
-    padding: u32,
-    value: [u64; 8],
-}
-
 const _: () = assert!(size_of::<OnDevice>() == size_of::<sys::CUDA_LAUNCH_PARAMS>());
-const _: () = assert!(size_of::<Config>() == size_of::<sys::CUlaunchConfig>());
-const _: () = assert!(size_of::<Attribute>() == size_of::<sys::CUlaunchAttribute>());
 
 fn is_within(sizes: [u32; 3], limits: [u32; 3]) -> bool {
     sizes.iter().zip(limits).all(|(size, limit)| (1..=limit).contains(size))
@@ -83,9 +61,8 @@ pub(super) fn check(function: &Function, shape: &Shape) -> Outcome {
     }
     if shape.cooperative {
         let blocks = shape.grid.iter().try_fold(1u32, |product, n| product.checked_mul(*n));
-        let resident =
-            super::occupancy::resident_blocks(function, threads as i32, shape.shared as usize);
-        let limit = resident.saturating_mul(super::device::multiprocessors());
+        let resident = function.resident_blocks(threads as i32, shape.shared as usize);
+        let limit = resident.saturating_mul(function.model().multiprocessors as i32);
         if blocks.is_none_or(|blocks| blocks > limit as u32) {
             return Err(Code::COOPERATIVE_LAUNCH_TOO_LARGE);
         }
@@ -163,7 +140,7 @@ fn launch(
 ) -> Outcome {
     let (stream, context) = stream_and_context(stream, mode)?;
     let function = modules::function(handle, &context)?;
-    if function.context != context.handle {
+    if !context.has(function.context) {
         return Err(Code::INVALID_CONTEXT);
     }
     let launch = Arc::new(prepare(function, shape, each, extra)?);
@@ -191,7 +168,7 @@ fn parts(list: &In<OnDevice>, count: u32) -> Outcome<Vec<Part>> {
         }
         let (stream, context) = stream_and_context(stream, DefaultStream::Legacy)?;
         let function = modules::function(function, &context)?;
-        if function.context != context.handle {
+        if !context.has(function.context) {
             return Err(Code::INVALID_CONTEXT);
         }
         let shape = Shape { grid, block, shared, cooperative: true };
@@ -219,22 +196,15 @@ fn wait_for_each_other(parts: &[Part]) -> Outcome {
 /// What the launch attributes ask for.
 fn read_attributes(config: &Config) -> Outcome<bool> {
     let mut cooperative = false;
-    if config.attribute_count != 0 && config.attributes.is_null() {
-        return Err(Code::INVALID_VALUE);
-    }
-    for index in 0..config.attribute_count as usize {
-        // SAFETY: not null, so the caller promises as many attributes as it counted.
-        let attribute = unsafe { config.attributes.add(index).read_unaligned() };
-        let low = attribute.value[0] as u32;
-        let middle = (attribute.value[0] >> 32) as u32;
-        let high = attribute.value[1] as u32;
+    for attribute in config.attributes()? {
+        let three = attribute.three();
         match attribute.id {
             // Hints: L2 window, waiting, priority, memory domains, carve-out; and overlap with the
             // kernel before, which may also not happen.
             0 | 1 | 3 | 5 | 6 | 8 | 9 | 10 | 14 | 16 => {}
-            2 => cooperative = low != 0,
+            2 => cooperative = three[0] != 0,
             // A cluster of one block is no cluster.
-            4 | 11 if [low, middle, high].iter().all(|n| *n <= 1) => {}
+            4 | 11 if three.iter().all(|n| *n <= 1) => {}
             4 | 7 | 11..=13 => return Err(Code::NOT_SUPPORTED),
             _ => return Err(Code::INVALID_VALUE),
         }

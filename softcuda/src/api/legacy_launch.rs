@@ -39,7 +39,7 @@ fn set_parameter(handle: u64, offset: i32, value: &[u8]) -> Outcome {
 fn launch(handle: u64, width: i32, height: i32, stream: u64) -> Outcome {
     let (stream, context) = stream_and_context(stream, DefaultStream::Legacy)?;
     let function = FUNCTIONS.get(handle).ok_or(Code::INVALID_HANDLE)?;
-    if function.context != context.handle {
+    if !context.has(function.context) {
         return Err(Code::INVALID_CONTEXT);
     }
     // These launches cannot be captured, whatever their stream.

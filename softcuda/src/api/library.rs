@@ -21,7 +21,9 @@ fn find_kernel(handle: u64) -> Outcome<Arc<Kernel>> {
 
 fn load(out: &Out<u64>, image: &[u8], options: Option<&Options>) -> Outcome {
     out.check()?;
-    out.set(modules::make_library(parse(image, options)?)?.handle)
+    // Whoever has no context yet most likely will have one on the first device.
+    let device = context::top().map_or(0, |context| context.device);
+    out.set(modules::make_library(parse(image, device, options)?)?.handle)
 }
 
 driver_api! {
@@ -72,6 +74,20 @@ driver_api! {
         Ok(())
     }
 
+    call fn cuLibraryGetManaged(_out: Out<u64>, _bytes: Out<usize>, handle: u64, name: Text) {
+        // Variables of modules are in the memory of a device, managed ones as well.
+        find(handle)?;
+        name.get()?;
+        Err(Code::NOT_FOUND)
+    }
+
+    call fn cuLibraryGetUnifiedFunction(_out: Out<u64>, handle: u64, name: Text) {
+        // There is none without the device attribute for them.
+        find(handle)?;
+        name.get()?;
+        Err(Code::NOT_FOUND)
+    }
+
     call fn cuKernelGetFunction(out: Out<u64>, handle: u64) {
         find_kernel(handle)?;
         out.set(modules::function(handle, &*context::current()?)?.handle)
@@ -93,6 +109,11 @@ driver_api! {
         handle: u64, index: usize, offset: Out<usize>, size: Out<usize>,
     ) {
         parameter(&find_kernel(handle)?.entry, index, &offset, &size)
+    }
+
+    call fn cuKernelGetParamCount(handle: u64, count: Out<usize>) {
+        crate::settings::settings().driver.since(13_020)?;
+        count.set(find_kernel(handle)?.entry.params.len())
     }
 
     call fn cuKernelGetAttribute(out: Out<i32>, number: u32, handle: u64, ordinal: i32) {

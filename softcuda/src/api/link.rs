@@ -43,8 +43,8 @@ fn finish<T>(link: &Link, outcome: Result<T, Refusal>, own: &Options) -> Outcome
 
 fn create(count: u32, names: In<u32>, values: Out<u64>, out: &Out<u64>) -> Outcome {
     out.check()?;
-    crate::context::current()?;
-    out.set(links::create((count, names.address(), values.address())).handle)
+    let device = crate::context::current()?.device;
+    out.set(links::create(device, (count, names.address(), values.address())).handle)
 }
 
 fn add_data(

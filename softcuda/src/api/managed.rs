@@ -70,7 +70,8 @@ fn advise(address: u64, size: usize, advice: u32, location: Location) -> Outcome
     })
 }
 
-fn prefetch(
+/// Notes where a range is wanted.
+pub(super) fn prefetch(
     mode: DefaultStream,
     address: u64,
     size: usize,

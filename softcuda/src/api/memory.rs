@@ -79,7 +79,7 @@ driver_api! {
     call fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
         let device = context::current()?.device;
         free.set(device_memory::free_bytes(device) as usize)?;
-        total.set(settings().memory as usize)
+        total.set(settings().model(device).memory as usize)
     }
 
     call fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) {

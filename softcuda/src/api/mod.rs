@@ -5,11 +5,13 @@
 
 mod arguments;
 mod array;
+mod attributes;
 mod capture;
 mod checkpoint;
 mod context;
 mod copy;
 mod copy_batch;
+mod coredump;
 #[cfg(test)]
 mod coverage;
 mod device;
@@ -21,14 +23,19 @@ mod graph_exec;
 mod graph_memory;
 mod graph_node;
 mod graph_parts;
+mod graph_print;
+mod green;
 mod host_memory;
 mod init;
 mod ipc;
 mod launch;
+mod launch_config;
 mod legacy_launch;
 mod library;
 mod link;
+mod logs;
 mod managed;
+mod managed_batch;
 mod memory;
 mod memory_operation;
 mod module;
@@ -84,9 +91,13 @@ fn finish(name: &str, body: impl FnOnce() -> Outcome) -> u32 {
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(Code::UNKNOWN));
     if let Err(code) = outcome
         && code != Code::NOT_READY
-        && settings().log
+        && !is_forked()
     {
-        eprintln!("softcuda: {name} returns {}", errors::name(code.0).unwrap_or("an error"));
+        let message = format!("{name} returns {}", errors::name(code.0).unwrap_or("an error"));
+        if settings().log {
+            eprintln!("softcuda: {message}");
+        }
+        crate::logs::add(&message);
     }
     to_c(outcome)
 }
@@ -94,6 +105,11 @@ fn finish(name: &str, body: impl FnOnce() -> Outcome) -> u32 {
 /// What a function without an implementation does.
 pub(crate) fn not_supported(name: &str) -> u32 {
     finish(name, || Err(Code::NOT_SUPPORTED))
+}
+
+/// What a function without an implementation does that came with a version of the API.
+pub(crate) fn newer_not_supported(name: &str, since: i32) -> u32 {
+    finish(name, || settings().driver.since(since).and(Err(Code::NOT_SUPPORTED)))
 }
 
 /// Defines exported functions. `early fn` runs without initialisation, `call fn` needs it and
@@ -148,6 +164,19 @@ macro_rules! unsupported {
     };
 }
 pub(crate) use unsupported;
+
+/// Defines a function that is not implemented and that drivers have since a later version than 580's. It is
+/// exported all the same, since a library cannot choose its exports: an older driver says that it has none.
+macro_rules! newer_unsupported {
+    ($name:ident, $since:expr) => {
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case)]
+        extern "C" fn $name() -> u32 {
+            crate::api::newer_not_supported(stringify!($name), $since)
+        }
+    };
+}
+pub(crate) use newer_unsupported;
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,7 @@ use crate::context::{self, CONTEXTS};
 use crate::fatbin;
 use crate::modules::{self, MODULES, Module, Refusal};
 use crate::ptx;
+use crate::settings::settings;
 use crate::status::{Code, Outcome};
 
 /// The most text that is looked through for the NUL at its end.
@@ -121,9 +122,13 @@ fn write_log(to: u64, size: usize, text: &str) -> usize {
     shown
 }
 
-/// Checks an image and reports into the options' logs.
-pub(crate) fn parse(image: &[u8], options: Option<&Options>) -> Outcome<Arc<ptx::Module>> {
-    report(modules::parse(image), options)
+/// Checks an image for a device and reports into the options' logs.
+pub(crate) fn parse(
+    image: &[u8],
+    device: usize,
+    options: Option<&Options>,
+) -> Outcome<Arc<ptx::Module>> {
+    report(modules::parse(image, settings().model(device)), options)
 }
 
 /// Reports a refusal, if there is one, into the options' logs.
@@ -141,7 +146,7 @@ pub(super) fn report<T>(parsed: Result<T, Refusal>, options: Option<&Options>) -
         }
     }
     parsed.map_err(|refusal| {
-        if crate::settings::settings().log {
+        if settings().log {
             eprintln!("softcuda: module refused: {}", refusal.text);
         }
         refusal.code
@@ -151,7 +156,7 @@ pub(super) fn report<T>(parsed: Result<T, Refusal>, options: Option<&Options>) -
 fn load(out: &Out<u64>, image: &[u8], options: Option<&Options>) -> Outcome {
     out.check()?;
     let context = context::current()?;
-    let code = parse(image, options)?;
+    let code = parse(image, context.device, options)?;
     context.prints.flush();
     out.set(modules::load(&context, code)?.handle)
 }

@@ -9,6 +9,8 @@ use crate::submission::DefaultStream;
 
 /// The version of the API since when there are these functions.
 const SINCE: i32 = 13_060;
+/// The latest version of the API that such a driver is taken for.
+pub(super) const NEWEST: i32 = 13_999;
 
 /// The address of a function that is asked for by this name as of this version, if it is one of these.
 pub(super) fn find(name: &str, version: i32) -> Option<u64> {

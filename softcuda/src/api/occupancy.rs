@@ -1,36 +1,18 @@
 //! Occupancy: simple answers from the limits that the device attributes state.
 
-use super::arguments::Out;
-use super::device::multiprocessors;
+use super::arguments::{In, Out};
 use super::driver_api;
 use super::function::find;
-use crate::modules::{Function, SHARED_PER_BLOCK_OPTIN};
+use super::launch_config::Config;
 use crate::status::{Code, Outcome};
 
 type SharedForBlock = Option<unsafe extern "C" fn(i32) -> usize>;
-
-/// Threads and blocks of a multiprocessor, as in the device attributes.
-const THREADS: i32 = 2048;
-const BLOCKS: i32 = 32;
-const SHARED: usize = 164 << 10;
-
-/// Blocks of a function that a multiprocessor holds at the same time.
-pub(crate) fn resident_blocks(function: &Function, threads: i32, dynamic_shared: usize) -> i32 {
-    let shared = function.entry.static_shared.saturating_add(dynamic_shared);
-    let by_shared = SHARED.checked_div(shared).unwrap_or(BLOCKS as usize);
-    let fits = (1..=function.max_threads() as i32).contains(&threads);
-    if !fits || shared > SHARED_PER_BLOCK_OPTIN {
-        return 0;
-    }
-    let threads = (threads + 31) / 32 * 32;
-    BLOCKS.min(THREADS / threads).min(by_shared as i32)
-}
 
 fn active(out: &Out<i32>, function: u64, threads: i32, shared: usize, flags: u32) -> Outcome {
     if threads <= 0 || flags & !1 != 0 {
         return Err(Code::INVALID_VALUE);
     }
-    out.set(resident_blocks(&*find(function)?, threads, shared))
+    out.set(find(function)?.resident_blocks(threads, shared))
 }
 
 fn best(
@@ -48,16 +30,44 @@ fn best(
     for threads in (1..=(most + 31) / 32).rev().map(|warps| (warps * 32).min(most)) {
         // SAFETY: the caller promises a function that may be called with any block size.
         let shared = shared_for.map_or(shared, |shared_for| unsafe { shared_for(threads) });
-        let blocks = resident_blocks(&function, threads, shared);
+        let blocks = function.resident_blocks(threads, shared);
         if blocks * threads > found.0 {
             found = (blocks * threads, blocks, threads);
         }
     }
-    grid.set(found.1 * multiprocessors())?;
+    grid.set(found.1 * function.model().multiprocessors as i32)?;
     block.set(found.2)
 }
 
+/// Checks the clusters that a launch asks for: the most that can run at the same time, if it asks for any.
+fn clusters(function: u64, config: &In<Config>) -> Outcome<i32> {
+    let config = config.get()?;
+    let function = find(function)?;
+    let cluster = config.cluster()?;
+    // A cluster is one block here, whatever divides the grid.
+    if cluster.is_some_and(|cluster| cluster != [1; 3]) {
+        return Err(Code::INVALID_CLUSTER_SIZE);
+    }
+    let threads = config.block.iter().try_fold(1_u32, |all, n| all.checked_mul(*n));
+    let threads = threads.and_then(|n| i32::try_from(n).ok()).filter(|n| *n > 0);
+    let threads = threads.ok_or(Code::INVALID_VALUE)?;
+    let blocks = function.resident_blocks(threads, config.shared as usize);
+    // Driver 580 has none where the launch does not ask for clusters.
+    Ok(cluster.map_or(0, |_| blocks * function.model().multiprocessors as i32))
+}
+
 driver_api! {
+    call fn cuOccupancyMaxActiveClusters(out: Out<i32>, function: u64, config: In<Config>) {
+        out.check()?;
+        out.set(clusters(function, &config)?)
+    }
+
+    call fn cuOccupancyMaxPotentialClusterSize(out: Out<i32>, function: u64, config: In<Config>) {
+        out.check()?;
+        clusters(function, &config)?;
+        out.set(1)
+    }
+
     call fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         out: Out<i32>, function: u64, threads: i32, shared: usize,
     ) {
@@ -94,7 +104,8 @@ driver_api! {
         if blocks <= 0 || threads <= 0 {
             return Err(Code::INVALID_VALUE);
         }
-        let each = (SHARED / blocks as usize).min(SHARED_PER_BLOCK_OPTIN);
+        let limits = function.model().generation;
+        let each = (limits.shared / blocks as usize).min(limits.shared_of_block);
         out.set(each.saturating_sub(function.entry.static_shared))
     }
 }

@@ -1,6 +1,7 @@
 //! Access of devices to each other's memory. Every device can access every other.
 
-use super::arguments::Out;
+use super::arguments::{In, Out};
+use super::device::atomics;
 use super::driver_api;
 use crate::context;
 use crate::settings::device;
@@ -32,6 +33,15 @@ driver_api! {
     call fn cuDeviceGetP2PAttribute(out: Out<i32>, number: u32, one: i32, other: i32) {
         out.check()?;
         out.set(attribute(number, one, other)?)
+    }
+
+    call fn cuDeviceGetP2PAtomicCapabilities(
+        out: Out<u32>, operations: In<u32>, count: u32, one: i32, other: i32,
+    ) {
+        if device(one)? == device(other)? {
+            return Err(Code::INVALID_DEVICE);
+        }
+        atomics(&out, &operations, count)
     }
 
     call fn cuCtxEnablePeerAccess(handle: u64, flags: u32) {

@@ -3,8 +3,8 @@
 
 use super::arguments::{Out, Text};
 use super::driver_api;
-use super::init::DRIVER_VERSION;
 use super::newer;
+use crate::settings::settings;
 use crate::status::{Code, Outcome};
 
 /// What the build script generates from the list of names.
@@ -13,6 +13,7 @@ mod symbols {
 }
 #[cfg(test)]
 pub(super) use symbols::IMPLEMENTED;
+use symbols::NEWER;
 pub(super) use symbols::SYMBOLS;
 
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
@@ -79,17 +80,22 @@ static SINCE: &[(&str, i32)] = &[
 ];
 
 fn since(name: &str, generation: u32) -> i32 {
-    let known = SINCE.binary_search_by_key(&name, |(name, _)| name).ok();
-    match known {
-        Some(index) => SINCE[index].1,
+    let known = SINCE.binary_search_by_key(&name, |(name, _)| name).map(|index| SINCE[index].1);
+    let newer = || NEWER.binary_search_by_key(&name, |(name, ..)| name).map(|index| NEWER[index].1);
+    match known.or_else(|_| newer()).ok() {
+        Some(version) => version,
         None if generation == 1 => 2000,
         None => 3020,
     }
 }
 
 fn exported(name: &str) -> Option<u64> {
-    let index = SYMBOLS.binary_search_by_key(&name, |(name, _)| name).ok()?;
-    Some(SYMBOLS[index].1 as usize as u64)
+    if let Ok(index) = SYMBOLS.binary_search_by_key(&name, |(name, _)| name) {
+        return Some(SYMBOLS[index].1 as usize as u64);
+    }
+    let index = NEWER.binary_search_by_key(&name, |(name, ..)| name).ok()?;
+    let (_, since, function) = NEWER[index];
+    (since <= settings().driver.version()).then_some(function as usize as u64)
 }
 
 /// The address for a name, or why there is none.
@@ -124,7 +130,7 @@ fn get(
 ) -> Outcome {
     let name = name.get()?;
     out.check()?;
-    if flags & !3 != 0 || flags == 3 || version > DRIVER_VERSION + 999 {
+    if flags & !3 != 0 || version > newest() {
         return Err(Code::INVALID_VALUE);
     }
     let found = newer::find(name, version).map_or_else(|| look_up(name, version, flags), Ok);
@@ -132,7 +138,13 @@ fn get(
         status.set_if_wanted(found.err().unwrap_or(FOUND));
     }
     out.set(found.unwrap_or(0))?;
-    found.map(|_| ()).map_err(|_| Code::NOT_FOUND)
+    // The form with a status succeeds with null, the one without has to say it.
+    if status.is_some() { Ok(()) } else { found.map(|_| ()).map_err(|_| Code::NOT_FOUND) }
+}
+
+/// The latest version that a caller may name: the driver's own.
+fn newest() -> i32 {
+    if settings().newer { newer::NEWEST } else { settings().driver.version() }
 }
 
 driver_api! {
@@ -154,6 +166,7 @@ mod tests {
     #[test]
     fn tables_are_sorted_and_complete() {
         assert_eq!(SYMBOLS.len(), 682);
+        assert!(NEWER.is_sorted_by_key(|(name, ..)| *name));
         assert!(SYMBOLS.is_sorted_by_key(|(name, _)| *name));
         assert!(SINCE.is_sorted_by_key(|(name, _)| *name));
         for (name, _) in SINCE {

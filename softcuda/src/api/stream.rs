@@ -9,6 +9,7 @@ use crate::graphs::Work;
 use crate::host_calls::HostCall;
 use crate::operations::Operation;
 use crate::pools;
+use crate::settings::settings;
 use crate::status::{Code, Outcome};
 use crate::streams::NON_BLOCKING;
 use crate::submission::stream_and_context;
@@ -25,7 +26,7 @@ fn create(out: &Out<u64>, flags: u32, priority: i32) -> Outcome {
         return Err(Code::INVALID_VALUE);
     }
     let context = context::current()?;
-    out.set(context.create_stream(flags, priority.clamp(-5, 0)).handle)
+    out.set(context.create_stream(flags, priority).handle)
 }
 
 fn destroy(handle: u64) -> Outcome {
@@ -97,7 +98,7 @@ driver_api! {
     }
 
     stream(mode) fn cuStreamGetPriority, cuStreamGetPriority_ptsz(handle: u64, out: Out<i32>) {
-        out.set(stream_and_context(handle, mode)?.0.priority)
+        out.set(stream_and_context(handle, mode)?.0.attributes.lock().priority())
     }
 
     stream(mode) fn cuStreamGetId, cuStreamGetId_ptsz(handle: u64, out: Out<u64>) {
@@ -108,13 +109,6 @@ driver_api! {
         out.set(stream_and_context(handle, mode)?.1.handle)
     }
 
-    stream(mode) fn cuStreamGetCtx_v2, cuStreamGetCtx_v2_ptsz(
-        handle: u64, out: Out<u64>, green: Out<u64>,
-    ) {
-        green.set_if_wanted(0);
-        out.set(stream_and_context(handle, mode)?.1.handle)
-    }
-
     stream(mode) fn cuStreamGetDevice, cuStreamGetDevice_ptsz(handle: u64, out: Out<i32>) {
         out.set(stream_and_context(handle, mode)?.1.device as i32)
     }
@@ -122,6 +116,15 @@ driver_api! {
     stream(mode) fn cuLaunchHostFunc, cuLaunchHostFunc_ptsz(
         handle: u64, function: HostFunction, data: u64,
     ) {
+        let function = function.ok_or(Code::INVALID_VALUE)?;
+        let (stream, context) = stream_and_context(handle, mode)?;
+        context.enqueue(&stream, Operation::Host(HostCall { function, data })).map(|_| ())
+    }
+
+    stream(mode) fn cuLaunchHostFunc_v2, cuLaunchHostFunc_v2_ptsz(
+        handle: u64, function: HostFunction, data: u64, _how_to_wait: u32,
+    ) {
+        settings().driver.since(13_010)?;
         let function = function.ok_or(Code::INVALID_VALUE)?;
         let (stream, context) = stream_and_context(handle, mode)?;
         context.enqueue(&stream, Operation::Host(HostCall { function, data })).map(|_| ())

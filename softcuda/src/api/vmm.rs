@@ -15,6 +15,13 @@ use crate::settings::{Vmm, device, settings};
 use crate::status::{Code, Outcome};
 use crate::virtual_memory::{self, POSIX_FILE_DESCRIPTOR};
 
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
+const DMA_BUFFER: u32 = 1;
+/// `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`, the only flag.
+const FOR_PCIE: u64 = 1;
+/// What ranges of such handles are whole ones of.
+const PAGE: u64 = 4096;
+
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 const PINNED: u32 = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
@@ -188,6 +195,22 @@ driver_api! {
         let memory = unsafe { BorrowedFd::borrow_raw(descriptor) };
         let device = context::top().map_or(0, |context| context.device);
         out.set(virtual_memory::import(device, memory)?)
+    }
+
+    call fn cuMemGetHandleForAddressRange(
+        out: Out<i32>, address: u64, size: usize, kind: u32, flags: u64,
+    ) {
+        out.check()?;
+        let is_whole = |n: u64| n.is_multiple_of(PAGE);
+        let is_range = size != 0 && is_whole(address) && is_whole(size as u64);
+        if kind != DMA_BUFFER || flags > FOR_PCIE || !is_range {
+            return Err(Code::INVALID_VALUE);
+        }
+        if !address_space::is_accessible(address, size as u64) {
+            return Err(Code::INVALID_VALUE);
+        }
+        // The device attribute says so.
+        Err(Code::NOT_SUPPORTED)
     }
 
     call fn cuMemRetainAllocationHandle(out: Out<u64>, address: Address) {

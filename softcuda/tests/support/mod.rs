@@ -299,6 +299,19 @@ impl Program {
     pub(crate) fn kill(self) {}
 }
 
+/// What the ignored test of this name, which must succeed, writes to standard error with a setting.
+#[track_caller]
+pub(crate) fn mistake(name: &str, variable: &str, value: &str) -> String {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--ignored", "--nocapture", "--quiet"])
+        .env(variable, value)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
 /// A process that is killed with the test.
 struct Guarded(Child);
 
