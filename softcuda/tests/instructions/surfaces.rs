@@ -39,12 +39,12 @@ fn surfaces(jobs: &mut Vec<Job>) {
         } else {
             ("{%h0, %h1}".to_owned(), "{%h0, %h1}".to_owned())
         };
-        let narrow = "cvt.u16.u32 %h0, %i2; cvt.u16.u32 %h1, %i3;";
+        let narrow = "cvt.u16.u32 %h0, %i2; cvt.u16.u32 %h1, %i3; ";
         let widen = "cvt.u32.u16 %o0, %h0; cvt.u32.u16 %o1, %h1;";
         let (narrow, widen) = if width == 32 { ("", "") } else { (narrow, widen) };
         let scale = format!("shl.b32 %i4, %i0, {};", shift + 1);
         let write =
-            format!("{narrow} {scale} sust.b.2d.v2.b{width}.trap [%s, {{%i4, %i1}}], {from};");
+            format!("{narrow}{scale} sust.b.2d.v2.b{width}.trap [%s, {{%i4, %i1}}], {from};");
         let read = format!("{scale} suld.b.2d.v2.b{width}.trap {to}, [%s, {{%i4, %i1}}]; {widen}");
         let kept = if width == 32 { u32::MAX } else { (1 << width) - 1 };
         let expected: Vec<u32> =

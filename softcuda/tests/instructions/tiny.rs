@@ -158,12 +158,12 @@ fn conversions(cases: &mut Vec<Case>, format: Format) {
     let small = name == "e2m1x2";
     // Four bits each go through a register of eight.
     let (to, out, input, from) = if small {
-        ("%b0", "cvt.u16.u8 $0, %b0;", "cvt.u8.u16 %b0, $1;", "%b0")
+        ("%b0", " cvt.u16.u8 $0, %b0;", "cvt.u8.u16 %b0, $1; ", "%b0")
     } else {
         ("$0", "", "", "$1")
     };
     for (relu_name, relu) in [("", false), (".relu", true)] {
-        let text = format!("cvt.rn.satfinite{relu_name}.{name}.f32 {to}, $1, $2; {out}");
+        let text = format!("cvt.rn.satfinite{relu_name}.{name}.f32 {to}, $1, $2;{out}");
         cases.push(Case::new(text, ["b16", "b32", "b32", "b32"], &rows(), move |[a, b, _]| {
             format.pair(f32_of(a).into(), f32_of(b).into(), relu)
         }));
@@ -183,7 +183,7 @@ fn conversions(cases: &mut Vec<Case>, format: Format) {
         let all: Vec<Row> =
             (0..most).map(|bits| [(bits << width) | ((bits + 1) % most), 0, 0]).collect();
         for (part, shift) in [("mov.b32 {$0, %h4}, %r4;", 0), ("mov.b32 {%h4, $0}, %r4;", width)] {
-            let text = format!("{input} cvt.rn{relu_name}.f16x2.{name} %r4, {from}; {part}");
+            let text = format!("{input}cvt.rn{relu_name}.f16x2.{name} %r4, {from}; {part}");
             let case = Case::new(text, ["b16"; 4], &all, move |[a, ..]| {
                 let value = format.value(a >> shift & (most - 1));
                 let value = if relu && value <= 0.0 { 0.0 } else { value };
