@@ -172,6 +172,20 @@ pub(crate) fn ptx_of(image: &[u8]) -> Result<String, Refusal> {
         .map_err(|_| Refusal::new(Code::INVALID_IMAGE, "the image is neither PTX nor a binary"))
 }
 
+/// One piece of PTX of the fat binaries of several parts of a program.
+///
+/// # Errors
+/// As [`parse`]; `INVALID_IMAGE` for parts that do not fit together.
+pub(crate) fn linked(parts: &[Vec<u8>]) -> Result<Vec<u8>, Refusal> {
+    let texts = parts.iter().map(|part| ptx_of(part)).collect::<Result<Vec<String>, Refusal>>()?;
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let linked = ptx::link(&texts).map_err(|(part, fault)| Refusal {
+        code: Code::INVALID_IMAGE,
+        text: format!("part {part} of the program: {fault}"),
+    })?;
+    Ok(linked.into_bytes())
+}
+
 /// Loads code in a context: places its globals and gives its functions handles.
 ///
 /// # Errors

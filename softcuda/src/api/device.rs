@@ -17,10 +17,15 @@ pub(crate) fn multiprocessors() -> i32 {
 
 /// The UUID of a device: the same in every process and on every machine, unless a restore has moved this
 /// process to another one.
-fn uuid(ordinal: usize) -> [u8; 16] {
+pub(super) fn uuid(ordinal: usize) -> [u8; 16] {
     let mut uuid = UUID;
     uuid[15] = placement::of(ordinal) as u8;
     uuid
+}
+
+/// Domain, bus and device at which a device sits.
+pub(super) fn pci_place(ordinal: usize) -> [i32; 3] {
+    [0, ordinal as i32 + 1, 0]
 }
 
 const UUID: [u8; 16] = *b"softcuda-device\0";
@@ -56,17 +61,19 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
                 0
             }
         }
-        31 => 1,                  // concurrent kernels
-        32 => 0,                  // ECC
-        33 => ordinal as i32 + 1, // PCI bus
-        34 | 35 | 50 => 0,        // PCI device, TCC, PCI domain
-        36 => 1_000_000,          // memory clock in kHz
-        37 => 64,                 // memory bus
-        38 => 4 << 20,            // L2
-        39 => 2048,               // threads per multiprocessor
-        40 => 2,                  // copy engines
-        41 => 1,                  // unified addressing
-        51 => 32,                 // texture pitch alignment
+        31 => 1, // concurrent kernels
+        32 => 0, // ECC
+        33 => pci_place(ordinal)[1],
+        34 => pci_place(ordinal)[2],
+        50 => pci_place(ordinal)[0],
+        35 => 0,         // TCC
+        36 => 1_000_000, // memory clock in kHz
+        37 => 64,        // memory bus
+        38 => 4 << 20,   // L2
+        39 => 2048,      // threads per multiprocessor
+        40 => 2,         // copy engines
+        41 => 1,         // unified addressing
+        51 => 32,        // texture pitch alignment
         75 => CAPABILITY.0,
         76 => CAPABILITY.1,
         78 => 1,            // stream priorities (accepted)
@@ -118,8 +125,7 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         | 127..=129
         | 132
         | 133
-        | 135..=138
-        | 140..=147 => 0,
+        | 135..=147 => 0,
         _ => return Err(Code::INVALID_VALUE),
     })
 }

@@ -13,6 +13,11 @@ use crate::status::{Code, Outcome};
 /// The most text that is looked through for the NUL at its end.
 const LONGEST_TEXT: usize = 256 << 20;
 
+/// The version of the structure that programs embed which has a list of parts.
+const WITH_PARTS: u32 = 2;
+/// The most parts that are believed in.
+const MOST_PARTS: usize = 1 << 16;
+
 /// The bytes of an image: binaries are recognised by their first bytes, everything else is text
 /// that ends in NUL.
 pub(crate) fn image(address: Address) -> Outcome<Vec<u8>> {
@@ -29,18 +34,42 @@ pub(crate) fn image(address: Address) -> Outcome<Vec<u8>> {
             return Ok(head);
         }
         if head == fatbin::WRAPPER_MAGIC {
-            // Magic number, version, pointer to the container.
-            let container = (from.add(8) as *const u64).read_unaligned();
-            return if container == 0 {
-                Err(Code::INVALID_VALUE)
-            } else {
-                read_fatbin(container as *const u8)
-            };
+            return read_wrapped(from);
         }
         if head == fatbin::MAGIC {
             return read_fatbin(from);
         }
         Ok(read_bytes(from, size))
+    }
+}
+
+/// The bytes of the fat binary that the structure at an address, which programs embed, leads to. The second version of
+/// it, of programs with separate compilation, leads to the containers of all parts besides; they are linked if what
+/// nvcc has linked holds no PTX.
+///
+/// # Safety
+/// It is such a structure.
+unsafe fn read_wrapped(from: *const u8) -> Outcome<Vec<u8>> {
+    // SAFETY: the caller's promise: magic number, version, pointer to the container, and for the second version
+    // pointer to a list of containers, which ends in null.
+    unsafe {
+        let version = (from.add(4) as *const u32).read_unaligned();
+        let [container, parts] = (from.add(8) as *const [u64; 2]).read_unaligned();
+        if container == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let whole = read_fatbin(container as *const u8)?;
+        if version != WITH_PARTS || parts == 0 || modules::ptx_of(&whole).is_ok() {
+            return Ok(whole);
+        }
+        let mut read = Vec::new();
+        for index in 0..MOST_PARTS {
+            match (parts as *const u64).add(index).read_unaligned() {
+                0 => return report(modules::linked(&read), None),
+                part => read.push(read_fatbin(part as *const u8)?),
+            }
+        }
+        Err(Code::INVALID_IMAGE)
     }
 }
 
@@ -155,6 +184,14 @@ fn load(out: &Out<u64>, image: &[u8], options: Option<&Options>) -> Outcome {
     out.set(modules::load(&context, code)?.handle)
 }
 
+/// Loads a module of the image at an address, in the current context.
+///
+/// # Errors
+/// As `cuModuleLoadData`.
+pub(super) fn load_at(out: &Out<u64>, address: Address) -> Outcome {
+    load(out, &image(address)?, None)
+}
+
 /// The module of a handle.
 pub(crate) fn find(handle: u64) -> Outcome<Arc<Module>> {
     MODULES.get(handle).ok_or(Code::INVALID_HANDLE)
@@ -166,7 +203,7 @@ driver_api! {
     }
 
     call fn cuModuleLoadData(out: Out<u64>, address: Address) {
-        load(&out, &image(address)?, None)
+        load_at(&out, address)
     }
 
     call fn cuModuleLoadDataEx(
@@ -176,7 +213,7 @@ driver_api! {
     }
 
     call fn cuModuleLoadFatBinary(out: Out<u64>, address: Address) {
-        load(&out, &image(address)?, None)
+        load_at(&out, address)
     }
 
     call fn cuModuleUnload(handle: u64) {
