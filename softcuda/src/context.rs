@@ -97,7 +97,15 @@ pub(crate) fn top() -> Option<Arc<Context>> {
 /// `INVALID_CONTEXT` without one, `CONTEXT_IS_DESTROYED` after its end, and the failure of its
 /// work if there was one.
 pub(crate) fn current() -> Outcome<Arc<Context>> {
-    let context = top().ok_or(Code::INVALID_CONTEXT)?;
+    let mut context = top().ok_or(Code::INVALID_CONTEXT)?;
+    if context.is_primary
+        && context.destroyed.load(Ordering::Relaxed)
+        && let Ok(again) = by_handle(context.handle)
+    {
+        // A primary context that was reset is the same one again for every thread, once somebody uses it.
+        set_current(Some(again.clone()));
+        context = again;
+    }
     context.check()?;
     Ok(context)
 }

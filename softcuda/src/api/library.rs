@@ -72,6 +72,13 @@ driver_api! {
         Ok(())
     }
 
+    call fn cuLibraryGetManaged(out: Out<u64>, bytes: Out<usize>, handle: u64, name: Text) {
+        let (address, size) = find(handle)?.managed_variable(name.get()?)?;
+        out.set_if_wanted(address);
+        bytes.set_if_wanted(size);
+        Ok(())
+    }
+
     call fn cuKernelGetFunction(out: Out<u64>, handle: u64) {
         find_kernel(handle)?;
         out.set(modules::function(handle, &*context::current()?)?.handle)

@@ -73,6 +73,8 @@ pub(crate) struct Variable<'a> {
     pub(crate) align: usize,
     /// `.extern .shared x[]`: sized at launch.
     pub(crate) dynamic: bool,
+    /// `.attribute(.managed)`.
+    pub(crate) managed: bool,
     pub(crate) init: Vec<u8>,
     pub(crate) addresses: Vec<InitAddress<'a>>,
 }

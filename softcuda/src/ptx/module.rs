@@ -104,6 +104,8 @@ pub struct Global {
     pub align: usize,
     /// Whether it is in `.const` memory.
     pub constant: bool,
+    /// Whether it lies in managed memory.
+    pub managed: bool,
     /// The first bytes of its initial value; the rest, up to `size`, is zero.
     pub init: Vec<u8>,
     /// Addresses to add into `init` once they are known.
@@ -185,6 +187,7 @@ fn globals(source: &Source<'_>, names: &Names<'_>) -> Result<Vec<Global>, Diagno
                 size: variable.size,
                 align: variable.align,
                 constant: variable.space == Space::Const,
+                managed: variable.managed,
                 init,
                 relocations,
             })

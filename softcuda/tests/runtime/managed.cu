@@ -23,7 +23,9 @@ int main() {
         values[i] = i;
     }
 #if CUDART_VERSION >= 13000
-    cudaMemLocation device = {cudaMemLocationTypeDevice, {0}}, host = {cudaMemLocationTypeHost, {0}};
+    cudaMemLocation device = {}, host = {};
+    device.type = cudaMemLocationTypeDevice;
+    host.type = cudaMemLocationTypeHost;
     CHECK(cudaMemAdvise(values, count * sizeof(int), cudaMemAdviseSetPreferredLocation, device));
     CHECK(cudaMemPrefetchAsync(values, count * sizeof(int), device, 0, 0));
     add_to_all<<<(count + 127) / 128, 128>>>(values, count, 7);

@@ -36,6 +36,7 @@ int main() {
         CHECK(cudaFree(nullptr));
         CHECK(cudaDeviceReset());
     }).join();
+    CHECK(cudaSetDevice(0));
     EXPECT(round_of_use() == 13);
     CHECK(cudaDeviceReset());
     return passed("reset");

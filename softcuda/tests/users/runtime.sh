@@ -30,7 +30,7 @@ ln -sf "${CARGO_TARGET_DIR:-$root/target}/debug/libsoftcuda.so" "$folder/lib/lib
 python="$folder/venv/bin/python"
 "$python" -m pip install --quiet --disable-pip-version-check \
     nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-cccl==13.0.85 \
-    nvidia-cuda-runtime==13.0.96 nvidia-cuda-runtime-cu12==12.9.79
+    nvidia-cuda-runtime==13.0.96 nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-cccl-cu12==12.9.27
 packages=$("$python" -c 'import nvidia; print(list(nvidia.__path__)[0])')
 nvcc="$packages/cu13/bin/nvcc"
 
@@ -52,7 +52,7 @@ build() {
     version=$1 program=$2 name=$3
     shift 3
     headers=
-    [ "$version" = 13 ] || headers="-I$folder/12/include -DCCCL_DISABLE_CTK_COMPATIBILITY_CHECK"
+    [ "$version" = 13 ] || headers="-I$folder/12/include -I$packages/cuda_cccl/include"
     for linkage in static shared; do
         # shellcheck disable=SC2046,SC2086 # several options and files
         "$nvcc" -std=c++17 $headers $(said flags "$program") "$@" -cudart $linkage -L"$folder/$version/lib" \
@@ -110,7 +110,7 @@ else
     # shellcheck disable=SC2086
     try launch launch-several "" $several
     for mode in none size speed balance; do
-        try symbols "symbols-$mode" "" -Xfatbinary -compress-mode=$mode
+        try symbols "symbols-$mode" "" -compress-mode=$mode
     done
     try separate separate-several "" -gencode arch=compute_75,code=[sm_75,compute_75] \
         -gencode arch=compute_80,code=[sm_80,compute_80]

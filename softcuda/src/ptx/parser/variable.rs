@@ -22,10 +22,13 @@ impl<'a> Parser<'a> {
             "param" => Space::Param,
             other => return Err(token.position.unsupported(format!(".{other}"))),
         };
+        let first = self.at;
         let (ty, align) = self.variable_type()?;
+        let managed = self.tokens[first..self.at].iter().any(|token| token.text == "managed");
         let mut found = Vec::new();
         loop {
-            let variable = self.declarator(space, ty, align, is_extern)?;
+            let mut variable = self.declarator(space, ty, align, is_extern)?;
+            variable.managed = managed;
             if is_extern && space != Space::Shared {
                 return Err(variable.position.undefined(variable.name));
             }
@@ -70,6 +73,7 @@ impl<'a> Parser<'a> {
             return Err(name.position.limit(format!("`{}` is too large", name.text)));
         }
         let mut variable = Variable {
+            managed: false,
             name: name.text,
             position: name.position,
             space,
