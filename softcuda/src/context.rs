@@ -94,9 +94,18 @@ thread_local! {
     static STACK: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
 }
 
+/// The stack of threads that are ending. Libraries call the driver from their own destructors, which may run when the
+/// stack of the thread is gone.
+static LATE: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
+
+/// Does something with the stack of this thread.
+fn with_stack<T>(act: impl FnOnce(&mut Vec<Arc<Context>>) -> T) -> T {
+    if STACK.try_with(|_| ()).is_ok() { STACK.with_borrow_mut(act) } else { act(&mut LATE.lock()) }
+}
+
 /// The context that is current to this thread, usable or not.
 pub(crate) fn top() -> Option<Arc<Context>> {
-    STACK.with_borrow(|stack| stack.last().cloned())
+    with_stack(|stack| stack.last().cloned())
 }
 
 /// The context that is current to this thread.
@@ -105,14 +114,22 @@ pub(crate) fn top() -> Option<Arc<Context>> {
 /// `INVALID_CONTEXT` without one, `CONTEXT_IS_DESTROYED` after its end, and the failure of its
 /// work if there was one.
 pub(crate) fn current() -> Outcome<Arc<Context>> {
-    let context = top().ok_or(Code::INVALID_CONTEXT)?;
+    let mut context = top().ok_or(Code::INVALID_CONTEXT)?;
+    if context.is_primary
+        && context.destroyed.load(Ordering::Relaxed)
+        && let Ok(again) = by_handle(context.handle)
+    {
+        // A primary context that was reset is the same one again for every thread, once somebody uses it.
+        set_current(Some(again.clone()));
+        context = again;
+    }
     context.check()?;
     Ok(context)
 }
 
 /// Makes a context current, on top of the others.
 pub(crate) fn push(context: Arc<Context>) {
-    STACK.with_borrow_mut(|stack| stack.push(context));
+    with_stack(|stack| stack.push(context));
 }
 
 /// Takes the current context off.
@@ -120,12 +137,12 @@ pub(crate) fn push(context: Arc<Context>) {
 /// # Errors
 /// `INVALID_CONTEXT` without one.
 pub(crate) fn pop() -> Outcome<Arc<Context>> {
-    STACK.with_borrow_mut(Vec::pop).ok_or(Code::INVALID_CONTEXT)
+    with_stack(Vec::pop).ok_or(Code::INVALID_CONTEXT)
 }
 
 /// Replaces the current context; `None` takes it off.
 pub(crate) fn set_current(context: Option<Arc<Context>>) {
-    STACK.with_borrow_mut(|stack| {
+    with_stack(|stack| {
         stack.pop();
         stack.extend(context);
     });
@@ -133,7 +150,7 @@ pub(crate) fn set_current(context: Option<Arc<Context>>) {
 
 /// Takes a context off if it is the current one.
 pub(crate) fn take_off(context: &Arc<Context>) {
-    STACK.with_borrow_mut(|stack| {
+    with_stack(|stack| {
         if stack.last().is_some_and(|top| Arc::ptr_eq(top, context)) {
             stack.pop();
         }

@@ -88,7 +88,7 @@ impl Multiprocessors {
 /// Those of creating a context.
 pub(crate) fn create(part: Multiprocessors) -> Outcome<Arc<Green>> {
     let primary = lifetime::retain_primary(part.device)?;
-    let context = lifetime::create(part.device, 0, false);
+    let context = lifetime::create(part.device, 0);
     let context = context.inspect_err(|_| {
         let _ = lifetime::release_primary(part.device);
     })?;

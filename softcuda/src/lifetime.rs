@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::arrays;
 use crate::capture;
-use crate::context::{CONTEXTS, Context, STREAMS, take_off};
+use crate::context::{self, CONTEXTS, Context, STREAMS, take_off};
 use crate::device_memory;
 use crate::events::EVENTS;
 use crate::exclusive;
@@ -15,6 +15,7 @@ use crate::faults;
 use crate::handles::new_handle;
 use crate::host_memory;
 use crate::ipc;
+use crate::local_storage;
 use crate::managed_memory;
 use crate::modules;
 use crate::settings::{MAX_DEVICES, settings};
@@ -26,10 +27,13 @@ use crate::textures;
 /// # Errors
 /// `DEVICE_UNAVAILABLE` when the device is in exclusive mode and another process has it; `OUT_OF_MEMORY`
 /// without room for what each context is set to take.
-pub(crate) fn create(device: usize, flags: u32, is_primary: bool) -> Outcome<Arc<Context>> {
+pub(crate) fn create(device: usize, flags: u32) -> Outcome<Arc<Context>> {
+    create_as(new_handle(), device, flags, false)
+}
+
+fn create_as(handle: u64, device: usize, flags: u32, is_primary: bool) -> Outcome<Arc<Context>> {
     faults::present()?;
     exclusive::acquire(device)?;
-    let handle = new_handle();
     if settings().context_memory > 0 {
         // Freed with all that belongs to the context.
         device_memory::allocate(device, handle, settings().context_memory)
@@ -50,6 +54,7 @@ pub(crate) fn destroy(context: &Arc<Context>) {
     }
     context.wait_all();
     context.prints.flush();
+    local_storage::end_context(context.handle);
     CONTEXTS.remove(context.handle);
     for stream in STREAMS.remove_where(|s| s.context == context.handle) {
         stream.close();
@@ -75,13 +80,31 @@ pub(crate) fn destroy(context: &Arc<Context>) {
 /// A device's primary context.
 #[derive(Default)]
 struct Primary {
+    /// The handle of each context that is or will be the primary one, once somebody has asked for it.
+    handle: Option<u64>,
     context: Option<Arc<Context>>,
     references: u64,
     flags: u32,
 }
 
+impl Primary {
+    fn get_or_create(&mut self, device: usize) -> Outcome<Arc<Context>> {
+        let context = match &self.context {
+            Some(context) => context.clone(),
+            None => create_as(self.handle(), device, self.flags, true)?,
+        };
+        self.context = Some(context.clone());
+        Ok(context)
+    }
+
+    fn handle(&mut self) -> u64 {
+        *self.handle.get_or_insert_with(new_handle)
+    }
+}
+
 static PRIMARY: [Mutex<Primary>; MAX_DEVICES] =
-    [const { Mutex::new(Primary { context: None, references: 0, flags: 0 }) }; MAX_DEVICES];
+    [const { Mutex::new(Primary { handle: None, context: None, references: 0, flags: 0 }) };
+        MAX_DEVICES];
 
 /// The primary context of a device, created if need be; counts a reference.
 ///
@@ -89,11 +112,7 @@ static PRIMARY: [Mutex<Primary>; MAX_DEVICES] =
 /// As [`create`].
 pub(crate) fn retain_primary(device: usize) -> Outcome<Arc<Context>> {
     let mut primary = PRIMARY[device].lock();
-    let context = match &primary.context {
-        Some(context) => context.clone(),
-        None => create(device, primary.flags, true)?,
-    };
-    primary.context = Some(context.clone());
+    let context = primary.get_or_create(device)?;
     primary.references += 1;
     Ok(context)
 }
@@ -103,6 +122,29 @@ pub(crate) fn primary(device: usize) -> Option<Arc<Context>> {
     PRIMARY[device].lock().context.clone()
 }
 
+/// The handle that the primary context of a device has whenever it exists. It need not exist.
+pub(crate) fn primary_handle(device: usize) -> u64 {
+    PRIMARY[device].lock().handle()
+}
+
+/// The context behind a handle that is to be made current. A primary context is created if its handle is known and it
+/// does not exist.
+///
+/// # Errors
+/// `INVALID_CONTEXT` for anything else; as [`create`].
+pub(crate) fn to_be_current(handle: u64) -> Outcome<Arc<Context>> {
+    if let Ok(context) = context::by_handle(handle) {
+        return Ok(context);
+    }
+    for (device, primary) in PRIMARY.iter().enumerate() {
+        let mut primary = primary.lock();
+        if primary.handle == Some(handle) {
+            return primary.get_or_create(device);
+        }
+    }
+    Err(Code::INVALID_CONTEXT)
+}
+
 /// Drops a reference to the primary context; the last one destroys it.
 ///
 /// # Errors
@@ -110,9 +152,9 @@ pub(crate) fn primary(device: usize) -> Option<Arc<Context>> {
 pub(crate) fn release_primary(device: usize) -> Outcome {
     let mut primary = PRIMARY[device].lock();
     primary.references = primary.references.checked_sub(1).ok_or(Code::INVALID_CONTEXT)?;
-    if primary.references == 0
-        && let Some(context) = primary.context.take()
-    {
+    let last = if primary.references == 0 { primary.context.take() } else { None };
+    drop(primary);
+    if let Some(context) = last {
         destroy(&context);
     }
     Ok(())
@@ -122,7 +164,10 @@ pub(crate) fn release_primary(device: usize) -> Outcome {
 pub(crate) fn reset_primary(device: usize) {
     let mut primary = PRIMARY[device].lock();
     primary.references = 0;
-    if let Some(context) = primary.context.take() {
+    let last = primary.context.take();
+    // Not under the lock: what is called at the end of a context may ask for another one.
+    drop(primary);
+    if let Some(context) = last {
         destroy(&context);
     }
 }

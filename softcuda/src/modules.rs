@@ -12,6 +12,7 @@ use crate::copy_engine::{Transfer, copy};
 use crate::device_memory;
 use crate::fatbin::{self, FatbinError};
 use crate::handles::{Table, new_handle};
+use crate::managed_memory;
 use crate::models::Model;
 use crate::ptx::{self, DiagnosticKind, Entry};
 use crate::settings::settings;
@@ -44,6 +45,8 @@ pub(crate) struct Module {
     pub(crate) code: Arc<ptx::Module>,
     /// Addresses of the code's globals, in their order.
     pub(crate) addresses: Vec<u64>,
+    /// Those among them of managed variables that end with the module.
+    managed: Vec<u64>,
     functions: HashMap<String, u64>,
     /// Handles of the references, by the names of their variables.
     references: HashMap<String, u64>,
@@ -110,6 +113,8 @@ pub(crate) struct Library {
     code: Arc<ptx::Module>,
     modules: Mutex<HashMap<u64, u64>>,
     kernels: Vec<u64>,
+    /// Addresses of the managed variables, which are the same in all contexts, once somebody needs them.
+    managed: Mutex<Option<HashMap<String, u64>>>,
 }
 
 /// A kernel of a library.
@@ -194,17 +199,43 @@ pub(crate) fn ptx_of(image: &[u8], model: &Model) -> Result<String, Refusal> {
         .map_err(|_| Refusal::new(Code::INVALID_IMAGE, "the image is neither PTX nor a binary"))
 }
 
+/// One piece of PTX of the fat binaries of several parts of a program.
+///
+/// # Errors
+/// As [`parse`]; `INVALID_IMAGE` for parts that do not fit together.
+pub(crate) fn linked(parts: &[Vec<u8>], model: &Model) -> Result<Vec<u8>, Refusal> {
+    let texts =
+        parts.iter().map(|part| ptx_of(part, model)).collect::<Result<Vec<String>, Refusal>>()?;
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    let linked = ptx::link(&texts).map_err(|(part, fault)| Refusal {
+        code: Code::INVALID_IMAGE,
+        text: format!("part {part} of the program: {fault}"),
+    })?;
+    Ok(linked.into_bytes())
+}
+
 /// Loads code in a context: places its globals and gives its functions handles.
 ///
 /// # Errors
 /// `OUT_OF_MEMORY`, `INVALID_IMAGE` when an initial value names an unknown variable; nothing is
 /// left then.
 pub(crate) fn load(context: &Context, code: Arc<ptx::Module>) -> Outcome<Arc<Module>> {
+    let managed = place_managed(context.handle, &code)?;
+    load_with(context, code, &managed, true).inspect_err(|_| free_managed(managed.values()))
+}
+
+/// Loads code whose managed variables have been placed already; they end with the module if they are its `own`.
+fn load_with(
+    context: &Context,
+    code: Arc<ptx::Module>,
+    managed: &HashMap<String, u64>,
+    own: bool,
+) -> Outcome<Arc<Module>> {
     if code.uses_heap {
         context.need_heap()?;
     }
     let handle = new_handle();
-    let addresses = place_globals(context, &code)?;
+    let addresses = place_globals(context, &code, managed)?;
     let shared: Arc<[u64]> = addresses.clone().into();
     let (references, all) = place_references(context, &code, &addresses);
     let all: Arc<[Reference]> = all.into();
@@ -225,21 +256,56 @@ pub(crate) fn load(context: &Context, code: Arc<ptx::Module>) -> Outcome<Arc<Mod
         functions.insert(entry.name.clone(), function.handle);
         FUNCTIONS.insert(function.handle, Arc::new(function));
     }
-    let module = Module { handle, context: context.handle, code, addresses, functions, references };
+    let managed = if own { managed.values().copied().collect() } else { Vec::new() };
+    let module =
+        Module { handle, context: context.handle, code, addresses, managed, functions, references };
     let module = Arc::new(module);
     MODULES.insert(handle, module.clone());
     Ok(module)
 }
 
-fn place_globals(context: &Context, code: &ptx::Module) -> Outcome<Vec<u64>> {
+/// Places the managed variables of code, with their initial values, by name.
+fn place_managed(owner: u64, code: &ptx::Module) -> Outcome<HashMap<String, u64>> {
+    let mut placed = HashMap::new();
+    let result = code.globals.iter().filter(|global| global.managed).try_for_each(|global| {
+        let address = managed_memory::allocate(owner, global.size.max(1) as u64)?;
+        placed.insert(global.name.clone(), address);
+        if !global.relocations.is_empty() {
+            // The addresses of others may differ from context to context.
+            return Err(Code::NOT_SUPPORTED);
+        }
+        let length = global.init.len().min(global.size);
+        copy(&Transfer::linear(address, global.init.as_ptr() as u64, length))
+    });
+    result.inspect_err(|_| free_managed(placed.values()))?;
+    Ok(placed)
+}
+
+fn free_managed<'a>(addresses: impl IntoIterator<Item = &'a u64>) {
+    for address in addresses {
+        let _ = managed_memory::free(*address);
+    }
+}
+
+fn place_globals(
+    context: &Context,
+    code: &ptx::Module,
+    managed: &HashMap<String, u64>,
+) -> Outcome<Vec<u64>> {
     let _still = device_memory::hold_still();
     let mut addresses = Vec::new();
     let result = (|| {
         for global in &code.globals {
             let size = global.size.max(1) as u64;
-            addresses.push(device_memory::allocate(context.device, context.handle, size)?);
+            addresses.push(match managed.get(&global.name) {
+                Some(address) => *address,
+                None => device_memory::allocate(context.device, context.handle, size)?,
+            });
         }
         for (global, address) in code.globals.iter().zip(&addresses) {
+            if global.managed {
+                continue;
+            }
             let mut value = global.init.clone();
             value.resize(global.size, 0);
             for relocation in &global.relocations {
@@ -306,6 +372,7 @@ pub(crate) fn unload(module: &Module) {
     for address in &module.addresses {
         let _ = device_memory::free(*address);
     }
+    free_managed(&module.managed);
 }
 
 /// Forgets the modules of a context; their memory is freed with the context's.
@@ -400,7 +467,13 @@ pub(crate) fn make_library(code: Arc<ptx::Module>) -> Outcome<Arc<Library>> {
         kernels.push(kernel.handle);
         KERNELS.insert(kernel.handle, Arc::new(kernel));
     }
-    let library = Arc::new(Library { handle, code, modules: Mutex::default(), kernels });
+    let library = Arc::new(Library {
+        handle,
+        code,
+        modules: Mutex::default(),
+        kernels,
+        managed: Mutex::default(),
+    });
     LIBRARIES.insert(handle, library.clone());
     Ok(library)
 }
@@ -416,6 +489,7 @@ pub(crate) fn unload_library(library: &Library) {
             unload(&module);
         }
     }
+    free_managed(library.managed.lock().take().unwrap_or_default().values());
 }
 
 impl Library {
@@ -430,9 +504,30 @@ impl Library {
         }
         check_target(&self.code, settings().model(context.device))
             .map_err(|refusal| refusal.code)?;
-        let module = load(context, self.code.clone())?;
+        let managed = self.managed()?;
+        let module = load_with(context, self.code.clone(), &managed, false)?;
         modules.insert(context.handle, module.handle);
         Ok(module)
+    }
+
+    /// Address and size of a managed variable, which is the same in all contexts.
+    ///
+    /// # Errors
+    /// `NOT_FOUND`, and what there is against placing the managed variables.
+    pub(crate) fn managed_variable(&self, name: &str) -> Outcome<(u64, usize)> {
+        let global = self.code.globals.iter().find(|global| global.managed && global.name == name);
+        let global = global.ok_or(Code::NOT_FOUND)?;
+        let address = self.managed()?.get(name).copied().ok_or(Code::NOT_FOUND)?;
+        Ok((address, global.size))
+    }
+
+    /// Addresses of the managed variables by name; they are placed if need be, and stay until the library is unloaded.
+    fn managed(&self) -> Outcome<HashMap<String, u64>> {
+        let mut managed = self.managed.lock();
+        if managed.is_none() {
+            *managed = Some(place_managed(self.handle, &self.code)?);
+        }
+        Ok(managed.clone().unwrap_or_default())
     }
 
     /// Handles of all kernels, in the order of the source.
@@ -448,6 +543,15 @@ impl Library {
         let index = self.code.entries.iter().position(|entry| entry.name == name);
         index.map(|index| self.kernels[index]).ok_or(Code::NOT_FOUND)
     }
+}
+
+/// The kernel of a library that a function was loaded for, if it was.
+pub(crate) fn kernel_of(function: u64) -> Option<u64> {
+    let function = FUNCTIONS.get(function)?;
+    let of = |library: &Arc<Library>| {
+        library.modules.lock().values().any(|module| *module == function.module)
+    };
+    LIBRARIES.all().iter().find(|library| of(library))?.kernel(&function.entry.name).ok()
 }
 
 /// The function behind a function handle, or behind a kernel handle in this context.

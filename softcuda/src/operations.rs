@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_panic_in_a_stream_fails_its_context() {
-        let context = lifetime::create(9, 0, false).unwrap();
+        let context = lifetime::create(9, 0).unwrap();
         answer_for(&context, || Ok(()));
         assert_eq!(context.check(), Ok(()));
         answer_for(&context, || panic!("a defect of this test"));

@@ -40,6 +40,8 @@ pub(crate) struct Settings {
     pub(crate) newer: bool,
     /// Whether to name refused calls on standard error.
     pub(crate) log: bool,
+    /// Whether to name all calls by private tables there, too.
+    pub(crate) log_tables: bool,
 }
 
 impl Settings {
@@ -105,6 +107,7 @@ pub(crate) fn settings() -> &'static Settings {
             },
             newer: text("SOFTCUDA_NEWER").is_some_and(|v| v != "0"),
             log: text("SOFTCUDA_LOG").is_some_and(|v| v != "0"),
+            log_tables: text("SOFTCUDA_LOG").is_some_and(|v| v == "tables"),
         }
     })
 }

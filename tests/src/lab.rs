@@ -83,10 +83,19 @@ impl Lab {
         args: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<Program> {
-        let workload = binary("workload");
+        let args: Vec<&str> = [name].iter().chain(args).copied().collect();
+        self.start_any(&binary("workload"), &args, environment)
+    }
+
+    fn start_any(
+        &self,
+        program: &Path,
+        args: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Program> {
         let mut command = self.gpucr();
         command.envs(environment.iter().copied());
-        command.args(["run", "--device", "soft", "--"]).arg(workload).arg(name).args(args);
+        command.args(["run", "--device", "soft", "--"]).arg(program).args(args);
         self.spawn(command, "log")
     }
 
@@ -96,6 +105,15 @@ impl Lab {
     /// # Errors
     /// The program cannot be started, or ends or takes too long before its first step.
     pub fn at_work(&self, name: &str, args: &[&str]) -> Result<Program> {
+        let args: Vec<&str> = [name].iter().chain(args).copied().collect();
+        self.any_at_work(&binary("workload"), &args)
+    }
+
+    /// The same for any program that takes `--steps` and `--pace` and prints as the workloads do.
+    ///
+    /// # Errors
+    /// As [`Lab::at_work`].
+    pub fn any_at_work(&self, program: &Path, args: &[&str]) -> Result<Program> {
         let pace = Pace::new()?;
         let mut paced = args.to_vec();
         let steps = args.iter().position(|arg| *arg == "--steps").and_then(|at| args.get(at + 1));
@@ -104,7 +122,7 @@ impl Lab {
             pace.allow(steps * 3 / 4)?;
             paced.extend(["--pace", pace.file()]);
         }
-        let mut program = self.start(name, &paced)?;
+        let mut program = self.start_any(program, &paced, &[])?;
         program.pace = (steps > 0).then_some((pace, steps));
         program.wait_for("step ")?;
         Ok(program)

@@ -21,6 +21,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     setup::run(&setup::Args::default())?;
     python::ensure()?;
+    python::ensure_nvcc()?;
     // The end-to-end tests start `gpucr` and `workload` and load the shim and the software driver
     // from the target folder; building a test crate alone would not bring these up to date.
     sys::run(sys::cargo().args(["build", "--workspace"]))?;

@@ -16,8 +16,8 @@ use crate::failure::{CliError, FAILED, USAGE};
 ///
 /// Sets up the environment (LD_LIBRARY_PATH with gpucr's libcuda.so.1 in front of the driver's)
 /// and becomes the program: it keeps the pid. Without a GPU the program runs on the software
-/// driver, which executes programs of the CUDA driver API on the CPU; programs of the CUDA runtime
-/// API, PyTorch among them, need a GPU.
+/// driver, which executes kernels that come as PTX on the CPU; programs that need NVIDIA's
+/// libraries, PyTorch among them, need a GPU.
 #[derive(clap::Args)]
 pub(crate) struct RunArgs {
     /// Which driver the program gets

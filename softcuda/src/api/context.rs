@@ -33,7 +33,7 @@ fn create(out: &Out<u64>, flags: u32, ordinal: i32) -> Outcome {
     if flags & !KNOWN_FLAGS != 0 {
         return Err(Code::INVALID_VALUE);
     }
-    let context = lifetime::create(device, flags, false)?;
+    let context = lifetime::create(device, flags)?;
     context::push(context.clone());
     out.set(context.handle)
 }
@@ -98,12 +98,12 @@ driver_api! {
     }
 
     call fn cuCtxPushCurrent(handle: u64) {
-        context::push(context::by_handle(handle)?);
+        context::push(lifetime::to_be_current(handle)?);
         Ok(())
     }
 
     call fn cuCtxPushCurrent_v2(handle: u64) {
-        context::push(context::by_handle(handle)?);
+        context::push(lifetime::to_be_current(handle)?);
         Ok(())
     }
 
@@ -122,7 +122,7 @@ driver_api! {
     call fn cuCtxSetCurrent(handle: u64) {
         context::set_current(match handle {
             0 => None,
-            handle => Some(context::by_handle(handle)?),
+            handle => Some(lifetime::to_be_current(handle)?),
         });
         Ok(())
     }

@@ -10,10 +10,15 @@ use crate::status::{Code, Outcome};
 
 /// The UUID of a device: the same in every process and on every machine, unless a restore has moved this
 /// process to another one.
-fn uuid(ordinal: usize) -> [u8; 16] {
+pub(super) fn uuid(ordinal: usize) -> [u8; 16] {
     let mut uuid = UUID;
     uuid[15] = placement::of(ordinal) as u8;
     uuid
+}
+
+/// Domain, bus and device at which a device sits.
+pub(super) fn pci_place(ordinal: usize) -> [i32; 3] {
+    [0, ordinal as i32 + 1, 0]
 }
 
 const UUID: [u8; 16] = *b"softcuda-device\0";
@@ -52,10 +57,12 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
                 0
             }
         }
-        31 => 1,                         // concurrent kernels
-        32 => 0,                         // ECC
-        33 => ordinal as i32 + 1,        // PCI bus
-        34 | 35 | 50 => 0,               // PCI device, TCC, PCI domain
+        31 => 1, // concurrent kernels
+        32 => 0, // ECC
+        33 => pci_place(ordinal)[1],
+        34 => pci_place(ordinal)[2],
+        50 => pci_place(ordinal)[0],
+        35 => 0,                         // TCC
         36 => 1_000_000,                 // memory clock in kHz
         37 => 64,                        // memory bus
         38 => 4 << 20,                   // L2
@@ -121,8 +128,7 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         | 127..=129
         | 132
         | 133
-        | 135..=138
-        | 140..=147 => 0,
+        | 135..=147 => 0,
         148 if driver >= Driver::R590 => 0,
         151..=156 if driver >= Driver::R610 => 0,
         149 | 150 | 157 | 158 | 161 if driver >= Driver::Cuda13_4 => 0,

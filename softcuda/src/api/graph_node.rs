@@ -200,7 +200,10 @@ fn kernel_of(node: u64) -> Outcome<KernelParametersV2> {
     let Shape { grid, block, shared, .. } = launch.shape;
     let (function, each) = (launch.function.handle, launch.places.as_ptr() as u64);
     // The graph keeps the parameters alive as long as the node is not changed.
-    Ok(kernel_v1(KernelParameters { function, grid, block, shared, each, extra: 0 }))
+    let first = KernelParameters { function, grid, block, shared, each, extra: 0 };
+    // The runtime 13 finds its own name for a kernel of a library by the kernel.
+    let kernel = modules::kernel_of(function).unwrap_or(0);
+    Ok(KernelParametersV2 { kernel, ..kernel_v1(first) })
 }
 
 driver_api! {

@@ -1,7 +1,8 @@
 //! Initialisation and version.
 
-use super::arguments::{Address, Out};
+use super::arguments::{In, Out};
 use super::driver_api;
+use super::export_table;
 use crate::process;
 use crate::settings::{self, settings};
 use crate::status::Code;
@@ -19,10 +20,8 @@ driver_api! {
         version.set(settings().driver.version())
     }
 
-    early fn cuGetExportTable(table: Out<u64>, _id: Address) {
-        // NVIDIA's private tables: the runtime library asks for them and refuses to go on.
-        table.set(0)?;
-        Err(Code::NOT_FOUND)
+    early fn cuGetExportTable(table: Out<u64>, id: In<[u8; 16]>) {
+        export_table::give(&table, &id)
     }
 
     early fn cuProfilerStart() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::arguments::{Address, In, Out, Text};
 use super::driver_api;
 use super::function::{attribute, parameter, set_attribute};
-use super::module::{Options, image, image_in_file, parse};
+use super::module::{Options, image, image_in_file, likely_device, parse};
 use crate::context;
 use crate::modules::{self, FUNCTIONS, KERNELS, Kernel, LIBRARIES, Library};
 use crate::status::{Code, Outcome};
@@ -21,9 +21,7 @@ fn find_kernel(handle: u64) -> Outcome<Arc<Kernel>> {
 
 fn load(out: &Out<u64>, image: &[u8], options: Option<&Options>) -> Outcome {
     out.check()?;
-    // Whoever has no context yet most likely will have one on the first device.
-    let device = context::top().map_or(0, |context| context.device);
-    out.set(modules::make_library(parse(image, device, options)?)?.handle)
+    out.set(modules::make_library(parse(image, likely_device(), options)?)?.handle)
 }
 
 driver_api! {
@@ -74,11 +72,11 @@ driver_api! {
         Ok(())
     }
 
-    call fn cuLibraryGetManaged(_out: Out<u64>, _bytes: Out<usize>, handle: u64, name: Text) {
-        // Variables of modules are in the memory of a device, managed ones as well.
-        find(handle)?;
-        name.get()?;
-        Err(Code::NOT_FOUND)
+    call fn cuLibraryGetManaged(out: Out<u64>, bytes: Out<usize>, handle: u64, name: Text) {
+        let (address, size) = find(handle)?.managed_variable(name.get()?)?;
+        out.set_if_wanted(address);
+        bytes.set_if_wanted(size);
+        Ok(())
     }
 
     call fn cuLibraryGetUnifiedFunction(_out: Out<u64>, handle: u64, name: Text) {

@@ -17,6 +17,7 @@ mod coverage;
 mod device;
 mod errors;
 mod event;
+mod export_table;
 mod function;
 mod graph;
 mod graph_exec;

@@ -14,6 +14,11 @@ use crate::status::{Code, Outcome};
 /// The most text that is looked through for the NUL at its end.
 const LONGEST_TEXT: usize = 256 << 20;
 
+/// The version of the structure that programs embed which has a list of parts.
+const WITH_PARTS: u32 = 2;
+/// The most parts that are believed in.
+const MOST_PARTS: usize = 1 << 16;
+
 /// The bytes of an image: binaries are recognised by their first bytes, everything else is text
 /// that ends in NUL.
 pub(crate) fn image(address: Address) -> Outcome<Vec<u8>> {
@@ -30,19 +35,50 @@ pub(crate) fn image(address: Address) -> Outcome<Vec<u8>> {
             return Ok(head);
         }
         if head == fatbin::WRAPPER_MAGIC {
-            // Magic number, version, pointer to the container.
-            let container = (from.add(8) as *const u64).read_unaligned();
-            return if container == 0 {
-                Err(Code::INVALID_VALUE)
-            } else {
-                read_fatbin(container as *const u8)
-            };
+            return read_wrapped(from);
         }
         if head == fatbin::MAGIC {
             return read_fatbin(from);
         }
         Ok(read_bytes(from, size))
     }
+}
+
+/// The bytes of the fat binary that the structure at an address, which programs embed, leads to. The second version of
+/// it, of programs with separate compilation, leads to the containers of all parts besides; they are linked if what
+/// nvcc has linked holds no PTX.
+///
+/// # Safety
+/// It is such a structure.
+unsafe fn read_wrapped(from: *const u8) -> Outcome<Vec<u8>> {
+    // SAFETY: the caller's promise: magic number, version, pointer to the container, and for the second version
+    // pointer to a list of containers, which ends in null.
+    unsafe {
+        let version = (from.add(4) as *const u32).read_unaligned();
+        let [container, parts] = (from.add(8) as *const [u64; 2]).read_unaligned();
+        if container == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let whole = read_fatbin(container as *const u8)?;
+        let model = settings().model(likely_device());
+        if version != WITH_PARTS || parts == 0 || modules::ptx_of(&whole, model).is_ok() {
+            return Ok(whole);
+        }
+        let mut read = Vec::new();
+        for index in 0..MOST_PARTS {
+            match (parts as *const u64).add(index).read_unaligned() {
+                0 => return report(modules::linked(&read, model), None),
+                part => read.push(read_fatbin(part as *const u8)?),
+            }
+        }
+        Err(Code::INVALID_IMAGE)
+    }
+}
+
+/// The device for which code is that is loaded where no context need be current: a thread without one most likely will
+/// have one on the first device.
+pub(crate) fn likely_device() -> usize {
+    context::top().map_or(0, |context| context.device)
 }
 
 /// The bytes of a fat binary.
@@ -161,6 +197,14 @@ fn load(out: &Out<u64>, image: &[u8], options: Option<&Options>) -> Outcome {
     out.set(modules::load(&context, code)?.handle)
 }
 
+/// Loads a module of the image at an address, in the current context.
+///
+/// # Errors
+/// As `cuModuleLoadData`.
+pub(super) fn load_at(out: &Out<u64>, address: Address) -> Outcome {
+    load(out, &image(address)?, None)
+}
+
 /// The module of a handle.
 pub(crate) fn find(handle: u64) -> Outcome<Arc<Module>> {
     MODULES.get(handle).ok_or(Code::INVALID_HANDLE)
@@ -172,7 +216,7 @@ driver_api! {
     }
 
     call fn cuModuleLoadData(out: Out<u64>, address: Address) {
-        load(&out, &image(address)?, None)
+        load_at(&out, address)
     }
 
     call fn cuModuleLoadDataEx(
@@ -182,7 +226,7 @@ driver_api! {
     }
 
     call fn cuModuleLoadFatBinary(out: Out<u64>, address: Address) {
-        load(&out, &image(address)?, None)
+        load_at(&out, address)
     }
 
     call fn cuModuleUnload(handle: u64) {

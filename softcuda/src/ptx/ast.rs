@@ -86,6 +86,8 @@ pub(crate) struct Variable<'a> {
     pub(crate) dynamic: bool,
     /// It stands for a texture or a surface.
     pub(crate) reference: Option<Reference>,
+    /// `.attribute(.managed)`.
+    pub(crate) managed: bool,
     pub(crate) init: Vec<u8>,
     pub(crate) addresses: Vec<InitAddress<'a>>,
 }

@@ -111,6 +111,8 @@ pub struct Global {
     pub constant: bool,
     /// It stands for a texture or a surface, by its address.
     pub reference: Option<Reference>,
+    /// Whether it lies in managed memory.
+    pub managed: bool,
     /// The first bytes of its initial value; the rest, up to `size`, is zero.
     pub init: Vec<u8>,
     /// Addresses to add into `init` once they are known.
@@ -193,6 +195,7 @@ fn globals(source: &Source<'_>, names: &Names<'_>) -> Result<Vec<Global>, Diagno
                 align: variable.align,
                 constant: variable.space == Space::Const,
                 reference: variable.reference,
+                managed: variable.managed,
                 init,
                 relocations,
             })

@@ -22,14 +22,17 @@ impl<'a> Parser<'a> {
             "param" => Space::Param,
             other => return Err(token.position.unsupported(format!(".{other}"))),
         };
+        let first = self.at;
         let (mut ty, mut align) = self.variable_type()?;
         if token.text == "tex" {
             // The oldest form of `.global .texref`.
             (ty, align) = (VariableType { reference: Some(Reference::Texture), ..ty }, 8);
         }
+        let managed = self.tokens[first..self.at].iter().any(|token| token.text == "managed");
         let mut found = Vec::new();
         loop {
-            let variable = self.declarator(space, ty, align, is_extern)?;
+            let mut variable = self.declarator(space, ty, align, is_extern)?;
+            variable.managed = managed;
             if is_extern && space != Space::Shared {
                 return Err(variable.position.undefined(variable.name));
             }
@@ -77,6 +80,7 @@ impl<'a> Parser<'a> {
             return Err(name.position.limit(format!("`{}` is too large", name.text)));
         }
         let mut variable = Variable {
+            managed: false,
             name: name.text,
             position: name.position,
             space,
