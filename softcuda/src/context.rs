@@ -83,9 +83,15 @@ thread_local! {
     static STACK: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Does something with the thread's stack. While the thread ends it may be gone, when what programs keep for the
+/// length of a thread still calls: no context is current then.
+fn with_stack<T>(act: impl FnOnce(&mut Vec<Arc<Context>>) -> T) -> Option<T> {
+    STACK.try_with(|stack| act(&mut stack.borrow_mut())).ok()
+}
+
 /// The context that is current to this thread, usable or not.
 pub(crate) fn top() -> Option<Arc<Context>> {
-    STACK.with_borrow(|stack| stack.last().cloned())
+    with_stack(|stack| stack.last().cloned())?
 }
 
 /// The context that is current to this thread.
@@ -101,7 +107,7 @@ pub(crate) fn current() -> Outcome<Arc<Context>> {
 
 /// Makes a context current, on top of the others.
 pub(crate) fn push(context: Arc<Context>) {
-    STACK.with_borrow_mut(|stack| stack.push(context));
+    with_stack(|stack| stack.push(context));
 }
 
 /// Takes the current context off.
@@ -109,12 +115,12 @@ pub(crate) fn push(context: Arc<Context>) {
 /// # Errors
 /// `INVALID_CONTEXT` without one.
 pub(crate) fn pop() -> Outcome<Arc<Context>> {
-    STACK.with_borrow_mut(Vec::pop).ok_or(Code::INVALID_CONTEXT)
+    with_stack(Vec::pop).flatten().ok_or(Code::INVALID_CONTEXT)
 }
 
 /// Replaces the current context; `None` takes it off.
 pub(crate) fn set_current(context: Option<Arc<Context>>) {
-    STACK.with_borrow_mut(|stack| {
+    with_stack(|stack| {
         stack.pop();
         stack.extend(context);
     });
@@ -122,7 +128,7 @@ pub(crate) fn set_current(context: Option<Arc<Context>>) {
 
 /// Takes a context off if it is the current one.
 pub(crate) fn take_off(context: &Arc<Context>) {
-    STACK.with_borrow_mut(|stack| {
+    with_stack(|stack| {
         if stack.last().is_some_and(|top| Arc::ptr_eq(top, context)) {
             stack.pop();
         }
