@@ -277,3 +277,36 @@ fn green_program() {
 fn green_contexts_have_a_part_of_a_device() {
     Program::start("green_program", &[("SOFTCUDA_DEVICE", "H,9.0,132,8G")]).finish();
 }
+
+/// Releases the primary context when its thread ends.
+struct AtTheEnd(std::sync::mpsc::Sender<u32>);
+
+impl Drop for AtTheEnd {
+    fn drop(&mut self) {
+        let mut current = 7;
+        ok(cuCtxGetCurrent(&mut current));
+        let _ = self.0.send(cuDevicePrimaryCtxRelease(0));
+    }
+}
+
+thread_local! {
+    static AT_THE_END: std::cell::RefCell<Option<AtTheEnd>> = const { std::cell::RefCell::new(None) };
+}
+
+#[test]
+fn a_thread_that_ends_can_still_release_its_context() {
+    ok(cuInit(0));
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        // What is used first by the thread is destroyed last.
+        AT_THE_END.with_borrow_mut(|end| *end = Some(AtTheEnd(sender)));
+        let mut primary = 0;
+        ok(cuDevicePrimaryCtxRetain(&mut primary, 0));
+        ok(cuCtxSetCurrent(primary));
+    });
+    thread.join().unwrap();
+    assert_eq!(receiver.recv(), Ok(0));
+    let (mut flags, mut active) = (0, 7);
+    ok(cuDevicePrimaryCtxGetState(0, &mut flags, &mut active));
+    assert_eq!(active, 0);
+}
