@@ -21,7 +21,7 @@ driver_api! {
     }
 
     early fn cuGetExportTable(table: Out<u64>, id: In<[u8; 16]>) {
-        export_table::give(&table, &id)
+        export_table::give(settings().driver.version(), &table, &id)
     }
 
     early fn cuProfilerStart() {

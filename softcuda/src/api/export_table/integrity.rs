@@ -10,6 +10,7 @@ use crate::api::arguments::Out;
 use crate::api::device::{pci_place, uuid};
 use crate::md2;
 use crate::settings::settings;
+use crate::status::Code;
 
 /// The key of the digest.
 const KEY: [u8; 16] = [
@@ -21,25 +22,31 @@ const FIXED: [[u64; 2]; 2] = [
     [0x1841_181c_03cb_675c, 0x8ed3_83aa_1f4c_d1e8],
 ];
 
-/// Addresses of the table by which the runtime loads modules, of the table of this function, and of this function.
-static PLACES: OnceLock<[u64; 3]> = OnceLock::new();
+/// What the digest is of besides.
+#[derive(Clone, Copy)]
+pub(super) struct Known {
+    /// As `cuDriverGetVersion` gives it.
+    pub(super) driver_version: i32,
+    /// Of the table by which the runtime loads modules, of the table of the function here, and of this function.
+    pub(super) addresses: [u64; 3],
+}
 
-/// Keeps the addresses that are part of the digest: of the table by which the runtime loads modules, of the table that
-/// the function here is in, and of that function.
-pub(super) fn know(runtime: u64, own: u64, function: u64) {
-    PLACES.get_or_init(|| [runtime, own, function]);
+static KNOWN: OnceLock<Known> = OnceLock::new();
+
+/// Keeps what the digest is of.
+pub(super) fn know(known: Known) {
+    KNOWN.get_or_init(|| known);
 }
 
 /// What the digest is of.
-fn message(version: u32, seconds: u64) -> Vec<u8> {
+fn message(known: &Known, version: u32, seconds: u64) -> Vec<u8> {
     // SAFETY: the function takes nothing and cannot fail.
     let thread = unsafe { libc::pthread_self() } as u32;
     let mut message = Vec::new();
-    for word in [settings().driver.version() as u32, version, std::process::id(), thread] {
+    for word in [known.driver_version as u32, version, std::process::id(), thread] {
         message.extend_from_slice(&word.to_le_bytes());
     }
-    let known = PLACES.get().copied().unwrap_or_default();
-    for long in known.into_iter().chain([seconds]) {
+    for long in known.addresses.into_iter().chain([seconds]) {
         message.extend_from_slice(&long.to_le_bytes());
     }
     for ordinal in 0..settings().devices {
@@ -52,15 +59,18 @@ fn message(version: u32, seconds: u64) -> Vec<u8> {
 }
 
 /// The digest for a number and a time.
-fn digest(version: u32, seconds: u64) -> [u64; 2] {
+fn digest(known: &Known, version: u32, seconds: u64) -> [u64; 2] {
     if let Some(fixed) = FIXED.get(version as usize % 10) {
         return *fixed;
     }
-    let digest = md2::hmac(&KEY, &message(version, seconds));
+    let digest = md2::hmac(&KEY, &message(known, version, seconds));
     [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|index| digest[at + index])))
 }
 
 /// Gives the digest.
 pub(super) extern "C" fn integrity(version: u32, seconds: u64, out: Out<[u64; 2]>) -> u32 {
-    called("integrity", || out.set(digest(version, seconds)))
+    called("integrity", || {
+        let known = KNOWN.get().ok_or(Code::NOT_INITIALIZED)?;
+        out.set(digest(known, version, seconds))
+    })
 }

@@ -52,11 +52,11 @@ static TABLES: [Table; 6] = [
         .with(3, Slot(contexts::process_check as *const ())),
 ];
 
-/// Gives out a table.
+/// Gives out a table of a driver of this version.
 ///
 /// # Errors
 /// `NOT_FOUND` for a table that is not here, `INVALID_VALUE` without a place for the result or an identifier.
-pub(super) fn give(table: &Out<u64>, id: &In<[u8; 16]>) -> Outcome {
+pub(super) fn give(driver_version: i32, table: &Out<u64>, id: &In<[u8; 16]>) -> Outcome {
     table.set(0)?;
     let id = u128::from_be_bytes(id.get()?);
     let found = TABLES.iter().find(|known| known.id == id);
@@ -65,7 +65,10 @@ pub(super) fn give(table: &Out<u64>, id: &In<[u8; 16]>) -> Outcome {
     }
     let found = found.ok_or(Code::NOT_FOUND)?;
     let [runtime, own] = [&TABLES[RUNTIME], &TABLES[INTEGRITY]];
-    integrity::know(runtime.address(), own.address(), own.function(1));
+    integrity::know(integrity::Known {
+        driver_version,
+        addresses: [runtime.address(), own.address(), own.function(1)],
+    });
     table.set(found.address())
 }
 
@@ -88,15 +91,15 @@ mod tests {
         for table in &TABLES {
             let id = table.id.to_be_bytes();
             let id = In::at_address(id.as_ptr() as u64);
-            assert_eq!(give(&place(&mut address), &id), Ok(()));
+            assert_eq!(give(13000, &place(&mut address), &id), Ok(()));
             assert_eq!(address, table.address());
         }
         let other = [0_u8; 16];
         let id = In::at_address(other.as_ptr() as u64);
-        assert_eq!(give(&place(&mut address), &id), Err(Code::NOT_FOUND));
+        assert_eq!(give(13000, &place(&mut address), &id), Err(Code::NOT_FOUND));
         assert_eq!(address, 0);
-        assert_eq!(give(&place(&mut address), &In::null()), Err(Code::INVALID_VALUE));
-        assert_eq!(give(&Out::at_address(0), &id), Err(Code::INVALID_VALUE));
+        assert_eq!(give(13000, &place(&mut address), &In::null()), Err(Code::INVALID_VALUE));
+        assert_eq!(give(13000, &Out::at_address(0), &id), Err(Code::INVALID_VALUE));
     }
 
     #[test]
