@@ -17,7 +17,7 @@ mod encoding;
 mod error;
 pub(crate) mod gc;
 pub(crate) mod index;
-mod known;
+mod stored_chunks;
 mod lock;
 mod planes;
 mod reader;
@@ -49,6 +49,6 @@ pub use writer::ChunkWriter;
 
 pub(crate) use decode::decode_stored;
 pub(crate) use index::{INDEX, PACKS};
-pub(crate) use known::Known;
+pub(crate) use stored_chunks::StoredChunks;
 pub(crate) use reader::{Source, Trust};
 pub(crate) use writer::Place;

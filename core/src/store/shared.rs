@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::disk::Disk;
 use super::index::{PackId, WriterId};
-use super::known::Known;
+use super::stored_chunks::StoredChunks;
 use super::lock::{COURTESY, LockFile, QUEUE_PATIENCE, SWEEP_PATIENCE};
 use super::reader::{Source, Trust};
 use super::writer::{PACK_LIMIT, Place, hidden_index};
@@ -180,7 +180,7 @@ impl SharedStore {
     /// Where a new writer writes; reads what the store has already (about 40 bytes of memory for
     /// each chunk).
     pub(crate) fn place(&self, disk: Arc<dyn Disk>, writer: WriterId) -> Result<Place, StoreError> {
-        let mut known = Known::default();
+        let mut known = StoredChunks::default();
         let segments = self.segments()?;
         // Another may have renamed one of these a moment ago, and not have synced it yet.
         let index = self.index();
@@ -199,7 +199,7 @@ impl SharedStore {
         &self,
         disk: Arc<dyn Disk>,
         writer: WriterId,
-        known: Known,
+        known: StoredChunks,
     ) -> Place {
         let index = self.index().join(format!("{writer}.index"));
         let packs = self.packs();

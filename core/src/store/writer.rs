@@ -14,7 +14,7 @@ use super::disk::{Disk, DiskFile, RealDisk};
 use super::encoding::{Encoded, Encoder, constant_byte, constant_id};
 use super::index::{Index, PACK_TRAILER, PackId, PackInfo, WriterId, pack_trailer};
 use super::io_error;
-use super::known::Known;
+use super::stored_chunks::StoredChunks;
 use super::{ChunkId, Compression, Encoding, Entry, INDEX, MAX_CHUNK, PACKS, Stats, StoreError};
 
 /// A pack takes no further chunk once it has this many bytes.
@@ -60,7 +60,7 @@ pub(crate) struct Place {
     pub(crate) index: PathBuf,
     pub(crate) writer: WriterId,
     /// Chunks that are elsewhere already.
-    pub(crate) known: Known,
+    pub(crate) known: StoredChunks,
     /// In a store others have packs in the same directory, and a segment without chunks is not
     /// written.
     pub(crate) shared: bool,
@@ -74,7 +74,7 @@ impl Place {
         disk: Arc<dyn Disk>,
         dir: &Path,
         writer: WriterId,
-        known: Known,
+        known: StoredChunks,
     ) -> Result<Self, StoreError> {
         let packs = dir.join(PACKS);
         disk.make_dir(&packs).map_err(|e| io_error("create", &packs, e))?;
@@ -113,7 +113,7 @@ impl ChunkWriter {
     /// `packs/` exists already, or cannot be made; nothing was changed.
     pub fn create(dir: &Path, compression: Compression) -> Result<Self, StoreError> {
         let writer = WriterId::random();
-        let place = Place::in_image(Arc::new(RealDisk), dir, writer, Known::default())?;
+        let place = Place::in_image(Arc::new(RealDisk), dir, writer, StoredChunks::default())?;
         Ok(Self::start(place, compression))
     }
 

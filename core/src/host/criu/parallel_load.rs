@@ -80,7 +80,7 @@ const MESSAGE: usize = 32;
 const FAULT: u8 = 0x12;
 
 /// The private memory of the processes of an image.
-pub(super) struct Plan(HashMap<i32, Memory>);
+pub(super) struct LoadPlan(HashMap<i32, Memory>);
 
 /// That of one process.
 struct Memory {
@@ -89,7 +89,7 @@ struct Memory {
     pages: Mapping,
 }
 
-impl Plan {
+impl LoadPlan {
     /// Looks at CRIU's files. `None` if something about them is not known here, or the kernel gives no
     /// userfaultfd, or CRIU had better do it:
     ///
@@ -175,7 +175,7 @@ pub(super) struct ParallelLoad {
 
 impl ParallelLoad {
     /// Begins to listen in `work`, CRIU's work directory.
-    pub(super) fn start(plan: Plan, work: BorrowedFd<'_>) -> io::Result<Self> {
+    pub(super) fn start(plan: LoadPlan, work: BorrowedFd<'_>) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -242,7 +242,7 @@ impl Drop for ParallelLoad {
 
 /// The thread that speaks with CRIU.
 struct Serving<'a> {
-    plan: Plan,
+    plan: LoadPlan,
     stage: &'a Stage,
     wake: OwnedFd,
 }
@@ -503,7 +503,7 @@ mod tests {
     /// Begins, and says what CRIU says of process 42.
     fn begin(dir: &std::path::Path, uffd: &OwnedFd) -> (ParallelLoad, UnixStream) {
         let dir_fd = open(dir);
-        let plan = Plan::of(dir_fd.as_fd()).unwrap().expect("what it needs");
+        let plan = LoadPlan::of(dir_fd.as_fd()).unwrap().expect("what it needs");
         let loading = ParallelLoad::start(plan, dir_fd.as_fd()).unwrap();
         let mut criu = UnixStream::connect(dir.join(SOCKET)).unwrap();
         std::io::Write::write_all(&mut criu, &(-7i32).to_ne_bytes()).unwrap();
@@ -548,7 +548,7 @@ mod tests {
         // Nor may a process be missing.
         let dir = image(address);
         let work = open(dir.path());
-        let plan = Plan::of(work.as_fd()).unwrap().unwrap();
+        let plan = LoadPlan::of(work.as_fd()).unwrap().unwrap();
         let mut loading = ParallelLoad::start(plan, work.as_fd()).unwrap();
         let _criu = UnixStream::connect(dir.path().join(SOCKET)).unwrap();
         let error = loading.finish(None).unwrap_err();
@@ -558,7 +558,7 @@ mod tests {
     #[test]
     fn forked_processes_are_left_to_criu() {
         let dir = image(1 << 40);
-        let plan = || Plan::of(open(dir.path()).as_fd()).unwrap();
+        let plan = || LoadPlan::of(open(dir.path()).as_fd()).unwrap();
         assert!(plan().is_some());
         for name in ["mm", "pagemap"] {
             let file = |pid| dir.path().join(format!("{name}-{pid}.img"));
@@ -576,6 +576,6 @@ mod tests {
         drop(criu);
         let dir = image(address);
         let work = open(dir.path());
-        drop(ParallelLoad::start(Plan::of(work.as_fd()).unwrap().unwrap(), work.as_fd()).unwrap());
+        drop(ParallelLoad::start(LoadPlan::of(work.as_fd()).unwrap().unwrap(), work.as_fd()).unwrap());
     }
 }

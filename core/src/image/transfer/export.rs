@@ -62,7 +62,7 @@ fn write(
     stop: &Stop,
     progress: &dyn Progress,
 ) -> Result<Exported, TarError> {
-    let plan = Plan::of(image, dir)?;
+    let plan = ExportPlan::of(image, dir)?;
     progress.phase("export", Some(plan.len()));
     plan.write(image.chunks(), out, stop, progress)?;
     out.flush().map_err(io_error("cannot write the tar"))?;
@@ -162,7 +162,7 @@ impl Drop for Partial {
 }
 
 /// The tar, before anything of it is written.
-struct Plan {
+struct ExportPlan {
     manifest: Vec<u8>,
     /// Empty if there are none.
     signatures: Vec<u8>,
@@ -179,11 +179,11 @@ struct Plan {
 struct Pack {
     id: PackId,
     len: u64,
-    /// Its chunks among `Plan::stored`.
+    /// Its chunks among `ExportPlan::stored`.
     chunks: Range<usize>,
 }
 
-impl Plan {
+impl ExportPlan {
     fn of(image: &ImageReader, dir: &Path) -> Result<Self, TarError> {
         let manifest = image.manifest();
         let mut entries: HashMap<_, Entry> = HashMap::new();
