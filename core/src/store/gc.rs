@@ -1,7 +1,7 @@
 //! Freeing what no image of a shared store needs, and merging what is small: mark, repack, sweep.
 //!
 //! `docs/image-format.md` ("How a gc works") has the steps and the argument why a crash between
-//! any two harms no image. Marking and repacking run beside dumps and restores; the sweep waits
+//! any two harms no image. Marking and repacking run while dumps and restores do; the sweep waits
 //! until it has the store alone, and is short.
 
 mod plan;
@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use super::disk::Disk;
 use super::index::{Index, PackId, WriterId};
-use super::stored_chunks::StoredChunks;
 use super::lock::LockFile;
 use super::reader::ChunkReader;
 use super::shared::{GC_LOCK, SharedStore, all_names};
+use super::stored_chunks::StoredChunks;
 use super::writer::ChunkWriter;
 use super::{ChunkId, Compression, Entry, StoreError, io_error};
 use crate::base::progress::Progress;
@@ -215,8 +215,11 @@ impl Gc<'_> {
         named: &mut HashSet<PackId>,
         progress: &dyn Progress,
     ) -> Result<u64, StoreError> {
-        let place =
-            self.store.place_knowing(self.disk.clone(), WriterId::random(), StoredChunks::default());
+        let place = self.store.place_knowing(
+            self.disk.clone(),
+            WriterId::random(),
+            StoredChunks::default(),
+        );
         let writer = ChunkWriter::start_lanes(place, Compression::None, 1);
         let mut older = Index::default();
         let mut taken: HashMap<ChunkId, usize> = HashMap::new();
@@ -266,7 +269,7 @@ impl Gc<'_> {
         Ok(writer.finish_with(older)?.stored_bytes)
     }
 
-    /// Those victims that can go, now that images turned up which need the chunks `newly` too: a
+    /// The victims that can go, now that images turned up which need the chunks `newly` too: a
     /// victim that has one of these which no remaining segment has stays. The store is ours alone.
     fn spare(
         &self,

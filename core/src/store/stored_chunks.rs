@@ -9,7 +9,7 @@ use super::{ChunkId, StoreError};
 /// Addresses of chunks, with the bytes that each takes; about 40 bytes of memory for each.
 #[derive(Debug, Default)]
 pub(crate) struct StoredChunks {
-    /// In order.
+    /// The addresses are in order.
     chunks: Vec<(ChunkId, u32)>,
 }
 

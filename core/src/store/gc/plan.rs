@@ -105,7 +105,7 @@ impl GcPlan {
                 }
             }
         }
-        // Of several copies the one in a whole pack, and then in the one that is the most alive.
+        // The copy that stays is the one in a whole pack, and then in the pack that is the most alive.
         let rank = |segment: &Segment, entry: &Entry| match segment.pack(entry) {
             None => (true, u64::MAX, [0; 16]),
             Some(info) => {
