@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use super::error::CriuError;
 use super::find::Criu;
 use super::log;
-use super::parallel_load::{ParallelLoad, LoadPlan};
+use super::parallel_load::{LoadPlan, ParallelLoad};
 use super::rpc::{InheritFdEntry, Kind, Opts, Request};
 use super::swrk::{Start, Swrk, Work, above_stdio};
 use crate::base::faults::fault;
