@@ -299,7 +299,7 @@ fn make(path: &Path, full: bool, with_sections: bool) {
     writer.commit(&manifest).unwrap();
 }
 
-/// One of each kind that gpucr writes, and one that nobody knows.
+/// A section of each kind that gpucr writes, and one that nobody knows.
 fn sections(writer: &ImageWriter) -> Vec<Section> {
     let shared = ProcessSharing { pid: 4242, blocks: vec![1, 2], summaries: Vec::new() };
     let shared = Sharing { version: SHARING_VERSION, processes: vec![shared] };

@@ -115,7 +115,7 @@ fn mend_sums(tar: &mut [u8]) {
 #[test]
 fn corpus_truncations_and_changes_are_survived() {
     let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus");
-    // In memory where that is possible: an import syncs.
+    // The files are in memory where that is possible: an import syncs.
     let shm = Path::new("/dev/shm");
     let scratch = if shm.is_dir() { tempfile::tempdir_in(shm) } else { tempfile::tempdir() };
     let scratch = scratch.unwrap();
@@ -136,7 +136,7 @@ fn corpus_truncations_and_changes_are_survived() {
             // Twice, so that what is made once and kept is there already.
             run(&bytes, name.to_string());
             run(&bytes, name.to_string());
-            // These two make files. And what a fuzzer has found is close to what it was made from.
+            // These two targets make files; and what a fuzzer has found is close to what it was made from.
             let slow = matches!(target, "tar" | "image");
             let found = name.starts_with("found-");
             let step = if slow || found { 61 } else { 1 + bytes.len() / 4000 };

@@ -79,7 +79,7 @@ wire_struct! {
         pub param: u32,
         /// First byte of the word within it.
         pub offset: u32,
-        /// It has pointed to more allocations than there was room to note.
+        /// The word has pointed to more allocations than there was room to note.
         pub more: bool,
         /// The allocations.
         pub touched: Vec<Touched>,
@@ -170,7 +170,7 @@ wire_struct! {
     pub struct KernelSummary {
         /// Its id, see [`KernelUse::id`].
         pub kernel: u64,
-        /// It may write where its arguments do not point.
+        /// The kernel may write where its arguments do not point.
         pub anywhere: bool,
         /// Words through which it does not write.
         pub reads: Vec<Slot>,

@@ -34,7 +34,7 @@
 //! copied in its turn.
 //!
 //! Nobody sleeps for ever: a sleeper has seen the word with WANTED in it, and sleeps only while it is
-//! as it was seen (that is what a futex promises); whoever takes WANTED out of the word wakes.
+//! as it was seen (that is what a futex promises); the thread that takes WANTED out of the word wakes.
 //!
 //! `wire/tests/chunks.rs` checks all of this in every order that a few threads can run in.
 
@@ -47,27 +47,27 @@ use Ordering::{AcqRel, Acquire, Relaxed, Release};
 const SAVED: u32 = 0;
 /// Still to be copied.
 const PENDING: u32 = 1;
-/// A copier reads it.
+/// A copier reads the chunk.
 const COPYING: u32 = 2;
-/// Beside one of the last two: a launch waits for it.
+/// Set in addition to PENDING or COPYING: a launch waits for the chunk.
 const WANTED: u32 = 4;
 
 /// A word of the table: an atomic on which threads can sleep.
 pub trait Word {
-    /// As [`AtomicU32::load`].
+    /// Does what [`AtomicU32::load`] does.
     fn load(&self, order: Ordering) -> u32;
-    /// As [`AtomicU32::store`].
+    /// Does what [`AtomicU32::store`] does.
     fn store(&self, value: u32, order: Ordering);
-    /// As [`AtomicU32::swap`].
+    /// Does what [`AtomicU32::swap`] does.
     fn swap(&self, value: u32, order: Ordering) -> u32;
-    /// As [`AtomicU32::compare_exchange`].
+    /// Does what [`AtomicU32::compare_exchange`] does.
     ///
     /// # Errors
     /// The value that the word had, if that was not `now`: it is unchanged.
     fn exchange(&self, now: u32, new: u32, success: Ordering, other: Ordering) -> Result<u32, u32>;
-    /// As [`AtomicU32::fetch_add`].
+    /// Does what [`AtomicU32::fetch_add`] does.
     fn add(&self, value: u32, order: Ordering) -> u32;
-    /// As [`AtomicU32::fetch_sub`].
+    /// Does what [`AtomicU32::fetch_sub`] does.
     fn subtract(&self, value: u32, order: Ordering) -> u32;
     /// Sleeps while the word has this value, until it is woken or for no reason.
     fn sleep(&self, value: u32);
@@ -95,9 +95,9 @@ impl Word for AtomicU32 {
         self.fetch_sub(value, order)
     }
     fn sleep(&self, value: u32) {
-        // Not private: the other process sleeps and wakes on the same memory.
+        // The futex is not private: the other process sleeps and wakes on the same memory.
         let flags = rustix::thread::futex::Flags::empty();
-        // Woken, changed in between or interrupted: all the same, the caller looks again.
+        // Woken, changed in between or interrupted: the caller checks again in any case.
         let _ = rustix::thread::futex::wait(self, flags, value, None);
     }
     fn wake(&self) {

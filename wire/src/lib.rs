@@ -71,8 +71,8 @@ pub fn agent_socket(namespace: u64, pid: u32) -> String {
     format!("{AGENT}-{namespace}-{pid}")
 }
 
-/// A name for it where somebody else has that one, which anybody on the host may take. Nobody can take this
-/// one beforehand.
+/// A name for the agent's socket where another process has the usual one, which any process on the host may take.
+/// Nobody can take this one beforehand.
 ///
 /// # Errors
 /// The kernel has no random numbers.

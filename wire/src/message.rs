@@ -108,7 +108,7 @@ wire_struct! {
 }
 
 wire_enum! {
-    /// From the checkpointer to the agent.
+    /// A request from the checkpointer to the agent.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum Request {
         /// First message of every connection. An agent of another version answers with its
@@ -184,13 +184,14 @@ wire_enum! {
         /// Send what a module or library was loaded from. The reply is followed by one file
         /// descriptor.
         12 => Image {
-            /// As named by [`crate::access::KernelUse::image`].
+            /// The id that [`crate::access::KernelUse::image`] names.
             id: u64,
             /// More bytes are refused.
             limit: u64,
         },
         /// Let calls pass the closed gate up to the next launch, that one too, or up to the end of a
-        /// capture that begins; close it again and drain all streams. It may be that none came. A failure opens the gate.
+        /// capture that begins; close it again and drain all streams. It may be that none came. A failure opens the
+        /// gate.
         13 => Step {
             /// How long to wait for a launch, milliseconds.
             wait_ms: u64,
@@ -249,7 +250,7 @@ impl Request {
 }
 
 wire_enum! {
-    /// From the agent to the checkpointer.
+    /// A reply from the agent to the checkpointer.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum Reply {
         /// Answer to Hello.

@@ -21,7 +21,7 @@ impl Raised {
     /// able to choose `raised` itself, its choice and ours could not be told apart.
     ///
     /// # Errors
-    /// Those of `prlimit(2)`; `Interrupted` if the limit was not `before`. It is as it was.
+    /// The errors of `prlimit(2)`; `Interrupted` if the limit was not `before`. It is as it was.
     pub fn new(pid: Option<Pid>, before: Rlimit, raised: Rlimit) -> io::Result<Self> {
         let found = prlimit(pid, Resource::Nofile, raised)?;
         let changed = found != before;

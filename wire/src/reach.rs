@@ -23,14 +23,14 @@ wire_struct! {
 }
 
 impl Sizes {
-    /// Those of a launch.
+    /// The sizes of a launch.
     pub fn of(grid: [u32; 3], block: [u32; 3]) -> Self {
         let (grid, block) = (grid.map(u64::from), block.map(u64::from));
         let last = std::array::from_fn(|of| grid[of].saturating_sub(1) * block[of]);
         Self { block, grid, last }
     }
 
-    /// Of a launch of unknown size: nothing follows from any [`Reach`].
+    /// The sizes of a launch of unknown size: nothing follows from any [`Reach`].
     pub const UNKNOWN: Self =
         Self { block: [u64::MAX; 3], grid: [u64::MAX; 3], last: [u64::MAX; 3] };
 
@@ -158,7 +158,7 @@ mod tests {
             Reach { low: 0, end: 4, terms: vec![term(Index::First, 4), term(Index::Thread, 4)] };
         let mut sizes = Sizes::of([10, 1, 1], [128, 1, 1]);
         assert_eq!(each.within(&sizes, 5000, 5000, 4096..1 << 20), 5000..5000 + 4 * 1280);
-        // Of several launches: from the lowest address on, and as far as from the highest.
+        // Several launches reach from the lowest address on, and as far as from the highest.
         sizes.include(&Sizes::of([1, 1, 1], [256, 1, 1]));
         assert_eq!(
             each.within(&sizes, 5000, 6000, 4096..1 << 20),

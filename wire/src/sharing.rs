@@ -2,8 +2,8 @@
 //!
 //! A dump that has watched the program run knows which blocks did not change meanwhile, and which words of
 //! its kernels' parameters pointed to nothing else. `gpucr restore --share` maps such blocks read-only, and
-//! lets the agent judge launches by the same knowledge. It is a guess: the device stops whoever writes all
-//! the same.
+//! lets the agent judge launches by the same knowledge. It is a guess: the device stops a program that
+//! writes all the same.
 
 use crate::access::KernelSummary;
 use crate::codec::Stream;
@@ -13,7 +13,7 @@ use crate::wire_struct;
 pub const SHARING_VERSION: u32 = 1;
 
 wire_struct! {
-    /// Of all processes of an image.
+    /// What can be shared of all processes of an image.
     #[derive(Debug, Clone, Default, PartialEq, Eq)]
     pub struct Sharing {
         /// [`SHARING_VERSION`]; another one tells nothing.
@@ -24,7 +24,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Of one process.
+    /// What can be shared of one process.
     #[derive(Debug, Clone, Default, PartialEq, Eq)]
     pub struct ProcessSharing {
         /// Its pid in the manifest.

@@ -30,7 +30,7 @@ wire_struct! {
 }
 
 impl Range {
-    /// Of so much memory that it counts as one chunk: a block that comes as a whole.
+    /// A range of so much memory that it counts as one chunk: a block that comes as a whole.
     pub const WHOLE: Self = Self { address: 0, size: 1 };
 
     fn chunks(&self) -> usize {
@@ -48,19 +48,19 @@ impl Range {
     }
 }
 
-/// What is not of one range.
+/// What belongs to no single range.
 #[repr(C, align(64))]
 pub struct Header {
     /// Calls that have waited for chunks.
     pub blocked: AtomicU64,
     /// How long they waited, added up, nanoseconds.
     pub blocked_ns: AtomicU64,
-    /// Places in `waits` that were taken, and those who found none.
+    /// Places in `waits` that were taken, and calls that found none.
     listed: AtomicU64,
     waits: [Listed; WAITS],
     /// The driver's code of an access that found nothing; 0 is none.
     fault: AtomicU32,
-    /// When somebody last looked for that, nanoseconds of the monotonic clock.
+    /// When a fault was last asked for, nanoseconds of the monotonic clock.
     looked: AtomicU64,
 }
 
@@ -91,30 +91,30 @@ impl Header {
         let place = self.listed.fetch_add(1, Ordering::Relaxed);
         if let Some(listed) = usize::try_from(place).ok().and_then(|place| self.waits.get(place)) {
             listed.begin.store(wait.begin, Ordering::Relaxed);
-            // Whoever sees the end sees the begin.
+            // A thread that sees the end sees the begin.
             listed.end.store(wait.end, Ordering::Release);
         }
     }
 
     /// A call of the program has got this code: the device has touched memory that was not there yet.
-    /// What comes first counts.
+    /// The first code counts.
     pub fn set_fault(&self, code: u32) {
         let _ = self.fault.compare_exchange(0, code, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Says that somebody looks for a fault, and looks.
+    /// Notes that a fault is asked for, and returns it if there is one.
     pub fn look(&self) -> Option<u32> {
         self.looked.store(monotonic_ns(), Ordering::Relaxed);
         self.fault()
     }
 
-    /// Whether somebody has looked within `time`.
+    /// Whether a fault was asked for within `time`.
     pub fn is_looked_at(&self, time: Duration) -> bool {
         let since = monotonic_ns().saturating_sub(self.looked.load(Ordering::Relaxed));
         u128::from(since) <= time.as_nanos()
     }
 
-    /// That code.
+    /// The code of the first fault, if there was one.
     pub fn fault(&self) -> Option<u32> {
         Some(self.fault.load(Ordering::Relaxed)).filter(|code| *code != 0)
     }
@@ -149,7 +149,7 @@ pub struct Table {
 
 // SAFETY: shared memory that is only accessed through atomics.
 unsafe impl Send for Table {}
-// SAFETY: as above.
+// SAFETY: shared memory that any number of threads may access through atomics.
 unsafe impl Sync for Table {}
 
 impl Table {
@@ -209,7 +209,7 @@ impl Table {
         Chunks { left: &of_ranges[2 * range], wanted: &of_ranges[2 * range + 1], states }
     }
 
-    /// Those of all ranges.
+    /// The chunks of all ranges.
     pub fn all(&self) -> impl Iterator<Item = Chunks<'_>> {
         (0..self.ranges.len()).map(|range| self.chunks(range))
     }
@@ -243,8 +243,8 @@ impl Drop for Table {
     }
 }
 
-/// Memory without a name that is given to somebody else too, and keeps its length: whoever could cut it off would
-/// end a process that has it mapped.
+/// Memory without a name that is given to another process too, and keeps its length: a process that could cut it off
+/// would end one that has it mapped.
 ///
 /// # Errors
 /// The kernel gives no descriptor, no memory of that length, or does not seal it; nothing is left of it then.

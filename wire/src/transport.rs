@@ -1,11 +1,11 @@
 //! Frames and file descriptors over a Unix stream socket.
 //!
 //! A frame is a 32-bit little-endian length and that many bytes. File descriptors travel as
-//! `SCM_RIGHTS` beside one byte (value [`FD_MARK`]) for each batch of up to [`FD_BATCH`], after
+//! `SCM_RIGHTS` along with one byte (value [`FD_MARK`]) for each batch of up to [`FD_BATCH`], after
 //! the frame that announces how many there are. The receiver answers each batch with one byte,
 //! so that few descriptors are ever in flight: the kernel limits those per user.
 //!
-//! Whoever is at the other end may be slow, silent or hostile. So no call of a [`Connection`] waits beyond
+//! The process at the other end may be slow, silent or hostile. So no call of a [`Connection`] waits beyond
 //! the deadline that it was given, however the other end spreads its bytes, or after its stop was set.
 
 use std::io;
@@ -33,9 +33,9 @@ pub const MAX_FRAME: u32 = 64 << 20;
 const PIECE: usize = 1 << 20;
 /// File descriptors in one `sendmsg` (the kernel allows 253).
 const FD_BATCH: usize = 128;
-/// The byte beside each batch of file descriptors.
+/// The byte that goes with each batch of file descriptors.
 const FD_MARK: u8 = 0xfd;
-/// How often somebody who waits looks whether it is to stop.
+/// How often a thread that waits checks whether it is to stop.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Who is at the other end of a connection, as the kernel says.
@@ -51,7 +51,7 @@ pub struct Peer {
 #[derive(Debug)]
 pub struct Connection {
     socket: UnixStream,
-    /// By when whatever is begun has to be done.
+    /// The time by which whatever is begun has to be done.
     deadline: Option<Instant>,
     /// Set from elsewhere to end whatever is under way.
     stop: Option<Arc<AtomicBool>>,
@@ -63,8 +63,8 @@ impl Connection {
         Self { socket, deadline: None, stop: None }
     }
 
-    /// Connects to the abstract socket `name`. Deadline and stop hold for this too, since somebody may have
-    /// the name and accept nobody, and then for all that follows.
+    /// Connects to the abstract socket `name`. Deadline and stop hold for this too, since another process may have
+    /// the name and accept no connection, and then for all that follows.
     ///
     /// # Errors
     /// `ConnectionRefused` if nobody listens; `TimedOut` and `Interrupted` if the listener was at its limit of
@@ -126,7 +126,7 @@ impl Connection {
         Ok(Peer { pid: cred.pid as u32, uid: cred.uid })
     }
 
-    /// By when all that is begun from now on has to be done; `None` waits without limit.
+    /// Sets the time by which all that is begun from now on has to be done; `None` waits without limit.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
         self.deadline = deadline;
     }
@@ -136,7 +136,7 @@ impl Connection {
         self.stop = stop;
     }
 
-    /// How long to wait before the next look; `None` is without limit.
+    /// How long to wait before the next check; `None` is without limit.
     ///
     /// # Errors
     /// `TimedOut` after the deadline, `Interrupted` after the stop.
@@ -161,7 +161,8 @@ impl Connection {
         mut work: impl FnMut() -> rustix::io::Result<T>,
     ) -> io::Result<T> {
         loop {
-            // Before the work as well: somebody who always has one more byte must not go on for ever.
+            // The limit is checked before the work as well: a peer that always has one more byte must not go on for
+            // ever.
             let slice = self.slice()?;
             match work() {
                 Err(Errno::INTR) => {}
@@ -216,7 +217,7 @@ impl Connection {
     /// Receives one message. The end of the stream is `UnexpectedEof`.
     ///
     /// # Errors
-    /// As for [`receive_at_most`](Self::receive_at_most), with the length that a frame may have.
+    /// The errors of [`receive_at_most`](Self::receive_at_most), with the length that a frame may have.
     pub fn receive<M: Stream>(&mut self) -> io::Result<M> {
         self.receive_at_most(MAX_FRAME)
     }
@@ -224,7 +225,7 @@ impl Connection {
     /// Receives one message of at most so many bytes; a longer one is `InvalidData`, and nothing of it is read.
     ///
     /// # Errors
-    /// Beside that: `InvalidData` for bytes that are no such message, `UnexpectedEof` for an end in the middle,
+    /// `InvalidData` for a longer one and for bytes that are no such message, `UnexpectedEof` for an end in the middle,
     /// `TimedOut` after the deadline and `Interrupted` after the stop. Bytes that are no message have been read to
     /// their end; after the others a part of a message may have been read.
     pub fn receive_at_most<M: Stream>(&mut self, most: u32) -> io::Result<M> {
@@ -273,12 +274,13 @@ impl Connection {
     /// Receives exactly `count` file descriptors, close-on-exec.
     ///
     /// # Errors
-    /// As for [`receive_fds_to`](Self::receive_fds_to).
+    /// The errors of [`receive_fds_to`](Self::receive_fds_to).
     pub fn receive_fds(&mut self, count: usize) -> io::Result<Vec<OwnedFd>> {
         self.receive_fds_to(count, |fd| fd)
     }
 
-    /// The same; each goes to where `park` puts it before more than some 100 others come.
+    /// Receives exactly `count` file descriptors; each goes to where `park` puts it before more than some 100 others
+    /// come.
     ///
     /// # Errors
     /// `InvalidData` if something else came, or fewer than this process has room for; `UnexpectedEof` at the end of the

@@ -11,7 +11,7 @@ use loom::sync::atomic::AtomicU32;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
-/// What a chunk holds when the program stands still, and what a launch writes there.
+/// What a chunk holds when the program is stopped, and what a launch writes there.
 const OLD: u32 = 7;
 const NEW: u32 = 8;
 
@@ -89,12 +89,12 @@ impl<const N: usize> Model<N> {
     }
 
     fn read(&self, chunk: usize) -> u32 {
-        // SAFETY: as above.
+        // SAFETY: loom checks that nobody else uses the cell meanwhile in a way that conflicts.
         self.memory[chunk].with(|value| unsafe { *value })
     }
 
     fn write(&self, chunk: usize) {
-        // SAFETY: as above.
+        // SAFETY: loom checks that nobody else uses the cell meanwhile in a way that conflicts.
         self.memory[chunk].with_mut(|value| unsafe { *value = NEW });
     }
 
@@ -147,7 +147,7 @@ fn launches_write_only_what_is_saved() {
     });
 }
 
-/// One carries chunks away, one makes shadows: each chunk is read once, and before it is written.
+/// One copier carries chunks away, one makes shadows: each chunk is read once, and before it is written.
 #[test]
 fn two_copiers_share_the_work() {
     check(|| {
@@ -161,7 +161,7 @@ fn two_copiers_share_the_work() {
     });
 }
 
-/// A launch that sees that nothing is left writes without a look at the chunks.
+/// A launch that sees that nothing is left writes without checking the chunks.
 #[test]
 fn nothing_left_means_that_all_is_saved() {
     check(|| {
@@ -225,7 +225,7 @@ fn a_copier_is_told_of_the_end() {
     });
 }
 
-/// What is wanted is found: the hint is never lost.
+/// A chunk that is wanted is found: the hint is never lost.
 #[test]
 fn what_is_wanted_comes_first() {
     check(|| {

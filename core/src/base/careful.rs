@@ -1,4 +1,4 @@
-//! Files that somebody else has named, or may have put in their place: a user, an image, a program.
+//! Files that a user, an image or a program has named, or may have put in their place.
 //!
 //! What is no regular file is not opened: to open a device may do something, a FIFO or a device may have no end,
 //! and may never say anything.
@@ -15,7 +15,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags};
 /// # Errors
 /// `InvalidInput` if it is none.
 pub fn open_regular(path: &Path) -> io::Result<File> {
-    // This opens nothing yet, and whatever becomes of the name, it is the same file.
+    // This descriptor opens nothing yet, and whatever becomes of the name, it is the same file.
     let named: OwnedFd =
         rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let kind = FileType::from_raw_mode(rustix::fs::fstat(&named)?.st_mode);
@@ -40,7 +40,7 @@ pub fn read_regular(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// `FileTooLarge` if it has more.
 pub fn read_at_most(file: File, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    // It may grow meanwhile.
+    // The file may grow meanwhile.
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
         let what = format!("it has more than {most} bytes");

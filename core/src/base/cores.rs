@@ -1,11 +1,11 @@
-//! The CPUs that are left to programs while their memory is copied beside them.
+//! The CPUs that are left to programs while their memory is copied and they run.
 //!
 //! A thread that launches kernels without end wants a core for that. Nice workers do not leave it one: what runs
 //! on the other hyperthread of its core takes a part of what the core can do, nice or not; and a worker that is
-//! in the middle of a write lets nobody else have its CPU. So those who copy beside programs stay off the CPUs on
+//! in the middle of a write lets nobody else have its CPU. So threads that copy while programs run stay off the CPUs on
 //! which busy threads of the programs run, and off the siblings of those. A virtual machine may not be told of
-//! siblings (`docs/results/concurrent-copies.md`, "Rounds in which the program is slow"), so of many CPUs they leave some more,
-//! and as a rule the same ones, since waking up a CPU is what seems to bring it onto another's core.
+//! siblings (`docs/results/concurrent-copies.md`, "Rounds in which the program is slow"), so of many CPUs they leave
+//! some more, and as a rule the same ones, since waking up a CPU is what seems to bring it onto another's core.
 //!
 //! A CPU is what the kernel numbers: of a core with hyperthreads each one.
 
@@ -19,17 +19,17 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::base::faults::skipped;
 
-/// Between two readings at least: CPU time is told in clock ticks, of 10 ms or so. Threads move, so another one
+/// The least time between two readings: CPU time is told in clock ticks, of 10 ms or so. Threads move, so another one
 /// is made when it has passed.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Of so many CPUs one is left to the programs while it is not known which ones they need.
+/// One CPU of so many is left to the programs while it is not known which ones they need.
 const CPUS_LEFT: usize = 8;
-/// Of so many CPUs one is left beside those that they need.
+/// One CPU of so many is left in addition to those that the programs need.
 const CPUS_SPARE: usize = 16;
 
 type Cpus = BTreeSet<usize>;
 
-/// Which CPUs those may use who copy beside programs.
+/// Which CPUs may be used by threads that copy while programs run.
 pub(crate) struct Cores {
     /// The programs' processes.
     pids: Vec<u32>,
@@ -53,7 +53,7 @@ struct Used {
     cpu: usize,
 }
 
-/// What is left to those who copy.
+/// What is left to the threads that copy.
 struct Free {
     cpus: Cpus,
     /// How often that has changed.
@@ -90,20 +90,21 @@ impl Cores {
         self.keep_off();
     }
 
-    /// The same by what others have found out last: for a thread that has no time to look.
+    /// Takes the calling thread off the CPUs that other threads have last found to be needed: for a thread that has
+    /// no time to find out.
     pub(crate) fn keep_off(&self) {
         let free = self.free.lock();
         if TAKEN.replace(free.changes) != free.changes {
             let mut cpus = CpuSet::new();
             free.cpus.iter().for_each(|cpu| cpus.set(*cpu));
-            // Where it is not allowed the program is slower, that is all.
+            // If the kernel refuses, the program is slower, that is all.
             let _ = sched_setaffinity(None, &cpus);
         }
     }
 
     /// If the last reading is old enough, makes another one, and finds out from both which CPUs are free.
     pub(crate) fn follow(&self) {
-        // Somebody else who is at it does it for all.
+        // A thread that is at it already does it for all.
         let Some(mut last) = self.last.try_lock() else { return };
         if self.own.len() < 2 || last.at.elapsed() < INTERVAL {
             return;
@@ -111,7 +112,7 @@ impl Cores {
         let now = Reading::of(&self.pids);
         let busy = busy(&last, &now);
         *last = now;
-        // Programs that stand still will go on where they were.
+        // Stopped programs will go on where they were.
         if !busy.is_empty() {
             let last = self.free.lock().cpus.clone();
             let cpus = free(&self.own, &busy, siblings, &last);
@@ -122,7 +123,7 @@ impl Cores {
     fn set_free(&self, cpus: Cpus) {
         let mut free = self.free.lock();
         if free.cpus != cpus {
-            tracing::debug!(?cpus, "those who copy beside the programs move");
+            tracing::debug!(?cpus, "the threads that copy while the programs run move");
             *free = Free { cpus, changes: free.changes + 1 };
         }
     }
@@ -131,7 +132,7 @@ impl Cores {
 impl Reading {
     fn of(pids: &[u32]) -> Self {
         let at = Instant::now();
-        // Whoever ends meanwhile needs no CPU.
+        // A process or thread that ends meanwhile needs no CPU.
         let processes =
             pids.iter().filter_map(|pid| procfs::process::Process::new(*pid as i32).ok());
         let threads = processes.filter_map(|process| process.tasks().ok()).flatten();
@@ -168,8 +169,8 @@ fn free(own: &Cpus, busy: &[usize], siblings: impl Fn(usize) -> Cpus, last: &Cpu
         }
         free = left;
     }
-    // Always the same, if possible: who wakes a CPU up may slow another (`docs/results/concurrent-copies.md`, "Rounds in which
-    // the program is slow").
+    // The spare CPUs are always the same, if possible: to wake a CPU up may slow another
+    // (`docs/results/concurrent-copies.md`, "Rounds in which the program is slow").
     let mut spare: Vec<usize> = free.iter().copied().collect();
     spare.sort_by_key(|cpu| (last.contains(cpu), Reverse(*cpu)));
     for cpu in spare.iter().take(own.len() / CPUS_SPARE) {

@@ -28,7 +28,7 @@ pub(crate) struct FileId {
 }
 
 impl FileId {
-    /// Of an open file.
+    /// The id of an open file.
     ///
     /// # Errors
     /// The kernel cannot tell.
@@ -57,7 +57,7 @@ impl Foreign {
     }
 
     fn open_now(path: &Path) -> io::Result<Self> {
-        // A look without opening: to open a pipe waits, and to open a device may do anything.
+        // Its kind is asked without opening it: to open a pipe waits, and to open a device may do anything.
         let place = File::options().read(true).custom_flags(libc::O_PATH).open(path)?;
         let meta = place.metadata()?;
         if !meta.is_file() {
@@ -96,7 +96,7 @@ impl Foreign {
     /// Its bytes, if it has no more than `limit`.
     ///
     /// # Errors
-    /// As for [`Self::hash`], or it is longer.
+    /// The errors of [`Self::hash`], or it is longer.
     pub(crate) fn bytes(self, limit: u64) -> io::Result<Vec<u8>> {
         if self.size > limit {
             let what = format!("it has {} bytes, and no more than {limit} are read", self.size);

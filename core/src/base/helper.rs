@@ -47,7 +47,7 @@ pub(crate) fn start(name: &str, subcommand: &str) -> io::Result<(Connection, Chi
 
 /// The process's own end of the conversation; to be called once, at its start.
 pub(crate) fn connection() -> Connection {
-    // SAFETY: the descriptor was put there by `start`; whoever calls the hidden subcommand by hand gets
+    // SAFETY: the descriptor was put there by `start`; a user who calls the hidden subcommand by hand gets
     // an error from the first read.
     Connection::new(UnixStream::from(unsafe { OwnedFd::from_raw_fd(CONVERSATION) }))
 }

@@ -13,7 +13,7 @@ pub struct IoError {
 }
 
 impl IoError {
-    /// Of the error of a call, what it was for; for `map_err`.
+    /// Adds to the error of a call what it was for; for `map_err`.
     pub fn when<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
         move |error| Self { what: what.into(), source: error.into() }
     }

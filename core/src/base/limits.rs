@@ -21,9 +21,9 @@ pub struct TooFewDescriptors {
     pub limit: u64,
 }
 
-/// Descriptors that whoever hands blocks over needs for other things.
+/// Descriptors that a process which hands blocks over needs for other things.
 const OTHERS: u64 = 64;
-/// What there should be beside the descriptors of blocks: those under way, the driver's own, files of the image.
+/// What there should be besides the descriptors of blocks: those under way, the driver's own, files of the image.
 const AMPLE: u64 = 1024;
 
 /// Raises the limit of this process as far as it goes for any user.
@@ -60,7 +60,7 @@ pub(crate) fn make_room_for(blocks: u64) -> Result<(), TooFewDescriptors> {
 /// [`TooFewDescriptors`]: it is too low, and this process may not raise it.
 pub(crate) fn lend_room(pid: u32, blocks: u64) -> Result<Option<Raised>, TooFewDescriptors> {
     let Some((before, open)) = look(pid) else {
-        // It has ended, and others find that out.
+        // The process has ended, and others find that out.
         return Ok(None);
     };
     let soft = before.current.unwrap_or(u64::MAX);

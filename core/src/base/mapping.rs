@@ -14,7 +14,7 @@ pub(crate) struct Mapping {
 
 // SAFETY: the memory is only read, through copies that say how far they go, and nobody can write it.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; any number of threads may read at once.
+// SAFETY: any number of threads may read at once, and nobody can write the memory.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -33,7 +33,7 @@ impl Mapping {
         unsafe { Self::new(file) }
     }
 
-    /// The same for a file that could change.
+    /// Maps a file that could change.
     ///
     /// # Errors
     ///

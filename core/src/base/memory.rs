@@ -12,7 +12,7 @@ use crate::base::io_error::IoError;
 /// Memory of the host, or of a control group that has a limit. All in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Room {
-    /// All of it.
+    /// All memory of the host or group.
     pub(crate) total: u64,
     /// What can be had of it, caches of files included.
     pub(crate) left: u64,
@@ -114,7 +114,7 @@ fn directories(groups: &[u8], mounts: &[u8]) -> Vec<Group> {
 }
 
 impl Group {
-    /// Of this group, and those that it is in, each that has a limit.
+    /// The room in each group that has a limit, of this group and those that it is in.
     fn rooms(&self) -> Vec<Room> {
         let dirs = self.dir.ancestors().take_while(|dir| dir.starts_with(&self.top));
         dirs.filter_map(|dir| self.room(dir)).collect()

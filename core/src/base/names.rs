@@ -35,7 +35,7 @@ pub(crate) struct Name {
 }
 
 impl Name {
-    /// Takes the name; `None` if somebody has it.
+    /// Takes the name; `None` if another process has it.
     pub(crate) fn take(name: &str) -> io::Result<Option<Self>> {
         let socket = socket(SocketFlags::empty())?;
         match rustix::net::bind(&socket, &address(name)?) {
@@ -73,7 +73,7 @@ impl AsFd for Name {
 /// Connects to who listens on the name, and says who that is. What follows has to be over within `patience`,
 /// unless the connection is given more time. `None` if nobody listens.
 pub(crate) fn connect(name: &str, patience: Duration) -> io::Result<Option<(Connection, Peer)>> {
-    // Without waiting: somebody may have the name, and never take a call.
+    // The call does not wait: another process may have the name, and never take a call.
     let socket = socket(SocketFlags::NONBLOCK)?;
     match rustix::net::connect(&socket, &address(name)?) {
         Ok(()) => {}

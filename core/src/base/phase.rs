@@ -61,7 +61,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// As it is shown, and named in `GPUCR_FAULT`.
+    /// The phase's name as it is shown, and given in `GPUCR_FAULT`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Start => "start",
@@ -127,7 +127,7 @@ impl<'a> Clock<'a> {
         Self::recorded(progress, Timeline::default())
     }
 
-    /// The same, with a timeline to which the phases belong.
+    /// Starts now, in no phase, with a timeline to which the phases belong.
     pub fn recorded(progress: &'a dyn Progress, timeline: Timeline) -> Self {
         Self {
             progress,
@@ -167,7 +167,7 @@ impl<'a> Clock<'a> {
         }
     }
 
-    /// Adds a time that was measured elsewhere, beside the phases.
+    /// Adds a time that was measured elsewhere than in the phases.
     pub fn add(&mut self, name: &'static str, time: Duration) {
         self.times.push(PhaseTime { name, ms: milliseconds(time) });
     }

@@ -1,4 +1,4 @@
-//! How far long work has come, for whoever watches it.
+//! How far long work has come, for the user who watches it.
 
 /// Where the phases of a dump or restore are shown.
 pub trait Progress: Send + Sync {

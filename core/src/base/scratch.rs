@@ -21,7 +21,7 @@ pub(crate) fn file_system() -> Result<OwnedFd, IoError> {
 ///
 /// # Errors
 ///
-/// As [`file_system`].
+/// The errors of [`file_system`].
 pub(crate) fn lasting_file_system() -> Result<OwnedFd, IoError> {
     make(|context| {
         // Unlike those of a memfd, large pages that are asked for at the mount do not depend on
@@ -46,7 +46,7 @@ fn make(extras: impl Fn(BorrowedFd<'_>)) -> Result<OwnedFd, IoError> {
     make().map_err(IoError::when("cannot make a file system in memory"))
 }
 
-/// Makes the file system whose root is `root` read-only, for whoever has it open or gets to.
+/// Makes the file system whose root is `root` read-only, for all processes that have it open or will.
 ///
 /// # Errors
 ///

@@ -6,7 +6,7 @@ use crate::base::io_error::IoError;
 
 /// A piece of shared memory without a name, unmapped and gone on drop.
 pub(crate) struct Stage {
-    /// To be sent to the agent.
+    /// The descriptor to be sent to the agent.
     pub(crate) memory: OwnedFd,
     address: *mut u8,
     len: usize,

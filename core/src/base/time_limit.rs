@@ -1,4 +1,4 @@
-//! Work that may never end, because somebody else decides that.
+//! Work that may never end, because another program decides that.
 
 use std::io;
 use std::sync::mpsc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Does something that may never end on a thread of its own, which is left to itself after `limit`.
 ///
 /// # Errors
-/// Those of the work; [`io::ErrorKind::TimedOut`], with the text `late`, if it has not come to its end in time.
+/// The errors of the work; [`io::ErrorKind::TimedOut`], with the text `late`, if it has not come to its end in time.
 pub(crate) fn within<T: Send + 'static>(
     limit: Duration,
     late: &'static str,
@@ -15,7 +15,7 @@ pub(crate) fn within<T: Send + 'static>(
 ) -> io::Result<T> {
     let (sender, receiver) = mpsc::sync_channel(1);
     std::thread::Builder::new().name("time limit".into()).spawn(move || {
-        // Nobody waits for it any more where this fails.
+        // The caller does not wait any more where this fails.
         let _ = sender.send(work());
     })?;
     let too_late = || io::Error::new(io::ErrorKind::TimedOut, late);

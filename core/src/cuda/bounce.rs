@@ -38,7 +38,7 @@ pub(super) struct Bounce {
 }
 
 /// A chunk in the bounce buffer.
-struct Held {
+struct Bounced {
     span: Span,
     place: usize,
     hashed: Hashed,
@@ -72,7 +72,7 @@ impl Bounce {
         &mut self,
         work: &Work<'_, impl Queue>,
         free: &Receiver<usize>,
-        ready: &Sender<Held>,
+        ready: &Sender<Bounced>,
     ) -> Result<(), DriverError> {
         let &Work { queue, stop, free_cpus, .. } = work;
         self.stream.context().enter()?;
@@ -80,7 +80,7 @@ impl Bounce {
         let mut most = self.places().div_ceil(FIRST);
         let mut places: Vec<usize> = Vec::new();
         loop {
-            // Whoever waits for a device may do so by asking it all the time.
+            // A thread that waits for a device may do so by asking it all the time.
             if let Some(cores) = free_cpus {
                 cores.stay_off();
             }
@@ -119,11 +119,11 @@ impl Bounce {
                     safe
                 })
                 .collect();
-            let held: Vec<_> =
+            let bounced: Vec<_> =
                 arrived.iter().map(|(span, place)| (self.address(*place), span.len)).collect();
-            let hashes = self.hasher.hash(&held)?;
+            let hashes = self.hasher.hash(&bounced)?;
             for ((span, place), hashed) in arrived.into_iter().zip(hashes) {
-                if ready.send(Held { span, place, hashed }).is_err() {
+                if ready.send(Bounced { span, place, hashed }).is_err() {
                     return Ok(());
                 }
             }
@@ -144,7 +144,7 @@ pub(super) fn copy_out<E: Send>(
     let (base, key) = (bounce.address(0), bounce.hasher.key().clone());
     let (give_back, free) = bounded(bounce.places());
     (0..bounce.places()).for_each(|place| give_back.send(place).expect("there is room for all"));
-    let (ready, filled) = bounded::<Held>(bounce.places());
+    let (ready, filled) = bounded::<Bounced>(bounce.places());
     let taken = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let filler = scope.spawn(move || {
@@ -158,18 +158,18 @@ pub(super) fn copy_out<E: Send>(
         });
         let worker = |slots: &mut [Slot; 2]| -> Result<(), TransferError<E>> {
             begin()?;
-            let issue = |slot: &mut Slot, wait: bool| -> Result<Option<Held>, DriverError> {
-                let held = if wait { filled.recv().ok() } else { filled.try_recv().ok() };
-                let Some(held) = held.filter(|_| !stop.is_set()) else { return Ok(None) };
-                let from = base + held.place as u64 * CHUNK_SIZE;
-                stream.copy_out(from, &mut slot.staging, held.span.len)?;
+            let issue = |slot: &mut Slot, wait: bool| -> Result<Option<Bounced>, DriverError> {
+                let bounced = if wait { filled.recv().ok() } else { filled.try_recv().ok() };
+                let Some(bounced) = bounced.filter(|_| !stop.is_set()) else { return Ok(None) };
+                let from = base + bounced.place as u64 * CHUNK_SIZE;
+                stream.copy_out(from, &mut slot.staging, bounced.span.len)?;
                 stream.record(&slot.event)?;
-                Ok(Some(held))
+                Ok(Some(bounced))
             };
             let [a, b] = slots;
             let (mut current, mut other) = (a, b);
             let mut pending = issue(current, true)?;
-            while let Some(Held { span, place, hashed }) = pending {
+            while let Some(Bounced { span, place, hashed }) = pending {
                 pending = issue(other, false)?;
                 current.event.wait()?;
                 // Once everything is read nobody takes places any more.

@@ -26,7 +26,7 @@ pub struct Context {
 
 // SAFETY: a context handle may be made current on any thread; the driver locks internally.
 unsafe impl Send for Context {}
-// SAFETY: as above; every call here first makes the context current on its own thread.
+// SAFETY: every call here first makes the context current on its own thread; the driver locks internally.
 unsafe impl Sync for Context {}
 
 impl Context {

@@ -355,7 +355,7 @@ impl Driver {
             self.cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, ordinal)?;
         }
         let mut bus_id = [0u8; 32];
-        // SAFETY: as above.
+        // SAFETY: the call writes to `bus_id`, whose size it is told.
         let known = unsafe {
             self.cuDeviceGetPCIBusId(bus_id.as_mut_ptr().cast(), bus_id.len() as c_int, ordinal)
         };

@@ -51,7 +51,7 @@ impl Drivers {
         Ok(driver)
     }
 
-    /// The one that a file is which somebody has mapped at `path`.
+    /// The library of this host, if any, that is the file which a process has mapped at `path`.
     ///
     /// # Errors
     /// Files cannot be compared.
@@ -61,7 +61,7 @@ impl Drivers {
         open: impl Fn() -> io::Result<Foreign>,
     ) -> Result<Option<Arc<HostDriver>>, IoError> {
         for host in self.installed(path).iter().chain(self.of_host()) {
-            // One that cannot be opened is none of this host's.
+            // A library that cannot be opened is none of this host's.
             let Ok(file) = open() else { break };
             if host.is(file)? {
                 return Ok(Some(host.clone()));

@@ -37,14 +37,14 @@ pub struct Lane {
 
 /// Niceness of workers while a program runs. A program that launches kernels without end is
 /// slowed by each moment that it waits for a core; the copier loses little, since it has many.
-const BESIDE: i32 = 10;
+const NICE: i32 = 10;
 
 /// How memory is copied out.
 #[derive(Clone, Copy)]
 enum Way<'a> {
-    /// By way of the bounce buffer, if there is one.
+    /// Copies go by way of the bounce buffer, if there is one.
     Bounced,
-    /// From where it is. When it is enough, nothing more is begun after the first copy.
+    /// Copies go straight from where the memory is. When it is enough, nothing more is begun after the first copy.
     Straight { enough: &'a AtomicBool },
 }
 
@@ -108,10 +108,10 @@ impl Lane {
         self.copy_queue(&InOrder::of(work), stop, take)
     }
 
-    /// The same for what a queue gives. What has not arrived safely is not taken.
+    /// Copies out what a queue gives. What has not arrived safely is not taken.
     ///
     /// # Errors
-    /// As [`copy_out`](Self::copy_out).
+    /// The errors of [`copy_out`](Self::copy_out).
     pub fn copy_queue<E: Send>(
         &mut self,
         queue: &impl Queue,
@@ -129,8 +129,8 @@ impl Lane {
     /// begun after the first copy.
     ///
     /// # Errors
-    /// As [`copy_out`](Self::copy_out). [`TransferError::Altered`] says that hash and sum contradict each other: bytes
-    /// have the same sum and another hash, or the other way round.
+    /// The errors of [`copy_out`](Self::copy_out). [`TransferError::Altered`] says that hash and sum contradict each
+    /// other: bytes have the same sum and another hash, or the other way round.
     pub fn copy_ahead<E: Send>(
         &mut self,
         work: &[Span],
@@ -175,8 +175,8 @@ impl Lane {
         let free_cpus = free_cpus.as_deref();
         let begin = || {
             if let Some(cores) = free_cpus {
-                // The thread's own, and it ends with the copy.
-                let _ = rustix::process::setpriority_process(None, BESIDE);
+                // The priority is the thread's own, and the thread ends with the copy.
+                let _ = rustix::process::setpriority_process(None, NICE);
                 cores.stay_off();
             }
             context.enter()

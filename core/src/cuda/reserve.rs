@@ -72,8 +72,8 @@ pub(crate) struct Freed {
     pub(crate) bytes: Vec<([u8; 16], u64)>,
 }
 
-/// Takes so many bytes of the context's device, in whole granules, or as many as there are. What is missing is logged: whoever it is for
-/// needs it, but it may be free again by then.
+/// Takes so many bytes of the context's device, in whole granules, or as many as there are. What is
+/// missing is logged: the restore needs it, but it may be free again by then.
 pub(crate) fn take(context: &Context, wanted: u64) -> Vec<OwnedFd> {
     let mut taken = Vec::new();
     let wanted = wanted / GRANULE * GRANULE;

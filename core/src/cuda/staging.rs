@@ -47,21 +47,21 @@ pub(super) struct PinnedAllocation {
 struct Pages {
     /// Where a huge page can begin.
     memory: *mut u8,
-    /// All that is mapped.
+    /// The start of all that is mapped.
     mapped: *mut c_void,
     mapped_len: usize,
 }
 
 // SAFETY: an address that is not used before it is given back.
 unsafe impl Send for PinnedAllocation {}
-// SAFETY: as above.
+// SAFETY: the address is not used before the memory is given back.
 unsafe impl Sync for PinnedAllocation {}
 
 impl Staging {
     /// Allocates `len` pinned bytes of zeros.
     ///
     /// # Errors
-    /// As [`allocate_row`](Self::allocate_row).
+    /// The errors of [`allocate_row`](Self::allocate_row).
     pub fn allocate(context: &Arc<Context>, len: usize) -> Result<Self, DriverError> {
         let mut row = Self::allocate_row(context, len, 1)?;
         Ok(row.pop().expect("it has one"))
@@ -141,7 +141,7 @@ impl PinnedAllocation {
         Ok(Self { context: context.clone(), memory, pages: Some(pages) })
     }
 
-    /// The same, allocated by the driver.
+    /// Pinned memory that the driver allocates.
     fn of_driver(context: &Arc<Context>, len: usize) -> Result<Self, DriverError> {
         let mut memory = std::ptr::null_mut();
         // SAFETY: `memory` is a place for a pointer.
@@ -172,7 +172,7 @@ impl Drop for PinnedAllocation {
     fn drop(&mut self) {
         if let Err(error) = self.release() {
             tracing::warn!(%error, "staging memory could not be given back");
-            // It stays mapped, since a device may still use it.
+            // The memory stays mapped, since a device may still use it.
             std::mem::forget(self.pages.take());
         }
     }
@@ -194,7 +194,7 @@ impl Pages {
         // A child that has them as well could make the next write go to a copy, which the device does not know.
         // SAFETY: children do not need them.
         unsafe { madvise(mapped, mapped_len, Advice::LinuxDontFork) }?;
-        // SAFETY: as above: nothing changes but what a dump of this process has. It is a program's memory.
+        // SAFETY: the contents stay; only a core dump of this process lacks them. They are a program's memory.
         let _ = unsafe { madvise(mapped, mapped_len, Advice::LinuxDontDump) };
         Ok(pages)
     }
@@ -210,7 +210,7 @@ impl Drop for Pages {
     }
 }
 
-/// Memory of somebody else, which the driver has pinned, so that devices read it without a staging buffer. No
+/// Memory of another owner, which the driver has pinned, so that devices read it without a staging buffer. No
 /// longer pinned on drop.
 #[derive(Debug)]
 pub struct Pinned {
@@ -221,14 +221,14 @@ pub struct Pinned {
 
 // SAFETY: the memory is only read, by devices.
 unsafe impl Send for Pinned {}
-// SAFETY: as above; any number of copies may read it at once.
+// SAFETY: the memory is only read, by any number of copies at once.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
     /// Pins memory that this process can read. It takes up to a tenth of a second for each GiB.
     ///
     /// # Errors
-    /// Of the driver: not all of them can pin what cannot be written.
+    /// An error of the driver: not all drivers can pin what cannot be written.
     ///
     /// # Safety
     /// The `len` bytes at `memory` stay mapped until this is dropped.

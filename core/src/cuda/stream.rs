@@ -28,7 +28,7 @@ pub struct Stream {
 
 // SAFETY: streams may be used from any thread on which their context is current.
 unsafe impl Send for Stream {}
-// SAFETY: as above, by several at once: the driver locks internally.
+// SAFETY: several threads may use a stream at once: the driver locks internally.
 unsafe impl Sync for Stream {}
 
 impl Stream {
@@ -53,12 +53,12 @@ impl Stream {
     /// recorded behind it has happened; `to` must stay alive until then.
     ///
     /// # Errors
-    /// As [`copy_out_to_row`](Self::copy_out_to_row).
+    /// The errors of [`copy_out_to_row`](Self::copy_out_to_row).
     pub fn copy_out(&self, from: u64, to: &mut Staging, len: usize) -> Result<(), DriverError> {
         self.copy_out_to_row(from, [to], len)
     }
 
-    /// The same into buffers that follow each other, all in one copy.
+    /// Starts one copy from device memory into buffers that follow each other.
     ///
     /// # Errors
     /// The driver's: no such device memory, or an earlier piece of work on the device has failed. What was started
@@ -90,7 +90,7 @@ impl Stream {
     /// until an event recorded behind it has happened.
     ///
     /// # Errors
-    /// As [`copy_out_to_row`](Self::copy_out_to_row).
+    /// The errors of [`copy_out_to_row`](Self::copy_out_to_row).
     pub fn copy_in(&self, from: &Staging, to: u64, len: usize) -> Result<(), DriverError> {
         assert!(len <= from.len, "the staging buffer is too small");
         // SAFETY: `from` has `len` bytes, and the caller keeps it until the copy has ended.
@@ -103,7 +103,7 @@ impl Stream {
     /// given back until the stream has been waited for.
     ///
     /// # Errors
-    /// As [`copy_out_to_row`](Self::copy_out_to_row).
+    /// The errors of [`copy_out_to_row`](Self::copy_out_to_row).
     pub fn copy_from(
         &self,
         from: &Pinned,
@@ -122,7 +122,7 @@ impl Stream {
     /// Starts a copy within the device.
     ///
     /// # Errors
-    /// As [`copy_out_to_row`](Self::copy_out_to_row).
+    /// The errors of [`copy_out_to_row`](Self::copy_out_to_row).
     pub fn copy_within(&self, from: u64, to: u64, len: usize) -> Result<(), DriverError> {
         // SAFETY: takes no host pointer; a bad device address is the driver's error.
         unsafe { self.context.driver.cuMemcpyDtoDAsync_v2(to, from, len, self.handle) }
@@ -131,7 +131,7 @@ impl Stream {
     /// Fills device memory with one byte.
     ///
     /// # Errors
-    /// As [`copy_out_to_row`](Self::copy_out_to_row).
+    /// The errors of [`copy_out_to_row`](Self::copy_out_to_row).
     pub fn fill(&self, to: u64, value: u8, len: usize) -> Result<(), DriverError> {
         // SAFETY: takes no host pointer; a bad device address is the driver's error.
         unsafe { self.context.driver.cuMemsetD8Async(to, value, len, self.handle) }
@@ -249,7 +249,7 @@ pub struct Event {
 
 // SAFETY: events may be waited for on any thread.
 unsafe impl Send for Event {}
-// SAFETY: as above, on several at once.
+// SAFETY: events may be waited for on several threads at once.
 unsafe impl Sync for Event {}
 
 impl Event {
@@ -269,15 +269,15 @@ impl Event {
     /// again for so long before it sleeps, but lets other threads have the processor.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// The errors of [`wait`](Self::wait).
     pub fn wait_soon(&self) -> Result<(), DriverError> {
         self.wait_awake(std::thread::yield_now)
     }
 
-    /// The same for a thread that goes on as soon as it has happened: it keeps the processor.
+    /// Waits as [`wait_soon`](Self::wait_soon) does, for a thread that goes on at once: it keeps the processor.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// The errors of [`wait`](Self::wait).
     pub fn wait_busily(&self) -> Result<(), DriverError> {
         self.wait_awake(std::hint::spin_loop)
     }

@@ -17,7 +17,7 @@ use crate::base::stop::Stop;
 use crate::image::DriverKind;
 use crate::store::{ChunkId, MAX_CHUNK, StoreError};
 
-/// The software driver, as the workspace's build has left it beside the test.
+/// The software driver, as the workspace's build has left it near the test.
 pub(crate) fn soft_driver() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors()
@@ -28,7 +28,7 @@ pub(crate) fn soft_driver() -> PathBuf {
 
 const CHUNKS: usize = 24;
 
-/// It again, opened.
+/// The software driver, opened.
 pub(crate) fn opened_soft_driver() -> Arc<Driver> {
     let library = HostDriver::vouched(&soft_driver(), DriverKind::Soft).unwrap();
     Arc::new(Driver::open(&Arc::new(library)).unwrap())
@@ -437,7 +437,7 @@ impl Queue for Seen<'_> {
     }
 }
 
-/// The thread that asks for spans looks for itself where it may run; those that take them do it in `take`.
+/// The thread that asks for spans finds out itself where it may run; those that take them do it in `take`.
 #[test]
 fn the_submitter_of_a_straight_copy_moves_when_the_program_does() {
     let (stream, mut workers, _block, work) = straight(1);

@@ -26,7 +26,7 @@ pub trait Queue: Sync {
     /// The bytes have arrived: the memory is not needed any more. `false` if it was not safe from
     /// being written meanwhile, so that they are worth nothing.
     fn arrived(&self, span: &Span) -> bool;
-    /// Whether somebody may be waiting for what comes next.
+    /// Whether a program may be waiting for what comes next.
     fn is_urgent(&self) -> bool {
         false
     }
@@ -41,7 +41,7 @@ pub(super) struct Work<'a, Q> {
     pub(super) free_cpus: Option<&'a Cores>,
 }
 
-/// One after the other.
+/// Spans in the order of a list.
 pub(super) struct InOrder<'a> {
     work: &'a [Span],
     next: AtomicUsize,

@@ -2,10 +2,10 @@
 //!
 //! A copy engine that has work of several processes goes on with that of one for as long as there is any, up to half a
 //! millisecond. A program that brings one number to the host waits for that, however little of the link it
-//! needs (`docs/results/concurrent-copies.md`, "What copies cost a program"). So here one thread, the submitter, starts one copy of
-//! a few chunks that follow each other, waits for it without sleeping, and only then starts the next. In the moments
-//! between the others have their turn. A large copy makes up for these moments: it takes less time than several small
-//! ones.
+//! needs (`docs/results/concurrent-copies.md`, "What copies cost a program"). So here one thread, the submitter, starts
+//! one copy of a few chunks that follow each other, waits for it without sleeping, and only then starts the next. In
+//! the moments between the others have their turn. A large copy makes up for these moments: it takes less time than
+//! several small ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use super::stream::NAP;
 use super::transfer::{Queue, Slot, TransferError, Work, on_all};
 use crate::store::ChunkId;
 
-/// From so many workers on they are about as fast as the device, so that the submitter hardly sleeps.
+/// So many workers or more are about as fast as the device, so that the submitter hardly sleeps.
 const SUBMITTER_COUNTS: usize = 6;
 
 /// How many chunks are copied at once.
@@ -110,7 +110,7 @@ fn feed<'a>(
         // The one that came back first. What has just been read is in a processor's own cache, and a device that writes
         // there has to wait for that (`docs/results/concurrent-copies.md`).
         let batch = free.try_recv().ok().or_else(|| {
-            // It must not wait for what it has itself.
+            // The submitter must not wait for the batch that it has itself.
             send(arrived, done.take());
             let since = Instant::now();
             let batch = next_unless(free, || stop.is_set());
@@ -155,8 +155,8 @@ fn next<T>(from: &Receiver<T>) -> Option<T> {
     next_unless(from, || false)
 }
 
-/// The same, or `None` as soon as it is not wanted any more. Nobody sleeps in the channel itself, since waking a sleeper
-/// takes longer than the moments between copies may.
+/// The next of a channel, or `None` as soon as it is not wanted any more. Nobody sleeps in the channel itself, since
+/// waking a sleeper takes longer than the moments between copies may.
 fn next_unless<T>(from: &Receiver<T>, unwanted: impl Fn() -> bool) -> Option<T> {
     loop {
         match from.try_recv() {

@@ -21,7 +21,7 @@ const PATH_LIMIT: usize = 4096;
 /// What an image builds on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Base {
-    /// On another image, which has the chunks that this one lacks.
+    /// The image builds on another one, which has the chunks that this one lacks.
     Parent {
         /// The parent's identity.
         identity: [u8; 32],
@@ -30,7 +30,7 @@ pub enum Base {
         /// Its path when the image was made.
         absolute: PathBuf,
     },
-    /// On the store that the image's directory is in.
+    /// The image builds on the store that its directory is in.
     Store,
 }
 
@@ -117,14 +117,14 @@ pub(crate) struct Foundation {
     pub(super) store: Option<SharedStore>,
 }
 
-/// The same as far as it can be found, for an image that is damaged: `problem` is told what
+/// Finds as much as there is of what a damaged image builds on: `problem` is told what
 /// [`resolve`] would have failed with. Chunks of ancestors that were not found are missing.
 pub(crate) fn salvage(
     dir: &Path,
     problem: &mut dyn FnMut(ImageError),
 ) -> Result<Foundation, ImageError> {
     resolve(dir).or_else(|error| {
-        // That is no damage: others are at work on the store.
+        // A busy store is no damage: others are at work on it.
         if matches!(error, ImageError::Store(StoreError::Busy { .. })) {
             return Err(error);
         }

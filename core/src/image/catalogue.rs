@@ -128,7 +128,7 @@ pub struct Removed {
 ///
 /// # Errors
 ///
-/// [`ImageError::HasChildren`] if an image beside it builds on it and `force` is not given; only
+/// [`ImageError::HasChildren`] if an image next to it builds on it and `force` is not given; only
 /// there is looked. After any error the image is there whole, under its name or (if the disk refuses
 /// that too) under the hidden one, or it is gone and parts of it are left under the hidden name.
 pub fn remove(path: &Path, force: bool) -> Result<Removed, ImageError> {
@@ -149,7 +149,7 @@ pub(crate) fn remove_on(disk: &dyn Disk, path: &Path, force: bool) -> Result<Rem
     let (Some(name), Some(parent)) = (target.file_name(), target.parent()) else {
         return Err(not("it has no name"));
     };
-    // Held until the end, so that no gc comes between.
+    // The lock is kept until the end, so that no gc comes between.
     let store = shared::store_around(&target).map(|dir| SharedStore::open(&dir)).transpose()?;
     if store.is_none() && !force {
         let children = children(&target, parent);
@@ -179,10 +179,10 @@ pub(crate) fn remove_on(disk: &dyn Disk, path: &Path, force: bool) -> Result<Rem
     Ok(Removed { path: path.to_owned(), freed_bytes, store })
 }
 
-/// Images in the directory `beside` whose parent is the image at `target`.
-fn children(target: &Path, beside: &Path) -> Vec<PathBuf> {
+/// Images in the directory `siblings` whose parent is the image at `target`.
+fn children(target: &Path, siblings: &Path) -> Vec<PathBuf> {
     let Ok(own) = Manifest::identity(target) else { return Vec::new() };
-    let entries = std::fs::read_dir(beside).into_iter().flatten().flatten();
+    let entries = std::fs::read_dir(siblings).into_iter().flatten().flatten();
     let is_child = |path: &PathBuf| matches!(Base::read(path), Ok(Some(Base::Parent { identity, .. })) if identity == own);
     entries.map(|entry| entry.path()).filter(is_child).collect()
 }
@@ -198,7 +198,7 @@ fn tree_bytes(dir: &Path) -> u64 {
     bytes.sum()
 }
 
-/// Frees what no image of the store in `dir` needs, beside running dumps and restores; waits up
+/// Frees what no image of the store in `dir` needs, while dumps and restores run; waits up
 /// to `patience` for these to end before it removes anything.
 ///
 /// # Errors
@@ -226,7 +226,7 @@ pub(crate) fn gc_on(
     let stop = || stop.load(Ordering::Relaxed);
     let options = GcOptions { patience, stop: &stop };
     collect(disk, dir, &marks, &options, progress).map_err(|error: ImageError| match error {
-        // Not the words for a dump that found the disk full.
+        // The words for a dump that found the disk full would not fit here.
         ImageError::NoSpace { path, source } => {
             ImageError::Store(StoreError::NoSpace { path, source })
         }

@@ -43,7 +43,7 @@ const IMAGES: [(&str, Range<u64>); 17] = [
     ("alone", 0..5),
     ("child", 3..8),
     ("grandchild", 4..9),
-    // One chunk each, so one pack each.
+    // Each image has one chunk, so one pack.
     ("store/images/s0", 0..1),
     ("store/images/s1", 1..2),
     ("store/images/s2", 4..5),
@@ -315,7 +315,7 @@ fn the_disk_is_full_at_every_step() {
         play(script, &recorder, dir.path());
         let journal = recorder.journal();
         check(dir.path(), &journal.notes(journal.len()), &format!("{fault:?}"));
-        // Beside stores nothing is left of a dump that failed, unless removing fails.
+        // Except in stores nothing is left of a dump that failed, unless removing fails.
         if matches!(fault, Fault::FullFrom(_)) {
             for entry in fs::read_dir(dir.path()).unwrap() {
                 let name = entry.unwrap().file_name();
@@ -420,14 +420,14 @@ fn processes_are_killed_at_random_moments() {
     for kill in 0..kills {
         let dice = blake3::hash(&kill.to_le_bytes());
         let dice = dice.as_bytes();
-        // Also in the moment of the start.
+        // A kill may also come in the moment of the start.
         let moment = Duration::from_micros(u64::from(dice[0]) * u64::from(dice[1]) / 2);
         std::thread::sleep(moment * slowness);
         if kill % 10 == 9 && commits() < kill / 2 {
             slowness += 1;
         }
         let victim = dice[2] as usize % roles.len();
-        // One that has ended by itself has failed.
+        // A child that has ended by itself has failed.
         ended += usize::from(children[victim].0.try_wait().unwrap().is_some());
         children[victim].kill();
         children[victim] = start(roles[victim], roles.len() + kill);

@@ -72,7 +72,7 @@ impl Cut {
     }
 }
 
-/// A hash that is fast rather than strong: whoever can choose pages can at worst choose where his
+/// A hash that is fast rather than strong: a program that can choose its pages can at worst choose where its
 /// own file is cut. Bytes after the last multiple of 32 do not count.
 fn page_hash(page: &[u8]) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;

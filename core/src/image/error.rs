@@ -9,17 +9,17 @@ use crate::store::{ChunkId, StoreError, io_error};
 /// Why an image could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// Its signatures are not those that are asked for.
+    /// The image's signatures are not those that are asked for.
     #[error(transparent)]
     Trust(#[from] TrustError),
-    /// It says something that has to be known for a restore, and is not.
+    /// The manifest says something that has to be known for a restore, and is not.
     #[error(
         "the image, made by gpucr {made_by}, needs `{kind}` in version {version}, which this gpucr does not know"
     )]
     UnknownSection {
         /// What it is.
         kind: String,
-        /// In which version.
+        /// The version in which it is needed.
         version: u32,
         /// The version of the gpucr that wrote it.
         made_by: String,
@@ -125,7 +125,7 @@ pub enum ImageError {
     HasChildren {
         /// The image.
         path: PathBuf,
-        /// Those that build on it.
+        /// The images that build on it.
         children: Vec<PathBuf>,
     },
     /// Too many images build one on another.

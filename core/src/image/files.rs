@@ -71,7 +71,7 @@ pub(super) fn extract(
         .check_name()
         .map_err(|reason| ImageError::BadFile { name: entry.name.clone(), reason })?;
     let path = PathBuf::from(&entry.name);
-    // Not the conversion that takes a full disk for one on which an image was being written.
+    // The usual conversion will not do: it takes a full disk for one on which an image was being written.
     let failed = |action, e: io::Error| ImageError::Store(io_error(action, &path, e));
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(dir, entry.name.as_str(), flags, Mode::RUSR | Mode::WUSR)

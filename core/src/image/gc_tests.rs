@@ -65,7 +65,7 @@ fn a_gc_harms_no_image_that_it_cannot_read() {
     assert_eq!(files(&store), before);
     assert_eq!(list(&store).unwrap().unreadable.len(), 1);
     fs::write(&manifest, whole).unwrap();
-    // Nor with a segment that is damaged.
+    // A gc frees nothing either while a segment is damaged.
     let segment = files(&store.join("index")).remove(0);
     let whole = fs::read(&segment).unwrap();
     let mut bad = whole.clone();
@@ -121,7 +121,7 @@ fn two_writers_and_a_gc_at_once() {
     // Two dumps begin; both rely on chunks of the image that is gone.
     let first = begin(&real(), &stored(&store, "first")).unwrap();
     let second = begin(&real(), &stored(&store, "second")).unwrap();
-    // A gc beside them prepares, and gives up waiting for them.
+    // A gc during the two dumps prepares, and gives up waiting for them.
     let stop = AtomicBool::new(false);
     let error = gc_on(&real(), &store, Duration::from_millis(100), &stop, &Quiet).unwrap_err();
     assert!(matches!(error, ImageError::Store(StoreError::Busy { .. })), "{error}");
@@ -156,7 +156,7 @@ fn a_dump_passes_a_gc_that_waits_for_another_dump() {
     std::thread::scope(|scope| {
         let gc = || gc_on(&real(), &store, Duration::from_secs(600), &stop, &Quiet);
         let waiting = scope.spawn(gc);
-        // So that it waits by then; if it does not yet, nothing is tested, and nothing fails.
+        // The gc should wait by then; if it does not yet, nothing is tested, and nothing fails.
         std::thread::sleep(Duration::from_millis(500));
         write(&stored(&store, "short"), 0..5);
         assert!(!waiting.is_finished(), "it waits for the first");
@@ -205,7 +205,7 @@ fn a_stream_of_dumps_lets_a_gc_through() {
         }
         assert!(dumps.into_iter().all(|dump| dump.join().unwrap() > 1));
     });
-    // One that waits can be told to give up.
+    // A gc that waits can be told to give up.
     let reader = ImageReader::open(&store.join("images/first")).unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| collect(&store));

@@ -144,7 +144,7 @@ fn an_incremental_image_holds_what_its_parent_lacks() {
     assert_eq!(ImageReader::open(&c).unwrap().ancestors().len(), 2);
     assert!(ImageReader::open(&c).unwrap().verify().is_empty());
 
-    // The same content has the same identity, wherever its chunks are.
+    // Equal content has the same identity, wherever its chunks are.
     let whole = write(&Destination::Alone(dir.path().join("whole")), 2..42);
     assert_eq!(whole.id, third.id);
     let kept = write(&stored(&dir.path().join("store"), "kept"), 2..42);
@@ -158,7 +158,7 @@ fn a_parent_is_found_where_it_was_or_beside_and_nowhere_else() {
     fs::create_dir(&here).unwrap();
     write(&Destination::Alone(here.join("a")), 0..9);
     write(&on_top(&here.join("b"), &here.join("a")), 1..10);
-    // Both move.
+    // Both images move.
     fs::rename(&here, &there).unwrap();
     assert_eq!(read(&there.join("b")).unwrap(), (1..10).collect());
     // The child alone moves: the absolute path is the old one, so it is not found ...
@@ -321,7 +321,7 @@ fn unneeded_chunks_are_counted() {
         let committed = fill(writer, [0, 1]).unwrap();
         assert_eq!(committed.unneeded_bytes, 700);
         let reader = ImageReader::open(&to.path()).unwrap();
-        // In a store that is no part of the image, and the next gc frees it.
+        // The unneeded chunks in a store are no part of the image, and the next gc frees them.
         let own = if reader.store().is_some() { 0 } else { 700 };
         assert_eq!(reader.chunks().unneeded_bytes(), own);
     }

@@ -15,8 +15,8 @@ pub enum LibraryError {
     /// A file or directory cannot be read or made.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// One of gpucr's own is not where it is installed.
-    #[error("{name}, which belongs to gpucr, is not beside it")]
+    /// One of gpucr's own libraries is not where it is installed.
+    #[error("{name}, which belongs to gpucr, is not next to it")]
     Missing {
         /// Its file name.
         name: String,
@@ -51,7 +51,7 @@ pub const LARGEST_SHIM: u64 = 256 << 20;
 /// Environment variable that names the directory of [`SHIM`] and [`SOFT_DRIVER`].
 pub const ENV_LIB_DIR: &str = "GPUCR_LIB_DIR";
 
-/// Where the driver's own library may be, beside what the loader's configuration says.
+/// Where the driver's own library may be, besides what the loader's configuration says.
 const DRIVER_DIRS: [&str; 6] = [
     "/usr/local/nvidia/lib64",
     "/usr/lib/x86_64-linux-gnu",
@@ -107,7 +107,7 @@ pub fn install(bytes: &[u8], kind: &str, root: &Path) -> Result<PathBuf, Library
 /// is where [`install`] would put it below `root`; anywhere else it has to be there already.
 ///
 /// # Errors
-/// As for [`install`]; or the place is another one, and the file is not there with these bytes.
+/// The errors of [`install`]; or the place is another one, and the file is not there with these bytes.
 pub fn put_back(path: &Path, bytes: &[u8], root: &Path) -> Result<(), LibraryError> {
     let hash = *blake3::hash(bytes).as_bytes();
     if let Some(kind) = KINDS.iter().find(|kind| path == place_of(kind, &hash, root)) {
@@ -133,7 +133,7 @@ pub fn is_place_of(path: &Path, hash: &[u8; 32]) -> bool {
 }
 
 /// The hash in the name of a file that [`install`] may have put below `root`: nobody but this user can have put
-/// it there. Whether it has that hash still is not looked at.
+/// it there. Whether the file still has that hash is not checked.
 pub fn installed_hash(path: &Path, kind: &str, root: &Path) -> Option<[u8; 32]> {
     let dir = path.parent()?;
     let name = dir.file_name()?.to_str()?;
@@ -169,7 +169,7 @@ fn own_directory(dir: &Path) -> io::Result<()> {
 }
 
 /// Puts a file in place at once and whole, unless it is there already with these bytes. Then it stays
-/// that very file, whoever else puts it there at the same time: a program may have it mapped, and could
+/// that very file, even if another gpucr puts it there at the same time: a program may have it mapped, and could
 /// not be dumped without it.
 fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let is_there = || {
@@ -228,7 +228,7 @@ pub fn nvidia() -> Option<PathBuf> {
     all_of_nvidia().into_iter().next()
 }
 
-/// NVIDIA's driver libraries on this host: from the loader's path, its cache, and the usual places. Beside the
+/// NVIDIA's driver libraries on this host: from the loader's path, its cache, and the usual places. Besides the
 /// driver's own there may be one of the toolkit for older drivers.
 pub fn all_of_nvidia() -> Vec<PathBuf> {
     let from_path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();

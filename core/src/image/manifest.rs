@@ -114,8 +114,8 @@ impl Manifest {
         ids
     }
 
-    /// The same with their lengths in bytes. One that has several lengths, which cannot be, comes several
-    /// times.
+    /// The chunks that the image needs, with their lengths in bytes. A chunk that has several lengths, which cannot be,
+    /// comes several times.
     pub(super) fn chunk_lens(&self) -> Vec<(ChunkId, usize)> {
         let pieces = self.parts().flat_map(|part| part.pieces());
         let mut chunks: Vec<_> = pieces.map(|piece| (piece.id, piece.len)).collect();
@@ -277,7 +277,7 @@ impl Manifest {
         if sizes().any(|size| size > MAX_IN_MEMORY) || sizes().sum::<u64>() > MAX_CARRIED {
             return Err("the files that it carries are too large");
         }
-        // It is shown, and added to what has real limits.
+        // The number is shown, and added to what has real limits.
         if self.bulk_bytes > i64::MAX as u64 {
             return Err("it has an impossible amount of device memory");
         }

@@ -103,7 +103,7 @@ impl ImageReader {
     /// Reads a whole file of the image into memory: one of 256 MiB at most.
     ///
     /// # Errors
-    /// It is larger, or a chunk is damaged or cannot be read.
+    /// The file is larger, or a chunk is damaged or cannot be read.
     pub fn read_file(&self, entry: &FileEntry) -> Result<Vec<u8>, ImageError> {
         if entry.size > MAX_IN_MEMORY {
             let reason = "it is too large to be read into memory";

@@ -468,14 +468,14 @@ fn hostile_sections_are_refused() {
     assert!(decode(vec![section("a", vec![]), section("a", vec![])]).is_err());
     let many = |count: u32| (0..count).map(|n| section(&format!("k{n}"), vec![])).collect();
     assert!(decode(many(64)).is_ok() && decode(many(65)).is_err());
-    // As many as the manifest says are never made room for.
+    // Room for as many as the manifest says is never made.
     let short = postcard::to_stdvec(&u64::MAX).unwrap();
     let plain = postcard::to_stdvec(&manifest()).unwrap();
     assert_eq!(Manifest::decode(2, &[plain, short].concat()), Err("it has too many sections"));
     for len in [0, MAX_CHUNK as u32 + 1, u32::MAX] {
         assert!(decode(vec![section("a", vec![chunk(len)])]).is_err(), "{len}");
     }
-    // One form only: without sections it is no second version, and nothing follows them.
+    // A manifest has one form only: without sections it is no second version, and nothing follows them.
     let plain = postcard::to_stdvec(&manifest()).unwrap();
     assert!(Manifest::decode(2, &plain).is_err());
     assert!(Manifest::decode(2, &[&plain[..], &[0]].concat()).is_err());

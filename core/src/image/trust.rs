@@ -1,5 +1,5 @@
-//! Whose images are taken: a restore runs the program that is in an image, as whoever it ran as, so it is for
-//! whoever restores to say which images these are.
+//! Whose images are taken: a restore runs the program that is in an image, as the user that it ran as, so it is for
+//! the user who restores to say which images these are.
 //!
 //! The identity of an image is the hash of its manifest, which names every chunk by its own hash. So to know an
 //! image by its identity is to know all of it, and a signature of the identity is one of the image. Signatures are
@@ -148,7 +148,7 @@ impl TrustedKeys {
         if keys.is_empty() { Err(none()) } else { Ok(Self { path: path.to_owned(), keys }) }
     }
 
-    /// Checks that one of them has signed the image of this identity.
+    /// Checks that one of the keys has signed the image of this identity.
     fn check(&self, id: &[u8; 32], signatures: &str) -> Result<(), TrustError> {
         if signatures.is_empty() {
             return Err(TrustError::Unsigned { by: self.path.clone() });
@@ -203,7 +203,7 @@ fn digits<const N: usize>(text: &str) -> Option<[u8; N]> {
 /// An identity as the user gives it: 64 hexadecimal digits.
 ///
 /// # Errors
-/// It is none.
+/// The text is no identity.
 pub fn parse_id(text: &str) -> Result<[u8; 32], String> {
     digits(text).ok_or_else(|| "an identity has 64 hexadecimal digits".to_owned())
 }
@@ -212,7 +212,7 @@ pub fn parse_id(text: &str) -> Result<[u8; 32], String> {
 #[derive(Debug, Clone, Default)]
 pub struct Trust {
     expected: Option<[u8; 32]>,
-    /// Of each of these one has to have signed the image.
+    /// One key of each of these has to have signed the image.
     signed_by: Vec<TrustedKeys>,
 }
 
@@ -222,10 +222,10 @@ impl Trust {
         Self { expected, signed_by: keys.into_iter().collect() }
     }
 
-    /// The same, with what the administrator of this host [asks for](POLICY).
+    /// Adds what the administrator of this host [asks for](POLICY).
     ///
     /// # Errors
-    /// That is there and cannot be read.
+    /// The administrator's file is there and cannot be read.
     pub fn with_policy(mut self) -> Result<Self, TrustError> {
         match TrustedKeys::read(Path::new(POLICY)) {
             Ok(keys) => self.signed_by.push(keys),
@@ -238,7 +238,7 @@ impl Trust {
     /// Checks the image of identity `id`, given what its [`SIGNATURES`] hold.
     ///
     /// # Errors
-    /// It is not taken.
+    /// The image is not taken.
     pub fn check(&self, id: &[u8; 32], signatures: &str) -> Result<(), TrustError> {
         if let Some(expected) = &self.expected
             && expected != id
@@ -253,7 +253,7 @@ impl Trust {
     /// Reads the manifest of the image in the directory `dir`, if it is taken.
     ///
     /// # Errors
-    /// It is not, or it cannot be read.
+    /// The image is not taken, or its manifest cannot be read.
     pub fn manifest(&self, dir: &Path) -> Result<Manifest, ImageError> {
         let (manifest, id) = Manifest::read_with_id(dir)?;
         self.check_image(dir, &id)?;
@@ -263,7 +263,7 @@ impl Trust {
     /// Checks the image in the directory `dir`, whose manifest has the identity `id`.
     ///
     /// # Errors
-    /// It is not taken, or its signatures cannot be read.
+    /// The image is not taken, or its signatures cannot be read.
     pub fn check_image(&self, dir: &Path, id: &[u8; 32]) -> Result<(), TrustError> {
         let signatures = if self.signed_by.is_empty() { String::new() } else { signatures(dir)? };
         self.check(id, &signatures)
@@ -273,7 +273,7 @@ impl Trust {
 /// What the image in the directory `dir` has of signatures; nothing if it has none.
 ///
 /// # Errors
-/// They cannot be read, or are too many.
+/// The signatures cannot be read, or are too many.
 pub(crate) fn signatures(dir: &Path) -> Result<String, TrustError> {
     let path = dir.join(SIGNATURES);
     match Foreign::open(&path).and_then(|file| file.bytes(LARGEST)) {
@@ -311,7 +311,7 @@ mod tests {
         let strange = trust.check(&id, &other.sign(&id));
         let Err(TrustError::Untrusted { signers, .. }) = strange else { panic!("{strange:?}") };
         assert_eq!(signers, [other.public_digits()]);
-        // One that belongs to another image, and one under another's name.
+        // A signature of another image, and one under another's name.
         for forged in [
             one.sign(&another),
             other.sign(&id).replace(&other.public_digits(), &one.public_digits()),

@@ -16,7 +16,9 @@ use super::parts::Part;
 use crate::image::trust::{PrivateKey, SIGNATURES};
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::index::WriterId;
-use crate::store::{ChunkWriter, Compression, Known, Place, SharedStore, Stats, io_error, shared};
+use crate::store::{
+    ChunkWriter, Compression, Place, SharedStore, Stats, StoredChunks, io_error, shared,
+};
 
 /// Where an image is to be, and what it may share.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,7 +84,7 @@ pub struct Committed {
     pub stored_bytes: u64,
     /// Bytes of all the files that were written for it.
     pub new_bytes: u64,
-    /// Of these, stored bytes of chunks that the image does not need.
+    /// How many of the new bytes are stored bytes of chunks that the image does not need.
     pub unneeded_bytes: u64,
     /// What its chunks came to.
     pub stats: Stats,
@@ -93,7 +95,7 @@ impl ImageWriter {
     /// existing directory, or an empty directory. Nothing is changed at `path` before the commit.
     ///
     /// # Errors
-    /// As for [`begin`](Self::begin).
+    /// The errors of [`begin`](Self::begin).
     pub fn create(path: &Path, compression: Compression) -> Result<Self, ImageError> {
         Self::begin(&Destination::Alone(path.to_owned()), compression)
     }
@@ -108,7 +110,7 @@ impl ImageWriter {
         Self::begin_unless(to, compression, &|| false)
     }
 
-    /// The same; `stop` is asked now and then whether to give up waiting for a store of which a gc
+    /// Begins an image; `stop` is asked now and then whether to give up waiting for a store of which a gc
     /// has to free something first.
     pub(crate) fn begin_unless(
         to: &Destination,
@@ -150,8 +152,8 @@ impl ImageWriter {
             return Err(output("it is among the images of a store: use --store for these"));
         }
         let (base, known) = match to {
-            Destination::Alone(_) => (None, Known::default()),
-            Destination::Stored { .. } => (Some(Base::Store), Known::default()),
+            Destination::Alone(_) => (None, StoredChunks::default()),
+            Destination::Stored { .. } => (Some(Base::Store), StoredChunks::default()),
             Destination::Incremental { parent: on, .. } => {
                 let (base, known) = build_on(on, &parent.join(&name))?;
                 (Some(base), known)
@@ -374,7 +376,7 @@ fn check_free(target: &Path, shown: &Path) -> Result<(), ImageError> {
 }
 
 /// What an image at `target` has to say about its parent at `path`, and what it need not store.
-fn build_on(path: &Path, target: &Path) -> Result<(Base, Known), ImageError> {
+fn build_on(path: &Path, target: &Path) -> Result<(Base, StoredChunks), ImageError> {
     let parent = path.canonicalize().map_err(|e| io_failure("open", path, e))?;
     // Decoded too: nobody builds on what cannot be restored.
     let (_, identity) = Manifest::read_with_id(&parent)?;
@@ -385,7 +387,7 @@ fn build_on(path: &Path, target: &Path) -> Result<(Base, Known), ImageError> {
     if foundation.ancestors.len() + 2 > MAX_CHAIN {
         return Err(ImageError::ChainTooLong { path: path.to_owned() });
     }
-    let mut known = Known::default();
+    let mut known = StoredChunks::default();
     for source in &foundation.sources {
         known.add(&source.index, &source.packs)?;
     }

@@ -38,10 +38,10 @@ const ENTRY: u8 = 0x10;
 /// Why a cubin tells nothing.
 #[derive(Debug, Error, Clone, Copy, PartialEq, Eq)]
 pub enum CubinError {
-    /// It is no ELF file for CUDA.
+    /// The bytes are no ELF file for CUDA.
     #[error("this is no cubin")]
     NotCubin,
-    /// It breaks the rules of ELF, or those above.
+    /// The file breaks the rules of ELF, or those of its attributes.
     #[error("the cubin is damaged: {0}")]
     Damaged(&'static str),
 }

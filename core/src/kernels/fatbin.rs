@@ -117,7 +117,7 @@ fn container(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let header = usize::from(u16_at(bytes, 6)?);
     let entries = usize::try_from(u64_at(bytes, 8)?).ok()?;
     let rest = bytes.get(header.max(CONTAINER_HEADER)..)?;
-    // One that is cut off still has entries.
+    // A directory that is cut off still has entries.
     Some(rest.split_at(entries.min(rest.len())))
 }
 

@@ -7,13 +7,13 @@ use gpucr_wire::reach::Reach;
 pub enum Direction {
     /// Nothing: no address is made of this word.
     None,
-    /// It reads, and does not write.
+    /// The kernel reads there, and does not write.
     Read,
-    /// It writes, and does not read.
+    /// The kernel writes there, and does not read.
     Write,
-    /// It reads and writes.
+    /// The kernel reads and writes there.
     ReadWrite,
-    /// Nobody knows. To be taken for [`Direction::ReadWrite`].
+    /// The direction is not known. To be taken for [`Direction::ReadWrite`].
     Unknown,
 }
 
@@ -58,9 +58,9 @@ pub enum Source {
 /// A kernel and what it does with its parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kernel {
-    /// As the driver knows it: mangled, if it is C++.
+    /// The name that the driver knows: mangled, if it is C++.
     pub name: String,
-    /// In the order of the launch.
+    /// The parameters, in the order of the launch.
     pub params: Vec<Param>,
     /// It may reach memory through pointers that are not parameters: those that it loads from
     /// memory, textures and surfaces, or code that is not in its module. What its words say is then
@@ -82,7 +82,7 @@ impl Kernel {
         let own = self.params.iter_mut().flat_map(|param| &mut param.words);
         for (own, other) in own.zip(other.params.iter().flat_map(|param| &param.words)) {
             own.direction = own.direction.and(other.direction);
-            // They go as far, or it is not known how far.
+            // A reach that the two do not share is unknown.
             own.reach = own.reach.take().filter(|reach| Some(reach) == other.reach.as_ref());
         }
         self.indirect |= other.indirect;

@@ -14,7 +14,7 @@ pub const STORE_VERSION: u32 = 1;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ChunkId(pub [u8; 32]);
 
-/// As bytes are ordered. Opening an image compares ids some million times, nearly all of which differ
+/// Ids are ordered as their bytes are. Opening an image compares ids some million times, nearly all of which differ
 /// in the first 8 bytes.
 impl Ord for ChunkId {
     fn cmp(&self, other: &Self) -> Ordering {

@@ -25,7 +25,7 @@ pub(crate) fn decode_stored(
             none => none.insert(Decoder::new().map_err(|_| "there is no memory to decode it")?),
         };
         let read = |out: &mut [u8]| {
-            // Of a raw chunk the buffer has the plain length.
+            // The buffer has the plain length if the chunk is raw.
             if out.len() == stored.len() {
                 out.copy_from_slice(stored);
                 Ok(())

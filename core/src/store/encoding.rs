@@ -86,7 +86,7 @@ pub struct Encoded<'a> {
     pub encoding: Encoding,
     /// What goes into the pack.
     pub bytes: &'a [u8],
-    /// What the index keeps beside the address to check `bytes`.
+    /// What the index keeps besides the address to check `bytes`.
     pub check: u64,
 }
 
@@ -232,10 +232,10 @@ impl Decoder {
         })
     }
 
-    /// The same without the address: the caller has another way to find that it is the right one.
+    /// Decodes a chunk without computing its address: the caller has another way to find that it is the right one.
     ///
     /// # Errors
-    /// As [`decode`](Self::decode). Wrong bytes that are stored as they are pass unseen.
+    /// The errors of [`decode`](Self::decode). Wrong bytes that are stored as they are pass unseen.
     pub fn decode_unnamed<E>(
         &mut self,
         stored: Stored,

@@ -1,7 +1,7 @@
 //! Freeing what no image of a shared store needs, and merging what is small: mark, repack, sweep.
 //!
 //! `docs/image-format.md` ("How a gc works") has the steps and the argument why a crash between
-//! any two harms no image. Marking and repacking run beside dumps and restores; the sweep waits
+//! any two harms no image. Marking and repacking run while dumps and restores do; the sweep waits
 //! until it has the store alone, and is short.
 
 mod plan;
@@ -15,15 +15,15 @@ use std::time::Duration;
 
 use super::disk::Disk;
 use super::index::{Index, PackId, WriterId};
-use super::known::Known;
 use super::lock::LockFile;
 use super::reader::ChunkReader;
 use super::shared::{GC_LOCK, SharedStore, all_names};
+use super::stored_chunks::StoredChunks;
 use super::writer::ChunkWriter;
 use super::{ChunkId, Compression, Entry, StoreError, io_error};
 use crate::base::progress::Progress;
 
-use plan::{Fate, Plan, Segment, Spared};
+use plan::{Fate, GcPlan, Segment, Spared};
 
 /// Segments are replaced together by a new one that has about so many chunks at most.
 const GROUP: usize = 4 << 20;
@@ -75,7 +75,7 @@ pub(crate) fn collect<E: From<StoreError>>(
     let segments = gc.read_segments()?;
     let mut live = Live::default();
     live.mark(&store, marks)?;
-    let plan = Plan::make(&store, &segments, &live.chunks);
+    let plan = GcPlan::make(&store, &segments, &live.chunks);
 
     progress.phase("repack", Some(plan.moving_bytes()));
     let mut report = GcReport { missing_chunks: plan.missing, ..GcReport::default() };
@@ -152,7 +152,7 @@ impl Gc<'_> {
     fn replace(
         &self,
         segments: &[Segment],
-        mut plan: Plan,
+        mut plan: GcPlan,
         progress: &dyn Progress,
     ) -> Result<(Vec<usize>, u64), StoreError> {
         self.keep_damaged(segments, &mut plan)?;
@@ -183,7 +183,7 @@ impl Gc<'_> {
 
     /// Reads what is relied on before anything is dropped. A pack stays as it is if a chunk that is
     /// to move out of it is damaged, or if the only other copy of one of its chunks is.
-    fn keep_damaged(&self, segments: &[Segment], plan: &mut Plan) -> Result<(), StoreError> {
+    fn keep_damaged(&self, segments: &[Segment], plan: &mut GcPlan) -> Result<(), StoreError> {
         let packs = self.store.packs();
         for (id, entries) in plan.moving(segments, |_| true) {
             self.check_stop()?;
@@ -211,12 +211,15 @@ impl Gc<'_> {
         &self,
         segments: &[Segment],
         group: &[usize],
-        plan: &Plan,
+        plan: &GcPlan,
         named: &mut HashSet<PackId>,
         progress: &dyn Progress,
     ) -> Result<u64, StoreError> {
-        let place =
-            self.store.place_knowing(self.disk.clone(), WriterId::random(), Known::default());
+        let place = self.store.place_knowing(
+            self.disk.clone(),
+            WriterId::random(),
+            StoredChunks::default(),
+        );
         let writer = ChunkWriter::start_lanes(place, Compression::None, 1);
         let mut older = Index::default();
         let mut taken: HashMap<ChunkId, usize> = HashMap::new();
@@ -266,7 +269,7 @@ impl Gc<'_> {
         Ok(writer.finish_with(older)?.stored_bytes)
     }
 
-    /// Those victims that can go, now that images turned up which need the chunks `newly` too: a
+    /// The victims that can go, now that images turned up which need the chunks `newly` too: a
     /// victim that has one of these which no remaining segment has stays. The store is ours alone.
     fn spare(
         &self,

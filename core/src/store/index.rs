@@ -317,7 +317,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// Most chunks that one index can have beside so many packs.
+    /// Most chunks that one index can have besides so many packs.
     pub(crate) fn room(packs: usize) -> usize {
         (MAX_INDEX as usize - 8).saturating_sub(packs * PACK_RECORD) / RECORD
     }

@@ -44,8 +44,8 @@ impl LockFile {
         self.take(FlockOperation::NonBlockingLockShared, patience, stop)
     }
 
-    /// Takes the lock alone; waits for those who have it, until `stop` says to give up. What was
-    /// held before is not held after a failure.
+    /// Takes the lock alone; waits for the processes that have it, until `stop` says to give up. A lock
+    /// that was held before is not held after a failure.
     pub(super) fn exclude(
         &self,
         patience: Duration,

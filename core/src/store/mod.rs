@@ -17,13 +17,13 @@ mod encoding;
 mod error;
 pub(crate) mod gc;
 pub(crate) mod index;
-mod known;
 mod lock;
 mod planes;
 mod reader;
 pub(crate) mod shared;
 mod sink;
 mod source;
+mod stored_chunks;
 mod writer;
 
 #[cfg(test)]
@@ -49,6 +49,6 @@ pub use writer::ChunkWriter;
 
 pub(crate) use decode::decode_stored;
 pub(crate) use index::{INDEX, PACKS};
-pub(crate) use known::Known;
 pub(crate) use reader::{Source, Trust};
+pub(crate) use stored_chunks::StoredChunks;
 pub(crate) use writer::Place;

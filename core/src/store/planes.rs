@@ -29,7 +29,7 @@ pub enum Width {
 }
 
 impl Width {
-    /// In bytes.
+    /// The width in bytes.
     pub fn bytes(self) -> usize {
         match self {
             Self::Two => 2,

@@ -28,7 +28,7 @@ enum Change {
     Rename(PathBuf, PathBuf),
     Remove(PathBuf),
     SyncDir(PathBuf),
-    /// Not a change: the test has seen a success.
+    /// No change of the disk: the test has seen a success.
     Note(String),
 }
 
@@ -37,12 +37,12 @@ enum Change {
 pub(crate) enum Kept {
     Nothing,
     All,
-    /// Of a write, its beginning: so many of 256 parts.
+    /// The beginning of a write: so many of 256 parts.
     Beginning(u8),
-    /// Of a write, its share in any of the file's sectors of 512 bytes: that of number `n` if bit
+    /// A write's share in any of the file's sectors of 512 bytes: that of number `n` if bit
     /// `n % 64` is set. Before a later one a lost one is zeros.
     Sectors(u64),
-    /// Of a write, only the file's new length: zeros.
+    /// Only the file's new length of a write: zeros.
     Length,
 }
 
@@ -196,7 +196,7 @@ impl Journal {
         (0..self.len()).filter_map(|at| self.synced(at)).collect()
     }
 
-    /// The same without the syncs of one kind, as if the code had forgotten them.
+    /// The changes without the syncs of one kind, as if the code had forgotten them.
     pub(crate) fn forgetting(&self, kind: &str) -> Self {
         let mut forgetful = self.clone();
         let mut at = 0;
@@ -435,7 +435,7 @@ impl Disk for Recorder {
     }
 
     fn remove_tree(&self, path: &Path) -> io::Result<()> {
-        // As `std::fs::remove_dir_all` does: one by one, from below.
+        // Entries go one by one, from below, as with `std::fs::remove_dir_all`.
         for entry in std::fs::read_dir(path)? {
             let entry = entry?;
             if entry.file_type()?.is_dir() {

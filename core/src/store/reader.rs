@@ -55,11 +55,11 @@ pub(crate) struct Source {
 /// What is asked of a [`Source`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// It belongs to the image alone: it must be whole, with all of its packs.
+    /// The source belongs to the image alone: it must be whole, with all of its packs.
     Whole,
-    /// It must be whole, with those packs that are needed.
+    /// The source must be whole, with those packs that are needed.
     Used,
-    /// One of many: another may make up for what it lacks.
+    /// The source is one of many: another may make up for what it lacks.
     Spare,
 }
 
@@ -187,7 +187,7 @@ impl ChunkReader {
         Ok(())
     }
 
-    /// The same from the first copy alone.
+    /// Reads a chunk from its first copy alone.
     fn get_first(&self, id: &ChunkId, out: &mut [u8]) -> Result<(), StoreError> {
         let entry = self.entry_for(id, out)?;
         let found = self.decode(entry, out)?;
@@ -232,7 +232,7 @@ impl ChunkReader {
         self.spares.get_or_init(|| Box::new(self.find_spares()))
     }
 
-    /// Of a reader that has several copies of each chunk, those of one.
+    /// The copies of one chunk, in a reader that has several of each.
     fn copies_of(&self, id: &ChunkId) -> &[Entry] {
         let first = self.entries.partition_point(|copy| copy.id < *id);
         let copies = &self.entries[first..];
@@ -282,7 +282,7 @@ impl ChunkReader {
         damage.map(|(id, error)| Damage { id, error }).collect()
     }
 
-    /// The same, in the order in which the chunks lie in the packs. Calls `advance` with the plain
+    /// Reads and checks every chunk, in the order in which they lie in the packs. Calls `advance` with the plain
     /// bytes of each chunk that was read.
     pub(crate) fn verify_with(&self, advance: &(dyn Fn(u64) + Sync)) -> Vec<(ChunkId, StoreError)> {
         let mut order: Vec<&Entry> = self.entries.iter().collect();
@@ -412,7 +412,7 @@ impl ChunkReader {
 
 /// What [`ChunkReader::open_needed`] has gathered so far.
 struct Gathering {
-    /// For each chunk that is needed.
+    /// The copy of each chunk that is needed.
     found: Vec<Option<Entry>>,
     missing: usize,
     packs: Vec<(PathBuf, Option<File>)>,
@@ -488,7 +488,7 @@ impl Gathering {
         Ok(failure)
     }
 
-    /// The same from a source that [`take`](Self::take) has failed on: as much as can be read.
+    /// Takes what can be read from a source that [`take`](Self::take) has failed on.
     fn salvage(
         &mut self,
         source: &Source,

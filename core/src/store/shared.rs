@@ -1,7 +1,7 @@
 //! A shared store: one directory in which many images keep their chunks, each chunk once.
 //!
 //! `docs/image-format.md` says what is in it, in which order it is written, and why a crash harms
-//! no image. Whoever holds a [`SharedStore`] keeps a gc from removing anything.
+//! no image. A process that has a [`SharedStore`] open keeps a gc from removing anything.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use super::disk::Disk;
 use super::index::{PackId, WriterId};
-use super::known::Known;
 use super::lock::{COURTESY, LockFile, QUEUE_PATIENCE, SWEEP_PATIENCE};
 use super::reader::{Source, Trust};
+use super::stored_chunks::StoredChunks;
 use super::writer::{PACK_LIMIT, Place, hidden_index};
 use super::{PACKS, StoreError, io_error};
 
@@ -45,12 +45,12 @@ impl SharedStore {
         Self::open_behind(dir, |queue| queue_up(queue, COURTESY, &|| false))
     }
 
-    /// The same without a look at the queue.
+    /// Opens the store without waiting for a gc in the queue.
     pub(super) fn open_at_once(dir: &Path) -> Result<Self, StoreError> {
         Self::open_behind(dir, |_| Ok(()))
     }
 
-    /// The same; `queue_up` waits as long as is right for a gc that waits for the store.
+    /// Opens the store; `queue_up` waits as long as is right for a gc that waits for the store.
     fn open_behind(
         dir: &Path,
         queue_up: impl FnOnce(&LockFile) -> Result<(), StoreError>,
@@ -70,7 +70,7 @@ impl SharedStore {
         Ok(Self { dir: dir.to_owned(), lock })
     }
 
-    /// Waits until nobody else uses the store, for a gc; new dumps queue behind it. What is returned
+    /// Waits until no other process uses the store, for a gc; new dumps queue behind it. What is returned
     /// keeps them there.
     pub(super) fn have_alone(
         &self,
@@ -90,7 +90,7 @@ impl SharedStore {
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open); `dir` has something in it and is not a store;
+    /// The errors of [`open`](Self::open); `dir` has something in it and is not a store;
     /// [`StoreError::Interrupted`] if `stop` says to give up waiting for a gc. What was made before a
     /// failure stays, and is taken for the beginning of a store the next time.
     pub(crate) fn open_or_create(
@@ -120,7 +120,7 @@ impl SharedStore {
                 make(&dir.join(name))?;
             }
         }
-        // Also where another has made them, whose own syncs may be yet to come.
+        // Directories that another gpucr has made are synced too: its own syncs may be yet to come.
         for place in [Some(dir.as_path()), dir.parent()].into_iter().flatten() {
             disk.sync_dir(place).map_err(|e| io_error("sync", place, e))?;
         }
@@ -180,7 +180,7 @@ impl SharedStore {
     /// Where a new writer writes; reads what the store has already (about 40 bytes of memory for
     /// each chunk).
     pub(crate) fn place(&self, disk: Arc<dyn Disk>, writer: WriterId) -> Result<Place, StoreError> {
-        let mut known = Known::default();
+        let mut known = StoredChunks::default();
         let segments = self.segments()?;
         // Another may have renamed one of these a moment ago, and not have synced it yet.
         let index = self.index();
@@ -199,7 +199,7 @@ impl SharedStore {
         &self,
         disk: Arc<dyn Disk>,
         writer: WriterId,
-        known: Known,
+        known: StoredChunks,
     ) -> Place {
         let index = self.index().join(format!("{writer}.index"));
         let packs = self.packs();

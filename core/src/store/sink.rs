@@ -2,7 +2,7 @@
 
 use super::{ChunkId, ChunkWriter, Stats, StoreError};
 
-/// Takes chunks, from any number of threads at once: the packs of a store, or whoever else keeps them.
+/// Takes chunks, from any number of threads at once: the packs of a store, or another sink.
 ///
 /// A chunk that was put counts for nothing before [`finish`](Self::finish): who names chunks elsewhere, as a manifest
 /// does, does so afterwards. After an error the sink is incomplete, and its owner gives up on all of it.
@@ -18,10 +18,10 @@ pub trait ChunkSink: Sync {
     /// The chunk was not taken. The sink may refuse all others from then on.
     fn put_hashed(&self, id: ChunkId, plain: &[u8]) -> Result<ChunkId, StoreError>;
 
-    /// The same for a chunk of which nobody knows the address: the sink computes and returns it.
+    /// Takes a chunk of which nobody knows the address: the sink computes and returns it.
     ///
     /// # Errors
-    /// As [`put_hashed`](Self::put_hashed).
+    /// The errors of [`put_hashed`](Self::put_hashed).
     fn put(&self, plain: &[u8]) -> Result<ChunkId, StoreError> {
         self.put_hashed(ChunkId::of(plain), plain)
     }

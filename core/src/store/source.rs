@@ -11,7 +11,7 @@ pub enum Filled {
     Constant(u8),
 }
 
-/// Gives chunks, to any number of threads at once: an image on disk, a copy of one in memory, or whoever else has them.
+/// Gives chunks, to any number of threads at once: an image on disk, a copy of one in memory, or another source.
 pub trait ChunkSource: Sync {
     /// Gives a chunk: its bytes in `out`, which has its length, or the one byte that fills it. They are those of its
     /// address. After a failure `out` holds anything.
@@ -20,11 +20,11 @@ pub trait ChunkSource: Sync {
     /// The source does not have the chunk, or not undamaged, or with another length.
     fn get(&self, id: &ChunkId, out: &mut [u8]) -> Result<Filled, StoreError>;
 
-    /// The same, but they may be other bytes: for a caller who hashes them elsewhere, and calls [`get`](Self::get) where
-    /// they are wrong.
+    /// Gives a chunk whose bytes may be other ones: for a caller who hashes them elsewhere, and calls
+    /// [`get`](Self::get) where they are wrong.
     ///
     /// # Errors
-    /// As [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     fn get_unchecked(&self, id: &ChunkId, out: &mut [u8]) -> Result<Filled, StoreError> {
         self.get(id, out)
     }
@@ -32,7 +32,7 @@ pub trait ChunkSource: Sync {
     /// Reads a chunk into `out`, whether it is of one byte or not.
     ///
     /// # Errors
-    /// As [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     fn read(&self, id: &ChunkId, out: &mut [u8]) -> Result<(), StoreError> {
         if let Filled::Constant(byte) = self.get(id, out)? {
             out.fill(byte);

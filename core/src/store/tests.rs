@@ -88,7 +88,7 @@ fn packs_are_bounded() {
     let limit = 300_000;
     let disk = std::sync::Arc::new(disk::RealDisk);
     let writer = index::WriterId::random();
-    let mut place = Place::in_image(disk, dir.path(), writer, Known::default()).unwrap();
+    let mut place = Place::in_image(disk, dir.path(), writer, StoredChunks::default()).unwrap();
     place.pack_limit = limit;
     let writer = ChunkWriter::start(place, Compression::None);
     let ids: Vec<_> =

@@ -14,7 +14,7 @@ use super::disk::{Disk, DiskFile, RealDisk};
 use super::encoding::{Encoded, Encoder, constant_byte, constant_id};
 use super::index::{Index, PACK_TRAILER, PackId, PackInfo, WriterId, pack_trailer};
 use super::io_error;
-use super::known::Known;
+use super::stored_chunks::StoredChunks;
 use super::{ChunkId, Compression, Encoding, Entry, INDEX, MAX_CHUNK, PACKS, Stats, StoreError};
 
 /// A pack takes no further chunk once it has this many bytes.
@@ -60,7 +60,7 @@ pub(crate) struct Place {
     pub(crate) index: PathBuf,
     pub(crate) writer: WriterId,
     /// Chunks that are elsewhere already.
-    pub(crate) known: Known,
+    pub(crate) known: StoredChunks,
     /// In a store others have packs in the same directory, and a segment without chunks is not
     /// written.
     pub(crate) shared: bool,
@@ -69,12 +69,12 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// In the directory of an image: makes `packs/` there.
+    /// A place in the directory of an image: makes `packs/` there.
     pub(crate) fn in_image(
         disk: Arc<dyn Disk>,
         dir: &Path,
         writer: WriterId,
-        known: Known,
+        known: StoredChunks,
     ) -> Result<Self, StoreError> {
         let packs = dir.join(PACKS);
         disk.make_dir(&packs).map_err(|e| io_error("create", &packs, e))?;
@@ -91,10 +91,10 @@ struct Lane {
 /// The packs that a lane writes to.
 #[derive(Default)]
 struct Packs {
-    /// For chunks that are stored in [`MAX_CHUNK`] bytes: all of them lie at multiples of that, which lets a
+    /// The pack for chunks that are stored in [`MAX_CHUNK`] bytes: all of them lie at multiples of that, which lets a
     /// file system use huge pages, and give each away whole instead of clearing it first.
     whole: Option<Pack>,
-    /// For all others.
+    /// The pack for all other chunks.
     other: Option<Pack>,
 }
 
@@ -113,7 +113,7 @@ impl ChunkWriter {
     /// `packs/` exists already, or cannot be made; nothing was changed.
     pub fn create(dir: &Path, compression: Compression) -> Result<Self, StoreError> {
         let writer = WriterId::random();
-        let place = Place::in_image(Arc::new(RealDisk), dir, writer, Known::default())?;
+        let place = Place::in_image(Arc::new(RealDisk), dir, writer, StoredChunks::default())?;
         Ok(Self::start(place, compression))
     }
 
@@ -122,7 +122,7 @@ impl ChunkWriter {
         Self::start_lanes(place, compression, cores.min(MAX_LANES))
     }
 
-    /// The same with so many lanes: as many packs grow at once.
+    /// Starts a writer with so many lanes: as many packs grow at once.
     pub(super) fn start_lanes(place: Place, compression: Compression, lanes: usize) -> Self {
         Self {
             place,
@@ -163,10 +163,10 @@ impl ChunkWriter {
         self.put_as(id, plain, constant)
     }
 
-    /// The same for a chunk whose address the caller has computed from these very bytes.
+    /// Writes a chunk whose address the caller has computed from these very bytes.
     ///
     /// # Errors
-    /// As [`put`](Self::put).
+    /// The errors of [`put`](Self::put).
     pub fn put_hashed(&self, id: ChunkId, plain: &[u8]) -> Result<ChunkId, StoreError> {
         if plain.len() > MAX_CHUNK {
             return Err(StoreError::ChunkTooLarge { len: plain.len() });
@@ -297,7 +297,7 @@ impl ChunkWriter {
         self.finish_with(Index::default())
     }
 
-    /// The same, with packs and chunks in the index that are there already. For a gc.
+    /// Finishes with packs and chunks in the index that are there already. For a gc.
     pub(crate) fn finish_with(mut self, older: Index) -> Result<Stats, StoreError> {
         self.check_whole()?;
         self.lanes.par_iter().try_for_each(|lane| {
@@ -313,7 +313,7 @@ impl ChunkWriter {
         disk.sync_dir(&self.place.packs).map_err(|e| io_error("sync", &self.place.packs, e))?;
         let hidden = hidden_index(&path);
         stats.stored_bytes += index.write(disk.as_ref(), &hidden)?;
-        // Not taken back from here on: another dump may rely on it.
+        // The index is not taken back from here on: another dump may rely on it.
         self.published = true;
         disk.rename(&hidden, &path).map_err(|e| io_error("rename to", &path, e))?;
         let dir = path.parent().unwrap_or(Path::new("."));

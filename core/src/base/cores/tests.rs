@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 
 impl Cores {
-    /// Leaves these CPUs to those who copy, and watches nobody.
+    /// Leaves these CPUs to the threads that copy, and watches no program.
     pub(crate) fn leaving(cpus: impl IntoIterator<Item = usize>) -> Self {
         let cores = Self::watch(Vec::new());
         cores.leave(cpus);
@@ -18,7 +18,7 @@ impl Cores {
         self.set_free(cpus.into_iter().collect());
     }
 
-    /// All that this process may use.
+    /// All CPUs that this process may use.
     pub(crate) fn own(&self) -> Vec<usize> {
         self.own.iter().copied().collect()
     }
@@ -83,17 +83,17 @@ fn who_uses_more_than_half_of_the_time_is_busy() {
 #[test]
 fn busy_cpus_and_their_siblings_are_left_to_the_program() {
     let sixteen = cpus(0..16);
-    let beside = |cpu| cpus([cpu % 8, cpu % 8 + 8]);
-    let left = |busy: &[usize]| free(&sixteen, busy, beside, &sixteen);
+    let siblings = |cpu| cpus([cpu % 8, cpu % 8 + 8]);
+    let left = |busy: &[usize]| free(&sixteen, busy, siblings, &sixteen);
     assert_eq!(left(&[]), &sixteen - &cpus([15]));
     assert_eq!(left(&[11]), &sixteen - &cpus([3, 11, 15]));
     assert_eq!(left(&[0, 15, 1]), &sixteen - &cpus([0, 8, 7, 15, 1, 9, 14]));
-    // Those of the busiest only, if they are too many.
+    // Only the siblings of the busiest CPUs are left, if they are too many.
     let half = &sixteen - &cpus([1, 2, 4, 7, 9, 10, 12, 15]);
     assert_eq!(left(&[7, 1, 10, 4, 3, 0]), half);
     // What this process may not use anyway does not count.
     let some = cpus([0, 1, 2, 3]);
-    assert_eq!(free(&some, &[9, 13, 20], beside, &some), cpus([0, 2, 3]));
+    assert_eq!(free(&some, &[9, 13, 20], siblings, &some), cpus([0, 2, 3]));
     let odd = cpus(0..17);
     assert_eq!(free(&odd, &[0, 1, 2, 3, 4, 5, 6, 7], |cpu| cpus([cpu]), &odd), cpus(8..17));
     assert_eq!(free(&odd, &[0, 1, 2, 3, 4, 5, 6], |cpu| cpus([cpu]), &odd), cpus(7..16));
@@ -159,7 +159,7 @@ impl Drop for Spinning {
     }
 }
 
-/// Follows until that is left to those who copy.
+/// Follows until `left` is left to the threads that copy.
 fn follow_until(cores: &Cores, left: &Cpus) {
     let since = Instant::now();
     loop {

@@ -23,12 +23,12 @@ pub use trace::{BadTrace, Mark, Misspeculation, Slice, Trace};
 /// A counter is written once in this time at most.
 const GRAIN: Duration = Duration::from_millis(1);
 
-/// Where things go on beside each other.
+/// A row of the timeline; what the rows show goes on concurrently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Track {
     /// The phases of the dump, one after the other.
     Phases,
-    /// When the program stood still.
+    /// When the program was stopped.
     Program,
     /// The passes of the pre-copy.
     Passes,
@@ -89,7 +89,7 @@ impl Counter {
     }
 }
 
-/// A recorder, or none: then everything here costs the look at an option. Clones record into one.
+/// A recorder, or none: then everything here costs one check of an option. Clones record into one.
 #[derive(Debug, Clone, Default)]
 pub struct Timeline(Option<Arc<Inner>>);
 
@@ -236,7 +236,7 @@ impl Timeline {
 }
 
 impl OpenSlice {
-    /// Of so many bytes: copied by a copy, found changed by a hash pass.
+    /// Says how many bytes the slice is about: copied by a copy, found changed by a hash pass.
     pub fn set_bytes(&mut self, bytes: u64) {
         self.bytes = Some(bytes);
     }

@@ -17,7 +17,7 @@ const ROW: f64 = 22.0;
 const BAR: f64 = 16.0;
 const BETWEEN: f64 = 8.0;
 const CHART: f64 = 70.0;
-/// As wide is what has no length.
+/// The width of what has no length.
 const MARK: f64 = 3.0;
 /// No character of the labels is wider.
 const CHARACTER: f64 = 6.7;
@@ -144,7 +144,7 @@ impl Picture {
             let title = format!("{text} changed after they were copied, found at {}", time(*at));
             self.bars.push(Bar { x: left, y, width: MARK, height: BAR, class: "missed", title });
             let mut label = Label { x: left + MARK + 4.0, y: y + 12.0, text, class: "name" };
-            // On the other side where there is no room on this one.
+            // The label goes to the other side where there is no room on this one.
             if label.x + label.width() > WIDTH {
                 label.x = left - 4.0 - label.width();
             }
@@ -296,7 +296,7 @@ fn misspeculations(page: &mut String, marks: &[Mark]) {
     }
     page.push_str(
         "<h2>Changed after it was copied</h2>\n<p>Memory that was copied while the program ran, had \
-         changed when the program stood still, and was copied again; and what was launched in between \
+         changed when the program was stopped, and was copied again; and what was launched in between \
          that may write there.</p>\n<table class=\"missed\"><tr><th>address</th><th>launched</th>\
          <th>bytes</th><th>process</th></tr>\n",
     );
@@ -318,9 +318,9 @@ fn misspeculations(page: &mut String, marks: &[Mark]) {
 }
 
 /// What the words of the picture mean.
-const WORDS: &str = "Each row is a track, from the beginning of the dump to its end. A look hashes all device \
-memory where it is; its bytes are those found changed since the look before. Copies are made ahead, while \
-the program runs; of what is left, while it stands still; or of shadows, copies aside within the device, \
+const WORDS: &str = "Each row is a track, from the beginning of the dump to its end. A hash pass hashes all device \
+memory where it is; its bytes are those found changed since the pass before. Copies are made ahead, while \
+the program runs; of what is left, while it is stopped; or of shadows, copies aside within the device, \
 while it runs again. The bytes of a copy are those that it copied.";
 
 /// The whole in a sentence or two.
@@ -329,7 +329,7 @@ fn summary(trace: &Trace) -> String {
         trace.slices.iter().filter(|slice| slice.track == "program").map(|s| s.length).sum();
     let mut text = format!("The dump took {}.", time(trace.total));
     if !stopped.is_zero() {
-        let _ = write!(text, " The program stood still for {} of it.", time(stopped));
+        let _ = write!(text, " The program was stopped for {} of it.", time(stopped));
     }
     for (name, points) in &trace.counters {
         let last = points.last().map_or(0, |(_, value)| *value);

@@ -57,7 +57,7 @@ pub struct Mark {
     pub track: String,
     /// Since the start.
     pub at: Duration,
-    /// As in the report of the dump.
+    /// What the report of the dump says of it.
     pub misspeculation: Misspeculation,
 }
 
@@ -109,7 +109,7 @@ struct Event {
     ts: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dur: Option<f64>,
-    /// Of a moment: how far it reaches. `t` is its track.
+    /// How far a moment reaches; `t` is its track.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     s: Option<char>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

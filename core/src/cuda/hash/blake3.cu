@@ -8,7 +8,7 @@
 // another one: a sum (see sum.rs) that the host can repeat at little cost for the bytes that a copy has brought.
 // It is one of the very words that are hashed: each is read once, as others may write to them meanwhile.
 //
-// Algorithm: the BLAKE3 paper, https://github.com/BLAKE3-team/BLAKE3-specs. The PTX beside this file
+// Algorithm: the BLAKE3 paper, https://github.com/BLAKE3-team/BLAKE3-specs. The PTX next to this file
 // is made from it by build.py.
 
 typedef unsigned char u8;
@@ -230,7 +230,7 @@ gpucr_blake3(const Span* spans, u8* hashes, u64* sums, Shared* shared, const Key
     __syncthreads();
     join_all(tops, nodes, parts == 1 ? ROOT : 0);
 
-    // One thread says what this block has found, and then that it has ended; whoever is told by the last one
+    // One thread says what this block has found, and then that it has ended; a thread that is told by the last one
     // sees what all of them have said.
     Shared* of_span = &shared[number];
     if (own == 0) {

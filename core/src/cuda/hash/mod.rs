@@ -5,7 +5,7 @@
 //! thirty times faster than PCIe carries it: proving that a copy is right costs a thirtieth of
 //! making it.
 //!
-//! On a GPU a kernel does the work: `blake3.cu`, compiled to the PTX beside it. The memory of the
+//! On a GPU a kernel does the work: `blake3.cu`, compiled to the PTX next to it. The memory of the
 //! software driver is host memory, and this process's own cores hash it faster than its interpreter
 //! would run the kernel.
 
@@ -41,7 +41,7 @@ const SPAN: usize = 16;
 pub struct Hashed {
     /// The hash of its bytes.
     pub id: ChunkId,
-    /// Their [sum](Key::sum), for those who get a copy of them.
+    /// The bytes' [sum](Key::sum), by which a copy of them is checked.
     pub sum: u64,
 }
 
@@ -63,7 +63,7 @@ struct Kernel {
     spans: Staging,
     /// Where the kernel writes their hashes.
     hashes: Staging,
-    /// And their sums.
+    /// Where the kernel writes their sums.
     sums: Staging,
     /// For the kernel alone, in device memory. The key follows.
     shared: SharedBlock,
@@ -84,7 +84,7 @@ impl Hasher {
         Ok(Self { how, key })
     }
 
-    /// With which it makes its sums.
+    /// The key with which it makes its sums.
     pub fn key(&self) -> &Arc<Key> {
         &self.key
     }
@@ -93,10 +93,10 @@ impl Hasher {
     /// lie in memory that is mapped in this process; no length is above [`MAX_CHUNK`].
     ///
     /// Of memory that changes meanwhile it is hash and sum of what was read, which may never have been there at
-    /// once: the caller has to know that it stands still, or to compare sums with what is copied of it.
+    /// once: the caller has to know that it does not change, or to compare sums with what is copied of it.
     ///
     /// # Errors
-    /// Of the driver; what was hashed is lost.
+    /// An error of the driver; what was hashed is lost.
     pub fn hash(&mut self, spans: &[(u64, usize)]) -> Result<Vec<Hashed>, DriverError> {
         assert!(spans.iter().all(|&(address, len)| address % 16 == 0 && len <= MAX_CHUNK));
         match &mut self.how {

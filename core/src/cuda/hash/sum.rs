@@ -1,7 +1,7 @@
 //! Sums of bytes, by which a copy is told from what was hashed.
 //!
 //! A hash costs the host ten times what bringing the bytes costs. So the device, which hashes, makes a sum of the
-//! same words on the way, and whoever gets a copy makes the sum of that. The numbers in it are random and nobody
+//! same words on the way, and the host makes the sum of the copy that it gets. The numbers in it are random and nobody
 //! else's, so two contents that do not depend on them hardly ever have the same sum, however they came about: a
 //! chunk that was written between the two is found out, also if what was added to one word was taken from
 //! another.
@@ -12,8 +12,8 @@ use std::hash::BuildHasher;
 /// Words of a leaf, as BLAKE3 calls a piece of 1 KiB.
 const WORDS: usize = 256;
 const LEAF: usize = 4 * WORDS;
-/// Leaves of a part. Parts are summed from the last to the first: whoever stores the chunk next, from its beginning,
-/// finds the beginning in the core's cache. Within a part the order is upwards, as fetching ahead expects.
+/// Leaves of a part. Parts are summed from the last to the first: the thread that stores the chunk next, from its
+/// beginning, finds the beginning in the core's cache. Within a part the order is upwards, as fetching ahead expects.
 const PART: usize = 256;
 /// How many bytes ahead of a leaf memory is fetched.
 #[cfg(target_arch = "x86_64")]
@@ -70,7 +70,7 @@ impl Key {
         self.sum_of(bytes, |leaf| self.leaf(leaf))
     }
 
-    /// The same for processors that multiply four words at a time.
+    /// [`sum`](Self::sum) for processors that multiply four words at a time.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     fn sum_with_avx2(&self, bytes: &[u8]) -> u64 {
@@ -106,8 +106,8 @@ impl Key {
         sum
     }
 
-    /// The same with vectors of four products. Most of the time goes by waiting for memory, so what comes next is
-    /// fetched meanwhile (`docs/results/concurrent-copies.md`).
+    /// [`leaf`](Self::leaf) with vectors of four products. Most of the time goes by waiting for memory, so what comes
+    /// next is fetched meanwhile (`docs/results/concurrent-copies.md`).
     #[cfg(target_arch = "x86_64")]
     #[inline]
     #[target_feature(enable = "avx2")]

@@ -114,7 +114,7 @@ impl Criu {
     /// Starts a process and has it dump at once; see [`DumpWorker::dump`].
     ///
     /// # Errors
-    /// As for [`DumpWorker::dump`]; or CRIU cannot be started, and the processes run on.
+    /// The errors of [`DumpWorker::dump`]; or CRIU cannot be started, and the processes run on.
     pub fn dump<E>(
         &self,
         options: &DumpOptions<'_>,

@@ -41,7 +41,7 @@ pub enum CriuError {
     /// gpucr was asked to end. CRIU has taken back what it had done.
     #[error("interrupted")]
     Interrupted,
-    /// gpucr was asked to end, and CRIU does not answer. It has processes in its hands still.
+    /// gpucr was asked to end, and CRIU does not answer. It still has processes in its hands.
     #[error("CRIU (process {pid}) does not answer, and has not let go of the program")]
     Stuck {
         /// CRIU.
@@ -110,7 +110,7 @@ pub enum Hint {
     GhostLimit,
     /// The disk is full.
     NoSpace,
-    /// Somebody had tried to connect to a socket of the program, and gone away before he was accepted.
+    /// A process had tried to connect to a socket of the program, and gone away before it was accepted.
     InFlight,
 }
 

@@ -80,7 +80,7 @@ impl Criu {
     /// The CRIU at `path`, if it runs and is new enough.
     ///
     /// # Errors
-    /// It cannot be started, does not answer as CRIU does, is older than [`MIN_VERSION`], or gpucr was asked to end.
+    /// CRIU cannot be started, does not answer as CRIU does, is older than [`MIN_VERSION`], or gpucr was asked to end.
     pub fn at(path: &Path, stop: Option<&Arc<AtomicBool>>) -> Result<Self, CriuError> {
         const ACTION: &str = "tell its version";
         let response = ask(path, ACTION, Kind::Version, Request::default(), stop)?;

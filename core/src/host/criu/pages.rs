@@ -18,7 +18,7 @@ pub(super) use files::processes;
 pub(super) use private::{Extent, mark, private};
 pub(crate) use zeros::leave_out_zeros;
 
-/// What the tests of this and of the other who reads these files make.
+/// The files that the tests of this module and of `parallel_load` make.
 #[cfg(test)]
 pub(super) mod made {
     use std::path::Path;

@@ -8,7 +8,7 @@
 //!
 //! The conversation is that of CRIU's `uffd.c`. CRIU connects to a socket of a given name in its work directory.
 //! Each process that is being made sends its pid (32 bits; negative if it is dead already) and then a
-//! userfaultfd(2), beside one byte; a little later it registers its private memory with that, mapping by
+//! userfaultfd(2), along with one byte; a little later it registers its private memory with that, mapping by
 //! mapping. When the processes go on CRIU sends one number more, so the connection is to be kept until then.
 
 use std::collections::{HashMap, HashSet};
@@ -42,9 +42,9 @@ const GOES_ON: i32 = 0x5253_5446;
 const THREADS: usize = 8;
 /// Bytes that a thread takes at a time.
 const PIECE: u64 = 1 << 20;
-/// Between two looks whether a mapping is in its place.
+/// The time between two checks whether a mapping is in its place.
 const POLL: Duration = Duration::from_micros(200);
-/// Between two looks whether gpucr was asked to end.
+/// The time between two checks whether gpucr was asked to end.
 const LOOK_UP: Duration = Duration::from_millis(20);
 /// How long CRIU may take from the first byte of a message to the last.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -80,16 +80,16 @@ const MESSAGE: usize = 32;
 const FAULT: u8 = 0x12;
 
 /// The private memory of the processes of an image.
-pub(super) struct Plan(HashMap<i32, Memory>);
+pub(super) struct LoadPlan(HashMap<i32, Memory>);
 
-/// That of one process.
+/// The private memory of one process.
 struct Memory {
-    /// In order of the addresses.
+    /// The extents, in order of their addresses.
     pieces: Vec<Extent>,
     pages: Mapping,
 }
 
-impl Plan {
+impl LoadPlan {
     /// Looks at CRIU's files. `None` if something about them is not known here, or the kernel gives no
     /// userfaultfd, or CRIU had better do it:
     ///
@@ -155,7 +155,7 @@ fn cut(extent: &Extent) -> impl Iterator<Item = Extent> {
 struct Stage {
     /// All memory is in its place.
     is_complete: AtomicBool,
-    /// Nobody wants it any more, or it has failed.
+    /// The memory is not wanted any more, or loading it has failed.
     is_over: AtomicBool,
 }
 
@@ -167,7 +167,7 @@ pub(super) struct ParallelLoad {
     stage: Arc<Stage>,
     wake: OwnedFd,
     thread: Option<JoinHandle<Served>>,
-    /// Its other end is gone when the thread is about to end.
+    /// The other end is gone when the thread is about to end.
     is_served: Receiver<()>,
     /// CRIU's connection, once the thread has ended.
     connection: Option<UnixStream>,
@@ -175,13 +175,13 @@ pub(super) struct ParallelLoad {
 
 impl ParallelLoad {
     /// Begins to listen in `work`, CRIU's work directory.
-    pub(super) fn start(plan: Plan, work: BorrowedFd<'_>) -> io::Result<Self> {
+    pub(super) fn start(plan: LoadPlan, work: BorrowedFd<'_>) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         let raw = std::os::fd::AsRawFd::as_raw_fd(&work);
         let address = SocketAddrUnix::new(format!("/proc/self/fd/{raw}/{SOCKET}"))?;
-        // Of an earlier try.
+        // A socket of an earlier try may be left.
         match rustix::fs::unlinkat(work, SOCKET, rustix::fs::AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error.into()),
@@ -204,7 +204,7 @@ impl ParallelLoad {
     /// to be kept until CRIU has ended.
     ///
     /// # Errors
-    /// It is not there: the processes must not run. `Interrupted` if `stop` was set before it was.
+    /// The memory is not there: the processes must not run. `Interrupted` if `stop` was set before it was.
     pub(super) fn finish(&mut self, stop: Option<&AtomicBool>) -> io::Result<()> {
         self.stage.is_complete.store(true, Ordering::SeqCst);
         wake(&self.wake);
@@ -242,7 +242,7 @@ impl Drop for ParallelLoad {
 
 /// The thread that speaks with CRIU.
 struct Serving<'a> {
-    plan: Plan,
+    plan: LoadPlan,
     stage: &'a Stage,
     wake: OwnedFd,
 }
@@ -260,7 +260,7 @@ impl Serving<'_> {
         let loaded = std::thread::scope(|scope| {
             let (mut processes, mut threads) = (HashMap::new(), Vec::new());
             let mut result = self.talk(listener, &mut connection, &mut processes, &mut |process| {
-                // Of several processes each gets some.
+                // Each of several processes gets some threads.
                 let cores = std::thread::available_parallelism().map_or(1, usize::from);
                 for _ in 0..((cores / 2).min(THREADS) / self.plan.0.len()).max(1) {
                     let process = process.clone();
@@ -366,7 +366,7 @@ fn receive(connection: &mut UnixStream) -> io::Result<Option<(i32, OwnedFd)>> {
 }
 
 impl Process<'_> {
-    /// Loads piece by piece, beside others who do the same.
+    /// Loads piece by piece, while other threads do the same.
     fn load(&self, stage: &Stage) -> io::Result<()> {
         while let Some(piece) = self.memory.pieces.get(self.next.fetch_add(1, Ordering::Relaxed)) {
             let mut done = 0;
@@ -377,7 +377,7 @@ impl Process<'_> {
                 // Before the try: what is not in its place then never will be.
                 let is_complete = stage.is_complete.load(Ordering::SeqCst);
                 match self.copy(piece, done) {
-                    // At its mappings just now.
+                    // The kernel is at the mappings just now.
                     Ok(0) => std::thread::sleep(POLL),
                     Ok(copied) => done += copied,
                     Err(Errno::NOENT) if !is_complete => std::thread::sleep(POLL),
@@ -398,7 +398,7 @@ impl Process<'_> {
         let result = unsafe { ioctl(&self.uffd, Updater::<COPY, Copy>::new(&mut copy)) };
         match (result, u64::try_from(copy.copied)) {
             (Ok(()), Ok(copied)) => Ok(copied),
-            // In part, or not at all because the process is at its mappings just now.
+            // The copy was made in part, or not at all because the process is changing its mappings.
             (Err(Errno::AGAIN), copied) => Ok(copied.unwrap_or(0)),
             (Err(error), _) => Err(error),
             (Ok(()), Err(_)) => Err(Errno::IO),
@@ -426,7 +426,7 @@ impl Process<'_> {
         let mut zeros = Zeros { to: address / PAGE * PAGE, len: PAGE, mode: 0, zeroed: 0 };
         // SAFETY: the structure that the call takes; a page of another process that waits for it.
         match unsafe { ioctl(&self.uffd, Updater::<ZEROS, Zeros>::new(&mut zeros)) } {
-            // Somebody else was faster, or it is at its mappings just now and will ask again.
+            // Another thread was faster, or the process is changing its mappings and will ask again.
             Ok(()) | Err(Errno::EXIST | Errno::AGAIN | Errno::NOENT | Errno::SRCH) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -503,7 +503,7 @@ mod tests {
     /// Begins, and says what CRIU says of process 42.
     fn begin(dir: &std::path::Path, uffd: &OwnedFd) -> (ParallelLoad, UnixStream) {
         let dir_fd = open(dir);
-        let plan = Plan::of(dir_fd.as_fd()).unwrap().expect("what it needs");
+        let plan = LoadPlan::of(dir_fd.as_fd()).unwrap().expect("what it needs");
         let loading = ParallelLoad::start(plan, dir_fd.as_fd()).unwrap();
         let mut criu = UnixStream::connect(dir.join(SOCKET)).unwrap();
         std::io::Write::write_all(&mut criu, &(-7i32).to_ne_bytes()).unwrap();
@@ -530,7 +530,7 @@ mod tests {
             let at = address as usize + number * PAGE as usize;
             std::slice::from_raw_parts(at as *const u8, PAGE as usize)
         };
-        // Those who are too early wait, also where there is nothing.
+        // A read that comes too early waits, also where there is nothing.
         assert!(read(1) == page(1) && read(200).iter().all(|byte| *byte == 0));
         loading.finish(None).unwrap();
         for number in 0..PAGES {
@@ -545,10 +545,10 @@ mod tests {
         let (dir, uffd) = (image(address), uffd());
         let (mut loading, _criu) = begin(dir.path(), &uffd);
         assert_eq!(loading.finish(None).unwrap_err().raw_os_error(), Some(libc::ENOENT));
-        // Nor may a process be missing.
+        // A process that is missing is an error too.
         let dir = image(address);
         let work = open(dir.path());
-        let plan = Plan::of(work.as_fd()).unwrap().unwrap();
+        let plan = LoadPlan::of(work.as_fd()).unwrap().unwrap();
         let mut loading = ParallelLoad::start(plan, work.as_fd()).unwrap();
         let _criu = UnixStream::connect(dir.path().join(SOCKET)).unwrap();
         let error = loading.finish(None).unwrap_err();
@@ -558,7 +558,7 @@ mod tests {
     #[test]
     fn forked_processes_are_left_to_criu() {
         let dir = image(1 << 40);
-        let plan = || Plan::of(open(dir.path()).as_fd()).unwrap();
+        let plan = || LoadPlan::of(open(dir.path()).as_fd()).unwrap();
         assert!(plan().is_some());
         for name in ["mm", "pagemap"] {
             let file = |pid| dir.path().join(format!("{name}-{pid}.img"));
@@ -576,6 +576,9 @@ mod tests {
         drop(criu);
         let dir = image(address);
         let work = open(dir.path());
-        drop(ParallelLoad::start(Plan::of(work.as_fd()).unwrap().unwrap(), work.as_fd()).unwrap());
+        drop(
+            ParallelLoad::start(LoadPlan::of(work.as_fd()).unwrap().unwrap(), work.as_fd())
+                .unwrap(),
+        );
     }
 }

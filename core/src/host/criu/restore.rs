@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use super::error::CriuError;
 use super::find::Criu;
 use super::log;
-use super::parallel_load::{ParallelLoad, Plan};
+use super::parallel_load::{LoadPlan, ParallelLoad};
 use super::rpc::{InheritFdEntry, Kind, Opts, Request};
 use super::swrk::{Start, Swrk, Work, above_stdio};
 use crate::base::faults::fault;
@@ -155,7 +155,7 @@ impl RestoreWorker {
         let Self { mut swrk, inherited, shell_job } = self;
         swrk.begin(Work::Restore(std::mem::take(&mut options.pids)));
         let work = options.work.unwrap_or(options.images);
-        let loading = Plan::of(options.images)
+        let loading = LoadPlan::of(options.images)
             .and_then(|plan| plan.map(|plan| ParallelLoad::start(plan, work)).transpose());
         let mut loading = loading.unwrap_or_else(|error| {
             tracing::warn!(%error, "CRIU brings in the memory of processes itself");

@@ -39,7 +39,7 @@ const ENDING: Duration = Duration::from_secs(5);
 pub(super) struct Swrk {
     socket: Option<OwnedFd>,
     child: Child,
-    /// To see its end.
+    /// The descriptor by which its end is seen.
     pidfd: Option<OwnedFd>,
     stderr: File,
     action: &'static str,
@@ -61,9 +61,9 @@ pub(super) enum Work {
 /// How a CRIU came to its end.
 enum Ended {
     Itself,
-    /// It was asked to, did not, and had no process in its hands.
+    /// CRIU was asked to end, did not, and had no process in its hands.
     Killed,
-    /// It was asked to, does not, and has processes in its hands: it goes on.
+    /// CRIU was asked to end, does not, and has processes in its hands: it goes on.
     Not,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Start<'a> {
     pub(super) action: &'static str,
     /// Descriptors that it gets under the same numbers; all above 2.
     pub(super) inherit: &'a [BorrowedFd<'a>],
-    /// In the caller's session and with the caller's standard input, as `--shell-job` needs it
+    /// Whether it runs in the caller's session and with the caller's standard input, as `--shell-job` needs it
     /// to hand the terminal over.
     pub(super) in_session: bool,
     /// Set from elsewhere to end whatever is under way.
@@ -122,7 +122,7 @@ impl Swrk {
             if !in_session {
                 rustix::process::setsid()?;
             }
-            // So that a limit on what it writes is an error for it, not its death.
+            // With this a limit on what it writes is an error for it, not its death.
             // SAFETY: sets a disposition to a constant.
             unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
             for &fd in &kept {
@@ -273,7 +273,7 @@ impl Swrk {
         match &self.work {
             Work::Nothing => {}
             Work::Dump => {
-                // It is about to write, as a rule.
+                // CRIU is about to write, as a rule.
                 let none = Rlimit { current: Some(0), maximum: Some(0) };
                 let _ = rustix::process::prlimit(pid, Resource::Fsize, none);
             }
@@ -337,7 +337,7 @@ fn is_stopped(pid: Pid) -> bool {
     false
 }
 
-/// The same open file under a number above 2, and closed on exec.
+/// The open file under a number above 2, and closed on exec.
 pub(super) fn above_stdio(fd: OwnedFd) -> io::Result<OwnedFd> {
     if fd.as_raw_fd() > 2 {
         return Ok(fd);

@@ -141,7 +141,7 @@ impl Drop for Counter {
         // Stops it wherever it was restored to; a pid might belong to another process by now.
         self.stop();
         let _ = self.child.wait();
-        // One that was restored and is nobody's child here looks for the file now and then: if it were gone
+        // A program that was restored and is nobody's child here looks for the file now and then: if it were gone
         // again with the directory before that, it would count for ever.
         let start = Instant::now();
         while self.is_somewhere() && start.elapsed() < LIMIT {
@@ -251,7 +251,7 @@ fn failing_callback_lets_the_process_run() {
     let error = criu.dump(&options, &mut || Err("disk on fire")).unwrap_err();
     assert!(matches!(error, DumpError::Callback("disk on fire")), "{error:?}");
     counter.assert_runs();
-    // And it can still be dumped.
+    // The program can still be dumped.
     let again = Images::new();
     criu.dump(&DumpOptions::new(counter.pid(), again.1.as_fd()), &mut nothing).unwrap();
 }
@@ -444,7 +444,7 @@ fn failure_names_the_reason() {
     if !in_a_session("failure_names_the_reason") {
         return;
     }
-    // Not the leader of its session.
+    // The process is not the leader of its session.
     let mut sleep = Command::new("sleep");
     sleep.arg("infinity").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = sleep.spawn().unwrap();
@@ -478,7 +478,7 @@ fn a_callback_that_fails_ends_the_restored_processes() {
     let result = worker.restore(options, &mut || (), &mut || Err("no"));
     assert!(matches!(result, Err(RestoreError::Callback("no"))), "{result:?}");
     counter.assert_stands();
-    // It was killed; its pid is free once init has waited for it.
+    // The process was killed; its pid is free once init has waited for it.
     let deadline = Instant::now() + Duration::from_secs(20);
     while std::path::Path::new(&format!("/proc/{pid}")).exists() {
         assert!(Instant::now() < deadline, "process {pid} is still there");

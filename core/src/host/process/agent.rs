@@ -91,7 +91,7 @@ fn code_suffix(code: i32) -> String {
 /// All blocks of a process, and the descriptors of some of them by id.
 pub type Exported = (Vec<Block>, Vec<(u64, OwnedFd)>);
 
-/// Memory that is saved while the program runs, and what is known of those who may write it.
+/// Memory that is saved while the program runs, and what is known of the kernels that may write it.
 #[derive(Debug)]
 pub struct Guard {
     /// The device memory.
@@ -137,7 +137,7 @@ impl Agent {
         Self::meet(process, None, process.pid, limit, stop)
     }
 
-    /// The same, with an agent that is known to listen on this name.
+    /// Connects to an agent that is known to listen on this name.
     pub(super) fn connect_to(
         process: &ProcessInfo,
         name: String,
@@ -146,11 +146,11 @@ impl Agent {
         Self::meet(process, Some(name), process.pid, limit, None)
     }
 
-    /// The same, for a process that was restored just now, with the socket that this gpucr has
-    /// [made](super::sockets) for it.
+    /// Connects to the agent of a process that was restored just now, with the socket that this gpucr
+    /// has [made](super::sockets) for it.
     ///
     /// # Errors
-    /// As for [`connect`](Self::connect).
+    /// The errors of [`connect`](Self::connect).
     pub fn connect_restored(
         process: &ProcessInfo,
         limit: Duration,
@@ -316,7 +316,7 @@ impl Agent {
     /// again.
     ///
     /// # Errors
-    /// As for [`close_gate`](Self::close_gate), but that the gate has to be closed.
+    /// The errors of [`close_gate`](Self::close_gate), but that the gate has to be closed.
     pub fn step(&mut self, wait: Duration, limit: Duration) -> Result<(), AgentError> {
         let (wait_ms, timeout_ms) = (wait.as_millis() as u64, limit.as_millis() as u64);
         let request = Request::Step { wait_ms, timeout_ms };
@@ -382,7 +382,7 @@ impl Agent {
     }
 
     /// Takes the bulk memory away from the program, which ends the connection. Where the agent
-    /// says that it failed, the program has its memory still and the connection is given back;
+    /// says that it failed, the program still has its memory and the connection is given back;
     /// after any other failure it is unknown what was done, and a new connection tells.
     ///
     /// # Errors
@@ -401,7 +401,7 @@ impl Agent {
         self.in_step
     }
 
-    /// Gives the bulk memory back. After a failure the program is detached still.
+    /// Gives the bulk memory back. After a failure the program is still detached.
     ///
     /// # Errors
     /// The agent cannot take the memory or does not answer in time, or gpucr was asked to end.
@@ -481,8 +481,8 @@ impl Agent {
     /// bytes, the error is [`AgentError::Failed`].
     ///
     /// # Errors
-    /// Beside that: what the agent hands over is no regular file or too short, it does not answer in time, or gpucr was
-    /// asked to end.
+    /// Besides [`AgentError::Failed`]: what the agent hands over is no regular file or too short, it does not answer in
+    /// time, or gpucr was asked to end.
     pub fn image(&mut self, id: u64, limit: u64) -> Result<Vec<u8>, AgentError> {
         let Reply::Image { bytes } = self.ask(&Request::Image { id, limit })? else {
             return Err(AgentError::Unexpected { pid: self.pid });
@@ -494,7 +494,7 @@ impl Agent {
             code: 0,
             message: format!("image {id} cannot be read: {error}"),
         };
-        // Of a device, or what can be made longer than it is, no end is to be seen.
+        // A device, or a file that can be made longer than it is, may have no end.
         let found = file.metadata().map_err(failed)?;
         if bytes > limit || !found.is_file() || found.len() < bytes {
             return Err(AgentError::Unexpected { pid: self.pid });
@@ -505,7 +505,7 @@ impl Agent {
     }
 
     /// Hands a chunk table over: when the gate opens, what may write a chunk waits until it is saved.
-    /// That ends with the connection.
+    /// The guard ends with the connection.
     ///
     /// # Errors
     /// The agent cannot take the table or does not answer in time, or gpucr was asked to end.

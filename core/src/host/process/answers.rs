@@ -72,7 +72,7 @@ pub(super) fn blocks(blocks: &[Block]) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Whether a program can have launched this. An agent tells everything in order and once; so whoever adds up does
+/// Whether a program can have launched this. An agent tells everything in order and once; so a caller that adds up does
 /// not have to look for the same again and again.
 pub(super) fn accesses(accesses: &Accesses) -> Result<(), &'static str> {
     let Accesses { kernels, operations, allocations, .. } = accesses;

@@ -10,7 +10,7 @@ use crate::image::{RequiredFile, Stdio};
 
 /// The regular files that the processes have open or mapped, by path; those that are deleted or
 /// that have no path here are left out: CRIU carries or refuses them. The sizes mean something
-/// only while the processes stand still.
+/// only while the processes are stopped.
 pub fn required(pids: impl IntoIterator<Item = u32>) -> Vec<RequiredFile> {
     let mut found = BTreeMap::new();
     for pid in pids {

@@ -2,7 +2,7 @@
 //!
 //! A lock is an empty file in a directory that is this user's alone, so nobody else can take it; it is held with
 //! flock(2), so the kernel lets go of it when gpucr dies. The file is removed with the lock; of a gpucr that was
-//! killed the next one removes it. Whoever makes, takes or removes such a file has the lock of their directory
+//! killed the next one removes it. A gpucr that makes, takes or removes such a file has the lock of their directory
 //! meanwhile: so nobody holds a file that another one has removed.
 
 use std::io;
@@ -111,7 +111,7 @@ impl Drop for Alone<'_> {
     }
 }
 
-/// Removes the files of those who were killed, as far as that can be done.
+/// Removes the files of gpucrs that were killed, as far as that can be done.
 fn sweep(dir: &OwnedFd) {
     let Ok(_alone) = Alone::on(dir) else { return };
     let Ok(names) = Dir::read_from(dir) else { return };
@@ -157,7 +157,7 @@ mod tests {
         let (first, second) = (take("1-1").expect("free"), take("1-2").expect("free"));
         drop(second);
         assert_eq!(files(&scratch), 1);
-        // As if the kernel had let go of it.
+        // A file without a lock, as the kernel leaves it after a death.
         std::fs::write(scratch.path().join("1-3"), "").expect("written");
         sweep(&opened(&scratch));
         assert_eq!(files(&scratch), 1, "one is held, and one is not");

@@ -1,7 +1,7 @@
 //! What listens in the network namespace of a process.
 //!
-//! Not read from `/proc/net/unix`: whoever puts a line feed into the name of a socket writes rows there as he
-//! likes.
+//! It is not read from `/proc/net/unix`: a program that puts a line feed into the name of a socket writes rows
+//! there as it likes.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,7 +23,7 @@ const ERROR: u16 = 2;
 const DONE: u16 = 3;
 /// `NLM_F_REQUEST | NLM_F_DUMP`.
 const DUMP: u16 = 0x301;
-/// Of linux/unix_diag.h: the states that are asked for are bits; names are wanted, and come in this attribute.
+/// From linux/unix_diag.h: the states that are asked for are bits; names are wanted, and come in this attribute.
 const LISTENS: u32 = 1 << 10;
 const SHOW_NAME: u32 = 1;
 const NAME: u16 = 0;
@@ -73,7 +73,7 @@ pub(super) fn visit<T: Send>(
 /// Everything that listens on an abstract name in the network namespace of a process.
 ///
 /// # Errors
-/// As [`visit`]; or the kernel does not tell.
+/// The errors of [`visit`]; or the kernel does not tell.
 pub(super) fn listeners(pid: u32) -> io::Result<Vec<Row>> {
     visit(pid, own_listeners)
 }
@@ -87,7 +87,7 @@ fn own_listeners() -> io::Result<Vec<Row>> {
     read_all(&socket)
 }
 
-/// All of these sockets of the namespace, with their names.
+/// A request for all listening sockets of the namespace, with their names.
 fn request() -> Vec<u8> {
     // struct nlmsghdr: length, kind, flags, number, sender.
     let mut request = 40u32.to_ne_bytes().to_vec();

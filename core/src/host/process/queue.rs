@@ -18,8 +18,8 @@ use crate::base::time_limit::within;
 
 /// How long it may take to be faster than the others.
 const LIMIT: Duration = Duration::from_secs(1);
-/// What is said where that was in vain.
-const TAKEN: &str = "the program takes away whoever connects to its agent";
+/// What is said if the others were faster.
+const TAKEN: &str = "the program takes away the connections to its agent";
 
 /// The only place in the queue of an agent, until this is dropped. The agent finds a connection that has ended then.
 #[derive(Debug)]
@@ -127,7 +127,7 @@ mod tests {
     fn a_program_that_takes_connections_away_is_not_waited_for() {
         let (listener, name) = listener_of_one("away");
         let over = Arc::new(AtomicBool::new(false));
-        // A thief who accepts whoever comes, and a crowd of strangers.
+        // A thief who accepts every connection, and a crowd of strangers.
         let (thief, until) = (listener.clone(), over.clone());
         std::thread::spawn(move || {
             while !until.load(Ordering::Relaxed) {

@@ -90,12 +90,12 @@ pub(super) fn agent(process: &ProcessInfo) -> Option<String> {
     agent_among(process, &rows(process))
 }
 
-/// The same, and the inode of the socket.
+/// The name on which an agent listens in that process, and the inode of the socket.
 pub(super) fn agent_socket(process: &ProcessInfo) -> Option<(String, u32)> {
     own_agent(process, &rows(process))
 }
 
-/// The same, if these are all that listen in its network namespace.
+/// The name on which its agent listens, if `rows` are all that listen in its network namespace.
 pub(super) fn agent_among(process: &ProcessInfo, rows: &[Row]) -> Option<String> {
     own_agent(process, rows).map(|(name, _)| name)
 }
@@ -109,7 +109,7 @@ fn own_agent(process: &ProcessInfo, rows: &[Row]) -> Option<(String, u32)> {
     Some((String::from_utf8(own.name.clone()).ok()?, own.inode))
 }
 
-/// Those of them that have the name of an agent in that process, whoever listens there.
+/// The rows that have the name of an agent in that process, whichever process listens there.
 pub(super) fn agents_named(process: &ProcessInfo, rows: &[Row]) -> Vec<Row> {
     let end = end(process);
     let is_named =
@@ -169,7 +169,7 @@ mod tests {
         (socket, listener)
     }
 
-    /// Those of one process that the tests of a whole process may share.
+    /// Taken by tests that listen, which see each other's sockets where they share a process.
     static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
     #[test]

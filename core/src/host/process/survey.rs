@@ -16,7 +16,7 @@ use super::{Agent, AgentError, Lock, ProcessInfo, sockets};
 
 /// Agents that are asked; more are seen.
 const MOST: usize = 1 << 10;
-/// For the stack of a thread that asks one.
+/// Bytes for the stack of a thread that asks one process.
 const STACK: usize = 256 << 10;
 
 /// A process with an agent.
@@ -41,7 +41,7 @@ pub enum Said {
     Nothing(String),
 }
 
-/// All that was found.
+/// All programs that were found.
 #[derive(Debug)]
 pub struct Survey {
     /// In order of the pids.
@@ -54,7 +54,7 @@ pub struct Survey {
 enum Heard {
     Of(u32, Vec<String>),
     Says(u32, Said),
-    /// It has ended, or listens no more.
+    /// The process has ended, or listens no more.
     Gone(u32),
 }
 
@@ -134,7 +134,7 @@ fn ask(
     answer_by: Instant,
 ) {
     let Some(name) = sockets::agent_among(process, named) else { return };
-    // Nobody hears it any more when all time is over.
+    // The receiver is gone when all time is over.
     let _ = tell.send(Heard::Of(process.pid, process.command.clone()));
     if !wanted {
         let why = format!("more than {MOST} agents are not asked");
@@ -144,7 +144,7 @@ fn ask(
     let ask = || -> Result<Said, AgentError> {
         let left = answer_by.saturating_duration_since(Instant::now());
         if !Lock::is_taken(process) {
-            // Whoever has detached the program is gone.
+            // The gpucr that has detached the program, if any, is gone.
             gpucr_wire::wake_agent(process.pid);
         }
         let mut agent = Agent::connect_to(process, name, left)?;

@@ -101,7 +101,7 @@ pub(crate) fn kill_made(pids: &[u32], maker: u32) {
     let stat = |pid: u32| Process::new(i32::try_from(pid).ok()?).ok()?.stat().ok();
     let Some(since) = stat(maker).map(|stat| stat.starttime) else { return };
     for pid in pids {
-        // Read before it is looked at: then it is the same process.
+        // The tree is read first: then both are of the same process.
         let (Ok(tree), Some(stat)) = (Tree::read(*pid), stat(*pid)) else { continue };
         let parent = stat.ppid as u32;
         if stat.starttime >= since && (parent == maker || parent == std::process::id()) {
@@ -134,7 +134,7 @@ impl ProcessInfo {
         Ok(read)
     }
 
-    /// The same, but for its driver libraries: there may be very many mappings to look at.
+    /// Reads process `pid` except for its driver libraries: there may be very many mappings to go through.
     pub(super) fn read_without_libraries(pid: u32) -> Result<Self, TreeError> {
         let raw = raw_pid(pid).ok_or(TreeError::NoProcess(pid))?;
         let pidfd = rustix::process::pidfd_open(raw, rustix::process::PidfdFlags::empty())

@@ -28,7 +28,7 @@ pub struct Diff {
     pub host: Total,
     /// All libraries together.
     pub libraries: Total,
-    /// What B needs beside the chunks of A.
+    /// What B needs besides the chunks of A.
     pub cost: Cost,
 }
 
@@ -73,7 +73,7 @@ pub struct PartDiff {
     /// file of that name, because CRIU may write the same pages in another order. Of what is gone,
     /// all bytes of A.
     pub changed_bytes: u64,
-    /// The same as a share of the size, from 0 to 1.
+    /// The changed bytes as a share of the size, from 0 to 1.
     pub share: f64,
 }
 
@@ -120,7 +120,7 @@ pub struct Total {
     pub bytes: u64,
     /// Bytes of B that changed or are new.
     pub changed_bytes: u64,
-    /// These as a share of the bytes in B, from 0 to 1.
+    /// The changed bytes as a share of the bytes in B, from 0 to 1.
     pub share: f64,
 }
 
@@ -129,7 +129,7 @@ pub struct Total {
 pub struct Cost {
     /// How many.
     pub chunks: u64,
-    /// Of so many that B has in all.
+    /// How many chunks B has in all.
     pub of_chunks: u64,
     /// Their plain bytes.
     pub bytes: u64,

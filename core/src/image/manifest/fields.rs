@@ -62,13 +62,13 @@ pub struct Section {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Protocol {
-    /// All in the stopped window.
+    /// All memory was copied in the stopped window.
     Stop,
     /// Copied while the program ran, then again what had changed: the state at the end.
     Recopy,
     /// Copied while the program ran, before it was overwritten: the state at the start.
     Cow,
-    /// By the driver's own checkpoint: the program did not run under gpucr.
+    /// The driver's own checkpoint saved it all: the program did not run under gpucr.
     Driver,
 }
 
@@ -121,7 +121,7 @@ pub struct Process {
     pub cuda: Option<CudaProcess>,
     /// How its file descriptors 0, 1 and 2 were connected.
     pub stdio: [Stdio; 3],
-    /// By which others reach what is in it; a restore makes them anew.
+    /// The sockets by which other processes reach what is in it; a restore makes them anew.
     pub listeners: Vec<Listener>,
 }
 
@@ -155,7 +155,7 @@ pub struct CudaProcess {
     pub blocks: Vec<Block>,
     /// The shim that it runs under; none if it does not.
     pub shim: Option<Shim>,
-    /// What else it held.
+    /// What the process had besides its blocks.
     pub counts: Counts,
 }
 
@@ -199,7 +199,7 @@ pub struct Shim {
     pub file: FileEntry,
 }
 
-/// What a process held beside its blocks, for `gpucr inspect`.
+/// What a process had besides its blocks, for `gpucr inspect`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Live allocations served from blocks.

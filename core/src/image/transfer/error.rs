@@ -14,10 +14,10 @@ pub enum TarError {
     /// The image.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// Its chunks.
+    /// The image's chunks.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// It is not taken.
+    /// The image is not taken.
     #[error(transparent)]
     Trust(#[from] TrustError),
     /// The tar cannot be written or read.
@@ -41,7 +41,7 @@ pub enum TarError {
         /// Where the tar was to go.
         path: PathBuf,
     },
-    /// It was asked to end.
+    /// The export or import was asked to end.
     #[error("interrupted")]
     Interrupted,
 }

@@ -1,4 +1,4 @@
-//! From an image to a tar.
+//! Writing an image as a tar.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -41,7 +41,7 @@ pub struct Exported {
 /// Writes the image at `dir` to `out`, which gets all of the tar, or after a failure a part of it.
 ///
 /// The tar holds just the chunks that the image needs, in the order in which the manifest names
-/// them, so it is the same whatever they lie beside. Each is checked by the way. Memory: the
+/// them, so it is the same whatever else is in their packs. Each is checked by the way. Memory: the
 /// records of the chunks, and two buffers of 16 MiB.
 ///
 /// # Errors
@@ -62,7 +62,7 @@ fn write(
     stop: &Stop,
     progress: &dyn Progress,
 ) -> Result<Exported, TarError> {
-    let plan = Plan::of(image, dir)?;
+    let plan = ExportPlan::of(image, dir)?;
     progress.phase("export", Some(plan.len()));
     plan.write(image.chunks(), out, stop, progress)?;
     out.flush().map_err(io_error("cannot write the tar"))?;
@@ -74,8 +74,8 @@ fn write(
     })
 }
 
-/// The same into a new file, which only the owner may read. It is written under a hidden name
-/// beside `path`, synced and renamed. After a failure there is no file.
+/// Exports into a new file, which only the owner may read. It is written under a hidden name
+/// next to `path`, synced and renamed. After a failure there is no file.
 ///
 /// # Errors
 /// [`TarError::Exists`] if something is at `path`; the image cannot be read or is damaged and no other copy of the
@@ -162,7 +162,7 @@ impl Drop for Partial {
 }
 
 /// The tar, before anything of it is written.
-struct Plan {
+struct ExportPlan {
     manifest: Vec<u8>,
     /// Empty if there are none.
     signatures: Vec<u8>,
@@ -179,11 +179,11 @@ struct Plan {
 struct Pack {
     id: PackId,
     len: u64,
-    /// Its chunks among `Plan::stored`.
+    /// The file's chunks among `ExportPlan::stored`.
     chunks: Range<usize>,
 }
 
-impl Plan {
+impl ExportPlan {
     fn of(image: &ImageReader, dir: &Path) -> Result<Self, TarError> {
         let manifest = image.manifest();
         let mut entries: HashMap<_, Entry> = HashMap::new();

@@ -45,7 +45,7 @@ pub struct Imported {
 ///
 /// The tar may be of any origin. Its members must be exactly those that it must have, in their
 /// order; nothing is written to disk but what the new image holds, and that in a hidden directory
-/// beside it. Every chunk is decoded and checked before the image is committed. After a failure
+/// next to it. Every chunk is decoded and checked before the image is committed. After a failure
 /// there is no image. Memory: manifest and index, and a buffer of 16 MiB.
 ///
 /// # Errors
@@ -258,7 +258,7 @@ impl Archive<'_> {
         Ok(self.one_of(&[name])?.1)
     }
 
-    /// The same for one of these names; says which.
+    /// Reads the header of a member that has one of these names; says which.
     fn one_of<'n>(&mut self, names: &[&'n str]) -> Result<(&'n str, u64), TarError> {
         // What may come before the last one need not be there.
         let name = names.last().copied().unwrap_or_default();

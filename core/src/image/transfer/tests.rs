@@ -93,7 +93,7 @@ fn there_and_back() {
     assert_eq!(report.stored_bytes, on_disk);
     // However its chunks lie, an image gives the same tar.
     assert!(exported(&copy) == tar);
-    // With what tar(1) appends.
+    // A tar may have the zeros that tar(1) appends.
     let padded = [&tar[..], &[0; 10240]].concat();
     import(
         &mut &padded[..],
@@ -367,7 +367,7 @@ fn whatever_an_image_shares_its_tar_is_the_same() {
         assert!(verify(&to.path(), &Quiet).unwrap().whole, "{to:?}");
         assert!(exported(&to.path()) == tar, "{to:?}");
     }
-    // And back, into every kind of place; what is there already is not stored again.
+    // The image goes back into every kind of place; what is there already is not stored again.
     for (to, lacks) in [(alone(&at("back")), 6), (on_parent("back-2"), 2), (stored("back"), 0)] {
         let report = import(&mut &tar[..], &to, &Trust::default(), &stop(), &Quiet).unwrap();
         assert_eq!((report.id, report.image), (crate::base::format::hex(&ids[0]), to.path()));

@@ -5,7 +5,7 @@ use thiserror::Error;
 /// Why PTX cannot be read.
 #[derive(Debug, Error, Clone, Copy, PartialEq, Eq)]
 pub enum PtxError {
-    /// It does not say `.version`.
+    /// The text does not say `.version`.
     #[error("this is no PTX: it names no version")]
     NotPtx,
     /// A line that the grammar does not allow.

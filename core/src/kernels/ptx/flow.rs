@@ -63,7 +63,7 @@ fn parameters(function: &Function<'_>, direction: Direction) -> Vec<Param> {
     });
     sizes
         .map(|(bytes, align)| {
-            // Both are bounded by the parser, and so is the number of parameters.
+            // Size and alignment are bounded by the parser, and so is the number of parameters.
             let offset = end.next_multiple_of(align);
             end = offset + bytes;
             Param::uniform(offset, bytes, direction, Source::Ptx)

@@ -88,7 +88,7 @@ impl<'a> Operand<'a> {
 
 #[derive(Debug)]
 pub(super) struct Instruction<'a> {
-    /// With its modifiers: `ld.global.u64`.
+    /// The name with its modifiers: `ld.global.u64`.
     pub(super) opcode: &'a str,
     pub(super) operands: Vec<Operand<'a>>,
 }
@@ -131,7 +131,7 @@ pub(super) struct Function<'a> {
 
 #[derive(Debug, Default)]
 pub(super) struct Module<'a> {
-    /// Those that have a body.
+    /// The functions that have a body.
     pub(super) functions: Vec<Function<'a>>,
     pub(super) by_name: HashMap<&'a str, usize>,
     pub(super) variables: HashMap<&'a str, Space>,
@@ -348,7 +348,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// From behind `.entry` or `.func`. `None` for a declaration without body.
+    /// Parses from behind `.entry` or `.func` on. `None` for a declaration without body.
     fn function(&mut self, is_entry: bool) -> Result<Option<Function<'a>>, PtxError> {
         let (mut name, mut lists) = (None, [Vec::new(), Vec::new()]);
         let has_body = loop {
@@ -390,7 +390,7 @@ impl<'a> Parser<'a> {
         Ok(Some(body.function))
     }
 
-    /// From behind the `{` of a function to behind its `}`.
+    /// Parses from behind the `{` of a function to behind its `}`.
     fn body(&mut self, body: &mut Body<'a>) -> Result<(), PtxError> {
         loop {
             match self.some()? {

@@ -17,7 +17,7 @@ const MOST_ROUNDS: usize = 16;
 /// The most registers that a kernel may have: 72 MiB.
 const MOST_REGISTERS: usize = 1 << 19;
 
-/// From `low` to `high`, and for each number that the launch gives so many more bytes or units.
+/// A number from `low` to `high`, and for each number that the launch gives so many more bytes or units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sum {
     /// The word of the parameters that is a part of it.
@@ -224,7 +224,7 @@ impl<'f, 'a> Registers<'f, 'a> {
         None
     }
 
-    /// A register that no instruction writes holds whatever it held before. Says whether there was one.
+    /// A register that no instruction writes may have any value. Says whether there was one.
     fn settle_unwritten(&mut self) -> bool {
         let unwritten = self.held.iter_mut().filter(|held| **held == Held::Nothing);
         unwritten.map(|held| *held = Held::Anything).count() > 0
@@ -356,7 +356,7 @@ fn rule(i: &Instruction<'_>, operands: &[Sum]) -> Option<Sum> {
                 (None, None) => return a.up_to().filter(|_| b.is_natural()),
             };
             match mask {
-                // Of a natural number no bit or the lowest are taken away.
+                // The mask takes no bits, or the lowest ones, from a natural number.
                 ..0 | 0xffff_ffff.. if other.is_natural() => other.up_to(),
                 ..0 => None,
                 _ => Sum::constant(mask).up_to(),
@@ -470,7 +470,7 @@ mod tests {
         ];
         for body in bodies {
             assert_eq!(touched(body)[1], None, "{body}");
-            // And takes it from others.
+            // A kernel takes the value from others.
             let body = format!("ld.global.u32 %r10, [%rd2]; {body}");
             assert_eq!(touched(&body)[1], None, "{body}");
         }

@@ -63,7 +63,7 @@ impl<'m, 'a> Flow<'m, 'a> {
                 let value = self.operands(f, values);
                 self.set(f, to, &value);
             }
-            // They work on registers, on shared memory and on memory of their own.
+            // These instructions work on registers, on shared memory and on memory of their own.
             ("wgmma" | "tcgen05", operands) => {
                 for operand in operands.iter().filter(|to| !matches!(to, Operand::Address(..))) {
                     self.set(f, operand, &Value::marked(FOREIGN));
@@ -126,7 +126,7 @@ impl<'m, 'a> Flow<'m, 'a> {
             [Atom::Number(0)] => value,
             [Atom::Number(1..=SCALE_BITS)] => value.scaled(),
             [Atom::Number(bits)] if (0..PART_BITS).contains(bits) => value,
-            // By a number of bits that is known late, or an upper part.
+            // A shift by a number of bits that is known late, or of an upper part.
             _ => value.put_together(),
         }
     }

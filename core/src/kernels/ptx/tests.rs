@@ -391,7 +391,7 @@ fn functions_are_followed() {
         ("call (%rd1), old, (%a); ld.u32 %r1, [%rd1];".into(), "B---"),
         // A parameter of a function is on the stack.
         ("{ .param .b64 p; mov.b64 %rd1, p; st.param.b64 [p], %a; ld.local.u64 %rd2, [%rd1]; st.u32 [%rd2], 0; }".into(), "W---"),
-        // Nobody knows what these do.
+        // It is not known what these functions do.
         (one("outside", "%b"), "-?--i"),
         ("{ .param .b64 p; st.param.b64 [p], %a; call %rd9, (p), prototype; }".into(), "?---i"),
         (".local .b64 x; st.local.u64 [x], %c; mov.u64 %rd1, x;".to_owned() + &one("outside", "%rd1"), "--?-i"),
@@ -410,7 +410,7 @@ fn textures_and_unknown_instructions() {
         ("tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [%a, {%r1}];", "?---i"),
         ("sust.b.1d.b32.trap [%b, {%r1}], {%r2};", "-?--i"),
         ("frobnicate.global.u32 %r1, [%a], %r2;", "?---"),
-        // It may write any of its registers.
+        // An unknown instruction may write any of its registers.
         ("frobnicate.global.u32 %r1, [%a], %b;", "??--i"),
         ("frobnicate.sync;", "----"),
         ("frobnicate.u32 %r1, %r2;", "----"),
@@ -470,7 +470,7 @@ type Workload = (&'static str, &'static str, &'static [(&'static str, &'static s
 
 /// What each kernel of the workloads does, word by word, as its source says. `i` is for those that
 /// follow pointers in memory, or put pointers together from halves; `structs_spread` has its pointers
-/// in an array on its stack, beside a number of 4 bytes.
+/// in an array on its stack, next to a number of 4 bytes.
 const WORKLOADS: [Workload; 14] = [
     (
         "attention",

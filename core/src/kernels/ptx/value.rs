@@ -3,9 +3,9 @@
 /// A value may derive from something of this kind. A value has any number of marks.
 pub(super) type Marks = u16;
 
-/// From memory or from nowhere known, and of 64 bits: it may be an address of anything.
+/// A value from memory or from nowhere known, of 64 bits: it may be an address of anything.
 pub(super) const FOREIGN: Marks = 1;
-/// From memory or a parameter, and no address: less than 64 bits of one, or scaled. Put together
+/// A value from memory or a parameter, which is no address: less than 64 bits of one, or scaled. Put together
 /// with another one it may become an address.
 pub(super) const NUMBER: Marks = 2;
 /// Only in memory: numbers were stored in pieces of less than 8 bytes, of which a load of 8 bytes may
@@ -83,19 +83,19 @@ impl Value {
         self
     }
 
-    /// It is scaled, divided or cut: what may have been an address is a number.
+    /// The value is scaled, divided or cut: what may have been an address is a number.
     #[must_use]
     pub(super) fn scaled(self) -> Value {
         if self.has(FOREIGN) { self.without(FOREIGN).with(NUMBER) } else { self }
     }
 
-    /// In a register of less than 64 bits.
+    /// The value in a register of less than 64 bits.
     #[must_use]
     pub(super) fn narrow(self) -> Value {
         self.scaled().without(LARGE | PIECES)
     }
 
-    /// It is put together from parts: what was a number may be an address.
+    /// The value is put together from parts: what was a number may be an address.
     #[must_use]
     pub(super) fn put_together(self) -> Value {
         if self.has(NUMBER | PIECES) { self.with(FOREIGN) } else { self }

@@ -77,7 +77,7 @@ impl Pack {
 }
 
 /// Which copy of each live chunk stays, and what follows for the packs.
-pub(super) struct Plan {
+pub(super) struct GcPlan {
     pub(super) packs: HashMap<PackId, Pack>,
     /// For each live chunk that is there: segment and place in its index.
     pub(super) chosen: HashMap<ChunkId, (usize, usize)>,
@@ -87,7 +87,7 @@ pub(super) struct Plan {
     merged: HashSet<usize>,
 }
 
-impl Plan {
+impl GcPlan {
     /// Says what is to be done so that just the chunks `live` stay.
     pub(super) fn make(store: &SharedStore, segments: &[Segment], live: &HashSet<ChunkId>) -> Self {
         let mut packs: HashMap<PackId, Pack> = HashMap::new();
@@ -105,7 +105,7 @@ impl Plan {
                 }
             }
         }
-        // Of several copies the one in a whole pack, and then in the one that is the most alive.
+        // The copy that stays is the one in a whole pack, and then in the pack that is the most alive.
         let rank = |segment: &Segment, entry: &Entry| match segment.pack(entry) {
             None => (true, u64::MAX, [0; 16]),
             Some(info) => {

@@ -34,7 +34,7 @@ pub(super) struct Between {
     pub(super) start: u64,
     #[prost(uint64, required, tag = "2")]
     pub(super) end: u64,
-    /// As mmap(2) takes them.
+    /// Flags as mmap(2) takes them.
     #[prost(uint32, required, tag = "5")]
     pub(super) protection: u32,
     #[prost(uint32, required, tag = "6")]

@@ -53,7 +53,7 @@ pub(crate) fn private(dir: BorrowedFd<'_>, pid: i32) -> io::Result<Option<Privat
                 let Some(cut) = within(&mappings, run, at) else { return Ok(None) };
                 extents.extend(cut);
             }
-            // Of zeros, or in the files of another image.
+            // The pages are zeros, or in the files of another image.
             (true, false) => return Ok(None),
             (false, _) => {}
         }

@@ -92,7 +92,7 @@ fn what_is_not_as_expected_is_left_alone() {
     let mut other_magic = good.clone();
     other_magic[4] ^= 1;
     let mut more = good.clone();
-    // One more field, of a newer CRIU.
+    // A newer CRIU may have one more field.
     let len = more.len();
     let at = len - Run { address: PAGE as u64, pages: 64, flags: BOTH }.encoded_len() - 4;
     more[at] += 2;
@@ -178,7 +178,7 @@ fn what_criu_has_not_marked_is_marked() {
     assert_eq!(found(), 1);
     mark(open().as_fd(), 42).unwrap();
     assert_eq!(found(), 2);
-    // Not where CRIU reads in any case: memory of a file, locked memory, a shadow stack.
+    // Nothing is marked where CRIU reads in any case: memory of a file, locked memory, a shadow stack.
     let private_memory = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     for (flags, status) in [
         (libc::MAP_PRIVATE, 1),
@@ -195,7 +195,7 @@ fn what_criu_has_not_marked_is_marked() {
         mark(open().as_fd(), 42).unwrap();
         assert_eq!(found(), 0, "{flags:x} {status:x}");
     }
-    // Nor where there is no file of mappings.
+    // Nothing is marked without a file of mappings.
     std::fs::remove_file(dir.path().join("mm-42.img")).unwrap();
     mark(open().as_fd(), 42).unwrap();
 }

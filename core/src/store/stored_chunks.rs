@@ -8,12 +8,12 @@ use super::{ChunkId, StoreError};
 
 /// Addresses of chunks, with the bytes that each takes; about 40 bytes of memory for each.
 #[derive(Debug, Default)]
-pub(crate) struct Known {
-    /// In order.
+pub(crate) struct StoredChunks {
+    /// The addresses are in order.
     chunks: Vec<(ChunkId, u32)>,
 }
 
-impl Known {
+impl StoredChunks {
     /// Whether a chunk is there.
     pub(crate) fn contains(&self, id: &ChunkId) -> bool {
         self.stored_len(id).is_some()
