@@ -52,7 +52,7 @@ pub(crate) struct Library(*mut c_void);
 
 // SAFETY: the handle is only passed to dlsym, which any thread may call.
 unsafe impl Send for Library {}
-// SAFETY: as above.
+// SAFETY: dlsym may be called with the handle by several threads at once.
 unsafe impl Sync for Library {}
 
 impl Library {

@@ -197,7 +197,7 @@ pub(crate) fn step<'a>(
     if is_open() { close(limit) } else { wait_until_empty(&limit) }
 }
 
-/// Closes the gate, whoever is inside.
+/// Closes the gate, without waiting for calls that are inside.
 pub(crate) fn shut() {
     LINE.state.store(CLOSED, Ordering::SeqCst);
 }
