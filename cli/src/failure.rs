@@ -82,7 +82,7 @@ impl From<Error> for CliError {
     }
 }
 
-/// Those of a part of the checkpointer, as the whole of it would say them.
+/// Errors of a part of the checkpointer, as the whole of it would say them.
 macro_rules! of_parts {
     ($($part:ty),*) => {
         $(impl From<$part> for CliError {

@@ -42,7 +42,7 @@ pub(crate) fn text(text: &str) {
     }
 }
 
-/// Remembers that something could not be written. Whoever reads a pipe may stop to: that is no failure.
+/// Remembers that something could not be written. A reader of a pipe may stop reading: that is no failure.
 pub(crate) fn lost(what: impl Display, error: io::Error) {
     if error.kind() != io::ErrorKind::BrokenPipe {
         let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);

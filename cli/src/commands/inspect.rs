@@ -165,7 +165,7 @@ struct ShimRow<'a> {
     hash: String,
 }
 
-/// What a process held beside its blocks: an object with a number by each name.
+/// What a process had besides its blocks: an object with a number by each name.
 struct CountsRow(Vec<(&'static str, u64)>);
 
 impl serde::Serialize for CountsRow {

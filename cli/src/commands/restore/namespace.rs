@@ -162,7 +162,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     rustix::io::fcntl_setfd(&reports, rustix::io::FdFlags::CLOEXEC)
         .map_err(|error| io_error("this is for gpucr's own use")(error.into()))?;
     let holder = holder.first().map(|fd| {
-        // SAFETY: as above.
+        // SAFETY: the descriptor was made for this process, and nothing else here knows it.
         let fd = unsafe { OwnedFd::from_raw_fd(*fd as i32) };
         sharing::unkeep(&fd).map(|()| Holder::from(fd))
     });
