@@ -1,5 +1,5 @@
 //! What byte planes gain: size and speed of a chunk's encoding and decoding on one core, as the store
-//! does it, beside zstd alone, for several kinds of numbers.
+//! does it, compared with zstd alone, for several kinds of numbers.
 //!
 //! Rates are bytes of the plain data by CPU time of the thread, so what a thread waits for a core
 //! does not count. They include hashing: BLAKE3 of the stored bytes when a chunk is encoded, of
