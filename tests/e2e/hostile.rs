@@ -63,7 +63,7 @@ fn agent() -> Result<()> {
             std::thread::park();
         }
         let (socket, _) = listener.accept()?;
-        // Whoever has had enough of it goes away.
+        // A client that has had enough of it goes away.
         let _ = be_hostile(&mode, socket);
     }
 }

@@ -407,7 +407,7 @@ fn warming_that_fails_or_is_killed_leaves_nothing() -> Result<()> {
     Ok(())
 }
 
-/// Whoever finds an image being read neither waits nor reads it a second time.
+/// A command that finds an image being read neither waits nor reads it a second time.
 #[test]
 fn one_at_a_time_makes_an_image_warm() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS[..2])?;

@@ -54,7 +54,7 @@ impl Lab {
     /// image is left.
     ///
     /// # Errors
-    /// Something else is there still when the time is over; the error names it.
+    /// Something else is still there when the time is over; the error names it.
     pub fn holds_only(&self, allowed: &[&str]) -> Result<()> {
         let others = || -> Result<Vec<String>> {
             let names = std::fs::read_dir(self.path(""))?;

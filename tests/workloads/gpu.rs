@@ -16,11 +16,11 @@ use crate::cuda::{
 pub(crate) unsafe trait Plain: Copy + Default {}
 // SAFETY: primitive numbers have no padding, and every bit pattern is a value.
 unsafe impl Plain for u8 {}
-// SAFETY: as above.
+// SAFETY: a primitive number, as `u8` is.
 unsafe impl Plain for u32 {}
-// SAFETY: as above.
+// SAFETY: a primitive number, as `u8` is.
 unsafe impl Plain for u64 {}
-// SAFETY: as above.
+// SAFETY: a primitive number, as `u8` is.
 unsafe impl Plain for f32 {}
 
 /// The bytes of a slice of plain values.

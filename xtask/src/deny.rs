@@ -14,7 +14,7 @@ struct Policy {
     targets: Vec<String>,
     licenses: Vec<String>,
     registries: Vec<String>,
-    /// Names, and the versions that may be there beside another: the first numbers of them.
+    /// Names, and the versions that may be there in addition to another: the first numbers of them.
     skipped: Vec<(String, String)>,
 }
 
