@@ -51,7 +51,7 @@ fn rate(runs: usize, bytes: usize, mut work: impl FnMut() -> Result<()>) -> Resu
 /// Stored bytes, and rates of encoding and decoding.
 type Figures = (usize, f64, f64);
 
-/// As the store does it, and in how many chunks by planes.
+/// Encodes as the store does, and tells how many chunks it encodes by planes.
 fn store(args: &Args, plain: &[u8]) -> Result<(Figures, usize)> {
     let mut encoder = Encoder::new(Compression::Level(args.level));
     let mut forms: Vec<(Stored, Vec<u8>)> = Vec::new();

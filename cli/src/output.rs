@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 /// As many links are followed as the kernel follows.
 const MOST_LINKS: usize = 40;
-/// As for any new file: what the user's mask leaves of it.
+/// The mode of a new file, before the user's mask.
 const NEW: Mode = Mode::from_raw_mode(0o666);
 
 /// A place in a directory.

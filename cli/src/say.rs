@@ -16,7 +16,7 @@ use crate::failure::{self, CliError, FAILED, Outcome};
 macro_rules! say {
     ($($arg:tt)*) => { $crate::say::line(format_args!($($arg)*)) };
 }
-/// The same on stderr.
+/// Prints a line on stderr.
 macro_rules! note {
     ($($arg:tt)*) => { $crate::say::note_line(format_args!($($arg)*)) };
 }
@@ -78,7 +78,7 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), CliError> 
     Ok(())
 }
 
-/// The same on stderr.
+/// Prints JSON on stderr.
 ///
 /// # Errors
 /// It cannot be JSON.
@@ -90,7 +90,7 @@ pub(crate) fn note_json(value: &impl serde::Serialize) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The same on stdout in one line.
+/// Prints JSON on stdout in one line.
 ///
 /// # Errors
 /// It cannot be JSON.

@@ -16,9 +16,9 @@ use crate::unknown;
 
 /// Addresses of real functions.
 struct RealFunctions {
-    /// Those of functions that are replaced, and what is given out instead.
+    /// Addresses of functions that are replaced, and what is given out instead.
     replaced: HashMap<usize, *const ()>,
-    /// All that are in the table.
+    /// Addresses of all functions that are in the table.
     tabled: HashSet<usize>,
 }
 

@@ -47,7 +47,7 @@ fn start() -> (Program, BTreeMap<String, u64>) {
     (program, at)
 }
 
-/// The same with an agent, and the id of the kernel that `kernel` launches.
+/// Starts the program with an agent, and also gives the id of the kernel that `kernel` launches.
 fn start_with_kernel() -> (Program, Agent, BTreeMap<String, u64>, u64) {
     let (mut program, at) = start();
     let (mut agent, _) = program.agent();

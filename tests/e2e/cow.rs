@@ -208,7 +208,7 @@ fn what_was_learnt_counts_for_later_dumps() -> Result<()> {
     let logged = || std::fs::read_to_string(&log).unwrap_or_default();
     // The first comes there a second time, when it has fallen back.
     for (dumps, gone_on) in [(1, 1), (2, 3)] {
-        // As in `dump`: what is saved late waits until the program has gone on.
+        // What is saved late waits until the program has gone on.
         until("the program goes on", || stores(&logged()) >= gone_on).with_context(logged)?;
         std::fs::write(&go, "")?;
         until("the dump ends", || said().is_ok_and(|said| said.len() >= dumps))
@@ -272,7 +272,7 @@ fn a_full_disk_lets_everybody_go() -> Result<()> {
     Ok(())
 }
 
-/// As if the disk had hung: whatever gpucr does there comes to no end for as long as the test wants.
+/// The disk seems to hang: whatever gpucr does there comes to no end for as long as the test wants.
 #[test]
 fn nobody_waits_for_a_disk_that_hangs() -> Result<()> {
     let lab = Lab::new();

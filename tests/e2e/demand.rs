@@ -111,7 +111,7 @@ fn a_restore_that_fails_or_is_killed_leaves_no_program_behind() -> Result<()> {
             let mut command = lab.gpucr();
             let output = finish(command.args(ON_DEMAND).arg("image").env("GPUCR_FAULT", &fault))?;
             ensure!(!output.status.success(), "{fault}: {}", show(&output));
-            // Of one that is killed the watchdog ends the program.
+            // If gpucr is killed the watchdog ends the program.
             until("no process is left", || !exists(dumped.program.pid)).context(fault)?;
         }
     }

@@ -15,7 +15,7 @@ struct Pair {
     program: Program,
     victim: u32,
     expected: Vec<String>,
-    /// Of the survivor, and of the victim.
+    /// The pace of the survivor, and of the victim.
     pace: [Pace; 2],
 }
 

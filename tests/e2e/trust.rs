@@ -245,7 +245,7 @@ fn only_a_driver_of_this_host_is_put_in_place_as_one() -> Result<()> {
     let root = gpucr_core::library::library_root();
     let carried = gpucr_core::image::ImageReader::open(&image)?.manifest().carried.clone();
     let shim = &carried.last().context("a shim")?.path;
-    // As a software driver it would be loaded by the next gpucr.
+    // If it were taken for a software driver it would be loaded by the next gpucr.
     let place = gpucr_core::library::place_of("soft", &hash_of(shim)?, &root);
     gpucr_core::hostile::forge(&image, |manifest| {
         manifest.carried.last_mut().expect("a shim").path = place.clone();

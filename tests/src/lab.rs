@@ -73,7 +73,7 @@ impl Lab {
         self.start_with(name, args, &[])
     }
 
-    /// The same with more in its environment.
+    /// Starts a workload with more in its environment.
     ///
     /// # Errors
     /// The program cannot be started.
@@ -172,7 +172,7 @@ impl Lab {
         self.restore_with(image, old, &[])
     }
 
-    /// The same with further environment for gpucr.
+    /// Restores with further environment for gpucr.
     ///
     /// # Errors
     /// The old program does not end, or the restore fails or takes too long; the error has what it says.

@@ -51,7 +51,7 @@ struct Package {
     source: Option<String>,
 }
 
-/// Those that `cargo metadata` has resolved; it lists those of other platforms too.
+/// The packages that `cargo metadata` has resolved; it lists those of other platforms too.
 fn packages(metadata: &Value) -> Result<Vec<Package>> {
     let nodes = metadata["resolve"]["nodes"].as_array().context("no resolved crates")?;
     let ids: HashSet<&str> = nodes.iter().filter_map(|node| node["id"].as_str()).collect();

@@ -256,7 +256,7 @@ fn about_library(error: &LibraryError) -> Help {
 /// How to raise a limit of open files.
 fn about_open_files(error: &TooFewDescriptors) -> String {
     let TooFewDescriptors { pid, own, blocks, .. } = error;
-    // That is enough for so many blocks of memory, and for all else.
+    // So many descriptors are enough for the blocks of memory, and for all else.
     let files = blocks.saturating_mul(2).saturating_add(4096);
     if *own {
         return format!("raise the limit: ulimit -n {files}");

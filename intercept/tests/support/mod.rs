@@ -85,7 +85,7 @@ impl Library {
         }
     }
 
-    /// The same, and it has to succeed.
+    /// Calls a function, which has to succeed.
     pub(crate) fn must(&self, name: &str, arguments: &[u64]) {
         assert_eq!(self.call(name, arguments), 0, "{name} {arguments:x?}");
     }
@@ -105,7 +105,7 @@ impl Program {
         Self::start_with(&[])
     }
 
-    /// The same with more in its environment.
+    /// Starts the program with more in its environment.
     pub(crate) fn start_with(environment: &[(&str, &str)]) -> Self {
         let libraries = tempfile::tempdir().expect("a folder");
         std::os::unix::fs::symlink(shim(), libraries.path().join("libcuda.so.1")).expect("a link");

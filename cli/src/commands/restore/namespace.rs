@@ -91,7 +91,7 @@ fn run_once(
     let mut next = || -> Option<Value> { serde_json::from_str(&reports.next()?.ok()?).ok() };
 
     let (mut outer, mut inner) = (0, 0);
-    // That it runs is told before the report; twice if it was restored again.
+    // The start of the program is told before the report; twice if it was restored again.
     let report = loop {
         let told = next();
         let Some(told) = told.as_ref().filter(|told| told["running"] == true) else { break told };

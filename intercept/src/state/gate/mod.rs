@@ -180,7 +180,7 @@ pub(crate) fn close<'a>(limit: impl Into<Limit<'a>>) -> Result<(), NotClosed> {
 /// begins, up to its end. Afterwards the gate is closed, no call is inside, and no capture under way.
 ///
 /// # Errors
-/// As [`close`].
+/// The errors of [`close`].
 pub(crate) fn step<'a>(
     end: impl Into<Limit<'a>>,
     limit: impl Into<Limit<'a>>,

@@ -302,7 +302,7 @@ impl Memory {
     /// one of the program's, or else one for this purpose only.
     ///
     /// # Errors
-    /// Those of `work`, or of making the address.
+    /// `work` fails, or the address cannot be made.
     pub(crate) fn with_address<T>(
         &self,
         vmm: &dyn Vmm,

@@ -289,7 +289,7 @@ impl Memory {
         (address - start < allocation.size).then_some(allocation)
     }
 
-    /// The same, to change what is known of it.
+    /// The allocation that has `address` in it, to change what is known of it.
     pub(crate) fn allocation_at_mut(&mut self, address: u64) -> Option<&mut Allocation> {
         let (start, allocation) = self.allocations.range_mut(..=address).next_back()?;
         (address - start < allocation.size).then_some(allocation)

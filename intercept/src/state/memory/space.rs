@@ -103,7 +103,7 @@ pub(crate) struct Slab {
 }
 
 impl Slab {
-    /// Of `size` bytes.
+    /// A block of `size` bytes, all of it free.
     pub(crate) fn new(size: u64) -> Self {
         let grain = GRAIN.max(size / PIECES);
         let grains = (size / grain) as u32;
