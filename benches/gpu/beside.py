@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What copies from the device cost a program beside them: the limit of any checkpoint that copies while a
+"""What copies from the device cost a program that runs meanwhile: the limit of any checkpoint that copies while a
 program runs. Nothing of gpucr is in it.
 
 A PyTorch inference program runs alone on a CPU. Another process, on the other CPUs, copies device memory of its own

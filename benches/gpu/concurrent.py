@@ -129,7 +129,7 @@ def describe(name, report, more):
           + f", shadowed {report['shadowed_bytes'] / 2**20:.0f} MiB", flush=True)
     if report.get("deferral"):
         deferral = report["deferral"]
-        print(f"    deferred {deferral['chunks']} chunks, held {deferral['held']} calls for"
+        print(f"    deferred {deferral['chunks']} chunks, blocked {deferral['blocked']} calls for"
               f" {deferral['blocked_ms']:.0f} ms, misspeculated {deferral['misspeculated']}", flush=True)
 
 
@@ -161,17 +161,17 @@ def inference(args, gib, name, images, out):
         precopy = edges.get("precopy", (0, 0))
         before = rate(times, alone)
         copies = slices(timeline, "ahead", precopy[0])
-        looks = slices(timeline, "look", precopy[0])
+        hash_passes = slices(timeline, "hash pass", precopy[0])
         total = sum(size for _, _, size in copies)
         seconds = sum(end - start for start, end, _ in copies)
-        beside = rate(times, *[(start, end) for start, end, _ in copies])
-        report["copies"] = {"slices": copies, "speed": beside / before, "gb_s": total / seconds / 1e9}
-        report["looks"] = looks
+        meanwhile = rate(times, *[(start, end) for start, end, _ in copies])
+        report["copies"] = {"slices": copies, "speed": meanwhile / before, "gb_s": total / seconds / 1e9}
+        report["hash_passes"] = hash_passes
         report["times"] = [t for t in times if precopy[0] - 4 < t < precopy[1] + 1]
         report["edges"] = edges
         print(f"{name}: {len(copies)} copies of {total / 2**30:.1f} GiB in {seconds:.3f} s = "
-              f"{total / seconds / 1e9:.1f} GB/s, program at {beside / before * 100:.1f} % meanwhile; "
-              f"{len(looks)} looks in {sum(end - start for start, end, _ in looks):.3f} s", flush=True)
+              f"{total / seconds / 1e9:.1f} GB/s, program at {meanwhile / before * 100:.1f} % meanwhile; "
+              f"{len(hash_passes)} hash passes in {sum(end - start for start, end, _ in hash_passes):.3f} s", flush=True)
         during = rate(times, precopy)
         seconds = precopy[1] - precopy[0]
         copied = report["precopied_chunks"] * CHUNK

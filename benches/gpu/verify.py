@@ -207,7 +207,7 @@ def main():
             if report.get("deferral"):
                 deferral = report["deferral"]
                 print(f"  {report['protocol']}: {deferral['chunks']} chunks deferred,"
-                      f" {deferral['held']} calls held for {deferral['blocked_ms']:.0f} ms,"
+                      f" {deferral['blocked']} calls blocked for {deferral['blocked_ms']:.0f} ms,"
                       f" {deferral['misspeculated']} misspeculated", flush=True)
         except Exception as error:  # every failure is a row of the table
             failed += 1

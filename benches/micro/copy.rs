@@ -1,9 +1,9 @@
 //! How fast device memory comes into an image, and what holds it up: the copy alone, with the hash
-//! of each chunk, and with the image's store behind it; and how fast it comes back. Beside it the same
+//! of each chunk, and with the image's store behind it; and how fast it comes back. Next to it the same
 //! without a device.
 //!
 //! On a machine with a GPU it runs there, else on the software driver, whose device memory is host
-//! memory. No program runs beside it.
+//! memory. No program runs meanwhile.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
 //! What byte planes gain: size and speed of a chunk's encoding and decoding on one core, as the store
-//! does it, beside zstd alone, for several kinds of numbers.
+//! does it, compared with zstd alone, for several kinds of numbers.
 //!
 //! Rates are bytes of the plain data by CPU time of the thread, so what a thread waits for a core
 //! does not count. They include hashing: BLAKE3 of the stored bytes when a chunk is encoded, of
@@ -51,7 +51,7 @@ fn rate(runs: usize, bytes: usize, mut work: impl FnMut() -> Result<()>) -> Resu
 /// Stored bytes, and rates of encoding and decoding.
 type Figures = (usize, f64, f64);
 
-/// As the store does it, and in how many chunks by planes.
+/// Encodes as the store does, and tells how many chunks it encodes by planes.
 fn store(args: &Args, plain: &[u8]) -> Result<(Figures, usize)> {
     let mut encoder = Encoder::new(Compression::Level(args.level));
     let mut forms: Vec<(Stored, Vec<u8>)> = Vec::new();

@@ -37,9 +37,9 @@ impl Sequence {
 pub enum Kind {
     /// Weights of a trained network in bf16, around 0, of about a fiftieth.
     Bf16Weights,
-    /// The same in fp16.
+    /// Weights in fp16.
     Fp16Weights,
-    /// The same in fp32, as an optimizer keeps them.
+    /// Weights in fp32, as an optimizer keeps them.
     Fp32Weights,
     /// First moments of Adam in fp32: gradients of any sign, whose scale differs log-normally.
     FirstMoments,

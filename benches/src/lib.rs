@@ -21,7 +21,7 @@ pub fn binaries() -> Result<PathBuf> {
     Ok(deps.parent().context("deps lies in a directory")?.to_owned())
 }
 
-/// Builds parts of the workspace as a user gets them (the release profile), beside the running
+/// Builds parts of the workspace as a user gets them (the release profile), next to the running
 /// benchmark, and returns the directory. `args` are those of `cargo build`. A benchmark that was
 /// started without cargo takes what is there.
 ///

@@ -1,4 +1,4 @@
-//! The command line. The options of a command are beside it, in `commands/`. Flags that CRIU has too carry its names.
+//! The command line. The options of a command are next to it, in `commands/`. Flags that CRIU has too carry its names.
 
 use clap::{Parser, Subcommand};
 

@@ -66,7 +66,7 @@ struct Bar {
 impl Progress for Bar {
     fn phase(&self, name: &'static str, bytes: Option<u64>) {
         self.bar.set_message(name);
-        // The copy of device memory goes on beside later phases: its bar stays.
+        // The copy of device memory goes on during later phases: its bar stays.
         if let Some(bytes) = bytes.filter(|bytes| *bytes > 0) {
             self.bar.set_position(0);
             self.bar.set_length(bytes);

@@ -32,12 +32,12 @@ pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     replaced(text, |c| Some(c.escape_default().to_string()))
 }
 
-/// The same for a text of several lines.
+/// Escapes a text of several lines.
 pub(crate) fn escaped_lines(text: &str) -> Cow<'_, str> {
     replaced(text, |c| (c != '\n').then(|| c.escape_default().to_string()))
 }
 
-/// The same for an error, whose own lists have lines that begin with two spaces. A line end before anything else
+/// Escapes an error, whose own lists have lines that begin with two spaces. A line end before anything else
 /// was in a name, and would make it look like words of gpucr's. Of lines that only a name makes so long the middle is
 /// left out: the reader still has to find the rest on the screen.
 pub(crate) fn escaped_list(text: &str) -> String {

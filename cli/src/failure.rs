@@ -82,7 +82,7 @@ impl From<Error> for CliError {
     }
 }
 
-/// Those of a part of the checkpointer, as the whole of it would say them.
+/// Errors of a part of the checkpointer, as the whole of it would say them.
 macro_rules! of_parts {
     ($($part:ty),*) => {
         $(impl From<$part> for CliError {
@@ -143,7 +143,7 @@ pub(crate) fn show(error: CliError) {
         help: help.map(|help| escaped_lines(&help).into_owned()),
         code,
     };
-    // That nobody can be told this is nothing that could be told.
+    // If this cannot be printed there is nowhere left to say so.
     let _ = writeln!(std::io::stderr().lock(), "{:?}", miette::Report::new(shown));
 }
 

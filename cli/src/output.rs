@@ -2,7 +2,7 @@
 //!
 //! gpucr may be root and the directory everybody's, `/tmp` say, in which others can have put links that lead to
 //! files of the system. So a path is followed step by step, and over links of root and of gpucr's own user only.
-//! A file is written without a name, or under a hidden one beside its own, and renamed: it appears whole, and what
+//! A file is written without a name, or under a hidden one next to its own, and renamed: it appears whole, and what
 //! was there before is replaced and not written to. Pipes and devices are written as they are, and so are
 //! descriptors that gpucr was started with (`/dev/fd/3`).
 
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 /// As many links are followed as the kernel follows.
 const MOST_LINKS: usize = 40;
-/// As for any new file: what the user's mask leaves of it.
+/// The mode of a new file, before the user's mask.
 const NEW: Mode = Mode::from_raw_mode(0o666);
 
 /// A place in a directory.
@@ -47,7 +47,7 @@ impl Found {
         FileType::from_raw_mode(self.stat.st_mode)
     }
 
-    /// Whether a file beside it can take its place.
+    /// Whether a file next to it can take its place.
     fn is_replaceable(&self) -> bool {
         self.kind() == FileType::RegularFile && !self.is_descriptor
     }

@@ -16,7 +16,7 @@ use crate::failure::{self, CliError, FAILED, Outcome};
 macro_rules! say {
     ($($arg:tt)*) => { $crate::say::line(format_args!($($arg)*)) };
 }
-/// The same on stderr.
+/// Prints a line on stderr.
 macro_rules! note {
     ($($arg:tt)*) => { $crate::say::note_line(format_args!($($arg)*)) };
 }
@@ -42,7 +42,7 @@ pub(crate) fn text(text: &str) {
     }
 }
 
-/// Remembers that something could not be written. Whoever reads a pipe may stop to: that is no failure.
+/// Remembers that something could not be written. A reader of a pipe may stop reading: that is no failure.
 pub(crate) fn lost(what: impl Display, error: io::Error) {
     if error.kind() != io::ErrorKind::BrokenPipe {
         let mut lost = LOST.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,7 +78,7 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), CliError> 
     Ok(())
 }
 
-/// The same on stderr.
+/// Prints JSON on stderr.
 ///
 /// # Errors
 /// It cannot be JSON.
@@ -90,7 +90,7 @@ pub(crate) fn note_json(value: &impl serde::Serialize) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The same on stdout in one line.
+/// Prints JSON on stdout in one line.
 ///
 /// # Errors
 /// It cannot be JSON.

@@ -87,7 +87,7 @@ mod tests {
     }
 
     extern "C-unwind" fn destroys(_: *mut c_void) -> *mut c_void {
-        // SAFETY: as above.
+        // SAFETY: what stands in for the driver looks at no argument.
         unsafe { cuCtxDestroy_v2(0) };
         // SAFETY: ends this thread, in which nothing is to be dropped.
         unsafe { pthread_testcancel() };

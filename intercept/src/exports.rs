@@ -31,7 +31,7 @@ macro_rules! gate {
     };
 }
 
-/// The same for a copy or fill that is to be done when it comes back, where the program wants it to be.
+/// A gated copy or fill that is to be done when it comes back, where the program wants it to be.
 macro_rules! sync {
     ($name:ident, $index:literal, $decoder:ident none, $stream:literal, $($argument:ident)*) => {
         #[unsafe(no_mangle)]
@@ -39,7 +39,7 @@ macro_rules! sync {
         pub(crate) unsafe extern "C-unwind" fn $name($($argument: integer!($argument)),*) -> u32 {
             let inside = crate::state::gate::enter();
             before!($decoder, $($argument)*);
-            // SAFETY: as below.
+            // SAFETY: a slot holds a function of the driver (or its stub), which takes these integer slots.
             let result = unsafe { real!($index, $($argument)*) };
             if result != 0 && crate::state::gate::is_watching() {
                 crate::watch::faults::look(result);
@@ -54,7 +54,7 @@ macro_rules! sync {
     };
 }
 
-/// The same for a launch, which is noted.
+/// A gated launch, which is noted.
 macro_rules! launch {
     ($name:ident, $index:literal, $decoder:ident $then:ident, $($argument:ident)*) => {
         wrapped!(
@@ -74,7 +74,7 @@ macro_rules! launch {
     };
 }
 
-/// The same for a function that the driver's checkpoint cannot stand.
+/// A gated function that makes what the driver's checkpoint cannot carry; its use is recorded.
 macro_rules! note {
     ($name:ident, $index:literal, $($rest:tt)*) => {
         wrapped!(

@@ -34,6 +34,6 @@ unsafe extern "C" fn in_child() {
         agent::sharing::reset();
     }
     unknown::reset();
-    // SAFETY: as above.
+    // SAFETY: the only thread of the child is here, not in the agent.
     unsafe { agent::reset() };
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-/// Up to a moment, and as long as whoever wants it is there.
+/// A limit: up to a moment, and as long as the client that asked is there.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limit<'a> {
     deadline: Instant,
@@ -14,7 +14,7 @@ pub(crate) struct Limit<'a> {
 }
 
 impl From<Instant> for Limit<'_> {
-    /// Whoever wants it is this process.
+    /// A limit for what this process itself has asked for.
     fn from(deadline: Instant) -> Self {
         Self { deadline, asked: None }
     }

@@ -15,25 +15,25 @@ use crate::abi::{library, real};
 use crate::unknown;
 
 /// Addresses of real functions.
-struct Known {
-    /// Those of functions that are replaced, and what is given out instead.
+struct RealFunctions {
+    /// Addresses of functions that are replaced, and what is given out instead.
     replaced: HashMap<usize, *const ()>,
-    /// All that are in the table.
+    /// Addresses of all functions that are in the table.
     tabled: HashSet<usize>,
 }
 
 // SAFETY: the pointers are addresses of functions.
-unsafe impl Send for Known {}
-// SAFETY: as above.
-unsafe impl Sync for Known {}
+unsafe impl Send for RealFunctions {}
+// SAFETY: the pointers are addresses of functions.
+unsafe impl Sync for RealFunctions {}
 
-fn known() -> &'static Known {
-    static KNOWN: OnceLock<Known> = OnceLock::new();
-    KNOWN.get_or_init(|| {
+fn real_functions() -> &'static RealFunctions {
+    static FUNCTIONS: OnceLock<RealFunctions> = OnceLock::new();
+    FUNCTIONS.get_or_init(|| {
         let library = library::library();
         let function = |index| library?.function(index);
         let replaced = |Wrapper(index, ours): &Wrapper| Some((function(*index)? as usize, *ours));
-        Known {
+        RealFunctions {
             replaced: library.iter().flat_map(|l| &l.replaced).filter_map(replaced).collect(),
             tabled: (0..COUNT).filter_map(function).map(|function| function as usize).collect(),
         }
@@ -42,7 +42,7 @@ fn known() -> &'static Known {
 
 /// What to hand out in place of the real function at `address`, which the driver has for this name and version.
 fn replacement(symbol: &CStr, version: c_int, address: *const ()) -> *const () {
-    let known = known();
+    let known = real_functions();
     if let Some(ours) = known.replaced.get(&(address as usize)) {
         return *ours;
     }

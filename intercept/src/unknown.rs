@@ -1,7 +1,7 @@
 //! Functions of a driver that is newer than the table: nothing is known of what they take and do.
 //!
 //! The program gets a stub that jumps on to the driver's function, all registers and the stack as the
-//! caller left them. A call cannot be held inside the gate, since nothing would tell when it returns. So the
+//! caller left them. A call cannot be blocked inside the gate, since nothing would tell when it returns. So the
 //! stub passes the gate and leaves it again, and notes within it that the function has been called: from
 //! then on no dump closes the gate, and it is said by name why. That a program has asked for a function says
 //! nothing: the CUDA runtime asks for all that it may ever need.
@@ -76,7 +76,7 @@ pub(crate) fn called() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// As of which version is part of the name: there may be an older entry that the table knows.
+/// The version is part of the name: there may be an older entry that the table knows.
 fn describe(symbol: &CStr, version: c_int) -> String {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
     let name: String = symbol

@@ -101,7 +101,7 @@ fn each_form_of_a_launch_shows_its_pointers() {
         let kernel = only(&accesses);
         assert_eq!((kernel.name.as_str(), kernel.launches, kernel.in_graphs), ("touch", 3, 0));
         assert!(kernel.known);
-        // Of three launches, each of one block more in the first direction.
+        // The sizes are those of three launches, each of one block more in the first direction.
         let sizes = Sizes { block: [4, 8, 1], grid: [3, 1, 2], last: [8, 0, 1] };
         assert_eq!(kernel.sizes, sizes, "{form}");
         let layout: Vec<_> = kernel.params.iter().map(|p| (p.offset, p.size)).collect();

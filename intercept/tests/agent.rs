@@ -276,7 +276,7 @@ fn a_program_that_waits_for_memory_does_not_keep_the_gate_open() {
     agent.must(&Request::CloseGate { timeout_ms: 2_000 });
     agent.export();
     agent.must(&Request::OpenGate {});
-    assert_eq!(program.line(2_000).as_deref(), Some("error 2"), "nothing is held any more");
+    assert_eq!(program.line(2_000).as_deref(), Some("error 2"), "nothing is kept any more");
     assert_eq!(program.ask("check"), "as it was");
 }
 

@@ -53,7 +53,7 @@ fn run() {
                 say("freeing");
             }
             "go on" => {
-                // SAFETY: as above; volatile, as the device looks at it.
+                // SAFETY: the word is mapped and aligned; volatile, as the device looks at it.
                 unsafe { word.write_volatile(1) };
                 free.take().expect("it was begun").join().expect("it is freed");
             }

@@ -47,7 +47,7 @@ fn start() -> (Program, BTreeMap<String, u64>) {
     (program, at)
 }
 
-/// The same with an agent, and the id of the kernel that `kernel` launches.
+/// Starts the program with an agent, and also gives the id of the kernel that `kernel` launches.
 fn start_with_kernel() -> (Program, Agent, BTreeMap<String, u64>, u64) {
     let (mut program, at) = start();
     let (mut agent, _) = program.agent();
@@ -109,7 +109,7 @@ impl Guarded {
         assert_eq!(self.program.line(20_000).as_deref(), Some("done"));
     }
 
-    fn held(&self) -> (u64, Duration) {
+    fn blocked(&self) -> (u64, Duration) {
         let header = self.table.header();
         let time = Duration::from_nanos(header.blocked_ns.load(Ordering::Relaxed));
         (header.blocked.load(Ordering::Relaxed), time)
@@ -126,8 +126,8 @@ fn each_form_of_a_launch_waits_for_its_allocations() {
         assert_eq!(guarded.program.line(MOMENT), None, "{form}: one chunk is not saved");
         guarded.finish(&[0]);
         guarded.goes_on();
-        let (held, time) = guarded.held();
-        assert_eq!(held, 1, "{form}: two of three launches need not wait");
+        let (blocked, time) = guarded.blocked();
+        assert_eq!(blocked, 1, "{form}: two of three launches need not wait");
         assert!(time > Duration::from_millis(MOMENT), "{form}: {time:?}");
         assert_eq!(guarded.program.ask(form), "done");
     }
@@ -214,7 +214,7 @@ fn copies_and_fills_wait_for_exactly_what_they_write() {
     // They write within the first chunk.
     let mut guarded = Guarded::start(&[1, 2]);
     assert_eq!(guarded.program.ask("copies"), "done");
-    assert_eq!(guarded.held(), (0, Duration::ZERO));
+    assert_eq!(guarded.blocked(), (0, Duration::ZERO));
     let mut guarded = Guarded::start(&[0, 1]);
     guarded.waits("copies", &[0]);
     guarded.finish(&[0]);
@@ -228,7 +228,7 @@ fn batches_wait_for_exactly_what_they_write() {
         let others: Vec<usize> = (0..3).filter(|other| *other != chunk).collect();
         let mut guarded = Guarded::start(&others);
         assert_eq!(guarded.program.ask(command), "done");
-        assert_eq!(guarded.held(), (0, Duration::ZERO), "{command}");
+        assert_eq!(guarded.blocked(), (0, Duration::ZERO), "{command}");
         let mut guarded = Guarded::start(&[0, 1, 2]);
         guarded.waits(command, &[chunk]);
         guarded.finish(&[chunk]);
@@ -242,7 +242,7 @@ fn batches_wait_for_exactly_what_they_write() {
     guarded.waits("graph", &[2]);
     guarded.finish(&[2]);
     guarded.goes_on();
-    assert_eq!(guarded.held().0, 1);
+    assert_eq!(guarded.blocked().0, 1);
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn an_unknown_function_is_named_once_it_has_been_called() {
         [(UNKNOWN, "cuMemcpyNewest (CUDA 13.6)"), (NEWER_ENTRY, "cuMemcpyDtoDAsync (CUDA 13.6)")]
     {
         let mut program = with_newer_driver();
-        // As the CUDA runtime asks for all functions at its start.
+        // The CUDA runtime asks for all functions at its start in this way.
         assert_eq!(program.ask(&format!("only {UNKNOWN}")), "0");
         assert_eq!(program.ask(&format!("only {NEWER_ENTRY}")), "0");
         let (mut agent, _) = program.agent();

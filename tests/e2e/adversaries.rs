@@ -150,7 +150,7 @@ impl Paced {
     }
 }
 
-/// All memory holds still while it is copied, and all of it changes once before the program is
+/// All memory stays unchanged while it is copied, and all of it changes once before the program is
 /// stopped: every guess is wrong, is found to be, and is counted.
 #[test]
 fn every_wrong_guess_is_found_and_counted() -> Result<()> {
@@ -163,7 +163,7 @@ fn every_wrong_guess_is_found_and_counted() -> Result<()> {
     paced.program.wait_for("step 4 ")?;
     let report = paced.dumped(dump)?;
     let count = |name: &str| report["validation"][name].as_u64().context("a count");
-    // Eight pools of two chunks; a few small allocations share one that holds still.
+    // Eight pools of two chunks; a few small allocations share one that stays unchanged.
     ensure!(count("misspeculated")? == 16, "{report}");
     ensure!(count("recopied")? == 16, "{report}");
     ensure!((16..20).contains(&count("predicted_clean")?), "{report}");
@@ -173,7 +173,7 @@ fn every_wrong_guess_is_found_and_counted() -> Result<()> {
     Ok(())
 }
 
-/// The same without the check: the image holds what the memory was before, and the program finds it.
+/// Without the check the image holds what the memory was before, and the program finds it.
 #[test]
 fn without_the_check_the_wrong_guess_is_in_the_image() -> Result<()> {
     let mut paced = Paced::start("seldom")?;

@@ -84,7 +84,7 @@ fn what_an_image_needs_and_nobody_knows_is_refused_by_name() -> Result<()> {
     refused(&lab.run(["restore", "image"])?, 1, &words)?;
     refused(&lab.run(["restore", "--new-pids", "image"])?, 1, &words[..1])?;
     refused(&lab.run(["warm", "image"])?, 1, &words[..1])?;
-    // Whoever does not restore it need not know it.
+    // A command that does not restore it need not know it.
     for args in [&["verify", "image"][..], &["inspect", "image"], &["export", "image", "image.tar"]]
     {
         let output = lab.run(args)?;

@@ -51,7 +51,7 @@ fn a_kernel_that_writes_what_was_copied_is_named() -> Result<()> {
     pace.allow(2)?;
     let mut program = lab.start("stencil", &["--steps", "60", "--pace", pace.file()])?;
     program.wait_for("step 3 ")?;
-    // It holds still while it is copied, and makes a step before it is stopped.
+    // Its memory stays unchanged while it is copied, and makes a step before it is stopped.
     let dump = PausedDump::start(&lab, &program, &["-R", "--protocol", "recopy"], "hold:gate")?;
     pace.allow(1)?;
     program.wait_for("step 4 ")?;

@@ -103,7 +103,7 @@ fn the_program_does_not_stand_still_for_the_copy() -> Result<()> {
     both_end_well(&lab, &pace, program)
 }
 
-/// Each wait of a call is an event, while the memory was saved beside the program.
+/// Each wait of a call is an event, while the memory was saved and the program ran.
 fn waits_are_in_the_timeline(lab: &Lab, late: &Value) -> Result<()> {
     let trace: Value = serde_json::from_str(&std::fs::read_to_string(lab.path("dump.json"))?)?;
     let events = trace["traceEvents"].as_array().context("events")?;
@@ -154,7 +154,7 @@ fn what_is_written_too_early_is_found_and_the_dump_falls_back() -> Result<()> {
     both_end_well(&lab, &pace, program)
 }
 
-/// The same without the comparison: the image holds what was written after the program went on.
+/// Without the comparison the image holds what was written after the program went on.
 #[test]
 fn without_the_comparison_the_image_is_wrong() -> Result<()> {
     let lab = Lab::new();
@@ -208,7 +208,7 @@ fn what_was_learnt_counts_for_later_dumps() -> Result<()> {
     let logged = || std::fs::read_to_string(&log).unwrap_or_default();
     // The first comes there a second time, when it has fallen back.
     for (dumps, gone_on) in [(1, 1), (2, 3)] {
-        // As in `dump`: what is saved late waits until the program has gone on.
+        // What is saved late waits until the program has gone on.
         until("the program goes on", || stores(&logged()) >= gone_on).with_context(logged)?;
         std::fs::write(&go, "")?;
         until("the dump ends", || said().is_ok_and(|said| said.len() >= dumps))
@@ -245,7 +245,7 @@ fn waiting(lab: &Lab, program: &Program) -> Result<Started> {
 fn a_full_disk_lets_everybody_go() -> Result<()> {
     let lab = Lab::new();
     let mut program = endless(&lab)?;
-    let mut beside = 0;
+    let mut concurrent = 0;
     for mib in (16..).step_by(8) {
         let disk = SmallDisk::mount(lab.path("disk"), mib << 10)?;
         let mut command = lab.gpucr();
@@ -264,15 +264,15 @@ fn a_full_disk_lets_everybody_go() -> Result<()> {
         ensure!(output.status.code() == Some(1) && message.contains("space"), "{message}");
         if ["phase store", "phase commit"].iter().any(|phase| message.contains(phase)) {
             program.wait_for_progress()?;
-            beside += 1;
+            concurrent += 1;
         }
         drop(disk);
     }
-    ensure!(beside > 0, "the disk was never full beside the running program");
+    ensure!(concurrent > 0, "the disk was never full while the program ran");
     Ok(())
 }
 
-/// As if the disk had hung: whatever gpucr does there comes to no end for as long as the test wants.
+/// The disk seems to hang: whatever gpucr does there comes to no end for as long as the test wants.
 #[test]
 fn nobody_waits_for_a_disk_that_hangs() -> Result<()> {
     let lab = Lab::new();
@@ -304,7 +304,7 @@ fn nobody_waits_for_a_disk_that_hangs() -> Result<()> {
 }
 
 #[test]
-fn whoever_waits_goes_on_when_gpucr_dies() -> Result<()> {
+fn launches_that_wait_go_on_when_gpucr_dies() -> Result<()> {
     use rustix::process::{Pid, Signal, kill_process};
     let expected = expected()?;
     for signal in [Signal::KILL, Signal::TERM] {

@@ -1,5 +1,5 @@
 //! Restores on demand: the program goes on before its memory is there, and comes out the same, whatever it
-//! touches and whoever dies.
+//! touches and whichever process dies.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -31,7 +31,7 @@ fn restored(lab: &Lab, args: &[&str], environment: &[(&str, &str)]) -> Result<Va
 /// of a CUDA process that is no child of gpucr nobody knows how it ended.
 const MAY_FALL_BACK: [&str; 4] = ["small-allocs", "scatter", "launcher", "family"];
 
-/// Restores a workload twice: with all memory loaded beside it, and with only what it waits for.
+/// Restores a workload twice: with all memory loaded while it runs, and with only what it waits for.
 fn on_demand(name: &str) -> Result<()> {
     let lab = Lab::new();
     let dumped = Dumped::in_the_middle(&lab, name, &[])?;
@@ -78,7 +78,7 @@ fn in_a_pid_namespace_too() -> Result<()> {
     for (environment, falls_back) in [(&[][..], false), (&[ONLY_WANTED], true)] {
         let report = restored(&lab, &["--new-pids"], environment)?;
         let fallen_back = !report["on_demand"]["fallen_back"].is_null();
-        // Memory that is loaded beside it may come too late as well.
+        // Memory that is loaded while it runs may come too late as well.
         ensure!(fallen_back || !falls_back, "{report}");
         dumped.came_out_right(&lab)?;
     }
@@ -111,7 +111,7 @@ fn a_restore_that_fails_or_is_killed_leaves_no_program_behind() -> Result<()> {
             let mut command = lab.gpucr();
             let output = finish(command.args(ON_DEMAND).arg("image").env("GPUCR_FAULT", &fault))?;
             ensure!(!output.status.success(), "{fault}: {}", show(&output));
-            // Of one that is killed the watchdog ends the program.
+            // If gpucr is killed the watchdog ends the program.
             until("no process is left", || !exists(dumped.program.pid)).context(fault)?;
         }
     }

@@ -1,5 +1,5 @@
 //! Processes of a program that come to their end while it is dumped or restored, and helpers of gpucr's that are
-//! killed: whoever is left goes on.
+//! killed: the processes that are left go on.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ struct Pair {
     program: Program,
     victim: u32,
     expected: Vec<String>,
-    /// Of the survivor, and of the victim.
+    /// The pace of the survivor, and of the victim.
     pace: [Pace; 2],
 }
 
@@ -60,7 +60,7 @@ impl Pair {
     }
 }
 
-/// Of a tree one process may end while memory is copied beside it, up to the moment at which all stand still.
+/// Of a tree one process may end while its memory is copied, up to the moment at which all stand still.
 #[test]
 fn a_process_that_ends_before_its_tree_stands_still_is_left_out_of_the_image() -> Result<()> {
     for phase in ["precopy", "gate"] {
@@ -177,7 +177,7 @@ fn a_dump_without_its_watchdog_fails_before_the_program_is_stopped_or_not_at_all
     Ok(())
 }
 
-/// The same of a restore.
+/// The watchdog of a restore is killed in each phase too.
 #[test]
 fn a_restore_without_its_watchdog_fails_before_anything_is_made_or_not_at_all() -> Result<()> {
     let lab = Lab::new();
@@ -221,7 +221,7 @@ fn a_tree_runs_on_when_all_of_it_has_its_memory() -> Result<()> {
 
 /// It comes when gpucr has looked for the last time whether it was asked to end: the program gets it.
 #[test]
-fn a_signal_after_the_last_look_is_the_programs() -> Result<()> {
+fn a_signal_after_the_last_check_is_the_programs() -> Result<()> {
     let lab = Lab::new();
     let dumped = Dumped::in_the_middle(&lab, "sgd", &[])?;
     let restore =

@@ -23,7 +23,7 @@ const DUMP_PHASES: [&str; 11] = [
     "criu",
     "store",
 ];
-/// Those on whose beginning nothing of a program has been touched.
+/// Phases on whose beginning nothing of a program has been touched.
 const UNTOUCHED: [&str; 2] = ["preflight", "attach"];
 /// What else of a dump can fail: each side of what is done at once, both together, and the commit.
 const BETWEEN: [&str; 4] = ["detached", "validated", "validated,fail:detached", "commit"];

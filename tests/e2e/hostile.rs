@@ -23,7 +23,7 @@ const NOBODY: u32 = 65534;
 const MODE: &str = "HOSTILE_MODE";
 /// What takes longer has not ended soon, on however busy a machine.
 const SOON: Duration = Duration::from_secs(20);
-/// Of a program that does not end before it is told to.
+/// Arguments of a program that does not end before it is told to.
 const ARGS: [&str; 4] = ["--steps", "100", "--step-delay-ms", "20"];
 
 /// Runs a function on a thread that is not root's any more.
@@ -63,7 +63,7 @@ fn agent() -> Result<()> {
             std::thread::park();
         }
         let (socket, _) = listener.accept()?;
-        // Whoever has had enough of it goes away.
+        // A client that has had enough of it goes away.
         let _ = be_hostile(&mode, socket);
     }
 }
@@ -339,7 +339,7 @@ fn silent_criu(lab: &Lab, answers: u32) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// That CRIU must have come to its end; what is left of it is removed.
+/// Checks that CRIU has come to its end, and removes what is left of it.
 fn is_gone(lab: &Lab) -> Result<()> {
     let pid: u32 = std::fs::read_to_string(lab.path("criu-pid"))?.trim().parse()?;
     until("CRIU has ended", || !exists(pid))?;

@@ -31,7 +31,7 @@ fn json(output: Output) -> Result<Value> {
     Ok(serde_json::from_str(&done(output)?)?)
 }
 
-/// The same if the command fails with exit code 1.
+/// The JSON that a command has printed that failed with exit code 1.
 fn failed_json(output: &Output) -> Result<Value> {
     ensure!(output.status.code() == Some(1) && output.stderr.is_empty(), "{}", show(output));
     Ok(serde_json::from_slice(&output.stdout)?)

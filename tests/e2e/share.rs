@@ -45,7 +45,7 @@ fn forget(report: &Value) -> Result<()> {
 /// Workloads that write through pointers which lie in memory, when nobody has seen what they launch.
 const MAY_FALL_BACK: [&str; 3] = ["scatter", "indirect", "small-allocs"];
 
-/// Nothing was launched while it was dumped: all its memory has held still, and nobody knows what writes it.
+/// Nothing was launched while it was dumped: all its memory has stayed unchanged, and nobody knows what writes it.
 fn shared(name: &str) -> Result<()> {
     let lab = Lab::new();
     let dumped = Dumped::in_the_middle(&lab, name, &[])?;

@@ -214,7 +214,7 @@ fn who_changed_what_was_copied_is_in_the_timeline() -> Result<()> {
     pace.allow(2)?;
     let mut program = lab.start("stencil", &["--steps", "60", "--pace", pace.file()])?;
     program.wait_for("step 3 ")?;
-    // It holds still while it is copied, and makes a step before it is stopped.
+    // Its memory stays unchanged while it is copied, and makes a step before it is stopped.
     let args = ["-R", "--protocol", "recopy", "--timeline", "timeline.json"];
     let dump = PausedDump::start(&lab, &program, &args, "hold:gate")?;
     pace.allow(1)?;

@@ -93,7 +93,7 @@ fn pointers_that_cannot_be_seen_are_said_to_be_missing() -> Result<()> {
     ensure!(process["observed"] == false, "{process:#}");
     let touch = row(&process, "kernels", "table_touch")?;
     ensure!(touch["indirect"] == true && touch["idempotent"].is_null(), "{touch:#}");
-    // The same as a table for people; its last line explains the mark.
+    // The trace as a table for people; its last line explains the mark.
     let pid = program.pid.to_string();
     let output = lab.run(["trace", "--pid", &pid, "--for", "0.5"])?;
     let text = String::from_utf8(output.stdout.clone())?;

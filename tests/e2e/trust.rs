@@ -80,7 +80,7 @@ fn a_library_that_a_process_maps_is_not_loaded() -> Result<()> {
     refused(&lab.run(["trace", "--pid", &pid])?, 1, &["neither process"])?;
     ensure!(lab.run(["ps"])?.status.success());
     telltale.was_not_loaded()?;
-    // Whoever vouches for it gets what it does.
+    // A user that vouches for it gets what it does.
     let args = ["dump", "--pid", &pid, "-o", "image"];
     finish(lab.gpucr().args(args).env("GPUCR_HOST_DRIVER", &telltale.library))?;
     ensure!(telltale.trace.exists(), "it was vouched for and not loaded");
@@ -178,7 +178,7 @@ fn a_driver_that_an_agent_names_is_not_loaded() -> Result<()> {
 }
 
 #[test]
-fn a_driver_of_another_build_is_taken_from_whoever_vouches_for_it() -> Result<()> {
+fn a_driver_of_another_build_is_taken_from_a_user_who_vouches_for_it() -> Result<()> {
     let lab = Lab::new();
     let library = lab.path("libcuda.so.1");
     std::fs::copy(binary("libsoftcuda.so"), &library)?;
@@ -245,7 +245,7 @@ fn only_a_driver_of_this_host_is_put_in_place_as_one() -> Result<()> {
     let root = gpucr_core::library::library_root();
     let carried = gpucr_core::image::ImageReader::open(&image)?.manifest().carried.clone();
     let shim = &carried.last().context("a shim")?.path;
-    // As a software driver it would be loaded by the next gpucr.
+    // If it were taken for a software driver it would be loaded by the next gpucr.
     let place = gpucr_core::library::place_of("soft", &hash_of(shim)?, &root);
     gpucr_core::hostile::forge(&image, |manifest| {
         manifest.carried.last_mut().expect("a shim").path = place.clone();

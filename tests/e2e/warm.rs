@@ -69,7 +69,7 @@ fn restored(
     report["warm"].as_bool().context("it says whether it was warm")
 }
 
-/// The same; gives the report.
+/// Restores the image, lets the program come to its end, and gives the report.
 fn reported(
     lab: &Lab,
     args: &[&str],
@@ -82,7 +82,7 @@ fn reported(
     let report: Value = serde_json::from_slice(&output.stdout)?;
     ensure!(report["exit_code"] == 0, "{report}");
     ensure!(program.series() == expected, "differs:\n{}", program.output());
-    // As it was at the dump, for the next restore.
+    // Its output is as it was at the dump, for the next restore.
     lab.rewind(program, &lab.path(image))?;
     Ok(report)
 }
@@ -407,7 +407,7 @@ fn warming_that_fails_or_is_killed_leaves_nothing() -> Result<()> {
     Ok(())
 }
 
-/// Whoever finds an image being read neither waits nor reads it a second time.
+/// A command that finds an image being read neither waits nor reads it a second time.
 #[test]
 fn one_at_a_time_makes_an_image_warm() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS[..2])?;

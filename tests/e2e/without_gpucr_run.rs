@@ -78,7 +78,7 @@ fn when_one_of_several_processes_cannot_be_locked_all_run_on() -> Result<()> {
     Ok(())
 }
 
-/// Run as a program of its own by the test below: it shares device memory with whoever has the
+/// Run as a program of its own by the test below: it shares device memory with the process that has the
 /// descriptor.
 #[test]
 #[ignore = "a helper process of another test"]

@@ -13,7 +13,7 @@ use crate::started::Started;
 /// How long anything may take before a test gives up on it; machines are slow and shared.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A binary of this workspace, built beside the tests.
+/// A binary of this workspace, built next to the tests.
 pub fn binary(name: &str) -> PathBuf {
     let tests = std::env::current_exe().expect("a test has a file");
     let path = tests

@@ -29,7 +29,7 @@ impl Dumped {
         Self::with(lab, name, args, &[])
     }
 
-    /// The same while it works, so that the dump sees what it launches.
+    /// Dumps the workload while it works, so that the dump sees what it launches.
     ///
     /// # Errors
     /// The workload or the dump fails, or one of them takes too long.
@@ -101,7 +101,7 @@ impl Piped {
         Self::dumped_by(lab, name, args, Meanwhile::Waits)
     }
 
-    /// The same while it works, so that the dump sees what it launches.
+    /// Dumps the workload while it works, so that the dump sees what it launches.
     ///
     /// # Errors
     /// The workload or the dump fails, or one of them takes too long.

@@ -54,7 +54,7 @@ impl Lab {
     /// image is left.
     ///
     /// # Errors
-    /// Something else is there still when the time is over; the error names it.
+    /// Something else is still there when the time is over; the error names it.
     pub fn holds_only(&self, allowed: &[&str]) -> Result<()> {
         let others = || -> Result<Vec<String>> {
             let names = std::fs::read_dir(self.path(""))?;
@@ -73,7 +73,7 @@ impl Lab {
         self.start_with(name, args, &[])
     }
 
-    /// The same with more in its environment.
+    /// Starts a workload with more in its environment.
     ///
     /// # Errors
     /// The program cannot be started.
@@ -190,7 +190,7 @@ impl Lab {
         self.restore_with(image, old, &[])
     }
 
-    /// The same with further environment for gpucr.
+    /// Restores with further environment for gpucr.
     ///
     /// # Errors
     /// The old program does not end, or the restore fails or takes too long; the error has what it says.

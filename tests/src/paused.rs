@@ -33,7 +33,7 @@ impl PausedDump {
         Self::start_with(lab, program, args, &[], faults)
     }
 
-    /// The same with more in its environment.
+    /// Starts a dump with more in its environment.
     ///
     /// # Errors
     /// The dump cannot be started, or does not come to that phase in time.

@@ -66,7 +66,7 @@ pub fn warm(lab: &Lab, image: &str) -> Result<Holder> {
     Ok(holder)
 }
 
-/// The same with these arguments and variables. Gives the report too.
+/// Makes an image warm with these arguments and variables. Gives the report too.
 ///
 /// # Errors
 /// gpucr fails, or the image was warm before.

@@ -16,11 +16,11 @@ use crate::cuda::{
 pub(crate) unsafe trait Plain: Copy + Default {}
 // SAFETY: primitive numbers have no padding, and every bit pattern is a value.
 unsafe impl Plain for u8 {}
-// SAFETY: as above.
+// SAFETY: a primitive number, as `u8` is.
 unsafe impl Plain for u32 {}
-// SAFETY: as above.
+// SAFETY: a primitive number, as `u8` is.
 unsafe impl Plain for u64 {}
-// SAFETY: as above.
+// SAFETY: a primitive number, as `u8` is.
 unsafe impl Plain for f32 {}
 
 /// The bytes of a slice of plain values.
@@ -42,7 +42,7 @@ impl Gpu {
         Self::with_context(true)
     }
 
-    /// The same with a context of the program's own.
+    /// Opens the device with a context of the program's own.
     pub(crate) fn open_own_context() -> Result<Self> {
         Self::with_context(false)
     }
@@ -487,7 +487,7 @@ impl Shape {
         Self { blocks, threads: (16, 8), shared: 0 }
     }
 
-    /// The same with this much dynamic shared memory, in bytes.
+    /// This shape with this much dynamic shared memory, in bytes.
     pub(crate) fn with_shared(self, bytes: u32) -> Self {
         Self { shared: bytes, ..self }
     }

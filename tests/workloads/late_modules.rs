@@ -40,7 +40,7 @@ impl Late {
     }
 }
 
-/// The same on the host: constants, calls, sum.
+/// What the modules do, on the host: constants, calls, sum.
 struct HostLate {
     table: Vec<u32>,
     state: (u32, u64),

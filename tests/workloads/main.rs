@@ -105,7 +105,7 @@ struct Options {
     /// Pause after each step, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 0)]
     step_delay_ms: u64,
-    /// After each step, wait until FILE has a byte more than there were steps: whoever appends to it
+    /// After each step, wait until FILE has a byte more than there were steps: the test that appends to it
     /// sets the pace
     #[arg(long, value_name = "FILE")]
     pace: Option<PathBuf>,

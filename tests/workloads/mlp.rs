@@ -160,7 +160,7 @@ impl Device {
     }
 }
 
-/// The same training on the host.
+/// The training of this workload on the host.
 struct Host {
     layers: [Layer<Vec<f32>>; 2],
 }

@@ -133,7 +133,7 @@ impl Lane {
         unsafe { stream.copy_in(self.device_in.address(), self.input.words())? };
         let arguments = args![&self.device_in, &self.device_out, &self.state, n, step];
         transform.run_on(stream, shape, arguments)?;
-        // SAFETY: as above.
+        // SAFETY: the pinned words of the output live and are left alone for as long as those of the input.
         unsafe { stream.copy_out(self.output.words_mut(), self.device_out.address())? };
         direct.run_on(stream, shape, args![self.mapped.device, &self.state, n])
     }

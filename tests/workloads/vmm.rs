@@ -63,7 +63,7 @@ impl Segment {
             mapped.and(released)?;
         }
         let segment = Self { address, bytes, busy: vec![fill; busy], rest: fill };
-        // SAFETY: as above.
+        // SAFETY: the pointer is valid for the call; the driver checks the range.
         let code = unsafe { (d.cuMemSetAccess)(address, bytes, &raw const access, 1) };
         check("cuMemSetAccess", code)?;
         fill_at(address, fill, bytes / 4)?;

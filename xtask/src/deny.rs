@@ -14,7 +14,7 @@ struct Policy {
     targets: Vec<String>,
     licenses: Vec<String>,
     registries: Vec<String>,
-    /// Names, and the versions that may be there beside another: the first numbers of them.
+    /// Names, and the versions that may be there in addition to another: the first numbers of them.
     skipped: Vec<(String, String)>,
 }
 
@@ -51,7 +51,7 @@ struct Package {
     source: Option<String>,
 }
 
-/// Those that `cargo metadata` has resolved; it lists those of other platforms too.
+/// The packages that `cargo metadata` has resolved; it lists those of other platforms too.
 fn packages(metadata: &Value) -> Result<Vec<Package>> {
     let nodes = metadata["resolve"]["nodes"].as_array().context("no resolved crates")?;
     let ids: HashSet<&str> = nodes.iter().filter_map(|node| node["id"].as_str()).collect();

@@ -126,7 +126,7 @@ fn shown(command: &Command) -> String {
 }
 
 /// Keeps files that this process was started with to itself, except standard input, output and
-/// error: a program that inherits a pipe or socket of whoever started us (a CI runner, an editor)
+/// error: a program that inherits a pipe or socket of the process that started us (a CI runner, an editor)
 /// cannot be dumped. Where the kernel cannot do this (before 5.11) it stays as it is.
 pub(crate) fn keep_inherited_files() {
     let (first, last, flags) = (3 as libc::c_uint, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);

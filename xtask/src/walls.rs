@@ -24,7 +24,7 @@ const PACKAGES: [(&str, &[&str], &[&str]); 8] = [
 struct Floors {
     of: &'static str,
     /// Modules at the root, from the ground up. `*` has all that are not named, and the root itself; where there is
-    /// none, the root stands over all, and nothing else is allowed beside the floors.
+    /// none, the root stands over all, and nothing else is allowed next to the floors.
     order: &'static [&'static str],
     /// What a floor is not to use though it lies above it.
     apart: &'static [(&'static str, &'static str)],
@@ -82,7 +82,7 @@ struct Allowed {
     files: &'static [&'static str],
 }
 
-/// The circles that are left. Whoever breaks one removes it here, or what no longer belongs to it: a circle that is
+/// The circles that are left. A change that breaks one removes it here, or what no longer belongs to it: a circle that is
 /// listed and is not there fails too.
 #[rustfmt::skip]
 const CIRCLES: &[Allowed] = &[

@@ -1,7 +1,7 @@
-//! Dump and restore of a program on the software driver, with real CRIU, beside the bare way: the
+//! Dump and restore of a program on the software driver, with real CRIU, compared with the bare way: the
 //! driver's own checkpoint and CRIU, on the same program started without gpucr, by turns.
 //!
-//! Then, how far a program gets while its memory is copied beside it.
+//! Then, how far a program gets while its memory is copied.
 //!
 //! Ends with exit status 1 if gpucr's own memory exceeds its limit, or the program gets too little done.
 

@@ -18,7 +18,7 @@ use crate::way::{Setup, gpucr, milliseconds};
 const WRITTEN: u64 = 8 << 20;
 /// How long the program is watched before each dump.
 const UNDISTURBED: Duration = Duration::from_secs(1);
-/// Share of the undisturbed steps that a program must make while its memory is copied beside it, and
+/// Share of the undisturbed steps that a program must make while its memory is copied, and
 /// that it may make at most while it is stopped for that.
 const LEAST: f64 = 0.8;
 const MOST_STOPPED: f64 = 0.2;

@@ -1,4 +1,4 @@
-//! Reading the last of a chain of incremental images beside a full image of the same memory.
+//! Reading the last of a chain of incremental images compared with a full image of the same memory.
 
 use std::path::Path;
 use std::time::Instant;

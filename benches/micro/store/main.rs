@@ -1,4 +1,4 @@
-//! The chunk store beside the commands that one would use instead: time, size and memory, on the
+//! The chunk store compared with the commands that one would use instead: time, size and memory, on the
 //! same data in one run, by turns; and whether the bounds that gpucr sets itself are kept.
 //!
 //! Ends with exit status 1 if one is not.

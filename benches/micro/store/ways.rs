@@ -111,7 +111,7 @@ impl Way {
     }
 }
 
-/// Writes the data, changes a little in a hundredth of its chunks, and writes it again beside what is
+/// Writes the data, changes a little in a hundredth of its chunks, and writes it again next to what is
 /// there. Returns the bytes that this took; the data is as before.
 pub(crate) fn second_dump(plain: &mut [u8], dir: &Path) -> Result<f64> {
     let change = |plain: &mut [u8]| {

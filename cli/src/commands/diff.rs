@@ -15,7 +15,7 @@ use crate::table::Table;
 ///
 /// Compares the processes, each block of device memory, and each file, by the hashes of their chunks:
 /// no data is read. What changed the most comes first; what did not change is left out. The last lines
-/// tell what image B costs beside image A where both share chunks.
+/// tell what image B costs in addition to image A where both share chunks.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Blocks are compared place by place, in chunks of 2 MiB: a chunk with one changed byte counts whole. Of a \

@@ -40,7 +40,7 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
     // Better before the dump than after it.
     let timeline = args.timeline.as_deref().map(prepare_timeline).transpose()?;
     let outcome = once::dump(args, &options, &events);
-    // Of a dump that failed too.
+    // The timeline of a dump that failed is written too.
     let written = timeline.map_or(Ok(()), |output| {
         let trace = options.timeline.trace().map(|trace| trace.write()).unwrap_or_default();
         output.write(escape::escaped_json(&trace).as_bytes())

@@ -13,7 +13,7 @@ use crate::{display, signals};
 
 /// Free what no image of a store needs
 ///
-/// Safe beside running dumps and restores, and at any time after a crash: nothing that an image needs
+/// Safe during dumps and restores, and at any time after a crash: nothing that an image needs
 /// is removed. It reads all manifests, moves what is needed out of files that are mostly not, merges
 /// small files, and then waits until no dump or restore uses the store, for a short moment in which it
 /// removes the rest. An image that cannot be read ends it, since that might need anything: restore its

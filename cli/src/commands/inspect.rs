@@ -70,7 +70,7 @@ struct Summary<'a> {
     library_bytes: u64,
     /// The image's own files, and what it shares with others.
     stored_bytes: u64,
-    /// Of its own files, chunks that changed after they had been copied, and are not needed.
+    /// Bytes of its own chunks that changed after they had been copied, and are not needed.
     unneeded_bytes: u64,
     /// Plain bytes for each stored byte.
     ratio: f64,
@@ -165,7 +165,7 @@ struct ShimRow<'a> {
     hash: String,
 }
 
-/// What a process held beside its blocks: an object with a number by each name.
+/// What a process had besides its blocks: an object with a number by each name.
 struct CountsRow(Vec<(&'static str, u64)>);
 
 impl serde::Serialize for CountsRow {

@@ -54,7 +54,7 @@ pub(crate) fn trust(args: &TrustArgs) -> Result<Trust, Error> {
     Ok(Trust::new(args.expect_id, keys))
 }
 
-/// The same, with what the administrator of this host asks for.
+/// Which images a command was told to take, with what the administrator of this host asks for.
 ///
 /// # Errors
 /// As for [`trust`]; or what the administrator asks for cannot be read.

@@ -21,9 +21,9 @@ use crate::{display, escape, say};
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 The timeline is in Chrome's trace event format: https://ui.perfetto.dev opens it as it is, to zoom in. A \
-look hashes all device memory where it is; what changed between two of them is counted as found \
+hash pass hashes all device memory where it is; what changed between two of them is counted as found \
 changed. `ahead` names copies made while the program ran, `what is left` those made while it stood still, \
-`shadows` those made when it ran again, of copies aside within the device. Calls are held where they \
+`shadows` those made when it ran again, of copies aside within the device. Calls are blocked where they \
 may write memory that is saved while the program runs again.\n\n\
 Example:\n  gpucr dump --pid 4242 --leave-running -o image --timeline dump.json\n  \
 gpucr report dump.json -o dump.html")]

@@ -45,7 +45,7 @@ pub(crate) struct ExportArgs {
 /// Every chunk is decompressed and checked before the image appears in its place; whatever fails before
 /// that leaves nothing behind. The file may come from anywhere: members that do not belong to an image,
 /// links, and names that lead elsewhere are refused. (A restore runs the programs in it: that takes trust
-/// in whoever made the image.)
+/// in the one who made the image.)
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Example:\n  gpucr import train.tar -o /images/train\n  \
@@ -208,7 +208,7 @@ fn stop(at_last: impl FnOnce() -> String + Send + 'static) -> Result<Stop, CliEr
     Ok(Stop::new(signals.stop))
 }
 
-/// Opens a tar. It is to be a file: whoever has named it may have meant a device or a FIFO, which never ends.
+/// Opens a tar. It is to be a file: the user may have named a device or a FIFO, which never ends.
 fn open(path: &Path) -> Result<File, CliError> {
     careful::open_regular(path).map_err(|error| {
         let no_file = error.kind() == std::io::ErrorKind::InvalidInput;

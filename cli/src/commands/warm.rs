@@ -122,7 +122,7 @@ fn print(image: &Path, report: &Report) {
     }
 }
 
-/// Tells systemd, or whoever speaks its protocol (sd_notify(3)), that the image is warm.
+/// Tells systemd, or another service manager with its protocol (sd_notify(3)), that the image is warm.
 fn tell_service_manager() {
     let Ok(name) = std::env::var("NOTIFY_SOCKET") else { return };
     let address = match name.strip_prefix('@') {

@@ -224,10 +224,10 @@ fn about_trust(error: &TrustError) -> Help {
             "it is another image than you meant, or was changed: get it again from where you know it to be"
         }
         TrustError::Unsigned { .. } | TrustError::Untrusted { .. } => {
-            "sign images when they are made (gpucr dump --sign KEY), and name the public key of whoever you trust"
+            "sign images when they are made (gpucr dump --sign KEY), and name the public key of the signer you trust"
         }
         TrustError::BadSignatures(_) => {
-            "the file `signatures` beside its manifest was changed: get the image again"
+            "the file `signatures` next to its manifest was changed: get the image again"
         }
         TrustError::OpenKey { path } => {
             return Some(format!("chmod 600 {}", shell_word(path)).into());
@@ -256,7 +256,7 @@ fn about_library(error: &LibraryError) -> Help {
 /// How to raise a limit of open files.
 fn about_open_files(error: &TooFewDescriptors) -> String {
     let TooFewDescriptors { pid, own, blocks, .. } = error;
-    // That is enough for so many blocks of memory, and for all else.
+    // So many descriptors are enough for the blocks of memory, and for all else.
     let files = blocks.saturating_mul(2).saturating_add(4096);
     if *own {
         return format!("raise the limit: ulimit -n {files}");
@@ -276,7 +276,7 @@ fn about_image(error: &ImageError) -> Help {
         | ImageError::Store(StoreError::DamagedChunk { .. }) => DAMAGED,
         ImageError::UnknownSection { .. } => "restore it with a newer gpucr",
         ImageError::ParentMissing { .. } => {
-            "put the parent back: it is looked for beside the image as it was at the dump, then \
+            "put the parent back: it is looked for next to the image as it was at the dump, then \
              under that path"
         }
         ImageError::ParentChanged { .. } => {

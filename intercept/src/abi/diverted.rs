@@ -1,6 +1,6 @@
 //! Components that open the driver's library by its path find this library's functions in it.
 //!
-//! A process has one copy of the driver's library, whoever opens it and by whichever name. Who looks a function
+//! A process has one copy of the driver's library, no matter who opens it and by which name. Who looks a function
 //! up in it is told what its table of symbols says. So that table is changed, in the memory of this process:
 //! where it has the address of a function that this library replaces, it gets the address of ours. The driver's
 //! references to its own functions are not touched by that, since they were bound when it was loaded.
@@ -59,7 +59,7 @@ pub(super) fn divert(
     let before =
         protection(base, begin, end).ok_or("its table of symbols is not where it should be")?;
     let protect = |flags| {
-        // SAFETY: whole pages of one segment of the library; whoever reads or runs them can do so all the time.
+        // SAFETY: whole pages of one segment of the library; other threads can read and run them all the time.
         let changed = unsafe { mprotect(begin as *mut c_void, end - begin, flags) };
         changed.map_err(|error| format!("its table of symbols cannot be changed: {error}"))
     };
@@ -86,7 +86,7 @@ fn change(address: *const (), ours: *const ()) -> Option<(usize, Change)> {
     }
     // SAFETY: the loader gives an entry of the library's table.
     let place = unsafe { &raw mut (*entry).st_value };
-    // SAFETY: as above.
+    // SAFETY: the loader gives an entry of the library's table.
     let load_bias = (address as u64).wrapping_sub(unsafe { place.read() });
     let value = (ours as u64).wrapping_sub(load_bias);
     Some((info.dli_fbase as usize, Change { place, value }))

@@ -50,7 +50,7 @@ pub(crate) struct Library {
     handle: *mut c_void,
     /// The file it came from.
     pub(crate) path: PathBuf,
-    /// Its functions, in the order of the table. Whoever looks one up in the library from now on may find ours.
+    /// Its functions, in the order of the table. A program that looks one up in the library from now on may find ours.
     functions: Box<[Option<*const ()>; COUNT]>,
     /// What the program is given in place of some of them.
     pub(crate) replaced: Vec<Wrapper>,
@@ -62,7 +62,7 @@ pub(crate) struct Library {
 
 // SAFETY: the handle is only passed to dlsym, which any thread may call; the others are addresses of functions.
 unsafe impl Send for Library {}
-// SAFETY: as above.
+// SAFETY: dlsym may be called with the handle by several threads at once; the rest is not changed.
 unsafe impl Sync for Library {}
 
 impl Library {

@@ -8,7 +8,7 @@ pub(crate) struct Wrapper(pub(crate) usize, pub(crate) *const ());
 
 // SAFETY: the pointer is the address of a function.
 unsafe impl Send for Wrapper {}
-// SAFETY: as above.
+// SAFETY: the pointer is the address of a function.
 unsafe impl Sync for Wrapper {}
 
 include!(concat!(env!("OUT_DIR"), "/names.rs"));

@@ -69,15 +69,15 @@ pub(super) fn open(agent: &mut Agent) -> Result<Next, Failure> {
         }
         agent.state = GateState::Closed {};
     }
-    // An open gate is fine: whoever brings a program back asks for it in any case.
+    // An open gate is fine: recovery asks for it in any case.
     if agent.state == (GateState::Closed {}) {
         agent.open();
     }
     Ok(Next::done())
 }
 
-/// Closes the gate in some way, for which there is a time from `start` on, and drains: as long as whoever
-/// has asked for it is there.
+/// Closes the gate in some way, for which there is a time from `start` on, and drains: as long as the
+/// client that has asked for it is there.
 fn close_by(
     agent: &mut Agent,
     start: Instant,
@@ -100,7 +100,7 @@ fn close_by(
             failure
         },
     )?;
-    // That of the last dump. It must be gone when CRIU comes.
+    // The memory of the last dump must be gone when CRIU comes.
     guard::free();
     agent.stop_awaiting();
     agent.state = GateState::Closed {};

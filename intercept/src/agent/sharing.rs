@@ -40,7 +40,7 @@ pub(crate) struct Sharing {
     thread: JoinHandle<()>,
 }
 
-/// Taken by whoever moves the gate for the sake of shared memory.
+/// Taken by a thread that moves the gate for the sake of shared memory.
 static AT_WORK: Resettable<Mutex<()>> = Resettable::new(Mutex::new(()));
 
 impl Sharing {
@@ -73,7 +73,7 @@ impl Sharing {
     /// due.
     ///
     /// # Errors
-    /// Some are shared still, and calls that wait for them are served as before.
+    /// Some are still shared, and calls that wait for them are served as before.
     pub(crate) fn give_up(&self, limit: Limit<'_>) -> Result<(), Failure> {
         let shared = memory::lock().shared_blocks();
         if shared.is_empty() { Ok(()) } else { own(&shared, limit, || false) }

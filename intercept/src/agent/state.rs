@@ -85,7 +85,7 @@ impl Agent {
     /// Gives all shared memory a memory of its own: a checkpointer is about to look at it.
     ///
     /// # Errors
-    /// Some of it is shared still, and the program runs on.
+    /// Some of it is still shared, and the program runs on.
     pub(super) fn end_sharing(&mut self, limit: Limit<'_>) -> Result<(), Failure> {
         if let Some(sharing) = &self.sharing {
             sharing.give_up(limit)?;

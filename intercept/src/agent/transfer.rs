@@ -155,7 +155,7 @@ impl Transfer {
     /// Gives awaited blocks their memory.
     ///
     /// # Errors
-    /// Some of them are detached still.
+    /// Some of them are still detached.
     pub(super) fn attach(&mut self, fds: Fds) -> Result<(), Failure> {
         let _room = Room::make();
         memory::lock().attach_some(&Driver, fds)

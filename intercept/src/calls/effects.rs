@@ -50,7 +50,7 @@ impl Launch {
 
     /// Calls `note` with number and value of each word of the arguments. `kernel` is what the handle stands for.
     pub(crate) fn words(&self, kernel: &Kernel, note: &mut dyn FnMut(usize, u64)) {
-        // SAFETY: whoever made this has promised that a launch of the kernel has these arguments.
+        // SAFETY: the decoder that made this has promised that a launch of the kernel has these arguments.
         unsafe { kernel.words(&self.arguments, note) };
     }
 }

@@ -14,7 +14,7 @@ static KNOWN: Resettable<Mutex<BTreeMap<u64, i32>>> = Resettable::new(Mutex::new
 /// Goes up when a context is gone: its handle may come back as another one's.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
-/// Held while somebody takes or gives up a primary context, the agent's look at it included. Whoever holds it may
+/// Held while somebody takes or gives up a primary context, the agent's reading of it included. Its owner may
 /// take the lock of the tables of memory; the other order is for a closed gate, when nobody gives a context up.
 static PRIMARY: Resettable<Mutex<()>> = Resettable::new(Mutex::new(()));
 

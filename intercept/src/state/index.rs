@@ -7,7 +7,7 @@
 //! 512 bytes. It is written under the lock of the memory tables. Second and third levels are kept
 //! once they are made: a reader may be looking.
 //!
-//! A reader beside a writer may see an allocation that is being freed, or not see one that is being
+//! A reader may, while a writer is at work, see an allocation that is being freed, or not see one that is being
 //! made. The program that uses memory while it frees it has a mistake of its own.
 
 use std::sync::Mutex;
@@ -45,7 +45,7 @@ static LAST: AtomicUsize = AtomicUsize::new(0);
 /// Third levels that no entry refers to.
 static SPARE: Resettable<Mutex<Vec<&'static Shared>>> = Resettable::new(Mutex::new(Vec::new()));
 
-/// The name of a reservation of the program's as an allocation: its address beside the mark.
+/// The name of a reservation of the program's as an allocation: its address with the mark.
 pub(crate) fn reservation_id(address: u64) -> u64 {
     RESERVATION | address
 }

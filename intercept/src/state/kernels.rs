@@ -42,16 +42,16 @@ pub(crate) struct Word {
 
 /// What is known of the kernels behind the driver's handles.
 #[derive(Default)]
-struct Known {
+struct KernelHandles {
     by_handle: HashMap<u64, Arc<Kernel>>,
-    /// What handles meant before they were [forgotten](Known::forget): most mean the same again.
+    /// What handles meant before they were [forgotten](KernelHandles::forget): most mean the same again.
     former: HashMap<u64, Arc<Kernel>>,
 }
 
 /// So many kernels are remembered that may come back.
 const FORMER: usize = 1 << 14;
 
-impl Known {
+impl KernelHandles {
     /// The driver says that this is behind the handle.
     fn add(&mut self, handle: u64, fresh: Kernel) -> Arc<Kernel> {
         let former = self.former.remove(&handle).filter(|former| former.is_same(&fresh));
@@ -148,13 +148,13 @@ unsafe fn packed(extra: *const *const c_void) -> Option<(*const u8, usize)> {
     (!buffer.is_null()).then_some((buffer, size))
 }
 
-static KNOWN: Resettable<Mutex<Option<Known>>> = Resettable::new(Mutex::new(None));
+static HANDLES: Resettable<Mutex<Option<KernelHandles>>> = Resettable::new(Mutex::new(None));
 static LAST_ID: AtomicU64 = AtomicU64::new(0);
 /// Goes up when handles may come to mean something else.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
-fn with<T>(work: impl FnOnce(&mut Known) -> T) -> T {
-    let mut known = KNOWN.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+fn with<T>(work: impl FnOnce(&mut KernelHandles) -> T) -> T {
+    let mut known = HANDLES.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     work(known.get_or_insert_default())
 }
 
@@ -266,7 +266,7 @@ fn words(params: &[Param]) -> Vec<Word> {
 /// To be called before the driver is. A thread that is given the same handle again afterwards would
 /// otherwise be taken to launch what it meant before, and its arguments read by the wrong layout.
 pub(crate) fn forget() {
-    with(Known::forget);
+    with(KernelHandles::forget);
     GENERATION.fetch_add(1, Ordering::Release);
 }
 
@@ -277,7 +277,7 @@ pub(crate) fn forget() {
 pub(crate) unsafe fn reset() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
     // SAFETY: the caller's duty.
-    unsafe { KNOWN.reset(Mutex::new(None)) };
+    unsafe { HANDLES.reset(Mutex::new(None)) };
 }
 
 #[cfg(test)]
@@ -291,7 +291,7 @@ mod tests {
             params: Some(vec![Param { offset: 0, size }]),
             ..nameless()
         };
-        let mut known = Known::default();
+        let mut known = KernelHandles::default();
         let (one, other) = (known.add(1, kernel(8)), known.add(2, kernel(8)));
         known.forget();
         assert!(known.by_handle.is_empty(), "whatever the handle belongs to");

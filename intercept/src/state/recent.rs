@@ -31,7 +31,7 @@ const LONGEST: usize = 200;
 /// What is noted of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Head {
-    /// As the program has named it.
+    /// The stream as the program has named it.
     pub(crate) stream: usize,
     /// Its handle, or [`GRAPH`].
     pub(crate) kernel: usize,
@@ -141,7 +141,7 @@ impl Looked {
 
 /// Whether a stream is not done, or one of that name in any of these contexts.
 fn is_busy(stream: u64, contexts: &[u64]) -> bool {
-    // That of another thread cannot be asked.
+    // The default stream of another thread cannot be asked.
     stream == STREAM_PER_THREAD
         || contexts.iter().any(|context| {
             let asked = real::with_context(*context, || {

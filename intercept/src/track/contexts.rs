@@ -203,7 +203,7 @@ mod tests {
     use crate::abi::slots::SLOTS;
     use crate::abi::table::index;
 
-    /// Of the stand-in for the driver: how often the primary context is retained, whether its last release is under
+    /// State of the stand-in for the driver: how often the primary context is retained, whether its last release is under
     /// way, and whether anybody asked for it then.
     static RETAINED: AtomicI32 = AtomicI32::new(1);
     static GOING: AtomicBool = AtomicBool::new(false);

@@ -23,7 +23,7 @@ const PITCH: usize = 512;
 /// Our buffer ids are above the driver's, which count up from 1.
 const BUFFER_ID: u64 = 1 << 48;
 
-/// What is at an address that `cuMemFree*` gives back, beside the heap.
+/// What is at an address that `cuMemFree*` gives back, other than memory of the heap.
 pub(super) const FREED: [Kind; 4] =
     [Kind::Pool, Kind::Managed, Kind::SharedAddress, Kind::Unsupported(Thing::ExternalAddress)];
 

@@ -20,23 +20,23 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// lets go of the memory only once it is closed.
 pub(crate) fn patiently<T>(ask: impl Fn() -> Result<T, Code>) -> Result<T, Code> {
     let mut left = LETTING_GO;
-    // The checkpointer may have let go between the question and the look: then it is asked once more.
-    let mut held_before = true;
+    // The checkpointer may have let go between the question and the check: then it is asked once more.
+    let mut kept_before = true;
     loop {
         let inside = gate::enter();
         let answer = ask();
         let missing = matches!(answer, Err(ERROR_OUT_OF_MEMORY));
-        let held = missing && memory::lock().is_missed();
-        if held {
-            // What is still to be saved is held until it is.
+        let is_kept = missing && memory::lock().is_missed();
+        if is_kept {
+            // Memory that is still to be saved is kept until it is saved.
             guard::wait_for_all();
         }
         drop(inside);
-        if !(held || missing && held_before) || left.is_zero() {
+        if !(is_kept || missing && kept_before) || left.is_zero() {
             return answer;
         }
-        held_before = held;
-        if held {
+        kept_before = is_kept;
+        if is_kept {
             thread::sleep(PAUSE);
         }
         // Until it is closed the checkpointer does not ask.

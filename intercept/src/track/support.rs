@@ -11,7 +11,7 @@ pub(super) fn enter_whole() -> Inside {
     inside
 }
 
-/// The same for a call that is about the memory at `address`.
+/// Enters the gate once the memory at `address` is there, for a call that is about it.
 pub(super) fn enter_at(address: u64) -> Inside {
     let inside = gate::enter();
     guard::wait_for_awaited_at(address);

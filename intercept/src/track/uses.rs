@@ -228,7 +228,7 @@ mod tests {
     }
 
     unsafe extern "C" fn tell_pool(out: usize, _: usize, _: usize) -> Code {
-        // SAFETY: as above.
+        // SAFETY: the test gives a place for a word.
         unsafe { (out as *mut usize).write(POOL) };
         SUCCESS
     }
@@ -294,7 +294,7 @@ mod tests {
         let connection = &raw mut place as usize;
         // SAFETY: what stands in for the driver writes a word to the first argument, and takes anything else.
         let connect = |_| unsafe { cuEGLStreamProducerConnect(connection, 0, 0, 0) };
-        // SAFETY: as above; the wrapper reads the word.
+        // SAFETY: the stand-in takes any arguments; the wrapper reads the word, which is alive.
         lasts(name, connect, |_| unsafe { cuEGLStreamProducerDisconnect(connection) });
     }
 

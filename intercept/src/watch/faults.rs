@@ -25,7 +25,7 @@ use crate::abi::types::{
 };
 use crate::log::log;
 
-/// Codes that leave a context broken, beside those between [`ERROR_HARDWARE_STACK_ERROR`] and
+/// Codes that leave a context broken, besides those between [`ERROR_HARDWARE_STACK_ERROR`] and
 /// [`ERROR_LAUNCH_FAILED`].
 const FAULTS: [Code; 3] = [ERROR_ILLEGAL_ADDRESS, ERROR_LAUNCH_TIMEOUT, ERROR_ASSERT];
 

@@ -5,7 +5,7 @@
 //! on every call that the table of functions has a decoder for is shown here, inside the
 //! gate, before it goes on. If it may write what is not saved yet, it leaves the gate, waits for the
 //! chunks, enters again, and looks again. So the gate can be closed while calls wait, and no lock is
-//! held by those who do.
+//! held by waiting calls.
 //!
 //! What a call may write is a guess, like everything in [`super`]: a copy or fill writes what it says,
 //! a kernel all allocations that its arguments point to, unless it is known only to read them. If
@@ -48,7 +48,7 @@ struct Guard {
     table: Table,
     purpose: Purpose,
     /// In order of their addresses.
-    pieces: Vec<Piece>,
+    pieces: Vec<GuardedRange>,
     /// Pieces that belong to one reservation of the program's, by its name as an allocation: places
     /// among the pieces.
     reservations: HashMap<u64, Range<usize>>,
@@ -67,7 +67,7 @@ enum Purpose {
 }
 
 /// A range of the table.
-struct Piece {
+struct GuardedRange {
     low: u64,
     end: u64,
     /// Its number in the table.
@@ -95,7 +95,7 @@ struct Needs {
 }
 
 /// A kernel, as far as it concerns the guard of that number.
-struct Known {
+struct KernelWrites {
     kernel: Arc<Kernel>,
     anywhere: bool,
     /// What is written through each of the kernel's words.
@@ -105,7 +105,7 @@ struct Known {
 /// What a kernel writes through a word of its parameters.
 enum Writes {
     Nothing,
-    /// So far from the address.
+    /// What is within this distance of the address.
     Reach(Reach),
     /// The whole allocation.
     All,
@@ -116,7 +116,7 @@ enum Writes {
 struct Cache {
     guard: u64,
     generation: u64,
-    known: HashMap<u64, Arc<Known>>,
+    known: HashMap<u64, Arc<KernelWrites>>,
 }
 
 thread_local! {
@@ -216,7 +216,7 @@ pub(crate) fn free() {
     }
     let guard = GUARD.swap(std::ptr::null_mut(), Ordering::AcqRel);
     if !guard.is_null() {
-        // SAFETY: made by `install`. Whoever reads the pointer is inside the gate, which is closed, or
+        // SAFETY: made by `install`. A thread that reads the pointer is inside the gate, which is closed, or
         // among the waiters, of which there are none; and only the agent calls this.
         drop(unsafe { Box::from_raw(guard) });
     }
@@ -261,7 +261,7 @@ pub(crate) fn wait_for_awaited() {
     }
 }
 
-/// The same for what is at this address.
+/// Waits for the memory at this address, if it is awaited.
 pub(crate) fn wait_for_awaited_at(address: u64) {
     if gate::is_guarding()
         && let Some(guard) = guard()
@@ -353,7 +353,7 @@ impl Needs {
         }
     }
 
-    fn add_of(&mut self, guard: &Guard, piece: &Piece, low: u64, end: u64) {
+    fn add_of(&mut self, guard: &Guard, piece: &GuardedRange, low: u64, end: u64) {
         let of = guard.table.ranges()[piece.range];
         let within = match guard.purpose {
             Purpose::Saved => of.chunks_within(low, end),
@@ -366,7 +366,14 @@ impl Needs {
 
     /// A word of a kernel's arguments: if it points into an allocation, that may be written, or as far of
     /// it as a launch of this size goes.
-    fn word(&mut self, guard: &Guard, known: &Known, sizes: &Sizes, number: usize, word: u64) {
+    fn word(
+        &mut self,
+        guard: &Guard,
+        known: &KernelWrites,
+        sizes: &Sizes,
+        number: usize,
+        word: u64,
+    ) {
         let reach = match known.writes.get(number) {
             Some(Writes::Nothing) => return,
             Some(Writes::Reach(reach)) => Some(reach),
@@ -392,8 +399,8 @@ impl Guard {
         summaries: Vec<KernelSummary>,
         distrusted: Vec<String>,
     ) -> Self {
-        let piece = |(low, end, range)| Piece { low, end, range, allocation: 0..0 };
-        let mut pieces: Vec<Piece> = places.into_iter().map(piece).collect();
+        let piece = |(low, end, range)| GuardedRange { low, end, range, allocation: 0..0 };
+        let mut pieces: Vec<GuardedRange> = places.into_iter().map(piece).collect();
         pieces.sort_by_key(|piece| piece.low);
         let mut reservations: HashMap<u64, Range<usize>> = HashMap::new();
         for (at, piece) in pieces.iter().enumerate() {
@@ -491,7 +498,7 @@ impl Guard {
         });
     }
 
-    fn known(&self, handle: u64) -> Arc<Known> {
+    fn known(&self, handle: u64) -> Arc<KernelWrites> {
         let generation = kernels::generation();
         let cached = CACHE.try_with(|cache| {
             let mut cache = cache.borrow_mut();
@@ -508,7 +515,7 @@ impl Guard {
         known
     }
 
-    fn judge(&self, kernel: Arc<Kernel>) -> Known {
+    fn judge(&self, kernel: Arc<Kernel>) -> KernelWrites {
         let summary = self.summaries.get(&kernel.id);
         let distrusted = self.distrusted.contains(&kernel.name);
         let anywhere = distrusted || summary.is_some_and(|summary| summary.anywhere);
@@ -524,7 +531,7 @@ impl Guard {
         let words = kernel.words.iter();
         let writes =
             words.map(|word| writes(Slot { param: word.param, offset: word.offset })).collect();
-        Known { kernel, anywhere, writes }
+        KernelWrites { kernel, anywhere, writes }
     }
 }
 

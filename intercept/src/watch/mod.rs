@@ -82,7 +82,7 @@ fn keep(outcome: Outcome) {
     match outcome {
         // SAFETY: the driver has loaded it from there.
         Outcome::Loaded { owner, image } => unsafe { images::loaded(owner, image) },
-        // SAFETY: as above.
+        // SAFETY: the driver has read the path from there.
         Outcome::LoadedFromFile { owner, path } => unsafe {
             images::loaded_from_file(owner, path);
         },

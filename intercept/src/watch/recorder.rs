@@ -81,9 +81,9 @@ type Operated = (Operation, bool, u64);
 /// What one thread has launched.
 #[derive(Default)]
 pub(super) struct Buffer {
-    /// Of the recording that it belongs to.
+    /// The number of the recording that it belongs to.
     recording: u64,
-    /// Of the handles below.
+    /// The generation of the handles below.
     generation: u64,
     by_handle: Numbers<u64, usize>,
     used: Vec<Used>,
@@ -336,7 +336,7 @@ fn take_buffers() -> (Merged, HashMap<u64, u64>) {
         merged.unseen += taken.unseen;
     }
     drop(buffers);
-    // Those of threads that have ended.
+    // Buffers of threads that have ended are dropped.
     let in_use =
         |buffer: &Arc<Mutex<Buffer>>| Arc::strong_count(buffer) > 1 || !locked(buffer).is_empty();
     locked(BUFFERS.get()).retain(in_use);
@@ -447,7 +447,7 @@ impl Merged {
         of_slots.chain(self.operations.values().map(|operation| operation.allocation))
     }
 
-    /// As a message, in a stable order, without the allocations.
+    /// Makes a message of it, in a stable order, without the allocations.
     pub(super) fn finish(mut self) -> Accesses {
         for ((id, number), slot) in self.slots {
             let Some((known, kernel)) = self.kernels.get_mut(&id) else { continue };
@@ -541,7 +541,7 @@ mod tests {
         crate::watch::start();
         Recorder.host_function();
         let own = BUFFER.with(|own| own.borrow().clone()).expect("used");
-        // As the agent was when the program forked.
+        // The agent had locked it when the program forked.
         let held = locked(&own);
         // SAFETY: no other thread uses the recorder.
         unsafe { reset() };

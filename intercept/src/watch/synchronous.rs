@@ -106,7 +106,7 @@ mod tests {
         };
         // SAFETY: the functions that take the driver's place touch nothing.
         let copy = |to, from, size| move || unsafe { cuMemcpyDtoD_v2(to, from, size) };
-        // SAFETY: as above.
+        // SAFETY: the functions that take the driver's place touch nothing.
         let fill = |to, count| move || unsafe { cuMemsetD8_v2_ptds(to, 0, count) };
         assert_eq!(waited(&copy(plain, plain + 100, 10)), 0);
         assert_eq!(waited(&copy(wanted, plain, 10)), 1);

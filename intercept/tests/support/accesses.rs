@@ -155,7 +155,7 @@ impl State {
     /// The `round`th of three launches.
     fn arguments(&self, round: u64) -> Arguments {
         let second = if round == 1 { self.other } else { self.small + 8 + 8 * round };
-        // The first word of the structure is no pointer, nor is the number beside it.
+        // The first word of the structure is no pointer, nor is the number next to it.
         Arguments {
             large: self.large,
             both: [0x3f80_0000_3f80_0000, second, self.mapped + 3 * MIB],

@@ -128,7 +128,7 @@ fn obey(cuda: &Library, function: &str, arguments: &[u64]) -> u64 {
         // SAFETY: the test names words of `run`.
         ("peek", [address]) => unsafe { (*address as *const u64).read() },
         ("poke", [address, value]) => {
-            // SAFETY: as above.
+            // SAFETY: the test names words of `run`.
             unsafe { (*address as *mut u64).write(*value) };
             0
         }

@@ -52,7 +52,7 @@ pub(crate) struct Library(*mut c_void);
 
 // SAFETY: the handle is only passed to dlsym, which any thread may call.
 unsafe impl Send for Library {}
-// SAFETY: as above.
+// SAFETY: dlsym may be called with the handle by several threads at once.
 unsafe impl Sync for Library {}
 
 impl Library {
@@ -85,7 +85,7 @@ impl Library {
         }
     }
 
-    /// The same, and it has to succeed.
+    /// Calls a function, which has to succeed.
     pub(crate) fn must(&self, name: &str, arguments: &[u64]) {
         assert_eq!(self.call(name, arguments), 0, "{name} {arguments:x?}");
     }
@@ -105,7 +105,7 @@ impl Program {
         Self::start_with(&[])
     }
 
-    /// The same with more in its environment.
+    /// Starts the program with more in its environment.
     pub(crate) fn start_with(environment: &[(&str, &str)]) -> Self {
         let libraries = tempfile::tempdir().expect("a folder");
         std::os::unix::fs::symlink(shim(), libraries.path().join("libcuda.so.1")).expect("a link");

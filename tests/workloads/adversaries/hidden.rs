@@ -89,7 +89,7 @@ pub(crate) fn const_cast(run: &mut Run) -> Result<()> {
 }
 
 /// Each step changes every chunk of memory. With long pauses in between, all of it looks as if it
-/// held still.
+/// did not change.
 pub(crate) fn seldom(run: &mut Run) -> Result<()> {
     let steps = run.plan(50, 100, 200);
     let gpu = Gpu::open()?;

@@ -1,4 +1,4 @@
-// One write a launch into large memory that otherwise holds still, through masked pointers.
+// One write a launch into large memory that otherwise stays unchanged, through masked pointers.
 #include "common.cuh"
 
 #define MASK 0x5bd1e995a5c3963bull

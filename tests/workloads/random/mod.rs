@@ -19,7 +19,7 @@ use crate::report::Run;
 use ptx::{BLOCK, Indirect, Source};
 
 const BUFFERS: u32 = 12;
-/// Buffers in use at a time; the others hold still, and look as if they would go on to.
+/// Buffers in use at a time; the others stay unchanged, and look as if they would for longer.
 const ACTIVE: usize = 6;
 /// Steps after which others are in use.
 const SEASON: u32 = 12;
@@ -295,7 +295,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
             program.operate(&gpu, step)?;
         }
         gpu.synchronize()?;
-        // Whoever holds still is looked at when the season ends.
+        // A buffer that stays unchanged is looked at when the season ends.
         let ends = (step + 1) % SEASON == 0 || step + 1 == steps;
         let digest = if ends {
             program.digest(0..program.memories.len())?

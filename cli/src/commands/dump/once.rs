@@ -17,7 +17,7 @@ pub(super) fn dump(
     let mut outcome = dump::dump(options, &progress);
     events.say_failure(&outcome);
     if let Ok(report) = &mut outcome {
-        // As the user knows it.
+        // The pid as the user knows it.
         report.pid = args.pid;
     }
     if let Ok(report) = &outcome {

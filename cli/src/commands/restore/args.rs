@@ -16,7 +16,7 @@ use crate::commands::key::TrustArgs;
 #[command(after_long_help = "\
 With --new-pids the program sees its old pids, in a pid namespace of its own with its own /proc, and has \
 others outside, which are the ones that gpucr prints and takes. So one image can be restored several times \
-at once, also beside the program that it was made of. Everything else is shared: instances that listen on \
+at once, also while the program runs that it was made of. Everything else is shared: instances that listen on \
 the same port need a network of their own (ip netns exec NAME gpucr restore …), and files that the program \
 has open for writing are the same files (unshare --mount, or a program that writes to its standard output). \
 The program has no controlling terminal; gpucr passes signals on. A small process of gpucr's stays as the \
@@ -70,8 +70,8 @@ pub(crate) struct RestoreArgs {
     pub(crate) device_map: Vec<MappedDevice>,
     /// Let the program go on before its device memory is loaded
     ///
-    /// A launch then waits only for the memory that its arguments point to; the rest is loaded beside the
-    /// running program, and gpucr stays until it is. If the device touches memory that nobody saw it would
+    /// A launch then waits only for the memory that its arguments point to; the rest is loaded while the
+    /// program runs, and gpucr stays until it is. If the device touches memory that nobody saw it would
     /// touch (through pointers that lie in memory), the program is ended and restored anew with all of its
     /// memory. So it is if it ends by itself before all is loaded and its exit status is not 0, since a
     /// missed access can be the reason. What it had written to files that it had open at the dump is taken back then. What it

@@ -91,7 +91,7 @@ fn run_once(
     let mut next = || -> Option<Value> { serde_json::from_str(&reports.next()?.ok()?).ok() };
 
     let (mut outer, mut inner) = (0, 0);
-    // That it runs is told before the report; twice if it was restored again.
+    // The start of the program is told before the report; twice if it was restored again.
     let report = loop {
         let told = next();
         let Some(told) = told.as_ref().filter(|told| told["running"] == true) else { break told };
@@ -162,7 +162,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     rustix::io::fcntl_setfd(&reports, rustix::io::FdFlags::CLOEXEC)
         .map_err(|error| io_error("this is for gpucr's own use")(error.into()))?;
     let holder = holder.first().map(|fd| {
-        // SAFETY: as above.
+        // SAFETY: the descriptor was made for this process, and nothing else here knows it.
         let fd = unsafe { OwnedFd::from_raw_fd(*fd as i32) };
         sharing::unkeep(&fd).map(|()| Holder::from(fd))
     });

@@ -1,4 +1,4 @@
-//! Tells whoever waits for it that the program runs.
+//! Tells the user or tool that waits for it that the program runs.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -70,7 +70,7 @@ fn descriptor(number: i32) -> io::Result<File> {
         return Err(io::Error::last_os_error());
     }
     // Nobody whom gpucr starts is to keep it open.
-    // SAFETY: as above.
+    // SAFETY: only sets a flag of the descriptor.
     unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
     // SAFETY: the user has given it to gpucr for this, and nothing else here knows it.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(number) }))

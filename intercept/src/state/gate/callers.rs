@@ -112,7 +112,7 @@ impl Me {
         self.place.wrapping_sub(1) as usize % PLACES.len()
     }
 
-    /// The same at another depth.
+    /// This caller at another depth.
     #[inline(always)]
     pub(super) fn at(self, depth: u32) -> Self {
         Self { depth, ..self }
@@ -319,7 +319,7 @@ mod tests {
             assert_eq!(thread::spawn(ends_inside).join().expect("no panic"), before + 1);
             assert_eq!(super::inside(), before);
         }
-        // The same where places are shared.
+        // Here places are shared.
         let stay = Barrier::new(OWN + 1);
         thread::scope(|scope| {
             let others: Vec<_> =

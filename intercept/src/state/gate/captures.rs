@@ -2,7 +2,7 @@
 //!
 //! But for those that others may be waiting for: a thread that has a capture under way may need a second one to
 //! end the first, and a thread may wait for a capture that another one is to make. So the first begin at once,
-//! and whoever finds the gate closing waits for a moment only, as long as captures are under way. All calls that
+//! and a thread that finds the gate closing waits for a moment only, as long as captures are under way. All calls that
 //! end captures pass in any case.
 
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use crate::resettable::Resettable;
 /// How long a capture that is to begin waits for those of other threads while the gate closes: longer than
 /// most captures take, and no time in which a program would seem to stand still.
 pub(super) const DEPENDENT: Duration = Duration::from_millis(250);
-/// How often who waits looks, where nobody wakes it.
+/// How often a waiting thread looks, where nobody wakes it.
 const POLL: Duration = Duration::from_millis(1);
 
 /// The name of a stream that is being captured. The default streams are one for each thread or
@@ -145,7 +145,7 @@ pub(crate) fn end_captures_of(context: u64) {
     with(|captures| captures.under_way.retain(|_, begun| begun.context != context));
 }
 
-/// This thread ends, and with it the captures in its own default stream, which nobody else could end.
+/// Notes that this thread ends, and with it the captures in its own default stream, which nobody else could end.
 pub(super) fn end_own_captures() {
     let own = Capture::of(PER_THREAD, true);
     with(|captures| captures.under_way.remove(&own));

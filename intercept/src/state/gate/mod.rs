@@ -180,7 +180,7 @@ pub(crate) fn close<'a>(limit: impl Into<Limit<'a>>) -> Result<(), NotClosed> {
 /// begins, up to its end. Afterwards the gate is closed, no call is inside, and no capture under way.
 ///
 /// # Errors
-/// As [`close`].
+/// The errors of [`close`].
 pub(crate) fn step<'a>(
     end: impl Into<Limit<'a>>,
     limit: impl Into<Limit<'a>>,
@@ -197,7 +197,7 @@ pub(crate) fn step<'a>(
     if is_open() { close(limit) } else { wait_until_empty(&limit) }
 }
 
-/// Closes the gate, whoever is inside.
+/// Closes the gate, without waiting for calls that are inside.
 pub(crate) fn shut() {
     LINE.state.store(CLOSED, Ordering::SeqCst);
 }

@@ -11,7 +11,7 @@ use super::{Failure, Memory};
 use crate::abi::types::{ACCESS_READ_WRITE, Access, ERROR_DEINITIALIZED, LOCATION_DEVICE};
 use crate::log::log;
 
-/// File descriptors of blocks, by id. Whoever sends them holds them beside the tables.
+/// File descriptors of blocks, by id. A thread that sends them keeps its own references, outside the tables.
 pub(crate) type Fds = BTreeMap<u64, Arc<OwnedFd>>;
 
 impl Memory {
@@ -207,7 +207,7 @@ impl Memory {
     /// They hold the descriptors from now on.
     ///
     /// # Errors
-    /// Some are attached, and the others detached still.
+    /// Some are attached, and the others are still detached.
     pub(crate) fn attach_some(&mut self, vmm: &dyn Vmm, fds: Fds) -> Result<(), Failure> {
         let ids: BTreeSet<u64> = fds.keys().copied().collect();
         for (id, fd) in fds {
@@ -302,7 +302,7 @@ impl Memory {
     /// one of the program's, or else one for this purpose only.
     ///
     /// # Errors
-    /// Those of `work`, or of making the address.
+    /// `work` fails, or the address cannot be made.
     pub(crate) fn with_address<T>(
         &self,
         vmm: &dyn Vmm,

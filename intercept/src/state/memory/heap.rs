@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gpucr_wire::{BlockKind, CHUNK_SIZE};
 
-use super::space::{Piece, Slab, Space, round_up};
+use super::space::{Slab, SlabPiece, Space, round_up};
 use super::vmm::Vmm;
 use super::{Block, Mapping, Memory};
 use crate::abi::types::{
@@ -30,7 +30,7 @@ pub(crate) struct Allocation {
     /// Its synchronous copies and fills always wait (see [`crate::watch::synchronous`]).
     pub(crate) synchronous: bool,
     block: u64,
-    piece: Option<Piece>,
+    piece: Option<SlabPiece>,
 }
 
 /// The heap of one device.
@@ -118,7 +118,12 @@ impl Memory {
         self.blocks[&block].place.as_ref().map_or(0, |place| place.address)
     }
 
-    fn take_piece(&mut self, vmm: &dyn Vmm, device: i32, size: u64) -> Result<(u64, Piece), Code> {
+    fn take_piece(
+        &mut self,
+        vmm: &dyn Vmm,
+        device: i32,
+        size: u64,
+    ) -> Result<(u64, SlabPiece), Code> {
         let unit = self.heap(vmm, device)?.unit;
         // The newest first: the others are likely to be full.
         for index in (0..self.heaps[&device].slabs.len()).rev() {
@@ -284,7 +289,7 @@ impl Memory {
         (address - start < allocation.size).then_some(allocation)
     }
 
-    /// The same, to change what is known of it.
+    /// The allocation that has `address` in it, to change what is known of it.
     pub(crate) fn allocation_at_mut(&mut self, address: u64) -> Option<&mut Allocation> {
         let (start, allocation) = self.allocations.range_mut(..=address).next_back()?;
         (address - start < allocation.size).then_some(allocation)

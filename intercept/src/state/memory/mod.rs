@@ -109,12 +109,12 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Of a driver call.
+    /// The error of a driver call.
     pub(crate) fn driver(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
 
-    /// Of something else.
+    /// An error of something else.
     pub(crate) fn other(message: impl Into<String>) -> Self {
         Self { code: 0, message: message.into() }
     }

@@ -90,7 +90,7 @@ impl Space {
 }
 
 /// A piece of a [`Slab`].
-pub(crate) struct Piece {
+pub(crate) struct SlabPiece {
     /// Bytes from the beginning of the block.
     pub(crate) offset: u64,
     node: Allocation<u16>,
@@ -103,7 +103,7 @@ pub(crate) struct Slab {
 }
 
 impl Slab {
-    /// Of `size` bytes.
+    /// A block of `size` bytes, all of it free.
     pub(crate) fn new(size: u64) -> Self {
         let grain = GRAIN.max(size / PIECES);
         let grains = (size / grain) as u32;
@@ -111,14 +111,14 @@ impl Slab {
     }
 
     /// Finds room for `size` bytes.
-    pub(crate) fn take(&mut self, size: u64) -> Option<Piece> {
+    pub(crate) fn take(&mut self, size: u64) -> Option<SlabPiece> {
         let grains = u32::try_from(size.div_ceil(self.grain)).ok()?;
         let node = self.allocator.allocate(grains)?;
-        Some(Piece { offset: u64::from(node.offset) * self.grain, node })
+        Some(SlabPiece { offset: u64::from(node.offset) * self.grain, node })
     }
 
     /// Gives a piece back.
-    pub(crate) fn free(&mut self, piece: Piece) {
+    pub(crate) fn free(&mut self, piece: SlabPiece) {
         self.allocator.free(piece.node);
     }
 }
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn pieces_never_overlap() {
         let mut slab = Slab::new(2 * MIB);
-        let mut pieces: BTreeMap<u64, (u64, Piece)> = BTreeMap::new();
+        let mut pieces: BTreeMap<u64, (u64, SlabPiece)> = BTreeMap::new();
         let mut random = 12345u64;
         let mut taken = 0;
         for _ in 0..20_000 {
