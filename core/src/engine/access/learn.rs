@@ -35,16 +35,16 @@ pub struct Kernels {
     /// By the agent's ids of images.
     images: HashMap<u64, Arc<Code>>,
     /// By the agent's ids of kernels.
-    known: HashMap<u64, Known>,
+    known: HashMap<u64, CodeFacts>,
     /// Words that pointed to memory that did not change while their kernel was launched.
-    still: HashSet<Word>,
+    unchanged: HashSet<Word>,
     /// Words that have pointed to memory that did.
     moved: HashSet<Word>,
 }
 
 /// What code and name of a kernel say.
 #[derive(Debug, Default)]
-struct Known {
+struct CodeFacts {
     /// `None` without code.
     indirect: Option<bool>,
     words: HashMap<(u32, u32), (Direction, Source)>,
@@ -89,7 +89,7 @@ impl Kernels {
                 self.images.insert(kernel.image, Arc::new(code));
             }
             let code = self.images.get(&kernel.image);
-            self.known.insert(kernel.id, Known::of(kernel, code.map(AsRef::as_ref)));
+            self.known.insert(kernel.id, CodeFacts::of(kernel, code.map(AsRef::as_ref)));
         }
         Ok(all)
     }
@@ -102,7 +102,7 @@ impl Kernels {
             Some(said) => *said,
             None => {
                 let word = (kernel, slot.param, slot.offset);
-                if self.still.contains(&word) && !self.moved.contains(&word) {
+                if self.unchanged.contains(&word) && !self.moved.contains(&word) {
                     (Direction::Read, Source::Observed)
                 } else {
                     (Direction::Unknown, Source::Assumed)
@@ -130,7 +130,7 @@ impl Kernels {
     /// What code and names say of all kernels so far, for launches that wait. What was only observed is
     /// left out: memory that stayed unchanged was copied early, so nobody waits for it.
     pub fn summaries(&self) -> Vec<KernelSummary> {
-        let of = |(kernel, known): (&u64, &Known)| {
+        let of = |(kernel, known): (&u64, &CodeFacts)| {
             let words = known.words.iter().filter(|(_, (direction, _))| !direction.writes());
             let mut reads: Vec<Slot> =
                 words.map(|(&(param, offset), _)| Slot { param, offset }).collect();
@@ -162,13 +162,13 @@ impl Kernels {
         changed: impl Fn(&Allocation) -> Option<bool>,
     ) {
         // One that is gone may have been written before.
-        let still = allocations.into_iter().filter(|one| changed(one) == Some(false));
-        let still: HashSet<u64> = still.map(|allocation| allocation.id).collect();
+        let unchanged = allocations.into_iter().filter(|one| changed(one) == Some(false));
+        let unchanged: HashSet<u64> = unchanged.map(|allocation| allocation.id).collect();
         for kernel in launched {
             for slot in &kernel.slots {
-                let stayed_unchanged = |touched: &Touched| still.contains(&touched.allocation);
+                let stayed_unchanged = |touched: &Touched| unchanged.contains(&touched.allocation);
                 let all = !slot.more && slot.touched.iter().all(stayed_unchanged);
-                let set = if all { &mut self.still } else { &mut self.moved };
+                let set = if all { &mut self.unchanged } else { &mut self.moved };
                 set.insert((kernel.id, slot.param, slot.offset));
             }
         }
@@ -179,7 +179,7 @@ impl Kernels {
 impl Kernels {
     /// What is known of one kernel that was loaded from this image.
     pub(super) fn knowing(kernel: &KernelUse, image: &[u8]) -> Self {
-        let known = Known::of(kernel, Some(&code(image)));
+        let known = CodeFacts::of(kernel, Some(&code(image)));
         Self { known: HashMap::from([(kernel.id, known)]), ..Self::default() }
     }
 }
@@ -205,7 +205,7 @@ fn code(image: &[u8]) -> Code {
     code
 }
 
-impl Known {
+impl CodeFacts {
     fn of(kernel: &KernelUse, code: Option<&Code>) -> Self {
         let named = code.and_then(|code| code.kernels.get(&kernel.name)).into_iter().flatten();
         let (fitting, others): (Vec<&Kernel>, Vec<&Kernel>) =

@@ -31,16 +31,16 @@ struct Word {
 pub(crate) fn sharing<'a>(
     kernels: &Kernels,
     tallies: impl IntoIterator<Item = &'a Tally>,
-    mut still: Vec<Extent>,
+    mut unchanged: Vec<Extent>,
 ) -> (Vec<u64>, Vec<KernelSummary>) {
     let mut launched: BTreeMap<u64, Vec<Word>> = BTreeMap::new();
-    still.sort_unstable_by_key(|block| block.low);
+    unchanged.sort_unstable_by_key(|block| block.low);
     for tally in tallies {
         if tally.has_unknown() {
             return (Vec::new(), Vec::new());
         }
         let written = tally.operations.values().filter(|operation| operation.write);
-        written.for_each(|operation| remove(&mut still, (operation.low, operation.end)));
+        written.for_each(|operation| remove(&mut unchanged, (operation.low, operation.end)));
         for kernel in tally.kernels.values() {
             let words = launched.entry(kernel.id).or_default();
             for slot in &kernel.slots {
@@ -51,13 +51,14 @@ pub(crate) fn sharing<'a>(
     // What is written is not shared, and what is not shared may be written: until nothing more follows.
     let mut reads = BTreeSet::new();
     loop {
-        let before = (still.len(), reads.len());
+        let before = (unchanged.len(), reads.len());
         reads.clear();
         for (kernel, words) in &launched {
-            let is_still = |word: &Word| word.touched.iter().all(|range| covers(&still, *range));
+            let is_unchanged =
+                |word: &Word| word.touched.iter().all(|range| covers(&unchanged, *range));
             let seems_read = |word: &&Word| match word.writes {
                 Some(writes) => !writes,
-                None => word.slot.param != WHOLE_BUFFER && is_still(word),
+                None => word.slot.param != WHOLE_BUFFER && is_unchanged(word),
             };
             let (read, written): (Vec<&Word>, Vec<&Word>) = words.iter().partition(seems_read);
             // It must write somewhere.
@@ -65,10 +66,10 @@ pub(crate) fn sharing<'a>(
             let (doubtful, read): (Vec<&Word>, Vec<&Word>) = read.into_iter().partition(guessed);
             reads.extend(read.iter().map(|word| (*kernel, word.slot)));
             for range in written.iter().chain(&doubtful).flat_map(|word| &word.touched) {
-                remove(&mut still, *range);
+                remove(&mut unchanged, *range);
             }
         }
-        if before == (still.len(), reads.len()) {
+        if before == (unchanged.len(), reads.len()) {
             break;
         }
     }
@@ -88,7 +89,7 @@ pub(crate) fn sharing<'a>(
     }
     let mut summaries: Vec<KernelSummary> = summaries.into_values().collect();
     summaries.sort_unstable_by_key(|summary| summary.kernel);
-    (still.into_iter().map(|block| block.id).collect(), summaries)
+    (unchanged.into_iter().map(|block| block.id).collect(), summaries)
 }
 
 fn add(
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocation_of_several_blocks_is_still_if_all_are() {
+    fn an_allocation_of_several_blocks_is_unchanged_if_all_are() {
         let mut tally = tally(vec![kernel(1, &[&[8], &[1]])]);
         tally.allocations.insert(1, Allocation { id: 1, address: 150, size: 200 });
         let (shared, _) = sharing(&Kernels::default(), [&tally], blocks(&[1, 2, 3]));

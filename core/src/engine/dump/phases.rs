@@ -24,7 +24,7 @@ use super::resume::{self, Lost};
 use super::setback::{Setback, or_keep};
 use super::stop;
 use super::task::Task;
-use super::validate::{Known, validate};
+use super::validate::{ValidationResult, validate};
 use crate::base::faults::skipped;
 use crate::base::phase::Phase;
 use crate::engine::access::Extent;
@@ -127,7 +127,7 @@ impl Exported {
 struct Validated {
     prepared: Prepared,
     blocks: Vec<Vec<Block>>,
-    known: Known,
+    known: ValidationResult,
 }
 
 impl Validated {
@@ -160,7 +160,7 @@ fn shadow_and_defer(task: &mut Task<'_>, memory: Option<&mut Bulk>) -> Result<Op
 struct Aside {
     prepared: Prepared,
     blocks: Vec<Vec<Block>>,
-    known: Known,
+    known: ValidationResult,
     late: Option<Late>,
 }
 
@@ -168,12 +168,12 @@ impl Aside {
     /// The phase `copy`, which goes on during the next.
     fn start_copy(self, task: &mut Task<'_>) -> Result<Copying, Setback> {
         let Self { prepared, blocks, known, late } = self;
-        let Known { left, still } = known;
+        let ValidationResult { left, unchanged } = known;
         let (prepared, ()) = or_keep(prepared, task.enter(Phase::Copy, Some(left)))?;
         let Prepared { image, criu, memory } = prepared;
         let copy = Copy::of(task, memory, blocks, image.writer.clone());
         let ((image, criu), copy) = or_keep((image, criu), copy)?;
-        Ok(Copying { criu, unsaved: Unsaved { image, copy, still, late } })
+        Ok(Copying { criu, unsaved: Unsaved { image, copy, unchanged, late } })
     }
 }
 
@@ -226,7 +226,7 @@ struct Unsaved {
     image: Unfinished,
     copy: Copy,
     /// Of each program the blocks that have stayed unchanged all the time.
-    still: Vec<Vec<Extent>>,
+    unchanged: Vec<Vec<Extent>>,
     /// What is saved after the programs go on, if anything is.
     late: Option<Late>,
 }
@@ -241,7 +241,7 @@ impl Window for Unsaved {
     /// CRIU has written its files and holds the programs frozen: commits the image, or takes down all that the image
     /// needs of frozen programs that may go on then.
     fn commit(self, task: &mut Task<'_>) -> Result<Saved, Setback> {
-        let Self { image, mut copy, still, late } = self;
+        let Self { image, mut copy, unchanged, late } = self;
         let updated = task.plan.update(task.options.pid, &task.made.cuda_processes, &task.drivers);
         if task.strategy.goes_on_early() {
             let blocks = updated.and_then(|()| copy.released());
@@ -251,13 +251,13 @@ impl Window for Unsaved {
                 image,
                 manifest,
                 copy,
-                still,
+                unchanged,
                 late,
             })));
         }
         let by = copy.by();
         let stored = updated.and_then(|()| task.enter(Phase::Store, None)).and_then(|()| {
-            let staged = Staged::take(task, &image.writer, still)?;
+            let staged = Staged::take(task, &image.writer, unchanged)?;
             Ok((staged, copy.finish().1?))
         });
         let (image, (staged, blocks)) = or_keep(image, stored)?;
@@ -294,7 +294,7 @@ pub(super) struct ConcurrentSave {
     image: Unfinished,
     manifest: Manifest,
     copy: Copy,
-    still: Vec<Vec<Extent>>,
+    unchanged: Vec<Vec<Extent>>,
     late: Option<Late>,
 }
 
@@ -363,7 +363,7 @@ impl ConcurrentSave {
         if let Err(error) = defer::check_guards(&mut task.made.cuda_processes) {
             return Err(self.give_up(error));
         }
-        let Self { image, mut manifest, copy, still, mut late } = self;
+        let Self { image, mut manifest, copy, unchanged, mut late } = self;
         let patience = late.as_ref().map(|late| late.patience(copy.stop()));
         // Memory that the program gives back from now on is the device's.
         task.made.cuda_processes.iter_mut().for_each(|program| program.blocks.clear());
@@ -373,7 +373,7 @@ impl ConcurrentSave {
         }
         let shadowed = task.account.shadowed;
         let staged = task.enter(Phase::Store, Some(shadowed));
-        let staged = match staged.and_then(|()| Staged::take(task, &image.writer, still)) {
+        let staged = match staged.and_then(|()| Staged::take(task, &image.writer, unchanged)) {
             Ok(staged) => staged,
             Err(error) => {
                 drop((patience, copy));

@@ -28,7 +28,7 @@ use crate::image::{Listener, Stdio};
 const FIRST_ANSWER: Duration = Duration::from_secs(10);
 
 /// Everything that a dump needs to know before it begins.
-pub(super) struct Plan {
+pub(super) struct DumpPlan {
     pub(super) criu: Criu,
     /// All processes, in the order of the tree.
     pub(super) processes: Vec<Planned>,
@@ -73,7 +73,7 @@ impl Planned {
     }
 }
 
-impl Plan {
+impl DumpPlan {
     /// Bytes of the bulk memory of all processes, as they were.
     pub(super) fn bulk_bytes(&self) -> u64 {
         self.cuda().map(|cuda| cuda.counts.bulk_bytes).sum()
@@ -142,7 +142,7 @@ impl Plan {
 pub(super) fn check(
     options: &Options,
     drivers: &Drivers,
-) -> Result<(Plan, Vec<CudaProcess>, Vec<Lock>), Error> {
+) -> Result<(DumpPlan, Vec<CudaProcess>, Vec<Lock>), Error> {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::NotRoot);
     }
@@ -211,8 +211,16 @@ pub(super) fn check(
     let devices = driver.devices()?.into_iter().filter(|d| wanted.contains(&d.uuid)).collect();
     let driver_version = driver.version()?;
     let driver = first.driver.clone();
-    let plan =
-        Plan { criu, processes, others, devices, driver, driver_path, driver_version, shell_job };
+    let plan = DumpPlan {
+        criu,
+        processes,
+        others,
+        devices,
+        driver,
+        driver_path,
+        driver_version,
+        shell_job,
+    };
     Ok((plan, cuda_processes, locks))
 }
 

@@ -135,10 +135,10 @@ impl Speculation {
     pub(super) fn sharing(
         &self,
         program: usize,
-        still: Vec<Extent>,
+        unchanged: Vec<Extent>,
     ) -> (Vec<u64>, Vec<KernelSummary>) {
         let program = self.programs.get(program);
-        program.map_or_else(Default::default, |p| sharing(&p.kernels, &p.intervals, still))
+        program.map_or_else(Default::default, |p| sharing(&p.kernels, &p.intervals, unchanged))
     }
 
     /// The names of the kernels that a program has launched from that interval on.

@@ -1,6 +1,6 @@
 //! How device memory gets into the image: what tells one dump from another.
 
-use super::preflight::Plan;
+use super::preflight::DumpPlan;
 use super::report::Options;
 use crate::engine::memory::Bulk;
 use crate::image::Protocol;
@@ -31,7 +31,7 @@ pub(super) enum Strategy {
 impl Strategy {
     /// The one that was asked for, where it can be done. Copying while the program runs needs a context of gpucr's
     /// own that can hash, and memory to copy.
-    pub(super) fn choose(options: &Options, plan: &Plan, bulk: Option<&mut Bulk>) -> Self {
+    pub(super) fn choose(options: &Options, plan: &DumpPlan, bulk: Option<&mut Bulk>) -> Self {
         if plan.shims().next().is_none() {
             return Self::Driver;
         }

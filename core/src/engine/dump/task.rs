@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::defer::Deferral;
-use super::preflight::Plan;
+use super::preflight::DumpPlan;
 use super::report::Options;
 use super::speculate::Speculation;
 use super::strategy::Strategy;
@@ -27,7 +27,7 @@ pub(super) struct Task<'a> {
     pub(super) drivers: Drivers,
     /// Keeps device memory for the programs while the driver has them checkpointed.
     pub(super) reserver: Reserver,
-    pub(super) plan: Plan,
+    pub(super) plan: DumpPlan,
     pub(super) strategy: Strategy,
     /// What the programs launch while memory is copied.
     pub(super) speculation: Speculation,

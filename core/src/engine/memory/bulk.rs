@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gpucr_wire::{Block, CHUNK_SIZE};
 
-use super::chunks::{Chunk, Miss, Piece};
+use super::chunks::{Chunk, Miss, ProgramBlock};
 use super::deferred::Deferred;
 use crate::base::cores::Cores;
 use crate::base::timeline::Timeline;
@@ -18,7 +18,7 @@ use crate::engine::error::Error;
 /// The memory of all programs, mapped in gpucr.
 pub(crate) struct Bulk {
     /// In the order of the programs and their blocks. Let go of before the lanes.
-    pub(super) pieces: Vec<Piece>,
+    pub(super) pieces: Vec<ProgramBlock>,
     /// Places among the pieces by program and address; without those that are not mapped there.
     pub(super) by_address: BTreeMap<(usize, u64), usize>,
     /// For each lane; none where the driver does not run the kernel.
@@ -106,7 +106,7 @@ impl Bulk {
         cuda_processes: &[CudaProcess],
         blocks: &[Vec<Block>],
     ) -> Result<bool, Error> {
-        let mut known: HashMap<(usize, u64), Piece> =
+        let mut known: HashMap<(usize, u64), ProgramBlock> =
             self.pieces.drain(..).map(|piece| ((piece.program, piece.id), piece)).collect();
         let mut listed = HashSet::new();
         for (program, blocks) in blocks.iter().enumerate() {
@@ -146,7 +146,7 @@ impl Bulk {
                 let chunks = vec![Chunk::default(); chunks_in(block.size)];
                 let memory = Some(memory);
                 let (id, address) = (block.id, block.address);
-                self.pieces.push(Piece {
+                self.pieces.push(ProgramBlock {
                     program: number,
                     id,
                     address,

@@ -16,7 +16,7 @@ pub(crate) struct Extent {
 }
 
 /// One block of one program.
-pub(super) struct Piece {
+pub(super) struct ProgramBlock {
     pub(super) program: usize,
     pub(super) id: u64,
     /// Where the program sees its start; 0 if it does not.
@@ -36,7 +36,7 @@ impl Chunk {
     }
 }
 
-impl Piece {
+impl ProgramBlock {
     /// The address behind its last chunk, as the program sees it.
     pub(super) fn end(&self) -> u64 {
         self.address.saturating_add(self.chunks.len() as u64 * CHUNK_SIZE)
@@ -118,7 +118,10 @@ pub struct Compared {
 }
 
 /// The chunks that `wanted` admits, with the indices of their pieces.
-pub(super) fn spans(pieces: &[Piece], wanted: impl Fn(&Piece, &Chunk) -> bool) -> Vec<Span> {
+pub(super) fn spans(
+    pieces: &[ProgramBlock],
+    wanted: impl Fn(&ProgramBlock, &Chunk) -> bool,
+) -> Vec<Span> {
     let mut spans = Vec::new();
     for (number, piece) in pieces.iter().enumerate() {
         let wanted = (0..piece.chunks.len()).filter(|&chunk| wanted(piece, &piece.chunks[chunk]));

@@ -9,7 +9,7 @@ use gpucr_wire::Table;
 use gpucr_wire::chunks::Chunks;
 use gpucr_wire::table::{Range, Wait};
 
-use super::chunks::Piece;
+use super::chunks::ProgramBlock;
 use crate::cuda::{Queue, Span};
 
 /// The memory that is saved while the programs run, as far as their shims need to know.
@@ -71,7 +71,7 @@ impl Deferred {
         self.tables.iter().flatten().any(Table::is_wanted)
     }
 
-    pub(super) fn chunks(&self, piece: &Piece) -> Option<Chunks<'_>> {
+    pub(super) fn chunks(&self, piece: &ProgramBlock) -> Option<Chunks<'_>> {
         Some(self.tables.get(piece.program)?.as_ref()?.chunks(piece.range?))
     }
 }
@@ -87,7 +87,7 @@ pub(crate) struct PutOff {
 /// The chunks of a lane that are saved while the programs run, those that launches wait for first.
 pub(super) struct WantedFirst<'a> {
     deferred: &'a Deferred,
-    pieces: &'a [Piece],
+    pieces: &'a [ProgramBlock],
     /// The pieces of the lane that have such chunks.
     here: Vec<usize>,
     work: &'a [Span],
@@ -98,7 +98,7 @@ impl<'a> WantedFirst<'a> {
     /// Those of `work`, which is of this lane.
     pub(super) fn new(
         deferred: &'a Deferred,
-        pieces: &'a [Piece],
+        pieces: &'a [ProgramBlock],
         lane: usize,
         work: &'a [Span],
     ) -> Self {

@@ -9,7 +9,7 @@ use gpucr_wire::table::Range;
 use gpucr_wire::{Block, Table};
 
 use super::bulk::Bulk;
-use super::chunks::Piece;
+use super::chunks::ProgramBlock;
 use super::deferred::{Deferred, PutOff};
 use super::transfer::{Received, To, Transfer, Way};
 use crate::base::progress::Progress;
@@ -133,7 +133,7 @@ impl Bulk {
         let end = End(deferred.clone());
         let to = To { sink, stop, progress };
         let stages = self.plan_rest();
-        self.transfer("what is left", Way::Still, &stages.now, to)?;
+        self.transfer("what is left", Way::Quiesced, &stages.now, to)?;
         self.let_go(|piece| piece.range.is_none());
         released();
         self.run_concurrently(true);
@@ -143,11 +143,11 @@ impl Bulk {
         self.let_go(|_| true);
         settled(saved.is_ok());
         saved?;
-        self.transfer("shadows", Way::Still, &stages.shadowed, to)?;
+        self.transfer("shadows", Way::Quiesced, &stages.shadowed, to)?;
         self.hashes().ok_or(Error::CopyIncomplete)
     }
 
-    fn let_go(&mut self, of: impl Fn(&Piece) -> bool) {
+    fn let_go(&mut self, of: impl Fn(&ProgramBlock) -> bool) {
         for piece in self.pieces.iter_mut().filter(|piece| of(piece)) {
             piece.memory = None;
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use gpucr_wire::CHUNK_SIZE;
 
 use super::bulk::Bulk;
-use super::chunks::{Chunk, Piece, spans};
+use super::chunks::{Chunk, ProgramBlock, spans};
 use crate::base::progress::Quiet;
 use crate::base::stop::Stop;
 use crate::base::timeline::Timeline;
@@ -27,7 +27,7 @@ pub(super) fn bulk(byte: u8) -> Bulk {
     let mut bulk = bulk.expect("there is room");
     assert!(bulk.prepare_hashing());
     let memory = SharedBlock::allocate(bulk.lanes[0].context(), len).unwrap();
-    bulk.pieces.push(Piece {
+    bulk.pieces.push(ProgramBlock {
         program: 0,
         id: 1,
         address: 10 * CHUNK_SIZE,

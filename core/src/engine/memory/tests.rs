@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gpucr_wire::CHUNK_SIZE;
 
 use super::bulk::Bulk;
-use super::chunks::{Chunk, Piece};
+use super::chunks::{Chunk, ProgramBlock};
 use crate::base::timeline::Timeline;
 use crate::store::ChunkId;
 
@@ -14,7 +14,7 @@ const C: u64 = CHUNK_SIZE;
 
 /// Two blocks of a program, of three chunks and of one, the second behind a gap.
 fn bulk() -> Bulk {
-    let piece = |id, address, chunks| Piece {
+    let piece = |id, address, chunks| ProgramBlock {
         program: 0,
         id,
         address,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::chunks::{Chunk, Piece};
+use super::chunks::{Chunk, ProgramBlock};
 use super::deferred::{Deferred, WantedFirst};
 use crate::base::faults::{fault, skipped};
 use crate::base::progress::Progress;
@@ -30,7 +30,7 @@ pub(super) struct To<'a> {
 /// How chunks are copied out.
 pub(super) enum Way<'a> {
     /// One after the other, from memory that nobody writes.
-    Still,
+    Quiesced,
     /// The same from memory that programs may be writing, which was hashed with these keys, one for each lane. When it
     /// is `enough`, nothing more is begun after the first copy.
     Ahead { keys: Vec<Arc<Key>>, enough: &'a AtomicBool },
@@ -44,7 +44,7 @@ pub(super) struct Transfer<'a> {
     pub(super) name: &'static str,
     pub(super) way: Way<'a>,
     pub(super) to: To<'a>,
-    pub(super) pieces: &'a [Piece],
+    pub(super) pieces: &'a [ProgramBlock],
     pub(super) timeline: &'a Timeline,
 }
 
@@ -95,7 +95,7 @@ impl Transfer<'_> {
         };
         let stop = self.to.stop;
         let ended = match &self.way {
-            Way::Still => lane.copy_out(work, stop, &receive),
+            Way::Quiesced => lane.copy_out(work, stop, &receive),
             Way::Ahead { keys, enough } => {
                 let hashed = |span: &Span| {
                     let chunk = self.chunk(span);
@@ -143,7 +143,7 @@ impl Transfer<'_> {
     fn is_expected(&self, span: &Span, id: ChunkId) -> bool {
         let is_same = self.chunk(span).hash.is_none_or(|hash| hash == id);
         match self.way {
-            Way::Still => is_same,
+            Way::Quiesced => is_same,
             // It has not come to a halt: what is copied is named by what it is.
             Way::Ahead { .. } => true,
             Way::WantedFirst(_) => {

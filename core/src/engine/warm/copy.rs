@@ -62,7 +62,7 @@ fn device_chunks(manifest: &Manifest) -> impl Iterator<Item = Piece> {
 }
 
 /// What a copy of an image will be.
-pub(super) struct Plan {
+pub(super) struct WarmPlan {
     pub(super) table: Table,
     /// The chunks with data, in the order in which they will lie.
     slots: Vec<Piece>,
@@ -72,7 +72,7 @@ pub(super) struct Plan {
     pub(super) memory: u64,
 }
 
-impl Plan {
+impl WarmPlan {
     /// Looks at manifest and index; no chunk is read.
     pub(super) fn of(image: &ImageReader) -> Self {
         let manifest = image.manifest();
@@ -106,12 +106,12 @@ impl Plan {
 /// A copy that is being made. Gone without a trace if it is dropped before [`finish`](Self::finish).
 pub(super) struct Making<'a> {
     image: &'a ImageReader,
-    plan: Plan,
+    plan: WarmPlan,
     root: OwnedFd,
 }
 
 impl<'a> Making<'a> {
-    pub(super) fn begin(image: &'a ImageReader, plan: Plan) -> Result<Self, Error> {
+    pub(super) fn begin(image: &'a ImageReader, plan: WarmPlan) -> Result<Self, Error> {
         Ok(Self { image, plan, root: scratch::lasting_file_system()? })
     }
 

@@ -33,7 +33,7 @@ use crate::image::trust::Trust;
 use crate::image::verify;
 use crate::image::{ImageError, ImageReader, Manifest};
 use crate::store::{ChunkId, ChunkSource, Filled, StoreError};
-use copy::{Making, Plan};
+use copy::{Making, WarmPlan};
 use holder::{Client, Described, take_name};
 
 /// The most memory that is left for other things if no limit is given; a sixteenth of all, if that is less.
@@ -166,7 +166,7 @@ fn run(
     if crate::base::format::hex(&image.id()) != id {
         return Err(Error::Damaged { what: "its manifest has just changed".into() });
     }
-    let plan = Plan::of(&image);
+    let plan = WarmPlan::of(&image);
     check_memory(plan.memory, options.memory_limit)?;
 
     enter(clock, Phase::Load, Some(plan.chunk_bytes))?;

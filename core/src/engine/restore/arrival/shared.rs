@@ -87,7 +87,7 @@ impl InUse {
 }
 
 /// What may be shared of an image.
-struct Plan {
+struct SharePlan {
     /// Of each process that used CUDA: ids of blocks, and what is known of kernels.
     processes: Vec<(Vec<u64>, Vec<KernelSummary>)>,
     /// These blocks, by their places among all.
@@ -99,12 +99,12 @@ struct Plan {
 
 /// Memory that is shared.
 struct InUse {
-    plan: Plan,
+    plan: SharePlan,
     member: Member,
     joined: bool,
 }
 
-impl Plan {
+impl SharePlan {
     /// `None` if the image says nothing of that.
     fn of(image: &Source, placement: &Placement) -> Result<Option<Self>, Error> {
         let Some(bytes) = image.sharing()? else { return Ok(None) };
@@ -153,7 +153,7 @@ fn load(
         tracing::warn!(%file, "an instance has written what it shared; nothing is shared while there is this file");
         return alone();
     }
-    let Some(plan) = Plan::of(image, &loading.placement()?)? else {
+    let Some(plan) = SharePlan::of(image, &loading.placement()?)? else {
         tracing::warn!("the image does not say what can be shared; nothing is");
         return alone();
     };
