@@ -21,7 +21,7 @@ type Word = (u64, u32, u32);
 struct Code {
     /// By name; of several architectures a kernel has several.
     kernels: HashMap<String, Vec<Kernel>>,
-    /// There is no other in it. Machine code may have been made of another source, as by
+    /// There is no other code in the image. Machine code may have been made of another source, as by
     /// `#if __CUDA_ARCH__`.
     all: bool,
 }
@@ -38,7 +38,7 @@ pub struct Kernels {
     known: HashMap<u64, CodeFacts>,
     /// Words that pointed to memory that did not change while their kernel was launched.
     unchanged: HashSet<Word>,
-    /// Words that have pointed to memory that did.
+    /// Words that have pointed to memory that changed meanwhile.
     moved: HashSet<Word>,
 }
 
@@ -48,7 +48,7 @@ struct CodeFacts {
     /// `None` without code.
     indirect: Option<bool>,
     words: HashMap<(u32, u32), (Direction, Source)>,
-    /// By the same words; absent where code does not tell.
+    /// By the kernel's words, as `words`; absent where code does not tell.
     reaches: HashMap<(u32, u32), Reach>,
     /// What its code does, if that is what runs.
     proof: Option<Kernel>,
@@ -60,7 +60,7 @@ impl Kernels {
     /// after `until`; one takes a few seconds at most. Says whether all kernels are known now.
     ///
     /// # Errors
-    /// Those of the connection. An image that cannot be had or read is none.
+    /// Those of the agent's connection. An image that cannot be had or read is none.
     pub fn learn<'a>(
         &mut self,
         agent: &mut Agent,
@@ -128,7 +128,7 @@ impl Kernels {
     }
 
     /// What code and names say of all kernels so far, for launches that wait. What was only observed is
-    /// left out: memory that stayed unchanged was copied early, so nobody waits for it.
+    /// left out: memory that stayed unchanged was copied early, so no launch waits for it.
     pub fn summaries(&self) -> Vec<KernelSummary> {
         let of = |(kernel, known): (&u64, &CodeFacts)| {
             let words = known.words.iter().filter(|(_, (direction, _))| !direction.writes());
@@ -153,7 +153,7 @@ impl Kernels {
         self.known.iter().map(of).collect()
     }
 
-    /// Draws conclusions from what was launched between two hash passes at the memory, and what changed
+    /// Draws conclusions from what was launched between two hash passes, and what changed
     /// between them. `changed` says of an allocation whether it did, `None` if that is not known.
     pub fn observe<'a>(
         &mut self,
@@ -161,7 +161,7 @@ impl Kernels {
         allocations: impl IntoIterator<Item = &'a Allocation>,
         changed: impl Fn(&Allocation) -> Option<bool>,
     ) {
-        // One that is gone may have been written before.
+        // An allocation that is gone may have been written before.
         let unchanged = allocations.into_iter().filter(|one| changed(one) == Some(false));
         let unchanged: HashSet<u64> = unchanged.map(|allocation| allocation.id).collect();
         for kernel in launched {

@@ -1,6 +1,6 @@
 //! Which memory instances of a program could share: that which nothing writes.
 //!
-//! A dump that copies while the program runs sees which blocks hold still, and what is launched meanwhile.
+//! A dump that copies while the program runs sees which blocks stay unchanged, and what is launched meanwhile.
 //! From that it is judged here through which words of their parameters kernels only read. The code of a
 //! kernel tells for certain, and its name nearly so; of others it counts to what a word has pointed. If that
 //! was memory that stayed unchanged, and the kernel has other words through which it must have written, then it
@@ -25,7 +25,7 @@ struct Word {
     touched: Vec<(u64, u64)>,
 }
 
-/// Those of the blocks, which have held `still` while all of this was launched, that nothing seems to write;
+/// The blocks, of those that have stayed `unchanged` while all of this was launched, that nothing seems to write;
 /// and the kernels, with the words through which they seem to read only. Nothing if launches may have
 /// touched anything.
 pub(crate) fn sharing<'a>(
@@ -61,7 +61,7 @@ pub(crate) fn sharing<'a>(
                 None => word.slot.param != WHOLE_BUFFER && is_unchanged(word),
             };
             let (read, written): (Vec<&Word>, Vec<&Word>) = words.iter().partition(seems_read);
-            // It must write somewhere.
+            // The kernel must write somewhere.
             let guessed = |word: &&Word| word.writes.is_none() && written.is_empty();
             let (doubtful, read): (Vec<&Word>, Vec<&Word>) = read.into_iter().partition(guessed);
             reads.extend(read.iter().map(|word| (*kernel, word.slot)));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_still_is_read_by_those_who_write_elsewhere() {
+    fn what_stays_unchanged_is_read_by_kernels_that_write_elsewhere() {
         // out = weights * in; block 9 is touched by nobody.
         let tally = tally(vec![kernel(1, &[&[5, 6], &[1, 2], &[5, 7]])]);
         let (shared, summaries) = sharing(&Kernels::default(), [&tally], blocks(&[1, 2, 3, 9]));
@@ -188,9 +188,9 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_writes_nowhere_else_writes_what_held_still() {
+    fn a_kernel_that_writes_nowhere_else_writes_what_stayed_unchanged() {
         // It fills block 3 with what is there already, and so does another by way of a word that has
-        // pointed to block 4, which is then taken to be written; whoever writes there need not write 2.
+        // pointed to block 4, which is then taken to be written; a kernel that writes there need not write 2.
         let kernels = vec![
             kernel(1, &[&[3]]),
             kernel(2, &[&[3, 4], &[1]]),

@@ -22,7 +22,7 @@ pub struct Tally {
     pub kernels: BTreeMap<u64, KernelUse>,
     /// By what they do, whether they write, and the allocation.
     pub operations: BTreeMap<(Operation, bool, u64), OperationUse>,
-    /// By id; those too that are gone by now, unless they were made and given back between two
+    /// By id, with allocations that are gone by now, unless they were made and given back between two
     /// questions.
     pub allocations: BTreeMap<u64, Allocation>,
     /// As in [`Accesses`].
@@ -190,7 +190,11 @@ mod tests {
         let found =
             |id| (tally.kernels[&id].slots[0].touched.len(), tally.kernels[&id].slots[0].more);
         assert_eq!((found(1), found(2)), ((PAIRS, true), (0, true)));
-        assert_eq!(tally.kernels[&1].slots[0].touched[PAIRS - 1].launches, 2, "those are kept up");
+        assert_eq!(
+            tally.kernels[&1].slots[0].touched[PAIRS - 1].launches,
+            2,
+            "known pairs are kept up"
+        );
         assert!(tally.has_unknown());
 
         let mut tally = Tally::default();

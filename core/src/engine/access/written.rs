@@ -33,9 +33,9 @@ impl Writer<'_> {
 /// Whom to suspect of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blamed {
-    /// Those that may write there by what is known of them.
+    /// The kernels that may write there by what is known of them.
     Writers,
-    /// All that point there: what was known of them may be wrong.
+    /// All kernels that point there: what was known of them may be wrong.
     All,
 }
 

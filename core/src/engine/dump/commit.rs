@@ -33,7 +33,7 @@ pub(super) struct Staged {
 }
 
 impl Staged {
-    /// Takes CRIU's files into the image. `still` are the blocks of each program that have stayed unchanged.
+    /// Takes CRIU's files into the image. `unchanged` are the blocks of each program that have stayed so.
     pub(super) fn take(
         task: &Task<'_>,
         image: &ImageWriter,

@@ -82,7 +82,7 @@ pub(super) struct Libraries {
 }
 
 impl Libraries {
-    /// Stores those that the image has to bring along: the shim, and the software driver.
+    /// Stores the libraries that the image has to bring along: the shim, and the software driver.
     pub(super) fn store(plan: &DumpPlan, image: &ImageWriter) -> Result<Self, Error> {
         let mut carried: Vec<CarriedFile> = Vec::new();
         let mut carry = |path: &Path, bytes: &[u8]| -> Result<FileEntry, Error> {

@@ -5,7 +5,7 @@
 //!
 //! 1. [`attach`]: checks, connections, preparations.
 //! 2. [`stop_and_save`]: from programs that run to an image, or to all that it needs of them.
-//! 3. [`go_on`]: the programs run again or are gone, and the image of those that went on early is completed.
+//! 3. [`go_on`]: the programs run again or are gone, and the image of programs that went on early is completed.
 //!
 //! [`again`] leads from the end of the third back to the second.
 
@@ -36,7 +36,7 @@ use crate::image::{ImageWriter, Manifest};
 
 pub(super) use super::attach::attach;
 
-/// How long an agent may take to answer that serves nobody else.
+/// How long an agent may take to answer that serves no other client.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// From programs that run to [`Saved`], in the phases from `precopy` on.
@@ -83,7 +83,7 @@ impl Precopied {
     }
 }
 
-/// After `gate`: the programs stand still, and what they use does not change any more. The way back: the gates are
+/// After `gate`: the programs are stopped, and what they use does not change any more. The way back: the gates are
 /// opened.
 struct Gated {
     prepared: Prepared,
@@ -298,7 +298,7 @@ pub(super) struct ConcurrentSave {
     late: Option<Late>,
 }
 
-/// What follows the phases in which the programs stood still.
+/// What follows the phases in which the programs were stopped.
 pub(super) enum GoneOn {
     /// The programs run or are gone, and there is an image or none.
     Ended(Ended),
@@ -316,8 +316,8 @@ pub(super) struct Ended {
     pub(super) lost: Lost,
 }
 
-/// The phase `resume`, for programs that are to run on, and `store` and `commit` for those that go on before their
-/// image is complete. After a failure in any phase this is the way back.
+/// The phase `resume`, for programs that are to run on, and `store` and `commit` for programs that go on before
+/// their image is complete. After a failure in any phase this is the way back.
 pub(super) fn go_on(task: &mut Task<'_>, saved: Result<Saved, Setback>) -> GoneOn {
     let failed_in = task.clock.phase();
     let resume = saved.is_err() || task.options.leave_running;
@@ -428,7 +428,7 @@ fn learn(task: &mut Task<'_>, late: &mut Late, bulk: &mut Bulk) {
 }
 
 /// The programs run, and memory was written before it was saved: there will be no image of that moment. CRIU's files
-/// of it are there still, and the guards. The way back: the guards end.
+/// of it are still there, and the guards. The way back: the guards end.
 pub(super) struct Missed {
     image: Unfinished,
     memory: Option<Bulk>,
@@ -471,7 +471,7 @@ fn make_ready_again(
     }
     for program in &mut task.made.cuda_processes {
         program.guard = None;
-        // Those without a guard were let go.
+        // Agents without a guard were let go.
         if program.has_agent && program.agent.as_ref().is_none_or(|agent| !agent.is_in_step()) {
             program.agent = None;
             program.agent =

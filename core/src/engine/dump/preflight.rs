@@ -1,4 +1,4 @@
-//! What a dump looks at before it changes anything.
+//! What a dump checks before it changes anything.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -84,7 +84,7 @@ impl DumpPlan {
         self.cuda().map(|cuda| kinds::private_bytes(&cuda.counts)).sum()
     }
 
-    /// Looks at the tree again while CRIU holds it frozen: processes without CUDA may have come
+    /// Reads the tree again while CRIU holds it frozen: processes without CUDA may have come
     /// and gone. One that uses CUDA must not have, since its state was not saved.
     pub(super) fn update(
         &mut self,
@@ -257,7 +257,7 @@ fn inspect(
         }
         let counts = agent.counts()?;
         refuse_unsupported(pid, &counts, drivers)?;
-        // Given back at once: it will be there when it is needed.
+        // The room is given back at once: it will be there when it is needed.
         drop(limits::lend_room(pid, counts.blocks)?);
         if !counts.ungated.is_empty() {
             return Err(Error::Ungated { pid, what: counts.ungated.join("; ") });
@@ -266,7 +266,7 @@ fn inspect(
             Mapped::Host { library, path } => (library, path),
             mapped => return Err(mapped.refused(pid)),
         };
-        // Whoever cannot ask for the state could not bring the program back either.
+        // If gpucr cannot ask for the state it could not bring the program back either.
         let state = drivers.device_state(&driver)?.state(pid);
         match state.map_err(|source| Error::Process { pid, source })? {
             ProcessState::Running => {}
@@ -307,7 +307,7 @@ fn driver_knows(
     }
 }
 
-/// Looks once more, at a process whose gate is closed, for what driver and CRIU cannot save.
+/// Checks once more whether a process, whose gate is closed now, has what driver and CRIU cannot save.
 ///
 /// # Errors
 /// It has begun to use such a thing, or does not answer.

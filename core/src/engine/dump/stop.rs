@@ -72,7 +72,7 @@ pub(super) fn follow(
     Ok(())
 }
 
-/// Takes the bulk memory away from every program that has it still. Keeps for it what its stacks give back.
+/// Takes the bulk memory away from every program that still has it. Keeps for it what its stacks give back.
 pub(super) fn detach(cuda_processes: &mut [CudaProcess], reserver: &Reserver) -> Result<(), Error> {
     for program in cuda_processes {
         // Of an earlier attempt.

@@ -1,4 +1,4 @@
-//! The check of what was copied while the programs ran, once they stand still.
+//! The check of what was copied while the programs ran, once they are stopped.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::engine::memory::{Bulk, Validation, joined};
 use crate::host::process::AgentError;
 use crate::image::ImageWriter;
 
-/// What is known of the memory of programs that stand still.
+/// What is known of the memory of programs that are stopped.
 pub(super) struct ValidationResult {
     /// Bytes that are still to be copied.
     pub(super) left: u64,
@@ -42,7 +42,7 @@ pub(super) fn validate(
     Ok(ValidationResult { left: bulk.left(), unchanged })
 }
 
-/// Hashes and compares. Beside that the programs are asked for the last time what they have launched, and detached
+/// Hashes and compares. Meanwhile the programs are asked for the last time what they have launched, and detached
 /// where that is early enough.
 fn check_and_detach(
     task: &mut Task<'_>,
@@ -53,7 +53,7 @@ fn check_and_detach(
     let (cuda_processes, speculation) = (&mut task.made.cuda_processes, &mut task.speculation);
     let reserver = &task.reserver;
     let ask_and_detach = || {
-        // Those who have written what was copied may have been launched after the last question, and
+        // Kernels that have written what was copied may have been launched after the last question, and
         // a program that is detached does not answer.
         match speculation.ask(cuda_processes, Duration::ZERO) {
             // It would not answer the detach either.

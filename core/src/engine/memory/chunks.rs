@@ -15,7 +15,7 @@ pub(crate) struct Extent {
     pub(crate) end: u64,
 }
 
-/// One block of one program.
+/// One block of one program, with its chunks.
 pub(super) struct ProgramBlock {
     pub(super) program: usize,
     pub(super) id: u64,
@@ -74,13 +74,13 @@ impl ProgramBlock {
 pub(super) struct Chunk {
     /// Its hash in the last hash pass.
     pub(super) hash: Option<ChunkId>,
-    /// And its sum, by its lane's hasher.
+    /// Its sum in the last hash pass, by its lane's hasher.
     pub(super) sum: u64,
-    /// Whether it had the same hash in the pass before.
+    /// Whether it had the same hash in the hash pass before that.
     pub(super) clean: bool,
-    /// Whether it was hashed in the pass before.
+    /// Whether it was hashed in the hash pass before that.
     pub(super) hashed_twice: bool,
-    /// Whether it ever had another hash than in the pass before.
+    /// Whether it ever had another hash than in the hash pass before.
     pub(super) was_dirty: bool,
     /// Whether launches may write it: then others are copied first.
     pub(super) held_back: bool,
@@ -106,14 +106,14 @@ pub(crate) struct Miss {
     pub(crate) interval: usize,
 }
 
-/// How chunks that were expected to change compare with those that did.
+/// How chunks that were expected to change compare with the ones that did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Compared {
     /// Chunks that were expected to change.
     pub expected: u64,
-    /// Those of them that did.
+    /// Chunks that were expected to change, and did.
     pub changed: u64,
-    /// Others that did.
+    /// Chunks that changed unexpectedly.
     pub missed: u64,
 }
 

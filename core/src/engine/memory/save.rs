@@ -106,9 +106,9 @@ impl Bulk {
     /// memory is let go of in any case. What was hashed is taken at its hash: a copy with another
     /// one is an error.
     ///
-    /// First what neither has a shadow nor is [deferred](Self::defer), while the memory stands still.
+    /// First what neither has a shadow nor is [deferred](Self::defer), while nothing writes the memory.
     /// Then `released` is called: the programs may go on with their memory. What is deferred comes
-    /// next; then nobody waits any more, and `settled` is called with whether it was saved.
+    /// next; then no call waits any more, and `settled` is called with whether it was saved.
     /// What has a shadow comes last.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ impl Bulk {
         released: impl FnOnce(),
         settled: impl FnOnce(bool),
     ) -> Result<Vec<Vec<ChunkId>>, Error> {
-        /// Whatever happens, nobody is left waiting.
+        /// Whatever happens, no call is left waiting.
         struct End(Arc<Deferred>);
         impl Drop for End {
             fn drop(&mut self) {

@@ -49,7 +49,7 @@ fn a_range_has_changed_if_one_of_its_chunks_has() {
     assert_eq!(bulk.has_changed(0, 12 * C, 2 * C), None, "not all of it is there");
     assert_eq!(bulk.has_changed(1, 10 * C, C), None, "another program's");
     bulk.pieces[1].chunks[0].hashed_twice = false;
-    assert_eq!(bulk.has_changed(0, 14 * C, 1), None, "looked at once only");
+    assert_eq!(bulk.has_changed(0, 14 * C, 1), None, "hashed once only");
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::cuda::{Hashed, Key, Lane, Span, TransferError};
 use crate::engine::error::Error;
 use crate::store::{ChunkId, ChunkSink, StoreError};
 
-/// Where chunks go, what ends that early, and who is told of it.
+/// Where chunks go, what ends the transfer early, and what is told of it.
 #[derive(Clone, Copy)]
 pub(super) struct To<'a> {
     pub(super) sink: &'a dyn ChunkSink,
@@ -29,12 +29,12 @@ pub(super) struct To<'a> {
 
 /// How chunks are copied out.
 pub(super) enum Way<'a> {
-    /// One after the other, from memory that nobody writes.
+    /// One after the other, from memory that no program writes.
     Quiesced,
-    /// The same from memory that programs may be writing, which was hashed with these keys, one for each lane. When it
-    /// is `enough`, nothing more is begun after the first copy.
+    /// One after the other, from memory that programs may be writing, which was hashed with these keys, one for each
+    /// lane. When it is `enough`, nothing more is begun after the first copy.
     Ahead { keys: Vec<Arc<Key>>, enough: &'a AtomicBool },
-    /// Those first that calls of the programs wait for.
+    /// First the chunks that calls of the programs wait for.
     WantedFirst(&'a Deferred),
 }
 
@@ -48,13 +48,13 @@ pub(super) struct Transfer<'a> {
     pub(super) timeline: &'a Timeline,
 }
 
-/// What has come of them.
+/// What has come of the chunks of a transfer.
 #[derive(Default)]
 pub(super) struct Received {
-    /// Those that the sink has taken, with the hash of what was copied.
+    /// The chunks that the sink has taken, with the hash of what was copied.
     pub(super) stored: Vec<(Span, ChunkId)>,
-    /// Those that were copied with other bytes than they had when the memory had come to a halt. The first one ends the
-    /// transfer.
+    /// Chunks that were copied with other bytes than they had when the memory had come to a halt. The first one ends
+    /// the transfer.
     pub(super) wrong: Vec<Span>,
 }
 
@@ -130,7 +130,7 @@ impl Transfer<'_> {
             received.lock().stored.push((span, id));
         } else {
             received.lock().wrong.push(span);
-            // The image is lost: nobody needs wait for it any more.
+            // The image is lost: no call needs to wait for it any more.
             stop.fail();
         }
         let len = plain.len() as u64;
@@ -144,7 +144,7 @@ impl Transfer<'_> {
         let is_same = self.chunk(span).hash.is_none_or(|hash| hash == id);
         match self.way {
             Way::Quiesced => is_same,
-            // It has not come to a halt: what is copied is named by what it is.
+            // The memory has not come to a halt: what is copied is named by what it is.
             Way::Ahead { .. } => true,
             Way::WantedFirst(_) => {
                 let _ = fault("deferred");

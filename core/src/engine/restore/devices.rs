@@ -56,9 +56,9 @@ fn named(text: &str) -> Result<Named, String> {
 pub struct Moved {
     /// The kind of both.
     pub name: String,
-    /// What it was.
+    /// The device that the image names.
     pub old: Identity,
-    /// What it is.
+    /// The device that has taken its place.
     pub new: Identity,
 }
 
@@ -169,7 +169,7 @@ pub(super) fn place(
 }
 
 /// The driver wants to hear of every device that the program could see. Where all old ones are of this
-/// host those are all of this host: who had to give way goes where there is room.
+/// host these are all devices of this host: a device that had to give way goes where there is room.
 fn complete(
     places: &[(Uuid, Uuid)],
     present: &[Device],

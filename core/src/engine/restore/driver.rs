@@ -29,7 +29,7 @@ pub(super) fn check_place(wanted: &image::Driver, library: &HostDriver) -> Resul
     if library.is(file)? { Ok(()) } else { Err(other(wanted, "another file there".into())) }
 }
 
-/// Opens the driver, which was [found](find). That takes some tenths of a second where nobody uses a device.
+/// Opens the driver, which was [found](find). That takes some tenths of a second where no process uses a device.
 ///
 /// # Errors
 /// It does not start, or is of another version than its file has let expect.
@@ -45,7 +45,7 @@ pub(super) fn open(
     Ok(driver)
 }
 
-/// Both at once.
+/// Finds the driver and opens it.
 pub(crate) fn open_same(wanted: &image::Driver) -> Result<Arc<Driver>, Error> {
     open(wanted, &find(wanted)?)
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::engine::error::Error;
 
-/// How often is looked whether it has ended.
+/// How often it is checked whether the command has ended.
 const POLL: Duration = Duration::from_millis(2);
 
 /// Runs `command` in a shell and waits for it. What it prints goes to stderr. It gets the pid of the

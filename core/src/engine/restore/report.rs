@@ -37,7 +37,7 @@ pub struct Report {
     pub running_ms: f64,
     /// The whole restore.
     pub total_ms: f64,
-    /// Its phases. The load runs beside `extract` and `criu`, which waits for it.
+    /// Its phases. The load runs during `extract` and `criu`, which waits for it.
     pub phases: Vec<PhaseTime>,
 }
 

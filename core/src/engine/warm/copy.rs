@@ -66,14 +66,14 @@ pub(super) struct WarmPlan {
     pub(super) table: Table,
     /// The chunks with data, in the order in which they will lie.
     slots: Vec<Piece>,
-    /// Bytes of those chunks.
+    /// Bytes of the chunks with data.
     pub(super) chunk_bytes: u64,
     /// Bytes of memory for everything.
     pub(super) memory: u64,
 }
 
 impl WarmPlan {
-    /// Looks at manifest and index; no chunk is read.
+    /// Reads manifest and index, and no chunk.
     pub(super) fn of(image: &ImageReader) -> Self {
         let manifest = image.manifest();
         let mut pieces: Vec<(usize, Piece)> = device_chunks(manifest).enumerate().collect();
@@ -138,11 +138,11 @@ impl<'a> Making<'a> {
         self.plan.slots.par_iter().enumerate().try_for_each_init(Vec::new, load)
     }
 
-    /// Writes CRIU's files and those that the image carries.
+    /// Writes CRIU's files and the files that the image carries.
     ///
     /// # Errors
     ///
-    /// As [`load_chunks`](Self::load_chunks).
+    /// A file is damaged; there is no memory.
     pub(super) fn extract_files(&self) -> Result<(), Error> {
         let manifest = self.image.manifest();
         let criu = make_dir(self.root.as_fd(), CRIU)?;
@@ -177,7 +177,7 @@ impl<'a> Making<'a> {
             bytes += File::from(open(self.root.as_fd(), &name, OFlags::empty())?)
                 .metadata()
                 .map(|meta| std::os::unix::fs::MetadataExt::blocks(&meta) * 512)
-                .map_err(io_failed("look at", &name))?;
+                .map_err(io_failed("read the size of", &name))?;
         }
         Ok((self.root, bytes))
     }
@@ -250,7 +250,7 @@ impl WarmCopy {
     /// Bytes of one of CRIU's files.
     pub(crate) fn criu_file_size(&self, name: &str) -> Result<u64, Error> {
         let file = File::from(open(self.criu_files()?.as_fd(), name, OFlags::empty())?);
-        file.metadata().map(|meta| meta.len()).map_err(io_failed("look at", name))
+        file.metadata().map(|meta| meta.len()).map_err(io_failed("read the size of", name))
     }
 
     /// Reads a file that the image carries, by its number in the manifest.

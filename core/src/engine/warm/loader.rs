@@ -23,9 +23,9 @@ use crate::store::ChunkId;
 /// Most bytes that are copied at once: PCIe carried 50 GB/s in pieces of 2 MiB, and 54 GB/s in pieces of 16 MiB
 /// and more.
 const PIECE: u64 = 64 << 20;
-/// After so many bytes it is told how far the load is, and seen whether somebody still wants it.
+/// After so many bytes it is told how far the load is, and seen whether a client still wants it.
 const STEP: u64 = 512 << 20;
-/// So much of a device's memory, but not more than a sixteenth of all, has to be free beside what was loaded:
+/// So much of a device's memory, but not more than a sixteenth of all, has to be free besides what was loaded:
 /// what the driver needs for a program's own context. Else the loader's context makes room for it.
 const LEFT: u64 = 2 << 30;
 
@@ -41,7 +41,7 @@ pub(super) struct Loader {
     devices: Vec<Device>,
 }
 
-/// One of the devices.
+/// One of the image's devices.
 struct Device {
     context: Arc<Context>,
     hasher: Mutex<Hasher>,
@@ -64,7 +64,7 @@ impl Loader {
         Self::with(&driver, manifest, copy)
     }
 
-    /// The same for a copy and a driver that are open.
+    /// Opens the devices and pins the copy, where copy and driver are open.
     pub(super) fn with(
         driver: &Arc<Driver>,
         manifest: Manifest,
@@ -170,7 +170,7 @@ struct Work<'a> {
     stop: &'a Stop,
 }
 
-/// What is copied or filled at once.
+/// A range of device memory that is copied or filled at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct LoadPiece {
     from: Place,

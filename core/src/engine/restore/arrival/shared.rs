@@ -1,11 +1,11 @@
 //! `--share`: instances of one image share the device memory that none of them writes.
 //!
-//! Which that is, the image says: its dump has seen what stayed unchanged and what read it. The first instance
-//! loads it like all other memory and makes it known ([`crate::engine::sharing`]); others only map it. All of them map
-//! it read-only, and whoever may write it gets memory of its own first, which the shim sees to
-//! (`docs/access-sets.md`). A write that nobody foresaw is an error of the device, and never a wrong result:
-//! [`Watch`] tells of it, and the program is restored anew (`restore/supervisor.rs`). That is remembered: the next
-//! instance shares nothing (`restore/unshared.rs`).
+//! The image says which memory that is: its dump has seen what stayed unchanged and what read it. The first instance
+//! loads it like all other memory and makes it known ([`crate::engine::sharing`]); others only map it. All instances
+//! map it read-only, and an instance that may write it gets memory of its own first, which the shim sees to
+//! (`docs/access-sets.md`). An unforeseen write is an error of the device, and never a wrong result: [`Watch`] tells
+//! of it, and the program is restored anew (`restore/supervisor.rs`). That is remembered: the next instance shares
+//! nothing (`restore/unshared.rs`).
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -26,9 +26,9 @@ use super::super::unshared;
 use super::super::watch::Watch;
 use super::{Arrival, Prepared, Programs};
 
-/// See the module.
+/// Shares memory with other instances of the image.
 pub(super) struct SharedArrival {
-    /// Who is to hold the memory if this is the first instance.
+    /// The process that is to hold the memory if this is the first instance.
     holder: Holder,
     loaded: Option<Loaded>,
     /// What is shared of it, until the agents are told.
@@ -93,7 +93,7 @@ struct SharePlan {
     /// These blocks, by their places among all.
     blocks: Vec<usize>,
     bytes: u64,
-    /// Under which it is found: unlike that of another image, or of other devices.
+    /// The name under which the memory is found: unlike the name for another image, or for other devices.
     name: String,
 }
 
@@ -138,7 +138,7 @@ impl SharePlan {
     }
 }
 
-/// Loads all blocks, but those that are shared and there already. Where nothing can be
+/// Loads all blocks, except shared ones that are there already. Where nothing can be
 /// shared it loads all of them.
 fn load(
     loading: &Loading<'_, '_>,
@@ -159,7 +159,7 @@ fn load(
     };
     let found = match sharing::find(&plan.name, stop) {
         Ok(Found::Memory(_, held)) if held.len() != plan.blocks.len() => {
-            tracing::warn!("other memory is held in the name of this image; nothing is shared");
+            tracing::warn!("other memory is kept in the name of this image; nothing is shared");
             return alone();
         }
         Ok(found) => found,
