@@ -39,15 +39,15 @@ pub(crate) trait DeviceState: Send + Sync {
     /// Moves the device state of a locked process into its host memory.
     ///
     /// # Errors
-    /// It cannot be moved; [`state`](Self::state) tells what holds then.
+    /// The device state cannot be moved; [`state`](Self::state) tells what holds then.
     fn checkpoint(&self, pid: u32) -> Result<(), StateError>;
 
     /// Moves the device state of a checkpointed process back; the process is locked then. With `devices`, which
     /// must name every device of the host that the process could see, to other ones.
     ///
     /// # Errors
-    /// It cannot be moved, as where a device has no room for it. The process is still checkpointed, or has
-    /// [failed](ProcessState::Failed).
+    /// The device state cannot be moved, as where a device has no room for it. The process is still checkpointed, or
+    /// has [failed](ProcessState::Failed).
     fn restore(&self, pid: u32, devices: &[DevicePair]) -> Result<(), StateError>;
 
     /// Lets a locked process go on.

@@ -1,7 +1,7 @@
-//! What reads bytes that anybody may have made. The fuzz targets in `fuzz/` call these, and so
+//! Readers of bytes that anybody may have made. The fuzz targets in `fuzz/` call these, and so
 //! does `tests/hostile.rs` with a kept corpus. No part of the library's interface.
 //!
-//! Each must come back whatever it is given: without a panic, and without more memory than
+//! Each reader must come back whatever it is given: without a panic, and without more memory than
 //! [`memory_bound`] says.
 
 use std::fs;

@@ -59,7 +59,7 @@ impl Stream for FromHolder {}
 
 /// A process that can become a holder. It ends when no process is connected with it.
 ///
-/// It is started ahead, outside of the pid namespace of any instance, since it may have to outlive the first.
+/// The process is started ahead, outside of the pid namespace of any instance, since it may have to outlive the first.
 #[derive(Debug, Clone)]
 pub struct Holder(Arc<OwnedFd>);
 
@@ -141,7 +141,7 @@ pub(crate) fn find(name: &str, stop: &Stop) -> io::Result<Found> {
                 return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
             }
             match join(connection) {
-                // It has ended since, with its last instance.
+                // The holder has ended since, with its last instance.
                 Err(error) if is_gone(&error) => {}
                 joined => return joined,
             }
@@ -210,7 +210,7 @@ pub(crate) fn hold(
 /// What `gpucr sharing-holder` runs: until no process is connected any more.
 ///
 /// # Errors
-/// It was not started by gpucr.
+/// The process was not started by gpucr.
 pub fn main() -> io::Result<()> {
     limits::raise_open_files();
     // No directory is to be kept from being unmounted.

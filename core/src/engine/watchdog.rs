@@ -256,8 +256,8 @@ fn bring_back(mut cuda_processes: Vec<CudaProcess>) {
     let mut pause = Duration::from_millis(50);
     loop {
         cuda_processes.retain(|program| !program.process.has_ended());
-        // With the watchdog the memory of a detached program would go: it stays as long as one
-        // lives.
+        // With the watchdog the memory of a detached program would go: it stays as long as such a
+        // program lives.
         if cuda_processes.is_empty() {
             return;
         }

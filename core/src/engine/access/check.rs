@@ -57,7 +57,7 @@ impl Checked {
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     pub(super) all: Checked,
-    /// By the agent's ids; of launches of single kernels.
+    /// How launches of single kernels compare, by the agent's ids of kernels.
     pub(super) kernels: BTreeMap<u64, Checked>,
 }
 

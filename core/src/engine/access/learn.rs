@@ -32,9 +32,9 @@ const MOST_TEXT: usize = 32 << 20;
 /// What is known of the kernels of one process.
 #[derive(Debug, Default)]
 pub struct Kernels {
-    /// By the agent's ids of images.
+    /// The code in images, by the agent's ids of images.
     images: HashMap<u64, Arc<Code>>,
-    /// By the agent's ids of kernels.
+    /// What code and names say, by the agent's ids of kernels.
     known: HashMap<u64, CodeFacts>,
     /// Words that pointed to memory that did not change while their kernel was launched.
     unchanged: HashSet<Word>,
@@ -48,7 +48,7 @@ struct CodeFacts {
     /// `None` without code.
     indirect: Option<bool>,
     words: HashMap<(u32, u32), (Direction, Source)>,
-    /// By the kernel's words, as `words`; absent where code does not tell.
+    /// How far it goes from the addresses in its words; absent where code does not tell.
     reaches: HashMap<(u32, u32), Reach>,
     /// What its code does, if that is what runs.
     proof: Option<Kernel>,
@@ -60,7 +60,7 @@ impl Kernels {
     /// after `until`; one takes a few seconds at most. Says whether all kernels are known now.
     ///
     /// # Errors
-    /// Those of the agent's connection. An image that cannot be had or read is none.
+    /// The agent does not answer. That an image cannot be had or read is no error.
     pub fn learn<'a>(
         &mut self,
         agent: &mut Agent,

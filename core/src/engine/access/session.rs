@@ -191,7 +191,7 @@ impl Session {
         match work(&mut bulk, &mut self.cuda_processes) {
             Ok(true) => self.memory = Some(bulk),
             Ok(false) => tracing::warn!("the device has no room for observing its memory"),
-            Err(error) => tracing::warn!(%error, "device memory is not observed any more"),
+            Err(error) => tracing::warn!(%error, "device memory is not observed"),
         }
     }
 }

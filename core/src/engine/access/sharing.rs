@@ -6,7 +6,7 @@
 //! was memory that stayed unchanged, and the kernel has other words through which it must have written, then it
 //! reads through this one.
 //!
-//! It is a guess, for a kernel may write what is there already. So what is shared is mapped read-only.
+//! The judgement is a guess, for a kernel may write what is there already. So what is shared is mapped read-only.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_kernel_that_writes_nowhere_else_writes_what_stayed_unchanged() {
-        // It fills block 3 with what is there already, and so does another by way of a word that has
+        // The kernel fills block 3 with what is there already, and so does another by way of a word that has
         // pointed to block 4, which is then taken to be written; a kernel that writes there need not write 2.
         let kernels = vec![
             kernel(1, &[&[3]]),

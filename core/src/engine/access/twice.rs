@@ -28,7 +28,7 @@ pub(super) enum Twice {
 }
 
 impl Twice {
-    /// As a report has it: whether it is the same if that is known, and the reason if it is not.
+    /// Gives what a report says: whether it is the same if that is known, and the reason if it is not.
     pub(super) fn told(self) -> (Option<bool>, Option<&'static str>) {
         match self {
             Self::Same => (Some(true), None),

@@ -9,7 +9,7 @@ use super::*;
 use crate::engine::device_state::double::{Double, Step};
 use crate::image::DriverKind;
 
-/// Ended with the test.
+/// A process that is ended with the test.
 struct Sleeper(Child);
 
 impl Sleeper {

@@ -18,7 +18,7 @@ use crate::store::ChunkId;
 /// A copy of bulk memory under way. Dropped before its end it is stopped and waited for.
 pub(super) struct Copy {
     blocks: Vec<Vec<Block>>,
-    /// Who copies: `outside` or `inside`, as the report names them.
+    /// What copies: `outside` or `inside`, as the report names them.
     by: &'static str,
     stop: Stop,
     /// The ids that each block will have, where they are known before the end.
@@ -106,7 +106,7 @@ impl Copy {
         Self { blocks, by: "inside", stop, hashes: None, work: Some(Work::Done(ids)) }
     }
 
-    /// Who copies, as the report names it.
+    /// What copies, as the report names it.
     pub(super) fn by(&self) -> &'static str {
         self.by
     }

@@ -121,7 +121,7 @@ fn ask<W: Window>(task: &mut Task<'_>, criu: DumpWorker, window: W) -> Result<As
 /// Whether CRIU has failed because a stranger was just connecting to a socket of the program, such as an agent's,
 /// to which anybody on the host may. That is over a moment later.
 fn is_of_strangers(task: &Task<'_>, error: &CriuError, attempt: usize) -> bool {
-    // It may be accepted already, and be told from a connection of the program's own in that it does not last.
+    // It may be accepted already, and then differs from the program's own connections in that it does not last.
     let was_accepted = error.has(Hint::ExtUnixSk) && !task.options.criu.ext_unix_sk;
     error.has(Hint::InFlight) || was_accepted && attempt == 1
 }

@@ -225,7 +225,7 @@ impl Checkpointed {
 struct Unsaved {
     image: Unfinished,
     copy: Copy,
-    /// Of each program the blocks that have stayed unchanged all the time.
+    /// For each program, the blocks that have stayed unchanged all the time.
     unchanged: Vec<Vec<Extent>>,
     /// What is saved after the programs go on, if anything is.
     late: Option<Late>,
@@ -285,7 +285,7 @@ pub(super) enum Saved {
 /// A complete image.
 pub(super) struct Complete {
     pub(super) commit: Commit,
-    /// Who has copied the memory, as the report names it.
+    /// What has copied the memory, as the report names it.
     pub(super) by: &'static str,
 }
 
@@ -368,7 +368,7 @@ impl ConcurrentSave {
         // Memory that the program gives back from now on is the device's.
         task.made.cuda_processes.iter_mut().for_each(|program| program.blocks.clear());
         if let Err(error) = task.made.watchdog.resumed() {
-            // All that is left for it to do is to remove the image, should gpucr die.
+            // All that is left for the watchdog to do is to remove the image, should gpucr die.
             tracing::warn!(%error, "the watchdog has died");
         }
         let shadowed = task.account.shadowed;

@@ -302,7 +302,7 @@ fn driver_knows(
             let state = drivers.device_state(&library)?.state(process.pid);
             Ok(state.ok().map(|state| (library, path, state)))
         }
-        // It may use CUDA, and nobody but that library could tell.
+        // The process may use CUDA, and only that library could tell.
         stranger @ Mapped::Stranger { .. } => Err(stranger.refused(process.pid)),
     }
 }
@@ -310,7 +310,7 @@ fn driver_knows(
 /// Checks once more whether a process, whose gate is closed now, has what driver and CRIU cannot save.
 ///
 /// # Errors
-/// It has begun to use such a thing, or does not answer.
+/// The process has begun to use something that they cannot save, or does not answer.
 pub(super) fn look_again(
     program: &mut CudaProcess,
     states: &dyn DeviceStates,

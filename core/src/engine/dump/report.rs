@@ -91,7 +91,7 @@ pub struct Report {
     pub deferral: Option<Deferral>,
     /// Bytes that this dump has written; the rest was there.
     pub new_bytes: u64,
-    /// Of these, stored bytes of chunks that changed after they had been copied: the image does not
+    /// Of the written bytes, those of chunks that changed after they had been copied: the image does not
     /// need them. In a store the next gc frees them.
     pub unneeded_bytes: u64,
     /// For how long the program was stopped, up to the commit or until it ran again.

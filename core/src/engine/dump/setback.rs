@@ -6,7 +6,7 @@ use crate::engine::error::Error;
 /// an image or a context takes time.
 pub(super) struct Setback {
     pub(super) error: Error,
-    /// Kept for its end.
+    /// What the state had made; it is only dropped.
     remains: Box<dyn Remains>,
 }
 

@@ -1,7 +1,7 @@
 //! What the programs' launches may write: which chunks are better copied late, and which kernels are
 //! to blame for chunks that changed after they had been copied.
 //!
-//! All of it is a guess that costs or saves time; see `docs/access-sets.md`.
+//! The judgement is a guess that costs or saves time; see `docs/access-sets.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};

@@ -48,7 +48,7 @@ impl Strategy {
         }
     }
 
-    /// As reports and images name it.
+    /// The protocol's name in reports and images.
     pub(super) fn protocol(self) -> Protocol {
         match self {
             Self::Driver => Protocol::Driver,

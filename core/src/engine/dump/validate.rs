@@ -56,7 +56,7 @@ fn check_and_detach(
         // Kernels that have written what was copied may have been launched after the last question, and
         // a program that is detached does not answer.
         match speculation.ask(cuda_processes, Duration::ZERO) {
-            // It would not answer the detach either.
+            // A program that does not answer this would not answer the detach either.
             Err(error @ Error::Agent(AgentError::Broken { .. })) => return Err(error),
             Err(error) => {
                 tracing::warn!(%error, "the programs do not say what they have launched");

@@ -17,7 +17,7 @@ use crate::engine::error::Error;
 
 /// The memory of all programs, mapped in gpucr.
 pub(crate) struct Bulk {
-    /// In the order of the programs and their blocks. Let go of before the lanes.
+    /// The blocks, in the order of the programs. Let go of before the lanes.
     pub(super) pieces: Vec<ProgramBlock>,
     /// Places among the pieces by program and address, without blocks that are not mapped there.
     pub(super) by_address: BTreeMap<(usize, u64), usize>,

@@ -25,7 +25,7 @@ pub(super) struct ProgramBlock {
     /// `None` when the program has it for itself again.
     pub(super) memory: Option<SharedBlock>,
     pub(super) chunks: Vec<Chunk>,
-    /// Its number in the chunk table of its program, if it is there.
+    /// The block's number in the chunk table of its program, if it is there.
     pub(super) range: Option<usize>,
 }
 

@@ -15,7 +15,7 @@ use crate::cuda::{Queue, Span};
 /// The memory that is saved while the programs run, as far as their shims need to know.
 #[derive(Default)]
 pub(crate) struct Deferred {
-    /// For each program that has such memory.
+    /// The chunk table of each program, if it has such memory.
     tables: Vec<Option<Table>>,
     running: AtomicBool,
 }

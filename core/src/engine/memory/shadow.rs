@@ -17,7 +17,7 @@ impl Bulk {
     /// that found room.
     ///
     /// # Errors
-    /// Of the driver. A device without room is none: what it holds is saved before the program goes
+    /// The driver fails. A device without room is no error: what it has is saved before the program goes
     /// on.
     pub(crate) fn shadow(&mut self, limit: Option<u64>) -> Result<u64, Error> {
         let mut all = 0;

@@ -94,7 +94,7 @@ fn a_put_that_fails_while_the_programs_run_leaves_none_of_their_calls_waiting() 
         let (saved, told) = std::thread::scope(|scope| {
             for chunk in 0..CHUNKS {
                 let table = &table;
-                // As a call of the program does. The scope ends when each of them goes on.
+                // The thread waits as a call of the program does. The scope ends when each of them goes on.
                 scope.spawn(move || {
                     table.chunks(0).want(chunk);
                     table.chunks(0).wait(chunk);

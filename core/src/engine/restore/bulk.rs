@@ -149,7 +149,7 @@ pub(super) fn by_process(manifest: &Manifest, fds: Vec<OwnedFd>) -> Loaded {
 
 /// The chunks of the blocks of an image.
 ///
-/// They are checked on the device, where that takes next to no time: the host has enough to do with
+/// Chunks are checked on the device, where that takes next to no time: the host has enough to do with
 /// reading. What does not pass is read again in a way that checks it, which finds another copy or says
 /// what is damaged. All of this ends early when the stop is set.
 pub(super) struct Chunks<'a> {

@@ -65,7 +65,7 @@ pub struct Moved {
 /// What tells a device from all others.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Identity {
-    /// As NVIDIA's tools write it: `GPU-…`.
+    /// The UUID as NVIDIA's tools write it: `GPU-…`.
     pub uuid: String,
     /// Where it is on the PCI bus; `None` if it is not on this host, or the driver does not say.
     pub bus_id: Option<String>,
@@ -90,7 +90,7 @@ impl std::fmt::Display for Identity {
     }
 }
 
-/// For each device of the image that of this host; and what the driver is to be told.
+/// For each device of the image the one of this host, and what the driver is to be told.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Placement {
     places: Vec<(Uuid, Uuid)>,

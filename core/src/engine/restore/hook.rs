@@ -16,7 +16,7 @@ const POLL: Duration = Duration::from_millis(2);
 /// program's root in `GPUCR_PID`, and the image in `GPUCR_IMAGE`.
 ///
 /// # Errors
-/// It cannot be started or fails; or `stop` is set, which ends it and whatever it has started in its
+/// The command cannot be started or fails; or `stop` is set, which ends it and whatever it has started in its
 /// process group.
 pub(super) fn run(command: &OsStr, image: &Path, pid: u32, stop: &AtomicBool) -> Result<(), Error> {
     let failed = |how: String| Error::Hook { command: command.to_string_lossy().into_owned(), how };

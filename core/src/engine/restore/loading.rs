@@ -54,7 +54,7 @@ impl<'a, 'scope> Loading<'a, 'scope> {
     /// Waits for the driver.
     ///
     /// # Errors
-    /// It cannot be opened, or a device is not on this host.
+    /// The driver cannot be opened, or a device is not on this host.
     pub(super) fn opened(&self) -> Result<&Opened, Error> {
         if let Some(opening) = self.opening.take() {
             let opened = bulk::joined(opening)?;
@@ -89,7 +89,7 @@ impl<'a, 'scope> Loading<'a, 'scope> {
         }))
     }
 
-    /// Once: a second load of some of the blocks finds its part taken.
+    /// Called once: a second load of some of the blocks finds its part taken.
     pub(super) fn keep(&self, reserve: Reserve) {
         let mut kept = self.reserve.borrow_mut();
         if kept.is_empty() {

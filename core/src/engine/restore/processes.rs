@@ -15,7 +15,7 @@ pub(super) const REAPING: Duration = Duration::from_secs(3);
 /// ended, parents before their children.
 pub(super) fn kill<'a>(processes: impl Iterator<Item = &'a ProcessInfo>) -> Vec<u32> {
     let mut killed = Vec::new();
-    // Of each the descendants: where a process has ended, the ones that it leaves are in the tree of no other.
+    // The descendants of each are read: where a process has ended, the ones that it leaves are in the tree of no other.
     for process in processes {
         let tree = Tree::read(process.pid);
         // If it has ended its pid may be that of a stranger.

@@ -45,19 +45,19 @@ pub(super) trait ImageSource: ChunkSource + Send {
     /// Reads a file that the image carries, by its number in the manifest.
     ///
     /// # Errors
-    /// It cannot be read, or is damaged.
+    /// The file cannot be read, or is damaged.
     fn carried(&self, number: usize) -> Result<Vec<u8>, Error>;
 
     /// Reads one of CRIU's files.
     ///
     /// # Errors
-    /// It cannot be read, or is damaged.
+    /// The file cannot be read, or is damaged.
     fn criu_file(&self, file: &FileEntry) -> Result<Vec<u8>, Error>;
 
     /// CRIU's files in a file system in memory: written there now, or long since.
     ///
     /// # Errors
-    /// One of them cannot be read, or there is no room.
+    /// A file cannot be read, or there is no room.
     fn criu_files(&self) -> Result<CriuFiles, Error>;
 }
 

@@ -44,9 +44,9 @@ struct Watched {
 /// What has happened to a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Happened {
-    /// It has ended. Its status stays to be waited for.
+    /// The program has ended. Its status stays to be waited for.
     Ended,
-    /// It was ended because it had written what it shared, and was restored again with its own memory. The
+    /// The program was ended because it had written what it shared, and was restored again with its own memory. The
     /// [report](Program::report) is of that.
     RestoredAgain,
 }
@@ -103,7 +103,7 @@ impl Program {
     /// [`Happened::RestoredAgain`] it can be waited for anew.
     ///
     /// # Errors
-    /// It had to be restored again, and that has failed.
+    /// The program had to be restored again, and that has failed.
     pub fn wait(&mut self) -> Result<Happened, Failure> {
         let pid = self.report.pid;
         if let Some(Watched { watch, progress }) = self.watched.take()
@@ -132,7 +132,7 @@ fn restore_unshared(
     wait_for(&[&[pid], &killed[..]].concat());
     watch.leave();
     options.share = None;
-    // By signals that the program was given, and has survived.
+    // Signals that the program was given, and has survived, have set the stop.
     options.stop.store(false, Ordering::Relaxed);
     let (mut report, _) = once_more(options, Phase::Share, Left::NotRestoredButRan, progress)?;
     report.shared = Some(fallen_back(why.to_string()));
@@ -161,9 +161,9 @@ fn fallen_back(why: String) -> Shared {
 /// What has become of an instance that another process has restored and watched over.
 #[derive(Debug)]
 pub enum Instance<T> {
-    /// It has come to an end, or is there to stay.
+    /// The instance has come to an end, or is there to stay.
     Done(T),
-    /// It has written memory that it shared, which is the reason here, and does not exist any more.
+    /// The instance has written memory that it shared, which is the reason here, and does not exist any more.
     WroteShared(String),
 }
 

@@ -51,7 +51,7 @@ pub(super) struct Table {
     version: u32,
     /// Identity of the image.
     image: [u8; 32],
-    /// In order of the ids.
+    /// Places of chunks, in order of the ids.
     pub(super) places: Vec<(ChunkId, Place)>,
 }
 
@@ -197,7 +197,7 @@ impl WarmCopy {
     ///
     /// # Errors
     ///
-    /// It is another image's, or not one that [`Making`] made.
+    /// The file system is another image's, or not one that [`Making`] made.
     pub(super) fn open(root: OwnedFd, id: &[u8; 32], manifest: &Manifest) -> Result<Self, Error> {
         let wrong = |what: &'static str| Error::Io {
             what: "cannot use the copy of a warm image".into(),

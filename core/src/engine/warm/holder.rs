@@ -1,8 +1,8 @@
 //! The holder of a warm image: a process that has the descriptor of the copy, and hands it to restores. If the
 //! image's devices are there it has them open too, and loads device memory for restores ([`Loader`]).
 //!
-//! It listens on an abstract socket that is named by the image's identity (see [`crate::base::names`]), so there is
-//! one for each image in a network namespace.
+//! The holder listens on an abstract socket that is named by the image's identity (see [`crate::base::names`]), so
+//! there is one for each image in a network namespace.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -141,7 +141,7 @@ impl Holder {
         match hand_over() {
             Ok(described) => Ok((described, child.id())),
             Err(error) => {
-                // Without its first word it ends by itself.
+                // A holder that does not get its first word ends by itself.
                 drop(connection);
                 let _ = child.kill();
                 let _ = child.wait();
@@ -239,7 +239,7 @@ impl Holder {
             ToHolder::Take { .. } => client.send(&FromHolder::OtherVersion { version: VERSION })?,
             ToHolder::Drop {} => return Ok(Some(client)),
             ToHolder::Load { blocks } => {
-                // For others there is to be an answer meanwhile.
+                // Other clients are to get an answer meanwhile.
                 let slot = self.loader.clone();
                 let load = move || {
                     // The load takes as long as there is memory to load.

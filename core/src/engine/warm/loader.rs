@@ -137,7 +137,7 @@ impl Loader {
             let joined = threads.into_iter().map(|thread| {
                 thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             });
-            // All of them are waited for before the memory goes. What has failed comes before what was ended
+            // All devices are waited for before the memory goes. What has failed comes before what was ended
             // because of it.
             let mut ended: Vec<Result<(), Error>> = joined.collect();
             ended.sort_by_key(

@@ -77,7 +77,7 @@ pub struct Kept {
     /// Why it is not pinned, if it was to be.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub unpinned: String,
-    /// It is kept by a gpucr of another version: restores by this one do without it, and all that is known is
+    /// The image is kept by a gpucr of another version: restores by this one do without it, and all that is known is
     /// its identity and the process.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub other_version: bool,
@@ -264,7 +264,7 @@ fn with_owners(error: Error, image: &ImageReader) -> Error {
 /// answer.
 #[derive(Debug, serde::Serialize)]
 pub struct Listing {
-    /// In order of the time since when.
+    /// The kept images, in order of the time since when.
     pub kept: Vec<Kept>,
     /// Pids and errors of holders that did not answer.
     pub silent: Vec<(u32, String)>,

@@ -1,4 +1,4 @@
-//! As root, whom alone the kernel gives file systems without a name.
+//! Tests of warm images, which need root: the kernel gives file systems without a name to root alone.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -188,7 +188,7 @@ fn a_loader_fills_new_device_memory() {
         *told.lock() += bytes;
         Ok(())
     };
-    // As often as somebody wants it; each gets memory of its own.
+    // The blocks can be loaded any number of times, each time into memory of its own.
     let (fds, is_short) = loader.load(&[0, 0], &tell).unwrap();
     assert!(!is_short);
     assert_eq!(*told.lock(), 2 * memory.len() as u64);

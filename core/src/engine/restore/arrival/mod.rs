@@ -43,7 +43,7 @@ pub(super) trait Arrival: Send {
     /// Host or image are not as they have to be; the stop was set. Nothing of the program has run then.
     fn prepare(&mut self, loading: &Loading<'_, '_>) -> Result<Prepared, Error>;
 
-    /// By whom the memory is loaded, for the report.
+    /// What loads the memory, for the report.
     fn copied(&self) -> &'static str {
         "outside"
     }

@@ -60,9 +60,9 @@ pub(super) struct OnDemandArrival {
 /// Which blocks the programs wait for, by their places among all.
 #[derive(Default)]
 struct Awaited {
-    /// Of each block the process, and its place in that one's table.
+    /// For each block, the process and the block's place in the table of that process.
     places: Vec<(usize, usize)>,
-    /// Of each process, if it waits for blocks.
+    /// The chunk table of each process, if it waits for blocks.
     tables: Vec<Option<Table>>,
 }
 
@@ -116,11 +116,11 @@ impl Arrival for OnDemandArrival {
 /// The blocks that the programs wait for.
 struct Blocks<'a> {
     image: &'a Source,
-    /// How many blocks there are.
+    /// All blocks of the image.
     all: Vec<&'a Block>,
-    /// Of each block the process, and its place in that one's table.
+    /// For each block, the process and the block's place in the table of that process.
     places: Vec<(usize, usize)>,
-    /// Of each process, if it waits for blocks.
+    /// The chunk table of each process, if it waits for blocks.
     tables: Vec<Option<Table>>,
 }
 

@@ -88,9 +88,9 @@ impl InUse {
 
 /// What may be shared of an image.
 struct SharePlan {
-    /// Of each process that used CUDA: ids of blocks, and what is known of kernels.
+    /// For each process that used CUDA: ids of blocks, and what is known of kernels.
     processes: Vec<(Vec<u64>, Vec<KernelSummary>)>,
-    /// These blocks, by their places among all.
+    /// The blocks that may be shared, by their places among all.
     blocks: Vec<usize>,
     bytes: u64,
     /// The name under which the memory is found: unlike the name for another image, or for other devices.
