@@ -1,6 +1,6 @@
 //! Programs that have been stopped, and the one way back to running.
 //!
-//! What brings a program back does not follow what was done to it but looks where it stands: the
+//! What brings a program back does not follow what was done to it but asks where it stands: the
 //! state that the driver reports and the state that the agent reports. So the same code serves
 //! the end of a dump that leaves the program running, the roll-back of one that failed anywhere,
 //! and the watchdog, which knows only that gpucr has died.
@@ -20,9 +20,9 @@ use crate::host::process::{Agent, AgentError, Guard, ProcessInfo};
 
 /// How long a thawing program may take until its agent has done its part.
 const THAW: Duration = Duration::from_secs(60);
-/// How long that may still take when gpucr was asked to end. What has not come back by then is the watchdog's.
+/// How long the way back may still take when gpucr was asked to end. The watchdog brings back the rest.
 const GRACE: Duration = Duration::from_millis(1200);
-/// How often is looked whether gpucr was asked to end.
+/// How often it is checked whether gpucr was asked to end.
 const POLL: Duration = Duration::from_millis(20);
 /// After how long a failed way back is tried once more.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -133,7 +133,7 @@ impl CudaProcess {
             agent.reattach(&self.blocks)?;
         }
         if let Some(guard) = &self.guard {
-            // Launches are recorded for those who will be suspected.
+            // Launches are recorded to name the kernels that wrote too early.
             let told = agent.guard(guard).and_then(|()| agent.record(true));
             self.guard_failed = told.err();
         }
@@ -156,7 +156,7 @@ impl CudaProcess {
     }
 
     /// Asks for the blocks that the process has now: takes a file descriptor of each that is new, and
-    /// closes those of blocks that are gone. None without an agent.
+    /// closes the descriptors of blocks that are gone. None without an agent.
     ///
     /// # Errors
     /// The agent does not answer, or there is no descriptor left.
@@ -189,7 +189,7 @@ pub(crate) fn resume_all<K: HasCopies>(
     let ready: Vec<Result<(), Error>> = ready.collect();
     let (end, over) = (Instant::now() + THAW, Arc::new(AtomicBool::new(false)));
     let (done, is_done) = mpsc::channel::<()>();
-    // All at once: a program that does not answer holds no other up.
+    // All processes at once: one that does not answer delays no other.
     let results: Vec<Result<(), Error>> = std::thread::scope(|scope| {
         let resuming = cuda_processes.iter_mut().zip(ready).map(|(program, ready)| {
             let (over, done) = (&over, done.clone());
@@ -227,7 +227,7 @@ pub(crate) fn resume_all<K: HasCopies>(
     failed
 }
 
-/// Some refusals pass, such as that of a device which was full for a moment.
+/// Some refusals pass, such as the one of a device that was full for a moment.
 fn twice(mut work: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
     work().or_else(|_| {
         std::thread::sleep(AGAIN);

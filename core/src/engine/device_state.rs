@@ -2,8 +2,8 @@
 //!
 //! gpucr carries the bytes of the blocks ([`kinds`] lists who carries what). All else that a process has on its
 //! devices (contexts, modules, streams, pools, ...) is saved and brought back by a [`DeviceState`]. There is one,
-//! [`DriverCheckpoint`]: the checkpoint that the driver itself offers. Who dumps, restores or brings a program back
-//! knows the trait alone.
+//! [`DriverCheckpoint`]: the checkpoint that the driver itself offers. Dump, restore and
+//! roll-back know the trait alone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,27 +33,27 @@ pub(crate) trait DeviceState: Send + Sync {
     /// Keeps a running process from changing its device state, and waits up to `limit` for the calls that do.
     ///
     /// # Errors
-    /// They take longer, or it cannot be done. The process runs on then.
+    /// The calls take longer, or the process cannot be locked. It runs on then.
     fn lock(&self, pid: u32, limit: Duration) -> Result<(), StateError>;
 
     /// Moves the device state of a locked process into its host memory.
     ///
     /// # Errors
-    /// It cannot be moved; [`state`](Self::state) tells what holds then.
+    /// The device state cannot be moved; [`state`](Self::state) tells what holds then.
     fn checkpoint(&self, pid: u32) -> Result<(), StateError>;
 
     /// Moves the device state of a checkpointed process back; the process is locked then. With `devices`, which
     /// must name every device of the host that the process could see, to other ones.
     ///
     /// # Errors
-    /// It cannot be moved, as where a device has no room for it. The process is checkpointed still, or has
-    /// [failed](ProcessState::Failed).
+    /// The device state cannot be moved, as where a device has no room for it. The process is still checkpointed, or
+    /// has [failed](ProcessState::Failed).
     fn restore(&self, pid: u32, devices: &[DevicePair]) -> Result<(), StateError>;
 
     /// Lets a locked process go on.
     ///
     /// # Errors
-    /// It is locked still.
+    /// The process is still locked.
     fn unlock(&self, pid: u32) -> Result<(), StateError>;
 
     /// Brings process `pid` to running from wherever it stands, with `devices` as for [`restore`](Self::restore).

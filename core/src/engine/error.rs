@@ -259,8 +259,8 @@ pub enum Left {
     /// The image is as it was; whatever had been restored of the program was ended again, before
     /// any of it had run.
     NotRestored,
-    /// The same, but the program's host side had begun to run: files that it writes may have
-    /// changed.
+    /// The image is as it was and the program was ended, but its host side had begun to run: files
+    /// that it writes may have changed.
     NotRestoredButRan,
     /// The program could not be brought back to running; what went wrong, by process.
     Lost(Vec<String>),

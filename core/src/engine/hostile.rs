@@ -1,7 +1,7 @@
-//! What reads bytes that anybody may have made. The fuzz targets in `fuzz/` call these, and so
+//! Readers of bytes that anybody may have made. The fuzz targets in `fuzz/` call these, and so
 //! does `tests/hostile.rs` with a kept corpus. No part of the library's interface.
 //!
-//! Each must come back whatever it is given: without a panic, and without more memory than
+//! Each reader must come back whatever it is given: without a panic, and without more memory than
 //! [`memory_bound`] says.
 
 use std::fs;
@@ -56,7 +56,7 @@ pub fn memory_bound(target: &str, len: usize) -> usize {
         // Read in one piece, and in batches of 1 MiB.
         "index" => (3 << 20) + 8 * len,
         "base" => (64 << 10) + 4 * len,
-        // The same for one thread; the stored bytes are the input.
+        // The bytes of one thread; the stored bytes are the input.
         "chunk" => (5 << 20) + len,
         // What manifest and index need, and one more decoder where there are damaged chunks.
         "image" => (17 << 20) + decoding + 80 * len,
@@ -75,7 +75,7 @@ pub fn memory_bound(target: &str, len: usize) -> usize {
 }
 
 /// Writes the manifest of the image at `image` anew, as somebody does who can write the image and wants
-/// something of whoever opens it.
+/// something of the user who opens it.
 ///
 /// # Panics
 /// If there is no image that can be read.
@@ -146,7 +146,7 @@ fn chunk(bytes: &[u8]) {
         offset: 0,
         stored_len: stored.len() as u32,
         plain_len,
-        // As somebody would who wants to get past it.
+        // As an attacker would who wants to get past the check.
         check: stored_check(stored),
     };
     let mut plain = Vec::new();
@@ -155,8 +155,9 @@ fn chunk(bytes: &[u8]) {
 }
 
 /// The files of an image: flags (one byte), the lengths of manifest, index and base (four bytes
-/// each), these three, and packs, each from its magic bytes to the next one's. Where a flag is set (1 manifest, 2 index, 4 base) a file is given
-/// a header that fits it. A base that says so puts the image into a store.
+/// each), these three, and packs, each from its magic bytes to the next one's. Where a flag is set
+/// (1 manifest, 2 index, 4 base) a file is given a header that fits it. A base that says so puts the
+/// image into a store.
 ///
 /// `verify` must not take for whole what a restore would refuse, nor the other way round.
 fn image(bytes: &[u8], scratch: &Path) {

@@ -9,7 +9,7 @@ use crate::engine::error::Error;
 use crate::host::process::ProcessInfo;
 use crate::image::library;
 
-/// Of the files that a process maps under a driver's name so many are looked at.
+/// How many of the files that a process maps under a driver's name are compared at most.
 const MOST_LIBRARIES: usize = 16;
 
 /// What a process has mapped under a driver library's name.
@@ -19,7 +19,7 @@ pub(crate) enum Mapped {
     Nothing,
     /// A driver of this host.
     Host {
-        /// Which one.
+        /// Which driver.
         library: Arc<HostDriver>,
         /// Where the process has it.
         path: PathBuf,

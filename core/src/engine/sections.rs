@@ -12,7 +12,7 @@ const SHARING: &str = "sharing";
 /// How much device memory the contexts of each process take, in postcard form: [`Contexts`].
 const CONTEXTS: &str = "contexts";
 
-/// By process, and by the UUID of the device: bytes beside the memory that the image holds.
+/// By process, and by the UUID of the device: bytes besides the memory that the image has.
 pub(super) type Contexts = Vec<(u32, Vec<([u8; 16], u64)>)>;
 
 /// Kinds and versions that a restore understands.
@@ -26,7 +26,7 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), ImageError> {
     manifest.check_sections(&KNOWN)
 }
 
-/// The section for it. It may be passed over: then nothing is shared.
+/// The section for memory that can be shared. It may be passed over: then nothing is shared.
 pub(super) fn sharing(sharing: &Sharing) -> Section {
     let (kind, data) = (SHARING.to_owned(), sharing.to_bytes());
     Section { kind, version: 1, needed: false, data, chunks: Vec::new() }
@@ -37,7 +37,8 @@ pub(super) fn read_sharing(manifest: &Manifest) -> Option<&[u8]> {
     manifest.section(SHARING, 1).map(|section| section.data.as_slice())
 }
 
-/// The section for it. It may be passed over: then others can take what the program needs, and its restore fails.
+/// The section for the memory of contexts. It may be passed over: then others can take what the program needs, and its
+/// restore fails.
 pub(super) fn contexts(mut contexts: Contexts) -> Option<Section> {
     contexts.retain(|(_, devices)| !devices.is_empty());
     let data = postcard::to_stdvec(&contexts).ok().filter(|_| !contexts.is_empty())?;

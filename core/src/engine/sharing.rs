@@ -3,7 +3,7 @@
 //! The first instance on a device has it loaded like all other memory. A process without CUDA, the holder,
 //! then keeps descriptors of it under a name that is made of the image and the devices, and hands them to
 //! the restores of further instances. Each instance stays connected with the holder; when the last is gone
-//! the holder ends, and with it the memory. A restore that finds neither a holder nor somebody who is about
+//! the holder ends, and with it the memory. A restore that finds neither a holder nor a process that is about
 //! to start one is the first again.
 
 use std::io;
@@ -27,7 +27,7 @@ const PREFIX: &str = "gpucr-sharing-";
 const VERSION: u32 = 1;
 /// How long one side waits for what the other has to say.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How often it is tried again, while somebody is about to hold the memory.
+/// How often it is tried again, while another restore is about to keep the memory.
 const AGAIN: Duration = Duration::from_millis(2);
 
 wire_enum! {
@@ -57,9 +57,9 @@ wire_enum! {
 impl Stream for ToHolder {}
 impl Stream for FromHolder {}
 
-/// A process that can become a holder. It ends when nobody is connected with it.
+/// A process that can become a holder. It ends when no process is connected with it.
 ///
-/// It is started ahead, outside of the pid namespace of any instance, since it may have to outlive the first.
+/// The process is started ahead, outside of the pid namespace of any instance, since it may have to outlive the first.
 #[derive(Debug, Clone)]
 pub struct Holder(Arc<OwnedFd>);
 
@@ -75,7 +75,7 @@ impl Holder {
 }
 
 impl From<OwnedFd> for Holder {
-    /// The connection with one that another process has started.
+    /// The connection with a holder that another process has started.
     fn from(connection: OwnedFd) -> Self {
         Self(Arc::new(connection))
     }
@@ -126,11 +126,11 @@ pub(crate) enum Found {
     Memory(Member, Vec<OwnedFd>),
 }
 
-/// Finds the memory that is held under this name. If somebody is about to hold it, waits until they do or
-/// give up.
+/// Finds the memory that is kept under this name. If another restore is about to keep it, waits until it does or
+/// gives up.
 ///
 /// # Errors
-/// Whoever has the name does not answer as a holder does; `stop` was set.
+/// The process that has the name does not answer as a holder does; `stop` was set.
 pub(crate) fn find(name: &str, stop: &Stop) -> io::Result<Found> {
     let name = format!("{PREFIX}{name}");
     loop {
@@ -141,7 +141,7 @@ pub(crate) fn find(name: &str, stop: &Stop) -> io::Result<Found> {
                 return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
             }
             match join(connection) {
-                // It has ended since, with its last instance.
+                // The holder has ended since, with its last instance.
                 Err(error) if is_gone(&error) => {}
                 joined => return joined,
             }
@@ -185,7 +185,7 @@ fn unexpected(answer: &FromHolder) -> io::Error {
 /// may find it all the same: the memory has to be treated as shared.
 ///
 /// # Errors
-/// There is no descriptor left for a connection. Nobody finds it.
+/// There is no descriptor left for a connection. No restore finds the memory.
 pub(crate) fn hold(
     holder: &Holder,
     name: Name,
@@ -207,10 +207,10 @@ pub(crate) fn hold(
     Ok((Member(connection.into()), held))
 }
 
-/// What `gpucr sharing-holder` runs: until nobody is connected any more.
+/// What `gpucr sharing-holder` runs: until no process is connected any more.
 ///
 /// # Errors
-/// It was not started by gpucr.
+/// The process was not started by gpucr.
 pub fn main() -> io::Result<()> {
     limits::raise_open_files();
     // No directory is to be kept from being unmounted.
@@ -231,7 +231,7 @@ pub fn main() -> io::Result<()> {
     serve(&name, &blocks, vec![first.into()])
 }
 
-/// Hands the blocks to whoever asks, as long as there are members.
+/// Hands the blocks to every client, as long as there are members.
 fn serve(name: &Name, blocks: &[OwnedFd], mut members: Vec<OwnedFd>) -> io::Result<()> {
     while !members.is_empty() {
         let mut poll = vec![PollFd::new(name, PollFlags::IN)];
@@ -272,10 +272,10 @@ fn answer(mut client: Connection, blocks: &[OwnedFd]) -> io::Result<Option<Owned
     }
 }
 
-/// Takes that back.
+/// Takes [`keep`] back: the descriptor is closed in what this process becomes.
 ///
 /// # Errors
-/// None for one that is open.
+/// None for a descriptor that is open.
 pub fn unkeep(fd: impl AsFd) -> io::Result<()> {
     Ok(rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?)
 }
@@ -283,7 +283,7 @@ pub fn unkeep(fd: impl AsFd) -> io::Result<()> {
 /// Lets a descriptor live on in what this process becomes.
 ///
 /// # Errors
-/// None for one that is open.
+/// None for a descriptor that is open.
 pub fn keep(fd: impl AsFd) -> io::Result<i32> {
     rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty())?;
     Ok(fd.as_fd().as_raw_fd())
@@ -319,7 +319,7 @@ mod tests {
         let stop = Stop::new(Arc::default());
         let Ok(Found::Nothing(taken)) = find(&name, &stop) else { panic!("nobody has it") };
         let blocks: Vec<OwnedFd> = (0..3).map(|_| fd()).collect();
-        // Whoever comes in the meantime waits for the first.
+        // A restore that comes in the meantime waits for the first.
         let (of_second, late) = (name.clone(), stop.clone());
         let second = std::thread::spawn(move || find(&of_second, &late));
         std::thread::sleep(Duration::from_millis(50));

@@ -71,7 +71,7 @@ wire_enum! {
             /// How many descriptors.
             count: u32,
         },
-        /// What is kept for a process is about to be needed: close those descriptors and say so.
+        /// What is kept for a process is about to be needed: close its descriptors and say so.
         7 => GiveBack {
             /// The process.
             pid: u32,
@@ -164,7 +164,7 @@ impl Watchdog {
         self.connection.send(&ToWatchdog::Restoring { pids: pids.to_vec() })
     }
 
-    /// What was adopted runs again: the watchdog lets go of its memory.
+    /// The adopted processes run again: the watchdog lets go of their memory.
     ///
     /// # Errors
     /// The watchdog has died.
@@ -181,7 +181,7 @@ impl Watchdog {
 }
 
 impl HasCopies for Watchdog {
-    /// If it does not answer it is ended: the memory is needed now, and gpucr does its work without it.
+    /// A watchdog that does not answer is ended: the memory is needed now, and gpucr does its work without it.
     fn give_back(&mut self, pid: u32) {
         self.connection.set_deadline(Some(Instant::now() + ANSWER));
         let asked = self.connection.send(&ToWatchdog::GiveBack { pid });
@@ -256,8 +256,8 @@ fn bring_back(mut cuda_processes: Vec<CudaProcess>) {
     let mut pause = Duration::from_millis(50);
     loop {
         cuda_processes.retain(|program| !program.process.has_ended());
-        // With the watchdog the memory of a detached program would go: it stays as long as one
-        // lives.
+        // With the watchdog the memory of a detached program would go: it stays as long as such a
+        // program lives.
         if cuda_processes.is_empty() {
             return;
         }
@@ -285,7 +285,7 @@ fn is_traced(pid: u32) -> bool {
 /// in a restore. Only processes younger than this watchdog are meant: the pids were free when it
 /// started.
 fn kill_restored(pids: &[u32], at_work: &OwnedFd) {
-    // The end of the pipe: nobody holds the writing end any more.
+    // The end of the pipe: no process has the writing end open any more.
     let mut poll = [rustix::event::PollFd::new(at_work, rustix::event::PollFlags::IN)];
     let patience = rustix::time::Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
     let _ = rustix::event::poll(&mut poll, Some(&patience));

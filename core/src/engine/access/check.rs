@@ -28,7 +28,7 @@ pub struct Checked {
     pub launches: u64,
     /// Just the chunks changed that were thought to.
     pub exact: u64,
-    /// Those changed, and others did not that were thought to.
+    /// Fewer chunks changed than were thought to, and no others.
     pub too_much: u64,
     /// Chunks changed that were thought not to.
     pub wrong: u64,
@@ -57,7 +57,7 @@ impl Checked {
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     pub(super) all: Checked,
-    /// By the agent's ids; of launches of single kernels.
+    /// How launches of single kernels compare, by the agent's ids of kernels.
     pub(super) kernels: BTreeMap<u64, Checked>,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Findings {
 /// Afterwards it runs on, after an error too. A process that ends meanwhile is no error.
 ///
 /// # Errors
-/// A launch lasts too long, or gpucr cannot look at the memory.
+/// A launch lasts too long, or gpucr cannot map the memory.
 pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings, Error> {
     let agent = session.cuda_processes[0].agent.as_mut().expect("connected");
     agent.close_gate(LIMIT)?;

@@ -21,7 +21,7 @@ type Word = (u64, u32, u32);
 struct Code {
     /// By name; of several architectures a kernel has several.
     kernels: HashMap<String, Vec<Kernel>>,
-    /// There is no other in it. Machine code may have been made of another source, as by
+    /// There is no other code in the image. Machine code may have been made of another source, as by
     /// `#if __CUDA_ARCH__`.
     all: bool,
 }
@@ -32,23 +32,23 @@ const MOST_TEXT: usize = 32 << 20;
 /// What is known of the kernels of one process.
 #[derive(Debug, Default)]
 pub struct Kernels {
-    /// By the agent's ids of images.
+    /// The code in images, by the agent's ids of images.
     images: HashMap<u64, Arc<Code>>,
-    /// By the agent's ids of kernels.
-    known: HashMap<u64, Known>,
+    /// What code and names say, by the agent's ids of kernels.
+    known: HashMap<u64, CodeFacts>,
     /// Words that pointed to memory that did not change while their kernel was launched.
-    still: HashSet<Word>,
-    /// Words that have pointed to memory that did.
+    unchanged: HashSet<Word>,
+    /// Words that have pointed to memory that changed meanwhile.
     moved: HashSet<Word>,
 }
 
 /// What code and name of a kernel say.
 #[derive(Debug, Default)]
-struct Known {
+struct CodeFacts {
     /// `None` without code.
     indirect: Option<bool>,
     words: HashMap<(u32, u32), (Direction, Source)>,
-    /// By the same words; absent where code does not tell.
+    /// How far it goes from the addresses in its words; absent where code does not tell.
     reaches: HashMap<(u32, u32), Reach>,
     /// What its code does, if that is what runs.
     proof: Option<Kernel>,
@@ -60,7 +60,7 @@ impl Kernels {
     /// after `until`; one takes a few seconds at most. Says whether all kernels are known now.
     ///
     /// # Errors
-    /// Those of the connection. An image that cannot be had or read is none.
+    /// The agent does not answer. That an image cannot be had or read is no error.
     pub fn learn<'a>(
         &mut self,
         agent: &mut Agent,
@@ -89,7 +89,7 @@ impl Kernels {
                 self.images.insert(kernel.image, Arc::new(code));
             }
             let code = self.images.get(&kernel.image);
-            self.known.insert(kernel.id, Known::of(kernel, code.map(AsRef::as_ref)));
+            self.known.insert(kernel.id, CodeFacts::of(kernel, code.map(AsRef::as_ref)));
         }
         Ok(all)
     }
@@ -102,7 +102,7 @@ impl Kernels {
             Some(said) => *said,
             None => {
                 let word = (kernel, slot.param, slot.offset);
-                if self.still.contains(&word) && !self.moved.contains(&word) {
+                if self.unchanged.contains(&word) && !self.moved.contains(&word) {
                     (Direction::Read, Source::Observed)
                 } else {
                     (Direction::Unknown, Source::Assumed)
@@ -128,9 +128,9 @@ impl Kernels {
     }
 
     /// What code and names say of all kernels so far, for launches that wait. What was only observed is
-    /// left out: memory that stayed unchanged was copied early, so nobody waits for it.
+    /// left out: memory that stayed unchanged was copied early, so no launch waits for it.
     pub fn summaries(&self) -> Vec<KernelSummary> {
-        let of = |(kernel, known): (&u64, &Known)| {
+        let of = |(kernel, known): (&u64, &CodeFacts)| {
             let words = known.words.iter().filter(|(_, (direction, _))| !direction.writes());
             let mut reads: Vec<Slot> =
                 words.map(|(&(param, offset), _)| Slot { param, offset }).collect();
@@ -153,7 +153,7 @@ impl Kernels {
         self.known.iter().map(of).collect()
     }
 
-    /// Draws conclusions from what was launched between two hash passes at the memory, and what changed
+    /// Draws conclusions from what was launched between two hash passes, and what changed
     /// between them. `changed` says of an allocation whether it did, `None` if that is not known.
     pub fn observe<'a>(
         &mut self,
@@ -161,14 +161,14 @@ impl Kernels {
         allocations: impl IntoIterator<Item = &'a Allocation>,
         changed: impl Fn(&Allocation) -> Option<bool>,
     ) {
-        // One that is gone may have been written before.
-        let still = allocations.into_iter().filter(|one| changed(one) == Some(false));
-        let still: HashSet<u64> = still.map(|allocation| allocation.id).collect();
+        // An allocation that is gone may have been written before.
+        let unchanged = allocations.into_iter().filter(|one| changed(one) == Some(false));
+        let unchanged: HashSet<u64> = unchanged.map(|allocation| allocation.id).collect();
         for kernel in launched {
             for slot in &kernel.slots {
-                let stayed_unchanged = |touched: &Touched| still.contains(&touched.allocation);
+                let stayed_unchanged = |touched: &Touched| unchanged.contains(&touched.allocation);
                 let all = !slot.more && slot.touched.iter().all(stayed_unchanged);
-                let set = if all { &mut self.still } else { &mut self.moved };
+                let set = if all { &mut self.unchanged } else { &mut self.moved };
                 set.insert((kernel.id, slot.param, slot.offset));
             }
         }
@@ -179,7 +179,7 @@ impl Kernels {
 impl Kernels {
     /// What is known of one kernel that was loaded from this image.
     pub(super) fn knowing(kernel: &KernelUse, image: &[u8]) -> Self {
-        let known = Known::of(kernel, Some(&code(image)));
+        let known = CodeFacts::of(kernel, Some(&code(image)));
         Self { known: HashMap::from([(kernel.id, known)]), ..Self::default() }
     }
 }
@@ -205,7 +205,7 @@ fn code(image: &[u8]) -> Code {
     code
 }
 
-impl Known {
+impl CodeFacts {
     fn of(kernel: &KernelUse, code: Option<&Code>) -> Self {
         let named = code.and_then(|code| code.kernels.get(&kernel.name)).into_iter().flatten();
         let (fitting, others): (Vec<&Kernel>, Vec<&Kernel>) =

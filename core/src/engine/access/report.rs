@@ -42,7 +42,7 @@ pub struct Process {
     pub unknown_launches: u64,
     /// Host functions in streams.
     pub host_functions: u64,
-    /// The kernels, those that may write most first.
+    /// The kernels; first the ones that may write most.
     pub kernels: Vec<Row>,
     /// Copies, fills and the like, by kind.
     pub operations: Vec<Row>,
@@ -65,7 +65,7 @@ pub struct Row {
     pub writes: Set,
     /// What says so: `code`, `name`, `observed`, `assumed`; `exact` for operations. The weakest last.
     pub derived: Vec<&'static str>,
-    /// Whether it follows pointers beside its parameters; none if its code is not known.
+    /// Whether it follows pointers other than its parameters; none if its code is not known.
     pub indirect: Option<bool>,
     /// Whether doing it twice is the same as doing it once; none if that is not known. Of kernels only
     /// their code can prove it.
@@ -86,7 +86,7 @@ pub struct Set {
     pub allocations: usize,
     /// Their bytes; of copies and fills the range of each.
     pub bytes: u64,
-    /// It may be anything besides.
+    /// Any other memory may be touched as well.
     pub everything: bool,
 }
 

@@ -161,17 +161,17 @@ impl Session {
         all
     }
 
-    /// Maps the memory and looks at it for the first time. It takes a context of gpucr's own on each
+    /// Maps the memory and makes the first hash pass. It takes a context of gpucr's own on each
     /// device; where that cannot be had, nothing is observed.
     pub(super) fn open_memory(&mut self) {
         match prepare(&mut self.cuda_processes) {
             Ok(bulk) => self.memory = bulk,
-            Err(error) => tracing::warn!(%error, "device memory cannot be looked at"),
+            Err(error) => tracing::warn!(%error, "device memory cannot be observed"),
         }
         self.with_memory(hash_pass);
     }
 
-    /// Looks at the memory again and draws conclusions.
+    /// Makes another hash pass and draws conclusions.
     fn observe(&mut self) {
         self.with_memory(hash_pass);
         let Some(bulk) = &self.memory else { return };
@@ -190,8 +190,8 @@ impl Session {
         let Some(mut bulk) = self.memory.take() else { return };
         match work(&mut bulk, &mut self.cuda_processes) {
             Ok(true) => self.memory = Some(bulk),
-            Ok(false) => tracing::warn!("the device has no room to look at its memory"),
-            Err(error) => tracing::warn!(%error, "device memory is not looked at"),
+            Ok(false) => tracing::warn!("the device has no room for observing its memory"),
+            Err(error) => tracing::warn!(%error, "device memory is not observed"),
         }
     }
 }
@@ -215,7 +215,7 @@ fn prepare(cuda_processes: &mut [CudaProcess]) -> Result<Option<Bulk>, Error> {
 fn follow(bulk: &mut Bulk, cuda_processes: &mut [CudaProcess]) -> Result<bool, Error> {
     let mut blocks = Vec::new();
     for program in cuda_processes.iter_mut() {
-        // One that has just ended has none; the others are followed all the same.
+        // A process that has just ended has no blocks; the others are followed all the same.
         blocks.push(program.export().unwrap_or_else(|error| {
             tracing::debug!(%error, "a process is not watched any more");
             program.agent = None;

@@ -1,12 +1,12 @@
 //! Which memory instances of a program could share: that which nothing writes.
 //!
-//! A dump that copies while the program runs sees which blocks hold still, and what is launched meanwhile.
+//! A dump that copies while the program runs sees which blocks stay unchanged, and what is launched meanwhile.
 //! From that it is judged here through which words of their parameters kernels only read. The code of a
 //! kernel tells for certain, and its name nearly so; of others it counts to what a word has pointed. If that
 //! was memory that stayed unchanged, and the kernel has other words through which it must have written, then it
 //! reads through this one.
 //!
-//! It is a guess, for a kernel may write what is there already. So what is shared is mapped read-only.
+//! The judgement is a guess, for a kernel may write what is there already. So what is shared is mapped read-only.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -25,22 +25,22 @@ struct Word {
     touched: Vec<(u64, u64)>,
 }
 
-/// Those of the blocks, which have held `still` while all of this was launched, that nothing seems to write;
+/// The blocks, of those that have stayed `unchanged` while all of this was launched, that nothing seems to write;
 /// and the kernels, with the words through which they seem to read only. Nothing if launches may have
 /// touched anything.
 pub(crate) fn sharing<'a>(
     kernels: &Kernels,
     tallies: impl IntoIterator<Item = &'a Tally>,
-    mut still: Vec<Extent>,
+    mut unchanged: Vec<Extent>,
 ) -> (Vec<u64>, Vec<KernelSummary>) {
     let mut launched: BTreeMap<u64, Vec<Word>> = BTreeMap::new();
-    still.sort_unstable_by_key(|block| block.low);
+    unchanged.sort_unstable_by_key(|block| block.low);
     for tally in tallies {
         if tally.has_unknown() {
             return (Vec::new(), Vec::new());
         }
         let written = tally.operations.values().filter(|operation| operation.write);
-        written.for_each(|operation| remove(&mut still, (operation.low, operation.end)));
+        written.for_each(|operation| remove(&mut unchanged, (operation.low, operation.end)));
         for kernel in tally.kernels.values() {
             let words = launched.entry(kernel.id).or_default();
             for slot in &kernel.slots {
@@ -51,24 +51,25 @@ pub(crate) fn sharing<'a>(
     // What is written is not shared, and what is not shared may be written: until nothing more follows.
     let mut reads = BTreeSet::new();
     loop {
-        let before = (still.len(), reads.len());
+        let before = (unchanged.len(), reads.len());
         reads.clear();
         for (kernel, words) in &launched {
-            let is_still = |word: &Word| word.touched.iter().all(|range| covers(&still, *range));
+            let is_unchanged =
+                |word: &Word| word.touched.iter().all(|range| covers(&unchanged, *range));
             let seems_read = |word: &&Word| match word.writes {
                 Some(writes) => !writes,
-                None => word.slot.param != WHOLE_BUFFER && is_still(word),
+                None => word.slot.param != WHOLE_BUFFER && is_unchanged(word),
             };
             let (read, written): (Vec<&Word>, Vec<&Word>) = words.iter().partition(seems_read);
-            // It must write somewhere.
+            // The kernel must write somewhere.
             let guessed = |word: &&Word| word.writes.is_none() && written.is_empty();
             let (doubtful, read): (Vec<&Word>, Vec<&Word>) = read.into_iter().partition(guessed);
             reads.extend(read.iter().map(|word| (*kernel, word.slot)));
             for range in written.iter().chain(&doubtful).flat_map(|word| &word.touched) {
-                remove(&mut still, *range);
+                remove(&mut unchanged, *range);
             }
         }
-        if before == (still.len(), reads.len()) {
+        if before == (unchanged.len(), reads.len()) {
             break;
         }
     }
@@ -88,7 +89,7 @@ pub(crate) fn sharing<'a>(
     }
     let mut summaries: Vec<KernelSummary> = summaries.into_values().collect();
     summaries.sort_unstable_by_key(|summary| summary.kernel);
-    (still.into_iter().map(|block| block.id).collect(), summaries)
+    (unchanged.into_iter().map(|block| block.id).collect(), summaries)
 }
 
 fn add(
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_holds_still_is_read_by_those_who_write_elsewhere() {
+    fn what_stays_unchanged_is_read_by_kernels_that_write_elsewhere() {
         // out = weights * in; block 9 is touched by nobody.
         let tally = tally(vec![kernel(1, &[&[5, 6], &[1, 2], &[5, 7]])]);
         let (shared, summaries) = sharing(&Kernels::default(), [&tally], blocks(&[1, 2, 3, 9]));
@@ -187,9 +188,9 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_writes_nowhere_else_writes_what_held_still() {
-        // It fills block 3 with what is there already, and so does another by way of a word that has
-        // pointed to block 4, which is then taken to be written; whoever writes there need not write 2.
+    fn a_kernel_that_writes_nowhere_else_writes_what_stayed_unchanged() {
+        // The kernel fills block 3 with what is there already, and so does another by way of a word that has
+        // pointed to block 4, which is then taken to be written; a kernel that writes there need not write 2.
         let kernels = vec![
             kernel(1, &[&[3]]),
             kernel(2, &[&[3, 4], &[1]]),
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn an_allocation_of_several_blocks_is_still_if_all_are() {
+    fn an_allocation_of_several_blocks_is_unchanged_if_all_are() {
         let mut tally = tally(vec![kernel(1, &[&[8], &[1]])]);
         tally.allocations.insert(1, Allocation { id: 1, address: 150, size: 200 });
         let (shared, _) = sharing(&Kernels::default(), [&tally], blocks(&[1, 2, 3]));

@@ -18,18 +18,18 @@ const OPERATIONS: usize = 1 << 16;
 /// room for is counted.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
-    /// By id.
+    /// Kernels by id.
     pub kernels: BTreeMap<u64, KernelUse>,
-    /// By what they do, whether they write, and the allocation.
+    /// Operations by what they do, whether they write, and the allocation.
     pub operations: BTreeMap<(Operation, bool, u64), OperationUse>,
-    /// By id; those too that are gone by now, unless they were made and given back between two
+    /// Allocations by id, with those that are gone by now, unless they were made and given back between two
     /// questions.
     pub allocations: BTreeMap<u64, Allocation>,
-    /// As in [`Accesses`].
+    /// The sum of [`Accesses::unknown_graphs`].
     pub unknown_graphs: u64,
-    /// As in [`Accesses`].
+    /// The sum of [`Accesses::unseen`], and launches for which there was no room here.
     pub unseen: u64,
-    /// As in [`Accesses`].
+    /// The sum of [`Accesses::host_functions`].
     pub host_functions: u64,
     /// Pairs of a slot and an allocation.
     pairs: usize,
@@ -105,7 +105,7 @@ fn add_slots(old: &mut KernelUse, new: Vec<SlotUse>, pairs: &mut usize) {
     let places: HashMap<_, _> = places.collect();
     for mut slot in new {
         let touched = std::mem::take(&mut slot.touched);
-        // Each comes once in an answer.
+        // Each allocation comes once in an answer.
         let at = places.get(&(slot.param, slot.offset)).copied().unwrap_or_else(|| {
             old.slots.push(SlotUse { more: false, ..slot.clone() });
             old.slots.len() - 1
@@ -190,7 +190,11 @@ mod tests {
         let found =
             |id| (tally.kernels[&id].slots[0].touched.len(), tally.kernels[&id].slots[0].more);
         assert_eq!((found(1), found(2)), ((PAIRS, true), (0, true)));
-        assert_eq!(tally.kernels[&1].slots[0].touched[PAIRS - 1].launches, 2, "those are kept up");
+        assert_eq!(
+            tally.kernels[&1].slots[0].touched[PAIRS - 1].launches,
+            2,
+            "known pairs are kept up"
+        );
         assert!(tally.has_unknown());
 
         let mut tally = Tally::default();

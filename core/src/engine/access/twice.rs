@@ -28,7 +28,7 @@ pub(super) enum Twice {
 }
 
 impl Twice {
-    /// As a report has it: whether it is the same if that is known, and the reason if it is not.
+    /// Gives what a report says: whether it is the same if that is known, and the reason if it is not.
     pub(super) fn told(self) -> (Option<bool>, Option<&'static str>) {
         match self {
             Self::Same => (Some(true), None),
@@ -65,7 +65,7 @@ impl Side {
                 let start = a.address.saturating_sub(below.into());
                 self.ranges.push(start..a.address.saturating_add(a.size));
             }
-            // It was gone when somebody asked.
+            // The allocation was gone when it was asked for.
             None => self.elsewhere = true,
         }
     }
@@ -253,7 +253,7 @@ mod tests {
         check(COPY, &[[ELSEWHERE, ELSEWHERE]], NOT_FOLLOWED);
         check(COPY, &[[FIRST, SECOND], [FIRST, ELSEWHERE]], NOT_FOLLOWED);
         check("red.global.add.u32 [%a], 1;", &[[ELSEWHERE, FIRST]], NOT_FOLLOWED);
-        // An allocation that was gone when somebody asked for its place.
+        // An allocation that was gone when its place was asked for.
         check(COPY, &[[FIRST, 99]], NOT_FOLLOWED);
         check(COPY, &[[MAPPED, MAPPED]], Unknown("memory mapped by the program"));
         check(COPY, &[[MAPPED, SECOND]], Same);

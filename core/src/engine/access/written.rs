@@ -14,7 +14,7 @@ pub(crate) struct Written {
     pub(crate) end: u64,
 }
 
-/// Who writes.
+/// What writes.
 pub(crate) enum Writer<'a> {
     Kernel(&'a str),
     Operation(Operation),
@@ -30,12 +30,12 @@ impl Writer<'_> {
     }
 }
 
-/// Whom to suspect of a change.
+/// Which kernels to suspect of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blamed {
-    /// Those that may write there by what is known of them.
+    /// The kernels that may write there by what is known of them.
     Writers,
-    /// All that point there: what was known of them may be wrong.
+    /// All kernels that point there: what was known of them may be wrong.
     All,
 }
 
@@ -58,7 +58,7 @@ pub(super) fn touched_range(
     }
 }
 
-/// What was launched may write these ranges: who, and where. Launches that may write anything
+/// What was launched may write these ranges: what writes, and where. Launches that may write anything
 /// ([`Tally::has_unknown`]) are not among them.
 pub(crate) fn written<'a>(
     kernels: &'a Kernels,

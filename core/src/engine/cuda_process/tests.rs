@@ -9,7 +9,7 @@ use super::*;
 use crate::engine::device_state::double::{Double, Step};
 use crate::image::DriverKind;
 
-/// Ended with the test.
+/// A process that is ended with the test.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -39,7 +39,7 @@ impl HasCopies for Copies {
 }
 
 fn cuda_process(pid: u32, has_agent: bool) -> CudaProcess {
-    // The double looks at no library.
+    // The double opens no library.
     let library = HostDriver::vouched(&std::env::current_exe().unwrap(), DriverKind::Soft).unwrap();
     CudaProcess::new(ProcessInfo::read(pid).unwrap(), Arc::new(library), has_agent)
 }
@@ -74,7 +74,7 @@ fn the_way_back_begins_where_the_process_stands() {
         let tried: Vec<Step> = double.tried().into_iter().map(|(step, _)| step).collect();
         assert_eq!(tried, steps, "from {state:?}");
     }
-    // Nothing that could be done brings that back.
+    // No step brings this process back.
     double.put(pid, ProcessState::Failed);
     assert!(failed(&double, &mut cuda_processes).is_empty());
     assert!(double.tried().is_empty());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::describe::Libraries;
-use super::preflight::{self, Plan};
+use super::preflight::{self, DumpPlan};
 use super::report::Options;
 use super::speculate::Speculation;
 use super::strategy::Strategy;
@@ -83,7 +83,7 @@ pub(super) fn attach<'a>(
 struct Checked {
     writer: ImageWriter,
     watchdog: Watchdog,
-    plan: Plan,
+    plan: DumpPlan,
     cuda_processes: Vec<CudaProcess>,
     /// Let go of last.
     locks: Vec<Lock>,

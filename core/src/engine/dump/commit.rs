@@ -33,25 +33,25 @@ pub(super) struct Staged {
 }
 
 impl Staged {
-    /// Takes CRIU's files into the image. `still` are the blocks of each program that have stayed unchanged.
+    /// Takes CRIU's files into the image. `unchanged` are the blocks of each program that have stayed so.
     pub(super) fn take(
         task: &Task<'_>,
         image: &ImageWriter,
-        still: Vec<Vec<Extent>>,
+        unchanged: Vec<Vec<Extent>>,
     ) -> Result<Self, Error> {
-        let sharing = describe_sharing(task, still);
+        let sharing = describe_sharing(task, unchanged);
         Ok(Self { files: image.add_staged(|name| name.ends_with(".img"))?, sharing })
     }
 }
 
 /// What of the memory instances of this program may share. `None` if nothing.
-fn describe_sharing(task: &Task<'_>, still: Vec<Vec<Extent>>) -> Option<Section> {
-    let of = |(program, still)| {
-        let (blocks, summaries) = task.speculation.sharing(program, still);
+fn describe_sharing(task: &Task<'_>, unchanged: Vec<Vec<Extent>>) -> Option<Section> {
+    let of = |(program, unchanged)| {
+        let (blocks, summaries) = task.speculation.sharing(program, unchanged);
         ProcessSharing { pid: task.made.cuda_processes[program].process.pid, blocks, summaries }
     };
-    let still = still.into_iter().enumerate();
-    let processes: Vec<_> = still.map(of).filter(|p| !p.blocks.is_empty()).collect();
+    let unchanged = unchanged.into_iter().enumerate();
+    let processes: Vec<_> = unchanged.map(of).filter(|p| !p.blocks.is_empty()).collect();
     let sharing = Sharing { version: SHARING_VERSION, processes };
     (!sharing.processes.is_empty()).then(|| sections::sharing(&sharing))
 }

@@ -1,4 +1,4 @@
-//! The copy of bulk memory that goes on beside the phases of a dump.
+//! The copy of bulk memory that goes on during the phases of a dump.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -18,7 +18,7 @@ use crate::store::ChunkId;
 /// A copy of bulk memory under way. Dropped before its end it is stopped and waited for.
 pub(super) struct Copy {
     blocks: Vec<Vec<Block>>,
-    /// Who copies: `outside` or `inside`, as the report names them.
+    /// What copies: `outside` or `inside`, as the report names them.
     by: &'static str,
     stop: Stop,
     /// The ids that each block will have, where they are known before the end.
@@ -36,17 +36,17 @@ enum Work {
         thread: JoinHandle<Ended>,
         /// Says when the programs may go on with their memory.
         release: Receiver<()>,
-        /// Says when nobody waits any more for memory that is saved beside them, and whether it was.
+        /// Says when no call waits any more for memory that is saved while the programs run, and whether it was saved.
         settled: Receiver<bool>,
     },
 }
 
 impl Copy {
-    /// Starts the copy of what is left. From outside it goes on beside the phases that follow,
+    /// Starts the copy of what is left. From outside it goes on during the phases that follow,
     /// since the memory lives on without the program; from inside it is complete on return.
     ///
     /// # Errors
-    /// Those of a copy from inside.
+    /// The errors of a copy from inside.
     pub(super) fn of(
         task: &mut Task<'_>,
         memory: Option<Bulk>,
@@ -86,7 +86,7 @@ impl Copy {
         let (all_settled, settled) = crossbeam_channel::bounded(1);
         let stop_flag = stop.clone();
         let thread = std::thread::spawn(move || {
-            // Whoever waits for these may have given up.
+            // The thread that waits for these may have given up.
             let released = || _ = released.send(());
             let settle = |saved| _ = all_settled.send(saved);
             let saved = bulk.save(image.chunks(), &stop_flag, progress.as_ref(), released, settle);
@@ -106,7 +106,7 @@ impl Copy {
         Self { blocks, by: "inside", stop, hashes: None, work: Some(Work::Done(ids)) }
     }
 
-    /// Who copies, as the report names it.
+    /// What copies, as the report names it.
     pub(super) fn by(&self) -> &'static str {
         self.by
     }
@@ -131,7 +131,7 @@ impl Copy {
         Ok(in_programs(self.blocks.clone(), hashes))
     }
 
-    /// Waits until nobody waits any more for memory that is saved beside the programs. Says whether it
+    /// Waits until no call waits any more for memory that is saved while the programs run. Says whether it
     /// is saved.
     pub(super) fn settled(&self) -> bool {
         match &self.work {

@@ -2,7 +2,7 @@
 //!
 //! The shims let launches wait that may write memory which is not saved yet. What a launch may write is
 //! a guess. So every chunk that is copied late is compared with the hash that it had when the program
-//! stood still. If one differs the image of that moment is lost; the dump goes back to copying while
+//! was stopped. If one differs the image of that moment is lost; the dump goes back to copying while
 //! the program runs, stops it once more, and then copies everything before it lets it go on.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ use crate::host::process::Guard;
 
 /// For so long launches wait while nothing at all arrives.
 pub(super) const LIMIT: Duration = Duration::from_secs(10);
-/// How often that is looked at.
+/// How often it is checked whether anything arrives.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Memory that was saved while the program ran on.
@@ -42,11 +42,11 @@ pub struct Deferral {
     /// Chunks that were found to be written before they were saved. If there are any the program was
     /// stopped a second time, and the image is of that moment.
     pub misspeculated: u64,
-    /// Which allocations those belong to, and what may have written them; at most 100.
+    /// Which allocations these chunks belong to, and what may have written them; at most 100.
     pub misspeculations: Vec<Misspeculation>,
 }
 
-/// Kernels that have written where nobody expected it, by process: they wait for everything from then
+/// Kernels that have written where that was not expected, by process: they wait for everything from then
 /// on. Clones share what is learnt.
 #[derive(Debug, Clone, Default)]
 pub struct Feedback(Arc<Mutex<BTreeMap<u32, BTreeSet<String>>>>);
@@ -90,7 +90,7 @@ impl Patience {
                 }
             }
         };
-        // Without a thread nobody is there to lose patience.
+        // Without a thread nothing ends the wait.
         let thread = std::thread::Builder::new().spawn(watch).ok();
         Self { has_ended, ending, thread }
     }
@@ -151,12 +151,12 @@ impl Late {
         self.shared.set_running();
     }
 
-    /// The programs wait for what is saved beside them, but not for ever: then `stop` ends the copy.
+    /// The programs wait for what is saved while they run, but not for ever: then `stop` ends the copy.
     pub(super) fn patience(&self, stop: &Stop) -> Patience {
         Patience::new(self.shared.clone(), stop.clone())
     }
 
-    /// Nobody waits any more: takes down how much was waited.
+    /// No call waits any more: takes down for how long calls were blocked.
     pub(super) fn settled(&mut self, timeline: &Timeline) {
         let (blocked, time) = self.shared.blocked();
         (self.found.blocked, self.found.blocked_ms) = (blocked, milliseconds(time));
@@ -186,7 +186,7 @@ impl Late {
         }
         for (number, program) in cuda_processes.iter().enumerate() {
             if missed.iter().any(|miss| miss.program == number) {
-                // Those who point there openly have waited. It may have been any of the others.
+                // Launches that point there openly have waited. It may have been any other kernel.
                 let launched = speculation.launched(number, self.interval);
                 feedback.learn(program.process.pid, launched);
             }
@@ -204,7 +204,7 @@ pub(super) fn forget_guards(cuda_processes: &mut [CudaProcess]) {
 /// Whether all shims guard what is still to be saved.
 ///
 /// # Errors
-/// That of the first that does not.
+/// The error of the first shim that does not.
 pub(super) fn check_guards(cuda_processes: &mut [CudaProcess]) -> Result<(), Error> {
     let failed = cuda_processes.iter_mut().find_map(|program| program.guard_failed.take());
     failed.map_or(Ok(()), |error| Err(error.into()))

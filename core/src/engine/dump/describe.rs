@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use super::preflight::{Cuda, Plan};
+use super::preflight::{Cuda, DumpPlan};
 use super::report::{CriuOptions, Options};
 use crate::base::format::milliseconds;
 use crate::base::phase::PhaseTime;
@@ -25,7 +25,7 @@ const SHELL_JOB: &str = "--shell-job";
 /// The options for CRIU's side of the dump.
 pub(super) fn criu_options<'a>(
     options: &Options,
-    plan: &Plan,
+    plan: &DumpPlan,
     images: BorrowedFd<'a>,
 ) -> DumpOptions<'a> {
     let CriuOptions { tcp_established, tcp_close, file_locks, ext_unix_sk, link_remap } =
@@ -82,8 +82,8 @@ pub(super) struct Libraries {
 }
 
 impl Libraries {
-    /// Stores those that the image has to bring along: the shim, and the software driver.
-    pub(super) fn store(plan: &Plan, image: &ImageWriter) -> Result<Self, Error> {
+    /// Stores the libraries that the image has to bring along: the shim, and the software driver.
+    pub(super) fn store(plan: &DumpPlan, image: &ImageWriter) -> Result<Self, Error> {
         let mut carried: Vec<CarriedFile> = Vec::new();
         let mut carry = |path: &Path, bytes: &[u8]| -> Result<FileEntry, Error> {
             let name = format!("carried-{}", carried.len());
@@ -136,7 +136,7 @@ pub(super) fn set_saved(manifest: &mut Manifest, saved: Vec<Saved>) {
 /// how the dump went are still [missing](finish).
 pub(super) fn manifest(
     options: &Options,
-    plan: &Plan,
+    plan: &DumpPlan,
     protocol: Protocol,
     libraries: Libraries,
     saved: Vec<Saved>,

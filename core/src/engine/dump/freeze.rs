@@ -17,16 +17,16 @@ const ATTEMPTS: usize = 5;
 
 /// What is done once while CRIU holds the processes frozen and has saved them.
 pub(super) trait Window: Sized {
-    /// What comes of it.
+    /// What the window has made.
     type Saved;
 
     /// The image that CRIU's files belong to.
     fn image(&self) -> &ImageWriter;
 
-    /// Does it. CRIU goes on with the processes only if it succeeds.
+    /// Does the work of the window. CRIU goes on with the processes only if it succeeds.
     fn commit(self, task: &mut Task<'_>) -> Result<Self::Saved, Setback>;
 
-    /// It does not come to that.
+    /// Ends a window that is not reached, because of this error.
     fn give_up(self, error: Error) -> Setback;
 }
 
@@ -36,7 +36,7 @@ enum WindowState<W: Window> {
     Before(W),
     /// What was to be done has failed.
     Failed,
-    /// It is done.
+    /// The work of the window is done.
     After(W::Saved),
 }
 
@@ -60,7 +60,7 @@ pub(super) fn freeze<W: Window>(
         if attempt == ATTEMPTS || !is_of_strangers(task, &error, attempt) {
             return Err(window.give_up(error.into()));
         }
-        tracing::warn!(%error, "somebody has connected to the program; CRIU is asked once more");
+        tracing::warn!(%error, "another process has connected to the program; CRIU is asked once more");
         let cleared = window.image().clear_staging().map_err(Error::from);
         criu = match cleared.and_then(|()| Ok(task.plan.criu.start_dump()?)) {
             Ok(criu) => criu,
@@ -118,10 +118,10 @@ fn ask<W: Window>(task: &mut Task<'_>, criu: DumpWorker, window: W) -> Result<As
     }
 }
 
-/// Whether CRIU has failed because somebody was just connecting to a socket of the program, such as an agent's,
+/// Whether CRIU has failed because a stranger was just connecting to a socket of the program, such as an agent's,
 /// to which anybody on the host may. That is over a moment later.
 fn is_of_strangers(task: &Task<'_>, error: &CriuError, attempt: usize) -> bool {
-    // It may be accepted already, and be told from a connection of the program's own in that it does not last.
+    // It may be accepted already, and then differs from the program's own connections in that it does not last.
     let was_accepted = error.has(Hint::ExtUnixSk) && !task.options.criu.ext_unix_sk;
     error.has(Hint::InFlight) || was_accepted && attempt == 1
 }

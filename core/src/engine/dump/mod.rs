@@ -1,11 +1,12 @@
 //! `gpucr dump`: from a running program to an image.
 //!
-//! `phases.rs` is the list of phases; [`dump`] is who tries again. Up to and including `attach` nothing of the program
-//! is changed, and in `precopy` it runs on. From `gate` on it stands still. From `precopy` on every failure leads
-//! through `phases::go_on`, which brings it back to running. The image is committed while CRIU holds the program
+//! `phases.rs` is the list of phases; [`dump`] decides whether to try again. Up to and including `attach` nothing of
+//! the program is changed, and in `precopy` it runs on. From `gate` on it is stopped. From `precopy` on every failure
+//! leads through `phases::go_on`, which brings it back to running. The image is committed while CRIU holds the program
 //! frozen, so at every moment either the program runs or the image is complete. With protocol `cow` the program goes
-//! on before that, and the image is completed beside it. If it writes memory before that is saved (`defer.rs`), all of
-//! this is done once more, in the old order. What protocols do differently is in `strategy.rs`.
+//! on before that, and the image is completed while it runs. If the program writes memory before that is saved
+//! (`defer.rs`), the dump stops it once more and saves everything before it goes on. What protocols do differently is
+//! in `strategy.rs`.
 
 mod attach;
 mod commit;

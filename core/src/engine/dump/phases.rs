@@ -5,7 +5,7 @@
 //!
 //! 1. [`attach`]: checks, connections, preparations.
 //! 2. [`stop_and_save`]: from programs that run to an image, or to all that it needs of them.
-//! 3. [`go_on`]: the programs run again or are gone, and the image of those that went on early is completed.
+//! 3. [`go_on`]: the programs run again or are gone, and the image of programs that went on early is completed.
 //!
 //! [`again`] leads from the end of the third back to the second.
 
@@ -24,7 +24,7 @@ use super::resume::{self, Lost};
 use super::setback::{Setback, or_keep};
 use super::stop;
 use super::task::Task;
-use super::validate::{Known, validate};
+use super::validate::{ValidationResult, validate};
 use crate::base::faults::skipped;
 use crate::base::phase::Phase;
 use crate::engine::access::Extent;
@@ -36,7 +36,7 @@ use crate::image::{ImageWriter, Manifest};
 
 pub(super) use super::attach::attach;
 
-/// How long an agent may take to answer that serves nobody else.
+/// How long an agent may take to answer that serves no other client.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// From programs that run to [`Saved`], in the phases from `precopy` on.
@@ -83,7 +83,7 @@ impl Precopied {
     }
 }
 
-/// After `gate`: the programs stand still, and what they use does not change any more. The way back: the gates are
+/// After `gate`: the programs are stopped, and what they use does not change any more. The way back: the gates are
 /// opened.
 struct Gated {
     prepared: Prepared,
@@ -127,7 +127,7 @@ impl Exported {
 struct Validated {
     prepared: Prepared,
     blocks: Vec<Vec<Block>>,
-    known: Known,
+    known: ValidationResult,
 }
 
 impl Validated {
@@ -160,7 +160,7 @@ fn shadow_and_defer(task: &mut Task<'_>, memory: Option<&mut Bulk>) -> Result<Op
 struct Aside {
     prepared: Prepared,
     blocks: Vec<Vec<Block>>,
-    known: Known,
+    known: ValidationResult,
     late: Option<Late>,
 }
 
@@ -168,12 +168,12 @@ impl Aside {
     /// The phase `copy`, which goes on during the next.
     fn start_copy(self, task: &mut Task<'_>) -> Result<Copying, Setback> {
         let Self { prepared, blocks, known, late } = self;
-        let Known { left, still } = known;
+        let ValidationResult { left, unchanged } = known;
         let (prepared, ()) = or_keep(prepared, task.enter(Phase::Copy, Some(left)))?;
         let Prepared { image, criu, memory } = prepared;
         let copy = Copy::of(task, memory, blocks, image.writer.clone());
         let ((image, criu), copy) = or_keep((image, criu), copy)?;
-        Ok(Copying { criu, unsaved: Unsaved { image, copy, still, late } })
+        Ok(Copying { criu, unsaved: Unsaved { image, copy, unchanged, late } })
     }
 }
 
@@ -225,8 +225,8 @@ impl Checkpointed {
 struct Unsaved {
     image: Unfinished,
     copy: Copy,
-    /// Of each program the blocks that have stayed unchanged all the time.
-    still: Vec<Vec<Extent>>,
+    /// For each program, the blocks that have stayed unchanged all the time.
+    unchanged: Vec<Vec<Extent>>,
     /// What is saved after the programs go on, if anything is.
     late: Option<Late>,
 }
@@ -241,7 +241,7 @@ impl Window for Unsaved {
     /// CRIU has written its files and holds the programs frozen: commits the image, or takes down all that the image
     /// needs of frozen programs that may go on then.
     fn commit(self, task: &mut Task<'_>) -> Result<Saved, Setback> {
-        let Self { image, mut copy, still, late } = self;
+        let Self { image, mut copy, unchanged, late } = self;
         let updated = task.plan.update(task.options.pid, &task.made.cuda_processes, &task.drivers);
         if task.strategy.goes_on_early() {
             let blocks = updated.and_then(|()| copy.released());
@@ -251,13 +251,13 @@ impl Window for Unsaved {
                 image,
                 manifest,
                 copy,
-                still,
+                unchanged,
                 late,
             })));
         }
         let by = copy.by();
         let stored = updated.and_then(|()| task.enter(Phase::Store, None)).and_then(|()| {
-            let staged = Staged::take(task, &image.writer, still)?;
+            let staged = Staged::take(task, &image.writer, unchanged)?;
             Ok((staged, copy.finish().1?))
         });
         let (image, (staged, blocks)) = or_keep(image, stored)?;
@@ -285,7 +285,7 @@ pub(super) enum Saved {
 /// A complete image.
 pub(super) struct Complete {
     pub(super) commit: Commit,
-    /// Who has copied the memory, as the report names it.
+    /// What has copied the memory, as the report names it.
     pub(super) by: &'static str,
 }
 
@@ -294,11 +294,11 @@ pub(super) struct ConcurrentSave {
     image: Unfinished,
     manifest: Manifest,
     copy: Copy,
-    still: Vec<Vec<Extent>>,
+    unchanged: Vec<Vec<Extent>>,
     late: Option<Late>,
 }
 
-/// What follows the phases in which the programs stood still.
+/// What follows the phases in which the programs were stopped.
 pub(super) enum GoneOn {
     /// The programs run or are gone, and there is an image or none.
     Ended(Ended),
@@ -316,8 +316,8 @@ pub(super) struct Ended {
     pub(super) lost: Lost,
 }
 
-/// The phase `resume`, for programs that are to run on, and `store` and `commit` for those that go on before their
-/// image is complete. After a failure in any phase this is the way back.
+/// The phase `resume`, for programs that are to run on, and `store` and `commit` for programs that go on before
+/// their image is complete. After a failure in any phase this is the way back.
 pub(super) fn go_on(task: &mut Task<'_>, saved: Result<Saved, Setback>) -> GoneOn {
     let failed_in = task.clock.phase();
     let resume = saved.is_err() || task.options.leave_running;
@@ -363,17 +363,17 @@ impl ConcurrentSave {
         if let Err(error) = defer::check_guards(&mut task.made.cuda_processes) {
             return Err(self.give_up(error));
         }
-        let Self { image, mut manifest, copy, still, mut late } = self;
+        let Self { image, mut manifest, copy, unchanged, mut late } = self;
         let patience = late.as_ref().map(|late| late.patience(copy.stop()));
         // Memory that the program gives back from now on is the device's.
         task.made.cuda_processes.iter_mut().for_each(|program| program.blocks.clear());
         if let Err(error) = task.made.watchdog.resumed() {
-            // All that is left for it to do is to remove the image, should gpucr die.
+            // All that is left for the watchdog to do is to remove the image, should gpucr die.
             tracing::warn!(%error, "the watchdog has died");
         }
         let shadowed = task.account.shadowed;
         let staged = task.enter(Phase::Store, Some(shadowed));
-        let staged = match staged.and_then(|()| Staged::take(task, &image.writer, still)) {
+        let staged = match staged.and_then(|()| Staged::take(task, &image.writer, unchanged)) {
             Ok(staged) => staged,
             Err(error) => {
                 drop((patience, copy));
@@ -428,7 +428,7 @@ fn learn(task: &mut Task<'_>, late: &mut Late, bulk: &mut Bulk) {
 }
 
 /// The programs run, and memory was written before it was saved: there will be no image of that moment. CRIU's files
-/// of it are there still, and the guards. The way back: the guards end.
+/// of it are still there, and the guards. The way back: the guards end.
 pub(super) struct Missed {
     image: Unfinished,
     memory: Option<Bulk>,
@@ -471,7 +471,7 @@ fn make_ready_again(
     }
     for program in &mut task.made.cuda_processes {
         program.guard = None;
-        // Those without a guard were let go.
+        // Agents without a guard were let go.
         if program.has_agent && program.agent.as_ref().is_none_or(|agent| !agent.is_in_step()) {
             program.agent = None;
             program.agent =

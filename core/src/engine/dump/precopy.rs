@@ -1,8 +1,8 @@
 //! Copying while the programs run.
 //!
-//! What is copied here is a guess: chunks that stayed unchanged for a moment are expected to hold still
+//! What is copied here is a guess: chunks that stayed unchanged for a moment are expected to stay so
 //! until the program is stopped. Nothing rests on it. Every copy is named by the hash of the bytes
-//! that were copied, and once the program stands still all device memory is hashed where it is; what
+//! that were copied, and once the program is stopped all device memory is hashed where it is; what
 //! is not in the store by then is copied.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ use crate::engine::memory::Bulk;
 use crate::host::process::AgentError;
 use crate::image::ImageWriter;
 
-/// Between the first two hash passes: what changes in less is not copied.
+/// The pause between the first two hash passes: what changes in less time is not copied.
 const MOMENT: Duration = Duration::from_millis(150);
 /// How often the programs are asked for their blocks while memory is copied: what they give back is kept
 /// from the device until then.
@@ -38,7 +38,7 @@ const WORTH_A_PASS: u64 = 200;
 /// all memory, or if launches tell nothing.
 const EARLY_PASSES: usize = 2;
 
-/// Copies what stays unchanged, until the rest is better copied when the programs stand still. A program that comes
+/// Copies what stays unchanged, until the rest is better copied when the programs are stopped. A program that comes
 /// to its end meanwhile, and is not the root, is none that the image has to bring back. Where there is no room to map
 /// its memory, `memory` is `None` afterwards.
 pub(super) fn precopy(
@@ -69,8 +69,8 @@ struct Precopy<'p, 'a> {
 }
 
 impl Precopy<'_, '_> {
-    /// In passes: first what is not expected to be written again, then whatever has stayed unchanged until then. A chunk
-    /// that is written now and then is copied once, late.
+    /// Copies in passes: first what is not expected to be written again, then whatever has stayed unchanged until
+    /// then. A chunk that is written now and then is copied once, late.
     fn copy_ahead(&mut self) -> Result<(), Error> {
         let pids = self.task.processes().map(|process| process.pid).collect();
         if let Some(bulk) = self.memory {
@@ -81,13 +81,13 @@ impl Precopy<'_, '_> {
         wait(&self.stop, MOMENT)?;
         let hashed = self.passes(EARLY_PASSES, true, false)?;
         self.passes(PASSES, false, hashed)?;
-        // For those who will be suspected. Once the program stands still there is no time for learning.
+        // To name the kernels that wrote too early. Once the program is stopped there is no time for learning.
         self.ask()
     }
 
-    /// Passes, `most` of them, for as long as each has much less to copy than the last. Each begins with a
-    /// hash pass, except the first if `hashed` says that there has just been one. Says whether a hash pass was the last thing it did:
-    /// a second one soon after it would take anything for clean.
+    /// Makes passes, at most `most`, for as long as each has much less to copy than the last. Each begins with a
+    /// hash pass, except the first if `hashed` says that there has just been one. Says whether a hash pass was the
+    /// last thing it did: a second one soon after it would take anything for clean.
     fn passes(&mut self, most: usize, early: bool, hashed: bool) -> Result<bool, Error> {
         let mut last = u64::MAX;
         for pass in 0..most {
@@ -161,7 +161,7 @@ impl Precopy<'_, '_> {
         self.task.speculation.ask(&mut self.task.made.cuda_processes, LEARNING)
     }
 
-    /// Takes up blocks that are new, and lets go of those that the programs have given back. Gives all.
+    /// Takes up blocks that are new, lets go of blocks that the programs have given back, and gives all that there are.
     fn follow(&mut self) -> Result<Vec<Vec<Block>>, Error> {
         let blocks = stop::export(self.task)?;
         stop::follow(&self.task.made.cuda_processes, self.memory, &blocks)?;

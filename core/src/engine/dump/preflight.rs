@@ -1,4 +1,4 @@
-//! What a dump looks at before it changes anything.
+//! What a dump checks before it changes anything.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ use crate::image::{Listener, Stdio};
 const FIRST_ANSWER: Duration = Duration::from_secs(10);
 
 /// Everything that a dump needs to know before it begins.
-pub(super) struct Plan {
+pub(super) struct DumpPlan {
     pub(super) criu: Criu,
     /// All processes, in the order of the tree.
     pub(super) processes: Vec<Planned>,
@@ -73,7 +73,7 @@ impl Planned {
     }
 }
 
-impl Plan {
+impl DumpPlan {
     /// Bytes of the bulk memory of all processes, as they were.
     pub(super) fn bulk_bytes(&self) -> u64 {
         self.cuda().map(|cuda| cuda.counts.bulk_bytes).sum()
@@ -84,7 +84,7 @@ impl Plan {
         self.cuda().map(|cuda| kinds::private_bytes(&cuda.counts)).sum()
     }
 
-    /// Looks at the tree again while CRIU holds it frozen: processes without CUDA may have come
+    /// Reads the tree again while CRIU holds it frozen: processes without CUDA may have come
     /// and gone. One that uses CUDA must not have, since its state was not saved.
     pub(super) fn update(
         &mut self,
@@ -142,7 +142,7 @@ impl Plan {
 pub(super) fn check(
     options: &Options,
     drivers: &Drivers,
-) -> Result<(Plan, Vec<CudaProcess>, Vec<Lock>), Error> {
+) -> Result<(DumpPlan, Vec<CudaProcess>, Vec<Lock>), Error> {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::NotRoot);
     }
@@ -211,8 +211,16 @@ pub(super) fn check(
     let devices = driver.devices()?.into_iter().filter(|d| wanted.contains(&d.uuid)).collect();
     let driver_version = driver.version()?;
     let driver = first.driver.clone();
-    let plan =
-        Plan { criu, processes, others, devices, driver, driver_path, driver_version, shell_job };
+    let plan = DumpPlan {
+        criu,
+        processes,
+        others,
+        devices,
+        driver,
+        driver_path,
+        driver_version,
+        shell_job,
+    };
     Ok((plan, cuda_processes, locks))
 }
 
@@ -249,7 +257,7 @@ fn inspect(
         }
         let counts = agent.counts()?;
         refuse_unsupported(pid, &counts, drivers)?;
-        // Given back at once: it will be there when it is needed.
+        // The room is given back at once: it will be there when it is needed.
         drop(limits::lend_room(pid, counts.blocks)?);
         if !counts.ungated.is_empty() {
             return Err(Error::Ungated { pid, what: counts.ungated.join("; ") });
@@ -258,7 +266,7 @@ fn inspect(
             Mapped::Host { library, path } => (library, path),
             mapped => return Err(mapped.refused(pid)),
         };
-        // Whoever cannot ask for the state could not bring the program back either.
+        // If gpucr cannot ask for the state it could not bring the program back either.
         let state = drivers.device_state(&driver)?.state(pid);
         match state.map_err(|source| Error::Process { pid, source })? {
             ProcessState::Running => {}
@@ -294,15 +302,15 @@ fn driver_knows(
             let state = drivers.device_state(&library)?.state(process.pid);
             Ok(state.ok().map(|state| (library, path, state)))
         }
-        // It may use CUDA, and nobody but that library could tell.
+        // The process may use CUDA, and only that library could tell.
         stranger @ Mapped::Stranger { .. } => Err(stranger.refused(process.pid)),
     }
 }
 
-/// Looks once more, at a process whose gate is closed, for what driver and CRIU cannot save.
+/// Checks once more whether a process, whose gate is closed now, has what driver and CRIU cannot save.
 ///
 /// # Errors
-/// It has begun to use such a thing, or does not answer.
+/// The process has begun to use something that they cannot save, or does not answer.
 pub(super) fn look_again(
     program: &mut CudaProcess,
     states: &dyn DeviceStates,

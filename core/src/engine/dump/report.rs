@@ -67,7 +67,7 @@ pub struct Report {
     pub pid: u32,
     /// How memory was copied.
     pub protocol: Protocol,
-    /// By whom: `outside` by gpucr's own context, `inside` by the program's, `driver` by the
+    /// What copied it: `outside` by gpucr's own context, `inside` by the program's, `driver` by the
     /// driver's checkpoint.
     pub copied: &'static str,
     /// Whether the program runs on.
@@ -91,14 +91,14 @@ pub struct Report {
     pub deferral: Option<Deferral>,
     /// Bytes that this dump has written; the rest was there.
     pub new_bytes: u64,
-    /// Of these, stored bytes of chunks that changed after they had been copied: the image does not
+    /// Of the written bytes, those of chunks that changed after they had been copied: the image does not
     /// need them. In a store the next gc frees them.
     pub unneeded_bytes: u64,
-    /// For how long the program stood still, up to the commit or until it ran again.
+    /// For how long the program was stopped, up to the commit or until it ran again.
     pub stopped_ms: f64,
     /// The whole dump.
     pub total_ms: f64,
-    /// Its phases. `copy` runs beside `detach`, `checkpoint` and `criu` where gpucr copies by
+    /// Its phases. `copy` runs during `detach`, `checkpoint` and `criu` where gpucr copies by
     /// itself, so the sum can be more than the whole.
     pub phases: Vec<PhaseTime>,
 }

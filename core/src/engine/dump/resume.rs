@@ -1,4 +1,4 @@
-//! What becomes of the programs after the phases in which they stood still: they go on, or are gone.
+//! What becomes of the programs after the phases in which they were stopped: they go on, or are gone.
 
 use std::time::{Duration, Instant};
 

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use crate::engine::error::{Error, Failure, Left};
 use crate::host::process::ProcessInfo;
 
-/// How often it is looked whether the program lives.
+/// How often it is checked whether the program lives.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Dumps of one program, at once and then at each multiple of an interval, until the program ends or somebody asks for
+/// Dumps of one program, at once and then at each multiple of an interval, until the program ends or the user asks for
 /// the end. A time that passes during a dump is left out.
 pub struct Series {
     process: ProcessInfo,
@@ -30,7 +30,7 @@ pub struct Series {
 pub enum AfterFailure {
     /// The next one is tried at its time.
     Another(Failure),
-    /// Nothing: the program has ended, or somebody has asked for the end.
+    /// Nothing: the program has ended, or the user has asked for the end.
     Over,
     /// Nothing: it was the first, and the others would fail as well.
     GiveUp(Failure),
@@ -79,13 +79,13 @@ impl Series {
         }
     }
 
-    /// Forgets the oldest images, so that `keep` are left, and gives those.
+    /// Forgets the oldest images, so that `keep` are left, and gives the forgotten ones.
     pub fn surplus(&mut self, keep: usize) -> impl Iterator<Item = PathBuf> + '_ {
         let surplus = self.images.len().saturating_sub(keep);
         self.images.drain(..surplus)
     }
 
-    /// Goes on to the next dump, and gives the number of those that are left out since their time has passed.
+    /// Goes on to the next dump, and gives the number of dumps that are left out since their time has passed.
     pub fn advance(&mut self) -> u32 {
         let next = next(self.due, self.start.elapsed(), self.interval);
         let left_out = next - self.due - 1;

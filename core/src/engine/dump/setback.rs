@@ -2,11 +2,11 @@
 
 use crate::engine::error::Error;
 
-/// Why a phase has failed, and what its state had made. That is let go of only when the programs are back: to remove
+/// Why a phase has failed, and what its state had made, which is let go of only when the programs are back: to remove
 /// an image or a context takes time.
 pub(super) struct Setback {
     pub(super) error: Error,
-    /// Kept for its end.
+    /// What the state had made; it is only dropped.
     remains: Box<dyn Remains>,
 }
 
@@ -19,7 +19,7 @@ impl Setback {
         Self { error: error.into(), remains: Box::new(remains) }
     }
 
-    /// The same with something else that is let go of when the programs are back.
+    /// Adds to the setback something else that is let go of when the programs are back.
     pub(super) fn with(self, more: impl Sized + 'static) -> Self {
         let Self { error, remains } = self;
         Self::new(error, (remains, more))

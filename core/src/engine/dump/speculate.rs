@@ -1,7 +1,7 @@
 //! What the programs' launches may write: which chunks are better copied late, and which kernels are
-//! to blame for those that changed after they had been copied.
+//! to blame for chunks that changed after they had been copied.
 //!
-//! All of it is a guess that costs or saves time; see `docs/access-sets.md`.
+//! The judgement is a guess that costs or saves time; see `docs/access-sets.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ impl Speculation {
         Ok(())
     }
 
-    /// A program has ended; those behind it move up.
+    /// A program has ended; the programs behind it move up.
     pub(super) fn forget(&mut self, program: usize) {
         // None before recording began.
         if program < self.programs.len() {
@@ -76,7 +76,7 @@ impl Speculation {
             if let Some(agent) = process.agent.as_mut().filter(|_| asked.is_ok()) {
                 asked = answer(agent);
             }
-            // Of those too who did not answer: intervals are told apart by their numbers.
+            // Also for programs that did not answer: intervals are told apart by their numbers.
             program.intervals.push(interval);
         }
         asked
@@ -87,7 +87,7 @@ impl Speculation {
         self.programs.first().map_or(0, |program| program.intervals.len())
     }
 
-    /// Learns from the memory that has been looked at twice, with a question just before each hash pass.
+    /// Learns from the last two hash passes, with a question just before each.
     pub(super) fn observe(&mut self, bulk: &Bulk) {
         for (number, program) in self.programs.iter_mut().enumerate() {
             let Some(last) = program.intervals.last() else { continue };
@@ -120,7 +120,7 @@ impl Speculation {
         self.programs.get(program).map_or_else(Vec::new, |program| program.kernels.summaries())
     }
 
-    /// Brings those blocks to the front that launches have touched since recording began, as far as that is
+    /// Brings the blocks to the front that launches have touched since recording began, as far as that is
     /// known.
     pub(super) fn sort_by_use(&self, program: usize, blocks: &mut [image::Block]) {
         let Some(program) = self.programs.get(program) else { return };
@@ -130,15 +130,15 @@ impl Speculation {
         sort_by_use(&mut used, blocks);
     }
 
-    /// What instances of a program may share, and by what its launches are judged; of blocks that have held
-    /// still.
+    /// What instances of a program may share, and by what its launches are judged; of blocks that have stayed
+    /// unchanged.
     pub(super) fn sharing(
         &self,
         program: usize,
-        still: Vec<Extent>,
+        unchanged: Vec<Extent>,
     ) -> (Vec<u64>, Vec<KernelSummary>) {
         let program = self.programs.get(program);
-        program.map_or_else(Default::default, |p| sharing(&p.kernels, &p.intervals, still))
+        program.map_or_else(Default::default, |p| sharing(&p.kernels, &p.intervals, unchanged))
     }
 
     /// The names of the kernels that a program has launched from that interval on.
@@ -180,7 +180,7 @@ type Place = (u64, u64);
 
 impl Program {
     /// The places in which chunks that changed lie, given in order of address, each with the names of
-    /// those that may have written it since it was copied: allocations where they are known, else the
+    /// the kernels that may have written it since it was copied: allocations where they are known, else the
     /// chunks.
     fn blame(&self, missed: &[Miss], blamed: Blamed) -> BTreeMap<Place, BTreeSet<String>> {
         let mut places: BTreeMap<Place, BTreeSet<String>> = BTreeMap::new();
@@ -300,7 +300,7 @@ mod tests {
     fn what_nobody_is_suspected_of_is_named_too() {
         let intervals = vec![launch("before", 8)];
         let nobody = Vec::<String>::new;
-        // Within an allocation that is known, and beside all of them.
+        // Within an allocation that is known, and outside of all of them.
         assert_eq!(
             found(intervals, &[miss(10, 1), miss(64, 1)]),
             [(8, 4, nobody()), (64, 2, nobody())]
@@ -317,7 +317,7 @@ mod tests {
         tally.operations.insert((operation, true, 7), used);
         let names = |miss| found(vec![tally.clone()], &[miss]);
         assert_eq!(names(miss(30, 0)), [(30, 1, vec!["fills".to_owned()])]);
-        assert_eq!(names(miss(28, 0)), [(28, 2, Vec::new())], "beside it");
+        assert_eq!(names(miss(28, 0)), [(28, 2, Vec::new())], "outside of it");
     }
 
     #[test]

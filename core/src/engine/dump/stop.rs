@@ -31,7 +31,7 @@ pub(super) fn close_gates(task: &mut Task<'_>, mut memory: Option<&mut Bulk>) ->
             closed => closed?,
         }
     }
-    // Each may have begun since it was asked first to use what the driver cannot checkpoint, and lose it
+    // Each program may have begun since it was asked first to use what the driver cannot checkpoint, and lose it
     // and itself.
     let drivers = &task.drivers;
     task.made
@@ -72,10 +72,10 @@ pub(super) fn follow(
     Ok(())
 }
 
-/// Takes the bulk memory away from every program that has it still. Keeps for it what its stacks give back.
+/// Takes the bulk memory away from every program that still has it. Keeps for it what its stacks give back.
 pub(super) fn detach(cuda_processes: &mut [CudaProcess], reserver: &Reserver) -> Result<(), Error> {
     for program in cuda_processes {
-        // Of an earlier attempt.
+        // An earlier attempt may have left its list.
         program.freed.clear();
         let Some(agent) = program.agent.take() else { continue };
         let free = reserver.free();

@@ -1,13 +1,13 @@
 //! How device memory gets into the image: what tells one dump from another.
 
-use super::preflight::Plan;
+use super::preflight::DumpPlan;
 use super::report::Options;
 use crate::engine::memory::Bulk;
 use crate::image::Protocol;
 
-/// The order in which memory is copied. All that a phase does differently for one of them it asks here.
+/// The order in which memory is copied. What a phase does differently for one of the orders it asks here.
 ///
-/// |          | while the programs run | while they stand still    | after they go on     |
+/// |          | while the programs run | while they are stopped    | after they go on     |
 /// |----------|------------------------|---------------------------|----------------------|
 /// | `Driver` |                        | the driver saves it       |                      |
 /// | `Stop`   |                        | all is copied             |                      |
@@ -17,7 +17,7 @@ use crate::image::Protocol;
 pub(super) enum Strategy {
     /// The programs run without gpucr's shim.
     Driver,
-    /// The programs stand still until all is copied.
+    /// The programs are stopped until all is copied.
     Stop,
     /// What changed after it was copied is copied once more.
     Recopy,
@@ -29,9 +29,9 @@ pub(super) enum Strategy {
 }
 
 impl Strategy {
-    /// The one that was asked for, where it can be done. Copying while the program runs needs a context of gpucr's
+    /// The strategy that was asked for, where it can be done. Copying while the program runs needs a context of gpucr's
     /// own that can hash, and memory to copy.
-    pub(super) fn choose(options: &Options, plan: &Plan, bulk: Option<&mut Bulk>) -> Self {
+    pub(super) fn choose(options: &Options, plan: &DumpPlan, bulk: Option<&mut Bulk>) -> Self {
         if plan.shims().next().is_none() {
             return Self::Driver;
         }
@@ -48,7 +48,7 @@ impl Strategy {
         }
     }
 
-    /// As reports and images name it.
+    /// The protocol's name in reports and images.
     pub(super) fn protocol(self) -> Protocol {
         match self {
             Self::Driver => Protocol::Driver,
@@ -58,7 +58,7 @@ impl Strategy {
         }
     }
 
-    /// Whether memory is copied while the programs run, and hashed once they stand still.
+    /// Whether memory is copied while the programs run, and hashed once they are stopped.
     pub(super) fn copies_ahead(self) -> bool {
         matches!(self, Self::Recopy | Self::Cow { .. })
     }
@@ -85,12 +85,12 @@ impl Strategy {
         matches!(self, Self::Cow { .. })
     }
 
-    /// The one that is left where gpucr cannot map the memory of the programs any more.
+    /// The strategy that is left where gpucr cannot map the memory of the programs any more.
     pub(super) fn without_memory(self) -> Self {
         if self.copies_ahead() { Self::Stop } else { self }
     }
 
-    /// The one that follows after memory was written before it was saved: nothing is deferred.
+    /// The strategy that follows after memory was written before it was saved: nothing is deferred.
     pub(super) fn after_miss(self) -> Self {
         match self {
             Self::Cow { .. } => Self::Cow { defers: false },

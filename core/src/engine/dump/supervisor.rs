@@ -1,4 +1,4 @@
-//! Who leads a dump through its phases, tries again, and says how it has ended.
+//! Leads a dump through its phases, tries again, and says how it has ended.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,9 +26,9 @@ pub fn dump(options: &Options, progress: &Arc<dyn Progress>) -> Result<Report, F
     settle(task, ended)
 }
 
-/// Program and host are as they should be: it was a guess about the program that was wrong. So it is stopped a second
-/// time, and does not go on then before the image has all that it could write. This is the only time that a dump is
-/// tried again.
+/// Makes the image again. Program and host are as they should be: a guess about the program was wrong. So it is stopped
+/// a second time, and does not go on then before the image has all that it could write. This is the only time that a
+/// dump is tried again.
 fn once_more(missed: Missed, task: &mut Task<'_>) -> Ended {
     let prepared = phases::again(missed, task);
     let saved = prepared.and_then(|prepared| phases::stop_and_save(prepared, task));
@@ -49,10 +49,10 @@ fn settle(mut task: Task<'_>, ended: Ended) -> Result<Report, Failure> {
     if lost.is_empty() {
         task.made.watchdog.done();
     } else {
-        // The watchdog tries for longer than this.
+        // The watchdog tries for longer than gpucr has.
         drop(task.made.watchdog);
     }
-    // Not before: this takes time, and the program runs now.
+    // To find the kernels to blame takes time, so this waits until the program runs again.
     if let Some(Checked { found, missed, at }) = &mut task.account.checked {
         found.misspeculations =
             task.speculation.blame(missed, &task.made.cuda_processes, Blamed::Writers);

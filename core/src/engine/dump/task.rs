@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::defer::Deferral;
-use super::preflight::Plan;
+use super::preflight::DumpPlan;
 use super::report::Options;
 use super::speculate::Speculation;
 use super::strategy::Strategy;
@@ -27,7 +27,7 @@ pub(super) struct Task<'a> {
     pub(super) drivers: Drivers,
     /// Keeps device memory for the programs while the driver has them checkpointed.
     pub(super) reserver: Reserver,
-    pub(super) plan: Plan,
+    pub(super) plan: DumpPlan,
     pub(super) strategy: Strategy,
     /// What the programs launch while memory is copied.
     pub(super) speculation: Speculation,
@@ -55,7 +55,7 @@ pub(super) struct Account {
     pub(super) bulk_bytes: u64,
     /// Chunks copied while the programs ran.
     pub(super) precopied: u64,
-    /// The check of those chunks, if there was one.
+    /// The check of the chunks that were copied ahead, if there was one.
     pub(super) checked: Option<Checked>,
     /// Bytes copied aside within the devices.
     pub(super) shadowed: u64,
@@ -66,17 +66,17 @@ pub(super) struct Account {
 /// What the hashes of all memory have told of the chunks that had been copied before.
 pub(super) struct Checked {
     pub(super) found: Validation,
-    /// Those that had changed.
+    /// The chunks that had changed.
     pub(super) missed: Vec<Miss>,
     pub(super) at: Instant,
 }
 
-/// The times for which the programs stand still.
+/// The times for which the programs are stopped.
 #[derive(Default)]
 pub(super) struct Standstill {
-    /// Since when they do; `None` while they run.
+    /// Since when they are stopped; `None` while they run.
     since: Option<Instant>,
-    /// For how long they did before.
+    /// For how long they were stopped before.
     before: Duration,
 }
 
@@ -85,12 +85,12 @@ impl Standstill {
         self.since = Some(Instant::now());
     }
 
-    /// While they stand still, for how long they do by now; while they run, for how long they have in all.
+    /// While the programs are stopped, for how long by now; while they run, for how long they were in all.
     pub(super) fn length(&self) -> Duration {
         self.since.map_or(self.before, |since| since.elapsed())
     }
 
-    /// They run again, or are gone, and have stood still for so long; if they have.
+    /// The programs run again, or are gone, and have been stopped for so long; if they have.
     pub(super) fn end(&mut self, length: Duration, timeline: &Timeline) {
         if let Some(since) = self.since.take() {
             timeline.lasted(Track::Program, "stopped", since, length);

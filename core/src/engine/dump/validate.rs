@@ -1,4 +1,4 @@
-//! The check of what was copied while the programs ran, once they stand still.
+//! The check of what was copied while the programs ran, once they are stopped.
 
 use std::time::{Duration, Instant};
 
@@ -13,12 +13,12 @@ use crate::engine::memory::{Bulk, Validation, joined};
 use crate::host::process::AgentError;
 use crate::image::ImageWriter;
 
-/// What is known of the memory of programs that stand still.
-pub(super) struct Known {
+/// What is known of the memory of programs that are stopped.
+pub(super) struct ValidationResult {
     /// Bytes that are still to be copied.
     pub(super) left: u64,
     /// Of each program the blocks that have stayed unchanged all the time; empty where nothing was hashed.
-    pub(super) still: Vec<Vec<Extent>>,
+    pub(super) unchanged: Vec<Vec<Extent>>,
 }
 
 /// Hashes all device memory and compares it with what was copied while the program ran, if anything was.
@@ -26,22 +26,23 @@ pub(super) fn validate(
     task: &mut Task<'_>,
     image: &ImageWriter,
     memory: Option<&mut Bulk>,
-) -> Result<Known, Error> {
+) -> Result<ValidationResult, Error> {
     let Some(bulk) = memory.filter(|_| task.strategy.copies_ahead()) else {
         task.strategy = task.strategy.without_memory();
-        return Ok(Known { left: task.account.bulk_bytes, still: Vec::new() });
+        return Ok(ValidationResult { left: task.account.bulk_bytes, unchanged: Vec::new() });
     };
     task.clock.enter(Phase::Validate, None)?;
     if skipped("validate") {
         bulk.trust();
-        return Ok(Known { left: bulk.left(), still: Vec::new() });
+        return Ok(ValidationResult { left: bulk.left(), unchanged: Vec::new() });
     }
     check_and_detach(task, image, bulk)?;
-    let still = (0..task.made.cuda_processes.len()).map(|program| bulk.still(program)).collect();
-    Ok(Known { left: bulk.left(), still })
+    let unchanged =
+        (0..task.made.cuda_processes.len()).map(|program| bulk.unchanged(program)).collect();
+    Ok(ValidationResult { left: bulk.left(), unchanged })
 }
 
-/// Hashes and compares. Beside that the programs are asked for the last time what they have launched, and detached
+/// Hashes and compares. Meanwhile the programs are asked for the last time what they have launched, and detached
 /// where that is early enough.
 fn check_and_detach(
     task: &mut Task<'_>,
@@ -52,10 +53,10 @@ fn check_and_detach(
     let (cuda_processes, speculation) = (&mut task.made.cuda_processes, &mut task.speculation);
     let reserver = &task.reserver;
     let ask_and_detach = || {
-        // Those who have written what was copied may have been launched after the last question, and
+        // Kernels that have written what was copied may have been launched after the last question, and
         // a program that is detached does not answer.
         match speculation.ask(cuda_processes, Duration::ZERO) {
-            // It would not answer the detach either.
+            // A program that does not answer this would not answer the detach either.
             Err(error @ Error::Agent(AgentError::Broken { .. })) => return Err(error),
             Err(error) => {
                 tracing::warn!(%error, "the programs do not say what they have launched");

@@ -1,4 +1,4 @@
-//! Arrays and mipmapped arrays with memory of their own. Those that have other memory are
+//! Arrays and mipmapped arrays with memory of their own. Arrays that have other memory are
 //! [sparse](super::sparse) or [external](super::external).
 
 use gpucr_wire::Counts;

@@ -16,7 +16,7 @@ impl Kind for Heap {
         Carrier::Gpucr
     }
 
-    /// An agent counts the bytes of all blocks together: those of [the program's own](super::program) are among them.
+    /// An agent counts the bytes of all blocks together, the bytes of [the program's own](super::program) among them.
     fn survey(&self, counts: &Counts) -> Amount {
         Amount { number: counts.allocations, bytes: counts.bulk_bytes }
     }

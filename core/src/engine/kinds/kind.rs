@@ -6,7 +6,7 @@ use crate::image;
 
 /// A kind of state.
 pub trait Kind: Sync {
-    /// What it is called where somebody is told of it.
+    /// What it is called in messages to the user.
     fn name(&self) -> &'static str;
 
     /// Who carries it.

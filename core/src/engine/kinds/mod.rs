@@ -2,7 +2,7 @@
 //!
 //! Each kind has a file, which says who carries it over a dump and a restore, how the agent tells of it, what an image
 //! says of it, and in which words a dump is refused because of it. [`KINDS`] lists them; preflight, manifest,
-//! `gpucr inspect` and `gpucr ps` go through the list. Not listed is what every process with CUDA has, and nobody
+//! `gpucr inspect` and `gpucr ps` go through the list. Not listed is what every process with CUDA has, and no agent
 //! counts: contexts, modules, streams, events, graphs, module variables and local memory, which the driver's checkpoint
 //! carries.
 
@@ -66,7 +66,7 @@ pub fn of_block(kind: BlockKind) -> &'static dyn Kind {
     }
 }
 
-/// What a process has that neither gpucr carries nor what `carries` tells of, each in words.
+/// What a process has that neither gpucr nor the device state of `carries` carries, each in words.
 pub fn refused(counts: &Counts, carries: impl Fn(&dyn Kind) -> bool) -> Vec<String> {
     let is_refused = |kind: &dyn Kind| kind.carrier() != Carrier::Gpucr && !carries(kind);
     let by_name = counts.unsupported.iter();
@@ -84,20 +84,20 @@ pub fn driver_bytes(counts: &Counts) -> u64 {
     kinds.map(|kind| kind.survey(counts).bytes).fold(0, u64::saturating_add)
 }
 
-/// What the manifest says of what a process has beside its blocks.
+/// What the manifest says of the state that a process has besides its blocks.
 pub(crate) fn describe(counts: &Counts) -> image::Counts {
     let mut said = image::Counts { launches: counts.launches, ..image::Counts::default() };
     KINDS.into_iter().for_each(|kind| kind.describe(counts, &mut said));
     said
 }
 
-/// What the manifest says of that, by the names of `gpucr inspect --json`.
+/// What the manifest says of state other than blocks, by the names of `gpucr inspect --json`.
 pub fn inspect(said: &image::Counts) -> Vec<(&'static str, u64)> {
     let kinds = KINDS.into_iter().filter_map(|kind| kind.inspect(said));
     kinds.chain([("launches", said.launches)]).collect()
 }
 
-/// What the manifest calls the blocks of such a kind.
+/// What the manifest calls the blocks of this kind.
 pub(crate) fn described_block(kind: gpucr_wire::BlockKind) -> BlockKind {
     match kind {
         gpucr_wire::BlockKind::Heap {} => BlockKind::Heap,

@@ -16,13 +16,13 @@ impl Kind for Private {
         Carrier::Driver
     }
 
-    /// Its bytes are counted with those of [pools](super::pools).
+    /// An agent counts its bytes with the bytes of [pools](super::pools).
     fn survey(&self, counts: &Counts) -> Amount {
         Amount::number(counts.private.into())
     }
 }
 
-/// Bytes of such memory, with those of pools.
+/// Bytes of private memory and of pools.
 pub(crate) fn bytes(counts: &Counts) -> u64 {
     if counts.private { counts.pool_bytes } else { 0 }
 }

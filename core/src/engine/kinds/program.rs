@@ -1,5 +1,5 @@
 //! Device memory that the program itself makes with `cuMemCreate` and maps where it likes. Its blocks are in the
-//! manifest one by one; an agent counts their bytes with those of [the heap](super::heap).
+//! manifest one by one; an agent counts their bytes with the bytes of [the heap](super::heap).
 
 use super::kind::{Carrier, Kind};
 

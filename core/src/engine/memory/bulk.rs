@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use gpucr_wire::{Block, CHUNK_SIZE};
 
-use super::chunks::{Chunk, Miss, Piece};
+use super::chunks::{Chunk, Miss, ProgramBlock};
 use super::deferred::Deferred;
 use crate::base::cores::Cores;
 use crate::base::timeline::Timeline;
@@ -17,20 +17,20 @@ use crate::engine::error::Error;
 
 /// The memory of all programs, mapped in gpucr.
 pub(crate) struct Bulk {
-    /// In the order of the programs and their blocks. Let go of before the lanes.
-    pub(super) pieces: Vec<Piece>,
-    /// Places among the pieces by program and address; without those that are not mapped there.
+    /// The blocks, in the order of the programs. Let go of before the lanes.
+    pub(super) pieces: Vec<ProgramBlock>,
+    /// Places among the pieces by program and address, without blocks that are not mapped there.
     pub(super) by_address: BTreeMap<(usize, u64), usize>,
-    /// For each lane; none where the driver does not run the kernel.
+    /// A hasher for each lane; none where the driver does not run the kernel.
     pub(super) hashers: Option<Vec<Hasher>>,
     /// How often the programs had been asked what they launch when copying went on (see
     /// `engine/dump/speculate.rs`).
     pub(crate) interval: usize,
-    /// Memory of gpucr's own with copies of what was still to be saved.
+    /// Memory of gpucr's own with copies of what is to be saved.
     pub(super) shadows: Vec<Shadow>,
     /// What is saved while the programs run.
     pub(super) deferred: Arc<Deferred>,
-    /// What was found to have changed while it was saved so.
+    /// What was found to have changed before it was saved while the programs ran.
     pub(crate) missed: Vec<Miss>,
     /// gpucr's context on each device.
     pub(super) lanes: Vec<Lane>,
@@ -39,7 +39,7 @@ pub(crate) struct Bulk {
     pub(super) timeline: Timeline,
 }
 
-/// A piece of device memory that holds shadows.
+/// Device memory in which shadows are.
 pub(super) struct Shadow {
     #[expect(dead_code, reason = "keeps the memory until everything is saved")]
     pub(super) memory: SharedBlock,
@@ -99,14 +99,14 @@ impl Bulk {
         }
     }
 
-    /// Maps the blocks that are new and lets go of those that are gone, so that exactly `blocks` are
+    /// Maps the blocks that are new and lets go of blocks that are gone, so that exactly `blocks` are
     /// mapped, in their order. `false` where the driver has no room for that.
     pub(crate) fn follow(
         &mut self,
         cuda_processes: &[CudaProcess],
         blocks: &[Vec<Block>],
     ) -> Result<bool, Error> {
-        let mut known: HashMap<(usize, u64), Piece> =
+        let mut known: HashMap<(usize, u64), ProgramBlock> =
             self.pieces.drain(..).map(|piece| ((piece.program, piece.id), piece)).collect();
         let mut listed = HashSet::new();
         for (program, blocks) in blocks.iter().enumerate() {
@@ -146,7 +146,7 @@ impl Bulk {
                 let chunks = vec![Chunk::default(); chunks_in(block.size)];
                 let memory = Some(memory);
                 let (id, address) = (block.id, block.address);
-                self.pieces.push(Piece {
+                self.pieces.push(ProgramBlock {
                     program: number,
                     id,
                     address,
@@ -162,7 +162,7 @@ impl Bulk {
         Ok(true)
     }
 
-    /// A program has ended: lets go of its memory. Those behind it move up.
+    /// A program has ended: lets go of its memory. The programs behind it move up.
     pub(crate) fn forget_program(&mut self, program: usize) {
         self.pieces.retain(|piece| piece.program != program);
         for piece in self.pieces.iter_mut().filter(|piece| piece.program > program) {

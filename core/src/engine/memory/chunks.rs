@@ -15,8 +15,8 @@ pub(crate) struct Extent {
     pub(crate) end: u64,
 }
 
-/// One block of one program.
-pub(super) struct Piece {
+/// One block of one program, with its chunks.
+pub(super) struct ProgramBlock {
     pub(super) program: usize,
     pub(super) id: u64,
     /// Where the program sees its start; 0 if it does not.
@@ -25,7 +25,7 @@ pub(super) struct Piece {
     /// `None` when the program has it for itself again.
     pub(super) memory: Option<SharedBlock>,
     pub(super) chunks: Vec<Chunk>,
-    /// Its number in the chunk table of its program, if it is there.
+    /// The block's number in the chunk table of its program, if it is there.
     pub(super) range: Option<usize>,
 }
 
@@ -36,7 +36,7 @@ impl Chunk {
     }
 }
 
-impl Piece {
+impl ProgramBlock {
     /// The address behind its last chunk, as the program sees it.
     pub(super) fn end(&self) -> u64 {
         self.address.saturating_add(self.chunks.len() as u64 * CHUNK_SIZE)
@@ -74,13 +74,13 @@ impl Piece {
 pub(super) struct Chunk {
     /// Its hash in the last hash pass.
     pub(super) hash: Option<ChunkId>,
-    /// And its sum, by its lane's hasher.
+    /// Its sum in the last hash pass, by its lane's hasher.
     pub(super) sum: u64,
-    /// Whether it had the same hash in the pass before.
+    /// Whether it had the same hash in the hash pass before that.
     pub(super) clean: bool,
-    /// Whether it was hashed in the pass before.
+    /// Whether it was hashed in the hash pass before that.
     pub(super) hashed_twice: bool,
-    /// Whether it ever had another hash than in the pass before.
+    /// Whether it ever had another hash than in the hash pass before.
     pub(super) was_dirty: bool,
     /// Whether launches may write it: then others are copied first.
     pub(super) held_back: bool,
@@ -106,19 +106,22 @@ pub(crate) struct Miss {
     pub(crate) interval: usize,
 }
 
-/// How chunks that were expected to change compare with those that did.
+/// How chunks that were expected to change compare with the ones that did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Compared {
     /// Chunks that were expected to change.
     pub expected: u64,
-    /// Those of them that did.
+    /// Chunks that were expected to change, and did.
     pub changed: u64,
-    /// Others that did.
+    /// Chunks that changed unexpectedly.
     pub missed: u64,
 }
 
 /// The chunks that `wanted` admits, with the indices of their pieces.
-pub(super) fn spans(pieces: &[Piece], wanted: impl Fn(&Piece, &Chunk) -> bool) -> Vec<Span> {
+pub(super) fn spans(
+    pieces: &[ProgramBlock],
+    wanted: impl Fn(&ProgramBlock, &Chunk) -> bool,
+) -> Vec<Span> {
     let mut spans = Vec::new();
     for (number, piece) in pieces.iter().enumerate() {
         let wanted = (0..piece.chunks.len()).filter(|&chunk| wanted(piece, &piece.chunks[chunk]));

@@ -1,4 +1,4 @@
-//! Memory that is saved while the programs run, and those who wait for it.
+//! Memory that is saved while the programs run, and the calls that wait for it.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use gpucr_wire::Table;
 use gpucr_wire::chunks::Chunks;
 use gpucr_wire::table::{Range, Wait};
 
-use super::chunks::Piece;
+use super::chunks::ProgramBlock;
 use crate::cuda::{Queue, Span};
 
 /// The memory that is saved while the programs run, as far as their shims need to know.
 #[derive(Default)]
 pub(crate) struct Deferred {
-    /// For each program that has such memory.
+    /// The chunk table of each program, if it has such memory.
     tables: Vec<Option<Table>>,
     running: AtomicBool,
 }
 
 impl Deferred {
-    /// Memory with these tables; nobody runs yet.
+    /// Memory with these tables; no program runs yet.
     pub(super) fn new(tables: Vec<Option<Table>>) -> Self {
         Self { tables, running: AtomicBool::new(false) }
     }
@@ -36,12 +36,12 @@ impl Deferred {
         self.running.store(true, Ordering::SeqCst);
     }
 
-    /// Whether they may.
+    /// Whether programs may run.
     pub(super) fn is_running(&self) -> bool {
         self.running.load(Ordering::SeqCst)
     }
 
-    /// Calls of all programs that have waited, and for how long, added up.
+    /// Calls of all programs that were blocked, and for how long, added up.
     pub(crate) fn blocked(&self) -> (u64, Duration) {
         let headers = self.tables.iter().flatten().map(Table::header);
         let of = |header: &gpucr_wire::table::Header| {
@@ -56,7 +56,7 @@ impl Deferred {
         self.tables.iter().flatten().flat_map(|table| table.header().waits()).collect()
     }
 
-    /// Nobody waits any more.
+    /// No call waits any more.
     pub(crate) fn end(&self) {
         self.tables.iter().flatten().for_each(Table::end);
     }
@@ -66,17 +66,17 @@ impl Deferred {
         self.tables.iter().flatten().map(Table::left).sum()
     }
 
-    /// Whether a call of a program waits for one of them.
+    /// Whether a call of a program waits for a chunk that is not saved.
     pub(crate) fn is_wanted(&self) -> bool {
         self.tables.iter().flatten().any(Table::is_wanted)
     }
 
-    pub(super) fn chunks(&self, piece: &Piece) -> Option<Chunks<'_>> {
+    pub(super) fn chunks(&self, piece: &ProgramBlock) -> Option<Chunks<'_>> {
         Some(self.tables.get(piece.program)?.as_ref()?.chunks(piece.range?))
     }
 }
 
-/// What is put off.
+/// The chunks that are saved after the programs go on.
 pub(crate) struct PutOff {
     pub(crate) shared: Arc<Deferred>,
     /// The file of each program's chunk table, if it has one.
@@ -84,10 +84,10 @@ pub(crate) struct PutOff {
     pub(crate) chunks: u64,
 }
 
-/// The chunks of a lane that are saved while the programs run, those that launches wait for first.
+/// The chunks of a lane that are saved while the programs run; first the ones that launches wait for.
 pub(super) struct WantedFirst<'a> {
     deferred: &'a Deferred,
-    pieces: &'a [Piece],
+    pieces: &'a [ProgramBlock],
     /// The pieces of the lane that have such chunks.
     here: Vec<usize>,
     work: &'a [Span],
@@ -95,10 +95,10 @@ pub(super) struct WantedFirst<'a> {
 }
 
 impl<'a> WantedFirst<'a> {
-    /// Those of `work`, which is of this lane.
+    /// The deferred chunks of `work`, which is of this lane.
     pub(super) fn new(
         deferred: &'a Deferred,
-        pieces: &'a [Piece],
+        pieces: &'a [ProgramBlock],
         lane: usize,
         work: &'a [Span],
     ) -> Self {
@@ -120,7 +120,7 @@ impl Queue for WantedFirst<'_> {
         }
         loop {
             let span = *self.work.get(self.next.fetch_add(1, Ordering::Relaxed))?;
-            // Another one may have had it because it was wanted.
+            // The chunk may have been given out earlier because it was wanted.
             if self.deferred.chunks(&self.pieces[span.block])?.claim(span.chunk) {
                 return Some(span);
             }

@@ -11,15 +11,15 @@ use crate::store::ChunkSink;
 /// What a check of all device memory has found.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
 pub struct Validation {
-    /// Chunks of device memory, all of which were hashed while the program stood still.
+    /// Chunks of device memory, all of which were hashed while the program was stopped.
     pub chunks: u64,
     /// Chunks that had been copied before, in the belief that they would not change any more.
     pub predicted_clean: u64,
-    /// Those of them that had changed all the same.
+    /// The chunks among these that had changed all the same.
     pub misspeculated: u64,
-    /// Which allocations those belong to, and what may have written them; at most 100.
+    /// Which allocations the changed chunks belong to, and what may have written them; at most 100.
     pub misspeculations: Vec<Misspeculation>,
-    /// Chunks copied while the program stood still, misspeculated ones among them.
+    /// Chunks copied while the program was stopped, misspeculated ones among them.
     pub recopied: u64,
     /// Milliseconds that hashing and comparing took.
     pub ms: f64,
@@ -71,7 +71,7 @@ impl Bulk {
         Ok(())
     }
 
-    /// Looks at everything while the program stands still and tells what has changed since it was
+    /// Hashes everything while the program is stopped and tells what has changed since it was
     /// copied.
     pub(crate) fn validate(
         &mut self,

@@ -1,5 +1,5 @@
-//! The bulk memory of the programs, as gpucr sees it: hashing it, and copying it into a [sink](crate::store::ChunkSink).
-//! Dumps and traces use it.
+//! The bulk memory of the programs, as gpucr sees it: hashing it, and copying it into a
+//! [sink](crate::store::ChunkSink). Dumps and traces use it.
 //!
 //! | file | contents |
 //! |---|---|

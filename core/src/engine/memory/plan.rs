@@ -19,9 +19,9 @@ enum Stage {
 pub(super) struct Stages {
     /// Before the programs go on.
     pub(super) now: Vec<Span>,
-    /// While they run, before anybody may write it.
+    /// While they run, before a launch may write it.
     pub(super) deferred: Vec<Span>,
-    /// While they run; nobody can write it.
+    /// While they run; no program can write it.
     pub(super) shadowed: Vec<Span>,
 }
 
@@ -41,7 +41,7 @@ impl Bulk {
         any
     }
 
-    /// From now on all chunks are as good as each other.
+    /// From now on no chunk waits for others to be copied first.
     pub(crate) fn hold_nothing_back(&mut self) {
         let chunks = self.pieces.iter_mut().flat_map(|piece| &mut piece.chunks);
         chunks.for_each(|chunk| chunk.held_back = false);
@@ -56,7 +56,7 @@ impl Bulk {
             .sum()
     }
 
-    /// Chunks that the sink has need not be copied, whoever gave them to it.
+    /// Chunks that the sink has need not be copied, from wherever it has them.
     pub(super) fn mark_known(&mut self, sink: &dyn ChunkSink) {
         for chunk in self.pieces.iter_mut().flat_map(|piece| &mut piece.chunks) {
             if chunk.copied != chunk.hash && chunk.hash.is_some_and(|id| sink.contains(&id)) {
@@ -108,7 +108,7 @@ impl Bulk {
         spans(&self.pieces, |piece, chunk| piece.lane == lane && chunk.copied != chunk.hash)
     }
 
-    /// The hash that the chunk had when it was last looked at.
+    /// The hash that the chunk had in the last hash pass.
     pub(super) fn hash_of(&self, span: &Span) -> Option<ChunkId> {
         self.pieces[span.block].chunks[span.chunk].hash
     }
@@ -119,7 +119,7 @@ impl Bulk {
     }
 
     /// The hash of each chunk of each block: what the image will say, once all of it is saved. None
-    /// where not everything has been looked at.
+    /// where not everything has been hashed.
     pub(crate) fn hashes(&self) -> Option<Vec<Vec<ChunkId>>> {
         self.pieces.iter().map(|p| p.chunks.iter().map(|chunk| chunk.hash).collect()).collect()
     }

@@ -1,4 +1,4 @@
-//! What others ask of the chunks by their addresses in a program.
+//! What is asked of the chunks by their addresses in a program.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
@@ -6,22 +6,22 @@ use std::sync::LazyLock;
 use gpucr_wire::CHUNK_SIZE;
 
 use super::bulk::Bulk;
-use super::chunks::{Chunk, Compared, Extent, Piece};
+use super::chunks::{Chunk, Compared, Extent, ProgramBlock};
 use crate::store::ChunkId;
 
 impl Bulk {
-    /// The blocks of a program that have stayed unchanged since the first hash pass. Without those that have a chunk of
-    /// zeros: that is room for something.
-    pub(crate) fn still(&self, program: usize) -> Vec<Extent> {
+    /// The blocks of a program that have stayed unchanged since the first hash pass, without blocks that have a chunk
+    /// of zeros: that is room for something.
+    pub(crate) fn unchanged(&self, program: usize) -> Vec<Extent> {
         static ZEROS: LazyLock<ChunkId> =
             LazyLock::new(|| ChunkId::of(&vec![0; CHUNK_SIZE as usize]));
-        let still =
+        let unchanged =
             |chunk: &Chunk| chunk.hashed_twice && !chunk.was_dirty && chunk.hash != Some(*ZEROS);
-        let is_still = |piece: &&Piece| {
-            piece.program == program && piece.address != 0 && piece.chunks.iter().all(still)
+        let is_unchanged = |piece: &&ProgramBlock| {
+            piece.program == program && piece.address != 0 && piece.chunks.iter().all(unchanged)
         };
-        let extent = |p: &Piece| Extent { id: p.id, low: p.address, end: p.end() };
-        self.pieces.iter().filter(is_still).map(extent).collect()
+        let extent = |p: &ProgramBlock| Extent { id: p.id, low: p.address, end: p.end() };
+        self.pieces.iter().filter(is_unchanged).map(extent).collect()
     }
 
     /// Whether memory of a program has changed between the last two hash passes; `None` where that is not
@@ -43,7 +43,7 @@ impl Bulk {
         (covered == size).then_some(changed)
     }
 
-    /// Compares the chunks of a program that have changed between the last two hash passes with those that
+    /// Compares the chunks of a program that have changed between the last two hash passes with the ones that
     /// have bytes in some ranges of its addresses.
     pub(crate) fn compare(
         &self,
@@ -73,7 +73,7 @@ impl Bulk {
         compared
     }
 
-    /// The pieces that have bytes between two addresses of a program.
+    /// The places of the blocks that have bytes between two addresses of a program.
     pub(super) fn overlapping(
         &self,
         program: usize,

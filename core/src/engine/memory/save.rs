@@ -9,7 +9,7 @@ use gpucr_wire::table::Range;
 use gpucr_wire::{Block, Table};
 
 use super::bulk::Bulk;
-use super::chunks::Piece;
+use super::chunks::ProgramBlock;
 use super::deferred::{Deferred, PutOff};
 use super::transfer::{Received, To, Transfer, Way};
 use crate::base::progress::Progress;
@@ -106,9 +106,9 @@ impl Bulk {
     /// memory is let go of in any case. What was hashed is taken at its hash: a copy with another
     /// one is an error.
     ///
-    /// First what neither has a shadow nor is [deferred](Self::defer), while the memory stands still.
+    /// First what neither has a shadow nor is [deferred](Self::defer), while nothing writes the memory.
     /// Then `released` is called: the programs may go on with their memory. What is deferred comes
-    /// next; then nobody waits any more, and `settled` is called with whether it was saved.
+    /// next; then no call waits any more, and `settled` is called with whether it was saved.
     /// What has a shadow comes last.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ impl Bulk {
         released: impl FnOnce(),
         settled: impl FnOnce(bool),
     ) -> Result<Vec<Vec<ChunkId>>, Error> {
-        /// Whatever happens, nobody is left waiting.
+        /// Whatever happens, no call is left waiting.
         struct End(Arc<Deferred>);
         impl Drop for End {
             fn drop(&mut self) {
@@ -133,7 +133,7 @@ impl Bulk {
         let end = End(deferred.clone());
         let to = To { sink, stop, progress };
         let stages = self.plan_rest();
-        self.transfer("what is left", Way::Still, &stages.now, to)?;
+        self.transfer("what is left", Way::Quiesced, &stages.now, to)?;
         self.let_go(|piece| piece.range.is_none());
         released();
         self.run_concurrently(true);
@@ -143,11 +143,11 @@ impl Bulk {
         self.let_go(|_| true);
         settled(saved.is_ok());
         saved?;
-        self.transfer("shadows", Way::Still, &stages.shadowed, to)?;
+        self.transfer("shadows", Way::Quiesced, &stages.shadowed, to)?;
         self.hashes().ok_or(Error::CopyIncomplete)
     }
 
-    fn let_go(&mut self, of: impl Fn(&Piece) -> bool) {
+    fn let_go(&mut self, of: impl Fn(&ProgramBlock) -> bool) {
         for piece in self.pieces.iter_mut().filter(|piece| of(piece)) {
             piece.memory = None;
         }

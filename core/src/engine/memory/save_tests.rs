@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use gpucr_wire::CHUNK_SIZE;
 
 use super::bulk::Bulk;
-use super::chunks::{Chunk, Piece, spans};
+use super::chunks::{Chunk, ProgramBlock, spans};
 use crate::base::progress::Quiet;
 use crate::base::stop::Stop;
 use crate::base::timeline::Timeline;
@@ -27,7 +27,7 @@ pub(super) fn bulk(byte: u8) -> Bulk {
     let mut bulk = bulk.expect("there is room");
     assert!(bulk.prepare_hashing());
     let memory = SharedBlock::allocate(bulk.lanes[0].context(), len).unwrap();
-    bulk.pieces.push(Piece {
+    bulk.pieces.push(ProgramBlock {
         program: 0,
         id: 1,
         address: 10 * CHUNK_SIZE,
@@ -38,7 +38,7 @@ pub(super) fn bulk(byte: u8) -> Bulk {
     });
     bulk.by_address.insert((0, 10 * CHUNK_SIZE), 0);
     for chunk in 0..CHUNKS {
-        // Unlike the others, of which one is saved.
+        // This chunk is unlike the others, of which one is saved.
         fill(&mut bulk, chunk, byte + chunk as u8);
     }
     bulk
@@ -59,7 +59,7 @@ pub(super) fn stop() -> Stop {
     Stop::new(Arc::new(AtomicBool::new(false)))
 }
 
-/// Saves it into an image.
+/// Saves the memory into an image.
 fn saved(bulk: &mut Bulk) -> Result<Vec<Vec<ChunkId>>, Error> {
     let dir = tempfile::tempdir().unwrap();
     let image = ImageWriter::create(&dir.path().join("image"), Compression::None).unwrap();
@@ -75,7 +75,7 @@ fn what_was_seen_is_what_is_saved() {
     assert_eq!(saved(&mut bulk).unwrap(), [expected]);
 }
 
-/// Nothing may write memory that stands still. If something does the image is none.
+/// Nothing may write memory of stopped programs. If something does there is no image.
 #[test]
 fn a_copy_that_is_not_what_was_seen_fails_the_dump() {
     for deferred in [false, true] {

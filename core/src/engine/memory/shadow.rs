@@ -2,7 +2,7 @@
 //!
 //! A device copies its own memory some forty times faster than PCIe carries it away. So what has
 //! changed since it was copied is first copied aside, which takes milliseconds; the program goes on
-//! with its memory, and gpucr saves the shadows beside it.
+//! with its memory, and gpucr saves the shadows while it runs.
 
 use std::collections::HashSet;
 
@@ -12,12 +12,12 @@ use crate::cuda::{Lane, SharedBlock, Span, Stream};
 use crate::engine::error::Error;
 
 impl Bulk {
-    /// Copies aside, within each device, what is still to be saved, as far as there is room: `limit`
-    /// bytes on each device, or half of what is free there. The memory stands still. Gives the bytes
+    /// Copies aside, within each device, what is left to be saved, as far as there is room: `limit`
+    /// bytes on each device, or half of what is free there. Nothing writes the memory. Gives the bytes
     /// that found room.
     ///
     /// # Errors
-    /// Of the driver. A device without room is none: what it holds is saved before the program goes
+    /// The driver fails. A device without room is no error: what it has is saved before the program goes
     /// on.
     pub(crate) fn shadow(&mut self, limit: Option<u64>) -> Result<u64, Error> {
         let mut all = 0;

@@ -1,4 +1,4 @@
-//! A sink that fails ends a transfer with its error: nobody waits for ever, and nothing counts as saved.
+//! A sink that fails ends a transfer with its error: no call waits for ever, and nothing counts as saved.
 
 use std::sync::atomic::AtomicBool;
 
@@ -27,7 +27,7 @@ fn assert_failed<T: std::fmt::Debug>(result: Result<T, Error>, step: Step) {
     }
 }
 
-/// What a save has told those who wait for it.
+/// What a save has told the threads that wait for it.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Told {
     released: bool,
@@ -42,7 +42,7 @@ fn save(bulk: &mut Bulk, sink: &TestSink) -> (Result<Vec<Vec<ChunkId>>, Error>, 
     (saved, told)
 }
 
-/// What the sink has is what the memory held: some of it, and not the one that failed.
+/// Checks that the sink has chunks of the memory, and not the one that failed.
 fn assert_taken(sink: &TestSink, hashes: &[ChunkId]) {
     let taken = sink.taken();
     assert!(taken.len() < hashes.len() && taken.iter().all(|id| hashes.contains(id)));
@@ -82,7 +82,7 @@ fn a_put_that_fails_while_the_memory_stands_still_keeps_the_programs_from_going_
 }
 
 #[test]
-fn a_put_that_fails_beside_the_programs_leaves_none_of_their_calls_waiting() {
+fn a_put_that_fails_while_the_programs_run_leaves_none_of_their_calls_waiting() {
     for number in 0..CHUNKS {
         let (mut bulk, hashes) = hashed(1);
         let PutOff { shared, mut files, chunks } = bulk.defer(1).unwrap();
@@ -94,7 +94,7 @@ fn a_put_that_fails_beside_the_programs_leaves_none_of_their_calls_waiting() {
         let (saved, told) = std::thread::scope(|scope| {
             for chunk in 0..CHUNKS {
                 let table = &table;
-                // As a call of the program does. The scope ends when each of them goes on.
+                // The thread waits as a call of the program does. The scope ends when each of them goes on.
                 scope.spawn(move || {
                     table.chunks(0).want(chunk);
                     table.chunks(0).wait(chunk);
@@ -135,7 +135,7 @@ fn what_was_copied_ahead_counts_for_nothing_if_a_put_fails() {
         let copied = bulk.copy_some(&not_yet, &sink, &stop(), &Quiet);
         assert_failed(copied, step);
         assert_taken(&sink, &hashes);
-        assert_eq!(bulk.left(), left, "all of it is to be saved still");
+        assert_eq!(bulk.left(), left, "all of it is still to be saved");
         // Only what another sink says that it has need not be copied.
         let other = TestSink::default();
         assert_eq!(bulk.copy_some(&not_yet, &other, &stop(), &Quiet).unwrap(), CHUNKS);

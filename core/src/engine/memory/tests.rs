@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gpucr_wire::CHUNK_SIZE;
 
 use super::bulk::Bulk;
-use super::chunks::{Chunk, Piece};
+use super::chunks::{Chunk, ProgramBlock};
 use crate::base::timeline::Timeline;
 use crate::store::ChunkId;
 
@@ -14,7 +14,7 @@ const C: u64 = CHUNK_SIZE;
 
 /// Two blocks of a program, of three chunks and of one, the second behind a gap.
 fn bulk() -> Bulk {
-    let piece = |id, address, chunks| Piece {
+    let piece = |id, address, chunks| ProgramBlock {
         program: 0,
         id,
         address,
@@ -49,7 +49,7 @@ fn a_range_has_changed_if_one_of_its_chunks_has() {
     assert_eq!(bulk.has_changed(0, 12 * C, 2 * C), None, "not all of it is there");
     assert_eq!(bulk.has_changed(1, 10 * C, C), None, "another program's");
     bulk.pieces[1].chunks[0].hashed_twice = false;
-    assert_eq!(bulk.has_changed(0, 14 * C, 1), None, "looked at once only");
+    assert_eq!(bulk.has_changed(0, 14 * C, 1), None, "hashed once only");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::chunks::{Chunk, Piece};
+use super::chunks::{Chunk, ProgramBlock};
 use super::deferred::{Deferred, WantedFirst};
 use crate::base::faults::{fault, skipped};
 use crate::base::progress::Progress;
@@ -19,7 +19,7 @@ use crate::cuda::{Hashed, Key, Lane, Span, TransferError};
 use crate::engine::error::Error;
 use crate::store::{ChunkId, ChunkSink, StoreError};
 
-/// Where chunks go, what ends that early, and who is told of it.
+/// Where chunks go, what ends the transfer early, and what is told of it.
 #[derive(Clone, Copy)]
 pub(super) struct To<'a> {
     pub(super) sink: &'a dyn ChunkSink,
@@ -29,12 +29,12 @@ pub(super) struct To<'a> {
 
 /// How chunks are copied out.
 pub(super) enum Way<'a> {
-    /// One after the other, from memory that nobody writes.
-    Still,
-    /// The same from memory that programs may be writing, which was hashed with these keys, one for each lane. When it
-    /// is `enough`, nothing more is begun after the first copy.
+    /// One after the other, from memory that no program writes.
+    Quiesced,
+    /// One after the other, from memory that programs may be writing, which was hashed with these keys, one for each
+    /// lane. When it is `enough`, nothing more is begun after the first copy.
     Ahead { keys: Vec<Arc<Key>>, enough: &'a AtomicBool },
-    /// Those first that calls of the programs wait for.
+    /// First the chunks that calls of the programs wait for.
     WantedFirst(&'a Deferred),
 }
 
@@ -44,17 +44,17 @@ pub(super) struct Transfer<'a> {
     pub(super) name: &'static str,
     pub(super) way: Way<'a>,
     pub(super) to: To<'a>,
-    pub(super) pieces: &'a [Piece],
+    pub(super) pieces: &'a [ProgramBlock],
     pub(super) timeline: &'a Timeline,
 }
 
-/// What has come of them.
+/// What has come of the chunks of a transfer.
 #[derive(Default)]
 pub(super) struct Received {
-    /// Those that the sink has taken, with the hash of what was copied.
+    /// The chunks that the sink has taken, with the hash of what was copied.
     pub(super) stored: Vec<(Span, ChunkId)>,
-    /// Those that were copied with other bytes than they had when the memory had come to a halt. The first one ends the
-    /// transfer.
+    /// Chunks that were copied with other bytes than they had when the memory had come to a halt. The first one ends
+    /// the transfer.
     pub(super) wrong: Vec<Span>,
 }
 
@@ -95,7 +95,7 @@ impl Transfer<'_> {
         };
         let stop = self.to.stop;
         let ended = match &self.way {
-            Way::Still => lane.copy_out(work, stop, &receive),
+            Way::Quiesced => lane.copy_out(work, stop, &receive),
             Way::Ahead { keys, enough } => {
                 let hashed = |span: &Span| {
                     let chunk = self.chunk(span);
@@ -130,7 +130,7 @@ impl Transfer<'_> {
             received.lock().stored.push((span, id));
         } else {
             received.lock().wrong.push(span);
-            // The image is lost: nobody needs wait for it any more.
+            // The image is lost: no call needs to wait for it any more.
             stop.fail();
         }
         let len = plain.len() as u64;
@@ -143,8 +143,8 @@ impl Transfer<'_> {
     fn is_expected(&self, span: &Span, id: ChunkId) -> bool {
         let is_same = self.chunk(span).hash.is_none_or(|hash| hash == id);
         match self.way {
-            Way::Still => is_same,
-            // It has not come to a halt: what is copied is named by what it is.
+            Way::Quiesced => is_same,
+            // The memory has not come to a halt: what is copied is named by what it is.
             Way::Ahead { .. } => true,
             Way::WantedFirst(_) => {
                 let _ = fault("deferred");

@@ -32,7 +32,7 @@ const SPARE: u64 = 128 << 20;
 /// The memory of each process, in the order of [`cuda_processes`]: descriptors by block id.
 pub(super) type Loaded = Vec<Vec<(u64, OwnedFd)>>;
 
-/// The processes of the image that used CUDA, with their blocks: those of [`Manifest::blocks`].
+/// The processes of the image that used CUDA, with their blocks of [`Manifest::blocks`].
 pub(super) fn cuda_processes(processes: &[Process]) -> Vec<(&Process, &[Block])> {
     processes.iter().filter_map(|p| Some((p, p.cuda.as_ref()?.blocks.as_slice()))).collect()
 }
@@ -64,7 +64,7 @@ impl Room {
     }
 }
 
-/// Makes that. `None` where the device has no room for it beside gpucr's context, or grants none.
+/// Makes new device memory. `None` where the device has no room for it besides gpucr's context, or grants none.
 pub(super) fn make_room(
     driver: &Arc<Driver>,
     blocks: &[&Block],
@@ -149,7 +149,7 @@ pub(super) fn by_process(manifest: &Manifest, fds: Vec<OwnedFd>) -> Loaded {
 
 /// The chunks of the blocks of an image.
 ///
-/// They are checked on the device, where that takes next to no time: the host has enough to do with
+/// Chunks are checked on the device, where that takes next to no time: the host has enough to do with
 /// reading. What does not pass is read again in a way that checks it, which finds another copy or says
 /// what is damaged. All of this ends early when the stop is set.
 pub(super) struct Chunks<'a> {
@@ -195,7 +195,7 @@ impl Chunks<'_> {
         Ok(lane.copy_in(work, stop, &give)?)
     }
 
-    /// Checks them.
+    /// Checks chunks on the device.
     pub(super) fn check(
         &self,
         lane: &mut Lane,
@@ -226,7 +226,7 @@ impl Chunks<'_> {
         }
     }
 
-    /// Those of the spans that do not hold what they should.
+    /// The spans that do not have the bytes that they should.
     fn wrong(&self, hasher: &mut Hasher, work: Vec<Span>) -> Result<Vec<Span>, Error> {
         let places: Vec<_> = work.iter().map(|span| (span.address, span.len)).collect();
         let hashes = hasher.hash(&places)?;

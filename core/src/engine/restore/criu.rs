@@ -36,7 +36,7 @@ pub(super) struct Making {
 
 impl Maker {
     /// Starts CRIU. It holds a copy of `at_work` while it lives. Standard streams of a program that `is_detached` are
-    /// not those of this process.
+    /// not the streams of this process.
     ///
     /// # Errors
     /// CRIU cannot be started, or a socket of an agent is in use.
@@ -64,7 +64,7 @@ impl Maker {
     ) -> Result<Making, Error> {
         let Self { criu, at_work, mut worker, is_detached } = self;
         let pids: Vec<u32> = manifest.processes.iter().map(|process| process.pid).collect();
-        // As soon as they are there, so that they are known whatever becomes of CRIU, and of them.
+        // The processes are noted as soon as they are there, so that they are known whatever becomes of CRIU.
         let found = RefCell::new(Vec::new());
         let mut they_are_there =
             || found.borrow_mut().extend(pids.iter().map(|pid| ProcessInfo::read(*pid)));
@@ -72,15 +72,15 @@ impl Maker {
         let root = loop {
             let options = options(manifest, is_child, files);
             match worker.restore(options, &mut they_are_there, before_they_run) {
-                // Taken since the look, or by what only CRIU meets, such as the group of a process that has
-                // ended: it may pass. Nothing is there yet.
+                // The pid was taken since the check, or by what only CRIU meets, such as the group of a process
+                // that has ended: that may pass. No process is there yet.
                 Err(RestoreError::Criu(error))
                     if error.has(Hint::PidInUse)
                         && found.borrow().is_empty()
                         && Instant::now() < deadline =>
                 {
                     tracing::warn!(%error, "a pid is in use; trying again");
-                    // What CRIU had made it has killed; it is in the way until somebody has waited for it.
+                    // What CRIU had made it has killed; it is in the way until its parent has waited for it.
                     if is_child {
                         wait_for(&pids);
                     }

@@ -56,16 +56,16 @@ fn named(text: &str) -> Result<Named, String> {
 pub struct Moved {
     /// The kind of both.
     pub name: String,
-    /// What it was.
+    /// The device that the image names.
     pub old: Identity,
-    /// What it is.
+    /// The device that has taken its place.
     pub new: Identity,
 }
 
 /// What tells a device from all others.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Identity {
-    /// As NVIDIA's tools write it: `GPU-…`.
+    /// The UUID as NVIDIA's tools write it: `GPU-…`.
     pub uuid: String,
     /// Where it is on the PCI bus; `None` if it is not on this host, or the driver does not say.
     pub bus_id: Option<String>,
@@ -90,7 +90,7 @@ impl std::fmt::Display for Identity {
     }
 }
 
-/// For each device of the image that of this host; and what the driver is to be told.
+/// For each device of the image the one of this host, and what the driver is to be told.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Placement {
     places: Vec<(Uuid, Uuid)>,
@@ -169,7 +169,7 @@ pub(super) fn place(
 }
 
 /// The driver wants to hear of every device that the program could see. Where all old ones are of this
-/// host those are all of this host: who had to give way goes where there is room.
+/// host these are all devices of this host: a device that had to give way goes where there is room.
 fn complete(
     places: &[(Uuid, Uuid)],
     present: &[Device],

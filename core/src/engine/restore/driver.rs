@@ -13,7 +13,7 @@ use crate::image::{self, DriverKind};
 /// of a second.
 ///
 /// # Errors
-/// There is none.
+/// No such library is on this host.
 pub(super) fn find(wanted: &image::Driver) -> Result<Arc<HostDriver>, Error> {
     let found = Drivers::default().with_hash(&wanted.file_hash)?;
     found.ok_or_else(|| other(wanted, "no driver of that build".into()))
@@ -22,17 +22,17 @@ pub(super) fn find(wanted: &image::Driver) -> Result<Arc<HostDriver>, Error> {
 /// Checks that the restored program, which maps the file at the place that the image names, will have the same.
 ///
 /// # Errors
-/// There is another file, or none.
+/// Another file is at that place, or none.
 pub(super) fn check_place(wanted: &image::Driver, library: &HostDriver) -> Result<(), Error> {
     let file = Foreign::open(&wanted.path)
         .map_err(|error| other(wanted, format!("no such file there ({error})")))?;
     if library.is(file)? { Ok(()) } else { Err(other(wanted, "another file there".into())) }
 }
 
-/// Opens the driver, which was [found](find). That takes some tenths of a second where nobody uses a device.
+/// Opens the driver, which was [found](find). That takes some tenths of a second where no process uses a device.
 ///
 /// # Errors
-/// It does not start, or is of another version than its file has let expect.
+/// The driver does not start, or is of another version than its file has let expect.
 pub(super) fn open(
     wanted: &image::Driver,
     library: &Arc<HostDriver>,
@@ -45,7 +45,7 @@ pub(super) fn open(
     Ok(driver)
 }
 
-/// Both at once.
+/// Finds the driver and opens it.
 pub(crate) fn open_same(wanted: &image::Driver) -> Result<Arc<Driver>, Error> {
     open(wanted, &find(wanted)?)
 }

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use crate::engine::error::Error;
 
-/// How often is looked whether it has ended.
+/// How often it is checked whether the command has ended.
 const POLL: Duration = Duration::from_millis(2);
 
 /// Runs `command` in a shell and waits for it. What it prints goes to stderr. It gets the pid of the
 /// program's root in `GPUCR_PID`, and the image in `GPUCR_IMAGE`.
 ///
 /// # Errors
-/// It cannot be started or fails; or `stop` is set, which ends it and whatever it has started in its
+/// The command cannot be started or fails; or `stop` is set, which ends it and whatever it has started in its
 /// process group.
 pub(super) fn run(command: &OsStr, image: &Path, pid: u32, stop: &AtomicBool) -> Result<(), Error> {
     let failed = |how: String| Error::Hook { command: command.to_string_lossy().into_owned(), how };

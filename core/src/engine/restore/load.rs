@@ -1,4 +1,4 @@
-//! The thread on which memory is prepared, beside what CRIU does.
+//! The thread on which memory is prepared while CRIU works.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;

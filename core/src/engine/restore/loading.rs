@@ -54,7 +54,7 @@ impl<'a, 'scope> Loading<'a, 'scope> {
     /// Waits for the driver.
     ///
     /// # Errors
-    /// It cannot be opened, or a device is not on this host.
+    /// The driver cannot be opened, or a device is not on this host.
     pub(super) fn opened(&self) -> Result<&Opened, Error> {
         if let Some(opening) = self.opening.take() {
             let opened = bulk::joined(opening)?;
@@ -68,10 +68,10 @@ impl<'a, 'scope> Loading<'a, 'scope> {
         if self.moves { Ok(self.opened()?.placement.clone()) } else { Ok(Placement::default()) }
     }
 
-    /// Loads blocks, given by their places among those of the manifest, into new device memory, and gives a
+    /// Loads blocks, given by their places among the manifest's, into new device memory, and gives a
     /// descriptor of each. `None` where there is no room for that: then the programs load it from inside.
     pub(super) fn load(&self, wanted: &[usize]) -> Result<Option<Vec<OwnedFd>>, Error> {
-        // A holder has no other devices open than those of the image.
+        // A holder has no other devices open than the image's.
         if !self.moves
             && !wanted.is_empty()
             && let Some(fds) = self.image.load(wanted, self.stop, self.progress)
@@ -89,7 +89,7 @@ impl<'a, 'scope> Loading<'a, 'scope> {
         }))
     }
 
-    /// Once: a second load of some of the blocks finds its part taken.
+    /// Called once: a second load of some of the blocks finds its part taken.
     pub(super) fn keep(&self, reserve: Reserve) {
         let mut kept = self.reserve.borrow_mut();
         if kept.is_empty() {
@@ -107,7 +107,7 @@ impl<'a, 'scope> Loading<'a, 'scope> {
     /// The driver and the devices; whether the holder of a warm image has loaded; and what is kept for the contexts.
     ///
     /// # Errors
-    /// As of [`opened`](Self::opened).
+    /// The errors of [`opened`](Self::opened).
     pub(super) fn done(mut self) -> Result<(Opened, bool, Reserve), Error> {
         self.opened()?;
         let opened = self.opened.take().ok_or(Error::CopyIncomplete)?;

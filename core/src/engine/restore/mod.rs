@@ -1,7 +1,7 @@
 //! `gpucr restore`: from an image to a running program.
 //!
-//! `phases.rs` is the list of phases, `arrival/` has the ways for device memory to arrive, and `supervisor.rs` is who
-//! tries again. The image is only read. Whatever can fail early
+//! `phases.rs` is the list of phases, `arrival/` has the ways for device memory to arrive, and `supervisor.rs` decides
+//! whether to try again. The image is only read. Whatever can fail early
 //! does so before CRIU lets the processes run: from then on their host side runs, and waits only
 //! where it calls the driver, until the gates open. A failure ends whatever had been restored.
 

@@ -54,7 +54,7 @@ pub(super) fn attempt(
         Made { .. } => Left::Untouched,
     };
     if result.is_err() {
-        // CRIU has killed those that it has not let run, unless it has died itself.
+        // CRIU has killed the processes that it has not let run, unless it has died itself.
         let cuda_processes = made.cuda_processes.iter().map(|program| &program.process);
         let killed = kill(made.processes.iter().chain(cuda_processes));
         if !made.children.is_empty() {
@@ -131,7 +131,7 @@ impl<'i> Checked<'i> {
         options.trust.check_image(&options.image, &image.id())?;
         memory::check(image, options.share.is_some())?;
         let (criu, library) = preflight::check(image, &options.stop)?;
-        // What somebody has named is looked at before anything is made; else that is done beside CRIU's work.
+        // Devices that the user has named are checked before anything is made; else while CRIU works.
         let is_moved = !options.device_map.is_empty();
         let open = || preflight::open(image, &library, &options.device_map);
         let opened = is_moved.then(open).transpose()?;
@@ -141,7 +141,7 @@ impl<'i> Checked<'i> {
         Ok(Self { image, library, opened, arrival: choose(options), maker })
     }
 
-    /// The phases `load`, which goes on beside the next, and `extract`.
+    /// The phases `load`, which goes on during the next, and `extract`.
     fn load_and_extract(self, task: &mut Task<'_, '_>) -> Result<Begun<'i>, Error> {
         let Self { image, library, opened, arrival, maker } = self;
         task.clock.enter(Phase::Load, Some(image.manifest().bulk_bytes))?;
@@ -333,7 +333,7 @@ impl Running<'_> {
     }
 }
 
-/// Takes the CUDA processes from those that were restored, each with its memory.
+/// Takes the CUDA processes from all that were restored, each with its memory.
 fn hold(
     manifest: &Manifest,
     library: &Arc<HostDriver>,

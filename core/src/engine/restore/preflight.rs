@@ -1,4 +1,4 @@
-//! What a restore looks at before it changes anything.
+//! What a restore checks before it changes anything.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ pub(super) fn check(
     Ok((criu, driver))
 }
 
-/// Opens the driver and finds the devices. That takes some tenths of a second where nobody uses the device.
+/// Opens the driver and finds the devices. That takes some tenths of a second where no process uses the device.
 ///
 /// # Errors
 /// The driver does not start; the host lacks a device, or it is of another kind.

@@ -8,14 +8,14 @@ use crate::engine::error::Error;
 use crate::host::process::tree::raw_pid;
 use crate::host::process::{AgentError, LAST_MOMENTS, ProcessInfo, Tree};
 
-/// How long a process that has ended may take until somebody has waited for it.
+/// How long a process that has ended may take until its parent has waited for it.
 pub(super) const REAPING: Duration = Duration::from_secs(3);
 
-/// Ends those of these processes that have not ended, and their descendants. Gives the pids of all that it has
+/// Ends the processes of these that have not ended, and their descendants. Gives the pids of all that it has
 /// ended, parents before their children.
 pub(super) fn kill<'a>(processes: impl Iterator<Item = &'a ProcessInfo>) -> Vec<u32> {
     let mut killed = Vec::new();
-    // Of each the descendants: where a process has ended, those that it leaves are in the tree of no other.
+    // The descendants of each are read: where a process has ended, the ones that it leaves are in the tree of no other.
     for process in processes {
         let tree = Tree::read(process.pid);
         // If it has ended its pid may be that of a stranger.
@@ -34,7 +34,7 @@ pub(super) fn kill<'a>(processes: impl Iterator<Item = &'a ProcessInfo>) -> Vec<
 /// Waits for the end of processes that were killed, as far as they are children of this one. The root
 /// comes first: what it leaves behind becomes a child if this is the first process of a pid namespace.
 pub(super) fn wait_for(pids: &[u32]) {
-    // Whoever has died before it could kill them is not waited for without end.
+    // The wait has an end: the process that was to kill them may have died before it could.
     let deadline = Instant::now() + REAPING;
     for pid in pids.iter().filter_map(|pid| raw_pid(*pid)) {
         while matches!(waitpid(Some(pid), WaitOptions::NOHANG), Ok(None))
@@ -77,7 +77,7 @@ pub(super) fn ended_well(pid: u32) -> bool {
     was_killed(pid) || status(pid).is_some_and(|status| status.exit_status() == Some(0))
 }
 
-/// Whether a child has ended because somebody else has killed it. It is not waited for.
+/// Whether a child has ended because another process has killed it. It is not waited for.
 pub(super) fn was_killed(pid: Pid) -> bool {
     /// After an error of the device it would be another signal, or none.
     const KILLED: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGKILL, libc::SIGTERM];

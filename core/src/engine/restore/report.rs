@@ -16,7 +16,7 @@ pub struct Report {
     pub id: String,
     /// Root of the process tree; a child of this process unless it was detached.
     pub pid: u32,
-    /// By whom memory was loaded: `outside`, `inside` or `driver`, as in a dump's report.
+    /// What loaded memory: `outside`, `inside` or `driver`, as in a dump's report.
     pub copied: &'static str,
     /// Whether the image was kept warm, so that nothing was read, decompressed and checked.
     pub warm: bool,
@@ -37,7 +37,7 @@ pub struct Report {
     pub running_ms: f64,
     /// The whole restore.
     pub total_ms: f64,
-    /// Its phases. The load runs beside `extract` and `criu`, which waits for it.
+    /// Its phases. The load runs during `extract` and `criu`, which waits for it.
     pub phases: Vec<PhaseTime>,
 }
 

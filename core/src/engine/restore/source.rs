@@ -32,11 +32,11 @@ pub(super) trait ImageSource: ChunkSource + Send {
     /// processes, and for that memory.
     ///
     /// # Errors
-    /// A file cannot be looked at.
+    /// The size of a file cannot be read.
     fn host_memory(&self, pages: &[&FileEntry], others: &[&FileEntry]) -> Result<u64, Error>;
 
-    /// Has whoever keeps the image load blocks, given by their places among those of the manifest. `None` if nobody
-    /// does.
+    /// Has the holder of the image load blocks, given by their places among the manifest's. `None` if no
+    /// holder does.
     fn load(&self, blocks: &[usize], stop: &Stop, progress: &dyn Progress) -> Option<Vec<OwnedFd>> {
         let _ = (blocks, stop, progress);
         None
@@ -45,19 +45,19 @@ pub(super) trait ImageSource: ChunkSource + Send {
     /// Reads a file that the image carries, by its number in the manifest.
     ///
     /// # Errors
-    /// It cannot be read, or is damaged.
+    /// The file cannot be read, or is damaged.
     fn carried(&self, number: usize) -> Result<Vec<u8>, Error>;
 
     /// Reads one of CRIU's files.
     ///
     /// # Errors
-    /// It cannot be read, or is damaged.
+    /// The file cannot be read, or is damaged.
     fn criu_file(&self, file: &FileEntry) -> Result<Vec<u8>, Error>;
 
     /// CRIU's files in a file system in memory: written there now, or long since.
     ///
     /// # Errors
-    /// One of them cannot be read, or there is no room.
+    /// A file cannot be read, or there is no room.
     fn criu_files(&self) -> Result<CriuFiles, Error>;
 }
 
@@ -89,7 +89,7 @@ impl ImageSource for ImageReader {
     }
 
     fn host_memory(&self, pages: &[&FileEntry], others: &[&FileEntry]) -> Result<u64, Error> {
-        // Zeros are not written to other files; those of pages get memory when they are read.
+        // Zeros are not written to other files; zeros of pages get memory when they are read.
         let is_kept = |piece: &Piece| {
             let entry = self.chunks().entry(&piece.id);
             entry.is_none_or(|entry| entry.encoding != Encoding::Constant(0))
@@ -176,7 +176,7 @@ impl Source {
         Ok(source)
     }
 
-    /// Bytes of the host's memory that a restore takes: for CRIU's files, of which those of a warm copy are there
+    /// Bytes of the host's memory that a restore takes: for CRIU's files, which a warm copy has
     /// already, and for the memory of the processes.
     pub(super) fn host_memory(&self) -> Result<u64, Error> {
         let files = &self.manifest().criu.files;

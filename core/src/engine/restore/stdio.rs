@@ -2,7 +2,7 @@
 //!
 //! A file is opened again by CRIU. A pipe that led out of the process tree has nobody at its
 //! other end any more: in its place the program gets the stream of the same number of the
-//! restoring command, so that its output goes where the user looks.
+//! restoring command, so that its output goes where the user expects it.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};

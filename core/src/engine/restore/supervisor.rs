@@ -1,4 +1,4 @@
-//! Who tries again: the only place that decides whether, and how, a program is restored once more.
+//! The only place that decides whether, and how, a program is restored once more.
 //!
 //! A restore that rests on a guess about the program can turn out to be wrong while the program runs, though image and
 //! host are as they should be. Then the program is ended, its output is taken back, and it is restored with nothing
@@ -6,7 +6,7 @@
 //!
 //! - On demand ([`Options::on_demand`]) the guess is what a call touches. That it was wrong shows before [`restore`]
 //!   returns, and all memory is loaded first then.
-//! - With shared memory ([`Options::share`]) the guess is what nobody writes. That it was wrong shows in
+//! - With shared memory ([`Options::share`]) the guess is what no instance writes. That it was wrong shows in
 //!   [`Program::wait`], or in another process ([`restore_elsewhere`]). Then nothing is shared, and the image is
 //!   remembered.
 
@@ -28,7 +28,7 @@ use super::report::{OnDemand, Report, Shared};
 use super::unshared;
 use super::watch::Watch;
 
-/// A program that was restored. It runs on if this is dropped, but nobody helps it then if it has to be restored again.
+/// A program that was restored. It runs on if this is dropped, but it is not restored again then if it has to be.
 pub struct Program {
     options: Options,
     report: Report,
@@ -44,9 +44,9 @@ struct Watched {
 /// What has happened to a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Happened {
-    /// It has ended. Its status stays to be waited for.
+    /// The program has ended. Its status stays to be waited for.
     Ended,
-    /// It was ended because it had written what it shared, and was restored again with its own memory. The
+    /// The program was ended because it had written what it shared, and was restored again with its own memory. The
     /// [report](Program::report) is of that.
     RestoredAgain,
 }
@@ -89,7 +89,7 @@ impl Program {
         &self.report
     }
 
-    /// The report alone. Nobody watches over the program from then on.
+    /// The report alone. The program is not watched over from then on.
     pub fn into_report(self) -> Report {
         self.report
     }
@@ -103,7 +103,7 @@ impl Program {
     /// [`Happened::RestoredAgain`] it can be waited for anew.
     ///
     /// # Errors
-    /// It had to be restored again, and that has failed.
+    /// The program had to be restored again, and that has failed.
     pub fn wait(&mut self) -> Result<Happened, Failure> {
         let pid = self.report.pid;
         if let Some(Watched { watch, progress }) = self.watched.take()
@@ -132,7 +132,7 @@ fn restore_unshared(
     wait_for(&[&[pid], &killed[..]].concat());
     watch.leave();
     options.share = None;
-    // By signals that the program was given, and has survived.
+    // Signals that the program was given, and has survived, have set the stop.
     options.stop.store(false, Ordering::Relaxed);
     let (mut report, _) = once_more(options, Phase::Share, Left::NotRestoredButRan, progress)?;
     report.shared = Some(fallen_back(why.to_string()));
@@ -161,9 +161,9 @@ fn fallen_back(why: String) -> Shared {
 /// What has become of an instance that another process has restored and watched over.
 #[derive(Debug)]
 pub enum Instance<T> {
-    /// It has come to an end, or is there to stay.
+    /// The instance has come to an end, or is there to stay.
     Done(T),
-    /// It has written memory that it shared, which is the reason here, and does not exist any more.
+    /// The instance has written memory that it shared, which is the reason here, and does not exist any more.
     WroteShared(String),
 }
 
@@ -172,7 +172,7 @@ pub enum Instance<T> {
 /// more, after the output was taken back: it is given what the report has to say of sharing, and nothing may be shared.
 ///
 /// # Errors
-/// That of `run`.
+/// The error of `run`.
 pub fn restore_elsewhere<T, E>(
     image: &Path,
     manifest: &Manifest,

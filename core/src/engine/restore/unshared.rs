@@ -1,6 +1,6 @@
 //! Images of which an instance has written what it shared: nothing of them is shared any more.
 //!
-//! An empty file for each, named by the image's identity. They are gone when the host is started anew, and whoever
+//! An empty file for each, named by the image's identity. They are gone when the host is started anew, and a user who
 //! removes one lets the image be shared again: the program may have had another reason for its error.
 
 use std::io;

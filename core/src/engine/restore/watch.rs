@@ -18,7 +18,7 @@ use crate::host::process::tree::raw_pid;
 
 use super::processes::{unless_ended, was_killed};
 
-/// How often it is looked whether a program has written what it shares; and how long such a program waits at
+/// How often it is checked whether a program has written what it shares; and how long such a program waits at
 /// most before it is ended.
 const POLL: Duration = Duration::from_millis(250);
 
@@ -62,7 +62,7 @@ impl Watch {
         let watched = Watched { pid: program.process.pid, blocks: ids.len(), table, file };
         let told = agent.share(ids, summaries, &watched.file);
         if unless_ended(&program.process, told)?.is_some() {
-            // From here on there is somebody to be told.
+            // From here on the program's faults are told to this process.
             watched.table.header().look();
             self.tables.push(watched);
         }
@@ -70,16 +70,16 @@ impl Watch {
     }
 
     /// Why the program cannot go on, if it has written what it shares. To be asked a few times a second: if
-    /// nobody asks the program gets the error itself.
+    /// this process does not ask, the program gets the error itself.
     pub fn look(&self) -> Option<Error> {
-        // All of them: that somebody looks is seen in each.
+        // All tables are asked, since each shows its program that it is watched.
         let faults: Vec<_> = self.tables.iter().map(|w| (w.pid, w.table.header().look())).collect();
         let wrote =
             |(pid, code): (u32, Option<u32>)| Some(Error::WroteShared { pid, code: code? as i32 });
         faults.into_iter().find_map(wrote)
     }
 
-    /// Looks until the program cannot go on; says why.
+    /// Polls until the program cannot go on; says why.
     pub fn until_fault(&self) -> Error {
         loop {
             if let Some(error) = self.look() {
@@ -94,11 +94,11 @@ impl Watch {
         self.member.leave();
     }
 
-    /// Looks until process `pid` has ended, or the program cannot go on; says why. One that was killed has
+    /// Polls until process `pid` has ended, or the program cannot go on; says why. A process that was killed has
     /// ended, whatever it had written.
     pub fn until_end(&self, pid: u32) -> Option<Error> {
         let pid = raw_pid(pid)?;
-        // Without one: looking now and then is the way out.
+        // Without a descriptor of the process its end is polled for.
         let process = pidfd_open(pid, PidfdFlags::empty()).ok();
         loop {
             if let Some(error) = self.look() {
@@ -112,7 +112,7 @@ impl Watch {
             let time = rustix::time::Timespec { tv_sec: 0, tv_nsec: POLL.subsec_nanos().into() };
             let mut poll = [PollFd::new(process, PollFlags::IN)];
             if matches!(rustix::event::poll(&mut poll, Some(&time)), Ok(ready) if ready > 0) {
-                // It may have ended because of that.
+                // The process may have ended because of the fault.
                 return self.look().filter(|_| !was_killed(pid));
             }
         }
@@ -136,7 +136,7 @@ impl Watch {
     /// Goes on with what [`into_arguments`](Self::into_arguments) has given.
     ///
     /// # Errors
-    /// It is not that.
+    /// The arguments are not of this form.
     ///
     /// # Safety
     /// The descriptors that it names belong to nobody else.
@@ -145,7 +145,7 @@ impl Watch {
         let number = |text: &str| text.parse::<u32>().map_err(|_| invalid());
         let fd = |text: &str| -> std::io::Result<OwnedFd> {
             let fd = number(text)? as i32;
-            // SAFETY: the caller's duty.
+            // SAFETY: the caller guarantees that the descriptor belongs to nobody else.
             let fd = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) };
             rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
             Ok(fd)

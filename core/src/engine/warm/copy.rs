@@ -51,7 +51,7 @@ pub(super) struct Table {
     version: u32,
     /// Identity of the image.
     image: [u8; 32],
-    /// In order of the ids.
+    /// Places of chunks, in order of the ids.
     pub(super) places: Vec<(ChunkId, Place)>,
 }
 
@@ -62,18 +62,18 @@ fn device_chunks(manifest: &Manifest) -> impl Iterator<Item = Piece> {
 }
 
 /// What a copy of an image will be.
-pub(super) struct Plan {
+pub(super) struct WarmPlan {
     pub(super) table: Table,
     /// The chunks with data, in the order in which they will lie.
     slots: Vec<Piece>,
-    /// Bytes of those chunks.
+    /// Bytes of the chunks with data.
     pub(super) chunk_bytes: u64,
     /// Bytes of memory for everything.
     pub(super) memory: u64,
 }
 
-impl Plan {
-    /// Looks at manifest and index; no chunk is read.
+impl WarmPlan {
+    /// Reads manifest and index, and no chunk.
     pub(super) fn of(image: &ImageReader) -> Self {
         let manifest = image.manifest();
         let mut pieces: Vec<(usize, Piece)> = device_chunks(manifest).enumerate().collect();
@@ -106,12 +106,12 @@ impl Plan {
 /// A copy that is being made. Gone without a trace if it is dropped before [`finish`](Self::finish).
 pub(super) struct Making<'a> {
     image: &'a ImageReader,
-    plan: Plan,
+    plan: WarmPlan,
     root: OwnedFd,
 }
 
 impl<'a> Making<'a> {
-    pub(super) fn begin(image: &'a ImageReader, plan: Plan) -> Result<Self, Error> {
+    pub(super) fn begin(image: &'a ImageReader, plan: WarmPlan) -> Result<Self, Error> {
         Ok(Self { image, plan, root: scratch::lasting_file_system()? })
     }
 
@@ -138,11 +138,11 @@ impl<'a> Making<'a> {
         self.plan.slots.par_iter().enumerate().try_for_each_init(Vec::new, load)
     }
 
-    /// Writes CRIU's files and those that the image carries.
+    /// Writes CRIU's files and the files that the image carries.
     ///
     /// # Errors
     ///
-    /// As [`load_chunks`](Self::load_chunks).
+    /// A file is damaged; there is no memory.
     pub(super) fn extract_files(&self) -> Result<(), Error> {
         let manifest = self.image.manifest();
         let criu = make_dir(self.root.as_fd(), CRIU)?;
@@ -177,7 +177,7 @@ impl<'a> Making<'a> {
             bytes += File::from(open(self.root.as_fd(), &name, OFlags::empty())?)
                 .metadata()
                 .map(|meta| std::os::unix::fs::MetadataExt::blocks(&meta) * 512)
-                .map_err(io_failed("look at", &name))?;
+                .map_err(io_failed("read the size of", &name))?;
         }
         Ok((self.root, bytes))
     }
@@ -197,7 +197,7 @@ impl WarmCopy {
     ///
     /// # Errors
     ///
-    /// It is another image's, or not one that [`Making`] made.
+    /// The file system is another image's, or not one that [`Making`] made.
     pub(super) fn open(root: OwnedFd, id: &[u8; 32], manifest: &Manifest) -> Result<Self, Error> {
         let wrong = |what: &'static str| Error::Io {
             what: "cannot use the copy of a warm image".into(),
@@ -250,7 +250,7 @@ impl WarmCopy {
     /// Bytes of one of CRIU's files.
     pub(crate) fn criu_file_size(&self, name: &str) -> Result<u64, Error> {
         let file = File::from(open(self.criu_files()?.as_fd(), name, OFlags::empty())?);
-        file.metadata().map(|meta| meta.len()).map_err(io_failed("look at", name))
+        file.metadata().map(|meta| meta.len()).map_err(io_failed("read the size of", name))
     }
 
     /// Reads a file that the image carries, by its number in the manifest.

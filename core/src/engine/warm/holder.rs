@@ -1,8 +1,8 @@
 //! The holder of a warm image: a process that has the descriptor of the copy, and hands it to restores. If the
 //! image's devices are there it has them open too, and loads device memory for restores ([`Loader`]).
 //!
-//! It listens on an abstract socket that is named by the image's identity (see [`crate::base::names`]), so there is
-//! one for each image in a network namespace.
+//! The holder listens on an abstract socket that is named by the image's identity (see [`crate::base::names`]), so
+//! there is one for each image in a network namespace.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,9 +31,9 @@ const PREFIX: &str = "gpucr-warm-";
 const ATTENTION: Duration = Duration::from_secs(1);
 /// How long a client waits for a holder, which may be serving others. A restore then does without.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The same where memory is loaded, or pinned memory given back: up to 20 ms for each GiB were measured.
+/// How long a client waits where memory is loaded, or pinned memory given back: up to 20 ms for each GiB were measured.
 const LONG_PATIENCE: Duration = Duration::from_secs(10);
-/// How often a holder in the foreground looks whether it is to end.
+/// How often a holder in the foreground checks whether it is to end.
 const POLL: Duration = Duration::from_millis(200);
 
 wire_struct! {
@@ -52,7 +52,7 @@ wire_struct! {
         pub restores: u64,
         /// Whether the copy is pinned, and the holder loads device memory.
         pub pinned: bool,
-        /// Why not, if it was to be.
+        /// Why the copy is not pinned, if it was to be.
         pub unpinned: String,
     }
 }
@@ -103,12 +103,12 @@ fn name(id: &str) -> String {
     format!("{PREFIX}{id}")
 }
 
-/// Takes the name of the holder of the image with this identity; `None` if somebody has it.
+/// Takes the name of the holder of the image with this identity; `None` if another process has it.
 pub(super) fn take_name(id: &str) -> io::Result<Option<Name>> {
     Name::take(&name(id))
 }
 
-/// A copy with its name, to be held by this process or another.
+/// A copy with its name, to be kept by this process or another.
 pub struct Holder {
     name: Name,
     root: OwnedFd,
@@ -141,7 +141,7 @@ impl Holder {
         match hand_over() {
             Ok(described) => Ok((described, child.id())),
             Err(error) => {
-                // Without its first word it ends by itself.
+                // A holder that does not get its first word ends by itself.
                 drop(connection);
                 let _ = child.kill();
                 let _ = child.wait();
@@ -168,7 +168,7 @@ impl Holder {
         }
     }
 
-    /// What it says of itself.
+    /// What the holder says of itself.
     pub(super) fn described(&self) -> &Described {
         &self.described
     }
@@ -239,10 +239,10 @@ impl Holder {
             ToHolder::Take { .. } => client.send(&FromHolder::OtherVersion { version: VERSION })?,
             ToHolder::Drop {} => return Ok(Some(client)),
             ToHolder::Load { blocks } => {
-                // For others there is to be an answer meanwhile.
+                // Other clients are to get an answer meanwhile.
                 let slot = self.loader.clone();
                 let load = move || {
-                    // It lasts as long as there is memory to load.
+                    // The load takes as long as there is memory to load.
                     client.set_deadline(None);
                     if let Err(error) = load_for(client, &blocks, &slot) {
                         tracing::warn!(%error, "a restore does without the holder");
@@ -260,7 +260,7 @@ impl Holder {
     fn drop_for(self, mut client: Connection) -> io::Result<()> {
         drop((self.name, self.root));
         *self.loader.lock() = None;
-        // It may have gone; what it wanted is done.
+        // The client may have gone; what it wanted is done.
         let _ = client.send(&FromHolder::Dropped {});
         Ok(())
     }
@@ -302,8 +302,8 @@ fn load_for(
 /// A holder in the background: what `gpucr warm-holder` runs.
 ///
 /// # Errors
-/// Whoever started this does not hand over a copy with its name, or this process cannot leave its directory or open the
-/// name for clients. The copy is freed then.
+/// The process that started this does not hand over a copy with its name, or this process cannot leave its directory or
+/// open the name for clients. The copy is freed then.
 pub fn main() -> io::Result<()> {
     let mut parent = helper::connection();
     let ToHolder::Hold { described, pin } = parent.receive()? else {
@@ -321,7 +321,7 @@ pub fn main() -> io::Result<()> {
     }
     holder.listen()?;
     let described = holder.described().clone();
-    // Whoever started this may have died meanwhile; the copy is complete all the same.
+    // The process that started this may have died meanwhile; the copy is complete all the same.
     let _ = parent.send(&FromHolder::Holds { described });
     drop(parent);
     holder.serve(None)
@@ -374,7 +374,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// It was not done; `stop` was set.
+    /// The load was not done; `stop` was set.
     pub(super) fn load(
         &mut self,
         blocks: &[usize],
@@ -389,7 +389,7 @@ impl Client {
             if stop.is_set() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
-            // Each word shows that it is still at it.
+            // Each word shows that the holder is still loading.
             self.connection.set_deadline(Some(Instant::now() + LONG_PATIENCE));
             match self.connection.receive()? {
                 FromHolder::Loading { bytes } => progress.advance(bytes),
@@ -423,7 +423,7 @@ fn unexpected(answer: &FromHolder) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// The identities of which this network namespace has a holder, or somebody who claims to be one.
+/// The identities of which this network namespace has a holder, or a process that claims to be one.
 pub(super) fn names() -> io::Result<Vec<String>> {
     let table = std::fs::read_to_string("/proc/thread-self/net/unix")?;
     let name = |line: &str| -> Option<String> {

@@ -23,9 +23,9 @@ use crate::store::ChunkId;
 /// Most bytes that are copied at once: PCIe carried 50 GB/s in pieces of 2 MiB, and 54 GB/s in pieces of 16 MiB
 /// and more.
 const PIECE: u64 = 64 << 20;
-/// After so many bytes it is told how far the load is, and seen whether somebody still wants it.
+/// After so many bytes it is told how far the load is, and seen whether a client still wants it.
 const STEP: u64 = 512 << 20;
-/// So much of a device's memory, but not more than a sixteenth of all, has to be free beside what was loaded:
+/// So much of a device's memory, but not more than a sixteenth of all, has to be free besides what was loaded:
 /// what the driver needs for a program's own context. Else the loader's context makes room for it.
 const LEFT: u64 = 2 << 30;
 
@@ -41,7 +41,7 @@ pub(super) struct Loader {
     devices: Vec<Device>,
 }
 
-/// One of the devices.
+/// One of the image's devices.
 struct Device {
     context: Arc<Context>,
     hasher: Mutex<Hasher>,
@@ -64,7 +64,7 @@ impl Loader {
         Self::with(&driver, manifest, copy)
     }
 
-    /// The same for a copy and a driver that are open.
+    /// Opens the devices and pins the copy, where copy and driver are open.
     pub(super) fn with(
         driver: &Arc<Driver>,
         manifest: Manifest,
@@ -137,7 +137,7 @@ impl Loader {
             let joined = threads.into_iter().map(|thread| {
                 thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             });
-            // All of them are waited for before the memory goes. What has failed comes before what was ended
+            // All devices are waited for before the memory goes. What has failed comes before what was ended
             // because of it.
             let mut ended: Vec<Result<(), Error>> = joined.collect();
             ended.sort_by_key(
@@ -170,9 +170,9 @@ struct Work<'a> {
     stop: &'a Stop,
 }
 
-/// What is copied or filled at once.
+/// A range of device memory that is copied or filled at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Piece {
+struct LoadPiece {
     from: Place,
     to: u64,
     len: u64,
@@ -201,7 +201,7 @@ impl Work<'_> {
         let mut pieces = Vec::new();
         for span in spans {
             let from = self.loader.copy.place(self.id(span)).ok_or(Error::CopyIncomplete)?;
-            join(&mut pieces, Piece { from, to: span.address, len: span.len as u64 });
+            join(&mut pieces, LoadPiece { from, to: span.address, len: span.len as u64 });
         }
         // While one step is under way the next is there already.
         let events = [Event::create(stream.context())?, Event::create(stream.context())?];
@@ -250,7 +250,7 @@ impl Work<'_> {
 }
 
 /// Adds a piece; what follows the last one on both sides becomes part of it.
-fn join(pieces: &mut Vec<Piece>, next: Piece) {
+fn join(pieces: &mut Vec<LoadPiece>, next: LoadPiece) {
     if let Some(last) = pieces.last_mut()
         && last.to + last.len == next.to
         && last.len + next.len <= PIECE
@@ -272,27 +272,27 @@ fn join(pieces: &mut Vec<Piece>, next: Piece) {
 mod tests {
     use super::*;
 
-    fn piece(from: Place, to: u64, len: u64) -> Piece {
-        Piece { from, to, len }
+    fn piece(from: Place, to: u64, len: u64) -> LoadPiece {
+        LoadPiece { from, to, len }
     }
 
     #[test]
     fn what_follows_on_both_sides_is_copied_at_once() {
         let chunk = 2 << 20;
-        let joined = |next: &[Piece]| {
+        let joined = |next: &[LoadPiece]| {
             let mut pieces = Vec::new();
             next.iter().for_each(|next| join(&mut pieces, *next));
             pieces
         };
         let at = |from, to| piece(Place::At(from * chunk), to * chunk, chunk);
         let same = |byte, to| piece(Place::Constant(byte), to * chunk, chunk);
-        let whole = |from, to, chunks| Piece { len: chunks * chunk, ..at(from, to) };
+        let whole = |from, to, chunks| LoadPiece { len: chunks * chunk, ..at(from, to) };
         assert_eq!(joined(&[at(3, 10), at(4, 11), at(5, 12)]), [whole(3, 10, 3)]);
         // A gap here or there, or the other way round.
         for apart in [[at(3, 10), at(5, 11)], [at(3, 10), at(4, 12)], [at(4, 11), at(3, 10)]] {
             assert_eq!(joined(&apart), apart);
         }
-        assert_eq!(joined(&[same(0, 1), same(0, 2)]), [Piece { len: 2 * chunk, ..same(0, 1) }]);
+        assert_eq!(joined(&[same(0, 1), same(0, 2)]), [LoadPiece { len: 2 * chunk, ..same(0, 1) }]);
         for apart in [[same(0, 1), same(1, 2)], [same(0, 1), at(0, 2)], [at(0, 1), same(0, 2)]] {
             assert_eq!(joined(&apart), apart);
         }

@@ -1,8 +1,8 @@
 //! `gpucr warm`: an image that is kept ready in host memory.
 //!
 //! [`warm`] is the list of phases. It reads, checks and decompresses an image once; the result is a
-//! [`WarmCopy`] in memory without a name, which lives as long as somebody has its descriptor: first
-//! `gpucr warm`, then a [`Holder`], and every restore that was handed it. So nothing is left, whoever of
+//! [`WarmCopy`] in memory without a name, which lives as long as a process has its descriptor: first
+//! `gpucr warm`, then a [`Holder`], and every restore that was handed it. So nothing is left, whichever of
 //! them dies. A restore finds the copy by the image's identity ([`WarmImage::find`]).
 
 mod copy;
@@ -33,7 +33,7 @@ use crate::image::trust::Trust;
 use crate::image::verify;
 use crate::image::{ImageError, ImageReader, Manifest};
 use crate::store::{ChunkId, ChunkSource, Filled, StoreError};
-use copy::{Making, Plan};
+use copy::{Making, WarmPlan};
 use holder::{Client, Described, take_name};
 
 /// The most memory that is left for other things if no limit is given; a sixteenth of all, if that is less.
@@ -51,7 +51,7 @@ pub struct Options {
     /// Open the image's devices and pin the memory, so that the holder loads device memory for restores. That
     /// takes 260 to 530 MiB of each device's memory. Where it cannot be done the image is kept without.
     pub pin: bool,
-    /// The copy is held by the calling process.
+    /// The copy is kept by the calling process.
     pub foreground: bool,
     /// Set by a signal handler to end it.
     pub stop: Arc<AtomicBool>,
@@ -74,10 +74,10 @@ pub struct Kept {
     pub restores: u64,
     /// Whether it is pinned, and its holder loads device memory for restores.
     pub pinned: bool,
-    /// Why not, if it is not and was to be.
+    /// Why it is not pinned, if it was to be.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub unpinned: String,
-    /// It is held by a gpucr of another version: restores by this one do without it, and all that is known is
+    /// The image is kept by a gpucr of another version: restores by this one do without it, and all that is known is
     /// its identity and the process.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub other_version: bool,
@@ -166,7 +166,7 @@ fn run(
     if crate::base::format::hex(&image.id()) != id {
         return Err(Error::Damaged { what: "its manifest has just changed".into() });
     }
-    let plan = Plan::of(&image);
+    let plan = WarmPlan::of(&image);
     check_memory(plan.memory, options.memory_limit)?;
 
     enter(clock, Phase::Load, Some(plan.chunk_bytes))?;
@@ -204,7 +204,7 @@ fn report(kept: Kept, already: bool, clock: &mut Clock<'_>) -> Report {
     Report { kept, already, total_ms, phases: clock.times().to_vec() }
 }
 
-/// Somebody has the name of the image's holder.
+/// Another process has the name of the image's holder.
 fn already(path: &Path, id: &str, clock: &mut Clock<'_>) -> Result<Report, Error> {
     let Some(mut client) = Client::connect(id).map_err(no_name)? else {
         return Err(Error::BeingWarmed { image: path.to_owned() });
@@ -264,7 +264,7 @@ fn with_owners(error: Error, image: &ImageReader) -> Error {
 /// answer.
 #[derive(Debug, serde::Serialize)]
 pub struct Listing {
-    /// In order of the time since when.
+    /// The kept images, in order of the time since when.
     pub kept: Vec<Kept>,
     /// Pids and errors of holders that did not answer.
     pub silent: Vec<(u32, String)>,
@@ -327,8 +327,8 @@ pub fn drop_image(image: &Path) -> Result<Kept, Error> {
 /// Drops all images that are kept. Goes on after an error, and returns the first.
 ///
 /// # Errors
-/// Those of [`list`], after which nothing was dropped; or [`Error::Holder`], if a holder cannot be asked or does not
-/// answer. The images of the others were dropped all the same, but the result does not name them.
+/// The errors of [`list`], after which nothing was dropped; or [`Error::Holder`], if a holder cannot be asked or does
+/// not answer. The images of the others were dropped all the same, but the result does not name them.
 pub fn drop_all() -> Result<Vec<Kept>, Error> {
     let (mut dropped, mut first) = (Vec::new(), None);
     for kept in list()?.kept {
@@ -344,7 +344,7 @@ fn drop_kept(kept: &Kept) -> Result<Kept, Error> {
     let failed = |source| Error::Holder { pid: kept.pid, source };
     match Client::connect(&kept.id).map_err(failed)? {
         Some(mut client) if client.is_trusted() => client.drop_copy().map_err(failed)?,
-        // It has ended by itself.
+        // The holder has ended by itself.
         _ => {}
     }
     Ok(kept.clone())

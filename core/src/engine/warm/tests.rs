@@ -1,4 +1,4 @@
-//! As root, whom alone the kernel gives file systems without a name.
+//! Tests of warm images, which need root: the kernel gives file systems without a name to root alone.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ fn image() -> (tempfile::TempDir, PathBuf) {
 }
 
 fn copy_of(image: &ImageReader) -> (OwnedFd, u64) {
-    let making = Making::begin(image, Plan::of(image)).unwrap();
+    let making = Making::begin(image, WarmPlan::of(image)).unwrap();
     making.load_chunks(&Stop::new(Arc::default()), &Quiet).unwrap();
     making.extract_files().unwrap();
     making.finish().unwrap()
@@ -43,7 +43,7 @@ fn open(copy: OwnedFd, image: &ImageReader) -> Result<WarmCopy, Error> {
 fn a_copy_has_the_bytes_of_the_image() {
     let (_dir, path) = image();
     let image = ImageReader::open(&path).unwrap();
-    let plan = Plan::of(&image);
+    let plan = WarmPlan::of(&image);
     let files = 3 * MAX_CHUNK as u64 + 2 * 4096;
     assert_eq!(plan.memory, 2 * MAX_CHUNK as u64 + files);
     assert_eq!(plan.chunk_bytes, (MAX_CHUNK + 12345) as u64);
@@ -126,7 +126,7 @@ fn a_limit_is_kept_before_anything_is_read() {
         foreground: true,
         stop: Arc::default(),
     };
-    let needed = Plan::of(&ImageReader::open(&path).unwrap()).memory;
+    let needed = WarmPlan::of(&ImageReader::open(&path).unwrap()).memory;
     let failure = warm(&options(needed - 1), &Quiet).err().unwrap();
     assert!(matches!(*failure.error, Error::NoMemory { asked: true, .. }), "{failure}");
     assert_eq!((failure.phase, failure.left), (Phase::Preflight, Left::Untouched));
@@ -150,12 +150,15 @@ fn a_name_is_had_once_and_gives_no_connection_before_it_is_held() {
 
 /// An image whose block is on a device of the software driver, and the loader of a copy of it. `spoil` may change
 /// what the copy has.
-fn loader_of(memory: &[u8], spoil: impl FnOnce(&mut Plan)) -> (tempfile::TempDir, loader::Loader) {
+fn loader_of(
+    memory: &[u8],
+    spoil: impl FnOnce(&mut WarmPlan),
+) -> (tempfile::TempDir, loader::Loader) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("image");
     make(&path, memory, &noise(3, MAX_CHUNK));
     let image = ImageReader::open(&path).unwrap();
-    let mut plan = Plan::of(&image);
+    let mut plan = WarmPlan::of(&image);
     spoil(&mut plan);
     let making = Making::begin(&image, plan).unwrap();
     making.load_chunks(&Stop::new(Arc::default()), &Quiet).unwrap();
@@ -185,7 +188,7 @@ fn a_loader_fills_new_device_memory() {
         *told.lock() += bytes;
         Ok(())
     };
-    // As often as somebody wants it; each gets memory of its own.
+    // The blocks can be loaded any number of times, each time into memory of its own.
     let (fds, is_short) = loader.load(&[0, 0], &tell).unwrap();
     assert!(!is_short);
     assert_eq!(*told.lock(), 2 * memory.len() as u64);
@@ -207,7 +210,7 @@ fn a_loader_fills_new_device_memory() {
 
 #[test]
 fn a_loader_gives_no_other_bytes_than_the_image_has() {
-    let swap = |plan: &mut Plan| {
+    let swap = |plan: &mut WarmPlan| {
         let data = |(_, place): &(ChunkId, Place)| matches!(place, Place::At(_));
         let places = &mut plan.table.places;
         let [one, other] = [places.iter().position(data), places.iter().rposition(data)];

@@ -1,4 +1,4 @@
-//! Whom the watchdog ends after a restore that died.
+//! Which processes the watchdog ends after a restore that died.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::*;
 
-/// Ended with the test.
+/// A process that is ended with the test.
 struct Helper(Child);
 
 impl Helper {

@@ -24,7 +24,7 @@ pub(in crate::engine::restore) fn choose(options: &Options) -> Box<dyn Arrival> 
 /// Prepares the memory. Where there is no room for that the programs load it from inside.
 ///
 /// # Errors
-/// As of [`Arrival::prepare`].
+/// The errors of [`Arrival::prepare`].
 pub(in crate::engine::restore) fn prepare(
     mut arrival: Box<dyn Arrival>,
     loading: &Loading<'_, '_>,

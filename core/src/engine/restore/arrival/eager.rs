@@ -6,7 +6,7 @@ use super::super::bulk::Loaded;
 use super::super::loading::Loading;
 use super::{Arrival, Prepared, Programs};
 
-/// See the module.
+/// Loads all memory before the processes run.
 #[derive(Default)]
 pub(super) struct EagerArrival {
     loaded: Option<Loaded>,

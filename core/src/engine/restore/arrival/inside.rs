@@ -7,7 +7,7 @@ use super::super::loading::Loading;
 use super::super::report::Report;
 use super::{Arrival, Prepared, Programs};
 
-/// See the module.
+/// Has each program load its memory through its own agent.
 pub(super) struct InsideArrival {
     asked_for: Box<dyn Arrival>,
 }
@@ -37,7 +37,7 @@ impl Arrival for InsideArrival {
         programs.give(|agent, _, blocks| bulk::load_inside(agent, image, blocks, progress))
     }
 
-    /// That nothing came of what was asked for.
+    /// Says that nothing came of the way that was asked for.
     fn report(&self, report: &mut Report) {
         self.asked_for.report(report);
     }

@@ -43,7 +43,7 @@ pub(super) trait Arrival: Send {
     /// Host or image are not as they have to be; the stop was set. Nothing of the program has run then.
     fn prepare(&mut self, loading: &Loading<'_, '_>) -> Result<Prepared, Error>;
 
-    /// By whom the memory is loaded, for the report.
+    /// What loads the memory, for the report.
     fn copied(&self) -> &'static str {
         "outside"
     }
@@ -62,8 +62,8 @@ pub(super) trait Arrival: Send {
     /// An agent failed. The host's side of the program has run by then, and nothing of it on a device.
     fn attach(&mut self, programs: &mut Programs<'_>) -> Result<(), Error>;
 
-    /// Whether every process has all of its memory after [`attach`](Self::attach). Then the watchdog is let go before the
-    /// gates open, and the program runs on if gpucr dies. Else the watchdog ends the program if gpucr dies, until
+    /// Whether every process has all of its memory after [`attach`](Self::attach). Then the watchdog is let go before
+    /// the gates open, and the program runs on if gpucr dies. Else the watchdog ends the program if gpucr dies, until
     /// [`complete`](Self::complete) has returned.
     fn is_complete(&self) -> bool {
         true
@@ -97,7 +97,7 @@ pub(super) trait Arrival: Send {
 pub(super) enum Prepared {
     /// The memory is loaded, or there is room for it.
     Ready,
-    /// The device has no room for it beside gpucr's context, or grants none.
+    /// The device has no room for it besides gpucr's context, or grants none.
     NoRoom,
 }
 
@@ -110,7 +110,7 @@ pub(super) struct Programs<'a> {
 }
 
 impl Programs<'_> {
-    /// Gives memory to each program that has an agent: `give` gets the agent, the descriptors that are held for the
+    /// Gives memory to each program that has an agent: `give` gets the agent, the descriptors that are kept for the
     /// program, and the blocks that the image has of it. A program that comes to its end meanwhile is passed over.
     fn give(
         &mut self,

@@ -1,8 +1,8 @@
 //! `--on-demand`: the program goes on before its memory is there.
 //!
-//! Device memory for all blocks is made beside CRIU's work, and loaded while the program runs. A launch waits
-//! for the blocks that it may touch, as the shim reads its arguments (`docs/access-sets.md`); those come
-//! first. A block that is not there is not mapped in the program. So an access that nobody foresaw is an
+//! Device memory for all blocks is made during CRIU's work, and loaded while the program runs. A launch waits
+//! for the blocks that it may touch, as the shim reads its arguments (`docs/access-sets.md`); these come
+//! first. A block that is not there is not mapped in the program. So an unforeseen access is an
 //! error of the device, and never a wrong result: the program is ended then, and restored with all of its
 //! memory (`restore/supervisor.rs`).
 //!
@@ -36,17 +36,17 @@ use super::super::report::{OnDemand, Report};
 use super::super::source::Source;
 use super::{Arrival, Prepared, Programs};
 
-/// Bytes that are loaded before the next look at what is wanted: some ten milliseconds over PCIe.
+/// Bytes that are loaded before it is checked again what is wanted: some ten milliseconds over PCIe.
 const BATCH: u64 = 512 << 20;
 /// How long the gate is closed at most to see that the device has missed nothing; and the longest pause
 /// before the next try, when it was busy for longer.
 const PROOF: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// Between two looks, while nothing is wanted.
+/// The pause between two checks, while nothing is wanted.
 const POLL: Duration = Duration::from_millis(2);
 
-/// See the module.
+/// Loads memory while the program runs.
 #[derive(Default)]
 pub(super) struct OnDemandArrival {
     lanes: Vec<(Lane, Result<Hasher, DriverError>)>,
@@ -60,9 +60,9 @@ pub(super) struct OnDemandArrival {
 /// Which blocks the programs wait for, by their places among all.
 #[derive(Default)]
 struct Awaited {
-    /// Of each block the process, and its place in that one's table.
+    /// For each block, the process and the block's place in the table of that process.
     places: Vec<(usize, usize)>,
-    /// Of each process, if it waits for blocks.
+    /// The chunk table of each process, if it waits for blocks.
     tables: Vec<Option<Table>>,
 }
 
@@ -116,11 +116,11 @@ impl Arrival for OnDemandArrival {
 /// The blocks that the programs wait for.
 struct Blocks<'a> {
     image: &'a Source,
-    /// All of them.
+    /// All blocks of the image.
     all: Vec<&'a Block>,
-    /// Of each block the process, and its place in that one's table.
+    /// For each block, the process and the block's place in the table of that process.
     places: Vec<(usize, usize)>,
-    /// Of each process, if it waits for blocks.
+    /// The chunk table of each process, if it waits for blocks.
     tables: Vec<Option<Table>>,
 }
 
@@ -159,7 +159,7 @@ impl Awaited {
             (0..blocks.len()).for_each(|range| table.chunks(range).pend(0));
             let told = agent.await_blocks(blocks.iter().map(|block| block.id).collect(), file);
             let told = unless_ended(&program.process, told)?;
-            // One that is at its end already could not miss anything: its gate is closed.
+            // A program that is at its end already could not miss anything: its gate is closed.
             tables.push(told.map(|()| table));
             fault("attached")?;
         }
@@ -219,7 +219,7 @@ impl OnDemandArrival {
 }
 
 impl Blocks<'_> {
-    /// Claims the blocks to load next: those that are wanted, or else those from `next` on.
+    /// Claims the blocks to load next: the wanted ones, or else the blocks from `next` on.
     fn claim(&self, of_lane: &[usize], next: &mut usize) -> Vec<usize> {
         let chunks = |block: usize| {
             let (process, range) = self.places[block];
@@ -286,7 +286,7 @@ impl Lanes<'_> {
         Ok(())
     }
 
-    /// Gives blocks that are loaded to their processes, and lets those who wait for them go on.
+    /// Gives blocks that are loaded to their processes, and lets the calls that wait for them go on.
     fn hand_over(&self, blocks: &[usize]) -> Result<(), Error> {
         for (process, program) in self.cuda_processes.iter().enumerate() {
             let of_process = blocks.iter().filter(|block| self.blocks.places[**block].0 == process);
@@ -337,7 +337,7 @@ impl Lanes<'_> {
     /// Whether a program that is to get memory is still at work: the root may have ended as it should.
     ///
     /// # Errors
-    /// One has touched what was not there, or has ended and may have done so because of that.
+    /// A program has touched what was not there, or has ended and may have done so because of that.
     fn goes_on(&self) -> Result<bool, Error> {
         let mut goes_on = false;
         for (program, table) in self.cuda_processes.iter().zip(&self.blocks.tables) {
@@ -373,7 +373,7 @@ impl Lanes<'_> {
                     agent.close_gate(PROOF).and_then(|()| agent.open_gate())
                 };
                 match closed {
-                    // It was busy for longer, and runs on.
+                    // The device was busy for longer, and the program runs on.
                     Err(AgentError::Failed { code: 0, .. }) => std::thread::sleep(pause),
                     closed => {
                         self.answered(process, closed)?;

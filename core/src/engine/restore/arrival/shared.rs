@@ -1,11 +1,11 @@
 //! `--share`: instances of one image share the device memory that none of them writes.
 //!
-//! Which that is, the image says: its dump has seen what stayed unchanged and what read it. The first instance
-//! loads it like all other memory and makes it known ([`crate::engine::sharing`]); others only map it. All of them map
-//! it read-only, and whoever may write it gets memory of its own first, which the shim sees to
-//! (`docs/access-sets.md`). A write that nobody foresaw is an error of the device, and never a wrong result:
-//! [`Watch`] tells of it, and the program is restored anew (`restore/supervisor.rs`). That is remembered: the next
-//! instance shares nothing (`restore/unshared.rs`).
+//! The image says which memory that is: its dump has seen what stayed unchanged and what read it. The first instance
+//! loads it like all other memory and makes it known ([`crate::engine::sharing`]); others only map it. All instances
+//! map it read-only, and an instance that may write it gets memory of its own first, which the shim sees to
+//! (`docs/access-sets.md`). An unforeseen write is an error of the device, and never a wrong result: [`Watch`] tells
+//! of it, and the program is restored anew (`restore/supervisor.rs`). That is remembered: the next instance shares
+//! nothing (`restore/unshared.rs`).
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -26,9 +26,9 @@ use super::super::unshared;
 use super::super::watch::Watch;
 use super::{Arrival, Prepared, Programs};
 
-/// See the module.
+/// Shares memory with other instances of the image.
 pub(super) struct SharedArrival {
-    /// Who is to hold the memory if this is the first instance.
+    /// The process that is to hold the memory if this is the first instance.
     holder: Holder,
     loaded: Option<Loaded>,
     /// What is shared of it, until the agents are told.
@@ -87,24 +87,24 @@ impl InUse {
 }
 
 /// What may be shared of an image.
-struct Plan {
-    /// Of each process that used CUDA: ids of blocks, and what is known of kernels.
+struct SharePlan {
+    /// For each process that used CUDA: ids of blocks, and what is known of kernels.
     processes: Vec<(Vec<u64>, Vec<KernelSummary>)>,
-    /// These blocks, by their places among all.
+    /// The blocks that may be shared, by their places among all.
     blocks: Vec<usize>,
     bytes: u64,
-    /// Under which it is found: unlike that of another image, or of other devices.
+    /// The name under which the memory is found: unlike the name for another image, or for other devices.
     name: String,
 }
 
 /// Memory that is shared.
 struct InUse {
-    plan: Plan,
+    plan: SharePlan,
     member: Member,
     joined: bool,
 }
 
-impl Plan {
+impl SharePlan {
     /// `None` if the image says nothing of that.
     fn of(image: &Source, placement: &Placement) -> Result<Option<Self>, Error> {
         let Some(bytes) = image.sharing()? else { return Ok(None) };
@@ -138,7 +138,7 @@ impl Plan {
     }
 }
 
-/// Loads all blocks, but those that are shared and there already. Where nothing can be
+/// Loads all blocks, except shared ones that are there already. Where nothing can be
 /// shared it loads all of them.
 fn load(
     loading: &Loading<'_, '_>,
@@ -153,13 +153,13 @@ fn load(
         tracing::warn!(%file, "an instance has written what it shared; nothing is shared while there is this file");
         return alone();
     }
-    let Some(plan) = Plan::of(image, &loading.placement()?)? else {
+    let Some(plan) = SharePlan::of(image, &loading.placement()?)? else {
         tracing::warn!("the image does not say what can be shared; nothing is");
         return alone();
     };
     let found = match sharing::find(&plan.name, stop) {
         Ok(Found::Memory(_, held)) if held.len() != plan.blocks.len() => {
-            tracing::warn!("other memory is held in the name of this image; nothing is shared");
+            tracing::warn!("other memory is kept in the name of this image; nothing is shared");
             return alone();
         }
         Ok(found) => found,
