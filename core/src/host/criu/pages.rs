@@ -34,10 +34,9 @@ pub(super) mod made {
         let mut bytes = MM_MAGIC.to_vec();
         put(&mut bytes, &Mappings { all });
         std::fs::write(dir.join("mm-42.img"), bytes).unwrap();
-        let run = |&(address, is_private, bytes): &(u64, bool, &[u8])| Run {
-            address,
-            pages: (bytes.len() / PAGE) as u32,
-            flags: Some(if is_private { LAZY | PRESENT } else { PRESENT }),
+        let run = |&(address, is_private, bytes): &(u64, bool, &[u8])| {
+            let flags = Some(if is_private { LAZY | PRESENT } else { PRESENT });
+            Run::narrow(address, (bytes.len() / PAGE) as u32, flags)
         };
         let runs_of = runs.iter().map(run).collect::<Vec<_>>();
         std::fs::write(dir.join("pagemap-42.img"), encode(&Head { pages_id: 7 }, &runs_of))

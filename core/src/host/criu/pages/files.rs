@@ -73,28 +73,63 @@ pub(super) struct Head {
     pub(super) pages_id: u32,
 }
 
+/// A run of pages (CRIU's `pagemap.proto`).
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Run {
     #[prost(uint64, required, tag = "1")]
     pub(super) address: u64,
+    /// How many pages, before CRIU 4.2; since then 0.
     #[prost(uint32, required, tag = "2")]
-    pub(super) pages: u32,
+    narrow_pages: u32,
     #[prost(uint32, optional, tag = "4")]
     pub(super) flags: Option<u32>,
+    /// How many pages, since CRIU 4.2.
+    #[prost(uint64, optional, tag = "5")]
+    wide_pages: Option<u64>,
 }
 
 impl Run {
+    /// A run as CRIU before 4.2 writes it.
+    #[cfg(test)]
+    pub(super) fn narrow(address: u64, pages: u32, flags: Option<u32>) -> Self {
+        Self { address, narrow_pages: pages, flags, wide_pages: None }
+    }
+
+    /// A run as CRIU writes it since 4.2.
+    #[cfg(test)]
+    pub(super) fn wide(address: u64, pages: u64, flags: Option<u32>) -> Self {
+        Self { address, narrow_pages: 0, flags, wide_pages: Some(pages) }
+    }
+
+    /// How many pages.
+    pub(super) fn pages(&self) -> u64 {
+        self.wide_pages.unwrap_or(self.narrow_pages.into())
+    }
+
+    /// Sets how many pages, no more than there were.
+    pub(super) fn set_pages(&mut self, pages: u64) {
+        match &mut self.wide_pages {
+            Some(wide) => *wide = pages,
+            None => self.narrow_pages = pages as u32,
+        }
+    }
+
     pub(super) fn is_present(&self) -> bool {
         self.flags() & PRESENT != 0
     }
 
-    pub(super) fn bytes(&self) -> u64 {
-        u64::from(self.pages) * PAGE as u64
+    /// Where it ends in the memory of the process. `None` if that is beyond the last address.
+    pub(super) fn end(&self) -> Option<u64> {
+        self.address.checked_add(self.pages().checked_mul(PAGE as u64)?)
     }
 
     /// Where its bytes end in the file of pages, of which those before it end at `at`.
     pub(super) fn end_in_file(&self, at: u64) -> Option<u64> {
-        if self.is_present() { at.checked_add(self.bytes()) } else { Some(at) }
+        if self.is_present() {
+            at.checked_add(self.pages().checked_mul(PAGE as u64)?)
+        } else {
+            Some(at)
+        }
     }
 }
 
@@ -167,7 +202,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<(Head, Vec<Run>)> {
     let head = Head::decode(*head).ok()?;
     let runs = runs.iter().map(|run| Run::decode(*run));
     let runs = runs.collect::<Result<Vec<_>, _>>().ok()?;
-    if runs.iter().any(|run| run.address.checked_add(run.bytes()).is_none()) {
+    if runs.iter().any(|run| run.end().is_none()) {
         return None;
     }
     // A field that is not known here would be lost.

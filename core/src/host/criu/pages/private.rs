@@ -95,7 +95,7 @@ pub(crate) fn mark(dir: BorrowedFd<'_>, pid: i32) -> io::Result<()> {
 
 /// Cuts a run at the ends of mappings. `None` if not all of it is in one.
 fn within(mappings: &[Between], run: &Run, mut at: u64) -> Option<Vec<Extent>> {
-    let (mut address, end) = (run.address, run.address.checked_add(run.bytes())?);
+    let (mut address, end) = (run.address, run.end()?);
     let mut extents = Vec::new();
     while address < end {
         let next = mappings.partition_point(|mapping| mapping.end <= address);

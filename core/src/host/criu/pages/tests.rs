@@ -18,10 +18,8 @@ const BOTH: Option<u32> = Some(LAZY | PRESENT);
 
 /// Writes runs of pages, each filled with its number, or with zeros.
 fn write(dir: &Path, runs: &[(u64, Option<u32>, &[u8])]) {
-    let run = |(page, flags, bytes): &(u64, Option<u32>, &[u8])| Run {
-        address: page * PAGE as u64,
-        pages: bytes.len() as u32,
-        flags: *flags,
+    let run = |(page, flags, bytes): &(u64, Option<u32>, &[u8])| {
+        Run::narrow(page * PAGE as u64, bytes.len() as u32, *flags)
     };
     let map = encode(&Head { pages_id: 7 }, &runs.iter().map(run).collect::<Vec<_>>());
     std::fs::write(dir.join("pagemap-42.img"), map).unwrap();
@@ -37,7 +35,7 @@ fn read(dir: &Path) -> BTreeMap<u64, u8> {
     let mut pages = bytes.chunks(PAGE);
     let mut found = BTreeMap::new();
     for run in runs.iter().filter(|run| run.is_present()) {
-        for page in 0..u64::from(run.pages) {
+        for page in 0..run.pages() {
             let bytes = pages.next().unwrap();
             assert!(bytes.iter().all(|byte| *byte == bytes[0]));
             found.insert(run.address / PAGE as u64 + page, bytes[0]);
@@ -94,9 +92,9 @@ fn what_is_not_as_expected_is_left_alone() {
     let mut more = good.clone();
     // A newer CRIU may have one more field.
     let len = more.len();
-    let at = len - Run { address: PAGE as u64, pages: 64, flags: BOTH }.encoded_len() - 4;
+    let at = len - Run::narrow(PAGE as u64, 64, BOTH).encoded_len() - 4;
     more[at] += 2;
-    more.extend_from_slice(&[5 << 3, 64]);
+    more.extend_from_slice(&[6 << 3, 64]);
     for bytes in [&good[..good.len() - 1], &other_magic, &more, b""] {
         std::fs::write(&map, bytes).unwrap();
         assert_eq!(left_out(dir.path()), 0);
@@ -120,7 +118,7 @@ fn sums_that_overflow_are_not_as_expected() {
         assert!(private(open().as_fd(), 42).unwrap().is_none());
     }
     // Memory that goes on after the last address, and more pages than any file has.
-    let run = |address, pages| Run { address, pages, flags: BOTH };
+    let run = |address, pages| Run::narrow(address, pages, BOTH);
     let last = u64::MAX - page + 1;
     for runs in [vec![run(last, 2)], vec![run(page, u32::MAX); (1 << 20) + 1]] {
         made::write(dir.path(), &[(page, last)], &[(page, true, &bytes)]);
@@ -129,6 +127,26 @@ fn sums_that_overflow_are_not_as_expected() {
         assert_eq!(left_out(dir.path()), 0);
         assert!(private(open().as_fd(), 42).unwrap().is_none());
     }
+}
+
+#[test]
+fn pages_counted_in_64_bits_are_counted_so_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let map = dir.path().join("pagemap-42.img");
+    let write_runs =
+        |runs: &[Run]| std::fs::write(&map, encode(&Head { pages_id: 7 }, runs)).unwrap();
+    let (page, flags) = (PAGE as u64, BOTH);
+    let bytes = [&[1; PAGE][..], &[0; 64 * PAGE], &[2; 2 * PAGE]].concat();
+    made::write(dir.path(), &[(page, 68 * page)], &[(page, true, &bytes)]);
+    write_runs(&[Run::wide(page, 67, flags)]);
+    let found = private(std::fs::File::open(dir.path()).unwrap().as_fd(), 42).unwrap().unwrap();
+    assert_eq!(found.extents, [Extent { to: page, at: 0, len: 67 * page }]);
+    assert_eq!(left_out(dir.path()), 64);
+    let (_, runs) = decode(&std::fs::read(&map).unwrap()).unwrap();
+    assert_eq!(runs, [Run::wide(page, 1, flags), Run::wide(66 * page, 2, flags)]);
+    // So many that their bytes are no number.
+    write_runs(&[Run::wide(0, u64::MAX / 8, flags)]);
+    assert!(decode(&std::fs::read(&map).unwrap()).is_none());
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn compact(file: &File, runs: Vec<Run>) -> io::Result<(Vec<Run>, u64)> {
             kept.push(run);
             continue;
         }
-        let (mut address, mut left) = (run.address, run.pages as usize);
+        let (mut address, mut left) = (run.address, run.pages() as usize);
         // Whether the last run in the list is the beginning of this one.
         let mut begun = false;
         while left > 0 {
@@ -78,8 +78,13 @@ fn compact(file: &File, runs: Vec<Run>) -> io::Result<(Vec<Run>, u64)> {
                     }
                     to += part.len() as u64;
                     match kept.last_mut().filter(|_| begun) {
-                        Some(last) => last.pages += pages as u32,
-                        None => kept.push(Run { address, pages: pages as u32, ..run.clone() }),
+                        Some(last) => last.set_pages(last.pages() + pages as u64),
+                        None => {
+                            let mut part = run.clone();
+                            part.address = address;
+                            part.set_pages(pages as u64);
+                            kept.push(part);
+                        }
                     }
                 }
                 begun = !zeros;
