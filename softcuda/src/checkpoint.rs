@@ -2,7 +2,7 @@
 //!
 //! The states and refusals are those of the real driver. In particular memory that is shared with
 //! another process (exported, imported, through IPC handles) cannot be carried: the checkpoint succeeds, the restore
-//! fails, and the process is lost. Whoever checkpoints must unmap and release it first. Later drivers carry what was
+//! fails, and the process is lost. The caller must unmap and release it first. Later drivers carry what was
 //! shared through IPC handles, see [`crate::drivers`].
 
 use std::sync::Arc;
@@ -303,7 +303,7 @@ impl Saved {
         self.sizes().map(|(_, size)| size).sum()
     }
 
-    /// Whether whoever asked for the checkpoint has the contents.
+    /// Whether the caller that asked for the checkpoint has the contents.
     fn are_elsewhere(&self) -> bool {
         let mut all = self.blocks.iter().map(|(_, _, bytes)| bytes);
         all.any(Bytes::are_elsewhere)

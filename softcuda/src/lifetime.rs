@@ -160,7 +160,7 @@ pub(crate) fn release_primary(device: usize) -> Outcome {
     Ok(())
 }
 
-/// Destroys the primary context, whoever refers to it.
+/// Destroys the primary context, no matter what refers to it.
 pub(crate) fn reset_primary(device: usize) {
     let mut primary = PRIMARY[device].lock();
     primary.references = 0;

@@ -57,7 +57,7 @@ enum Place {
     Private(*mut u8),
     /// In storage that is still there.
     Storage(*mut u8),
-    /// With whoever asked for the checkpoint.
+    /// With the caller that asked for the checkpoint.
     Elsewhere,
 }
 

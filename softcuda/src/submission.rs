@@ -101,7 +101,7 @@ impl Context {
         capture::forget(stream.handle);
         let last = stream.last();
         if !last.is_reached() {
-            // Whoever waits for all streams must still wait for what is under way.
+            // A call that waits for all streams must still wait for what is under way.
             self.streams.lock().retired.push(last);
         }
         stream.close();

@@ -3,7 +3,7 @@
 use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, Program, Started, finish, refused, show, undisturbed};
+use gpucr_tests::{Lab, Pace, Program, Started, exists, finish, refused, show, undisturbed, until};
 use serde_json::Value;
 
 const ARGS: [&str; 2] = ["--steps", "60"];
@@ -140,7 +140,8 @@ fn a_program_does_not_go_on_on_another_model() -> Result<()> {
         |model: &str| finish(lab.gpucr().args(["restore", "--detach", "image"]).env(MODEL, model));
     let names = "a program on NVIDIA H100 PCIe cannot go on on NVIDIA L4";
     refused(&restore(other)?, 1, &[names, "the same kind", "The image is as it was"])?;
-    ensure!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+    // It was ended, and init takes it away when it gets to it.
+    until("what was made is gone", || !exists(program.pid))?;
     pace.allow_all()?;
     let output = finish(lab.gpucr().args(["restore", "image"]).env(MODEL, hopper))?;
     ensure!(output.status.success(), "{}", show(&output));

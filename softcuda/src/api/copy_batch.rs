@@ -99,10 +99,10 @@ impl From<Code> for Refusal {
     }
 }
 
-type Plan = Result<Vec<Copy>, Refusal>;
+type Copies = Result<Vec<Copy>, Refusal>;
 
 /// The copies that `one` describes, each by its number.
-fn each(count: usize, one: impl Fn(usize) -> Outcome<Copy>) -> Plan {
+fn each(count: usize, one: impl Fn(usize) -> Outcome<Copy>) -> Copies {
     let copy = |index| {
         let copy = one(index).and_then(|copy| copy::check(&copy.transfer).map(|()| copy));
         copy.map_err(|code| Refusal { code, index: Some(index) })
@@ -149,7 +149,7 @@ impl Groups {
 }
 
 /// Copies between pointers.
-fn lines(to: &In<u64>, from: &In<u64>, sizes: &In<usize>, count: usize, groups: &Groups) -> Plan {
+fn lines(to: &In<u64>, from: &In<u64>, sizes: &In<usize>, count: usize, groups: &Groups) -> Copies {
     let orders = groups.orders(count)?;
     each(count, |index| {
         let size = sizes.at(index)?;
@@ -220,7 +220,7 @@ impl BoxCopy {
 }
 
 /// Copies of boxes.
-fn boxes(given: &In<BoxCopy>, count: usize, flags: u64) -> Plan {
+fn boxes(given: &In<BoxCopy>, count: usize, flags: u64) -> Copies {
     if flags != 0 || count == 0 {
         return Err(Code::INVALID_VALUE.into());
     }
@@ -253,7 +253,7 @@ impl Copy {
     }
 }
 
-fn submit(mode: DefaultStream, stream: u64, plan: impl FnOnce() -> Plan) -> Result<(), Refusal> {
+fn submit(mode: DefaultStream, stream: u64, plan: impl FnOnce() -> Copies) -> Result<(), Refusal> {
     let (stream, context) = stream_and_context(stream, mode)?;
     if context.is_legacy(&stream) {
         return Err(Code::INVALID_VALUE.into());

@@ -38,7 +38,7 @@ fn submit(mode: DefaultStream, stream: u64, fill: Fill, wait: bool) -> Outcome {
         return Ok(());
     }
     if wait {
-        // Whoever wants to wait cannot mean a stream that captures.
+        // A caller that wants to wait cannot mean a stream that captures.
         capture::refuse(&context, &stream)?;
     }
     let position = context.enqueue(&stream, Operation::Fill(fill))?;

@@ -24,22 +24,22 @@ const FIXED: [[u64; 2]; 2] = [
 
 /// What the digest is of besides.
 #[derive(Clone, Copy)]
-pub(super) struct Known {
+pub(super) struct DriverFacts {
     /// As `cuDriverGetVersion` gives it.
     pub(super) driver_version: i32,
     /// Of the table by which the runtime loads modules, of the table of the function here, and of this function.
     pub(super) addresses: [u64; 3],
 }
 
-static KNOWN: OnceLock<Known> = OnceLock::new();
+static KNOWN: OnceLock<DriverFacts> = OnceLock::new();
 
 /// Keeps what the digest is of.
-pub(super) fn know(known: Known) {
+pub(super) fn know(known: DriverFacts) {
     KNOWN.get_or_init(|| known);
 }
 
 /// What the digest is of.
-fn message(known: &Known, version: u32, seconds: u64) -> Vec<u8> {
+fn message(known: &DriverFacts, version: u32, seconds: u64) -> Vec<u8> {
     // SAFETY: the function takes nothing and cannot fail.
     let thread = unsafe { libc::pthread_self() } as u32;
     let mut message = Vec::new();
@@ -59,7 +59,7 @@ fn message(known: &Known, version: u32, seconds: u64) -> Vec<u8> {
 }
 
 /// The digest for a number and a time.
-fn digest(known: &Known, version: u32, seconds: u64) -> [u64; 2] {
+fn digest(known: &DriverFacts, version: u32, seconds: u64) -> [u64; 2] {
     if let Some(fixed) = FIXED.get(version as usize % 10) {
         return *fixed;
     }

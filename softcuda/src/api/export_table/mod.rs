@@ -65,7 +65,7 @@ pub(super) fn give(driver_version: i32, table: &Out<u64>, id: &In<[u8; 16]>) -> 
     }
     let found = found.ok_or(Code::NOT_FOUND)?;
     let [runtime, own] = [&TABLES[RUNTIME], &TABLES[INTEGRITY]];
-    integrity::know(integrity::Known {
+    integrity::know(integrity::DriverFacts {
         driver_version,
         addresses: [runtime.address(), own.address(), own.function(1)],
     });

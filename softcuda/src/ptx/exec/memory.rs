@@ -37,7 +37,7 @@ pub(super) enum Use {
 }
 
 /// Pages, and parts of pages, by their numbers; `u64::MAX` is none.
-struct Known {
+struct CheckedPages {
     pages: [u64; SLOTS],
     grains: [u64; SLOTS],
 }
@@ -49,12 +49,12 @@ pub(super) struct Mapped<'a> {
     /// The eight bytes of a cooperative launch's barrier; 0 is none.
     workspace: u64,
     /// Each [`Use`] has its own.
-    known: [Known; 2],
+    known: [CheckedPages; 2],
 }
 
 impl<'a> Mapped<'a> {
     pub(super) fn new(memory: &'a dyn AddressSpace, workspace: u64) -> Self {
-        let nothing = || Known { pages: [u64::MAX; SLOTS], grains: [u64::MAX; SLOTS] };
+        let nothing = || CheckedPages { pages: [u64::MAX; SLOTS], grains: [u64::MAX; SLOTS] };
         Mapped { memory, workspace, known: [nothing(), nothing()] }
     }
 
