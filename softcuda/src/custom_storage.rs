@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -144,7 +144,11 @@ fn map_all(process: i32) -> Outcome<Vec<Mapped>> {
         let number = target.strip_prefix("/memfd:").and_then(|name| name.strip_prefix(STORAGE));
         let number = number.and_then(|rest| rest.split(' ').next()?.parse::<usize>().ok());
         if let Some(number) = number {
-            found.push((number, File::options().read(true).write(true).open(path).map_err(gone)?));
+            // Another file may be in its place by now: its opening must not wait nor change anything. It is no storage
+            // without the seals, which `map` asks for.
+            let mut how = File::options();
+            how.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+            found.push((number, how.open(path).map_err(gone)?));
         }
     }
     found.sort_unstable_by_key(|(number, _)| *number);

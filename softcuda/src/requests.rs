@@ -39,6 +39,9 @@ pub(crate) enum Request {
     Kind = 12,
 }
 
+/// So many bytes are read of an answer, which has one less: what else a process says is no answer.
+const LONGEST_ANSWER: u64 = 9;
+
 /// The name of a process, as its directory in `/proc` shows it.
 ///
 /// # Errors
@@ -60,7 +63,7 @@ pub(crate) fn address(process: &str) -> std::io::Result<SocketAddr> {
 /// request itself fails with.
 pub(crate) fn ask(pid: i32, request: Request, argument: u32) -> Outcome<u32> {
     let pid = u32::try_from(pid).ok().filter(|pid| *pid != 0).ok_or(Code::INVALID_VALUE)?;
-    let mut connection = address(&format!("/proc/{pid}"))
+    let connection = address(&format!("/proc/{pid}"))
         .and_then(|address| UnixStream::connect_addr(&address))
         .map_err(|_| Code::INVALID_VALUE)?;
     let mut message = [0; 8];
@@ -70,7 +73,7 @@ pub(crate) fn ask(pid: i32, request: Request, argument: u32) -> Outcome<u32> {
     // only a missing answer is a failure. Reading to the end makes sure that it has closed.
     let mut answer = Vec::new();
     let _ = rustix::net::send(&connection, &message, SendFlags::NOSIGNAL);
-    let _ = connection.read_to_end(&mut answer);
+    let _ = connection.take(LONGEST_ANSWER).read_to_end(&mut answer);
     let &[a, b, c, d, e, f, g, h] = answer.as_slice() else {
         return Err(Code::OPERATING_SYSTEM);
     };
