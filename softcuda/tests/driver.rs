@@ -278,18 +278,27 @@ fn copying_program() {
     ok(cuStreamCreate(&mut to, 1));
     ok(cuStreamCreate(&mut from, 1));
     let device = allocate(2 * SIZE);
-    let begin = std::time::Instant::now();
-    // SAFETY: both halves of the pinned memory are as large as the copies.
-    unsafe {
-        ok(cuMemcpyHtoDAsync_v2(device, host as *const u8, SIZE, to));
-        let there = (host as usize + SIZE) as *mut u8;
-        ok(cuMemcpyDtoHAsync_v2(there, device + SIZE as u64, SIZE, from));
+    // Other programs may hold up this one, and then it says nothing: one try that was not held up is enough.
+    let mut tries = Vec::new();
+    while tries.len() < 50 {
+        let begin = std::time::Instant::now();
+        // SAFETY: both halves of the pinned memory are as large as the copies.
+        unsafe {
+            ok(cuMemcpyHtoDAsync_v2(device, host as *const u8, SIZE, to));
+            let there = (host as usize + SIZE) as *mut u8;
+            ok(cuMemcpyDtoHAsync_v2(there, device + SIZE as u64, SIZE, from));
+        }
+        let called = begin.elapsed();
+        ok(cuCtxSynchronize());
+        let took = begin.elapsed();
+        assert!(took >= Duration::from_millis(250), "{took:?}");
+        // The calls do not wait, and each direction has the rate for itself.
+        if called < Duration::from_millis(200) && took < Duration::from_millis(450) {
+            return;
+        }
+        tries.push((called, took));
     }
-    assert!(begin.elapsed() < Duration::from_millis(200), "the calls do not wait");
-    ok(cuCtxSynchronize());
-    let took = begin.elapsed();
-    assert!(took >= Duration::from_millis(250), "{took:?}");
-    assert!(took < Duration::from_millis(450), "the directions do not share: {took:?}");
+    panic!("the calls wait, or the directions share the rate: {tries:?}");
 }
 
 #[test]
