@@ -161,13 +161,13 @@ fn memory_is_taken_away_and_put_back_again_and_again() {
         drop(fds);
         assert_eq!(program.line(50), None, "the gate is still closed");
         agent.must(&Request::OpenGate {});
-        assert_eq!(program.line(5_000).as_deref(), Some("set"), "round {round}");
+        assert_eq!(program.line(20_000).as_deref(), Some("set"), "round {round}");
         assert_eq!(program.ask("check"), "as it was", "round {round}");
         assert_eq!(agent.counts().blocks, 10);
         drop(agent);
         // The agent closes its end a moment later. NVIDIA's driver comes back with other
         // descriptors of its own, so nothing can be said there.
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while is_soft() && program.lowest_free_descriptor() > before {
             assert!(Instant::now() < deadline, "low numbers are not left to the program");
             std::thread::sleep(Duration::from_millis(5));
@@ -238,7 +238,7 @@ fn a_checkpointer_that_dies_leaves_a_running_program() {
     program.tell("memset");
     assert_eq!(program.line(100), None);
     drop(agent);
-    assert_eq!(program.line(5_000).as_deref(), Some("set"));
+    assert_eq!(program.line(20_000).as_deref(), Some("set"));
     let (_, hello) = program.agent();
     assert_eq!(hello.gate, GateState::Open {});
     assert_eq!(program.ask("check"), "as it was");
@@ -276,7 +276,7 @@ fn a_program_that_waits_for_memory_does_not_keep_the_gate_open() {
     agent.must(&Request::CloseGate { timeout_ms: 2_000 });
     agent.export();
     agent.must(&Request::OpenGate {});
-    assert_eq!(program.line(2_000).as_deref(), Some("error 2"), "nothing is kept any more");
+    assert_eq!(program.line(20_000).as_deref(), Some("error 2"), "nothing is kept any more");
     assert_eq!(program.ask("check"), "as it was");
 }
 

@@ -143,7 +143,8 @@ fn ps_and_inspect_tell_what_there_is() -> Result<()> {
     let lab = Lab::new();
     let mut program = lab.start("small-allocs", &["--step-delay-ms", "50"])?;
     program.wait_for("step ")?;
-    let listed: serde_json::Value = serde_json::from_slice(&lab.run(["ps", "--json"])?.stdout)?;
+    let listed: serde_json::Value =
+        serde_json::from_slice(&lab.run(["ps", "--json", "--timeout", "20s"])?.stdout)?;
     let rows = listed.as_array().context("an array")?;
     let row = rows.iter().find(|row| row["pid"] == program.pid).context("the program is listed")?;
     ensure!(row["state"] == "running", "{row}");
@@ -272,7 +273,7 @@ fn an_agent_obeys_no_other_user() -> Result<()> {
         // SAFETY: the raw system call changes the user of this thread only.
         let changed = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
         ensure!(changed == 0, "setresuid");
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
         let mut connection = Connection::connect(&name, Some(deadline), None)?;
         let asked = connection.send(&Request::Hello { protocol: gpucr_wire::PROTOCOL_VERSION });
         Ok(asked.and_then(|()| connection.receive::<Reply>()).ok())

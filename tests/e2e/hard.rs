@@ -49,7 +49,7 @@ fn a_program_without_its_main_thread_is_refused_and_comes_back_from_a_dump() -> 
         program.wait_for("step 30 ")?;
         let output = lab.run(["dump", "--pid", &program.pid.to_string(), "-o", "image"])?;
         refused(&output, 1, &["main thread", "Nothing was changed"])?;
-        let listed = lab.run(["ps"])?;
+        let listed = lab.run(["ps", "--timeout", "20s"])?;
         let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
         let row = format!("{} ", program.pid);
         ensure!(listed.lines().any(|line| line.trim_start().starts_with(&row)), "{listed}");

@@ -71,7 +71,7 @@ fn a_program_in_the_background_is_known_by_its_pid_outside() -> Result<()> {
         outer.push(known);
     }
     // Both can be looked at from outside.
-    let rows = lab.run(["ps", "--json"])?;
+    let rows = lab.run(["ps", "--json", "--timeout", "20s"])?;
     let rows: Value = serde_json::from_slice(&rows.stdout)?;
     for pid in &outer {
         let found = rows.as_array().context("rows")?.iter().any(|row| row["pid"] == *pid);

@@ -77,7 +77,8 @@ fn names_of_others_are_shown_and_not_obeyed() -> Result<()> {
         ensure!(output.status.success(), "{command:?}: {}", show(&output));
         is_harmless(&output).with_context(|| format!("{command:?}"))?;
     }
-    let rows: Value = serde_json::from_slice(&lab.run(["ps", "--json"])?.stdout)?;
+    let rows: Value =
+        serde_json::from_slice(&lab.run(["ps", "--json", "--timeout", "20s"])?.stdout)?;
     let rows = rows.as_array().context("rows")?;
     let row = rows.iter().find(|row| row["pid"] == program.pid).context("it is listed")?;
     ensure!(

@@ -158,7 +158,7 @@ fn refused_beforehand(helper: &str, words: &str, listed_words: &str) -> Result<(
     ensure!(message.contains(words), "{message}");
     ensure!(message.contains("Nothing was changed"), "{message}");
     ensure!(program.is_running() && !lab.path("image").exists());
-    let listed = lab.run(["ps"])?;
+    let listed = lab.run(["ps", "--timeout", "20s"])?;
     let listed = String::from_utf8(listed.stdout).context("text")?;
     ensure!(listed.contains(&format!("cannot be dumped: {listed_words}")), "{listed}");
     Ok(())

@@ -9,6 +9,7 @@ use gpucr_wire::{Counts, GateState};
 
 use crate::commands::{Outcome, io_error, note, print_json, say};
 use crate::display;
+use crate::values::duration;
 
 /// List the programs that run under gpucr
 #[derive(clap::Args)]
@@ -16,10 +17,10 @@ pub(crate) struct PsArgs {
     /// Print a JSON array
     #[arg(long)]
     pub(crate) json: bool,
+    /// How long all programs together may take to answer
+    #[arg(long, value_name = "DURATION", default_value = "1500ms", value_parser = duration)]
+    pub(crate) timeout: Duration,
 }
-
-/// All programs together have so long to answer: it is nobody's to keep this command waiting.
-const LIMIT: Duration = Duration::from_millis(1500);
 
 #[derive(serde::Serialize)]
 struct Row {
@@ -42,9 +43,11 @@ struct Row {
 }
 
 pub(crate) fn run(args: &PsArgs) -> Outcome {
-    let survey = survey(LIMIT).map_err(io_error("cannot read /proc"))?;
+    let survey = survey(args.timeout).map_err(io_error("cannot read /proc"))?;
     if !survey.is_complete {
-        note!("There was no time to look at all processes: some may be missing.");
+        note!(
+            "There was no time to look at all processes: some may be missing. --timeout gives more."
+        );
     }
     for seen in &survey.seen {
         if let Said::Nothing(why) = &seen.said {

@@ -286,7 +286,7 @@ fn no_sync_is_made_in_vain() {
     let said = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| ()));
     let harmless: Vec<&String> = kinds
-        .iter()
+        .par_iter()
         .filter(|kind| {
             let forgetful = journal.forgetting(kind);
             let place = dir.path().join(kind.replace(' ', "-"));

@@ -18,9 +18,10 @@ use super::version::{MIN_VERSION, NO_PASSCRED, Version};
 
 /// Names the CRIU to use, and no other is looked for then.
 const ENV_CRIU: &str = "GPUCR_CRIU";
-/// How long CRIU may take to answer what it need do little for; it tries what the kernel can, at most. On a host
-/// with six threads for each core these tries were seen to take more than 10 s.
-const ANSWER: Duration = Duration::from_secs(60);
+/// How long CRIU may take to answer what it need do little for; it tries what the kernel can, at most. These
+/// tries make devices of the network, and all processes that do so wait for one lock of the kernel: where 64 of them
+/// began at once, one was seen to take 65 s.
+const ANSWER: Duration = Duration::from_secs(180);
 
 /// What CRIU can do with this kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
