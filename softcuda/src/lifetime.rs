@@ -1,7 +1,7 @@
 //! How contexts begin and end, the primary contexts of devices among them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -25,14 +25,17 @@ use crate::textures;
 /// Creates a context on a device.
 ///
 /// # Errors
-/// `DEVICE_UNAVAILABLE` when the device is in exclusive mode and another process has it; `OUT_OF_MEMORY`
-/// without room for what each context is set to take.
+/// `DEVICE_UNAVAILABLE` when the device is in exclusive mode and another process has it, or after a failed primary
+/// context was reset; `OUT_OF_MEMORY` without room for what each context is set to take.
 pub(crate) fn create(device: usize, flags: u32) -> Outcome<Arc<Context>> {
     create_as(new_handle(), device, flags, false)
 }
 
 fn create_as(handle: u64, device: usize, flags: u32, is_primary: bool) -> Outcome<Arc<Context>> {
     faults::present()?;
+    if SPOILED[device].load(Ordering::SeqCst) {
+        return Err(Code::DEVICE_UNAVAILABLE);
+    }
     exclusive::acquire(device)?;
     if settings().context_memory > 0 {
         // Freed with all that belongs to the context.
@@ -106,6 +109,10 @@ static PRIMARY: [Mutex<Primary>; MAX_DEVICES] =
     [const { Mutex::new(Primary { handle: None, context: None, references: 0, flags: 0 }) };
         MAX_DEVICES];
 
+/// Devices that this process has lost: a GPU's driver (580.159.04) makes no context any more after the reset of a primary
+/// one that a kernel had failed.
+static SPOILED: [AtomicBool; MAX_DEVICES] = [const { AtomicBool::new(false) }; MAX_DEVICES];
+
 /// The primary context of a device, created if need be; counts a reference.
 ///
 /// # Errors
@@ -160,7 +167,7 @@ pub(crate) fn release_primary(device: usize) -> Outcome {
     Ok(())
 }
 
-/// Destroys the primary context, no matter what refers to it.
+/// Destroys the primary context, no matter what refers to it. After a failed one there is no other.
 pub(crate) fn reset_primary(device: usize) {
     let mut primary = PRIMARY[device].lock();
     primary.references = 0;
@@ -168,6 +175,9 @@ pub(crate) fn reset_primary(device: usize) {
     // Not under the lock: what is called at the end of a context may ask for another one.
     drop(primary);
     if let Some(context) = last {
+        if context.failure.load(Ordering::SeqCst) != 0 {
+            SPOILED[device].store(true, Ordering::SeqCst);
+        }
         destroy(&context);
     }
 }

@@ -110,7 +110,8 @@ impl Default for LegacySettings {
 pub(crate) struct Library {
     /// The value that programs hold.
     pub(crate) handle: u64,
-    code: Arc<ptx::Module>,
+    /// Or why it could not be read, which only those are told who want something of it.
+    code: Outcome<Arc<ptx::Module>>,
     modules: Mutex<HashMap<u64, u64>>,
     kernels: Vec<u64>,
     /// Addresses of the managed variables, which are the same in all contexts, once somebody needs them.
@@ -458,10 +459,10 @@ impl Function {
 ///
 /// # Errors
 /// `INVALID_IMAGE` when a name cannot be given to C.
-pub(crate) fn make_library(code: Arc<ptx::Module>) -> Outcome<Arc<Library>> {
+pub(crate) fn make_library(code: Outcome<Arc<ptx::Module>>) -> Outcome<Arc<Library>> {
     let handle = new_handle();
     let mut kernels = Vec::new();
-    for entry in &code.entries {
+    for entry in code.iter().flat_map(|code| &code.entries) {
         let name = CString::new(entry.name.as_str()).map_err(|_| Code::INVALID_IMAGE)?;
         let kernel = Kernel { handle: new_handle(), library: handle, entry: entry.clone(), name };
         kernels.push(kernel.handle);
@@ -493,19 +494,23 @@ pub(crate) fn unload_library(library: &Library) {
 }
 
 impl Library {
+    fn code(&self) -> Outcome<&Arc<ptx::Module>> {
+        self.code.as_ref().map_err(|code| *code)
+    }
+
     /// Its module in a context, loaded if need be.
     ///
     /// # Errors
-    /// As [`load`]; that of [`parse`] where the code is for other devices.
+    /// As [`load`]; that of [`parse`] where the code is for other devices or could not be read.
     pub(crate) fn module(&self, context: &Context) -> Outcome<Arc<Module>> {
         let mut modules = self.modules.lock();
         if let Some(module) = modules.get(&context.handle).and_then(|m| MODULES.get(*m)) {
             return Ok(module);
         }
-        check_target(&self.code, settings().model(context.device))
-            .map_err(|refusal| refusal.code)?;
+        let code = self.code()?;
+        check_target(code, settings().model(context.device)).map_err(|refusal| refusal.code)?;
         let managed = self.managed()?;
-        let module = load_with(context, self.code.clone(), &managed, false)?;
+        let module = load_with(context, code.clone(), &managed, false)?;
         modules.insert(context.handle, module.handle);
         Ok(module)
     }
@@ -513,9 +518,11 @@ impl Library {
     /// Address and size of a managed variable, which is the same in all contexts.
     ///
     /// # Errors
-    /// `NOT_FOUND`, and what there is against placing the managed variables.
+    /// `NOT_FOUND`, that of [`parse`] for code that could not be read, and what there is against placing the managed
+    /// variables.
     pub(crate) fn managed_variable(&self, name: &str) -> Outcome<(u64, usize)> {
-        let global = self.code.globals.iter().find(|global| global.managed && global.name == name);
+        let mut globals = self.code()?.globals.iter();
+        let global = globals.find(|global| global.managed && global.name == name);
         let global = global.ok_or(Code::NOT_FOUND)?;
         let address = self.managed()?.get(name).copied().ok_or(Code::NOT_FOUND)?;
         Ok((address, global.size))
@@ -525,22 +532,26 @@ impl Library {
     fn managed(&self) -> Outcome<HashMap<String, u64>> {
         let mut managed = self.managed.lock();
         if managed.is_none() {
-            *managed = Some(place_managed(self.handle, &self.code)?);
+            *managed = Some(place_managed(self.handle, self.code()?)?);
         }
         Ok(managed.clone().unwrap_or_default())
     }
 
     /// Handles of all kernels, in the order of the source.
-    pub(crate) fn kernels(&self) -> &[u64] {
-        &self.kernels
+    ///
+    /// # Errors
+    /// That of [`parse`] for code that could not be read.
+    pub(crate) fn kernels(&self) -> Outcome<&[u64]> {
+        self.code()?;
+        Ok(&self.kernels)
     }
 
     /// The kernel of a name.
     ///
     /// # Errors
-    /// `NOT_FOUND`.
+    /// `NOT_FOUND`; that of [`parse`] for code that could not be read.
     pub(crate) fn kernel(&self, name: &str) -> Outcome<u64> {
-        let index = self.code.entries.iter().position(|entry| entry.name == name);
+        let index = self.code()?.entries.iter().position(|entry| entry.name == name);
         index.map(|index| self.kernels[index]).ok_or(Code::NOT_FOUND)
     }
 }

@@ -7,10 +7,14 @@ use crate::context;
 use crate::host_memory;
 use crate::status::{Code, Outcome};
 
-/// `CU_MEMHOSTALLOC_PORTABLE`, `_DEVICEMAP` and `_WRITECOMBINED`.
-const ALLOCATION_FLAGS: u32 = 7;
-/// `CU_MEMHOSTREGISTER_PORTABLE`, `_DEVICEMAP` and `_READ_ONLY`; not `_IOMEMORY`.
-const REGISTRATION_FLAGS: u32 = 1 | 2 | 8;
+/// `CU_MEMHOSTALLOC_PORTABLE`, also of registrations.
+const PORTABLE: u32 = 1;
+/// `CU_MEMHOSTALLOC_DEVICEMAP`, also of registrations.
+const DEVICE_MAP: u32 = 2;
+/// Those two and `CU_MEMHOSTALLOC_WRITECOMBINED`.
+const ALLOCATION_FLAGS: u32 = PORTABLE | DEVICE_MAP | 4;
+/// Those two and `CU_MEMHOSTREGISTER_READ_ONLY`; not `_IOMEMORY`.
+const REGISTRATION_FLAGS: u32 = PORTABLE | DEVICE_MAP | 8;
 
 fn allocate(out: &Out<u64>, size: usize, flags: u32) -> Outcome {
     out.check()?;
@@ -73,7 +77,8 @@ driver_api! {
 
     call fn cuMemHostGetFlags(out: Out<u32>, address: Address) {
         let memory = host_memory::find(address.0).ok_or(Code::INVALID_VALUE)?;
-        // All pinned memory is mapped for the device under unified addressing.
-        out.set(memory.flags | 2)
+        // All pinned memory is mapped for the device under unified addressing. It is also portable whether or not the
+        // program says so, and a GPU (driver 580.159.04) does not tell who did.
+        out.set(memory.flags & !PORTABLE | DEVICE_MAP)
     }
 }

@@ -1,5 +1,5 @@
 //! Textures and surfaces. What a fetch gives is computed here as the CUDA C++ Programming Guide
-//! describes it ("Texture Fetching").
+//! describes it ("Texture Fetching"), and rounded as an H100 does.
 
 use super::job::{Argument, Job, Kind, Launch, Picture, Precision, Reading, Shape, bytes32};
 use super::table::Random;
@@ -125,19 +125,22 @@ impl Picture {
             || (!matches!(self.format, F16 | F32) && self.reading.flags & INTEGERS != 0)
     }
 
-    /// One number of an element as fetches give it: what has no channel is 0, or 1 at the end.
+    /// Whether a number of an element is taken as sRGB: of two only the first.
+    fn is_srgb(&self, channel: usize) -> bool {
+        let converted = if self.channels == 4 { 3 } else { 1 };
+        self.format == U8 && self.reading.flags & SRGB != 0 && channel < converted
+    }
+
+    /// One number of an element as fetches give it: what has no channel is 0.
     fn value(&self, level: usize, at: [i64; 3], channel: usize) -> f64 {
         if channel >= self.channels as usize {
-            return if channel == 3 { 1.0 } else { 0.0 };
+            return 0.0;
         }
         let bits = self.stored(level, at, channel);
         let signed = f64::from(bits as i32);
         match self.format {
             _ if self.is_integer() => f64::from(bits),
-            U8 if self.reading.flags & SRGB != 0 && channel < 3 => {
-                let x = signed / 255.0;
-                if x <= 0.04045 { x / 12.92 } else { ((x + 0.055) / 1.055).powf(2.4) }
-            }
+            U8 if self.is_srgb(channel) => linear(signed / 255.0),
             U8 => signed / 255.0,
             U16 => signed / 65535.0,
             S8 => (signed / 127.0).max(-1.0),
@@ -161,39 +164,103 @@ impl Picture {
         }
     }
 
-    /// What a fetch gives at a place in elements, of a layer.
-    fn fetched(&self, level: usize, at: [f64; 3], dimensions: usize, layer: i64) -> [f64; 4] {
-        let filters = self.reading.filter == 1 && !self.is_integer();
+    /// One number of an element in steps of a mean, and how many steps are 1.
+    fn steps(&self, level: usize, at: Option<[i64; 3]>, channel: usize) -> (f64, f64) {
+        let unit = match self.format {
+            _ if self.is_srgb(channel) => 1.0,
+            U8 | U16 => 65535.0,
+            S8 | S16 => 32767.0,
+            _ => 1.0,
+        };
+        let Some(at) = at else { return (f64::from(self.reading.border[channel]) * unit, unit) };
+        let there = channel < self.channels as usize;
+        let stored = || f64::from(self.stored(level, at, channel) as i32);
+        let number = match self.format {
+            _ if !there || unit == 1.0 => self.value(level, at, channel),
+            U8 => 257.0 * stored(),
+            S8 => stored() * 32767.0 / 127.0,
+            _ => stored(),
+        };
+        (number, unit)
+    }
+
+    /// Whether an index beside the image means the element at the edge.
+    fn has_edge(&self, axis: usize) -> bool {
+        let repeats = matches!(self.reading.beyond[axis], WRAP | MIRROR);
+        self.reading.beyond[axis] == CLAMP || repeats && self.reading.flags & NORMALIZED == 0
+    }
+
+    /// Adds what is around a place to sums, with weights of 256ths that are `weight` together.
+    fn add(&self, spot: &Spot, weight: i64, sums: &mut [f64; 4]) {
+        let &Spot { level, at, dimensions, layer } = spot;
         let size = self.size(level);
-        let mut sum = [0.0; 4];
-        for corner in 0..1 << if filters { dimensions } else { 0 } {
-            let mut weight = 1.0;
+        // One row is read as a plane, at its upper edge.
+        let read = dimensions.max(2);
+        let around: [(i64, i64); 3] = std::array::from_fn(|axis| {
+            if axis >= read {
+                return (0, 0);
+            }
+            let mut place = if axis < dimensions { at[axis] - 0.5 } else { -0.5 };
+            if self.has_edge(axis) {
+                place = place.clamp(0.0, size[axis] as f64 - 1.0);
+            }
+            let steps = (place * 256.0).round() as i64;
+            (steps.div_euclid(256), steps.rem_euclid(256))
+        });
+        for corner in 0..1 << read {
+            let second = [0, 1, 2].map(|axis| corner >> axis & 1 != 0);
+            let mut part = share(weight, around[0].1, second[0], true);
+            for axis in [2, 1] {
+                part = share(part, around[axis].1, second[axis], second[0]);
+            }
             let mut place = Some([0, 0, if dimensions < 3 { layer } else { 0 }]);
-            for axis in 0..dimensions {
-                let mut index = at[axis].floor() as i64;
-                if filters {
-                    // The weight has eight bits behind the point.
-                    let steps = ((at[axis] - 0.5) * 256.0).round();
-                    let part = steps / 256.0 - (steps / 256.0).floor();
-                    let second = corner >> axis & 1;
-                    index = (steps / 256.0).floor() as i64 + second;
-                    weight *= if second == 1 { part } else { 1.0 - part };
-                }
-                let found = self.index(index, size[axis], axis);
+            for axis in 0..read {
+                let found = self.index(around[axis].0 + i64::from(second[axis]), size[axis], axis);
                 place = place.zip(found).map(|(mut place, index)| {
                     place[axis] = index;
                     place
                 });
             }
-            for (channel, sum) in sum.iter_mut().enumerate() {
-                *sum += weight
-                    * match place {
-                        Some(place) => self.value(level, place, channel),
-                        None => f64::from(self.reading.border[channel]),
-                    };
+            for (channel, sum) in sums.iter_mut().enumerate() {
+                *sum += part as f64 * self.steps(level, place, channel).0 / 256.0;
             }
         }
-        sum
+    }
+
+    /// The numbers that sums stand for.
+    fn rounded(&self, sums: [f64; 4]) -> [f64; 4] {
+        std::array::from_fn(|channel| {
+            let (_, unit) = self.steps(0, None, channel);
+            match self.format {
+                F16 => away(f16::from_f64(sums[channel]), sums[channel]),
+                _ if unit == 1.0 => away(sums[channel] as f32, sums[channel]),
+                // The border may be beyond the limits.
+                S8 | S16 => ((sums[channel] + 0.5).floor() / unit).clamp(-1.0, 1.0),
+                _ => ((sums[channel] + 0.5).floor() / unit).clamp(0.0, 1.0),
+            }
+        })
+    }
+
+    /// What a fetch gives at a place in elements, of a layer.
+    fn fetched(&self, level: usize, at: [f64; 3], dimensions: usize, layer: i64) -> [f64; 4] {
+        if self.reading.filter == 1 && !self.is_integer() {
+            let mut sums = [0.0; 4];
+            self.add(&Spot { level, at, dimensions, layer }, 256, &mut sums);
+            return self.rounded(sums);
+        }
+        let size = self.size(level);
+        let mut place = Some([0, 0, if dimensions < 3 { layer } else { 0 }]);
+        for axis in 0..dimensions {
+            let found = self.index(at[axis].floor() as i64, size[axis], axis);
+            place = place.zip(found).map(|(mut place, index)| {
+                place[axis] = index;
+                place
+            });
+        }
+        std::array::from_fn(|channel| match place {
+            Some(place) => self.value(level, place, channel),
+            None => f64::from(self.reading.border[channel]),
+        })
     }
 
     /// A coordinate in elements.
@@ -206,14 +273,58 @@ impl Picture {
     /// The bits of what a fetch gives.
     fn bits(&self, numbers: [f64; 4]) -> [u32; 4] {
         if self.is_integer() {
-            let mut bits = numbers.map(|x| x as u32);
-            if self.channels < 4 {
-                bits[3] = 1;
-            }
-            return bits;
+            return numbers.map(|x| x as u32);
         }
         numbers.map(|x| (x as f32).to_bits())
     }
+}
+
+/// Where a mean is taken.
+struct Spot {
+    level: usize,
+    /// In elements.
+    at: [f64; 3],
+    dimensions: usize,
+    layer: i64,
+}
+
+/// The share that one of two neighbours has of a weight: one of the shares is rounded, and the other is the rest.
+fn share(weight: i64, part: i64, second: bool, rounds_second: bool) -> i64 {
+    let own = if rounds_second { part } else { 256 - part };
+    let rounded = (weight * own + 128) / 256;
+    if second == rounds_second { rounded } else { weight - rounded }
+}
+
+/// A number of sRGB, in the few steps that an H100 knows: fewer than 240 of a power of two.
+fn linear(x: f64) -> f64 {
+    let x = if x <= 0.04045 { x / 12.92 } else { ((x + 0.055) / 1.055).powf(2.4) };
+    let steps = (7..=15).rev().map(|power| f64::from(1 << power));
+    let steps = steps.into_iter().find(|steps| x * steps < 240.0).unwrap_or(128.0);
+    (x * steps).round() / steps
+}
+
+/// A type of numbers that has a nearest one to each `f64`.
+trait Near: Into<f64> + Copy {
+    /// The next one further from zero.
+    fn outer(self) -> Self;
+}
+
+impl Near for f32 {
+    fn outer(self) -> f32 {
+        f32::from_bits(self.to_bits() + 1)
+    }
+}
+
+impl Near for f16 {
+    fn outer(self) -> f16 {
+        f16::from_bits(self.to_bits() + 1)
+    }
+}
+
+/// Of the two numbers that are equally near the one further from zero, else the nearest.
+fn away<T: Near>(near: T, exact: f64) -> f64 {
+    let (near, outer): (f64, f64) = (near.into(), near.outer().into());
+    if (outer - exact).abs() == (near - exact).abs() { outer } else { near }
 }
 
 pub(crate) type Words = [u32; ROW];
@@ -283,14 +394,6 @@ pub(crate) fn job(
     }
 }
 
-/// Between softcuda and the host there is only the last rounding. A GPU may take a weight that is
-/// half-way between two steps for the other one, and it adds with less precision.
-fn filtered(job: Job, range: f64) -> Job {
-    let precision = Precision::Within { relative: 1e-6, absolute: range * 1e-6 };
-    let golden = Precision::Within { relative: 0.0, absolute: range / 256.0 };
-    Job { precision, golden, ..job }
-}
-
 /// Places: within the image and around it, none at an edge between two elements.
 fn places(picture: &Picture, count: usize) -> Vec<Words> {
     let mut random = Random::new(count as u64);
@@ -341,11 +444,10 @@ fn plain(jobs: &mut Vec<Job>) {
                     let name = format!("{mode_name} {filter_name} {scale}");
                     let text =
                         format!("tex.{geometry}.v4.f32.f32 {{%g0, %g1, %g2, %g3}}, [%t, {place}];");
-                    let job = job(&name, &text, &picture, &rows, move |picture, row| {
+                    jobs.push(job(&name, &text, &picture, &rows, move |picture, row| {
                         let at = picture.scaled(0, [0, 1, 2].map(|axis| floats(row)[axis]));
                         picture.bits(picture.fetched(0, at, dimensions, 0))
-                    });
-                    jobs.push(if filter == 1 { filtered(job, 100.0) } else { job });
+                    }));
                 }
             }
         }
@@ -392,20 +494,10 @@ fn formats(jobs: &mut Vec<Job>) {
                 );
                 let rows = places(&picture, 100);
                 let job = job(&name, &text, &picture, &rows, fetch2d);
-                let range = if is_float { 100.0 } else { 2.0 };
+                // Of means of signed bytes an H100 gives a few as the next step.
+                let near = Precision::Within { relative: 0.0, absolute: 1.01 / 32767.0 };
                 jobs.push(match how {
-                    "filtered" => filtered(job, range),
-                    // A quotient may be rounded otherwise, and sRGB comes from a table.
-                    "as numbers" => Job {
-                        golden: Precision::Within { relative: 2.4e-7, absolute: 0.0 },
-                        precision: Precision::Within { relative: 1e-7, absolute: 0.0 },
-                        ..job
-                    },
-                    "as sRGB" => Job {
-                        golden: Precision::Within { relative: 0.0, absolute: 2e-3 },
-                        precision: Precision::Within { relative: 1e-6, absolute: 0.0 },
-                        ..job
-                    },
+                    "filtered" if format == S8 => Job { golden: near, ..job },
                     _ => job,
                 });
             }
@@ -423,12 +515,11 @@ fn layers(jobs: &mut Vec<Job>) {
         // Layers that are not there are the last one.
         rows.iter_mut().enumerate().for_each(|(index, row)| row[3] = index as u32 % 7);
         let text = format!("tex.{geometry}.v4.f32.f32 {{%g0, %g1, %g2, %g3}}, [%t, {place}];");
-        let job = job("layers", &text, &picture, &rows, move |picture, row| {
+        jobs.push(job("layers", &text, &picture, &rows, move |picture, row| {
             let [x, y, ..] = floats(row);
             let at = picture.scaled(0, [x, y, 0.0]);
             picture.bits(picture.fetched(0, at, dimensions, i64::from(row[3]).min(4)))
-        });
-        jobs.push(filtered(job, 100.0));
+        }));
     }
 }
 
@@ -491,14 +582,24 @@ fn details(jobs: &mut Vec<Job>) {
         let at_level = move |picture: &Picture, row: Words, level: f64| {
             let [x, y, ..] = floats(row);
             let level = level.clamp(0.0, 2.5);
-            let fetch =
-                |level: usize| picture.fetched(level, picture.scaled(level, [x, y, 0.0]), 2, 0);
             if level_filter == 0 {
-                return picture.bits(fetch((level + 0.5).floor() as usize));
+                let level = (level + 0.5).floor() as usize;
+                return picture.bits(picture.fetched(
+                    level,
+                    picture.scaled(level, [x, y, 0.0]),
+                    2,
+                    0,
+                ));
             }
-            let (first, part) = (level.floor(), level - level.floor());
-            let (one, other) = (fetch(first as usize), fetch((first as usize + 1).min(3)));
-            picture.bits(std::array::from_fn(|i| one[i] * (1.0 - part) + other[i] * part))
+            let first = level.floor() as usize;
+            let part = ((level - level.floor()) * 256.0).round() as i64;
+            let mut sums = [0.0; 4];
+            for (level, weight) in [(first, 256 - part), ((first + 1).min(3), part)] {
+                let at = picture.scaled(level, [x, y, 0.0]);
+                let spot = Spot { level, at, dimensions: 2, layer: 0 };
+                picture.add(&spot, weight, &mut sums);
+            }
+            picture.bits(picture.rounded(sums))
         };
         let text = "tex.level.2d.v4.f32.f32 {%g0, %g1, %g2, %g3}, [%t, {%f0, %f1}], %f2;";
         let by_level = job(name, text, &picture, &rows, move |picture, row| {
@@ -513,9 +614,7 @@ fn details(jobs: &mut Vec<Job>) {
         let by_gradient = job(name, text, &picture, &rows, move |picture, row| {
             at_level(picture, row, floats(row)[3].log2())
         });
-        for job in [by_level, by_gradient] {
-            jobs.push(if filter == 1 { filtered(job, 100.0) } else { job });
-        }
+        jobs.extend([by_level, by_gradient]);
     }
 }
 
@@ -536,7 +635,7 @@ fn memory(jobs: &mut Vec<Job>) {
     let pitched = Picture { shape, ..array };
     let rows = places(&pitched, 120);
     let text = "tex.2d.v4.f32.f32 {%g0, %g1, %g2, %g3}, [%t, {%f0, %f1}];";
-    jobs.push(filtered(job("rows in plain memory", text, &pitched, &rows, fetch2d), 100.0));
+    jobs.push(job("rows in plain memory", text, &pitched, &rows, fetch2d));
 }
 
 fn gathers(jobs: &mut Vec<Job>) {

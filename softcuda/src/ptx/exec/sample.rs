@@ -1,7 +1,8 @@
 //! What a fetch from a texture gives.
 //!
 //! Places between elements are known in steps of 1/256, as the CUDA C++ Programming Guide describes
-//! ("Texture Fetching"): weights have eight bits behind the point.
+//! ("Texture Fetching"): weights have eight bits behind the point. How weights and means are rounded is not
+//! documented; it is taken from what an H100 gives (`tests/golden/h100.bin`).
 
 use super::block::Room;
 use super::context::{Fault, Step};
@@ -12,8 +13,8 @@ use crate::ptx::image::{Beyond, Channel, Image, Level, Texture};
 use crate::ptx::kernels::rounding::{F16, Round, to_small};
 use half::f16;
 
-/// Steps between two elements.
-const STEPS: f64 = 256.0;
+/// Steps between two elements, and the sum of the weights of a mean.
+const STEPS: i64 = 256;
 
 /// The numbers of an element as the type of the image has them, in 32 bits each.
 type Bits = [u32; 4];
@@ -33,9 +34,35 @@ struct Spot {
 }
 
 /// The neighbours of a place in one direction: the first and the second, and the weight of the
-/// second.
+/// second in [`STEPS`].
 #[derive(Clone, Copy)]
-struct Between(i64, i64, f64);
+struct Between(i64, i64, i64);
+
+/// Two levels, and the weight of the second in [`STEPS`].
+#[derive(Clone, Copy)]
+struct Levels(usize, usize, i64);
+
+/// Divides a weight between two neighbours of which the second has a part. The share of one of them is
+/// rounded, from the half on up, and the other gets the rest.
+fn divided(weight: i64, part: i64, rounds_second: bool) -> [i64; 2] {
+    let share = |part: i64| (weight * part + STEPS / 2) / STEPS;
+    if rounds_second {
+        [weight - share(part), share(part)]
+    } else {
+        [share(STEPS - part), weight - share(STEPS - part)]
+    }
+}
+
+/// Rounds to so many binary digits behind the first one, from the half on away from zero; the digits of
+/// numbers below two to the power `least` are those of that power.
+fn rounded(x: f64, digits: i32, least: i32) -> f64 {
+    if !x.is_finite() {
+        return x;
+    }
+    let exponent = (x.to_bits() >> 52 & 0x7ff) as i32 - 1023;
+    let unit = 2f64.powi(exponent.max(least) - digits);
+    (x / unit).round() * unit
+}
 
 /// The number of an element, from 0, that an index means; none is the border.
 fn inside(index: i64, size: u32, beyond: Beyond) -> Option<i64> {
@@ -65,8 +92,16 @@ fn side([x, y, z]: [f64; 3]) -> (u32, [f64; 3]) {
     (face, [(s / m + 1.0) / 2.0, (t / m + 1.0) / 2.0, 0.0])
 }
 
-fn from_srgb(x: f64) -> f64 {
-    if x <= 0.04045 { x / 12.92 } else { ((x + 0.055) / 1.055).powf(2.4) }
+/// A byte of sRGB as a number with at most eight digits, of which there are fewer than 15/16 of 256 steps; the
+/// smallest step is two to the power -15.
+fn from_srgb(byte: u32) -> f64 {
+    let x = f64::from(byte) / 255.0;
+    let linear = if x <= 0.04045 { x / 12.92 } else { ((x + 0.055) / 1.055).powf(2.4) };
+    let mut steps = 2f64.powi(15);
+    while linear * steps >= 240.0 && steps > 128.0 {
+        steps /= 2.0;
+    }
+    (linear * steps).round() / steps
 }
 
 /// The number that bits stand for; those of small integers are from 0 or -1 to 1.
@@ -81,17 +116,59 @@ fn number(channel: Channel, bits: u32) -> f64 {
     }
 }
 
+/// How many steps of a mean are 1: means of small integers are numbers of 16 bits.
+fn unit(channel: Channel) -> f64 {
+    match channel {
+        Channel::U8 | Channel::U16 => 65535.0,
+        Channel::S8 | Channel::S16 => 32767.0,
+        _ => 1.0,
+    }
+}
+
 impl Texture {
+    /// Whether a number of elements is taken as sRGB: of two numbers the first.
+    fn is_srgb(&self, index: usize) -> bool {
+        let Image { channel, channels, .. } = self.image;
+        let converted = if channels == 4 { 3 } else { 1 };
+        self.sampler.srgb && channel == Channel::U8 && index < converted
+    }
+
     fn numbers(&self, bits: Bits) -> Numbers {
-        let mut numbers = bits.map(|bits| number(self.image.channel, bits));
-        if self.sampler.srgb && self.image.channel == Channel::U8 {
-            numbers[..3].iter_mut().for_each(|x| *x = from_srgb(*x));
-        }
-        let channels = usize::from(self.image.channels);
-        for (index, number) in numbers.iter_mut().enumerate().skip(channels) {
-            *number = if index == 3 { 1.0 } else { 0.0 };
-        }
-        numbers
+        std::array::from_fn(|index| match self.is_srgb(index) {
+            true => from_srgb(bits[index]),
+            false => number(self.image.channel, bits[index]),
+        })
+    }
+
+    /// The numbers of an element in steps of a mean.
+    fn parts(&self, bits: Bits) -> Numbers {
+        std::array::from_fn(|index| match self.image.channel {
+            Channel::U8 if self.is_srgb(index) => from_srgb(bits[index]),
+            Channel::U8 => f64::from(bits[index] * 257),
+            Channel::U16 => f64::from(bits[index]),
+            Channel::S8 => f64::from(bits[index] as i32) * 32767.0 / 127.0,
+            Channel::S16 => f64::from(bits[index] as i32),
+            channel => number(channel, bits[index]),
+        })
+    }
+
+    /// The colour of the border in steps of a mean.
+    fn border_parts(&self) -> Numbers {
+        let unit_of = |index| if self.is_srgb(index) { 1.0 } else { unit(self.image.channel) };
+        std::array::from_fn(|index| f64::from(self.sampler.border[index]) * unit_of(index))
+    }
+
+    /// What a mean in steps gives.
+    fn finished(&self, mean: Numbers) -> Numbers {
+        let channel = self.image.channel;
+        let unit = unit(channel);
+        std::array::from_fn(|index| match channel {
+            Channel::U8 if self.is_srgb(index) => rounded(mean[index], 23, -126),
+            Channel::U8 | Channel::U16 => (mean[index] + 0.5).floor().clamp(0.0, unit) / unit,
+            Channel::S8 | Channel::S16 => (mean[index] + 0.5).floor().clamp(-unit, unit) / unit,
+            Channel::F16 => rounded(mean[index], 10, -14),
+            _ => rounded(mean[index], 23, -126),
+        })
     }
 
     /// What is beside the image in a direction: repetition needs coordinates from 0 to 1.
@@ -104,8 +181,8 @@ impl Texture {
         }
     }
 
-    /// The levels to read, and the weight of the second.
-    fn levels(&self, wanted: f64) -> (usize, usize, f64) {
+    /// The levels to read.
+    fn levels(&self, wanted: f64) -> Levels {
         let sampler = &self.sampler;
         let [least, greatest] = sampler.levels.map(f64::from);
         let last = self.image.levels.len() - 1;
@@ -113,11 +190,11 @@ impl Texture {
         let level = level.min(last as f64).max(0.0);
         if !sampler.filters_levels {
             let near = ((level + 0.5).floor() as usize).min(last);
-            return (near, near, 0.0);
+            return Levels(near, near, 0);
         }
-        let level = (level * STEPS).round() / STEPS;
-        let first = (level.floor() as usize).min(last);
-        (first, (first + 1).min(last), level - first as f64)
+        let steps = (level * STEPS as f64).round() as i64;
+        let first = ((steps / STEPS) as usize).min(last);
+        Levels(first, (first + 1).min(last), steps - first as i64 * STEPS)
     }
 
     /// The elements around a place in one direction.
@@ -127,16 +204,20 @@ impl Texture {
         } else {
             1.0
         };
+        let is_there = axis < usize::from(spot.dimensions);
+        let (at, offset) = if is_there { (spot.at[axis], spot.offset[axis]) } else { (0.0, 0) };
         let most = 2f64.powi(40);
-        let at = (spot.at[axis] * scale).clamp(-most, most);
+        let at = (at * scale).clamp(-most, most);
         if !filters {
-            let index = at.floor() as i64 + spot.offset[axis];
-            return Between(index, index, 0.0);
+            let index = at.floor() as i64 + offset;
+            return Between(index, index, 0);
         }
-        let steps = ((at - 0.5) * STEPS).round();
-        let first = (steps / STEPS).floor();
-        let index = first as i64 + spot.offset[axis];
-        Between(index, index + 1, steps / STEPS - first)
+        let steps = ((at - 0.5) * STEPS as f64).round() as i64;
+        let first = steps.div_euclid(STEPS) + offset;
+        // Beside an image whose edge goes on there is only one neighbour.
+        let last = i64::from(level.size[axis].max(1)) - 1;
+        let beside = self.beyond(axis, spot) == Beyond::Clamp && !(0..last).contains(&first);
+        Between(first, first + 1, if beside { 0 } else { steps.rem_euclid(STEPS) })
     }
 }
 
@@ -179,7 +260,7 @@ impl Reader<'_, '_> {
     fn bits(&mut self, spot: &Spot, level: &Level, at: [i64; 3]) -> Step<Option<Bits>> {
         let image = &self.texture.image;
         let mut found = [0; 3];
-        for axis in 0..usize::from(spot.dimensions) {
+        for axis in 0..usize::from(spot.dimensions.max(2)) {
             let beyond = self.texture.beyond(axis, spot);
             match inside(at[axis], level.size[axis], beyond) {
                 Some(index) => found[axis] = index,
@@ -200,43 +281,65 @@ impl Reader<'_, '_> {
         Ok(found.map_or_else(border, |bits| texture.numbers(bits)))
     }
 
-    /// The weighted mean of the elements around a place.
-    fn mean(&mut self, spot: &Spot, level: &Level) -> Step<Numbers> {
-        let filters = self.texture.sampler.filters && !spot.integers;
-        let axes: [Between; 3] = std::array::from_fn(|axis| {
-            if axis < usize::from(spot.dimensions) {
-                self.texture.between(spot, level, axis, filters)
-            } else {
-                Between(0, 0, 0.0)
-            }
+    /// Adds the elements around a place to a sum, with weights whose sum is `weight`. An image of one direction
+    /// is one row, and the place is on the upper edge of it: half of what is read is above.
+    fn add(&mut self, spot: &Spot, level: &Level, weight: i64, sum: &mut Numbers) -> Step<()> {
+        let texture = self.texture;
+        let read = usize::from(spot.dimensions.max(2));
+        let [x, y, z]: [Between; 3] = std::array::from_fn(|axis| match axis < read {
+            true => texture.between(spot, level, axis, true),
+            false => Between(0, 0, 0),
         });
-        let mut sum = [0.0; 4];
-        for corner in 0..8 {
-            let mut weight = 1.0;
-            let at = std::array::from_fn(|axis| {
-                let Between(first, second, part) = axes[axis];
-                let second_wanted = corner >> axis & 1 != 0;
-                weight *= if second_wanted { part } else { 1.0 - part };
-                if second_wanted { second } else { first }
-            });
-            if weight != 0.0 {
-                let numbers = self.numbers(spot, level, at)?;
-                sum.iter_mut().zip(numbers).for_each(|(sum, x)| *sum += weight * x);
+        for (second, weight) in [false, true].into_iter().zip(divided(weight, x.2, true)) {
+            let column = if second { x.1 } else { x.0 };
+            for (plane, weight) in [z.0, z.1].into_iter().zip(divided(weight, z.2, second)) {
+                for (row, weight) in [y.0, y.1].into_iter().zip(divided(weight, y.2, second)) {
+                    if weight == 0 {
+                        continue;
+                    }
+                    let found = self.bits(spot, level, [column, row, plane])?;
+                    let parts =
+                        found.map_or_else(|| texture.border_parts(), |bits| texture.parts(bits));
+                    sum.iter_mut().zip(parts).for_each(|(sum, x)| *sum += weight as f64 * x);
+                }
             }
         }
-        Ok(sum)
+        Ok(())
+    }
+
+    /// The weighted mean of the elements around a place, of two levels.
+    fn mean(&mut self, spot: &Spot, Levels(first, second, part): Levels) -> Step<Numbers> {
+        let texture = self.texture;
+        let mut sum = [0.0; 4];
+        for (level, weight) in [(first, STEPS - part), (second, part)] {
+            if weight != 0 {
+                self.add(spot, &texture.image.levels[level], weight, &mut sum)?;
+            }
+        }
+        Ok(texture.finished(sum.map(|x| x / STEPS as f64)))
+    }
+
+    /// The numbers of the element at a place, or of two levels their mean.
+    fn at(&mut self, spot: &Spot, Levels(first, second, part): Levels) -> Step<Numbers> {
+        let texture = self.texture;
+        let mut one = |level: usize| {
+            let level = &texture.image.levels[level];
+            let at = std::array::from_fn(|axis| texture.between(spot, level, axis, false).0);
+            self.numbers(spot, level, at)
+        };
+        let numbers = one(first)?;
+        if part == 0 {
+            return Ok(numbers);
+        }
+        let (other, part) = (one(second)?, part as f64 / STEPS as f64);
+        Ok(std::array::from_fn(|i| numbers[i] * (1.0 - part) + other[i] * part))
     }
 
     /// One element's integers.
     fn nearest(&mut self, spot: &Spot, level: &Level) -> Step<Bits> {
         let at = std::array::from_fn(|axis| self.texture.between(spot, level, axis, false).0);
         let border = self.texture.sampler.border.map(|x| x as i32 as u32);
-        let mut bits = self.bits(spot, level, at)?.unwrap_or(border);
-        let channels = usize::from(self.texture.image.channels);
-        if channels < 4 {
-            bits[3] = 1;
-        }
-        Ok(bits)
+        Ok(self.bits(spot, level, at)?.unwrap_or(border))
     }
 
     /// One number of each of the four elements around a place.
@@ -257,23 +360,23 @@ impl Reader<'_, '_> {
         Ok(found)
     }
 
-    /// The four numbers of a fetch.
+    /// The four numbers of a fetch: what an element has no number for is 0, also the last.
     fn fetch(&mut self, spot: &Spot, level: f64, gather: Option<u8>) -> Step<Bits> {
-        if let Some(channel) = gather {
-            return self.gather(spot, usize::from(channel & 3));
-        }
         let texture = self.texture;
-        let (first, second, part) = texture.levels(level);
-        let levels = &texture.image.levels;
-        if !texture.gives_floats() {
-            return self.nearest(spot, &levels[first]);
+        let channels = usize::from(texture.image.channels);
+        if let Some(channel) = gather.map(|channel| usize::from(channel & 3)) {
+            return if channel < channels { self.gather(spot, channel) } else { Ok([0; 4]) };
         }
-        let mut mean = self.mean(spot, &levels[first])?;
-        if part > 0.0 {
-            let other = self.mean(spot, &levels[second])?;
-            mean.iter_mut().zip(other).for_each(|(x, y)| *x = *x * (1.0 - part) + y * part);
-        }
-        Ok(mean.map(|x| (x as f32).to_bits()))
+        let levels = texture.levels(level);
+        let mut bits = if !texture.gives_floats() {
+            self.nearest(spot, &texture.image.levels[levels.0])?
+        } else {
+            let filters = texture.sampler.filters && !spot.integers;
+            let found = if filters { self.mean(spot, levels)? } else { self.at(spot, levels)? };
+            found.map(|x| (x as f32).to_bits())
+        };
+        bits[channels..].fill(0);
+        Ok(bits)
     }
 }
 

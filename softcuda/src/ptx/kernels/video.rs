@@ -1,4 +1,7 @@
 //! Video instructions: arithmetic on bytes, halves and words of registers, alone and side by side.
+//!
+//! GPUs that have no circuits for them run what the driver's compiler makes of them. Where that is not as the PTX ISA
+//! says, this does as the driver (580.159.04, for an H100) does; `tests/golden/h100.bin` shows it.
 
 use super::map4;
 use crate::ptx::code::Map4;
@@ -184,7 +187,22 @@ impl Video {
             true => (-(1 << (width - 1)), (1 << (width - 1)) - 1),
             false => (0, (1i64 << width) - 1),
         };
-        value.clamp(low, high)
+        match self.second {
+            // What goes into a part without a sign has none itself: the limit of what is negative is the upper one.
+            Second::Merge if !self.joined && !self.signed[0] => i64::from(value as u32).min(high),
+            // Sums of words without signs have no limit.
+            Second::Nothing if self.act == Act::Add && self.signed == [false; 3] => value,
+            _ => value.clamp(low, high),
+        }
+    }
+
+    /// Whether the upper half of a word takes the upper half of a result, and not the lower one, which PTX says.
+    fn keeps_halves(&self) -> bool {
+        let computes = matches!(
+            self.act,
+            Act::Add | Act::Subtract | Act::Difference | Act::Least | Act::Greatest
+        );
+        computes && !self.joined && self.width == 16
     }
 
     fn result(&self, a: i64, b: i64) -> i64 {
@@ -213,7 +231,9 @@ impl Video {
         let turns = self.negative[0] != self.negative[1];
         let signed = self.signed[1] || self.signed[2] || turns || self.negative[2];
         let product = i128::from(a) * i128::from(b);
-        let extended = if signed { i128::from(c as i32) } else { i128::from(c) };
+        // A sum that is shifted has a sign in any case.
+        let extends = signed || self.shift != 0;
+        let extended = if extends { i128::from(c as i32) } else { i128::from(c) };
         let mut sum = if self.plus_one {
             product + extended + 1
         } else if turns {
@@ -255,7 +275,8 @@ impl Video {
                 Second::Merge => {
                     let shift = index as u32 * self.width;
                     let mask = (u32::MAX >> (32 - self.width)) << shift;
-                    merged = merged & !mask | (value as u32) << shift & mask;
+                    let moves = if self.keeps_halves() { 0 } else { shift };
+                    merged = merged & !mask | (value as u32) << moves & mask;
                 }
             }
         }
