@@ -200,17 +200,29 @@ pub(crate) fn ptx_of(image: &[u8], model: &Model) -> Result<String, Refusal> {
         .map_err(|_| Refusal::new(Code::INVALID_IMAGE, "the image is neither PTX nor a binary"))
 }
 
-/// One piece of PTX of the fat binaries of several parts of a program.
+/// One piece of PTX of the fat binaries of several parts of a program. A part without PTX is left out if others have
+/// some: nvcc links NVIDIA's device runtime with each program of several parts, as device code, and few call it. What
+/// is called and not there is found when the piece is loaded.
 ///
 /// # Errors
-/// As [`parse`]; `INVALID_IMAGE` for parts that do not fit together.
+/// As [`parse`], for parts of which none has PTX; `INVALID_IMAGE` for parts that do not fit together.
 pub(crate) fn linked(parts: &[Vec<u8>], model: &Model) -> Result<Vec<u8>, Refusal> {
-    let texts =
-        parts.iter().map(|part| ptx_of(part, model)).collect::<Result<Vec<String>, Refusal>>()?;
-    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let linked = ptx::link(&texts).map_err(|(part, fault)| Refusal {
+    let mut texts = Vec::new();
+    let mut without = None;
+    for (number, part) in parts.iter().enumerate() {
+        match ptx_of(part, model) {
+            Ok(text) => texts.push((number, text)),
+            Err(refusal) if refusal.code == Code::NO_BINARY_FOR_GPU => without = Some(refusal),
+            Err(refusal) => return Err(refusal),
+        }
+    }
+    if let (true, Some(refusal)) = (texts.is_empty(), without) {
+        return Err(refusal);
+    }
+    let sources: Vec<&str> = texts.iter().map(|(_, text)| text.as_str()).collect();
+    let linked = ptx::link(&sources).map_err(|(index, fault)| Refusal {
         code: Code::INVALID_IMAGE,
-        text: format!("part {part} of the program: {fault}"),
+        text: format!("part {} of the program: {fault}", texts[index].0),
     })?;
     Ok(linked.into_bytes())
 }
@@ -577,4 +589,26 @@ pub(crate) fn function(handle: u64, context: &Context) -> Outcome<Arc<Function>>
     let library = LIBRARIES.get(kernel.library).ok_or(Code::INVALID_HANDLE)?;
     let function = library.module(context)?.function(&kernel.entry.name)?;
     FUNCTIONS.get(function).ok_or(Code::INVALID_HANDLE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: &[u8] = include_bytes!("../tests/fatbin/plain.fatbin");
+    const SASS: &[u8] = include_bytes!("../tests/fatbin/sass.fatbin");
+
+    #[test]
+    fn parts_without_ptx_are_left_out_of_a_program() {
+        let model = Model::of_this_machine(1 << 30);
+        let linked = |parts: &[&[u8]]| {
+            linked(&parts.iter().map(|part| part.to_vec()).collect::<Vec<_>>(), &model)
+        };
+        for parts in [[PLAIN, SASS], [SASS, PLAIN]] {
+            let text = linked(&parts).unwrap_or_else(|refusal| panic!("{}", refusal.text));
+            assert!(text.windows(21).any(|part| part == b".visible .entry scale"));
+        }
+        assert_eq!(linked(&[SASS, SASS]).err().map(|it| it.code), Some(Code::NO_BINARY_FOR_GPU));
+        assert_eq!(linked(&[PLAIN, PLAIN]).err().map(|it| it.code), Some(Code::INVALID_IMAGE));
+    }
 }

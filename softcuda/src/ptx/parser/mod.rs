@@ -157,7 +157,7 @@ impl<'a> Parser<'a> {
             (Kind::Decimal(_), Some(Ok(major)), Some(Ok(minor))) => (major, minor),
             _ => return Err(token.position.syntax("`.version` takes a number such as 9.0")),
         };
-        if !(3..=9).contains(&version.0) {
+        if !(1..=9).contains(&version.0) {
             let message = format!("PTX version {} is not supported", token.text);
             return Err(token.position.fault(DiagnosticKind::UnsupportedTarget, message));
         }
@@ -171,7 +171,7 @@ impl<'a> Parser<'a> {
         self.at += 1;
         let target = self.name("a target such as sm_75")?;
         let digits = target.text.strip_prefix("sm_").unwrap_or("").trim_end_matches(['a', 'f']);
-        if !digits.parse::<u32>().is_ok_and(|sm| sm >= 20) {
+        if !digits.parse::<u32>().is_ok_and(|sm| sm >= 10) {
             let message = format!("target `{}` is not supported", target.text);
             return Err(target.position.fault(DiagnosticKind::UnsupportedTarget, message));
         }

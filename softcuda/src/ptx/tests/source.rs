@@ -1,6 +1,6 @@
 //! Faults in the source are reported with their place.
 
-use super::kernel;
+use super::{Device, kernel, load};
 use crate::ptx::{DiagnosticKind, Module, link};
 use proptest::prelude::*;
 
@@ -50,13 +50,33 @@ fn missing_instructions_are_named() {
 
 #[test]
 fn modules_for_other_machines_are_refused() {
-    for header in [".version 9.0\n.target gfx90a\n", ".version 12.0\n.target sm_80\n"] {
+    for header in [
+        ".version 9.0\n.target gfx90a\n",
+        ".version 12.0\n.target sm_80\n",
+        ".version 0.9\n.target sm_10\n",
+    ] {
         let fault = Module::load(header).unwrap_err();
         assert_eq!(fault.kind, DiagnosticKind::UnsupportedTarget, "{fault}");
     }
     assert_eq!(Module::load("").unwrap_err().kind, DiagnosticKind::Syntax);
     let fault = Module::load(".version 9.0\n.target sm_80\n.extern .global .u32 x;").unwrap_err();
     assert_eq!(fault.kind, DiagnosticKind::Undefined, "{fault}");
+}
+
+/// PTX of the first compilers: no size of addresses, no rounding, and registers of 16 bits take the special ones.
+#[test]
+fn the_first_versions_of_ptx_are_read() {
+    let source = ".version 1.4\n.target sm_10, map_f64_to_f32\n\
+        .entry k(.param .u64 out, .param .f32 x)\n{\n\
+        .reg .u32 %r<4>;\n.reg .u64 %rd<4>;\n.reg .f32 %f<4>;\n\
+        $begin:\ncvt.s32.u16 %r1, %tid.x;\nmul24.lo.s32 %r2, %r1, 4;\ncvt.s64.s32 %rd1, %r2;\n\
+        ld.param.u64 %rd2, [out];\nadd.u64 %rd3, %rd2, %rd1;\nld.param.f32 %f1, [x];\n\
+        mad.f32 %f2, %f1, %f1, %f1;\nst.global.f32 [%rd3+0], %f2;\nexit;\n}\n";
+    let module = load(source);
+    let mut device = Device::default();
+    let out = device.alloc(8);
+    device.launch(&module, &[], "k", (1, 2, 0), &[out, u64::from(3.0_f32.to_bits())]).unwrap();
+    assert_eq!(device.download_f32(out, 2), [12.0, 12.0]);
 }
 
 #[test]
