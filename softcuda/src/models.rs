@@ -154,16 +154,19 @@ impl Model {
         if !self.is_strict {
             return true;
         }
-        let number = target.strip_prefix("sm_").unwrap_or(target);
-        let digits = number.trim_end_matches(['a', 'f']);
-        let Ok(wanted) = digits.parse::<u32>() else { return false };
-        match &number[digits.len()..] {
+        let Some(wanted) = number(target) else { return false };
+        match target.trim_start_matches("sm_").trim_start_matches(|c: char| c.is_ascii_digit()) {
             "" => wanted <= self.target(),
             "a" => wanted == self.target(),
             "f" => wanted <= self.target() && wanted / 10 == self.target() / 10,
             _ => false,
         }
     }
+}
+
+/// The number of a target of PTX: 90 of `sm_90a`.
+pub(crate) fn number(target: &str) -> Option<u32> {
+    target.strip_prefix("sm_").unwrap_or(target).trim_end_matches(['a', 'f']).parse().ok()
 }
 
 #[cfg(test)]

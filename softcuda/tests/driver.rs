@@ -140,6 +140,7 @@ fn pinned_memory_is_the_devices_too() {
     assert_eq!(unsafe { ((pinned + 4108) as *const u32).read() }, 7);
     ok(cuMemFreeHost(pinned));
     assert_eq!(cuMemFreeHost(pinned), INVALID_VALUE);
+    ok(cuMemFreeHost(0));
     assert_eq!(cuMemsetD32_v2(pinned, 7, 4), INVALID_VALUE);
     ok(cuCtxDestroy_v2(context));
 }

@@ -255,6 +255,9 @@ fn a_graph_is_printed() {
     // SAFETY: the paths are C strings, or null.
     let print = |path: *const i8, flags| unsafe { cuGraphDebugDotPrint(graph, path, flags) };
     ok(print(name.as_ptr(), 1));
+    let verbose = std::fs::read_to_string(&path).unwrap();
+    assert!(verbose.contains(&format!("node_1 [label=\"1: empty {other:#x}\"];")), "{verbose}");
+    ok(print(name.as_ptr(), 0));
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert!(text.starts_with("digraph ") && text.ends_with("}\n"), "{text}");

@@ -129,10 +129,12 @@ fn limited_program() {
         ok(cuCtxCreate_v2(&mut context, 0, device));
         let (code, module) = load("sm_80");
         ok(code);
-        let (mut function, mut blocks, mut version) = (0, 0, 0);
+        let (mut function, mut blocks, mut version, mut of_ptx) = (0, 0, 0, 0);
         // SAFETY: the name is a C string.
         ok(unsafe { cuModuleGetFunction(&mut function, module, c"k".as_ptr().cast()) });
         ok(cuFuncGetAttribute(&mut version, 6, function));
+        ok(cuFuncGetAttribute(&mut of_ptx, 5, function));
+        assert_eq!(of_ptx, 80);
         ok(cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, 256, 40 << 10));
         let more = cuFuncSetAttribute(function, 8, 200 << 10);
         (version, blocks, more)

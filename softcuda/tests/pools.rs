@@ -101,6 +101,8 @@ fn allocation_and_free_take_place_in_stream_order() {
     ok(cuMemcpyDtoDAsync_v2(copy, one, 4000, stream));
     ok(cuMemFreeAsync(one, stream));
     assert_eq!(cuMemFreeAsync(one, stream), INVALID_VALUE);
+    // As with other memory, there is nothing to free at null.
+    ok(cuMemFreeAsync(0, stream));
     // The same stream may have the memory again at once, though the free is not done.
     assert_eq!(cuStreamQuery(stream), NOT_READY);
     let two = allocate_from(pool, 4000, stream);

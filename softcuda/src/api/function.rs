@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use super::arguments::Out;
 use super::driver_api;
 use crate::context;
+use crate::models;
 use crate::modules::{self, Function};
 use crate::ptx::Entry;
 use crate::settings::settings;
@@ -29,7 +30,10 @@ pub(crate) fn attribute(function: &Function, number: u32) -> Outcome<i32> {
         }
         3 => entry.local_bytes as i32,
         4 => entry.registers as i32,
-        5 | 6 => function.model().target() as i32,
+        // CUB chooses what it launches by the version of the PTX, of which a program may have another than the device.
+        5 => models::number(&function.code.target).unwrap_or_else(|| function.model().target())
+            as i32,
+        6 => function.model().target() as i32,
         8 => function.dynamic_shared_limit() as i32,
         9 => function.settings.carveout.load(Ordering::Relaxed),
         7 | 10..=15 => 0,

@@ -8,8 +8,11 @@ use crate::graphs::{self, Work};
 use crate::operations::Operation;
 use crate::status::{Code, Outcome};
 
-/// The largest flag of `CUgraphDebugDot_flags`. All that there is to say is said without any.
+/// The largest flag of `CUgraphDebugDot_flags`. All that there is to say is said without any, but for what the nodes'
+/// handles are.
 const LARGEST_FLAG: u32 = 1 << 15;
+/// `CU_GRAPH_DEBUG_DOT_FLAGS_VERBOSE` and `CU_GRAPH_DEBUG_DOT_FLAGS_HANDLES`: with handles.
+const WITH_HANDLES: u32 = 1 | 1 << 10;
 
 /// What a node does, in a few words.
 fn label(work: &Work) -> String {
@@ -32,14 +35,15 @@ fn label(work: &Work) -> String {
 }
 
 /// A graph in the language of `dot`.
-fn dot(graph: u64) -> Outcome<String> {
+fn dot(graph: u64, flags: u32) -> Outcome<String> {
     let nodes = graphs::nodes(graph)?;
     let number = |node| nodes.iter().position(|other| *other == node).unwrap_or_default();
     let mut text = "digraph graph_1 {\n".to_owned();
     let fault = |_| Code::UNKNOWN;
     for (index, node) in nodes.iter().enumerate() {
         let label = label(&graphs::work(*node)?).replace(['"', '\\'], "_");
-        writeln!(text, "  node_{index} [label=\"{index}: {label}\"];").map_err(fault)?;
+        let handle = if flags & WITH_HANDLES != 0 { format!(" {node:#x}") } else { String::new() };
+        writeln!(text, "  node_{index} [label=\"{index}: {label}{handle}\"];").map_err(fault)?;
     }
     for (from, to) in graphs::edges(graph)? {
         writeln!(text, "  node_{} -> node_{};", number(from), number(to)).map_err(fault)?;
@@ -54,6 +58,6 @@ driver_api! {
         if flags >= 2 * LARGEST_FLAG {
             return Err(Code::INVALID_VALUE);
         }
-        std::fs::write(path, dot(graph)?).map_err(|_| Code::OPERATING_SYSTEM)
+        std::fs::write(path, dot(graph, flags)?).map_err(|_| Code::OPERATING_SYSTEM)
     }
 }

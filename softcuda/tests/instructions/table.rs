@@ -112,7 +112,16 @@ fn kernel(text: &str, types: [&str; 4]) -> String {
         _ => (4, "selp.u32 %r0, 1, 0, %p0; st.global.u32 [%a5], %r0;"),
     };
     // Instructions that came with a later architecture.
-    let newer = ["cvt.f32.bf16", "ex2.approx.ftz.bf16", "tanh.approx.bf16", "e4m3", "e5m2"];
+    let newer = [
+        "cvt.f32.bf16",
+        "ex2.approx.ftz.bf16",
+        "tanh.approx.bf16",
+        "e4m3",
+        "e5m2",
+        ".s16x2",
+        ".u16x2",
+        "relu.s32",
+    ];
     let target = if newer.iter().any(|name| text.contains(name)) { "sm_90" } else { "sm_80" };
     if text.contains("%b0") {
         body.insert_str(0, ".reg .b8 %b0;\n");

@@ -12,6 +12,7 @@ pub(crate) fn cases() -> Vec<Case> {
     searches(&mut cases);
     hints(&mut cases);
     pairs(&mut cases);
+    halves(&mut cases);
     cases
 }
 
@@ -295,5 +296,31 @@ fn pairs(cases: &mut Vec<Case>) {
     let text = "mov.b64 {%h1, %h2, %h3, %h4}, $1; mov.b64 $0, {%h4, %h3, %h2, %h1};";
     cases.push(Case::new(text, ["b64"; 4], &rows64(), |[a, ..]| {
         a >> 48 | (a >> 16) & 0xffff_0000 | (a << 16) & 0xffff_0000_0000 | a << 48
+    }));
+}
+
+/// Operations on two integers of 16 bits in one register.
+fn halves(cases: &mut Vec<Case>) {
+    for (name, signed) in [("s16x2", true), ("u16x2", false)] {
+        let half = Int { signed, width: 16 };
+        type Operation = fn(i128, i128) -> i128;
+        let relu: [(&str, Operation); 2] =
+            [("min.relu", |a, b| a.min(b).max(0)), ("max.relu", |a, b| a.max(b).max(0))];
+        let all: [(&str, Operation); 3] =
+            [("add", |a, b| a + b), ("min", |a, b| a.min(b)), ("max", |a, b| a.max(b))];
+        for (operation, host) in all.into_iter().chain(relu.into_iter().filter(|_| signed)) {
+            let text = format!("{operation}.{name} $0, $1, $2;");
+            cases.push(Case::new(text, ["b32"; 4], &rows32(), move |[a, b, _]| {
+                let part = |at: u32| half.bits(host(half.value(a >> at), half.value(b >> at)));
+                part(0) | part(16) << 16
+            }));
+        }
+    }
+    let word = Int { signed: true, width: 32 };
+    cases.push(Case::new("min.relu.s32 $0, $1, $2;", ["b32"; 4], &rows32(), move |[a, b, _]| {
+        word.bits(word.value(a).min(word.value(b)).max(0))
+    }));
+    cases.push(Case::new("max.relu.s32 $0, $1, $2;", ["b32"; 4], &rows32(), move |[a, b, _]| {
+        word.bits(word.value(a).max(word.value(b)).max(0))
     }));
 }

@@ -90,6 +90,8 @@ pub(crate) fn binary(name: &str, ty: Type) -> Option<Map2> {
         "rem" => by_int!(ty, T => map2!(|a: T, b: T| a.remainder(b))),
         "min" => by_int!(ty, T => map2!(|a: T, b: T| a.min(b))),
         "max" => by_int!(ty, T => map2!(|a: T, b: T| a.max(b))),
+        "min.relu" if ty == Type::S32 => map2!(|a: i32, b: i32| a.min(b).max(0)),
+        "max.relu" if ty == Type::S32 => map2!(|a: i32, b: i32| a.max(b).max(0)),
         "and" => map2!(|a: u64, b: u64| a & b),
         "or" => map2!(|a: u64, b: u64| a | b),
         "xor" => map2!(|a: u64, b: u64| a ^ b),
@@ -112,6 +114,37 @@ pub(crate) fn binary(name: &str, ty: Type) -> Option<Map2> {
         // The carry and borrow out of an addition and a subtraction.
         "carry" => by_width!(ty, T => map2!(|a: T, b: T| a.overflowing_add(b).1)),
         "borrow" => by_width!(ty, T => map2!(|a: T, b: T| a < b)),
+        _ => return None,
+    })
+}
+
+/// Applies an operation to the low and to the high halves of two words.
+#[inline(always)]
+fn halves(a: u32, b: u32, f: impl Fn(u16, u16) -> u16) -> u32 {
+    u32::from(f(a as u16, b as u16)) | u32::from(f((a >> 16) as u16, (b >> 16) as u16)) << 16
+}
+
+/// [`halves`] with signs; with `relu`, what is negative becomes zero.
+#[inline(always)]
+fn signed_halves(a: u32, b: u32, relu: bool, f: impl Fn(i16, i16) -> i16) -> u32 {
+    halves(a, b, |a, b| {
+        let value = f(a as i16, b as i16);
+        (if relu { value.max(0) } else { value }) as u16
+    })
+}
+
+/// `add`, `min` and `max` of two integers of 16 bits in one register (PTX ISA 8.0).
+pub(crate) fn pair(name: &str, relu: bool, ty: &str) -> Option<Map2> {
+    Some(match (name, relu, ty) {
+        ("add", false, "s16x2" | "u16x2") => {
+            map2!(|a: u32, b: u32| halves(a, b, u16::wrapping_add))
+        }
+        ("min", false, "u16x2") => map2!(|a: u32, b: u32| halves(a, b, u16::min)),
+        ("max", false, "u16x2") => map2!(|a: u32, b: u32| halves(a, b, u16::max)),
+        ("min", false, "s16x2") => map2!(|a: u32, b: u32| signed_halves(a, b, false, i16::min)),
+        ("max", false, "s16x2") => map2!(|a: u32, b: u32| signed_halves(a, b, false, i16::max)),
+        ("min", true, "s16x2") => map2!(|a: u32, b: u32| signed_halves(a, b, true, i16::min)),
+        ("max", true, "s16x2") => map2!(|a: u32, b: u32| signed_halves(a, b, true, i16::max)),
         _ => return None,
     })
 }

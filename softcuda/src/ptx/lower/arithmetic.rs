@@ -70,12 +70,24 @@ impl<'a> Lower<'_, 'a> {
         if matches!(opcode, "add" | "sub") && self.modifiers.contains(&"cc") {
             return self.with_carry(opcode);
         }
+        let relu = self.has("relu");
+        let pair = self.find(|part| int::pair(opcode, relu, part));
+        if pair.is_some() {
+            self.done()?;
+            let [to, a, b] = self.operands()?;
+            let to = self.to(to, Type::B32)?;
+            let (a, b) = (self.src(a, Type::B32)?, self.src(b, Type::B32)?);
+            return self.map2(pair, to, a, b);
+        }
         let ty = self.ty()?;
         let [to, a, b] = self.operands()?;
+        if relu && ty != Type::S32 {
+            return Err(self.unsupported());
+        }
         if ty.is_float() {
             return self.float_binary(opcode, ty, to, a, b);
         }
-        let mut name = opcode.to_owned();
+        let mut name = if relu { format!("{opcode}.relu") } else { opcode.to_owned() };
         for part in ["lo", "hi", "wide", "sat", "clamp", "wrap"] {
             if self.has(part) {
                 name = format!("{name}.{part}");
