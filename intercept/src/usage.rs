@@ -16,7 +16,7 @@ pub(crate) enum Kind {
     /// Memory from a stream-ordered pool, or what the driver itself gives for `cuMemAlloc*`; named by its
     /// address, in bytes.
     Pool,
-    /// Managed memory; named by its address.
+    /// Managed memory, variables of modules among it; named by its address.
     Managed,
     /// Pinned or registered host memory; named by its address, in bytes.
     Pinned,
@@ -60,6 +60,8 @@ struct Life {
     size: u64,
     /// The context with which it dies, 0 if there is none.
     context: u64,
+    /// The module or library with which it dies, 0 if there is none.
+    owner: u64,
     /// The function that made it.
     made_by: &'static str,
 }
@@ -87,13 +89,20 @@ pub(crate) fn record(function: &'static str) {
 
 /// Something new lives. `context` is the one with which it dies, 0 if there is none.
 pub(crate) fn added(kind: Kind, name: u64, size: u64, context: u64) {
-    with(|usage| usage.live.insert((kind, name), Life { size, context, made_by: "" }));
+    let life = Life { size, context, owner: 0, made_by: "" };
+    with(|usage| usage.live.insert((kind, name), life));
+}
+
+/// A managed variable is at `address`. It dies with `owner`, a module or library, and with `context` unless that is 0.
+pub(crate) fn managed_variable(address: u64, owner: u64, context: u64) {
+    let life = Life { size: 0, context, owner, made_by: "" };
+    with(|usage| usage.live.insert((Kind::Managed, address), life));
 }
 
 /// Something that the driver cannot checkpoint lives: `function` has made it, or made it such. `context` is
 /// the one with which it dies, 0 if there is none.
 pub(crate) fn began(thing: Thing, name: u64, function: &'static str, context: u64) {
-    let life = Life { size: 0, context, made_by: function };
+    let life = Life { size: 0, context, owner: 0, made_by: function };
     with(|usage| usage.live.insert((Kind::Unsupported(thing), name), life));
     if thing == Thing::Event {
         EVENTS.store(true, Ordering::Relaxed);
@@ -117,6 +126,19 @@ pub(crate) fn ending(kinds: &[Kind], name: u64, end: impl FnOnce() -> Code) -> C
         let keys = kinds.iter().map(|kind| (*kind, name));
         keys.filter_map(|key| Some((key, usage.live.remove(&key)?))).collect()
     };
+    ending_all(take, end)
+}
+
+/// The same for what dies with a module or library, which `end` unloads.
+pub(crate) fn unloading(owner: u64, end: impl FnOnce() -> Code) -> Code {
+    ending_all(|usage| usage.live.extract_if(|_, life| life.owner == owner).collect(), end)
+}
+
+/// The same for what `take` takes off.
+fn ending_all(
+    take: impl FnOnce(&mut Usage) -> Vec<((Kind, u64), Life)>,
+    end: impl FnOnce() -> Code,
+) -> Code {
     let taken = with(take);
     let code = end();
     if code != SUCCESS && !taken.is_empty() {

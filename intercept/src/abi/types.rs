@@ -15,8 +15,12 @@ pub(crate) const ERROR_INVALID_VALUE: Code = 1;
 pub(crate) const ERROR_OUT_OF_MEMORY: Code = 2;
 /// The driver is shutting down: the process is on its way out.
 pub(crate) const ERROR_DEINITIALIZED: Code = 4;
+/// The device is lost.
+pub(crate) const ERROR_DEVICE_UNAVAILABLE: Code = 46;
 pub(crate) const ERROR_NO_DEVICE: Code = 100;
 pub(crate) const ERROR_INVALID_CONTEXT: Code = 201;
+pub(crate) const ERROR_ECC_UNCORRECTABLE: Code = 214;
+pub(crate) const ERROR_NVLINK_UNCORRECTABLE: Code = 220;
 pub(crate) const ERROR_INVALID_HANDLE: Code = 400;
 pub(crate) const ERROR_NOT_FOUND: Code = 500;
 pub(crate) const ERROR_NOT_READY: Code = 600;
@@ -59,6 +63,7 @@ pub(crate) const ATTRIBUTE_POSIX_FD: u32 = 103;
 pub(crate) const POINTER_CONTEXT: u32 = 1;
 pub(crate) const POINTER_SYNC_MEMOPS: u32 = 6;
 pub(crate) const POINTER_BUFFER_ID: u32 = 7;
+pub(crate) const POINTER_IS_MANAGED: u32 = 8;
 pub(crate) const POINTER_IS_LEGACY_IPC_CAPABLE: u32 = 10;
 pub(crate) const POINTER_RANGE_START: u32 = 11;
 pub(crate) const POINTER_RANGE_SIZE: u32 = 12;
@@ -486,6 +491,9 @@ mod tests {
         use sys::CUstreamBatchMemOpType_enum::*;
         use sys::cudaError_enum::*;
         let numbers = [
+            (ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_DEVICE_UNAVAILABLE as u32),
+            (ERROR_ECC_UNCORRECTABLE, CUDA_ERROR_ECC_UNCORRECTABLE as u32),
+            (ERROR_NVLINK_UNCORRECTABLE, CUDA_ERROR_NVLINK_UNCORRECTABLE as u32),
             (ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_ILLEGAL_ADDRESS as u32),
             (ERROR_LAUNCH_TIMEOUT, CUDA_ERROR_LAUNCH_TIMEOUT as u32),
             (ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_CONTEXT_IS_DESTROYED as u32),
@@ -495,6 +503,7 @@ mod tests {
             (POINTER_CONTEXT, CU_POINTER_ATTRIBUTE_CONTEXT as u32),
             (POINTER_SYNC_MEMOPS, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32),
             (POINTER_BUFFER_ID, CU_POINTER_ATTRIBUTE_BUFFER_ID as u32),
+            (POINTER_IS_MANAGED, CU_POINTER_ATTRIBUTE_IS_MANAGED as u32),
             (POINTER_IS_LEGACY_IPC_CAPABLE, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as u32),
             (POINTER_RANGE_START, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as u32),
             (POINTER_RANGE_SIZE, CU_POINTER_ATTRIBUTE_RANGE_SIZE as u32),

@@ -17,6 +17,10 @@ pub(crate) enum Outcome {
     FunctionOfKernel { function: u64, kernel: u64 },
     /// `module` is the module of `library` in some context.
     ModuleOfLibrary { module: u64, library: u64 },
+    /// A variable of `library` is at `address`.
+    VariableOfLibrary { library: u64, address: u64 },
+    /// A variable of `module` is at `address`.
+    VariableOfModule { module: u64, address: u64 },
     /// A graph was made executable, or an executable one was updated from it.
     GraphMade { executable: u64, graph: u64 },
     /// A node of an executable graph has got other parameters.
@@ -66,6 +70,31 @@ pub(crate) fn function_of_kernel(a: &[usize]) -> Option<Outcome> {
 pub(crate) fn module_of_library(a: &[usize]) -> Option<Outcome> {
     let [module, library] = named(a);
     Some(Outcome::ModuleOfLibrary { module: result(module), library: library as u64 })
+}
+
+/// `cuLibraryGetGlobal(address, size, library, name)`, `cuLibraryGetManaged(...)`. Who wants no more than the size is
+/// not looked at, here and below.
+pub(crate) fn variable_of_library(a: &[usize]) -> Option<Outcome> {
+    let [place, _size, library] = named(a);
+    // SAFETY: null, or the function has written the address there.
+    let address = unsafe { at(place) }?;
+    Some(Outcome::VariableOfLibrary { library: library as u64, address })
+}
+
+/// `cuModuleGetGlobal(address, size, module, name)`.
+pub(crate) fn variable_of_module(a: &[usize]) -> Option<Outcome> {
+    let [place, _size, module] = named(a);
+    // SAFETY: null, or the function has written the address there.
+    let address = unsafe { at(place) }?;
+    Some(Outcome::VariableOfModule { module: module as u64, address })
+}
+
+/// The first version of it, whose addresses have 32 bits.
+pub(crate) fn variable_of_module_v1(a: &[usize]) -> Option<Outcome> {
+    let [place, _size, module] = named(a);
+    // SAFETY: null, or the function has written the address there.
+    let address = unsafe { at::<u32>(place) }?;
+    Some(Outcome::VariableOfModule { module: module as u64, address: address.into() })
 }
 
 /// `cuGraphInstantiate(exec, graph, ...)`.

@@ -57,7 +57,7 @@ struct Images {
     images: HashMap<u64, Image>,
     /// Of modules and libraries.
     by_owner: HashMap<u64, u64>,
-    /// Libraries by their kernels' functions.
+    /// Libraries by their kernels' functions, and by their modules.
     libraries: HashMap<u64, u64>,
     copied: usize,
 }
@@ -90,6 +90,11 @@ impl Images {
             self.copied -= bytes.len();
         }
     }
+}
+
+/// A module or library was loaded: it may have the handle of a module that went with its context.
+pub(crate) fn made(owner: u64) {
+    with(|images| images.libraries.remove(&owner));
 }
 
 /// A module or library was loaded from memory.
@@ -145,10 +150,16 @@ pub(crate) fn function_of_kernel(function: u64, kernel: u64) {
 /// `module` is the module of `library` in some context.
 pub(crate) fn module_of_library(module: u64, library: u64) {
     with(|images| {
+        images.libraries.insert(module, library);
         if let Some(id) = images.by_owner.get(&library).copied() {
             images.by_owner.insert(module, id);
         }
     });
+}
+
+/// The library of which this is a module in some context.
+pub(crate) fn library_of(module: u64) -> Option<u64> {
+    with(|images| images.libraries.get(&module).copied())
 }
 
 /// The image from which the library of a function was loaded, where that is known.

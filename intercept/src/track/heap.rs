@@ -15,11 +15,12 @@ use crate::state::memory::vmm::Driver;
 use crate::state::memory::{self, Allocation};
 use crate::state::{contexts, gate};
 use crate::usage::{self, Kind, Thing};
-use crate::watch::guard;
-use crate::watch::synchronous;
+use crate::watch::{faults, guard, synchronous};
 
 /// The driver's own pitch for rows, bytes.
 const PITCH: usize = 512;
+/// `CU_STREAM_LEGACY`: the default stream of the current context.
+const STREAM_LEGACY: u64 = 1;
 /// Our buffer ids are above the driver's, which count up from 1.
 const BUFFER_ID: u64 = 1 << 48;
 
@@ -27,11 +28,25 @@ const BUFFER_ID: u64 = 1 << 48;
 pub(super) const FREED: [Kind; 4] =
     [Kind::Pool, Kind::Managed, Kind::SharedAddress, Kind::Unsupported(Thing::ExternalAddress)];
 
+/// Fails as every call of the driver does once a context is broken. Memory from blocks that there are is given without
+/// asking the driver for anything else, so nothing else would tell.
+///
+/// The question is one that waits for nothing. About the legacy stream it can be asked while others capture: the driver
+/// then refuses it and harms no capture, as is documented.
+fn sound() -> Result<(), Code> {
+    let mut status = 0;
+    match call!(cuStreamIsCapturing(STREAM_LEGACY, &mut status)) {
+        code if faults::is_lasting(code) => Err(code),
+        _ => Ok(()),
+    }
+}
+
 /// Serves an allocation. The caller is outside of the gate.
 fn allocate(size: usize) -> Result<u64, Code> {
     patiently(|| {
         let (context, device) = real::current_context()?;
         contexts::became_current(context);
+        sound()?;
         settle();
         let mut memory = memory::lock();
         if memory.serves(&Driver, device) {

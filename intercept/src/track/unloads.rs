@@ -1,16 +1,16 @@
 //! Modules, libraries and executable graphs that go. What is known of their handles is given up
 //! before the driver is called: after that another thread may be given the same handle.
 
-use crate::watch;
+use crate::{usage, watch};
 
 exported! {
     fn cuModuleUnload(module: u64) {
         watch::unloading(module);
-        call!(cuModuleUnload(module))
+        usage::unloading(module, || call!(cuModuleUnload(module)))
     }
     fn cuLibraryUnload(library: u64) {
         watch::unloading(library);
-        call!(cuLibraryUnload(library))
+        usage::unloading(library, || call!(cuLibraryUnload(library)))
     }
     fn cuGraphExecDestroy(executable: u64) {
         watch::destroying_graph(executable);

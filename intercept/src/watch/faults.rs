@@ -20,14 +20,23 @@ use super::guard;
 use crate::abi::slots::{SLOTS, resolve};
 use crate::abi::table::{Wrapper, index};
 use crate::abi::types::{
-    Code, ERROR_ASSERT, ERROR_HARDWARE_STACK_ERROR, ERROR_ILLEGAL_ADDRESS, ERROR_LAUNCH_FAILED,
-    ERROR_LAUNCH_TIMEOUT,
+    Code, ERROR_ASSERT, ERROR_CONTEXT_IS_DESTROYED, ERROR_DEVICE_UNAVAILABLE,
+    ERROR_ECC_UNCORRECTABLE, ERROR_HARDWARE_STACK_ERROR, ERROR_ILLEGAL_ADDRESS,
+    ERROR_LAUNCH_FAILED, ERROR_LAUNCH_TIMEOUT, ERROR_NVLINK_UNCORRECTABLE,
 };
 use crate::log::log;
 
 /// Codes that leave a context broken, besides those between [`ERROR_HARDWARE_STACK_ERROR`] and
 /// [`ERROR_LAUNCH_FAILED`].
 const FAULTS: [Code; 3] = [ERROR_ILLEGAL_ADDRESS, ERROR_LAUNCH_TIMEOUT, ERROR_ASSERT];
+
+/// Codes that are no fault of a kernel, and leave a context broken all the same.
+const LASTING: [Code; 4] = [
+    ERROR_DEVICE_UNAVAILABLE,
+    ERROR_ECC_UNCORRECTABLE,
+    ERROR_NVLINK_UNCORRECTABLE,
+    ERROR_CONTEXT_IS_DESTROYED,
+];
 
 /// How often it is seen whether there still is somebody to be told.
 const LISTENING: Duration = Duration::from_secs(1);
@@ -42,12 +51,20 @@ pub(crate) fn exempt_this_thread() {
     let _ = OURS.try_with(|ours| ours.set(true));
 }
 
+/// Whether a kernel has left its context broken, which it may have done for want of memory.
+fn is_fault(code: Code) -> bool {
+    FAULTS.contains(&code) || (ERROR_HARDWARE_STACK_ERROR..=ERROR_LAUNCH_FAILED).contains(&code)
+}
+
+/// Whether this is what each call of a context gives from some failure on, until the context is destroyed.
+pub(crate) fn is_lasting(code: Code) -> bool {
+    is_fault(code) || LASTING.contains(&code)
+}
+
 /// The program is about to get this code. Does not return if it must not.
 #[cold]
 pub(crate) fn look(code: Code) -> Code {
-    let fault = FAULTS.contains(&code)
-        || (ERROR_HARDWARE_STACK_ERROR..=ERROR_LAUNCH_FAILED).contains(&code);
-    if fault && !OURS.try_with(Cell::get).unwrap_or(true) {
+    if is_fault(code) && !OURS.try_with(Cell::get).unwrap_or(true) {
         // As long as there is somebody who can be expected to end the program.
         while guard::tell_fault(code) {
             log!("error {code} while memory is awaited or shared: this attempt is over");

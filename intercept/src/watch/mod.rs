@@ -15,12 +15,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use gpucr_wire::Accesses;
 
-use crate::abi::types::{Code, SUCCESS};
+use crate::abi::real;
+use crate::abi::types::{Code, POINTER_IS_MANAGED, SUCCESS};
 use crate::calls::effects::{Decoded, Decoder};
 use crate::calls::nodes;
 use crate::calls::outcomes::{Outcome, OutcomeDecoder};
 use crate::log::log;
 use crate::state::{gate, graphs, images, kernels, memory, recent};
+use crate::usage;
 
 pub(crate) mod faults;
 pub(crate) mod guard;
@@ -80,11 +82,23 @@ fn shielded(look: impl FnOnce()) -> bool {
 /// Keeps what a call has done, whether anything is recorded or not.
 fn keep(outcome: Outcome) {
     match outcome {
-        // SAFETY: the driver has loaded it from there.
-        Outcome::Loaded { owner, image } => unsafe { images::loaded(owner, image) },
-        // SAFETY: the driver has read the path from there.
-        Outcome::LoadedFromFile { owner, path } => unsafe {
-            images::loaded_from_file(owner, path);
+        Outcome::Loaded { owner, image } => {
+            images::made(owner);
+            // SAFETY: the driver has loaded it from there.
+            unsafe { images::loaded(owner, image) }
+        }
+        Outcome::LoadedFromFile { owner, path } => {
+            images::made(owner);
+            // SAFETY: the driver has read the path from there.
+            unsafe { images::loaded_from_file(owner, path) }
+        }
+        Outcome::VariableOfLibrary { library, address } => variable_seen(address, library, 0),
+        Outcome::VariableOfModule { module, address } => match images::library_of(module) {
+            Some(library) => variable_seen(address, library, 0),
+            None => {
+                let context = real::current_context().map_or(0, |(context, _)| context);
+                variable_seen(address, module, context);
+            }
         },
         Outcome::FunctionOfKernel { function, kernel } => {
             images::function_of_kernel(function, kernel);
@@ -97,6 +111,18 @@ fn keep(outcome: Outcome) {
             // SAFETY: the driver has just accepted these parameters.
             graphs::set(executable, node, unsafe { nodes::given(given) });
         }
+    }
+}
+
+/// The program has been told where a variable of `owner` is, which ends with `context` too unless that is 0. Counts it
+/// if it is managed memory.
+fn variable_seen(address: u64, owner: u64, context: u64) {
+    let mut managed = 0u64;
+    let out = (&raw mut managed).cast();
+    // SAFETY: there is room for what the attribute is, a flag.
+    let code = unsafe { real::cuPointerGetAttribute(out, POINTER_IS_MANAGED, address) };
+    if code == SUCCESS && managed != 0 {
+        usage::managed_variable(address, owner, context);
     }
 }
 

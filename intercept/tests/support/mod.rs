@@ -72,16 +72,17 @@ impl Library {
         address
     }
 
-    /// Calls a function that takes up to nine integers.
+    /// Calls a function that takes up to eleven integers.
     pub(crate) fn call(&self, name: &str, arguments: &[u64]) -> u32 {
-        let mut a = [0; 9];
+        type Function =
+            unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> u32;
+        let mut a = [0; 11];
         a[..arguments.len()].copy_from_slice(arguments);
         // SAFETY: a function of the driver that takes integers; more of them than it takes are
         // left where it does not look. Pointers among them are the caller's duty.
         unsafe {
-            let function: unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64) -> u32 =
-                std::mem::transmute(self.symbol(name));
-            function(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8])
+            let function: Function = std::mem::transmute(self.symbol(name));
+            function(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10])
         }
     }
 

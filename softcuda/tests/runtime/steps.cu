@@ -3,7 +3,8 @@
 //
 //   steps [--steps N] [--pace FILE]
 //
-// With a pace, step N ends only once FILE has more than N bytes, or is gone.
+// With a pace, step N ends only once FILE has more than N bytes, or is gone. Compiled with -DMANAGED one of the variables
+// is managed memory.
 #include "check.h"
 #include <cstdint>
 #include <cstring>
@@ -12,7 +13,11 @@
 
 const int COUNT = 20000;
 
+#ifdef MANAGED
+__managed__ uint32_t made = 1;
+#else
 __device__ uint32_t made = 1;
+#endif
 __constant__ uint32_t factor;
 
 __global__ void mix(uint32_t* values, uint32_t step) {
