@@ -73,13 +73,42 @@ fn a_failure_in_any_phase_of_a_dump_rolls_it_back() -> Result<()> {
 fn gpucr_killed_in_any_phase_of_a_dump_leaves_the_program_running() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS[..2])?;
     // Hashing ends before or after the detach, as it happens.
-    for phase in DUMP_PHASES.into_iter().chain(["detached", "validated", "commit"]) {
+    for phase in DUMP_PHASES.into_iter().chain(["detached", "validated", "left-memory", "commit"]) {
         let lab = Lab::new();
         let program = lab.at_work("sgd", &ARGS)?;
         let fault = format!("kill:{phase}");
         let output = dump_with(&lab, &program, &[("GPUCR_FAULT", &fault)])?;
         ensure!(!output.status.success(), "{phase}: {}", show(&output));
         goes_on(&lab, program, &expected).with_context(|| format!("killed in {phase}"))?;
+    }
+    Ok(())
+}
+
+/// Memory that cannot be read from a frozen program is written by CRIU, in a second try; where CRIU writes it in any
+/// case, nothing is read.
+#[test]
+fn memory_that_cannot_be_read_from_the_program_is_written_by_criu() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    for (left_running, environment) in [
+        (false, &[("GPUCR_FAULT", "fail:left-memory")][..]),
+        (true, &[("GPUCR_FAULT", "fail:left-memory")]),
+        (false, &[("GPUCR_FAULT", "kill:left-memory"), ("GPUCR_CRIU_WRITES_MEMORY", "1")]),
+    ] {
+        let lab = Lab::new();
+        let mut program = lab.at_work("sgd", &ARGS)?;
+        let mut command = lab.gpucr();
+        command.args(["dump", "--pid", &program.pid.to_string(), "-o", "image"]);
+        command.args(left_running.then_some("--leave-running"));
+        let output = finish(command.envs(environment.iter().copied()))?;
+        ensure!(output.status.success(), "{environment:?}: {}", show(&output));
+        program.wait()?;
+        if left_running {
+            ensure!(program.series() == expected, "the program that ran on differs");
+            lab.rewind(&program, &lab.path("image"))?;
+        }
+        let mut restored = lab.restore(&lab.path("image"), program)?;
+        restored.result()?;
+        ensure!(restored.series() == expected, "{environment:?}: the restored program differs");
     }
     Ok(())
 }

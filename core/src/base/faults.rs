@@ -25,14 +25,15 @@ pub(crate) fn skipped(phase: &str) -> bool {
     asked().iter().any(|(kind, name)| kind == "skip" && name == phase)
 }
 
-/// A failure on demand, for tests, in debug builds only: `GPUCR_FAULT=kill:PHASE` ends gpucr with
-/// SIGKILL when it enters the phase, `fail:PHASE` makes the phase fail, `pause:PHASE` holds it up
-/// there for two seconds, and `hold:PHASE` until the file is there that `GPUCR_FAULT_FILE` names. As phases
-/// count `detached`, the moment after each process has been detached, `validated`, the one at which hashing
-/// all memory has ended, while programs are being detached with `recopy`, `host-memory`, the one at which the host
-/// memory of restored processes is in its place, `greeted`, the one at which their agents have answered, `attached`, those
-/// at which one of them has its device memory, `passed`, the one after which signals are the program's, and `deferred`,
-/// those at which a chunk has been stored while the program runs again (only `pause` and `hold`).
+/// A failure on demand, for tests, in debug builds only: `GPUCR_FAULT=kill:PHASE` ends gpucr with SIGKILL when it
+/// enters the phase, `fail:PHASE` makes the phase fail, `pause:PHASE` holds it up there for two seconds, and
+/// `hold:PHASE` until the file is there that `GPUCR_FAULT_FILE` names. As phases count `detached`, the moment after
+/// each process has been detached, `validated`, the one at which hashing all memory has ended, while programs are being
+/// detached with `recopy`, `left-memory`, the one at which memory that CRIU has left in frozen processes is about to be
+/// read (a failure there has CRIU asked to write it), `host-memory`, the one at which the host memory of restored
+/// processes is in its place, `greeted`, the one at which their agents have answered, `attached`, those at which one of
+/// them has its device memory, `passed`, the one after which signals are the program's, and `deferred`, those at which
+/// a chunk has been stored while the program runs again (only `pause` and `hold`).
 ///
 /// # Errors
 /// The one that was asked for.

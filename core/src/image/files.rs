@@ -14,6 +14,24 @@ use super::error::{ImageError, io_failure};
 use super::manifest::{FileChunk, FileEntry, Piece};
 use crate::store::{ChunkReader, ChunkSink, io_error};
 
+/// A file that is to be in an image and is nowhere on a disk: its bytes are read from where they are.
+pub trait Contents: Sync {
+    /// Its name (no directory).
+    fn name(&self) -> &str;
+
+    /// Its permission bits.
+    fn mode(&self) -> u32;
+
+    /// Bytes. They must stay the same.
+    fn size(&self) -> u64;
+
+    /// Fills `bytes` with what is at `offset`. All of that lies within the size.
+    ///
+    /// # Errors
+    /// The bytes cannot be read.
+    fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
+}
+
 /// Cuts the regular file at `path` into chunks, in parallel, and stores them. The file must not
 /// change meanwhile; if it shrinks, this fails.
 pub(super) fn store_file(
@@ -31,24 +49,87 @@ pub(super) fn store_file(
     if !meta.is_file() {
         return Err(bad("it is not a regular file"));
     }
-    let size = meta.len();
+    let read = |bytes: &mut [u8], from| file.read_exact_at(bytes, from);
+    let mut entry = FileEntry::new(name, meta.mode() & 0o7777, meta.len())?;
+    entry.chunks = store_spans(chunks, path, entry.size, &read)?;
+    Ok(entry)
+}
+
+/// Cuts a file that is read from where its bytes are into chunks, in parallel, and stores them.
+pub(super) fn store_contents(
+    chunks: &dyn ChunkSink,
+    contents: &dyn Contents,
+) -> Result<FileEntry, ImageError> {
+    let read = |bytes: &mut [u8], from| contents.read_exact_at(bytes, from);
+    let mut entry = FileEntry::new(contents.name(), contents.mode(), contents.size())?;
+    entry.chunks = store_spans(chunks, Path::new(contents.name()), entry.size, &read)?;
+    Ok(entry)
+}
+
+/// Writes a file that is read from where its bytes are into the directory `dir`, in parallel, in the place of what has
+/// its name there. After a failure, part of it may be there under another name.
+pub(super) fn write_contents(contents: &dyn Contents, dir: &Path) -> Result<(), ImageError> {
+    let (name, size) = (contents.name(), contents.size());
+    let path = dir.join(format!("{name}.unfinished"));
+    let failed = |action, e| io_failure(action, &path, e);
+    let file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(contents.mode())
+        .open(&path)
+        .map_err(|e| failed("create", e))?;
+    file.set_len(size).map_err(|e| failed("write", e))?;
+    (0..size.div_ceil(SPAN as u64)).into_par_iter().try_for_each_init(
+        Vec::new,
+        |buffer, number| {
+            let from = number * SPAN as u64;
+            let bytes = first(buffer, (size - from).min(SPAN as u64) as usize);
+            contents
+                .read_exact_at(bytes, from)
+                .map_err(|e| io_failure("read", Path::new(name), e))?;
+            file.write_all_at(bytes, from).map_err(|e| failed("write", e))
+        },
+    )?;
+    std::fs::rename(&path, dir.join(name)).map_err(|e| failed("rename", e))
+}
+
+/// The first `len` bytes of a buffer that grows as far as it has to.
+fn first(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    &mut buffer[..len]
+}
+
+impl FileEntry {
+    /// A file without its chunks.
+    fn new(name: &str, mode: u32, size: u64) -> Result<Self, ImageError> {
+        let entry = Self { name: name.to_owned(), size, mode, chunks: Vec::new() };
+        entry.check_name().map_err(|reason| ImageError::BadFile { name: name.into(), reason })?;
+        Ok(entry)
+    }
+}
+
+/// Fills a slice with what is at a place in a file.
+type ReadAt<'a> = dyn Fn(&mut [u8], u64) -> io::Result<()> + Sync + 'a;
+
+/// Cuts a file of `size` bytes into chunks, in parallel, and stores them. Errors name it by its path.
+fn store_spans(
+    chunks: &dyn ChunkSink,
+    path: &Path,
+    size: u64,
+    read: &ReadAt<'_>,
+) -> Result<Vec<FileChunk>, ImageError> {
     let spans: Vec<Vec<FileChunk>> = (0..size.div_ceil(SPAN as u64))
         .into_par_iter()
         .map_init(Vec::new, |buffer: &mut Vec<u8>, number| {
             let from = number * SPAN as u64;
-            let len = (size - from).min(FILE_CUT.reach() as u64) as usize;
-            if buffer.len() < len {
-                buffer.resize(len, 0);
-            }
-            let bytes = &mut buffer[..len];
-            file.read_exact_at(bytes, from).map_err(|e| io_failure("read", path, e))?;
+            let bytes = first(buffer, (size - from).min(FILE_CUT.reach() as u64) as usize);
+            read(bytes, from).map_err(|e| io_failure("read", path, e))?;
             store_pieces(chunks, &bytes[FILE_CUT.span(number == 0, bytes)])
         })
         .collect::<Result<_, _>>()?;
-    let mode = meta.mode() & 0o7777;
-    let entry = FileEntry { name: name.to_owned(), size, mode, chunks: spans.concat() };
-    entry.check_name().map_err(bad)?;
-    Ok(entry)
+    Ok(spans.concat())
 }
 
 /// Cuts bytes that begin at a cut into chunks and stores them.
@@ -81,10 +162,7 @@ pub(super) fn extract(
         file.set_len(entry.size).map_err(|e| failed("write", e))?;
         let pieces: Vec<Piece> = entry.pieces().collect();
         pieces.par_iter().try_for_each_init(Vec::new, |buffer: &mut Vec<u8>, piece| {
-            if buffer.len() < piece.len {
-                buffer.resize(piece.len, 0);
-            }
-            let bytes = &mut buffer[..piece.len];
+            let bytes = first(buffer, piece.len);
             chunks.get(&piece.id, bytes)?;
             // The file is new, so it reads as zeros where nothing is written.
             if bytes.iter().all(|&byte| byte == 0) {

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::base::{self, Base};
 use super::error::{ImageError, io_failure};
-use super::files;
+use super::files::{self, Contents};
 use super::layout::{MAX_CHAIN, STAGING};
 use super::manifest::{FileEntry, Manifest};
 use super::parts::Part;
@@ -265,6 +265,24 @@ impl ImageWriter {
         }
         names.sort_unstable();
         names.iter().map(|name| self.add_file(&staging.join(name), name)).collect()
+    }
+
+    /// Stores a file that is read from where its bytes are, in parallel.
+    ///
+    /// # Errors
+    /// The bytes cannot be read, the name is bad, or a chunk cannot be written. The image can be completed without the
+    /// file.
+    pub fn add_contents(&self, contents: &dyn Contents) -> Result<FileEntry, ImageError> {
+        files::store_contents(self.chunks(), contents)
+    }
+
+    /// Writes a file that is read from where its bytes are into [`staging_dir`](Self::staging_dir), in parallel, in the
+    /// place of what has its name there.
+    ///
+    /// # Errors
+    /// The bytes cannot be read, or the file cannot be written. What had its name is still there then.
+    pub fn stage_contents(&self, contents: &dyn Contents) -> Result<(), ImageError> {
+        files::write_contents(contents, &self.staging_dir())
     }
 
     /// Completes the image: checks that every chunk of the manifest is there, syncs packs and

@@ -1,6 +1,7 @@
 //! The phases `store` and `commit`: CRIU's files and the manifest become part of the image, and it appears.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gpucr_wire::{ProcessSharing, SHARING_VERSION, Sharing};
@@ -15,7 +16,8 @@ use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
 use crate::engine::memory::Saved;
 use crate::engine::sections;
-use crate::image::{Committed, FileEntry, ImageWriter, Manifest, Section};
+use crate::host::criu::LeftMemory;
+use crate::image::{Committed, FileEntry, ImageError, ImageWriter, Manifest, Section};
 
 /// A complete image.
 pub(super) struct Commit {
@@ -33,15 +35,43 @@ pub(super) struct Staged {
 }
 
 impl Staged {
-    /// Takes CRIU's files into the image. `unchanged` are the blocks of each program that have stayed so.
+    /// Takes CRIU's files into the image, and with them private memory that is `left` in the processes. `unchanged` are
+    /// the blocks of each program that have stayed so.
     pub(super) fn take(
         task: &Task<'_>,
         image: &ImageWriter,
         unchanged: Vec<Vec<Extent>>,
+        left: Option<LeftMemory>,
     ) -> Result<Self, Error> {
         let sharing = describe_sharing(task, unchanged);
-        Ok(Self { files: image.add_staged(|name| name.ends_with(".img"))?, sharing })
+        let is_left =
+            |name: &str| left.iter().flat_map(LeftMemory::files).any(|f| f.name() == name);
+        let mut files = image.add_staged(|name| name.ends_with(".img") && !is_left(name))?;
+        for contents in left.iter().flat_map(LeftMemory::files) {
+            files.push(image.add_contents(contents).map_err(|error| of_reading(task, error))?);
+        }
+        files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        Ok(Self { files, sharing })
     }
+}
+
+/// Writes private memory that is `left` in the processes to the files of pages next to CRIU's other files, so that the
+/// processes can go on.
+pub(super) fn stage_memory(
+    task: &Task<'_>,
+    image: &ImageWriter,
+    left: Option<LeftMemory>,
+) -> Result<(), Error> {
+    for contents in left.iter().flat_map(LeftMemory::files) {
+        image.stage_contents(contents).map_err(|error| of_reading(task, error))?;
+    }
+    Ok(())
+}
+
+/// Memory is not read any more when gpucr is asked to end.
+fn of_reading(task: &Task<'_>, error: ImageError) -> Error {
+    let is_stopped = task.options.stop.load(Ordering::Relaxed);
+    if is_stopped { Error::Interrupted } else { error.into() }
 }
 
 /// What of the memory instances of this program may share. `None` if nothing.

@@ -1,17 +1,21 @@
 //! The phase in which CRIU saves the processes.
 
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use super::describe;
 use super::setback::Setback;
 use super::task::Task;
+use crate::base::faults::fault;
 use crate::base::scratch;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
-use crate::host::criu::{CriuError, DumpError, DumpWorker, Hint};
+use crate::host::criu::{CriuError, DumpError, DumpWorker, Hint, LeftMemory};
 use crate::host::process::{ProcessInfo, queue};
 use crate::image::ImageWriter;
 
+/// Set to anything, it has CRIU write the private memory of programs, for tests and measurements.
+const ENV_CRIU_WRITES: &str = "GPUCR_CRIU_WRITES_MEMORY";
 /// How often CRIU is asked while strangers are in its way.
 const ATTEMPTS: usize = 5;
 
@@ -23,8 +27,9 @@ pub(super) trait Window: Sized {
     /// The image that CRIU's files belong to.
     fn image(&self) -> &ImageWriter;
 
-    /// Does the work of the window. CRIU goes on with the processes only if it succeeds.
-    fn commit(self, task: &mut Task<'_>) -> Result<Self::Saved, Setback>;
+    /// Does the work of the window, in which private memory is `left` in the processes if CRIU has not written it. CRIU
+    /// goes on with the processes only if it succeeds.
+    fn commit(self, task: &mut Task<'_>, left: Option<LeftMemory>) -> Result<Self::Saved, Setback>;
 
     /// Ends a window that is not reached, because of this error.
     fn give_up(self, error: Error) -> Setback;
@@ -34,6 +39,8 @@ pub(super) trait Window: Sized {
 enum WindowState<W: Window> {
     /// CRIU has not called back.
     Before(W),
+    /// It was not reached: memory that was left in the processes cannot be read.
+    Unreadable(W, io::Error),
     /// What was to be done has failed.
     Failed,
     /// The work of the window is done.
@@ -49,35 +56,47 @@ pub(super) fn freeze<W: Window>(
 ) -> Result<W::Saved, Setback> {
     let _places = keep_strangers_out(&task.made.cuda_processes);
     let mut attempt = 1;
+    let mut leave_memory = std::env::var_os(ENV_CRIU_WRITES).is_none();
     loop {
-        let error = match ask(task, criu, window)? {
+        match ask(task, criu, window, leave_memory)? {
             Asked::Done(saved) => return Ok(saved),
-            Asked::Refused(unopened, error) => {
-                window = unopened;
-                error
+            Asked::NotLeft(unopened, error) => {
+                tracing::warn!(%error, "CRIU cannot leave memory in the program; it is asked to write all");
+                (window, leave_memory) = (unopened, false);
             }
-        };
-        if attempt == ATTEMPTS || !is_of_strangers(task, &error, attempt) {
-            return Err(window.give_up(error.into()));
+            Asked::Refused(unopened, error) => {
+                if attempt == ATTEMPTS || !is_of_strangers(task, &error, attempt) {
+                    return Err(unopened.give_up(error.into()));
+                }
+                tracing::warn!(%error, "another process has connected to the program; CRIU is asked once more");
+                window = unopened;
+                attempt += 1;
+            }
         }
-        tracing::warn!(%error, "another process has connected to the program; CRIU is asked once more");
         let cleared = window.image().clear_staging().map_err(Error::from);
         criu = match cleared.and_then(|()| Ok(task.plan.criu.start_dump()?)) {
             Ok(criu) => criu,
             Err(error) => return Err(window.give_up(error)),
         };
-        attempt += 1;
     }
 }
 
 /// What has come of one request.
 enum Asked<W: Window> {
     Done(W::Saved),
+    /// CRIU, which was to leave memory in the processes, has failed because of that, or that memory cannot be read. The
+    /// processes run on.
+    NotLeft(W, Error),
     /// CRIU has failed before the window, and the processes run on.
     Refused(W, CriuError),
 }
 
-fn ask<W: Window>(task: &mut Task<'_>, criu: DumpWorker, window: W) -> Result<Asked<W>, Setback> {
+fn ask<W: Window>(
+    task: &mut Task<'_>,
+    criu: DumpWorker,
+    window: W,
+    leave_memory: bool,
+) -> Result<Asked<W>, Setback> {
     let staging = window.image().staging_dir();
     let staging = std::fs::File::open(&staging)
         .map_err(|source| Error::Io { what: format!("cannot open {}", staging.display()), source });
@@ -89,18 +108,27 @@ fn ask<W: Window>(task: &mut Task<'_>, criu: DumpWorker, window: W) -> Result<As
     };
     let mut options = describe::criu_options(task.options, &task.plan, staging.as_fd());
     options.work = Some(log.as_fd());
+    options.leave_memory = leave_memory;
     let mut state = WindowState::Before(window);
     let asked = criu.dump(&options, &mut || {
         // CRIU asks once. Were it to ask again it would get the same answer.
-        match std::mem::replace(&mut state, WindowState::Failed) {
-            WindowState::Before(window) => state = WindowState::After(window.commit(task)?),
-            WindowState::After(saved) => state = WindowState::After(saved),
-            WindowState::Failed => return Err(Setback::new(Error::CopyIncomplete, ())),
-        }
-        Ok(())
+        state = match std::mem::replace(&mut state, WindowState::Failed) {
+            WindowState::Before(window) => {
+                match leave_memory.then(|| left_memory(task, staging.as_fd())).transpose() {
+                    Ok(left) => WindowState::After(window.commit(task, left).map_err(Some)?),
+                    Err(error) => WindowState::Unreadable(window, error),
+                }
+            }
+            before => before,
+        };
+        if matches!(state, WindowState::After(_)) { Ok(()) } else { Err(None) }
     });
     match (asked, state) {
-        (Err(DumpError::Callback(setback)), _) => Err(setback),
+        (Err(DumpError::Callback(Some(setback))), _) => Err(setback),
+        (_, WindowState::Unreadable(window, source)) => {
+            let what = "cannot read memory of the program".to_owned();
+            Ok(Asked::NotLeft(window, Error::Io { what, source }))
+        }
         (Ok(()), WindowState::After(saved)) => Ok(Asked::Done(saved)),
         (Err(DumpError::Criu { error, .. }), WindowState::After(saved)) => {
             // The image is complete; the processes are seen to at the end.
@@ -110,12 +138,25 @@ fn ask<W: Window>(task: &mut Task<'_>, criu: DumpWorker, window: W) -> Result<As
             }
             Ok(Asked::Done(saved))
         }
+        (Err(DumpError::Criu { error, .. }), WindowState::Before(window))
+            if leave_memory && error.has(Hint::Pipes) =>
+        {
+            Ok(Asked::NotLeft(window, error.into()))
+        }
         (Err(DumpError::Criu { error, .. }), WindowState::Before(window)) => {
             Ok(Asked::Refused(window, error))
         }
-        (Ok(()), WindowState::Before(window)) => Err(window.give_up(Error::CopyIncomplete)),
-        (_, WindowState::Failed) => Err(Setback::new(Error::CopyIncomplete, ())),
+        (_, WindowState::Before(window)) => Err(window.give_up(Error::CopyIncomplete)),
+        (Err(DumpError::Callback(None)), WindowState::After(_)) | (_, WindowState::Failed) => {
+            Err(Setback::new(Error::CopyIncomplete, ()))
+        }
     }
+}
+
+/// What CRIU has left in the processes whose files are in `images`.
+fn left_memory(task: &Task<'_>, images: BorrowedFd<'_>) -> io::Result<LeftMemory> {
+    fault("left-memory").map_err(io::Error::other)?;
+    LeftMemory::of(images, &task.options.stop)
 }
 
 /// Whether CRIU has failed because a stranger was just connecting to a socket of the program, such as an agent's,

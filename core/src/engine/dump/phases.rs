@@ -30,7 +30,7 @@ use crate::base::phase::Phase;
 use crate::engine::access::Extent;
 use crate::engine::error::Error;
 use crate::engine::memory::Bulk;
-use crate::host::criu::DumpWorker;
+use crate::host::criu::{DumpWorker, LeftMemory};
 use crate::host::process::Agent;
 use crate::image::{ImageWriter, Manifest};
 
@@ -240,11 +240,12 @@ impl Window for Unsaved {
 
     /// CRIU has written its files and holds the programs frozen: commits the image, or takes down all that the image
     /// needs of frozen programs that may go on then.
-    fn commit(self, task: &mut Task<'_>) -> Result<Saved, Setback> {
+    fn commit(self, task: &mut Task<'_>, left: Option<LeftMemory>) -> Result<Saved, Setback> {
         let Self { image, mut copy, unchanged, late } = self;
         let updated = task.plan.update(task.options.pid, &task.made.cuda_processes, &task.drivers);
         if task.strategy.goes_on_early() {
-            let blocks = updated.and_then(|()| copy.released());
+            let staged = updated.and_then(|()| commit::stage_memory(task, &image.writer, left));
+            let blocks = staged.and_then(|()| copy.released());
             let (image, blocks) = or_keep(image, blocks)?;
             let manifest = commit::describe(task, &image, blocks);
             return Ok(Saved::Concurrently(Box::new(ConcurrentSave {
@@ -257,7 +258,7 @@ impl Window for Unsaved {
         }
         let by = copy.by();
         let stored = updated.and_then(|()| task.enter(Phase::Store, None)).and_then(|()| {
-            let staged = Staged::take(task, &image.writer, unchanged)?;
+            let staged = Staged::take(task, &image.writer, unchanged, left)?;
             Ok((staged, copy.finish().1?))
         });
         let (image, (staged, blocks)) = or_keep(image, stored)?;
@@ -373,7 +374,8 @@ impl ConcurrentSave {
         }
         let shadowed = task.account.shadowed;
         let staged = task.enter(Phase::Store, Some(shadowed));
-        let staged = match staged.and_then(|()| Staged::take(task, &image.writer, unchanged)) {
+        let staged = match staged.and_then(|()| Staged::take(task, &image.writer, unchanged, None))
+        {
             Ok(staged) => staged,
             Err(error) => {
                 drop((patience, copy));

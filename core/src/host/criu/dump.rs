@@ -1,12 +1,15 @@
 //! `criu dump`.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::error::CriuError;
 use super::find::Criu;
 use super::log;
 use super::rpc::{Kind, Opts, Request};
-use super::swrk::{Start, Swrk, Work};
+use super::swrk::{Start, Swrk, Work, above_stdio};
 
 const ACTION: &str = "dump the processes";
 /// Name of the log file in the work directory.
@@ -43,6 +46,9 @@ pub struct DumpOptions<'a> {
     pub ghost_limit: Option<u32>,
     /// How long the processes may take to freeze, seconds; CRIU's default is 10.
     pub timeout: Option<u32>,
+    /// CRIU writes no private memory but lists it as left in the processes, from which the callback has to read it:
+    /// see [`LeftMemory`](super::LeftMemory).
+    pub leave_memory: bool,
 }
 
 impl<'a> DumpOptions<'a> {
@@ -63,6 +69,7 @@ impl<'a> DumpOptions<'a> {
             log_level: 4,
             ghost_limit: None,
             timeout: None,
+            leave_memory: false,
         }
     }
 }
@@ -107,7 +114,11 @@ impl Criu {
     /// CRIU cannot be started, or gpucr was asked to end.
     pub fn start_dump(&self) -> Result<DumpWorker, CriuError> {
         let (path, stop) = (self.path(), self.stop.clone());
-        let start = Start { path, action: ACTION, inherit: &[], in_session: false, stop };
+        let client =
+            gone_client().map_err(|source| CriuError::Run { path: path.into(), source })?;
+        let options = ["--ps-socket".to_owned(), client.as_raw_fd().to_string()];
+        let (options, inherit) = (&options, &[client.as_fd()]);
+        let start = Start { path, action: ACTION, options, inherit, in_session: false, stop };
         Ok(DumpWorker { swrk: Swrk::start(&start)? })
     }
 
@@ -125,6 +136,15 @@ impl Criu {
             .map_err(|error| DumpError::Criu { error, after_callback: false })?
             .dump(options, post_dump)
     }
+}
+
+/// A connection whose other end is closed. CRIU means to serve memory that it has left in processes to somebody who
+/// asks for it on a connection, after the callback and before it lets go of the processes: there it finds that nobody
+/// does. (Without one it would wait for a client at a TCP port that anybody can connect to.)
+fn gone_client() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    let (_, client) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    above_stdio(client)
 }
 
 impl DumpWorker {
@@ -190,6 +210,7 @@ impl DumpWorker {
                 timeout: options.timeout,
                 manage_cgroups_mode: Some(0),
                 notify_scripts: Some(true),
+                lazy_pages: Some(options.leave_memory),
                 ..Opts::default()
             }),
             ..Request::default()

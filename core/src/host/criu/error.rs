@@ -112,6 +112,9 @@ pub enum Hint {
     NoSpace,
     /// A process had tried to connect to a socket of the program, and gone away before it was accepted.
     InFlight,
+    /// There are not enough descriptors or pipes for memory that CRIU is to leave in the processes: it takes hold of
+    /// all of it with pipes.
+    Pipes,
 }
 
 impl Hint {

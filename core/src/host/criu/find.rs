@@ -179,7 +179,8 @@ fn ask(
     stop: Option<&Arc<AtomicBool>>,
 ) -> Result<Response, CriuError> {
     let stop = stop.cloned();
-    let swrk = Swrk::start(&Start { path, action, inherit: &[], in_session: false, stop })?;
+    let swrk =
+        Swrk::start(&Start { path, action, options: &[], inherit: &[], in_session: false, stop })?;
     swrk.send(&Request { kind: kind as i32, ..request })?;
     let response = swrk.receive(Some(ANSWER))?;
     if response.kind != kind as i32 {

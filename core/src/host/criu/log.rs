@@ -35,6 +35,7 @@ const SIGNS: &[(&str, Hint)] = &[
     ("Can't lookup mount", Hint::Device),
     ("No space left on device", Hint::NoSpace),
     ("closed in-flight socket", Hint::InFlight),
+    ("for page-pipe", Hint::Pipes),
 ];
 
 /// The error for a request that CRIU answered with failure.
@@ -142,5 +143,8 @@ mod tests {
         assert_eq!(errors, [tcp.trim_start_matches("(0) ")]);
         assert_eq!(hints(&errors), [Hint::TcpEstablished]);
         assert_eq!(Hint::TcpEstablished.option(), Some("--tcp-established"));
+        let pipes = "(00.046870) Error (criu/page-pipe.c:113): page-pipe: Can't make pipe for \
+                     page-pipe: Too many open files";
+        assert_eq!(hints(&select(pipes.as_bytes())), [Hint::Pipes]);
     }
 }

@@ -10,6 +10,7 @@
 mod dump;
 mod error;
 mod find;
+mod left_memory;
 mod log;
 mod pages;
 mod parallel_load;
@@ -21,6 +22,7 @@ mod version;
 pub use dump::{DumpError, DumpOptions, DumpWorker};
 pub use error::{CriuError, Hint};
 pub use find::{Criu, Features};
+pub use left_memory::LeftMemory;
 pub(crate) use log::read_anything;
 pub(crate) use pages::leave_out_zeros;
 pub use restore::{InheritFd, RestoreError, RestoreOptions, RestoreWorker};

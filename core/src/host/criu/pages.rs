@@ -8,6 +8,7 @@
 //! of large pages) is left as it is, and so is every file that is not exactly as it is said here.
 
 mod files;
+mod left;
 mod private;
 mod zeros;
 
@@ -15,6 +16,7 @@ mod zeros;
 mod tests;
 
 pub(super) use files::processes;
+pub(super) use left::{Left, Origin, Part, left};
 pub(super) use private::{Extent, mark, private};
 pub(crate) use zeros::leave_out_zeros;
 

@@ -110,7 +110,8 @@ impl Criu {
         let for_processes = inherited.iter().map(|(_, fd)| fd.as_fd());
         let inherit: Vec<BorrowedFd<'_>> = for_processes.chain(hold).collect();
         let (path, stop) = (self.path(), self.stop.clone());
-        let start = Start { path, action: ACTION, inherit: &inherit, in_session: shell_job, stop };
+        let (options, in_session) = (&[], shell_job);
+        let start = Start { path, action: ACTION, options, inherit: &inherit, in_session, stop };
         let swrk = Swrk::start(&start)?;
         Ok(RestoreWorker { swrk, inherited, shell_job })
     }

@@ -73,6 +73,8 @@ pub(super) struct Start<'a> {
     pub(super) path: &'a Path,
     /// What it is for, as a verb.
     pub(super) action: &'static str,
+    /// Options of CRIU's that no request can carry.
+    pub(super) options: &'a [String],
     /// Descriptors that it gets under the same numbers; all above 2.
     pub(super) inherit: &'a [BorrowedFd<'a>],
     /// Whether it runs in the caller's session and with the caller's standard input, as `--shell-job` needs it
@@ -104,6 +106,7 @@ impl Swrk {
 
         let mut command = Command::new(start.path);
         command
+            .args(start.options)
             .arg("swrk")
             .arg(theirs.as_raw_fd().to_string())
             .env_clear()

@@ -17,7 +17,7 @@ const COUNTER_DIR: &str = "GPUCR_TEST_COUNTER_DIR";
 const VICTIM: &str = "GPUCR_TEST_VICTIM";
 const LIMIT: Duration = Duration::from_secs(20);
 
-fn criu() -> Option<Criu> {
+pub(super) fn criu() -> Option<Criu> {
     if !rustix::process::geteuid().is_root() {
         crate::skip::skip("CRIU needs root");
         return None;
@@ -160,7 +160,7 @@ impl Images {
     }
 }
 
-fn wait_status(pid: u32) -> ExitStatus {
+pub(super) fn wait_status(pid: u32) -> ExitStatus {
     let pid = Pid::from_raw(pid as i32);
     let (_, status) = waitpid(pid, WaitOptions::empty()).unwrap().unwrap();
     ExitStatus::from_raw(status.as_raw())
@@ -171,7 +171,7 @@ fn nothing() -> Result<(), String> {
 }
 
 /// Starts a CRIU and has it restore at once.
-fn restore(
+pub(super) fn restore(
     criu: &Criu,
     options: RestoreOptions<'_>,
     inherit_fds: Vec<InheritFd>,
@@ -274,7 +274,7 @@ fn hang_up(criu: &Criu, pid: u32, at: usize, kill_criu: bool) -> Option<String> 
     let images = Images::new();
     let action = "dump";
     let (path, stop) = (criu.path(), None);
-    let start = swrk::Start { path, action, inherit: &[], in_session: false, stop };
+    let start = swrk::Start { path, action, options: &[], inherit: &[], in_session: false, stop };
     let mut swrk = swrk::Swrk::start(&start).unwrap();
     swrk.begin(swrk::Work::Dump);
     let opts = Opts {

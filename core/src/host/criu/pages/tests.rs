@@ -12,7 +12,7 @@ use super::files::{
 };
 use super::private::{Extent, mark, private};
 use super::zeros::leave_out_zeros;
-use super::{made, processes};
+use super::{Origin, Part, left, made, processes};
 
 const BOTH: Option<u32> = Some(LAZY | PRESENT);
 
@@ -229,4 +229,62 @@ fn what_would_be_charged_is_counted() {
     assert_eq!(map(0, private_memory | libc::MAP_NORESERVE), 0);
     assert_eq!(map(3, private_memory), 0);
     assert_eq!(map(0, libc::MAP_SHARED), 0);
+}
+
+#[test]
+fn what_is_left_in_a_process_has_its_place_among_what_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || std::fs::File::open(dir.path()).unwrap();
+    let page = PAGE as u64;
+    let map = |start: u64, end: u64, protection| {
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u32;
+        Between { start: start * page, end: end * page, protection, flags, status: 1 }
+    };
+    let write = |written: u64, runs: &[(u64, u64, u32)]| {
+        let run = |&(address, pages, flags): &(u64, u64, u32)| {
+            Run::wide(address * page, pages, Some(flags))
+        };
+        let runs = runs.iter().map(run).collect::<Vec<_>>();
+        std::fs::write(dir.path().join("pagemap-42.img"), encode(&Head { pages_id: 7 }, &runs))
+            .unwrap();
+        std::fs::write(dir.path().join("pages-7.img"), vec![1; (written * page) as usize]).unwrap();
+        let mut bytes = MM_MAGIC.to_vec();
+        put(&mut bytes, &Mappings { all: vec![map(1, 10, 3), map(10, 14, 0), map(20, 30, 1)] });
+        std::fs::write(dir.path().join("mm-42.img"), bytes).unwrap();
+    };
+    let part = |at, len, from| Part { at: at * page, len: len * page, from };
+    let (process, file) = (|n| Origin::Process(n * page), |n| Origin::Written(n * page));
+    let runs =
+        [(2, 3, LAZY), (5, 1, PRESENT), (6, 1, 1), (8, 5, LAZY), (20, 2, PRESENT), (25, 4, LAZY)];
+    write(3, &runs);
+    let found = left(open().as_fd(), 42).unwrap().unwrap();
+    let parts = [
+        part(0, 3, process(2)),
+        part(3, 1, file(0)),
+        part(4, 5, process(8)),
+        part(9, 2, file(1)),
+        part(11, 4, process(25)),
+    ];
+    assert_eq!(found.parts, parts);
+    assert_eq!(found.guarded, [10 * page]);
+    assert_eq!(
+        (found.name.as_str(), found.written.metadata().unwrap().len()),
+        ("pages-7.img", 3 * page)
+    );
+    // Nobody can tell any more.
+    let (_, after) = decode(&std::fs::read(dir.path().join("pagemap-42.img")).unwrap()).unwrap();
+    let is_changed = |&(address, pages, flags): &(u64, u64, u32)| {
+        let flags = if flags == LAZY { LAZY | PRESENT } else { flags };
+        Run::wide(address * page, pages, Some(flags))
+    };
+    assert_eq!(after, runs.iter().map(is_changed).collect::<Vec<_>>());
+    assert!(left(open().as_fd(), 42).unwrap().is_none());
+    // CRIU has written another number of pages than it says, and files that are not known here.
+    write(2, &runs);
+    assert!(left(open().as_fd(), 42).is_err());
+    write(3, &runs);
+    std::fs::write(dir.path().join("mm-42.img"), b"something else").unwrap();
+    assert!(left(open().as_fd(), 42).is_err());
+    std::fs::write(dir.path().join("pagemap-42.img"), b"something else").unwrap();
+    assert!(left(open().as_fd(), 42).is_err());
 }

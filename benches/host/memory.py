@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+"""How long a program with much host memory stands still for its dump: gpucr, gpucr with memory written by CRIU, and CRIU
+alone. Needs root, CRIU, and gpucr built (release): no GPU."""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+PROGRAM = """
+import ctypes, mmap, os, sys, time
+mib, blocks = int(sys.argv[1]), int(sys.argv[2])
+if blocks:
+    cuda = ctypes.CDLL("libcuda.so.1")
+    device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+    assert cuda.cuInit(0) == 0
+    assert cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+    assert cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device) == 0
+    assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(blocks << 21)) == 0
+memory = mmap.mmap(-1, mib << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+noise = open("/dev/urandom", "rb", buffering=0)
+view = memoryview(memory)
+for at in range(mib):
+    # Half of each page is noise, so that it can be compressed a little.
+    for page in range(at << 20, (at + 1) << 20, 4096):
+        view[page:page + 2048] = noise.read(2048)
+print("ready", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+
+def start(command, log):
+    program = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    while True:
+        with open(log.name, encoding="utf-8") as text:
+            said = text.read()
+        if "ready" in said:
+            return program
+        if program.poll() is not None:
+            sys.exit(f"the program has ended:\n{said}")
+        time.sleep(0.05)
+
+
+def by_gpucr(options, mib, folder, environment):
+    with open(os.path.join(folder, "log"), "w+", encoding="utf-8") as log:
+        run = [options.gpucr, "run", "--device", "soft", "--", sys.executable, "-c", PROGRAM, str(mib), "1"]
+        program = start(run, log)
+        command = [options.gpucr, "dump", "--json", "--pid", str(program.pid), "-o", os.path.join(folder, "image")]
+        command += ["--compress", options.compress]
+        dump = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+        if dump.returncode:
+            sys.exit(dump.stderr)
+        program.wait()
+        return json.loads(dump.stdout)["stopped_ms"] / 1000
+
+
+def by_criu(options, mib, folder):
+    with open(os.path.join(folder, "log"), "w+", encoding="utf-8") as log:
+        program = start([sys.executable, "-c", PROGRAM, str(mib), "0"], log)
+        images = os.path.join(folder, "image")
+        os.mkdir(images)
+        begun = time.monotonic()
+        subprocess.run([options.criu, "dump", "-t", str(program.pid), "-D", images], check=True)
+        took = time.monotonic() - begun
+        program.wait()
+        return took
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpucr", default="target/release/gpucr")
+    parser.add_argument("--criu", default="/usr/local/lib/gpucr/criu")
+    parser.add_argument("--mib", type=int, nargs="+", default=[64, 1024, 3072], help="host memory of the program")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--compress", default="none", help="as of gpucr dump")
+    parser.add_argument("--dir", default="/dev/shm", help="where images are written")
+    options = parser.parse_args()
+    ways = {
+        "gpucr": lambda mib, folder: by_gpucr(options, mib, folder, {}),
+        "gpucr, memory by CRIU": lambda mib, folder: by_gpucr(
+            options, mib, folder, {"GPUCR_CRIU_WRITES_MEMORY": "1"}
+        ),
+        "criu dump (whole command)": lambda mib, folder: by_criu(options, mib, folder),
+    }
+    print(f"{os.uname().release}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; seconds stopped, medians")
+    for mib in options.mib:
+        times = {way: [] for way in ways}
+        for _ in range(options.runs):
+            for way, measure in ways.items():
+                folder = tempfile.mkdtemp(dir=options.dir)
+                try:
+                    times[way].append(measure(mib, folder))
+                finally:
+                    shutil.rmtree(folder)
+        for way, seconds in times.items():
+            print(f"{mib:6} MiB  {way:26} {statistics.median(seconds):8.3f}   {[round(s, 3) for s in seconds]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
