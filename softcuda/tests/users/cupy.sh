@@ -35,6 +35,7 @@ files="
     core_tests/test_reduction.py
     core_tests/test_cub_reduction.py
     sorting_tests/test_count.py
+    sorting_tests/test_sort.py
     binary_tests
     cuda_tests/test_texture.py
     cuda_tests/test_stream.py
@@ -62,6 +63,7 @@ test_graph.py::TestGraph::test_capture_run_on_
 test_graph.py::TestGraph::test_stream_capture_failure_cu(blas|solver|sparse)
 test_ndarray_get.py::.*test_non_contiguous_array
 test_device.py::TestDeviceHandles::
+test_sort.py::TestLexsort::test_F_order
 END
 grep -v '^#' "$folder/known.txt" > "$folder/known.patterns"
 
