@@ -21,6 +21,7 @@ use crate::gate;
 use crate::ipc;
 use crate::managed_memory;
 use crate::placement;
+use crate::pools;
 use crate::saved_bytes::{Bytes, SharedView, Storage};
 use crate::settings::{MAX_DEVICES, settings};
 use crate::status::{Code, Outcome};
@@ -131,6 +132,8 @@ pub(crate) fn checkpoint(medium: Medium) -> Outcome {
     // Copies first: nothing is changed by them.
     let mut saved = Saved::copy(medium)?;
     let carries_ipc = settings().carries_ipc_memory();
+    // Nothing is known of drivers that would carry memory of shared pools.
+    saved.shared |= pools::any_shared() || ipc::any_of_pools();
     let opened = if carries_ipc { ipc::suspend() } else { ipc::close_all() };
     saved.shared |= !carries_ipc && (opened || device_memory::any_shared());
     saved.shared |= events::close_shared();

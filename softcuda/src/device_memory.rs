@@ -284,30 +284,21 @@ static EXCHANGE: RwLock<()> = RwLock::new(());
 pub(crate) fn share(address: u64) -> Outcome<Shared> {
     let _still = EXCHANGE.write();
     let mut heap = HEAP.lock();
-    let heap = &mut *heap;
-    let allocation = heap.allocations.get_mut(&address).ok_or(Code::INVALID_VALUE)?;
-    let block = heap.blocks.get_mut(&allocation.block).ok_or(Code::INVALID_VALUE)?;
-    let memory = match block.memory.take() {
-        Some(memory) => memory,
-        None => exchange(allocation.block, block.size)?,
-    };
-    let (descriptor, inode) = match block.known {
-        Some(known) => known,
-        None => {
-            let inode = fstat(&memory).map_err(|_| Code::OPERATING_SYSTEM)?.st_ino;
-            *block.known.insert((memory.as_raw_fd(), inode))
-        }
-    };
-    block.memory = Some(memory);
-    allocation.shared = true;
-    Ok(Shared {
-        descriptor,
-        inode,
-        whole: block.size,
-        offset: address - allocation.block,
-        size: allocation.size,
-        device: allocation.device,
-    })
+    let allocation = *heap.allocations.get(&address).ok_or(Code::INVALID_VALUE)?;
+    let shared = heap.share(allocation.block, address, allocation.size)?;
+    heap.allocations.entry(address).and_modify(|allocation| allocation.shared = true);
+    Ok(shared)
+}
+
+/// Makes a part of a pool's block ready for other processes, as [`share`] does that of an allocation.
+///
+/// # Errors
+/// `INVALID_VALUE` for what is in no block; `OUT_OF_MEMORY`.
+pub(crate) fn share_part(address: u64, size: u64) -> Outcome<Shared> {
+    let _still = EXCHANGE.write();
+    let mut heap = HEAP.lock();
+    let block = heap.blocks.range(..=address).next_back().map(|(block, _)| *block);
+    heap.share(block.ok_or(Code::INVALID_VALUE)?, address, size)
 }
 
 /// Puts new memory with the same contents in the place of a block's.
@@ -431,6 +422,25 @@ impl Heap {
             return Some((start, *block));
         }
         None
+    }
+
+    /// Keeps a descriptor of the memory behind a block, of which a part is shared.
+    fn share(&mut self, start: u64, address: u64, size: u64) -> Outcome<Shared> {
+        let block = self.blocks.get_mut(&start).ok_or(Code::INVALID_VALUE)?;
+        let memory = match block.memory.take() {
+            Some(memory) => memory,
+            None => exchange(start, block.size)?,
+        };
+        let (descriptor, inode) = match block.known {
+            Some(known) => known,
+            None => {
+                let inode = fstat(&memory).map_err(|_| Code::OPERATING_SYSTEM)?.st_ino;
+                *block.known.insert((memory.as_raw_fd(), inode))
+            }
+        };
+        block.memory = Some(memory);
+        let (whole, device) = (block.size, block.device);
+        Ok(Shared { descriptor, inode, whole, offset: address - start, size, device })
     }
 
     fn give_back(&mut self, allocation: &Allocation) {

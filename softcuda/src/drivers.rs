@@ -47,6 +47,12 @@ impl Driver {
         }
     }
 
+    /// The newest PTX ISA version that the driver compiles: each release of CUDA 13 has brought one with the same
+    /// minor number (release notes of the PTX ISA, 9.0 to 9.4).
+    pub(crate) fn ptx_version(self) -> (u32, u32) {
+        (9, (self.version() % 1000 / 10) as u32)
+    }
+
     /// Whether a process of a job (`CUDA_CHECKPOINT_JOB_FILE`) can be checkpointed with memory that is shared
     /// through IPC handles.
     pub(crate) fn carries_ipc_memory(self) -> bool {
@@ -80,5 +86,7 @@ mod tests {
             assert!(refused.ends_with("knows: 580, 590, 610, 13.4"), "{refused}");
         }
         assert!(NAMES.is_sorted_by_key(|(_, driver)| driver.version()));
+        let newest = NAMES.map(|(_, driver)| driver.ptx_version());
+        assert_eq!(newest, [(9, 0), (9, 1), (9, 3), (9, 4)]);
     }
 }

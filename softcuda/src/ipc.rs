@@ -33,6 +33,16 @@ pub(crate) struct Handle {
     device: u64,
 }
 
+impl Handle {
+    /// The process that has the memory, as far as that can be one.
+    pub(crate) fn process(&self) -> u32 {
+        self.process as u32
+    }
+}
+
+/// In the place of a context: the memory is of a pool, and belongs to none.
+pub(crate) const OF_POOL: u64 = 0;
+
 /// An opened piece of another process's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Opened {
@@ -42,7 +52,7 @@ pub(crate) struct Opened {
     pub(crate) size: u64,
     /// Ordinal of the device.
     pub(crate) device: usize,
-    /// Handle of the context that opened it.
+    /// Handle of the context that opened it, or [`OF_POOL`].
     pub(crate) context: u64,
     /// As in `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
     pub(crate) id: u64,
@@ -186,6 +196,16 @@ pub(crate) fn open_again() -> Outcome {
         }
     }
     Ok(())
+}
+
+/// Whether memory of another process's pool was opened at this address.
+pub(crate) fn is_of_pool(address: u64) -> bool {
+    STATE.lock().opened.get(&address).is_some_and(|opened| opened.context == OF_POOL)
+}
+
+/// Whether any memory of another process's pool is open.
+pub(crate) fn any_of_pools() -> bool {
+    STATE.lock().opened.values().any(|opened| opened.context == OF_POOL)
 }
 
 /// The opened memory that contains an address.

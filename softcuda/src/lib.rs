@@ -53,6 +53,7 @@ mod saved_bytes;
 mod service;
 mod settings;
 mod shared_events;
+mod shared_pools;
 mod status;
 mod streams;
 mod submission;

@@ -178,7 +178,7 @@ fn check_target(module: &ptx::Module, model: &Model) -> Result<(), Refusal> {
 /// The PTX in an image that suits a device best.
 ///
 /// # Errors
-/// As [`parse`], for what holds none.
+/// As [`parse`], for what holds none; `UNSUPPORTED_PTX_VERSION` for PTX that is newer than the driver.
 pub(crate) fn ptx_of(image: &[u8], model: &Model) -> Result<String, Refusal> {
     const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
     if image.starts_with(&ELF) {
@@ -196,8 +196,26 @@ pub(crate) fn ptx_of(image: &[u8], model: &Model) -> Result<String, Refusal> {
     } else {
         image.to_vec()
     };
-    String::from_utf8(text)
-        .map_err(|_| Refusal::new(Code::INVALID_IMAGE, "the image is neither PTX nor a binary"))
+    let text = String::from_utf8(text)
+        .map_err(|_| Refusal::new(Code::INVALID_IMAGE, "the image is neither PTX nor a binary"))?;
+    check_version(&text)?;
+    Ok(text)
+}
+
+/// Refuses PTX of a version that came after the driver that this one presents itself as.
+fn check_version(text: &str) -> Result<(), Refusal> {
+    let newest = settings().driver.ptx_version();
+    match ptx::Module::version_of(text) {
+        Some(version) if version > newest => {
+            let [(major, minor), (own, point)] = [version, newest];
+            let text = format!(
+                "PTX version {major}.{minor} is newer than the driver, which takes up to {own}.{point} \
+                 (SOFTCUDA_DRIVER chooses another)"
+            );
+            Err(Refusal::new(Code::UNSUPPORTED_PTX_VERSION, &text))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// One piece of PTX of the fat binaries of several parts of a program. A part without PTX is left out if others have

@@ -20,13 +20,26 @@ use crate::streams::{Position, Stream};
 /// Alignment of every allocation, as for plain memory.
 const ALIGNMENT: u64 = 512;
 
+/// Where a pool is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The device has it from the beginning.
+    Default,
+    /// The program has made it.
+    Own,
+    /// The same, and other processes may have it too.
+    Shareable,
+    /// The process of this id has made it: nothing is allocated from it here.
+    Imported(u32),
+}
+
 /// A pool of one device.
 pub(crate) struct Pool {
     /// The value that programs hold.
     pub(crate) handle: u64,
     /// Ordinal of the device.
     pub(crate) device: usize,
-    is_default: bool,
+    kind: Kind,
     /// The most memory that it may hold in bytes; 0 for no limit.
     limit: u64,
     state: Mutex<State>,
@@ -85,6 +98,8 @@ pub(crate) struct Allocation {
     pub(crate) pool: u64,
     /// As in `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
     pub(crate) id: u64,
+    /// Another process may have it open.
+    shared: bool,
 }
 
 struct Free {
@@ -110,8 +125,8 @@ static POOLS: Mutex<Vec<Arc<Pool>>> = Mutex::new(Vec::new());
 static CURRENT: Mutex<[Option<u64>; MAX_DEVICES]> = Mutex::new([None; MAX_DEVICES]);
 
 /// Creates a pool; `limit` is the most memory it may hold in bytes, 0 for no limit.
-pub(crate) fn create(device: usize, limit: u64) -> Arc<Pool> {
-    let pool = Pool::new(device, limit, false);
+pub(crate) fn create(device: usize, limit: u64, kind: Kind) -> Arc<Pool> {
+    let pool = Pool::new(device, limit, kind);
     POOLS.lock().push(pool.clone());
     pool
 }
@@ -129,10 +144,12 @@ pub(crate) fn by_handle(handle: u64) -> Outcome<Arc<Pool>> {
 /// The pool that each device has from the beginning.
 pub(crate) fn default_of(device: usize) -> Arc<Pool> {
     let mut pools = POOLS.lock();
-    if let Some(pool) = pools.iter().find(|pool| pool.is_default && pool.device == device) {
+    if let Some(pool) =
+        pools.iter().find(|pool| pool.kind == Kind::Default && pool.device == device)
+    {
         return pool.clone();
     }
-    let pool = Pool::new(device, 0, true);
+    let pool = Pool::new(device, 0, Kind::Default);
     pools.push(pool.clone());
     pool
 }
@@ -146,9 +163,9 @@ pub(crate) fn current_of(device: usize) -> Arc<Pool> {
 /// Chooses the pool of a device.
 ///
 /// # Errors
-/// `INVALID_VALUE` for a pool of another device.
+/// `INVALID_VALUE` for a pool of another device or process.
 pub(crate) fn set_current(device: usize, pool: &Pool) -> Outcome {
-    if pool.device != device {
+    if pool.device != device || pool.is_imported() {
         return Err(Code::INVALID_VALUE);
     }
     CURRENT.lock()[device] = Some(pool.handle);
@@ -160,7 +177,7 @@ pub(crate) fn set_current(device: usize, pool: &Pool) -> Outcome {
 /// # Errors
 /// `INVALID_VALUE` for a default pool.
 pub(crate) fn destroy(pool: &Pool) -> Outcome {
-    if pool.is_default {
+    if pool.kind == Kind::Default {
         return Err(Code::INVALID_VALUE);
     }
     let mut current = CURRENT.lock();
@@ -181,6 +198,27 @@ pub(crate) fn find(address: u64) -> Option<Allocation> {
         let (_, found) = state.allocations.range(..=address).next_back()?;
         (address < found.address + found.size).then_some(*found)
     })
+}
+
+/// Marks an allocation as one that another process may have open: its size.
+///
+/// # Errors
+/// `INVALID_VALUE` unless a pool that is [`Kind::Shareable`] has an allocation that begins there.
+pub(crate) fn share(address: u64) -> Outcome<u64> {
+    let pools = POOLS.lock();
+    for pool in pools.iter().filter(|pool| pool.kind == Kind::Shareable) {
+        if let Some(allocation) = pool.state.lock().allocations.get_mut(&address) {
+            allocation.shared = true;
+            return Ok(allocation.size);
+        }
+    }
+    Err(Code::INVALID_VALUE)
+}
+
+/// Whether another process may have an allocation open.
+pub(crate) fn any_shared() -> bool {
+    let shared = |pool: &Arc<Pool>| pool.state.lock().allocations.values().any(|a| a.shared);
+    POOLS.lock().iter().any(shared)
 }
 
 /// Frees an allocation by its first address; it may be used again after the given points.
@@ -216,7 +254,7 @@ pub(crate) fn tidy(everything_of: Option<usize>) {
 }
 
 impl Pool {
-    fn new(device: usize, limit: u64, is_default: bool) -> Arc<Pool> {
+    fn new(device: usize, limit: u64, kind: Kind) -> Arc<Pool> {
         let attributes = Attributes {
             follow_events: true,
             opportunistic: true,
@@ -228,7 +266,7 @@ impl Pool {
         Arc::new(Pool {
             handle: new_handle(),
             device,
-            is_default,
+            kind,
             limit,
             state: Mutex::new(State {
                 attributes,
@@ -241,17 +279,27 @@ impl Pool {
         })
     }
 
+    /// Where it is from.
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Whether another process has made it.
+    pub(crate) fn is_imported(&self) -> bool {
+        matches!(self.kind, Kind::Imported(_))
+    }
+
     /// Allocates memory for use in a stream: the address, and what the stream must wait for
     /// before it uses the memory.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for size 0, `OUT_OF_MEMORY`.
+    /// `INVALID_VALUE` for size 0 or a pool of another process, `OUT_OF_MEMORY`.
     pub(crate) fn allocate(
         &self,
         stream: &Arc<Stream>,
         size: u64,
     ) -> Outcome<(u64, Vec<Position>)> {
-        if size == 0 {
+        if size == 0 || self.is_imported() {
             return Err(Code::INVALID_VALUE);
         }
         let rounded = size.checked_next_multiple_of(ALIGNMENT).ok_or(Code::OUT_OF_MEMORY)?;
@@ -275,7 +323,8 @@ impl Pool {
         state.attributes.used.add(rounded);
         let id = device_memory::new_buffer_id();
         let (device, pool) = (self.device, self.handle);
-        state.allocations.insert(start, Allocation { address: start, size, device, pool, id });
+        let allocation = Allocation { address: start, size, device, pool, id, shared: false };
+        state.allocations.insert(start, allocation);
         let after = after.into_iter().filter(|p| !p.is_in(stream) && !p.is_reached()).collect();
         Ok((start, after))
     }
@@ -399,7 +448,7 @@ mod tests {
     #[test]
     fn memory_is_reused_in_stream_order() {
         let device = 7;
-        let pool = create(device, 0);
+        let pool = create(device, 0, Kind::Own);
         let (one, two) = (Stream::new(11, 0, 0, 0), Stream::new(12, 0, 0, 0));
         let (go, wait) = mpsc::channel::<()>();
         let busy = one.submit(Vec::new(), move || wait.recv().unwrap()).unwrap();
@@ -432,7 +481,7 @@ mod tests {
 
     #[test]
     fn a_full_pool_waits_for_a_free() {
-        let pool = create(8, GRANULE);
+        let pool = create(8, GRANULE, Kind::Own);
         let (one, two) = (Stream::new(13, 0, 0, 0), Stream::new(14, 0, 0, 0));
         let (go, wait) = mpsc::channel::<()>();
         let busy = one.submit(Vec::new(), move || wait.recv().unwrap()).unwrap();

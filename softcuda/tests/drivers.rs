@@ -12,6 +12,7 @@ unsafe extern "C" {
         flags: u64,
         status: &mut u32,
     ) -> u32;
+    fn cuPointerGetAttribute(out: *mut u64, attribute: u32, address: u64) -> u32;
     fn cuGetProcAddress(name: *const u8, out: &mut usize, version: i32, flags: u64) -> u32;
     safe fn cuFuncGetParamCount(function: u64, count: &mut usize) -> u32;
     safe fn cuLaunchHostFunc_v2(
@@ -46,7 +47,11 @@ struct Handle([u64; 8]);
 
 const NOTHING: [u64; 8] = [0; 8];
 const INVALID_CONTEXT: u32 = 201;
+const INVALID_PTX: u32 = 218;
+const UNSUPPORTED_PTX_VERSION: u32 = 222;
 const NOT_FOUND: u32 = 500;
+/// `CU_POINTER_ATTRIBUTE_LOCALITY_DOMAIN_ORDINAL`
+const LOCALITY_DOMAIN: u32 = 22;
 const CAPTURE_UNSUPPORTED: u32 = 900;
 const CAPTURE_INVALIDATED: u32 = 901;
 const LOCKED: u32 = 1;
@@ -130,6 +135,70 @@ fn each_driver_has_its_version_and_its_functions() {
     let mut program = Program::start("telling_program", &[]);
     assert_eq!(program.hear(), "13000", "what softcuda is when nobody says anything");
     program.finish();
+}
+
+/// Loads PTX of this version whose rest is as given: the code.
+fn load(version: (u32, u32), rest: &str) -> u32 {
+    let text =
+        format!(".version {}.{}\n.target sm_80\n.address_size 64\n{rest}\0", version.0, version.1);
+    let mut module = 0;
+    // SAFETY: a C string.
+    unsafe { cuModuleLoadData(&mut module, text.as_ptr()) }
+}
+
+#[test]
+#[ignore = "a program for other tests"]
+fn compiling_program() {
+    context();
+    let mut version = 0;
+    ok(cuDriverGetVersion(&mut version));
+    let minor = version as u32 % 1000 / 10;
+    for (ptx, expected) in [
+        ((8, 8), 0),
+        ((9, 0), 0),
+        ((9, minor), 0),
+        ((9, minor + 1), UNSUPPORTED_PTX_VERSION),
+        ((10, 0), UNSUPPORTED_PTX_VERSION),
+    ] {
+        assert_eq!(load(ptx, ""), expected, "{ptx:?}");
+    }
+    // What such PTX may have is not looked at.
+    assert_eq!(load((9, minor), ".visible .entry new() { newer.b32; }"), INVALID_PTX);
+    assert_eq!(
+        load((9, minor + 1), ".visible .entry new() { newer.b32; }"),
+        UNSUPPORTED_PTX_VERSION
+    );
+    say(minor);
+}
+
+#[test]
+fn ptx_that_is_newer_than_the_driver_is_refused() {
+    for (name, version) in DRIVERS {
+        let mut program = Program::start("compiling_program", &[("SOFTCUDA_DRIVER", name)]);
+        assert_eq!(program.hear(), (version % 1000 / 10).to_string(), "{name}");
+        program.finish();
+    }
+}
+
+#[test]
+#[ignore = "a program for other tests"]
+fn placing_program() {
+    context();
+    let memory = allocate(100);
+    let mut domain = 7;
+    // SAFETY: there is room for the attribute.
+    let code = unsafe { cuPointerGetAttribute(&mut domain, LOCALITY_DOMAIN, memory) };
+    say(format!("{code} {}", domain as u32 as i32));
+}
+
+/// An attribute of pointers that came with CUDA 13.4, and that its runtime asks older drivers for too.
+#[test]
+fn an_attribute_of_a_later_driver_is_no_attribute() {
+    for (name, expected) in [("580", "1 7"), ("610", "1 7"), ("13.4", "0 -1")] {
+        let mut program = Program::start("placing_program", &[("SOFTCUDA_DRIVER", name)]);
+        assert_eq!(program.hear(), expected, "{name}");
+        program.finish();
+    }
 }
 
 extern "C" fn count(calls: u64) {

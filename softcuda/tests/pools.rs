@@ -236,7 +236,7 @@ fn refusals_of_pools() {
     let context = context();
     let mut pool = 0;
     assert_eq!(
-        cuMemPoolCreate(&mut pool, &PoolProperties { handle_types: 1, ..PLAIN }),
+        cuMemPoolCreate(&mut pool, &PoolProperties { handle_types: 8, ..PLAIN }),
         NOT_SUPPORTED
     );
     assert_eq!(cuMemPoolCreate(&mut pool, &PoolProperties { kind: 0, ..PLAIN }), INVALID_VALUE);
@@ -254,7 +254,7 @@ fn refusals_of_pools() {
     let none = Access { location_kind: 1, location: 0, flags: 0 };
     assert_eq!(cuMemPoolSetAccess(pool, &none, 1), INVALID_VALUE);
     let mut descriptor = -1;
-    assert_eq!(cuMemPoolExportToShareableHandle(&mut descriptor, pool, 1, 0), NOT_SUPPORTED);
+    assert_eq!(cuMemPoolExportToShareableHandle(&mut descriptor, pool, 1, 0), INVALID_VALUE);
     ok(cuMemPoolDestroy(pool));
     ok(cuCtxDestroy_v2(context));
 }

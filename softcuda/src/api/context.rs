@@ -39,7 +39,7 @@ fn create(out: &Out<u64>, flags: u32, ordinal: i32) -> Outcome {
 }
 
 /// The context of a handle; the current one for 0.
-fn given_or_current(handle: u64) -> Outcome<Arc<Context>> {
+pub(super) fn given_or_current(handle: u64) -> Outcome<Arc<Context>> {
     if handle == 0 { context::current() } else { context::by_handle(handle) }
 }
 

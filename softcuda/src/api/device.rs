@@ -7,6 +7,7 @@ use crate::modules::SHARED_PER_BLOCK;
 use crate::placement;
 use crate::settings::{Vmm, device, settings};
 use crate::status::{Code, Outcome};
+use crate::virtual_memory::POSIX_FILE_DESCRIPTOR;
 
 /// The UUID of a device: the same in every process and on every machine, unless a restore has moved this
 /// process to another one.
@@ -97,9 +98,10 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
                 1024
             }
         }
-        113 => 1, // read-only host register
-        115 => 1, // memory pools
-        126 => 1, // memory synchronisation domains
+        113 => 1,                            // read-only host register
+        115 => 1,                            // memory pools
+        119 => POSIX_FILE_DESCRIPTOR as i32, // as what pools are exported
+        126 => 1,                            // memory synchronisation domains
         130 | 131 | 134 => {
             if number == 130 {
                 0
@@ -122,7 +124,9 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         | 107..=110
         | 112
         | 114
-        | 116..=121
+        | 116..=118
+        | 120
+        | 121
         | 124
         | 125
         | 127..=129

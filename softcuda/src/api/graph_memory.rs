@@ -40,6 +40,9 @@ pub(super) fn node_memory(
     size: usize,
 ) -> Outcome<Arc<GraphMemory>> {
     let device = properties.device()?;
+    if properties.is_shareable() {
+        return Err(Code::NOT_SUPPORTED);
+    }
     for access in access {
         access.location.device()?;
         match access.flags {

@@ -41,7 +41,9 @@ driver_api! {
 
     call fn cuIpcCloseMemHandle(address: u64) {
         context::current()?;
-        if ipc::find(address).is_none_or(|opened| opened.address != address) {
+        if ipc::find(address)
+            .is_none_or(|opened| opened.address != address || opened.context == ipc::OF_POOL)
+        {
             return Err(Code::INVALID_VALUE);
         }
         context::wait_everything();

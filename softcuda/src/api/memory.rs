@@ -60,7 +60,8 @@ driver_api! {
         let pooled = pools::find(address).is_some_and(|m| m.address == address);
         let plain = device_memory::find(address).is_some_and(|m| m.address == address);
         let of_graph = graph_memory::at(address).filter(|memory| memory.is_allocated());
-        if !(managed || pooled || plain || of_graph.is_some()) {
+        let imported = ipc::is_of_pool(address);
+        if !(managed || pooled || plain || imported || of_graph.is_some()) {
             return Err(Code::INVALID_VALUE);
         }
         // As on a device, freeing waits for all work: it may use this memory.
@@ -71,6 +72,8 @@ driver_api! {
             managed_memory::free(address)
         } else if pooled {
             pools::free(address, Vec::new())
+        } else if imported {
+            ipc::close(address)
         } else {
             device_memory::free(address)
         }

@@ -14,6 +14,7 @@ use crate::host_memory;
 use crate::ipc;
 use crate::managed_memory;
 use crate::pools;
+use crate::settings::settings;
 use crate::status::{Code, Outcome};
 use crate::virtual_memory;
 
@@ -206,6 +207,9 @@ impl Pointer {
             18 | 19 => Value::Long(0),
             20 => Value::Long(self.id),
             21 => Value::Bool(false), // decompression
+            // The part of the device's memory that it is bound to: none. `cudart` 13.4 asks older drivers too.
+            22 if settings().driver.version() >= 13_040 => Value::Word(-1_i32 as u32),
+            22.. => return Err(Code::INVALID_VALUE),
             _ => return Err(Code::NOT_SUPPORTED),
         })
     }

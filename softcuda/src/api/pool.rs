@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use super::arguments::{In, Out};
+use cudarc::driver::sys;
+use rustix::fd::{BorrowedFd, IntoRawFd};
+
+use super::arguments::{Address, In, Out};
 use super::pool_properties::{PINNED, Properties};
 use super::vmm::{Access, READ_WRITE};
 use super::{driver_api, graph_memory};
@@ -10,16 +13,22 @@ use crate::capture;
 use crate::context::Context;
 use crate::device_memory;
 use crate::graphs::Work;
+use crate::ipc::{self, Handle};
 use crate::managed_memory::Location;
-use crate::pools::{self, Pool};
+use crate::pools::{self, Kind, Pool};
 use crate::settings::device;
+use crate::shared_pools;
 use crate::status::{Code, Outcome};
 use crate::streams::Stream;
 use crate::submission::{DefaultStream, stream_and_context};
+use crate::virtual_memory::POSIX_FILE_DESCRIPTOR;
+
+const _: () = assert!(size_of::<Handle>() == size_of::<sys::CUmemPoolPtrExportData>());
 
 fn create(properties: &Properties) -> Outcome<u64> {
     let device = properties.device()?;
-    Ok(pools::create(device, properties.most as u64).handle)
+    let kind = if properties.is_shareable() { Kind::Shareable } else { Kind::Own };
+    Ok(pools::create(device, properties.most as u64, kind).handle)
 }
 
 fn allocate(
@@ -67,6 +76,12 @@ fn free(mode: DefaultStream, address: u64, stream: u64) -> Outcome {
     }
     if pools::find(address).is_some_and(|allocation| allocation.address == address) {
         return pools::free(address, vec![context.submit_marker(&stream)?]);
+    }
+    if ipc::is_of_pool(address) {
+        let close = move || {
+            let _ = ipc::close(address);
+        };
+        return context.submit(&stream, Vec::new(), close).map(|_| ());
     }
     // Plain memory may be freed in stream order, too.
     let allocation = device_memory::take(address)?;
@@ -159,6 +174,36 @@ driver_api! {
 
     call fn cuMemPoolDestroy(pool: u64) {
         pools::destroy(&*pools::by_handle(pool)?)
+    }
+
+    call fn cuMemPoolExportToShareableHandle(out: Out<i32>, pool: u64, kind: u32, flags: u64) {
+        out.check()?;
+        if kind != POSIX_FILE_DESCRIPTOR || flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        out.set(shared_pools::export(&*pools::by_handle(pool)?)?.into_raw_fd())
+    }
+
+    call fn cuMemPoolImportFromShareableHandle(
+        out: Out<u64>, descriptor: Address, kind: u32, flags: u64,
+    ) {
+        out.check()?;
+        let descriptor = i32::try_from(descriptor.0).ok().filter(|fd| *fd >= 0);
+        let descriptor = descriptor.filter(|_| kind == POSIX_FILE_DESCRIPTOR && flags == 0);
+        let descriptor = descriptor.ok_or(Code::INVALID_VALUE)?;
+        // SAFETY: the caller lends the descriptor for the length of the call; one that is not open
+        // fails in the kernel.
+        out.set(shared_pools::import(unsafe { BorrowedFd::borrow_raw(descriptor) })?)
+    }
+
+    call fn cuMemPoolExportPointer(out: Out<Handle>, address: u64) {
+        out.check()?;
+        out.set(shared_pools::export_pointer(address)?)
+    }
+
+    call fn cuMemPoolImportPointer(out: Out<u64>, pool: u64, data: In<Handle>) {
+        out.check()?;
+        out.set(shared_pools::import_pointer(&*pools::by_handle(pool)?, &data.get()?)?)
     }
 
     call fn cuMemPoolTrimTo(pool: u64, keep: usize) {

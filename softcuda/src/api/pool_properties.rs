@@ -5,6 +5,7 @@ use cudarc::driver::sys;
 use super::vmm::ON_DEVICE;
 use crate::managed_memory::Location;
 use crate::status::{Code, Outcome};
+use crate::virtual_memory::POSIX_FILE_DESCRIPTOR;
 
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 pub(super) const PINNED: u32 = 1;
@@ -34,11 +35,15 @@ impl Properties {
         if self.kind != PINNED || self.reserved.iter().any(|byte| *byte != 0) {
             return Err(Code::INVALID_VALUE);
         }
-        // Memory of pools is not shared between processes.
-        if self.handle_types != 0 || self.usage != 0 {
+        if !matches!(self.handle_types, 0 | POSIX_FILE_DESCRIPTOR) || self.usage != 0 {
             return Err(Code::NOT_SUPPORTED);
         }
         self.location.device()
+    }
+
+    /// Whether other processes may get the pool.
+    pub(super) fn is_shareable(&self) -> bool {
+        self.handle_types == POSIX_FILE_DESCRIPTOR
     }
 
     /// Those of plain memory of a device.

@@ -25,6 +25,25 @@ pub struct Module {
 }
 
 impl Module {
+    /// The version that PTX text says it is of, major and minor, without a look at the rest: text of a version that is
+    /// not known may hold anything. `None` if it does not begin with one.
+    pub fn version_of(source: &str) -> Option<(u32, u32)> {
+        let mut rest = source.trim_start();
+        loop {
+            let comment = if let Some(line) = rest.strip_prefix("//") {
+                line.split_once('\n')
+            } else if let Some(block) = rest.strip_prefix("/*") {
+                block.split_once("*/")
+            } else {
+                break;
+            };
+            rest = comment?.1.trim_start();
+        }
+        let number = rest.strip_prefix(".version")?.split_whitespace().next()?;
+        let (major, minor) = number.split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    }
+
     /// Parses, checks and translates PTX text.
     ///
     /// # Errors

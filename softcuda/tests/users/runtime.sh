@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds the programs in softcuda/tests/runtime with nvcc, for the CUDA runtime 13 and 12, each with the static and the
-# shared library, and runs them on softcuda.
+# Builds the programs in softcuda/tests/runtime with nvcc, for the CUDA runtime 13.0, 13.4 and 12, each with the static
+# and the shared library, and runs them on softcuda.
 #
 #   softcuda/tests/users/runtime.sh [FOLDER [PROGRAM...]]
 #
@@ -10,7 +10,7 @@
 # Needs cargo, a C++ compiler, Python 3.10 or newer with venv, and the network (PyPI).
 #
 # PyPI has no nvcc 12, so nvcc 13 compiles for both: with the headers of runtime 12 for that, but for those of the
-# compiler itself (crt/). A program's first lines say what it needs besides: `// flags:` for nvcc, `// with:` a second
+# compiler itself (crt/). So it does for runtime 13.4, as code of a newer nvcc is newer than driver 580. A program's first lines say what it needs besides: `// flags:` for nvcc, `// with:` a second
 # file, `// environment:` for its run.
 #
 # The last lines are a table. The exit status is 1 if any program did not pass.
@@ -31,6 +31,8 @@ python="$folder/venv/bin/python"
 "$python" -m pip install --quiet --disable-pip-version-check \
     nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-cccl==13.0.85 \
     nvidia-cuda-runtime==13.0.96 nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-cccl-cu12==12.9.27
+[ -d "$folder/13.4/packages" ] || "$python" -m pip install --quiet --disable-pip-version-check --no-deps \
+    --target "$folder/13.4/packages" nvidia-cuda-runtime==13.4.92
 packages=$("$python" -c 'import nvidia; print(list(nvidia.__path__)[0])')
 nvcc="$packages/cu13/bin/nvcc"
 
@@ -43,6 +45,14 @@ ln -sf "$packages"/cuda_runtime/lib/* "$folder/12/lib/"
 ln -sf libcudart.so.12 "$folder/12/lib/libcudart.so"
 ln -sf "$packages"/cu13/lib/libcud* "$folder/13/lib/"
 ln -sf libcudart.so.13 "$folder/13/lib/libcudart.so"
+mkdir -p "$folder/13.4/include" "$folder/13.4/lib"
+ln -sf "$folder"/13.4/packages/nvidia/cu13/include/* "$folder/13.4/include/"
+rm -rf "$folder/13.4/include/crt"
+ln -sfn "$packages/cu13/include/crt" "$folder/13.4/include/crt"
+ln -sf "$folder"/13.4/packages/nvidia/cu13/lib/libcudart* "$folder/13.4/lib/"
+# Device code for separate compilation, which nvlink takes in its own version only.
+ln -sf "$packages/cu13/lib/libcudadevrt.a" "$folder/13.4/lib/"
+ln -sf libcudart.so.13 "$folder/13.4/lib/libcudart.so"
 
 # What stands behind a word in the first lines of a program.
 said() { sed -n "1,6s|^// $1: ||p" "$sources/$2.cu"; }
@@ -51,8 +61,11 @@ said() { sed -n "1,6s|^// $1: ||p" "$sources/$2.cu"; }
 build() {
     version=$1 program=$2 name=$3
     shift 3
-    headers=
-    [ "$version" = 13 ] || headers="-I$folder/12/include -I$packages/cuda_cccl/include"
+    case $version in
+        13) headers= ;;
+        13.4) headers="-I$folder/13.4/include" ;;
+        *) headers="-I$folder/12/include -I$packages/cuda_cccl/include" ;;
+    esac
     for linkage in static shared; do
         # shellcheck disable=SC2046,SC2086 # several options and files
         "$nvcc" -std=c++17 $headers $(said flags "$program") "$@" -cudart $linkage -L"$folder/$version/lib" \
@@ -76,7 +89,7 @@ table="$folder/table.txt"
 try() {
     program=$1 label=$2 environment=$3
     shift 3
-    for version in 13 12; do
+    for version in 13 13.4 12; do
         if ! build $version "$program" "$label" "$@"; then
             echo "$label, runtime $version: not built: $(tail -n 1 "$folder/built/$label-$version"-*.log | tail -n 1)" >> "$table"
             total=$((total + 2))
@@ -120,7 +133,7 @@ else
 fi
 
 echo "runtime, linkage: passed"
-for version in 13 12; do
+for version in 13 13.4 12; do
     for linkage in static shared; do
         echo "$version $linkage: $(grep -c "^$version $linkage " "$folder/good.txt" || true)"
     done

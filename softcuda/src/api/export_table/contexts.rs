@@ -2,6 +2,7 @@
 
 use super::slots::called;
 use crate::api::arguments::Out;
+use crate::api::context::given_or_current;
 use crate::lifetime;
 use crate::settings::device;
 
@@ -13,6 +14,11 @@ pub(super) extern "C" fn primary_context(out: Out<u64>, ordinal: i32) -> u32 {
         out.check()?;
         out.set(lifetime::primary_handle(device))
     })
+}
+
+/// The number of a context, as `cuCtxGetId` gives it.
+pub(super) extern "C" fn context_number(context: u64, out: Out<u64>) -> u32 {
+    called("context_number", || out.set(given_or_current(context)?.handle))
 }
 
 /// Tells the driver something that needs no answer.

@@ -2,7 +2,9 @@
 //! 13) asks for them.
 //!
 //! NVIDIA documents none of them. What is known of the tables (identifiers, places of functions, arguments) was
-//! published by ZLUDA (<https://github.com/vosen/ZLUDA>, `dark_api`). A place of a table that nothing is known of
+//! published by ZLUDA (<https://github.com/vosen/ZLUDA>, `dark_api`); that of the table of tools that `cudart` 13.4 asks
+//! for (its 95 places, and the number of a context in the fourth) stands in several public programs that read NVIDIA's
+//! driver. A place of a table that nothing is known of
 //! holds a function that names table and place in the log and refuses the call; a table that nothing is known of is
 //! named and refused.
 
@@ -23,7 +25,7 @@ const RUNTIME: usize = 0;
 const INTEGRITY: usize = 4;
 
 /// All tables, by their numbers.
-static TABLES: [Table; 6] = [
+static TABLES: [Table; 7] = [
     // What the runtime loads modules by.
     Table::sized::<0x6bd5_fb6c_5bf4_e74a_8987_d939_12fd_9df9>(13)
         .with(1, Slot(modules::module_from_wrapper as *const ()))
@@ -50,6 +52,9 @@ static TABLES: [Table; 6] = [
     Table::sized::<0x263e_8860_7cd2_6143_92f6_bbd5_006d_fa7e>(4)
         .with(2, Slot(contexts::context_check as *const ()))
         .with(3, Slot(contexts::process_check as *const ())),
+    // What tools ask about contexts. `cudart` 13.4 wants it to be there; no program was seen to call anything of it.
+    Table::sized::<0x2131_8c60_9714_3248_8ca6_41ff_7324_c8f2>(95)
+        .with(4, Slot(contexts::context_number as *const ())),
 ];
 
 /// Gives out a table of a driver of this version.
@@ -104,8 +109,11 @@ mod tests {
 
     #[test]
     fn places_that_nothing_is_known_of_refuse() {
-        for (table, slots) in [(RUNTIME, &[3, 4, 5, 9, 10, 11, 13, SLOTS - 1][..]), (1, &[1, 2, 3])]
-        {
+        for (table, slots) in [
+            (RUNTIME, &[3, 4, 5, 9, 10, 11, 13, SLOTS - 1][..]),
+            (1, &[1, 2, 3]),
+            (6, &[1, 2, 3, 5, 51, SLOTS - 1]),
+        ] {
             for slot in slots {
                 assert_eq!(call(&TABLES[table], *slot), Code::NOT_SUPPORTED.0, "{table} {slot}");
             }

@@ -191,3 +191,21 @@ proptest! {
         let _ = link(&[&pieces, &format!(".version 9.0\n.target sm_80\n{pieces}")]);
     }
 }
+
+#[test]
+fn a_version_is_read_without_the_rest() {
+    for (text, version) in [
+        (".version 9.4", Some((9, 4))),
+        ("\n// .version 1.0\n/* .version 2.0\n*/ .version 12.34\n.target nothing", Some((12, 34))),
+        (".version\t8.0\n#%", Some((8, 0))),
+        ("", None),
+        ("// no end", None),
+        ("/* no end", None),
+        (".target sm_80\n.version 9.0", None),
+        (".version 9", None),
+        (".version 9.x", None),
+        (".version 99999999999.0", None),
+    ] {
+        assert_eq!(Module::version_of(text), version, "{text:?}");
+    }
+}
