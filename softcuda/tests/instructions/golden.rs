@@ -45,7 +45,8 @@ impl Golden {
             if lines.read_line(&mut line)? == 0 {
                 return Ok(Golden { device, results });
             }
-            let mut parts = line.trim_end().splitn(3, ' ');
+            // Names may end in spaces.
+            let mut parts = line.trim_end_matches('\n').splitn(3, ' ');
             let (Some(print), Some(length), Some(name)) =
                 (parts.next(), parts.next(), parts.next())
             else {

@@ -1,6 +1,7 @@
 //! Floating-point arithmetic of the host's processor, with its own directed rounding and its own
 //! flushing of subnormal numbers: an independent opinion on what an IEEE operation gives.
 
+use half::f16;
 use std::arch::asm;
 
 /// Directions of rounding, as the processor's control word has them.
@@ -119,4 +120,28 @@ pub(crate) fn integral(a: f64, direction: Direction) -> f64 {
         Direction::Up => a.ceil(),
         Direction::Zero => a.trunc(),
     }
+}
+
+/// A type of numbers that has a nearest one to each `f64`.
+pub(crate) trait Near: Into<f64> + Copy {
+    /// The next one further from zero.
+    fn outer(self) -> Self;
+}
+
+impl Near for f32 {
+    fn outer(self) -> f32 {
+        f32::from_bits(self.to_bits() + 1)
+    }
+}
+
+impl Near for f16 {
+    fn outer(self) -> f16 {
+        f16::from_bits(self.to_bits() + 1)
+    }
+}
+
+/// Of the two numbers that are equally near the one further from zero, else the nearest.
+pub(crate) fn away<T: Near>(near: T, exact: f64) -> f64 {
+    let (near, outer): (f64, f64) = (near.into(), near.outer().into());
+    if (outer - exact).abs() == (near - exact).abs() { outer } else { near }
 }

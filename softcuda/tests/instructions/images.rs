@@ -1,6 +1,7 @@
 //! Textures and surfaces. What a fetch gives is computed here as the CUDA C++ Programming Guide
 //! describes it ("Texture Fetching"), and rounded as an H100 does.
 
+use super::host::away;
 use super::job::{Argument, Job, Kind, Launch, Picture, Precision, Reading, Shape, bytes32};
 use super::table::Random;
 use half::f16;
@@ -301,30 +302,6 @@ fn linear(x: f64) -> f64 {
     let steps = (7..=15).rev().map(|power| f64::from(1 << power));
     let steps = steps.into_iter().find(|steps| x * steps < 240.0).unwrap_or(128.0);
     (x * steps).round() / steps
-}
-
-/// A type of numbers that has a nearest one to each `f64`.
-trait Near: Into<f64> + Copy {
-    /// The next one further from zero.
-    fn outer(self) -> Self;
-}
-
-impl Near for f32 {
-    fn outer(self) -> f32 {
-        f32::from_bits(self.to_bits() + 1)
-    }
-}
-
-impl Near for f16 {
-    fn outer(self) -> f16 {
-        f16::from_bits(self.to_bits() + 1)
-    }
-}
-
-/// Of the two numbers that are equally near the one further from zero, else the nearest.
-fn away<T: Near>(near: T, exact: f64) -> f64 {
-    let (near, outer): (f64, f64) = (near.into(), near.outer().into());
-    if (outer - exact).abs() == (near - exact).abs() { outer } else { near }
 }
 
 pub(crate) type Words = [u32; ROW];
