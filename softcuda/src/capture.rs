@@ -54,6 +54,7 @@ pub(crate) struct Info {
 }
 
 struct Member {
+    /// Handle of its context, or 0 when it is destroyed.
     context: u64,
     blocking: bool,
     dependencies: Vec<u64>,
@@ -360,15 +361,17 @@ fn refuse_where(forbids: impl Fn(&Capture) -> bool) -> Outcome {
     outcome
 }
 
-/// Forgets a stream that is destroyed; a capture that began in it ends.
+/// Forgets a stream that is destroyed; a capture that began in it ends. What another stream has captured stays, and
+/// has to be joined as before.
 pub(crate) fn forget(stream: u64) {
     if !any() {
         return;
     }
     let mut captures = CAPTURES.lock();
     captures.retain_mut(|capture| {
-        if capture.streams.remove(&stream).is_some() {
-            capture.invalidated = true;
+        if let Some(member) = capture.streams.get_mut(&stream) {
+            member.context = 0;
+            member.blocking = false;
         }
         let over = capture.origin == stream;
         if over && !capture.foreign_graph {

@@ -122,6 +122,39 @@ fn what_cannot_be_captured_invalidates_the_capture() {
     ok(cuCtxDestroy_v2(context));
 }
 
+/// NVIDIA's samples of memory nodes destroy their second stream while the first one still captures.
+#[test]
+fn what_a_destroyed_stream_captured_stays_and_has_to_be_joined() {
+    let _alone = alone();
+    let context = context();
+    let (one, fork, join) = (stream(), event(), event());
+    let data = allocate(16);
+    let branch = || {
+        let two = stream();
+        ok(cuStreamBeginCapture_v2(one, 0));
+        ok(cuEventRecord(fork, one));
+        ok(cuStreamWaitEvent(two, fork, 0));
+        ok(cuMemsetD32Async(data, 7, 1, two));
+        ok(cuEventRecord(join, two));
+        two
+    };
+    let two = branch();
+    ok(cuStreamWaitEvent(one, join, 0));
+    ok(cuStreamDestroy_v2(two));
+    ok(cuMemcpyDtoDAsync_v2(data + 4, data, 4, one));
+    let exec = instantiate(end(one));
+    ok(cuGraphLaunch(exec, one));
+    ok(cuStreamSynchronize(one));
+    assert_eq!(read(data, 2), [7, 7]);
+
+    ok(cuStreamDestroy_v2(branch()));
+    assert_eq!(cuStreamEndCapture(one, &mut 0), UNJOINED);
+    ok(cuStreamDestroy_v2(branch()));
+    ok(cuStreamWaitEvent(one, join, 0));
+    assert_eq!(kinds(end(one)), [2]);
+    ok(cuCtxDestroy_v2(context));
+}
+
 #[test]
 fn modes_of_captures_and_threads() {
     let _alone = alone();
