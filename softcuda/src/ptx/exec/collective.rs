@@ -43,6 +43,30 @@ impl Warp<'_> {
                     self.spread(valid, mask, inside);
                 }
             }
+            Op::ActiveMask(to) => self.write(to, mask, u64::from(mask)),
+            Op::Vote { members, .. }
+            | Op::Match { members, .. }
+            | Op::Reduce { members, .. }
+            | Op::Elect { members, .. } => {
+                // Lanes may meet in one instruction and belong to different groups.
+                let named = *self.lanes(members);
+                let mut rest = mask;
+                while rest != 0 {
+                    let first = named[rest.trailing_zeros() as usize] as u32;
+                    let mut group = 0;
+                    for_lanes(rest, |lane| group |= u32::from(named[lane] as u32 == first) << lane);
+                    rest &= !group;
+                    self.among(op, group)?;
+                }
+            }
+            _ => return Err(Fault::Instruction("an instruction that is not a collective one")),
+        }
+        Ok(())
+    }
+
+    /// One of the instructions among lanes that name the same members.
+    fn among(&mut self, op: &Op, mask: u32) -> Step<()> {
+        match *op {
             Op::Vote { mode, to, predicate, negated, members } => {
                 let holding = self.holding(predicate);
                 let holding = if negated { !holding } else { holding };
@@ -56,7 +80,6 @@ impl Warp<'_> {
                 };
                 self.write(to, mask, value);
             }
-            Op::ActiveMask(to) => self.write(to, mask, u64::from(mask)),
             Op::Match { all, wide, to, valid, value, members } => {
                 let kept = if wide { u64::MAX } else { 0xffff_ffff };
                 let values = self.lanes(value).map(|value| value & kept);
@@ -97,7 +120,7 @@ impl Warp<'_> {
                     self.spread(valid, mask, 1 << leader);
                 }
             }
-            _ => return Err(Fault::Instruction("an instruction that is not a collective one")),
+            _ => return Err(Fault::Instruction("an instruction that names no members")),
         }
         Ok(())
     }

@@ -82,7 +82,7 @@ fn a_lock_is_taken_inside_of_a_diverged_loop() {
     )));
     let mut device = Device::default();
     let out = device.alloc(8 + 4 * 32);
-    device.launch(&module, &[], "k", (1, 32, 0), &[out]).unwrap();
+    device.launch(&module, &[], "k", (1, 32, 0), &[out, 0, 0, 0]).unwrap();
     let found = device.download32(out, 2 + 32);
     assert_eq!(found[..2], [0, 31 * 32 / 2]);
     assert_eq!(found[2..], [u32::MAX; 32]);
@@ -98,7 +98,7 @@ fn a_lane_waits_for_what_another_does_after_it() {
     )));
     let mut device = Device::default();
     let out = device.alloc(8);
-    device.launch(&module, &[], "k", (1, 32, 0), &[out]).unwrap();
+    device.launch(&module, &[], "k", (1, 32, 0), &[out, 0, 0, 0]).unwrap();
     assert_eq!(device.download32(out, 1), [32]);
 }
 
@@ -416,5 +416,27 @@ fn what_is_read_is_not_written_to() {
             assert_eq!(device.download32(out, 1), [if before.is_empty() { 0 } else { 6 }]);
             assert_eq!(device.download32(read_only, 512), [3; 512], "{before}{write}");
         }
+    }
+}
+
+/// Even and odd lanes are two groups that meet in the same instructions.
+#[test]
+fn groups_of_lanes_reduce_and_vote_apart() {
+    let module = load(&kernel(
+        ".reg .b32 %r<8>; .reg .b64 %rd<4>; .reg .pred %p<2>;\n\
+        mov.u32 %r1, %tid.x;\nand.b32 %r2, %r1, 1;\n\
+        match.any.sync.b32 %r3, %r2, -1;\n\
+        redux.sync.max.s32 %r4, %r1, %r3;\n\
+        setp.gt.u32 %p1, %r1, 29;\nvote.sync.ballot.b32 %r5, %p1, %r3;\n\
+        ld.param.u64 %rd1, [p0];\nmul.wide.u32 %rd2, %r1, 8;\nadd.u64 %rd3, %rd1, %rd2;\n\
+        st.global.u32 [%rd3], %r4;\nst.global.u32 [%rd3+4], %r5;\nret;",
+    ));
+    let mut device = Device::default();
+    let out = device.alloc(256);
+    device.launch(&module, &[], "k", (1, 32, 0), &[out, 0, 0, 0]).unwrap();
+    let found = device.download32(out, 64);
+    for lane in 0..32 {
+        let wanted = [30 + lane as u32 % 2, 1 << (30 + lane % 2)];
+        assert_eq!(found[2 * lane..2 * lane + 2], wanted, "lane {lane}");
     }
 }
