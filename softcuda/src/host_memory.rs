@@ -97,11 +97,15 @@ pub(crate) fn register(context: u64, address: u64, size: u64, flags: u32) -> Out
 /// Undoes [`register`]. No work that uses the memory may be under way.
 ///
 /// # Errors
-/// `HOST_MEMORY_NOT_REGISTERED` for any other address.
+/// `INVALID_VALUE` for an address inside registered memory, `HOST_MEMORY_NOT_REGISTERED` for any other.
 pub(crate) fn unregister(address: u64) -> Outcome {
     let mut memory = MEMORY.lock();
-    let found = memory.get(&address).copied().filter(|m| !m.allocated);
+    let before = memory.range(..=address).next_back().map(|(_, m)| *m);
+    let found = before.filter(|m| !m.allocated && address - m.address < m.size);
     let found = found.ok_or(Code::HOST_MEMORY_NOT_REGISTERED)?;
+    if found.address != address {
+        return Err(Code::INVALID_VALUE);
+    }
     memory.remove(&address);
     give_back(&found);
     Ok(())

@@ -369,3 +369,24 @@ fn the_library_exports_every_function_of_the_driver() {
     assert_eq!((address, status), (*version as usize, 0));
     std::mem::forget(library);
 }
+
+/// As the tests of NVIDIA's cuda-bindings ask it.
+#[test]
+fn registered_memory_is_given_back_by_its_beginning() {
+    unsafe extern "C" {
+        fn cuMemHostRegister_v2(address: *mut u8, size: usize, flags: u32) -> u32;
+        fn cuMemHostUnregister(address: *mut u8) -> u32;
+    }
+    const NOT_REGISTERED: u32 = 713;
+    context();
+    let mut bytes = [0_u8; 256];
+    let start = bytes.as_mut_ptr();
+    // SAFETY: the memory lives to the end of the test; addresses that are not registered are refused.
+    unsafe {
+        ok(cuMemHostRegister_v2(start, 160, 0));
+        assert_eq!(cuMemHostUnregister(start.add(80)), INVALID_VALUE);
+        assert_eq!(cuMemHostUnregister(start.add(160)), NOT_REGISTERED);
+        ok(cuMemHostUnregister(start));
+        assert_eq!(cuMemHostUnregister(start), NOT_REGISTERED);
+    }
+}

@@ -111,6 +111,8 @@ fn advice_is_kept_and_reported() {
     ok(cuMemAdvise_v2(address, 16 << 10, 5, HOST));
     assert_eq!(range(3, address, 4 << 10), [0, -1, -2]);
     assert_eq!(range(3, address, 16 << 10), [-1, -2]);
+    ok(cuMemAdvise_v2(address + (4 << 10), 4 << 10, 5, DEVICE));
+    assert_eq!(range(3, address + (4 << 10), 4 << 10), [0, -1, -2], "devices come before the host");
     ok(cuMemAdvise_v2(address, 16 << 10, 4, DEVICE));
     assert_eq!(range(2, address, 16 << 10), [-2]);
     assert_eq!(range(4, address, 16 << 10), [-2]);

@@ -243,6 +243,22 @@ fn program_that_loses_its_device() {
     assert_eq!(cuCtxCreate_v2(&mut context, 0, 0), DEVICE_UNAVAILABLE);
 }
 
+/// As the tests of NVIDIA's cuda-bindings ask it.
+#[test]
+fn nothing_has_no_name() {
+    unsafe extern "C" {
+        safe fn cuFuncGetName(name: &mut usize, function: u64) -> u32;
+        safe fn cuKernelGetName(name: &mut usize, kernel: u64) -> u32;
+    }
+    context();
+    let mut name = 7;
+    assert_eq!(cuFuncGetName(&mut name, 0), INVALID_VALUE);
+    assert_eq!(cuKernelGetName(&mut name, 0), INVALID_VALUE);
+    assert_eq!(cuFuncGetName(&mut name, 1), INVALID_HANDLE);
+    assert_eq!(cuKernelGetName(&mut name, 1), INVALID_HANDLE);
+    assert_eq!(name, 7);
+}
+
 #[test]
 #[ignore = "a program for other tests"]
 fn program_with_a_bad_kernel() {

@@ -94,6 +94,9 @@ driver_api! {
     }
 
     call fn cuFuncGetName(out: Out<*const c_char>, handle: u64) {
+        if handle == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
         out.set(find(handle)?.name.as_ptr())
     }
 

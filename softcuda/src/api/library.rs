@@ -104,6 +104,9 @@ driver_api! {
     }
 
     call fn cuKernelGetName(out: Out<*const c_char>, handle: u64) {
+        if handle == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
         if let Some(kernel) = KERNELS.get(handle) {
             return out.set(kernel.name.as_ptr());
         }

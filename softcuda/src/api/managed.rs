@@ -107,6 +107,8 @@ fn attribute(number: u32, address: u64, size: usize, words: usize) -> Outcome<Ve
             let mut by: Vec<Location> = parts.first().map_or(Vec::new(), |p| p.accessed_by.clone());
             by.retain(|location| parts.iter().all(|part| part.accessed_by.contains(location)));
             let mut devices: Vec<i32> = by.into_iter().map(device_of).collect();
+            // Devices by their numbers, and the host behind them, in whatever order they were named.
+            devices.sort_by_key(|device| device.cast_unsigned());
             devices.resize(words, NO_DEVICE);
             return if words == 0 { Err(Code::INVALID_VALUE) } else { Ok(devices) };
         }
