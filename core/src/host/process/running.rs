@@ -6,8 +6,8 @@ use super::memory::{ProcessMemory, Run, private_runs};
 use crate::base::stop::Stop;
 use crate::image::Contents;
 
-/// The memory that a process which runs has for itself: the same pages in the same order as in CRIU's file of pages, but
-/// for what comes and goes meanwhile. It is read while it changes, so what is read is good for nothing but to be
+/// The memory that a process which runs has for itself: the same pages in the same order as in CRIU's file of pages,
+/// but for what comes and goes meanwhile. It is read while it changes, so what is read is good for nothing but to be
 /// compared, or named by its hash.
 pub(crate) struct RunningMemory {
     name: String,
