@@ -101,10 +101,12 @@ fn memory_that_cannot_be_read_from_the_program_is_written_by_criu() -> Result<()
         command.args(left_running.then_some("--leave-running"));
         let output = finish(command.envs(environment.iter().copied()))?;
         ensure!(output.status.success(), "{environment:?}: {}", show(&output));
-        program.wait()?;
         if left_running {
+            program.result()?;
             ensure!(program.series() == expected, "the program that ran on differs");
             lab.rewind(&program, &lab.path("image"))?;
+        } else {
+            program.wait()?;
         }
         let mut restored = lab.restore(&lab.path("image"), program)?;
         restored.result()?;

@@ -14,6 +14,7 @@ mod copy;
 mod defer;
 mod describe;
 mod freeze;
+mod host_ahead;
 mod inside;
 mod phases;
 mod precopy;

@@ -5,11 +5,13 @@
 //! that were copied, and once the program is stopped all device memory is hashed where it is; what
 //! is not in the store by then is copied.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use gpucr_wire::Block;
 
+use super::host_ahead::HostAhead;
 use super::speculate::LEARNING;
 use super::stop;
 use super::task::Task;
@@ -43,10 +45,11 @@ const EARLY_PASSES: usize = 2;
 /// its memory, `memory` is `None` afterwards.
 pub(super) fn precopy(
     task: &mut Task<'_>,
-    image: &ImageWriter,
+    image: &Arc<ImageWriter>,
     memory: &mut Option<Bulk>,
 ) -> Result<(), Error> {
     let stop = Stop::new(task.options.stop.clone());
+    let host = HostAhead::start(task, image)?;
     let mut precopy = Precopy { task, image, memory, stop };
     loop {
         match precopy.copy_ahead() {
@@ -55,7 +58,8 @@ pub(super) fn precopy(
             {
                 tracing::info!(pid, %cause, "it has ended; the dump goes on without it");
             }
-            done => return done,
+            Ok(()) => return host.finish(),
+            Err(error) => return Err(error),
         }
     }
 }

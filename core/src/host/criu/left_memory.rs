@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::pages::{self, Left, Origin, Part};
+use crate::host::process::ProcessMemory;
 use crate::image::Contents;
 
 /// The private memory of all processes that are frozen.
@@ -28,18 +29,11 @@ struct PagesFile {
     size: u64,
     /// In the order of the file, without gaps.
     parts: Vec<Part>,
-    process: Process,
+    process: ProcessMemory,
     /// What CRIU has written.
     written: File,
     /// Set from elsewhere to end all reading.
     stop: Arc<AtomicBool>,
-}
-
-/// A frozen process whose memory is read.
-struct Process {
-    pid: i32,
-    /// `/proc/PID/mem`, by which memory is read that the process itself may not read.
-    memory: File,
 }
 
 impl LeftMemory {
@@ -70,7 +64,7 @@ impl LeftMemory {
 impl PagesFile {
     fn new(pid: i32, left: Left, stop: Arc<AtomicBool>) -> io::Result<Self> {
         let Left { name, parts, written, guarded } = left;
-        let process = Process::frozen(pid)?;
+        let process = frozen(pid)?;
         for address in guarded {
             process.read(&mut [0], address)?;
         }
@@ -114,51 +108,15 @@ impl Contents for PagesFile {
     }
 }
 
-impl Process {
-    /// # Errors
-    /// Its memory cannot be opened, or nobody has it frozen: it is another process than CRIU's files are of.
-    fn frozen(pid: i32) -> io::Result<Self> {
-        let memory = File::open(format!("/proc/{pid}/mem"))?;
-        let status = procfs::process::Process::new(pid).and_then(|process| process.status());
-        if status.map_err(io::Error::other)?.tracerpid == 0 {
-            return Err(io::Error::other(format!("process {pid} is not frozen")));
-        }
-        Ok(Self { pid, memory })
+/// # Errors
+/// The memory of the process cannot be opened, or nobody has it frozen: it is another one than CRIU's files are of.
+fn frozen(pid: i32) -> io::Result<ProcessMemory> {
+    let memory = ProcessMemory::open(pid)?;
+    let status = procfs::process::Process::new(pid).and_then(|process| process.status());
+    if status.map_err(io::Error::other)?.tracerpid == 0 {
+        return Err(io::Error::other(format!("process {pid} is not frozen")));
     }
-
-    fn read(&self, bytes: &mut [u8], address: u64) -> io::Result<()> {
-        let read = self.read_fast(bytes, address);
-        let (rest, address) = (&mut bytes[read..], address + read as u64);
-        if rest.is_empty() {
-            return Ok(());
-        }
-        let failed = |e: io::Error| {
-            let (pid, kind) = (self.pid, e.kind());
-            io::Error::new(kind, format!("memory of process {pid} at {address:#x}: {e}"))
-        };
-        self.memory.read_exact_at(rest, address).map_err(failed)
-    }
-
-    /// Reads as much as the process itself might. Gives how many bytes that are.
-    fn read_fast(&self, bytes: &mut [u8], address: u64) -> usize {
-        let mut done = 0;
-        while done < bytes.len() {
-            let rest = &mut bytes[done..];
-            let to = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
-            let from = libc::iovec {
-                iov_base: std::ptr::without_provenance_mut((address + done as u64) as usize),
-                iov_len: rest.len(),
-            };
-            // SAFETY: the kernel writes to `rest` alone, which is borrowed exclusively, and at most its length; it
-            // checks the other process's addresses itself.
-            let read = unsafe { libc::process_vm_readv(self.pid, &to, 1, &from, 1, 0) };
-            match usize::try_from(read) {
-                Ok(read) if read > 0 => done += read,
-                _ => break,
-            }
-        }
-        done
-    }
+    Ok(memory)
 }
 
 #[cfg(test)]

@@ -247,6 +247,6 @@ fn reading_ends_when_it_is_to_end() {
 
 #[test]
 fn a_process_that_nobody_has_frozen_is_refused() {
-    let error = Process::frozen(std::process::id() as i32).err().unwrap();
+    let error = frozen(std::process::id() as i32).err().unwrap();
     assert!(error.to_string().contains("is not frozen"), "{error}");
 }
