@@ -233,20 +233,22 @@ fn fake_agent() -> Result<()> {
     let pid = std::process::id();
     let listener = Connection::listen(&agent_socket(own_pid_namespace()?, pid))?;
     println!("listening");
-    let (socket, _) = listener.accept()?;
-    let mut connection = Connection::new(socket);
-    let Request::Hello { .. } = connection.receive()? else { anyhow::bail!("no greeting") };
-    let hello = Hello {
-        protocol: 999,
-        pid,
-        shim: String::new(),
-        driver: String::new(),
-        driver_version: 0,
-        gate: GateState::Open {},
-    };
-    connection.send(&Reply::Hello { hello })?;
-    let _ = connection.receive::<Request>();
-    Ok(())
+    // The `gpucr ps` of another test may come first.
+    loop {
+        let (socket, _) = listener.accept()?;
+        let mut connection = Connection::new(socket);
+        let Ok(Request::Hello { .. }) = connection.receive() else { continue };
+        let hello = Hello {
+            protocol: 999,
+            pid,
+            shim: String::new(),
+            driver: String::new(),
+            driver_version: 0,
+            gate: GateState::Open {},
+        };
+        let _ = connection.send(&Reply::Hello { hello });
+        let _ = connection.receive::<Request>();
+    }
 }
 
 #[test]

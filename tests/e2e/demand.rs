@@ -144,13 +144,23 @@ fn a_signal_is_the_programs() -> Result<()> {
     Ok(())
 }
 
-/// Damages a pack in its middle, if what lies there is device memory and nothing else: CRIU's files are read before
+/// Damages a pack at the first of some places where device memory lies and nothing else: CRIU's files are read before
 /// anything is restored.
 fn damage_device_memory(lab: &Lab, pack: &Path) -> Result<bool> {
     let whole = std::fs::read(pack)?;
-    let mut bytes = whole.clone();
-    let middle = bytes.len() / 2;
-    bytes[middle..].iter_mut().take(64).for_each(|byte| *byte ^= 0x55);
+    for sixteenth in 1..16 {
+        if damage_there(lab, pack, &whole, whole.len() * sixteenth / 16)? {
+            return Ok(true);
+        }
+    }
+    std::fs::write(pack, whole)?;
+    Ok(false)
+}
+
+/// Makes a pack what it was as a `whole`, but for some bytes at a place. Whether only device memory is damaged by that.
+fn damage_there(lab: &Lab, pack: &Path, whole: &[u8], place: usize) -> Result<bool> {
+    let mut bytes = whole.to_vec();
+    bytes[place..].iter_mut().take(64).for_each(|byte| *byte ^= 0x55);
     std::fs::write(pack, bytes)?;
     let report: Value = serde_json::from_slice(&lab.run(["verify", "--json", "image"])?.stdout)?;
     let name = pack.file_name().and_then(std::ffi::OsStr::to_str).context("a name")?;
@@ -158,11 +168,7 @@ fn damage_device_memory(lab: &Lab, pack: &Path) -> Result<bool> {
     let here = |damage: &&Value| damage["file"].as_str().is_some_and(|file| file.ends_with(name));
     let owners: Vec<&Value> =
         all.iter().filter(here).flat_map(|damage| damage["owners"].as_array()).flatten().collect();
-    let is_meant = !owners.is_empty() && owners.iter().all(|owner| owner["kind"] == "block");
-    if !is_meant {
-        std::fs::write(pack, whole)?;
-    }
-    Ok(is_meant)
+    Ok(!owners.is_empty() && owners.iter().all(|owner| owner["kind"] == "block"))
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::*;
 use crate::host::criu::tests::{criu, restore, wait_status};
@@ -98,8 +99,15 @@ impl Stopped {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", name, "--ignored", "--nocapture"]).env(DIR, dir.path());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: setsid is a plain system call, allowed between fork and exec.
-        unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?)) };
+        // The kernel writes the number of the CPU into the memory of each thread (rseq(2)), so there is one only.
+        let mut cpu = CpuSet::new();
+        cpu.set(rustix::thread::sched_getcpu());
+        let prepare = move || {
+            rustix::process::setsid()?;
+            Ok(sched_setaffinity(None, &cpu)?)
+        };
+        // SAFETY: both are plain system calls, allowed between fork and exec.
+        unsafe { command.pre_exec(prepare) };
         let program = Self { child: command.spawn().unwrap(), dir };
         let start = Instant::now();
         while !program.dir.path().join("ready").exists() {
