@@ -10,8 +10,8 @@
 # Needs cargo, a C++ compiler, Python 3.10 or newer with venv, and the network (PyPI).
 #
 # PyPI has no nvcc 12, so nvcc 13 compiles for both: with the headers of runtime 12 for that, but for those of the
-# compiler itself (crt/). So it does for runtime 13.4, as code of a newer nvcc is newer than driver 580. A program's first lines say what it needs besides: `// flags:` for nvcc, `// with:` a second
-# file, `// environment:` for its run.
+# compiler itself (crt/). So it does for runtime 13.4, as code of a newer nvcc is newer than driver 580. A program's
+# first lines say what it needs besides: `// flags:` for nvcc, `// with:` a second file, `// environment:` for its run.
 #
 # The last lines are a table. The exit status is 1 if any program did not pass.
 set -eu

@@ -8,7 +8,7 @@
 # names: each test is there once for every device, and those on the processor never call the driver.
 # Needs cargo, Python 3.10 or newer with venv, and the network (PyPI).
 #
-# The version is one built with a CUDA runtime that softcuda serves: those from 12.0 to 13.1 (Warp 1.19 has 13.4).
+# The version is of before CUDA runtime 13.4. Warp 1.19 has that one, which softcuda serves since; it was not tried.
 # Its own kernels (CUB's scans and sorts, NanoVDB) are there as PTX; those of the tests are compiled to PTX by NVRTC,
 # which is part of Warp.
 #
