@@ -6,15 +6,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
-use signal_hook::iterator::SignalsInfo;
-use signal_hook::iterator::exfiltrator::origin::WithOrigin;
-use signal_hook::low_level::siginfo::Cause;
+use signal_hook::iterator::Signals;
+use signal_hook_registry::register_sigaction;
 
 use crate::failure::{self, CliError, FAILED};
 
 /// How long a command may take to come to its end. What takes longer is out of its hands, such as a call of the
 /// driver or a disk that hangs.
 const AT_LAST: Duration = Duration::from_millis(1800);
+
+/// The signals that ask for an end.
+const ENDS: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
 /// What signals do while gpucr works.
 #[derive(Clone)]
@@ -72,38 +74,48 @@ impl SignalPlan {
     }
 }
 
-/// Starts to handle signals, on a thread of its own.
+/// Starts to handle signals.
 ///
 /// # Errors
 /// The kernel or the process has no room for what passes signals on. Signals do then what they did before.
 pub(crate) fn handle() -> io::Result<SignalPlan> {
     let plan = SignalPlan { stop: Arc::default(), target: Arc::default(), at_last: Arc::default() };
-    let (stop, target) = (plan.stop.clone(), plan.target.clone());
+    for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT] {
+        let (stop, target) = (plan.stop.clone(), plan.target.clone());
+        // SAFETY: what the handler calls may be called in one: it works on atomics and makes plain system calls.
+        unsafe { register_sigaction(signal, move |info| target.take(signal, info, &stop)) }?;
+    }
+    let mut ends = Signals::new(ENDS)?;
     let waiting = plan.clone();
-    let all = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT];
-    let mut signals = SignalsInfo::<WithOrigin>::new(all)?;
     std::thread::spawn(move || {
-        for origin in &mut signals {
-            let signal = origin.signal;
-            if [SIGHUP, SIGINT, SIGQUIT, SIGTERM].contains(&signal) {
-                if !stop.swap(true, Ordering::SeqCst) {
-                    let waiting = waiting.clone();
-                    std::thread::spawn(move || waiting.end_at_last());
-                }
-                target.pending.store(signal, Ordering::SeqCst);
-            }
-            let pid = target.pid.load(Ordering::SeqCst);
-            if pid == 0 {
-                continue;
-            }
-            target.pending.store(0, Ordering::SeqCst);
-            // The terminal sends its signals to the whole group, the program included.
-            if !(matches!(origin.cause, Cause::Kernel) && in_own_group(pid)) {
-                send(pid, signal);
-            }
+        if ends.forever().next().is_some() {
+            waiting.end_at_last();
         }
     });
     Ok(plan)
+}
+
+impl Target {
+    /// What the handler of a signal does. The process has the signal when it returns: what was left to a thread would
+    /// be lost if this process became another program before that thread got on.
+    fn take(&self, signal: i32, info: &libc::siginfo_t, stop: &AtomicBool) {
+        if ENDS.contains(&signal) {
+            stop.store(true, Ordering::SeqCst);
+            self.pending.store(signal, Ordering::SeqCst);
+        }
+        let pid = self.pid.load(Ordering::SeqCst);
+        if pid == 0 {
+            return;
+        }
+        if self.pending.swap(0, Ordering::SeqCst) == 0 && ENDS.contains(&signal) {
+            // Whoever has just named the process has sent it on.
+            return;
+        }
+        // The terminal sends its signals to the whole group, the program included.
+        if !(info.si_code == libc::SI_KERNEL && in_own_group(pid)) {
+            send(pid, signal);
+        }
+    }
 }
 
 fn in_own_group(pid: u32) -> bool {

@@ -7,6 +7,7 @@ use super::describe;
 use super::setback::Setback;
 use super::task::Task;
 use crate::base::faults::fault;
+use crate::base::limits;
 use crate::base::scratch;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
@@ -16,6 +17,9 @@ use crate::image::ImageWriter;
 
 /// Set to anything, it has CRIU write the private memory of programs, for tests and measurements.
 const ENV_CRIU_WRITES: &str = "GPUCR_CRIU_WRITES_MEMORY";
+/// Bytes that CRIU, which takes hold of memory that it leaves in processes, holds with one pipe; more if it has
+/// `CAP_SYS_RESOURCE`.
+const PIPE: u64 = 1 << 20;
 /// How often CRIU is asked while strangers are in its way.
 const ATTEMPTS: usize = 5;
 
@@ -56,7 +60,7 @@ pub(super) fn freeze<W: Window>(
 ) -> Result<W::Saved, Setback> {
     let _places = keep_strangers_out(&task.made.cuda_processes);
     let mut attempt = 1;
-    let mut leave_memory = std::env::var_os(ENV_CRIU_WRITES).is_none();
+    let mut leave_memory = std::env::var_os(ENV_CRIU_WRITES).is_none() && can_leave_memory(task);
     loop {
         match ask(task, criu, window, leave_memory)? {
             Asked::Done(saved) => return Ok(saved),
@@ -79,6 +83,22 @@ pub(super) fn freeze<W: Window>(
             Err(error) => return Err(window.give_up(error)),
         };
     }
+}
+
+/// Whether CRIU has descriptors enough to leave the memory of all processes where it is. Where this is wrong, it is
+/// asked twice.
+fn can_leave_memory(task: &Task<'_>) -> bool {
+    let pipes = |process: &ProcessInfo| {
+        let status = procfs::process::Process::new(process.pid as i32).and_then(|it| it.status());
+        let status = status.ok()?;
+        let kib = status.rssanon? + status.vmswap.unwrap_or(0);
+        Some((kib * 1024).div_ceil(PIPE))
+    };
+    let pipes: u64 = task.processes().filter_map(pipes).sum();
+    // Each has two ends.
+    limits::make_room_for(2 * pipes)
+        .inspect_err(|error| tracing::info!(pipes, %error, "CRIU is asked to write all memory"))
+        .is_ok()
 }
 
 /// What has come of one request.
