@@ -3,9 +3,9 @@
 
 mod support;
 
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 
-use support::{ENV_PROGRAM, Library, Program};
+use support::{ENV_PROGRAM, Library, Program, say};
 
 /// Writes to an address that nothing is at.
 const PTX: &std::ffi::CStr = c"
@@ -33,11 +33,6 @@ fn program() {
     if std::env::var_os(ENV_PROGRAM).is_some() {
         run();
     }
-}
-
-fn say(text: &str) {
-    println!("@{text}");
-    std::io::stdout().flush().expect("written");
 }
 
 /// Allocates, captures and breaks its context as it is told to, and says with which codes.

@@ -3,10 +3,10 @@
 mod support;
 
 use std::ffi::c_void;
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 use std::sync::Arc;
 
-use support::{ENV_PROGRAM, Library, Program};
+use support::{ENV_PROGRAM, Library, Program, say};
 
 /// Not a test: the program that the other one starts.
 #[test]
@@ -14,11 +14,6 @@ fn program() {
     if std::env::var_os(ENV_PROGRAM).is_some() {
         run();
     }
-}
-
-fn say(text: &str) {
-    println!("@{text}");
-    std::io::stdout().flush().expect("written");
 }
 
 /// Has a stream wait for a word of host memory before it fills device memory, and frees that meanwhile.

@@ -3,9 +3,9 @@
 
 mod support;
 
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 
-use support::{ENV_PROGRAM, Library, Program};
+use support::{ENV_PROGRAM, Library, Program, say};
 
 const PTX: &std::ffi::CStr = c"
 .version 8.0
@@ -23,11 +23,6 @@ fn program() {
     if std::env::var_os(ENV_PROGRAM).is_some() {
         run();
     }
-}
-
-fn say(text: &str) {
-    println!("@{text}");
-    std::io::stdout().flush().expect("written");
 }
 
 /// Loads, asks for variables and unloads as it is told to: a function and a name in each line.

@@ -3,10 +3,10 @@
 mod support;
 
 use std::ffi::c_void;
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 
 use gpucr_wire::{Reply, Request};
-use support::{ENV_PROGRAM, Library, Program};
+use support::{ENV_PROGRAM, Library, Program, say};
 
 /// Words at both ends, within a structure and behind a smaller parameter.
 const PTX: &std::ffi::CStr = c"
@@ -32,11 +32,6 @@ fn program() {
     if std::env::var_os(ENV_PROGRAM).is_some() {
         run();
     }
-}
-
-fn say(text: &str) {
-    println!("@{text}");
-    std::io::stdout().flush().expect("written");
 }
 
 /// The arguments, packed as the driver packs them.

@@ -1,9 +1,9 @@
 //! A program that launches in many ways, each known to its test.
 
 use std::ffi::c_void;
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 
-use super::support::Library;
+use super::support::{Library, say};
 
 #[path = "batches.rs"]
 mod batches;
@@ -122,11 +122,6 @@ pub(crate) fn run() {
         state.obey(&line);
     }
     std::process::exit(0);
-}
-
-fn say(text: &str) {
-    println!("@{text}");
-    std::io::stdout().flush().expect("written");
 }
 
 impl State {

@@ -1,12 +1,12 @@
 //! A program whose threads make the calls of the driver that the test tells them to, one after the other.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
-use super::support::{Library, Program};
+use super::support::{Library, Program, say};
 
 /// Words in the program's memory for what calls read and write.
 const WORDS: usize = 1 << 10;
@@ -134,9 +134,4 @@ fn obey(cuda: &Library, function: &str, arguments: &[u64]) -> u64 {
         }
         _ => cuda.call(function, arguments).into(),
     }
-}
-
-fn say(text: &str) {
-    println!("@{text}");
-    std::io::stdout().flush().expect("written");
 }

@@ -47,6 +47,12 @@ pub(crate) fn is_soft() -> bool {
     std::env::var_os("GPUCR_TEST_DRIVER").is_none()
 }
 
+/// What the program says to the test, which takes it from among what libtest prints.
+pub(crate) fn say(text: &str) {
+    println!("@{text}");
+    std::io::stdout().flush().expect("written");
+}
+
 /// A library and its functions.
 pub(crate) struct Library(*mut c_void);
 

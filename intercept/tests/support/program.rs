@@ -1,12 +1,12 @@
 //! What the program does.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use super::support::Library;
+use super::support::{Library, say};
 
 pub(crate) const SMALL: u64 = 10_000;
 const MIB: u64 = 1 << 20;
@@ -50,11 +50,6 @@ pub(crate) fn run() {
         state.obey(&line);
     }
     std::process::exit(0);
-}
-
-fn say(text: &str) {
-    println!("@{text}");
-    std::io::stdout().flush().expect("written");
 }
 
 /// Whether one of this process's sockets is that of an agent.

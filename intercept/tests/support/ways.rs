@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::io::{BufRead, Write};
+use std::io::BufRead;
 
-use super::support::Library;
+use super::support::{Library, say};
 
 const MIB: u64 = 1 << 20;
 
@@ -57,11 +57,6 @@ pub(crate) fn run() {
         say(&code.to_string());
     }
     std::process::exit(0);
-}
-
-fn say(text: &str) {
-    println!("@{text}");
-    std::io::stdout().flush().expect("written");
 }
 
 /// A place that is never given back.

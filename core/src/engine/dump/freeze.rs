@@ -97,7 +97,9 @@ fn can_leave_memory(task: &Task<'_>) -> bool {
     let pipes: u64 = task.processes().filter_map(pipes).sum();
     // Each has two ends.
     limits::make_room_for(2 * pipes)
-        .inspect_err(|error| tracing::info!(pipes, %error, "CRIU is asked to write all memory"))
+        .inspect_err(|error| {
+            tracing::info!(pipes, limit = error.limit, "CRIU is asked to write all memory")
+        })
         .is_ok()
 }
 
