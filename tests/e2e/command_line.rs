@@ -141,8 +141,7 @@ fn a_protocol_for_programs_that_run_on() -> Result<()> {
 #[test]
 fn ps_and_inspect_tell_what_there_is() -> Result<()> {
     let lab = Lab::new();
-    let mut program = lab.start("small-allocs", &["--step-delay-ms", "50"])?;
-    program.wait_for("step ")?;
+    let program = lab.at_work("small-allocs", &["--steps", "100"])?;
     let listed: serde_json::Value =
         serde_json::from_slice(&lab.run(["ps", "--json", "--timeout", "20s"])?.stdout)?;
     let rows = listed.as_array().context("an array")?;

@@ -5,7 +5,7 @@ use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{
-    Dumped, Lab, PausedDump, Program, SmallDisk, Started, exists, finish, refused, show,
+    Dumped, Lab, PausedDump, Program, SmallDisk, Squatter, Started, exists, finish, refused, show,
     undisturbed, until,
 };
 
@@ -435,13 +435,12 @@ fn a_restore_that_loses_a_race_for_the_pid_harms_nobody() -> Result<()> {
     lab.dump(&program, &image, &[])?;
     program.wait()?;
     let slow = paused_restore(&lab, &["--detach"], "extract")?;
-    let mut other = process_with_pid(program.pid)?;
+    let other = Squatter::process(program.pid as i32)?;
     std::fs::write(lab.path("go on"), "")?;
     let output = slow.wait_with_output()?;
     refused(&output, 1, &["in use", "Nothing was changed"])?;
-    ensure!(other.try_wait()?.is_none(), "it was ended by a restore that is not its own");
-    other.kill()?;
-    other.wait()?;
+    ensure!(!has_ended(program.pid), "it was ended by a restore that is not its own");
+    drop(other);
     let mut program = lab.restore(&image, program)?;
     program.result()?;
     ensure!(program.series() == undisturbed("sgd", &ARGS[..2])?, "{}", program.output());
@@ -494,24 +493,6 @@ fn paused_restore(lab: &Lab, args: &[&str], phase: &str) -> Result<Started> {
     }
     child.stderr = Some(log.into_inner());
     Ok(child)
-}
-
-/// A process that has this pid, which nobody has.
-fn process_with_pid(pid: u32) -> Result<Started> {
-    const LAST: &str = "/proc/sys/kernel/ns_last_pid";
-    for _ in 0..1000 {
-        let last = std::fs::read_to_string(LAST)?;
-        std::fs::write(LAST, (pid - 1).to_string())?;
-        let mut child = Started::spawn(std::process::Command::new("sleep").arg("1000"))?;
-        // The next pids would be those of the program's threads.
-        std::fs::write(LAST, last.trim())?;
-        if child.id() == pid {
-            return Ok(child);
-        }
-        child.kill()?;
-        child.wait()?;
-    }
-    anyhow::bail!("the pid {pid} is not to be had")
 }
 
 #[test]

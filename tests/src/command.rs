@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use crate::started::Started;
 
 /// How long anything may take before a test gives up on it; machines are slow and shared.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(400);
 
 /// A binary of this workspace, built next to the tests.
 pub fn binary(name: &str) -> PathBuf {

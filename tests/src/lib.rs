@@ -10,6 +10,7 @@ mod pace;
 mod paused;
 mod program;
 mod skip;
+mod squatter;
 mod started;
 pub mod warm;
 mod workloads;
@@ -23,6 +24,7 @@ pub use pace::Pace;
 pub use paused::{PausedDump, PausedRestore, child_named, kill};
 pub use program::Program;
 pub use skip::skip;
+pub use squatter::Squatter;
 pub use started::Started;
 pub use workloads::{ADVERSARIES, LARGE, REFUSED};
 
