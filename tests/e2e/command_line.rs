@@ -58,8 +58,7 @@ fn an_output_that_is_not_empty() -> Result<()> {
     let lab = Lab::new();
     std::fs::create_dir(lab.path("image"))?;
     std::fs::write(lab.path("image/precious"), "data")?;
-    let mut program = lab.start("sgd", &["--step-delay-ms", "20"])?;
-    program.wait_for("step ")?;
+    let mut program = lab.at_work("sgd", &["--steps", "100"])?;
     let output = lab.run(["dump", "--pid", &program.pid.to_string(), "-o", "image"])?;
     refused(&output, 1, &["image", "Nothing was changed"])?;
     ensure!(std::fs::read_to_string(lab.path("image/precious"))? == "data");
@@ -83,8 +82,7 @@ fn what_is_no_image_is_refused() -> Result<()> {
 #[test]
 fn a_truncated_manifest_and_a_pid_in_use() -> Result<()> {
     let lab = Lab::new();
-    let mut program = lab.start("sgd", &["--step-delay-ms", "20"])?;
-    program.wait_for("step ")?;
+    let mut program = lab.at_work("sgd", &["--steps", "100"])?;
     let image = lab.path("image");
     lab.dump(&program, &image, &["--leave-running"])?;
     let mode = std::fs::metadata(&image)?.permissions().mode() & 0o777;
@@ -108,8 +106,7 @@ fn a_truncated_manifest_and_a_pid_in_use() -> Result<()> {
 #[test]
 fn a_file_of_the_program_that_is_gone_or_changed() -> Result<()> {
     let lab = Lab::new();
-    let mut program = lab.start("sgd", &["--step-delay-ms", "20"])?;
-    program.wait_for("step ")?;
+    let mut program = lab.at_work("sgd", &["--steps", "100"])?;
     lab.dump(&program, &lab.path("image"), &[])?;
     program.wait()?;
     let path = lab.path("log");
@@ -175,8 +172,7 @@ fn ps_and_inspect_tell_what_there_is() -> Result<()> {
 #[test]
 fn a_restore_passes_on_signals_and_the_exit_status() -> Result<()> {
     let lab = Lab::new();
-    let mut program = lab.start("sgd", &["--step-delay-ms", "50"])?;
-    program.wait_for("step ")?;
+    let mut program = lab.at_work("sgd", &["--steps", "100"])?;
     let image = lab.path("image");
     lab.dump(&program, &image, &[])?;
     let pid = program.pid;
@@ -196,8 +192,7 @@ fn a_restore_passes_on_signals_and_the_exit_status() -> Result<()> {
 #[test]
 fn a_detached_restore_prints_the_pid() -> Result<()> {
     let lab = Lab::new();
-    let mut program = lab.start("sgd", &["--step-delay-ms", "20"])?;
-    program.wait_for("step ")?;
+    let mut program = lab.at_work("sgd", &["--steps", "100"])?;
     let image = lab.path("image");
     lab.dump(&program, &image, &[])?;
     program.wait()?;
@@ -267,8 +262,7 @@ fn an_agent_of_another_version_is_refused_by_name() -> Result<()> {
 #[test]
 fn an_agent_obeys_no_other_user() -> Result<()> {
     let lab = Lab::new();
-    let mut program = lab.start("sgd", &["--step-delay-ms", "20"])?;
-    program.wait_for("step ")?;
+    let mut program = lab.at_work("sgd", &["--steps", "100"])?;
     let name = agent_socket(pid_namespace(program.pid)?, program.pid);
     let stranger = std::thread::spawn(move || -> Result<Option<Reply>> {
         // SAFETY: the raw system call changes the user of this thread only.

@@ -13,8 +13,7 @@ use serde_json::Value;
 
 /// A program on the software driver, and its image; the program runs on.
 fn dumped(lab: &Lab) -> Result<(Program, PathBuf)> {
-    let mut program = lab.start("sgd", &["--step-delay-ms", "20"])?;
-    program.wait_for("step ")?;
+    let program = lab.at_work("sgd", &["--steps", "100"])?;
     let image = lab.path("image");
     lab.dump(&program, &image, &["--leave-running"])?;
     Ok((program, image))
@@ -62,8 +61,7 @@ fn text<'a>(value: &'a Value, key: &str) -> Result<&'a str> {
 #[test]
 fn inspect_shows_a_tree_and_tables() -> Result<()> {
     let lab = Lab::new();
-    let mut program = lab.start("family", &["--step-delay-ms", "20"])?;
-    program.wait_for("step ")?;
+    let program = lab.at_work("family", &["--steps", "100"])?;
     let image = lab.path("image");
     lab.dump(&program, &image, &[])?;
 

@@ -195,8 +195,7 @@ fn trap(lab: &Lab) -> Result<PathBuf> {
 fn links_of_strangers_are_not_followed() -> Result<()> {
     let lab = Lab::new();
     let dir = trap(&lab)?;
-    let mut program = lab.start("sgd", &["--step-delay-ms", "20"])?;
-    program.wait_for("step ")?;
+    let mut program = lab.at_work("sgd", &["--steps", "100"])?;
     let pid = program.pid.to_string();
     let image = lab.path("image");
     lab.dump(&program, &image, &["--leave-running", "--timeline", "dump.json"])?;
@@ -240,8 +239,7 @@ fn links_of_strangers_are_not_followed() -> Result<()> {
 #[test]
 fn a_file_appears_whole_or_not_at_all() -> Result<()> {
     let lab = Lab::new();
-    let mut program = lab.start("sgd", &["--step-delay-ms", "20"])?;
-    program.wait_for("step ")?;
+    let mut program = lab.at_work("sgd", &["--steps", "100"])?;
     lab.dump(&program, &lab.path("image"), &["--timeline", "dump.json"])?;
     program.wait()?;
     let disk = lab.path("disk");

@@ -7,8 +7,7 @@ use gpucr_tests::{Lab, Program, Squatter, finish, refused, show};
 
 /// An image of a program with threads that was ended by the dump, and the id of one of them.
 fn dumped(lab: &Lab) -> Result<(Program, i32)> {
-    let mut program = lab.start("threads", &["--step-delay-ms", "20"])?;
-    program.wait_for("step ")?;
+    let mut program = lab.at_work("threads", &["--steps", "100"])?;
     let mut threads = Vec::new();
     for entry in std::fs::read_dir(format!("/proc/{}/task", program.pid))? {
         let id: i32 = entry?.file_name().to_string_lossy().parse()?;

@@ -171,10 +171,9 @@ fn the_watchdog_has_the_memory_too_when_gpucr_is_killed() -> Result<()> {
 /// Each process of a tree gets back what was kept for it.
 #[test]
 fn what_is_kept_for_one_process_of_a_tree_is_not_the_others() -> Result<()> {
-    let expected = undisturbed("family", &[])?;
+    let expected = undisturbed("family", &["--steps", "100"])?;
     let device = Device::new()?;
-    let mut program = device.lab.start("family", &["--step-delay-ms", "20"])?;
-    program.wait_for("step ")?;
+    let program = device.lab.at_work("family", &["--steps", "100"])?;
     device.goes_on_beside_a_neighbour(program, &expected, |_| Ok(()))
 }
 

@@ -60,12 +60,11 @@ fn an_image_of_another_driver_build_is_refused() -> Result<()> {
 #[test]
 fn when_one_of_several_processes_cannot_be_locked_all_run_on() -> Result<()> {
     let plain = Lab::new();
-    let mut uninterrupted = plain.start("family", &[])?;
+    let mut uninterrupted = plain.start("family", &["--steps", "100"])?;
     uninterrupted.result()?;
     for fault in ["cuCheckpointProcessLock:2:600", "cuCheckpointProcessCheckpoint:3:999"] {
         let lab = Lab::new();
-        let mut program = lab.start("family", &["--step-delay-ms", "20"])?;
-        program.wait_for("step ")?;
+        let mut program = lab.at_work("family", &["--steps", "100"])?;
         let mut command = lab.gpucr();
         command.args(["dump", "--pid", &program.pid.to_string(), "-o", "image"]);
         let output = finish(command.env("SOFTCUDA_FAULT", fault))?;
