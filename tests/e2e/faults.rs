@@ -166,8 +166,7 @@ fn a_restore_that_fails_or_is_killed_leaves_the_image_and_no_process() -> Result
 fn a_full_disk_rolls_the_dump_back() -> Result<()> {
     let expected = undisturbed("sgd", &ARGS[..2])?;
     let lab = Lab::new();
-    let mut program = lab.start("sgd", &["--steps", ARGS[1], "--step-delay-ms", "200"])?;
-    program.wait_for("step ")?;
+    let program = lab.at_work("sgd", &ARGS[..2])?;
     let (mut untouched, mut rolled_back) = (0, 0);
     for kib in (1024..64 << 10).step_by(768) {
         let disk = SmallDisk::mount(lab.path("disk"), kib)?;

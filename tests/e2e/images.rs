@@ -260,8 +260,7 @@ fn diff_tells_what_changed() -> Result<()> {
 #[test]
 fn an_image_travels_as_a_file_and_is_restored() -> Result<()> {
     let lab = Lab::new();
-    let mut program = lab.start("sgd", &["--steps", "60", "--step-delay-ms", "20"])?;
-    program.wait_for("step ")?;
+    let program = lab.at_work("sgd", &["--steps", "60"])?;
     let image = lab.path("image");
     let dump = lab.dump(&program, &image, &[])?;
     let exported = json(lab.run(["export", "--json", "image", "image.tar"])?)?;

@@ -233,12 +233,14 @@ fn an_instance_can_be_dumped() -> Result<()> {
     let lab = Lab::new();
     let dumped = Dumped::at_work(&lab, "model", &["--steps", "600"])?;
     for args in [&["-R", "--protocol", "cow"][..], &["-R", "--protocol", "stop"], &["-R"]] {
+        dumped.pace.hold_at(450)?;
         let child = begin(&lab, &["--ready-file", "ready"], &[])?;
         until("it goes on", || lab.path("ready").exists())?;
         std::thread::sleep(Duration::from_millis(100));
         let pid = dumped.program.pid.to_string();
         let output = lab.run([&["dump", "--pid", &pid, "-o", "second"], args].concat())?;
         ensure!(output.status.success(), "{args:?}: {}", show(&output));
+        dumped.pace.allow_all()?;
         report(child)?;
         let series = dumped.program.series();
         ensure!(series == dumped.expected, "{args:?}: {series:#?}");

@@ -169,8 +169,7 @@ fn hashed_in_passes(timeline: &Timeline) -> Result<()> {
 fn a_timeline_tells_what_the_report_tells() -> Result<()> {
     for protocol in ["cow", "recopy", "stop"] {
         let lab = Lab::new();
-        let mut program = lab.start("scatter", &["--steps", "400", "--step-delay-ms", "10"])?;
-        program.wait_for("step ")?;
+        let program = lab.at_work("scatter", &["--steps", "400", "--step-delay-ms", "10"])?;
         let (file, page) = (lab.path("dump.json"), lab.path("dump.html"));
         let flags = ["--leave-running", "--protocol", protocol, "--timeline"];
         let args = [&flags[..], &[file.to_str().context("a path")?]].concat();
@@ -234,8 +233,7 @@ fn who_changed_what_was_copied_is_in_the_timeline() -> Result<()> {
 #[test]
 fn a_failed_dump_has_a_timeline_too() -> Result<()> {
     let lab = Lab::new();
-    let mut program = lab.start("scatter", &["--steps", "400", "--step-delay-ms", "10"])?;
-    program.wait_for("step ")?;
+    let program = lab.at_work("scatter", &["--steps", "400", "--step-delay-ms", "10"])?;
     let mut command = lab.gpucr();
     command
         .args(["dump", "--pid", &program.pid.to_string(), "-o", "image", "--timeline", "dump.json"])
@@ -253,8 +251,7 @@ fn a_failed_dump_has_a_timeline_too() -> Result<()> {
 #[test]
 fn what_is_no_timeline_is_one_clear_error() -> Result<()> {
     let lab = Lab::new();
-    let mut program = lab.start("sgd", &["--steps", "400", "--step-delay-ms", "10"])?;
-    program.wait_for("step ")?;
+    let program = lab.at_work("sgd", &["--steps", "400"])?;
     let file = lab.path("dump.json");
     let args = ["--timeline", file.to_str().context("a path")?];
     lab.dump(&program, &lab.path("image"), &args)?;
@@ -268,8 +265,7 @@ fn what_is_no_timeline_is_one_clear_error() -> Result<()> {
     }
     refused(&lab.run(["report", "absent", "-o", "-"])?, 1, &["absent is no timeline"])?;
     // A place where the timeline cannot be: nothing is touched.
-    let mut program = lab.start("sgd", &["--steps", "400", "--step-delay-ms", "10"])?;
-    program.wait_for("step ")?;
+    let mut program = lab.at_work("sgd", &["--steps", "400"])?;
     let pid = program.pid.to_string();
     let output =
         lab.run(["dump", "--pid", &pid, "-o", "other", "--timeline", "no/such/place.json"])?;

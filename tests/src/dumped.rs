@@ -16,8 +16,8 @@ pub struct Dumped {
     pub program: Program,
     /// What it prints when nobody touches it.
     pub expected: Vec<String>,
-    /// By which it knows that it may go on.
-    _pace: Pace,
+    /// How far what was restored may get: to its end, to begin with.
+    pub pace: Pace,
 }
 
 impl Dumped {
@@ -66,7 +66,7 @@ impl Dumped {
         program.wait()?;
         pace.allow_all()?;
         program.let_go()?;
-        Ok(Self { program, expected, _pace: pace })
+        Ok(Self { program, expected, pace })
     }
 
     /// What was restored has come to its end: it must have printed what it prints when nobody touches it.

@@ -31,6 +31,14 @@ impl Pace {
         self.allow(1 << 20)
     }
 
+    /// Holds it up at this step, if it has not come there yet.
+    ///
+    /// # Errors
+    /// The file cannot be changed.
+    pub fn hold_at(&self, step: usize) -> Result<()> {
+        Ok(self.0.as_file().set_len(step as u64)?)
+    }
+
     /// Lets so many more steps end.
     ///
     /// # Errors

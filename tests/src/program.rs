@@ -58,6 +58,14 @@ impl Program {
         self.wait_for_more_than(before)
     }
 
+    /// Lets it make so many steps more, if a pace holds it up.
+    ///
+    /// # Errors
+    /// Its pace cannot be changed.
+    pub fn allow(&self, steps: usize) -> Result<()> {
+        self.pace.as_ref().map_or(Ok(()), |(pace, _)| pace.allow(steps))
+    }
+
     pub(crate) fn allow_all(&self) -> Result<()> {
         self.pace.as_ref().map_or(Ok(()), |(pace, _)| pace.allow_all())
     }
