@@ -89,18 +89,23 @@ fn steps(program: &Program) -> usize {
 fn steps_during_the_copy(protocol: &str, first: &str, last: &str) -> Result<usize> {
     let lab = Lab::new();
     // About fifty of its steps are printed, so one line for each step needs few steps.
-    let mut program = lab.start("scatter", &["--steps", "50", "--step-delay-ms", "100"])?;
+    let pace = Pace::new()?;
+    pace.allow(5)?;
+    let args = ["--steps", "50", "--step-delay-ms", "100", "--pace", pace.file()];
+    let mut program = lab.start("scatter", &args)?;
     program.wait_for("step ")?;
     let args = ["-R", "--protocol", protocol, "--compress", "none"];
     let slow = [("SOFTCUDA_PCIE_GBPS", "0.04")];
     let faults = format!("hold:{first},hold:{last}");
     let dump = PausedDump::start_with(&lab, &program, &args, &slow, &faults)?;
     let before = steps(&program);
+    pace.allow(44)?;
     // What is copied in between takes about a second, whatever the machine.
     dump.on_to(last)?;
     let made = steps(&program) - before;
     let report = dump.finish()?;
     ensure!(report["protocol"] == protocol, "{report}");
+    pace.allow_all()?;
     program.result()?;
     Ok(made)
 }

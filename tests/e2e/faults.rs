@@ -283,8 +283,7 @@ fn a_resume_that_fails_once_is_done_again() -> Result<()> {
     let faults = of_gpucr.map(|fault| (fault, "")).into_iter();
     for (own, programs) in faults.chain(of_program.map(|fault| ("", fault))) {
         let lab = Lab::new();
-        let mut program = lab.start_with("sgd", &ARGS, &[("SOFTCUDA_FAULT", programs)])?;
-        program.wait_for("step ")?;
+        let mut program = lab.at_work_with("sgd", &ARGS, &[("SOFTCUDA_FAULT", programs)])?;
         let mut dump = lab.gpucr();
         dump.args(["dump", "--leave-running", "--json", "-o", "image"]);
         dump.args(["--pid", &program.pid.to_string()]).env("SOFTCUDA_FAULT", own);

@@ -1,19 +1,49 @@
 //! `gpucr trace`: what a running program reads and writes.
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, Started, finish, refused, show, undisturbed, until};
+use gpucr_tests::{Lab, Pace, Program, Started, finish, refused, show, undisturbed, until};
 use serde_json::Value;
 
 fn traced(lab: &Lab, program: &Program, args: &[&str]) -> Result<Value> {
+    traced_while(lab, program, args, || Ok(()))
+}
+
+/// Traces a program, and does something once its launches are recorded.
+fn traced_while(
+    lab: &Lab,
+    program: &Program,
+    args: &[&str],
+    meanwhile: impl FnOnce() -> Result<()>,
+) -> Result<Value> {
     let pid = program.pid.to_string();
+    let log = lab.path("trace.log");
     let mut command = lab.gpucr();
     command.args(["trace", "--json", "--pid", &pid, "--for", "1.5s"]).args(args);
-    let output = finish(&mut command)?;
-    ensure!(output.status.success(), "{}", show(&output));
+    command.env("GPUCR_LOG", "gpucr_core=debug").env("NO_COLOR", "1");
+    command.stdout(std::process::Stdio::piped()).stderr(std::fs::File::create(&log)?);
+    let trace = Started::spawn(&mut command)?;
+    until_recording(&log)?;
+    meanwhile()?;
+    let output = trace.wait_with_output()?;
+    ensure!(output.status.success(), "{}{}", show(&output), std::fs::read_to_string(&log)?);
     let report: Value = serde_json::from_slice(&output.stdout)?;
     let processes = report["processes"].as_array().context("processes")?;
     ensure!(processes.len() == 1, "{report}");
     Ok(processes[0].clone())
+}
+
+fn until_recording(log: &std::path::Path) -> Result<()> {
+    let said = || std::fs::read_to_string(log).unwrap_or_default();
+    until("the trace records", || said().contains("recording")).with_context(said)
+}
+
+/// A workload that has made its first steps, and makes more when its pace allows them.
+fn paced(lab: &Lab, name: &str, args: &[&str]) -> Result<(Program, Pace)> {
+    let pace = Pace::new()?;
+    pace.allow(10)?;
+    let mut program = lab.start(name, &[args, &["--pace", pace.file()]].concat())?;
+    program.wait_for("step ")?;
+    Ok((program, pace))
 }
 
 fn row<'a>(process: &'a Value, list: &str, name: &str) -> Result<&'a Value> {
@@ -38,9 +68,8 @@ fn a_program_is_described_by_its_launches_and_does_not_notice() -> Result<()> {
     let args = ["--steps", "300"];
     let expected = undisturbed("sgd", &args)?;
     let lab = Lab::new();
-    let mut program = lab.start("sgd", &[&args[..], &["--step-delay-ms", "10"]].concat())?;
-    program.wait_for("step ")?;
-    let process = traced(&lab, &program, &[])?;
+    let (mut program, pace) = paced(&lab, "sgd", &args)?;
+    let process = traced_while(&lab, &program, &[], || pace.allow(200))?;
     ensure!(process["pid"] == program.pid && process["ended"] == false, "{process:#}");
     ensure!(process["observed"] == true && process["unknown_launches"] == 0, "{process:#}");
     let kernels = process["kernels"].as_array().context("kernels")?;
@@ -66,6 +95,7 @@ fn a_program_is_described_by_its_launches_and_does_not_notice() -> Result<()> {
     let copies = row(&process, "operations", "copies")?;
     ensure!(copies["reads"]["bytes"].as_u64() > Some(0), "{copies:#}");
     ensure!(copies["writes"]["bytes"] == 0 && copies["derived"][0] == "exact", "{copies:#}");
+    pace.allow_all()?;
     program.result()?;
     ensure!(program.series() == expected, "{:#?}\nis not {expected:#?}", program.series());
     Ok(())
@@ -116,15 +146,15 @@ fn sets_are_checked_launch_by_launch() -> Result<()> {
     let args = ["--steps", "300"];
     let expected = undisturbed("sgd", &args)?;
     let lab = Lab::new();
-    let mut program = lab.start("sgd", &args)?;
-    program.wait_for("step ")?;
-    let process = traced(&lab, &program, &["--check"])?;
+    let (mut program, pace) = paced(&lab, "sgd", &args)?;
+    let process = traced_while(&lab, &program, &["--check"], || pace.allow(200))?;
     let count = |name: &str| process["checked"][name].as_u64().unwrap_or(0);
     ensure!(count("launches") > 20 && count("wrong") == 0, "{process:#}");
     ensure!(count("exact") > 0, "{process:#}");
     ensure!(count("exact") + count("too_much") == count("launches"), "{process:#}");
     let update = row(&process, "kernels", "sgd_update")?;
     ensure!(update["checked"]["launches"] == update["launches"], "{update:#}");
+    pace.allow_all()?;
     program.result()?;
     ensure!(program.series() == expected, "{:#?}\nis not {expected:#?}", program.series());
 
@@ -170,9 +200,7 @@ fn what_cannot_be_traced_is_refused() -> Result<()> {
     long.env("GPUCR_LOG", "gpucr_core=debug").stderr(std::fs::File::create(&log)?);
     let mut long = Started::spawn(long.stdout(std::process::Stdio::piped()))?;
     // An interrupt before it records would refuse it.
-    until("the long trace records", || {
-        std::fs::read_to_string(&log).is_ok_and(|log| log.contains("recording"))
-    })?;
+    until_recording(&log)?;
     let output = lab.run(["trace", "--pid", &pid, "--for", "0"])?;
     refused(&output, 1, &["another gpucr is at work"])?;
     // An interrupt ends it with what there is.

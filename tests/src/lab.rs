@@ -105,8 +105,21 @@ impl Lab {
     /// # Errors
     /// The program cannot be started, or ends or takes too long before its first step.
     pub fn at_work(&self, name: &str, args: &[&str]) -> Result<Program> {
+        self.at_work_with(name, args, &[])
+    }
+
+    /// The same with more in the workload's environment.
+    ///
+    /// # Errors
+    /// As [`Lab::at_work`].
+    pub fn at_work_with(
+        &self,
+        name: &str,
+        args: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Program> {
         let args: Vec<&str> = [name].iter().chain(args).copied().collect();
-        self.any_at_work(&binary("workload"), &args)
+        self.paced(&binary("workload"), &args, environment)
     }
 
     /// The same for any program that takes `--steps` and `--pace` and prints as the workloads do.
@@ -114,6 +127,15 @@ impl Lab {
     /// # Errors
     /// As [`Lab::at_work`].
     pub fn any_at_work(&self, program: &Path, args: &[&str]) -> Result<Program> {
+        self.paced(program, args, &[])
+    }
+
+    fn paced(
+        &self,
+        program: &Path,
+        args: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Program> {
         let pace = Pace::new()?;
         let mut paced = args.to_vec();
         let steps = args.iter().position(|arg| *arg == "--steps").and_then(|at| args.get(at + 1));
@@ -122,7 +144,7 @@ impl Lab {
             pace.allow(steps * 3 / 4)?;
             paced.extend(["--pace", pace.file()]);
         }
-        let mut program = self.start_any(program, &paced, &[])?;
+        let mut program = self.start_any(program, &paced, environment)?;
         program.pace = (steps > 0).then_some((pace, steps));
         program.wait_for("step ")?;
         Ok(program)
