@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::state::{contexts, gate, graphs, images, index, kernels, memory, recent};
+use crate::state::{contexts, gate, graphs, images, index, kernels, memory, peers, recent};
 use crate::watch::{guard, recorder};
 use crate::{agent, unknown, usage};
 
@@ -32,6 +32,8 @@ unsafe extern "C" fn in_child() {
         index::reset();
         recent::reset();
         agent::sharing::reset();
+        agent::peers::reset();
+        peers::reset();
     }
     unknown::reset();
     // SAFETY: the only thread of the child is here, not in the agent.

@@ -136,6 +136,9 @@ driver_functions! {
     cuEventDestroy = c"cuEventDestroy_v2" (Handle);
     cuEventRecord = c"cuEventRecord" (Handle, Handle);
     cuEventSynchronize = c"cuEventSynchronize" (Handle);
+    cuIpcGetMemHandle = c"cuIpcGetMemHandle" (*mut c_void, u64);
+    cuIpcOpenMemHandle = c"cuIpcOpenMemHandle_v2" (*mut u64, [u64; 8], c_uint);
+    cuIpcCloseMemHandle = c"cuIpcCloseMemHandle" (u64);
     cuIpcGetEventHandle = c"cuIpcGetEventHandle" (*mut c_void, Handle);
     cuGraphCreate = c"cuGraphCreate" (*mut Handle, c_uint);
     cuGraphDestroy = c"cuGraphDestroy" (Handle);

@@ -23,6 +23,7 @@ mod pinned;
 mod random;
 mod realloc;
 mod report;
+mod ring;
 mod scatter;
 mod sgd;
 mod sharer;
@@ -46,7 +47,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 34] = [
+const WORKLOADS: [(&str, Workload); 35] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -80,6 +81,7 @@ const WORKLOADS: [(&str, Workload); 34] = [
     ("graph-nodes", adversaries::graph_nodes),
     ("model", adversaries::model),
     ("stamp", adversaries::stamp),
+    ("ring", ring::run),
     ("random", random::run),
 ];
 

@@ -13,6 +13,7 @@ pub mod chunks;
 pub mod codec;
 pub mod message;
 pub mod open_files;
+pub mod peers;
 pub mod reach;
 pub mod sharing;
 pub mod table;
@@ -20,14 +21,14 @@ pub mod transport;
 
 pub use access::Accesses;
 pub use codec::Stream;
-pub use message::{Block, BlockKind, Counts, GateState, Hello, Reply, Request};
+pub use message::{Block, BlockKind, Counts, GateState, Hello, Opener, Reply, Request};
 pub use sharing::{ProcessSharing, SHARING_VERSION, Sharing};
 pub use table::{CHUNK_SIZE, Table};
 pub use transport::{Connection, Peer};
 
 /// Version of the messages below. A peer with another version is refused by name, because a
 /// restored program carries the shim that it was started with.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// Environment variable that names the real driver library which the shim loads, an absolute path.
 pub const ENV_DRIVER: &str = "GPUCR_DRIVER";

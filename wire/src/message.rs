@@ -2,6 +2,7 @@
 
 use crate::access::{Accesses, KernelSummary};
 use crate::codec::Stream;
+use crate::peers::Identity;
 use crate::table::Range;
 use crate::transport::MAX_FRAME;
 use crate::{wire_enum, wire_struct};
@@ -74,6 +75,23 @@ wire_struct! {
         pub launches: u64,
         /// UUIDs of the devices on which the program has contexts.
         pub devices: Vec<[u8; 16]>,
+        /// What processes that share memory with it call it; zeros if there was no need yet.
+        pub identity: Identity,
+        /// Whose memory it has open.
+        pub owners: Vec<Identity>,
+        /// Who has memory of it open, as far as they live.
+        pub openers: Vec<Opener>,
+    }
+}
+
+wire_struct! {
+    /// A process that has opened memory of another.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Opener {
+        /// What it calls itself.
+        pub identity: Identity,
+        /// Its pid as the other sees it; 0 if it does not see it.
+        pub pid: u32,
     }
 }
 
@@ -85,6 +103,13 @@ wire_enum! {
         0 => Heap {},
         /// The program itself, with `cuMemCreate`.
         1 => Program {},
+        /// Another process: this one has opened its memory. No descriptor of such a block is sent: the owner sends one.
+        2 => Opened {
+            /// Whose memory it is.
+            owner: Identity,
+            /// The owner's name for the block.
+            block: u64,
+        },
     }
 }
 

@@ -11,11 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use gpucr_wire::{Block, GateState};
+use gpucr_wire::{Block, BlockKind, GateState};
 
 use crate::cuda::{Freed, HostDriver, ProcessState};
 use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
+use crate::engine::opened::{Opened, Sharers};
 use crate::host::process::{Agent, AgentError, Guard, ProcessInfo};
 
 /// How long a thawing program may take until its agent has done its part.
@@ -44,8 +45,15 @@ pub struct CudaProcess {
     pub agent: Option<Agent>,
     /// Whether it has an agent at all, that is, runs under gpucr.
     pub has_agent: bool,
-    /// Its physical memory by block id: what keeps the bytes alive while it is detached.
+    /// Its physical memory by block id: what keeps the bytes alive while it is detached. Also that of other processes
+    /// which it has [open](Self::opened).
     pub blocks: Vec<(u64, OwnedFd)>,
+    /// The blocks of other processes that it has open.
+    pub(crate) opened: Vec<Opened>,
+    /// As its agent lists them, until they are [found](super::opened::resolve).
+    pub(crate) listed: Vec<Block>,
+    /// With whom it shares memory, as far as it was asked.
+    pub(crate) sharers: Sharers,
     /// Device memory that is kept for it while the driver has it checkpointed.
     pub reserve: Vec<OwnedFd>,
     /// Bytes of each device, by its UUID, that became free when it was detached and checkpointed.
@@ -65,6 +73,9 @@ impl CudaProcess {
             agent: None,
             has_agent,
             blocks: Vec::new(),
+            opened: Vec::new(),
+            listed: Vec::new(),
+            sharers: Sharers::default(),
             reserve: Vec::new(),
             freed: Vec::new(),
             guard: None,
@@ -156,7 +167,8 @@ impl CudaProcess {
     }
 
     /// Asks for the blocks that the process has now: takes a file descriptor of each that is new, and
-    /// closes the descriptors of blocks that are gone. None without an agent.
+    /// closes the descriptors of blocks that are gone. None without an agent. Blocks of other processes that it has
+    /// open are not among them: they are listed for [`resolve`](super::opened::resolve).
     ///
     /// # Errors
     /// The agent does not answer, or there is no descriptor left.
@@ -164,8 +176,14 @@ impl CudaProcess {
         let Some(agent) = &mut self.agent else {
             return Ok(Vec::new());
         };
+        self.blocks.retain(|(id, _)| !self.opened.iter().any(|opened| opened.id == *id));
+        self.opened.clear();
         let known = self.blocks.iter().map(|(id, _)| *id).collect();
         let (blocks, new) = agent.export(known)?;
+        let (listed, blocks) = blocks
+            .into_iter()
+            .partition::<Vec<_>, _>(|block| matches!(block.kind, BlockKind::Opened { .. }));
+        self.listed = listed;
         let listed: HashSet<u64> = blocks.iter().map(|block| block.id).collect();
         self.blocks.retain(|(id, _)| listed.contains(id));
         self.blocks.extend(new);

@@ -9,6 +9,7 @@ pub mod hostile;
 pub mod kinds;
 pub(crate) mod mapped;
 pub(crate) mod memory;
+mod opened;
 pub mod restore;
 mod sections;
 pub mod sharing;

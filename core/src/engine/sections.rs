@@ -4,6 +4,8 @@ use std::collections::HashSet;
 
 use gpucr_wire::{Sharing, Stream};
 
+use super::error::Error;
+use super::opened;
 use crate::image::{ImageError, Manifest, Section};
 
 /// What of the device memory instances can share, as [`Sharing::to_bytes`] writes it, which has a version of its own.
@@ -12,11 +14,14 @@ const SHARING: &str = "sharing";
 /// How much device memory the contexts of each process take, in postcard form: [`Contexts`].
 const CONTEXTS: &str = "contexts";
 
+/// Which memory of others each process has open, in postcard form: [`opened::ByProcess`].
+const OPENED: &str = "opened";
+
 /// By process, and by the UUID of the device: bytes besides the memory that the image has.
 pub(super) type Contexts = Vec<(u32, Vec<([u8; 16], u64)>)>;
 
 /// Kinds and versions that a restore understands.
-const KNOWN: [(&str, u32); 2] = [(SHARING, 1), (CONTEXTS, 1)];
+const KNOWN: [(&str, u32); 3] = [(SHARING, 1), (CONTEXTS, 1), (OPENED, 1)];
 
 /// Refuses an image that needs what this gpucr does not know.
 ///
@@ -58,6 +63,26 @@ pub(super) fn read_contexts(manifest: &Manifest) -> Contexts {
         devices.retain(|(device, _)| known.remove(device));
     }
     contexts
+}
+
+/// The section for memory that processes have opened of each other; none if none has. Without it they would not have
+/// their memory.
+pub(super) fn opened(opened: &opened::ByProcess) -> Option<Section> {
+    let data = postcard::to_stdvec(opened).ok().filter(|_| !opened.is_empty())?;
+    let kind = OPENED.to_owned();
+    Some(Section { kind, version: 1, needed: true, data, chunks: Vec::new() })
+}
+
+/// What [`opened`] has written.
+///
+/// # Errors
+/// [`Error::Damaged`]: it makes no sense.
+pub(super) fn read_opened(manifest: &Manifest) -> Result<opened::ByProcess, Error> {
+    let Some(section) = manifest.section(OPENED, 1) else { return Ok(Vec::new()) };
+    let said = postcard::from_bytes::<opened::ByProcess>(&section.data).ok();
+    said.filter(|said| opened::is_possible(said, manifest)).ok_or_else(|| Error::Damaged {
+        what: "what it says of memory that processes have opened of each other".into(),
+    })
 }
 
 #[cfg(test)]

@@ -18,7 +18,9 @@ pub(crate) const ERROR_DEINITIALIZED: Code = 4;
 /// The device is lost.
 pub(crate) const ERROR_DEVICE_UNAVAILABLE: Code = 46;
 pub(crate) const ERROR_NO_DEVICE: Code = 100;
+pub(crate) const ERROR_INVALID_DEVICE: Code = 101;
 pub(crate) const ERROR_INVALID_CONTEXT: Code = 201;
+pub(crate) const ERROR_MAP_FAILED: Code = 205;
 pub(crate) const ERROR_ECC_UNCORRECTABLE: Code = 214;
 pub(crate) const ERROR_NVLINK_UNCORRECTABLE: Code = 220;
 pub(crate) const ERROR_INVALID_HANDLE: Code = 400;

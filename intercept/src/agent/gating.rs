@@ -9,7 +9,7 @@ use super::drain;
 use super::state::{Agent, Next, devices};
 use crate::limit::Limit;
 use crate::state::memory::{self, Failure};
-use crate::state::{gate, recent};
+use crate::state::{gate, peers, recent};
 use crate::watch::guard;
 use crate::{ungated, usage};
 
@@ -18,6 +18,7 @@ pub(super) fn counts(agent: &Agent) -> Next {
     let mut counts = Counts::default();
     usage::fill(&mut counts);
     memory::lock().fill(&mut counts);
+    peers::fill(&mut counts);
     counts.ungated = ungated::reasons();
     counts.launches = gate::launches();
     counts.devices =

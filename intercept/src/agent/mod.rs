@@ -28,6 +28,7 @@ mod descriptors;
 mod drain;
 mod gating;
 mod launches;
+pub(crate) mod peers;
 mod serve;
 pub(crate) mod sharing;
 mod signals;

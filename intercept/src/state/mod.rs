@@ -8,5 +8,6 @@ pub(crate) mod images;
 pub(crate) mod index;
 pub(crate) mod kernels;
 pub(crate) mod memory;
+pub(crate) mod peers;
 pub(crate) mod range;
 pub(crate) mod recent;

@@ -36,6 +36,8 @@ fn gone(context: u64) {
     for allocation in memory.take_context(context) {
         memory.release(&Driver, allocation);
     }
+    drop(memory);
+    super::ipc::tell_owners();
 }
 
 /// Calls `end`, which gives a device's primary context up, and does what follows. Nobody looks at the context while

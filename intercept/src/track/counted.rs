@@ -6,13 +6,12 @@ use std::ffi::c_void;
 use super::heap::{FREED, free_heap};
 use super::support::{enter_at, written};
 use crate::abi::real;
-use crate::abi::table::index;
-use crate::abi::types::{Code, ERROR_NOT_SUPPORTED, IpcHandle, SUCCESS};
-use crate::state::{gate, memory};
+use crate::abi::types::{Code, SUCCESS};
+use crate::state::gate;
 use crate::usage::{self, Kind, Thing, ending};
 
 /// After something was made whose name the driver wrote to `name`.
-fn added(code: Code, kind: Kind, name: *const u64, size: usize) -> Code {
+pub(super) fn added(code: Code, kind: Kind, name: *const u64, size: usize) -> Code {
     if code == SUCCESS {
         let context = real::current_context().map_or(0, |(context, _)| context);
         usage::added(kind, written(name), size as u64, context);
@@ -110,30 +109,5 @@ exported! {
     fn cuMipmappedArrayDestroy(array: u64) {
         let _inside = gate::enter();
         ending(&ARRAYS, array, || call!(cuMipmappedArrayDestroy(array)))
-    }
-    fn cuIpcGetMemHandle(out: *mut c_void, address: u64) {
-        let _inside = gate::enter();
-        if memory::lock().is_heap(address) {
-            // The memory of the heap has no handle of this kind; programs fall back on others.
-            return ERROR_NOT_SUPPORTED;
-        }
-        let code = call!(cuIpcGetMemHandle(out, address));
-        added(code, Kind::SharedAddress, &address, 0)
-    }
-    fn cuIpcOpenMemHandle(out: *mut u64, handle: IpcHandle, flags: u32) {
-        let _inside = gate::enter();
-        // SAFETY: the program's own arguments, to the function of this name.
-        let code = unsafe { real::ipc_open(index::cuIpcOpenMemHandle, out, handle, flags) };
-        added(code, Kind::SharedAddress, out, 0)
-    }
-    fn cuIpcOpenMemHandle_v2(out: *mut u64, handle: IpcHandle, flags: u32) {
-        let _inside = gate::enter();
-        // SAFETY: the program's own arguments, to the function of this name.
-        let code = unsafe { real::ipc_open(index::cuIpcOpenMemHandle_v2, out, handle, flags) };
-        added(code, Kind::SharedAddress, out, 0)
-    }
-    fn cuIpcCloseMemHandle(address: u64) {
-        let _inside = gate::enter();
-        ending(&[Kind::SharedAddress], address, || call!(cuIpcCloseMemHandle(address)))
     }
 }

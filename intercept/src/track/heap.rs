@@ -83,7 +83,7 @@ fn settle() {
 }
 
 /// Frees an allocation as the driver does: whatever the device still does with it comes first.
-fn free(allocation: Allocation) -> Code {
+pub(super) fn free(allocation: Allocation) -> Code {
     if gate::capturing() {
         memory::lock().defer(allocation);
         return SUCCESS;
@@ -98,7 +98,9 @@ fn free(allocation: Allocation) -> Code {
 /// `cuMemFreeAsync`: waiting for everything is later than its stream asks for, never too early.
 pub(super) fn free_heap(address: u64) -> Option<Code> {
     let allocation = memory::lock().take(address)?;
-    Some(free(allocation))
+    let code = free(allocation);
+    super::ipc::tell_owners();
+    Some(code)
 }
 
 /// What a program asks about a pointer, where the answer for memory of the heap is not that for
@@ -112,7 +114,7 @@ fn attribute(attribute: u32, allocation: &Allocation, out: *mut c_void) -> bool 
         POINTER_CONTEXT => Value::Word(allocation.context),
         POINTER_SYNC_MEMOPS => Value::Flag(allocation.synchronous.into()),
         POINTER_BUFFER_ID => Value::Word(BUFFER_ID + allocation.id),
-        POINTER_IS_LEGACY_IPC_CAPABLE => Value::Flag(0),
+        POINTER_IS_LEGACY_IPC_CAPABLE => Value::Flag(allocation.is_own().into()),
         POINTER_RANGE_START | POINTER_MAPPING_BASE => Value::Word(allocation.address),
         POINTER_RANGE_SIZE | POINTER_MAPPING_SIZE => Value::Word(allocation.size),
         POINTER_ALLOWED_HANDLE_TYPES => Value::Word(0),

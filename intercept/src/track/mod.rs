@@ -35,6 +35,7 @@ macro_rules! call {
 mod contexts;
 mod counted;
 mod heap;
+mod ipc;
 pub(crate) mod patience;
 mod streams;
 mod support;
@@ -46,6 +47,7 @@ pub(crate) use crate::resolver::{cuGetProcAddress, cuGetProcAddress_v2};
 pub(crate) use contexts::*;
 pub(crate) use counted::*;
 pub(crate) use heap::*;
+pub(crate) use ipc::*;
 pub(crate) use streams::*;
 pub(crate) use unloads::*;
 pub(crate) use uses::*;

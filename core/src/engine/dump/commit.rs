@@ -15,6 +15,7 @@ use crate::engine::access::Extent;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
 use crate::engine::memory::Saved;
+use crate::engine::opened;
 use crate::engine::sections;
 use crate::host::criu::LeftMemory;
 use crate::image::{Committed, FileEntry, ImageError, ImageWriter, Manifest, Section};
@@ -102,6 +103,8 @@ pub(super) fn commit(
     manifest.sections.extend(staged.sharing);
     let of = |program: &CudaProcess| (program.process.pid, program.freed.clone());
     manifest.sections.extend(sections::contexts(task.made.cuda_processes.iter().map(of).collect()));
+    let opened = opened::by_process(&task.made.cuda_processes);
+    manifest.sections.extend(sections::opened(&opened));
     let (image, ()) = or_keep(image, task.enter(Phase::Commit, None))?;
     // A restore loads them in this order.
     let cuda = manifest.processes.iter_mut().filter_map(|process| process.cuda.as_mut());

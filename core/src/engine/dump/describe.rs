@@ -128,7 +128,7 @@ impl Libraries {
 pub(super) fn set_saved(manifest: &mut Manifest, saved: Vec<Saved>) {
     let all = manifest.processes.iter_mut().filter_map(|process| process.cuda.as_mut());
     for (cuda, saved) in all.zip(saved) {
-        cuda.blocks = saved.into_iter().map(block).collect();
+        cuda.blocks = saved.into_iter().filter_map(block).collect();
     }
 }
 
@@ -148,7 +148,7 @@ pub(super) fn manifest(
     let mut processes = Vec::with_capacity(plan.processes.len());
     for process in &plan.processes {
         let cuda = process.cuda.as_ref().map(|Cuda { counts, shim }| CudaProcess {
-            blocks: saved.next().unwrap_or_default().into_iter().map(block).collect(),
+            blocks: saved.next().unwrap_or_default().into_iter().filter_map(block).collect(),
             shim: shim
                 .as_ref()
                 .and_then(|shim| shims.iter().find(|known| known.path == shim.path).cloned()),
@@ -216,14 +216,14 @@ pub(super) fn finish(
     manifest.stopped_ms = milliseconds(stopped);
 }
 
-fn block((block, chunks): (gpucr_wire::Block, Vec<crate::store::ChunkId>)) -> Block {
-    Block {
+fn block((block, chunks): (gpucr_wire::Block, Vec<crate::store::ChunkId>)) -> Option<Block> {
+    Some(Block {
         id: block.id,
         device: block.device,
         size: block.size,
-        kind: kinds::described_block(block.kind),
+        kind: kinds::described_block(block.kind)?,
         address: block.address,
         allocations: block.allocations,
         chunks,
-    }
+    })
 }

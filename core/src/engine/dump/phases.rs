@@ -30,6 +30,7 @@ use crate::base::phase::Phase;
 use crate::engine::access::Extent;
 use crate::engine::error::Error;
 use crate::engine::memory::Bulk;
+use crate::engine::opened;
 use crate::host::criu::{DumpWorker, LeftMemory};
 use crate::host::process::Agent;
 use crate::image::{ImageWriter, Manifest};
@@ -95,6 +96,7 @@ impl Gated {
         let Self { mut prepared } = self;
         let exported = task.enter(Phase::Export, None).and_then(|()| {
             let blocks = stop::export(task)?;
+            opened::resolve(&mut task.made.cuda_processes)?;
             stop::adopt(task)?;
             stop::follow(&task.made.cuda_processes, &mut prepared.memory, &blocks)?;
             Ok(blocks)

@@ -16,6 +16,7 @@ use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
 use crate::engine::kinds;
 use crate::engine::mapped::Mapped;
+use crate::engine::opened::{self, Sharers};
 use crate::host::criu::Criu;
 use crate::host::process::{
     Agent, AgentError, Lock, MappedLibrary, ProcessInfo, Tree, files, sockets,
@@ -183,19 +184,21 @@ pub(super) fn check(
                         format!("another driver library ({}) than its relatives", path.display());
                     return Err(Error::Unsupported { pid: process.pid, what });
                 }
-                (Some(cuda), Some((driver, agent)))
+                let sharers = Sharers::of(&cuda.counts);
+                (Some(cuda), Some((driver, agent, sharers)))
             }
             None => (None, None),
         };
         processes.push(Planned::new(&process, cuda));
         match program {
-            Some((driver, agent)) => {
+            Some((driver, agent, sharers)) => {
                 let program = CudaProcess::new(process, driver, agent.is_some());
-                cuda_processes.push(CudaProcess { agent, ..program });
+                cuda_processes.push(CudaProcess { agent, sharers, ..program });
             }
             None => others.push(process),
         }
     }
+    opened::check(&cuda_processes)?;
     let (Some(first), Some(driver_path)) = (cuda_processes.first(), driver_path) else {
         return Err(Error::NoCuda { pid: options.pid, others: descendants });
     };
@@ -320,7 +323,11 @@ pub(super) fn look_again(
         return Err(Error::Headless { pid });
     }
     match &mut program.agent {
-        Some(agent) => refuse_unsupported(pid, &agent.counts()?, states),
+        Some(agent) => {
+            let counts = agent.counts()?;
+            program.sharers = Sharers::of(&counts);
+            refuse_unsupported(pid, &counts, states)
+        }
         None => Ok(()),
     }
 }

@@ -11,6 +11,7 @@ use crate::engine::cuda_process::CudaProcess;
 use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
 use crate::engine::memory::{Bulk, joined};
+use crate::engine::opened;
 use crate::host::process::AgentError;
 
 /// Closes all gates at the same time: programs that wait for each other on the device drain
@@ -37,7 +38,8 @@ pub(super) fn close_gates(task: &mut Task<'_>, mut memory: Option<&mut Bulk>) ->
     task.made
         .cuda_processes
         .iter_mut()
-        .try_for_each(|program| preflight::look_again(program, drivers))
+        .try_for_each(|program| preflight::look_again(program, drivers))?;
+    opened::check(&task.made.cuda_processes)
 }
 
 /// Asks every program for its blocks, and takes a file descriptor of each that is new.

@@ -97,11 +97,12 @@ pub fn inspect(said: &image::Counts) -> Vec<(&'static str, u64)> {
     kinds.chain([("launches", said.launches)]).collect()
 }
 
-/// What the manifest calls the blocks of this kind.
-pub(crate) fn described_block(kind: gpucr_wire::BlockKind) -> BlockKind {
+/// What the manifest calls the blocks of this kind; `None` of another process's, which are in the image once.
+pub(crate) fn described_block(kind: gpucr_wire::BlockKind) -> Option<BlockKind> {
     match kind {
-        gpucr_wire::BlockKind::Heap {} => BlockKind::Heap,
-        gpucr_wire::BlockKind::Program {} => BlockKind::Program,
+        gpucr_wire::BlockKind::Heap {} => Some(BlockKind::Heap),
+        gpucr_wire::BlockKind::Program {} => Some(BlockKind::Program),
+        gpucr_wire::BlockKind::Opened { .. } => None,
     }
 }
 

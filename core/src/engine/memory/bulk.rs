@@ -153,12 +153,22 @@ impl Bulk {
                     lane,
                     memory,
                     chunks,
+                    is_open_to_others: false,
                     range: None,
                 });
             }
         }
         let mapped = self.pieces.iter().enumerate().filter(|(_, piece)| piece.address != 0);
         self.by_address = mapped.map(|(at, piece)| ((piece.program, piece.address), at)).collect();
+        let opened: HashSet<(u32, u64)> = cuda_processes
+            .iter()
+            .flat_map(|program| &program.opened)
+            .map(|opened| (opened.owner, opened.block))
+            .collect();
+        for piece in &mut self.pieces {
+            let pid = cuda_processes[piece.program].process.pid;
+            piece.is_open_to_others = opened.contains(&(pid, piece.id));
+        }
         Ok(true)
     }
 

@@ -25,6 +25,8 @@ pub(super) struct ProgramBlock {
     /// `None` when the program has it for itself again.
     pub(super) memory: Option<SharedBlock>,
     pub(super) chunks: Vec<Chunk>,
+    /// Whether other processes have it open: they could write it without being held up.
+    pub(super) is_open_to_others: bool,
     /// The block's number in the chunk table of its program, if it is there.
     pub(super) range: Option<usize>,
 }

@@ -60,7 +60,7 @@ impl Bulk {
     }
 
     /// Puts off saving what is left and has no shadow until the programs, of which there are so many,
-    /// run again. What no program sees at an address is saved before.
+    /// run again. What no program sees at an address, or several processes see, is saved before.
     pub(crate) fn defer(&mut self, programs: usize) -> Result<PutOff, Error> {
         let chunks = || self.pieces.iter().flat_map(|piece| &piece.chunks);
         // Of equal chunks one is saved: one with a shadow, if there is any.
@@ -69,7 +69,8 @@ impl Bulk {
         let mut ranges: Vec<Vec<Range>> = vec![Vec::new(); programs];
         let mut count = 0;
         for piece in &mut self.pieces {
-            let Some(memory) = piece.memory.as_ref().filter(|_| piece.address != 0) else {
+            let can_wait = piece.address != 0 && !piece.is_open_to_others;
+            let Some(memory) = piece.memory.as_ref().filter(|_| can_wait) else {
                 continue;
             };
             let before = count;

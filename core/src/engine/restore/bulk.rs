@@ -139,12 +139,29 @@ pub(super) fn load(
     Ok(Some((fds, reserve)))
 }
 
-/// Sorts the descriptors of all blocks by their processes.
-pub(super) fn by_process(manifest: &Manifest, fds: Vec<OwnedFd>) -> Loaded {
+/// Sorts the descriptors of all blocks by their processes. Who has memory of another open gets descriptors of that too.
+///
+/// # Errors
+/// The image is damaged, or there is no descriptor left.
+pub(super) fn by_process(manifest: &Manifest, fds: Vec<OwnedFd>) -> Result<Loaded, Error> {
     let mut fds = fds.into_iter();
     let of = |blocks: &[Block]| blocks.iter().map(|b| b.id).zip(fds.by_ref()).collect();
-    let processes = cuda_processes(&manifest.processes).into_iter();
-    processes.map(|(_, blocks)| blocks).map(of).collect()
+    let processes = cuda_processes(&manifest.processes);
+    let mut loaded: Loaded = processes.iter().map(|(_, blocks)| *blocks).map(of).collect();
+    let place = |pid: u32| processes.iter().position(|(process, _)| process.pid == pid);
+    for (pid, opened) in sections::read_opened(manifest)? {
+        for one in opened {
+            let owner = place(one.owner).and_then(|at| loaded.get(at)).into_iter().flatten();
+            let fd = owner.into_iter().find(|(id, _)| *id == one.block).map(|(_, fd)| fd);
+            let (Some(fd), Some(at)) = (fd, place(pid)) else { return Err(Error::CopyIncomplete) };
+            let fd = fd.try_clone().map_err(|source| Error::Io {
+                what: "no descriptor for memory that processes share".into(),
+                source,
+            })?;
+            loaded[at].push((one.id, fd));
+        }
+    }
+    Ok(loaded)
 }
 
 /// The chunks of the blocks of an image.

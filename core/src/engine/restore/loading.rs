@@ -101,7 +101,7 @@ impl<'a, 'scope> Loading<'a, 'scope> {
     pub(super) fn all(&self) -> Result<Option<Loaded>, Error> {
         let manifest = self.image.manifest();
         let all: Vec<usize> = (0..manifest.blocks().len()).collect();
-        Ok(self.load(&all)?.map(|fds| bulk::by_process(manifest, fds)))
+        self.load(&all)?.map(|fds| bulk::by_process(manifest, fds)).transpose()
     }
 
     /// The driver and the devices; whether the holder of a warm image has loaded; and what is kept for the contexts.

@@ -17,7 +17,8 @@ use gpucr_wire::access::KernelSummary;
 use gpucr_wire::open_files::Raised;
 use gpucr_wire::table::Range;
 use gpucr_wire::{
-    Accesses, Block, Connection, Counts, GateState, Hello, PROTOCOL_VERSION, Reply, Request,
+    Accesses, Block, BlockKind, Connection, Counts, GateState, Hello, PROTOCOL_VERSION, Reply,
+    Request,
 };
 
 use super::tree::ProcessInfo;
@@ -339,8 +340,9 @@ impl Agent {
             return Err(AgentError::Unexpected { pid: self.pid });
         };
         self.plausible(answers::blocks(&blocks))?;
-        let new: Vec<u64> =
-            blocks.iter().map(|block| block.id).filter(|id| !held.contains(id)).collect();
+        // Of a block that is opened its owner has a descriptor.
+        let own = blocks.iter().filter(|block| !matches!(block.kind, BlockKind::Opened { .. }));
+        let new: Vec<u64> = own.map(|block| block.id).filter(|id| !held.contains(id)).collect();
         let received = self.connection.receive_fds(new.len());
         let fds = self.checked(received)?;
         Ok((blocks, new.into_iter().zip(fds).collect()))

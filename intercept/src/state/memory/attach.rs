@@ -32,7 +32,7 @@ impl Memory {
         self.blocks.iter().map(of).collect()
     }
 
-    /// File descriptors of every block that has none among `exported` and was not imported itself;
+    /// File descriptors of every block of the program's that has none among `exported` and was not imported itself;
     /// those that were hold theirs. Each goes to where `park` puts it before the next is made.
     ///
     /// # Errors
@@ -44,7 +44,9 @@ impl Memory {
         park: impl Fn(OwnedFd) -> OwnedFd,
     ) -> Result<Fds, Failure> {
         let mut fds = Fds::new();
-        let new = |id: &u64, block: &super::Block| block.fd.is_none() && !exported.contains_key(id);
+        let new = |id: &u64, block: &super::Block| {
+            block.fd.is_none() && !block.is_opened() && !exported.contains_key(id)
+        };
         for (id, block) in self.blocks.iter().filter(|(id, block)| new(id, block)) {
             let handle = block
                 .handle
@@ -57,19 +59,18 @@ impl Memory {
         Ok(fds)
     }
 
-    /// Id and file descriptor of each block in the order of [`Self::list`].
+    /// Id and file descriptor of each block of the program's in the order of [`Self::list`].
     ///
     /// # Errors
     /// Names a block that has none.
     pub(crate) fn fds(&self, exported: &Fds) -> Result<Vec<(u64, Arc<OwnedFd>)>, Failure> {
-        self.blocks
-            .iter()
-            .map(|(id, block)| {
-                let fd = block.fd.as_ref().or_else(|| exported.get(id));
-                let missing = || Failure::other(format!("block {id} was not exported"));
-                Ok((*id, fd.ok_or_else(missing)?.clone()))
-            })
-            .collect()
+        let own = self.blocks.iter().filter(|(_, block)| !block.is_opened());
+        own.map(|(id, block)| {
+            let fd = block.fd.as_ref().or_else(|| exported.get(id));
+            let missing = || Failure::other(format!("block {id} was not exported"));
+            Ok((*id, fd.ok_or_else(missing)?.clone()))
+        })
+        .collect()
     }
 
     /// Remembers of which blocks the checkpointer holds the memory.
@@ -181,6 +182,7 @@ impl Memory {
             if block.fd.is_none()
                 && let Some(fd) = fds.remove(id)
                 && imported.contains(id)
+                && !block.is_opened()
             {
                 block.fd = Some(fd);
             }
@@ -217,7 +219,8 @@ impl Memory {
             let handle = vmm
                 .import(fd.as_fd())
                 .map_err(|code| Failure::driver(code, format!("block {id} cannot be imported")))?;
-            (block.handle, block.fd) = (Some(handle), Some(fd));
+            block.handle = Some(handle);
+            block.fd = (!block.is_opened()).then_some(fd);
         }
         self.map_detached(vmm, |block| ids.contains(&block))
     }

@@ -15,7 +15,7 @@ use crate::log::log;
 use crate::state::index;
 
 /// From here on an allocation has blocks of its own.
-const LARGE: u64 = 1 << 20;
+pub(super) const LARGE: u64 = 1 << 20;
 
 /// What the program got from `cuMemAlloc*`.
 pub(crate) struct Allocation {
@@ -29,8 +29,27 @@ pub(crate) struct Allocation {
     pub(crate) id: u64,
     /// Its synchronous copies and fills always wait (see [`crate::watch::synchronous`]).
     pub(crate) synchronous: bool,
+    /// How often the program has still opened it, if it is another process's.
+    pub(super) opened: u32,
     block: u64,
     piece: Option<SlabPiece>,
+}
+
+impl Allocation {
+    /// What was opened once, of a block of another process.
+    pub(super) fn opened(address: u64, size: u64, context: u64, id: u64, block: u64) -> Self {
+        Self { address, size, context, id, synchronous: false, opened: 1, block, piece: None }
+    }
+
+    /// Whether it is this process's, which others may open.
+    pub(crate) fn is_own(&self) -> bool {
+        self.opened == 0
+    }
+
+    /// The block in which it lies.
+    pub(super) fn block(&self) -> u64 {
+        self.block
+    }
 }
 
 /// The heap of one device.
@@ -91,7 +110,7 @@ impl Memory {
             None => index::insert(address, held.size, id),
         }
         let allocation =
-            Allocation { address, size, context, id, synchronous: false, block, piece };
+            Allocation { address, size, context, id, synchronous: false, opened: 0, block, piece };
         self.allocations.insert(address, allocation);
         Ok(address)
     }
@@ -230,6 +249,9 @@ impl Memory {
     /// Gives back the memory of an allocation that nothing uses any more.
     pub(crate) fn release(&mut self, vmm: &dyn Vmm, allocation: Allocation) {
         let Some(block) = self.blocks.get_mut(&allocation.block) else { return };
+        if block.is_opened() {
+            return self.release_opened(vmm, &allocation);
+        }
         block.allocations -= 1;
         match (allocation.piece, &mut block.slab) {
             (Some(piece), Some(slab)) => {
@@ -303,10 +325,9 @@ impl Memory {
         first.into_iter().chain(inside).any(|allocation| allocation.synchronous)
     }
 
-    /// Whether `address` lies in a block of the heap.
+    /// Whether `address` lies in a block of the heap, or in one that was opened.
     pub(crate) fn is_heap(&self, address: u64) -> bool {
-        self.mapping_at(address)
-            .is_some_and(|(_, mapping)| self.blocks[&mapping.block].kind == (BlockKind::Heap {}))
+        self.mapping_at(address).is_some_and(|(_, mapping)| self.blocks[&mapping.block].is_heap())
     }
 
     /// Opens the heap of `owner` to the device `peer`, or closes it.
@@ -332,7 +353,7 @@ impl Memory {
             .iter_mut()
             .filter(|(_, mapping)| {
                 let block = &blocks[&mapping.block];
-                block.device == owner && block.kind == BlockKind::Heap {}
+                block.device == owner && block.is_heap()
             })
             .map(|(address, mapping)| {
                 mapping.access.clone_from(&after);

@@ -26,6 +26,7 @@ mod attach;
 pub(crate) mod fake;
 mod foreign;
 mod heap;
+mod opened;
 mod program;
 mod share;
 pub(crate) mod space;
@@ -36,6 +37,7 @@ use foreign::Foreign;
 pub(crate) use foreign::IMPORT;
 pub(crate) use heap::Allocation;
 use heap::Heap;
+pub(crate) use opened::{Offer, Origin};
 use space::{Place, Slab};
 use vmm::Vmm;
 
@@ -67,6 +69,18 @@ pub(crate) struct Block {
     place: Option<Place>,
 }
 
+impl Block {
+    /// Whether it is the heap's, or opened: the program did not map it itself.
+    fn is_heap(&self) -> bool {
+        !matches!(self.kind, BlockKind::Program {})
+    }
+
+    /// Whether it is another process's.
+    fn is_opened(&self) -> bool {
+        matches!(self.kind, BlockKind::Opened { .. })
+    }
+}
+
 /// A block at an address.
 struct Mapping {
     size: u64,
@@ -96,6 +110,10 @@ pub(crate) struct Memory {
     peers: BTreeSet<(i32, i32)>,
     /// Blocks whose memory the checkpointer holds; some of them may be gone.
     lent: BTreeSet<u64>,
+    /// Where blocks that are opened come from.
+    origins: BTreeMap<u64, Origin>,
+    /// Blocks of other processes that were closed, and their owners do not know yet.
+    closed: Vec<Origin>,
     foreign: Foreign,
 }
 
@@ -179,9 +197,12 @@ impl Memory {
 
     /// Writes the counts kept here.
     pub(crate) fn fill(&self, counts: &mut Counts) {
-        counts.allocations = self.allocations.len() as u64;
+        let own = self.blocks.values().filter(|block| !block.is_opened());
+        counts.bulk_bytes = own.map(|block| block.size).sum();
+        let own = self.allocations.values().filter(|allocation| allocation.opened == 0);
+        counts.allocations = own.count() as u64;
         counts.blocks = self.blocks.len() as u64;
-        counts.bulk_bytes = self.blocks.values().map(|block| block.size).sum();
+        counts.owners = self.owners();
         counts.private = self.exportable.values().any(|exportable| !exportable);
         counts.shared += self.blocks.values().filter(|block| block.shared).count() as u64;
         self.foreign.fill(counts);

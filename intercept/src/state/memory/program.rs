@@ -88,7 +88,7 @@ impl Memory {
     pub(crate) fn retain(&mut self, address: u64) -> Option<Result<u64, Code>> {
         let id = self.mapping_at(address)?.1.block;
         let block = self.blocks.get_mut(&id)?;
-        if block.kind == (BlockKind::Heap {}) {
+        if block.is_heap() {
             return Some(Err(ERROR_INVALID_VALUE));
         }
         block.references += 1;
@@ -137,8 +137,7 @@ impl Memory {
     pub(crate) fn touches_heap(&self, address: u64, size: u64) -> bool {
         let end = address.saturating_add(size);
         self.mappings.range(..end).next_back().is_some_and(|(start, mapping)| {
-            start + mapping.size > address
-                && self.blocks[&mapping.block].kind == (BlockKind::Heap {})
+            start + mapping.size > address && self.blocks[&mapping.block].is_heap()
         })
     }
 

@@ -1,6 +1,7 @@
 //! Which way memory arrives: the one that was asked for, or from inside where there is no room for that.
 
 use crate::engine::error::Error;
+use crate::engine::sections;
 
 use super::super::loading::Loading;
 use super::super::options::Options;
@@ -29,6 +30,12 @@ pub(in crate::engine::restore) fn prepare(
     mut arrival: Box<dyn Arrival>,
     loading: &Loading<'_, '_>,
 ) -> Result<Box<dyn Arrival>, Error> {
+    // Each of these blocks has to come to several processes at once.
+    if arrival.brings_blocks_alone() && !sections::read_opened(loading.image.manifest())?.is_empty()
+    {
+        tracing::warn!("processes share device memory: all of it is loaded before they run");
+        arrival = Box::<EagerArrival>::default();
+    }
     Ok(match arrival.prepare(loading)? {
         Prepared::Ready => arrival,
         Prepared::NoRoom => Box::new(InsideArrival::in_place_of(arrival)),

@@ -1,6 +1,7 @@
 //! Each program loads its memory by its own agent, in its own context: where the device has no room for gpucr's.
 
 use crate::engine::error::Error;
+use crate::engine::sections;
 
 use super::super::bulk;
 use super::super::loading::Loading;
@@ -34,6 +35,11 @@ impl Arrival for InsideArrival {
 
     fn attach(&mut self, programs: &mut Programs<'_>) -> Result<(), Error> {
         let (image, progress) = (programs.image, programs.progress);
+        if let Some((pid, _)) = sections::read_opened(image.manifest())?.first() {
+            let what =
+                "memory of another process, for which gpucr has no room on the device".into();
+            return Err(Error::Unsupported { pid: *pid, what });
+        }
         programs.give(|agent, _, blocks| bulk::load_inside(agent, image, blocks, progress))
     }
 

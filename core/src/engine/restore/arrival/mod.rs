@@ -35,6 +35,11 @@ pub(super) trait Arrival: Send {
         false
     }
 
+    /// Whether it gives each block to one process only, at a time of the block's own.
+    fn brings_blocks_alone(&self) -> bool {
+        false
+    }
+
     /// In phase `load`, on a thread of its own, while CRIU makes the processes. CRIU lets none of them run before this
     /// has returned. gpucr's own context may be used here; it has to be given up before this returns, unless memory
     /// arrives after the processes run, because the driver needs the room for the contexts of the processes.

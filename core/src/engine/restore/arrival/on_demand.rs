@@ -67,6 +67,10 @@ struct Awaited {
 }
 
 impl Arrival for OnDemandArrival {
+    fn brings_blocks_alone(&self) -> bool {
+        true
+    }
+
     /// How the program ends tells whether it has missed memory.
     fn needs_parent(&self) -> bool {
         true

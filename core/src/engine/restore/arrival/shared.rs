@@ -44,6 +44,10 @@ impl SharedArrival {
 }
 
 impl Arrival for SharedArrival {
+    fn brings_blocks_alone(&self) -> bool {
+        true
+    }
+
     fn prepare(&mut self, loading: &Loading<'_, '_>) -> Result<Prepared, Error> {
         let Some((loaded, in_use)) = load(loading, &self.holder)? else {
             return Ok(Prepared::NoRoom);
@@ -188,7 +192,7 @@ fn load(
                     None
                 }
             };
-            Ok(Some((bulk::by_process(manifest, fds), in_use)))
+            Ok(Some((bulk::by_process(manifest, fds)?, in_use)))
         }
         Found::Memory(member, held) => {
             let mut fds: Vec<Option<OwnedFd>> = all.iter().map(|_| None).collect();
@@ -200,7 +204,7 @@ fn load(
             let fds = fds.into_iter().map(|fd| fd.or_else(|| loaded.next()));
             let fds = fds.collect::<Option<Vec<_>>>().ok_or(Error::CopyIncomplete)?;
             let in_use = InUse { plan, member, joined: true };
-            Ok(Some((bulk::by_process(manifest, fds), Some(in_use))))
+            Ok(Some((bulk::by_process(manifest, fds)?, Some(in_use))))
         }
     }
 }

@@ -1,0 +1,152 @@
+//! Memory that processes of a tree have opened of each other by legacy IPC handles.
+//!
+//! A block belongs to its owner, who is asked for a descriptor of it, and whose copy is in the image. A process that
+//! has it open lists it under a name of its own; it gets the owner's descriptor whenever memory is put back, so that
+//! both see the same memory again. Who shares memory with a process outside of the tree cannot be dumped: the two
+//! would have different memory afterwards.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
+
+use gpucr_wire::peers::Identity;
+use gpucr_wire::{Block, BlockKind, Counts};
+use serde::{Deserialize, Serialize};
+
+use super::cuda_process::CudaProcess;
+use super::error::Error;
+use crate::image::Manifest;
+
+/// A block of another process that a process has open.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Opened {
+    /// Its name in the process that has it open.
+    pub id: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Where that process sees its start.
+    pub address: u64,
+    /// The pid of the owner.
+    pub owner: u32,
+    /// The owner's name for it.
+    pub block: u64,
+}
+
+/// What a process said of those with whom it shares memory.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sharers {
+    identity: Identity,
+    owners: Vec<Identity>,
+    openers: Vec<gpucr_wire::Opener>,
+}
+
+impl Sharers {
+    pub(crate) fn of(counts: &Counts) -> Self {
+        let Counts { identity, owners, openers, .. } = counts;
+        Self { identity: *identity, owners: owners.clone(), openers: openers.clone() }
+    }
+}
+
+/// Checks that all who share memory are among these processes.
+///
+/// # Errors
+/// [`Error::Unsupported`] names the process and, where it is known, the other.
+pub(crate) fn check(cuda_processes: &[CudaProcess]) -> Result<(), Error> {
+    let known: HashSet<Identity> = identities(cuda_processes).keys().copied().collect();
+    for program in cuda_processes {
+        let refused = |what: String| Error::Unsupported { pid: program.process.pid, what };
+        let Sharers { owners, openers, .. } = &program.sharers;
+        if owners.iter().any(|owner| !known.contains(owner)) {
+            let what = "memory of a process outside of its tree, or of one that has ended (cuIpcOpenMemHandle)";
+            return Err(refused(what.to_owned()));
+        }
+        if let Some(outside) = openers.iter().find(|opener| !known.contains(&opener.identity)) {
+            let who = match outside.pid {
+                0 => "a process outside of its tree".to_owned(),
+                pid => format!("process {pid} (as it sees it), which is outside of its tree"),
+            };
+            return Err(refused(format!("memory that {who} has open (cuIpcOpenMemHandle)")));
+        }
+    }
+    Ok(())
+}
+
+/// The place of each process among these, by what others call it.
+fn identities(cuda_processes: &[CudaProcess]) -> HashMap<Identity, usize> {
+    let named = cuda_processes.iter().enumerate();
+    let named = named.filter(|(_, program)| program.sharers.identity != Identity::default());
+    named.map(|(place, program)| (program.sharers.identity, place)).collect()
+}
+
+/// Gives each process descriptors of the blocks that it has open, from those that their owners have sent.
+///
+/// # Errors
+/// [`Error::Unsupported`]: the owner has given such a block back, or is not among the processes; or there is no
+/// descriptor left.
+pub(crate) fn resolve(cuda_processes: &mut [CudaProcess]) -> Result<(), Error> {
+    let places = identities(cuda_processes);
+    for at in 0..cuda_processes.len() {
+        let pid = cuda_processes[at].process.pid;
+        let mut found: Vec<(Opened, OwnedFd)> = Vec::new();
+        for block in &cuda_processes[at].listed {
+            let BlockKind::Opened { owner, block: of_owner } = block.kind else { continue };
+            let owner = places.get(&owner).map(|place| &cuda_processes[*place]);
+            let memory = owner.and_then(|owner| {
+                let fd = owner.blocks.iter().find(|(id, _)| *id == of_owner)?;
+                Some((owner.process.pid, &fd.1))
+            });
+            let (owner, fd) = memory.ok_or_else(|| Error::Unsupported {
+                pid,
+                what:
+                    "memory of another process that its owner has given back (cuIpcOpenMemHandle)"
+                        .into(),
+            })?;
+            let fd = fd.try_clone().map_err(|source| Error::Io {
+                what: format!("no descriptor for block {} of process {pid}", block.id),
+                source,
+            })?;
+            let Block { id, size, address, .. } = *block;
+            found.push((Opened { id, size, address, owner, block: of_owner }, fd));
+        }
+        let program = &mut cuda_processes[at];
+        program.listed.clear();
+        for (opened, fd) in found {
+            program.blocks.push((opened.id, fd));
+            program.opened.push(opened);
+        }
+    }
+    Ok(())
+}
+
+/// What a manifest says: the opened blocks of each process that has any.
+pub(crate) type ByProcess = Vec<(u32, Vec<Opened>)>;
+
+/// What the manifest is to say.
+pub(crate) fn by_process(cuda_processes: &[CudaProcess]) -> ByProcess {
+    let having = cuda_processes.iter().filter(|program| !program.opened.is_empty());
+    having.map(|program| (program.process.pid, program.opened.clone())).collect()
+}
+
+/// Checks what a manifest says: each process once, its own names each once, and blocks that the owners have.
+pub(crate) fn is_possible(said: &ByProcess, manifest: &Manifest) -> bool {
+    let blocks: HashMap<u32, HashMap<u64, u64>> = manifest
+        .processes
+        .iter()
+        .filter_map(|process| {
+            let cuda = process.cuda.as_ref()?;
+            Some((process.pid, cuda.blocks.iter().map(|block| (block.id, block.size)).collect()))
+        })
+        .collect();
+    let mut processes = HashSet::new();
+    said.iter().all(|(pid, opened)| {
+        let Some(own) = blocks.get(pid) else { return false };
+        let mut names = HashSet::new();
+        processes.insert(*pid)
+            && opened.iter().all(|one| {
+                let of_owner = blocks.get(&one.owner).and_then(|blocks| blocks.get(&one.block));
+                one.owner != *pid
+                    && of_owner == Some(&one.size)
+                    && names.insert(one.id)
+                    && !own.contains_key(&one.id)
+            })
+    })
+}

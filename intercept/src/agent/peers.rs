@@ -1,0 +1,126 @@
+//! The thread that hands memory of this program to others that open its IPC handles.
+//!
+//! It is not the agent's: that serves a checkpointer, which closes the gates of all processes of a tree, and one of
+//! them may be within a call that opens a handle. It starts with the first handle that the program asks for, and
+//! needs no gate: it hands out a descriptor and does no work on a device.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixListener;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use gpucr_wire::Connection;
+use gpucr_wire::peers::{PeerReply, PeerRequest, peers_socket};
+
+use super::{signals, socket};
+use crate::abi::real;
+use crate::log::log;
+use crate::resettable::Resettable;
+use crate::state::memory::vmm::Driver;
+use crate::state::memory::{self, Offer};
+use crate::state::peers;
+
+/// How long one who asks may take; others wait meanwhile.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Bytes of the longest request.
+const LONGEST: u32 = 64;
+
+/// Whether the thread has been started.
+static STARTED: Resettable<Mutex<bool>> = Resettable::new(Mutex::new(false));
+/// The socket, for the child of a fork to close; -1 is none.
+static LISTENER: AtomicI32 = AtomicI32::new(-1);
+
+/// Starts the thread, once in a process.
+///
+/// # Errors
+/// The name is taken, or there is no thread: nobody can open memory of this program.
+pub(crate) fn start() -> io::Result<()> {
+    let mut started = STARTED.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if *started {
+        return Ok(());
+    }
+    let namespace = gpucr_wire::own_pid_namespace()?;
+    let listener = Connection::listen(&peers_socket(namespace, std::process::id()))?;
+    LISTENER.store(listener.as_raw_fd(), Ordering::SeqCst);
+    let blocked = signals::block_all();
+    let thread = thread::Builder::new().name("gpucr-peers".into()).spawn(move || run(&listener));
+    drop(blocked);
+    *started = thread.inspect_err(|_| LISTENER.store(-1, Ordering::SeqCst)).is_ok();
+    if *started { Ok(()) } else { Err(io::ErrorKind::OutOfMemory.into()) }
+}
+
+fn run(listener: &UnixListener) {
+    loop {
+        match listener.accept() {
+            Ok((socket, _)) => {
+                let mut connection = Connection::new(socket);
+                connection.set_deadline(Some(Instant::now() + PATIENCE));
+                if !socket::is_trusted(&connection) {
+                    continue;
+                }
+                let served = catch_unwind(AssertUnwindSafe(|| serve(&mut connection)));
+                match served {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => log!("one who opens memory was not served: {error}"),
+                    Err(_) => log!("serving one who opens memory failed"),
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                log!("cannot accept: {error}");
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+/// Serves one request.
+fn serve(connection: &mut Connection) -> io::Result<()> {
+    let request = connection.receive_at_most(LONGEST)?;
+    log!("a peer asks: {request:?}");
+    let own = peers::identity();
+    match request {
+        PeerRequest::Open { owner, allocation, address, opener } => {
+            let offer = match own {
+                Some(own) if own == owner => {
+                    memory::lock().offer(&Driver, allocation, address, real::uuid)
+                }
+                _ => Offer::Gone,
+            };
+            match offer {
+                Offer::Here(piece, fd) => {
+                    // Before it has it: a dump that begins now has to know.
+                    peers::opened(opener, connection.peer()?.pid, piece.block);
+                    connection.send(&PeerReply::Opened { piece })?;
+                    connection.send_fds(&[fd])
+                }
+                Offer::Busy => connection.send(&PeerReply::Busy {}),
+                Offer::Gone => connection.send(&PeerReply::Gone {}),
+            }
+        }
+        PeerRequest::Close { owner, block, opener } => {
+            if own == Some(owner) {
+                peers::closed(opener, block);
+            }
+            connection.send(&PeerReply::Done {})
+        }
+    }
+}
+
+/// Makes everything as in a new process, in the child of a fork.
+///
+/// # Safety
+/// No other thread exists.
+pub(crate) unsafe fn reset() {
+    // SAFETY: the caller's duty.
+    unsafe { STARTED.reset(Mutex::new(false)) };
+    let fd = LISTENER.swap(-1, Ordering::SeqCst);
+    if fd >= 0 {
+        // SAFETY: its owner is a thread that this process does not have.
+        unsafe { libc::close(fd) };
+    }
+}

@@ -1,0 +1,238 @@
+//! Memory of other processes that the program has opened by legacy IPC handles.
+//!
+//! A block is opened once, however many allocations in it are; it is imported from the owner's descriptor and mapped
+//! at an address of its own. No descriptor is kept: over a dump the owner's is what brings the memory back to both.
+
+use std::collections::BTreeSet;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use gpucr_wire::BlockKind;
+use gpucr_wire::peers::{Identity, Piece};
+
+use super::heap::{Allocation, LARGE};
+use super::vmm::Vmm;
+use super::{Block, Mapping, Memory};
+use crate::abi::types::{
+    ACCESS_READ_WRITE, Access, AllocationProp, Code, ERROR_INVALID_VALUE, HANDLE_POSIX_FD,
+};
+use crate::log::log;
+use crate::state::index;
+
+/// A block of another process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// Whose it is.
+    pub(crate) owner: Identity,
+    /// The owner's pid, and the namespace of that, when the block was opened.
+    pub(crate) pid: u32,
+    pub(crate) namespace: u64,
+    /// The owner's name for it.
+    pub(crate) block: u64,
+}
+
+/// What the owner says of memory that is offered to others.
+pub(crate) enum Offer {
+    /// Where it is, and a descriptor of it.
+    Here(Piece, OwnedFd),
+    /// It is not in its place now.
+    Busy,
+    /// There is no such memory, or it cannot be handed out.
+    Gone,
+}
+
+impl Memory {
+    /// Name and address of the allocation that holds `address`, if others may open it. `None`: it is not the heap's.
+    ///
+    /// # Errors
+    /// `ERROR_INVALID_VALUE`: there is no allocation, or the memory is another process's.
+    pub(crate) fn offered(&self, address: u64) -> Option<Result<(u64, u64), Code>> {
+        if !self.is_heap(address) {
+            return None;
+        }
+        let own = self.allocation_at(address).filter(|found| !self.is_opened(found));
+        Some(own.map(|found| (found.id, found.address)).ok_or(ERROR_INVALID_VALUE))
+    }
+
+    /// Whether an allocation is in memory of another process.
+    pub(crate) fn is_opened(&self, allocation: &Allocation) -> bool {
+        let block = self.blocks.get(&allocation.block());
+        block.is_some_and(|block| matches!(block.kind, BlockKind::Opened { .. }))
+    }
+
+    /// The allocation of this name, for another process. `uuid` gives the name of a device.
+    pub(crate) fn offer(
+        &self,
+        vmm: &dyn Vmm,
+        id: u64,
+        address: u64,
+        uuid: impl Fn(i32) -> [u8; 16],
+    ) -> Offer {
+        let found = self.allocation_at(address).filter(|found| found.id == id);
+        let Some(allocation) = found.filter(|found| !self.is_opened(found)) else {
+            return Offer::Gone;
+        };
+        let Some((start, mapping)) = self.mapping_at(address) else { return Offer::Gone };
+        let block = &self.blocks[&mapping.block];
+        // Memory that is shared with other instances is another one soon.
+        let (Some(handle), false) = (block.handle, block.read_only) else { return Offer::Busy };
+        let fd = match &block.fd {
+            Some(fd) => fd.try_clone().map_err(|error| log!("no descriptor: {error}")),
+            None => vmm.export(handle).map_err(|code| log!("cannot be exported: error {code}")),
+        };
+        let piece = Piece {
+            block: mapping.block,
+            block_size: block.size,
+            device: uuid(block.device),
+            offset: allocation.address - start,
+            size: allocation.size,
+        };
+        fd.map_or(Offer::Gone, |fd| Offer::Here(piece, fd))
+    }
+
+    /// Opens an allocation of another process for a context, or counts that it was opened once more. Gives its
+    /// address. The memory is open to the block's own device and to a peer.
+    ///
+    /// # Errors
+    /// The driver's code; then nothing has changed.
+    pub(crate) fn open(
+        &mut self,
+        vmm: &dyn Vmm,
+        origin: Origin,
+        piece: &Piece,
+        fd: BorrowedFd<'_>,
+        (device, peer): (i32, i32),
+        context: u64,
+    ) -> Result<u64, Code> {
+        let kind = BlockKind::Opened { owner: origin.owner, block: origin.block };
+        let known = self.blocks.iter().find(|(_, block)| block.kind == kind).map(|(id, _)| *id);
+        let id = match known {
+            Some(id) => id,
+            None => self.map_opened(vmm, kind, piece, fd, (device, peer))?,
+        };
+        self.origins.insert(id, origin);
+        let start = self.start_of(id).ok_or(ERROR_INVALID_VALUE)?;
+        if piece.block_size != self.blocks[&id].size {
+            return Err(ERROR_INVALID_VALUE);
+        }
+        let address = start + piece.offset;
+        if let Some(allocation) = self.allocations.get_mut(&address) {
+            allocation.opened += 1;
+            return Ok(address);
+        }
+        let name = self.new_id();
+        if piece.size < LARGE {
+            index::insert_small(address, piece.size, name);
+        } else {
+            index::insert(address, piece.block_size, name);
+        }
+        self.allocations
+            .insert(address, Allocation::opened(address, piece.size, context, name, id));
+        self.blocks.get_mut(&id).expect("just found").allocations += 1;
+        Ok(address)
+    }
+
+    fn map_opened(
+        &mut self,
+        vmm: &dyn Vmm,
+        kind: BlockKind,
+        piece: &Piece,
+        fd: BorrowedFd<'_>,
+        (device, peer): (i32, i32),
+    ) -> Result<u64, Code> {
+        let size = piece.block_size;
+        let mut access = vec![Access::of_device(device, ACCESS_READ_WRITE)];
+        if peer != device {
+            access.push(Access::of_device(peer, ACCESS_READ_WRITE));
+        }
+        let handle = vmm.import(fd)?;
+        let place = vmm.reserve(size).and_then(|address| {
+            let mapped = vmm.map(address, size, 0, handle).and_then(|()| {
+                vmm.set_access(address, size, &access).inspect_err(|_| {
+                    let _ = vmm.unmap(address, size);
+                })
+            });
+            mapped.map(|()| address).inspect_err(|_| {
+                let _ = vmm.unreserve(address, size);
+            })
+        });
+        let address = place.inspect_err(|_| {
+            let _ = vmm.release(handle);
+        })?;
+        let id = self.new_id();
+        let block = Block {
+            device,
+            size,
+            kind,
+            prop: AllocationProp::on_device(device, false),
+            asked_types: HANDLE_POSIX_FD,
+            handle: Some(handle),
+            fd: None,
+            references: 0,
+            shared: false,
+            read_only: false,
+            allocations: 0,
+            slab: None,
+            place: None,
+        };
+        self.blocks.insert(id, block);
+        self.reservations.insert(address, size);
+        self.mappings
+            .insert(address, Mapping { size, offset: 0, block: id, access, attached: true });
+        Ok(id)
+    }
+
+    /// Takes back one opening of the allocation that begins at `address`; with the last one the allocation, which
+    /// still holds its memory until [`Self::release`]. `None`: there is none.
+    pub(crate) fn close(&mut self, address: u64) -> Option<Option<Allocation>> {
+        let allocation = self.allocations.get_mut(&address).filter(|found| found.opened > 0)?;
+        allocation.opened -= 1;
+        let last = allocation.opened == 0;
+        Some(if last { self.take(address) } else { None })
+    }
+
+    /// An opened allocation is not used any more: the block goes with the last one.
+    pub(super) fn release_opened(&mut self, vmm: &dyn Vmm, allocation: &Allocation) {
+        let id = allocation.block();
+        let start = self.start_of(id);
+        if allocation.size < LARGE {
+            index::remove_small(allocation.address, allocation.size);
+        }
+        if let Some(block) = self.blocks.get_mut(&id) {
+            block.allocations = block.allocations.saturating_sub(1);
+            if block.allocations > 0 {
+                return;
+            }
+        }
+        self.closed.extend(self.origins.remove(&id));
+        let (Some(block), Some(address)) = (self.blocks.remove(&id), start) else { return };
+        self.mappings.remove(&address);
+        self.reservations.remove(&address);
+        index::remove(address, block.size);
+        let unmapped = vmm.unmap(address, block.size);
+        let released = block.handle.map_or(Ok(()), |handle| vmm.release(handle));
+        let freed = unmapped.and(released).and_then(|()| vmm.unreserve(address, block.size));
+        if let Err(code) = freed {
+            log!("block {id} at {address:#x} cannot be given back: error {code}");
+        }
+    }
+
+    /// The blocks of other processes that were closed since the last call.
+    pub(crate) fn take_closed(&mut self) -> Vec<Origin> {
+        std::mem::take(&mut self.closed)
+    }
+
+    /// Whose memory is open here, each once.
+    pub(super) fn owners(&self) -> Vec<Identity> {
+        let owner = |block: &Block| match block.kind {
+            BlockKind::Opened { owner, .. } => Some(owner),
+            _ => None,
+        };
+        let owners: BTreeSet<Identity> = self.blocks.values().filter_map(owner).collect();
+        owners.into_iter().collect()
+    }
+
+    fn start_of(&self, block: u64) -> Option<u64> {
+        let place = self.mappings.iter().find(|(_, mapping)| mapping.block == block);
+        place.map(|(address, _)| *address)
+    }
+}

@@ -1,0 +1,79 @@
+//! With whom this process shares memory: what it is called, and who has opened memory of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, OnceLock};
+
+use gpucr_wire::peers::Identity;
+use gpucr_wire::{Counts, Opener};
+
+use crate::resettable::Resettable;
+
+/// A process that has blocks of this one open.
+struct Peer {
+    /// Its pid, as this process sees it; 0 if it does not.
+    pid: u32,
+    blocks: BTreeSet<u64>,
+}
+
+static IDENTITY: Resettable<OnceLock<Identity>> = Resettable::new(OnceLock::new());
+static OPENERS: Resettable<Mutex<BTreeMap<Identity, Peer>>> =
+    Resettable::new(Mutex::new(BTreeMap::new()));
+
+/// What others call this process; random at the first call. None if the kernel has no random numbers.
+pub(crate) fn identity() -> Option<Identity> {
+    if let Some(known) = IDENTITY.get().get() {
+        return Some(*known);
+    }
+    let mut random = [0; 16];
+    let got = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).ok()?;
+    (got == random.len()).then(|| *IDENTITY.get().get_or_init(|| random))
+}
+
+/// A process has opened a block of this one.
+pub(crate) fn opened(opener: Identity, pid: u32, block: u64) {
+    let mut openers = OPENERS.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let peer = openers.entry(opener).or_insert_with(|| Peer { pid, blocks: BTreeSet::new() });
+    peer.pid = pid;
+    peer.blocks.insert(block);
+}
+
+/// A process has closed a block of this one.
+pub(crate) fn closed(opener: Identity, block: u64) {
+    let mut openers = OPENERS.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(peer) = openers.get_mut(&opener) {
+        peer.blocks.remove(&block);
+        if peer.blocks.is_empty() {
+            openers.remove(&opener);
+        }
+    }
+}
+
+/// Writes what is known here. Who has ended has nothing open any more, and is forgotten.
+pub(crate) fn fill(counts: &mut Counts) {
+    let mut openers = OPENERS.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    openers.retain(|_, peer| peer.pid == 0 || is_alive(peer.pid));
+    let listed =
+        openers.iter().map(|(identity, peer)| Opener { identity: *identity, pid: peer.pid });
+    counts.openers = listed.collect();
+    counts.identity = IDENTITY.get().get().copied().unwrap_or_default();
+}
+
+fn is_alive(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    // A process of another user is there too.
+    pid.is_some_and(|pid| {
+        !matches!(rustix::process::test_kill_process(pid), Err(rustix::io::Errno::SRCH))
+    })
+}
+
+/// Makes everything as in a new process, in the child of a fork.
+///
+/// # Safety
+/// No other thread exists.
+pub(crate) unsafe fn reset() {
+    // SAFETY: the caller's duty.
+    unsafe {
+        IDENTITY.reset(OnceLock::new());
+        OPENERS.reset(Mutex::new(BTreeMap::new()));
+    }
+}

@@ -1,0 +1,117 @@
+//! What programs under the shim ask each other: memory that one of them has offered to others by a legacy IPC handle.
+//!
+//! A program that has offered memory listens on a second abstract socket ([`peers_socket`]). Who opens a handle
+//! connects, sends one request, gets one reply, and with [`PeerReply::Opened`] one descriptor of the memory; then the
+//! connection ends. The checkpointer does not take part.
+
+use crate::codec::Stream;
+use crate::{wire_enum, wire_struct};
+
+/// What the names of these sockets begin with.
+pub const PEERS: &str = "gpucr-peers";
+
+/// Name (without the leading NUL) of the abstract socket on which process `pid` serves those who open its memory. The
+/// pid is the one that the process sees itself, in the pid namespace of that number.
+pub fn peers_socket(namespace: u64, pid: u32) -> String {
+    format!("{PEERS}-{namespace}-{pid}")
+}
+
+/// What a process is called by those with which it shares memory: random, and its own also after a restore.
+pub type Identity = [u8; 16];
+
+wire_enum! {
+    /// From a process that opens memory, or has closed it.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub enum PeerRequest {
+        /// Give me the block in which this allocation lies.
+        0 => Open {
+            /// Whom the handle names.
+            owner: Identity,
+            /// The allocation.
+            allocation: u64,
+            /// Where it begins in the owner.
+            address: u64,
+            /// Who asks.
+            opener: Identity,
+        },
+        /// I have closed all that I had opened of this block.
+        1 => Close {
+            /// Whose block it is.
+            owner: Identity,
+            /// The block.
+            block: u64,
+            /// Who has closed it.
+            opener: Identity,
+        },
+    }
+}
+
+wire_enum! {
+    /// The answer to a [`PeerRequest`].
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub enum PeerReply {
+        /// To `Open`: a descriptor of the block follows.
+        0 => Opened {
+            /// Which block, and where the allocation lies in it.
+            piece: Piece,
+        },
+        /// To `Open`: there is such memory, but it is not in its place now. Ask again.
+        1 => Busy {},
+        /// To `Open`: there is no such memory, or not for others.
+        2 => Gone {},
+        /// To `Close`.
+        3 => Done {},
+    }
+}
+
+wire_struct! {
+    /// An allocation within a block.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Piece {
+        /// The block, by its owner's name for it.
+        pub block: u64,
+        /// Bytes of the block.
+        pub block_size: u64,
+        /// UUID of its device.
+        pub device: [u8; 16],
+        /// Where the allocation begins in the block.
+        pub offset: u64,
+        /// Bytes of the allocation.
+        pub size: u64,
+    }
+}
+
+impl Piece {
+    /// Whether the allocation lies within the block.
+    pub fn is_possible(&self) -> bool {
+        self.size > 0
+            && self.offset.checked_add(self.size).is_some_and(|end| end <= self.block_size)
+    }
+}
+
+impl Stream for PeerRequest {}
+impl Stream for PeerReply {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allocation_lies_within_its_block() {
+        let piece =
+            |offset, size| Piece { block: 1, block_size: 64, device: [0; 16], offset, size };
+        assert!(piece(0, 64).is_possible() && piece(63, 1).is_possible());
+        assert!(!piece(0, 0).is_possible() && !piece(1, 64).is_possible());
+        assert!(!piece(u64::MAX, 2).is_possible());
+    }
+
+    #[test]
+    fn messages_are_read_as_they_were_written() {
+        let request =
+            PeerRequest::Open { owner: [1; 16], allocation: 2, address: 3, opener: [4; 16] };
+        assert_eq!(PeerRequest::from_bytes(&request.to_bytes()), Ok(request));
+        let piece = Piece { block: 1, block_size: 2, device: [3; 16], offset: 0, size: 1 };
+        let reply = PeerReply::Opened { piece };
+        assert_eq!(PeerReply::from_bytes(&reply.to_bytes()), Ok(reply));
+    }
+}
