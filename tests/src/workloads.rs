@@ -21,9 +21,12 @@ pub const REFUSED: [&str; 2] = ["sharer", "headless"];
 /// The workload with more memory than each test needs; `e2e/faults.rs` has it.
 pub const LARGE: [&str; 1] = ["one-block"];
 
+/// The workloads whose processes share device memory; `e2e/groups.rs` has them.
+pub const GROUPS: [&str; 1] = ["ring"];
+
 /// Makes a test of each workload, in a module `workload`, by a function that takes its name, and one that
-/// fails if a workload is missing here. The adversaries, the generated programs, the large one, and those that are refused
-/// have tests of their own.
+/// fails if a workload is missing here. The adversaries, the generated programs, the large one, the groups, and those that are
+/// refused have tests of their own.
 #[macro_export]
 macro_rules! each_workload {
     ($run:ident) => {
@@ -62,7 +65,7 @@ macro_rules! each_workload {
                     .arg("--list")
                     .output()?;
                 let all = [&[$($name),*][..], &$crate::REFUSED, &$crate::LARGE];
-                let all = [&all.concat()[..], &$crate::ADVERSARIES, &["random"]].concat();
+                let all = [&all.concat()[..], &$crate::ADVERSARIES, &$crate::GROUPS, &["random"]].concat();
                 assert_eq!(String::from_utf8(output.stdout)?.lines().collect::<Vec<_>>(), all);
                 Ok(())
             }

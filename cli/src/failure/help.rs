@@ -68,6 +68,9 @@ fn about_program(error: &Error) -> Help {
         Error::Changed { .. } => "try again",
         Error::OwnTree { .. } => "dump the program itself, not the shell or job that runs gpucr",
         Error::Tree(TreeError::NoProcess(_)) => "`gpucr ps` lists the programs under gpucr",
+        Error::SharedOutside { .. } => {
+            "dump all that share it together: --pid takes a process and all that descend from it"
+        }
         Error::Unsupported { .. } => {
             "free these before the dump; gpucr(1) lists what the driver cannot checkpoint"
         }

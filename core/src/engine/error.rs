@@ -60,6 +60,8 @@ pub enum Error {
     NoAgent { pid: u32 },
     #[error("process {pid} uses {what}, which the driver cannot checkpoint")]
     Unsupported { pid: u32, what: String },
+    #[error("process {pid} shares device memory with {with}")]
+    SharedOutside { pid: u32, with: String },
     #[error("process {pid} cannot be stopped for a dump: {what}")]
     Ungated { pid: u32, what: String },
     #[error("process {pid} is detached from its memory by a dump that has ended")]

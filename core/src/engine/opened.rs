@@ -16,6 +16,9 @@ use super::cuda_process::CudaProcess;
 use super::error::Error;
 use crate::image::Manifest;
 
+/// With whom memory is shared of which no more is known.
+const OUTSIDE: &str = "a process outside of its tree, or one that has ended";
+
 /// A block of another process that a process has open.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Opened {
@@ -49,22 +52,20 @@ impl Sharers {
 /// Checks that all who share memory are among these processes.
 ///
 /// # Errors
-/// [`Error::Unsupported`] names the process and, where it is known, the other.
+/// [`Error::SharedOutside`] names the process and, where it is known, the other.
 pub(crate) fn check(cuda_processes: &[CudaProcess]) -> Result<(), Error> {
     let known: HashSet<Identity> = identities(cuda_processes).keys().copied().collect();
     for program in cuda_processes {
-        let refused = |what: String| Error::Unsupported { pid: program.process.pid, what };
+        let refused = |with: String| Error::SharedOutside { pid: program.process.pid, with };
         let Sharers { owners, openers, .. } = &program.sharers;
         if owners.iter().any(|owner| !known.contains(owner)) {
-            let what = "memory of a process outside of its tree, or of one that has ended (cuIpcOpenMemHandle)";
-            return Err(refused(what.to_owned()));
+            return Err(refused(OUTSIDE.into()));
         }
         if let Some(outside) = openers.iter().find(|opener| !known.contains(&opener.identity)) {
-            let who = match outside.pid {
-                0 => "a process outside of its tree".to_owned(),
-                pid => format!("process {pid} (as it sees it), which is outside of its tree"),
-            };
-            return Err(refused(format!("memory that {who} has open (cuIpcOpenMemHandle)")));
+            return Err(refused(match outside.pid {
+                0 => OUTSIDE.into(),
+                pid => format!("process {pid}, which is outside of its tree"),
+            }));
         }
     }
     Ok(())
@@ -80,7 +81,7 @@ fn identities(cuda_processes: &[CudaProcess]) -> HashMap<Identity, usize> {
 /// Gives each process descriptors of the blocks that it has open, from those that their owners have sent.
 ///
 /// # Errors
-/// [`Error::Unsupported`]: the owner has given such a block back, or is not among the processes; or there is no
+/// [`Error::SharedOutside`]: the owner has given such a block back, or is not among the processes; or there is no
 /// descriptor left.
 pub(crate) fn resolve(cuda_processes: &mut [CudaProcess]) -> Result<(), Error> {
     let places = identities(cuda_processes);
@@ -149,4 +150,41 @@ pub(crate) fn is_possible(said: &ByProcess, manifest: &Manifest) -> bool {
                     && !own.contains_key(&one.id)
             })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::tests::{block, manifest};
+
+    #[test]
+    fn what_a_manifest_says_of_opened_blocks_has_to_be_possible() {
+        let mut manifest = manifest();
+        manifest.processes[0].cuda = Some(block(Vec::new(), 2 << 20));
+        let owner = manifest.processes[0].clone();
+        let block = owner.cuda.as_ref().expect("set above").blocks[0].clone();
+        let mut second = owner.clone();
+        second.pid = owner.pid + 1;
+        second.cuda.as_mut().expect("a copy").blocks.clear();
+        manifest.processes.push(second);
+        let pid = owner.pid + 1;
+        let (id, size) = (block.id + 1000, block.size);
+        let good = Opened { id, size, address: 1 << 40, owner: owner.pid, block: block.id };
+        let said = |opened: &[Opened]| vec![(pid, opened.to_vec())];
+        assert!(is_possible(&said(std::slice::from_ref(&good)), &manifest));
+        for wrong in [
+            Opened { size: size + 1, ..good.clone() },
+            Opened { block: 77, ..good.clone() },
+            Opened { owner: pid, ..good.clone() },
+            Opened { owner: pid + 1, ..good.clone() },
+        ] {
+            assert!(!is_possible(&said(&[wrong.clone()]), &manifest), "{wrong:?}");
+        }
+        assert!(!is_possible(&said(&[good.clone(), good.clone()]), &manifest), "one name twice");
+        let own = Opened { id: block.id, owner: pid, ..good.clone() };
+        assert!(!is_possible(&vec![(owner.pid, vec![own])], &manifest), "a name of its own block");
+        let twice = [said(std::slice::from_ref(&good)), said(&[])].concat();
+        assert!(!is_possible(&twice, &manifest), "one process twice");
+        assert!(!is_possible(&vec![(pid + 1, Vec::new())], &manifest), "no such process");
+    }
 }

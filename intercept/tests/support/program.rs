@@ -266,7 +266,8 @@ impl State {
             "the heap's blocks have no handle for the program"
         );
         let mut ipc = [0u64; 8];
-        assert_eq!(self.cuda.call("cuIpcGetMemHandle", &[ipc.as_mut_ptr() as u64, address]), 801);
+        self.cuda.must("cuIpcGetMemHandle", &[ipc.as_mut_ptr() as u64, inside]);
+        assert_eq!(self.cuda.call("cuIpcGetMemHandle", &[0, address]), 1);
         assert_eq!(self.cuda.call("cuMemFree_v2", &[inside]), 1);
         assert_eq!(self.cuda.call("cuMemUnmap", &[address, 6 * MIB]), 1);
         self.cuda.must("cuMemFree_v2", &[address]);

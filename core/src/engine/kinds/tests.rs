@@ -21,6 +21,9 @@ fn counts() -> Counts {
         ungated: Vec::new(),
         launches: 9,
         devices: Vec::new(),
+        identity: [0; 16],
+        owners: Vec::new(),
+        openers: Vec::new(),
     }
 }
 

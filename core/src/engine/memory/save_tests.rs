@@ -34,6 +34,7 @@ pub(super) fn bulk(byte: u8) -> Bulk {
         lane: 0,
         memory: Some(memory),
         chunks: vec![Chunk::default(); CHUNKS],
+        is_open_to_others: false,
         range: None,
     });
     bulk.by_address.insert((0, 10 * CHUNK_SIZE), 0);
@@ -73,6 +74,17 @@ fn what_was_seen_is_what_is_saved() {
     let expected: Vec<ChunkId> =
         (1..).take(CHUNKS).map(|byte| ChunkId::of(&vec![byte; CHUNK_SIZE as usize])).collect();
     assert_eq!(saved(&mut bulk).unwrap(), [expected]);
+}
+
+/// Another process could write it without being held up.
+#[test]
+fn what_others_have_open_is_not_put_off() {
+    let mut bulk = bulk(1);
+    bulk.hash_pass().unwrap();
+    bulk.pieces[0].is_open_to_others = true;
+    assert_eq!(bulk.defer(1).unwrap().chunks, 0);
+    bulk.pieces[0].is_open_to_others = false;
+    assert_eq!(bulk.defer(1).unwrap().chunks, CHUNKS as u64);
 }
 
 /// Nothing may write memory of stopped programs. If something does there is no image.

@@ -21,6 +21,7 @@ fn bulk() -> Bulk {
         lane: 0,
         memory: None,
         chunks: vec![Chunk { clean: true, hashed_twice: true, ..Chunk::default() }; chunks],
+        is_open_to_others: false,
         range: None,
     };
     let pieces = vec![piece(1, 10 * C, 3), piece(2, 14 * C, 1)];

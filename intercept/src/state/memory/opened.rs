@@ -236,3 +236,124 @@ impl Memory {
         place.map(|(address, _)| *address)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::state::memory::Fds;
+    use crate::state::memory::fake::Fake;
+
+    const MIB: u64 = 1 << 20;
+    const OWNER: Identity = [9; 16];
+
+    fn origin(block: u64) -> Origin {
+        Origin { owner: OWNER, pid: 3, namespace: 4, block }
+    }
+
+    /// A large allocation and two small ones of an owner.
+    fn owned(fake: &Fake) -> (Memory, [u64; 3]) {
+        let mut memory = Memory::default();
+        let sizes = [4 * MIB, 1000, 3000];
+        let addresses = sizes.map(|size| memory.allocate(fake, 0, 1, size).expect("room"));
+        (memory, addresses)
+    }
+
+    fn offered(memory: &Memory, fake: &Fake, address: u64) -> (Piece, OwnedFd) {
+        let (id, start) = memory.offered(address).expect("the heap's").expect("an allocation");
+        match memory.offer(fake, id, start, |_| [0; 16]) {
+            Offer::Here(piece, fd) => (piece, fd),
+            _ => panic!("it is there"),
+        }
+    }
+
+    fn open(memory: &mut Memory, fake: &Fake, (piece, fd): &(Piece, OwnedFd)) -> Result<u64, Code> {
+        memory.open(fake, origin(piece.block), piece, fd.as_fd(), (0, 0), 1)
+    }
+
+    fn close(memory: &mut Memory, fake: &Fake, address: u64) {
+        if let Some(last) = memory.close(address).expect("it is open") {
+            memory.release(fake, last);
+        }
+    }
+
+    #[test]
+    fn a_block_is_opened_once_and_goes_with_the_last_allocation() {
+        let fake = Fake::new();
+        let (mut owner, addresses) = owned(&fake);
+        let mut opener = Memory::default();
+        let before = fake.handles();
+        let offers = addresses.map(|address| offered(&owner, &fake, address + 8));
+        let opened = [0, 1, 2, 1].map(|i| open(&mut opener, &fake, &offers[i]).expect("opened"));
+        assert_eq!(opened[1], opened[3], "the same address again");
+        assert_eq!(opened[2] - opened[1], addresses[2] - addresses[1]);
+        assert_eq!(fake.handles(), before + 2, "two of them share a block");
+        assert!(opener.is_heap(opened[0]) && opener.offered(opened[0]).expect("known").is_err());
+        let mut counts = gpucr_wire::Counts::default();
+        opener.fill(&mut counts);
+        assert_eq!((counts.bulk_bytes, counts.allocations, counts.blocks), (0, 0, 2));
+        assert_eq!(counts.owners, [OWNER]);
+        for address in [opened[1], opened[2], opened[0]] {
+            close(&mut opener, &fake, address);
+        }
+        assert_eq!(fake.handles(), before + 1, "one is open still");
+        close(&mut opener, &fake, opened[1]);
+        assert!(opener.close(opened[1]).is_none(), "closed once too often");
+        assert_eq!((fake.handles(), opener.take_closed().len()), (before, 2));
+        // What was given back is not offered any more.
+        let (id, start) = owner.offered(addresses[0]).expect("the heap's").expect("there");
+        let freed = owner.take(addresses[0]).expect("allocated");
+        owner.release(&fake, freed);
+        assert!(matches!(owner.offer(&fake, id, start, |_| [0; 16]), Offer::Gone));
+    }
+
+    #[test]
+    fn opened_blocks_come_back_by_the_owners_descriptors() {
+        let fake = Fake::new();
+        let (mut owner, addresses) = owned(&fake);
+        let mut opener = Memory::default();
+        let offers = addresses.map(|address| offered(&owner, &fake, address));
+        let opened = [0, 1].map(|i| open(&mut opener, &fake, &offers[i]).expect("opened"));
+        let before = fake.snapshot();
+        let fds = owner.export(&fake, &Fds::new(), |fd| fd).expect("exported");
+        assert!(opener.export(&fake, &Fds::new(), |fd| fd).expect("nothing to export").is_empty());
+        owner.detach(&fake).expect("detached");
+        opener.detach(&fake).expect("detached");
+        assert_eq!(fake.handles(), 0);
+        let mut of_opener = Fds::new();
+        for block in opener.list(|_| [0; 16]) {
+            let BlockKind::Opened { owner, block: name } = block.kind else { panic!("its own?") };
+            assert_eq!(owner, OWNER);
+            of_opener.insert(block.id, fds[&name].clone());
+        }
+        owner.attach(&fake, &mut fds.clone()).expect("attached");
+        opener.attach(&fake, &mut of_opener).expect("attached");
+        let seen =
+            |books: std::collections::BTreeMap<u64, _>| books.into_keys().collect::<Vec<u64>>();
+        assert_eq!(seen(fake.snapshot()), seen(before), "all at their addresses");
+        assert!(opener.fds(&Fds::new()).expect("none is its own").is_empty());
+        opened.into_iter().for_each(|address| close(&mut opener, &fake, address));
+    }
+
+    #[test]
+    fn a_failure_at_any_call_opens_nothing() {
+        for calls in 0.. {
+            let fake = Fake::new();
+            let (owner, addresses) = owned(&fake);
+            let mut opener = Memory::default();
+            let offer = offered(&owner, &fake, addresses[0]);
+            let before = (fake.handles(), fake.mapped());
+            fake.fail_after(calls);
+            let result = open(&mut opener, &fake, &offer);
+            if !fake.fail_never() {
+                result.expect("no call failed");
+                assert!(calls >= 4);
+                break;
+            }
+            assert!(result.is_err(), "call {calls}");
+            assert_eq!((fake.handles(), fake.mapped()), before, "call {calls}");
+            open(&mut opener, &fake, &offer).expect("repeated");
+        }
+    }
+}

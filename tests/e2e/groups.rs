@@ -1,0 +1,125 @@
+//! Processes that share device memory: dumped and restored together they share it again.
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{
+    Dumped, GROUPS, Lab, Piped, Program, child_named, finish, refused, show, undisturbed, until,
+};
+
+const ARGS: [&str; 2] = ["--steps", "80"];
+/// The phases of a dump, but for the first, in which nothing has been done yet.
+const DUMP_PHASES: [&str; 8] =
+    ["attach", "gate", "export", "validate", "copy", "detach", "checkpoint", "criu"];
+
+/// Restored in every way, also where blocks would come one by one or be shared with other instances: then all
+/// memory comes before the processes run.
+#[test]
+fn a_group_is_restored_in_every_way() -> Result<()> {
+    for name in GROUPS {
+        let lab = Lab::new();
+        let dumped = Dumped::at_work(&lab, name, &ARGS)?;
+        for args in [&[][..], &["--new-pids"], &["--on-demand"], &["--share"]] {
+            let mut command = lab.gpucr();
+            let output = finish(command.arg("restore").args(args).arg("image"))?;
+            ensure!(output.status.success(), "{name} {args:?}: {}", show(&output));
+            dumped.came_out_right(&lab).with_context(|| format!("{name} {args:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Two instances at once, each with memory of its own.
+#[test]
+fn a_group_is_restored_twice_at_once() -> Result<()> {
+    for name in GROUPS {
+        let lab = Lab::new();
+        let piped = Piped::at_work(&lab, name, &ARGS)?;
+        let outs = ["first", "second"];
+        let restores: Vec<_> = outs.iter().map(|out| piped.restore(&lab, &[], out)).collect();
+        piped.pace.allow(20)?;
+        for out in outs {
+            until("it goes on", || {
+                std::fs::metadata(lab.path(out)).is_ok_and(|out| out.len() > 0)
+            })?;
+        }
+        piped.pace.allow_all()?;
+        for (out, restore) in outs.iter().zip(restores) {
+            let status = restore?.wait()?;
+            ensure!(status.success(), "{name} {out}: {status}");
+            piped.came_out_right(&lab, out)?;
+        }
+    }
+    Ok(())
+}
+
+/// It is dumped again after it has gone on, after a restore, and after a failure; the program that ran on ends well too.
+#[test]
+fn a_group_is_dumped_again_and_again() -> Result<()> {
+    for name in GROUPS {
+        let expected = undisturbed(name, &ARGS)?;
+        let lab = Lab::new();
+        let mut program = lab.at_work(name, &ARGS)?;
+        for (number, protocol) in ["cow", "recopy", "stop", "cow"].iter().enumerate() {
+            let image = lab.path(format!("running-{number}"));
+            let report = lab.dump(&program, &image, &["-R", "--protocol", protocol])?;
+            ensure!(report["protocol"] == *protocol && report["left_running"] == true, "{report}");
+            program.wait_for_progress()?;
+        }
+        for number in 0..2 {
+            let image = lab.path(format!("image-{number}"));
+            lab.dump(&program, &image, &[])?;
+            program = lab.restore(&image, program)?;
+        }
+        program.result()?;
+        ensure!(program.series() == expected, "{name} differs:\n{}", program.output());
+        lab.rewind(&program, &lab.path("running-3"))?;
+        let mut restored = lab.restore(&lab.path("running-3"), program)?;
+        restored.result()?;
+        ensure!(restored.series() == expected, "{name} differs:\n{}", restored.output());
+    }
+    Ok(())
+}
+
+fn goes_on(mut program: Program, lab: &Lab, expected: &[String]) -> Result<()> {
+    program.wait_for_progress()?;
+    let image = lab.path("second");
+    lab.dump(&program, &image, &["--protocol", "stop"]).context("a second dump")?;
+    let mut program = lab.restore(&image, program)?;
+    program.result()?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+/// Whoever fails or dies, and when: the processes go on and share their memory.
+#[test]
+fn a_failure_in_any_phase_leaves_the_group_running() -> Result<()> {
+    let expected = undisturbed("ring", &ARGS)?;
+    for phase in DUMP_PHASES {
+        for fault in [format!("fail:{phase}"), format!("kill:{phase}")] {
+            let lab = Lab::new();
+            let program = lab.at_work("ring", &ARGS)?;
+            let mut command = lab.gpucr();
+            command.args(["dump", "--pid", &program.pid.to_string(), "-o", "image"]);
+            let output = finish(command.env("GPUCR_FAULT", &fault))?;
+            ensure!(!output.status.success(), "{fault}: {}", show(&output));
+            goes_on(program, &lab, &expected)
+                .with_context(|| format!("{fault}: {}", show(&output)))?;
+        }
+    }
+    Ok(())
+}
+
+/// One of two that share memory cannot be dumped alone: the other would go on with memory that is not the same.
+#[test]
+fn who_shares_with_a_process_outside_is_refused() -> Result<()> {
+    let expected = undisturbed("ring", &ARGS)?;
+    let lab = Lab::new();
+    let mut program = lab.at_work("ring", &ARGS)?;
+    let child = child_named(program.pid, "workload")?;
+    let output = lab.run(["dump", "--pid", &child.to_string(), "-o", "image"])?;
+    let words =
+        ["shares device memory with", "outside of its tree", "Nothing was changed", "--pid"];
+    refused(&output, 1, &words)?;
+    program.result()?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
