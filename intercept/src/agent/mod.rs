@@ -34,6 +34,7 @@ mod signals;
 mod socket;
 mod staging;
 mod state;
+mod tracking;
 mod transfer;
 mod waiting;
 
@@ -74,6 +75,7 @@ pub(crate) unsafe fn reset() {
     unsafe { socket::reset() };
     STARTED.store(false, Ordering::SeqCst);
     descriptors::reset();
+    tracking::reset();
 }
 
 fn run(listener: &UnixListener) {

@@ -94,6 +94,7 @@ impl Gated {
     fn export(self, task: &mut Task<'_>) -> Result<Exported, Setback> {
         let Self { mut prepared } = self;
         let exported = task.enter(Phase::Export, None).and_then(|()| {
+            task.host.ask_pinned(&mut task.made.cuda_processes);
             let blocks = stop::export(task)?;
             stop::adopt(task)?;
             stop::follow(&task.made.cuda_processes, &mut prepared.memory, &blocks)?;
@@ -243,6 +244,7 @@ impl Window for Unsaved {
     fn commit(self, task: &mut Task<'_>, left: Option<LeftMemory>) -> Result<Saved, Setback> {
         let Self { image, mut copy, unchanged, late } = self;
         let updated = task.plan.update(task.options.pid, &task.made.cuda_processes, &task.drivers);
+        let updated = updated.and_then(|()| task.settle_host(&image.writer, left.as_ref()));
         if task.strategy.goes_on_early() {
             let staged = updated.and_then(|()| commit::stage_memory(task, &image.writer, left));
             let blocks = staged.and_then(|()| copy.released());
@@ -332,6 +334,7 @@ pub(super) fn go_on(task: &mut Task<'_>, saved: Result<Saved, Setback>) -> GoneO
     } else {
         resume::ensure_ended(task);
     }
+    task.host.end();
     let stopped = match &saved {
         Ok(Saved::Complete(complete)) if !resume => complete.commit.stopped,
         _ => task.made.standstill.length(),
