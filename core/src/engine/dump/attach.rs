@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::describe::Libraries;
-use super::host::Host;
+use super::host::memory::Host;
 use super::preflight::{self, DumpPlan};
 use super::report::Options;
 use super::speculate::Speculation;

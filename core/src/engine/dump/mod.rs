@@ -35,7 +35,7 @@ pub use crate::base::timeline::Misspeculation;
 pub use crate::engine::memory::Validation;
 pub use defer::{Deferral, Feedback};
 pub(crate) use describe::option_values;
-pub use host::HostMemory;
+pub use host::memory::HostMemory;
 pub use report::{CriuOptions, Options, Report};
 pub use series::{AfterFailure, Series};
 pub use supervisor::dump;

@@ -244,7 +244,10 @@ impl Window for Unsaved {
     fn commit(self, task: &mut Task<'_>, left: Option<LeftMemory>) -> Result<Saved, Setback> {
         let Self { image, mut copy, unchanged, late } = self;
         let updated = task.plan.update(task.options.pid, &task.made.cuda_processes, &task.drivers);
-        let updated = updated.and_then(|()| task.settle_host(&image.writer, left.as_ref()));
+        let updated = updated.and_then(|()| match &left {
+            Some(left) => task.host.settle(&image.writer, left),
+            None => Ok(()),
+        });
         if task.strategy.goes_on_early() {
             let staged = updated.and_then(|()| commit::stage_memory(task, &image.writer, left));
             let blocks = staged.and_then(|()| copy.released());

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use gpucr_wire::Block;
 
-use super::host::HostAhead;
+use super::host::ahead::HostAhead;
 use super::passes::Passes;
 use super::speculate::LEARNING;
 use super::stop;

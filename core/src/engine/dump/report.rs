@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::defer::{Deferral, Feedback};
-use super::host::HostMemory;
+use super::host::memory::HostMemory;
 use crate::base::phase::PhaseTime;
 use crate::base::timeline::Timeline;
 use crate::engine::memory::Validation;

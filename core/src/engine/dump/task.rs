@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::defer::Deferral;
-use super::host::Host;
+use super::host::memory::Host;
 use super::preflight::DumpPlan;
 use super::report::Options;
 use super::speculate::Speculation;

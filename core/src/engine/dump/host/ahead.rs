@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
+use super::memory::{Host, HostMemory, Mode, pages};
 use super::polite::Polite;
 use super::watched::{Found, Watched};
-use super::{Host, HostMemory, Mode, pages};
 use crate::base::cores::Cores;
 use crate::base::ranges::Ranges;
 use crate::base::stop::Stop;
@@ -95,7 +95,7 @@ impl HostAhead {
         let Some(Ahead { mode, watched, account, .. }) = copied.transpose()? else {
             return Ok(Host::default());
         };
-        Ok(Host { mode, watched, account, ..Host::default() })
+        Ok(Host::new(mode, watched, account))
     }
 }
 
