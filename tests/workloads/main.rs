@@ -12,6 +12,7 @@ mod family;
 mod gpu;
 mod headless;
 mod histogram;
+mod host_memory;
 mod indirect;
 mod late_modules;
 mod launcher;
@@ -46,7 +47,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 34] = [
+const WORKLOADS: [(&str, Workload); 35] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -69,6 +70,7 @@ const WORKLOADS: [(&str, Workload); 34] = [
     ("sharer", sharer::run),
     ("headless", headless::run),
     ("one-block", one_block::run),
+    ("host-memory", host_memory::run),
     ("halves", adversaries::halves),
     ("permuted", adversaries::permuted),
     ("shifting", adversaries::shifting),
