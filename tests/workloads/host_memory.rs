@@ -196,6 +196,8 @@ impl Peer {
 struct Lab {
     random: Sequence,
     areas: Vec<Area>,
+    /// Most of the memory of programs is not written again.
+    cold: Area,
     peer: Peer,
     memfd: *mut u8,
     pinned: Pinned,
@@ -219,14 +221,12 @@ impl Lab {
         let pinned = Pinned::new(OTHERS * PAGE / 4, false)?;
         let device = Buffer::zeroed::<u32>(PAGES as usize * PAGE / 4)?;
         let direct = open_direct().is_ok();
-        let mut lab = Self { random, areas: Vec::new(), peer, memfd, pinned, device, direct };
+        let (areas, mut cold) = (Vec::new(), Area::new(16 * PAGES as usize)?);
+        cold.words().iter_mut().zip(0..).for_each(|(word, i)| *word = mix(seed ^ i));
+        let mut lab = Self { random, areas, cold, peer, memfd, pinned, device, direct };
         for _ in 0..2 * FEWEST {
             lab.add()?;
         }
-        // Most of the memory of programs is not written again.
-        let mut large = Area::new(16 * PAGES as usize)?;
-        large.words().iter_mut().zip(0..).for_each(|(word, i)| *word = mix(seed ^ i));
-        lab.areas.push(large);
         Ok(lab)
     }
 
@@ -359,10 +359,12 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
         for _ in 0..CHANGES {
             lab.change()?;
         }
+        let words = lab.cold.words();
+        words[mix(step) as usize % words.len()] = mix(run.seed ^ step);
         let digest = lab.digest()?;
         run.step(step, format_args!("areas {} digest {digest:08x}", lab.areas.len()))?;
     }
-    for area in &mut lab.areas {
+    for area in lab.areas.iter_mut().chain([&mut lab.cold]) {
         area.reveal()?;
         run.absorb(area.words());
     }

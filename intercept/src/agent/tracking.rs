@@ -96,7 +96,8 @@ pub(super) fn reset() {
     }
 }
 
-/// Allocates nothing: the lock of an allocator that the program brings may have been taken by a thread that is not here.
+/// Allocates nothing: the lock of an allocator that the program brings may have been taken by a thread that is not
+/// here.
 fn is_userfaultfd(fd: i32) -> bool {
     let (mut path, mut link) = ([0; 32], [0; 64]);
     let written = write!(&mut path[..31], "/proc/self/fd/{fd}");

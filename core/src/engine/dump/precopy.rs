@@ -50,7 +50,7 @@ pub(super) fn precopy(
     memory: &mut Option<Bulk>,
 ) -> Result<(), Error> {
     let stop = Stop::new(task.options.stop.clone());
-    let host = HostAhead::start(task, image)?;
+    let host = HostAhead::start(task, image, memory.as_mut())?;
     let mut precopy = Precopy { task, image, memory, stop };
     loop {
         match precopy.copy_ahead() {

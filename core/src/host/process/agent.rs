@@ -520,8 +520,8 @@ impl Agent {
     /// devices may write of the host's memory ([`pinned`](Self::pinned)).
     ///
     /// # Errors
-    /// [`AgentError::Failed`] if the process cannot make one; [`AgentError::Unexpected`] if what comes is none. An agent
-    /// of before this request ends the connection, which is [`AgentError::Broken`]. Or it does not answer in time, or
+    /// [`AgentError::Failed`] if the process cannot make one; [`AgentError::Unexpected`] if what comes is none. An
+    /// agent of before this request ends the connection, which is [`AgentError::Broken`]. Or it does not answer in time, or
     /// gpucr was asked to end.
     pub fn track(&mut self, device: impl AsFd) -> Result<OwnedFd, AgentError> {
         self.hand_over(&Request::Track {}, &[device.as_fd()])?;

@@ -106,7 +106,8 @@ pub(crate) struct Look {
 }
 
 impl Tracking {
-    /// Begins to track a process, by its own userfaultfd, of which nobody has asked anything yet. Nothing is registered.
+    /// Begins to track a process, by its own userfaultfd, of which nobody has asked anything yet. Nothing is
+    /// registered.
     ///
     /// # Errors
     /// The kernel cannot do it.

@@ -19,6 +19,7 @@ use crate::engine::cuda_process::CudaProcess;
 use crate::engine::dump::passes::Passes;
 use crate::engine::dump::task::Task;
 use crate::engine::error::Error;
+use crate::engine::memory::Bulk;
 use crate::host::process::{
     Agent, AgentError, RunningMemory, Tracking, userfaultfds, why_not_to_track,
 };
@@ -55,12 +56,13 @@ impl HostAhead {
     pub(in crate::engine::dump) fn start(
         task: &mut Task<'_>,
         image: &Arc<ImageWriter>,
+        memory: Option<&mut Bulk>,
     ) -> Result<Self, Error> {
         let asked = task.options.stop.clone();
         let mode = Mode::asked();
         let watched = match mode {
             Mode::Off | Mode::Hashed => Vec::new(),
-            Mode::Tracked | Mode::Checked => watch(task)?,
+            Mode::Tracked | Mode::Checked => watch(task, memory)?,
         };
         // Where programs go on before it is stored, nothing is gained by copies that all have to be compared.
         let hashes = mode == Mode::Hashed && !task.strategy.goes_on_early();
@@ -109,8 +111,8 @@ impl Drop for HostAhead {
     }
 }
 
-/// Begins to track the processes that can be.
-fn watch(task: &mut Task<'_>) -> Result<Vec<Watched>, Error> {
+/// Begins to track the processes that can be. One that has come to its end is none that the image has to bring back.
+fn watch(task: &mut Task<'_>, mut memory: Option<&mut Bulk>) -> Result<Vec<Watched>, Error> {
     let device = match userfaultfds() {
         Ok(device) => device,
         Err(error) => {
@@ -118,11 +120,11 @@ fn watch(task: &mut Task<'_>) -> Result<Vec<Watched>, Error> {
             return Ok(Vec::new());
         }
     };
-    let stop = &task.options.stop;
-    let mut all = Vec::new();
-    for program in &mut task.made.cuda_processes {
+    let stop = task.options.stop.clone();
+    let (mut all, mut number) = (Vec::new(), 0);
+    while let Some(program) = task.made.cuda_processes.get_mut(number) {
         let pid = program.process.pid;
-        match tracking(program, &device, stop) {
+        match tracking(program, &device, &stop) {
             Ok(Some((tracking, pinned))) => match Watched::begin(pid, tracking, pinned) {
                 Ok(watched) => all.push(watched),
                 Err(error) => tracing::debug!(%error, pid, "it is not tracked"),
@@ -131,8 +133,14 @@ fn watch(task: &mut Task<'_>) -> Result<Vec<Watched>, Error> {
             Err(Error::Agent(AgentError::Failed { message, .. })) => {
                 tracing::debug!(message, pid, "it is not tracked");
             }
+            Err(Error::Agent(AgentError::Broken { .. } | AgentError::Absent { .. }))
+                if task.forget_ended(pid, memory.as_deref_mut()) =>
+            {
+                continue;
+            }
             Err(error) => return Err(error),
         }
+        number += 1;
     }
     Ok(all)
 }

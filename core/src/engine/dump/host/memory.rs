@@ -54,6 +54,8 @@ pub struct HostMemory {
     pub ahead_bytes: u64,
     /// Passes in which they were copied.
     pub passes: u64,
+    /// Bytes that devices may have written: they are among those that were read while the program stood still.
+    pub pinned_bytes: u64,
     /// Bytes that were read while the program stood still.
     pub left_bytes: u64,
     /// Bytes that had been copied before and were not read any more.
@@ -105,7 +107,7 @@ impl Host {
         self.reused.clear();
         let account = &mut self.account;
         (account.tracked, account.left_bytes, account.kept_bytes) = (0, 0, 0);
-        account.changed_bytes = 0;
+        (account.changed_bytes, account.pinned_bytes) = (0, 0);
         for (file, pid, places) in left.places() {
             let all: u64 = places.iter().map(|place| place.len).sum();
             let watched = self.watched.iter_mut().find(|watched| watched.pid == pid);
@@ -115,6 +117,7 @@ impl Host {
             {
                 reused = found_again(watched.copied(), &places, &unchanged);
                 account.tracked += 1;
+                account.pinned_bytes += watched.pinned_bytes();
                 account.changed_bytes += watched.copied_bytes() - bytes(&reused);
             }
             if self.mode == Mode::Checked {

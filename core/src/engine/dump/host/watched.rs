@@ -70,6 +70,10 @@ impl Watched {
         &self.copied
     }
 
+    pub(super) fn pinned_bytes(&self) -> u64 {
+        self.pinned.len()
+    }
+
     pub(super) fn copied_bytes(&self) -> u64 {
         self.copied.iter().map(|copied| u64::from(copied.chunk.len)).sum()
     }
