@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""How long a program with much host memory stands still for its dump: gpucr, gpucr with memory written by CRIU, and CRIU
-alone. Needs root, CRIU, and gpucr built (release): no GPU."""
+"""How long a program with much host memory stands still for its dump: gpucr, gpucr without copies ahead, gpucr with
+memory written by CRIU, and CRIU alone. Needs root, CRIU, and gpucr built (release): no GPU."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ import time
 
 PROGRAM = """
 import ctypes, mmap, os, sys, time
-mib, blocks = int(sys.argv[1]), int(sys.argv[2])
+mib, blocks, percent = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 if blocks:
     cuda = ctypes.CDLL("libcuda.so.1")
     device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
@@ -30,8 +30,15 @@ for at in range(mib):
     for page in range(at << 20, (at + 1) << 20, 4096):
         view[page:page + 2048] = noise.read(2048)
 print("ready", flush=True)
+pages, at, last, due = mib * 256, 0, time.monotonic(), 0.0
 while True:
     time.sleep(0.05)
+    now = time.monotonic()
+    # Pages far from each other: a prime number of them lies between.
+    due, last = due + pages * percent / 100 * (now - last), now
+    while due >= 1:
+        at, due = (at + 7919) % pages, due - 1
+        view[at * 4096] = (view[at * 4096] + 1) % 256
 """
 
 
@@ -50,6 +57,7 @@ def start(command, log):
 def by_gpucr(options, mib, folder, environment):
     with open(os.path.join(folder, "log"), "w+", encoding="utf-8") as log:
         run = [options.gpucr, "run", "--device", "soft", "--", sys.executable, "-c", PROGRAM, str(mib), "1"]
+        run.append(str(options.written))
         program = start(run, log)
         command = [options.gpucr, "dump", "--json", "--pid", str(program.pid), "-o", os.path.join(folder, "image")]
         command += ["--compress", options.compress]
@@ -62,7 +70,7 @@ def by_gpucr(options, mib, folder, environment):
 
 def by_criu(options, mib, folder):
     with open(os.path.join(folder, "log"), "w+", encoding="utf-8") as log:
-        program = start([sys.executable, "-c", PROGRAM, str(mib), "0"], log)
+        program = start([sys.executable, "-c", PROGRAM, str(mib), "0", str(options.written)], log)
         images = os.path.join(folder, "image")
         os.mkdir(images)
         begun = time.monotonic()
@@ -77,12 +85,14 @@ def main():
     parser.add_argument("--gpucr", default="target/release/gpucr")
     parser.add_argument("--criu", default="/usr/local/lib/gpucr/criu")
     parser.add_argument("--mib", type=int, nargs="+", default=[64, 1024, 3072], help="host memory of the program")
+    parser.add_argument("--written", type=float, default=1.0, help="percent of it that are written each second")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--compress", default="none", help="as of gpucr dump")
     parser.add_argument("--dir", default="/dev/shm", help="where images are written")
     options = parser.parse_args()
     ways = {
         "gpucr": lambda mib, folder: by_gpucr(options, mib, folder, {}),
+        "gpucr, nothing ahead": lambda mib, folder: by_gpucr(options, mib, folder, {"GPUCR_HOST_AHEAD": "0"}),
         "gpucr, memory by CRIU": lambda mib, folder: by_gpucr(
             options, mib, folder, {"GPUCR_CRIU_WRITES_MEMORY": "1"}
         ),

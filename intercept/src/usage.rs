@@ -1,7 +1,7 @@
 //! What the program holds that the shim does not carry itself: counted, so that `gpucr ps` and
 //! the preflight of a dump can say what it costs, or that it cannot be done.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -71,6 +71,16 @@ struct Usage {
     /// Functions whose effect has no end that could be seen.
     unsupported: BTreeSet<&'static str>,
     live: HashMap<(Kind, u64), Life>,
+    /// Where pinned memory has begun and how many bytes it had, since somebody wants to know.
+    pinned: Option<BTreeMap<u64, u64>>,
+}
+
+impl Usage {
+    /// The pinned memory that there is.
+    fn live_pinned(&self) -> impl Iterator<Item = (u64, u64)> {
+        let pinned = self.live.iter().filter(|((kind, _), _)| *kind == Kind::Pinned);
+        pinned.map(|((_, address), life)| (*address, life.size))
+    }
 }
 
 static USAGE: Resettable<Mutex<Option<Usage>>> = Resettable::new(Mutex::new(None));
@@ -90,7 +100,23 @@ pub(crate) fn record(function: &'static str) {
 /// Something new lives. `context` is the one with which it dies, 0 if there is none.
 pub(crate) fn added(kind: Kind, name: u64, size: u64, context: u64) {
     let life = Life { size, context, owner: 0, made_by: "" };
-    with(|usage| usage.live.insert((kind, name), life));
+    with(|usage| {
+        usage.live.insert((kind, name), life);
+        if let (Kind::Pinned, Some(pinned)) = (kind, &mut usage.pinned) {
+            let most = pinned.entry(name).or_default();
+            *most = size.max(*most);
+        }
+    });
+}
+
+/// Remembers from now on what is or gets pinned, also after it is not any more; or forgets that.
+pub(crate) fn remember_pinned(on: bool) {
+    with(|usage| usage.pinned = on.then(|| usage.live_pinned().collect()));
+}
+
+/// What is remembered: addresses in their order, and bytes. `None` if nobody has asked for that.
+pub(crate) fn remembered_pinned() -> Option<Vec<(u64, u64)>> {
+    with(|usage| usage.pinned.as_ref().map(|pinned| pinned.iter().map(|(a, b)| (*a, *b)).collect()))
 }
 
 /// A managed variable is at `address`. It dies with `owner`, a module or library, and with `context` unless that is 0.
@@ -217,6 +243,20 @@ mod tests {
         context_gone(0);
         gone(Kind::SharedAddress, 5);
         assert_eq!(counts(), (0, 0, 0, names(&["cuThatIsTested"])));
+    }
+
+    #[test]
+    fn what_was_pinned_since_somebody_asked_is_remembered() {
+        assert_eq!(remembered_pinned(), None);
+        added(Kind::Pinned, 0x9000, 4096, 73);
+        remember_pinned(true);
+        added(Kind::Pinned, 0x8000, 10, 73);
+        ending(&[Kind::Pinned], 0x8000, || SUCCESS);
+        added(Kind::Pinned, 0x8000, 5, 73);
+        context_gone(73);
+        assert_eq!(remembered_pinned(), Some(vec![(0x8000, 10), (0x9000, 4096)]));
+        remember_pinned(false);
+        assert_eq!(remembered_pinned(), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod program_body;
 mod support;
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
@@ -227,6 +227,35 @@ fn memory_is_copied_from_inside() {
     assert_eq!(agent.reattach(&blocks, &fds), Reply::Done {});
     agent.must(&Request::OpenGate {});
     assert_eq!(program.ask("check"), "as it was");
+}
+
+/// What the descriptors of a process lead to.
+fn files(program: &Program) -> Vec<String> {
+    let dir = std::fs::read_dir(format!("/proc/{}/fd", program.pid())).expect("there");
+    let link = |entry: std::fs::DirEntry| std::fs::read_link(entry.path()).unwrap_or_default();
+    dir.flatten().map(|entry| link(entry).to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn a_userfaultfd_of_the_program_is_handed_over_and_none_is_kept() {
+    let program = Program::start();
+    let (mut agent, _) = program.agent();
+    agent.fails(&Request::Pinned {});
+    let null = File::open("/dev/null").expect("opened").into();
+    assert!(agent.track(&null).is_err());
+    if let Ok(device) = File::options().read(true).write(true).open("/dev/userfaultfd") {
+        let uffd = agent.track(&device.into()).expect("made");
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", uffd.as_raw_fd()));
+        assert_eq!(link.expect("read").to_string_lossy(), "anon_inode:[userfaultfd]");
+    }
+    let Reply::Ranges { ranges } = agent.ask(&Request::Pinned {}) else { panic!("no ranges") };
+    assert_eq!(ranges.iter().map(|range| range.size).sum::<u64>(), MIB);
+    // The answer above comes after all descriptors are closed.
+    let kept = files(&program).into_iter().filter(|file| file.contains("userfaultfd"));
+    assert_eq!(kept.collect::<Vec<_>>(), Vec::<String>::new());
+    drop(agent);
+    let (mut agent, _) = program.agent();
+    agent.fails(&Request::Pinned {});
 }
 
 #[test]

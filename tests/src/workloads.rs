@@ -24,6 +24,9 @@ pub const LARGE: [&str; 1] = ["one-block"];
 /// The workloads whose processes share device memory; `e2e/groups.rs` has them.
 pub const GROUPS: [&str; 1] = ["ring"];
 
+/// The workload that writes host memory in every way; `e2e/host_memory.rs` has it.
+pub const HOST: [&str; 1] = ["host-memory"];
+
 /// Makes a test of each workload, in a module `workload`, by a function that takes its name, and one that
 /// fails if a workload is missing here. The adversaries, the generated programs, the large one, the groups, and those that are
 /// refused have tests of their own.
@@ -64,7 +67,7 @@ macro_rules! each_workload {
                 let output = std::process::Command::new($crate::binary("workload"))
                     .arg("--list")
                     .output()?;
-                let all = [&[$($name),*][..], &$crate::REFUSED, &$crate::LARGE];
+                let all = [&[$($name),*][..], &$crate::REFUSED, &$crate::LARGE, &$crate::HOST];
                 let all = [&all.concat()[..], &$crate::ADVERSARIES, &$crate::GROUPS, &["random"]].concat();
                 assert_eq!(String::from_utf8(output.stdout)?.lines().collect::<Vec<_>>(), all);
                 Ok(())

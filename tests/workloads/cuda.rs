@@ -126,6 +126,8 @@ driver_functions! {
     cuMemsetD32 = c"cuMemsetD32_v2" (u64, c_uint, usize);
     cuMemHostAlloc = c"cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
     cuMemFreeHost = c"cuMemFreeHost" (*mut c_void);
+    cuMemHostRegister = c"cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    cuMemHostUnregister = c"cuMemHostUnregister" (*mut c_void);
     cuMemHostGetDevicePointer = c"cuMemHostGetDevicePointer_v2" (*mut u64, *mut c_void, c_uint);
     cuStreamCreate = c"cuStreamCreate" (*mut Handle, c_uint);
     cuStreamDestroy = c"cuStreamDestroy_v2" (Handle);

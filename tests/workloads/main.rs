@@ -12,6 +12,7 @@ mod family;
 mod gpu;
 mod headless;
 mod histogram;
+mod host_memory;
 mod indirect;
 mod late_modules;
 mod launcher;
@@ -70,6 +71,7 @@ const WORKLOADS: [(&str, Workload); 35] = [
     ("sharer", sharer::run),
     ("headless", headless::run),
     ("one-block", one_block::run),
+    ("host-memory", host_memory::run),
     ("halves", adversaries::halves),
     ("permuted", adversaries::permuted),
     ("shifting", adversaries::shifting),

@@ -48,6 +48,13 @@ impl Pinned {
         self.device
     }
 
+    /// Has the device write all of them, from `address`.
+    pub(crate) fn copy_from(&mut self, address: u64) -> Result<()> {
+        let (to, bytes) = (self.words.as_ptr().cast(), self.count * 4);
+        // SAFETY: room for so many bytes, which nobody has a reference to.
+        check("cuMemcpyDtoH", unsafe { (driver().cuMemcpyDtoH)(to, address, bytes) })
+    }
+
     /// Changes one word, which a kernel may be looking at.
     pub(crate) fn set(&self, index: usize, value: u32) {
         assert!(index < self.count, "a word of these");
@@ -56,7 +63,7 @@ impl Pinned {
     }
 
     /// The words. Call it only while no copy or kernel uses them.
-    fn words(&self) -> &[u32] {
+    pub(crate) fn words(&self) -> &[u32] {
         // SAFETY: `count` initialised words that live as long as `self`; the lane below touches
         // them only after it has waited for its stream.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr(), self.count) }

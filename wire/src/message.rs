@@ -261,6 +261,14 @@ wire_enum! {
             /// What is known of kernels, as in [`Request::Guard`].
             summaries: Vec<KernelSummary>,
         },
+        /// Followed by one file descriptor: `/dev/userfaultfd`, opened by the checkpointer. Make a userfaultfd of this
+        /// process with it. The reply is followed by its descriptor, of which the agent keeps none. From now on, and
+        /// up to the end of the connection, the agent remembers what devices may write of the host's memory
+        /// ([`Request::Pinned`]). Allowed in every state. An agent of before this request closes the connection.
+        18 => Track {},
+        /// Which host memory may devices have written since [`Request::Track`]? Fails before that. Allowed in every
+        /// state.
+        19 => Pinned {},
     }
 }
 
@@ -268,7 +276,7 @@ impl Request {
     /// Bytes of the longest answer that an agent may give to this: who sends more is no agent.
     pub fn longest_reply(&self) -> u32 {
         match self {
-            Self::Export { .. } | Self::Accesses {} => MAX_FRAME,
+            Self::Export { .. } | Self::Accesses {} | Self::Pinned {} => MAX_FRAME,
             _ => SHORT,
         }
     }
@@ -311,6 +319,11 @@ wire_enum! {
         6 => Image {
             /// Bytes of the file from its beginning that are the image.
             bytes: u64,
+        },
+        /// Answer to Pinned.
+        7 => Ranges {
+            /// Host memory that is or was pinned or registered, in the order of the addresses.
+            ranges: Vec<Range>,
         },
     }
 }
@@ -388,11 +401,14 @@ mod tests {
             Request::Attach { blocks: vec![5] },
             Request::Share { blocks: vec![5, 6], summaries: Vec::new() },
             guard(),
+            Request::Track {},
+            Request::Pinned {},
         ] {
             assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
         }
         for reply in [
             Reply::Blocks { blocks: vec![block(), block()] },
+            Reply::Ranges { ranges: vec![Range { address: 4096, size: 8192 }] },
             Reply::Counts {
                 counts: Counts {
                     unsupported: vec!["cuMemAllocManaged".into()],

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gpucr_core::criu::Criu;
 use gpucr_core::cuda::{Device, Driver, HostDriver};
 use gpucr_core::image::DriverKind;
-use gpucr_core::library;
+use gpucr_core::{library, process};
 
 use crate::commands::{Outcome, print_json, say};
 use crate::failure::HOST;
@@ -60,6 +60,7 @@ pub(crate) fn run(args: &CheckArgs) -> Outcome {
         criu_version(),
         criu_check(),
         tcp_sockets(),
+        host_memory(),
         library_row("shim", library::SHIM),
         library_row("software driver", library::SOFT_DRIVER),
         driver,
@@ -146,6 +147,20 @@ fn tcp_sockets() -> Row {
                     .into(),
             ),
         ),
+    }
+}
+
+/// Dumps work without it, and stop programs with much host memory for longer.
+fn host_memory() -> Row {
+    const NAME: &str = "host memory";
+    match process::why_untracked() {
+        None => Row::met(NAME, "tracked by userfaultfd: copied while programs run"),
+        Some(why) => Row {
+            name: NAME,
+            met: None,
+            found: format!("not tracked ({why}): all of it is copied while programs stand still"),
+            mend: Some("as root, on Linux 6.7 or newer with /dev/userfaultfd".into()),
+        },
     }
 }
 

@@ -18,7 +18,7 @@ fn asked() -> Vec<(String, String)> {
 }
 
 /// Whether a test asked to leave something out, in debug builds only: `GPUCR_FAULT=skip:validate` (the
-/// check of what was copied early), `skip:compare` (that of what is copied late), `skip:defer` (copying
+/// check of what was copied early), `skip:host-memory` (that of host memory), `skip:compare` (that of what is copied late), `skip:defer` (copying
 /// late at all), `skip:summaries` (telling the shim what is known of kernels), `skip:cores` (staying off the CPUs
 /// that the programs need), `skip:unwanted` (loading, on demand, what nobody has asked for).
 pub(crate) fn skipped(phase: &str) -> bool {

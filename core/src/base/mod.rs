@@ -13,6 +13,7 @@ pub(crate) mod memory;
 pub(crate) mod names;
 pub mod phase;
 pub(crate) mod progress;
+pub(crate) mod ranges;
 pub(crate) mod runtime_dir;
 pub(crate) mod scratch;
 pub(crate) mod stage;

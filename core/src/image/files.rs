@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -32,12 +33,17 @@ pub trait Contents: Sync {
     fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
-/// Cuts the regular file at `path` into chunks, in parallel, and stores them. The file must not
-/// change meanwhile; if it shrinks, this fails.
+/// Chunks whose bytes are known to be in a file, and to be stored: where each begins in it, in the order of the file. A
+/// place that overlaps the one before it, or is not within the file, counts for nothing.
+pub type Reused = [(u64, FileChunk)];
+
+/// Cuts the regular file at `path` into chunks, in parallel, and stores them; what is `reused` is not read. The file
+/// must not change meanwhile; if it shrinks, this fails.
 pub(super) fn store_file(
     chunks: &dyn ChunkSink,
     path: &Path,
     name: &str,
+    reused: &Reused,
 ) -> Result<FileEntry, ImageError> {
     let bad = |reason| ImageError::BadFile { name: name.to_owned(), reason };
     let file = File::options()
@@ -51,24 +57,43 @@ pub(super) fn store_file(
     }
     let read = |bytes: &mut [u8], from| file.read_exact_at(bytes, from);
     let mut entry = FileEntry::new(name, meta.mode() & 0o7777, meta.len())?;
-    entry.chunks = store_spans(chunks, path, entry.size, &read)?;
+    entry.chunks = store_but(chunks, path, entry.size, reused, &read)?;
     Ok(entry)
 }
 
-/// Cuts a file that is read from where its bytes are into chunks, in parallel, and stores them.
+/// Cuts a file that is read from where its bytes are into chunks, in parallel, and stores them; what is `reused` is not
+/// read.
 pub(super) fn store_contents(
     chunks: &dyn ChunkSink,
     contents: &dyn Contents,
+    reused: &Reused,
 ) -> Result<FileEntry, ImageError> {
     let read = |bytes: &mut [u8], from| contents.read_exact_at(bytes, from);
     let mut entry = FileEntry::new(contents.name(), contents.mode(), contents.size())?;
-    entry.chunks = store_spans(chunks, Path::new(contents.name()), entry.size, &read)?;
+    let path = Path::new(contents.name());
+    entry.chunks = store_but(chunks, path, entry.size, reused, &read)?;
     Ok(entry)
 }
 
+/// Cuts stretches of a file that is read from where its bytes are into chunks, in parallel, and stores them. Gives the
+/// chunks of each stretch.
+pub(super) fn store_stretches_of(
+    chunks: &dyn ChunkSink,
+    contents: &dyn Contents,
+    stretches: &[Range<u64>],
+) -> Result<Vec<Vec<FileChunk>>, ImageError> {
+    let read = |bytes: &mut [u8], from| contents.read_exact_at(bytes, from);
+    store_stretches(chunks, Path::new(contents.name()), stretches, &read)
+}
+
 /// Writes a file that is read from where its bytes are into the directory `dir`, in parallel, in the place of what has
-/// its name there. After a failure, part of it may be there under another name.
-pub(super) fn write_contents(contents: &dyn Contents, dir: &Path) -> Result<(), ImageError> {
+/// its name there; what is `reused` is not read, and zeros are in its place. After a failure, part of it may be there
+/// under another name.
+pub(super) fn write_contents(
+    contents: &dyn Contents,
+    dir: &Path,
+    reused: &Reused,
+) -> Result<(), ImageError> {
     let (name, size) = (contents.name(), contents.size());
     let path = dir.join(format!("{name}.unfinished"));
     let failed = |action, e| io_failure(action, &path, e);
@@ -79,17 +104,18 @@ pub(super) fn write_contents(contents: &dyn Contents, dir: &Path) -> Result<(), 
         .open(&path)
         .map_err(|e| failed("create", e))?;
     file.set_len(size).map_err(|e| failed("write", e))?;
-    (0..size.div_ceil(SPAN as u64)).into_par_iter().try_for_each_init(
-        Vec::new,
-        |buffer, number| {
-            let from = number * SPAN as u64;
-            let bytes = first(buffer, (size - from).min(SPAN as u64) as usize);
-            contents
-                .read_exact_at(bytes, from)
-                .map_err(|e| io_failure("read", Path::new(name), e))?;
-            file.write_all_at(bytes, from).map_err(|e| failed("write", e))
-        },
-    )?;
+    let spans = parts(size, reused).into_iter().filter_map(|part| match part {
+        FilePart::Stretch(stretch) => Some(spans(stretch)),
+        FilePart::Reused(_) => None,
+    });
+    let spans: Vec<Range<u64>> = spans.flatten().collect();
+    spans.into_par_iter().try_for_each_init(Vec::new, |buffer, span| {
+        let bytes = first(buffer, (span.end - span.start).min(SPAN as u64) as usize);
+        contents
+            .read_exact_at(bytes, span.start)
+            .map_err(|e| io_failure("read", Path::new(name), e))?;
+        file.write_all_at(bytes, span.start).map_err(|e| failed("write", e))
+    })?;
     std::fs::rename(&path, dir.join(name)).map_err(|e| failed("rename", e))
 }
 
@@ -113,23 +139,87 @@ impl FileEntry {
 /// Fills a slice with what is at a place in a file.
 type ReadAt<'a> = dyn Fn(&mut [u8], u64) -> io::Result<()> + Sync + 'a;
 
-/// Cuts a file of `size` bytes into chunks, in parallel, and stores them. Errors name it by its path.
-fn store_spans(
+/// A part of a file.
+enum FilePart {
+    /// What is not known.
+    Stretch(Range<u64>),
+    Reused(FileChunk),
+}
+
+/// The parts of a file of so many bytes, in their order.
+fn parts(size: u64, reused: &Reused) -> Vec<FilePart> {
+    let (mut parts, mut at) = (Vec::new(), 0);
+    for (begin, chunk) in reused {
+        let end = begin.saturating_add(chunk.len.into());
+        if *begin < at || end > size || chunk.len == 0 {
+            continue;
+        }
+        if *begin > at {
+            parts.push(FilePart::Stretch(at..*begin));
+        }
+        parts.push(FilePart::Reused(*chunk));
+        at = end;
+    }
+    if size > at {
+        parts.push(FilePart::Stretch(at..size));
+    }
+    parts
+}
+
+/// The spans of a stretch: each goes from its place to the end of the stretch.
+fn spans(stretch: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = stretch.end;
+    stretch.step_by(SPAN).map(move |from| from..end)
+}
+
+/// Cuts what is not `reused` of a file of `size` bytes into chunks, in parallel, and stores them. Gives all chunks of
+/// the file. Errors name it by its path.
+fn store_but(
     chunks: &dyn ChunkSink,
     path: &Path,
     size: u64,
+    reused: &Reused,
     read: &ReadAt<'_>,
 ) -> Result<Vec<FileChunk>, ImageError> {
-    let spans: Vec<Vec<FileChunk>> = (0..size.div_ceil(SPAN as u64))
-        .into_par_iter()
-        .map_init(Vec::new, |buffer: &mut Vec<u8>, number| {
-            let from = number * SPAN as u64;
-            let bytes = first(buffer, (size - from).min(FILE_CUT.reach() as u64) as usize);
-            read(bytes, from).map_err(|e| io_failure("read", path, e))?;
-            store_pieces(chunks, &bytes[FILE_CUT.span(number == 0, bytes)])
+    let parts = parts(size, reused);
+    let stretches: Vec<Range<u64>> = parts
+        .iter()
+        .filter_map(|part| match part {
+            FilePart::Stretch(stretch) => Some(stretch.clone()),
+            FilePart::Reused(_) => None,
         })
-        .collect::<Result<_, _>>()?;
-    Ok(spans.concat())
+        .collect();
+    let mut stored = store_stretches(chunks, path, &stretches, read)?.into_iter();
+    let all = parts.into_iter().map(|part| match part {
+        FilePart::Stretch(_) => stored.next().unwrap_or_default(),
+        FilePart::Reused(chunk) => vec![chunk],
+    });
+    Ok(all.flatten().collect())
+}
+
+/// Cuts stretches of a file into chunks, in parallel, and stores them. Gives the chunks of each.
+fn store_stretches(
+    chunks: &dyn ChunkSink,
+    path: &Path,
+    stretches: &[Range<u64>],
+    read: &ReadAt<'_>,
+) -> Result<Vec<Vec<FileChunk>>, ImageError> {
+    let all = stretches.iter().enumerate().flat_map(|(number, stretch)| {
+        spans(stretch.clone()).map(move |span| (number, span.start == stretch.start, span))
+    });
+    let stored = all
+        .collect::<Vec<_>>()
+        .into_par_iter()
+        .map_init(Vec::new, |buffer: &mut Vec<u8>, (number, is_first, span)| {
+            let len = (span.end - span.start).min(FILE_CUT.reach() as u64);
+            let bytes = first(buffer, len as usize);
+            read(bytes, span.start).map_err(|e| io_failure("read", path, e))?;
+            Ok((number, store_pieces(chunks, &bytes[FILE_CUT.span(is_first, bytes)])?))
+        })
+        .collect::<Result<Vec<_>, ImageError>>()?;
+    let mut of_stretches = vec![Vec::new(); stretches.len()];
+    stored.into_iter().for_each(|(number, chunks)| of_stretches[number].extend(chunks));
+    Ok(of_stretches)
 }
 
 /// Cuts bytes that begin at a cut into chunks and stores them.

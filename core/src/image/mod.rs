@@ -29,7 +29,7 @@ pub(crate) use base::salvage;
 pub use catalogue::{Listed, Listing, Removed, gc, list, remove};
 pub use cut::{Cut, FILE_CUT};
 pub use error::ImageError;
-pub use files::Contents;
+pub use files::{Contents, Reused};
 pub(crate) use layout::MANIFEST;
 pub use layout::{MAX_CHAIN, SHARING_FILE};
 pub(crate) use manifest::MAX_MANIFEST;

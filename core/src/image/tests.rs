@@ -82,7 +82,7 @@ pub(crate) fn make(path: &Path, memory: &[u8], big: &[u8]) -> (Committed, Manife
     fs::write(staging.join("fs.img"), b"").unwrap();
     fs::write(staging.join("pages-1.img"), big).unwrap();
     fs::write(staging.join("dump.log"), b"noise").unwrap();
-    manifest.criu.files = writer.add_staged(|name| name.ends_with(".img")).unwrap();
+    manifest.criu.files = writer.add_staged(|name| name.ends_with(".img"), |_| &[]).unwrap();
     let file = writer.add_bytes("libcuda.so.1", 0o755, b"shim").unwrap();
     manifest.carried = vec![CarriedFile { path: "/opt/shim".into(), mode: 0o755, file }];
     (writer.commit(&manifest).unwrap(), manifest)

@@ -9,9 +9,9 @@ use rayon::prelude::*;
 
 use super::base::{self, Base};
 use super::error::{ImageError, io_failure};
-use super::files::{self, Contents};
+use super::files::{self, Contents, Reused};
 use super::layout::{MAX_CHAIN, STAGING};
-use super::manifest::{FileEntry, Manifest};
+use super::manifest::{FileChunk, FileEntry, Manifest};
 use super::parts::Part;
 use crate::image::trust::{PrivateKey, SIGNATURES};
 use crate::store::disk::{Disk, RealDisk};
@@ -231,7 +231,7 @@ impl ImageWriter {
     /// The file cannot be read, is no regular one or has a bad name, or a chunk cannot be written. The image can be
     /// completed without the file.
     pub fn add_file(&self, path: &Path, name: &str) -> Result<FileEntry, ImageError> {
-        files::store_file(self.chunks(), path, name)
+        files::store_file(self.chunks(), path, name, &[])
     }
 
     /// Stores `bytes` as a file `name` (no directory) with these permission bits.
@@ -246,11 +246,16 @@ impl ImageWriter {
     }
 
     /// Stores every file in [`staging_dir`](Self::staging_dir) whose name `keep` admits, in
-    /// order of their names. Fails on anything there that is not a regular file.
+    /// order of their names. Fails on anything there that is not a regular file. Of each file `reused` gives the chunks
+    /// that need not be read.
     ///
     /// # Errors
     /// The directory or a file cannot be read, is no regular one or has a bad name, or a chunk cannot be written.
-    pub fn add_staged(&self, keep: impl Fn(&str) -> bool) -> Result<Vec<FileEntry>, ImageError> {
+    pub fn add_staged<'a>(
+        &self,
+        keep: impl Fn(&str) -> bool,
+        reused: impl Fn(&str) -> &'a Reused,
+    ) -> Result<Vec<FileEntry>, ImageError> {
         let staging = self.staging_dir();
         let mut names = Vec::new();
         for entry in std::fs::read_dir(&staging).map_err(|e| io_failure("read", &staging, e))? {
@@ -264,25 +269,50 @@ impl ImageWriter {
             }
         }
         names.sort_unstable();
-        names.iter().map(|name| self.add_file(&staging.join(name), name)).collect()
+        let add = |name: &String| {
+            files::store_file(self.chunks(), &staging.join(name), name, reused(name))
+        };
+        names.iter().map(add).collect()
     }
 
-    /// Stores a file that is read from where its bytes are, in parallel.
+    /// Stores a file that is read from where its bytes are, in parallel. What is `reused` is not read: the caller says
+    /// that the file has these chunks there, and has stored them in this image.
     ///
     /// # Errors
     /// The bytes cannot be read, the name is bad, or a chunk cannot be written. The image can be completed without the
     /// file.
-    pub fn add_contents(&self, contents: &dyn Contents) -> Result<FileEntry, ImageError> {
-        files::store_contents(self.chunks(), contents)
+    pub fn add_contents(
+        &self,
+        contents: &dyn Contents,
+        reused: &Reused,
+    ) -> Result<FileEntry, ImageError> {
+        files::store_contents(self.chunks(), contents, reused)
+    }
+
+    /// Stores stretches of a file that is read from where its bytes are, in parallel. Gives the chunks of each stretch,
+    /// of which nothing in the image speaks yet.
+    ///
+    /// # Errors
+    /// The bytes cannot be read, or a chunk cannot be written. The image can be completed without them.
+    pub fn add_stretches(
+        &self,
+        contents: &dyn Contents,
+        stretches: &[std::ops::Range<u64>],
+    ) -> Result<Vec<Vec<FileChunk>>, ImageError> {
+        files::store_stretches_of(self.chunks(), contents, stretches)
     }
 
     /// Writes a file that is read from where its bytes are into [`staging_dir`](Self::staging_dir), in parallel, in the
-    /// place of what has its name there.
+    /// place of what has its name there. What is `reused` is not read, and zeros are in its place.
     ///
     /// # Errors
     /// The bytes cannot be read, or the file cannot be written. What had its name is still there then.
-    pub fn stage_contents(&self, contents: &dyn Contents) -> Result<(), ImageError> {
-        files::write_contents(contents, &self.staging_dir())
+    pub fn stage_contents(
+        &self,
+        contents: &dyn Contents,
+        reused: &Reused,
+    ) -> Result<(), ImageError> {
+        files::write_contents(contents, &self.staging_dir(), reused)
     }
 
     /// Completes the image: checks that every chunk of the manifest is there, syncs packs and

@@ -35,6 +35,7 @@ mod signals;
 mod socket;
 mod staging;
 mod state;
+mod tracking;
 mod transfer;
 mod waiting;
 
@@ -75,6 +76,7 @@ pub(crate) unsafe fn reset() {
     unsafe { socket::reset() };
     STARTED.store(false, Ordering::SeqCst);
     descriptors::reset();
+    tracking::reset();
 }
 
 fn run(listener: &UnixListener) {

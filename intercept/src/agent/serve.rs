@@ -3,7 +3,7 @@
 use gpucr_wire::{Connection, Hello, PROTOCOL_VERSION, Reply, Request};
 
 use super::state::{Agent, Next};
-use super::{blocks, gating, launches, socket, waiting};
+use super::{blocks, gating, launches, socket, tracking, waiting};
 use crate::abi::library;
 use crate::log::log;
 use crate::state::memory::Failure;
@@ -78,6 +78,8 @@ fn handle(
         Request::Share { blocks, summaries } => {
             waiting::share(agent, blocks, summaries, connection)
         }
+        Request::Track {} => tracking::track(connection),
+        Request::Pinned {} => tracking::pinned(),
     }
 }
 

@@ -9,6 +9,7 @@ use crate::abi::real;
 use crate::limit::Limit;
 use crate::state::memory::{self, Failure};
 use crate::state::{contexts, gate};
+use crate::usage;
 use crate::watch::{self, faults, guard};
 
 /// What the agent knows from one request to the next.
@@ -68,6 +69,7 @@ impl Agent {
         self.stop_awaiting();
         watch::stop();
         guard::end_saving();
+        usage::remember_pinned(false);
         self.staging = None;
         self.transfer.forget_exports();
         if self.state == (GateState::Closed {}) {

@@ -278,6 +278,19 @@ impl Agent {
         self.0.receive().expect("a reply")
     }
 
+    /// Asks for a userfaultfd that is made with `device`.
+    pub(crate) fn track(&mut self, device: &OwnedFd) -> Result<OwnedFd, String> {
+        self.0.send(&Request::Track {}).expect("sent");
+        self.0.send_fds(&[device]).expect("sent");
+        match self.0.receive().expect("a reply") {
+            Reply::Failed { message, .. } => Err(message),
+            reply => {
+                assert_eq!(reply, Reply::Done {});
+                Ok(self.0.receive_fds(1).expect("received").remove(0))
+            }
+        }
+    }
+
     pub(crate) fn stage(&mut self, fd: &OwnedFd, len: u64) {
         self.0.send(&Request::Stage { len }).expect("sent");
         self.0.send_fds(&[fd]).expect("sent");

@@ -35,6 +35,15 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
             say!("{line}");
         }
     }
+    if let Some(host) = &report.host {
+        say!(
+            "host memory: {} copied while it ran; {} had changed since; {} were read while it stood still, and {} not",
+            display::bytes(host.ahead_bytes),
+            display::bytes(host.changed_bytes),
+            display::bytes(host.left_bytes),
+            display::bytes(host.kept_bytes),
+        );
+    }
     if let Some(late) = &report.deferral {
         say!(
             "saved while it ran on: {} chunks, for which {} calls waited {} in all",

@@ -38,6 +38,8 @@ pub enum Track {
     Misspeculations,
     /// Calls of the program that waited for memory that was being saved.
     Blocked,
+    /// The passes over host memory.
+    HostPasses,
     /// Copies from the device of this number, in the order in which gpucr uses them.
     Copies(usize),
 }
@@ -51,6 +53,7 @@ impl Track {
             Self::HashPasses => "hash passes".into(),
             Self::Misspeculations => "misspeculations".into(),
             Self::Blocked => "calls blocked".into(),
+            Self::HostPasses => "host memory".into(),
             Self::Copies(lane) => format!("copies {lane}"),
         }
     }
@@ -64,7 +67,8 @@ impl Track {
             Self::HashPasses => 4,
             Self::Misspeculations => 5,
             Self::Blocked => 6,
-            Self::Copies(lane) => 7 + lane as u32,
+            Self::HostPasses => 7,
+            Self::Copies(lane) => 8 + lane as u32,
         }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::describe::Libraries;
+use super::host::memory::Host;
 use super::preflight::{self, DumpPlan};
 use super::report::Options;
 use super::speculate::Speculation;
@@ -62,6 +63,7 @@ pub(super) fn attach<'a>(
                 plan,
                 strategy,
                 speculation: Speculation::default(),
+                host: Host::default(),
                 made: Made { cuda_processes, watchdog, standstill: Standstill::default() },
                 _locks: locks,
             };

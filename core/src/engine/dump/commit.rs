@@ -47,9 +47,12 @@ impl Staged {
         let sharing = describe_sharing(task, unchanged);
         let is_left =
             |name: &str| left.iter().flat_map(LeftMemory::files).any(|f| f.name() == name);
-        let mut files = image.add_staged(|name| name.ends_with(".img") && !is_left(name))?;
+        let reused = |name: &str| task.host.reused(name);
+        let mut files =
+            image.add_staged(|name| name.ends_with(".img") && !is_left(name), reused)?;
         for contents in left.iter().flat_map(LeftMemory::files) {
-            files.push(image.add_contents(contents).map_err(|error| of_reading(task, error))?);
+            let stored = image.add_contents(contents, reused(contents.name()));
+            files.push(stored.map_err(|error| of_reading(task, error))?);
         }
         files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         Ok(Self { files, sharing })
@@ -64,7 +67,8 @@ pub(super) fn stage_memory(
     left: Option<LeftMemory>,
 ) -> Result<(), Error> {
     for contents in left.iter().flat_map(LeftMemory::files) {
-        image.stage_contents(contents).map_err(|error| of_reading(task, error))?;
+        let staged = image.stage_contents(contents, task.host.reused(contents.name()));
+        staged.map_err(|error| of_reading(task, error))?;
     }
     Ok(())
 }

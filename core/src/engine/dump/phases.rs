@@ -95,6 +95,7 @@ impl Gated {
     fn export(self, task: &mut Task<'_>) -> Result<Exported, Setback> {
         let Self { mut prepared } = self;
         let exported = task.enter(Phase::Export, None).and_then(|()| {
+            task.host.ask_pinned(&mut task.made.cuda_processes);
             let blocks = stop::export(task)?;
             opened::resolve(&mut task.made.cuda_processes)?;
             stop::adopt(task)?;
@@ -245,6 +246,10 @@ impl Window for Unsaved {
     fn commit(self, task: &mut Task<'_>, left: Option<LeftMemory>) -> Result<Saved, Setback> {
         let Self { image, mut copy, unchanged, late } = self;
         let updated = task.plan.update(task.options.pid, &task.made.cuda_processes, &task.drivers);
+        let updated = updated.and_then(|()| match &left {
+            Some(left) => task.host.settle(&image.writer, left),
+            None => Ok(()),
+        });
         if task.strategy.goes_on_early() {
             let staged = updated.and_then(|()| commit::stage_memory(task, &image.writer, left));
             let blocks = staged.and_then(|()| copy.released());
@@ -334,6 +339,7 @@ pub(super) fn go_on(task: &mut Task<'_>, saved: Result<Saved, Setback>) -> GoneO
     } else {
         resume::ensure_ended(task);
     }
+    task.host.end();
     let stopped = match &saved {
         Ok(Saved::Complete(complete)) if !resume => complete.commit.stopped,
         _ => task.made.standstill.length(),

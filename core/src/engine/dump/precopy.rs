@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use gpucr_wire::Block;
 
-use super::host_ahead::HostAhead;
+use super::host::ahead::HostAhead;
+use super::passes::Passes;
 use super::speculate::LEARNING;
 use super::stop;
 use super::task::Task;
@@ -33,8 +34,8 @@ const ASK: Duration = Duration::from_millis(250);
 const SEE: Duration = Duration::from_millis(2);
 /// After so many passes over the memory the program is stopped in any case.
 const PASSES: usize = 5;
-/// A pass that would copy less than this share of the memory is left to the stopped window.
-const WORTH_A_PASS: u64 = 200;
+/// Device memory that was copied so long ago is looked at once more.
+const LONG: Duration = Duration::from_secs(1);
 
 /// Passes in which only memory is copied that no launch seen so far may write. There are none if that is
 /// all memory, or if launches tell nothing.
@@ -49,7 +50,7 @@ pub(super) fn precopy(
     memory: &mut Option<Bulk>,
 ) -> Result<(), Error> {
     let stop = Stop::new(task.options.stop.clone());
-    let host = HostAhead::start(task, image)?;
+    let host = HostAhead::start(task, image, memory.as_mut())?;
     let mut precopy = Precopy { task, image, memory, stop };
     loop {
         match precopy.copy_ahead() {
@@ -58,7 +59,7 @@ pub(super) fn precopy(
             {
                 tracing::info!(pid, %cause, "it has ended; the dump goes on without it");
             }
-            Ok(()) => return host.finish(),
+            Ok(()) => return precopy.copy_host(host),
             Err(error) => return Err(error),
         }
     }
@@ -89,11 +90,22 @@ impl Precopy<'_, '_> {
         self.ask()
     }
 
+    /// Waits until host memory is copied too. If that takes long, device memory is looked at once more.
+    fn copy_host(&mut self, host: HostAhead) -> Result<(), Error> {
+        let since = Instant::now();
+        self.task.host = host.finish()?;
+        if since.elapsed() > LONG {
+            self.passes(PASSES, false, false)?;
+            self.ask()?;
+        }
+        Ok(())
+    }
+
     /// Makes passes, at most `most`, for as long as each has much less to copy than the last. Each begins with a
     /// hash pass, except the first if `hashed` says that there has just been one. Says whether a hash pass was the
     /// last thing it did: a second one soon after it would take anything for clean.
     fn passes(&mut self, most: usize, early: bool, hashed: bool) -> Result<bool, Error> {
-        let mut last = u64::MAX;
+        let mut passes = Passes::new(most);
         for pass in 0..most {
             let kind = if early { "early pass" } else { "pass" };
             let timeline = &self.task.options.timeline;
@@ -108,10 +120,9 @@ impl Precopy<'_, '_> {
             }
             let left = bulk.worth_copying(self.image.chunks());
             tracing::debug!(pass, early, left, "pre-copy");
-            if left <= self.task.account.bulk_bytes / WORTH_A_PASS || left > last / 2 {
+            if !passes.is_worth(left, self.task.account.bulk_bytes) {
                 return Ok(true);
             }
-            last = left;
             self.task.clock.announce(Phase::Precopy, left);
             loop {
                 let blocks = self.follow()?;

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::defer::{Deferral, Feedback};
+use super::host::memory::HostMemory;
 use crate::base::phase::PhaseTime;
 use crate::base::timeline::Timeline;
 use crate::engine::memory::Validation;
@@ -84,6 +85,8 @@ pub struct Report {
     /// How the copies were checked against the memory of the stopped program; none where everything
     /// was copied after it had been stopped.
     pub validation: Option<Validation>,
+    /// Host memory that was copied while the program ran; none where it was not.
+    pub host: Option<HostMemory>,
     /// Bytes copied aside within the devices, and saved from there while the program ran on.
     pub shadowed_bytes: u64,
     /// What was saved while the program ran on, and launches that may write it waited; none if there

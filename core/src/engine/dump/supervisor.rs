@@ -95,6 +95,7 @@ fn settle(mut task: Task<'_>, ended: Ended) -> Result<Report, Failure> {
         precopied_chunks: precopied,
         validation: checked.map(|checked| checked.found),
         private_bytes: task.plan.private_bytes(),
+        host: task.host.report(),
         shadowed_bytes: shadowed,
         deferral,
         new_bytes: committed.new_bytes,

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::defer::Deferral;
+use super::host::memory::Host;
 use super::preflight::DumpPlan;
 use super::report::Options;
 use super::speculate::Speculation;
@@ -32,6 +33,8 @@ pub(super) struct Task<'a> {
     /// What the programs launch while memory is copied.
     pub(super) speculation: Speculation,
     pub(super) account: Account,
+    /// What of host memory is copied ahead.
+    pub(super) host: Host,
     pub(super) made: Made,
     /// Keep a second gpucr away.
     pub(super) _locks: Vec<Lock>,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::pages::{self, Left, Origin, Part};
-use crate::host::process::ProcessMemory;
+use crate::host::process::{Place, ProcessMemory};
 use crate::image::Contents;
 
 /// The private memory of all processes that are frozen.
@@ -59,9 +59,22 @@ impl LeftMemory {
     pub fn files(&self) -> impl Iterator<Item = &dyn Contents> {
         self.0.iter().map(|file| file as &dyn Contents)
     }
+
+    /// Of each file the process that it is of, and what of it is read from there, in the order of the file.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (&dyn Contents, u32, Vec<Place>)> {
+        self.0.iter().map(|file| (file as &dyn Contents, file.process.pid(), file.places()))
+    }
 }
 
 impl PagesFile {
+    fn places(&self) -> Vec<Place> {
+        let place = |part: &Part| match part.from {
+            Origin::Process(address) => Some(Place { at: part.at, address, len: part.len }),
+            Origin::Written(_) => None,
+        };
+        self.parts.iter().filter_map(place).collect()
+    }
+
     fn new(pid: i32, left: Left, stop: Arc<AtomicBool>) -> io::Result<Self> {
         let Left { name, parts, written, guarded } = left;
         let process = frozen(pid)?;

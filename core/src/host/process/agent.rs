@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -516,6 +516,37 @@ impl Agent {
         let (ranges, summaries) = (ranges.clone(), summaries.clone());
         let request = Request::Guard { ranges, summaries, distrusted: distrusted.clone() };
         self.hand_over(&request, &[table.as_fd()])
+    }
+
+    /// Has the process make a userfaultfd with `device` (`/dev/userfaultfd`). From then on the agent remembers what
+    /// devices may write of the host's memory ([`pinned`](Self::pinned)).
+    ///
+    /// # Errors
+    /// [`AgentError::Failed`] if the process cannot make one; [`AgentError::Unexpected`] if what comes is none. An
+    /// agent of before this request ends the connection, which is [`AgentError::Broken`]. Or it does not answer in time, or
+    /// gpucr was asked to end.
+    pub fn track(&mut self, device: impl AsFd) -> Result<OwnedFd, AgentError> {
+        self.hand_over(&Request::Track {}, &[device.as_fd()])?;
+        let received = self.connection.receive_fds(1);
+        let fd = self.checked(received)?.remove(0);
+        // The program may be hostile, and requests to other descriptors mean other things.
+        let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
+        if link.is_ok_and(|link| link.to_bytes() == b"anon_inode:[userfaultfd]") {
+            Ok(fd)
+        } else {
+            Err(AgentError::Unexpected { pid: self.pid })
+        }
+    }
+
+    /// Addresses and bytes of host memory that devices may have written since [`track`](Self::track).
+    ///
+    /// # Errors
+    /// Nothing is tracked, the agent does not answer in time, or gpucr was asked to end.
+    pub fn pinned(&mut self) -> Result<Vec<Range>, AgentError> {
+        match self.ask(&Request::Pinned {})? {
+            Reply::Ranges { ranges } => Ok(ranges),
+            _ => Err(AgentError::Unexpected { pid: self.pid }),
+        }
     }
 
     /// Lets the program run.

@@ -2,10 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-
-use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
 /// A process whose memory is read.
 pub(crate) struct ProcessMemory {
@@ -19,6 +16,10 @@ impl ProcessMemory {
     /// There is no such process, or its memory must not be read.
     pub(crate) fn open(pid: i32) -> io::Result<Self> {
         Ok(Self { pid, memory: File::open(format!("/proc/{pid}/mem"))? })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid as u32
     }
 
     /// # Errors
@@ -59,149 +60,30 @@ impl ProcessMemory {
     }
 }
 
-/// Pages in a row that a process has for itself.
+/// Where memory of a process lies in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct Place {
+    /// Where it begins in the file.
+    pub(crate) at: u64,
+    /// Where it begins in the memory of the process.
     pub(crate) address: u64,
     /// Bytes.
     pub(crate) len: u64,
 }
 
-/// The pages that a process has for itself now and that hold something, in order of their addresses: those of files
-/// and of zeros that it has never written are none. What could be kept from being read by anybody but the kernel, such
-/// as memory that the process itself brings in when it is touched, is left out.
-///
-/// # Errors
-/// The process has ended, must not be looked at, or the kernel cannot tell (before Linux 6.7).
-pub(crate) fn private_runs(pid: i32) -> io::Result<Vec<Run>> {
-    let maps = std::fs::read(format!("/proc/{pid}/smaps"))?;
-    let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
-    let mut runs = Vec::new();
-    for (start, end) in private_mappings(&maps) {
-        scan(&pagemap, start, end, &mut runs)?;
+impl Place {
+    /// Where it ends in the memory of the process.
+    pub(crate) fn end(&self) -> u64 {
+        self.address + self.len
     }
-    Ok(runs)
-}
-
-/// The mappings in a file `smaps` that are of the process alone and can be read safely.
-fn private_mappings(smaps: &[u8]) -> Vec<(u64, u64)> {
-    let text = String::from_utf8_lossy(smaps);
-    let mut found = Vec::new();
-    let mut current = None;
-    for line in text.lines() {
-        if let Some(flags) = line.strip_prefix("VmFlags:") {
-            // Of devices, of pages without a frame of their own, and with a userfaultfd.
-            let unsafe_flags = ["io", "pf", "um", "uw", "ui"];
-            let is_safe = !flags.split_whitespace().any(|flag| unsafe_flags.contains(&flag));
-            found.extend(current.take().filter(|_| is_safe));
-        } else if let Some(mapping) = header(line) {
-            current = mapping;
-        }
-    }
-    found
-}
-
-/// The mapping that a line begins, if it begins one; nothing of it if it is not of the process alone.
-fn header(line: &str) -> Option<Option<(u64, u64)>> {
-    let mut words = line.split_ascii_whitespace();
-    let (start, end) = words.next()?.split_once('-')?;
-    let number = |digits| u64::from_str_radix(digits, 16).ok();
-    let (start, end) = (number(start)?, number(end)?);
-    let is_private = words.next()?.as_bytes().get(3) == Some(&b'p');
-    let is_kernels = words.nth(3).is_some_and(|name| name.starts_with("[v"));
-    Some((is_private && !is_kernels && start < end).then_some((start, end)))
-}
-
-/// `struct page_region` of linux/fs.h.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Region {
-    start: u64,
-    end: u64,
-    categories: u64,
-}
-
-/// `struct pm_scan_arg`.
-#[repr(C)]
-#[derive(Default)]
-struct Scan {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    /// Where the kernel has stopped.
-    walk_end: u64,
-    regions: u64,
-    regions_len: u64,
-    max_pages: u64,
-    inverted: u64,
-    mask: u64,
-    any_of: u64,
-    returned: u64,
-}
-
-/// `PAGEMAP_SCAN`.
-const PAGEMAP_SCAN: Opcode = opcode::read_write::<Scan>(b'f', 16);
-const IS_FILE: u64 = 1 << 2;
-const IS_PRESENT: u64 = 1 << 3;
-const IS_SWAPPED: u64 = 1 << 4;
-const IS_ZERO: u64 = 1 << 5;
-
-/// Adds what a mapping has to the runs.
-fn scan(pagemap: &File, start: u64, end: u64, runs: &mut Vec<Run>) -> io::Result<()> {
-    let mut at = start;
-    while at < end {
-        // What the kernel does not fill in stays empty.
-        let mut regions = [Region::default(); 512];
-        let mut scan = Scan {
-            size: size_of::<Scan>() as u64,
-            start: at,
-            end,
-            regions: regions.as_mut_ptr().expose_provenance() as u64,
-            regions_len: regions.len() as u64,
-            inverted: IS_FILE | IS_ZERO,
-            mask: IS_FILE | IS_ZERO,
-            any_of: IS_PRESENT | IS_SWAPPED,
-            returned: IS_PRESENT,
-            ..Scan::default()
-        };
-        // SAFETY: the request is the kernel's for this structure, and the kernel writes at most `regions_len` regions
-        // to where they are, which nobody else refers to meanwhile.
-        unsafe { ioctl(pagemap.as_fd(), Updater::<PAGEMAP_SCAN, Scan>::new(&mut scan)) }?;
-        for region in regions.iter().take_while(|region| region.end > region.start) {
-            let (address, len) = (region.start, region.end - region.start);
-            match runs.last_mut().filter(|last| last.address + last.len == address) {
-                Some(last) => last.len += len,
-                None => runs.push(Run { address, len }),
-            }
-        }
-        if scan.walk_end <= at {
-            return Err(io::Error::other("the kernel does not get on"));
-        }
-        at = scan.walk_end;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::pagemap::{Run, private_runs};
     use super::*;
 
     const PAGE: usize = 4096;
-
-    #[test]
-    fn mappings_of_the_process_alone_are_told_from_others() {
-        let smaps = b"00400000-00401000 r-xp 00000000 08:01 12 /bin/cat file\nSize: 4 kB\n\
-            VmFlags: rd ex mr mw me\n\
-            00500000-00600000 rw-s 00000000 00:01 99 /dev/zero (deleted)\nVmFlags: rd wr sh\n\
-            7f0000000000-7f0000002000 rw-p 00000000 00:00 0 \nRss: 8 kB\nVmFlags: rd wr mr ac\n\
-            7f0000004000-7f0000005000 rw-p 00000000 00:00 0 \nVmFlags: rd wr um ac\n\
-            7f0000006000-7f0000007000 rw-p 00000000 00:05 3 /dev/nvidia0\nVmFlags: rd wr io dd\n\
-            7fff00000000-7fff00001000 r--p 00000000 00:00 0 [vvar]\nVmFlags: rd mr pf de dd\n\
-            7fff00001000-7fff00002000 r-xp 00000000 00:00 0 [vdso]\nVmFlags: rd ex mr\n";
-        let expected = [(0x40_0000, 0x40_1000), (0x7f00_0000_0000, 0x7f00_0000_2000)];
-        assert_eq!(private_mappings(smaps), expected);
-    }
 
     #[test]
     fn pages_that_were_written_are_found_and_read() {
