@@ -45,6 +45,7 @@ fn softcuda(module: &Module, a: &[f32], b: &[f32], c: &mut [f32]) -> f64 {
         cancel: &AtomicBool::new(false),
         images: &NoImages,
         heap: &NoHeap,
+        set_condition: &|_, _| false,
         print: &|_, _| (),
     };
     let start = Instant::now();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::address_space::DeviceView;
 use crate::attributes::Attributes;
+use crate::conditions;
 use crate::context::Context;
 use crate::copy_engine::{self, Fill, Transfer};
 use crate::faults;
@@ -133,6 +134,7 @@ impl KernelLaunch {
             cancel: &context.cancel,
             images: &self.images,
             heap: &context.heap,
+            set_condition: &|handle, value| conditions::set(context.handle, handle, value),
             print: &|text, size| context.prints.add(text, size, context.print_room()),
         };
         ptx::run(&self.function.code, &self.function.entry, &launch, &DeviceView).map_err(|trap| {

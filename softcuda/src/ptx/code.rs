@@ -260,6 +260,8 @@ pub(crate) enum Op {
     /// Device-side `malloc` and `free`: an index into [`Code::calls`].
     HeapAllocate(u32),
     HeapFree(u32),
+    /// Sets the condition of a conditional graph node: an index into [`Code::calls`].
+    SetCondition(u32),
     /// `alloca`: the result, the size and the alignment.
     StackAllocate(Reg, Src, u32),
     StackSave(Reg),

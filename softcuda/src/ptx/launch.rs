@@ -67,6 +67,8 @@ pub struct Launch<'a> {
     pub images: &'a dyn Images,
     /// Where `malloc` in kernels has memory from.
     pub heap: &'a dyn Heap,
+    /// Sets the condition of a conditional graph node, by its handle; false if there is none.
+    pub set_condition: &'a (dyn Fn(u64, u32) -> bool + Sync),
     /// Receives the formatted output of one `printf` call, and how many bytes its arguments have.
     pub print: &'a (dyn Fn(&[u8], usize) + Sync),
 }

@@ -313,6 +313,7 @@ impl<'a> Warp<'a> {
                 Op::Print(site) => self.print(room, mask, site)?,
                 Op::HeapAllocate(site) => self.heap_allocate(room, mask, site)?,
                 Op::HeapFree(site) => self.heap_free(room, mask, site)?,
+                Op::SetCondition(site) => self.set_condition(room, mask, site)?,
                 Op::StackAllocate(to, size, align) => self.stack_allocate(to, size, align, mask)?,
                 Op::StackSave(to) => self.write(to, mask, u64::from(self.allocated)),
                 Op::StackRestore(from) => self.stack_restore(from, mask),
