@@ -76,9 +76,11 @@ static void chosen(int* values) {
         for (unsigned body = 0, amount = 1; body < size; body++, amount *= 10) {
             add(bodies[body], values + 1, static_cast<int>(amount));
         }
+#if CUDART_VERSION >= 13000 // that of 12.9 answers cudaErrorUnknown, whatever its driver says
         cudaGraphNodeType kind;
         CHECK(cudaGraphNodeGetType(node, &kind));
         EXPECT(kind == cudaGraphNodeTypeConditional);
+#endif
         cudaGraphExec_t executable;
         CHECK(cudaGraphInstantiate(&executable, graph, 0));
         const int of_if[] = {10, 1, 1, 1}, of_switch[] = {1, 10, 100, 0};
