@@ -41,6 +41,7 @@ fn softcuda(module: &Module, a: &[f32], b: &[f32], c: &mut [f32]) -> f64 {
         dynamic_shared: 0,
         params: &params,
         global_addresses: &[],
+        cluster: [1; 3],
         cooperative: false,
         cancel: &AtomicBool::new(false),
         images: &NoImages,

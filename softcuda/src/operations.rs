@@ -57,6 +57,15 @@ pub(crate) struct Shape {
     pub(crate) shared: u32,
     /// All blocks run at the same time.
     pub(crate) cooperative: bool,
+    /// Blocks of a cluster in each direction, if the launch says so.
+    pub(crate) cluster: Option<[u32; 3]>,
+}
+
+impl Shape {
+    /// Blocks of a cluster of this function in each direction.
+    pub(crate) fn cluster_of(&self, function: &Function) -> [u32; 3] {
+        self.cluster.or(function.entry.cluster).unwrap_or([1; 3])
+    }
 }
 
 /// What a trap of a kernel makes of its context.
@@ -130,6 +139,7 @@ impl KernelLaunch {
             dynamic_shared: self.shape.shared,
             params: &self.parameters,
             global_addresses: &self.function.addresses,
+            cluster: self.shape.cluster_of(&self.function),
             cooperative: self.shape.cooperative,
             cancel: &context.cancel,
             images: &self.images,

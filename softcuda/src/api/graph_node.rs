@@ -90,7 +90,7 @@ pub(super) fn kernel(given: &KernelParametersV2) -> Outcome<Work> {
             .map_err(|_| Code::INVALID_VALUE)?,
     };
     let owner = function.context;
-    let shape = Shape { grid, block, shared, cooperative: false };
+    let shape = Shape { grid, block, shared, cooperative: false, cluster: None };
     let (each, extra) = (In::at_address(each), In::at_address(extra));
     let launch = launch::prepare(function, shape, &each, &extra)?;
     Ok(Work::Operation(Operation::Kernel(Arc::new(launch)), owner))

@@ -59,6 +59,8 @@ pub struct Launch<'a> {
     pub params: &'a [u8],
     /// The address of each of [`Module::globals`], in the same order.
     pub global_addresses: &'a [u64],
+    /// Blocks of a cluster in x, y and z, at most 16: each divides that of the grid. A cooperative launch can have one.
+    pub cluster: [u32; 3],
     /// Whether all blocks must make progress at the same time (grid-wide barriers).
     pub cooperative: bool,
     /// Set to true by the caller to stop the launch soon; it then ends in [`Trap::Cancelled`].

@@ -371,7 +371,13 @@ impl<'a> Warp<'a> {
                 let address = room.context.workspace_address();
                 if high { (address >> 32) as u32 } else { address as u32 }
             }
-            Special::Constant(value) => value,
+            Special::ClusterId(_)
+            | Special::ClusterCount(_)
+            | Special::BlockInCluster(_)
+            | Special::ClusterShape(_)
+            | Special::ClusterRank
+            | Special::ClusterSize
+            | Special::IsCluster => room.cluster_special(special),
             Special::Clock => {
                 let now = super::memory::nanoseconds(false);
                 return self.write(to, mask, now);
