@@ -91,10 +91,12 @@ const UNSUPPORTED_FUNCTION_CHANGE: u32 = 7;
 /// Makes a graph executable.
 ///
 /// # Errors
-/// `INVALID_VALUE` for an unknown graph, one whose edges go in a circle, and one with a condition that no node has;
+/// `INVALID_VALUE` for an unknown graph, one whose edges go in a circle, and one with a condition that no node has; what
+/// is wrong with bodies, as [`graphs::check_bodies`];
 /// `NOT_SUPPORTED` for one that allocates or frees memory or has conditional nodes, and has an executable form already.
 pub(crate) fn instantiate(graph: u64, flags: u64) -> Outcome<Arc<Executable>> {
     let steps = graphs::steps(graph)?;
+    graphs::check_bodies(graph)?;
     if !graphs::uses_all_conditions(graph) {
         return Err(Code::INVALID_VALUE);
     }

@@ -83,6 +83,9 @@ impl Work {
                     Err(Code::INVALID_VALUE)
                 }
             }
+            Work::Conditional(conditional) if conditional.condition.context != context => {
+                Err(Code::INVALID_VALUE)
+            }
             Work::Child(_) | Work::Empty | Work::Conditional(_) => Ok(()),
             _ => Err(Code::NOT_SUPPORTED),
         }

@@ -24,23 +24,14 @@ struct Node {
 struct Graph {
     /// In the order of creation.
     nodes: Vec<u64>,
-    /// The node that it belongs to, if there is one.
-    within: Option<Within>,
+    /// The graph of the node that it belongs to, if it belongs to one.
+    within: Option<u64>,
     /// The graph that this one was cloned from, or 0.
     original: u64,
     /// User objects that it keeps alive.
     objects: Vec<Held>,
     /// What decides about conditional nodes in it and in graphs of its nodes.
     conditions: Vec<Arc<Condition>>,
-}
-
-/// Where a graph of a node is.
-#[derive(Clone, Copy)]
-struct Within {
-    /// The node's graph.
-    graph: u64,
-    /// It is the body of a conditional node, or within one: the context that all in it has to be of.
-    body_in: Option<u64>,
 }
 
 #[derive(Default)]
@@ -136,8 +127,7 @@ pub(crate) fn objects(graph: u64) -> Outcome<Vec<Held>> {
 /// # Errors
 /// `INVALID_VALUE` for an unknown graph, for dependencies that are not nodes of it or are named
 /// twice, and for memory that the graph frees already; `NOT_SUPPORTED` for a child graph that
-/// allocates or frees memory or has conditional nodes. In the body of a conditional node also `NOT_SUPPORTED` for
-/// other work than kernels, copies, fills, child graphs and none, and `INVALID_VALUE` for another context.
+/// allocates or frees memory or has conditional nodes.
 pub(crate) fn add(graph: u64, dependencies: &[u64], work: Work) -> Outcome<u64> {
     let mut state = STATE.lock();
     state.check_dependencies(graph, dependencies)?;
@@ -176,14 +166,10 @@ pub(crate) fn add_conditional(
     let mut state = STATE.lock();
     state.check_dependencies(graph, dependencies)?;
     let condition = state.condition(graph, condition).ok_or(Code::INVALID_VALUE)?;
-    let body_in = state.graph(graph)?.within.and_then(|within| within.body_in);
-    if condition.context != context
-        || body_in.is_some_and(|body_in| body_in != context)
-        || !kind.may_have(bodies)
-    {
+    if condition.context != context || !kind.may_have(bodies) {
         return Err(Code::INVALID_VALUE);
     }
-    let within = Some(Within { graph, body_in: Some(context) });
+    let within = Some(graph);
     let bodies = (0..bodies).map(|_| {
         let body = new_handle();
         state.graphs.insert(body, Graph { within, ..Graph::default() });
@@ -202,6 +188,15 @@ pub(crate) fn is_single(graph: u64) -> Outcome<bool> {
     let state = STATE.lock();
     state.graph(graph)?;
     Ok(state.works(graph).any(Work::is_single))
+}
+
+/// Refuses a graph with a conditional node whose body has what no body may have.
+///
+/// # Errors
+/// `NOT_SUPPORTED` for other nodes than kernels, copies, fills, child graphs, empty and conditional ones;
+/// `INVALID_VALUE` for another context than the condition's.
+pub(crate) fn check_bodies(graph: u64) -> Outcome {
+    STATE.lock().check_bodies(graph, None)
 }
 
 /// Whether there is a node for each condition of a graph and the graphs of its nodes.
@@ -359,7 +354,7 @@ pub(crate) fn set_work(node: u64, work: Work) -> Outcome {
 /// nodes.
 pub(crate) fn clone(graph: u64) -> Outcome<u64> {
     let mut state = STATE.lock();
-    state.check_copy(graph, None)?;
+    state.check_copy(graph)?;
     state.copy(graph, None)
 }
 
@@ -460,20 +455,16 @@ impl State {
 
     /// What a node of a graph is to do, as the node keeps it: with a copy of its own of a child graph.
     fn take_in(&mut self, graph: u64, work: Work) -> Outcome<Work> {
-        let body_in = self.graph(graph)?.within.and_then(|within| within.body_in);
-        if let Some(context) = body_in {
-            work.check_in_body(context)?;
-        }
         let Work::Child(child) = work else { return Ok(work) };
-        self.check_copy(child, body_in)?;
-        Ok(Work::Child(self.copy(child, Some(Within { graph, body_in }))?))
+        self.check_copy(child)?;
+        Ok(Work::Child(self.copy(child, Some(graph))?))
     }
 
     /// The condition of a graph, or of those that it is within.
     fn condition(&self, graph: u64, handle: u64) -> Option<Arc<Condition>> {
         let graph = self.graphs.get(&graph)?;
         let own = graph.conditions.iter().find(|condition| condition.handle == handle);
-        own.cloned().or_else(|| self.condition(graph.within?.graph, handle))
+        own.cloned().or_else(|| self.condition(graph.within?, handle))
     }
 
     /// What the nodes of a graph do; nothing for an unknown graph.
@@ -489,23 +480,35 @@ impl State {
         Ok(())
     }
 
-    /// Refuses a graph that cannot be copied, or not into a body in this context.
-    fn check_copy(&self, graph: u64, body_in: Option<u64>) -> Outcome {
+    /// Refuses a graph that cannot be copied.
+    fn check_copy(&self, graph: u64) -> Outcome {
         self.graph(graph)?;
         for work in self.works(graph) {
             if work.is_single() {
                 return Err(Code::NOT_SUPPORTED);
             }
-            if let Some(context) = body_in {
+            work.own_graphs().iter().try_for_each(|own| self.check_copy(*own))?;
+        }
+        Ok(())
+    }
+
+    /// Refuses bodies with what no body may have. `context` is that of the body that the graph is in, if it is in one.
+    fn check_bodies(&self, graph: u64, context: Option<u64>) -> Outcome {
+        for work in self.works(graph) {
+            if let Some(context) = context {
                 work.check_in_body(context)?;
             }
-            work.own_graphs().iter().try_for_each(|own| self.check_copy(*own, body_in))?;
+            let inside = match work {
+                Work::Conditional(conditional) => Some(conditional.condition.context),
+                _ => context,
+            };
+            work.own_graphs().iter().try_for_each(|own| self.check_bodies(*own, inside))?;
         }
         Ok(())
     }
 
     /// Copies a graph that can be copied.
-    fn copy(&mut self, graph: u64, within: Option<Within>) -> Outcome<u64> {
+    fn copy(&mut self, graph: u64, within: Option<u64>) -> Outcome<u64> {
         let nodes = self.graph(graph)?.nodes.clone();
         let objects = self.graph(graph)?.objects.clone();
         let handle = new_handle();
@@ -514,10 +517,7 @@ impl State {
         let mut copies = BTreeMap::new();
         for node in &nodes {
             let work = match self.node(*node)?.work.clone() {
-                Work::Child(child) => {
-                    let body_in = within.and_then(|within| within.body_in);
-                    Work::Child(self.copy(child, Some(Within { graph: handle, body_in }))?)
-                }
+                Work::Child(child) => Work::Child(self.copy(child, Some(handle))?),
                 other => other,
             };
             copies.insert(*node, self.insert(handle, Vec::new(), work, *node)?);

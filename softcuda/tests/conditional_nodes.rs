@@ -303,7 +303,6 @@ fn nodes_of(graph: u64) -> Option<usize> {
 fn what_the_documentation_forbids_is_refused() {
     let _alone = alone();
     let other = context();
-    let foreign = Room::new().add;
     let room = Room::new();
     let (graph, stranger) = (graph(), graph());
     let mut handle = 0;
@@ -331,19 +330,10 @@ fn what_the_documentation_forbids_is_refused() {
     let body = bodies[0];
     assert_eq!(cuGraphDestroy(body), INVALID_VALUE);
     assert_eq!(refused(stranger, chosen, (IF, 1), 0), INVALID_VALUE);
-    // Kinds of nodes that a body cannot have, in child graphs either, and another context.
-    extern "C" fn nothing(_: u64) {}
+    // The graph is in no other, and is executable once.
     let (none, mut node) = (std::ptr::null(), 0);
-    // SAFETY: structures and lists are as the functions want them.
+    // SAFETY: there are no dependencies.
     unsafe {
-        let host = Host(nothing, 0);
-        assert_eq!(cuGraphAddHostNode(&mut node, body, none, 0, &host), NOT_SUPPORTED);
-        assert_eq!(cuGraphAddEventRecordNode(&mut node, body, none, 0, event()), NOT_SUPPORTED);
-        ok(cuGraphAddHostNode(&mut node, stranger, none, 0, &host));
-        assert_eq!(cuGraphAddChildGraphNode(&mut node, body, none, 0, stranger), NOT_SUPPORTED);
-        assert_eq!(room.try_kernel(&mut node, body, &[], foreign, (room.data, 1)), INVALID_VALUE);
-        assert_eq!(nodes_of(body), Some(0));
-        // The graph is in no other, and is executable once.
         assert_eq!(cuGraphAddChildGraphNode(&mut node, stranger, none, 0, graph), NOT_SUPPORTED);
     }
     assert_eq!(cuGraphClone(&mut handle, graph), NOT_SUPPORTED);
@@ -362,6 +352,55 @@ fn what_the_documentation_forbids_is_refused() {
     let mut given = [0; 4];
     assert_eq!(cuGraphInstantiateWithParams(&mut handle, graph, &mut given), INVALID_VALUE);
     assert_eq!(given[3] as u32, 5);
+    for context in [room.context, other] {
+        ok(cuCtxDestroy_v2(context));
+    }
+}
+
+#[test]
+fn a_graph_with_what_no_body_may_have_is_not_made_executable() {
+    let _alone = alone();
+    let other = context();
+    let foreign = Room::new().add;
+    let room = Room::new();
+    extern "C" fn nothing(_: u64) {}
+    let none = std::ptr::null();
+    let host = Host(nothing, 0);
+    // Adds something to the body of an IF, and asks what an executable graph would be.
+    let with = |fill: &dyn Fn(u64)| {
+        let graph = graph();
+        let (_, bodies) = conditional(graph, &[], condition(graph, 0, 0), (IF, 1));
+        fill(bodies[0]);
+        let code = cuGraphInstantiateWithFlags(&mut 0, graph, 0);
+        ok(cuGraphDestroy(graph));
+        code
+    };
+    // SAFETY: structure and list are as the function wants them.
+    let host_node = |graph| unsafe { ok(cuGraphAddHostNode(&mut 0, graph, none, 0, &host)) };
+    assert_eq!(with(&host_node), NOT_SUPPORTED);
+    let event_node =
+        // SAFETY: there are no dependencies.
+        |graph| unsafe { ok(cuGraphAddEventRecordNode(&mut 0, graph, none, 0, event())) };
+    assert_eq!(with(&event_node), NOT_SUPPORTED);
+    let child = graph();
+    host_node(child);
+    let child_node = |graph| unsafe { ok(cuGraphAddChildGraphNode(&mut 0, graph, none, 0, child)) };
+    assert_eq!(with(&child_node), NOT_SUPPORTED);
+    let captured = |body| {
+        // SAFETY: there are no dependencies.
+        unsafe { ok(cuStreamBeginCaptureToGraph(room.stream, body, none, none, 0, 2)) };
+        ok(cuMemAllocAsync(&mut 0, 64, room.stream));
+        assert_eq!(end(room.stream), body);
+        assert_eq!(kinds(body), [10]);
+    };
+    assert_eq!(with(&captured), NOT_SUPPORTED);
+    let elsewhere = |graph| {
+        room.kernel(graph, &[], foreign, (room.data, 1));
+    };
+    assert_eq!(with(&elsewhere), INVALID_VALUE);
+    ok(with(&|graph| {
+        room.count(graph, 0, 1);
+    }));
     for context in [room.context, other] {
         ok(cuCtxDestroy_v2(context));
     }
@@ -441,9 +480,6 @@ fn conditional_nodes_are_added_to_a_capture_and_their_bodies_captured() {
     };
     launch(room.step, &step, two);
     ok(cuMemcpyDtoDAsync_v2(room.data + 12, room.data, 4, two));
-    extern "C" fn nothing(_: u64) {}
-    assert_eq!(cuLaunchHostFunc(two, nothing, 0), NOT_SUPPORTED);
-    assert_eq!(cuMemAllocAsync(&mut 0, 64, two), NOT_SUPPORTED);
     // Which graph it was is known.
     // SAFETY: the driver writes where it is told to only.
     assert_eq!(unsafe { cuStreamEndCapture_ptsz(one, std::ptr::null_mut()) }, INVALID_VALUE);
