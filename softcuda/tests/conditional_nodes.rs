@@ -384,6 +384,7 @@ fn a_graph_with_what_no_body_may_have_is_not_made_executable() {
     assert_eq!(with(&event_node), NOT_SUPPORTED);
     let child = graph();
     host_node(child);
+    // SAFETY: there are no dependencies.
     let child_node = |graph| unsafe { ok(cuGraphAddChildGraphNode(&mut 0, graph, none, 0, child)) };
     assert_eq!(with(&child_node), NOT_SUPPORTED);
     let captured = |body| {

@@ -5,7 +5,7 @@ use cudarc::driver::sys;
 use super::arguments::{In, Out};
 use super::capture::list;
 use super::driver_api;
-use super::graph_node::context_or_current;
+use super::graph_parts::context_or_current;
 use crate::conditions::{Condition, Kind};
 use crate::graphs;
 use crate::status::{Code, Outcome};

@@ -8,7 +8,7 @@ use super::arguments::{In, Out};
 use super::attributes;
 use super::copy::{self, Copy3d};
 use super::graph::{EdgeData, check_edges};
-use super::graph_parts::add;
+use super::graph_parts::{add, context_or_current};
 use super::{driver_api, graph_conditional, graph_memory, launch, memory_operation, set};
 use crate::context;
 use crate::copy_engine::Fill;
@@ -74,11 +74,6 @@ const _: () =
     assert!(size_of::<KernelParametersV2>() == size_of::<sys::CUDA_KERNEL_NODE_PARAMS_v2>());
 const _: () = assert!(size_of::<FillParameters>() == size_of::<sys::CUDA_MEMSET_NODE_PARAMS>());
 const _: () = assert!(size_of::<AnyParameters>() == size_of::<sys::CUgraphNodeParams>());
-
-/// The context of a handle; the current one for 0.
-pub(super) fn context_or_current(handle: u64) -> Outcome<Arc<context::Context>> {
-    if handle == 0 { context::current() } else { context::by_handle(handle) }
-}
 
 /// The work that kernel parameters describe.
 pub(super) fn kernel(given: &KernelParametersV2) -> Outcome<Work> {
