@@ -317,6 +317,17 @@ fn graphs_stand_for_their_nodes() {
     assert_eq!(program.ask("end graph"), "done");
 }
 
+#[test]
+fn graphs_with_conditional_nodes_may_touch_anything() {
+    let (mut program, mut agent, _) = start();
+    assert_eq!(program.ask("make conditional graph"), "done");
+    agent.must(&Request::Record { on: true });
+    assert_eq!(program.ask("graph"), "done");
+    let accesses = accesses(&mut agent);
+    assert_eq!((accesses.unknown_graphs, operations(&accesses)), (2, Vec::new()));
+    assert_eq!(program.ask("end graph"), "done");
+}
+
 fn touched_small(accesses: &Accesses) -> Vec<u64> {
     let touched = touched(accesses, only(accesses));
     touched.iter().filter(|t| (t.0, t.1) == (1, 8)).map(|t| t.2).collect()

@@ -266,6 +266,16 @@ fn a_graph_waits_when_it_is_launched_and_not_when_it_is_captured() {
 }
 
 #[test]
+fn a_graph_with_conditional_nodes_waits_for_everything() {
+    let (mut program, at) = start();
+    assert_eq!(program.ask("make conditional graph"), "done");
+    let mut guarded = Guarded::with(program, at, &[0, 1, 2]);
+    guarded.waits("graph", &[0, 1, 2]);
+    guarded.finish(&[0, 1, 2]);
+    guarded.goes_on();
+}
+
+#[test]
 fn an_allocation_of_the_programs_own_is_its_reservation() {
     let (mut program, at) = start();
     let (mut agent, _) = program.agent();

@@ -41,10 +41,12 @@ fn softcuda(module: &Module, a: &[f32], b: &[f32], c: &mut [f32]) -> f64 {
         dynamic_shared: 0,
         params: &params,
         global_addresses: &[],
+        cluster: [1; 3],
         cooperative: false,
         cancel: &AtomicBool::new(false),
         images: &NoImages,
         heap: &NoHeap,
+        set_condition: &|_, _| false,
         print: &|_, _| (),
     };
     let start = Instant::now();

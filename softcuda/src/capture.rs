@@ -168,6 +168,11 @@ pub(crate) fn end(stream: &Stream) -> Outcome<u64> {
     outcome
 }
 
+/// Whether a stream captures into a graph that was there before.
+pub(crate) fn is_into_a_known_graph(stream: &Stream) -> bool {
+    of(&mut CAPTURES.lock(), stream).is_some_and(|capture| capture.foreign_graph)
+}
+
 /// The capture that a stream takes part in.
 pub(crate) fn info(stream: &Stream) -> Option<Info> {
     if !any() {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::capture;
+use crate::conditions::{Condition, Conditional, Kind};
 use crate::context::{CONTEXTS, Context};
 use crate::graph_memory::GraphMemory;
 use crate::graphs::{self, Step, Work};
@@ -44,6 +45,35 @@ struct State {
     last: Option<Position>,
 }
 
+/// Work of a launch that a stream does as one piece.
+enum Part {
+    /// An operation, in its context.
+    Operation(Operation, Arc<Context>),
+    /// A conditional node, in its context, and what is done in each of its bodies.
+    Conditional(Arc<Conditional>, Arc<Context>, Vec<Vec<Part>>),
+}
+
+impl Part {
+    fn run(&self) {
+        let (conditional, context, bodies) = match self {
+            Part::Operation(operation, context) => return operation.run(context),
+            Part::Conditional(conditional, context, bodies) => (conditional, context, bodies),
+        };
+        let run = |body: usize| bodies.get(body).into_iter().flatten().for_each(Part::run);
+        let value = || conditional.condition.value();
+        match conditional.kind {
+            Kind::If => run(usize::from(value() == 0)),
+            Kind::Switch => run(value() as usize),
+            Kind::While => {
+                // Nothing sets the value any more where work has failed.
+                while value() != 0 && !context.has_failed() {
+                    run(0);
+                }
+            }
+        }
+    }
+}
+
 /// Why an executable graph could not be made like another graph: `CUgraphExecUpdateResult` and the
 /// node that is at fault, or 0.
 pub(crate) struct Difference {
@@ -61,11 +91,16 @@ const UNSUPPORTED_FUNCTION_CHANGE: u32 = 7;
 /// Makes a graph executable.
 ///
 /// # Errors
-/// `INVALID_VALUE` for an unknown graph, or one whose edges go in a circle; `NOT_SUPPORTED` for one
-/// that allocates or frees memory and has an executable form already.
+/// `INVALID_VALUE` for an unknown graph, one whose edges go in a circle, and one with a condition that no node has; what
+/// is wrong with bodies, as [`graphs::check_bodies`];
+/// `NOT_SUPPORTED` for one that allocates or frees memory or has conditional nodes, and has an executable form already.
 pub(crate) fn instantiate(graph: u64, flags: u64) -> Outcome<Arc<Executable>> {
     let steps = graphs::steps(graph)?;
-    if graphs::has_memory(graph)? && EXECUTABLES.all().iter().any(|other| other.graph == graph) {
+    graphs::check_bodies(graph)?;
+    if !graphs::uses_all_conditions(graph) {
+        return Err(Code::INVALID_VALUE);
+    }
+    if graphs::is_single(graph)? && EXECUTABLES.all().iter().any(|other| other.graph == graph) {
         return Err(Code::NOT_SUPPORTED);
     }
     let handle = new_handle();
@@ -92,7 +127,67 @@ fn hindrance(old: &Work, new: &Work) -> Option<u32> {
         (Work::Allocate(one), Work::Allocate(other)) | (Work::Free(one), Work::Free(other)) => {
             (!Arc::ptr_eq(one, other)).then_some(PARAMETERS_CHANGED)
         }
+        (Work::Conditional(one), Work::Conditional(other)) => {
+            let what = |node: &Conditional| (node.kind, node.bodies.len(), node.condition.context);
+            (what(one) != what(other)).then_some(PARAMETERS_CHANGED)
+        }
         _ => None,
+    }
+}
+
+/// The first difference between steps that cannot be taken over.
+fn compare(steps: &[Step], others: &[Step]) -> Result<(), Difference> {
+    let differs = |result, node| Err(Difference { result, node });
+    if steps.len() != others.len() {
+        return differs(TOPOLOGY_CHANGED, 0);
+    }
+    for (old, new) in steps.iter().zip(others) {
+        if old.work.kind() != new.work.kind() {
+            return differs(KIND_CHANGED, new.node);
+        }
+        if old.after != new.after {
+            return differs(TOPOLOGY_CHANGED, new.node);
+        }
+        if let Some(result) = hindrance(&old.work, &new.work) {
+            return differs(result, new.node);
+        }
+        for (old, new) in old.bodies.iter().zip(&new.bodies) {
+            compare(old, new)?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes over the work of steps that do not differ.
+fn take_over(steps: &mut [Step], others: &[Step]) {
+    for (old, new) in steps.iter_mut().zip(others) {
+        old.work = new.work.clone();
+        for (old, new) in old.bodies.iter_mut().zip(&new.bodies) {
+            take_over(old, new);
+        }
+    }
+}
+
+/// The step of a node, in bodies too.
+fn find_step(steps: &mut [Step], node: u64) -> Option<&mut Step> {
+    for step in steps {
+        if step.node == node {
+            return Some(step);
+        }
+        if let Some(found) = step.bodies.iter_mut().find_map(|body| find_step(body, node)) {
+            return Some(found);
+        }
+    }
+    None
+}
+
+/// The conditions of steps, in bodies too.
+fn conditions(steps: &[Step], found: &mut Vec<Arc<Condition>>) {
+    for step in steps {
+        if let Work::Conditional(conditional) = &step.work {
+            found.push(conditional.condition.clone());
+        }
+        step.bodies.iter().for_each(|body| conditions(body, found));
     }
 }
 
@@ -110,25 +205,25 @@ impl Executable {
         }
         let mut ready = Vec::new();
         for step in &state.steps {
-            let owner = match &step.work {
-                Work::Operation(_, owner) => {
-                    let owner = CONTEXTS.get(*owner).ok_or(Code::CONTEXT_IS_DESTROYED)?;
-                    owner.check()?;
-                    Some(owner)
-                }
-                _ => None,
-            };
+            let part = state.part(step)?;
             if !state.disabled.contains(&step.node) {
-                ready.push((step.work.clone(), owner));
+                ready.push((step.work.clone(), part));
             }
         }
         let mut memory = state.prepare_memory(self.flags & AUTO_FREE != 0)?;
         let mut after: Vec<Position> = state.last.take().into_iter().collect();
-        for (work, owner) in ready {
-            match (work, owner) {
-                (Work::Operation(operation, _), Some(owner)) => {
+        let mut conditions = Vec::new();
+        self::conditions(&state.steps, &mut conditions);
+        if !conditions.is_empty() {
+            let after = std::mem::take(&mut after);
+            let begin = move || conditions.iter().for_each(|condition| condition.begin());
+            context.submit(stream, after, begin)?;
+        }
+        for (work, part) in ready {
+            match (work, part) {
+                (_, Some(part)) => {
                     let after = std::mem::take(&mut after);
-                    context.submit(stream, after, move || operation.run(&owner))?;
+                    context.submit(stream, after, move || part.run())?;
                 }
                 (Work::Record(_, event), _) => event.record(context, stream)?,
                 (Work::Wait(_, event), _) => after.extend(event.position()),
@@ -188,24 +283,8 @@ impl Executable {
     /// The first difference that cannot be taken over; nothing is changed then.
     pub(crate) fn update(&self, steps: &[Step]) -> Result<(), Difference> {
         let mut state = self.state.lock();
-        let differs = |result, node| Err(Difference { result, node });
-        if steps.len() != state.steps.len() {
-            return differs(TOPOLOGY_CHANGED, 0);
-        }
-        for (old, new) in state.steps.iter().zip(steps) {
-            if old.work.kind() != new.work.kind() {
-                return differs(KIND_CHANGED, new.node);
-            }
-            if old.after != new.after {
-                return differs(TOPOLOGY_CHANGED, new.node);
-            }
-            if let Some(result) = hindrance(&old.work, &new.work) {
-                return differs(result, new.node);
-            }
-        }
-        for (old, new) in state.steps.iter_mut().zip(steps) {
-            old.work = new.work.clone();
-        }
+        compare(&state.steps, steps)?;
+        take_over(&mut state.steps, steps);
         Ok(())
     }
 
@@ -238,8 +317,38 @@ impl Executable {
 
 impl State {
     fn step(&mut self, node: u64) -> Outcome<&mut Step> {
-        let found = self.steps.iter_mut().find(|step| step.node == node && node != 0);
+        let found = if node == 0 { None } else { find_step(&mut self.steps, node) };
         found.ok_or(Code::INVALID_VALUE)
+    }
+
+    /// What a stream does for a step, if that is a piece of work.
+    ///
+    /// # Errors
+    /// As [`Executable::launch`].
+    fn part(&self, step: &Step) -> Outcome<Option<Part>> {
+        let owner = match &step.work {
+            Work::Operation(_, owner) => *owner,
+            Work::Conditional(conditional) => conditional.condition.context,
+            _ => return Ok(None),
+        };
+        let owner = CONTEXTS.get(owner).ok_or(Code::CONTEXT_IS_DESTROYED)?;
+        owner.check()?;
+        let parts = |steps: &Vec<Step>| {
+            let mut parts = Vec::new();
+            for step in steps {
+                let part = self.part(step)?;
+                parts.extend(part.filter(|_| !self.disabled.contains(&step.node)));
+            }
+            Ok(parts)
+        };
+        Ok(match &step.work {
+            Work::Operation(operation, _) => Some(Part::Operation(operation.clone(), owner)),
+            Work::Conditional(conditional) => {
+                let bodies = step.bodies.iter().map(parts).collect::<Outcome<_>>()?;
+                Some(Part::Conditional(conditional.clone(), owner, bodies))
+            }
+            _ => None,
+        })
     }
 
     /// Makes the memory ready that the steps allocate, and frees what is still allocated if that is
@@ -284,7 +393,13 @@ impl State {
     }
 
     /// Adds the steps, as a child graph, to the capture of a stream.
+    ///
+    /// # Errors
+    /// `NOT_SUPPORTED` with conditional nodes, which a child graph cannot have.
     fn capture(&self, stream: &Stream) -> Outcome {
+        if self.steps.iter().any(|step| matches!(step.work, Work::Conditional(_))) {
+            return Err(Code::NOT_SUPPORTED);
+        }
         let graph = graphs::create();
         let outcome = (|| {
             let mut nodes = Vec::new();

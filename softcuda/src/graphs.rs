@@ -6,55 +6,11 @@ use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
 
-use crate::events::Event;
-use crate::graph_memory::GraphMemory;
+use crate::conditions::{Condition, Conditional, Kind};
+pub(crate) use crate::graph_work::Work;
 use crate::handles::new_handle;
-use crate::operations::Operation;
 use crate::status::{Code, Outcome};
 use crate::user_objects::{self, Held};
-
-/// What a node does.
-#[derive(Clone)]
-pub(crate) enum Work {
-    /// Work of the context with this handle.
-    Operation(Operation, u64),
-    /// All of another graph: the handle of the node's own copy.
-    Child(u64),
-    /// Nothing but to join dependencies.
-    Empty,
-    /// Marks an event.
-    Record(u64, Arc<Event>),
-    /// Waits for an event.
-    Wait(u64, Arc<Event>),
-    /// Allocates memory.
-    Allocate(Arc<GraphMemory>),
-    /// Frees memory that a graph has allocated.
-    Free(Arc<GraphMemory>),
-}
-
-impl Work {
-    /// `CUgraphNodeType`.
-    pub(crate) fn kind(&self) -> u32 {
-        match self {
-            Work::Operation(Operation::Kernel(_), _) => 0,
-            Work::Operation(Operation::Copy(_), _) => 1,
-            Work::Operation(Operation::Fill(_), _) => 2,
-            Work::Operation(Operation::Host(_), _) => 3,
-            Work::Operation(Operation::Values(_), _) => 12,
-            Work::Child(_) => 4,
-            Work::Empty => 5,
-            Work::Wait(..) => 6,
-            Work::Record(..) => 7,
-            Work::Allocate(_) => 10,
-            Work::Free(_) => 11,
-        }
-    }
-
-    /// Whether it allocates or frees memory: graphs with such nodes can be changed and copied less.
-    pub(crate) fn is_about_memory(&self) -> bool {
-        matches!(self, Work::Allocate(_) | Work::Free(_))
-    }
-}
 
 struct Node {
     graph: u64,
@@ -68,12 +24,14 @@ struct Node {
 struct Graph {
     /// In the order of creation.
     nodes: Vec<u64>,
-    /// It is the copy that belongs to a child graph node.
-    embedded: bool,
+    /// The graph of the node that it belongs to, if it belongs to one.
+    within: Option<u64>,
     /// The graph that this one was cloned from, or 0.
     original: u64,
     /// User objects that it keeps alive.
     objects: Vec<Held>,
+    /// What decides about conditional nodes in it and in graphs of its nodes.
+    conditions: Vec<Arc<Condition>>,
 }
 
 #[derive(Default)]
@@ -93,6 +51,8 @@ pub(crate) struct Step {
     pub(crate) work: Work,
     /// Steps before, by index.
     pub(crate) after: Vec<usize>,
+    /// The steps of each body of a conditional node.
+    pub(crate) bodies: Vec<Vec<Step>>,
 }
 
 /// Creates a graph without nodes.
@@ -108,7 +68,7 @@ pub(crate) fn create() -> u64 {
 /// `INVALID_VALUE` for an unknown graph, or one that belongs to a node.
 pub(crate) fn destroy(graph: u64) -> Outcome {
     let mut state = STATE.lock();
-    if state.graph(graph)?.embedded {
+    if state.graph(graph)?.within.is_some() {
         return Err(Code::INVALID_VALUE);
     }
     let released = state.remove(graph);
@@ -156,10 +116,8 @@ pub(crate) fn objects(graph: u64) -> Outcome<Vec<Held>> {
     while let Some(graph) = rest.pop() {
         let graph = state.graph(graph)?;
         objects.extend(graph.objects.iter().cloned());
-        rest.extend(graph.nodes.iter().filter_map(|node| match state.nodes.get(node)?.work {
-            Work::Child(child) => Some(child),
-            _ => None,
-        }));
+        let nodes = graph.nodes.iter().filter_map(|node| state.nodes.get(node));
+        rest.extend(nodes.flat_map(|node| node.work.own_graphs()));
     }
     Ok(objects)
 }
@@ -169,7 +127,7 @@ pub(crate) fn objects(graph: u64) -> Outcome<Vec<Held>> {
 /// # Errors
 /// `INVALID_VALUE` for an unknown graph, for dependencies that are not nodes of it or are named
 /// twice, and for memory that the graph frees already; `NOT_SUPPORTED` for a child graph that
-/// allocates or frees memory.
+/// allocates or frees memory or has conditional nodes.
 pub(crate) fn add(graph: u64, dependencies: &[u64], work: Work) -> Outcome<u64> {
     let mut state = STATE.lock();
     state.check_dependencies(graph, dependencies)?;
@@ -178,21 +136,85 @@ pub(crate) fn add(graph: u64, dependencies: &[u64], work: Work) -> Outcome<u64> 
     {
         return Err(Code::INVALID_VALUE);
     }
-    let work = match work {
-        Work::Child(child) => Work::Child(state.copy(child, true)?),
-        other => other,
-    };
+    let work = state.take_in(graph, work)?;
     state.insert(graph, dependencies.to_vec(), work, 0)
 }
 
-/// Whether a graph allocates or frees memory.
+/// Makes a condition for conditional nodes in a graph and in graphs of its nodes.
 ///
 /// # Errors
 /// `INVALID_VALUE` for an unknown graph.
-pub(crate) fn has_memory(graph: u64) -> Outcome<bool> {
+pub(crate) fn add_condition(graph: u64, condition: &Arc<Condition>) -> Outcome {
+    let mut state = STATE.lock();
+    let graph = state.graphs.get_mut(&graph).ok_or(Code::INVALID_VALUE)?;
+    graph.conditions.push(condition.clone());
+    Ok(())
+}
+
+/// Adds a conditional node with empty bodies; gives the node too.
+///
+/// # Errors
+/// `INVALID_VALUE` as [`add`], for a condition that is not one of this graph or of those that it is within, for
+/// another context than the condition's, and for a number of bodies that the kind cannot have.
+pub(crate) fn add_conditional(
+    graph: u64,
+    dependencies: &[u64],
+    (condition, context): (u64, u64),
+    kind: Kind,
+    bodies: usize,
+) -> Outcome<(u64, Arc<Conditional>)> {
+    let mut state = STATE.lock();
+    state.check_dependencies(graph, dependencies)?;
+    let condition = state.condition(graph, condition).ok_or(Code::INVALID_VALUE)?;
+    if condition.context != context || !kind.may_have(bodies) {
+        return Err(Code::INVALID_VALUE);
+    }
+    let within = Some(graph);
+    let bodies = (0..bodies).map(|_| {
+        let body = new_handle();
+        state.graphs.insert(body, Graph { within, ..Graph::default() });
+        body
+    });
+    let conditional = Arc::new(Conditional { condition, kind, bodies: bodies.collect() });
+    let work = Work::Conditional(conditional.clone());
+    Ok((state.insert(graph, dependencies.to_vec(), work, 0)?, conditional))
+}
+
+/// Whether a graph can be executable only once at a time: it allocates or frees memory, or has conditional nodes.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown graph.
+pub(crate) fn is_single(graph: u64) -> Outcome<bool> {
     let state = STATE.lock();
     state.graph(graph)?;
-    Ok(state.works(graph).any(Work::is_about_memory))
+    Ok(state.works(graph).any(Work::is_single))
+}
+
+/// Refuses a graph with a conditional node whose body has what no body may have.
+///
+/// # Errors
+/// `NOT_SUPPORTED` for other nodes than kernels, copies, fills, child graphs, empty and conditional ones;
+/// `INVALID_VALUE` for another context than the condition's.
+pub(crate) fn check_bodies(graph: u64) -> Outcome {
+    STATE.lock().check_bodies(graph, None)
+}
+
+/// Whether there is a node for each condition of a graph and the graphs of its nodes.
+pub(crate) fn uses_all_conditions(graph: u64) -> bool {
+    let state = STATE.lock();
+    let (mut made, mut used) = (BTreeSet::new(), BTreeSet::new());
+    let mut rest = vec![graph];
+    while let Some(graph) = rest.pop() {
+        let conditions = state.graphs.get(&graph).map_or(&[][..], |graph| &graph.conditions);
+        made.extend(conditions.iter().map(|condition| condition.handle));
+        for work in state.works(graph) {
+            rest.extend(work.own_graphs());
+            if let Work::Conditional(conditional) = work {
+                used.insert(conditional.condition.handle);
+            }
+        }
+    }
+    made.is_subset(&used)
 }
 
 /// Removes a node with its edges.
@@ -203,10 +225,7 @@ pub(crate) fn destroy_node(node: u64) -> Outcome {
     let mut state = STATE.lock();
     state.check_without_memory(state.node(node)?.graph)?;
     let Node { graph, work, .. } = state.nodes.remove(&node).ok_or(Code::INVALID_VALUE)?;
-    let released = match work {
-        Work::Child(child) => state.remove(child),
-        _ => Vec::new(),
-    };
+    let released = state.remove_all(&work);
     let others = state.graphs.get_mut(&graph).map(|graph| {
         graph.nodes.retain(|other| *other != node);
         graph.nodes.clone()
@@ -317,14 +336,9 @@ pub(crate) fn set_work(node: u64, work: Work) -> Outcome {
     if old.kind() != work.kind() {
         return Err(Code::INVALID_VALUE);
     }
-    let work = match work {
-        Work::Child(child) => Work::Child(state.copy(child, true)?),
-        other => other,
-    };
-    let released = match old {
-        Work::Child(child) => state.remove(child),
-        _ => Vec::new(),
-    };
+    let graph = state.node(node)?.graph;
+    let work = state.take_in(graph, work)?;
+    let released = state.remove_all(&old);
     if let Some(node) = state.nodes.get_mut(&node) {
         node.work = work;
     }
@@ -336,9 +350,12 @@ pub(crate) fn set_work(node: u64, work: Work) -> Outcome {
 /// A copy of a graph.
 ///
 /// # Errors
-/// `INVALID_VALUE` for an unknown graph, `NOT_SUPPORTED` for one that allocates or frees memory.
+/// `INVALID_VALUE` for an unknown graph, `NOT_SUPPORTED` for one that allocates or frees memory or has conditional
+/// nodes.
 pub(crate) fn clone(graph: u64) -> Outcome<u64> {
-    STATE.lock().copy(graph, false)
+    let mut state = STATE.lock();
+    state.check_copy(graph)?;
+    state.copy(graph, None)
 }
 
 /// The copy of a node in a clone of its graph.
@@ -424,11 +441,30 @@ impl State {
     fn remove(&mut self, graph: u64) -> Vec<Held> {
         let Graph { nodes, mut objects, .. } = self.graphs.remove(&graph).unwrap_or_default();
         for node in nodes {
-            if let Some(Node { work: Work::Child(child), .. }) = self.nodes.remove(&node) {
-                objects.extend(self.remove(child));
+            if let Some(node) = self.nodes.remove(&node) {
+                objects.extend(self.remove_all(&node.work));
             }
         }
         objects
+    }
+
+    /// Removes the graphs that belong to a node.
+    fn remove_all(&mut self, work: &Work) -> Vec<Held> {
+        work.own_graphs().iter().flat_map(|graph| self.remove(*graph)).collect()
+    }
+
+    /// What a node of a graph is to do, as the node keeps it: with a copy of its own of a child graph.
+    fn take_in(&mut self, graph: u64, work: Work) -> Outcome<Work> {
+        let Work::Child(child) = work else { return Ok(work) };
+        self.check_copy(child)?;
+        Ok(Work::Child(self.copy(child, Some(graph))?))
+    }
+
+    /// The condition of a graph, or of those that it is within.
+    fn condition(&self, graph: u64, handle: u64) -> Option<Arc<Condition>> {
+        let graph = self.graphs.get(&graph)?;
+        let own = graph.conditions.iter().find(|condition| condition.handle == handle);
+        own.cloned().or_else(|| self.condition(graph.within?, handle))
     }
 
     /// What the nodes of a graph do; nothing for an unknown graph.
@@ -444,17 +480,44 @@ impl State {
         Ok(())
     }
 
-    fn copy(&mut self, graph: u64, embedded: bool) -> Outcome<u64> {
-        self.check_without_memory(graph)?;
+    /// Refuses a graph that cannot be copied.
+    fn check_copy(&self, graph: u64) -> Outcome {
+        self.graph(graph)?;
+        for work in self.works(graph) {
+            if work.is_single() {
+                return Err(Code::NOT_SUPPORTED);
+            }
+            work.own_graphs().iter().try_for_each(|own| self.check_copy(*own))?;
+        }
+        Ok(())
+    }
+
+    /// Refuses bodies with what no body may have. `context` is that of the body that the graph is in, if it is in one.
+    fn check_bodies(&self, graph: u64, context: Option<u64>) -> Outcome {
+        for work in self.works(graph) {
+            if let Some(context) = context {
+                work.check_in_body(context)?;
+            }
+            let inside = match work {
+                Work::Conditional(conditional) => Some(conditional.condition.context),
+                _ => context,
+            };
+            work.own_graphs().iter().try_for_each(|own| self.check_bodies(*own, inside))?;
+        }
+        Ok(())
+    }
+
+    /// Copies a graph that can be copied.
+    fn copy(&mut self, graph: u64, within: Option<u64>) -> Outcome<u64> {
         let nodes = self.graph(graph)?.nodes.clone();
         let objects = self.graph(graph)?.objects.clone();
         let handle = new_handle();
-        let copy = Graph { nodes: Vec::new(), embedded, original: graph, objects };
+        let copy = Graph { within, original: graph, objects, ..Graph::default() };
         self.graphs.insert(handle, copy);
         let mut copies = BTreeMap::new();
         for node in &nodes {
             let work = match self.node(*node)?.work.clone() {
-                Work::Child(child) => Work::Child(self.copy(child, true)?),
+                Work::Child(child) => Work::Child(self.copy(child, Some(handle))?),
                 other => other,
             };
             copies.insert(*node, self.insert(handle, Vec::new(), work, *node)?);
@@ -467,6 +530,16 @@ impl State {
             }
         }
         Ok(handle)
+    }
+
+    /// The steps of each body.
+    fn bodies(&self, conditional: &Conditional) -> Outcome<Vec<Vec<Step>>> {
+        let steps = |body: &u64| {
+            let mut steps = Vec::new();
+            self.flatten(*body, &[], &mut steps)?;
+            Ok(steps)
+        };
+        conditional.bodies.iter().map(steps).collect()
     }
 
     /// Appends the steps of a graph whose roots come after some others; gives its last steps.
@@ -484,12 +557,16 @@ impl State {
                 after.extend_from_slice(before);
             }
             let work = self.node(node)?.work.clone();
-            steps.push(Step { node, work: work.clone(), after });
+            let bodies = match &work {
+                Work::Conditional(conditional) => self.bodies(conditional)?,
+                _ => Vec::new(),
+            };
+            steps.push(Step { node, work: work.clone(), after, bodies });
             place.insert(node, steps.len() - 1);
             if let Work::Child(child) = work {
                 let mut ends = self.flatten(child, &[steps.len() - 1], steps)?;
                 ends.push(place[&node]);
-                steps.push(Step { node: 0, work: Work::Empty, after: ends });
+                steps.push(Step { node: 0, work: Work::Empty, after: ends, bodies: Vec::new() });
                 place.insert(node, steps.len() - 1);
             }
         }

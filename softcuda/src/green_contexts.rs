@@ -42,6 +42,17 @@ pub(crate) struct Multiprocessors {
     pub(crate) count: u32,
 }
 
+/// A part as programs describe it to `cuDevSmResourceSplit`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Group {
+    /// How many multiprocessors; 0 for as many as are left.
+    pub(crate) count: u32,
+    /// How many of them have to be able to work together in clusters; 0 for the device's own number.
+    pub(crate) together: u32,
+    /// The number counts more than that they can.
+    pub(crate) backfill: bool,
+}
+
 /// How the multiprocessors of a device can be split, by its compute capability as NVIDIA documents it: the least
 /// number of a part, and what it is a multiple of.
 pub(crate) fn limits(device: usize) -> (u32, u32) {
@@ -79,6 +90,36 @@ impl Multiprocessors {
         let each = least.max(smallest).next_multiple_of(multiple).min(self.count);
         let parts = self.count / each;
         Ok((parts, Multiprocessors { count: each, ..self }, self.count - parts * each))
+    }
+}
+
+impl Group {
+    /// How many of the multiprocessors of a device are in this part, of those that are left of a whole. All that are
+    /// left count as next to each other.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` for numbers that no part can have, `INVALID_RESOURCE_CONFIGURATION` when fewer are left. The part
+    /// that is as large as what is left may be empty.
+    pub(crate) fn take(&self, whole: Multiprocessors, left: u32) -> Outcome<u32> {
+        let (usual, most) = match limits(whole.device) {
+            (8, 8) => (8, 32),
+            _ => (2, 2),
+        };
+        let together = if self.together == 0 { usual } else { self.together };
+        if together > most || !together.is_multiple_of(2) {
+            return Err(Code::INVALID_VALUE);
+        }
+        let unit = if self.backfill { 2 } else { together };
+        let count = match self.count {
+            0 if self.backfill => left,
+            0 => left - left % together,
+            count if count <= whole.count && count.is_multiple_of(unit) => count,
+            _ => return Err(Code::INVALID_VALUE),
+        };
+        if count > left || (count > 0 && count < together) {
+            return Err(Code::INVALID_RESOURCE_CONFIGURATION);
+        }
+        Ok(count)
     }
 }
 

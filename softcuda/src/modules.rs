@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use parking_lot::Mutex;
 
@@ -83,6 +83,8 @@ pub(crate) struct FunctionSettings {
     pub(crate) dynamic_shared: AtomicI32,
     /// Preference, kept and reported only.
     pub(crate) carveout: AtomicI32,
+    /// Whether clusters may have more blocks than every device with clusters can have.
+    pub(crate) large_clusters: AtomicBool,
     /// For launches of the first versions of CUDA.
     pub(crate) legacy: Mutex<LegacySettings>,
 }
@@ -476,6 +478,16 @@ impl Function {
         }
         let threads = (threads + 31) / 32 * 32;
         (limits.blocks as i32).min(limits.threads as i32 / threads).min(by_shared as i32)
+    }
+
+    /// Whether the device has clusters of several blocks.
+    pub(crate) fn has_clusters(&self) -> bool {
+        self.model().generation.capability >= (9, 0)
+    }
+
+    /// The most blocks of a cluster.
+    pub(crate) fn most_in_cluster(&self) -> u32 {
+        if self.settings.large_clusters.load(Ordering::Relaxed) { 16 } else { 8 }
     }
 
     /// The most threads in a block.

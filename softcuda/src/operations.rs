@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::address_space::DeviceView;
 use crate::attributes::Attributes;
+use crate::conditions;
 use crate::context::Context;
 use crate::copy_engine::{self, Fill, Transfer};
 use crate::faults;
@@ -56,6 +57,15 @@ pub(crate) struct Shape {
     pub(crate) shared: u32,
     /// All blocks run at the same time.
     pub(crate) cooperative: bool,
+    /// Blocks of a cluster in each direction, if the launch says so.
+    pub(crate) cluster: Option<[u32; 3]>,
+}
+
+impl Shape {
+    /// Blocks of a cluster of this function in each direction.
+    pub(crate) fn cluster_of(&self, function: &Function) -> [u32; 3] {
+        self.cluster.or(function.entry.cluster).unwrap_or([1; 3])
+    }
 }
 
 /// What a trap of a kernel makes of its context.
@@ -129,10 +139,12 @@ impl KernelLaunch {
             dynamic_shared: self.shape.shared,
             params: &self.parameters,
             global_addresses: &self.function.addresses,
+            cluster: self.shape.cluster_of(&self.function),
             cooperative: self.shape.cooperative,
             cancel: &context.cancel,
             images: &self.images,
             heap: &context.heap,
+            set_condition: &|handle, value| conditions::set(context.handle, handle, value),
             print: &|text, size| context.prints.add(text, size, context.print_room()),
         };
         ptx::run(&self.function.code, &self.function.entry, &launch, &DeviceView).map_err(|trap| {

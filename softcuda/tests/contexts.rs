@@ -40,6 +40,14 @@ unsafe extern "C" {
         flags: u32,
         least: u32,
     ) -> u32;
+    fn cuDevSmResourceSplit(
+        parts: *mut Resource,
+        count: u32,
+        whole: &Resource,
+        rest: &mut Resource,
+        flags: u32,
+        groups: *mut [u32; 16],
+    ) -> u32;
     fn cuDevResourceGenerateDesc(out: &mut u64, resources: *const Resource, count: u32) -> u32;
     safe fn cuGreenCtxCreate(out: &mut u64, description: u64, device: i32, flags: u32) -> u32;
     safe fn cuGreenCtxDestroy(green: u64) -> u32;
@@ -309,4 +317,61 @@ fn a_thread_that_ends_can_still_release_its_context() {
     let (mut flags, mut active) = (0, 7);
     ok(cuDevicePrimaryCtxGetState(0, &mut flags, &mut active));
     assert_eq!(active, 0);
+}
+
+/// Splits into groups of so many multiprocessors, so many together, with flags: the code or what came of it, as the
+/// parts and as the groups say, and the rest. Without `parts`, the groups alone.
+fn grouped(
+    whole: &Resource,
+    wanted: &[[u32; 3]],
+    parts: bool,
+) -> Result<(Vec<u32>, Vec<u32>, u32), u32> {
+    let mut groups: Vec<[u32; 16]> = vec![[0; 16]; wanted.len()];
+    for (group, [count, together, flags]) in groups.iter_mut().zip(wanted) {
+        (group[0], group[1], group[3]) = (*count, *together, *flags);
+    }
+    let (mut found, mut rest) = (vec![NOTHING; wanted.len()], NOTHING);
+    let place = if parts { found.as_mut_ptr() } else { std::ptr::null_mut() };
+    let count = wanted.len() as u32;
+    // SAFETY: there is room for as many parts as there are groups.
+    let code =
+        unsafe { cuDevSmResourceSplit(place, count, whole, &mut rest, 0, groups.as_mut_ptr()) };
+    let counts = found.iter().map(|part| part.count).collect();
+    let numbers = groups.iter().map(|group| group[0]).collect();
+    if code == 0 { Ok((counts, numbers, rest.count)) } else { Err(code) }
+}
+
+#[test]
+#[ignore = "a program for other tests"]
+fn grouping_program() {
+    ok(cuInit(0));
+    let mut whole = NOTHING;
+    ok(cuDeviceGetDevResource(0, &mut whole, SM));
+    assert_eq!(whole.count, 20);
+    let groups = |wanted: &[[u32; 3]]| grouped(&whole, wanted, true);
+    let both = |counts: &[u32], rest| Ok((counts.to_vec(), counts.to_vec(), rest));
+    assert_eq!(groups(&[[8, 0, 0]]), both(&[8], 12));
+    assert_eq!(groups(&[[4, 2, 0], [4, 4, 0]]), both(&[4, 4], 12));
+    // As many as are left, in eights, in fours, and all.
+    assert_eq!(groups(&[[0, 0, 0]]), both(&[16], 4));
+    assert_eq!(groups(&[[8, 4, 0], [0, 4, 0]]), both(&[8, 12], 0));
+    assert_eq!(groups(&[[8, 4, 0], [0, 8, 1]]), both(&[8, 12], 0));
+    assert_eq!(groups(&[[10, 8, 1]]), both(&[10], 10));
+    // Nothing is left.
+    assert_eq!(groups(&[[20, 2, 0], [0, 2, 0]]), Err(INVALID_CONFIGURATION));
+    let (_, numbers, rest) = grouped(&whole, &[[20, 2, 0], [0, 2, 0]], false).unwrap();
+    assert_eq!((numbers, rest), (vec![20, 0], 0));
+    assert_eq!(groups(&[[16, 0, 0], [8, 0, 0]]), Err(INVALID_CONFIGURATION));
+    assert_eq!(groups(&[[4, 8, 1]]), Err(INVALID_CONFIGURATION));
+    for wrong in [[3, 2, 0], [10, 4, 0], [22, 2, 0], [6, 3, 0], [34, 34, 0], [4, 2, 4]] {
+        assert_eq!(groups(&[wrong]), Err(INVALID_VALUE), "{wrong:?}");
+    }
+    assert_eq!(groups(&[]), Err(INVALID_VALUE));
+    assert_eq!(grouped(&NOTHING, &[[2, 2, 0]], true), Err(INVALID_RESOURCE_TYPE));
+}
+
+#[test]
+fn multiprocessors_are_split_into_groups() {
+    let device = ("SOFTCUDA_DEVICE", "softcuda,9.0,20,4G");
+    Program::start("grouping_program", &[device, ("SOFTCUDA_DRIVER", "590")]).finish();
 }

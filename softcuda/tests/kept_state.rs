@@ -295,7 +295,7 @@ fn memory_has_no_dma_buffers() {
 }
 
 #[test]
-fn a_cluster_is_one_block() {
+fn a_cluster_is_one_block_before_compute_capability_9() {
     context();
     let function = function();
     let ask = |cluster: Option<[u32; 3]>| {

@@ -23,6 +23,14 @@ unsafe extern "C" {
     safe fn cuLibraryGetModule(module: &mut u64, library: u64) -> u32;
     safe fn cuFuncGetAttribute(value: &mut i32, attribute: u32, function: u64) -> u32;
     safe fn cuFuncSetAttribute(function: u64, attribute: u32, value: i32) -> u32;
+    fn cuLaunchKernelEx(
+        config: &Config,
+        function: u64,
+        each: *const *const u8,
+        extra: *const u64,
+    ) -> u32;
+    fn cuOccupancyMaxActiveClusters(out: &mut i32, function: u64, config: &Config) -> u32;
+    fn cuOccupancyMaxPotentialClusterSize(out: &mut i32, function: u64, config: &Config) -> u32;
     safe fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
         blocks: &mut i32,
         function: u64,
@@ -212,4 +220,110 @@ fn a_process_is_restored_to_the_same_kind_of_device_only() {
     ok(cuCheckpointProcessUnlock(program.pid(), &NOTHING));
     program.tell("end");
     program.finish();
+}
+
+const INVALID_CLUSTER_SIZE: u32 = 912;
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+struct Config {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: u64,
+    attributes: *const [u64; 9],
+    count: u32,
+}
+
+/// `sizes(out)` stores how many blocks the cluster of each block has; `fours` has to have four.
+const CLUSTERS: &str = "
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .entry sizes(.param .u64 p0)
+{
+    .reg .b64 %d<2>; .reg .b32 %r<2>;
+    ld.param.u64 %d0, [p0]; mov.u32 %r0, %ctaid.x; mad.wide.u32 %d1, %r0, 4, %d0;
+    mov.u32 %r1, %cluster_nctarank; st.global.u32 [%d1], %r1; ret;
+}
+.visible .entry fours(.param .u64 p0) .explicitcluster .reqnctapercluster 4, 1, 1
+{
+    .reg .b64 %d<2>; .reg .b32 %r<2>;
+    ld.param.u64 %d0, [p0]; mov.u32 %r0, %ctaid.x; mad.wide.u32 %d1, %r0, 4, %d0;
+    mov.u32 %r1, %cluster_nctarank; st.global.u32 [%d1], %r1; ret;
+}
+\0";
+
+#[test]
+#[ignore = "a program for other tests"]
+fn clustered_program() {
+    context();
+    let (mut module, mut sizes, mut fours) = (0, 0, 0);
+    // SAFETY: texts and names end in NUL.
+    unsafe {
+        ok(cuModuleLoadData(&mut module, CLUSTERS.as_ptr()));
+        ok(cuModuleGetFunction(&mut sizes, module, c"sizes".as_ptr().cast()));
+        ok(cuModuleGetFunction(&mut fours, module, c"fours".as_ptr().cast()));
+    }
+    let data = allocate(256);
+    // What a launch of so many blocks gives, what it stored, and both answers about occupancy.
+    let run = |function: u64, blocks: u32, cluster: Option<u32>, cooperative: bool| {
+        let size = u64::from(cluster.unwrap_or_default());
+        let attributes = [
+            [2, cooperative.into(), 0, 0, 0, 0, 0, 0, 0],
+            [4, size | 1 << 32, 1, 0, 0, 0, 0, 0, 0],
+        ];
+        let count = 1 + u32::from(cluster.is_some());
+        let (grid, block, attributes) = ([blocks, 1, 1], [32, 1, 1], attributes.as_ptr());
+        let config = Config { grid, block, shared: 0, stream: 0, attributes, count };
+        ok(cuMemsetD32_v2(data, 99, 32));
+        let each = [(&raw const data).cast()];
+        let (mut active, mut most) = (-1, -1);
+        // SAFETY: the attributes and the parameters are there for the calls.
+        unsafe {
+            let code = cuLaunchKernelEx(&config, function, each.as_ptr(), std::ptr::null());
+            cuOccupancyMaxActiveClusters(&mut active, function, &config);
+            cuOccupancyMaxPotentialClusterSize(&mut most, function, &config);
+            ok(cuCtxSynchronize());
+            (code, read(data, 17)[..=blocks as usize].to_vec(), active, most)
+        }
+    };
+    let launched = |blocks: usize, size: u32| {
+        let mut words = vec![size; blocks];
+        words.push(99);
+        words
+    };
+    let (code, words, alone, most) = run(sizes, 8, Some(1), false);
+    assert_eq!((code, words, most), (0, launched(8, 1), 8));
+    assert_eq!(run(sizes, 8, Some(2), false), (0, launched(8, 2), alone / 2, 8));
+    assert_eq!(run(sizes, 16, Some(8), false), (0, launched(16, 8), alone / 8, 8));
+    let refused = |function, blocks, cluster, cooperative| {
+        let (code, words, ..) = run(function, blocks, cluster, cooperative);
+        assert_eq!(words, vec![99; blocks as usize + 1]);
+        code
+    };
+    assert_eq!(refused(sizes, 7, Some(2), false), INVALID_CLUSTER_SIZE);
+    assert_eq!(refused(sizes, 16, Some(16), false), INVALID_CLUSTER_SIZE);
+    assert_eq!(refused(sizes, 8, Some(2), true), NOT_SUPPORTED);
+    // `CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED`
+    ok(cuFuncSetAttribute(sizes, 14, 1));
+    assert_eq!(run(sizes, 16, Some(16), false), (0, launched(16, 16), alone / 16, 16));
+
+    // The shape that the kernel has.
+    let mut value = 0;
+    for (number, expected) in [(10, 1), (11, 4), (12, 1), (13, 1), (14, 0)] {
+        ok(cuFuncGetAttribute(&mut value, number, fours));
+        assert_eq!(value, expected, "attribute {number}");
+    }
+    for cluster in [None, Some(4)] {
+        let (code, words, ..) = run(fours, 8, cluster, false);
+        assert_eq!((code, words), (0, launched(8, 4)));
+    }
+    assert_eq!(refused(fours, 8, Some(2), false), INVALID_CLUSTER_SIZE);
+    assert_eq!(refused(fours, 6, None, false), INVALID_CLUSTER_SIZE);
+}
+
+#[test]
+fn clusters_have_several_blocks_where_the_model_has_them() {
+    Program::start("clustered_program", &[("SOFTCUDA_DEVICE", HOPPER)]).finish();
 }

@@ -120,6 +120,29 @@ impl State {
         self.instantiate();
     }
 
+    /// A graph whose only node decides whether 64 bytes are filled.
+    fn make_conditional_graph(&mut self) {
+        self.cuda.must("cuGraphCreate", &[&raw mut self.graph as u64, 0]);
+        let mut condition = 0u64;
+        let arguments = [&raw mut condition as u64, self.graph, self.context, 1, 1];
+        self.cuda.must("cuGraphConditionalHandleCreate", &arguments);
+        // CUgraphNodeParams: conditional, an `if` with one body.
+        let mut given = [0u64; 32];
+        given[0] = 13;
+        given[2] = condition;
+        given[3] = 1 << 32;
+        given[5] = self.context;
+        let (node, place) = (&raw mut self.node as u64, given.as_mut_ptr());
+        self.cuda.must("cuGraphAddNode", &[node, self.graph, 0, 0, place as u64]);
+        // SAFETY: the driver has stored the address of a list with one graph.
+        let body = unsafe { *(place.add(4).read_volatile() as *const u64) };
+        let mut inner = 0u64;
+        let fill: [u64; 5] = [self.other, 0, 7 | 4 << 32, 16, 1];
+        let arguments = [&raw mut inner as u64, body, 0, 0, fill.as_ptr() as u64, self.context];
+        self.cuda.must("cuGraphAddMemsetNode", &arguments);
+        self.instantiate();
+    }
+
     fn capture_values(&mut self) {
         self.cuda.must("cuStreamBeginCapture_v2", &[self.stream, 2]);
         self.values(&[write_64(self.large + 4 * MIB)]);
@@ -175,6 +198,7 @@ impl State {
             }
             "write values" => self.values(&[write_64(self.large + 2 * MIB), write_64(self.other)]),
             "make graph of values" => self.make_graph_of_values(),
+            "make conditional graph" => self.make_conditional_graph(),
             "capture values" => self.capture_values(),
             "change graph of values" => self.change_graph_of_values(false),
             "change graph of values again" => self.change_graph_of_values(true),

@@ -101,10 +101,13 @@ driver_api! {
     }
 
     stream(mode) fn cuStreamEndCapture, cuStreamEndCapture_ptsz(stream: u64, graph: Out<u64>) {
-        graph.check()?;
         let (stream, _) = stream_and_context(stream, mode)?;
+        // Who has captured into a graph of his own need not be told which it was.
+        if !capture::is_into_a_known_graph(&stream) {
+            graph.check()?;
+        }
         let ended = capture::end(&stream);
-        graph.set(ended.unwrap_or(0))?;
+        graph.set_if_wanted(ended.unwrap_or(0));
         ended.map(|_| ())
     }
 

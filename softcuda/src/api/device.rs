@@ -109,7 +109,8 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
                 -1
             }
         }
-        // Everything else that exists: textures, arrays, clusters, ...
+        120 => (generation.capability >= (9, 0)).into(), // clusters
+        // Everything else that exists: textures, arrays, ...
         21..=29
         | 42..=49
         | 52..=74
@@ -125,7 +126,6 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         | 112
         | 114
         | 116..=118
-        | 120
         | 121
         | 124
         | 125

@@ -36,7 +36,10 @@ pub(crate) fn attribute(function: &Function, number: u32) -> Outcome<i32> {
         6 => function.model().target() as i32,
         8 => function.dynamic_shared_limit() as i32,
         9 => function.settings.carveout.load(Ordering::Relaxed),
-        7 | 10..=15 => 0,
+        10 => function.entry.cluster.is_some().into(),
+        11..=13 => function.entry.cluster.map_or(0, |shape| shape[number as usize - 11] as i32),
+        14 => function.settings.large_clusters.load(Ordering::Relaxed).into(),
+        7 | 15 => 0,
         _ => return Err(Code::INVALID_VALUE),
     })
 }
@@ -56,7 +59,11 @@ pub(crate) fn set_attribute(function: &Function, number: u32, value: i32) -> Out
             function.settings.carveout.store(value, Ordering::Relaxed);
             Ok(())
         }
-        // Clusters.
+        14 if function.has_clusters() && matches!(value, 0 | 1) => {
+            function.settings.large_clusters.store(value != 0, Ordering::Relaxed);
+            Ok(())
+        }
+        // Other settings of clusters.
         10..=15 => Err(Code::NOT_SUPPORTED),
         _ => Err(Code::INVALID_VALUE),
     }

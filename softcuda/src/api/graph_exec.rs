@@ -57,6 +57,7 @@ fn instantiate_with(
 ) -> Outcome {
     const ERROR: u32 = 1;
     const INVALID_STRUCTURE: u32 = 2;
+    const CONDITION_UNUSED: u32 = 5;
     let mut parameters = place.get()?;
     if parameters.stream != 0 {
         stream_and_context(parameters.stream, mode)?;
@@ -68,6 +69,7 @@ fn instantiate_with(
         Err(_) if graphs::nodes(graph).is_ok() && graphs::steps(graph).is_err() => {
             INVALID_STRUCTURE
         }
+        Err(_) if !graphs::uses_all_conditions(graph) => CONDITION_UNUSED,
         Err(_) => ERROR,
     };
     place.set(parameters)?;

@@ -8,8 +8,8 @@ use super::arguments::{In, Out};
 use super::attributes;
 use super::copy::{self, Copy3d};
 use super::graph::{EdgeData, check_edges};
-use super::graph_parts::add;
-use super::{driver_api, graph_memory, launch, memory_operation, set};
+use super::graph_parts::{add, context_or_current};
+use super::{driver_api, graph_conditional, graph_memory, launch, memory_operation, set};
 use crate::context;
 use crate::copy_engine::Fill;
 use crate::events::EVENTS;
@@ -75,10 +75,6 @@ const _: () =
 const _: () = assert!(size_of::<FillParameters>() == size_of::<sys::CUDA_MEMSET_NODE_PARAMS>());
 const _: () = assert!(size_of::<AnyParameters>() == size_of::<sys::CUgraphNodeParams>());
 
-fn context_or_current(handle: u64) -> Outcome<Arc<context::Context>> {
-    if handle == 0 { context::current() } else { context::by_handle(handle) }
-}
-
 /// The work that kernel parameters describe.
 pub(super) fn kernel(given: &KernelParametersV2) -> Outcome<Work> {
     let KernelParameters { function, grid, block, shared, each, extra } = given.first;
@@ -89,7 +85,7 @@ pub(super) fn kernel(given: &KernelParametersV2) -> Outcome<Work> {
             .map_err(|_| Code::INVALID_VALUE)?,
     };
     let owner = function.context;
-    let shape = Shape { grid, block, shared, cooperative: false };
+    let shape = Shape { grid, block, shared, cooperative: false, cluster: None };
     let (each, extra) = (In::at_address(each), In::at_address(extra));
     let launch = launch::prepare(function, shape, &each, &extra)?;
     Ok(Work::Operation(Operation::Kernel(Arc::new(launch)), owner))
@@ -177,7 +173,8 @@ pub(super) fn any(given: &AnyParameters) -> Outcome<Work> {
     }
 }
 
-/// Adds a node of any kind. One that allocates memory tells its address in the parameters.
+/// Adds a node of any kind. One that allocates memory tells its address in the parameters, and a conditional one its
+/// graphs.
 fn add_any(
     out: &Out<u64>,
     graph: u64,
@@ -186,9 +183,22 @@ fn add_any(
     given: &In<AnyParameters>,
 ) -> Outcome {
     let parameters = given.get()?;
-    if parameters.kind == 10 && parameters.end == 0 && parameters.reserved == [0; 3] {
-        let place = given.address() + std::mem::offset_of!(AnyParameters, parameters) as u64;
-        return graph_memory::add(out, graph, dependencies, count, &Out::at_address(place));
+    let is_plain = parameters.end == 0 && parameters.reserved == [0; 3];
+    let place = given.address() + std::mem::offset_of!(AnyParameters, parameters) as u64;
+    match parameters.kind {
+        10 if is_plain => {
+            return graph_memory::add(out, graph, dependencies, count, &Out::at_address(place));
+        }
+        13 if is_plain => {
+            return graph_conditional::add(
+                out,
+                graph,
+                dependencies,
+                count,
+                &Out::at_address(place),
+            );
+        }
+        _ => {}
     }
     add(out, graph, dependencies, count, any(&parameters)?)
 }

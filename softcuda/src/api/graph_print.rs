@@ -31,6 +31,7 @@ fn label(work: &Work) -> String {
         Work::Wait(..) => "event wait".to_owned(),
         Work::Allocate(_) => "allocation".to_owned(),
         Work::Free(_) => "free".to_owned(),
+        Work::Conditional(conditional) => format!("conditional {:?}", conditional.kind),
     }
 }
 

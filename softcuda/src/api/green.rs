@@ -9,7 +9,9 @@ use super::driver_api;
 use crate::capture;
 use crate::context;
 use crate::events::EVENTS;
-use crate::green_contexts::{self, DESCRIPTIONS, Description, GREEN, Green, Multiprocessors};
+use crate::green_contexts::{
+    self, DESCRIPTIONS, Description, GREEN, Green, Group, Multiprocessors,
+};
 use crate::handles::new_handle;
 use crate::settings::{device, settings};
 use crate::status::{Code, Outcome};
@@ -38,6 +40,55 @@ struct Resource {
 }
 
 const _: () = assert!(size_of::<Resource>() == size_of::<sys::CUdevResource>());
+
+/// `CU_DEV_SM_RESOURCE_GROUP_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct GroupParameters {
+    count: u32,
+    together: u32,
+    preferred: u32,
+    flags: u32,
+    reserved: [u32; 12],
+}
+
+impl GroupParameters {
+    /// # Errors
+    /// `INVALID_VALUE` for flags other than `CU_DEV_SM_RESOURCE_GROUP_BACKFILL`, and for what is not zero behind them.
+    fn group(&self) -> Outcome<Group> {
+        if self.flags & !1 != 0 || self.reserved != [0; 12] {
+            return Err(Code::INVALID_VALUE);
+        }
+        Ok(Group { count: self.count, together: self.together, backfill: self.flags != 0 })
+    }
+}
+
+/// Splits multiprocessors into groups, one after the other; stores the numbers that were left to the driver.
+fn split(
+    parts: &Out<Resource>,
+    whole: Multiprocessors,
+    rest: &Out<Resource>,
+    groups: &Out<GroupParameters>,
+    count: u32,
+) -> Outcome {
+    let mut left = whole.count;
+    let mut given = Vec::new();
+    for index in 0..count as usize {
+        let mut group = groups.at(index)?;
+        group.count = group.group()?.take(whole, left)?;
+        if group.count == 0 && parts.check().is_ok() {
+            return Err(Code::INVALID_RESOURCE_CONFIGURATION);
+        }
+        left -= group.count;
+        given.push(group);
+    }
+    if parts.check().is_ok() {
+        let part = |group: &GroupParameters| Multiprocessors { count: group.count, ..whole };
+        parts.set_all(given.iter().map(|group| Resource::new(part(group))))?;
+    }
+    rest.set_if_wanted(Resource::new(Multiprocessors { count: left, ..whole }));
+    groups.set_all(given)
+}
 
 impl Resource {
     fn new(part: Multiprocessors) -> Resource {
@@ -122,6 +173,17 @@ driver_api! {
         let left = whole.count - given * each.count;
         rest.set_if_wanted(Resource::new(Multiprocessors { count: left, ..whole }));
         count.set(given)
+    }
+
+    call fn cuDevSmResourceSplit(
+        parts: Out<Resource>, count: u32, whole: In<Resource>, rest: Out<Resource>, flags: u32,
+        groups: Out<GroupParameters>,
+    ) {
+        settings().driver.since(13_010)?;
+        if count == 0 || flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        split(&parts, whole.get()?.part()?, &rest, &groups, count)
     }
 
     call fn cuDevResourceGenerateDesc(out: Out<u64>, resources: In<Resource>, count: u32) {

@@ -59,6 +59,7 @@ pub(super) fn check(function: &Function, shape: &Shape) -> Outcome {
     if threads > function.max_threads() {
         return Err(Code::LAUNCH_OUT_OF_RESOURCES);
     }
+    check_cluster(function, shape)?;
     if shape.cooperative {
         let blocks = shape.grid.iter().try_fold(1u32, |product, n| product.checked_mul(*n));
         let resident = function.resident_blocks(threads as i32, shape.shared as usize);
@@ -66,6 +67,27 @@ pub(super) fn check(function: &Function, shape: &Shape) -> Outcome {
         if blocks.is_none_or(|blocks| blocks > limit as u32) {
             return Err(Code::COOPERATIVE_LAUNCH_TOO_LARGE);
         }
+    }
+    Ok(())
+}
+
+/// Refuses clusters that the function cannot be launched in.
+fn check_cluster(function: &Function, shape: &Shape) -> Outcome {
+    let cluster = shape.cluster_of(function);
+    if cluster == [1; 3] {
+        return Ok(());
+    }
+    let wanted = function.entry.cluster;
+    if wanted.is_none() && !function.has_clusters() || shape.cooperative {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    let blocks = cluster.iter().try_fold(1u32, |product, n| product.checked_mul(*n));
+    let fits = shape.grid.iter().zip(cluster).all(|(grid, n)| n > 0 && grid.is_multiple_of(n));
+    if !fits
+        || blocks.is_none_or(|blocks| blocks > function.most_in_cluster())
+        || wanted.is_some_and(|wanted| wanted != cluster)
+    {
+        return Err(Code::INVALID_CLUSTER_SIZE);
     }
     Ok(())
 }
@@ -171,7 +193,7 @@ fn parts(list: &In<OnDevice>, count: u32) -> Outcome<Vec<Part>> {
         if !context.has(function.context) {
             return Err(Code::INVALID_CONTEXT);
         }
-        let shape = Shape { grid, block, shared, cooperative: true };
+        let shape = Shape { grid, block, shared, cooperative: true, cluster: None };
         let differs =
             |one: &Part| one.launch.shape != shape || one.launch.function.name != function.name;
         if parts.iter().any(|one| differs(one) || one.context.device == context.device) {
@@ -194,8 +216,8 @@ fn wait_for_each_other(parts: &[Part]) -> Outcome {
 }
 
 /// What the launch attributes ask for.
-fn read_attributes(config: &Config) -> Outcome<bool> {
-    let mut cooperative = false;
+fn read_attributes(config: &Config) -> Outcome<(bool, Option<[u32; 3]>)> {
+    let (mut cooperative, mut cluster) = (false, None);
     for attribute in config.attributes()? {
         let three = attribute.three();
         match attribute.id {
@@ -203,13 +225,14 @@ fn read_attributes(config: &Config) -> Outcome<bool> {
             // kernel before, which may also not happen.
             0 | 1 | 3 | 5 | 6 | 8 | 9 | 10 | 14 | 16 => {}
             2 => cooperative = three[0] != 0,
-            // A cluster of one block is no cluster.
+            // A cluster of one block is no cluster, and one of no blocks is none that was asked for.
             4 | 11 if three.iter().all(|n| *n <= 1) => {}
-            4 | 7 | 11..=13 => return Err(Code::NOT_SUPPORTED),
+            4 => cluster = Some(three),
+            7 | 11..=13 => return Err(Code::NOT_SUPPORTED),
             _ => return Err(Code::INVALID_VALUE),
         }
     }
-    Ok(cooperative)
+    Ok((cooperative, cluster))
 }
 
 driver_api! {
@@ -218,7 +241,7 @@ driver_api! {
         block_z: u32, shared: u32, stream: u64, each: In<u64>, extra: In<u64>,
     ) {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        let shape = Shape { grid, block, shared, cooperative: false };
+        let shape = Shape { grid, block, shared, cooperative: false, cluster: None };
         launch(mode, function, shape, stream, &each, &extra)
     }
 
@@ -227,7 +250,7 @@ driver_api! {
         block_z: u32, shared: u32, stream: u64, each: In<u64>,
     ) {
         let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
-        let shape = Shape { grid, block, shared, cooperative: true };
+        let shape = Shape { grid, block, shared, cooperative: true, cluster: None };
         launch(mode, function, shape, stream, &each, &In::null())
     }
 
@@ -235,9 +258,10 @@ driver_api! {
         config: In<Config>, function: u64, each: In<u64>, extra: In<u64>,
     ) {
         let config = config.get()?;
-        let cooperative = read_attributes(&config)?;
+        let (cooperative, cluster) = read_attributes(&config)?;
         let Config { grid, block, shared, stream, .. } = config;
-        launch(mode, function, Shape { grid, block, shared, cooperative }, stream, &each, &extra)
+        let shape = Shape { grid, block, shared, cooperative, cluster };
+        launch(mode, function, shape, stream, &each, &extra)
     }
 
     call fn cuLaunchCooperativeKernelMultiDevice(list: In<OnDevice>, count: u32, flags: u32) {

@@ -49,7 +49,7 @@ fn launch(handle: u64, width: i32, height: i32, stream: u64) -> Outcome {
     let grid = [size(width)?, size(height)?, 1];
     let settings = function.settings.legacy.lock().clone();
     let LegacySettings { block, shared, size, parameters: given } = settings;
-    let shape = Shape { grid, block, shared, cooperative: false };
+    let shape = Shape { grid, block, shared, cooperative: false, cluster: None };
     launch::check(&function, &shape)?;
     let mut parameters = vec![0; function.entry.param_bytes];
     if size > parameters.len() {

@@ -20,6 +20,7 @@ mod event;
 mod export_table;
 mod function;
 mod graph;
+mod graph_conditional;
 mod graph_exec;
 mod graph_memory;
 mod graph_node;

@@ -40,20 +40,23 @@ fn best(
 }
 
 /// Checks the clusters that a launch asks for: the most that can run at the same time, if it asks for any.
+///
+/// # Errors
+/// `INVALID_CLUSTER_SIZE` for what the device or the function cannot have, `INVALID_VALUE` for blocks without threads.
 fn clusters(function: u64, config: &In<Config>) -> Outcome<i32> {
     let config = config.get()?;
     let function = find(function)?;
     let cluster = config.cluster()?;
-    // A cluster is one block here, whatever divides the grid.
-    if cluster.is_some_and(|cluster| cluster != [1; 3]) {
-        return Err(Code::INVALID_CLUSTER_SIZE);
-    }
+    let size = cluster.unwrap_or([1; 3]).iter().try_fold(1_u32, |all, n| all.checked_mul(*n));
+    let most = if function.has_clusters() { function.most_in_cluster() } else { 1 };
+    let size = size.filter(|size| *size <= most).ok_or(Code::INVALID_CLUSTER_SIZE)?;
     let threads = config.block.iter().try_fold(1_u32, |all, n| all.checked_mul(*n));
     let threads = threads.and_then(|n| i32::try_from(n).ok()).filter(|n| *n > 0);
     let threads = threads.ok_or(Code::INVALID_VALUE)?;
     let blocks = function.resident_blocks(threads, config.shared as usize);
     // Driver 580 has none where the launch does not ask for clusters.
-    Ok(cluster.map_or(0, |_| blocks * function.model().multiprocessors as i32))
+    let all = blocks * function.model().multiprocessors as i32;
+    Ok(cluster.map_or(0, |_| all / size as i32))
 }
 
 driver_api! {
@@ -65,7 +68,8 @@ driver_api! {
     call fn cuOccupancyMaxPotentialClusterSize(out: Out<i32>, function: u64, config: In<Config>) {
         out.check()?;
         clusters(function, &config)?;
-        out.set(1)
+        let function = find(function)?;
+        out.set(if function.has_clusters() { function.most_in_cluster() as i32 } else { 1 })
     }
 
     call fn cuOccupancyMaxActiveBlocksPerMultiprocessor(

@@ -175,6 +175,7 @@ pub(crate) struct Function<'a> {
     pub(crate) returns: Vec<Variable<'a>>,
     pub(crate) params: Vec<Variable<'a>>,
     pub(crate) max_threads: Option<[u32; 3]>,
+    pub(crate) cluster: Option<[u32; 3]>,
     /// Absent for a declaration.
     pub(crate) body: Option<Body<'a>>,
 }

@@ -68,7 +68,16 @@ pub(crate) enum Special {
     ReservedShared(u32),
     /// The high or the low half of the address of a grid's barrier.
     GridWorkspace(bool),
-    Constant(u32),
+    /// The cluster's place in the grid, by axis.
+    ClusterId(u8),
+    ClusterCount(u8),
+    /// The block's place in its cluster.
+    BlockInCluster(u8),
+    ClusterShape(u8),
+    ClusterRank,
+    ClusterSize,
+    /// Whether clusters have several blocks.
+    IsCluster,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -219,6 +228,10 @@ pub(crate) enum Op {
         negated: bool,
     },
     Fence,
+    /// An address of shared memory in the block of a rank: the result, the address, the rank.
+    ClusterAddress(Reg, Src, Src),
+    /// The rank of the block that an address of shared memory is in.
+    RankOfAddress(Reg, Src),
     /// An index into [`Code::images`].
     Image(u32),
     /// An index into [`Code::copies`].
@@ -260,6 +273,8 @@ pub(crate) enum Op {
     /// Device-side `malloc` and `free`: an index into [`Code::calls`].
     HeapAllocate(u32),
     HeapFree(u32),
+    /// Sets the condition of a conditional graph node: an index into [`Code::calls`].
+    SetCondition(u32),
     /// `alloca`: the result, the size and the alignment.
     StackAllocate(Reg, Src, u32),
     StackSave(Reg),

@@ -59,6 +59,8 @@ pub struct Launch<'a> {
     pub params: &'a [u8],
     /// The address of each of [`Module::globals`], in the same order.
     pub global_addresses: &'a [u64],
+    /// Blocks of a cluster in x, y and z, at most 16: each divides that of the grid. A cooperative launch can have one.
+    pub cluster: [u32; 3],
     /// Whether all blocks must make progress at the same time (grid-wide barriers).
     pub cooperative: bool,
     /// Set to true by the caller to stop the launch soon; it then ends in [`Trap::Cancelled`].
@@ -67,6 +69,8 @@ pub struct Launch<'a> {
     pub images: &'a dyn Images,
     /// Where `malloc` in kernels has memory from.
     pub heap: &'a dyn Heap,
+    /// Sets the condition of a conditional graph node, by its handle; false if there is none.
+    pub set_condition: &'a (dyn Fn(u64, u32) -> bool + Sync),
     /// Receives the formatted output of one `printf` call, and how many bytes its arguments have.
     pub print: &'a (dyn Fn(&[u8], usize) + Sync),
 }

@@ -102,6 +102,8 @@ pub struct Entry {
     pub registers: u32,
     /// The `.maxntid` or `.reqntid` limit on the block's shape.
     pub max_threads: Option<[u32; 3]>,
+    /// The `.reqnctapercluster` shape of the clusters that it has to be launched with.
+    pub cluster: Option<[u32; 3]>,
     /// The index of its code in the module.
     pub(crate) function: usize,
 }
@@ -351,6 +353,7 @@ fn entry(
         local_bytes: frame_bytes as usize,
         registers: (live / 4).clamp(8, 255) as u32,
         max_threads: function.max_threads,
+        cluster: function.cluster,
         function: number,
     })
 }

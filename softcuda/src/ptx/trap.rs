@@ -36,6 +36,14 @@ pub enum Trap {
         /// The kernel's name.
         kernel: String,
     },
+    /// `cudaGraphSetConditional` with a handle that the launch's caller does not know (`CUDA_ERROR_LAUNCH_FAILED`).
+    #[error("kernel `{kernel}` set the graph condition {handle:#x}, which there is not")]
+    UnknownCondition {
+        /// The handle.
+        handle: u64,
+        /// The kernel's name.
+        kernel: String,
+    },
     /// A failed device-side `assert` (`CUDA_ERROR_ASSERT`).
     #[error("kernel `{kernel}`: assertion `{message}` failed")]
     Assert {

@@ -57,8 +57,6 @@ modules="
 
 # Extended regular expressions of names of tests, behind the reason in a comment.
 cat > "$folder/known.txt" <<'END'
-# There are no conditional nodes of graphs.
-test_conditional_captures\.
 # Compares the speeds of copies from pinned and from plain memory.
 test_pinned\.
 END

@@ -46,7 +46,20 @@ pub(super) struct Room<'a> {
     /// The block's number in the grid.
     pub(super) number: u64,
     pub(super) warps: u32,
+    /// The block's number in its cluster.
+    pub(super) rank: usize,
+    /// The shared memory of the other blocks of the cluster, by their numbers, while this one has its turn. Empty where
+    /// a cluster is one block.
+    pub(super) peers: Vec<Vec<u8>>,
     barriers: [Barrier; NUMBERED + 1],
+}
+
+/// What came of a block's turn.
+pub(super) struct Turn {
+    /// All its warps have ended.
+    pub(super) done: bool,
+    /// Some of them ran, or can run again.
+    pub(super) moved: bool,
 }
 
 impl Room<'_> {
@@ -73,7 +86,7 @@ impl Room<'_> {
 }
 
 pub(super) struct Block<'a> {
-    room: Room<'a>,
+    pub(super) room: Room<'a>,
     warps: Vec<Warp<'a>>,
 }
 
@@ -90,6 +103,8 @@ impl<'a> Block<'a> {
             coordinates: [0; 3],
             number: 0,
             warps,
+            rank: 0,
+            peers: Vec::new(),
             barriers: [Barrier::default(); NUMBERED + 1],
         };
         let warps = (0..warps).map(|number| Warp::new(code, number, threads, context.launch.block));
@@ -107,6 +122,12 @@ impl<'a> Block<'a> {
 
     /// Gives every warp that can run a turn; true once all have ended.
     pub(super) fn advance(&mut self) -> Step<bool> {
+        let turn = self.turn()?;
+        if turn.done || turn.moved { Ok(turn.done) } else { Err(Fault::Deadlock) }
+    }
+
+    /// Gives every warp that can run a turn.
+    pub(super) fn turn(&mut self) -> Step<Turn> {
         self.room.context.check_stop()?;
         let mut ran = false;
         let mut done = true;
@@ -120,17 +141,36 @@ impl<'a> Block<'a> {
             }
             done &= warp.status == Status::Done;
         }
-        if !done && !self.release() && !ran {
-            return Err(Fault::Deadlock);
-        }
-        Ok(done)
+        let released = !done && self.release();
+        Ok(Turn { done, moved: ran || released })
+    }
+
+    /// Whether all warps that have not ended wait at the barrier of the cluster.
+    pub(super) fn is_at_the_clusters_barrier(&self) -> bool {
+        let live = self.warps.iter().filter(|warp| warp.status != Status::Done).count() as u32;
+        self.room.barriers[OF_CLUSTER].arrived >= live * 32
+    }
+
+    /// Lets the warps pass the barrier of the cluster; whether there are any.
+    pub(super) fn pass_the_clusters(&mut self) -> bool {
+        let barrier = std::mem::take(&mut self.room.barriers[OF_CLUSTER]);
+        self.pass(&barrier)
+    }
+
+    fn pass(&mut self, barrier: &Barrier) -> bool {
+        let waiting = self.warps.iter_mut().enumerate();
+        let waiting = waiting.filter(|(number, _)| barrier.waiting >> number & 1 != 0);
+        waiting.map(|(_, warp)| warp.pass(barrier)).count() > 0
     }
 
     /// Lets warps pass the barriers that all have reached.
     fn release(&mut self) -> bool {
         let live = self.warps.iter().filter(|warp| warp.status != Status::Done).count() as u32;
         let mut released = false;
-        for barrier in &mut self.room.barriers {
+        // The barrier of a cluster of several blocks is not this block's to open.
+        let own = if self.room.peers.is_empty() { NUMBERED + 1 } else { NUMBERED };
+        for place in 0..own {
+            let barrier = &mut self.room.barriers[place];
             let expected = if barrier.expected == 0 {
                 live * 32
             } else {
@@ -140,12 +180,7 @@ impl<'a> Block<'a> {
                 continue;
             }
             let done = std::mem::take(barrier);
-            for (number, warp) in self.warps.iter_mut().enumerate() {
-                if done.waiting >> number & 1 != 0 {
-                    warp.pass(&done);
-                    released = true;
-                }
-            }
+            released |= self.pass(&done);
         }
         released
     }

@@ -28,6 +28,9 @@ impl Warp<'_> {
                 let code = self.code;
                 self.store_fragment(room, &code.fragments[index as usize], mask)?;
             }
+            Op::ClusterAddress(..) | Op::RankOfAddress(..) => {
+                self.cluster_address(room, op, mask)?;
+            }
             Op::Shuffle { mode, to, valid, value, lane, clamp } => {
                 let (values, chosen) = (*self.lanes(value), *self.lanes(lane));
                 let clamps = *self.lanes(clamp);

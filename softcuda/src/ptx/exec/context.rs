@@ -35,6 +35,8 @@ pub(super) enum Fault {
     Trapped,
     /// `free` of an address that `malloc` did not give.
     Free(u64),
+    /// A condition that there is not.
+    Condition(u64),
     Assert(String),
     Instruction(&'static str),
     Stack,
@@ -61,6 +63,7 @@ impl<'a> Context<'a> {
             Fault::Misaligned(address, size) => Trap::Misaligned { address, size, kernel },
             Fault::Trapped => Trap::Trapped { kernel },
             Fault::Free(address) => Trap::InvalidFree { address, kernel },
+            Fault::Condition(handle) => Trap::UnknownCondition { handle, kernel },
             Fault::Assert(message) => Trap::Assert { message, kernel },
             Fault::Instruction(reason) => {
                 Trap::IllegalInstruction { reason: reason.to_owned(), kernel }

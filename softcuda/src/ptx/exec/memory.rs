@@ -314,7 +314,8 @@ impl Warp<'_> {
         }
         let (space, offset) = resolve(space, address);
         let found = match space {
-            Space::Shared => get(&room.shared, offset, size),
+            Space::Shared => get(&room.shared, offset, size)
+                .or_else(|| room.of_a_rank(offset).and_then(|(shared, at)| get(shared, at, size))),
             Space::Local => get(self.local.of_lane(lane), offset, size),
             Space::Param => get(room.context.launch.params, offset, size),
             _ => {
@@ -340,7 +341,9 @@ impl Warp<'_> {
         }
         let (space, offset) = resolve(space, address);
         let done = match space {
-            Space::Shared => put(&mut room.shared, offset, size, value),
+            Space::Shared => put(&mut room.shared, offset, size, value).or_else(|| {
+                room.of_a_rank(offset).and_then(|(shared, at)| put(shared, at, size, value))
+            }),
             Space::Local => put(self.local.of_lane(lane), offset, size, value),
             Space::Param => None,
             _ => {
@@ -387,6 +390,7 @@ impl Warp<'_> {
         }
         self.aligned(&addresses, mask, whole)?;
         if place.space == Space::Shared {
+            let all = to;
             for (index, &to) in to.iter().take(usize::from(count)).enumerate() {
                 let step = index as u64 * u64::from(size);
                 let to = self.lanes_mut(to);
@@ -408,11 +412,28 @@ impl Warp<'_> {
                     }
                 };
                 if let Some(address) = bad {
+                    if !room.peers.is_empty() {
+                        return self.load_each(room, place, (&addresses, mask), signed, count, all);
+                    }
                     return Err(Fault::Illegal(address));
                 }
             }
             return Ok(());
         }
+        self.load_each(room, place, (&addresses, mask), signed, count, to)
+    }
+
+    /// Loads for one lane after the other.
+    fn load_each(
+        &mut self,
+        room: &mut Room<'_>,
+        place: &Place,
+        (addresses, mask): (&Lanes, u32),
+        signed: bool,
+        count: u8,
+        to: &[Reg; 4],
+    ) -> Step<()> {
+        let size = place.size;
         for (index, &to) in to.iter().take(usize::from(count)).enumerate() {
             debug_assert_ne!(to, NONE, "every element of a load has a register");
             let step = index as u64 * u64::from(size);

@@ -2,6 +2,7 @@
 
 mod atomic;
 mod block;
+mod cluster;
 mod collective;
 mod context;
 mod copy;
@@ -28,6 +29,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The most threads of a block, as on a GPU.
 const MOST_THREADS: u64 = 1024;
+/// The most blocks of a cluster, as on a GPU.
+const MOST_IN_CLUSTER: u64 = 16;
 /// Launches below this many threads are not worth waking other host threads for.
 const SMALL: u64 = 256;
 
@@ -127,6 +130,14 @@ pub(super) fn run(
     if shared_bytes > 16 << 20 {
         return Err(invalid(entry, "too much shared memory"));
     }
+    let size = launch.cluster.iter().fold(1u64, |all, &n| all.saturating_mul(u64::from(n)));
+    let mut directions = launch.grid.iter().zip(launch.cluster);
+    if !(1..=MOST_IN_CLUSTER).contains(&size)
+        || directions.any(|(&grid, cluster)| !grid.is_multiple_of(cluster))
+        || (size > 1 && launch.cooperative)
+    {
+        return Err(invalid(entry, format!("clusters of {:?} blocks", launch.cluster)));
+    }
     let context = Context {
         module,
         entry,
@@ -139,9 +150,10 @@ pub(super) fn run(
         workspace: [AtomicU32::new(8), AtomicU32::new(0)],
         trap: Mutex::new(None),
     };
-    let workers = (rayon::current_num_threads() as u64).min(blocks);
+    let work = || if size > 1 { context.work_in_clusters() } else { context.work() };
+    let workers = (rayon::current_num_threads() as u64).min(blocks / size);
     if workers <= 1 || threads * blocks <= SMALL {
-        if launch.cooperative { context.work_together(0, 1) } else { context.work() }
+        if launch.cooperative { context.work_together(0, 1) } else { work() }
     } else if launch.cooperative {
         // Blocks wait for each other, so every worker needs a thread of its own at once.
         std::thread::scope(|scope| {
@@ -154,9 +166,9 @@ pub(super) fn run(
     } else {
         rayon::in_place_scope(|scope| {
             for _ in 1..workers {
-                scope.spawn(|_| context.work());
+                scope.spawn(|_| work());
             }
-            context.work();
+            work();
         });
     }
     let trap = context.trap.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);

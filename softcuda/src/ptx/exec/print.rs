@@ -1,4 +1,4 @@
-//! `printf` and `assert` of kernels.
+//! Functions of CUDA's device runtime without code of their own: `printf`, `assert`, `cudaGraphSetConditional`.
 
 use super::block::Room;
 use super::context::{Fault, Step};
@@ -51,6 +51,21 @@ impl Warp<'_> {
             Ok(message) => Fault::Assert(message),
             Err(fault) => fault,
         }
+    }
+
+    /// `cudaGraphSetConditional`, for one lane after the other.
+    pub(super) fn set_condition(&mut self, room: &mut Room<'_>, mask: u32, site: u32) -> Step<()> {
+        let mut rest = mask;
+        while rest != 0 {
+            let lane = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            let handle = self.argument(room, lane, site, 0)?;
+            let value = self.argument(room, lane, site, 1)? as u32;
+            if !(room.context.launch.set_condition)(handle, value) {
+                return Err(Fault::Condition(handle));
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn print(&mut self, room: &mut Room<'_>, mask: u32, site: u32) -> Step<()> {

@@ -313,6 +313,7 @@ impl<'a> Warp<'a> {
                 Op::Print(site) => self.print(room, mask, site)?,
                 Op::HeapAllocate(site) => self.heap_allocate(room, mask, site)?,
                 Op::HeapFree(site) => self.heap_free(room, mask, site)?,
+                Op::SetCondition(site) => self.set_condition(room, mask, site)?,
                 Op::StackAllocate(to, size, align) => self.stack_allocate(to, size, align, mask)?,
                 Op::StackSave(to) => self.write(to, mask, u64::from(self.allocated)),
                 Op::StackRestore(from) => self.stack_restore(from, mask),
@@ -370,7 +371,13 @@ impl<'a> Warp<'a> {
                 let address = room.context.workspace_address();
                 if high { (address >> 32) as u32 } else { address as u32 }
             }
-            Special::Constant(value) => value,
+            Special::ClusterId(_)
+            | Special::ClusterCount(_)
+            | Special::BlockInCluster(_)
+            | Special::ClusterShape(_)
+            | Special::ClusterRank
+            | Special::ClusterSize
+            | Special::IsCluster => room.cluster_special(special),
             Special::Clock => {
                 let now = super::memory::nanoseconds(false);
                 return self.write(to, mask, now);

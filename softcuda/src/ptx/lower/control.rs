@@ -143,6 +143,7 @@ impl<'a> Lower<'_, 'a> {
                     "__assertfail" => site.args.len() == 5,
                     "malloc" => site.args.len() == 1 && site.returns.len() == 1,
                     "free" => site.args.len() == 1,
+                    "cudaGraphSetConditional" => site.args.len() == 2,
                     _ => false,
                 };
                 let site = self.call_site(site);
@@ -153,6 +154,7 @@ impl<'a> Lower<'_, 'a> {
                     (None, "__assertfail") if known => Op::AssertFail(site),
                     (None, "malloc") if known => Op::HeapAllocate(site),
                     (None, "free") if known => Op::HeapFree(site),
+                    (None, "cudaGraphSetConditional") if known => Op::SetCondition(site),
                     _ => return Err(self.position.undefined(name)),
                 });
                 Ok(())

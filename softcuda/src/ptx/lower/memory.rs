@@ -12,7 +12,7 @@ pub(super) fn space(modifier: &str) -> Option<Space> {
     Some(match modifier {
         "global" => Space::Global,
         "const" => Space::Const,
-        // A cluster is one block here.
+        // Addresses say which block of the cluster they are in.
         "shared" | "shared::cta" | "shared::cluster" => Space::Shared,
         "local" => Space::Local,
         "param" | "param::entry" | "param::func" => Space::Param,

@@ -210,7 +210,7 @@ impl<'a> Lower<'_, 'a> {
         Ok(())
     }
 
-    /// A cluster is one block: its threads meet where they wait, which all of them do.
+    /// The threads of a cluster meet where they wait, which all of them do.
     fn cluster_barrier(&mut self) -> Lowered<()> {
         self.has("aligned");
         self.modifiers.retain(|modifier| !ignorable(modifier));
@@ -230,8 +230,7 @@ impl<'a> Lower<'_, 'a> {
         Ok(())
     }
 
-    /// `mapa` and `getctarank`: an address in the block of a rank, and the rank of an address. There is
-    /// only one block.
+    /// `mapa` and `getctarank`: an address in the block of a rank, and the rank of an address.
     pub(super) fn cluster_address(&mut self, opcode: &str) -> Lowered<()> {
         let ty = self.ty()?;
         let space = self.find(space).unwrap_or(Space::Generic);
@@ -242,15 +241,14 @@ impl<'a> Lower<'_, 'a> {
         self.done()?;
         if opcode == "getctarank" {
             let [to, address] = self.operands()?;
-            let (to, zero) = (self.to(to, Type::U32)?, self.constant(0));
-            self.src(address, ty)?;
-            self.emit(Op::Copy(to, zero));
+            let (to, address) = (self.to(to, Type::U32)?, self.src(address, ty)?);
+            self.emit(Op::RankOfAddress(to, address));
             return Ok(());
         }
         let [to, address, rank] = self.operands()?;
         let (to, address) = (self.to(to, ty)?, self.src(address, ty)?);
-        self.src(rank, Type::U32)?;
-        self.emit(Op::Copy(to, address));
+        let rank = self.src(rank, Type::U32)?;
+        self.emit(Op::ClusterAddress(to, address, rank));
         Ok(())
     }
 }

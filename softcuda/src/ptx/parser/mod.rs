@@ -217,6 +217,7 @@ impl<'a> Parser<'a> {
             returns,
             params,
             max_threads: None,
+            cluster: None,
             body: None,
         };
         loop {
@@ -235,13 +236,13 @@ impl<'a> Parser<'a> {
                     self.at += 1;
                     function.max_threads = Some(self.shape()?);
                 }
-                (
-                    Kind::Dot,
-                    "minnctapersm" | "maxnctapersm" | "maxnreg" | "maxclusterrank"
-                    | "reqnctapercluster",
-                ) => {
+                (Kind::Dot, "minnctapersm" | "maxnctapersm" | "maxnreg" | "maxclusterrank") => {
                     self.at += 1;
                     self.shape()?;
+                }
+                (Kind::Dot, "reqnctapercluster") => {
+                    self.at += 1;
+                    function.cluster = Some(self.shape()?);
                 }
                 (Kind::Dot, "noreturn" | "explicitcluster" | "blocksareclusters") => self.at += 1,
                 (Kind::Dot, "pragma") => self.skip_past(b';')?,

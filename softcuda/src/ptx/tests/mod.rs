@@ -1,5 +1,6 @@
 //! Tests of the parser, the translation and the execution.
 
+mod clusters;
 mod flow;
 mod kernels;
 mod source;
@@ -17,6 +18,8 @@ pub(super) struct Device {
     pub(super) printed: Mutex<Vec<u8>>,
     pub(super) cancel: AtomicBool,
     pub(super) cooperative: bool,
+    /// Blocks of a cluster; 0 is one too.
+    pub(super) cluster: u32,
 }
 
 impl AddressSpace for Device {
@@ -123,10 +126,12 @@ impl Device {
             dynamic_shared,
             params: &bytes,
             global_addresses: globals,
+            cluster: [self.cluster.max(1), 1, 1],
             cooperative: self.cooperative,
             cancel: &self.cancel,
             images: &NoImages,
             heap: &NoHeap,
+            set_condition: &|_, _| false,
             print: &|text, _| self.printed.lock().expect("no panics").extend_from_slice(text),
         };
         run(module, entry, &launch, self)
