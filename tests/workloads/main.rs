@@ -48,7 +48,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 35] = [
+const WORKLOADS: [(&str, Workload); 36] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),

@@ -261,10 +261,9 @@ wire_enum! {
             /// What is known of kernels, as in [`Request::Guard`].
             summaries: Vec<KernelSummary>,
         },
-        /// Followed by one file descriptor: `/dev/userfaultfd`, opened by the checkpointer. Make a userfaultfd of this
-        /// process with it. The reply is followed by its descriptor, of which the agent keeps none. From now on, and
-        /// up to the end of the connection, the agent remembers what devices may write of the host's memory
-        /// ([`Request::Pinned`]). Allowed in every state. An agent of before this request closes the connection.
+        /// Make a userfaultfd of this process. The reply is followed by its descriptor, of which the agent keeps none.
+        /// From now on, and up to the end of the connection, the agent remembers what devices may write of the host's
+        /// memory ([`Request::Pinned`]). Allowed in every state.
         18 => Track {},
         /// Which host memory may devices have written since [`Request::Track`]? Fails before that. Allowed in every
         /// state.

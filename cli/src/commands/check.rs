@@ -159,7 +159,9 @@ fn host_memory() -> Row {
             name: NAME,
             met: None,
             found: format!("not tracked ({why}): all of it is copied while programs stand still"),
-            mend: Some("as root, on Linux 6.7 or newer with /dev/userfaultfd".into()),
+            mend: Some(
+                "as root, on Linux 6.7 or newer, where nothing forbids userfaultfd(2)".into(),
+            ),
         },
     }
 }

@@ -1,7 +1,8 @@
 //! Requests of a checkpointer that wants to see, from outside, which host memory the program writes.
 //!
-//! The kernel makes a userfaultfd only for the process that asks for it. So the agent asks, with a device that the
-//! checkpointer has opened, since most programs may not open that; the rest is done outside.
+//! The kernel makes a userfaultfd only for the process that asks for it. So the agent asks; the rest is done outside.
+//! It asks for one that handles no fault of the kernel's, as any program may: in asynchronous mode none is handled by
+//! anybody, and the program gets nothing that it could not have by itself.
 
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -9,33 +10,28 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use gpucr_wire::table::Range;
 use gpucr_wire::{Connection, Reply};
-use rustix::fs::OFlags;
 
 use super::state::Next;
 use crate::log::log;
 use crate::state::memory::Failure;
 use crate::usage;
 
-/// `USERFAULTFD_IOC_NEW` of linux/userfaultfd.h.
-const NEW: libc::c_ulong = 0xaa00;
+/// `UFFD_USER_MODE_ONLY` of linux/userfaultfd.h.
+const USER_MODE_ONLY: i32 = 1;
 
 /// The number of a descriptor that is here for a moment; none is -1. A child of a fork closes it: it would keep the
 /// parent's memory watched, and CRIU saves no such descriptor.
-type Place = AtomicI32;
+static MADE: AtomicI32 = AtomicI32::new(-1);
 
-static DEVICE: Place = Place::new(-1);
-static MADE: Place = Place::new(-1);
-
-/// A descriptor that children of forks close.
+/// A descriptor that the child of a fork closes.
 struct Passing {
     fd: Option<OwnedFd>,
-    place: &'static Place,
 }
 
 impl Passing {
-    fn new(fd: OwnedFd, place: &'static Place) -> Self {
-        place.store(fd.as_raw_fd(), Ordering::Release);
-        Self { fd: Some(fd), place }
+    fn new(fd: OwnedFd) -> Self {
+        MADE.store(fd.as_raw_fd(), Ordering::Release);
+        Self { fd: Some(fd) }
     }
 
     fn get(&self) -> &OwnedFd {
@@ -46,34 +42,31 @@ impl Passing {
 impl Drop for Passing {
     fn drop(&mut self) {
         drop(self.fd.take());
-        self.place.store(-1, Ordering::Release);
+        MADE.store(-1, Ordering::Release);
     }
 }
 
 /// Makes a userfaultfd and sends it.
 pub(super) fn track(connection: &mut Connection) -> Result<Next, Failure> {
-    let fds = connection.receive_fds(1);
-    let device = fds.map_err(|error| Failure::other(format!("no device of userfaultfds: {error}")));
-    let device = Passing::new(device?.remove(0), &DEVICE);
     usage::remember_pinned(true);
-    let made = make(device.get())
-        .map_err(|error| Failure::other(format!("userfaultfd cannot be made: {error}")))?;
-    let made = Passing::new(made, &MADE);
+    let made =
+        make().map_err(|error| Failure::other(format!("userfaultfd cannot be made: {error}")))?;
+    let made = Passing::new(made);
     let sent = connection.send(&Reply::Done {}).and_then(|()| connection.send_fds(&[made.get()]));
     // There is nobody to tell: the next receive says that the connection is broken.
     sent.unwrap_or_else(|error| log!("cannot send a userfaultfd: {error}"));
     Ok(Next::Sent)
 }
 
-fn make(device: &OwnedFd) -> std::io::Result<OwnedFd> {
-    let flags = (OFlags::CLOEXEC | OFlags::NONBLOCK).bits();
-    // SAFETY: a request with a plain number; a descriptor that is something else refuses it.
-    let made = unsafe { libc::ioctl(device.as_raw_fd(), NEW, flags) };
+fn make() -> std::io::Result<OwnedFd> {
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
+    // SAFETY: a plain number.
+    let made = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
     if made < 0 {
         return Err(std::io::Error::last_os_error());
     }
     // SAFETY: the kernel has just made it, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(made) })
+    Ok(unsafe { OwnedFd::from_raw_fd(made as i32) })
 }
 
 /// Tells what devices may have written.
@@ -85,14 +78,12 @@ pub(super) fn pinned() -> Result<Next, Failure> {
 
 /// In the child of a fork, which has no agent: closes what was passing through.
 pub(super) fn reset() {
-    for place in [&DEVICE, &MADE] {
-        let fd = place.swap(-1, Ordering::AcqRel);
-        // The number may be another file's by now.
-        if fd >= 0 && is_userfaultfd(fd) {
-            // SAFETY: a copy of the parent's descriptor, which nothing in this process refers to: the thread that has
-            // it is not here.
-            drop(unsafe { OwnedFd::from_raw_fd(fd) });
-        }
+    let fd = MADE.swap(-1, Ordering::AcqRel);
+    // The number may be another file's by now.
+    if fd >= 0 && is_userfaultfd(fd) {
+        // SAFETY: a copy of the parent's descriptor, which nothing in this process refers to: the thread that has it
+        // is not here.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
     }
 }
 

@@ -518,15 +518,15 @@ impl Agent {
         self.hand_over(&request, &[table.as_fd()])
     }
 
-    /// Has the process make a userfaultfd with `device` (`/dev/userfaultfd`). From then on the agent remembers what
+    /// Has the process make a userfaultfd. From then on the agent remembers what
     /// devices may write of the host's memory ([`pinned`](Self::pinned)).
     ///
     /// # Errors
     /// [`AgentError::Failed`] if the process cannot make one; [`AgentError::Unexpected`] if what comes is none. An
     /// agent of before this request ends the connection, which is [`AgentError::Broken`]. Or it does not answer in time, or
     /// gpucr was asked to end.
-    pub fn track(&mut self, device: impl AsFd) -> Result<OwnedFd, AgentError> {
-        self.hand_over(&Request::Track {}, &[device.as_fd()])?;
+    pub fn track(&mut self) -> Result<OwnedFd, AgentError> {
+        self.carry_out(&Request::Track {})?;
         let received = self.connection.receive_fds(1);
         let fd = self.checked(received)?.remove(0);
         // The program may be hostile, and requests to other descriptors mean other things.

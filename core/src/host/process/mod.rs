@@ -20,6 +20,6 @@ pub(crate) use memory::{Place, ProcessMemory};
 pub(crate) use pagemap::{Run, State};
 pub(crate) use running::RunningMemory;
 pub use tracking::why_untracked;
-pub(crate) use tracking::{Look, Tracking, obstacle as why_not_to_track, userfaultfds};
+pub(crate) use tracking::{Look, Tracking, obstacle as why_not_to_track};
 pub(crate) use tree::LAST_MOMENTS;
 pub use tree::{MappedLibrary, ProcessInfo, Tree, TreeError};

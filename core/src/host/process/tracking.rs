@@ -9,7 +9,6 @@
 //! [`Tracking::obstacle`] is to be asked after pages were protected and before they are read: an operation under way
 //! is seen by the file that it is on, and one that is over has written what is read then.
 
-use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 
@@ -18,8 +17,6 @@ use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 use super::pagemap::{self, Mapping, Run};
 use crate::base::ranges::Ranges;
 
-/// Opened by root, it makes userfaultfds for any process that it is handed to.
-const DEVICE: &str = "/dev/userfaultfd";
 /// `UFFDIO`.
 const GROUP: u8 = 0xaa;
 /// `UFFD_API`.
@@ -52,40 +49,31 @@ struct Register {
 
 const API: Opcode = opcode::read_write::<Api>(GROUP, 0x3f);
 const REGISTER: Opcode = opcode::read_write::<Register>(GROUP, 0);
-/// `USERFAULTFD_IOC_NEW`.
-const NEW: libc::c_ulong = 0xaa00;
-
-/// Opens what makes userfaultfds for processes.
-///
-/// # Errors
-/// The kernel has no such device (before Linux 6.1), or this process may not open it.
-pub(crate) fn userfaultfds() -> io::Result<File> {
-    File::options().read(true).write(true).open(DEVICE)
-}
+/// `UFFD_USER_MODE_ONLY`: it handles no faults of the kernel's, which in asynchronous mode come to nobody. Any process
+/// may have one.
+const USER_MODE_ONLY: i32 = 1;
 
 /// Why the memory of processes cannot be tracked on this host. `None` if it can be.
 pub fn why_untracked() -> Option<String> {
     let tried = || -> io::Result<()> {
-        let device =
-            userfaultfds().map_err(|e| io::Error::new(e.kind(), format!("{DEVICE}: {e}")))?;
         let own = std::process::id() as i32;
-        let mut tracking = Tracking::begin(own, own_userfaultfd(&device)?)?;
+        let mut tracking = Tracking::begin(own, own_userfaultfd()?)?;
         tracking.ours = [(0x1000, 0x2000)].into_iter().collect();
         tracking.clean().map(drop)
     };
     tried().err().map(|error| error.to_string())
 }
 
-fn own_userfaultfd(device: &File) -> io::Result<OwnedFd> {
-    use std::os::fd::{AsRawFd, FromRawFd};
-    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-    // SAFETY: a request with a plain number.
-    let made = unsafe { libc::ioctl(device.as_raw_fd(), NEW, flags) };
+fn own_userfaultfd() -> io::Result<OwnedFd> {
+    use std::os::fd::FromRawFd;
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
+    // SAFETY: a plain number.
+    let made = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
     if made < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the kernel has just made it, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(made) })
+    Ok(unsafe { OwnedFd::from_raw_fd(made as i32) })
 }
 
 /// A process whose memory is tracked until this is dropped.

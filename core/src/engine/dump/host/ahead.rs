@@ -20,9 +20,7 @@ use crate::engine::dump::passes::Passes;
 use crate::engine::dump::task::Task;
 use crate::engine::error::Error;
 use crate::engine::memory::Bulk;
-use crate::host::process::{
-    Agent, AgentError, RunningMemory, Tracking, userfaultfds, why_not_to_track,
-};
+use crate::host::process::{Agent, AgentError, RunningMemory, Tracking, why_not_to_track};
 use crate::image::{Contents, ImageError, ImageWriter};
 
 /// Niceness of the threads that copy while the programs run.
@@ -113,18 +111,11 @@ impl Drop for HostAhead {
 
 /// Begins to track the processes that can be. One that has come to its end is none that the image has to bring back.
 fn watch(task: &mut Task<'_>, mut memory: Option<&mut Bulk>) -> Result<Vec<Watched>, Error> {
-    let device = match userfaultfds() {
-        Ok(device) => device,
-        Err(error) => {
-            tracing::debug!(%error, "host memory cannot be tracked");
-            return Ok(Vec::new());
-        }
-    };
     let stop = task.options.stop.clone();
     let (mut all, mut number) = (Vec::new(), 0);
     while let Some(program) = task.made.cuda_processes.get_mut(number) {
         let pid = program.process.pid;
-        match tracking(program, &device, &stop) {
+        match tracking(program, &stop) {
             Ok(Some((tracking, pinned))) => match Watched::begin(pid, tracking, pinned) {
                 Ok(watched) => all.push(watched),
                 Err(error) => tracing::debug!(%error, pid, "it is not tracked"),
@@ -148,7 +139,6 @@ fn watch(task: &mut Task<'_>, mut memory: Option<&mut Bulk>) -> Result<Vec<Watch
 /// A way to track the process, and what devices may write of its memory. `None` if there is none.
 fn tracking(
     program: &mut CudaProcess,
-    device: &std::fs::File,
     stop: &Arc<AtomicBool>,
 ) -> Result<Option<(Tracking, Ranges)>, Error> {
     let pid = program.process.pid;
@@ -164,7 +154,7 @@ fn tracking(
         }
     }
     let Some(agent) = &mut program.agent else { return Ok(None) };
-    let uffd = match agent.track(device) {
+    let uffd = match agent.track() {
         // An agent of before there was this request ends the connection.
         Err(error @ AgentError::Broken { .. }) if !program.process.has_ended() => {
             tracing::debug!(%error, pid, "it does not know of tracking");

@@ -67,7 +67,7 @@ fn tracked() -> Option<Tracking> {
         crate::skip::skip(&format!("memory cannot be tracked: {why}"));
         return None;
     }
-    let uffd = own_userfaultfd(&userfaultfds().unwrap()).unwrap();
+    let uffd = own_userfaultfd().unwrap();
     Some(Tracking::begin(std::process::id() as i32, uffd).unwrap())
 }
 
