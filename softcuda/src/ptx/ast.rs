@@ -175,6 +175,8 @@ pub(crate) struct Function<'a> {
     pub(crate) returns: Vec<Variable<'a>>,
     pub(crate) params: Vec<Variable<'a>>,
     pub(crate) max_threads: Option<[u32; 3]>,
+    /// The least of what `.maxnreg` says.
+    pub(crate) max_registers: Option<u32>,
     /// Absent for a declaration.
     pub(crate) body: Option<Body<'a>>,
 }

@@ -217,6 +217,7 @@ impl<'a> Parser<'a> {
             returns,
             params,
             max_threads: None,
+            max_registers: None,
             body: None,
         };
         loop {
@@ -235,10 +236,15 @@ impl<'a> Parser<'a> {
                     self.at += 1;
                     function.max_threads = Some(self.shape()?);
                 }
+                (Kind::Dot, "maxnreg") => {
+                    self.at += 1;
+                    let [most, ..] = self.shape()?;
+                    function.max_registers =
+                        Some(function.max_registers.map_or(most, |least| least.min(most)));
+                }
                 (
                     Kind::Dot,
-                    "minnctapersm" | "maxnctapersm" | "maxnreg" | "maxclusterrank"
-                    | "reqnctapercluster",
+                    "minnctapersm" | "maxnctapersm" | "maxclusterrank" | "reqnctapercluster",
                 ) => {
                     self.at += 1;
                     self.shape()?;
