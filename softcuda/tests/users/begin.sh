@@ -20,7 +20,7 @@ ln -sf "${CARGO_TARGET_DIR:-$root/target}/release/libsoftcuda.so" "$folder/lib/l
 python="$folder/venv/bin/python"
 [ -x "$python" ] || python3 -m venv "$folder/venv"
 "$python" -m pip install --quiet --disable-pip-version-check \
-    cuda-bindings==13.5.0 cuda-core==1.2.2 numba==0.68.1 numba-cuda==0.30.4 cupy-cuda13x==14.2.0 warp-lang==1.19.0 \
+    cuda-bindings==13.3.1 cuda-core==1.2.2 numba==0.68.1 numba-cuda==0.30.4 cupy-cuda13x==14.2.0 warp-lang==1.19.0 \
     numpy==2.4.6 scipy==1.17.1 psutil==7.2.2 cffi==2.1.1 filecheck==1.0.6 ml_dtypes==0.6.0 \
     pytest==9.2.0 pytest-benchmark==5.3.1 pytest-timeout==2.4.0 pytest-xdist==3.8.0 \
     nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-nvrtc==13.0.88 \
@@ -38,8 +38,16 @@ row() {
     echo "$script $* $(($(date +%s) - begun)) $processors" > "$folder/rows/$script"
 }
 
-# tested NAME KNOWN ARGUMENT...: runs pytest in two processes, prints a table of its files, and says what fails though
-# no line of KNOWN, extended regular expressions behind comments that give the reason, names it.
+# judge NAME KNOWN: prints a table of the JUnit file of that name, and says what fails though no line of KNOWN, extended
+# regular expressions behind comments that give the reason, names it.
+judge() {
+    counts=$("$python" "$here/table.py" "$folder/logs/$1.xml" "$2" "$folder/logs/$1.md") || failed=1
+    cat "$folder/logs/$1.md"
+    # shellcheck disable=SC2086 # five numbers
+    row $counts
+}
+
+# tested NAME KNOWN ARGUMENT...: runs pytest in two processes, and judges what comes of it.
 tested() {
     name=$1 known=$2
     shift 2
@@ -53,8 +61,5 @@ tested() {
         echo "$name: pytest ended with status $status"
         failed=1
     fi
-    counts=$("$python" "$here/table.py" "$folder/logs/$name.xml" "$known" "$folder/logs/$name.md") || failed=1
-    cat "$folder/logs/$name.md"
-    # shellcheck disable=SC2086 # five numbers
-    row $counts
+    judge "$name" "$known"
 }

@@ -6,8 +6,8 @@
 # FILE is a test file below tests/cupy_tests; all of the list below if none is named. See begin.sh for FOLDER and what
 # is needed.
 #
-# The device is one of compute capability 12.1: the wheel's own kernels (CUB, Thrust) and those of cuRAND are there as
-# PTX for the newest architecture only. CuPy does not check whether CUB's kernels were launched: on an older device its
+# The driver is 610: the wheel's own kernels (CUB, Thrust) are PTX 9.2, of CUDA 13.2. The device is one of compute
+# capability 12.1: those kernels and cuRAND's are there as PTX for the newest architecture only. CuPy does not check whether CUB's kernels were launched: on an older device its
 # reductions silently give zeros. CuPy's own kernels are compiled to PTX (CUPY_COMPILE_WITH_PTX). CUPY_ACCELERATORS is
 # empty, so that reductions do not compile CUB for each type, which takes longer than all else; the tests of it choose
 # it themselves.
@@ -74,7 +74,7 @@ with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
     archive.extract("cupy-14.2.0/pyproject.toml", folder)
 END_OF_FILE
 fi
-export SOFTCUDA_DEVICE="softcuda,12.1,2,8G" CUPY_COMPILE_WITH_PTX=1 CUPY_ACCELERATORS= \
+export SOFTCUDA_DRIVER=610 SOFTCUDA_DEVICE="softcuda,12.1,2,8G" CUPY_COMPILE_WITH_PTX=1 CUPY_ACCELERATORS= \
     CUPY_CACHE_DIR="$folder/cupy/cache"
 
 cd "$folder/cupy/cupy-14.2.0/tests/cupy_tests"

@@ -53,7 +53,8 @@ build() {
     shift 3
     case $version in
         13) headers= ;;
-        13.4) headers="-I$own/13.4/include" ;;
+        # The compiler's version is not that of the headers, which its own libraries refuse.
+        13.4) headers="-I$own/13.4/include -DCCCL_DISABLE_CTK_COMPATIBILITY_CHECK" ;;
         *) headers="-I$own/12/include -I$own/12/packages/nvidia/cuda_cccl/include" ;;
     esac
     objects=
