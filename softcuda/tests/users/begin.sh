@@ -17,6 +17,7 @@ mkdir -p "$folder/lib" "$folder/logs" "$folder/rows"
 (cd "$root" && cargo build --quiet --release -p softcuda)
 ln -sf "${CARGO_TARGET_DIR:-$root/target}/release/libsoftcuda.so" "$folder/lib/libcuda.so.1"
 
+# cuda-bindings is the newest with which numba-cuda's tests of IPC run: later ones have no CUipcMemHandle.reserved.
 python="$folder/venv/bin/python"
 [ -x "$python" ] || python3 -m venv "$folder/venv"
 "$python" -m pip install --quiet --disable-pip-version-check \
@@ -54,7 +55,8 @@ tested() {
     rm -f "$folder/logs/$name.xml"
     status=0
     timeout "${LIMIT:-1500}" "$python" -W ignore -m pytest -q -rfE --tb short -p no:cacheprovider \
-        -n 2 --max-worker-restart 50 --junit-xml "$folder/logs/$name.xml" "$@" > "$folder/logs/$name.log" 2>&1 || status=$?
+        -n 2 --max-worker-restart 50 --junit-xml "$folder/logs/$name.xml" "$@" \
+        > "$folder/logs/$name.log" 2>&1 || status=$?
     tail -n 1 "$folder/logs/$name.log"
     # 0: all passed, 1: some failed. Anything else is not the end of a run.
     if [ "$status" -gt 1 ]; then

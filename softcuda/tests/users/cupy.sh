@@ -7,10 +7,10 @@
 # is needed.
 #
 # The driver is 610: the wheel's own kernels (CUB, Thrust) are PTX 9.2, of CUDA 13.2. The device is one of compute
-# capability 12.1: those kernels and cuRAND's are there as PTX for the newest architecture only. CuPy does not check whether CUB's kernels were launched: on an older device its
-# reductions silently give zeros. CuPy's own kernels are compiled to PTX (CUPY_COMPILE_WITH_PTX). CUPY_ACCELERATORS is
-# empty, so that reductions do not compile CUB for each type, which takes longer than all else; the tests of it choose
-# it themselves.
+# capability 12.1: those kernels and cuRAND's are there as PTX for the newest architecture only. CuPy does not check
+# whether CUB's kernels were launched: on an older device its reductions silently give zeros. CuPy's own kernels are
+# compiled to PTX (CUPY_COMPILE_WITH_PTX). CUPY_ACCELERATORS is empty, so that reductions do not compile CUB for each
+# type, which takes longer than all else; the tests of it choose it themselves.
 #
 # What is known not to run is named below, with the reason; anything else that fails ends the script with exit status
 # 1. Each test has 120 s.

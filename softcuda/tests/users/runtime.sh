@@ -12,7 +12,8 @@
 # compiler itself (crt/). So it does for runtime 13.4, as code of a newer nvcc is newer than driver 580. A program's
 # first lines say what it needs besides: `// flags:` for nvcc, `// with:` a second file, `// environment:` for its run.
 #
-# Two programs are built and run at a time. The last lines are a table. The exit status is 1 if any program did not pass.
+# Two programs are built and run at a time. The last lines are a table. The exit status is 1 if any program did not
+# pass.
 . "$(dirname "$0")/begin.sh"
 sources="$root/softcuda/tests/runtime"
 own="$folder/runtime"

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs NVIDIA Warp's tests, which its wheel has, by the runner that it has for them (warp.tests), on softcuda, unchanged.
+# Runs NVIDIA Warp's tests, which its wheel has, by the runner that it has for them (warp.tests), on softcuda,
+# unchanged.
 #
 #   softcuda/tests/users/warp.sh [FOLDER [MODULE...]]
 #
