@@ -302,7 +302,7 @@ fn a_piece_may_declare_a_function_otherwise_than_it_is() {
     let each = [(&raw const out).cast()];
     for pieces in [[CALLS, MARKS], [MARKS, CALLS]] {
         let link = link();
-        pieces.map(|piece| ok(add(link, 1, &ptx(piece))));
+        pieces.iter().for_each(|piece| ok(add(link, 1, &ptx(piece))));
         let function = load(link);
         ok(cuMemsetD32_v2(out, 0, 1));
         let launch = |threads| {
