@@ -32,10 +32,10 @@ fn ptx(text: &str) {
     }
     let middle = (text.len() / 2..text.len()).find(|at| text.is_char_boundary(*at));
     let (first, second) = text.split_at(middle.unwrap_or(text.len()));
-    let _ = ptx::link(&[first, second]);
+    let _ = ptx::link(&[first, second], None);
     // What loads must load again when it was linked.
     if loaded.is_ok()
-        && let Ok(linked) = ptx::link(&[text])
+        && let Ok(linked) = ptx::link(&[text], Some(32))
     {
         let _ = ptx::Module::load(&linked);
     }

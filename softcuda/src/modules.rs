@@ -240,7 +240,7 @@ pub(crate) fn linked(parts: &[Vec<u8>], model: &Model) -> Result<Vec<u8>, Refusa
         return Err(refusal);
     }
     let sources: Vec<&str> = texts.iter().map(|(_, text)| text.as_str()).collect();
-    let linked = ptx::link(&sources).map_err(|(index, fault)| Refusal {
+    let linked = ptx::link(&sources, None).map_err(|(index, fault)| Refusal {
         code: Code::INVALID_IMAGE,
         text: format!("part {} of the program: {fault}", texts[index].0),
     })?;

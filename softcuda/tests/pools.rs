@@ -244,7 +244,11 @@ fn refusals_of_pools() {
     ok(cuMemPoolCreate(&mut pool, &PoolProperties { most: GRANULE, ..PLAIN }));
     let mut address = 0;
     assert_eq!(cuMemAllocFromPoolAsync(&mut address, GRANULE + 1, pool, 0), OUT_OF_MEMORY);
-    assert_eq!(cuMemAllocFromPoolAsync(&mut address, 0, pool, 0), INVALID_VALUE);
+    // No bytes are nothing, which can be freed.
+    address = 9;
+    ok(cuMemAllocFromPoolAsync(&mut address, 0, pool, 0));
+    assert_eq!((address, attribute(pool, IN_USE)), (0, 0));
+    ok(cuMemFreeAsync(address, 0));
     assert_eq!(cuMemAllocFromPoolAsync(&mut address, 8, pool, 0x999), INVALID_HANDLE);
     assert_eq!(cuMemFreeAsync(0x1234, 0), INVALID_VALUE);
     let mut flags = 9;

@@ -9,8 +9,8 @@ use anyhow::Result;
 use crate::debian::Apt;
 use crate::sys;
 
-/// The version that `softcuda/tests/users/run.sh` tests too.
-const BINDINGS: &str = "cuda-bindings==13.5.0";
+/// The version that `softcuda/tests/users/begin.sh` has too, for which see there.
+const BINDINGS: &str = "cuda-bindings==13.3.1";
 
 /// nvcc and the CUDA runtime, in the versions that `softcuda/tests/users/runtime.sh` tests too.
 const NVCC: [&str; 5] = [

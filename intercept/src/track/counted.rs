@@ -10,9 +10,9 @@ use crate::abi::types::{Code, SUCCESS};
 use crate::state::gate;
 use crate::usage::{self, Kind, Thing, ending};
 
-/// After something was made whose name the driver wrote to `name`.
+/// After something was made whose name the driver wrote to `name`; null is nothing, as for no bytes of a pool.
 pub(super) fn added(code: Code, kind: Kind, name: *const u64, size: usize) -> Code {
-    if code == SUCCESS {
+    if code == SUCCESS && written(name) != 0 {
         let context = real::current_context().map_or(0, |(context, _)| context);
         usage::added(kind, written(name), size as u64, context);
     }

@@ -56,8 +56,9 @@ pub(super) fn check(function: &Function, shape: &Shape) -> Outcome {
         return Err(Code::INVALID_VALUE);
     }
     let threads: u32 = shape.block.iter().product();
+    // By the tests of numba-cuda, which launch beyond `.maxntid`.
     if threads > function.max_threads() {
-        return Err(Code::LAUNCH_OUT_OF_RESOURCES);
+        return Err(Code::INVALID_VALUE);
     }
     check_cluster(function, shape)?;
     if shape.cooperative {

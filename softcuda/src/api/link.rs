@@ -12,6 +12,7 @@ use crate::status::{Code, Outcome};
 /// `CUjitInputType`.
 const PTX: u32 = 1;
 const FAT_BINARY: u32 = 2;
+const LIBRARY: u32 = 4;
 
 fn find(handle: u64) -> Outcome<Arc<Link>> {
     LINKS.get(handle).ok_or(Code::INVALID_HANDLE)
@@ -20,9 +21,9 @@ fn find(handle: u64) -> Outcome<Arc<Link>> {
 /// Fails for what holds no PTX.
 fn check_kind(kind: u32) -> Outcome {
     match kind {
-        PTX | FAT_BINARY => Ok(()),
-        0 | 3 | 4 => Err(Code::NO_BINARY_FOR_GPU), // cubin, object, library
-        5 => Err(Code::NOT_SUPPORTED),             // NVVM
+        PTX | FAT_BINARY | LIBRARY => Ok(()),
+        0 | 3 => Err(Code::NO_BINARY_FOR_GPU), // cubin, object
+        5 => Err(Code::NOT_SUPPORTED),         // NVVM
         _ => Err(Code::INVALID_VALUE),
     }
 }
@@ -44,7 +45,9 @@ fn finish<T>(link: &Link, outcome: Result<T, Refusal>, own: &Options) -> Outcome
 fn create(count: u32, names: In<u32>, values: Out<u64>, out: &Out<u64>) -> Outcome {
     out.check()?;
     let device = crate::context::current()?.device;
-    out.set(links::create(device, (count, names.address(), values.address())).handle)
+    let options = (count, names.address(), values.address());
+    let most_registers = Options { count, names, values }.most_registers()?;
+    out.set(links::create(device, options, most_registers).handle)
 }
 
 fn add_data(
@@ -60,20 +63,29 @@ fn add_data(
     if data.0 == 0 || size == 0 {
         return Err(Code::INVALID_VALUE);
     }
-    let bytes = if kind == PTX {
+    let bytes = if kind == FAT_BINARY {
+        image(data)?
+    } else {
         // SAFETY: not null, so the caller promises as many bytes as it says.
         unsafe { read_bytes(data.0 as *const u8, size) }
-    } else {
-        image(data)?
     };
-    finish(&link, link.add(name.get().unwrap_or("a piece without name"), &bytes), own)
+    finish(&link, add(&link, kind, name.get().unwrap_or("a piece without name"), &bytes), own)
 }
 
 fn add_file(handle: u64, kind: u32, path: &Text, own: &Options) -> Outcome {
     let link = find(handle)?;
     check_kind(kind)?;
     let path = path.get()?;
-    finish(&link, link.add(path, &image_in_file(path)?), own)
+    let bytes = if kind == LIBRARY {
+        std::fs::read(path).map_err(|_| Code::FILE_NOT_FOUND)?
+    } else {
+        image_in_file(path)?
+    };
+    finish(&link, add(&link, kind, path, &bytes), own)
+}
+
+fn add(link: &Link, kind: u32, name: &str, bytes: &[u8]) -> Result<(), Refusal> {
+    if kind == LIBRARY { link.add_library(name, bytes) } else { link.add(name, bytes) }
 }
 
 driver_api! {

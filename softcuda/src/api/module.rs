@@ -122,6 +122,20 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    /// `CU_JIT_MAX_REGISTERS`.
+    ///
+    /// # Errors
+    /// As when options are read.
+    pub(super) fn most_registers(&self) -> Outcome<Option<u32>> {
+        let mut most = None;
+        for index in 0..self.count as usize {
+            if self.names.at(index)? == 0 {
+                most = Some(self.values.at(index)? as u32).filter(|most| *most > 0);
+            }
+        }
+        Ok(most)
+    }
+
     fn logs(&self) -> Outcome<Logs> {
         let mut logs = Logs::default();
         for index in 0..self.count as usize {

@@ -176,6 +176,8 @@ pub(crate) struct Function<'a> {
     pub(crate) params: Vec<Variable<'a>>,
     pub(crate) max_threads: Option<[u32; 3]>,
     pub(crate) cluster: Option<[u32; 3]>,
+    /// The least of what `.maxnreg` says.
+    pub(crate) max_registers: Option<u32>,
     /// Absent for a declaration.
     pub(crate) body: Option<Body<'a>>,
 }

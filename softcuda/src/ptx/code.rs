@@ -504,7 +504,7 @@ pub(crate) struct FragmentMove {
 }
 
 /// A value passed by or to a function: its place in the frame, and its bytes.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Slot {
     pub(crate) offset: u32,
     pub(crate) size: u32,

@@ -29,6 +29,8 @@ struct Symbol<'a> {
     is_definition: bool,
     /// All of its statement in the source.
     place: Range<usize>,
+    /// Where the body of a kernel begins.
+    body: Option<usize>,
 }
 
 struct Unit<'a> {
@@ -41,12 +43,12 @@ struct Unit<'a> {
     header: Vec<Range<usize>>,
 }
 
-/// Links pieces of PTX.
+/// Links pieces of PTX. `most_registers` is what a thread of each kernel may have at most.
 ///
 /// # Errors
 /// A piece that is not PTX as far as that matters here, and names that two pieces define; the
 /// number of the piece, from 0, and what is wrong in it.
-pub fn link(sources: &[&str]) -> Result<String, (usize, Diagnostic)> {
+pub fn link(sources: &[&str], most_registers: Option<u32>) -> Result<String, (usize, Diagnostic)> {
     let mut units = Vec::new();
     for (index, source) in sources.iter().enumerate() {
         units.push(Unit::read(source).map_err(|fault| (index, fault))?);
@@ -68,7 +70,7 @@ pub fn link(sources: &[&str]) -> Result<String, (usize, Diagnostic)> {
     }
     let mut declared = HashSet::new();
     for (index, unit) in units.iter().enumerate() {
-        result.push_str(&unit.text(index, &defined, &uses, &mut declared));
+        result.push_str(&unit.text(index, &defined, &uses, &mut declared, most_registers));
         result.push('\n');
     }
     Ok(result)
@@ -127,6 +129,7 @@ impl<'a> Unit<'a> {
         defined: &BTreeMap<&str, usize>,
         uses: &HashMap<&str, usize>,
         declared: &mut HashSet<&'a str>,
+        most_registers: Option<u32>,
     ) -> String {
         let mut changes: BTreeMap<usize, (usize, String)> = BTreeMap::new();
         let mut leave_out = |place: &Range<usize>| {
@@ -146,6 +149,10 @@ impl<'a> Unit<'a> {
             if again || elsewhere && superfluous {
                 leave_out(&symbol.place);
             }
+        }
+        if let Some(most) = most_registers {
+            let bodies = self.symbols.iter().filter_map(|symbol| symbol.body);
+            changes.extend(bodies.map(|body| (body, (body, format!(".maxnreg {most}\n")))));
         }
         let own = self.symbols.iter().filter(|symbol| symbol.linkage == Linkage::Own);
         let collide: HashSet<&str> =
@@ -271,14 +278,17 @@ impl<'a> Reader<'a> {
         let mut is_variable = false;
         let mut is_named = false;
         let mut is_definition = true;
+        let (mut is_entry, mut body) = (false, None);
         loop {
             let token = self.peek();
             match (token.kind, token.text) {
                 (Kind::Dot, "visible") => linkage = Linkage::Visible,
                 (Kind::Dot, "weak" | "common") => linkage = Linkage::Weak,
                 (Kind::Dot, "extern") => linkage = Linkage::Extern,
+                (Kind::Dot, "entry") => is_entry = true,
                 (Kind::Dot, "global" | "const" | "shared") => is_variable = true,
                 (Kind::Mark(b'{'), _) => {
+                    body = is_entry.then(|| self.start());
                     self.skip_group()?;
                     // The end of a function; the value of a variable goes on.
                     if !is_variable {
@@ -307,6 +317,7 @@ impl<'a> Reader<'a> {
                         is_variable,
                         is_definition: true,
                         place: begin..begin,
+                        body: None,
                     });
                 }
                 _ => {}
@@ -316,6 +327,7 @@ impl<'a> Reader<'a> {
         let end = self.start();
         for symbol in &mut unit.symbols[first..] {
             symbol.place = begin..end;
+            symbol.body = body;
             symbol.is_definition = is_definition && linkage != Linkage::Extern;
         }
         Ok(())

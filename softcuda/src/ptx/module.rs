@@ -98,7 +98,7 @@ pub struct Entry {
     pub static_shared: usize,
     /// Local memory per thread, in bytes, without that of called functions.
     pub local_bytes: usize,
-    /// An estimate of the registers per thread, from 1 to 255.
+    /// An estimate of the registers per thread, from 1 to 255, and at most what `.maxnreg` allows.
     pub registers: u32,
     /// The `.maxntid` or `.reqntid` limit on the block's shape.
     pub max_threads: Option<[u32; 3]>,
@@ -170,7 +170,7 @@ fn names<'a>(source: &Source<'a>) -> Result<Names<'a>, Diagnostic> {
     }
     let mut number = 0;
     for function in &source.functions {
-        let (params, returns) = slots(function);
+        let form = slots(function);
         let defined = function.body.is_some().then(|| {
             number += 1;
             number - 1
@@ -180,8 +180,11 @@ fn names<'a>(source: &Source<'a>) -> Result<Names<'a>, Diagnostic> {
             let message = format!("`{}` is defined twice", function.name);
             return Err(function.position.fault(DiagnosticKind::Redefined, message));
         }
-        let signature = Signature { number: defined.or(known), params, returns };
-        names.functions.insert(function.name, signature);
+        let signature = names.functions.entry(function.name).or_default();
+        signature.number = defined.or(known);
+        if !signature.forms.contains(&form) {
+            signature.forms.push(form);
+        }
     }
     Ok(names)
 }
@@ -351,7 +354,9 @@ fn entry(
         param_bytes: layout.size,
         static_shared: shared.size,
         local_bytes: frame_bytes as usize,
-        registers: (live / 4).clamp(8, 255) as u32,
+        registers: (live / 4)
+            .clamp(8, 255)
+            .min(function.max_registers.unwrap_or(255).max(1) as usize) as u32,
         max_threads: function.max_threads,
         cluster: function.cluster,
         function: number,

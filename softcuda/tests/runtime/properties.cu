@@ -6,7 +6,8 @@ int main() {
     int devices = 0, runtime = 0, driver = 0, value = 0;
     CHECK(cudaRuntimeGetVersion(&runtime));
     CHECK(cudaDriverGetVersion(&driver));
-    EXPECT(runtime == CUDART_VERSION && driver >= runtime);
+    // A driver serves all runtimes of its major version.
+    EXPECT(runtime == CUDART_VERSION && driver / 1000 >= runtime / 1000);
     CHECK(cudaGetDeviceCount(&devices));
     EXPECT(devices >= 1);
     cudaDeviceProp properties;

@@ -128,12 +128,7 @@ impl<'a> Lower<'_, 'a> {
             Operand::Symbol(Base::Name(name), 0) => {
                 let signature = self.names.functions.get(name);
                 let signature = signature.ok_or_else(|| self.position.undefined(name))?;
-                let fits = |given: &[Slot], wanted: &[Slot]| {
-                    given.len() == wanted.len()
-                        && given.iter().zip(wanted).all(|(g, w)| g.size == w.size)
-                };
-                if !fits(&site.args, &signature.params) || !fits(&site.returns, &signature.returns)
-                {
+                if !signature.fits(&site) {
                     let message = format!("the arguments do not match those of `{name}`");
                     return Err(self.position.mistyped(message));
                 }

@@ -36,12 +36,25 @@ pub(crate) enum Location {
 }
 
 /// A function as its callers see it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Signature {
     /// Absent for a function that is only declared.
     pub(crate) number: Option<u32>,
-    pub(crate) params: Vec<Slot>,
-    pub(crate) returns: Vec<Slot>,
+    /// Parameters and results as they are defined, and as they are declared: a linker does not compare these, and a
+    /// piece that it links may declare other ones than the piece that defines the function.
+    pub(crate) forms: Vec<(Vec<Slot>, Vec<Slot>)>,
+}
+
+impl Signature {
+    /// Whether a call with such arguments and results is one of the function.
+    pub(crate) fn fits(&self, site: &CallSite) -> bool {
+        let same = |given: &[Slot], wanted: &[Slot]| {
+            given.len() == wanted.len() && given.iter().zip(wanted).all(|(g, w)| g.size == w.size)
+        };
+        self.forms
+            .iter()
+            .any(|(params, returns)| same(&site.args, params) && same(&site.returns, returns))
+    }
 }
 
 /// What names at module scope stand for.

@@ -218,6 +218,7 @@ impl<'a> Parser<'a> {
             params,
             max_threads: None,
             cluster: None,
+            max_registers: None,
             body: None,
         };
         loop {
@@ -236,7 +237,13 @@ impl<'a> Parser<'a> {
                     self.at += 1;
                     function.max_threads = Some(self.shape()?);
                 }
-                (Kind::Dot, "minnctapersm" | "maxnctapersm" | "maxnreg" | "maxclusterrank") => {
+                (Kind::Dot, "maxnreg") => {
+                    self.at += 1;
+                    let [most, ..] = self.shape()?;
+                    function.max_registers =
+                        Some(function.max_registers.map_or(most, |least| least.min(most)));
+                }
+                (Kind::Dot, "minnctapersm" | "maxnctapersm" | "maxclusterrank") => {
                     self.at += 1;
                     self.shape()?;
                 }

@@ -178,7 +178,7 @@ proptest! {
         let target = place(into).min(cut.len());
         let moved = format!("{}{}{}", &cut[..target], &source[start..end], &cut[target..]);
         let _ = Module::load(&moved);
-        let _ = link(&[&cut, &moved]);
+        let _ = link(&[&cut, &moved], None);
     }
 
     #[test]
@@ -188,7 +188,7 @@ proptest! {
         let header = ".version 9.0\n.target sm_80\n.entry k(.param .u64 a){ .reg .b32 %r<9>;";
         let _ = Module::load(&format!("{header} .reg .pred %p; {}", text.join(" ")));
         let pieces = text.join(" ");
-        let _ = link(&[&pieces, &format!(".version 9.0\n.target sm_80\n{pieces}")]);
+        let _ = link(&[&pieces, &format!(".version 9.0\n.target sm_80\n{pieces}")], Some(32));
     }
 }
 
