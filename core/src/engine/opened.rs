@@ -178,7 +178,7 @@ mod tests {
             Opened { owner: pid, ..good.clone() },
             Opened { owner: pid + 1, ..good.clone() },
         ] {
-            assert!(!is_possible(&said(&[wrong.clone()]), &manifest), "{wrong:?}");
+            assert!(!is_possible(&said(std::slice::from_ref(&wrong)), &manifest), "{wrong:?}");
         }
         assert!(!is_possible(&said(&[good.clone(), good.clone()]), &manifest), "one name twice");
         let own = Opened { id: block.id, owner: pid, ..good.clone() };
