@@ -241,10 +241,7 @@ fn a_userfaultfd_of_the_program_is_handed_over_and_none_is_kept() {
     let program = Program::start();
     let (mut agent, _) = program.agent();
     agent.fails(&Request::Pinned {});
-    let null = File::open("/dev/null").expect("opened").into();
-    assert!(agent.track(&null).is_err());
-    if let Ok(device) = File::options().read(true).write(true).open("/dev/userfaultfd") {
-        let uffd = agent.track(&device.into()).expect("made");
+    if let Ok(uffd) = agent.track() {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", uffd.as_raw_fd()));
         assert_eq!(link.expect("read").to_string_lossy(), "anon_inode:[userfaultfd]");
     }

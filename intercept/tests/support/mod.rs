@@ -278,10 +278,9 @@ impl Agent {
         self.0.receive().expect("a reply")
     }
 
-    /// Asks for a userfaultfd that is made with `device`.
-    pub(crate) fn track(&mut self, device: &OwnedFd) -> Result<OwnedFd, String> {
+    /// Asks for a userfaultfd; the kernel may refuse one.
+    pub(crate) fn track(&mut self) -> Result<OwnedFd, String> {
         self.0.send(&Request::Track {}).expect("sent");
-        self.0.send_fds(&[device]).expect("sent");
         match self.0.receive().expect("a reply") {
             Reply::Failed { message, .. } => Err(message),
             reply => {

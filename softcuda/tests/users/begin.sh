@@ -2,7 +2,7 @@
 #
 # The first argument of a script, /tmp/softcuda-users if there is none, is a folder that takes all that is made: the
 # Python environment with the packages, the driver, compiled kernels, logs. The arguments behind it are left to the
-# script. softcuda is the release build, which runs the suites faster than the one of tests.
+# script. softcuda is the release build.
 #
 # Needs cargo, a C linker, Python 3.11 or newer with venv, and the network (crates.io, PyPI).
 set -eu

@@ -17,7 +17,7 @@ use crate::values::{compression, duration, interval, pids, size};
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 What cannot be saved, and is named before anything is touched: managed memory (cudaMallocManaged), \
-memory shared with other processes (CUDA IPC, exported or imported handles), multicast objects, \
+memory shared by exported or imported handles, or by CUDA IPC with processes outside of the tree, multicast objects, \
 interoperation with graphics and external memory; and a process whose main thread has ended while others go \
 on. What NVIDIA's driver refuses besides (MIG, MPS) rolls the dump back. The restore needs the same driver, the same devices, the pids free, and the program's \
 files as they were.\n\n\
