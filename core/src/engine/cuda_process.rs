@@ -16,7 +16,7 @@ use gpucr_wire::{Block, BlockKind, GateState};
 use crate::cuda::{Freed, HostDriver, ProcessState};
 use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
-use crate::engine::opened::{Opened, Sharers};
+use crate::engine::sharers::{Opened, Sharers};
 use crate::host::process::{Agent, AgentError, Guard, ProcessInfo};
 
 /// How long a thawing program may take until its agent has done its part.

@@ -12,6 +12,7 @@ pub(crate) mod memory;
 mod opened;
 pub mod restore;
 mod sections;
+mod sharers;
 pub mod sharing;
 pub mod warm;
 pub mod watchdog;

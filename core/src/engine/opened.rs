@@ -9,45 +9,15 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 
 use gpucr_wire::peers::Identity;
-use gpucr_wire::{Block, BlockKind, Counts};
-use serde::{Deserialize, Serialize};
+use gpucr_wire::{Block, BlockKind};
 
 use super::cuda_process::CudaProcess;
 use super::error::Error;
+use super::sharers::{Opened, Sharers};
 use crate::image::Manifest;
 
 /// With whom memory is shared of which no more is known.
 const OUTSIDE: &str = "a process outside of its tree, or one that has ended";
-
-/// A block of another process that a process has open.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Opened {
-    /// Its name in the process that has it open.
-    pub id: u64,
-    /// Bytes.
-    pub size: u64,
-    /// Where that process sees its start.
-    pub address: u64,
-    /// The pid of the owner.
-    pub owner: u32,
-    /// The owner's name for it.
-    pub block: u64,
-}
-
-/// What a process said of those with whom it shares memory.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Sharers {
-    identity: Identity,
-    owners: Vec<Identity>,
-    openers: Vec<gpucr_wire::Opener>,
-}
-
-impl Sharers {
-    pub(crate) fn of(counts: &Counts) -> Self {
-        let Counts { identity, owners, openers, .. } = counts;
-        Self { identity: *identity, owners: owners.clone(), openers: openers.clone() }
-    }
-}
 
 /// Checks that all who share memory are among these processes.
 ///

@@ -37,7 +37,7 @@ fn gone(context: u64) {
         memory.release(&Driver, allocation);
     }
     drop(memory);
-    super::ipc::tell_owners();
+    super::owners::tell_owners();
 }
 
 /// Calls `end`, which gives a device's primary context up, and does what follows. Nobody looks at the context while

@@ -99,7 +99,7 @@ pub(super) fn free(allocation: Allocation) -> Code {
 pub(super) fn free_heap(address: u64) -> Option<Code> {
     let allocation = memory::lock().take(address)?;
     let code = free(allocation);
-    super::ipc::tell_owners();
+    super::owners::tell_owners();
     Some(code)
 }
 

@@ -8,11 +8,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gpucr_wire::Connection;
-use gpucr_wire::peers::{Identity, PeerReply, PeerRequest, Piece, peers_socket};
+use gpucr_wire::peers::{Identity, PeerReply, PeerRequest, Piece};
 
 use super::counted::added;
 use super::heap::free;
+use super::owners::{LONGEST, connect, tell_owners};
 use super::support::{enter_at, put};
 use crate::abi::real;
 use crate::abi::table::index;
@@ -32,12 +32,8 @@ const MAGIC: [u8; 8] = *b"gpucr-ip";
 const LAZY_PEER_ACCESS: u32 = 1;
 /// How long an owner may take to answer, whose memory may be away for a dump of its own.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long it may take to tell an owner that its memory is closed.
-const TELLING: Duration = Duration::from_secs(1);
 /// Between two questions to an owner whose memory is not in its place.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Bytes of the longest reply.
-const LONGEST: u32 = 128;
 
 /// What our handles say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,18 +103,6 @@ fn offer(address: u64) -> Option<Result<IpcHandle, Code>> {
     }))
 }
 
-/// A connection to the owner of a handle. After a restore its pid namespace may be another one, which is ours then.
-fn connect(namespace: u64, pid: u32, deadline: Instant) -> io::Result<Connection> {
-    let own = gpucr_wire::own_pid_namespace()?;
-    let to = |namespace| Connection::connect(&peers_socket(namespace, pid), Some(deadline), None);
-    match to(own) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && own != namespace => {
-            to(namespace)
-        }
-        done => done,
-    }
-}
-
 /// Asks the owner for the memory of a handle.
 fn ask(handle: &Offered, opener: Identity) -> io::Result<Option<(Piece, OwnedFd)>> {
     let deadline = Instant::now() + PATIENCE;
@@ -169,27 +153,6 @@ fn open_any(slot: usize, out: *mut u64, handle: IpcHandle, flags: u32) -> Code {
     // SAFETY: the program's own arguments, to the function of this name.
     let code = unsafe { real::ipc_open(slot, out, handle, flags) };
     added(code, Kind::SharedAddress, out, 0)
-}
-
-/// Tells the owners of blocks that were closed that they are.
-pub(super) fn tell_owners() {
-    let closed = memory::lock().take_closed();
-    let Some(opener) = peers::identity().filter(|_| !closed.is_empty()) else { return };
-    for closed in closed {
-        let told = tell(closed, opener);
-        // One that has ended need not know.
-        told.unwrap_or_else(|error| {
-            log!("an owner does not know that its memory is closed: {error}")
-        });
-    }
-}
-
-fn tell(closed: memory::Origin, opener: Identity) -> io::Result<()> {
-    let memory::Origin { owner, block, pid, namespace } = closed;
-    let mut connection = connect(namespace, pid, Instant::now() + TELLING)?;
-    connection.send(&PeerRequest::Close { owner, block, opener })?;
-    let _: PeerReply = connection.receive_at_most(LONGEST)?;
-    Ok(())
 }
 
 exported! {

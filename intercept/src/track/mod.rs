@@ -36,6 +36,7 @@ mod contexts;
 mod counted;
 mod heap;
 mod ipc;
+mod owners;
 pub(crate) mod patience;
 mod streams;
 mod support;

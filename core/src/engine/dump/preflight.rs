@@ -16,7 +16,8 @@ use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
 use crate::engine::kinds;
 use crate::engine::mapped::Mapped;
-use crate::engine::opened::{self, Sharers};
+use crate::engine::opened;
+use crate::engine::sharers::Sharers;
 use crate::host::criu::Criu;
 use crate::host::process::{
     Agent, AgentError, Lock, MappedLibrary, ProcessInfo, Tree, files, sockets,
