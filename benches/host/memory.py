@@ -92,7 +92,7 @@ def main():
     options = parser.parse_args()
     ways = {
         "gpucr": lambda mib, folder: by_gpucr(options, mib, folder, {}),
-        "gpucr, nothing ahead": lambda mib, folder: by_gpucr(options, mib, folder, {"GPUCR_HOST_AHEAD": "0"}),
+        "gpucr, nothing ahead": lambda mib, folder: by_gpucr(options, mib, folder, {}),
         "gpucr, memory by CRIU": lambda mib, folder: by_gpucr(
             options, mib, folder, {"GPUCR_CRIU_WRITES_MEMORY": "1"}
         ),

@@ -37,9 +37,9 @@ impl Mode {
     pub(super) fn asked() -> Self {
         let asked = std::env::var_os(ENV_HOST_AHEAD);
         match asked.as_ref().and_then(|asked| asked.to_str()) {
-            Some("0") => Self::Off,
+            None | Some("" | "0") => Self::Off,
             Some("check") => Self::Checked,
-            None | Some("") => Self::Tracked,
+            Some("1") => Self::Tracked,
             Some(_) => Self::Hashed,
         }
     }
