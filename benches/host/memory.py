@@ -91,7 +91,7 @@ def main():
     parser.add_argument("--dir", default="/dev/shm", help="where images are written")
     options = parser.parse_args()
     ways = {
-        "gpucr": lambda mib, folder: by_gpucr(options, mib, folder, {}),
+        "gpucr": lambda mib, folder: by_gpucr(options, mib, folder, {"GPUCR_HOST_AHEAD": "1"}),
         "gpucr, nothing ahead": lambda mib, folder: by_gpucr(options, mib, folder, {}),
         "gpucr, memory by CRIU": lambda mib, folder: by_gpucr(
             options, mib, folder, {"GPUCR_CRIU_WRITES_MEMORY": "1"}
