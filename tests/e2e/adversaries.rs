@@ -42,11 +42,11 @@ fn dumped_while_it_writes(name: &str) -> Result<()> {
     let report = dump(&lab, &program, "second", &["--protocol", "cow", "-R"])?;
     ensure!(report["protocol"] == "cow", "{report}");
     pace.allow(9)?;
-    program.result()?;
+    program.result().context("the program that ran on")?;
     ensure!(program.series() == expected, "the program that ran on: {:#?}", program.series());
     lab.rewind(&program, &lab.path("second"))?;
     program = lab.restore(&lab.path("second"), program)?;
-    program.result()?;
+    program.result().context("the program from its second image")?;
     ensure!(program.series() == expected, "{:#?}\nis not {expected:#?}", program.series());
     Ok(())
 }

@@ -154,7 +154,7 @@ fn tcp_sockets() -> Row {
 fn host_memory() -> Row {
     const NAME: &str = "host memory";
     match process::why_untracked() {
-        None => Row::met(NAME, "tracked by userfaultfd: copied while programs run"),
+        None => Row::met(NAME, "can be tracked by userfaultfd (GPUCR_HOST_AHEAD=1)"),
         Some(why) => Row {
             name: NAME,
             met: None,
