@@ -9,7 +9,7 @@ use super::vmm::Vmm;
 use super::{Block, Mapping, Memory};
 use crate::abi::types::{
     ACCESS_NONE, ACCESS_READ_WRITE, Access, AllocationProp, Code, ERROR_INVALID_VALUE,
-    ERROR_OUT_OF_MEMORY, HANDLE_POSIX_FD,
+    ERROR_OUT_OF_MEMORY,
 };
 use crate::log::log;
 use crate::state::index;
@@ -186,21 +186,8 @@ impl Memory {
             }
         };
         let id = self.new_id();
-        let block = Block {
-            device,
-            size,
-            kind: BlockKind::Heap {},
-            prop,
-            asked_types: HANDLE_POSIX_FD,
-            handle: Some(handle),
-            fd: None,
-            references: 0,
-            shared: false,
-            read_only: false,
-            allocations: 0,
-            slab: None,
-            place: Some(place),
-        };
+        let block = Block::new(device, size, BlockKind::Heap {}, prop, handle);
+        let block = Block { place: Some(place), ..block };
         self.blocks.insert(id, block);
         let mapping = Mapping { size, offset: 0, block: id, access, attached: true };
         self.mappings.insert(address, mapping);

@@ -70,6 +70,25 @@ pub(crate) struct Block {
 }
 
 impl Block {
+    /// A block that the driver has just given, with nothing in it.
+    fn new(device: i32, size: u64, kind: BlockKind, prop: AllocationProp, handle: u64) -> Self {
+        Self {
+            device,
+            size,
+            kind,
+            asked_types: prop.handle_types,
+            prop,
+            handle: Some(handle),
+            fd: None,
+            references: 0,
+            shared: false,
+            read_only: false,
+            allocations: 0,
+            slab: None,
+            place: None,
+        }
+    }
+
     /// Whether it is the heap's, or opened: the program did not map it itself.
     fn is_heap(&self) -> bool {
         !matches!(self.kind, BlockKind::Program {})

@@ -6,15 +6,13 @@
 use std::collections::BTreeSet;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use gpucr_wire::BlockKind;
 use gpucr_wire::peers::{Identity, Piece};
+use gpucr_wire::{BlockKind, CHUNK_SIZE};
 
 use super::heap::{Allocation, LARGE};
 use super::vmm::Vmm;
 use super::{Block, Mapping, Memory};
-use crate::abi::types::{
-    ACCESS_READ_WRITE, Access, AllocationProp, Code, ERROR_INVALID_VALUE, HANDLE_POSIX_FD,
-};
+use crate::abi::types::{ACCESS_READ_WRITE, Access, AllocationProp, Code, ERROR_INVALID_VALUE};
 use crate::log::log;
 use crate::state::index;
 
@@ -103,6 +101,9 @@ impl Memory {
         (device, peer): (i32, i32),
         context: u64,
     ) -> Result<u64, Code> {
+        if !is_as_the_heap_places(piece) {
+            return Err(ERROR_INVALID_VALUE);
+        }
         let kind = BlockKind::Opened { owner: origin.owner, block: origin.block };
         let known = self.blocks.iter().find(|(_, block)| block.kind == kind).map(|(id, _)| *id);
         let id = match known {
@@ -159,21 +160,8 @@ impl Memory {
             let _ = vmm.release(handle);
         })?;
         let id = self.new_id();
-        let block = Block {
-            device,
-            size,
-            kind,
-            prop: AllocationProp::on_device(device, false),
-            asked_types: HANDLE_POSIX_FD,
-            handle: Some(handle),
-            fd: None,
-            references: 0,
-            shared: false,
-            read_only: false,
-            allocations: 0,
-            slab: None,
-            place: None,
-        };
+        let prop = AllocationProp::on_device(device, false);
+        let block = Block::new(device, size, kind, prop, handle);
         self.blocks.insert(id, block);
         self.reservations.insert(address, size);
         self.mappings
@@ -235,6 +223,13 @@ impl Memory {
         let place = self.mappings.iter().find(|(_, mapping)| mapping.block == block);
         place.map(|(address, _)| *address)
     }
+}
+
+/// Whether an allocation lies as the heap of its owner places it: alone in its block, or within a unit of small ones.
+/// Another process may say anything.
+fn is_as_the_heap_places(piece: &Piece) -> bool {
+    let within_a_unit = || piece.offset % CHUNK_SIZE + piece.size <= CHUNK_SIZE;
+    piece.is_possible() && if piece.size < LARGE { within_a_unit() } else { piece.offset == 0 }
 }
 
 #[cfg(test)]
@@ -334,6 +329,29 @@ mod tests {
         assert_eq!(seen(fake.snapshot()), seen(before), "all at their addresses");
         assert!(opener.fds(&Fds::new()).expect("none is its own").is_empty());
         opened.into_iter().for_each(|address| close(&mut opener, &fake, address));
+    }
+
+    #[test]
+    fn what_no_heap_would_place_so_is_refused() {
+        let fake = Fake::new();
+        let (owner, addresses) = owned(&fake);
+        let (large, fd) = offered(&owner, &fake, addresses[0]);
+        let before = fake.handles();
+        for wrong in [
+            Piece { offset: 2 * MIB, size: 2 * MIB, ..large },
+            Piece { offset: 2 * MIB - 8, size: 16, ..large },
+            Piece { offset: u64::MAX, size: 16, ..large },
+            Piece { size: 0, ..large },
+        ] {
+            let mut opener = Memory::default();
+            let fd = fd.try_clone().expect("cloned");
+            assert_eq!(
+                open(&mut opener, &fake, &(wrong, fd)),
+                Err(ERROR_INVALID_VALUE),
+                "{wrong:?}"
+            );
+            assert_eq!(fake.handles(), before);
+        }
     }
 
     #[test]

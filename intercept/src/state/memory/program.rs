@@ -50,21 +50,8 @@ impl Memory {
         let prop = AllocationProp { handle_types: asked.handle_types | HANDLE_POSIX_FD, ..asked };
         let handle = vmm.create(size, &prop)?;
         let id = self.new_id();
-        let block = Block {
-            device: asked.location.id,
-            size,
-            kind: BlockKind::Program {},
-            prop,
-            asked_types: asked.handle_types,
-            handle: Some(handle),
-            fd: None,
-            references: 1,
-            shared: false,
-            read_only: false,
-            allocations: 0,
-            slab: None,
-            place: None,
-        };
+        let block = Block::new(asked.location.id, size, BlockKind::Program {}, prop, handle);
+        let block = Block { asked_types: asked.handle_types, references: 1, ..block };
         self.blocks.insert(id, block);
         Ok(handle_of(id))
     }
