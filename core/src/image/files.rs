@@ -76,12 +76,12 @@ pub(super) fn store_contents(
 }
 
 /// Cuts stretches of a file that is read from where its bytes are into chunks, in parallel, and stores them. Gives the
-/// chunks of each stretch.
+/// chunks of each stretch, and where each begins in the file: see [`store_stretches`].
 pub(super) fn store_stretches_of(
     chunks: &dyn ChunkSink,
     contents: &dyn Contents,
     stretches: &[Range<u64>],
-) -> Result<Vec<Vec<FileChunk>>, ImageError> {
+) -> Result<Vec<Vec<(u64, FileChunk)>>, ImageError> {
     let read = |bytes: &mut [u8], from| contents.read_exact_at(bytes, from);
     store_stretches(chunks, Path::new(contents.name()), stretches, &read)
 }
@@ -190,20 +190,43 @@ fn store_but(
         })
         .collect();
     let mut stored = store_stretches(chunks, path, &stretches, read)?.into_iter();
-    let all = parts.into_iter().map(|part| match part {
-        FilePart::Stretch(_) => stored.next().unwrap_or_default(),
-        FilePart::Reused(chunk) => vec![chunk],
-    });
-    Ok(all.flatten().collect())
+    let mut all = Vec::new();
+    for part in parts {
+        match part {
+            FilePart::Stretch(stretch) => {
+                let cut = stored.next().unwrap_or_default();
+                if !are_whole(&cut, &stretch) {
+                    let name = path.display().to_string();
+                    let reason = "it has changed while it was read";
+                    return Err(ImageError::BadFile { name, reason });
+                }
+                all.extend(cut.into_iter().map(|(_, chunk)| chunk));
+            }
+            FilePart::Reused(chunk) => all.push(chunk),
+        }
+    }
+    Ok(all)
 }
 
-/// Cuts stretches of a file into chunks, in parallel, and stores them. Gives the chunks of each.
+/// Whether chunks with these places follow one another, and make a stretch.
+fn are_whole(cut: &[(u64, FileChunk)], stretch: &Range<u64>) -> bool {
+    let end = cut.iter().try_fold(stretch.start, |next, (at, chunk)| {
+        (*at == next).then(|| next + u64::from(chunk.len))
+    });
+    end == Some(stretch.end)
+}
+
+/// Cuts stretches of a file into chunks, in parallel, and stores them. Gives the chunks of each, and where each begins
+/// in the file.
+///
+/// Where a span ends and the next begins is found by reading what is there, for each of the two. If that changes in
+/// between, chunks overlap there, or there is a gap between them.
 fn store_stretches(
     chunks: &dyn ChunkSink,
     path: &Path,
     stretches: &[Range<u64>],
     read: &ReadAt<'_>,
-) -> Result<Vec<Vec<FileChunk>>, ImageError> {
+) -> Result<Vec<Vec<(u64, FileChunk)>>, ImageError> {
     let all = stretches.iter().enumerate().flat_map(|(number, stretch)| {
         spans(stretch.clone()).map(move |span| (number, span.start == stretch.start, span))
     });
@@ -214,7 +237,14 @@ fn store_stretches(
             let len = (span.end - span.start).min(FILE_CUT.reach() as u64);
             let bytes = first(buffer, len as usize);
             read(bytes, span.start).map_err(|e| io_failure("read", path, e))?;
-            Ok((number, store_pieces(chunks, &bytes[FILE_CUT.span(is_first, bytes)])?))
+            let own = FILE_CUT.span(is_first, bytes);
+            let mut at = span.start + own.start as u64;
+            let placed = store_pieces(chunks, &bytes[own])?.into_iter().map(|chunk| {
+                let begin = at;
+                at += u64::from(chunk.len);
+                (begin, chunk)
+            });
+            Ok((number, placed.collect::<Vec<_>>()))
         })
         .collect::<Result<Vec<_>, ImageError>>()?;
     let mut of_stretches = vec![Vec::new(); stretches.len()];
@@ -267,4 +297,75 @@ pub(super) fn extract(
         // Best effort: the error at hand says more than a failure to clean up would.
         let _ = rustix::fs::unlinkat(dir, entry.name.as_str(), AtFlags::empty());
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::store::ChunkId;
+    use crate::store::doubles::TestSink;
+    use crate::store::tests::noise;
+
+    /// Memory of which the pages about a multiple of [`SPAN`] change between the reads of the two spans.
+    struct Changing {
+        before: Vec<u8>,
+        after: Vec<u8>,
+    }
+
+    impl Changing {
+        fn new(seed: u64) -> Self {
+            let before = noise(1, 2 * SPAN);
+            let mut after = before.clone();
+            after[SPAN..SPAN + FILE_CUT.max].copy_from_slice(&noise(seed, FILE_CUT.max));
+            Self { before, after }
+        }
+    }
+
+    impl Contents for Changing {
+        fn name(&self) -> &str {
+            "changing"
+        }
+
+        fn mode(&self) -> u32 {
+            0o600
+        }
+
+        fn size(&self) -> u64 {
+            self.before.len() as u64
+        }
+
+        fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+            let all = if offset == 0 { &self.before } else { &self.after };
+            bytes.copy_from_slice(&all[offset as usize..][..bytes.len()]);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn chunks_of_memory_that_changes_are_said_to_be_where_they_were_read() {
+        let mut ways = HashSet::new();
+        for seed in 2..34 {
+            let (memory, sink) = (Changing::new(seed), TestSink::default());
+            let all = 0..memory.size();
+            let stored = store_stretches_of(&sink, &memory, std::slice::from_ref(&all)).unwrap();
+            for (at, chunk) in &stored[0] {
+                let place = *at as usize..(*at + u64::from(chunk.len)) as usize;
+                let read = [&memory.before, &memory.after].map(|all| &all[place.clone()]);
+                assert!(read.iter().any(|bytes| ChunkId::of(bytes) == chunk.id), "{place:?}");
+            }
+            let len: u64 = stored[0].iter().map(|(_, chunk)| u64::from(chunk.len)).sum();
+            ways.insert(len.cmp(&all.end));
+            // Where the cuts meet by chance nobody can tell that it has changed.
+            let entry = store_contents(&sink, &memory, &[]);
+            match are_whole(&stored[0], &all) {
+                true => assert_eq!(entry.unwrap().chunks.len(), stored[0].len()),
+                false => assert!(matches!(entry, Err(ImageError::BadFile { .. }))),
+            }
+        }
+        // Both happened: chunks that overlap, and parts that are left out.
+        assert!(ways.contains(&std::cmp::Ordering::Less), "{ways:?}");
+        assert!(ways.contains(&std::cmp::Ordering::Greater), "{ways:?}");
+    }
 }

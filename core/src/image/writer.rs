@@ -290,7 +290,8 @@ impl ImageWriter {
     }
 
     /// Stores stretches of a file that is read from where its bytes are, in parallel. Gives the chunks of each stretch,
-    /// of which nothing in the image speaks yet.
+    /// of which nothing in the image speaks yet, and where each begins in the file. Of a file that changes meanwhile,
+    /// chunks may overlap, and parts be left out.
     ///
     /// # Errors
     /// The bytes cannot be read, or a chunk cannot be written. The image can be completed without them.
@@ -298,7 +299,7 @@ impl ImageWriter {
         &self,
         contents: &dyn Contents,
         stretches: &[std::ops::Range<u64>],
-    ) -> Result<Vec<Vec<FileChunk>>, ImageError> {
+    ) -> Result<Vec<Vec<(u64, FileChunk)>>, ImageError> {
         files::store_stretches_of(self.chunks(), contents, stretches)
     }
 

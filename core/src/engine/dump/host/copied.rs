@@ -39,13 +39,12 @@ pub(super) fn stretches(memory: &RunningMemory, wanted: &Ranges) -> Vec<std::ops
     found
 }
 
-/// The chunks of a stretch of a file, with their addresses.
+/// Chunks of a file, each with where it begins there, by their addresses.
 pub(super) fn placed(
     places: &[Place],
-    mut at: u64,
-    chunks: Vec<FileChunk>,
+    chunks: impl Iterator<Item = (u64, FileChunk)>,
 ) -> impl Iterator<Item = Copied> {
-    chunks.into_iter().map(move |chunk| {
+    chunks.map(|(at, chunk)| {
         let end = at + u64::from(chunk.len);
         let first = places.partition_point(|place| place.at + place.len <= at);
         let mut pieces = Ranges::default();
@@ -53,7 +52,6 @@ pub(super) fn placed(
             let (low, high) = (at.max(place.at), end.min(place.at + place.len));
             pieces.push(place.address + (low - place.at), place.address + (high - place.at));
         }
-        at = end;
         Copied { pieces: pieces.iter().collect(), chunk }
     })
 }
@@ -115,7 +113,8 @@ mod tests {
     fn chunks_are_found_where_they_lie_as_they_did() {
         let places = [place(0, 100, 4), place(4, 104, 2), place(6, 200, 8)];
         let chunks = vec![chunk(1, 3), chunk(2, 5), chunk(3, 4)];
-        let copied: Vec<_> = placed(&places, 0, chunks.clone()).collect();
+        let in_file = [0, 3, 8].map(|page| page * PAGE).into_iter().zip(chunks.clone());
+        let copied: Vec<_> = placed(&places, in_file).collect();
         let of = |pieces: &[(u64, u64)]| pages(pieces).iter().collect::<Vec<_>>();
         let pieces: Vec<_> = copied.iter().map(|copied| copied.pieces.clone()).collect();
         assert_eq!(pieces, [of(&[(100, 103)]), of(&[(103, 106), (200, 202)]), of(&[(202, 206)])]);

@@ -170,10 +170,10 @@ fn check(
     let stretches: Vec<_> = reused.iter().map(stretch).collect();
     let mut found = image.add_stretches(file, &stretches)?.into_iter();
     let before = bytes(reused);
-    reused.retain(|(at, chunk)| {
-        let is_same = found.next().is_some_and(|found| found == [*chunk]);
+    reused.retain(|placed| {
+        let is_same = found.next().is_some_and(|found| found == [*placed]);
         if !is_same {
-            tracing::warn!("{} at {at} has changed unseen", file.name());
+            tracing::warn!("{} at {} has changed unseen", file.name(), placed.0);
         }
         is_same
     });

@@ -134,10 +134,7 @@ impl Watched {
         };
         let stretches = stretches(&memory, &found.wanted);
         let stored = image.add_stretches(&Polite { memory: &memory, cores }, &stretches)?;
-        let copied = stretches.iter().zip(stored);
-        let copied =
-            copied.flat_map(|(stretch, chunks)| placed(memory.places(), stretch.start, chunks));
-        self.copied.extend(copied);
+        self.copied.extend(placed(memory.places(), stored.into_iter().flatten()));
         let unread: Ranges = memory.unread().into_iter().collect();
         self.copied.retain(|copied| !copied.touches(&unread));
         self.copied.sort_unstable_by_key(|copied| copied.pieces.first().copied());
