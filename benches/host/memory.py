@@ -91,8 +91,8 @@ def main():
     parser.add_argument("--dir", default="/dev/shm", help="where images are written")
     options = parser.parse_args()
     ways = {
-        "gpucr": lambda mib, folder: by_gpucr(options, mib, folder, {"GPUCR_HOST_AHEAD": "1"}),
-        "gpucr, nothing ahead": lambda mib, folder: by_gpucr(options, mib, folder, {}),
+        "gpucr": lambda mib, folder: by_gpucr(options, mib, folder, {}),
+        "gpucr, nothing ahead": lambda mib, folder: by_gpucr(options, mib, folder, {"GPUCR_HOST_AHEAD": "0"}),
         "gpucr, memory by CRIU": lambda mib, folder: by_gpucr(
             options, mib, folder, {"GPUCR_CRIU_WRITES_MEMORY": "1"}
         ),

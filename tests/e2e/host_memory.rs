@@ -95,9 +95,6 @@ fn has_userfaultfd(pid: u32) -> Result<bool> {
     Ok(false)
 }
 
-/// Has host memory tracked and copied ahead.
-const AHEAD: (&str, &str) = ("GPUCR_HOST_AHEAD", "1");
-
 fn host(report: &Value, name: &str) -> Result<u64> {
     report["host"][name].as_u64().with_context(|| format!("no {name} in {report:#}"))
 }
@@ -138,7 +135,7 @@ fn without_the_check_the_image_is_wrong() -> Result<()> {
     until("it waits", || made(&setting.program) >= 8)?;
     let args = ["--protocol", "recopy"];
     let faults = "hold:gate,skip:host-memory";
-    let dump = PausedDump::start_with(&setting.lab, &setting.program, &args, &[AHEAD], faults)?;
+    let dump = PausedDump::start_with(&setting.lab, &setting.program, &args, &[], faults)?;
     setting.steps(20)?;
     let report = dump.finish()?;
     ensure!(host(&report, "kept_bytes")? > 0, "{report:#}");
@@ -163,7 +160,7 @@ fn nothing_is_tracked_after_a_dump() -> Result<()> {
     for faults in ["fail:gate", "fail:criu", "kill:gate", "kill:criu", "fail:commit"] {
         let mut command = setting.lab.gpucr();
         command.args(["dump", "--pid", &setting.program.pid.to_string(), "-o", "failed"]);
-        let output = finish(command.env("GPUCR_FAULT", faults).env(AHEAD.0, AHEAD.1))?;
+        let output = finish(command.env("GPUCR_FAULT", faults))?;
         ensure!(!output.status.success(), "{faults}: {}", show(&output));
         let pid = setting.program.pid;
         until("it is not tracked", || is_watched(pid).is_ok_and(|watched| !watched))?;
@@ -172,7 +169,7 @@ fn nothing_is_tracked_after_a_dump() -> Result<()> {
     for protocol in ["stop", "recopy", "cow"] {
         let mut command = setting.lab.gpucr();
         command.args(["dump", "--json", "-R", "--protocol", protocol, "-o", protocol]);
-        command.args(["--pid", &setting.program.pid.to_string()]).env(AHEAD.0, AHEAD.1);
+        command.args(["--pid", &setting.program.pid.to_string()]);
         let output = finish(&mut command)?;
         ensure!(output.status.success(), "{protocol}: {}", show(&output));
         let report: Value = serde_json::from_slice(&output.stdout)?;
@@ -223,7 +220,6 @@ fn dump(setting: &Setting, image: &str, last: bool, random: &mut Random) -> Resu
     command.args(["dump", "--json", "--protocol", protocol, "-o", image]);
     command.args(["--pid", &setting.program.pid.to_string(), "--compress", "none"]);
     command.args(last.then_some("--leave-running"));
-    command.env(AHEAD.0, AHEAD.1);
     // Half of the dumps are as those of users: what is read to be compared takes time.
     let is_checked = random.below(2) == 0;
     if is_checked {

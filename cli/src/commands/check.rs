@@ -154,7 +154,7 @@ fn tcp_sockets() -> Row {
 fn host_memory() -> Row {
     const NAME: &str = "host memory";
     match process::why_untracked() {
-        None => Row::met(NAME, "can be tracked by userfaultfd (GPUCR_HOST_AHEAD=1)"),
+        None => Row::met(NAME, "is tracked by userfaultfd and copied ahead"),
         Some(why) => Row {
             name: NAME,
             met: None,

@@ -20,7 +20,7 @@ use crate::engine::dump::passes::Passes;
 use crate::engine::dump::task::Task;
 use crate::engine::error::Error;
 use crate::engine::memory::Bulk;
-use crate::host::process::{Agent, AgentError, RunningMemory, Tracking, why_not_to_track};
+use crate::host::process::{AgentError, RunningMemory, Tracking, why_not_to_track};
 use crate::image::{Contents, ImageError, ImageWriter};
 
 /// Niceness of the threads that copy while the programs run.
@@ -34,8 +34,6 @@ const PASSES: usize = 5;
 const LATE_PASSES: usize = 2;
 /// Most passes where nothing is tracked. Each reads all memory.
 const HASH_PASSES: usize = 3;
-/// How long an agent may take to answer that was let go.
-const ANSWER: Duration = Duration::from_secs(10);
 
 /// The copy of the host memory of programs that run. Ends when it is dropped.
 pub(in crate::engine::dump) struct HostAhead {
@@ -46,8 +44,8 @@ pub(in crate::engine::dump) struct HostAhead {
 }
 
 impl HostAhead {
-    /// Begins to copy the memory of the processes of the program into the image, as far as it can be tracked, or as far
-    /// as it is asked for.
+    /// Begins to copy the memory of the processes of the program into the image. What of it cannot be tracked is stored
+    /// all the same: it is read again at the stop, and what has the same bytes need not be compressed and written then.
     ///
     /// # Errors
     /// A thread cannot be started, or an agent is gone.
@@ -63,12 +61,15 @@ impl HostAhead {
             Mode::Tracked | Mode::Checked => watch(task, memory)?,
         };
         // Where programs go on before it is stored, nothing is gained by copies that all have to be compared.
-        let hashes = mode == Mode::Hashed && !task.strategy.goes_on_early();
-        if watched.is_empty() && !hashes {
+        let is_hashed = mode != Mode::Off && !task.strategy.goes_on_early();
+        let is_tracked = |pid| watched.iter().any(|watched| watched.pid == pid);
+        let pids = task.processes().map(|process| process.pid);
+        let untracked: Vec<u32> = pids.filter(|pid| is_hashed && !is_tracked(*pid)).collect();
+        if watched.is_empty() && untracked.is_empty() {
             return Ok(Self { thread: None, others: None, stop: Stop::new(asked) });
         }
-        let pids = task.processes().map(|process| process.pid).collect();
-        let ahead = Ahead::new(mode, pids, watched, image.clone(), asked, &task.options.timeline);
+        let timeline = &task.options.timeline;
+        let ahead = Ahead::new(mode, untracked, watched, image.clone(), asked, timeline);
         Self::of(ahead)
     }
 
@@ -111,11 +112,10 @@ impl Drop for HostAhead {
 
 /// Begins to track the processes that can be. One that has come to its end is none that the image has to bring back.
 fn watch(task: &mut Task<'_>, mut memory: Option<&mut Bulk>) -> Result<Vec<Watched>, Error> {
-    let stop = task.options.stop.clone();
     let (mut all, mut number) = (Vec::new(), 0);
     while let Some(program) = task.made.cuda_processes.get_mut(number) {
         let pid = program.process.pid;
-        match tracking(program, &stop) {
+        match tracking(program) {
             Ok(Some((tracking, pinned))) => match Watched::begin(pid, tracking, pinned) {
                 Ok(watched) => all.push(watched),
                 Err(error) => tracing::debug!(%error, pid, "it is not tracked"),
@@ -137,10 +137,7 @@ fn watch(task: &mut Task<'_>, mut memory: Option<&mut Bulk>) -> Result<Vec<Watch
 }
 
 /// A way to track the process, and what devices may write of its memory. `None` if there is none.
-fn tracking(
-    program: &mut CudaProcess,
-    stop: &Arc<AtomicBool>,
-) -> Result<Option<(Tracking, Ranges)>, Error> {
+fn tracking(program: &mut CudaProcess) -> Result<Option<(Tracking, Ranges)>, Error> {
     let pid = program.process.pid;
     match why_not_to_track(pid as i32) {
         Ok(None) => {}
@@ -154,16 +151,7 @@ fn tracking(
         }
     }
     let Some(agent) = &mut program.agent else { return Ok(None) };
-    let uffd = match agent.track() {
-        // An agent of before there was this request ends the connection.
-        Err(error @ AgentError::Broken { .. }) if !program.process.has_ended() => {
-            tracing::debug!(%error, pid, "it does not know of tracking");
-            program.agent = None;
-            program.agent = Some(Agent::connect(&program.process, ANSWER, Some(stop))?);
-            return Ok(None);
-        }
-        uffd => uffd?,
-    };
+    let uffd = agent.track()?;
     let pinned = agent.pinned()?;
     match Tracking::begin(pid as i32, uffd) {
         Ok(tracking) => Ok(Some((tracking, pages(&pinned)))),
@@ -177,7 +165,8 @@ fn tracking(
 /// What is copied, and where to.
 struct Ahead {
     mode: Mode,
-    pids: Vec<u32>,
+    /// The processes that are copied without being tracked.
+    untracked: Vec<u32>,
     watched: Vec<Watched>,
     image: Arc<ImageWriter>,
     cores: Cores,
@@ -189,15 +178,16 @@ struct Ahead {
 impl Ahead {
     fn new(
         mode: Mode,
-        pids: Vec<u32>,
+        untracked: Vec<u32>,
         watched: Vec<Watched>,
         image: Arc<ImageWriter>,
         asked: Arc<AtomicBool>,
         timeline: &Timeline,
     ) -> Self {
-        let (cores, stop) = (Cores::watch(pids.clone()), Stop::new(asked));
+        let pids = untracked.iter().copied().chain(watched.iter().map(|watched| watched.pid));
+        let (cores, stop) = (Cores::watch(pids.collect()), Stop::new(asked));
         let (timeline, account) = (timeline.clone(), HostMemory::default());
-        Self { mode, pids, watched, image, cores, timeline, account, stop }
+        Self { mode, untracked, watched, image, cores, timeline, account, stop }
     }
 
     fn run(&mut self, is_over: &Receiver<()>) -> Result<(), ImageError> {
@@ -218,8 +208,9 @@ impl Ahead {
                 return Ok(());
             }
         };
-        if self.mode == Mode::Hashed {
-            return pool.install(|| self.hash_passes());
+        pool.install(|| self.hash_passes())?;
+        if self.watched.is_empty() {
+            return Ok(());
         }
         // Ends early when nothing else is copied, or nothing is wanted any more; the passes see which it is.
         wait(&self.stop, MOMENT);
@@ -264,11 +255,15 @@ impl Ahead {
         }
     }
 
-    /// Copies all memory, again and again while that takes long.
+    /// Copies all memory that is not tracked, again and again while that takes long.
     fn hash_passes(&mut self) -> Result<(), ImageError> {
-        for pass in 1..=HASH_PASSES {
+        if self.untracked.is_empty() {
+            return Ok(());
+        }
+        for _ in 0..HASH_PASSES {
             let begun = Instant::now();
             self.account.passes += 1;
+            let pass = self.account.passes;
             let mut slice = self.timeline.begin(Track::HostPasses, || format!("pass {pass}"));
             let bytes = self.hash_pass()?;
             slice.set_bytes(bytes);
@@ -285,7 +280,7 @@ impl Ahead {
     /// Copies what the store lacks. Gives the bytes of all memory.
     fn hash_pass(&self) -> Result<u64, ImageError> {
         let mut bytes = 0;
-        for pid in &self.pids {
+        for pid in &self.untracked {
             match RunningMemory::of(*pid as i32, self.stop.clone()) {
                 Ok(memory) => {
                     let polite = Polite { memory: &memory, cores: &self.cores };

@@ -22,9 +22,9 @@ const PAGE: u64 = 4096;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Mode {
     /// Not at all.
-    #[default]
     Off,
     /// What is tracked.
+    #[default]
     Tracked,
     /// As before, and at the stop everything is read and compared.
     Checked,
@@ -37,10 +37,10 @@ impl Mode {
     pub(super) fn asked() -> Self {
         let asked = std::env::var_os(ENV_HOST_AHEAD);
         match asked.as_ref().and_then(|asked| asked.to_str()) {
-            None | Some("" | "0") => Self::Off,
+            Some("0") => Self::Off,
             Some("check") => Self::Checked,
-            Some("1") => Self::Tracked,
-            Some(_) => Self::Hashed,
+            Some("hash") => Self::Hashed,
+            _ => Self::Tracked,
         }
     }
 }
