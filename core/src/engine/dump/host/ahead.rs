@@ -284,7 +284,8 @@ impl Ahead {
             match RunningMemory::of(*pid as i32, self.stop.clone()) {
                 Ok(memory) => {
                     let polite = Polite { memory: &memory, cores: &self.cores };
-                    let copied = self.image.add_contents(&polite, &[]);
+                    let all = 0..memory.size();
+                    let copied = self.image.add_stretches(&polite, std::slice::from_ref(&all));
                     // What ends the copy from outside is not its failure.
                     if self.stop.is_set() {
                         return Ok(bytes);
