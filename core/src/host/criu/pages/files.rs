@@ -178,11 +178,16 @@ pub(crate) fn processes(dir: BorrowedFd<'_>) -> io::Result<Vec<i32>> {
     Ok(pids)
 }
 
+/// In [`Between::status`]: no mapping, but pages of another one that the kernel guards (MADV_GUARD_INSTALL). CRIU names
+/// them since 4.2, behind all mappings, and has nothing else of them.
+const GUARD: u32 = 1 << 16;
+
 /// In order of their addresses.
 pub(super) fn decode_mappings(bytes: &[u8]) -> Option<Vec<Between>> {
     let (len, rest) = bytes.strip_prefix(&MM_MAGIC)?.split_first_chunk()?;
     let message = rest.get(..u32::from_le_bytes(*len) as usize)?;
-    let mappings = Mappings::decode(message).ok()?.all;
+    let mut mappings = Mappings::decode(message).ok()?.all;
+    mappings.retain(|mapping| mapping.status & GUARD == 0);
     let is_in_order = mappings.is_sorted_by(|a, b| a.end <= b.start)
         && mappings.iter().all(|mapping| mapping.start < mapping.end);
     is_in_order.then_some(mappings)

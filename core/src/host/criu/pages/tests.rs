@@ -249,7 +249,10 @@ fn what_is_left_in_a_process_has_its_place_among_what_is_written() {
             .unwrap();
         std::fs::write(dir.path().join("pages-7.img"), vec![1; (written * page) as usize]).unwrap();
         let mut bytes = MM_MAGIC.to_vec();
-        put(&mut bytes, &Mappings { all: vec![map(1, 10, 3), map(10, 14, 0), map(20, 30, 1)] });
+        // Last the pages of another mapping that the kernel guards.
+        let guarded = Between { flags: 0, status: 1 << 16, ..map(7, 8, 0) };
+        let all = vec![map(1, 10, 3), map(10, 14, 0), map(20, 30, 1), guarded];
+        put(&mut bytes, &Mappings { all });
         std::fs::write(dir.path().join("mm-42.img"), bytes).unwrap();
     };
     let part = |at, len, from| Part { at: at * page, len: len * page, from };

@@ -1,5 +1,7 @@
 //! Host memory that is mapped, moved, hidden, and written in every way there is: by the program, by the device, by
-//! another process, by direct input.
+//! another process, by direct input and io_uring.
+
+mod ring;
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -15,6 +17,7 @@ use crate::gpu::{Buffer, Gpu, fill_at};
 use crate::numbers::{Sequence, mix};
 use crate::pinned::Pinned;
 use crate::report::Run;
+use ring::Ring;
 
 const PAGE: usize = 4096;
 /// Most and fewest areas, and the pages of the largest.
@@ -28,14 +31,28 @@ const DIRECT: usize = 4;
 const FILE: &str = "host-memory.data";
 /// Pages of pinned memory, of memory shared with the other process, and of a memfd.
 const OTHERS: usize = 16;
+/// Pages of memory that is to be made of large pages, which have 512 of these.
+const LARGE: usize = 3 * 512;
+/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of Linux 6.13, and `MADV_COLLAPSE` of 6.1.
+const GUARD: i32 = 102;
+const UNGUARD: i32 = 103;
+const COLLAPSE: i32 = 25;
 
 /// Private memory.
 struct Area {
     at: *mut u8,
     pages: usize,
-    /// Pages that nobody may read now, from the first to the one behind the last.
-    hidden: Option<(usize, usize)>,
+    hidden: Option<Hidden>,
     is_locked: bool,
+}
+
+/// Pages that nobody may read now, from the first to the one behind the last.
+#[derive(Clone, Copy)]
+enum Hidden {
+    /// What is in them is still there.
+    Protected(usize, usize),
+    /// By the kernel's own mark, without a mapping of their own.
+    Guarded(usize, usize),
 }
 
 /// New memory at an address that the kernel chooses.
@@ -84,9 +101,23 @@ impl Area {
         done("mprotect", result.into()).map(drop)
     }
 
+    /// Gives advice on some pages. `false` if the kernel does not take it.
+    fn advise(&mut self, (first, end): (usize, usize), advice: i32) -> bool {
+        // SAFETY: pages of the area, to which nobody has a reference. What the advice does to them is as if the area
+        // had been written.
+        unsafe { libc::madvise(self.page(first).cast(), (end - first) * PAGE, advice) == 0 }
+    }
+
     /// Makes all of it readable again.
     fn reveal(&mut self) -> Result<()> {
-        self.hidden.take().map_or(Ok(()), |pages| self.protect(pages, ACCESS))
+        match self.hidden.take() {
+            None => Ok(()),
+            Some(Hidden::Protected(first, end)) => self.protect((first, end), ACCESS),
+            Some(Hidden::Guarded(first, end)) => {
+                ensure!(self.advise((first, end), UNGUARD), "the guard stays");
+                Ok(())
+            }
+        }
     }
 
     /// Changes its size, where it is or elsewhere.
@@ -198,12 +229,15 @@ struct Lab {
     areas: Vec<Area>,
     /// Most of the memory of programs is not written again.
     cold: Area,
+    large: Area,
     peer: Peer,
     memfd: *mut u8,
     pinned: Pinned,
     device: Buffer,
     /// Whether the file system lets input pass the page cache by.
     direct: bool,
+    /// Whether there is io_uring.
+    ring: bool,
 }
 
 impl Lab {
@@ -220,10 +254,16 @@ impl Lab {
         let random = Sequence::new(seed);
         let pinned = Pinned::new(OTHERS * PAGE / 4, false)?;
         let device = Buffer::zeroed::<u32>(PAGES as usize * PAGE / 4)?;
-        let direct = open_direct().is_ok();
+        let (direct, ring) = (open_direct().is_ok(), Ring::new().is_ok());
         let (areas, mut cold) = (Vec::new(), Area::new(16 * PAGES as usize)?);
         cold.words().iter_mut().zip(0..).for_each(|(word, i)| *word = mix(seed ^ i));
-        let mut lab = Self { random, areas, cold, peer, memfd, pinned, device, direct };
+        // Pages that are alike are merged, where the host does that.
+        cold.advise((0, 16 * PAGES as usize), libc::MADV_MERGEABLE);
+        let mut large = Area::new(LARGE)?;
+        large.advise((0, LARGE), libc::MADV_HUGEPAGE);
+        large.words().iter_mut().step_by(700).zip(0..).for_each(|(word, i)| *word = mix(seed ^ i));
+        let mut lab =
+            Self { random, areas, cold, large, peer, memfd, pinned, device, direct, ring };
         for _ in 0..2 * FEWEST {
             lab.add()?;
         }
@@ -256,7 +296,7 @@ impl Lab {
     fn change(&mut self) -> Result<()> {
         let number = self.area()?;
         let value = self.random.below(u32::MAX);
-        let what = self.below(16);
+        let what = self.below(19);
         let pages = self.areas[number].some(&mut self.random);
         let (count, (first, end)) = (self.areas.len(), pages);
         let area = &mut self.areas[number];
@@ -282,7 +322,7 @@ impl Lab {
             }
             8 => {
                 area.protect(pages, libc::PROT_NONE)?;
-                area.hidden = Some(pages);
+                area.hidden = Some(Hidden::Protected(first, end));
             }
             9 => {
                 // SAFETY: pages of the area, to which nobody has a reference.
@@ -297,6 +337,27 @@ impl Lab {
             14 => {
                 // SAFETY: within the mapping, which is this thread's alone.
                 unsafe { self.memfd.add(value as usize % (OTHERS * PAGE)).write_volatile(1) };
+            }
+            15 => {
+                if area.advise(pages, GUARD) {
+                    area.hidden = Some(Hidden::Guarded(first, end));
+                }
+            }
+            16 if self.ring => {
+                let bytes = &mut area.words()[first * PAGE / 4..end * PAGE / 4];
+                // SAFETY: any bytes are words.
+                let bytes = unsafe { bytes.align_to_mut().1 };
+                let len = bytes.len().min(5 * PAGE);
+                Ring::new()?.read(&File::open(FILE)?, &mut bytes[..len], u64::from(value % 99))?;
+            }
+            17 => {
+                let words = self.large.words();
+                for n in 0..8 {
+                    words[mix(value ^ n) as usize % words.len()] = mix(value ^ n);
+                }
+                if value.is_multiple_of(4) {
+                    self.large.advise((0, LARGE), COLLAPSE);
+                }
             }
             _ => {
                 fill_at(self.device.address(), value, OTHERS * PAGE / 4)?;
@@ -364,7 +425,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
         let digest = lab.digest()?;
         run.step(step, format_args!("areas {} digest {digest:08x}", lab.areas.len()))?;
     }
-    for area in lab.areas.iter_mut().chain([&mut lab.cold]) {
+    for area in lab.areas.iter_mut().chain([&mut lab.cold, &mut lab.large]) {
         area.reveal()?;
         run.absorb(area.words());
     }
