@@ -202,6 +202,11 @@ def main():
                   f"  identical", flush=True)
             phases = " ".join(f"{p['name']}={p['ms']:.0f}" for p in report["phases"])
             print(f"  {phases}", flush=True)
+            if report.get("host"):
+                sizes = {key: value for key, value in report["host"].items() if key.endswith("_bytes")}
+                said = ", ".join(f"{key[:-6]} {'-' if value is None else f'{value / 2**20:.1f} MiB'}"
+                                 for key, value in sizes.items())
+                print(f"  host memory: {report['host']['tracked']} processes tracked; {said}", flush=True)
             if report.get("shared"):
                 print(f"  shared: {report['shared']}", flush=True)
             if report.get("deferral"):

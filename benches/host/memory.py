@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """How long a program with much host memory stands still for its dump: gpucr, gpucr without copies ahead, gpucr with
-memory written by CRIU, and CRIU alone. Needs root, CRIU, and gpucr built (release): no GPU."""
+memory written by CRIU, CRIU alone, and CRIU after a pre-dump. Needs root, CRIU, and gpucr built (release): no GPU."""
 
 import argparse
 import json
@@ -80,6 +80,25 @@ def by_criu(options, mib, folder):
         return took
 
 
+def by_criu_twice(options, mib, folder):
+    """The dump that follows a pre-dump. `None` where the kernel cannot tell what was written in between."""
+    with open(os.path.join(folder, "log"), "w+", encoding="utf-8") as log:
+        program = start([sys.executable, "-c", PROGRAM, str(mib), "0", str(options.written)], log)
+        before, images = os.path.join(folder, "before"), os.path.join(folder, "image")
+        os.mkdir(before)
+        os.mkdir(images)
+        about = ["-t", str(program.pid), "--track-mem"]
+        pre = [options.criu, "pre-dump", *about, "-D", before]
+        took = None
+        if subprocess.run(pre, capture_output=True, check=False).returncode == 0:
+            begun = time.monotonic()
+            subprocess.run([options.criu, "dump", *about, "-D", images, "--prev-images-dir", "../before"], check=True)
+            took = time.monotonic() - begun
+        program.kill()
+        program.wait()
+        return took
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpucr", default="target/release/gpucr")
@@ -89,6 +108,7 @@ def main():
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--compress", default="none", help="as of gpucr dump")
     parser.add_argument("--dir", default="/dev/shm", help="where images are written")
+    parser.add_argument("--ways", nargs="+", help="only those whose names begin so")
     options = parser.parse_args()
     ways = {
         "gpucr": lambda mib, folder: by_gpucr(options, mib, folder, {}),
@@ -97,7 +117,10 @@ def main():
             options, mib, folder, {"GPUCR_CRIU_WRITES_MEMORY": "1"}
         ),
         "criu dump (whole command)": lambda mib, folder: by_criu(options, mib, folder),
+        "criu dump after pre-dump": lambda mib, folder: by_criu_twice(options, mib, folder),
     }
+    if options.ways:
+        ways = {way: measure for way, measure in ways.items() if any(way.startswith(w) for w in options.ways)}
     print(f"{os.uname().release}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; seconds stopped, medians")
     for mib in options.mib:
         times = {way: [] for way in ways}
@@ -109,6 +132,9 @@ def main():
                 finally:
                     shutil.rmtree(folder)
         for way, seconds in times.items():
+            if None in seconds:
+                print(f"{mib:6} MiB  {way:26} not on this kernel", flush=True)
+                continue
             print(f"{mib:6} MiB  {way:26} {statistics.median(seconds):8.3f}   {[round(s, 3) for s in seconds]}", flush=True)
 
 

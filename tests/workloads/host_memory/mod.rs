@@ -1,7 +1,5 @@
 //! Host memory that is mapped, moved, hidden, and written in every way there is: by the program, by the device, by
-//! another process, by direct input and io_uring.
-
-mod ring;
+//! another process, by direct input. Not by io_uring, with which CRIU dumps no program.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -17,7 +15,6 @@ use crate::gpu::{Buffer, Gpu, fill_at};
 use crate::numbers::{Sequence, mix};
 use crate::pinned::Pinned;
 use crate::report::Run;
-use ring::Ring;
 
 const PAGE: usize = 4096;
 /// Most and fewest areas, and the pages of the largest.
@@ -236,8 +233,6 @@ struct Lab {
     device: Buffer,
     /// Whether the file system lets input pass the page cache by.
     direct: bool,
-    /// Whether there is io_uring.
-    ring: bool,
 }
 
 impl Lab {
@@ -254,7 +249,7 @@ impl Lab {
         let random = Sequence::new(seed);
         let pinned = Pinned::new(OTHERS * PAGE / 4, false)?;
         let device = Buffer::zeroed::<u32>(PAGES as usize * PAGE / 4)?;
-        let (direct, ring) = (open_direct().is_ok(), Ring::new().is_ok());
+        let direct = open_direct().is_ok();
         let (areas, mut cold) = (Vec::new(), Area::new(16 * PAGES as usize)?);
         cold.words().iter_mut().zip(0..).for_each(|(word, i)| *word = mix(seed ^ i));
         // Pages that are alike are merged, where the host does that.
@@ -262,8 +257,7 @@ impl Lab {
         let mut large = Area::new(LARGE)?;
         large.advise((0, LARGE), libc::MADV_HUGEPAGE);
         large.words().iter_mut().step_by(700).zip(0..).for_each(|(word, i)| *word = mix(seed ^ i));
-        let mut lab =
-            Self { random, areas, cold, large, peer, memfd, pinned, device, direct, ring };
+        let mut lab = Self { random, areas, cold, large, peer, memfd, pinned, device, direct };
         for _ in 0..2 * FEWEST {
             lab.add()?;
         }
@@ -296,7 +290,7 @@ impl Lab {
     fn change(&mut self) -> Result<()> {
         let number = self.area()?;
         let value = self.random.below(u32::MAX);
-        let what = self.below(19);
+        let what = self.below(18);
         let pages = self.areas[number].some(&mut self.random);
         let (count, (first, end)) = (self.areas.len(), pages);
         let area = &mut self.areas[number];
@@ -343,14 +337,7 @@ impl Lab {
                     area.hidden = Some(Hidden::Guarded(first, end));
                 }
             }
-            16 if self.ring => {
-                let bytes = &mut area.words()[first * PAGE / 4..end * PAGE / 4];
-                // SAFETY: any bytes are words.
-                let bytes = unsafe { bytes.align_to_mut().1 };
-                let len = bytes.len().min(5 * PAGE);
-                Ring::new()?.read(&File::open(FILE)?, &mut bytes[..len], u64::from(value % 99))?;
-            }
-            17 => {
+            16 => {
                 let words = self.large.words();
                 for n in 0..8 {
                     words[mix(value ^ n) as usize % words.len()] = mix(value ^ n);

@@ -13,6 +13,7 @@ pub mod sockets;
 pub mod survey;
 mod tracking;
 pub mod tree;
+mod writers;
 
 pub use agent::{Agent, AgentError, Guard};
 pub use lock::Lock;
@@ -23,3 +24,4 @@ pub use tracking::why_untracked;
 pub(crate) use tracking::{Look, Tracking, obstacle as why_not_to_track};
 pub(crate) use tree::LAST_MOMENTS;
 pub use tree::{MappedLibrary, ProcessInfo, Tree, TreeError};
+pub(crate) use writers::wait_for_writers;

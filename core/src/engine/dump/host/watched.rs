@@ -9,12 +9,14 @@ use crate::base::cores::Cores;
 use crate::base::faults::skipped;
 use crate::base::ranges::Ranges;
 use crate::base::stop::Stop;
-use crate::host::process::{Look, Run, RunningMemory, State, Tracking};
+use crate::host::process::{Look, Run, RunningMemory, State, Tracking, wait_for_writers};
 use crate::image::{ImageError, ImageWriter};
 
-/// Between the protection of pages and their being read: who had begun to write to them in another way than through the
-/// page tables, such as process_vm_writev(2) of another process, has done so then.
+/// Between the protection of pages and their being read at least: who had begun to write to them in another way than
+/// through the page tables, such as process_vm_writev(2) of another process, has done so then.
 const GRACE: Duration = Duration::from_millis(20);
+/// How long who is running is waited for because of that.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A process, and what is known of its memory.
 pub(super) struct Watched {
@@ -115,7 +117,7 @@ impl Watched {
         cores: &Cores,
         stop: &Stop,
     ) -> Result<u64, ImageError> {
-        match self.protect(&found.unprotected) {
+        match self.protect(&found.unprotected, stop) {
             Ok(true) => {}
             Ok(false) => return Ok(0),
             Err(error) => {
@@ -142,11 +144,12 @@ impl Watched {
     }
 
     /// Protects pages that are to be read then. `false` if writes may not be seen.
-    fn protect(&mut self, pages: &Ranges) -> io::Result<bool> {
+    fn protect(&mut self, pages: &Ranges, stop: &Stop) -> io::Result<bool> {
         let Some(tracking) = &self.tracking else { return Ok(false) };
         tracking.protect(pages)?;
         self.tried = pages.clone();
         std::thread::sleep(GRACE);
+        wait_for_writers(PATIENCE, stop);
         let obstacle = tracking.obstacle()?;
         if let Some(obstacle) = obstacle {
             tracing::info!(pid = self.pid, obstacle, "its host memory is not copied ahead");
