@@ -267,6 +267,9 @@ fn load_with(
     if code.uses_heap {
         context.need_heap()?;
     }
+    if code.launches {
+        context.need_launch_room()?;
+    }
     let handle = new_handle();
     let addresses = place_globals(context, &code, managed)?;
     let shared: Arc<[u64]> = addresses.clone().into();
