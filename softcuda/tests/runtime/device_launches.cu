@@ -1,4 +1,4 @@
-// Kernels that launch kernels: parameters, streams, events, the end of a kernel, copies and fills, errors, and limits.
+// Kernels that launch kernels: parameters, streams, events, the end of a kernel, copies and fills, errors and their texts, and limits.
 // flags: -rdc=true
 #include "check.h"
 
@@ -74,6 +74,13 @@ __global__ void refused(int* errors) {
     errors[4] = cudaGetLastError();
 }
 
+/// Names and texts of errors, one letter for each word.
+__global__ void texts(int* words) {
+    words[0] = cudaGetErrorString(cudaErrorInvalidConfiguration)[3];
+    words[1] = cudaGetErrorName(cudaErrorMemoryAllocation)[9];
+    words[2] = cudaGetErrorString(cudaSuccess)[7];
+}
+
 /// A fill, a kernel and a copy in one stream; memory of the kernel's own.
 __global__ void moves(int* values) {
     cudaStream_t stream;
@@ -136,6 +143,8 @@ int main() {
 
     with(words, -1, [](int* values) { refused<<<1, 1>>>(values); });
     EXPECT(words[0] != 0 && words[1] == words[0] && words[2] == 0 && words[3] != 0 && words[4] != 0);
+    with(words, 0, [](int* values) { texts<<<1, 1>>>(values); });
+    EXPECT(words[0] == 'a' && words[1] == 'M' && words[2] == 'r');
     with(words, 0, [](int* values) { deeper<<<1, 1>>>(values); });
     EXPECT(words[0] >= 24 && words[0] < 100 && words[1] != 0);
 
