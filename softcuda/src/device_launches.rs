@@ -63,10 +63,25 @@ pub(crate) struct Launches<'a> {
     asked: Mutex<Asked>,
 }
 
+/// A place for parameters.
+struct Room {
+    /// Bytes.
+    size: u64,
+    /// The launch that it is for, if that is known.
+    launch: Option<Prepared>,
+}
+
+/// A launch without its parameters.
+struct Prepared {
+    launch: KernelLaunch,
+    /// How many bytes of parameters it needs.
+    size: usize,
+}
+
 #[derive(Default)]
 struct Asked {
-    /// Places that were given out, and the launch of each, if it is known.
-    rooms: HashMap<u64, Option<(KernelLaunch, usize)>>,
+    /// Places that were given out, by their addresses.
+    rooms: HashMap<u64, Room>,
     tasks: VecDeque<Task>,
     at_the_end: VecDeque<Task>,
 }
@@ -128,15 +143,31 @@ impl<'a> Launches<'a> {
         Tasks { tasks, at_the_end, depth: self.depth }
     }
 
-    /// A launch without its parameters, and how many bytes they have.
-    fn checked(&self, child: &Child<'_>) -> Result<(KernelLaunch, usize), u32> {
+    fn prepared(&self, child: &Child<'_>) -> Result<Prepared, u32> {
         let Child { entry, grid, block, dynamic_shared: shared } = *child;
         let module = MODULES.get(self.parent.function.module).ok_or(NO_FUNCTION)?;
         let function = module.function(&entry.name).ok().and_then(|handle| FUNCTIONS.get(handle));
         let function = function.ok_or(NO_FUNCTION)?;
         let shape = Shape { grid, block, shared, cooperative: false, cluster: None };
         shapes::check(&function, &shape).map_err(|_| INVALID_CONFIGURATION)?;
-        Ok((KernelLaunch::new(function, shape, Vec::new()), entry.param_bytes))
+        let launch = KernelLaunch::new(function, shape, Vec::new());
+        Ok(Prepared { launch, size: entry.param_bytes })
+    }
+
+    /// A launch with the parameters that lie at an address, in a place of so many bytes.
+    fn complete(&self, prepared: Prepared, room: u64, size: u64, stream: u64) -> Result<Task, u32> {
+        let Prepared { launch, size: needed } = prepared;
+        if needed as u64 > size {
+            return Err(INVALID_VALUE);
+        }
+        if self.depth >= DEEPEST && stream != AT_THE_END {
+            return Err(TOO_DEEP);
+        }
+        let mut parameters = vec![0_u8; needed];
+        // SAFETY: the place is memory of this context that was given out with at least so many bytes, and is not given
+        // back yet. Races with threads that write there are the program's own.
+        unsafe { std::ptr::copy(room as *const u8, parameters.as_mut_ptr(), needed) };
+        Ok(Task::Kernel(KernelLaunch::new(launch.function, launch.shape, parameters)))
     }
 
     fn enqueue(&self, task: Task, stream: u64) -> Result<(), u32> {
@@ -152,37 +183,35 @@ impl<'a> Launches<'a> {
 
 impl Launcher for Launches<'_> {
     fn room(&self, size: u64, child: Option<&Child<'_>>) -> Result<u64, u32> {
-        let launch = child.map(|child| self.checked(child)).transpose()?;
+        let launch = child.map(|child| self.prepared(child)).transpose()?;
         let size = size.max(1).checked_next_multiple_of(ALIGNMENT).ok_or(INVALID_VALUE)?;
         let address = self.context.launch_room.allocate(size).ok_or(TOO_MANY)?;
-        self.asked.lock().rooms.insert(address, launch);
+        self.asked.lock().rooms.insert(address, Room { size, launch });
         Ok(address)
     }
 
     fn launch(&self, room: u64, child: Option<&Child<'_>>, stream: u64) -> Result<(), u32> {
-        let child = child.map(|child| self.checked(child)).transpose()?;
-        let known = self.asked.lock().rooms.remove(&room).ok_or(INVALID_VALUE)?;
-        let launch = (|| {
-            let (launch, size) = child.or(known).ok_or(INVALID_VALUE)?;
-            if self.depth >= DEEPEST && stream != AT_THE_END {
-                return Err(TOO_DEEP);
-            }
-            let mut parameters = vec![0; size];
-            let transfer = Transfer::linear(parameters.as_mut_ptr() as u64, room, size);
-            copy_engine::copy(&transfer).map_err(|_| INVALID_VALUE)?;
-            Ok(KernelLaunch::new(launch.function, launch.shape, parameters))
-        })();
+        let child = child.map(|child| self.prepared(child)).transpose()?;
+        let Room { size, launch } = self.asked.lock().rooms.remove(&room).ok_or(INVALID_VALUE)?;
+        let prepared = child.or(launch).ok_or(INVALID_VALUE);
+        let task = prepared.and_then(|prepared| self.complete(prepared, room, size, stream));
         self.context.launch_room.free(room);
-        self.enqueue(Task::Kernel(launch?), stream)
+        self.enqueue(task?, stream)
     }
 
     fn copy(&self, to: u64, from: u64, size: u64, stream: u64) -> Result<(), u32> {
         let size = usize::try_from(size).map_err(|_| INVALID_VALUE)?;
+        if size == 0 {
+            return Ok(());
+        }
         self.enqueue(Task::Copy(Transfer::linear(to, from, size)), stream)
     }
 
     fn fill(&self, to: u64, value: u8, size: u64, stream: u64) -> Result<(), u32> {
         let width = usize::try_from(size).map_err(|_| INVALID_VALUE)?;
+        if width == 0 {
+            return Ok(());
+        }
         let value = value.into();
         let fill = Fill { to, pitch: 0, value, value_size: 1, width, height: 1 };
         self.enqueue(Task::Fill(fill), stream)

@@ -158,12 +158,16 @@ const PTX: &str = "
 }
 .visible .entry former(.param .u64 p0, .param .u64 p1)
 {
-    .reg .b64 %d<4>; .reg .b32 %r<4>;
-    ld.param.u64 %d0, [p0];
-    { .param .b64 a; .param .b64 s; .param .b64 r; st.param.b64 [a], 64; st.param.b64 [s], 8;
+    .reg .b64 %d<4>; .reg .b32 %r<4>; .reg .pred %p;
+    ld.param.u64 %d0, [p0]; ld.param.u64 %d3, [p1];
+    { .param .b64 a; .param .b64 s; .param .b64 r; st.param.b64 [a], 64; st.param.b64 [s], %d3;
       call.uni (r), cudaGetParameterBuffer, (a, s); ld.param.b64 %d1, [r]; }
     st.u64 [%d1], %d0;
     mov.u64 %d2, add;
+    setp.eq.u64 %p, %d3, 8;
+    @%p bra go;
+    mov.u64 %d2, large;
+go:
     {
         .param .b64 f; .param .b64 p; .param .align 4 .b8 g[12]; .param .align 4 .b8 b[12]; .param .b32 s;
         .param .b64 t; .param .b32 r;
@@ -264,7 +268,10 @@ fn what_cannot_be_launched_is_refused() {
 
 #[test]
 fn launches_of_the_first_form() {
-    assert_eq!(Room::new().run("former", 1, 1, 0).unwrap()[..2], [3 * 2 * 5 * 2, 0]);
+    let room = Room::new();
+    assert_eq!(room.run("former", 1, 1, 8).unwrap()[..2], [3 * 2 * 5 * 2, 0]);
+    // A place that is too small for the parameters of a larger kernel.
+    assert_eq!(room.run("former", 1, 1, 3900).unwrap()[..2], [0, INVALID_VALUE]);
 }
 
 #[test]
