@@ -45,6 +45,8 @@ for version in 12 13.4; do
     rm -rf "$own/$version/include/crt"
     ln -sfn "$nvidia/include/crt" "$own/$version/include/crt"
 done
+# Those of 13.4 name functions that the compiler of 13.0 has not.
+ln -sf "$nvidia"/include/sm_*_intrinsics.h* "$own/13.4/include/"
 
 # What stands behind a word in the first lines of a program.
 said() { sed -n "1,6s|^// $1: ||p" "$sources/$2.cu"; }
