@@ -3,7 +3,7 @@
 //!
 //!     cargo bench -p softcuda
 
-use softcuda::ptx::{self, AddressSpace, Launch, Module, NoHeap, NoImages};
+use softcuda::ptx::{self, AddressSpace, Launch, Module, NoHeap, NoImages, NoLauncher};
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
@@ -46,6 +46,7 @@ fn softcuda(module: &Module, a: &[f32], b: &[f32], c: &mut [f32]) -> f64 {
         cancel: &AtomicBool::new(false),
         images: &NoImages,
         heap: &NoHeap,
+        launcher: &NoLauncher,
         set_condition: &|_, _| false,
         print: &|_, _| (),
     };

@@ -31,6 +31,9 @@ const PRINTF_FIFO: usize = 1;
 /// `CU_LIMIT_MALLOC_HEAP_SIZE`.
 const HEAP: usize = 2;
 
+/// Bytes for the parameters of kernels that kernels launch: those of 1024 threads, with 4 KiB each, and as much again.
+const LAUNCH_ROOM: u64 = 8 << 20;
+
 /// A context.
 pub(crate) struct Context {
     /// The value that programs hold; also `cuCtxGetId`.
@@ -61,6 +64,8 @@ pub(crate) struct Context {
     pub(crate) destroyed: AtomicBool,
     /// What kernels allocate by themselves.
     pub(crate) heap: KernelHeap,
+    /// Parameters of kernels that kernels are about to launch.
+    pub(crate) launch_room: KernelHeap,
     /// What kernels print.
     pub(crate) prints: Prints,
     /// The legacy default stream.
@@ -183,6 +188,7 @@ impl Context {
             failure: AtomicU32::new(0),
             destroyed: AtomicBool::new(false),
             heap: KernelHeap::default(),
+            launch_room: KernelHeap::default(),
             prints: Prints::default(),
             legacy: Stream::new(new_handle(), handle, 0, 0),
             streams: Mutex::default(),
@@ -237,6 +243,14 @@ impl Context {
     /// `OUT_OF_MEMORY`.
     pub(crate) fn need_heap(&self) -> Outcome {
         self.heap.make(self.device, self.handle, self.limits[HEAP].load(Ordering::Relaxed))
+    }
+
+    /// Makes the memory for the parameters of kernels that kernels launch, if it is not there.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY`.
+    pub(crate) fn need_launch_room(&self) -> Outcome {
+        self.launch_room.make(self.device, self.handle, LAUNCH_ROOM)
     }
 
     /// Whether a stream is the legacy default stream.

@@ -1,5 +1,6 @@
 //! Memory that kernels allocate by themselves (`malloc` in device code): each context's, in one piece of
-//! device memory as large as the context's limit said when the first module that needs it was loaded.
+//! device memory as large as the context's limit said when the first module that needs it was loaded. The parameters of
+//! kernels that kernels launch have a piece of their own.
 
 use std::collections::BTreeMap;
 

@@ -5,13 +5,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::handles::{Table, new_handle};
-use crate::modules::{self, Refusal};
+use crate::modules::{self, DEVICE_RUNTIME, Refusal};
 use crate::ptx;
 use crate::settings::settings;
 use crate::status::Code;
 
-/// What stands in for NVIDIA's device runtime.
-const DEVICE_RUNTIME: &str = include_str!("device_runtime.ptx");
 /// The only member of `libcudadevrt.a` of CUDA 13.0.
 const DEVICE_RUNTIME_OBJECT: &str = "cuda_device_runtime.o";
 

@@ -30,6 +30,8 @@ pub(crate) static LIBRARIES: Table<Library> = Table::new();
 /// All kernels of libraries.
 pub(crate) static KERNELS: Table<Kernel> = Table::new();
 
+/// What stands in for NVIDIA's device runtime.
+pub(crate) const DEVICE_RUNTIME: &str = include_str!("device_runtime.ptx");
 /// What the driver says to PTX that is for newer devices, or for an architecture that the device is not.
 const OTHER_TARGET: Code = Code::INVALID_PTX;
 /// Shared memory of a block without opting in for more, in bytes.
@@ -221,8 +223,8 @@ fn check_version(text: &str) -> Result<(), Refusal> {
 }
 
 /// One piece of PTX of the fat binaries of several parts of a program. A part without PTX is left out if others have
-/// some: nvcc links NVIDIA's device runtime with each program of several parts, as device code, and few call it. What
-/// is called and not there is found when the piece is loaded.
+/// some: nvcc links NVIDIA's device runtime with each program of several parts, as device code. Its stand-in takes the
+/// place. What is called and not there is found when the piece is loaded.
 ///
 /// # Errors
 /// As [`parse`], for parts of which none has PTX; `INVALID_IMAGE` for parts that do not fit together.
@@ -236,8 +238,13 @@ pub(crate) fn linked(parts: &[Vec<u8>], model: &Model) -> Result<Vec<u8>, Refusa
             Err(refusal) => return Err(refusal),
         }
     }
-    if let (true, Some(refusal)) = (texts.is_empty(), without) {
+    if texts.is_empty()
+        && let Some(refusal) = without
+    {
         return Err(refusal);
+    }
+    if without.is_some() {
+        texts.push((parts.len(), DEVICE_RUNTIME.to_owned()));
     }
     let sources: Vec<&str> = texts.iter().map(|(_, text)| text.as_str()).collect();
     let linked = ptx::link(&sources, None).map_err(|(index, fault)| Refusal {
@@ -266,6 +273,9 @@ fn load_with(
 ) -> Outcome<Arc<Module>> {
     if code.uses_heap {
         context.need_heap()?;
+    }
+    if code.launches {
+        context.need_launch_room()?;
     }
     let handle = new_handle();
     let addresses = place_globals(context, &code, managed)?;

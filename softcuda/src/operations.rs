@@ -3,19 +3,19 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use crate::address_space::DeviceView;
-use crate::attributes::Attributes;
 use crate::conditions;
 use crate::context::Context;
 use crate::copy_engine::{self, Fill, Transfer};
+use crate::device_launches::{self, Launches, Task, Tasks};
 use crate::faults;
 use crate::host_calls::HostCall;
+use crate::kernel_launch::KernelLaunch;
 use crate::memory_operations::{self, MemoryOperation};
-use crate::modules::Function;
 use crate::ptx::{self, Trap};
 use crate::status::{Code, Outcome};
-use crate::textures::LaunchImages;
 
 /// A piece of work.
 #[derive(Clone)]
@@ -30,42 +30,6 @@ pub(crate) enum Operation {
     Host(HostCall),
     /// Waits for values and writes them, one after the other.
     Values(Arc<[MemoryOperation]>),
-}
-
-/// A kernel with all that it is launched with.
-pub(crate) struct KernelLaunch {
-    /// The kernel.
-    pub(crate) function: Arc<Function>,
-    /// How many threads.
-    pub(crate) shape: Shape,
-    parameters: Vec<u8>,
-    images: LaunchImages,
-    /// Addresses of the single parameters, for programs that ask for them.
-    pub(crate) places: Vec<u64>,
-    /// What programs set in the node of a graph that has it; reported, otherwise ignored.
-    pub(crate) attributes: Attributes,
-}
-
-/// Grid, blocks and shared memory of a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
-    /// Blocks in each direction.
-    pub(crate) grid: [u32; 3],
-    /// Threads of a block in each direction.
-    pub(crate) block: [u32; 3],
-    /// Dynamic shared memory in bytes.
-    pub(crate) shared: u32,
-    /// All blocks run at the same time.
-    pub(crate) cooperative: bool,
-    /// Blocks of a cluster in each direction, if the launch says so.
-    pub(crate) cluster: Option<[u32; 3]>,
-}
-
-impl Shape {
-    /// Blocks of a cluster of this function in each direction.
-    pub(crate) fn cluster_of(&self, function: &Function) -> [u32; 3] {
-        self.cluster.or(function.entry.cluster).unwrap_or([1; 3])
-    }
 }
 
 /// What a trap of a kernel makes of its context.
@@ -100,7 +64,7 @@ impl Operation {
 
     fn work(&self, context: &Context) -> Outcome {
         match self {
-            Operation::Kernel(launch) => launch.run(context),
+            Operation::Kernel(launch) => run(launch, context),
             Operation::Copy(transfer) => copy_engine::copy(transfer),
             Operation::Fill(fill) => copy_engine::fill(fill),
             Operation::Host(call) => {
@@ -114,46 +78,62 @@ impl Operation {
     }
 }
 
-impl KernelLaunch {
-    /// A launch with parameters as the kernel sees them.
-    pub(crate) fn new(function: Arc<Function>, shape: Shape, parameters: Vec<u8>) -> KernelLaunch {
-        let base = parameters.as_ptr() as u64;
-        let places = function.entry.params.iter().map(|p| base + p.offset as u64).collect();
-        let images = LaunchImages::new(&function.references);
-        let attributes = Attributes::default();
-        KernelLaunch { function, shape, parameters, images, places, attributes }
-    }
-
-    /// The same launch once more, to be changed.
-    pub(crate) fn again(&self) -> KernelLaunch {
-        let mut again = Self::new(self.function.clone(), self.shape, self.parameters.clone());
-        again.attributes = self.attributes.clone();
-        again
-    }
-
-    fn run(&self, context: &Context) -> Outcome {
-        faults::kernel(&context.cancel)?;
-        let launch = ptx::Launch {
-            grid: self.shape.grid,
-            block: self.shape.block,
-            dynamic_shared: self.shape.shared,
-            params: &self.parameters,
-            global_addresses: &self.function.addresses,
-            cluster: self.shape.cluster_of(&self.function),
-            cooperative: self.shape.cooperative,
-            cancel: &context.cancel,
-            images: &self.images,
-            heap: &context.heap,
-            set_condition: &|handle, value| conditions::set(context.handle, handle, value),
-            print: &|text, size| context.prints.add(text, size, context.print_room()),
-        };
-        ptx::run(&self.function.code, &self.function.entry, &launch, &DeviceView).map_err(|trap| {
-            if crate::settings::settings().log {
-                eprintln!("softcuda: {trap}");
+/// Runs a kernel, and then what comes of it.
+fn run(launch: &KernelLaunch, context: &Context) -> Outcome {
+    faults::kernel(&context.cancel)?;
+    let waiting = AtomicUsize::new(0);
+    let mut unfinished = vec![run_one(launch, context, 0, &waiting)?];
+    while let Some(tasks) = unfinished.last_mut() {
+        let next = tasks.next(&waiting);
+        // Before the next ones are added, so that a chain of kernels, each launched by the end of the one before, may
+        // have any length.
+        if tasks.is_empty() {
+            unfinished.pop();
+        }
+        match next {
+            Some((Task::Kernel(launch), depth)) => {
+                unfinished.push(run_one(&launch, context, depth, &waiting)?);
             }
-            code_of(&trap)
-        })
+            Some((Task::Copy(transfer), _)) => device_launches::copy(&transfer)?,
+            Some((Task::Fill(fill), _)) => copy_engine::fill(&fill)?,
+            None => {}
+        }
     }
+    Ok(())
+}
+
+/// Runs a kernel; gives what it has asked for.
+fn run_one(
+    launch: &KernelLaunch,
+    context: &Context,
+    depth: u32,
+    waiting: &AtomicUsize,
+) -> Outcome<Tasks> {
+    let launches = Launches::new(context, launch, depth, waiting);
+    let shape = &launch.shape;
+    let given = ptx::Launch {
+        grid: shape.grid,
+        block: shape.block,
+        dynamic_shared: shape.shared,
+        params: &launch.parameters,
+        global_addresses: &launch.function.addresses,
+        cluster: shape.cluster_of(&launch.function),
+        cooperative: shape.cooperative,
+        cancel: &context.cancel,
+        images: &launch.images,
+        heap: &context.heap,
+        launcher: &launches,
+        set_condition: &|handle, value| conditions::set(context.handle, handle, value),
+        print: &|text, size| context.prints.add(text, size, context.print_room()),
+    };
+    let function = &launch.function;
+    ptx::run(&function.code, &function.entry, &given, &DeviceView).map_err(|trap| {
+        if crate::settings::settings().log {
+            eprintln!("softcuda: {trap}");
+        }
+        code_of(&trap)
+    })?;
+    Ok(launches.tasks())
 }
 
 #[cfg(test)]

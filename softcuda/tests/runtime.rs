@@ -117,4 +117,4 @@ macro_rules! programs {
 }
 
 // A selection of what is quick and differs most; all of them take minutes to compile.
-programs! { launch symbols graphs conditional managed per_thread separate reset steps }
+programs! { launch symbols graphs conditional device_launches managed per_thread separate reset steps }

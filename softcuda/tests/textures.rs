@@ -455,6 +455,27 @@ fn a_reference_stands_for_an_array() {
     assert_eq!(cuTexRefDestroy(own), INVALID_VALUE);
 }
 
+/// Three numbers, repeated: however far a whole number is off, it means an end of the image.
+#[test]
+fn a_place_far_off_is_one_of_the_image() {
+    context();
+    let room = Room::new();
+    let memory = allocate(64);
+    write(memory, &[1f32, 2.0, 4.0].map(f32::to_bits));
+    let mut resource = Resource { kind: PITCH2D, ..Resource::default() };
+    resource.of[..5].copy_from_slice(&[memory, FLOAT, 3, 1, 32]);
+    // `CU_TR_ADDRESS_MODE_WRAP` and `_MIRROR`; between the ends there are means of the two numbers there.
+    for (mode, filter, value) in [(0, 0, 1.0), (0, 1, 2.5), (2, 0, 1.0), (2, 1, 1.0)] {
+        let reading =
+            Reading { beyond: [mode; 3], filter, flags: NORMALIZED, ..Reading::default() };
+        let object = texture(&resource, &reading);
+        for far in [2.0, 8_388_610.0, 1e20, f32::MAX, -4.0, -2e9, -1e20, -f32::MAX] {
+            room.launch("k", &[room.out, object, bits(far), bits(0.5)]);
+            assert_eq!(room.result(), value, "mode {mode}, filter {filter}, at {far}");
+        }
+    }
+}
+
 #[test]
 fn a_reference_stands_for_plain_memory() {
     context();

@@ -6,7 +6,9 @@ use super::arguments::{In, Out};
 use super::driver_api;
 use crate::attributes::{self, Attributes, COOPERATIVE, OF_KERNELS, OF_STREAMS, Value};
 use crate::graphs::{self, Work};
-use crate::operations::{KernelLaunch, Operation};
+use crate::kernel_launch::KernelLaunch;
+use crate::operations::Operation;
+use crate::shapes;
 use crate::status::{Code, Outcome};
 use crate::submission::{DefaultStream, stream_and_context};
 
@@ -53,7 +55,7 @@ fn set_attributes(node: u64, attributes: Attributes) -> Outcome {
     let mut changed = launch.again();
     changed.shape.cooperative = attributes::number_in(&cooperative) != 0;
     changed.attributes = attributes;
-    super::launch::check(&changed.function, &changed.shape)?;
+    shapes::check(&changed.function, &changed.shape)?;
     graphs::set_work(node, Work::Operation(Operation::Kernel(Arc::new(changed)), owner))
 }
 

@@ -16,7 +16,8 @@ use crate::events::EVENTS;
 use crate::graphs::{self, Work};
 use crate::host_calls::HostCall;
 use crate::modules;
-use crate::operations::{Operation, Shape};
+use crate::operations::Operation;
+use crate::shapes::Shape;
 use crate::status::{Code, Outcome};
 
 /// `CUDA_KERNEL_NODE_PARAMS`, first version, with plain types.

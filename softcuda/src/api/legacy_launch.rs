@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use super::arguments::{Address, read_bytes};
 use super::driver_api;
-use super::launch;
 use crate::capture;
 use crate::context;
+use crate::kernel_launch::KernelLaunch;
 use crate::modules::{FUNCTIONS, Function, LegacySettings};
-use crate::operations::{KernelLaunch, Operation, Shape};
+use crate::operations::Operation;
+use crate::shapes::{self, Shape};
 use crate::status::{Code, Outcome};
 use crate::submission::{DefaultStream, stream_and_context};
 
@@ -50,7 +51,7 @@ fn launch(handle: u64, width: i32, height: i32, stream: u64) -> Outcome {
     let settings = function.settings.legacy.lock().clone();
     let LegacySettings { block, shared, size, parameters: given } = settings;
     let shape = Shape { grid, block, shared, cooperative: false, cluster: None };
-    launch::check(&function, &shape)?;
+    shapes::check(&function, &shape)?;
     let mut parameters = vec![0; function.entry.param_bytes];
     if size > parameters.len() {
         return Err(Code::LAUNCH_OUT_OF_RESOURCES);
@@ -67,7 +68,7 @@ driver_api! {
         let function = find(handle)?;
         let size = |size: i32| u32::try_from(size).map_err(|_| Code::INVALID_VALUE);
         let block = [size(x)?, size(y)?, size(z)?];
-        if !launch::is_block(block) {
+        if !shapes::is_block(block) {
             return Err(Code::INVALID_VALUE);
         }
         function.settings.legacy.lock().block = block;

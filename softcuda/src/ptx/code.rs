@@ -275,6 +275,8 @@ pub(crate) enum Op {
     HeapFree(u32),
     /// Sets the condition of a conditional graph node: an index into [`Code::calls`].
     SetCondition(u32),
+    /// A function of CUDA's device runtime, and an index into [`Code::calls`].
+    DeviceRuntime(DeviceCall, u32),
     /// `alloca`: the result, the size and the alignment.
     StackAllocate(Reg, Src, u32),
     StackSave(Reg),
@@ -282,6 +284,35 @@ pub(crate) enum Op {
     Return,
     Exit,
     Trap,
+}
+
+/// What a function of CUDA's device runtime does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DeviceCall {
+    /// A place for parameters of a size.
+    Room,
+    /// A place for the parameters of a launch.
+    RoomOfLaunch,
+    /// Launches what the arguments say.
+    Launch,
+    /// Launches what the place is for.
+    LaunchOfRoom,
+    /// The last error, which there is none after that if it is taken.
+    LastError {
+        /// It is taken.
+        taken: bool,
+    },
+    Device,
+    DeviceCount,
+    /// The handle of a new stream or event.
+    Handle,
+    /// What needs nothing to be done, as all work runs in the order of the calls: ends of streams and events, records
+    /// of events, and waits for them.
+    Nothing,
+    Allocate,
+    Free,
+    Copy,
+    Fill,
 }
 
 /// What is done with a texture or a surface.
@@ -535,6 +566,8 @@ pub(crate) struct Code {
     pub(crate) returns: Vec<Slot>,
     /// Whether it calls `malloc` or `free` of the device.
     pub(crate) uses_heap: bool,
+    /// Whether it launches kernels.
+    pub(crate) launches: bool,
     /// Whether it names the reserved part of shared memory.
     pub(crate) reserved_shared: bool,
 }

@@ -1,10 +1,11 @@
 //! What a launch consists of, and what it asks its caller.
 
 use super::image::Images;
+use super::module::Entry;
 use std::sync::atomic::AtomicBool;
 
 #[cfg(doc)]
-use super::{Entry, Module, Trap};
+use super::{Module, Trap};
 
 /// Answers which addresses a kernel may access.
 ///
@@ -46,6 +47,88 @@ impl Heap for NoHeap {
     }
 }
 
+/// A kernel that a kernel asks to launch.
+#[derive(Debug, Clone, Copy)]
+pub struct Child<'e> {
+    /// The kernel, of the same module.
+    pub entry: &'e Entry,
+    /// Blocks in x, y and z.
+    pub grid: [u32; 3],
+    /// Threads per block in x, y and z.
+    pub block: [u32; 3],
+    /// Dynamic shared memory per block, in bytes.
+    pub dynamic_shared: u32,
+}
+
+/// What kernels launch and enqueue by themselves (CUDA's dynamic parallelism). It begins once the kernel has ended, in
+/// the order of the calls, or after everything else where the stream says so. A number that a call fails with is a
+/// `cudaError_t`, which the kernel gets.
+pub trait Launcher: Sync {
+    /// A place for `size` bytes of parameters, for a launch that may be known already.
+    ///
+    /// # Errors
+    /// That there is no room, or that the launch cannot be.
+    fn room(&self, size: u64, child: Option<&Child<'_>>) -> Result<u64, u32>;
+
+    /// Launches a kernel with the parameters at a place that was given out, which is none any more after that; the
+    /// kernel is the one that the place was asked for, unless one is named.
+    ///
+    /// # Errors
+    /// As for [`Launcher::room`], and that the place is none.
+    fn launch(&self, room: u64, child: Option<&Child<'_>>, stream: u64) -> Result<(), u32>;
+
+    /// Enqueues a copy of `size` bytes.
+    ///
+    /// # Errors
+    /// That too much waits already.
+    fn copy(&self, to: u64, from: u64, size: u64, stream: u64) -> Result<(), u32>;
+
+    /// Enqueues a fill of `size` bytes.
+    ///
+    /// # Errors
+    /// That too much waits already.
+    fn fill(&self, to: u64, value: u8, size: u64, stream: u64) -> Result<(), u32>;
+
+    /// The handle of a new stream or event.
+    fn handle(&self) -> u64;
+
+    /// The ordinal of the device that runs the kernel, and how many devices there are.
+    fn device(&self) -> (u32, u32);
+}
+
+/// For kernels that launch nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoLauncher;
+
+/// `cudaErrorNotSupported`.
+const NOT_SUPPORTED: u32 = 801;
+
+impl Launcher for NoLauncher {
+    fn room(&self, _size: u64, _child: Option<&Child<'_>>) -> Result<u64, u32> {
+        Err(NOT_SUPPORTED)
+    }
+
+    fn launch(&self, _room: u64, _child: Option<&Child<'_>>, _stream: u64) -> Result<(), u32> {
+        Err(NOT_SUPPORTED)
+    }
+
+    fn copy(&self, _to: u64, _from: u64, _size: u64, _stream: u64) -> Result<(), u32> {
+        Err(NOT_SUPPORTED)
+    }
+
+    fn fill(&self, _to: u64, _value: u8, _size: u64, _stream: u64) -> Result<(), u32> {
+        Err(NOT_SUPPORTED)
+    }
+
+    fn handle(&self) -> u64 {
+        0
+    }
+
+    fn device(&self) -> (u32, u32) {
+        (0, 1)
+    }
+}
+
 /// One kernel launch.
 pub struct Launch<'a> {
     /// Blocks in x, y and z.
@@ -69,6 +152,8 @@ pub struct Launch<'a> {
     pub images: &'a dyn Images,
     /// Where `malloc` in kernels has memory from.
     pub heap: &'a dyn Heap,
+    /// Takes what kernels launch.
+    pub launcher: &'a dyn Launcher,
     /// Sets the condition of a conditional graph node, by its handle; false if there is none.
     pub set_condition: &'a (dyn Fn(u64, u32) -> bool + Sync),
     /// Receives the formatted output of one `printf` call, and how many bytes its arguments have.

@@ -20,6 +20,8 @@ pub struct Module {
     pub globals: Vec<Global>,
     /// Whether kernels allocate memory by themselves.
     pub uses_heap: bool,
+    /// Whether kernels launch kernels.
+    pub launches: bool,
     /// The functions, those of the entries included.
     pub(crate) functions: Vec<Code>,
 }
@@ -57,6 +59,7 @@ impl Module {
             entries: Vec::new(),
             globals: globals(&source, &names)?,
             uses_heap: false,
+            launches: false,
             functions: Vec::new(),
         };
         let shared = SharedMemory::of(&source)?;
@@ -75,6 +78,7 @@ impl Module {
             module.functions.push(lower(&names, function, locations, &own, frame_bytes)?);
         }
         module.uses_heap = module.functions.iter().any(|code| code.uses_heap);
+        module.launches = module.functions.iter().any(|code| code.launches);
         Ok(module)
     }
 

@@ -14,7 +14,8 @@ folder=$(mkdir -p "${1:-/tmp/softcuda-users}" && cd "${1:-/tmp/softcuda-users}" 
 failed=0
 
 mkdir -p "$folder/lib" "$folder/logs" "$folder/rows"
-(cd "$root" && cargo build --quiet --release -p softcuda)
+# cudarc is built anew whenever these two change, and they are set below, for the scripts that run.sh starts too.
+(cd "$root" && env -u CUDA_HOME -u CUDA_PATH cargo build --quiet --release -p softcuda)
 ln -sf "${CARGO_TARGET_DIR:-$root/target}/release/libsoftcuda.so" "$folder/lib/libcuda.so.1"
 
 # cuda-bindings is the newest with which numba-cuda's tests of IPC run: later ones have no CUipcMemHandle.reserved.

@@ -23,10 +23,11 @@ mkdir -p "$own/built"
 # Runtimes besides that of begin.sh: the packages are those behind the folder's name.
 others() {
     [ -d "$own/$1/packages" ] || "$python" -m pip install --quiet --disable-pip-version-check --no-deps \
-        --target "$own/$1/packages" "$2" $3
+        --target "$own/$1/packages" "$2" "$3"
 }
 others 12 nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-cccl-cu12==12.9.27
-others 13.4 nvidia-cuda-runtime==13.4.92 ""
+# These headers can be told not to compare their version with the compiler's.
+others 13.4 nvidia-cuda-runtime==13.4.92 nvidia-cuda-cccl==13.3.5.0.6
 
 # What nvcc is to find of each version: headers, and libraries by the names that it links them by.
 mkdir -p "$own/12/include" "$own/12/lib" "$own/13/lib" "$own/13.4/include" "$own/13.4/lib"
@@ -44,6 +45,8 @@ for version in 12 13.4; do
     rm -rf "$own/$version/include/crt"
     ln -sfn "$nvidia/include/crt" "$own/$version/include/crt"
 done
+# Those of 13.4 name functions that the compiler of 13.0 has not.
+ln -sf "$nvidia"/include/sm_*_intrinsics.h* "$own/13.4/include/"
 
 # What stands behind a word in the first lines of a program.
 said() { sed -n "1,6s|^// $1: ||p" "$sources/$2.cu"; }
@@ -54,8 +57,8 @@ build() {
     shift 3
     case $version in
         13) headers= ;;
-        # The compiler's version is not that of the headers, which its own libraries refuse.
-        13.4) headers="-I$own/13.4/include -DCCCL_DISABLE_CTK_COMPATIBILITY_CHECK" ;;
+        # The compiler's version is not that of the headers.
+        13.4) headers="-I$own/13.4/include -I$own/13.4/include/cccl -DCCCL_DISABLE_CTK_COMPATIBILITY_CHECK" ;;
         *) headers="-I$own/12/include -I$own/12/packages/nvidia/cuda_cccl/include" ;;
     esac
     objects=

@@ -9,6 +9,7 @@ mod copy;
 mod heap;
 mod image;
 mod known;
+mod launches;
 mod matrix;
 mod mbarrier;
 mod memory;

@@ -64,6 +64,9 @@ fn rounded(x: f64, digits: i32, least: i32) -> f64 {
     (x / unit).round() * unit
 }
 
+/// Numbers of single precision from here on are whole ones.
+const FAR: f64 = 8_388_608.0;
+
 /// The number of an element, from 0, that an index means; none is the border.
 fn inside(index: i64, size: u32, beyond: Beyond) -> Option<i64> {
     let size = i64::from(size.max(1));
@@ -206,6 +209,13 @@ impl Texture {
         };
         let is_there = axis < usize::from(spot.dimensions);
         let (at, offset) = if is_there { (spot.at[axis], spot.offset[axis]) } else { (0.0, 0) };
+        // A place so far off that it is a whole number is brought near, where that changes nothing.
+        let is_far = !spot.integers && at.is_finite() && at.abs() >= FAR;
+        let at = match self.beyond(axis, spot) {
+            Beyond::Wrap if is_far => 0.0,
+            Beyond::Mirror if is_far => at % 2.0,
+            _ => at,
+        };
         let most = 2f64.powi(40);
         let at = (at * scale).clamp(-most, most);
         if !filters {

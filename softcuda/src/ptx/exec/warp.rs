@@ -75,6 +75,8 @@ pub(super) struct Warp<'a> {
     pub(super) allocated: u32,
     thread: [Lanes; 3],
     waiting: Waiting,
+    /// What each lane was told last by the device runtime; 0 is no error.
+    pub(super) errors: [u32; WIDTH],
 }
 
 impl<'a> Warp<'a> {
@@ -109,6 +111,7 @@ impl<'a> Warp<'a> {
             allocated: 0,
             thread,
             waiting: Waiting::default(),
+            errors: [0; WIDTH],
         }
     }
 
@@ -128,6 +131,7 @@ impl<'a> Warp<'a> {
         self.overdue = false;
         self.local_base = 0;
         self.allocated = 0;
+        self.errors = [0; WIDTH];
         self.local.reserve(self.entry.frame_bytes);
     }
 
@@ -314,6 +318,7 @@ impl<'a> Warp<'a> {
                 Op::HeapAllocate(site) => self.heap_allocate(room, mask, site)?,
                 Op::HeapFree(site) => self.heap_free(room, mask, site)?,
                 Op::SetCondition(site) => self.set_condition(room, mask, site)?,
+                Op::DeviceRuntime(call, site) => self.device_runtime(room, mask, call, site)?,
                 Op::StackAllocate(to, size, align) => self.stack_allocate(to, size, align, mask)?,
                 Op::StackSave(to) => self.write(to, mask, u64::from(self.allocated)),
                 Op::StackRestore(from) => self.stack_restore(from, mask),

@@ -132,26 +132,11 @@ impl<'a> Lower<'_, 'a> {
                     let message = format!("the arguments do not match those of `{name}`");
                     return Err(self.position.mistyped(message));
                 }
-                let number = signature.number;
-                let known = match name {
-                    "vprintf" => site.args.len() == 2 && site.returns.len() == 1,
-                    "__assertfail" => site.args.len() == 5,
-                    "malloc" => site.args.len() == 1 && site.returns.len() == 1,
-                    "free" => site.args.len() == 1,
-                    "cudaGraphSetConditional" => site.args.len() == 2,
-                    _ => false,
+                let op = match signature.number {
+                    Some(number) => Op::Call(number, self.call_site(site)),
+                    None => self.known_function(name, site)?,
                 };
-                let site = self.call_site(site);
-                self.code.uses_heap |= number.is_none() && matches!(name, "malloc" | "free");
-                self.emit(match (number, name) {
-                    (Some(number), _) => Op::Call(number, site),
-                    (None, "vprintf") if known => Op::Print(site),
-                    (None, "__assertfail") if known => Op::AssertFail(site),
-                    (None, "malloc") if known => Op::HeapAllocate(site),
-                    (None, "free") if known => Op::HeapFree(site),
-                    (None, "cudaGraphSetConditional") if known => Op::SetCondition(site),
-                    _ => return Err(self.position.undefined(name)),
-                });
+                self.emit(op);
                 Ok(())
             }
             Operand::Register(register) => {
@@ -162,5 +147,19 @@ impl<'a> Lower<'_, 'a> {
             }
             _ => Err(self.position.mistyped("expected a function")),
         }
+    }
+
+    /// A call of a function that the driver has code for.
+    fn known_function(&mut self, name: &str, site: CallSite) -> Lowered<Op> {
+        let op: fn(u32) -> Op = match (name, site.args.len(), site.returns.len()) {
+            ("vprintf", 2, 1) => Op::Print,
+            ("__assertfail", 5, _) => Op::AssertFail,
+            ("malloc", 1, 1) => Op::HeapAllocate,
+            ("free", 1, _) => Op::HeapFree,
+            ("cudaGraphSetConditional", 2, _) => Op::SetCondition,
+            _ => return self.device_call(name, site),
+        };
+        self.code.uses_heap |= matches!(name, "malloc" | "free");
+        Ok(op(self.call_site(site)))
     }
 }

@@ -4,6 +4,7 @@ mod arithmetic;
 mod control;
 mod convert;
 mod copy;
+mod device_runtime;
 mod flow;
 mod image;
 mod matrix;

@@ -5,7 +5,7 @@ mod flow;
 mod kernels;
 mod source;
 
-use super::{AddressSpace, Launch, Module, NoHeap, NoImages, Trap, run};
+use super::{AddressSpace, Launch, Module, NoHeap, NoImages, NoLauncher, Trap, run};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
@@ -131,6 +131,7 @@ impl Device {
             cancel: &self.cancel,
             images: &NoImages,
             heap: &NoHeap,
+            launcher: &NoLauncher,
             set_condition: &|_, _| false,
             print: &|text, _| self.printed.lock().expect("no panics").extend_from_slice(text),
         };
