@@ -99,6 +99,7 @@ driver_functions! {
     cuInit = c"cuInit" (c_uint);
     cuGetErrorName = c"cuGetErrorName" (c_int, *mut *const c_char);
     cuDeviceGet = c"cuDeviceGet" (*mut c_int, c_int);
+    cuDeviceGetCount = c"cuDeviceGetCount" (*mut c_int);
     cuDevicePrimaryCtxRetain = c"cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
     cuDevicePrimaryCtxRelease = c"cuDevicePrimaryCtxRelease_v2" (c_int);
     cuCtxCreate = c"cuCtxCreate_v2" (*mut Handle, c_uint, c_int);

@@ -29,7 +29,7 @@ pub(crate) fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// A context on device 0, current in the thread that made it.
+/// A context on a device, current in the thread that made it.
 pub(crate) struct Gpu {
     device: c_int,
     context: Handle,
@@ -37,23 +37,30 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// Loads the driver and makes the device's primary context current, as the runtime does.
+    /// Loads the driver and makes the first device's primary context current, as the runtime does.
     pub(crate) fn open() -> Result<Self> {
-        Self::with_context(true)
+        Self::with_context(0, true)
+    }
+
+    /// The same on any device: the one of this number, counted round and round.
+    pub(crate) fn open_at(number: u32) -> Result<Self> {
+        Self::with_context(number, true)
     }
 
     /// Opens the device with a context of the program's own.
     pub(crate) fn open_own_context() -> Result<Self> {
-        Self::with_context(false)
+        Self::with_context(0, false)
     }
 
-    fn with_context(primary: bool) -> Result<Self> {
+    fn with_context(number: u32, primary: bool) -> Result<Self> {
         load()?;
-        let (d, mut device, mut context) = (driver(), 0, 0);
+        let (d, mut device, mut context, mut count) = (driver(), 0, 0, 0);
         // SAFETY: the out-pointers are valid for the calls; `cuInit` has no precondition.
         unsafe {
             check("cuInit", (d.cuInit)(0))?;
-            check("cuDeviceGet", (d.cuDeviceGet)(&raw mut device, 0))?;
+            check("cuDeviceGetCount", (d.cuDeviceGetCount)(&raw mut count))?;
+            let number = number as c_int % count.max(1);
+            check("cuDeviceGet", (d.cuDeviceGet)(&raw mut device, number))?;
             if primary {
                 let code = (d.cuDevicePrimaryCtxRetain)(&raw mut context, device);
                 check("cuDevicePrimaryCtxRetain", code)?;

@@ -6,6 +6,7 @@
 
 mod adam;
 mod adversaries;
+mod ahead;
 mod attention;
 mod cuda;
 mod family;
@@ -14,6 +15,7 @@ mod headless;
 mod histogram;
 mod host_memory;
 mod indirect;
+mod ipc;
 mod late_modules;
 mod launcher;
 mod many_blocks;
@@ -48,7 +50,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 36] = [
+const WORKLOADS: [(&str, Workload); 37] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -84,6 +86,7 @@ const WORKLOADS: [(&str, Workload); 36] = [
     ("model", adversaries::model),
     ("stamp", adversaries::stamp),
     ("ring", ring::run),
+    ("ahead", ahead::run),
     ("random", random::run),
 ];
 
