@@ -103,27 +103,6 @@ fn an_event_that_others_could_open_counts_until_it_is_destroyed() {
     assert_eq!(uses(&program), (0, vec![]));
 }
 
-/// Programs release the handle of what they have imported as soon as it is mapped.
-#[test]
-fn imported_memory_counts_as_long_as_it_is_mapped() {
-    const POSIX_FD: u64 = 1;
-    let mut program = Caller::start();
-    let properties = properties(&mut program, 0, POSIX_FD);
-    let own = program.made("cuMemCreate", &[2 * MIB, properties, 0]);
-    let fd = program.made("cuMemExportToShareableHandle", &[own, POSIX_FD, 0]);
-    assert_eq!(uses(&program), (1, vec![]), "it is open to others");
-    let imported = program.made("cuMemImportFromShareableHandle", &[fd, POSIX_FD]);
-    assert_eq!(uses(&program), (2, vec![]));
-    let address = program.made("cuMemAddressReserve", &[2 * MIB, 0, 0, 0]);
-    program.must("cuMemMap", &[address, 2 * MIB, 0, imported, 0]);
-    program.must("cuMemRelease", &[imported]);
-    assert_eq!(uses(&program), (2, vec![]), "it is still there");
-    program.must("cuMemUnmap", &[address, 2 * MIB]);
-    assert_eq!(uses(&program), (1, vec![]));
-    program.must("cuMemRelease", &[own]);
-    assert_eq!(uses(&program), (0, vec![]));
-}
-
 const RELAXED: u64 = 2;
 const CLOSE: Request = Request::CloseGate { timeout_ms: 60_000 };
 

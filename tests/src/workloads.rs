@@ -22,7 +22,7 @@ pub const REFUSED: [&str; 2] = ["sharer", "headless"];
 pub const LARGE: [&str; 1] = ["one-block"];
 
 /// The workloads whose processes share device memory; `e2e/groups.rs` has them.
-pub const GROUPS: [&str; 2] = ["ring", "ahead"];
+pub const GROUPS: [&str; 3] = ["ring", "ahead", "handles"];
 
 /// The workload that writes host memory in every way; `e2e/host_memory.rs` has it.
 pub const HOST: [&str; 1] = ["host-memory"];

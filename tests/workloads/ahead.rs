@@ -19,6 +19,8 @@ const MEET: &str = include_str!("kernels/meet.ptx");
 const MIXER: &str = include_str!("kernels/mixer.ptx");
 /// Where a process finds its number and the seed.
 const ENV: &str = "WORKLOAD_AHEAD";
+/// If this is set the first process launches nothing before the others have, and the pace allows the end of the step.
+const LATE: &str = "WORKLOAD_LATE";
 /// How many processes there are.
 const RANKS: u32 = 3;
 /// Words of the memory in which a process meets the others.
@@ -134,21 +136,34 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
         run.line(format_args!("child pid={}", other.child.id()))?;
     }
     run.ready()?;
+    let is_late = std::env::var_os(LATE).is_some();
     let mut decide = Sequence::new(run.seed);
     let mut values: Vec<u32> = (0..RANKS).map(|rank| first_value(run.seed, rank)).collect();
     let mut meetings = 0;
     for step in 0..steps {
         let lead = 1 + decide.below(LEAD);
         // Somebody is ahead: this process, or one of the others.
-        let leader = decide.below(RANKS);
+        let leader = decide.below(RANKS).max(u32::from(is_late));
         if leader == 0 {
             rank.launch(lead, false)?;
         }
         for (number, other) in (1..).zip(&mut others) {
             writeln!(other.tell, "{lead} {}", u8::from(leader != number))?;
         }
-        if leader != 0 {
-            rank.launch(lead, true)?;
+        let launched = |others: &mut [Other]| {
+            let all = others.iter_mut().map(Other::hear);
+            all.map(|heard| Ok(ensure!(heard? == "launched", "no launch"))).collect::<Result<()>>()
+        };
+        if is_late && leader != 0 {
+            launched(&mut others)?;
+            run.line(format_args!("behind {}", step + 1))?;
+            run.last(step);
+            rank.launch(lead, false)?;
+        } else {
+            if leader != 0 {
+                rank.launch(lead, true)?;
+            }
+            launched(&mut others)?;
         }
         let mut seen = vec![rank.value()?];
         for other in &mut others {
@@ -193,6 +208,7 @@ fn other(rank: u32, seed: u32) -> Result<()> {
         let line = line?;
         let (meetings, pauses) = line.trim().split_once(' ').context("two numbers")?;
         rank.launch(meetings.parse()?, pauses == "1")?;
+        println!("launched");
         println!("{:08x}", rank.value()?);
     }
     println!("{}", rank.hash()?);

@@ -166,6 +166,10 @@ driver_functions! {
     cuMemMap = c"cuMemMap" (u64, usize, usize, u64, u64);
     cuMemUnmap = c"cuMemUnmap" (u64, usize);
     cuMemSetAccess = c"cuMemSetAccess" (u64, usize, *const CUmemAccessDesc, usize);
+    cuMemExportToShareableHandle = c"cuMemExportToShareableHandle" (*mut c_void, u64, c_uint, u64);
+    cuMemImportFromShareableHandle = c"cuMemImportFromShareableHandle" (
+        *mut u64, *mut c_void, c_uint
+    );
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();

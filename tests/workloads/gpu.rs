@@ -73,6 +73,11 @@ impl Gpu {
         Ok(gpu)
     }
 
+    /// The device.
+    pub(crate) fn device(&self) -> c_int {
+        self.device
+    }
+
     /// Makes the context current in the calling thread.
     pub(crate) fn make_current(&self) -> Result<()> {
         // SAFETY: the context lives as long as `self`.

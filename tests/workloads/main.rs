@@ -11,6 +11,7 @@ mod attention;
 mod cuda;
 mod family;
 mod gpu;
+mod handles;
 mod headless;
 mod histogram;
 mod host_memory;
@@ -50,7 +51,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 37] = [
+const WORKLOADS: [(&str, Workload); 38] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -87,6 +88,7 @@ const WORKLOADS: [(&str, Workload); 37] = [
     ("stamp", adversaries::stamp),
     ("ring", ring::run),
     ("ahead", ahead::run),
+    ("handles", handles::run),
     ("random", random::run),
 ];
 

@@ -295,7 +295,8 @@ wire_enum! {
             timeout_ms: u64,
         },
         /// Let calls pass the shut gate up to one launch on a device that is idle, that one too, or up to the end of a
-        /// capture that begins; then shut it again. It may be that no launch came. Closing, and Closed after it, only.
+        /// capture that begins; then shut it again. It may be that no launch came. Only after an answer to
+        /// [`Request::Settle`] that says that this may be; each allows one. A failure opens the gate.
         21 => Pass {
             /// How long to wait for a launch, milliseconds.
             wait_ms: u64,

@@ -242,6 +242,11 @@ pub(crate) fn device_count() -> i32 {
     if unsafe { cuDeviceGetCount(&mut count) } == 0 { count } else { 0 }
 }
 
+/// The device of this UUID; none if there is none here.
+pub(crate) fn device_of(wanted: [u8; 16]) -> Option<i32> {
+    (0..device_count()).find(|device| uuid(*device) == wanted)
+}
+
 /// What `cuDriverGetVersion` says; 0 if it fails.
 pub(crate) fn version() -> i32 {
     let mut version = 0;

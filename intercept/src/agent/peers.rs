@@ -102,6 +102,22 @@ fn serve(connection: &mut Connection) -> io::Result<()> {
                 Offer::Gone => connection.send(&PeerReply::Gone {}),
             }
         }
+        PeerRequest::Import { owner, block, opener } => {
+            let handed = match own {
+                Some(own) if own == owner => memory::lock().hand_out(&Driver, block, real::uuid),
+                _ => Offer::Gone,
+            };
+            match handed {
+                Offer::Here(whole, fd) => {
+                    peers::opened(opener, connection.peer()?.pid, block);
+                    connection.send(&PeerReply::Imported { block: whole })?;
+                    connection.send_fds(&[fd])
+                }
+                Offer::Busy => connection.send(&PeerReply::Busy {}),
+                Offer::Gone => connection.send(&PeerReply::Gone {}),
+            }
+        }
+        PeerRequest::Event { .. } => connection.send(&PeerReply::Gone {}),
         PeerRequest::Close { owner, block, opener } => {
             if own == Some(owner) {
                 peers::closed(opener, block);

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::BufRead;
+use std::os::fd::IntoRawFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -131,6 +132,12 @@ fn obey(cuda: &Library, function: &str, arguments: &[u64]) -> u64 {
             // SAFETY: the test names words of `run`.
             unsafe { (*address as *mut u64).write(*value) };
             0
+        }
+        // A descriptor of another process, as if that had sent it.
+        ("take", [pid, fd]) => {
+            let path = format!("/proc/{pid}/fd/{fd}");
+            let taken = std::fs::File::options().read(true).write(true).open(path);
+            taken.map_or(u64::MAX, |file| file.into_raw_fd() as u64)
         }
         _ => cuda.call(function, arguments).into(),
     }

@@ -53,6 +53,16 @@ pub(crate) fn say(text: &str) {
     std::io::stdout().flush().expect("written");
 }
 
+/// A file in memory that nobody can change any more.
+pub(crate) fn sealed(bytes: &[u8]) -> OwnedFd {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+    let fd = memfd_create(c"sealed", MemfdFlags::ALLOW_SEALING).expect("made");
+    assert_eq!(rustix::io::pwrite(&fd, bytes, 0), Ok(bytes.len()));
+    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    fcntl_add_seals(&fd, seals).expect("sealed");
+    fd
+}
+
 /// A library and its functions.
 pub(crate) struct Library(*mut c_void);
 
