@@ -87,22 +87,6 @@ fn memory_whose_operations_are_to_be_synchronous_stays_so() {
     assert_eq!(program.call("cuPointerSetAttribute", &[value, SYNC, address]), NOT_SUPPORTED);
 }
 
-#[test]
-fn an_event_that_others_could_open_counts_until_it_is_destroyed() {
-    const INTERPROCESS: u64 = 4 | 2;
-    let mut program = Caller::start();
-    let event = program.made("cuEventCreate", &[INTERPROCESS]);
-    assert_eq!(uses(&program), (0, vec![]));
-    let handle = program.at(8);
-    program.must("cuIpcGetEventHandle", &[handle, event]);
-    assert_eq!(uses(&program), (0, vec!["cuIpcGetEventHandle".to_owned()]));
-    let other = program.made("cuEventCreate", &[INTERPROCESS]);
-    program.must("cuEventDestroy_v2", &[other]);
-    assert_eq!(uses(&program), (0, vec!["cuIpcGetEventHandle".to_owned()]));
-    program.must("cuEventDestroy_v2", &[event]);
-    assert_eq!(uses(&program), (0, vec![]));
-}
-
 const RELAXED: u64 = 2;
 const CLOSE: Request = Request::CloseGate { timeout_ms: 60_000 };
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{
-    Dumped, GROUPS, Lab, Piped, Program, Random, child_named, finish, refused, show, undisturbed,
-    until,
+    DEVICES, Dumped, GROUPS, Lab, Piped, Program, Random, child_named, finish, refused, show,
+    undisturbed, until,
 };
 
 const ARGS: [&str; 2] = ["--steps", "80"];
@@ -140,6 +140,40 @@ fn goes_on(mut program: Program, lab: &Lab, expected: &[String]) -> Result<()> {
     let mut program = lab.restore(&image, program)?;
     program.result()?;
     ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+/// Each process on a device of its own, and one process on all of them; they go on on other devices, all of them moved
+/// around, and are dumped there again.
+#[test]
+fn all_move_to_other_devices() -> Result<()> {
+    const COUNT: (&str, &str) = ("SOFTCUDA_DEVICES", "3");
+    for name in GROUPS.iter().chain(&DEVICES) {
+        let mut lab = Lab::new();
+        lab.environment.push((COUNT.0.into(), COUNT.1.into()));
+        let dump = |program: &Program, image: &str| -> Result<()> {
+            let pid = program.pid.to_string();
+            let mut command = lab.gpucr();
+            command.args(["dump", "--pid", &pid, "-o", image]).env(COUNT.0, COUNT.1);
+            let output = finish(&mut command)?;
+            ensure!(output.status.success(), "{name}: {}\n{}", show(&output), program.output());
+            Ok(())
+        };
+        let mut program = lab.start(name, &ARGS)?;
+        program.result()?;
+        let expected = program.series();
+        program = lab.at_work(name, &ARGS)?;
+        // By number, of those that are in use.
+        let all = if matches!(*name, "ahead" | "devices") { "0=1,1=2,2=0" } else { "0=1,1=2" };
+        for (image, map) in [("first", all), ("second", "0=1,1=0"), ("third", "")] {
+            dump(&program, image)?;
+            let args: &[&str] = if map.is_empty() { &[] } else { &["--device-map", map] };
+            let restored = lab.restore_as(&lab.path(image), program, args, &[COUNT]);
+            program = restored.with_context(|| format!("{name} by {map}"))?;
+        }
+        program.result()?;
+        ensure!(program.series() == expected, "{name} differs:\n{}", program.output());
+    }
     Ok(())
 }
 

@@ -73,6 +73,40 @@ impl Gpu {
         Ok(gpu)
     }
 
+    /// How many devices there are.
+    pub(crate) fn count() -> Result<u32> {
+        load()?;
+        let mut count = 0;
+        // SAFETY: `cuInit` has no precondition, and `count` is a place for the result.
+        unsafe {
+            check("cuInit", (driver().cuInit)(0))?;
+            check("cuDeviceGetCount", (driver().cuDeviceGetCount)(&raw mut count))?;
+        }
+        Ok(count.max(0) as u32)
+    }
+
+    /// Lets the current context use memory of this one.
+    pub(crate) fn open_to_this(&self, other: &Self) -> Result<()> {
+        // SAFETY: both contexts live.
+        let code = unsafe { (driver().cuCtxEnablePeerAccess)(other.context, 0) };
+        check("cuCtxEnablePeerAccess", code)
+    }
+
+    /// Starts a copy from memory of another device.
+    pub(crate) fn copy_from(
+        &self,
+        to: u64,
+        other: &Self,
+        from: u64,
+        bytes: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (own, other) = (self.context, other.context);
+        // SAFETY: takes no host pointers; a bad device address is an error code.
+        let code = unsafe { (driver().cuMemcpyPeerAsync)(to, own, from, other, bytes, stream.0) };
+        check("cuMemcpyPeerAsync", code)
+    }
+
     /// The device.
     pub(crate) fn device(&self) -> c_int {
         self.device
@@ -279,14 +313,23 @@ impl Event {
         Self::with_flags(0)
     }
 
-    /// A new event that other processes can open, and open to them already.
-    pub(crate) fn shared() -> Result<Self> {
+    /// A new event that other processes can open, and its handle, as text.
+    pub(crate) fn shared() -> Result<(Self, String)> {
         let event = Self::with_flags(EVENT_INTERPROCESS)?;
-        let mut name = [0u64; 8];
-        // SAFETY: there is room for the 64 bytes by which others would know it.
-        let code = unsafe { (driver().cuIpcGetEventHandle)(name.as_mut_ptr().cast(), event.0) };
+        let mut handle = [0u64; 8];
+        // SAFETY: there is room for the 64 bytes of a handle.
+        let code = unsafe { (driver().cuIpcGetEventHandle)(handle.as_mut_ptr().cast(), event.0) };
         check("cuIpcGetEventHandle", code)?;
-        Ok(event)
+        Ok((event, handle.map(|word| format!("{word:016x}")).concat()))
+    }
+
+    /// An event of another process.
+    pub(crate) fn opened(handle: [u64; 8]) -> Result<Self> {
+        let mut event = 0;
+        // SAFETY: a place for the result, and a handle by value.
+        let code = unsafe { (driver().cuIpcOpenEventHandle)(&raw mut event, handle) };
+        check("cuIpcOpenEventHandle", code)?;
+        Ok(Self(event))
     }
 
     fn with_flags(flags: c_uint) -> Result<Self> {
@@ -300,6 +343,15 @@ impl Event {
     pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
         // SAFETY: both handles live as long as the references.
         check("cuEventRecord", unsafe { (driver().cuEventRecord)(self.0, stream.0) })
+    }
+
+    /// Whether the event is passed.
+    pub(crate) fn is_done(&self) -> Result<bool> {
+        // SAFETY: the event lives as long as `self`.
+        match unsafe { (driver().cuEventQuery)(self.0) } {
+            NOT_READY => Ok(false),
+            code => check("cuEventQuery", code).map(|()| true),
+        }
     }
 
     /// Waits for the event.

@@ -9,6 +9,7 @@ mod adversaries;
 mod ahead;
 mod attention;
 mod cuda;
+mod devices;
 mod family;
 mod gpu;
 mod handles;
@@ -31,6 +32,7 @@ mod ring;
 mod scatter;
 mod sgd;
 mod sharer;
+mod signals;
 mod small_allocs;
 mod stack;
 mod stencil;
@@ -51,7 +53,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 38] = [
+const WORKLOADS: [(&str, Workload); 40] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -89,6 +91,8 @@ const WORKLOADS: [(&str, Workload); 38] = [
     ("ring", ring::run),
     ("ahead", ahead::run),
     ("handles", handles::run),
+    ("signals", signals::run),
+    ("devices", devices::run),
     ("random", random::run),
 ];
 

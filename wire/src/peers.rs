@@ -53,7 +53,7 @@ wire_enum! {
             /// Who asks.
             opener: Identity,
         },
-        /// Give me the page of this event.
+        /// Give me the memory in which this event is.
         3 => Event {
             /// Whom the handle names.
             owner: Identity,
@@ -85,8 +85,15 @@ wire_enum! {
             /// What the block is.
             block: Whole,
         },
-        /// To `Event`: a descriptor of its page follows.
-        5 => Event {},
+        /// To `Event`: a descriptor of the memory in which the event is follows.
+        5 => Event {
+            /// The owner's name for that memory.
+            arena: u64,
+            /// The number of the event's cell in it.
+            cell: u32,
+            /// The number of the last record that is not this event's.
+            base: u32,
+        },
     }
 }
 

@@ -10,7 +10,7 @@ use super::rest::{Rest, Unfinished};
 use super::state::{Agent, Next, devices};
 use crate::limit::Limit;
 use crate::state::memory::{self, Failure};
-use crate::state::{gate, peers, recent};
+use crate::state::{events, gate, peers, recent};
 use crate::watch::guard;
 use crate::{ungated, usage};
 
@@ -19,6 +19,7 @@ pub(super) fn counts(agent: &Agent) -> Next {
     let mut counts = Counts::default();
     usage::fill(&mut counts);
     memory::lock().fill(&mut counts);
+    events::fill(&mut counts);
     peers::fill(&mut counts);
     counts.ungated = ungated::reasons();
     counts.launches = gate::launches();

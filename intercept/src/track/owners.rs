@@ -60,14 +60,16 @@ pub(super) fn ask_owner(offered: &Offered, request: &PeerRequest) -> Option<(Pee
 /// Tells the owners of blocks that were closed that they are.
 pub(super) fn tell_owners() {
     let closed = memory::lock().take_closed();
-    let Some(opener) = peers::identity().filter(|_| !closed.is_empty()) else { return };
-    for closed in closed {
-        let told = tell(closed, opener);
-        // One that has ended need not know.
-        told.unwrap_or_else(|error| {
-            log!("an owner does not know that its memory is closed: {error}")
-        });
-    }
+    closed.into_iter().for_each(tell_owner);
+}
+
+/// Tells the owner of a block or an event that it is closed here.
+pub(super) fn tell_owner(closed: memory::Origin) {
+    let Some(opener) = peers::identity() else { return };
+    // One that has ended need not know.
+    tell(closed, opener).unwrap_or_else(|error| {
+        log!("an owner does not know that what it has offered is closed: {error}")
+    });
 }
 
 fn tell(closed: memory::Origin, opener: Identity) -> io::Result<()> {

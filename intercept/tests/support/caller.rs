@@ -23,7 +23,16 @@ impl Caller {
     /// Starts it with more in its environment. The primary context of device 0 is current on all of its
     /// threads.
     pub(crate) fn start_with(environment: &[(&str, &str)]) -> Self {
-        let program = Program::start_with(environment);
+        Self::of(Program::start_with(environment))
+    }
+
+    /// The same without the shim.
+    #[allow(dead_code)]
+    pub(crate) fn start_natively() -> Self {
+        Self::of(Program::start_natively())
+    }
+
+    fn of(program: Program) -> Self {
         let words = program.line(20_000).and_then(|line| line.parse().ok()).expect("an address");
         Self { program, words, answers: HashMap::new() }
     }
