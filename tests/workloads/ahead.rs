@@ -151,8 +151,10 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
             writeln!(other.tell, "{lead} {}", u8::from(leader != number))?;
         }
         let launched = |others: &mut [Other]| {
-            let all = others.iter_mut().map(Other::hear);
-            all.map(|heard| Ok(ensure!(heard? == "launched", "no launch"))).collect::<Result<()>>()
+            others.iter_mut().try_for_each(|other| {
+                ensure!(other.hear()? == "launched", "no launch");
+                Ok(())
+            })
         };
         if is_late && leader != 0 {
             launched(&mut others)?;

@@ -5,7 +5,8 @@ use anyhow::{Result, ensure};
 
 use crate::args;
 use crate::cuda::{STREAM_NON_BLOCKING, check, driver};
-use crate::gpu::{Buffer, Event, Gpu, Kernel, Module, Shape, Stream, read_at, write_at};
+use crate::event::Event;
+use crate::gpu::{Buffer, Gpu, Kernel, Module, Shape, Stream, read_at, write_at};
 use crate::numbers::{filled, mixer_round};
 use crate::report::Run;
 use crate::vmm::{access, properties};

@@ -10,6 +10,7 @@ mod ahead;
 mod attention;
 mod cuda;
 mod devices;
+mod event;
 mod family;
 mod gpu;
 mod handles;

@@ -79,7 +79,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
 fn second(handle: &str) -> Result<()> {
     let (handle, words) = handle.split_once(' ').context("a handle and a number")?;
     let words: u32 = words.parse()?;
-    let gpu = Gpu::open()?;
+    let gpu = Gpu::open_at(1)?;
     let module = Module::load(PTX)?;
     let round = module.kernel("mixer_round")?;
     let own = Buffer::holding(&filled(SMALL as usize, 7))?;

@@ -8,7 +8,8 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::args;
 use crate::cuda::{Lookup, STREAM_NON_BLOCKING, lookup};
-use crate::gpu::{Buffer, Event, Gpu, Module, Shape, Stream, read_at};
+use crate::event::Event;
+use crate::gpu::{Buffer, Gpu, Module, Shape, Stream, read_at};
 use crate::ipc::{Opened, offer, parsed};
 use crate::numbers::{filled, mixer_round};
 use crate::report::Run;

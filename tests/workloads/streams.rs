@@ -5,7 +5,8 @@ use anyhow::{Result, ensure};
 
 use crate::args;
 use crate::cuda::STREAM_NON_BLOCKING;
-use crate::gpu::{Buffer, Event, Gpu, Module, Shape, Stream};
+use crate::event::Event;
+use crate::gpu::{Buffer, Gpu, Module, Shape, Stream};
 use crate::numbers::{filled, mix};
 use crate::report::Run;
 

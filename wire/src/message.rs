@@ -163,7 +163,7 @@ wire_enum! {
         /// What does the program hold? Allowed in every state.
         1 => Counts {},
         /// Close the gate and drain all streams. Fails, with the gate open again, when that takes
-        /// longer than the limit, which counts from the first [`Request::Settle`] if there was one.
+        /// longer than the limit, which counts from the first [`Request::Halt`] if there was one.
         2 => CloseGate {
             /// Limit, milliseconds.
             timeout_ms: u64,
@@ -288,7 +288,7 @@ wire_enum! {
         19 => Pinned {},
         /// Shut the gate, or go on waiting until the program stands still behind it. What does not come to rest in
         /// time is no failure: the gate stays shut. Open and Closing only. A failure opens the gate.
-        20 => Settle {
+        20 => Halt {
             /// How long to wait now, milliseconds.
             wait_ms: u64,
             /// Limit for what has to be done before the gate is shut, milliseconds.
@@ -296,7 +296,7 @@ wire_enum! {
         },
         /// Let calls pass the shut gate up to one launch on a device that is idle, that one too, or up to the end of a
         /// capture that begins; then shut it again. It may be that no launch came. Only after an answer to
-        /// [`Request::Settle`] that says that this may be; each allows one. A failure opens the gate.
+        /// [`Request::Halt`] that says that this may be; each allows one. A failure opens the gate.
         21 => Pass {
             /// How long to wait for a launch, milliseconds.
             wait_ms: u64,
@@ -357,7 +357,7 @@ wire_enum! {
             /// Host memory that is or was pinned or registered, in the order of the addresses.
             ranges: Vec<Range>,
         },
-        /// Answer to Settle.
+        /// Answer to Halt.
         8 => Rest {
             /// How far it is.
             rest: Rest,
@@ -445,7 +445,7 @@ mod tests {
             guard(),
             Request::Track {},
             Request::Pinned {},
-            Request::Settle { wait_ms: 5, timeout_ms: 10_000 },
+            Request::Halt { wait_ms: 5, timeout_ms: 10_000 },
             Request::Pass { wait_ms: 100 },
         ] {
             assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));

@@ -55,7 +55,7 @@ pub(super) fn close(
 }
 
 /// Shuts the gate, or goes on waiting for what is behind it.
-pub(super) fn settle(
+pub(super) fn halt(
     agent: &mut Agent,
     wait_ms: u64,
     timeout_ms: u64,
@@ -78,7 +78,7 @@ pub(super) fn pass(
         agent.expect(GateState::Closing {})?;
     }
     let Some(rest) = &mut agent.rest else {
-        return Err(Failure::other("nobody has shut the gate with Settle"));
+        return Err(Failure::other("nobody has asked it to halt"));
     };
     agent.state = GateState::Closing {};
     // What was exported need not be all any more.

@@ -60,8 +60,8 @@ fn handle(
         Request::Step { wait_ms, timeout_ms } => {
             gating::step(agent, wait_ms, timeout_ms, connection)
         }
-        Request::Settle { wait_ms, timeout_ms } => {
-            gating::settle(agent, wait_ms, timeout_ms, connection)
+        Request::Halt { wait_ms, timeout_ms } => {
+            gating::halt(agent, wait_ms, timeout_ms, connection)
         }
         Request::Pass { wait_ms } => gating::pass(agent, wait_ms, connection),
         Request::OpenGate {} => gating::open(agent),

@@ -3,8 +3,8 @@
 
 use gpucr_wire::Block;
 
+use super::halt::{Halted, halt_all};
 use super::preflight;
-use super::quiesce::{Quiesced, quiesce};
 use super::report::LetThrough;
 use super::task::Task;
 use crate::base::faults::fault;
@@ -17,12 +17,12 @@ use crate::engine::opened;
 use crate::host::process::AgentError;
 
 /// Closes all gates at the same time: programs that wait for each other on the device drain only together, and some of
-/// them only when others have launched [more](super::quiesce). What they use does not change from here on.
+/// them only when others have launched [more](super::halt). What they use does not change from here on.
 pub(super) fn close_gates(task: &mut Task<'_>, mut memory: Option<&mut Bulk>) -> Result<(), Error> {
     let programs = task.made.cuda_processes.iter_mut();
     let (pids, agents): (Vec<u32>, Vec<_>) =
         programs.filter_map(|program| Some((program.process.pid, program.agent.as_mut()?))).unzip();
-    let Quiesced { results, launches } = quiesce(agents, task.options.timeout);
+    let Halted { results, launches } = halt_all(agents, task.options.timeout);
     let counts = pids.into_iter().zip(launches).map(|(pid, launches)| LetThrough { pid, launches });
     task.account.let_through = counts.collect();
     if task.account.let_through.iter().all(|one| one.launches == 0) {

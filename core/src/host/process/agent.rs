@@ -319,9 +319,9 @@ impl Agent {
     ///
     /// # Errors
     /// The gate is not open, a context is broken, the agent does not answer in time, or gpucr was asked to end.
-    pub fn settle(&mut self, wait: Duration, limit: Duration) -> Result<Rest, AgentError> {
+    pub fn halt(&mut self, wait: Duration, limit: Duration) -> Result<Rest, AgentError> {
         let (wait_ms, timeout_ms) = (wait.as_millis() as u64, limit.as_millis() as u64);
-        let request = Request::Settle { wait_ms, timeout_ms };
+        let request = Request::Halt { wait_ms, timeout_ms };
         self.begin(&request, wait.saturating_add(limit).saturating_add(ANSWER))?;
         match self.answer(&request)? {
             Reply::Rest { rest } => Ok(rest),
@@ -329,11 +329,11 @@ impl Agent {
         }
     }
 
-    /// Lets calls pass the gate that is shut by [`settle`](Self::settle), up to the next launch on an idle device,
-    /// waiting `wait` for one. Whether one came. Where the program stands then only `settle` tells.
+    /// Lets calls pass the gate that is shut by [`halt`](Self::halt), up to the next launch on an idle device,
+    /// waiting `wait` for one. Whether one came. Where the program stands then only `halt` tells.
     ///
     /// # Errors
-    /// As with `settle`; and nothing can be launched now.
+    /// As with `halt`; and nothing can be launched now.
     pub fn pass(&mut self, wait: Duration) -> Result<bool, AgentError> {
         let request = Request::Pass { wait_ms: wait.as_millis() as u64 };
         self.begin(&request, wait.saturating_add(ANSWER))?;

@@ -26,7 +26,7 @@ const ASK: Duration = Duration::from_millis(5);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// What came of it, for each agent in their order.
-pub(super) struct Quiesced {
+pub(super) struct Halted {
     /// Whether it stands still. Where one does not, none of them needs to.
     pub(super) results: Vec<Result<(), AgentError>>,
     /// How many launches were let through.
@@ -137,7 +137,7 @@ impl Shared {
         let mut wait = GRACE.min(limit);
         loop {
             let asked = Instant::now();
-            let rest = agent.settle(wait, limit)?;
+            let rest = agent.halt(wait, limit)?;
             self.change(number, |known| known.tell(rest, asked));
             match self.next(number) {
                 Next::End => return Ok(()),
@@ -155,7 +155,7 @@ impl Shared {
 
 /// Shuts the gates of all these at the same time, and lets those launch that others wait for, until all stand still.
 /// `limit` bounds all of it. After a failure the gates of some are shut.
-pub(super) fn quiesce(agents: Vec<&mut Agent>, limit: Duration) -> Quiesced {
+pub(super) fn halt_all(agents: Vec<&mut Agent>, limit: Duration) -> Halted {
     let all = Mutex::new((vec![Known::default(); agents.len()], false));
     let shared = Shared { all, news: Condvar::new(), end: Instant::now().checked_add(limit) };
     let mut results: Vec<_> = std::thread::scope(|scope| {
@@ -191,7 +191,7 @@ pub(super) fn quiesce(agents: Vec<&mut Agent>, limit: Duration) -> Quiesced {
                 &format!("; {passed} launch{plural} of the processes were let through for it");
         }
     }
-    Quiesced { results, launches }
+    Halted { results, launches }
 }
 
 #[cfg(test)]

@@ -21,8 +21,8 @@ fn program() {
     }
 }
 
-fn settle(agent: &mut Agent, wait_ms: u64) -> Rest {
-    match agent.ask(&Request::Settle { wait_ms, timeout_ms: 60_000 }) {
+fn halt(agent: &mut Agent, wait_ms: u64) -> Rest {
+    match agent.ask(&Request::Halt { wait_ms, timeout_ms: 60_000 }) {
         Reply::Rest { rest } => rest,
         other => panic!("{other:?}"),
     }
@@ -63,7 +63,7 @@ fn one_launch_passes_for_each_that_is_asked_for() {
     let mut program = Caller::start();
     let launch = launchable(&mut program, 0);
     let (mut agent, _) = program.program.agent();
-    let rest = settle(&mut agent, 60_000);
+    let rest = halt(&mut agent, 60_000);
     assert!(rest.is_at_rest && rest.may_pass, "{rest:?}");
     for thread in 0..3 {
         program.begin(thread, "cuGraphLaunch", &launch);
@@ -74,15 +74,15 @@ fn one_launch_passes_for_each_that_is_asked_for() {
         let line = program.program.line(20_000).expect("one has passed");
         assert!(line.ends_with(" 0"), "{line}");
         assert_eq!(program.program.line(200), None, "a second one has passed");
-        assert!(settle(&mut agent, 60_000).is_at_rest);
+        assert!(halt(&mut agent, 60_000).is_at_rest);
     }
     assert!(!pass(&mut agent, 20), "there is none");
-    assert!(settle(&mut agent, 60_000).is_at_rest);
+    assert!(halt(&mut agent, 60_000).is_at_rest);
     // Other calls pass meanwhile, and do not end the wait.
     program.begin(0, "cuMemFree_v2", &[0]);
     assert!(!pass(&mut agent, 500));
     assert_eq!(program.answer(0, 20_000), Some(0));
-    assert!(settle(&mut agent, 60_000).is_at_rest);
+    assert!(halt(&mut agent, 60_000).is_at_rest);
     agent.must(&Request::OpenGate {});
     program.must("cuGraphLaunch", &launch);
 }
@@ -94,20 +94,20 @@ fn who_is_busy_is_waited_for_and_the_gate_stays_shut() {
     let word = busy(&mut program);
     let (mut agent, _) = program.program.agent();
     for _ in 0..3 {
-        let rest = settle(&mut agent, 50);
+        let rest = halt(&mut agent, 50);
         assert!(!rest.is_at_rest && !rest.may_pass && rest.busy_ms > 0, "{rest:?}");
     }
     program.begin(1, "cuGraphLaunch", &launch);
     assert_eq!(program.answer(1, 300), None, "the gate is shut");
     program.call("poke", &[word, 1]);
-    let rest = settle(&mut agent, 60_000);
+    let rest = halt(&mut agent, 60_000);
     assert!(rest.is_at_rest && rest.longest_ms >= 300, "{rest:?}");
     assert_eq!(program.answer(1, 100), None, "the gate is shut");
     // What is exported now and what comes after a launch are not the same.
     agent.export();
     assert!(pass(&mut agent, 60_000));
     assert_eq!(program.answer(1, 20_000), Some(0));
-    assert!(settle(&mut agent, 60_000).is_at_rest);
+    assert!(halt(&mut agent, 60_000).is_at_rest);
     agent.fails(&Request::Detach {});
     agent.export();
     agent.must(&Request::Detach {});
@@ -119,16 +119,16 @@ fn at_the_time_limit_the_gate_opens_and_the_device_is_named() {
     let launch = launchable(&mut program, 0);
     let word = busy(&mut program);
     let (mut agent, _) = program.program.agent();
-    assert!(!settle(&mut agent, 10).is_at_rest);
+    assert!(!halt(&mut agent, 10).is_at_rest);
     let why = agent.fails(&Request::CloseGate { timeout_ms: 20 });
     assert!(why.contains("device 0 was still busy"), "{why}");
     program.must("cuGraphLaunch", &launch);
     // Nor does one get stuck whose client is gone.
-    assert!(!settle(&mut agent, 10).is_at_rest);
+    assert!(!halt(&mut agent, 10).is_at_rest);
     drop(agent);
     program.must("cuGraphLaunch", &launch);
     let (mut agent, _) = program.program.agent();
-    assert!(!settle(&mut agent, 10).is_at_rest);
+    assert!(!halt(&mut agent, 10).is_at_rest);
     agent.must(&Request::OpenGate {});
     program.must("cuGraphLaunch", &launch);
     program.call("poke", &[word, 1]);
@@ -143,18 +143,18 @@ fn a_launch_passes_on_the_device_that_is_idle() {
     let (here, there) = (launchable(&mut program, 0), launchable(&mut program, 1));
     let word = busy(&mut program);
     let (mut agent, _) = program.program.agent();
-    let rest = settle(&mut agent, 100);
+    let rest = halt(&mut agent, 100);
     assert!(!rest.is_at_rest && rest.may_pass, "{rest:?}");
     program.begin(2, "cuGraphLaunch", &here);
     assert!(!pass(&mut agent, 300), "its device is busy");
-    let rest = settle(&mut agent, 100);
+    let rest = halt(&mut agent, 100);
     assert!(!rest.is_at_rest && rest.may_pass, "{rest:?}");
     program.begin(1, "cuGraphLaunch", &there);
     assert!(pass(&mut agent, 60_000));
     assert_eq!(program.answer(1, 20_000), Some(0));
     assert_eq!(program.answer(2, 100), None);
     program.call("poke", &[word, 1]);
-    assert!(settle(&mut agent, 60_000).is_at_rest);
+    assert!(halt(&mut agent, 60_000).is_at_rest);
     assert!(pass(&mut agent, 60_000), "now it is idle");
     assert_eq!(program.answer(2, 20_000), Some(0));
     agent.must(&Request::OpenGate {});
