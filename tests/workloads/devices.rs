@@ -97,7 +97,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
         for (at, device) in devices.iter().enumerate() {
             let other = &devices[next(at)];
             device.gpu.make_current()?;
-            device.stream.wait(&other.changed)?;
+            other.changed.hold(&device.stream)?;
             let (to, from) = (device.copy.address(), other.words.address());
             device.gpu.copy_from(to, &other.gpu, from, 4 * words, &device.stream)?;
         }

@@ -48,6 +48,12 @@ impl Event {
         check("cuEventRecord", unsafe { (driver().cuEventRecord)(self.0, stream.0) })
     }
 
+    /// Lets the stream's later work wait for the event.
+    pub(crate) fn hold(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: both handles live as long as the references.
+        check("cuStreamWaitEvent", unsafe { (driver().cuStreamWaitEvent)(stream.0, self.0, 0) })
+    }
+
     /// Whether the event is passed.
     pub(crate) fn is_done(&self) -> Result<bool> {
         // SAFETY: the event lives as long as `self`.

@@ -5,7 +5,6 @@ use std::ffi::{CString, c_int, c_void};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::cuda::{Handle, LIMIT_STACK_SIZE, NOT_READY, check, driver, load};
-use crate::event::Event;
 
 /// Types that are plain bits: any bytes are a value, and there is no padding.
 ///
@@ -260,12 +259,6 @@ impl Stream {
             NOT_READY => Ok(false),
             code => check("cuStreamQuery", code).map(|()| true),
         }
-    }
-
-    /// Lets the stream's later work wait for the event.
-    pub(crate) fn wait(&self, event: &Event) -> Result<()> {
-        // SAFETY: both handles live as long as the references.
-        check("cuStreamWaitEvent", unsafe { (driver().cuStreamWaitEvent)(self.0, event.0, 0) })
     }
 
     /// Starts a copy to device memory.

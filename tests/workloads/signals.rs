@@ -62,7 +62,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
             own.record(&stream)?;
             writeln!(tell, "turn {}", number + 1)?;
             ensure!(hear()? == "enqueued", "the other has had its turn");
-            stream.wait(&others)?;
+            others.hold(&stream)?;
             mixer_round(&mut host, number);
             mixer_round(&mut host, number + 1);
             number += 2;
@@ -101,7 +101,7 @@ fn second(given: &str) -> Result<()> {
             }
             (_, number) => {
                 let number: u32 = number.parse()?;
-                stream.wait(&others)?;
+                others.hold(&stream)?;
                 round.run_on(
                     &stream,
                     Shape::covering(WORDS),

@@ -103,7 +103,7 @@ impl Program {
             let written = self.memories[memory].written.iter();
             let read = self.memories[memory].read.iter().filter(|_| writes.contains(&memory));
             for (_, event) in written.chain(read).filter(|(by, _)| *by != number) {
-                stream.wait(event)?;
+                event.hold(stream)?;
             }
         }
         work(self, stream)?;
