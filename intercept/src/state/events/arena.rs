@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::null_mut;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
 use rustix::mm::{self, MapFlags, ProtFlags};
@@ -15,7 +15,7 @@ use crate::log::log;
 use crate::usage::{self, Kind};
 
 /// Words for records in a cell.
-const WORDS: usize = 126;
+const WORDS: usize = 124;
 /// Cells in an arena.
 pub(super) const CELLS: usize = 128;
 /// Bytes of an arena.
@@ -33,6 +33,8 @@ pub(super) struct Cell {
     pub(super) recorded: AtomicU32,
     /// The process that made it.
     pub(super) recorder: AtomicU32,
+    /// The pid namespace of that.
+    pub(super) namespace: AtomicU64,
     /// The numbers of the last records that were passed.
     pub(super) passed: [AtomicU32; WORDS],
 }
@@ -177,7 +179,12 @@ mod tests {
 
     fn cell() -> Cell {
         let passed = [const { AtomicU32::new(0) }; WORDS];
-        Cell { recorded: AtomicU32::new(0), recorder: AtomicU32::new(0), passed }
+        Cell {
+            recorded: AtomicU32::new(0),
+            recorder: AtomicU32::new(0),
+            namespace: AtomicU64::new(0),
+            passed,
+        }
     }
 
     /// Has a stream pass a record.

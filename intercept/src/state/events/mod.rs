@@ -68,8 +68,7 @@ impl Event {
     pub(crate) fn is_passed(&self, number: u32) -> bool {
         let cell = self.cell();
         cell.is_passed(number)
-            || (cell.recorded.load(Ordering::Acquire) == number
-                && !peers::is_alive(cell.recorder.load(Ordering::Acquire)))
+            || (cell.recorded.load(Ordering::Acquire) == number && has_recorder_ended(cell))
     }
 
     /// After the driver has recorded its event in a stream: in a capture if it is being `captured`.
@@ -82,6 +81,7 @@ impl Event {
             return Ok(());
         }
         let cell = self.cell();
+        cell.namespace.store(namespace(), Ordering::Release);
         cell.recorder.store(std::process::id(), Ordering::Release);
         let number = cell.recorded.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         self.own.store(number, Ordering::Release);
@@ -108,6 +108,25 @@ impl Event {
         self.arena.used(stream);
         Ok(())
     }
+}
+
+/// The pid namespace that this process has told others; 0 before. After a restore it may be in another one, and then
+/// nobody takes it for a process that has ended.
+static NAMESPACE: AtomicU64 = AtomicU64::new(0);
+
+fn namespace() -> u64 {
+    let mut known = NAMESPACE.load(Ordering::Relaxed);
+    if known == 0 {
+        known = gpucr_wire::own_pid_namespace().unwrap_or(0);
+        NAMESPACE.store(known, Ordering::Relaxed);
+    }
+    known
+}
+
+/// Whether the process of the last record is known to have ended: a pid of another namespace says nothing here.
+fn has_recorder_ended(cell: &Cell) -> bool {
+    let (pid, of) = (cell.recorder.load(Ordering::Acquire), cell.namespace.load(Ordering::Acquire));
+    gpucr_wire::own_pid_namespace().is_ok_and(|own| own == of) && !peers::is_alive(pid)
 }
 
 #[derive(Default)]
@@ -377,4 +396,5 @@ pub(crate) unsafe fn reset() {
     unsafe { EVENTS.reset(Mutex::new(None)) };
     ANY.store(false, Ordering::Relaxed);
     COUNT.store(0, Ordering::Relaxed);
+    NAMESPACE.store(0, Ordering::Relaxed);
 }
