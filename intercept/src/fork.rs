@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::state::{contexts, gate, graphs, images, index, kernels, memory, peers, recent};
+use crate::state::{contexts, events, gate, graphs, images, index, kernels, memory, peers, recent};
 use crate::watch::{guard, recorder};
 use crate::{agent, unknown, usage};
 
@@ -34,6 +34,7 @@ unsafe extern "C" fn in_child() {
         agent::sharing::reset();
         agent::peers::reset();
         peers::reset();
+        events::reset();
     }
     unknown::reset();
     // SAFETY: the only thread of the child is here, not in the agent.

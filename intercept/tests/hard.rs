@@ -87,43 +87,6 @@ fn memory_whose_operations_are_to_be_synchronous_stays_so() {
     assert_eq!(program.call("cuPointerSetAttribute", &[value, SYNC, address]), NOT_SUPPORTED);
 }
 
-#[test]
-fn an_event_that_others_could_open_counts_until_it_is_destroyed() {
-    const INTERPROCESS: u64 = 4 | 2;
-    let mut program = Caller::start();
-    let event = program.made("cuEventCreate", &[INTERPROCESS]);
-    assert_eq!(uses(&program), (0, vec![]));
-    let handle = program.at(8);
-    program.must("cuIpcGetEventHandle", &[handle, event]);
-    assert_eq!(uses(&program), (0, vec!["cuIpcGetEventHandle".to_owned()]));
-    let other = program.made("cuEventCreate", &[INTERPROCESS]);
-    program.must("cuEventDestroy_v2", &[other]);
-    assert_eq!(uses(&program), (0, vec!["cuIpcGetEventHandle".to_owned()]));
-    program.must("cuEventDestroy_v2", &[event]);
-    assert_eq!(uses(&program), (0, vec![]));
-}
-
-/// Programs release the handle of what they have imported as soon as it is mapped.
-#[test]
-fn imported_memory_counts_as_long_as_it_is_mapped() {
-    const POSIX_FD: u64 = 1;
-    let mut program = Caller::start();
-    let properties = properties(&mut program, 0, POSIX_FD);
-    let own = program.made("cuMemCreate", &[2 * MIB, properties, 0]);
-    let fd = program.made("cuMemExportToShareableHandle", &[own, POSIX_FD, 0]);
-    assert_eq!(uses(&program), (1, vec![]), "it is open to others");
-    let imported = program.made("cuMemImportFromShareableHandle", &[fd, POSIX_FD]);
-    assert_eq!(uses(&program), (2, vec![]));
-    let address = program.made("cuMemAddressReserve", &[2 * MIB, 0, 0, 0]);
-    program.must("cuMemMap", &[address, 2 * MIB, 0, imported, 0]);
-    program.must("cuMemRelease", &[imported]);
-    assert_eq!(uses(&program), (2, vec![]), "it is still there");
-    program.must("cuMemUnmap", &[address, 2 * MIB]);
-    assert_eq!(uses(&program), (1, vec![]));
-    program.must("cuMemRelease", &[own]);
-    assert_eq!(uses(&program), (0, vec![]));
-}
-
 const RELAXED: u64 = 2;
 const CLOSE: Request = Request::CloseGate { timeout_ms: 60_000 };
 

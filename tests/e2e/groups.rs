@@ -1,8 +1,11 @@
 //! Processes that share device memory: dumped and restored together they share it again.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{
-    Dumped, GROUPS, Lab, Piped, Program, child_named, finish, refused, show, undisturbed, until,
+    DEVICES, Dumped, GROUPS, Lab, Piped, Program, Random, child_named, finish, refused, show,
+    undisturbed, until,
 };
 
 const ARGS: [&str; 2] = ["--steps", "80"];
@@ -79,6 +82,57 @@ fn a_group_is_dumped_again_and_again() -> Result<()> {
     Ok(())
 }
 
+/// Kernels of several processes wait for each other, and one process is ahead by some launches: the others are let
+/// launch theirs behind shut gates, whenever the dump comes. What was let through is in the report.
+#[test]
+fn who_is_behind_is_let_launch_until_all_stand_still() -> Result<()> {
+    const STEPS: [&str; 2] = ["--steps", "4000"];
+    let lab = Lab::new();
+    let mut program = lab.at_work("ahead", &STEPS)?;
+    let mut random = Random(27);
+    let mut let_through = 0;
+    for number in 0..12 {
+        std::thread::sleep(Duration::from_millis(random.below(60)));
+        let image = lab.path("image");
+        // Half of them while it runs on, half of them from a restore.
+        let running = number % 2 == 0;
+        let args: &[&str] = if running { &["-R", "--protocol", "stop"] } else { &[] };
+        let report = lab.dump(&program, &image, args).with_context(|| format!("dump {number}"))?;
+        for process in report["let_through"].as_array().context("a list")? {
+            let pid = process["pid"].as_u64().context("of a process")?;
+            ensure!(pid >= u64::from(program.pid), "{report}");
+            let_through += process["launches"].as_u64().context("with a number")?;
+        }
+        if !running {
+            program = lab.restore(&image, program)?;
+        }
+        program.wait_for_progress()?;
+        std::fs::remove_dir_all(&image)?;
+    }
+    ensure!(let_through > 0, "nobody was ever behind");
+    ensure!(!program.output().contains("error:"), "{}", program.output());
+    Ok(())
+}
+
+/// What never comes to an end is no reason to stand still: all gates open again, and the failure says who was busy.
+#[test]
+fn where_nobody_comes_to_an_end_all_go_on() -> Result<()> {
+    let expected = undisturbed("ahead", &ARGS)?;
+    let lab = Lab::new();
+    // The first process is allowed no launch that the others wait for, and does not come to a gate.
+    let mut program = lab.at_work_with("ahead", &ARGS, &[("WORKLOAD_LATE", "1")])?;
+    program.wait_for("behind 61")?;
+    let pid = program.pid.to_string();
+    for protocol in ["stop", "recopy"] {
+        let args = ["-o", "image", "--timeout", "2", "--protocol", protocol, "--pid", &pid];
+        let output = lab.run(["dump"].iter().chain(&args))?;
+        refused(&output, 1, &["still busy", "at the time limit", "runs on"])?;
+    }
+    program.result()?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
 fn goes_on(mut program: Program, lab: &Lab, expected: &[String]) -> Result<()> {
     program.wait_for_progress()?;
     let image = lab.path("second");
@@ -86,6 +140,40 @@ fn goes_on(mut program: Program, lab: &Lab, expected: &[String]) -> Result<()> {
     let mut program = lab.restore(&image, program)?;
     program.result()?;
     ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+/// Each process on a device of its own, and one process on all of them; they go on on other devices, all of them moved
+/// around, and are dumped there again.
+#[test]
+fn all_move_to_other_devices() -> Result<()> {
+    const COUNT: (&str, &str) = ("SOFTCUDA_DEVICES", "3");
+    for name in GROUPS.iter().chain(&DEVICES) {
+        let mut lab = Lab::new();
+        lab.environment.push((COUNT.0.into(), COUNT.1.into()));
+        let dump = |program: &Program, image: &str| -> Result<()> {
+            let pid = program.pid.to_string();
+            let mut command = lab.gpucr();
+            command.args(["dump", "--pid", &pid, "-o", image]).env(COUNT.0, COUNT.1);
+            let output = finish(&mut command)?;
+            ensure!(output.status.success(), "{name}: {}\n{}", show(&output), program.output());
+            Ok(())
+        };
+        let mut program = lab.start(name, &ARGS)?;
+        program.result()?;
+        let expected = program.series();
+        program = lab.at_work(name, &ARGS)?;
+        // By number, of those that are in use.
+        let all = if matches!(*name, "ahead" | "devices") { "0=1,1=2,2=0" } else { "0=1,1=2" };
+        for (image, map) in [("first", all), ("second", "0=1,1=0"), ("third", "")] {
+            dump(&program, image)?;
+            let args: &[&str] = if map.is_empty() { &[] } else { &["--device-map", map] };
+            let restored = lab.restore_as(&lab.path(image), program, args, &[COUNT]);
+            program = restored.with_context(|| format!("{name} by {map}"))?;
+        }
+        program.result()?;
+        ensure!(program.series() == expected, "{name} differs:\n{}", program.output());
+    }
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use gpucr_tests::{Lab, Pace, PausedDump, refused, undisturbed, until};
 
 #[test]
 fn what_cannot_be_dumped_is_refused_as_long_as_it_lives_whenever_it_begins() -> Result<()> {
-    const FUNCTION: &str = "cuIpcGetEventHandle";
+    const FUNCTION: &str = "cuMemPoolExportToShareableHandle";
     let expected = undisturbed("sharer", &[])?;
     let lab = Lab::new();
     let pace = Pace::new()?;

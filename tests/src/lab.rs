@@ -219,14 +219,28 @@ impl Lab {
     pub fn restore_with(
         &self,
         image: &Path,
+        old: Program,
+        environment: &[(&str, &str)],
+    ) -> Result<Program> {
+        self.restore_as(image, old, &[], environment)
+    }
+
+    /// The same with further arguments.
+    ///
+    /// # Errors
+    /// As [`Lab::restore_with`].
+    pub fn restore_as(
+        &self,
+        image: &Path,
         mut old: Program,
+        args: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<Program> {
         // Until somebody has waited for it, the old process holds its pid.
         old.wait().context("the dumped program ends")?;
         let mut command = self.gpucr();
         let out = File::create(self.path("restore.log"))?;
-        command.arg("restore").arg(image).stdout(out.try_clone()?).stderr(out);
+        command.arg("restore").args(args).arg(image).stdout(out.try_clone()?).stderr(out);
         command.envs(environment.iter().copied());
         let before = old.output().len();
         old.allow_some()?;

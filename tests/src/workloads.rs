@@ -22,7 +22,10 @@ pub const REFUSED: [&str; 2] = ["sharer", "headless"];
 pub const LARGE: [&str; 1] = ["one-block"];
 
 /// The workloads whose processes share device memory; `e2e/groups.rs` has them.
-pub const GROUPS: [&str; 1] = ["ring"];
+pub const GROUPS: [&str; 4] = ["ring", "ahead", "handles", "signals"];
+
+/// The workload that uses all devices; `e2e/groups.rs` has it.
+pub const DEVICES: [&str; 1] = ["devices"];
 
 /// The workload that writes host memory in every way; `e2e/host_memory.rs` has it.
 pub const HOST: [&str; 1] = ["host-memory"];
@@ -68,7 +71,7 @@ macro_rules! each_workload {
                     .arg("--list")
                     .output()?;
                 let all = [&[$($name),*][..], &$crate::REFUSED, &$crate::LARGE, &$crate::HOST];
-                let all = [&all.concat()[..], &$crate::ADVERSARIES, &$crate::GROUPS, &["random"]].concat();
+                let all = [&all.concat()[..], &$crate::ADVERSARIES, &$crate::GROUPS, &$crate::DEVICES, &["random"]].concat();
                 assert_eq!(String::from_utf8(output.stdout)?.lines().collect::<Vec<_>>(), all);
                 Ok(())
             }

@@ -4,7 +4,9 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cudarc::driver::sys::{CUDA_KERNEL_NODE_PARAMS_v1, CUmemAccessDesc, CUmemAllocationProp};
+use cudarc::driver::sys::{
+    CUDA_KERNEL_NODE_PARAMS_v1, CUmemAccessDesc, CUmemAllocationProp, CUmemPoolProps,
+};
 use libloading::Library;
 
 /// An opaque handle of the driver (context, stream, event, module, function, allocation).
@@ -99,10 +101,13 @@ driver_functions! {
     cuInit = c"cuInit" (c_uint);
     cuGetErrorName = c"cuGetErrorName" (c_int, *mut *const c_char);
     cuDeviceGet = c"cuDeviceGet" (*mut c_int, c_int);
+    cuDeviceGetCount = c"cuDeviceGetCount" (*mut c_int);
     cuDevicePrimaryCtxRetain = c"cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
     cuDevicePrimaryCtxRelease = c"cuDevicePrimaryCtxRelease_v2" (c_int);
     cuCtxCreate = c"cuCtxCreate_v2" (*mut Handle, c_uint, c_int);
     cuCtxDestroy = c"cuCtxDestroy_v2" (Handle);
+    cuCtxEnablePeerAccess = c"cuCtxEnablePeerAccess" (Handle, c_uint);
+    cuMemcpyPeerAsync = c"cuMemcpyPeerAsync" (u64, Handle, u64, Handle, usize, Handle);
     cuCtxSetCurrent = c"cuCtxSetCurrent" (Handle);
     cuCtxSynchronize = c"cuCtxSynchronize" ();
     cuCtxSetLimit = c"cuCtxSetLimit" (c_uint, usize);
@@ -137,11 +142,18 @@ driver_functions! {
     cuEventCreate = c"cuEventCreate" (*mut Handle, c_uint);
     cuEventDestroy = c"cuEventDestroy_v2" (Handle);
     cuEventRecord = c"cuEventRecord" (Handle, Handle);
+    cuEventQuery = c"cuEventQuery" (Handle);
     cuEventSynchronize = c"cuEventSynchronize" (Handle);
     cuIpcGetMemHandle = c"cuIpcGetMemHandle" (*mut c_void, u64);
     cuIpcOpenMemHandle = c"cuIpcOpenMemHandle_v2" (*mut u64, [u64; 8], c_uint);
     cuIpcCloseMemHandle = c"cuIpcCloseMemHandle" (u64);
     cuIpcGetEventHandle = c"cuIpcGetEventHandle" (*mut c_void, Handle);
+    cuIpcOpenEventHandle = c"cuIpcOpenEventHandle" (*mut Handle, [u64; 8]);
+    cuMemPoolCreate = c"cuMemPoolCreate" (*mut Handle, *const CUmemPoolProps);
+    cuMemPoolDestroy = c"cuMemPoolDestroy" (Handle);
+    cuMemPoolExportToShareableHandle = c"cuMemPoolExportToShareableHandle" (
+        *mut c_void, Handle, c_uint, u64
+    );
     cuGraphCreate = c"cuGraphCreate" (*mut Handle, c_uint);
     cuGraphDestroy = c"cuGraphDestroy" (Handle);
     cuGraphAddKernelNode = c"cuGraphAddKernelNode" (
@@ -165,6 +177,10 @@ driver_functions! {
     cuMemMap = c"cuMemMap" (u64, usize, usize, u64, u64);
     cuMemUnmap = c"cuMemUnmap" (u64, usize);
     cuMemSetAccess = c"cuMemSetAccess" (u64, usize, *const CUmemAccessDesc, usize);
+    cuMemExportToShareableHandle = c"cuMemExportToShareableHandle" (*mut c_void, u64, c_uint, u64);
+    cuMemImportFromShareableHandle = c"cuMemImportFromShareableHandle" (
+        *mut u64, *mut c_void, c_uint
+    );
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();

@@ -1,13 +1,10 @@
 //! Contexts, memory, streams, modules and launches: a thin, checked layer over the driver API.
 
-use std::ffi::{CString, c_int, c_uint, c_void};
+use std::ffi::{CString, c_int, c_void};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::cuda::{
-    EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, Handle, LIMIT_STACK_SIZE, NOT_READY, check, driver,
-    load,
-};
+use crate::cuda::{Handle, LIMIT_STACK_SIZE, NOT_READY, check, driver, load};
 
 /// Types that are plain bits: any bytes are a value, and there is no padding.
 ///
@@ -29,7 +26,7 @@ pub(crate) fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// A context on device 0, current in the thread that made it.
+/// A context on a device, current in the thread that made it.
 pub(crate) struct Gpu {
     device: c_int,
     context: Handle,
@@ -37,23 +34,30 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// Loads the driver and makes the device's primary context current, as the runtime does.
+    /// Loads the driver and makes the first device's primary context current, as the runtime does.
     pub(crate) fn open() -> Result<Self> {
-        Self::with_context(true)
+        Self::with_context(0, true)
+    }
+
+    /// The same on any device: the one of this number, counted round and round.
+    pub(crate) fn open_at(number: u32) -> Result<Self> {
+        Self::with_context(number, true)
     }
 
     /// Opens the device with a context of the program's own.
     pub(crate) fn open_own_context() -> Result<Self> {
-        Self::with_context(false)
+        Self::with_context(0, false)
     }
 
-    fn with_context(primary: bool) -> Result<Self> {
+    fn with_context(number: u32, primary: bool) -> Result<Self> {
         load()?;
-        let (d, mut device, mut context) = (driver(), 0, 0);
+        let (d, mut device, mut context, mut count) = (driver(), 0, 0, 0);
         // SAFETY: the out-pointers are valid for the calls; `cuInit` has no precondition.
         unsafe {
             check("cuInit", (d.cuInit)(0))?;
-            check("cuDeviceGet", (d.cuDeviceGet)(&raw mut device, 0))?;
+            check("cuDeviceGetCount", (d.cuDeviceGetCount)(&raw mut count))?;
+            let number = number as c_int % count.max(1);
+            check("cuDeviceGet", (d.cuDeviceGet)(&raw mut device, number))?;
             if primary {
                 let code = (d.cuDevicePrimaryCtxRetain)(&raw mut context, device);
                 check("cuDevicePrimaryCtxRetain", code)?;
@@ -64,6 +68,45 @@ impl Gpu {
         let gpu = Self { device, context, primary };
         gpu.make_current()?;
         Ok(gpu)
+    }
+
+    /// How many devices there are.
+    pub(crate) fn count() -> Result<u32> {
+        load()?;
+        let mut count = 0;
+        // SAFETY: `cuInit` has no precondition, and `count` is a place for the result.
+        unsafe {
+            check("cuInit", (driver().cuInit)(0))?;
+            check("cuDeviceGetCount", (driver().cuDeviceGetCount)(&raw mut count))?;
+        }
+        Ok(count.max(0) as u32)
+    }
+
+    /// Lets the current context use memory of this one.
+    pub(crate) fn open_to_this(&self, other: &Self) -> Result<()> {
+        // SAFETY: both contexts live.
+        let code = unsafe { (driver().cuCtxEnablePeerAccess)(other.context, 0) };
+        check("cuCtxEnablePeerAccess", code)
+    }
+
+    /// Starts a copy from memory of another device.
+    pub(crate) fn copy_from(
+        &self,
+        to: u64,
+        other: &Self,
+        from: u64,
+        bytes: usize,
+        stream: &Stream,
+    ) -> Result<()> {
+        let (own, other) = (self.context, other.context);
+        // SAFETY: takes no host pointers; a bad device address is an error code.
+        let code = unsafe { (driver().cuMemcpyPeerAsync)(to, own, from, other, bytes, stream.0) };
+        check("cuMemcpyPeerAsync", code)
+    }
+
+    /// The device.
+    pub(crate) fn device(&self) -> c_int {
+        self.device
     }
 
     /// Makes the context current in the calling thread.
@@ -218,12 +261,6 @@ impl Stream {
         }
     }
 
-    /// Lets the stream's later work wait for the event.
-    pub(crate) fn wait(&self, event: &Event) -> Result<()> {
-        // SAFETY: both handles live as long as the references.
-        check("cuStreamWaitEvent", unsafe { (driver().cuStreamWaitEvent)(self.0, event.0, 0) })
-    }
-
     /// Starts a copy to device memory.
     ///
     /// # Safety
@@ -255,52 +292,6 @@ impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: the handle came from `cuStreamCreate` and is destroyed once.
         unsafe { (driver().cuStreamDestroy)(self.0) };
-    }
-}
-
-/// An event without timing, destroyed on drop.
-pub(crate) struct Event(Handle);
-
-impl Event {
-    /// A new event; counts as done until it is recorded.
-    pub(crate) fn new() -> Result<Self> {
-        Self::with_flags(0)
-    }
-
-    /// A new event that other processes can open, and open to them already.
-    pub(crate) fn shared() -> Result<Self> {
-        let event = Self::with_flags(EVENT_INTERPROCESS)?;
-        let mut name = [0u64; 8];
-        // SAFETY: there is room for the 64 bytes by which others would know it.
-        let code = unsafe { (driver().cuIpcGetEventHandle)(name.as_mut_ptr().cast(), event.0) };
-        check("cuIpcGetEventHandle", code)?;
-        Ok(event)
-    }
-
-    fn with_flags(flags: c_uint) -> Result<Self> {
-        let (mut handle, flags) = (0, flags | EVENT_DISABLE_TIMING);
-        // SAFETY: `handle` is a valid place for the result.
-        check("cuEventCreate", unsafe { (driver().cuEventCreate)(&raw mut handle, flags) })?;
-        Ok(Self(handle))
-    }
-
-    /// Records the event after the stream's work so far.
-    pub(crate) fn record(&self, stream: &Stream) -> Result<()> {
-        // SAFETY: both handles live as long as the references.
-        check("cuEventRecord", unsafe { (driver().cuEventRecord)(self.0, stream.0) })
-    }
-
-    /// Waits for the event.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        // SAFETY: the event lives as long as `self`.
-        check("cuEventSynchronize", unsafe { (driver().cuEventSynchronize)(self.0) })
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        // SAFETY: the handle came from `cuEventCreate` and is destroyed once.
-        unsafe { (driver().cuEventDestroy)(self.0) };
     }
 }
 

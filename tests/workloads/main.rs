@@ -6,14 +6,19 @@
 
 mod adam;
 mod adversaries;
+mod ahead;
 mod attention;
 mod cuda;
+mod devices;
+mod event;
 mod family;
 mod gpu;
+mod handles;
 mod headless;
 mod histogram;
 mod host_memory;
 mod indirect;
+mod ipc;
 mod late_modules;
 mod launcher;
 mod many_blocks;
@@ -28,6 +33,7 @@ mod ring;
 mod scatter;
 mod sgd;
 mod sharer;
+mod signals;
 mod small_allocs;
 mod stack;
 mod stencil;
@@ -48,7 +54,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 36] = [
+const WORKLOADS: [(&str, Workload); 40] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -84,6 +90,10 @@ const WORKLOADS: [(&str, Workload); 36] = [
     ("model", adversaries::model),
     ("stamp", adversaries::stamp),
     ("ring", ring::run),
+    ("ahead", ahead::run),
+    ("handles", handles::run),
+    ("signals", signals::run),
+    ("devices", devices::run),
     ("random", random::run),
 ];
 

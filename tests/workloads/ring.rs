@@ -7,8 +7,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::args;
-use crate::cuda::{Lookup, check, driver, lookup};
+use crate::cuda::{Lookup, lookup};
 use crate::gpu::{Buffer, Gpu, Kernel, Module, Shape, read_at};
+use crate::ipc::{Opened, offer, parsed};
 use crate::numbers::{filled, mixer_round};
 use crate::report::Run;
 
@@ -17,59 +18,6 @@ const PTX: &str = include_str!("kernels/mixer.ptx");
 const ENV: &str = "WORKLOAD_RING";
 /// Words of the second process.
 const SMALL: u32 = 1 << 10;
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
-const LAZY: u32 = 1;
-
-/// Memory of the other process.
-struct Opened {
-    handle: [u64; 8],
-    address: u64,
-}
-
-impl Opened {
-    fn open(handle: [u64; 8]) -> Result<Self> {
-        let mut address = 0;
-        // SAFETY: a place for the result, and a handle by value.
-        let code = unsafe { (driver().cuIpcOpenMemHandle)(&raw mut address, handle, LAZY) };
-        check("cuIpcOpenMemHandle", code)?;
-        Ok(Self { handle, address })
-    }
-
-    /// Opens it a second time, closes both, and opens it anew.
-    fn reopened(self) -> Result<Self> {
-        let twice = Self::open(self.handle)?;
-        ensure!(twice.address == self.address, "opened twice it is at two places");
-        let handle = self.handle;
-        drop((twice, self));
-        Self::open(handle)
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        // SAFETY: the address came from `cuIpcOpenMemHandle`, and is closed once for each time.
-        unsafe { (driver().cuIpcCloseMemHandle)(self.address) };
-    }
-}
-
-fn offer(buffer: &Buffer) -> Result<String> {
-    let mut handle = [0u64; 8];
-    // SAFETY: there is room for the 64 bytes of a handle.
-    let code =
-        unsafe { (driver().cuIpcGetMemHandle)(handle.as_mut_ptr().cast(), buffer.address()) };
-    check("cuIpcGetMemHandle", code)?;
-    Ok(handle.map(|word| format!("{word:016x}")).concat())
-}
-
-fn parsed(text: &str) -> Result<[u64; 8]> {
-    ensure!(text.len() == 128, "a handle has 64 bytes");
-    let mut handle = [0; 8];
-    for (place, word) in handle.iter_mut().zip(text.as_bytes().chunks_exact(16)) {
-        *place = u64::from_str_radix(std::str::from_utf8(word)?, 16)?;
-    }
-    Ok(handle)
-}
-
 fn mix(kernel: &Kernel, gpu: &Gpu, address: u64, words: u32, step: u32) -> Result<()> {
     kernel.run(Shape::covering(words), args![address, words, step])?;
     gpu.synchronize()
@@ -89,7 +37,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     let own = Buffer::holding(&host)?;
     gpu.synchronize()?;
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("ring").env(ENV, format!("{} {words}", offer(&own)?));
+    command.arg("ring").env(ENV, format!("{} {words}", offer(own.address())?));
     if lookup() == Lookup::GetProcAddress {
         command.arg("--get-proc-address");
     }
@@ -131,13 +79,13 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
 fn second(handle: &str) -> Result<()> {
     let (handle, words) = handle.split_once(' ').context("a handle and a number")?;
     let words: u32 = words.parse()?;
-    let gpu = Gpu::open()?;
+    let gpu = Gpu::open_at(1)?;
     let module = Module::load(PTX)?;
     let round = module.kernel("mixer_round")?;
     let own = Buffer::holding(&filled(SMALL as usize, 7))?;
     let more = Buffer::holding(&filled(SMALL as usize, 8))?;
     let mut others = Opened::open(parsed(handle)?)?;
-    println!("{}", offer(&own)?);
+    println!("{}", offer(own.address())?);
     for line in std::io::stdin().lines() {
         let step: u32 = line?.trim().parse()?;
         mix(&round, &gpu, others.address, words, step + 1000)?;

@@ -5,7 +5,8 @@ use anyhow::{Result, ensure};
 
 use crate::args;
 use crate::cuda::STREAM_NON_BLOCKING;
-use crate::gpu::{Buffer, Event, Gpu, Module, Shape, Stream};
+use crate::event::Event;
+use crate::gpu::{Buffer, Gpu, Module, Shape, Stream};
 use crate::numbers::{filled, mix};
 use crate::report::Run;
 
@@ -57,8 +58,8 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
         let (now, before) = ((step % 2) as usize, (step % 2) as usize ^ 1);
         for (s, stream) in streams.iter().enumerate() {
             let (left, right) = ((s + STREAMS - 1) % STREAMS, (s + 1) % STREAMS);
-            stream.wait(&events[before][left])?;
-            stream.wait(&events[before][right])?;
+            events[before][left].hold(stream)?;
+            events[before][right].hold(stream)?;
             let [left, own, right] = [left, s, right].map(|i| &buffers[now][i]);
             let arguments = args![left, own, right, &buffers[now ^ 1][s], n, step];
             kernel.run_on(stream, Shape::covering(n), arguments)?;

@@ -16,15 +16,26 @@ use crate::report::Run;
 const PTX: &str = include_str!("kernels/mixer.ptx");
 const SEGMENTS: usize = 24;
 
-fn location() -> CUmemLocation {
-    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: 0 }
+fn location(device: i32) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
 
-fn properties() -> CUmemAllocationProp {
+/// A device may read and write.
+pub(crate) fn access(device: i32) -> CUmemAccessDesc {
+    let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    CUmemAccessDesc { location: location(device), flags }
+}
+
+/// Memory of a device, whose handles may be exported if that is wanted.
+pub(crate) fn properties(device: i32, is_exportable: bool) -> CUmemAllocationProp {
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location: location(),
+        requestedHandleTypes: if is_exportable {
+            CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        } else {
+            CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE
+        },
+        location: location(device),
         win32HandleMetaData: std::ptr::null_mut(),
         allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
             compressionType: 0,
@@ -47,11 +58,7 @@ struct Segment {
 impl Segment {
     fn map(address: u64, bytes: usize, fill: u32, busy: usize) -> Result<Self> {
         let d = driver();
-        let properties = properties();
-        let access = CUmemAccessDesc {
-            location: location(),
-            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
+        let (properties, access) = (properties(0, false), access(0));
         let mut handle = 0;
         // SAFETY: all pointers are valid for the calls; the driver checks handle and range.
         unsafe {
@@ -118,7 +125,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     let gpu = Gpu::open()?;
     let module = Module::load(PTX)?;
     let round = module.kernel("mixer_round")?;
-    let (properties, mut granularity) = (properties(), 0);
+    let (properties, mut granularity) = (properties(0, false), 0);
     // SAFETY: both pointers are valid for the call; 0 asks for the minimum.
     let code = unsafe {
         let place = &raw mut granularity;

@@ -21,7 +21,7 @@ pub mod transport;
 
 pub use access::Accesses;
 pub use codec::Stream;
-pub use message::{Block, BlockKind, Counts, GateState, Hello, Opener, Reply, Request};
+pub use message::{Block, BlockKind, Counts, GateState, Hello, Opener, Reply, Request, Rest};
 pub use sharing::{ProcessSharing, SHARING_VERSION, Sharing};
 pub use table::{CHUNK_SIZE, Table};
 pub use transport::{Connection, Peer};

@@ -40,6 +40,24 @@ wire_enum! {
         /// Gate closed, and the bulk memory is unmapped and released: its bytes live on only in
         /// the file descriptors that the checkpointer or the watchdog holds.
         2 => Detached {},
+        /// The gate is shut, or captures are under way that have to end before, and what came before may still be
+        /// at work.
+        3 => Closing {},
+    }
+}
+
+wire_struct! {
+    /// How far a program is that is being stopped.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    pub struct Rest {
+        /// It stands still: the state is [`GateState::Closed`].
+        pub is_at_rest: bool,
+        /// The gate is shut and a device of it is idle, or it has none yet: it could launch something there.
+        pub may_pass: bool,
+        /// For how long its gate or a device has been waited for that is not done, milliseconds.
+        pub busy_ms: u64,
+        /// The longest time for which a device of it was waited for that was done then, milliseconds.
+        pub longest_ms: u64,
     }
 }
 
@@ -145,7 +163,7 @@ wire_enum! {
         /// What does the program hold? Allowed in every state.
         1 => Counts {},
         /// Close the gate and drain all streams. Fails, with the gate open again, when that takes
-        /// longer than the limit.
+        /// longer than the limit, which counts from the first [`Request::Halt`] if there was one.
         2 => CloseGate {
             /// Limit, milliseconds.
             timeout_ms: u64,
@@ -268,6 +286,21 @@ wire_enum! {
         /// Which host memory may devices have written since [`Request::Track`]? Fails before that. Allowed in every
         /// state.
         19 => Pinned {},
+        /// Shut the gate, or go on waiting until the program stands still behind it. What does not come to rest in
+        /// time is no failure: the gate stays shut. Open and Closing only. A failure opens the gate.
+        20 => Halt {
+            /// How long to wait now, milliseconds.
+            wait_ms: u64,
+            /// Limit for what has to be done before the gate is shut, milliseconds.
+            timeout_ms: u64,
+        },
+        /// Let calls pass the shut gate up to one launch on a device that is idle, that one too, or up to the end of a
+        /// capture that begins; then shut it again. It may be that no launch came. Only after an answer to
+        /// [`Request::Halt`] that says that this may be; each allows one. A failure opens the gate.
+        21 => Pass {
+            /// How long to wait for a launch, milliseconds.
+            wait_ms: u64,
+        },
     }
 }
 
@@ -323,6 +356,16 @@ wire_enum! {
         7 => Ranges {
             /// Host memory that is or was pinned or registered, in the order of the addresses.
             ranges: Vec<Range>,
+        },
+        /// Answer to Halt.
+        8 => Rest {
+            /// How far it is.
+            rest: Rest,
+        },
+        /// Answer to Pass.
+        9 => Passed {
+            /// Whether a launch has passed.
+            launched: bool,
         },
     }
 }
@@ -402,6 +445,8 @@ mod tests {
             guard(),
             Request::Track {},
             Request::Pinned {},
+            Request::Halt { wait_ms: 5, timeout_ms: 10_000 },
+            Request::Pass { wait_ms: 100 },
         ] {
             assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
         }
@@ -418,6 +463,8 @@ mod tests {
             Reply::Failed { code: 801, message: "größer".into() },
             Reply::Accesses { accesses: accesses() },
             Reply::Image { bytes: 1 << 33 },
+            Reply::Rest { rest: Rest { may_pass: true, busy_ms: 7, ..Rest::default() } },
+            Reply::Passed { launched: true },
         ] {
             assert_eq!(Reply::from_bytes(&reply.to_bytes()), Ok(reply));
         }

@@ -1,7 +1,8 @@
-//! What programs under the shim ask each other: memory that one of them has offered to others by a legacy IPC handle.
+//! What programs under the shim ask each other: memory and events that one of them has offered to others, by a legacy IPC
+//! handle or by an exported one.
 //!
-//! A program that has offered memory listens on a second abstract socket ([`peers_socket`]). Who opens a handle
-//! connects, sends one request, gets one reply, and with [`PeerReply::Opened`] one descriptor of the memory; then the
+//! A program that has offered something listens on a second abstract socket ([`peers_socket`]). Who opens a handle
+//! connects, sends one request, gets one reply, and with those that give something one descriptor of it; then the
 //! connection ends. The checkpointer does not take part.
 
 use crate::codec::Stream;
@@ -34,13 +35,31 @@ wire_enum! {
             /// Who asks.
             opener: Identity,
         },
-        /// I have closed all that I had opened of this block.
+        /// I have closed all that I had opened of this block, or this event.
         1 => Close {
             /// Whose block it is.
             owner: Identity,
             /// The block.
             block: u64,
             /// Who has closed it.
+            opener: Identity,
+        },
+        /// Give me this block, which was exported.
+        2 => Import {
+            /// Whom the ticket names.
+            owner: Identity,
+            /// The block.
+            block: u64,
+            /// Who asks.
+            opener: Identity,
+        },
+        /// Give me the memory in which this event is.
+        3 => Event {
+            /// Whom the handle names.
+            owner: Identity,
+            /// The event.
+            event: u64,
+            /// Who asks.
             opener: Identity,
         },
     }
@@ -61,6 +80,20 @@ wire_enum! {
         2 => Gone {},
         /// To `Close`.
         3 => Done {},
+        /// To `Import`: a descriptor of the block follows.
+        4 => Imported {
+            /// What the block is.
+            block: Whole,
+        },
+        /// To `Event`: a descriptor of the memory in which the event is follows.
+        5 => Event {
+            /// The owner's name for that memory.
+            arena: u64,
+            /// The number of the event's cell in it.
+            cell: u32,
+            /// The number of the last record that is not this event's.
+            base: u32,
+        },
     }
 }
 
@@ -78,6 +111,19 @@ wire_struct! {
         pub offset: u64,
         /// Bytes of the allocation.
         pub size: u64,
+    }
+}
+
+wire_struct! {
+    /// A block that was exported.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Whole {
+        /// Bytes.
+        pub size: u64,
+        /// UUID of its device.
+        pub device: [u8; 16],
+        /// The types of handles for which its owner has made it.
+        pub handle_types: u32,
     }
 }
 
@@ -110,6 +156,11 @@ mod tests {
         let request =
             PeerRequest::Open { owner: [1; 16], allocation: 2, address: 3, opener: [4; 16] };
         assert_eq!(PeerRequest::from_bytes(&request.to_bytes()), Ok(request));
+        let request = PeerRequest::Import { owner: [1; 16], block: 2, opener: [4; 16] };
+        assert_eq!(PeerRequest::from_bytes(&request.to_bytes()), Ok(request));
+        let block = Whole { size: 1 << 21, device: [3; 16], handle_types: 1 };
+        let reply = PeerReply::Imported { block };
+        assert_eq!(PeerReply::from_bytes(&reply.to_bytes()), Ok(reply));
         let piece = Piece { block: 1, block_size: 2, device: [3; 16], offset: 0, size: 1 };
         let reply = PeerReply::Opened { piece };
         assert_eq!(PeerReply::from_bytes(&reply.to_bytes()), Ok(reply));

@@ -1,4 +1,4 @@
-//! Memory that processes of a tree have opened of each other by legacy IPC handles.
+//! Memory that processes of a tree have opened of each other, by legacy IPC handles or exported ones.
 //!
 //! A block belongs to its owner, who is asked for a descriptor of it, and whose copy is in the image. A process that
 //! has it open lists it under a name of its own; it gets the owner's descriptor whenever memory is put back, so that
@@ -50,25 +50,34 @@ fn identities(cuda_processes: &[CudaProcess]) -> HashMap<Identity, usize> {
 
 /// Gives each process descriptors of the blocks that it has open, from those that their owners have sent.
 ///
+/// `blocks` are the own ones of each process.
+///
 /// # Errors
-/// [`Error::SharedOutside`]: the owner has given such a block back, or is not among the processes; or there is no
-/// descriptor left.
-pub(crate) fn resolve(cuda_processes: &mut [CudaProcess]) -> Result<(), Error> {
+/// [`Error::Unsupported`]: the owner has given such a block back, is not among the processes, or has another one of that
+/// name; or there is no descriptor left.
+pub(crate) fn resolve(
+    cuda_processes: &mut [CudaProcess],
+    blocks: &[Vec<Block>],
+) -> Result<(), Error> {
     let places = identities(cuda_processes);
     for at in 0..cuda_processes.len() {
         let pid = cuda_processes[at].process.pid;
         let mut found: Vec<(Opened, OwnedFd)> = Vec::new();
         for block in &cuda_processes[at].listed {
             let BlockKind::Opened { owner, block: of_owner } = block.kind else { continue };
-            let owner = places.get(&owner).map(|place| &cuda_processes[*place]);
-            let memory = owner.and_then(|owner| {
+            let owner = places.get(&owner).map(|place| (&cuda_processes[*place], &blocks[*place]));
+            let memory = owner.and_then(|(owner, blocks)| {
+                // What a process says of another's memory need not be true.
+                let is_same = |own: &Block| own.id == of_owner && own.size == block.size;
+                blocks.iter().find(|own| is_same(own))?;
                 let fd = owner.blocks.iter().find(|(id, _)| *id == of_owner)?;
                 Some((owner.process.pid, &fd.1))
             });
             let (owner, fd) = memory.ok_or_else(|| Error::Unsupported {
                 pid,
                 what:
-                    "memory of another process that its owner has given back (cuIpcOpenMemHandle)"
+                    "memory of another process that its owner has given back (cuIpcOpenMemHandle, \
+                       cuMemImportFromShareableHandle)"
                         .into(),
             })?;
             let fd = fd.try_clone().map_err(|source| Error::Io {

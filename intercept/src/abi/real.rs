@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::slots::SLOTS;
 use super::table::index;
 use super::types::{
-    Access, AllocationProp, ArrayDescriptor, Code, Copy3d, FillParams, KernelNodeParams,
+    Access, AllocationProp, ArrayDescriptor, Code, Copy3d, FillParams, IpcHandle, KernelNodeParams,
     MemoryOpsParams,
 };
 
@@ -118,6 +118,15 @@ real_functions! {
     fn cuMemHostRegister_v2(address: u64, size: usize, flags: u32);
     fn cuMemFreeHost(address: u64);
     fn cuMemHostUnregister(address: u64);
+    fn cuMemHostGetDevicePointer_v2(out: *mut u64, address: *mut c_void, flags: u32);
+    fn cuEventCreate(out: *mut u64, flags: u32);
+    fn cuEventRecord(event: u64, stream: u64);
+    fn cuEventQuery(event: u64);
+    fn cuEventDestroy_v2(event: u64);
+    fn cuStreamWriteValue32_v2(stream: u64, address: u64, value: u32, flags: u32);
+    fn cuStreamWaitValue32_v2(stream: u64, address: u64, value: u32, flags: u32);
+    fn cuIpcGetEventHandle(out: *mut c_void, event: u64);
+    fn cuIpcOpenEventHandle(out: *mut u64, handle: IpcHandle);
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, size: usize);
     fn cuMemcpyDtoD_v2(to: u64, from: u64, size: usize);
     fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, size: usize);
@@ -240,6 +249,11 @@ pub(crate) fn device_count() -> i32 {
     let mut count = 0;
     // SAFETY: writes one value.
     if unsafe { cuDeviceGetCount(&mut count) } == 0 { count } else { 0 }
+}
+
+/// The device of this UUID; none if there is none here.
+pub(crate) fn device_of(wanted: [u8; 16]) -> Option<i32> {
+    (0..device_count()).find(|device| uuid(*device) == wanted)
 }
 
 /// What `cuDriverGetVersion` says; 0 if it fails.

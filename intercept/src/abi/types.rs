@@ -23,6 +23,7 @@ pub(crate) const ERROR_INVALID_CONTEXT: Code = 201;
 pub(crate) const ERROR_MAP_FAILED: Code = 205;
 pub(crate) const ERROR_ECC_UNCORRECTABLE: Code = 214;
 pub(crate) const ERROR_NVLINK_UNCORRECTABLE: Code = 220;
+pub(crate) const ERROR_OPERATING_SYSTEM: Code = 304;
 pub(crate) const ERROR_INVALID_HANDLE: Code = 400;
 pub(crate) const ERROR_NOT_FOUND: Code = 500;
 pub(crate) const ERROR_NOT_READY: Code = 600;

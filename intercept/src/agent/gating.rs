@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use gpucr_wire::{Connection, Counts, GateState, Reply};
 
 use super::drain;
+use super::rest::{Rest, Unfinished};
 use super::state::{Agent, Next, devices};
 use crate::limit::Limit;
 use crate::state::memory::{self, Failure};
-use crate::state::{gate, peers, recent};
+use crate::state::{events, gate, peers, recent};
 use crate::watch::guard;
 use crate::{ungated, usage};
 
@@ -18,6 +19,7 @@ pub(super) fn counts(agent: &Agent) -> Next {
     let mut counts = Counts::default();
     usage::fill(&mut counts);
     memory::lock().fill(&mut counts);
+    events::fill(&mut counts);
     peers::fill(&mut counts);
     counts.ungated = ungated::reasons();
     counts.launches = gate::launches();
@@ -32,15 +34,98 @@ pub(super) fn close(
     timeout_ms: u64,
     connection: &Connection,
 ) -> Result<Next, Failure> {
+    let limit = Duration::from_millis(timeout_ms);
+    let since = begin_to_close(agent, limit, connection)?;
+    let end = Limit::new(later(since, limit), connection.as_fd());
+    if go_on_closing(agent, &end)? {
+        return Ok(Next::done());
+    }
+    let mut failure = match agent.rest.as_ref().map(Rest::unfinished) {
+        Some(Unfinished::Gate(why)) => {
+            Failure::other(format!("the gate could not be closed within {limit:?}: {why}"))
+        }
+        Some(Unfinished::Devices(failure)) => failure,
+        None => Failure::other("nobody closes the gate"),
+    };
+    // Handles are looked up while the program goes on: that calls the driver.
+    let launched = recent::look();
+    agent.reopen();
+    failure.message += &launched.unfinished();
+    Err(failure)
+}
+
+/// Shuts the gate, or goes on waiting for what is behind it.
+pub(super) fn halt(
+    agent: &mut Agent,
+    wait_ms: u64,
+    timeout_ms: u64,
+    connection: &Connection,
+) -> Result<Next, Failure> {
+    begin_to_close(agent, Duration::from_millis(timeout_ms), connection)?;
+    let end = later(Instant::now(), Duration::from_millis(wait_ms));
+    let is_at_rest = go_on_closing(agent, &Limit::new(end, connection.as_fd()))?;
+    let rest = agent.rest.as_ref().map(|rest| rest.told(is_at_rest)).unwrap_or_default();
+    Ok(Next::Reply(Reply::Rest { rest }))
+}
+
+/// Lets one launch pass the shut gate.
+pub(super) fn pass(
+    agent: &mut Agent,
+    wait_ms: u64,
+    connection: &Connection,
+) -> Result<Next, Failure> {
+    if agent.state != (GateState::Closed {}) {
+        agent.expect(GateState::Closing {})?;
+    }
+    let Some(rest) = &mut agent.rest else {
+        return Err(Failure::other("nobody has asked it to halt"));
+    };
+    agent.state = GateState::Closing {};
+    // What was exported need not be all any more.
+    agent.transfer.forget_exports();
+    let end = later(Instant::now(), Duration::from_millis(wait_ms));
+    let launched = rest.pass(Limit::new(end, connection.as_fd()));
+    let launched = launched.inspect_err(|_| agent.reopen())?;
+    Ok(Next::Reply(Reply::Passed { launched }))
+}
+
+/// Begins to close an open gate; one that is closing goes on to. Since when it is.
+fn begin_to_close(
+    agent: &mut Agent,
+    limit: Duration,
+    connection: &Connection,
+) -> Result<Instant, Failure> {
+    if let (GateState::Closing {}, Some(rest)) = (agent.state, &agent.rest) {
+        return Ok(rest.since());
+    }
     agent.expect(GateState::Open {})?;
     if agent.awaiting && !memory::lock().all_attached() {
         return Err(Failure::other("not possible now: blocks are awaited"));
     }
-    let limit = Duration::from_millis(timeout_ms);
-    let asked = Limit::new(later(Instant::now(), limit), connection.as_fd());
-    agent.end_sharing(asked)?;
-    close_by(agent, Instant::now(), limit, connection, |limit| gate::close(*limit))?;
-    Ok(Next::done())
+    agent.end_sharing(Limit::new(later(Instant::now(), limit), connection.as_fd()))?;
+    let rest = Rest::begin();
+    let since = rest.since();
+    agent.rest = Some(rest);
+    agent.state = GateState::Closing {};
+    Ok(since)
+}
+
+/// Goes on closing the gate. Whether the program is at rest then. A failure opens the gate.
+fn go_on_closing(agent: &mut Agent, end: &Limit<'_>) -> Result<bool, Failure> {
+    let Some(rest) = &mut agent.rest else { return Ok(false) };
+    let is_at_rest = rest.go_on(end).inspect_err(|_| agent.reopen())?;
+    if is_at_rest {
+        closed(agent);
+    }
+    Ok(is_at_rest)
+}
+
+/// The gate is closed and the devices are idle.
+fn closed(agent: &mut Agent) {
+    // The memory of the last dump must be gone when CRIU comes.
+    guard::free();
+    agent.stop_awaiting();
+    agent.state = GateState::Closed {};
 }
 
 /// Lets one launch pass the closed gate.
@@ -52,11 +137,23 @@ pub(super) fn step(
 ) -> Result<Next, Failure> {
     agent.expect(GateState::Closed {})?;
     agent.state = GateState::Open {};
+    agent.rest = None;
     let end = later(Instant::now(), Duration::from_millis(wait_ms));
-    let limit = Duration::from_millis(timeout_ms);
-    close_by(agent, end, limit, connection, |limit| {
-        gate::step(Limit::new(end, connection.as_fd()), *limit)
+    let time = Duration::from_millis(timeout_ms);
+    let limit = Limit::new(later(end, time), connection.as_fd());
+    let stepped = gate::step(Limit::new(end, connection.as_fd()), limit).map_err(|why| {
+        Failure::other(format!("the gate could not be closed within {time:?}: {why}"))
+    });
+    let stepped = stepped.and_then(|()| ungated::check()).and_then(|()| drain::drain(limit));
+    stepped.map_err(|mut failure| {
+        let launched = recent::look();
+        gate::open();
+        if limit.is_over() {
+            failure.message += &launched.unfinished();
+        }
+        failure
     })?;
+    closed(agent);
     Ok(Next::done())
 }
 
@@ -71,41 +168,12 @@ pub(super) fn open(agent: &mut Agent) -> Result<Next, Failure> {
         agent.state = GateState::Closed {};
     }
     // An open gate is fine: recovery asks for it in any case.
-    if agent.state == (GateState::Closed {}) {
-        agent.open();
+    match agent.state {
+        GateState::Closed {} => agent.open(),
+        GateState::Closing {} => agent.reopen(),
+        _ => {}
     }
     Ok(Next::done())
-}
-
-/// Closes the gate in some way, for which there is a time from `start` on, and drains: as long as the
-/// client that has asked for it is there.
-fn close_by(
-    agent: &mut Agent,
-    start: Instant,
-    time: Duration,
-    connection: &Connection,
-    close: impl FnOnce(&Limit<'_>) -> Result<(), gate::NotClosed>,
-) -> Result<(), Failure> {
-    let limit = Limit::new(later(start, time), connection.as_fd());
-    let closed = close(&limit).map_err(|why| {
-        Failure::other(format!("the gate could not be closed within {time:?}: {why}"))
-    });
-    closed.and_then(|()| ungated::check()).and_then(|()| drain::drain(limit)).map_err(
-        |mut failure| {
-            // Handles are looked up while the program goes on: that calls the driver.
-            let launched = recent::look();
-            gate::open();
-            if limit.is_over() {
-                failure.message += &launched.unfinished();
-            }
-            failure
-        },
-    )?;
-    // The memory of the last dump must be gone when CRIU comes.
-    guard::free();
-    agent.stop_awaiting();
-    agent.state = GateState::Closed {};
-    Ok(())
 }
 
 /// A limit beyond what the clock can count is none.

@@ -7,6 +7,7 @@
 //! |----------|--------|----------|-------------------------------------------------|
 //! | Open     | open   | in place | stays                                           |
 //! | Closed   | closed | in place | the gate is opened: the checkpointer has died   |
+//! | Closing  | shut   | in place | the same                                        |
 //! | Detached | closed | away     | stays: who has the file descriptors comes back  |
 //!
 //! A program that was restored before its memory is there is Open with blocks that are awaited. If the
@@ -29,6 +30,7 @@ mod drain;
 mod gating;
 mod launches;
 pub(crate) mod peers;
+mod rest;
 mod serve;
 pub(crate) mod sharing;
 mod signals;

@@ -20,6 +20,7 @@ use super::{signals, socket};
 use crate::abi::real;
 use crate::log::log;
 use crate::resettable::Resettable;
+use crate::state::events::{self, Handed};
 use crate::state::memory::vmm::Driver;
 use crate::state::memory::{self, Offer};
 use crate::state::peers;
@@ -101,6 +102,30 @@ fn serve(connection: &mut Connection) -> io::Result<()> {
                 Offer::Busy => connection.send(&PeerReply::Busy {}),
                 Offer::Gone => connection.send(&PeerReply::Gone {}),
             }
+        }
+        PeerRequest::Import { owner, block, opener } => {
+            let handed = match own {
+                Some(own) if own == owner => memory::lock().hand_out(&Driver, block, real::uuid),
+                _ => Offer::Gone,
+            };
+            match handed {
+                Offer::Here(whole, fd) => {
+                    peers::opened(opener, connection.peer()?.pid, block);
+                    connection.send(&PeerReply::Imported { block: whole })?;
+                    connection.send_fds(&[fd])
+                }
+                Offer::Busy => connection.send(&PeerReply::Busy {}),
+                Offer::Gone => connection.send(&PeerReply::Gone {}),
+            }
+        }
+        PeerRequest::Event { owner, event, opener } => {
+            let handed = own.filter(|own| *own == owner).and_then(|_| events::hand_out(event));
+            let Some(Handed { arena, cell, base, fd }) = handed else {
+                return connection.send(&PeerReply::Gone {});
+            };
+            peers::opened(opener, connection.peer()?.pid, events::peer_name(event));
+            connection.send(&PeerReply::Event { arena, cell, base })?;
+            connection.send_fds(&[fd])
         }
         PeerRequest::Close { owner, block, opener } => {
             if own == Some(owner) {

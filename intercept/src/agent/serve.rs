@@ -60,6 +60,10 @@ fn handle(
         Request::Step { wait_ms, timeout_ms } => {
             gating::step(agent, wait_ms, timeout_ms, connection)
         }
+        Request::Halt { wait_ms, timeout_ms } => {
+            gating::halt(agent, wait_ms, timeout_ms, connection)
+        }
+        Request::Pass { wait_ms } => gating::pass(agent, wait_ms, connection),
         Request::OpenGate {} => gating::open(agent),
         Request::Export { known } => blocks::export(agent, known, connection),
         Request::Stage { len } => blocks::stage(agent, len, connection),

@@ -2,6 +2,7 @@
 
 use gpucr_wire::{GateState, Reply};
 
+use super::rest::Rest;
 use super::sharing::Sharing;
 use super::staging::Staging;
 use super::transfer::Transfer;
@@ -15,6 +16,8 @@ use crate::watch::{self, faults, guard};
 /// What the agent knows from one request to the next.
 pub(super) struct Agent {
     pub(super) state: GateState,
+    /// While the program is being stopped, and once it is.
+    pub(super) rest: Option<Rest>,
     pub(super) driver_version: i32,
     pub(super) transfer: Transfer,
     pub(super) staging: Option<Staging>,
@@ -49,6 +52,7 @@ impl Agent {
     pub(super) fn new() -> Self {
         Self {
             state: GateState::Open {},
+            rest: None,
             driver_version: real::version(),
             transfer: Transfer::default(),
             staging: None,
@@ -72,8 +76,10 @@ impl Agent {
         usage::remember_pinned(false);
         self.staging = None;
         self.transfer.forget_exports();
-        if self.state == (GateState::Closed {}) {
-            self.open();
+        match self.state {
+            GateState::Closed {} => self.open(),
+            GateState::Closing {} => self.reopen(),
+            _ => {}
         }
     }
 
@@ -103,6 +109,14 @@ impl Agent {
         self.transfer.forget_exports();
         memory::lock().lend_at(guard::addresses().into_iter());
         self.state = GateState::Open {};
+        self.rest = None;
+        gate::open();
+    }
+
+    /// Opens a gate that is not closed yet. Calls that are inside may hold the tables of memory.
+    pub(super) fn reopen(&mut self) {
+        self.state = GateState::Open {};
+        self.rest = None;
         gate::open();
     }
 

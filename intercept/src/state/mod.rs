@@ -2,6 +2,7 @@
 //! knows of calls, nor of those who watch them.
 
 pub(crate) mod contexts;
+pub(crate) mod events;
 pub(crate) mod gate;
 pub(crate) mod graphs;
 pub(crate) mod images;

@@ -48,6 +48,13 @@ pub(crate) fn closed(opener: Identity, block: u64) {
     }
 }
 
+/// Whether a process that lives has this of this one's open.
+pub(crate) fn is_open(block: u64) -> bool {
+    let openers = OPENERS.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let having = |peer: &Peer| peer.blocks.contains(&block);
+    openers.values().any(|peer| having(peer) && (peer.pid == 0 || is_alive(peer.pid)))
+}
+
 /// Writes what is known here. Who has ended has nothing open any more, and is forgotten.
 pub(crate) fn fill(counts: &mut Counts) {
     let mut openers = OPENERS.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -58,7 +65,8 @@ pub(crate) fn fill(counts: &mut Counts) {
     counts.identity = IDENTITY.get().get().copied().unwrap_or_default();
 }
 
-fn is_alive(pid: u32) -> bool {
+/// Whether this process sees one of that pid.
+pub(crate) fn is_alive(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
     // A process of another user is there too.
     pid.is_some_and(|pid| {

@@ -7,7 +7,7 @@ use crate::abi::real;
 use crate::abi::types::{Code, SUCCESS};
 use crate::log::log;
 use crate::state::memory::vmm::Driver;
-use crate::state::{contexts, gate, memory, recent};
+use crate::state::{contexts, events, gate, memory, recent};
 use crate::{usage, watch};
 
 /// After a context of `device` was made.
@@ -38,6 +38,7 @@ fn gone(context: u64) {
     }
     drop(memory);
     super::owners::tell_owners();
+    events::context_gone(context).into_iter().for_each(super::owners::tell_owner);
 }
 
 /// Calls `end`, which gives a device's primary context up, and does what follows. Nobody looks at the context while

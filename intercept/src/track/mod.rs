@@ -32,14 +32,33 @@ macro_rules! call {
     }};
 }
 
+/// Calls the driver's function of this name with the program's own arguments, which are integers all.
+macro_rules! pass_on {
+    ($name:ident($($argument:ident),* $(,)?)) => {{
+        let slot = &$crate::abi::slots::SLOTS[$crate::abi::table::index::$name];
+        let target = slot.load(std::sync::atomic::Ordering::Relaxed);
+        // SAFETY: a slot holds a function of the driver (or its stub), which takes these integer slots and
+        // returns a CUresult.
+        unsafe {
+            let driver: unsafe extern "C" fn($(pass_on!(@ $argument)),*) -> Code =
+                std::mem::transmute(target);
+            driver($($argument),*)
+        }
+    }};
+    (@ $argument:ident) => { usize };
+}
+
 mod contexts;
 mod counted;
+mod events;
 mod heap;
 mod ipc;
+mod offered;
 mod owners;
 pub(crate) mod patience;
 mod streams;
 mod support;
+mod tickets;
 mod unloads;
 mod uses;
 mod vmm;
@@ -47,6 +66,7 @@ mod vmm;
 pub(crate) use crate::resolver::{cuGetProcAddress, cuGetProcAddress_v2};
 pub(crate) use contexts::*;
 pub(crate) use counted::*;
+pub(crate) use events::*;
 pub(crate) use heap::*;
 pub(crate) use ipc::*;
 pub(crate) use streams::*;

@@ -1,21 +1,28 @@
 //! The connections to processes whose memory is opened here.
 
 use std::io;
+use std::os::fd::OwnedFd;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use gpucr_wire::Connection;
 use gpucr_wire::peers::{Identity, PeerReply, PeerRequest, peers_socket};
 
+use super::offered::Offered;
 use crate::log::log;
 use crate::state::{memory, peers};
 
 /// How long it may take to tell an owner that its memory is closed.
 const TELLING: Duration = Duration::from_secs(1);
+/// How long an owner may take to answer, whose memory may be away for a dump of its own.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two questions to an owner whose memory is not in its place.
+const PAUSE: Duration = Duration::from_millis(5);
 /// Bytes of the longest reply.
-pub(super) const LONGEST: u32 = 128;
+const LONGEST: u32 = 128;
 
 /// A connection to the owner of a handle. After a restore its pid namespace may be another one, which is ours then.
-pub(super) fn connect(namespace: u64, pid: u32, deadline: Instant) -> io::Result<Connection> {
+fn connect(namespace: u64, pid: u32, deadline: Instant) -> io::Result<Connection> {
     let own = gpucr_wire::own_pid_namespace()?;
     let to = |namespace| Connection::connect(&peers_socket(namespace, pid), Some(deadline), None);
     match to(own) {
@@ -26,17 +33,43 @@ pub(super) fn connect(namespace: u64, pid: u32, deadline: Instant) -> io::Result
     }
 }
 
+/// Asks the owner for what it has offered: its reply, and the descriptor that goes with it. `None`: it does not give it.
+/// The tables of memory must not be locked, since two processes may ask each other.
+pub(super) fn ask_owner(offered: &Offered, request: &PeerRequest) -> Option<(PeerReply, OwnedFd)> {
+    let deadline = Instant::now() + PATIENCE;
+    let asked = || -> io::Result<Option<(PeerReply, OwnedFd)>> {
+        loop {
+            let mut owner = connect(offered.namespace, offered.pid, deadline)?;
+            owner.send(request)?;
+            match owner.receive_at_most(LONGEST)? {
+                PeerReply::Busy {} if Instant::now() < deadline => thread::sleep(PAUSE),
+                PeerReply::Busy {} | PeerReply::Gone {} | PeerReply::Done {} => return Ok(None),
+                reply => {
+                    let fds = owner.receive_fds(1)?;
+                    return Ok(fds.into_iter().next().map(|fd| (reply, fd)));
+                }
+            }
+        }
+    };
+    asked().unwrap_or_else(|error| {
+        log!("process {} does not give what it has offered: {error}", offered.pid);
+        None
+    })
+}
+
 /// Tells the owners of blocks that were closed that they are.
 pub(super) fn tell_owners() {
     let closed = memory::lock().take_closed();
-    let Some(opener) = peers::identity().filter(|_| !closed.is_empty()) else { return };
-    for closed in closed {
-        let told = tell(closed, opener);
-        // One that has ended need not know.
-        told.unwrap_or_else(|error| {
-            log!("an owner does not know that its memory is closed: {error}")
-        });
-    }
+    closed.into_iter().for_each(tell_owner);
+}
+
+/// Tells the owner of a block or an event that it is closed here.
+pub(super) fn tell_owner(closed: memory::Origin) {
+    let Some(opener) = peers::identity() else { return };
+    // One that has ended need not know.
+    tell(closed, opener).unwrap_or_else(|error| {
+        log!("an owner does not know that what it has offered is closed: {error}")
+    });
 }
 
 fn tell(closed: memory::Origin, opener: Identity) -> io::Result<()> {

@@ -3,30 +3,12 @@
 //! that of a file descriptor, the table says `note`, and the name stays.)
 
 use std::ffi::c_void;
-use std::sync::atomic::Ordering;
 
 use super::support::written;
 use crate::abi::real;
-use crate::abi::slots::SLOTS;
-use crate::abi::table::index;
 use crate::abi::types::{Code, POINTER_POOL, SUCCESS};
 use crate::state::{contexts, gate};
 use crate::usage::{self, Kind, Thing, ending};
-
-/// Calls the driver's function of this name with the program's own arguments, which are integers all.
-macro_rules! pass_on {
-    ($name:ident($($argument:ident),* $(,)?)) => {{
-        let target = SLOTS[index::$name].load(Ordering::Relaxed);
-        // SAFETY: a slot holds a function of the driver (or its stub), which takes these integer slots and
-        // returns a CUresult.
-        unsafe {
-            let driver: unsafe extern "C" fn($(pass_on!(@ $argument)),*) -> Code =
-                std::mem::transmute(target);
-            driver($($argument),*)
-        }
-    }};
-    (@ $argument:ident) => { usize };
-}
 
 /// Functions that write the handle of a new thing to their first argument.
 macro_rules! made {
@@ -113,8 +95,6 @@ fn share_allocations_of(pool: u64) {
 }
 
 made! {
-    // A structure of 64 bytes by value: eight words on the stack, behind registers that are not used.
-    Event cuIpcOpenEventHandle(a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13);
     Pool cuMemPoolImportFromShareableHandle(handle, kind, flags);
     ExternalMemory cuImportExternalMemory(description);
     ExternalAddress cuExternalMemoryGetMappedBuffer(memory, description);
@@ -138,7 +118,6 @@ made_contexts! {
 }
 
 opened! {
-    Event cuIpcGetEventHandle();
     Pool cuMemPoolExportToShareableHandle(kind, flags);
 }
 
@@ -147,26 +126,6 @@ ended! {
     ExternalSemaphore cuDestroyExternalSemaphore;
     Resource cuGraphicsUnregisterResource;
     GlBuffer cuGLUnregisterBufferObject;
-}
-
-/// Functions that end an event. Programs destroy many: as long as none is counted this is little more than
-/// the jump to the driver.
-macro_rules! events_ended {
-    ($($name:ident;)*) => {$(
-        #[unsafe(no_mangle)]
-        #[allow(non_snake_case)]
-        pub(crate) unsafe extern "C" fn $name(event: usize) -> Code {
-            if !usage::has_had_events() {
-                return pass_on!($name(event));
-            }
-            ending(&[Kind::Unsupported(Thing::Event)], event as u64, || pass_on!($name(event)))
-        }
-    )*};
-}
-
-events_ended! {
-    cuEventDestroy;
-    cuEventDestroy_v2;
 }
 
 exported! {
@@ -200,11 +159,12 @@ exported! {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use gpucr_wire::Counts;
 
     use super::*;
+    use crate::abi::slots::SLOTS;
     use crate::abi::table::NAMES;
     use crate::track::{
         cuMemAllocFromPoolAsync, cuMemFree_v2, cuMemFreeAsync, cuMipmappedArrayDestroy,
@@ -274,8 +234,6 @@ mod tests {
     #[test]
     fn each_use_lasts_until_the_function_that_ends_it() {
         lasts! {
-            cuIpcOpenEventHandle(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) until cuEventDestroy;
-            cuIpcOpenEventHandle(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) until cuEventDestroy_v2;
             cuMemPoolImportFromShareableHandle(0, 0, 0) until cuMemPoolDestroy;
             cuMemPoolImportPointer(0, 0) until cuMemFree_v2;
             cuImportExternalMemory(0) until cuDestroyExternalMemory;

@@ -1,15 +1,19 @@
-//! The program's own virtual memory management. Its device memory is followed; what it makes of
-//! host memory or takes from other processes is forwarded, and counted as long as it lives.
+//! The program's own virtual memory management. Its device memory is followed, and so is that of other
+//! processes under the shim; what it makes of host memory or takes from others is forwarded, and counted as
+//! long as it lives.
 
 use std::ffi::c_void;
-use std::os::fd::IntoRawFd;
+use std::os::fd::{BorrowedFd, IntoRawFd};
 
+use super::offered::Offered;
+use super::owners::tell_owners;
 use super::patience::patiently;
 use super::support::{enter_whole, put, written};
+use super::tickets;
 use crate::abi::real;
 use crate::abi::types::{
     ALLOCATION_PINNED, Access, AllocationProp, ArrayMapInfo, Code, ERROR_INVALID_VALUE,
-    ERROR_OUT_OF_MEMORY, ERROR_UNKNOWN, HANDLE_POSIX_FD, LOCATION_DEVICE, SUCCESS,
+    ERROR_OUT_OF_MEMORY, HANDLE_POSIX_FD, LOCATION_DEVICE, SUCCESS,
 };
 use crate::state::memory::vmm::Driver;
 use crate::state::memory::{self, IMPORT};
@@ -46,6 +50,21 @@ fn map_arrays(
     code
 }
 
+/// The ticket behind a handle of this kind; none if it is none of ours.
+fn ticket(os_handle: *mut c_void, kind: u32) -> Option<Offered> {
+    let fd =
+        i32::try_from(os_handle as u64).ok().filter(|fd| kind == HANDLE_POSIX_FD && *fd >= 0)?;
+    // SAFETY: the caller lends the descriptor for the length of the call; one that is not open fails in the kernel.
+    tickets::read(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// Tells those whose memory was given back here, once nobody holds the tables.
+fn after_release(memory: memory::Locked, code: Code) -> Code {
+    drop(memory);
+    tell_owners();
+    code
+}
+
 exported! {
     fn cuMemCreate(out: *mut u64, size: usize, prop: *const AllocationProp, flags: u64) {
         if out.is_null() || prop.is_null() || flags != 0 {
@@ -79,7 +98,7 @@ exported! {
         let _inside = enter_whole();
         let mut memory = memory::lock();
         if let Some(code) = memory.release_handle(&Driver, handle) {
-            return code;
+            return after_release(memory, code);
         }
         let code = call!(cuMemRelease(handle));
         if code == SUCCESS {
@@ -112,7 +131,7 @@ exported! {
         if code == SUCCESS {
             memory.unmapped(&Driver, address, size as u64);
         }
-        code
+        after_release(memory, code)
     }
     fn cuMemSetAccess(address: u64, size: usize, access: *const Access, count: usize) {
         let _inside = enter_whole();
@@ -139,17 +158,18 @@ exported! {
             }
             return code;
         };
-        if out.is_null() || asked & kind == 0 {
+        // The driver does not export what was imported either.
+        if out.is_null() || flags != 0 || asked & kind == 0 || memory.is_imported(handle) {
             return ERROR_INVALID_VALUE;
         }
-        let code = match memory.duplicate_fd(handle).filter(|_| kind == HANDLE_POSIX_FD) {
-            Some(Ok(fd)) => put(out.cast(), Ok(fd.into_raw_fd())),
-            Some(Err(_)) => ERROR_UNKNOWN,
-            None => {
-                let real = memory.real_handle(handle);
-                call!(cuMemExportToShareableHandle(out, real, kind, flags))
-            }
-        };
+        if kind == HANDLE_POSIX_FD {
+            let block = memory.offer_block(handle);
+            drop(memory);
+            let ticket = block.ok_or(ERROR_INVALID_VALUE).and_then(tickets::make);
+            return put(out.cast(), ticket.map(IntoRawFd::into_raw_fd));
+        }
+        let real = memory.real_handle(handle);
+        let code = call!(cuMemExportToShareableHandle(out, real, kind, flags));
         if code == SUCCESS {
             memory.set_shared(handle);
         }
@@ -157,6 +177,9 @@ exported! {
     }
     fn cuMemImportFromShareableHandle(out: *mut u64, os_handle: *mut c_void, kind: u32) {
         let _inside = enter_whole();
+        if let Some(ticket) = ticket(os_handle, kind).filter(|_| !out.is_null()) {
+            return put(out, tickets::import(&ticket));
+        }
         let mut memory = memory::lock();
         let code = call!(cuMemImportFromShareableHandle(out, os_handle, kind));
         if code == SUCCESS {

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::BufRead;
+use std::os::fd::IntoRawFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -22,7 +23,16 @@ impl Caller {
     /// Starts it with more in its environment. The primary context of device 0 is current on all of its
     /// threads.
     pub(crate) fn start_with(environment: &[(&str, &str)]) -> Self {
-        let program = Program::start_with(environment);
+        Self::of(Program::start_with(environment))
+    }
+
+    /// The same without the shim.
+    #[allow(dead_code)]
+    pub(crate) fn start_natively() -> Self {
+        Self::of(Program::start_natively())
+    }
+
+    fn of(program: Program) -> Self {
         let words = program.line(20_000).and_then(|line| line.parse().ok()).expect("an address");
         Self { program, words, answers: HashMap::new() }
     }
@@ -131,6 +141,12 @@ fn obey(cuda: &Library, function: &str, arguments: &[u64]) -> u64 {
             // SAFETY: the test names words of `run`.
             unsafe { (*address as *mut u64).write(*value) };
             0
+        }
+        // A descriptor of another process, as if that had sent it.
+        ("take", [pid, fd]) => {
+            let path = format!("/proc/{pid}/fd/{fd}");
+            let taken = std::fs::File::options().read(true).write(true).open(path);
+            taken.map_or(u64::MAX, |file| file.into_raw_fd() as u64)
         }
         _ => cuda.call(function, arguments).into(),
     }

@@ -53,6 +53,16 @@ pub(crate) fn say(text: &str) {
     std::io::stdout().flush().expect("written");
 }
 
+/// A file in memory that nobody can change any more.
+pub(crate) fn sealed(bytes: &[u8]) -> OwnedFd {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+    let fd = memfd_create(c"sealed", MemfdFlags::ALLOW_SEALING).expect("made");
+    assert_eq!(rustix::io::pwrite(&fd, bytes, 0), Ok(bytes.len()));
+    let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    fcntl_add_seals(&fd, seals).expect("sealed");
+    fd
+}
+
 /// A library and its functions.
 pub(crate) struct Library(*mut c_void);
 
@@ -78,17 +88,22 @@ impl Library {
         address
     }
 
-    /// Calls a function that takes up to eleven integers.
+    /// Calls a function that takes up to fourteen integers.
     pub(crate) fn call(&self, name: &str, arguments: &[u64]) -> u32 {
-        type Function =
-            unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> u32;
-        let mut a = [0; 11];
+        #[rustfmt::skip]
+        type Function = unsafe extern "C" fn(
+            u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64,
+        ) -> u32;
+        let mut a = [0; 14];
         a[..arguments.len()].copy_from_slice(arguments);
         // SAFETY: a function of the driver that takes integers; more of them than it takes are
         // left where it does not look. Pointers among them are the caller's duty.
         unsafe {
             let function: Function = std::mem::transmute(self.symbol(name));
-            function(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10])
+            function(
+                a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12],
+                a[13],
+            )
         }
     }
 
@@ -114,8 +129,17 @@ impl Program {
 
     /// Starts the program with more in its environment.
     pub(crate) fn start_with(environment: &[(&str, &str)]) -> Self {
+        Self::start_behind(&shim(), environment)
+    }
+
+    /// Starts the program on the driver alone.
+    pub(crate) fn start_natively() -> Self {
+        Self::start_behind(&driver(), &[])
+    }
+
+    fn start_behind(library: &std::path::Path, environment: &[(&str, &str)]) -> Self {
         let libraries = tempfile::tempdir().expect("a folder");
-        std::os::unix::fs::symlink(shim(), libraries.path().join("libcuda.so.1")).expect("a link");
+        std::os::unix::fs::symlink(library, libraries.path().join("libcuda.so.1")).expect("a link");
         let mut child = Command::new(std::env::current_exe().expect("this test has a file"))
             .args(["program", "--exact", "--nocapture", "--test-threads=1"])
             .env(ENV_PROGRAM, "1")

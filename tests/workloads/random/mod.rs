@@ -12,7 +12,8 @@ use anyhow::{Context as _, Result};
 
 use crate::args;
 use crate::cuda::{STREAM_NON_BLOCKING, check, driver};
-use crate::gpu::{Buffer, Event, Gpu, Kernel, Module, Shape, Stream, fill_at, write_at};
+use crate::event::Event;
+use crate::gpu::{Buffer, Gpu, Kernel, Module, Shape, Stream, fill_at, write_at};
 use crate::numbers::{Sequence, mix};
 use crate::report::Run;
 
@@ -102,7 +103,7 @@ impl Program {
             let written = self.memories[memory].written.iter();
             let read = self.memories[memory].read.iter().filter(|_| writes.contains(&memory));
             for (_, event) in written.chain(read).filter(|(by, _)| *by != number) {
-                stream.wait(event)?;
+                event.hold(stream)?;
             }
         }
         work(self, stream)?;

@@ -23,6 +23,12 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
         display::time(report.total_ms),
         report.pid,
     );
+    let through = report.let_through.iter().filter(|process| process.launches > 0);
+    let through: Vec<_> =
+        through.map(|process| format!("{} of process {}", process.launches, process.pid)).collect();
+    if !through.is_empty() {
+        say!("let through so that all came to a halt: launches: {}", through.join(", "));
+    }
     if let Some(found) = &report.validation {
         say!(
             "copied while it ran: {} of {} chunks; {} had changed since, and {} were copied again",

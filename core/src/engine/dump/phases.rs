@@ -97,7 +97,7 @@ impl Gated {
         let exported = task.enter(Phase::Export, None).and_then(|()| {
             task.host.ask_pinned(&mut task.made.cuda_processes);
             let blocks = stop::export(task)?;
-            opened::resolve(&mut task.made.cuda_processes)?;
+            opened::resolve(&mut task.made.cuda_processes, &blocks)?;
             stop::adopt(task)?;
             stop::follow(&task.made.cuda_processes, &mut prepared.memory, &blocks)?;
             Ok(blocks)

@@ -56,6 +56,15 @@ pub struct CriuOptions {
     pub link_remap: bool,
 }
 
+/// What was let through the closed gate of a process.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct LetThrough {
+    /// The process.
+    pub pid: u32,
+    /// Launches of kernels and graphs.
+    pub launches: u64,
+}
+
 /// What a dump did.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct Report {
@@ -92,6 +101,9 @@ pub struct Report {
     /// What was saved while the program ran on, and launches that may write it waited; none if there
     /// was no such memory.
     pub deferral: Option<Deferral>,
+    /// Launches that were let through the closed gates, for each process, since a device of another one waited for
+    /// them: who launched most was behind. Empty if there was no need.
+    pub let_through: Vec<LetThrough>,
     /// Bytes that this dump has written; the rest was there.
     pub new_bytes: u64,
     /// Of the written bytes, those of chunks that changed after they had been copied: the image does not

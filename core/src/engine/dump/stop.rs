@@ -3,29 +3,32 @@
 
 use gpucr_wire::Block;
 
+use super::halt::{Halted, halt_all};
 use super::preflight;
+use super::report::LetThrough;
 use super::task::Task;
 use crate::base::faults::fault;
 use crate::cuda::Reserver;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
-use crate::engine::memory::{Bulk, joined};
+use crate::engine::memory::Bulk;
 use crate::engine::opened;
 use crate::host::process::AgentError;
 
-/// Closes all gates at the same time: programs that wait for each other on the device drain
-/// only together. What they use does not change from here on.
+/// Closes all gates at the same time: programs that wait for each other on the device drain only together, and some of
+/// them only when others have launched [more](super::halt). What they use does not change from here on.
 pub(super) fn close_gates(task: &mut Task<'_>, mut memory: Option<&mut Bulk>) -> Result<(), Error> {
-    let limit = task.options.timeout;
-    let closed: Vec<_> = std::thread::scope(|scope| {
-        let agents =
-            task.made.cuda_processes.iter_mut().filter_map(|program| program.agent.as_mut());
-        let closing: Vec<_> =
-            agents.map(|agent| scope.spawn(move || agent.close_gate(limit))).collect();
-        closing.into_iter().map(joined).collect()
-    });
-    for closed in closed {
+    let programs = task.made.cuda_processes.iter_mut();
+    let (pids, agents): (Vec<u32>, Vec<_>) =
+        programs.filter_map(|program| Some((program.process.pid, program.agent.as_mut()?))).unzip();
+    let Halted { results, launches } = halt_all(agents, task.options.timeout);
+    let counts = pids.into_iter().zip(launches).map(|(pid, launches)| LetThrough { pid, launches });
+    task.account.let_through = counts.collect();
+    if task.account.let_through.iter().all(|one| one.launches == 0) {
+        task.account.let_through.clear();
+    }
+    for closed in results {
         match closed {
             Err(AgentError::Broken { pid, .. })
                 if task.forget_ended(pid, memory.as_deref_mut()) => {}

@@ -81,7 +81,7 @@ fn settle(mut task: Task<'_>, ended: Ended) -> Result<Report, Failure> {
             return Err(Failure { phase, error, left });
         }
     };
-    let Account { bulk_bytes, precopied, checked, shadowed, deferral } = task.account;
+    let Account { bulk_bytes, precopied, checked, let_through, shadowed, deferral } = task.account;
     let committed = complete.commit.image;
     Ok(Report {
         image: task.options.destination.path(),
@@ -96,6 +96,7 @@ fn settle(mut task: Task<'_>, ended: Ended) -> Result<Report, Failure> {
         validation: checked.map(|checked| checked.found),
         private_bytes: task.plan.private_bytes(),
         host: task.host.report(),
+        let_through,
         shadowed_bytes: shadowed,
         deferral,
         new_bytes: committed.new_bytes,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::defer::Deferral;
 use super::host::memory::Host;
 use super::preflight::DumpPlan;
-use super::report::Options;
+use super::report::{LetThrough, Options};
 use super::speculate::Speculation;
 use super::strategy::Strategy;
 use crate::base::phase::{Clock, Phase};
@@ -60,6 +60,8 @@ pub(super) struct Account {
     pub(super) precopied: u64,
     /// The check of the chunks that were copied ahead, if there was one.
     pub(super) checked: Option<Checked>,
+    /// Launches that were let through the closed gates, if any were.
+    pub(super) let_through: Vec<LetThrough>,
     /// Bytes copied aside within the devices.
     pub(super) shadowed: u64,
     /// What was saved late, if anything was.

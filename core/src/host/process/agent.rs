@@ -18,7 +18,7 @@ use gpucr_wire::open_files::Raised;
 use gpucr_wire::table::Range;
 use gpucr_wire::{
     Accesses, Block, BlockKind, Connection, Counts, GateState, Hello, PROTOCOL_VERSION, Reply,
-    Request,
+    Request, Rest,
 };
 
 use super::tree::ProcessInfo;
@@ -311,6 +311,36 @@ impl Agent {
         self.begin(&request, limit.saturating_add(ANSWER))?;
         let reply = self.answer(&request)?;
         self.done(reply)
+    }
+
+    /// Shuts the gate, or goes on waiting, for `wait` at most, until the program stands still behind it. How far it is
+    /// then; the gate stays shut. After a failure it is open; after one of the connection as soon as the agent sees its
+    /// end. `limit` is for what has to be done before the gate is shut.
+    ///
+    /// # Errors
+    /// The gate is not open, a context is broken, the agent does not answer in time, or gpucr was asked to end.
+    pub fn halt(&mut self, wait: Duration, limit: Duration) -> Result<Rest, AgentError> {
+        let (wait_ms, timeout_ms) = (wait.as_millis() as u64, limit.as_millis() as u64);
+        let request = Request::Halt { wait_ms, timeout_ms };
+        self.begin(&request, wait.saturating_add(limit).saturating_add(ANSWER))?;
+        match self.answer(&request)? {
+            Reply::Rest { rest } => Ok(rest),
+            _ => Err(AgentError::Unexpected { pid: self.pid }),
+        }
+    }
+
+    /// Lets calls pass the gate that is shut by [`halt`](Self::halt), up to the next launch on an idle device,
+    /// waiting `wait` for one. Whether one came. Where the program stands then only `halt` tells.
+    ///
+    /// # Errors
+    /// As with `halt`; and nothing can be launched now.
+    pub fn pass(&mut self, wait: Duration) -> Result<bool, AgentError> {
+        let request = Request::Pass { wait_ms: wait.as_millis() as u64 };
+        self.begin(&request, wait.saturating_add(ANSWER))?;
+        match self.answer(&request)? {
+            Reply::Passed { launched } => Ok(launched),
+            _ => Err(AgentError::Unexpected { pid: self.pid }),
+        }
     }
 
     /// Lets calls pass the closed gate up to the next launch, waiting `wait` for one, and closes it

@@ -1,8 +1,10 @@
 //! What every call reads: whether the gate is open, and whether calls are looked at.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::thread::futex;
+
+use crate::abi::real;
 
 /// Everything passes.
 pub(super) const OPEN: u32 = 0;
@@ -32,6 +34,24 @@ pub(super) static LINE: Line = Line { state: AtomicU32::new(OPEN), watched: Atom
 /// Changes the state, unless it is another than it was thought to be.
 pub(super) fn change(from: u32, to: u32) -> bool {
     LINE.state.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+}
+
+/// On which devices the launch may be that passes in [`STEP`], a bit for each; set before the state.
+static LAUNCHING: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// Launches on all devices may pass in [`STEP`].
+pub(super) const EVERYWHERE: u64 = u64::MAX;
+
+/// Says on which devices the launch may be that passes in [`STEP`].
+pub(super) fn set_launching(devices: u64) {
+    LAUNCHING.store(devices, Ordering::SeqCst);
+}
+
+/// Whether this thread may make the launch that passes in [`STEP`].
+pub(super) fn may_launch() -> bool {
+    let devices = LAUNCHING.load(Ordering::SeqCst);
+    let on = |device: i32| 1u64.checked_shl(device as u32).is_some_and(|bit| devices & bit != 0);
+    devices == EVERYWHERE || real::current_context().is_ok_and(|(_, device)| on(device))
 }
 
 /// Sleeps until the state is as wanted.

@@ -28,7 +28,8 @@ use std::time::Duration;
 pub(crate) use self::callers::COUNT as PLACES;
 use self::callers::{CALL, LAUNCH, Me, Place};
 pub(crate) use self::captures::{Capture, capturing, end_capture, end_captures_of};
-use self::line::{CLOSED, LINE, NO_CAPTURE, OPEN, STEP, change, set, wait_until};
+
+use self::line::{CLOSED, EVERYWHERE, LINE, NO_CAPTURE, OPEN, STEP, change, set, wait_until};
 pub(crate) use self::line::{
     is_guarding, is_open, is_recording, is_watching, set_guarding, set_recording,
 };
@@ -134,11 +135,12 @@ fn come_in(me: Me, amount: u64) {
 fn wait_and_pass(place: &Place, own: bool, amount: u64) {
     loop {
         place.leave(own, amount);
-        wait_until(|state| state != CLOSED);
+        let launches = amount >= LAUNCH;
+        wait_until(|state| state != CLOSED && !(state == STEP && launches && !line::may_launch()));
         place.enter(own, amount);
         let passes = match LINE.state.load(Ordering::SeqCst) {
             CLOSED => false,
-            STEP if amount >= LAUNCH => change(STEP, CLOSED),
+            STEP if launches => line::may_launch() && change(STEP, CLOSED),
             _ => true,
         };
         if passes {
@@ -159,21 +161,61 @@ pub(crate) fn launches() -> u64 {
     callers::launches()
 }
 
+/// A gate that is being closed, by somebody who looks again and again whether it is.
+#[derive(Debug)]
+pub(crate) struct Closing {
+    /// Nobody enters any more, and whoever did before is counted.
+    is_shut: bool,
+}
+
+impl Closing {
+    /// Begins to close an open gate: no capture begins.
+    pub(crate) fn begin() -> Self {
+        LINE.state.store(NO_CAPTURE, Ordering::SeqCst);
+        Self { is_shut: false }
+    }
+
+    /// Goes on with it. Whether the gate is closed: no call is inside, none enters, and no capture is under way.
+    ///
+    /// # Errors
+    /// The kernel does not say who is inside. The gate stays as it is.
+    pub(crate) fn is_done(&mut self) -> Result<bool, NotClosed> {
+        if !self.is_shut {
+            if LINE.state.load(Ordering::SeqCst) != CLOSED && !captures::close_if_none() {
+                return Ok(false);
+            }
+            // Who enters from here on sees that the gate is closed.
+            callers::barrier().map_err(NotClosed::NoBarrier)?;
+            self.is_shut = true;
+        }
+        Ok(callers::inside() == 0)
+    }
+
+    /// Whether nobody enters any more.
+    pub(crate) fn is_shut(&self) -> bool {
+        self.is_shut
+    }
+
+    /// Lets calls pass the shut gate up to the first launch on one of these devices, of which each is a bit, that
+    /// one too, or until `end`. A capture that begins opens the gate up to its end. Then the gate is closing again.
+    /// Whether a launch has passed.
+    pub(crate) fn pass<'a>(&mut self, devices: u64, end: impl Into<Limit<'a>>) -> bool {
+        let passed = pass_one(devices, &end.into());
+        if is_open() {
+            LINE.state.store(NO_CAPTURE, Ordering::SeqCst);
+        }
+        self.is_shut = false;
+        passed
+    }
+}
+
 /// Closes the gate: afterwards no call is inside, none enters, and no capture is under way.
 ///
 /// # Errors
 /// At the limit, and if the kernel does not say who is inside, the gate is opened again, and what was
 /// in the way is returned.
 pub(crate) fn close<'a>(limit: impl Into<Limit<'a>>) -> Result<(), NotClosed> {
-    let limit = limit.into();
-    LINE.state.store(NO_CAPTURE, Ordering::SeqCst);
-    while !captures::close_if_none() {
-        if limit.is_over() {
-            return Err(busy());
-        }
-        thread::sleep(POLL);
-    }
-    wait_until_empty(&limit)
+    wait_until_closed(Closing::begin(), &limit.into())
 }
 
 /// Lets calls pass the closed gate up to the first launch, that one too, or until `end`; if a capture
@@ -185,16 +227,23 @@ pub(crate) fn step<'a>(
     end: impl Into<Limit<'a>>,
     limit: impl Into<Limit<'a>>,
 ) -> Result<(), NotClosed> {
-    let (end, limit) = (end.into(), limit.into());
+    pass_one(EVERYWHERE, &end.into());
+    let closing = if is_open() { Closing::begin() } else { Closing { is_shut: false } };
+    wait_until_closed(closing, &limit.into())
+}
+
+/// Lets calls pass the closed gate up to the first launch on one of these devices, or until `end`, or the beginning of a
+/// capture, which opens the gate. Whether a launch has passed.
+fn pass_one(devices: u64, end: &Limit<'_>) -> bool {
+    line::set_launching(devices);
     set(STEP);
-    while LINE.state.load(Ordering::SeqCst) == STEP {
-        if end.is_over() {
-            change(STEP, CLOSED);
-        } else {
-            thread::sleep(POLL);
+    loop {
+        match LINE.state.load(Ordering::SeqCst) {
+            STEP if end.is_over() && change(STEP, CLOSED) => return false,
+            STEP => thread::sleep(POLL),
+            state => return state == CLOSED,
         }
     }
-    if is_open() { close(limit) } else { wait_until_empty(&limit) }
 }
 
 /// Closes the gate, without waiting for calls that are inside.
@@ -202,27 +251,31 @@ pub(crate) fn shut() {
     LINE.state.store(CLOSED, Ordering::SeqCst);
 }
 
-/// Waits for the calls that are inside a closed gate.
-fn wait_until_empty(limit: &Limit<'_>) -> Result<(), NotClosed> {
-    // Who enters from here on sees that the gate is closed.
-    if let Err(error) = callers::barrier() {
-        open();
-        return Err(NotClosed::NoBarrier(error));
-    }
-    while callers::inside() != 0 {
-        if limit.is_over() {
-            return Err(busy());
+/// Waits until the gate is closed, and opens it if it is not in time.
+fn wait_until_closed(mut closing: Closing, limit: &Limit<'_>) -> Result<(), NotClosed> {
+    loop {
+        match closing.is_done() {
+            Ok(true) => return Ok(()),
+            Ok(false) if limit.is_over() => return Err(give_up()),
+            Ok(false) => thread::sleep(POLL),
+            Err(error) => {
+                open();
+                return Err(error);
+            }
         }
-        thread::sleep(POLL);
     }
-    Ok(())
 }
 
 /// Opens the gate, and says what was in the way.
-fn busy() -> NotClosed {
-    let busy = NotClosed::Busy { calls: callers::inside(), captures: captures::under_way() };
+fn give_up() -> NotClosed {
+    let busy = busy();
     open();
     busy
+}
+
+/// What is in the way of closing the gate.
+pub(crate) fn busy() -> NotClosed {
+    NotClosed::Busy { calls: callers::inside(), captures: captures::under_way() }
 }
 
 /// Leaves the gate for as long as `work` takes, and passes it again. A call within another one stays

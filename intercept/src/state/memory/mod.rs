@@ -26,6 +26,7 @@ mod attach;
 pub(crate) mod fake;
 mod foreign;
 mod heap;
+mod imported;
 mod opened;
 mod program;
 mod share;
@@ -57,8 +58,12 @@ pub(crate) struct Block {
     fd: Option<Arc<OwnedFd>>,
     /// Times that the program may still release it.
     references: u32,
-    /// The program has given it to another process.
+    /// The program has given it to another process, by a descriptor that is not ours.
     shared: bool,
+    /// The program has exported it: others that have a ticket get it.
+    is_offered: bool,
+    /// It is another process's, and the program has imported it by a ticket: it maps it itself.
+    is_imported: bool,
     /// Its memory is that of other instances of the program too: the device only reads it.
     read_only: bool,
     /// Live allocations inside it; of a block of the program's, its mappings.
@@ -82,6 +87,8 @@ impl Block {
             fd: None,
             references: 0,
             shared: false,
+            is_offered: false,
+            is_imported: false,
             read_only: false,
             allocations: 0,
             slab: None,
@@ -91,7 +98,7 @@ impl Block {
 
     /// Whether it is the heap's, or opened: the program did not map it itself.
     fn is_heap(&self) -> bool {
-        !matches!(self.kind, BlockKind::Program {})
+        !matches!(self.kind, BlockKind::Program {}) && !self.is_imported
     }
 
     /// Whether it is another process's.

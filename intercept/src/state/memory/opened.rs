@@ -29,9 +29,9 @@ pub(crate) struct Origin {
 }
 
 /// What the owner says of memory that is offered to others.
-pub(crate) enum Offer {
-    /// Where it is, and a descriptor of it.
-    Here(Piece, OwnedFd),
+pub(crate) enum Offer<T> {
+    /// What it is, and a descriptor of it.
+    Here(T, OwnedFd),
     /// It is not in its place now.
     Busy,
     /// There is no such memory, or it cannot be handed out.
@@ -54,7 +54,7 @@ impl Memory {
     /// Whether an allocation is in memory of another process.
     pub(crate) fn is_opened(&self, allocation: &Allocation) -> bool {
         let block = self.blocks.get(&allocation.block());
-        block.is_some_and(|block| matches!(block.kind, BlockKind::Opened { .. }))
+        block.is_some_and(Block::is_opened)
     }
 
     /// The allocation of this name, for another process. `uuid` gives the name of a device.
@@ -64,19 +64,13 @@ impl Memory {
         id: u64,
         address: u64,
         uuid: impl Fn(i32) -> [u8; 16],
-    ) -> Offer {
+    ) -> Offer<Piece> {
         let found = self.allocation_at(address).filter(|found| found.id == id);
         let Some(allocation) = found.filter(|found| !self.is_opened(found)) else {
             return Offer::Gone;
         };
         let Some((start, mapping)) = self.mapping_at(address) else { return Offer::Gone };
         let block = &self.blocks[&mapping.block];
-        // Memory that is shared with other instances is another one soon.
-        let (Some(handle), false) = (block.handle, block.read_only) else { return Offer::Busy };
-        let fd = match &block.fd {
-            Some(fd) => fd.try_clone().map_err(|error| log!("no descriptor: {error}")),
-            None => vmm.export(handle).map_err(|code| log!("cannot be exported: error {code}")),
-        };
         let piece = Piece {
             block: mapping.block,
             block_size: block.size,
@@ -84,7 +78,7 @@ impl Memory {
             offset: allocation.address - start,
             size: allocation.size,
         };
-        fd.map_or(Offer::Gone, |fd| Offer::Here(piece, fd))
+        self.descriptor(vmm, block).map_or_else(|gone| gone, |fd| Offer::Here(piece, fd))
     }
 
     /// Opens an allocation of another process for a context, or counts that it was opened once more. Gives its
@@ -105,7 +99,8 @@ impl Memory {
             return Err(ERROR_INVALID_VALUE);
         }
         let kind = BlockKind::Opened { owner: origin.owner, block: origin.block };
-        let known = self.blocks.iter().find(|(_, block)| block.kind == kind).map(|(id, _)| *id);
+        let same = |block: &Block| block.kind == kind && !block.is_imported;
+        let known = self.blocks.iter().find(|(_, block)| same(block)).map(|(id, _)| *id);
         let id = match known {
             Some(id) => id,
             None => self.map_opened(vmm, kind, piece, fd, (device, peer))?,

@@ -2,7 +2,8 @@
 //! and put back.
 //!
 //! The program gets handles of ours, because the driver's change across a detach. Handles of
-//! things that are not followed (host memory, multicast objects, imports) are the driver's own.
+//! things that are not followed (host memory, multicast objects, imports from programs without the shim) are the
+//! driver's own.
 
 use gpucr_wire::BlockKind;
 
@@ -16,12 +17,12 @@ use crate::state::index;
 const HANDLE_MARK: u64 = 0x6763_7200_0000_0000;
 const MARK_BITS: u64 = 0xffff_ff00_0000_0000;
 
-fn handle_of(block: u64) -> u64 {
+pub(super) fn handle_of(block: u64) -> u64 {
     HANDLE_MARK | block
 }
 
 impl Memory {
-    fn block_of(&self, handle: u64) -> Option<u64> {
+    pub(super) fn block_of(&self, handle: u64) -> Option<u64> {
         let id = handle & !MARK_BITS;
         (handle & MARK_BITS == HANDLE_MARK && self.blocks.contains_key(&id)).then_some(id)
     }
@@ -130,8 +131,11 @@ impl Memory {
 
     fn drop_unused(&mut self, vmm: &dyn Vmm, id: u64) {
         let unused = self.blocks.get(&id).is_some_and(|block| {
-            block.kind == (BlockKind::Program {}) && block.references == 0 && block.allocations == 0
+            !block.is_heap() && block.references == 0 && block.allocations == 0
         });
+        if unused {
+            self.closed.extend(self.origins.remove(&id));
+        }
         if unused
             && let Some(block) = self.blocks.remove(&id)
             && let Some(handle) = block.handle
@@ -167,22 +171,13 @@ impl Memory {
         self.block_of(handle).map(|id| self.blocks[&id].asked_types)
     }
 
-    /// The program has given a block to another process.
+    /// The program has given a block to another process, by a descriptor that is not ours.
     pub(crate) fn set_shared(&mut self, handle: u64) {
         if let Some(id) = self.block_of(handle)
             && let Some(block) = self.blocks.get_mut(&id)
         {
             block.shared = true;
         }
-    }
-
-    /// Another file descriptor of a block that was itself imported, and cannot be exported.
-    pub(crate) fn duplicate_fd(
-        &self,
-        handle: u64,
-    ) -> Option<std::io::Result<std::os::fd::OwnedFd>> {
-        let fd = self.blocks[&self.block_of(handle)?].fd.as_ref()?;
-        Some(fd.try_clone())
     }
 }
 

@@ -1,0 +1,126 @@
+//! A program that is being stopped: its gate is shut, and what came before comes to an end.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::drain::Drain;
+use crate::limit::Limit;
+use crate::state::gate::{self, Closing, NotClosed};
+use crate::state::memory::Failure;
+use crate::ungated;
+
+/// How often is looked whether calls have left the gate.
+const POLL: Duration = Duration::from_micros(50);
+/// How long is waited for devices until somebody looks whether the client is still there.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// How far it is.
+pub(super) struct Rest {
+    since: Instant,
+    gate: Closing,
+    /// Since the last shutting of the gate: no call is inside, and the devices are waited for since then.
+    is_empty: bool,
+    drain: Option<Drain>,
+}
+
+/// Why a program is not at rest.
+pub(super) enum Unfinished {
+    /// Its gate is not closed.
+    Gate(NotClosed),
+    /// A device is busy.
+    Devices(Failure),
+}
+
+impl Rest {
+    /// Begins to close the open gate.
+    pub(super) fn begin() -> Self {
+        let since = Instant::now();
+        Self { since, gate: Closing::begin(), is_empty: false, drain: None }
+    }
+
+    /// When it began.
+    pub(super) fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Waits until the program is at rest: no call is inside the gate, none enters, and the devices are idle. Whether
+    /// it is so at the end.
+    ///
+    /// # Errors
+    /// A context is broken, or the gate does not stop all of the program.
+    pub(super) fn go_on(&mut self, end: &Limit<'_>) -> Result<bool, Failure> {
+        loop {
+            if self.look()? {
+                ungated::check()?;
+                return Ok(true);
+            }
+            if end.is_over() {
+                return Ok(false);
+            }
+            match &mut self.drain {
+                Some(drain) if self.is_empty => drain.wait(LOOK.min(end.left()))?,
+                _ => thread::sleep(POLL),
+            }
+        }
+    }
+
+    /// Whether the program is at rest.
+    fn look(&mut self) -> Result<bool, Failure> {
+        let is_closed = self.gate.is_done().map_err(|why| Failure::other(why.to_string()))?;
+        if !self.gate.is_shut() {
+            return Ok(false);
+        }
+        // Calls that are inside may be waiting for work on one device that others do on another: so it is looked at
+        // devices before they have left. What they do in between is waited for afterwards.
+        let drain = match &mut self.drain {
+            None => self.drain.insert(Drain::begin()?),
+            Some(drain) => {
+                if is_closed && !self.is_empty {
+                    drain.renew()?;
+                }
+                drain
+            }
+        };
+        self.is_empty = is_closed;
+        Ok(drain.is_done()? && is_closed)
+    }
+
+    /// Lets calls pass up to one launch on a device that is idle, that one too, or up to the limit. Whether a launch has
+    /// passed.
+    ///
+    /// # Errors
+    /// Captures are under way, all devices are busy, or there are no threads.
+    pub(super) fn pass(&mut self, end: Limit<'_>) -> Result<bool, Failure> {
+        let drain = self.drain.as_mut().filter(|drain| self.gate.is_shut() && drain.may_launch());
+        let Some(drain) = drain else {
+            return Err(Failure::other("nothing can be launched now"));
+        };
+        let launched = self.gate.pass(!drain.busy(), end);
+        self.is_empty = false;
+        drain.renew()?;
+        Ok(launched)
+    }
+
+    /// What a checkpointer is told.
+    pub(super) fn told(&self, is_at_rest: bool) -> gpucr_wire::Rest {
+        let drain = self.drain.as_ref();
+        let mut busy = drain.map(Drain::busy_for).unwrap_or_default();
+        if !self.is_empty {
+            busy = busy.max(self.since.elapsed());
+        }
+        gpucr_wire::Rest {
+            is_at_rest,
+            may_pass: self.gate.is_shut() && drain.is_some_and(Drain::may_launch),
+            busy_ms: if is_at_rest { 0 } else { busy.as_millis() as u64 },
+            longest_ms: drain.map(Drain::longest).unwrap_or_default().as_millis() as u64,
+        }
+    }
+
+    /// Why the program is not at rest.
+    pub(super) fn unfinished(&self) -> Unfinished {
+        match &self.drain {
+            Some(drain) if self.is_empty => Unfinished::Devices(drain.unfinished()),
+            _ => Unfinished::Gate(gate::busy()),
+        }
+    }
+}
