@@ -36,6 +36,6 @@ pub use crate::engine::memory::Validation;
 pub use defer::{Deferral, Feedback};
 pub(crate) use describe::option_values;
 pub use host::memory::HostMemory;
-pub use report::{CriuOptions, Options, Report};
+pub use report::{CriuOptions, Options, Report, Target};
 pub use series::{AfterFailure, Series};
-pub use supervisor::dump;
+pub use supervisor::{dump, offer};
