@@ -54,7 +54,7 @@ pub struct ImageWriter {
 
 /// Where chunks go.
 enum Chunks {
-    Packs(ChunkWriter),
+    Packs(Box<ChunkWriter>),
     Away(Arc<dyn Recipient>),
 }
 
@@ -153,7 +153,7 @@ impl ImageWriter {
             Some(store) => store.place(disk, writer)?,
             None => Place::in_image(disk, &image.partial, writer, known)?,
         };
-        image.chunks = Some(Chunks::Packs(ChunkWriter::start(place, compression)));
+        image.chunks = Some(Chunks::Packs(Box::new(ChunkWriter::start(place, compression))));
         Ok(image)
     }
 
@@ -221,7 +221,7 @@ impl ImageWriter {
     pub fn chunks(&self) -> &dyn ChunkSink {
         // `chunks` is None only inside `create` and after `commit` has taken `self`.
         match self.chunks.as_ref().expect("an image that is being written has a store") {
-            Chunks::Packs(writer) => writer,
+            Chunks::Packs(writer) => writer.as_ref(),
             Chunks::Away(recipient) => recipient.sink(),
         }
     }
@@ -379,6 +379,21 @@ impl ImageWriter {
         let new_bytes = stats.stored_bytes + base_len + manifest_len + signatures_len;
         let stored_bytes = new_bytes + shared;
         Ok(Committed { id, stored_bytes, new_bytes, unneeded_bytes, stats })
+    }
+
+    /// Gives the image up. What it has taken stays in its store, where others can use it until the next gc; of an image
+    /// that is in no store nothing is left.
+    ///
+    /// # Errors
+    /// A file could not be written, synced or renamed. Nothing is left then but what the next gc removes.
+    pub(crate) fn leave_chunks(mut self) -> Result<(), ImageError> {
+        match self.chunks.take() {
+            Some(Chunks::Packs(chunks)) if self._store.is_some() => {
+                chunks.finish()?;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Gives the image to its recipient, who has all of its chunks.

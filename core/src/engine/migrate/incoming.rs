@@ -39,7 +39,7 @@ const WORKERS: usize = 16;
 /// What is to be done with a program that comes.
 #[derive(Debug, Clone)]
 pub struct Incoming {
-    /// Where its image goes; `None` for the name gives it that of the migration.
+    /// Where its image goes.
     pub place: Place,
     /// It gets a pid namespace of its own.
     pub new_pids: bool,
@@ -188,7 +188,17 @@ impl Task<'_> {
         }
         self.link.send(&Message::Accept {})?;
         self.clock.enter(Phase::Receive, None)?;
-        let (body, message) = self.take_chunks(&taken.writer)?;
+        let (body, message) = match self.take_chunks(&taken.writer) {
+            Ok(manifest) => manifest,
+            Err(error) => {
+                if !matches!(error, Error::Link(LinkError::Protocol(_)))
+                    && let Err(error) = taken.writer.leave_chunks()
+                {
+                    tracing::info!(%error, "what came is not kept for another attempt");
+                }
+                return Err(error);
+            }
+        };
         self.clock.enter(Phase::Prepare, None)?;
         let id = taken.id;
         let prepared = self.prepare(taken, &body, message)?;
@@ -208,6 +218,9 @@ impl Task<'_> {
         let device_map = self.device_map()?;
         let how = self.circumstances(&device_map, same_pids);
         let mut reasons = lacks::lacks(&outline, how);
+        if Record::read(id, Side::Destination)?.is_some() {
+            reasons.push(format!("migration {id} has been here before"));
+        }
         reasons.extend(cpu::lacks(&cpu));
         let destination = self.wishes.place.destination(id);
         let started = Watchdog::start().map_err(Error::Watchdog)?;
