@@ -10,7 +10,9 @@ use crate::commands::generate::{CompletionsArgs, GenerateManArgs};
 use crate::commands::inspect::InspectArgs;
 use crate::commands::key::KeyArgs;
 use crate::commands::ls::LsArgs;
+use crate::commands::migrate::MigrateArgs;
 use crate::commands::ps::PsArgs;
+use crate::commands::receive::ReceiveArgs;
 use crate::commands::report::ReportArgs;
 use crate::commands::restore::RestoreArgs;
 use crate::commands::restore::namespace::InitArgs;
@@ -44,6 +46,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     Dump(DumpArgs),
     Restore(RestoreArgs),
+    Migrate(MigrateArgs),
+    Receive(ReceiveArgs),
     Warm(WarmArgs),
     Ps(PsArgs),
     Trace(TraceArgs),

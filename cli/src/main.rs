@@ -31,6 +31,8 @@ fn main() -> ExitCode {
         Command::Run(args) => commands::run::run(&args),
         Command::Dump(args) => commands::dump::run(&args),
         Command::Restore(args) => commands::restore::run(&args),
+        Command::Migrate(args) => commands::migrate::run(&args),
+        Command::Receive(args) => commands::receive::run(&args),
         Command::Warm(args) => commands::warm::run(&args),
         Command::Ps(args) => commands::ps::run(&args),
         Command::Trace(args) => commands::trace::run(&args),

@@ -1,7 +1,6 @@
 //! `gpucr dump`.
 
-mod args;
-mod inside;
+pub(crate) mod args;
 mod once;
 mod options;
 mod repeat;
@@ -14,7 +13,7 @@ use gpucr_core::namespace;
 
 pub(crate) use args::DumpArgs;
 
-use crate::commands::{Outcome, io_error, print_json};
+use crate::commands::{Outcome, inside, io_error, print_json};
 use crate::events::Events;
 use crate::failure::{CliError, FAILED};
 use crate::output::Output;

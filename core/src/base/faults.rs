@@ -22,7 +22,14 @@ fn asked() -> Vec<(String, String)> {
 /// late at all), `skip:summaries` (telling the shim what is known of kernels), `skip:cores` (staying off the CPUs
 /// that the programs need), `skip:unwanted` (loading, on demand, what nobody has asked for).
 pub(crate) fn skipped(phase: &str) -> bool {
-    asked().iter().any(|(kind, name)| kind == "skip" && name == phase)
+    is_asked("skip", phase)
+}
+
+/// Whether a test asked for this, in debug builds only. Besides what [`skipped`] and [`fault`] look for:
+/// `GPUCR_FAULT=cut:MESSAGE` cuts the link of a migration before this message goes out (its name in
+/// `engine/migrate/message.rs`), and `cut-after:MESSAGE` after that.
+pub(crate) fn is_asked(kind: &str, name: &str) -> bool {
+    asked().iter().any(|(one, of)| one == kind && of == name)
 }
 
 /// A failure on demand, for tests, in debug builds only: `GPUCR_FAULT=kill:PHASE` ends gpucr with SIGKILL when it
@@ -32,7 +39,8 @@ pub(crate) fn skipped(phase: &str) -> bool {
 /// detached with `recopy`, `left-memory`, the one at which memory that CRIU has left in frozen processes is about to be
 /// read (a failure there has CRIU asked to write it), `host-memory`, the one at which the host memory of restored
 /// processes is in its place, `greeted`, the one at which their agents have answered, `attached`, those at which one of
-/// them has its device memory, `passed`, the one after which signals are the program's, and `deferred`, those at which
+/// them has its device memory, `passed`, the one after which signals are the program's, of a migration `suspended` and `decided`, the moments before and after its decision, and
+/// `completed`, the one at which the destination has an image, and `deferred`, those at which
 /// a chunk has been stored while the program runs again (only `pause` and `hold`).
 ///
 /// # Errors

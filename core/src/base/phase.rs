@@ -58,6 +58,16 @@ pub enum Phase {
     Hold,
     /// The program runs and shares memory with other instances.
     Share,
+    /// Of a migration: whether the program can go on at the destination.
+    Offer,
+    /// The destination takes chunks.
+    Receive,
+    /// The destination completes the image.
+    Prepare,
+    /// The program changes hands.
+    Decide,
+    /// The source has none of the program any more, and the destination restores it.
+    Handover,
 }
 
 impl Phase {
@@ -86,6 +96,11 @@ impl Phase {
             Self::Stream => "stream",
             Self::Hold => "hold",
             Self::Share => "share",
+            Self::Offer => "offer",
+            Self::Receive => "receive",
+            Self::Prepare => "prepare",
+            Self::Decide => "decide",
+            Self::Handover => "handover",
         }
     }
 }

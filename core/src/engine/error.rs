@@ -10,6 +10,7 @@ use crate::base::phase::Phase;
 use crate::cuda::TransferError;
 use crate::cuda::driver::{DriverError, OpenError};
 use crate::engine::device_state::StateError;
+use crate::engine::migrate::link::LinkError;
 use crate::host::criu::CriuError;
 use crate::host::process::{AgentError, TreeError};
 use crate::image::ImageError;
@@ -154,6 +155,20 @@ pub enum Error {
     OtherHolder { pid: u32, id: String },
     #[error("process {pid} of user {uid} claims to hold the image {} warm", &id[..16])]
     StrangeHolder { pid: u32, uid: u32, id: String },
+    #[error(
+        "the program needs CRIU {needed} or newer, with which it is dumped, and this host has {found}"
+    )]
+    OlderCriu { needed: String, found: String },
+    #[error(transparent)]
+    Link(LinkError),
+    #[error("the program cannot go on at the destination: {}", reasons.join("; "))]
+    Refused { reasons: Vec<String> },
+    #[error("the other side has failed: {why}")]
+    OtherSide { why: String },
+    #[error("the program was not restored: {why}")]
+    NotBack { why: String },
+    #[error("the source gave the migration up: {why}")]
+    GivenUp { why: String },
     #[error("interrupted")]
     Interrupted,
     #[error("the watchdog, which guards the program, did not start or has died: {0}")]
@@ -177,6 +192,16 @@ impl From<TransferError<StoreError>> for Error {
 impl From<IoError> for Error {
     fn from(IoError { what, source }: IoError) -> Self {
         Self::Io { what, source }
+    }
+}
+
+impl From<LinkError> for Error {
+    fn from(error: LinkError) -> Self {
+        match error {
+            LinkError::Interrupted => Self::Interrupted,
+            LinkError::Refused(why) => Self::OtherSide { why },
+            error => Self::Link(error),
+        }
     }
 }
 

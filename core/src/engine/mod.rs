@@ -9,6 +9,7 @@ pub mod hostile;
 pub mod kinds;
 pub(crate) mod mapped;
 pub(crate) mod memory;
+pub mod migrate;
 mod opened;
 pub mod restore;
 mod sections;

@@ -18,6 +18,7 @@ use gpucr_wire::{Connection, Stream, wire_enum};
 use crate::base::helper;
 use crate::cuda::{Drivers, HostDriver};
 use crate::engine::cuda_process::{CudaProcess, HasCopies, resume_all};
+use crate::engine::migrate::record::{Record, State};
 use crate::host::process::ProcessInfo;
 use crate::image::{self, library};
 
@@ -75,6 +76,12 @@ wire_enum! {
         7 => GiveBack {
             /// The process.
             pid: u32,
+        },
+        /// The program goes to another host. If gpucr dies, it depends on what it has noted in this file whether the
+        /// program goes on here.
+        8 => Migrating {
+            /// The file, absolute.
+            record: String,
         },
     }
 }
@@ -144,6 +151,15 @@ impl Watchdog {
         self.connection.send(&ToWatchdog::Writing { target, pid: std::process::id() })
     }
 
+    /// Tells where it is noted whether the program was handed over to another host.
+    ///
+    /// # Errors
+    /// The watchdog has died.
+    pub(super) fn migrating(&mut self, record: &Path) -> io::Result<()> {
+        let record = record.to_string_lossy().into_owned();
+        self.connection.send(&ToWatchdog::Migrating { record })
+    }
+
     /// A descriptor for CRIU to inherit: by it the watchdog sees whether CRIU is still at work after
     /// gpucr's death.
     ///
@@ -202,7 +218,7 @@ impl HasCopies for Watchdog {
 pub fn main() -> io::Result<()> {
     let mut connection = helper::connection();
     let (mut cuda_processes, mut unfinished, mut restoring) = (Vec::new(), None, Vec::new());
-    let mut at_work = None;
+    let (mut at_work, mut migrating) = (None, None);
     loop {
         match connection.receive() {
             Ok(ToWatchdog::Adopt { pid, driver, agent, blocks }) => {
@@ -236,6 +252,7 @@ pub fn main() -> io::Result<()> {
                     break;
                 }
             }
+            Ok(ToWatchdog::Migrating { record }) => migrating = Some(record),
             Ok(ToWatchdog::Done {}) => return Ok(()),
             Err(_) => break,
         }
@@ -243,12 +260,49 @@ pub fn main() -> io::Result<()> {
     if let Some(at_work) = at_work {
         kill_restored(&restoring, &at_work);
     }
+    if migrating.is_some_and(|record| settle(Path::new(&record)) == Belongs::Elsewhere) {
+        return Ok(());
+    }
     bring_back(cuda_processes);
     // Last: CRIU may be writing there until it lets go of the program.
     if let Some((target, pid)) = unfinished {
         image::remove_unfinished(Path::new(&target), pid);
     }
     Ok(())
+}
+
+/// Where a program belongs that was to go to another host.
+#[derive(PartialEq, Eq)]
+enum Belongs {
+    Here,
+    Elsewhere,
+}
+
+/// Ends the program if it was handed over, and lets it run again if not. As long as nobody can tell, it stays stopped.
+fn settle(record: &Path) -> Belongs {
+    let record = loop {
+        match Record::read_from(record) {
+            // Nothing was noted, so nothing was decided or stopped.
+            Ok(None) => return Belongs::Here,
+            Ok(Some(record)) => break record,
+            Err(_) => std::thread::sleep(LONGEST_PAUSE),
+        }
+    };
+    let left = || record.left().into_iter().filter_map(|pid| ProcessInfo::read(pid).ok());
+    match record.state {
+        State::HandedOver => {
+            // CRIU may just be letting go of them.
+            while left().inspect(ProcessInfo::kill).count() > 0 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Belongs::Elsewhere
+        }
+        _ => {
+            left().for_each(|process| process.go_on());
+            let _ = record.remove();
+            Belongs::Here
+        }
+    }
 }
 
 fn bring_back(mut cuda_processes: Vec<CudaProcess>) {

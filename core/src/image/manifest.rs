@@ -162,6 +162,13 @@ impl Manifest {
         Ok(Encoded { path, version, body })
     }
 
+    /// Identity, version and body of the manifest of an image that is written elsewhere. Errors name it as a file in
+    /// `dir`.
+    pub(super) fn to_be_sent(&self, dir: &Path) -> Result<([u8; 32], u32, Vec<u8>), ImageError> {
+        let Encoded { version, body, .. } = self.encode(dir)?;
+        Ok((file_hash(version, &body), version, body))
+    }
+
     /// The version and the body of its file.
     pub(crate) fn body(&self) -> Result<(u32, Vec<u8>), &'static str> {
         let cannot = |_| "it cannot be encoded";
@@ -208,9 +215,7 @@ impl Manifest {
     /// The identity of an image that is written with this manifest.
     pub(crate) fn written_identity(&self) -> Result<[u8; 32], &'static str> {
         let (version, body) = self.body()?;
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&index::frame_header(MAGIC, version, &body)).update(&body);
-        Ok(*hasher.finalize().as_bytes())
+        Ok(file_hash(version, &body))
     }
 
     /// Decodes the body of a manifest file of this version; any bytes are safe.
@@ -283,6 +288,13 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// The BLAKE3 of a manifest file of this version with this body.
+fn file_hash(version: u32, body: &[u8]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&index::frame_header(MAGIC, version, body)).update(body);
+    *hasher.finalize().as_bytes()
 }
 
 /// A manifest that is to be written.

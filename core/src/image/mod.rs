@@ -11,6 +11,7 @@
 mod base;
 mod catalogue;
 mod cut;
+mod destination;
 pub mod diff;
 mod error;
 mod files;
@@ -19,6 +20,7 @@ pub mod library;
 mod manifest;
 mod parts;
 mod reader;
+mod recipient;
 pub mod transfer;
 pub mod trust;
 pub mod verify;
@@ -28,6 +30,7 @@ pub use base::Base;
 pub(crate) use base::salvage;
 pub use catalogue::{Listed, Listing, Removed, gc, list, remove};
 pub use cut::{Cut, FILE_CUT};
+pub use destination::Destination;
 pub use error::ImageError;
 pub use files::{Contents, Reused};
 pub(crate) use layout::MANIFEST;
@@ -40,7 +43,9 @@ pub use manifest::{
 };
 pub use parts::Part;
 pub use reader::ImageReader;
-pub use writer::{Committed, Destination, ImageWriter, remove_unfinished};
+pub use recipient::Committed;
+pub(crate) use recipient::{Recipient, Written};
+pub use writer::{ImageWriter, remove_unfinished};
 
 #[cfg(test)]
 mod crash_tests;

@@ -2,55 +2,27 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::base::{self, Base};
+use super::base::Base;
+use super::destination::{Destination, build_on, check_free, check_name, is_mount_point};
 use super::error::{ImageError, io_failure};
 use super::files::{self, Contents, Reused};
-use super::layout::{MAX_CHAIN, STAGING};
+use super::layout::STAGING;
 use super::manifest::{FileChunk, FileEntry, Manifest};
 use super::parts::Part;
+use super::recipient::{Committed, Recipient, Written};
+use crate::base::scratch;
 use crate::image::trust::{PrivateKey, SIGNATURES};
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::index::WriterId;
 use crate::store::{
-    ChunkWriter, Compression, Place, SharedStore, Stats, StoredChunks, io_error, shared,
+    ChunkSink, ChunkWriter, Compression, Place, SharedStore, StoredChunks, io_error, shared,
 };
-
-/// Where an image is to be, and what it may share.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Destination {
-    /// A directory that holds everything: a name that does not exist in an existing directory, or
-    /// an empty directory.
-    Alone(PathBuf),
-    /// Such a directory, which holds only what the image `parent` and its ancestors lack.
-    Incremental {
-        /// The new image.
-        path: PathBuf,
-        /// The image that it builds on. Without it the new one cannot be read.
-        parent: PathBuf,
-    },
-    /// The image `name` of the store in the directory `store`, which is made if it does not exist.
-    Stored {
-        /// The store.
-        store: PathBuf,
-        /// A name that no image of the store has.
-        name: String,
-    },
-}
-
-impl Destination {
-    /// The directory of the image.
-    pub fn path(&self) -> PathBuf {
-        match self {
-            Self::Alone(path) | Self::Incremental { path, .. } => path.clone(),
-            Self::Stored { store, name } => store.join(shared::IMAGES).join(name),
-        }
-    }
-}
 
 /// An image that is being written.
 ///
@@ -59,10 +31,13 @@ impl Destination {
 /// Dropped without that, the directory is removed; after a crash of the whole process it stays,
 /// and [`remove_unfinished`] removes it. Chunks go to the same directory, or to a shared store,
 /// which is locked until this is dropped.
+///
+/// An image that is [for somebody else](Self::begin_away) has that directory in memory, and its chunks go to its
+/// [`Recipient`].
 pub struct ImageWriter {
     target: PathBuf,
     partial: PathBuf,
-    chunks: Option<ChunkWriter>,
+    chunks: Option<Chunks>,
     committed: bool,
     /// The directory cannot be removed without harm.
     keep_partial: bool,
@@ -73,21 +48,14 @@ pub struct ImageWriter {
     signer: Option<Arc<PrivateKey>>,
     /// Let go of last.
     _store: Option<SharedStore>,
+    /// Has the directory, where that is in memory.
+    _memory: Option<OwnedFd>,
 }
 
-/// An image that is complete and durable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Committed {
-    /// Its identity: the BLAKE3 of its manifest file.
-    pub id: [u8; 32],
-    /// Bytes of all its files, and of the chunks that it shares with its ancestors or its store.
-    pub stored_bytes: u64,
-    /// Bytes of all the files that were written for it.
-    pub new_bytes: u64,
-    /// How many of the new bytes are stored bytes of chunks that the image does not need.
-    pub unneeded_bytes: u64,
-    /// What its chunks came to.
-    pub stats: Stats,
+/// Where chunks go.
+enum Chunks {
+    Packs(Box<ChunkWriter>),
+    Away(Arc<dyn Recipient>),
 }
 
 impl ImageWriter {
@@ -176,6 +144,7 @@ impl ImageWriter {
             signatures: String::new(),
             signer: None,
             _store: store,
+            _memory: None,
         };
         let staging = image.staging_dir();
         image.disk.make_dir(&staging).map_err(|e| io_failure("create", &staging, e))?;
@@ -184,8 +153,37 @@ impl ImageWriter {
             Some(store) => store.place(disk, writer)?,
             None => Place::in_image(disk, &image.partial, writer, known)?,
         };
-        image.chunks = Some(ChunkWriter::start(place, compression));
+        image.chunks = Some(Chunks::Packs(Box::new(ChunkWriter::start(place, compression))));
         Ok(image)
+    }
+
+    /// Begins an image that `recipient` takes, and of which nothing comes to be on a disk of this host.
+    ///
+    /// # Errors
+    /// The kernel makes no file system in memory.
+    pub(crate) fn begin_away(recipient: Arc<dyn Recipient>) -> Result<Self, ImageError> {
+        let memory = scratch::file_system().map_err(|error| {
+            io_failure("make", Path::new("a file system in memory"), error.source)
+        })?;
+        // A file system that is mounted nowhere has paths by its descriptor alone.
+        let partial = PathBuf::from(format!("/proc/self/fd/{}/image", memory.as_raw_fd()));
+        let disk: Arc<dyn Disk> = Arc::new(RealDisk);
+        for dir in [partial.clone(), partial.join(STAGING)] {
+            disk.make_dir(&dir).map_err(|e| io_failure("create", &dir, e))?;
+        }
+        Ok(Self {
+            target: partial.clone(),
+            partial,
+            chunks: Some(Chunks::Away(recipient)),
+            committed: false,
+            keep_partial: false,
+            disk,
+            base: None,
+            signatures: String::new(),
+            signer: None,
+            _store: None,
+            _memory: Some(memory),
+        })
     }
 
     /// Has the image signed with `key` when it is committed.
@@ -220,9 +218,12 @@ impl ImageWriter {
     }
 
     /// Where device memory goes.
-    pub fn chunks(&self) -> &ChunkWriter {
+    pub fn chunks(&self) -> &dyn ChunkSink {
         // `chunks` is None only inside `create` and after `commit` has taken `self`.
-        self.chunks.as_ref().expect("an image that is being written has a store")
+        match self.chunks.as_ref().expect("an image that is being written has a store") {
+            Chunks::Packs(writer) => writer.as_ref(),
+            Chunks::Away(recipient) => recipient.sink(),
+        }
     }
 
     /// Stores a copy of the regular file at `path` as `name` (no directory), in parallel.
@@ -336,11 +337,15 @@ impl ImageWriter {
             let owner = manifest.parts().find(of).expect("it is of one of them").to_string();
             return Err(ImageError::MissingChunk { id, owner });
         }
+        let chunks = match self.chunks.take() {
+            Some(Chunks::Packs(chunks)) => chunks,
+            Some(Chunks::Away(recipient)) => return self.hand_over(manifest, recipient.as_ref()),
+            None => unreachable!("nothing else takes them"),
+        };
         let shared: u64 =
             needed.par_iter().filter_map(|id| chunks.shared_len(id)).map(u64::from).sum();
         let unneeded_bytes = chunks.unneeded_bytes(&needed);
-        let chunks = self.chunks.take();
-        let finish = || chunks.map_or_else(|| Ok(Stats::default()), ChunkWriter::finish);
+        let finish = || chunks.finish();
         let (stats, manifest) = rayon::join(finish, || manifest.encode(&self.partial));
         let (stats, manifest) = (stats?, manifest?);
         let disk = self.disk.clone();
@@ -377,6 +382,33 @@ impl ImageWriter {
         Ok(Committed { id, stored_bytes, new_bytes, unneeded_bytes, stats })
     }
 
+    /// Gives the image up. What it has taken stays in its store, where others can use it until the next gc; of an image
+    /// that is in no store nothing is left.
+    ///
+    /// # Errors
+    /// A file could not be written, synced or renamed. Nothing is left then but what the next gc removes.
+    pub(crate) fn leave_chunks(mut self) -> Result<(), ImageError> {
+        match self.chunks.take() {
+            Some(Chunks::Packs(chunks)) if self._store.is_some() => {
+                chunks.finish()?;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the image to its recipient, who has all of its chunks.
+    fn hand_over(
+        self,
+        manifest: &Manifest,
+        recipient: &dyn Recipient,
+    ) -> Result<Committed, ImageError> {
+        let (id, version, body) = manifest.to_be_sent(&self.partial)?;
+        let own = self.signer.as_ref().map(|key| key.sign(&id)).unwrap_or_default();
+        let signatures = [self.signatures.as_str(), &own].concat();
+        recipient.commit(Written { id, version, body, signatures })
+    }
+
     /// Writes and syncs the signatures, if there are any. Returns their length in bytes.
     fn write_signatures(&self, id: &[u8; 32]) -> Result<u64, ImageError> {
         let own = self.signer.as_ref().map(|key| key.sign(id)).unwrap_or_default();
@@ -407,65 +439,6 @@ impl Drop for ImageWriter {
         {
             tracing::warn!(path = %self.partial.display(), %error, "cannot remove partial image");
         }
-    }
-}
-
-/// Nothing, or an empty directory, is at `target`.
-fn check_free(target: &Path, shown: &Path) -> Result<(), ImageError> {
-    let output = |reason| Err(ImageError::Output { path: shown.to_owned(), reason });
-    match std::fs::symlink_metadata(target) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(io_failure("open", shown, e)),
-        Ok(meta) if !meta.is_dir() => output("something that is not a directory is there"),
-        Ok(_) => {
-            let mut entries = target.read_dir().map_err(|e| io_failure("read", shown, e))?;
-            if entries.next().is_some() { output("the directory is not empty") } else { Ok(()) }
-        }
-    }
-}
-
-/// What an image at `target` has to say about its parent at `path`, and what it need not store.
-fn build_on(path: &Path, target: &Path) -> Result<(Base, StoredChunks), ImageError> {
-    let parent = path.canonicalize().map_err(|e| io_failure("open", path, e))?;
-    // Decoded too: nobody builds on what cannot be restored.
-    let (_, identity) = Manifest::read_with_id(&parent)?;
-    let foundation = base::resolve(&parent)?;
-    if foundation.store.is_some() {
-        return Err(ImageError::ParentInStore { path: path.to_owned() });
-    }
-    if foundation.ancestors.len() + 2 > MAX_CHAIN {
-        return Err(ImageError::ChainTooLong { path: path.to_owned() });
-    }
-    let mut known = StoredChunks::default();
-    for source in &foundation.sources {
-        known.add(&source.index, &source.packs)?;
-    }
-    known.sort();
-    // Below the real directory, whatever symbolic links the caller came by.
-    let (dir, name) = (target.parent(), target.file_name());
-    let dir = dir.unwrap_or(target).canonicalize().map_err(|e| io_failure("find", target, e))?;
-    let relative = base::relative(&dir.join(name.unwrap_or_default()), &parent);
-    Ok((Base::Parent { identity, relative, absolute: parent }, known))
-}
-
-/// Refuses names of images in a store that are hidden or lead elsewhere.
-fn check_name(name: &str) -> Result<(), &'static str> {
-    if name.is_empty() || name.len() > 200 {
-        return Err("a name has 1 to 200 bytes");
-    }
-    if name.starts_with('.') || name.contains(['/', '\0']) {
-        return Err("a name does not begin with a dot and has no `/`");
-    }
-    Ok(())
-}
-
-/// Whether the empty directory `target` is on another file system than its parent, so that the
-/// rename of the commit would fail.
-fn is_mount_point(target: &Path, parent: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    match (std::fs::metadata(target), std::fs::metadata(parent)) {
-        (Ok(target), Ok(parent)) => target.dev() != parent.dev(),
-        _ => false,
     }
 }
 

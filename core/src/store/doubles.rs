@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::{ChunkId, ChunkSink, ChunkSource, Filled, Stats, StoreError};
+use super::{ChunkId, ChunkSink, ChunkSource, Entry, Filled, Stats, StoreError, decode_stored};
 
 /// A step of a transfer, of each kind counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +68,12 @@ impl ChunkSink for TestSink {
         check(self.fails, step).inspect_err(|_| self.broken.store(true, Ordering::SeqCst))?;
         self.taken.lock().push(id);
         Ok(id)
+    }
+
+    fn put_stored(&self, entry: &Entry, stored: &[u8]) -> Result<(), StoreError> {
+        let mut plain = Vec::new();
+        decode_stored(entry, stored, &mut plain).expect("it was checked");
+        self.put_hashed(entry.id, &plain).map(drop)
     }
 
     fn finish(self: Box<Self>) -> Result<Stats, StoreError> {

@@ -285,7 +285,7 @@ pub(crate) fn stored_check(stored: &[u8]) -> u64 {
 }
 
 /// The value of every byte of `plain`, if they are all equal and there is one.
-pub(super) fn constant_byte(plain: &[u8]) -> Option<u8> {
+pub(crate) fn constant_byte(plain: &[u8]) -> Option<u8> {
     let (&first, rest) = plain.split_first()?;
     // Equal to itself moved by one byte: one fast comparison that stops at the first difference.
     (rest == &plain[..plain.len() - 1]).then_some(first)

@@ -32,6 +32,12 @@ pub enum StoreError {
         /// The first failure, in words.
         first: String,
     },
+    /// Who was to take the chunk does not.
+    #[error("the other side does not take the program: {what}")]
+    NotTaken {
+        /// Why not.
+        what: String,
+    },
     /// A chunk has more than [`MAX_CHUNK`] bytes.
     #[error("a chunk of {len} bytes is more than the limit of {MAX_CHUNK}")]
     ChunkTooLarge {

@@ -34,8 +34,8 @@ pub(crate) mod power;
 pub(crate) mod tests;
 
 pub use chunk::{ChunkId, MAX_CHUNK, STORE_VERSION, Stats};
-pub(crate) use encoding::stored_check;
 pub use encoding::{Compression, DecodeError, Decoder, Encoded, Encoder, Encoding, Stored};
+pub(crate) use encoding::{constant_byte, stored_check};
 pub use error::StoreError;
 pub(crate) use error::io_error;
 pub use gc::GcReport;

@@ -1,6 +1,6 @@
 //! Where chunks go.
 
-use super::{ChunkId, ChunkWriter, Stats, StoreError};
+use super::{ChunkId, ChunkWriter, Entry, Stats, StoreError};
 
 /// Takes chunks, from any number of threads at once: the packs of a store, or another sink.
 ///
@@ -26,6 +26,17 @@ pub trait ChunkSink: Sync {
         self.put_hashed(ChunkId::of(plain), plain)
     }
 
+    /// Says which chunks it will be asked for: one that has to ask elsewhere can ask for all of them at once.
+    fn expect(&self, ids: &mut dyn Iterator<Item = ChunkId>) {
+        let _ = ids;
+    }
+
+    /// Takes a chunk as it is stored elsewhere: the caller has checked `stored` against the entry.
+    ///
+    /// # Errors
+    /// The errors of [`put_hashed`](Self::put_hashed).
+    fn put_stored(&self, entry: &Entry, stored: &[u8]) -> Result<(), StoreError>;
+
     /// Makes everything durable that was put, and says what that was. Of a sink that is dropped without it nobody sees
     /// anything.
     ///
@@ -45,6 +56,10 @@ impl ChunkSink for ChunkWriter {
 
     fn put(&self, plain: &[u8]) -> Result<ChunkId, StoreError> {
         Self::put(self, plain)
+    }
+
+    fn put_stored(&self, entry: &Entry, stored: &[u8]) -> Result<(), StoreError> {
+        Self::put_stored(self, entry, stored)
     }
 
     fn finish(self: Box<Self>) -> Result<Stats, StoreError> {

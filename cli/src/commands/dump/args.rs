@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use gpucr_core::dump::CriuOptions;
 use gpucr_core::store::Compression;
 
 use crate::values::{compression, duration, interval, pids, size};
@@ -126,6 +127,14 @@ pub(crate) struct CriuArgs {
     /// Link deleted files that are open back into the file system
     #[arg(long)]
     pub(crate) link_remap: bool,
+}
+
+impl CriuArgs {
+    /// The options that go to CRIU as they are.
+    pub(crate) fn options(&self) -> CriuOptions {
+        let Self { tcp_established, tcp_close, file_locks, ext_unix_sk, link_remap, .. } = *self;
+        CriuOptions { tcp_established, tcp_close, file_locks, ext_unix_sk, link_remap }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
 use gpucr_core::Error;
-use gpucr_core::dump::{CriuOptions, Feedback, Options};
+use gpucr_core::dump::{Feedback, Options, Target};
 use gpucr_core::image::{Destination, Protocol};
 use gpucr_core::timeline::Timeline;
 use gpucr_core::trust::PrivateKey;
@@ -35,20 +35,14 @@ pub(super) fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options,
         sign.map_err(|error| CliError::from(Error::from(error)).state("Nothing was changed."))?;
     Ok(Options {
         pid: args.own_pid(),
-        destination: destination(args),
+        target: Target::Image(destination(args)),
         leave_running,
         protocol,
         shadow_memory: args.shadow_memory,
         timeout: args.timeout,
         compression: args.compress,
         shell_job: args.criu.shell_job,
-        criu: CriuOptions {
-            tcp_established: args.criu.tcp_established,
-            tcp_close: args.criu.tcp_close,
-            file_locks: args.criu.file_locks,
-            ext_unix_sk: args.criu.ext_unix_sk,
-            link_remap: args.criu.link_remap,
-        },
+        criu: args.criu.options(),
         timeline: match args.timeline {
             Some(_) => Timeline::recording(),
             None => Timeline::default(),

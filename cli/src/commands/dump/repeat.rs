@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use gpucr_core::dump::{AfterFailure, Options, Series};
+use gpucr_core::dump::{AfterFailure, Options, Series, Target};
 use gpucr_core::{Error, Quiet, image};
 
 use super::args::DumpArgs;
@@ -31,7 +31,7 @@ pub(super) fn run(
     let mut series = Series::begin(args.own_pid(), interval, options.stop.clone())?;
     let store = args.store.as_deref().expect("required by --every");
     while series.wait() {
-        options.destination = destination(args);
+        options.target = Target::Image(destination(args));
         match once::dump(args, &options, events) {
             Ok(report) => {
                 series.took(report.image.clone());

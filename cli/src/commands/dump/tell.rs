@@ -1,6 +1,6 @@
 //! What a dump says at its end, for people.
 
-use gpucr_core::dump::{Misspeculation, Options, Report};
+use gpucr_core::dump::{Misspeculation, Options, Report, Target};
 use gpucr_core::image::{Destination, Protocol};
 
 use super::args::{DumpArgs, ProtocolArg};
@@ -10,8 +10,8 @@ use crate::display;
 /// Says what a dump did.
 pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     let fate = if report.left_running { "runs on" } else { "was ended" };
-    let shared = match options.destination {
-        Destination::Alone(_) => String::new(),
+    let shared = match options.target {
+        Target::Image(Destination::Alone(_)) => String::new(),
         _ => format!(" ({} new)", display::bytes(report.new_bytes)),
     };
     say!(

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::describe::Libraries;
+use super::describe::{self, Libraries};
 use super::host::memory::Host;
 use super::preflight::{self, DumpPlan};
-use super::report::Options;
+use super::report::{Options, Target};
 use super::speculate::Speculation;
 use super::strategy::Strategy;
 use super::task::{Account, Made, Standstill, Task};
@@ -16,6 +16,7 @@ use crate::cuda::{Drivers, Reserver};
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::{Error, Failure, Left};
 use crate::engine::memory::Bulk;
+use crate::engine::migrate::outgoing::Outgoing;
 use crate::engine::watchdog::Watchdog;
 use crate::host::criu::DumpWorker;
 use crate::host::process::{Lock, ProcessInfo};
@@ -94,23 +95,68 @@ struct Checked {
 impl Checked {
     fn look_at(options: &Options, drivers: &Drivers, clock: &mut Clock<'_>) -> Result<Self, Error> {
         clock.enter(Phase::Preflight, None)?;
-        let target = options.destination.path();
-        let target = std::path::absolute(&target).map_err(|source| Error::Io {
-            what: format!("cannot make {} absolute", target.display()),
-            source,
-        })?;
         let (plan, cuda_processes, locks) = preflight::check(options, drivers)?;
         let mut watchdog = Watchdog::start().map_err(Error::Watchdog)?;
-        watchdog.writing(&target).map_err(Error::Watchdog)?;
-        // Locks the store, so that nothing vanishes that this dump will rely on.
-        let stop = || options.stop.load(Ordering::Relaxed);
-        let mut writer =
-            ImageWriter::begin_unless(&options.destination, options.compression, &stop)?;
+        let mut writer = match &options.target {
+            Target::Image(destination) => {
+                let target = destination.path();
+                let target = std::path::absolute(&target).map_err(|source| Error::Io {
+                    what: format!("cannot make {} absolute", target.display()),
+                    source,
+                })?;
+                watchdog.writing(&target).map_err(Error::Watchdog)?;
+                // Locks the store, so that nothing vanishes that this dump will rely on.
+                let stop = || options.stop.load(Ordering::Relaxed);
+                ImageWriter::begin_unless(destination, options.compression, &stop)?
+            }
+            Target::Peer(peer) => {
+                offer_to(peer, options, &plan, clock, false)?;
+                watchdog.migrating(&peer.record_path()).map_err(Error::Watchdog)?;
+                ImageWriter::begin_away(peer.clone())?
+            }
+        };
         if let Some(key) = &options.sign {
             writer.sign_with(key.clone());
         }
         Ok(Self { writer, watchdog, plan, cuda_processes, locks })
     }
+}
+
+/// The phase `offer` of a migration.
+fn offer_to(
+    peer: &Outgoing,
+    options: &Options,
+    plan: &DumpPlan,
+    clock: &mut Clock<'_>,
+    dry_run: bool,
+) -> Result<(), Error> {
+    clock.enter(Phase::Offer, None)?;
+    // Where the program is stopped for good, it is by signals that such a process does not notice.
+    let pids = plan.processes.iter().map(|process| process.pid);
+    for process in pids.filter_map(|pid| ProcessInfo::read(pid).ok()) {
+        if process.is_suspended() {
+            return Err(Error::Suspended { pid: process.pid });
+        }
+    }
+    peer.offer(&describe::outline(options, plan)?, dry_run)
+}
+
+/// The phases `preflight` and `offer`, of a migration that ends with them.
+pub(super) fn offer(options: &Options, progress: &Arc<dyn Progress>) -> Result<(), Failure> {
+    let mut clock = Clock::start(progress.as_ref());
+    let drivers = Drivers::default();
+    let mut ask = || -> Result<(), Error> {
+        clock.enter(Phase::Preflight, None)?;
+        let (plan, _cuda_processes, _locks) = preflight::check(options, &drivers)?;
+        let peer = options.target.peer();
+        peer.map_or(Ok(()), |peer| offer_to(peer, options, &plan, &mut clock, true))
+    };
+    let asked = ask();
+    asked.map_err(|error| Failure {
+        phase: clock.phase(),
+        error: Box::new(error),
+        left: Left::Untouched,
+    })
 }
 
 /// After `attach`: what the next phases need is made and started.

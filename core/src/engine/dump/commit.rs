@@ -109,7 +109,9 @@ pub(super) fn commit(
     manifest.sections.extend(sections::contexts(task.made.cuda_processes.iter().map(of).collect()));
     let opened = opened::by_process(&task.made.cuda_processes);
     manifest.sections.extend(sections::opened(&opened));
-    let (image, ()) = or_keep(image, task.enter(Phase::Commit, None))?;
+    let peer = task.options.target.peer();
+    let phase = if peer.is_some() { Phase::Prepare } else { Phase::Commit };
+    let (image, ()) = or_keep(image, task.enter(phase, None))?;
     // A restore loads them in this order.
     let cuda = manifest.processes.iter_mut().filter_map(|process| process.cuda.as_mut());
     for (program, cuda) in cuda.enumerate() {
@@ -120,5 +122,10 @@ pub(super) fn commit(
     let writer = Arc::try_unwrap(image.writer);
     let writer = writer.map_err(|shared| Setback::new(Error::CopyIncomplete, shared))?;
     let image = writer.commit(&manifest).map_err(|error| Setback::new(error, ()))?;
+    if let Some(peer) = peer {
+        let decided =
+            task.enter(Phase::Decide, None).and_then(|()| peer.decide(|| task.processes()));
+        decided.map_err(|error| Setback::new(error, ()))?;
+    }
     Ok(Commit { image, stopped: task.made.standstill.length() })
 }

@@ -82,6 +82,22 @@ pub(super) struct Libraries {
 }
 
 impl Libraries {
+    /// The libraries that an image will bring along, without their bytes.
+    fn named(plan: &DumpPlan) -> Result<Self, Error> {
+        let driver = describe_driver(plan)?;
+        let mut paths: Vec<&Path> = plan.shims().map(|shim| shim.path.as_path()).collect();
+        paths
+            .extend(library::is_place_of(&driver.path, &driver.file_hash).then_some(&*driver.path));
+        paths.sort_unstable();
+        paths.dedup();
+        let carried = paths.into_iter().enumerate().map(|(number, path)| {
+            let (name, mode) = (format!("carried-{number}"), library::MODE);
+            let file = FileEntry { name, size: 0, mode, chunks: Vec::new() };
+            CarriedFile { path: path.to_owned(), mode, file }
+        });
+        Ok(Self { carried: carried.collect(), shims: Vec::new(), driver })
+    }
+
     /// Stores the libraries that the image has to bring along: the shim, and the software driver.
     pub(super) fn store(plan: &DumpPlan, image: &ImageWriter) -> Result<Self, Error> {
         let mut carried: Vec<CarriedFile> = Vec::new();
@@ -92,12 +108,7 @@ impl Libraries {
             carried.push(entry);
             Ok(file)
         };
-        let driver = image::Driver {
-            path: plan.driver_path.clone(),
-            version: plan.driver_version,
-            kind: plan.driver.kind(),
-            file_hash: plan.driver.hash()?,
-        };
+        let driver = describe_driver(plan)?;
         if library::is_place_of(&driver.path, &driver.file_hash) {
             carry(&driver.path, &plan.driver.bytes()?)?;
         }
@@ -122,6 +133,22 @@ impl Libraries {
         }
         Ok(Self { driver, carried, shims })
     }
+}
+
+fn describe_driver(plan: &DumpPlan) -> Result<image::Driver, Error> {
+    Ok(image::Driver {
+        path: plan.driver_path.clone(),
+        version: plan.driver_version,
+        kind: plan.driver.kind(),
+        file_hash: plan.driver.hash()?,
+    })
+}
+
+/// What a manifest would say if the program were dumped now, without memory and files of CRIU's: a migration offers it.
+pub(super) fn outline(options: &Options, plan: &DumpPlan) -> Result<Manifest, Error> {
+    let libraries = Libraries::named(plan)?;
+    let outline = manifest(options, plan, Protocol::Stop, libraries, Vec::new());
+    Ok(Manifest { bulk_bytes: plan.bulk_bytes(), ..outline })
 }
 
 /// Names each block's chunks by what the copy came to.

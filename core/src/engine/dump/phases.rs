@@ -35,7 +35,7 @@ use crate::host::criu::{DumpWorker, LeftMemory};
 use crate::host::process::Agent;
 use crate::image::{ImageWriter, Manifest};
 
-pub(super) use super::attach::attach;
+pub(super) use super::attach::{attach, offer};
 
 /// How long an agent may take to answer that serves no other client.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -77,6 +77,9 @@ impl Precopied {
         let Self { mut prepared } = self;
         let closed = task.enter(Phase::Gate, None).and_then(|()| {
             task.made.standstill.begin();
+            if let Some(peer) = task.options.target.peer() {
+                peer.stopped();
+            }
             stop::close_gates(task, prepared.memory.as_mut())
         });
         let (prepared, ()) = or_keep(prepared, closed)?;

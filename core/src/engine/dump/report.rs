@@ -10,6 +10,7 @@ use super::host::memory::HostMemory;
 use crate::base::phase::PhaseTime;
 use crate::base::timeline::Timeline;
 use crate::engine::memory::Validation;
+use crate::engine::migrate::outgoing::Outgoing;
 use crate::image::trust::PrivateKey;
 use crate::image::{Destination, Protocol};
 use crate::store::Compression;
@@ -20,7 +21,7 @@ pub struct Options {
     /// Root of the process tree.
     pub pid: u32,
     /// Where the image goes.
-    pub destination: Destination,
+    pub target: Target,
     /// Let the program run on afterwards instead of ending it.
     pub leave_running: bool,
     /// How memory is to be copied; none leaves the choice to gpucr.
@@ -43,6 +44,33 @@ pub struct Options {
     pub sign: Option<Arc<PrivateKey>>,
     /// Set by a signal handler to end the dump and roll it back.
     pub stop: Arc<AtomicBool>,
+}
+
+/// Where an image goes.
+#[derive(Debug, Clone)]
+pub enum Target {
+    /// To a disk of this host.
+    Image(Destination),
+    /// To the other side of a migration. Once the dump is complete, the program is that side's.
+    Peer(Arc<Outgoing>),
+}
+
+impl Target {
+    /// Where the image is, or is to be.
+    pub fn path(&self) -> PathBuf {
+        match self {
+            Self::Image(destination) => destination.path(),
+            Self::Peer(peer) => peer.image().into(),
+        }
+    }
+
+    /// The other side of a migration, if this is one.
+    pub(super) fn peer(&self) -> Option<&Outgoing> {
+        match self {
+            Self::Image(_) => None,
+            Self::Peer(peer) => Some(peer),
+        }
+    }
 }
 
 /// Options that are CRIU's, by its names.

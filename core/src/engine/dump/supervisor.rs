@@ -26,6 +26,14 @@ pub fn dump(options: &Options, progress: &Arc<dyn Progress>) -> Result<Report, F
     settle(task, ended)
 }
 
+/// Only asks the other side of a migration whether the program could go there.
+///
+/// # Errors
+/// It could not: what is in the way, here or there. Nothing was changed.
+pub fn offer(options: &Options, progress: &Arc<dyn Progress>) -> Result<(), Failure> {
+    phases::offer(options, progress)
+}
+
 /// Makes the image again. Program and host are as they should be: a guess about the program was wrong. So it is stopped
 /// a second time, and does not go on then before the image has all that it could write. This is the only time that a
 /// dump is tried again.
@@ -84,7 +92,7 @@ fn settle(mut task: Task<'_>, ended: Ended) -> Result<Report, Failure> {
     let Account { bulk_bytes, precopied, checked, let_through, shadowed, deferral } = task.account;
     let committed = complete.commit.image;
     Ok(Report {
-        image: task.options.destination.path(),
+        image: task.options.target.path(),
         id: hex(&committed.id),
         pid: root,
         protocol: task.strategy.protocol(),

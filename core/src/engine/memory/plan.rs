@@ -58,6 +58,9 @@ impl Bulk {
 
     /// Chunks that the sink has need not be copied, from wherever it has them.
     pub(super) fn mark_known(&mut self, sink: &dyn ChunkSink) {
+        let chunks = self.pieces.iter().flat_map(|piece| &piece.chunks);
+        let unknown = chunks.filter(|chunk| chunk.copied != chunk.hash);
+        sink.expect(&mut unknown.filter_map(|chunk| chunk.hash));
         for chunk in self.pieces.iter_mut().flat_map(|piece| &mut piece.chunks) {
             if chunk.copied != chunk.hash && chunk.hash.is_some_and(|id| sink.contains(&id)) {
                 chunk.copied = chunk.hash;

@@ -11,6 +11,7 @@ mod criu;
 mod devices;
 pub(crate) mod driver;
 mod hook;
+pub(super) mod lacks;
 mod load;
 mod loading;
 mod memory;

@@ -5,6 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use procfs::ProcError;
+use procfs::process::Status;
+
 use crate::base::limits;
 use crate::cuda::{Driver, HostDriver};
 use crate::engine::error::Error;
@@ -29,13 +32,21 @@ pub(super) fn check(
     image: &Source,
     stop: &Arc<AtomicBool>,
 ) -> Result<(Criu, Arc<HostDriver>), Error> {
+    check_pids(image.manifest())?;
+    check_but_pids(image, stop)
+}
+
+/// The same without a look at pids.
+pub(super) fn check_but_pids(
+    image: &Source,
+    stop: &Arc<AtomicBool>,
+) -> Result<(Criu, Arc<HostDriver>), Error> {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::NotRoot);
     }
     let manifest = image.manifest();
     let criu = Criu::find(Some(stop))?;
     limits::make_room_for(manifest.blocks().len() as u64)?;
-    check_pids(manifest)?;
     for file in &manifest.required {
         let meta = std::fs::metadata(&file.path)
             .map_err(|_| Error::FileMissing { path: file.path.clone() })?;
@@ -82,6 +93,22 @@ pub(super) fn check_pids(manifest: &Manifest) -> Result<(), Error> {
     manifest.thread_ids().into_iter().try_for_each(wait_until_free)
 }
 
+/// Who has this pid, if anybody has it now.
+pub(super) fn in_use(pid: u32) -> Option<Error> {
+    Path::new(&format!("/proc/{pid}")).exists().then(|| {
+        let status = procfs::process::Process::new(pid as i32).and_then(|p| p.status());
+        Error::PidInUse { pid, by: name_of(pid, status.as_ref()) }
+    })
+}
+
+fn name_of(pid: u32, status: Result<&Status, &ProcError>) -> String {
+    match status {
+        Ok(status) if status.tgid == pid as i32 => format!("by {}", status.name),
+        Ok(status) => format!("by a thread of {}, pid {}", status.name, status.tgid),
+        Err(error) => error.to_string(),
+    }
+}
+
 /// A pid is in use until its process was waited for. Processes that a dump has just ended are so
 /// by init or a shell, in a moment; others are not waited for.
 fn wait_until_free(pid: u32) -> Result<(), Error> {
@@ -91,12 +118,7 @@ fn wait_until_free(pid: u32) -> Result<(), Error> {
         let status = procfs::process::Process::new(pid as i32).and_then(|p| p.status());
         let ended = status.as_ref().map_or(true, |s| s.state.starts_with(['Z', 'X']));
         if !ended || Instant::now() >= deadline {
-            let by = match status {
-                Ok(status) if status.tgid == pid as i32 => format!("by {}", status.name),
-                Ok(status) => format!("by a thread of {}, pid {}", status.name, status.tgid),
-                Err(error) => error.to_string(),
-            };
-            return Err(Error::PidInUse { pid, by });
+            return Err(Error::PidInUse { pid, by: name_of(pid, status.as_ref()) });
         }
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -200,8 +200,22 @@ impl ProcessInfo {
 
     /// Kills it at once.
     pub fn kill(&self) {
-        let _ =
-            rustix::process::pidfd_send_signal(self.pidfd.as_fd(), rustix::process::Signal::KILL);
+        self.signal(rustix::process::Signal::KILL);
+    }
+
+    /// Has it stop before it runs any further. One that is traced does so when it is let go of.
+    pub(crate) fn suspend(&self) {
+        self.signal(rustix::process::Signal::STOP);
+    }
+
+    /// Lets it run after it was [suspended](Self::suspend).
+    pub(crate) fn go_on(&self) {
+        self.signal(rustix::process::Signal::CONT);
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        // One that has ended needs none.
+        let _ = rustix::process::pidfd_send_signal(self.pidfd.as_fd(), signal);
     }
 }
 

@@ -282,6 +282,7 @@ fn of_store(error: StoreError) -> Damage {
         | StoreError::Busy { path }
         | StoreError::NewerVersion { path, .. } => (None, Some(path), None),
         StoreError::Incomplete { .. }
+        | StoreError::NotTaken { .. }
         | StoreError::Interrupted
         | StoreError::ChunkTooLarge { .. } => (None, None, None),
     };

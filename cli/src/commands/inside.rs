@@ -1,4 +1,4 @@
-//! A dump of a program that lives in a pid namespace of its own: CRIU has to see the pids that the program sees.
+//! A dump or migration of a program that lives in a pid namespace of its own: CRIU has to see the pids that the program sees.
 
 use std::process::{Command, ExitCode};
 
@@ -9,7 +9,7 @@ use crate::failure::{CliError, FAILED};
 use crate::signals::SignalPlan;
 
 /// Runs this command again in the namespace of process `pid`, which has the pid `inner` there.
-pub(super) fn run(pid: u32, inner: u32, signals: &SignalPlan) -> Outcome {
+pub(crate) fn run(pid: u32, inner: u32, signals: &SignalPlan) -> Outcome {
     let mut arguments = std::env::args_os().skip(1);
     let mut command = Command::new("/proc/self/exe");
     command.args(arguments.next()).args(["--inside", &inner.to_string()]).args(arguments);
@@ -18,9 +18,9 @@ pub(super) fn run(pid: u32, inner: u32, signals: &SignalPlan) -> Outcome {
     signals.pass_to(child.id());
     let status = child.wait();
     signals.keep();
-    match status.map_err(io_error("cannot wait for the dump"))?.code() {
+    match status.map_err(io_error("cannot wait for what was begun there"))?.code() {
         Some(code) => Ok(ExitCode::from(code as u8)),
-        None => Err(CliError::new(FAILED, "the dump was killed".to_owned())
-            .state("The program runs on, or the image is complete.")),
+        None => Err(CliError::new(FAILED, "what was begun there was killed".to_owned())
+            .state("The program runs on, or its image is complete.")),
     }
 }

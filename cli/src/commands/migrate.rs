@@ -1,0 +1,169 @@
+//! `gpucr migrate`.
+
+mod args;
+mod connect;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use gpucr_core::migrate::{
+    self, MigrateFailure, Migrated, MigrationId, Owner, Record, Side, State, Wishes,
+};
+use gpucr_core::trust::PrivateKey;
+use gpucr_core::{Error, Failure, namespace};
+use serde_json::json;
+
+pub(crate) use args::MigrateArgs;
+pub(crate) use connect::{accept, descriptor, link};
+
+use crate::commands::{Outcome, inside, io_error, print_json, say};
+use crate::events::Events;
+use crate::failure::{CliError, FAILED};
+use crate::{display, signals};
+
+pub(crate) fn run(args: &MigrateArgs) -> Outcome {
+    if args.list {
+        return list(args.json);
+    }
+    if let Some(id) = args.forget {
+        return forget(id);
+    }
+    let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    signals.settle_at_last(|| {
+        "gpucr could not wait for what it was at. The watchdog settles the rest: `gpucr migrate --list` tells whether \
+         the program was handed over; if it was not, it runs on here."
+            .into()
+    });
+    // clap sees to it that there is one.
+    let pid = args.pid.unwrap_or_default();
+    if args.inside.is_none()
+        && let Some(inner) = namespace::inner_pid(pid)
+    {
+        return inside::run(pid, inner, &signals);
+    }
+    let sign = args.sign.as_deref().map(PrivateKey::read).transpose().map_err(Error::from)?;
+    let wishes = Wishes {
+        pid: args.inside.unwrap_or(pid),
+        dry_run: args.dry_run,
+        max_stopped: args.max_stopped,
+        protocol: args.protocol.protocol(),
+        timeout: args.timeout,
+        compression: args.compress,
+        shell_job: args.criu.shell_job,
+        criu: args.criu.options(),
+        sign: sign.map(Arc::new),
+        stop: signals.stop.clone(),
+    };
+    let events = Events::open(args.events.as_deref())?;
+    let (link, other) = connect::connect(args, &signals)?;
+    let progress = events.following(display::progress(args.json));
+    let migrated = migrate::migrate(link, &wishes, &progress);
+    drop(progress);
+    // What the other side had to say of it is said before this command ends.
+    drop(other);
+    let mut migrated = migrated.map_err(|failure| {
+        let (phase, error) = (failure.phase, failure.to_string());
+        events.say("failed", json!({"phase": phase, "error": error}));
+        CliError::from(failure)
+    })?;
+    migrated.pid = pid;
+    events.say("migrated", json!(migrated));
+    tell(args, &migrated)
+}
+
+fn tell(args: &MigrateArgs, migrated: &Migrated) -> Outcome {
+    if args.json {
+        print_json(migrated)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    match migrated.new_pid {
+        None => say!("process {} can go on there", migrated.pid),
+        Some(new_pid) => say!(
+            "process {} runs there as {new_pid}: it stood still for {}; {} sent in {} chunks, {} more were there; {} \
+             in all",
+            migrated.pid,
+            display::time(migrated.downtime_ms),
+            display::bytes(migrated.sent_bytes),
+            migrated.sent_chunks,
+            migrated.there_chunks,
+            display::time(migrated.total_ms),
+        ),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl From<MigrateFailure> for CliError {
+    fn from(failure: MigrateFailure) -> Self {
+        let MigrateFailure { phase, error, owner } = failure;
+        match owner {
+            Owner::Source(gpucr_core::Left::RolledBack) => Self::from(*error).state(format!(
+                "The migration was given up in phase {phase}: the program runs on here."
+            )),
+            Owner::Source(left) => Self::from(Failure { phase, error, left }),
+            Owner::Destination { migration, image } => Self::from(*error)
+                .state(format!(
+                    "The program was handed over and does not run here any more. The destination has a complete image \
+                     of it: {image}."
+                ))
+                .help(format!(
+                    "see there whether it runs, with `gpucr receive --list`; if it does not: gpucr receive --resume \
+                     {migration}"
+                )),
+        }
+    }
+}
+
+/// What this host has noted of migrations.
+pub(crate) fn list(json: bool) -> Outcome {
+    let records = Record::all().map_err(Error::from)?;
+    if json {
+        print_json(&records)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for record in records {
+        say!("{}  {}", record.id, meaning(&record));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn meaning(record: &Record) -> String {
+    let image = || record.image.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    match (record.side, record.state) {
+        (Side::Source, State::HandedOver) => {
+            let left = match record.left().as_slice() {
+                [] => String::new(),
+                left => format!("; being ended here: {left:?}"),
+            };
+            format!("source: handed over; the program is the destination's{left}")
+        }
+        (Side::Source, _) => "source: not handed over; the program is this host's".into(),
+        (Side::Destination, State::Prepared) => {
+            format!(
+                "destination: complete in {}; ask the source whether it was handed over",
+                image()
+            )
+        }
+        (Side::Destination, State::Taken) => {
+            format!("destination: handed over, and not restored yet, from {}", image())
+        }
+        (Side::Destination, State::Restoring) => {
+            format!("destination: handed over, and being restored from {}", image())
+        }
+        (Side::Destination, _) => {
+            format!("destination: not handed over; {} is not needed", image())
+        }
+    }
+}
+
+/// Forgets what this host has noted as the source.
+fn forget(id: MigrationId) -> Outcome {
+    let record = Record::read(id, Side::Source).map_err(Error::from)?;
+    let none = || CliError::new(FAILED, format!("this host knows no migration {id} as its source"));
+    let record = record.ok_or_else(none)?;
+    if !record.left().is_empty() {
+        return Err(CliError::new(FAILED, format!("migration {id} is not over yet"))
+            .state("Nothing was changed."));
+    }
+    record.remove().map_err(Error::from)?;
+    Ok(ExitCode::SUCCESS)
+}

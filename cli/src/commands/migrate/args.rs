@@ -1,0 +1,195 @@
+//! The options of `gpucr migrate`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use gpucr_core::image::Protocol;
+use gpucr_core::migrate::MigrationId;
+use gpucr_core::store::Compression;
+
+use crate::commands::dump::args::CriuArgs;
+use crate::values::{compression, duration, interval, pids};
+
+/// Bring a running program to another host
+///
+/// Device memory is copied while the program runs; then it is stopped, the rest is sent, and the other side checks
+/// that it has everything and can restore it. Only then is the program handed over, and ended here; the other side
+/// restores it. Whatever fails before that leaves the program running here. Whatever fails after it leaves a complete
+/// image on the other side, where `gpucr receive --resume` brings it back. What the other side has already is not sent.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+The other side is `gpucr receive`. With ssh://HOST gpucr starts it there, as root, with ssh. The other host needs the \
+same driver, devices of the same kind, CRIU, the program's pids (or --new-pids), and the files that the program has \
+open or mapped, under the same paths and of the same sizes: --dry-run tells all that is in the way, and changes \
+nothing. What the program has as standard streams goes with it if it is a file; a pipe or terminal becomes /dev/null.\n\n\
+What was handed over is noted in /var/lib/gpucr/migrations, on both hosts.\n\n\
+Examples:\n  gpucr migrate --pid 4242 --to ssh://root@other --dry-run\n  \
+gpucr migrate --pid 4242 --to ssh://root@other --new-pids\n\n  \
+gpucr receive --from unix:/run/next.sock &\n  gpucr migrate --pid 4242 --to unix:/run/next.sock")]
+pub(crate) struct MigrateArgs {
+    /// Root of the process tree
+    #[arg(short = 't', long = "pid", value_name = "PID", value_parser = pids(),
+          required_unless_present_any = ["list", "forget"])]
+    pub(crate) pid: Option<u32>,
+    /// The other side: ssh://[USER@]HOST[:PORT][/STORE], or unix:PATH where `gpucr receive` listens
+    #[arg(long, value_name = "WHERE", required_unless_present_any = ["fd", "list", "forget"])]
+    pub(crate) to: Option<To>,
+    /// The other side is at the other end of the socket that gpucr was started with as this descriptor
+    #[arg(long, value_name = "FD", conflicts_with = "to", value_parser = clap::value_parser!(i32).range(0..))]
+    pub(crate) fd: Option<i32>,
+    /// Only tell what is in the way; nothing is changed
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// With ssh: the program gets a pid namespace of its own there
+    #[arg(long)]
+    pub(crate) new_pids: bool,
+    /// With ssh: the program goes on on another device of the same kind (see gpucr-restore(1))
+    #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
+    pub(crate) device_map: Vec<String>,
+    /// With ssh: the command that connects
+    #[arg(long, value_name = "CMD", default_value = "ssh")]
+    pub(crate) ssh: OsString,
+    /// For how long the program may stand still here; after that it goes on here
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = interval)]
+    pub(crate) max_stopped: Duration,
+    /// How long the other side may be silent until it is taken for lost
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = interval)]
+    pub(crate) silence: Duration,
+    /// How device memory is copied
+    #[arg(long, value_enum, default_value_t = ProtocolArg::Auto)]
+    pub(crate) protocol: ProtocolArg,
+    /// How long the program may take to come to a halt
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
+    pub(crate) timeout: Duration,
+    /// Compression of what is sent: `none`, or a level of zstd from 1 (fast) to 19 (small)
+    #[arg(long, value_name = "LEVEL", default_value = "1", value_parser = compression)]
+    pub(crate) compress: Compression,
+    /// Add what happens to FILE, one JSON object on a line
+    ///
+    /// A pipe will do, and so will /dev/fd/3. `event` is `phase` (with the phase, and the bytes that it has to
+    /// move), `migrated` (with the report) or `failed`; `ms` is the time since the start.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) events: Option<PathBuf>,
+    /// Sign the image with the private key in FILE (see gpucr-key(1))
+    #[arg(long, value_name = "FILE")]
+    pub(crate) sign: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) criu: CriuArgs,
+    /// Print the result as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// List what this host has noted of migrations that are not over
+    #[arg(long, conflicts_with_all = ["pid", "to", "fd"])]
+    pub(crate) list: bool,
+    /// Forget a migration of which this host was the source
+    #[arg(long, value_name = "ID", conflicts_with_all = ["pid", "to", "fd", "list"])]
+    pub(crate) forget: Option<MigrationId>,
+    /// This process is in the pid namespace of the program: the pid that it has there
+    #[arg(long, hide = true, value_name = "PID")]
+    pub(crate) inside: Option<u32>,
+}
+
+/// Where the other side is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum To {
+    /// It listens at this socket.
+    Unix(PathBuf),
+    /// It is started by ssh.
+    Ssh {
+        /// As ssh takes it: `[USER@]HOST`.
+        host: String,
+        port: Option<u16>,
+        /// The store there.
+        store: Option<String>,
+    },
+}
+
+impl std::str::FromStr for To {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+            return Ok(Self::Unix(path.into()));
+        }
+        let rest = text.strip_prefix("ssh://");
+        let rest = rest.ok_or("it is neither ssh://[USER@]HOST[:PORT][/STORE] nor unix:PATH")?;
+        let (host, store) = match rest.find('/') {
+            Some(at) => (&rest[..at], Some(rest[at..].to_owned()).filter(|store| store != "/")),
+            None => (rest, None),
+        };
+        let (host, port) = match host.rsplit_once(':') {
+            // The colons of an IPv6 address are within its brackets.
+            Some((host, port)) if !port.contains(']') => {
+                (host, Some(port.parse().map_err(|_| "its port is no number of 16 bits")?))
+            }
+            _ => (host, None),
+        };
+        let name = host.rsplit_once('@').map_or(host, |(_, name)| name);
+        let name_is_sound = !name.is_empty() && !name.starts_with('-');
+        // ssh would take it for an option.
+        if !name_is_sound || host.starts_with('-') {
+            return Err("it names no host".into());
+        }
+        let host = host.replace(['[', ']'], "");
+        Ok(Self::Ssh { host, port, store })
+    }
+}
+
+/// How device memory is copied.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProtocolArg {
+    /// The best of those below
+    Auto,
+    /// Everything while the program stands still
+    Stop,
+    /// Most while the program runs, what has changed again while it stands still
+    Recopy,
+}
+
+impl ProtocolArg {
+    pub(crate) fn protocol(self) -> Option<Protocol> {
+        match self {
+            Self::Auto => None,
+            Self::Stop => Some(Protocol::Stop),
+            Self::Recopy => Some(Protocol::Recopy),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_other_side_is_named_as_ssh_does() {
+        let ssh = |host: &str, port, store: Option<&str>| To::Ssh {
+            host: host.into(),
+            port,
+            store: store.map(str::to_owned),
+        };
+        for (text, expected) in [
+            ("ssh://other", ssh("other", None, None)),
+            ("ssh://root@other:2222/big/store", ssh("root@other", Some(2222), Some("/big/store"))),
+            ("ssh://other/", ssh("other", None, None)),
+            ("ssh://root@[fe80::1]:22", ssh("root@fe80::1", Some(22), None)),
+            ("ssh://[fe80::1]", ssh("fe80::1", None, None)),
+            ("unix:/run/a", To::Unix("/run/a".into())),
+        ] {
+            assert_eq!(text.parse(), Ok(expected), "{text}");
+        }
+        for text in [
+            "",
+            "other",
+            "unix:",
+            "ssh://",
+            "ssh:///store",
+            "ssh://-oProxyCommand=x",
+            "ssh://a:b",
+            "ssh://r@-x",
+        ] {
+            assert!(text.parse::<To>().is_err(), "{text}");
+        }
+    }
+}

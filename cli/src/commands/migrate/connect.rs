@@ -1,0 +1,157 @@
+//! How the two sides of a migration find each other.
+
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use gpucr_core::migrate::Link;
+use gpucr_wire::Connection;
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::args::{MigrateArgs, To};
+use crate::commands::io_error;
+use crate::escape::shell_word;
+use crate::failure::{CliError, FAILED, USAGE};
+use crate::signals::SignalPlan;
+
+/// Connects with the other side. What is given besides the link has to live as long as it.
+pub(super) fn connect(
+    args: &MigrateArgs,
+    signals: &SignalPlan,
+) -> Result<(Link, Option<Other>), CliError> {
+    let is_ssh = matches!(args.to, Some(To::Ssh { .. }));
+    if !is_ssh && (args.new_pids || !args.device_map.is_empty()) {
+        return Err(CliError::new(USAGE, "--new-pids and --device-map are for the other side")
+            .help("give them to `gpucr receive`, which you have started"));
+    }
+    let (socket, other) = match (&args.to, args.fd) {
+        (Some(To::Unix(path)), _) => {
+            let socket = UnixStream::connect(path);
+            let what = format!("cannot connect to {}", path.display());
+            (of_friend(socket.map_err(io_error(&what))?)?.into(), None)
+        }
+        (Some(To::Ssh { host, port, store }), _) => {
+            let (socket, child) = ssh(args, host, *port, store.as_deref())
+                .map_err(io_error(&format!("cannot start {}", args.ssh.display())))?;
+            (socket.into(), Some(Other(child)))
+        }
+        (None, fd) => (descriptor(fd.unwrap_or_default())?, None),
+    };
+    Ok((link(socket, args.silence, signals)?, other))
+}
+
+/// What connects the two sides: it is waited for, and ended if it does not end by itself.
+pub(super) struct Other(Child);
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // Its connection is closed by now.
+        for _ in 0..500 {
+            if !matches!(self.0.try_wait(), Ok(None)) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts `gpucr receive` on another host.
+fn ssh(
+    args: &MigrateArgs,
+    host: &str,
+    port: Option<u16>,
+    store: Option<&str>,
+) -> std::io::Result<(UnixStream, Child)> {
+    let silence = args.silence.as_secs_f64().to_string();
+    let mut there = vec!["gpucr".to_owned(), "receive".into(), "--stdio".into()];
+    there.extend(["--silence".into(), silence]);
+    there.extend(args.new_pids.then(|| "--new-pids".into()));
+    if !args.device_map.is_empty() {
+        there.extend(["--device-map".into(), args.device_map.join(",")]);
+    }
+    there.extend(store.into_iter().flat_map(|store| ["--store".into(), store.to_owned()]));
+    let there: Vec<String> = there.iter().map(|word| shell_word(Path::new(word))).collect();
+    let mut command = Command::new(&args.ssh);
+    command.args(port.into_iter().flat_map(|port| ["-p".to_owned(), port.to_string()]));
+    command.args(["--", host, &there.join(" ")]);
+    let (ours, theirs) = UnixStream::pair()?;
+    let theirs = OwnedFd::from(theirs);
+    command.stdin(theirs.try_clone()?).stdout(theirs);
+    let child = command.spawn()?;
+    Ok((ours, child))
+}
+
+/// Waits at a socket of this name for the other side of a migration; nobody else can connect then.
+pub(crate) fn accept(path: &Path, signals: &SignalPlan) -> Result<OwnedFd, CliError> {
+    let what = format!("cannot listen at {}", path.display());
+    let failed = io_error(&what);
+    if path.symlink_metadata().is_ok() {
+        return Err(failed(std::io::ErrorKind::AlreadyExists.into()));
+    }
+    // Under its name only when somebody listens there, and nobody but this user can connect.
+    let mut hidden = path.as_os_str().to_owned();
+    hidden.push(format!(".{}", std::process::id()));
+    let listener = UnixListener::bind(&hidden).map_err(&failed)?;
+    let shown = std::fs::set_permissions(&hidden, PermissionsExt::from_mode(0o600))
+        .and_then(|()| std::fs::rename(&hidden, path));
+    if let Err(error) = shown {
+        let _ = std::fs::remove_file(&hidden);
+        return Err(failed(error));
+    }
+    let accepted = wait_for(&listener, signals);
+    let _ = std::fs::remove_file(path);
+    Ok(of_friend(accepted?)?.into())
+}
+
+fn wait_for(listener: &UnixListener, signals: &SignalPlan) -> Result<UnixStream, CliError> {
+    let failed = io_error("cannot accept a connection");
+    let look = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+    loop {
+        if signals.stop.load(Ordering::Relaxed) {
+            return Err(CliError::new(FAILED, "interrupted").state("Nothing was changed."));
+        }
+        let mut poll = [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)];
+        if rustix::event::poll(&mut poll, Some(&look)).is_ok_and(|ready| ready > 0) {
+            return Ok(listener.accept().map_err(failed)?.0);
+        }
+    }
+}
+
+/// The socket, if its other end is of root or of this user.
+fn of_friend(socket: UnixStream) -> Result<UnixStream, CliError> {
+    let connection = Connection::new(socket);
+    let peer = connection.peer().map_err(io_error("the other side cannot be told"))?;
+    if peer.uid != 0 && peer.uid != rustix::process::geteuid().as_raw() {
+        let message = format!("user {}, who is somebody else, is at the other end", peer.uid);
+        return Err(CliError::new(FAILED, message).state("Nothing was changed."));
+    }
+    Ok(UnixStream::from(OwnedFd::from(connection)))
+}
+
+/// A link over one socket.
+pub(crate) fn link(
+    socket: OwnedFd,
+    silence: Duration,
+    signals: &SignalPlan,
+) -> Result<Link, CliError> {
+    let failed = || io_error("the connection with the other side cannot be used");
+    let writer = socket.try_clone().map_err(failed())?;
+    Link::new(socket, writer, silence, signals.stop.clone()).map_err(failed())
+}
+
+/// A descriptor that gpucr was started with.
+pub(crate) fn descriptor(number: i32) -> Result<OwnedFd, CliError> {
+    // SAFETY: only looks whether it is open, and sets a flag: nobody whom gpucr starts is to keep it open.
+    if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(io_error(&format!("descriptor {number} cannot be used"))(error));
+    }
+    // SAFETY: the user has given it to gpucr for this, and nothing else here knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}

@@ -1,0 +1,319 @@
+//! `gpucr receive`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use gpucr_core::migrate::{
+    self, Incoming, Link, MigrationId, Place, ReceiveFailure, Received, Record, Remains, Side,
+    State,
+};
+use gpucr_core::restore::MappedDevice;
+use gpucr_core::{Error, image, library};
+
+use crate::commands::key::TrustArgs;
+use crate::commands::migrate::{accept, descriptor};
+use crate::commands::{Outcome, io_error, key, note, print_json, say};
+use crate::display;
+use crate::failure::{CliError, FAILED};
+use crate::say::note_json;
+use crate::signals::{self, SignalPlan};
+use crate::values::interval;
+
+/// Take a running program from another host
+///
+/// This is the other side of `gpucr migrate`, which starts it by itself where it connects with ssh. One program is
+/// taken: its image is made here, checked, and complete on disk before the source hands the program over. Then the
+/// program is restored and runs in the background, and its image is removed.
+#[derive(clap::Args)]
+#[command(after_long_help = "\
+What fails before the program was handed over leaves nothing here. If the connection is lost in the very moment in \
+which it is handed over, the image stays, and the source has to be asked whether the program is this host's \
+(`gpucr migrate --list` there): --resume ID --handed-over restores it then, and --abort ID removes the image if it is \
+not. A program that was handed over and could not be restored is restored by --resume ID when what was in the way is \
+gone.\n\n\
+Images go to a store, so that what was sent once need not be sent again; `gpucr gc` frees what no image needs.\n\n\
+Examples:\n  gpucr receive --from unix:/run/next.sock --new-pids\n  gpucr receive --list\n  \
+gpucr receive --resume 0123456789abcdef0123456789abcdef")]
+#[group(id = "work", required = true, multiple = false,
+        args = ["from", "fd", "stdio", "list", "resume", "abort"])]
+pub(crate) struct ReceiveArgs {
+    /// Wait for the source at the Unix socket PATH, which is made: unix:PATH
+    #[arg(long, value_name = "WHERE", value_parser = socket)]
+    pub(crate) from: Option<PathBuf>,
+    /// The source is at the other end of the socket that gpucr was started with as this descriptor
+    #[arg(long, value_name = "FD", value_parser = clap::value_parser!(i32).range(0..))]
+    pub(crate) fd: Option<i32>,
+    /// The source is at standard input and output
+    #[arg(long)]
+    pub(crate) stdio: bool,
+    /// List what this host has noted of migrations that are not over
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Restore a program that was handed over, and is not there yet
+    #[arg(long, value_name = "ID")]
+    pub(crate) resume: Option<MigrationId>,
+    /// Remove the image of a program that was not handed over
+    #[arg(long, value_name = "ID")]
+    pub(crate) abort: Option<MigrationId>,
+    /// With --resume: the source says that the program was handed over
+    #[arg(long, requires = "resume")]
+    pub(crate) handed_over: bool,
+    /// With --resume: the program does not run here, though gpucr was killed while it restored it
+    #[arg(long, requires = "resume")]
+    pub(crate) not_running: bool,
+    /// Directory for the image: new, or empty
+    #[arg(short = 'o', long = "output", value_name = "IMAGE")]
+    pub(crate) image: Option<PathBuf>,
+    /// Put the image into the store DIR [default: /var/lib/gpucr/received]
+    #[arg(long, value_name = "DIR", conflicts_with = "image")]
+    pub(crate) store: Option<PathBuf>,
+    /// Name of the image in the store [default: migration-ID]
+    #[arg(long, requires = "store")]
+    pub(crate) name: Option<String>,
+    /// Keep the image when the program runs
+    #[arg(long)]
+    pub(crate) keep_image: bool,
+    /// Restore in a new pid namespace, where all pids are free
+    #[arg(long)]
+    pub(crate) new_pids: bool,
+    /// Let the program go on on another device of the same kind (see gpucr-restore(1))
+    #[arg(long, value_name = "OLD=NEW", value_delimiter = ',', value_parser = device_pair)]
+    pub(crate) device_map: Vec<String>,
+    /// How long the source may be silent until it is taken for lost
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = interval)]
+    pub(crate) silence: Duration,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
+    /// Print the result as one JSON object (on stderr with --stdio)
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn socket(text: &str) -> Result<PathBuf, String> {
+    let path = text.strip_prefix("unix:").filter(|path| !path.is_empty());
+    path.map(PathBuf::from).ok_or_else(|| "it is not unix:PATH".into())
+}
+
+fn device_pair(text: &str) -> Result<String, String> {
+    text.parse::<MappedDevice>().map(|_| text.to_owned())
+}
+
+pub(crate) fn run(args: &ReceiveArgs) -> Outcome {
+    if args.list {
+        return crate::commands::migrate::list(args.json);
+    }
+    if let Some(id) = args.abort {
+        return abort(id);
+    }
+    let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    if let Some(id) = args.resume {
+        return resume(args, id, &signals);
+    }
+    signals.settle_at_last(|| {
+        "gpucr could not wait for what it was at. `gpucr receive --list` tells whether anything is left.".into()
+    });
+    let incoming = Incoming {
+        place: place(args),
+        new_pids: args.new_pids,
+        device_map: args.device_map.clone(),
+        trust: key::trust_with_policy(&args.trust)?,
+        stop: signals.stop.clone(),
+    };
+    let link = connect(args, &signals)?;
+    let progress = display::progress(args.json || args.stdio);
+    let mut restore = |record: &Record| restore(record, &signals);
+    let received = migrate::receive(link, &incoming, progress.as_ref(), &mut restore);
+    drop(progress);
+    let received = received?;
+    if let Some(image) = received.image.as_deref().filter(|_| !args.keep_image) {
+        remove(image);
+    }
+    tell(args, &received)
+}
+
+/// Where the image goes.
+fn place(args: &ReceiveArgs) -> Place {
+    match (&args.image, &args.store) {
+        (Some(image), _) => Place::Directory(image.clone()),
+        (None, Some(store)) => Place::Store(store.clone(), args.name.clone()),
+        (None, None) => {
+            let root = library::library_root();
+            // Where it cannot be made, what is made in it tells so.
+            let _ = std::fs::create_dir_all(&root);
+            Place::Store(root.join("received"), None)
+        }
+    }
+}
+
+fn connect(args: &ReceiveArgs, signals: &SignalPlan) -> Result<Link, CliError> {
+    if args.stdio {
+        let failed = || io_error("standard input and output cannot be used");
+        let reader = own_stream(0).map_err(failed())?;
+        let writer = own_stream(1).map_err(failed())?;
+        return Link::new(reader, writer, args.silence, signals.stop.clone()).map_err(failed());
+    }
+    let socket = match (&args.from, args.fd) {
+        (Some(path), _) => accept(path, signals)?,
+        (None, fd) => descriptor(fd.unwrap_or_default())?,
+    };
+    crate::commands::migrate::link(socket, args.silence, signals)
+}
+
+/// A standard stream for this alone: whatever else is written to it goes nowhere.
+fn own_stream(number: i32) -> std::io::Result<std::os::fd::OwnedFd> {
+    let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
+    if number == 0 {
+        let own = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
+        rustix::stdio::dup2_stdin(&null)?;
+        return Ok(own);
+    }
+    let own = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
+    rustix::stdio::dup2_stdout(&null)?;
+    Ok(own)
+}
+
+/// Restores the program in a process of its own, which leaves it in the background.
+fn restore(record: &Record, signals: &SignalPlan) -> Result<u32, String> {
+    let image = record.image.as_deref().ok_or("the record names no image")?;
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["restore", "--detach", "--json", "--no-warm"]);
+    command.args(record.new_pids.then_some("--new-pids"));
+    if !record.device_map.is_empty() {
+        command.args(["--device-map", &record.device_map.join(",")]);
+    }
+    command.arg(image).stdin(Stdio::null()).stdout(Stdio::piped());
+    let child = command.spawn().map_err(|error| format!("cannot start a restore: {error}"))?;
+    signals.pass_to(child.id());
+    let output = child.wait_with_output();
+    signals.keep();
+    let output = output.map_err(|error| format!("cannot wait for the restore: {error}"))?;
+    let report: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
+    let pid = report.and_then(|report| report["pid"].as_u64());
+    match pid.and_then(|pid| u32::try_from(pid).ok()) {
+        Some(pid) if output.status.success() => Ok(pid),
+        _ => Err(format!(
+            "the restore ended with {}; it has said why on the destination",
+            output.status
+        )),
+    }
+}
+
+/// The image of a program that runs is not needed any more.
+fn remove(image: &Path) {
+    if let Err(error) = image::remove(image, true) {
+        note!("gpucr: the program runs; its image {} stays: {error}", image.display());
+    }
+}
+
+fn tell(args: &ReceiveArgs, received: &Received) -> Outcome {
+    match received.pid {
+        _ if args.json && args.stdio => note_json(received)?,
+        _ if args.json => print_json(received)?,
+        _ if args.stdio => {}
+        Some(pid) => say!("{pid}"),
+        None => say!("the program could come"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl From<ReceiveFailure> for CliError {
+    fn from(failure: ReceiveFailure) -> Self {
+        let ReceiveFailure { phase, error, remains } = failure;
+        let error = Self::from(*error);
+        match remains {
+            Remains::Nothing => error.state(format!(
+                "It failed in phase {phase}, before the program was handed over: it is the source's, and nothing is \
+                 left here."
+            )),
+            Remains::InDoubt(id, image) => error
+                .state(format!(
+                    "The image is complete: {}. It is not known whether the source has handed the program over.",
+                    image.display()
+                ))
+                .help(format!(
+                    "ask there: gpucr migrate --list. If {id} was handed over: gpucr receive --resume {id} \
+                     --handed-over; if not: gpucr receive --abort {id}"
+                )),
+            Remains::Parked(id, image) => error
+                .state(format!(
+                    "The program was handed over and does not run; its image is complete: {}.",
+                    image.display()
+                ))
+                .help(format!("when what was in the way is gone: gpucr receive --resume {id}")),
+        }
+    }
+}
+
+/// What this host has noted of a migration to it.
+fn record_of(id: MigrationId) -> Result<Record, CliError> {
+    let record = Record::read(id, Side::Destination).map_err(Error::from)?;
+    let none = || CliError::new(FAILED, format!("this host knows no migration {id} to it"));
+    let record = record.ok_or_else(none)?;
+    match record.at_work() {
+        None => Ok(record),
+        Some(pid) => Err(CliError::new(FAILED, format!("process {pid} is at work on it"))
+            .state("Nothing was changed.")
+            .help(format!("wait for its end, or end it: kill {pid}"))),
+    }
+}
+
+fn resume(args: &ReceiveArgs, id: MigrationId, signals: &SignalPlan) -> Outcome {
+    let mut record = record_of(id)?;
+    let refused = |message: &str, help: String| {
+        Err(CliError::new(FAILED, message.to_owned()).state("Nothing was changed.").help(help))
+    };
+    match record.state {
+        State::Taken => {}
+        State::Prepared if args.handed_over => {}
+        State::Restoring if args.not_running => {}
+        State::Prepared => {
+            let help = format!(
+                "ask there: gpucr migrate --list. If it was: gpucr receive --resume {id} --handed-over"
+            );
+            return refused("it is not known whether the source has handed the program over", help);
+        }
+        State::Restoring => {
+            let help = format!(
+                "see whether it does: gpucr ps. If not: gpucr receive --resume {id} --not-running"
+            );
+            return refused("the program may run: gpucr was killed while it restored it", help);
+        }
+        _ => {
+            return refused(
+                "the program was not handed over",
+                format!("gpucr receive --abort {id}"),
+            );
+        }
+    }
+    let pid = record.restore(&mut |record| restore(record, signals));
+    let pid = pid.map_err(|error| {
+        CliError::from(error).state("The program does not run; its image is as it was.")
+    })?;
+    if let Some(image) = record.image.as_deref().filter(|_| !args.keep_image) {
+        remove(image);
+    }
+    if args.json {
+        print_json(&serde_json::json!({"migration": id.to_string(), "pid": pid}))?;
+    } else {
+        say!("{pid}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn abort(id: MigrationId) -> Outcome {
+    let record = record_of(id)?;
+    if matches!(record.state, State::Taken | State::Restoring) {
+        return Err(CliError::new(
+            FAILED,
+            "the program was handed over: this is all that there is of it",
+        )
+        .state("Nothing was changed.")
+        .help(format!("gpucr receive --resume {id}")));
+    }
+    if let Some(image) = record.image.as_deref().filter(|image| image.exists()) {
+        image::remove(image, true)?;
+    }
+    record.remove().map_err(Error::from)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,464 @@
+//! The destination's side: from an offer to a restored program.
+//!
+//! Up to the moment at which the source is told that all is prepared, every failure leaves nothing here. From then on
+//! the image stays until it is known who owns the program.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+use super::cpu;
+use super::link::{Link, LinkError, Pulse, unexpected, unexpected_message};
+use super::message::{Frame, MAX_ASKED, Message};
+use super::outgoing::{check_hello, hello, pid_namespace};
+use super::record::{MigrationId, Record, Restore, Side, State};
+use crate::base::faults::fault;
+use crate::base::format::{hex, milliseconds};
+use crate::base::phase::{Clock, Phase, PhaseTime};
+use crate::base::progress::Progress;
+use crate::engine::error::Error;
+use crate::engine::restore::MappedDevice;
+use crate::engine::restore::lacks::{self, Circumstances};
+use crate::engine::watchdog::Watchdog;
+use crate::image::trust::{self, Trust};
+use crate::image::{self, Destination, ImageWriter, MAX_MANIFEST, Manifest};
+use crate::store::{ChunkId, Compression, Entry, decode_stored};
+
+/// Most bytes of an outline.
+const MAX_OUTLINE: u64 = 64 << 20;
+/// Most reasons that are told, and most bytes of each.
+const MAX_REASONS: (usize, usize) = (100, 2000);
+/// Chunks that wait to be checked, at most.
+const QUEUE: usize = 16;
+/// Threads that check them, at most.
+const WORKERS: usize = 16;
+
+/// What is to be done with a program that comes.
+#[derive(Debug, Clone)]
+pub struct Incoming {
+    /// Where its image goes.
+    pub place: Place,
+    /// It gets a pid namespace of its own.
+    pub new_pids: bool,
+    /// Devices that others of this host take the place of, as `gpucr restore --device-map` takes them.
+    pub device_map: Vec<String>,
+    /// Which images are taken.
+    pub trust: Trust,
+    /// Set by a signal handler to end it.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// Where the image of a program that comes goes.
+#[derive(Debug, Clone)]
+pub enum Place {
+    /// To this directory, which is new or empty.
+    Directory(PathBuf),
+    /// Into the store in this directory, under this name or that of the migration.
+    Store(PathBuf, Option<String>),
+}
+
+impl Place {
+    fn destination(&self, id: MigrationId) -> Destination {
+        match self {
+            Self::Directory(path) => Destination::Alone(path.clone()),
+            Self::Store(store, name) => {
+                let name = name.clone().unwrap_or_else(|| format!("migration-{id}"));
+                Destination::Stored { store: store.clone(), name }
+            }
+        }
+    }
+}
+
+/// A program that has come, or could come.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Received {
+    /// The migration's name.
+    pub migration: String,
+    /// The program's pid; none if it was only asked whether it could come.
+    pub pid: Option<u32>,
+    /// Its image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<PathBuf>,
+    /// Identity of the image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Chunks that came.
+    pub chunks: u64,
+    /// Bytes that were written for the image.
+    pub new_bytes: u64,
+    /// From the offer to its end.
+    pub total_ms: f64,
+    /// The phases.
+    pub phases: Vec<PhaseTime>,
+}
+
+/// What is left after a failure.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Remains {
+    /// Nothing. The program is the source's.
+    Nothing,
+    /// A complete image, and it is not known whether the source has handed the program over.
+    InDoubt(MigrationId, PathBuf),
+    /// A complete image, and the program is this side's. It does not run.
+    Parked(MigrationId, PathBuf),
+}
+
+/// A migration that has failed on the destination's side.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct ReceiveFailure {
+    /// In which phase.
+    pub phase: Phase,
+    /// What happened.
+    #[source]
+    pub error: Box<Error>,
+    /// What holds now.
+    pub remains: Remains,
+}
+
+/// Takes one program.
+///
+/// # Errors
+/// See [`ReceiveFailure::remains`] for what holds then.
+pub fn receive(
+    link: Link,
+    wishes: &Incoming,
+    progress: &dyn Progress,
+    restore: Restore<'_>,
+) -> Result<Received, ReceiveFailure> {
+    let link = Arc::new(link);
+    let clock = Clock::start(progress);
+    let remains = Remains::Nothing;
+    let mut task = Task { link: link.clone(), wishes, clock, watchdog: None, chunks: 0, remains };
+    let received = task.run(restore);
+    // Where this process lives to see it, nothing is left for it to remove.
+    task.watchdog.take().into_iter().for_each(Watchdog::done);
+    received.map_err(|error| {
+        if task.remains == Remains::Nothing {
+            // If nobody hears it, that comes to the same.
+            let _ = link.send_regardless(&Message::Failed { why: error.to_string() });
+        }
+        let Task { clock, remains, .. } = task;
+        ReceiveFailure { phase: clock.phase(), error: Box::new(error), remains }
+    })
+}
+
+struct Task<'t> {
+    link: Arc<Link>,
+    wishes: &'t Incoming,
+    clock: Clock<'t>,
+    /// Removes an unfinished image if this process dies.
+    watchdog: Option<Watchdog>,
+    chunks: u64,
+    remains: Remains,
+}
+
+/// An offer that was taken.
+struct Taken {
+    id: MigrationId,
+    /// Whether the source's processes have their pids in this very namespace.
+    same_pids: bool,
+    dry_run: bool,
+    writer: ImageWriter,
+    destination: Destination,
+}
+
+/// An image that is complete.
+struct Prepared {
+    record: Record,
+    path: PathBuf,
+    identity: [u8; 32],
+    new_bytes: u64,
+}
+
+impl Task<'_> {
+    fn run(&mut self, restore: Restore<'_>) -> Result<Received, Error> {
+        self.clock.enter(Phase::Offer, None)?;
+        let greeting = self.link.receive_message()?;
+        self.link.send(&hello())?;
+        check_hello(&greeting)?;
+        let _pulse = Pulse::start(self.link.clone());
+        let taken = self.take_offer()?;
+        if taken.dry_run {
+            self.link.send(&Message::Accept {})?;
+            return Ok(self.received(taken.id, None, None));
+        }
+        self.link.send(&Message::Accept {})?;
+        self.clock.enter(Phase::Receive, None)?;
+        let (body, message) = match self.take_chunks(&taken.writer) {
+            Ok(manifest) => manifest,
+            Err(error) => {
+                if !matches!(error, Error::Link(LinkError::Protocol(_)))
+                    && let Err(error) = taken.writer.leave_chunks()
+                {
+                    tracing::info!(%error, "what came is not kept for another attempt");
+                }
+                return Err(error);
+            }
+        };
+        self.clock.enter(Phase::Prepare, None)?;
+        let id = taken.id;
+        let prepared = self.prepare(taken, &body, message)?;
+        self.settle(id, prepared, restore)
+    }
+
+    /// Takes an offer, or refuses it with all that is in the way.
+    fn take_offer(&mut self) -> Result<Taken, Error> {
+        let (body, message) = self.link.receive_long(MAX_OUTLINE)?;
+        let Message::Offer { id, dry_run, pids, version, cpu } = message else {
+            return Err(unexpected_message(&message).into());
+        };
+        let id = MigrationId(id);
+        let outline = Manifest::decode(version, &body);
+        let outline = outline.map_err(|what| LinkError::Protocol(format!("its offer: {what}")))?;
+        let same_pids = pids == pid_namespace();
+        let device_map = self.device_map()?;
+        let how = self.circumstances(&device_map, same_pids);
+        let mut reasons = lacks::lacks(&outline, how);
+        if Record::read(id, Side::Destination)?.is_some() {
+            reasons.push(format!("migration {id} has been here before"));
+        }
+        reasons.extend(cpu::lacks(&cpu));
+        let destination = self.wishes.place.destination(id);
+        let started = Watchdog::start().map_err(Error::Watchdog)?;
+        let watchdog = self.watchdog.insert(started);
+        watchdog.writing(&destination.path()).map_err(Error::Watchdog)?;
+        let stop = || self.wishes.stop.load(Ordering::Relaxed);
+        match ImageWriter::begin_unless(&destination, Compression::None, &stop) {
+            Ok(writer) if reasons.is_empty() => {
+                return Ok(Taken { id, same_pids, dry_run, writer, destination });
+            }
+            Ok(_) => {}
+            Err(error) => reasons.push(error.to_string()),
+        }
+        let (most, longest) = MAX_REASONS;
+        reasons.truncate(most);
+        reasons.iter_mut().for_each(|reason| cut(reason, longest));
+        self.link.send(&Message::Refuse { reasons: reasons.clone() })?;
+        Err(Error::Refused { reasons })
+    }
+
+    fn device_map(&self) -> Result<Vec<MappedDevice>, Error> {
+        let parse =
+            |text: &String| text.parse().map_err(|what: String| Error::NoSuchDevice { what });
+        self.wishes.device_map.iter().map(parse).collect()
+    }
+
+    fn circumstances<'c>(
+        &'c self,
+        device_map: &'c [MappedDevice],
+        same: bool,
+    ) -> Circumstances<'c> {
+        let needs_pids = !self.wishes.new_pids && !same;
+        Circumstances { device_map, needs_pids, stop: &self.wishes.stop }
+    }
+
+    /// The phase `receive`: takes chunks up to the manifest.
+    fn take_chunks(&mut self, writer: &ImageWriter) -> Result<(Vec<u8>, Message), Error> {
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let failure: Mutex<Option<Error>> = Mutex::default();
+        let (sender, queue) = crossbeam_channel::bounded::<(Entry, Vec<u8>)>(QUEUE);
+        let received = std::thread::scope(|scope| {
+            for _ in 0..cores.min(WORKERS) {
+                let (queue, failure) = (queue.clone(), &failure);
+                scope.spawn(move || {
+                    let mut plain = Vec::new();
+                    for (entry, stored) in queue.iter() {
+                        if let Err(error) = keep(writer, &entry, &stored, &mut plain) {
+                            failure.lock().get_or_insert(error);
+                            return;
+                        }
+                    }
+                });
+            }
+            drop(queue);
+            // Dropped at the end of this closure, before the threads are waited for.
+            let sender = sender;
+            self.read_chunks(writer, &failure, |entry, stored| sender.send((entry, stored)).is_ok())
+        });
+        match failure.into_inner() {
+            Some(error) => Err(error),
+            None => received,
+        }
+    }
+
+    /// Reads what the source says up to its manifest, and gives chunks on.
+    fn read_chunks(
+        &mut self,
+        writer: &ImageWriter,
+        failure: &Mutex<Option<Error>>,
+        mut give: impl FnMut(Entry, Vec<u8>) -> bool,
+    ) -> Result<(Vec<u8>, Message), Error> {
+        let mut wanted: HashSet<ChunkId> = HashSet::new();
+        let mut body = Vec::new();
+        loop {
+            if let Some(error) = failure.lock().take() {
+                return Err(error);
+            }
+            match self.link.receive()? {
+                Frame::Message(Message::Ask { ids }) if ids.len() <= MAX_ASKED => {
+                    let ids = ids.into_iter().map(ChunkId);
+                    let mut lacks = |id: ChunkId| {
+                        let is_lacking = !writer.chunks().contains(&id);
+                        is_lacking.then(|| wanted.insert(id));
+                        is_lacking
+                    };
+                    self.link.send(&Message::Want { wanted: ids.map(&mut lacks).collect() })?;
+                }
+                // Nothing that nobody has asked for.
+                Frame::Chunk(entry, stored) if wanted.remove(&entry.id) => {
+                    self.chunks += 1;
+                    if !give(entry, stored) {
+                        let failed = failure.lock().take();
+                        return Err(failed.unwrap_or(Error::CopyIncomplete));
+                    }
+                }
+                Frame::Piece(piece) if (body.len() + piece.len()) as u64 <= MAX_MANIFEST => {
+                    body.extend(piece);
+                }
+                Frame::Message(message @ Message::Manifest { .. }) => return Ok((body, message)),
+                Frame::Message(Message::Abort { why }) => return Err(Error::GivenUp { why }),
+                other => return Err(unexpected(&other).into()),
+            }
+        }
+    }
+
+    /// The phase `prepare`: completes the image, and checks that the program can be restored from it.
+    fn prepare(&mut self, taken: Taken, body: &[u8], message: Message) -> Result<Prepared, Error> {
+        let Message::Manifest { id, version, signatures } = message else {
+            return Err(unexpected_message(&message).into());
+        };
+        let bad = |what: &str| LinkError::Protocol(format!("its manifest: {what}"));
+        let manifest = Manifest::decode(version, body).map_err(bad)?;
+        if manifest.written_identity() != Ok(id) {
+            return Err(bad("it does not have the identity that it should have").into());
+        }
+        if signatures.len() as u64 > trust::LARGEST {
+            return Err(bad("it has too many signatures").into());
+        }
+        self.wishes.trust.check(&id, &signatures)?;
+        let path = taken.destination.path();
+        let path = std::path::absolute(&path).map_err(|source| Error::Io {
+            what: format!("cannot make {} absolute", path.display()),
+            source,
+        })?;
+        let mut record = Record::new(taken.id, Side::Destination, State::Preparing);
+        record.image = Some(path.clone());
+        record.new_pids = self.wishes.new_pids;
+        record.device_map.clone_from(&self.wishes.device_map);
+        record.write()?;
+        let Taken { mut writer, same_pids, .. } = taken;
+        writer.set_signatures(signatures);
+        let prepared = self.complete(writer, &manifest, &path, same_pids);
+        let prepared = prepared.and_then(|(identity, new_bytes)| {
+            record.enter(State::Prepared)?;
+            Ok(Prepared { record: record.clone(), path: path.clone(), identity, new_bytes })
+        });
+        prepared.inspect_err(|_| forget(&record, &path))
+    }
+
+    fn complete(
+        &self,
+        writer: ImageWriter,
+        manifest: &Manifest,
+        path: &Path,
+        same_pids: bool,
+    ) -> Result<([u8; 32], u64), Error> {
+        let committed = writer.commit(manifest)?;
+        fault("completed")?;
+        let device_map = self.device_map()?;
+        let how = self.circumstances(&device_map, same_pids);
+        lacks::check_image(path, &self.wishes.trust, how)?;
+        Ok((committed.id, committed.new_bytes))
+    }
+
+    /// The phases `decide` and `handover`: waits for the source's decision, and restores the program.
+    fn settle(
+        &mut self,
+        id: MigrationId,
+        prepared: Prepared,
+        restore: Restore<'_>,
+    ) -> Result<Received, Error> {
+        let Prepared { mut record, path, identity, new_bytes } = prepared;
+        self.remains = Remains::InDoubt(id, path.clone());
+        let image = path.to_string_lossy().into_owned();
+        self.link.send_regardless(&Message::Prepared { image })?;
+        self.clock.enter(Phase::Decide, None)?;
+        match self.link.receive_message()? {
+            Message::Commit {} => record.enter(State::Taken)?,
+            Message::Abort { why } => {
+                forget(&record, &path);
+                self.remains = Remains::Nothing;
+                return Err(Error::GivenUp { why });
+            }
+            other => return Err(unexpected_message(&other).into()),
+        }
+        self.remains = Remains::Parked(id, path.clone());
+        let restored = self.restore(&mut record, restore);
+        let said = match &restored {
+            Ok(pid) => Message::Running { pid: *pid },
+            Err(error) => Message::Failed { why: error.to_string() },
+        };
+        if let Err(error) = self.link.send_regardless(&said) {
+            tracing::warn!(%error, "the source does not hear what has become of the program");
+        }
+        let pid = restored?;
+        let done = self.received(id, Some(pid), Some(path));
+        Ok(Received { id: Some(hex(&identity)), new_bytes, ..done })
+    }
+
+    fn restore(&mut self, record: &mut Record, restore: Restore<'_>) -> Result<u32, Error> {
+        self.clock.enter(Phase::Handover, None)?;
+        record.restore(restore)
+    }
+
+    fn received(&mut self, id: MigrationId, pid: Option<u32>, image: Option<PathBuf>) -> Received {
+        self.clock.end();
+        Received {
+            migration: id.to_string(),
+            pid,
+            image,
+            id: None,
+            chunks: self.chunks,
+            new_bytes: 0,
+            total_ms: milliseconds(self.clock.total()),
+            phases: self.clock.times().to_vec(),
+        }
+    }
+}
+
+/// Checks a chunk, and puts it into the image.
+fn keep(
+    writer: &ImageWriter,
+    entry: &Entry,
+    stored: &[u8],
+    plain: &mut Vec<u8>,
+) -> Result<(), Error> {
+    let damaged = |what| LinkError::Protocol(format!("the chunk {} is damaged: {what}", entry.id));
+    decode_stored(entry, stored, plain).map_err(damaged)?;
+    Ok(writer.chunks().put_stored(entry, stored)?)
+}
+
+/// Removes what there is of an image that is not needed: the program is the source's.
+fn forget(record: &Record, path: &Path) {
+    if path.exists()
+        && let Err(error) = image::remove(path, true)
+    {
+        tracing::error!(%error, "the image of a migration that was given up stays");
+        return;
+    }
+    if let Err(error) = record.remove() {
+        tracing::warn!(%error, "the record of a migration that was given up stays");
+    }
+}
+
+/// Cuts a text to so many bytes.
+fn cut(text: &mut String, most: usize) {
+    if text.len() > most {
+        let end = (0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.truncate(end);
+    }
+}

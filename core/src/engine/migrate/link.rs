@@ -1,0 +1,390 @@
+//! The connection between the two sides of a migration: two descriptors, which may be the same socket or two pipes.
+//!
+//! The other side may be gone, slow or hostile, and the link between may be cut without a word. So nobody waits for
+//! longer than the other side may be silent, and each side gives [signs of life](Pulse) while it works.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+use super::message::{Frame, MAX_FRAME, MAX_PIECE, Message};
+use crate::base::faults;
+
+/// How often a thread that waits looks whether it is to stop.
+const LOOK: Duration = Duration::from_millis(50);
+/// Memory for a frame is taken in pieces of so many bytes, as they arrive.
+const STEP: usize = 1 << 16;
+
+/// Why nothing more can be said to the other side, or heard of it.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// It has closed the connection, or the connection was cut.
+    #[error("the connection with the other side was lost")]
+    Closed,
+    /// Nothing came, or nothing was taken.
+    #[error("the other side was silent for {} s", .0.as_secs_f32())]
+    Silent(Duration),
+    /// The program was not to stand still for longer.
+    #[error("the program was not to stand still for more than {} s", .0.as_secs_f32())]
+    TooLong(Duration),
+    /// It says that it cannot go on.
+    #[error("the other side: {0}")]
+    Refused(String),
+    /// What came makes no sense.
+    #[error("the other side does not keep to the protocol: {0}")]
+    Protocol(String),
+    /// A system call failed.
+    #[error("the connection with the other side failed: {0}")]
+    Io(io::Error),
+    /// gpucr was asked to end.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// One end of the connection.
+pub struct Link {
+    reader: Mutex<OwnedFd>,
+    writer: Mutex<OwnedFd>,
+    /// How long the other side may be silent.
+    silence: Duration,
+    /// By when whatever is begun has to be over, and how long that was from the begin.
+    limit: Mutex<Option<(Instant, Duration)>>,
+    stop: Arc<AtomicBool>,
+    /// Nothing goes in or out any more.
+    cut: AtomicBool,
+    /// What is set to `stop` counts for nothing for the moment.
+    regardless: AtomicBool,
+    sent: AtomicU64,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Link")
+    }
+}
+
+impl Link {
+    /// Takes over both ends, which do not wait from now on. What is set to `stop` ends whatever is under way.
+    ///
+    /// # Errors
+    /// They are no descriptors of the right kind.
+    pub fn new(
+        reader: OwnedFd,
+        writer: OwnedFd,
+        silence: Duration,
+        stop: Arc<AtomicBool>,
+    ) -> io::Result<Self> {
+        rustix::io::ioctl_fionbio(&reader, true)?;
+        rustix::io::ioctl_fionbio(&writer, true)?;
+        Ok(Self {
+            reader: Mutex::new(reader),
+            writer: Mutex::new(writer),
+            silence,
+            limit: Mutex::default(),
+            stop,
+            cut: AtomicBool::default(),
+            regardless: AtomicBool::default(),
+            sent: AtomicU64::default(),
+        })
+    }
+
+    /// From now on, all has to be over in so much time; `None` takes the limit back.
+    pub(super) fn limit(&self, length: Option<Duration>) {
+        *self.limit.lock() = length.map(|length| (Instant::now() + length, length));
+    }
+
+    /// How long the other side may be silent.
+    pub(super) fn silence(&self) -> Duration {
+        self.silence
+    }
+
+    /// Bytes that went out.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Lets nothing in or out any more, as if the link had been cut.
+    pub(super) fn cut(&self) {
+        self.cut.store(true, Ordering::Relaxed);
+        // A pipe is closed with this process.
+        let _ = rustix::net::shutdown(&*self.writer.lock(), rustix::net::Shutdown::Both);
+    }
+
+    pub(super) fn send(&self, message: &Message) -> Result<(), LinkError> {
+        self.cut_if_asked("cut", message);
+        let frame = Frame::of_message(message);
+        let frame = frame.map_err(|what| LinkError::Protocol(what.to_owned()))?;
+        self.write(&frame)?;
+        self.cut_if_asked("cut-after", message);
+        Ok(())
+    }
+
+    /// Sends a message even if gpucr was asked to end.
+    pub(super) fn send_regardless(&self, message: &Message) -> Result<(), LinkError> {
+        self.regardless.store(true, Ordering::Relaxed);
+        let sent = self.send(message);
+        self.regardless.store(false, Ordering::Relaxed);
+        sent
+    }
+
+    /// Sends something long, for the message that follows.
+    pub(super) fn send_long(&self, bytes: &[u8]) -> Result<(), LinkError> {
+        bytes.chunks(MAX_PIECE).try_for_each(|piece| self.write(&Frame::of_piece(piece)))
+    }
+
+    /// Tests cut the link where they want to.
+    fn cut_if_asked(&self, kind: &str, message: &Message) {
+        if faults::is_asked(kind, message.name()) {
+            self.cut();
+        }
+    }
+
+    /// Sends a whole frame.
+    pub(super) fn write(&self, frame: &[u8]) -> Result<(), LinkError> {
+        let writer = self.writer.lock();
+        let mut rest = frame;
+        let mut since = Instant::now();
+        while !rest.is_empty() {
+            self.look()?;
+            match rustix::io::write(&*writer, rest) {
+                Ok(len) => {
+                    rest = &rest[len..];
+                    since = Instant::now();
+                }
+                Err(Errno::AGAIN) => self.wait(writer.as_fd(), PollFlags::OUT, since)?,
+                Err(Errno::INTR) => {}
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(LinkError::Closed),
+                Err(error) => return Err(LinkError::Io(error.into())),
+            }
+        }
+        self.sent.fetch_add(frame.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Receives the next frame that is more than a sign of life.
+    pub(super) fn receive(&self) -> Result<Frame, LinkError> {
+        let reader = self.reader.lock();
+        loop {
+            let since = Instant::now();
+            let mut len = [0; 4];
+            self.read(reader.as_fd(), &mut len, since)?;
+            let len = u32::from_le_bytes(len) as usize;
+            if len > MAX_FRAME {
+                return Err(LinkError::Protocol("a frame is too long".into()));
+            }
+            // One frame has as much time as nothing: nobody is held up by single bytes.
+            let since = Instant::now();
+            let mut body = Vec::new();
+            while body.len() < len {
+                let done = body.len();
+                body.resize(len.min(done + STEP), 0);
+                self.read(reader.as_fd(), &mut body[done..], since)?;
+            }
+            match Frame::decode(&body) {
+                Ok(Frame::Message(Message::Alive {})) => {}
+                Ok(frame) => return Ok(frame),
+                Err(what) => return Err(LinkError::Protocol(what.to_owned())),
+            }
+        }
+    }
+
+    /// Receives something long, of at most so many bytes, and the message that it is for.
+    pub(super) fn receive_long(&self, most: u64) -> Result<(Vec<u8>, Message), LinkError> {
+        let mut bytes = Vec::new();
+        loop {
+            match self.receive()? {
+                Frame::Piece(piece) if (bytes.len() + piece.len()) as u64 <= most => {
+                    bytes.extend(piece)
+                }
+                Frame::Message(message) => return Ok((bytes, message)),
+                frame => return Err(unexpected(&frame)),
+            }
+        }
+    }
+
+    /// Receives a message.
+    pub(super) fn receive_message(&self) -> Result<Message, LinkError> {
+        match self.receive()? {
+            Frame::Message(message) => Ok(message),
+            frame => Err(unexpected(&frame)),
+        }
+    }
+
+    fn read(
+        &self,
+        fd: BorrowedFd<'_>,
+        mut into: &mut [u8],
+        since: Instant,
+    ) -> Result<(), LinkError> {
+        while !into.is_empty() {
+            self.look()?;
+            match rustix::io::read(fd, &mut *into) {
+                Ok(0) | Err(Errno::CONNRESET) => return Err(LinkError::Closed),
+                Ok(len) => into = &mut into[len..],
+                Err(Errno::AGAIN) => self.wait(fd, PollFlags::IN, since)?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(LinkError::Io(error.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a moment until the descriptor is ready.
+    fn wait(&self, fd: BorrowedFd<'_>, flags: PollFlags, since: Instant) -> Result<(), LinkError> {
+        if since.elapsed() >= self.silence {
+            return Err(LinkError::Silent(self.silence));
+        }
+        let time = Timespec::try_from(LOOK).expect("it is short");
+        let mut poll = [PollFd::from_borrowed_fd(fd, flags)];
+        let polled = rustix::io::retry_on_intr(|| rustix::event::poll(&mut poll, Some(&time)));
+        polled.map(drop).map_err(|error| LinkError::Io(error.into()))
+    }
+
+    fn look(&self) -> Result<(), LinkError> {
+        if self.stop.load(Ordering::Relaxed) && !self.regardless.load(Ordering::Relaxed) {
+            return Err(LinkError::Interrupted);
+        }
+        if self.cut.load(Ordering::Relaxed) {
+            return Err(LinkError::Closed);
+        }
+        match *self.limit.lock() {
+            Some((end, length)) if Instant::now() >= end => Err(LinkError::TooLong(length)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What came is not what was to come.
+pub(super) fn unexpected(frame: &Frame) -> LinkError {
+    LinkError::Protocol(format!("`{}` came where it makes no sense", frame.name()))
+}
+
+/// The same of a message.
+pub(super) fn unexpected_message(message: &Message) -> LinkError {
+    LinkError::Protocol(format!("`{}` came where it makes no sense", message.name()))
+}
+
+/// Gives signs of life as long as it lives.
+pub(super) struct Pulse {
+    end: Option<crossbeam_channel::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Pulse {
+    pub(super) fn start(link: Arc<Link>) -> Self {
+        let (end, ended) = crossbeam_channel::bounded::<()>(0);
+        let pause = link.silence() / 4;
+        let beat = move || {
+            while ended.recv_timeout(pause).is_err_and(|error| error.is_timeout()) {
+                // Whoever has something to say notices by himself that the link is lost.
+                if link.send(&Message::Alive {}).is_err() {
+                    return;
+                }
+            }
+        };
+        Self { end: Some(end), thread: Some(std::thread::spawn(beat)) }
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.end = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    fn link(socket: UnixStream, silence: Duration) -> Link {
+        let reader = socket.try_clone().unwrap().into();
+        Link::new(reader, socket.into(), silence, Arc::default()).unwrap()
+    }
+
+    const SHORT: Duration = Duration::from_millis(200);
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn what_is_long_arrives_with_its_message() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let (a, b) = (link(a, LONG), link(b, LONG));
+        let bytes: Vec<u8> = (0..3 * MAX_PIECE + 5).map(|i| i as u8).collect();
+        let expected = bytes.clone();
+        let sending = std::thread::spawn(move || {
+            a.send_long(&bytes).unwrap();
+            a.send(&Message::Alive {}).unwrap();
+            a.send(&Message::Accept {}).unwrap();
+            a
+        });
+        assert_eq!(b.receive_long(1 << 30).unwrap(), (expected, Message::Accept {}));
+        drop(sending.join().unwrap());
+        assert!(matches!(b.receive(), Err(LinkError::Closed)));
+    }
+
+    #[test]
+    fn what_is_longer_than_it_may_be_is_refused() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let (a, b) = (link(a, LONG), link(b, LONG));
+        a.send_long(&[1; 100]).unwrap();
+        assert!(matches!(b.receive_long(99), Err(LinkError::Protocol(_))));
+        let (mut a, b) = UnixStream::pair().unwrap();
+        let b = link(b, LONG);
+        a.write_all(&u32::MAX.to_le_bytes()).unwrap();
+        assert!(matches!(b.receive(), Err(LinkError::Protocol(_))), "no memory is taken for it");
+    }
+
+    #[test]
+    fn nobody_waits_for_one_that_is_silent_or_drips() {
+        let (mut a, b) = UnixStream::pair().unwrap();
+        let b = link(b, SHORT);
+        assert!(matches!(b.receive(), Err(LinkError::Silent(_))));
+        let over = Arc::new(AtomicBool::default());
+        let until = over.clone();
+        let dripping = std::thread::spawn(move || {
+            a.write_all(&(1u32 << 20).to_le_bytes()).unwrap();
+            while !until.load(Ordering::Relaxed) && a.write_all(&[0]).is_ok() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        assert!(matches!(b.receive(), Err(LinkError::Silent(_))));
+        over.store(true, Ordering::Relaxed);
+        dripping.join().unwrap();
+    }
+
+    #[test]
+    fn who_takes_nothing_is_given_up_and_so_is_what_takes_too_long() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let a = link(a, SHORT);
+        assert!(matches!(a.send_long(&vec![0; 64 << 20]), Err(LinkError::Silent(_))));
+        let (a, _b) = UnixStream::pair().unwrap();
+        let a = link(a, LONG);
+        a.limit(Some(SHORT));
+        assert!(matches!(a.receive(), Err(LinkError::TooLong(_))));
+        a.limit(None);
+        a.stop.store(true, Ordering::Relaxed);
+        assert!(matches!(a.receive(), Err(LinkError::Interrupted)));
+    }
+
+    #[test]
+    fn signs_of_life_are_given_while_there_is_nothing_to_say() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let (a, b) = (Arc::new(link(a, LONG / 100)), link(b, LONG));
+        let pulse = Pulse::start(a.clone());
+        let mut beat = vec![0; Frame::of_message(&Message::Alive {}).unwrap().len()];
+        b.read(b.reader.lock().as_fd(), &mut beat, Instant::now()).unwrap();
+        drop(pulse);
+        a.send(&Message::Accept {}).unwrap();
+        assert_eq!(b.receive_message().unwrap(), Message::Accept {});
+    }
+}

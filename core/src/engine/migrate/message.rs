@@ -1,0 +1,295 @@
+//! What the two sides of a migration say to each other: `docs/migration.md` has the order of it.
+//!
+//! A frame is a 32-bit little-endian length, a byte that says what it is, and the rest. The other side may be anybody:
+//! every length is bounded before memory is taken for it, and every value is checked.
+
+use gpucr_wire::{Stream, wire_enum};
+
+use crate::store::{ChunkId, Encoding, Entry, MAX_CHUNK};
+
+/// Version of the protocol. Both sides must have the same.
+pub(super) const PROTOCOL: u32 = 1;
+/// Most bytes of a message.
+const MAX_MESSAGE: usize = 1 << 20;
+/// Most bytes of a piece.
+pub(super) const MAX_PIECE: usize = 1 << 20;
+/// Most chunks in one question.
+pub(super) const MAX_ASKED: usize = 8192;
+/// Bytes of what comes before the stored bytes of a chunk: address, encoding, both lengths, check.
+const CHUNK_HEAD: usize = 32 + 2 + 4 + 4 + 8;
+/// Most bytes of a frame behind its length.
+pub(super) const MAX_FRAME: usize = 1 + CHUNK_HEAD + MAX_CHUNK;
+
+const MESSAGE: u8 = 0;
+const PIECE: u8 = 1;
+const CHUNK: u8 = 2;
+
+wire_enum! {
+    /// A message of either side.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub(super) enum Message {
+        /// The first one of each side, the source's first. It has this form in all versions of the protocol.
+        0 => Hello {
+            /// [`PROTOCOL`].
+            protocol: u32,
+            /// gpucr's version, as shown.
+            gpucr: String,
+            /// The newest version of a manifest that is understood.
+            manifest: u32,
+        },
+        /// From the source, after the pieces of an outline: the manifest without memory and files.
+        1 => Offer {
+            /// Names the migration.
+            id: [u8; 16],
+            /// Nothing follows but the answer.
+            dry_run: bool,
+            /// The pid namespace of the program, where it is on which host.
+            pids: String,
+            /// Version of the outline.
+            version: u32,
+            /// What the processor can do, as `/proc/cpuinfo` names it.
+            cpu: String,
+        },
+        /// To the offer: the program can go on there.
+        2 => Accept {},
+        /// To the offer: it cannot, and this is all that is in the way.
+        3 => Refuse {
+            /// What is lacking.
+            reasons: Vec<String>,
+        },
+        /// From the source: which of these chunks are lacking?
+        4 => Ask {
+            /// At most [`MAX_ASKED`].
+            ids: Vec<[u8; 32]>,
+        },
+        /// For each of them, whether it is to be sent.
+        5 => Want {
+            /// As many as were asked for.
+            wanted: Vec<bool>,
+        },
+        /// From the source, after all chunks and the pieces of the manifest: that is the image.
+        6 => Manifest {
+            /// Its identity.
+            id: [u8; 32],
+            /// Version of the manifest.
+            version: u32,
+            /// Who has signed it.
+            signatures: String,
+        },
+        /// To that: the image is complete there, and durable, and the program can go on from it.
+        7 => Prepared {
+            /// Where it is.
+            image: String,
+        },
+        /// From the source: it has decided, and the program exists there no more.
+        8 => Commit {},
+        /// To that: the program runs.
+        9 => Running {
+            /// Its pid there.
+            pid: u32,
+        },
+        /// Instead of `Prepared` or `Running`.
+        10 => Failed {
+            /// What went wrong.
+            why: String,
+        },
+        /// From the source, before its decision: the program stays there.
+        11 => Abort {
+            /// Why.
+            why: String,
+        },
+        /// Nothing but a sign of life.
+        12 => Alive {},
+    }
+}
+
+impl Stream for Message {}
+
+impl Message {
+    /// Its name, for errors and for `GPUCR_FAULT`.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Hello { .. } => "hello",
+            Self::Offer { .. } => "offer",
+            Self::Accept {} => "accept",
+            Self::Refuse { .. } => "refuse",
+            Self::Ask { .. } => "ask",
+            Self::Want { .. } => "want",
+            Self::Manifest { .. } => "manifest",
+            Self::Prepared { .. } => "prepared",
+            Self::Commit {} => "commit",
+            Self::Running { .. } => "running",
+            Self::Failed { .. } => "failed",
+            Self::Abort { .. } => "abort",
+            Self::Alive {} => "alive",
+        }
+    }
+}
+
+/// What a frame has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Frame {
+    Message(Message),
+    /// A part of something long that the next message is about.
+    Piece(Vec<u8>),
+    /// A chunk as it is stored.
+    Chunk(Entry, Vec<u8>),
+}
+
+impl Frame {
+    /// Its name in errors.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Message(message) => message.name(),
+            Self::Piece(_) => "piece",
+            Self::Chunk(..) => "chunk",
+        }
+    }
+
+    /// The whole frame of a message.
+    ///
+    /// # Errors
+    /// It is too long to be sent.
+    pub(super) fn of_message(message: &Message) -> Result<Vec<u8>, &'static str> {
+        let body = message.to_bytes();
+        if body.len() > MAX_MESSAGE {
+            Err("a message is too long")
+        } else {
+            Ok(framed(MESSAGE, &[&body]))
+        }
+    }
+
+    /// The whole frame of at most [`MAX_PIECE`] bytes.
+    pub(super) fn of_piece(bytes: &[u8]) -> Vec<u8> {
+        framed(PIECE, &[bytes])
+    }
+
+    /// The whole frame of a chunk.
+    pub(super) fn of_chunk(entry: &Entry, stored: &[u8]) -> Vec<u8> {
+        let head = [
+            &entry.id.0[..],
+            &entry.encoding.to_bytes(),
+            &entry.stored_len.to_le_bytes(),
+            &entry.plain_len.to_le_bytes(),
+            &entry.check.to_le_bytes(),
+        ];
+        framed(CHUNK, &[&head.concat(), stored])
+    }
+
+    /// Reads what follows the length; any bytes are safe.
+    ///
+    /// # Errors
+    /// It is no frame.
+    pub(super) fn decode(body: &[u8]) -> Result<Self, &'static str> {
+        let (kind, rest) = body.split_first().ok_or("a frame is empty")?;
+        match *kind {
+            MESSAGE if rest.len() <= MAX_MESSAGE => {
+                let message = Message::from_bytes(rest).map_err(|error| error.0)?;
+                Ok(Self::Message(message))
+            }
+            PIECE if rest.len() <= MAX_PIECE => Ok(Self::Piece(rest.to_vec())),
+            CHUNK => {
+                let (head, stored) =
+                    rest.split_at_checked(CHUNK_HEAD).ok_or("a chunk is too short")?;
+                let entry = entry(head).ok_or("a chunk is of an unknown form")?;
+                if entry.stored_len as usize != stored.len() || entry.plain_len as usize > MAX_CHUNK
+                {
+                    return Err("a chunk has an impossible length");
+                }
+                Ok(Self::Chunk(entry, stored.to_vec()))
+            }
+            _ => Err("a frame is of an unknown kind, or too long"),
+        }
+    }
+}
+
+/// What the head of a chunk says.
+fn entry(head: &[u8]) -> Option<Entry> {
+    let (id, rest) = head.split_first_chunk::<32>()?;
+    let (encoding, rest) = rest.split_first_chunk::<2>()?;
+    let (stored, rest) = rest.split_first_chunk::<4>()?;
+    let (plain, rest) = rest.split_first_chunk::<4>()?;
+    let (check, _) = rest.split_first_chunk::<8>()?;
+    Some(Entry {
+        id: ChunkId(*id),
+        encoding: Encoding::from_bytes(*encoding)?,
+        pack: 0,
+        offset: 0,
+        stored_len: u32::from_le_bytes(*stored),
+        plain_len: u32::from_le_bytes(*plain),
+        check: u64::from_le_bytes(*check),
+    })
+}
+
+fn framed(kind: u8, parts: &[&[u8]]) -> Vec<u8> {
+    let len: usize = parts.iter().map(|part| part.len()).sum();
+    let mut frame = Vec::with_capacity(4 + 1 + len);
+    frame.extend_from_slice(&(1 + len as u32).to_le_bytes());
+    frame.push(kind);
+    parts.iter().for_each(|part| frame.extend_from_slice(part));
+    frame
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Compression, Encoder};
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let messages = [
+            Message::Hello { protocol: 1, gpucr: "0.1".into(), manifest: 2 },
+            Message::Offer {
+                id: [3; 16],
+                dry_run: true,
+                pids: "x".into(),
+                version: 1,
+                cpu: "fpu".into(),
+            },
+            Message::Ask { ids: vec![[7; 32]; 3] },
+            Message::Want { wanted: vec![true, false] },
+            Message::Running { pid: 7 },
+        ];
+        for message in messages {
+            let frame = Frame::of_message(&message).unwrap();
+            let len = u32::from_le_bytes(frame[..4].try_into().unwrap()) as usize;
+            assert_eq!(len, frame.len() - 4);
+            assert_eq!(Frame::decode(&frame[4..]), Ok(Frame::Message(message)));
+        }
+        let piece = Frame::of_piece(&[1, 2]);
+        assert_eq!(Frame::decode(&piece[4..]), Ok(Frame::Piece(vec![1, 2])));
+        let most = Message::Ask { ids: vec![[1; 32]; MAX_ASKED] };
+        assert!(Frame::of_message(&most).is_ok(), "the longest question fits");
+    }
+
+    #[test]
+    fn a_chunk_that_is_larger_than_a_chunk_can_be_is_none() {
+        let mut encoder = Encoder::new(Compression::None);
+        let plain = vec![1, 2, 3];
+        let encoded = encoder.encode(&plain);
+        let entry = |plain_len| Entry {
+            id: ChunkId::of(&plain),
+            encoding: encoded.encoding,
+            pack: 0,
+            offset: 0,
+            stored_len: 3,
+            plain_len,
+            check: encoded.check,
+        };
+        let frame = Frame::of_chunk(&entry(3), &plain);
+        assert_eq!(Frame::decode(&frame[4..]), Ok(Frame::Chunk(entry(3), plain.clone())));
+        let large = Frame::of_chunk(&entry(MAX_CHUNK as u32 + 1), &plain);
+        assert!(Frame::decode(&large[4..]).is_err());
+        assert!(Frame::decode(&frame[4..frame.len() - 1]).is_err(), "it is cut");
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_safe(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(Frame::Chunk(entry, stored)) = Frame::decode(&bytes) {
+                prop_assert_eq!(entry.stored_len as usize, stored.len());
+            }
+        }
+    }
+}

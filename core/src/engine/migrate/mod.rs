@@ -1,0 +1,19 @@
+//! `gpucr migrate` and `gpucr receive`: a program goes from one host to another while it runs.
+//!
+//! A migration is a dump whose image goes to the other side in the place of a disk ([`outgoing`]), and a restore of that
+//! image there ([`incoming`]). At every moment one side owns the program, and which one is [durably noted](record);
+//! `docs/migration.md` says why that holds whatever fails.
+
+mod cpu;
+mod incoming;
+pub(super) mod link;
+mod message;
+pub(super) mod outgoing;
+pub(super) mod record;
+mod source;
+
+pub use incoming::{Incoming, Place, ReceiveFailure, Received, Remains, receive};
+pub use link::{Link, LinkError};
+pub use outgoing::Outgoing;
+pub use record::{MigrationId, Record, Restore, Side, State, directory};
+pub use source::{MigrateFailure, Migrated, Owner, Wishes, migrate};

@@ -1,0 +1,452 @@
+//! The source's side of the link, as a dump sees it: who takes the image in the place of a disk.
+//!
+//! Chunks are put from many threads. One thread of its own takes what they have put, asks the other side which of it
+//! is lacking, and sends that.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use parking_lot::Mutex;
+use rayon::prelude::*;
+
+use super::cpu;
+use super::link::{Link, LinkError, unexpected_message};
+use super::message::{Frame, MAX_ASKED, Message, PROTOCOL};
+use super::record::{MigrationId, Record, Side, State};
+use crate::base::faults::fault;
+use crate::engine::error::Error;
+use crate::host::process::ProcessInfo;
+use crate::image::{Committed, ImageError, MANIFEST_VERSION, Manifest, Recipient, Written};
+use crate::store::{
+    ChunkId, ChunkSink, Compression, Encoder, Encoding, Entry, MAX_CHUNK, Stats, StoreError,
+};
+
+/// So many chunks wait at most, of [`MAX_CHUNK`] bytes each: who puts more waits.
+const QUEUE: usize = 32;
+
+/// The other side.
+pub struct Outgoing {
+    link: Arc<Link>,
+    id: MigrationId,
+    /// How long the program may stand still.
+    max_stopped: Duration,
+    state: Arc<Shared>,
+    /// To the thread that sends; `None` once it is to end.
+    queue: Mutex<Option<Sender<Item>>>,
+    record: Mutex<Record>,
+    /// Since when the program stands still.
+    since: Mutex<Option<Instant>>,
+    /// Where the image is on the other side.
+    image: Mutex<Option<String>>,
+}
+
+impl std::fmt::Debug for Outgoing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Outgoing({})", self.id)
+    }
+}
+
+/// What those who put chunks and the thread that sends them know.
+#[derive(Default)]
+struct Shared {
+    known: Mutex<Known>,
+    /// Why nothing more can be sent.
+    failure: Mutex<Option<LinkError>>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// Chunks that were put, or that the other side has.
+    all: HashSet<ChunkId>,
+    /// Chunks that the other side has been found to have, and how many were sent.
+    there: u64,
+    sent: u64,
+}
+
+/// What the thread that sends is given.
+enum Item {
+    Chunk(ChunkId, Vec<u8>),
+    /// Asks which of these the other side has.
+    Ask(Vec<ChunkId>, Sender<()>),
+    /// Says when all that came before was sent.
+    Flush(Sender<()>),
+}
+
+impl Outgoing {
+    /// Greets the other side, which must be of the same version of the protocol.
+    ///
+    /// # Errors
+    /// It is not, or the link is lost.
+    pub(super) fn greet(
+        link: Arc<Link>,
+        compression: Compression,
+        max_stopped: Duration,
+    ) -> Result<Self, Error> {
+        let id = MigrationId::random()
+            .map_err(|source| Error::Io { what: "the system has no randomness".into(), source })?;
+        link.send(&hello())?;
+        check_hello(&link.receive_message()?)?;
+        let state = Arc::new(Shared::default());
+        let (sender, queue) = crossbeam_channel::bounded(QUEUE);
+        let sending = Sending { link: link.clone(), state: state.clone(), compression };
+        std::thread::spawn(move || sending.run(&queue));
+        Ok(Self {
+            link,
+            id,
+            max_stopped,
+            state,
+            queue: Mutex::new(Some(sender)),
+            record: Mutex::new(Record::new(id, Side::Source, State::Undecided)),
+            since: Mutex::default(),
+            image: Mutex::default(),
+        })
+    }
+
+    /// The migration's name.
+    pub(super) fn id(&self) -> MigrationId {
+        self.id
+    }
+
+    /// Where this side notes what it has decided.
+    pub(crate) fn record_path(&self) -> std::path::PathBuf {
+        self.record.lock().path()
+    }
+
+    /// Where the image is on the other side, once it is complete there.
+    pub(crate) fn image(&self) -> String {
+        self.image.lock().clone().unwrap_or_default()
+    }
+
+    /// For how long the program has not run anywhere by now.
+    pub(super) fn downtime(&self) -> Duration {
+        self.since.lock().map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// Chunks that were sent, and those that the other side had.
+    pub(super) fn chunks(&self) -> (u64, u64) {
+        let known = self.state.known.lock();
+        (known.sent, known.there)
+    }
+
+    /// The phase `offer`: asks whether the program can go on there. `outline` is its manifest without memory and files.
+    /// Nothing is changed on either side.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with all that is in the way; or the link is lost.
+    pub(crate) fn offer(&self, outline: &Manifest, dry_run: bool) -> Result<(), Error> {
+        let cannot = |what: &str| Error::Damaged { what: what.into() };
+        let (version, body) = outline.body().map_err(cannot)?;
+        self.link.send_long(&body)?;
+        let (pids, cpu) = (pid_namespace(), cpu::features());
+        self.link.send(&Message::Offer { id: self.id.0, dry_run, pids, version, cpu })?;
+        match self.link.receive_message()? {
+            Message::Accept {} => Ok(()),
+            Message::Refuse { reasons } => Err(Error::Refused { reasons }),
+            other => Err(unexpected_message(&other).into()),
+        }
+    }
+
+    /// The program stands still from now on.
+    pub(crate) fn stopped(&self) {
+        *self.since.lock() = Some(Instant::now());
+        self.link.limit(Some(self.max_stopped));
+    }
+
+    /// The phase `decide`: from here on the program belongs to the other side, whatever happens. Its processes, which
+    /// CRIU has frozen, do not run any more even if whoever holds them dies.
+    ///
+    /// # Errors
+    /// Nothing is decided; the processes run on when they are let go of.
+    pub(crate) fn decide<'p, I: Iterator<Item = &'p ProcessInfo>>(
+        &self,
+        processes: impl Fn() -> I,
+    ) -> Result<(), Error> {
+        let mut record = self.record.lock();
+        record.note(processes());
+        // Whoever finds them stopped finds here why.
+        record.enter(State::Undecided)?;
+        processes().for_each(ProcessInfo::suspend);
+        let suspended = fault("suspended").map_err(Error::from);
+        let decided = suspended.and_then(|()| Ok(record.enter(State::HandedOver)?));
+        if let Err(error) = decided {
+            if let Err(error) = record.remove() {
+                tracing::error!(%error, "the decision was not to be made");
+            }
+            processes().for_each(ProcessInfo::go_on);
+            return Err(error);
+        }
+        // Nothing can fail any more.
+        let _ = fault("decided");
+        Ok(())
+    }
+
+    /// Tells the other side that the program stays here.
+    pub(super) fn abort(&self, why: &Error) {
+        self.queue.lock().take();
+        self.link.limit(None);
+        // If nobody hears it, that comes to the same.
+        let _ = self.link.send_regardless(&Message::Abort { why: why.to_string() });
+        let _ = self.record.lock().remove();
+    }
+
+    /// The phase `handover`: the program exists here no more. Gives its pid on the other side.
+    ///
+    /// # Errors
+    /// The program was not brought back there, or that is not known. The other side has a complete image.
+    pub(super) fn hand_over(&self) -> Result<u32, Error> {
+        self.queue.lock().take();
+        self.link.limit(None);
+        self.link.send_regardless(&Message::Commit {})?;
+        match self.link.receive_message()? {
+            Message::Running { pid } => {
+                if let Err(error) = self.record.lock().remove() {
+                    tracing::warn!(%error, "the record of the migration stays");
+                }
+                Ok(pid)
+            }
+            Message::Failed { why } => Err(Error::OtherSide { why }),
+            other => Err(unexpected_message(&other).into()),
+        }
+    }
+
+    fn give(&self, item: Item) -> Result<(), StoreError> {
+        let queue = self.queue.lock().clone();
+        let given = queue.is_some_and(|queue| queue.send(item).is_ok());
+        if given { Ok(()) } else { Err(self.failure()) }
+    }
+
+    fn failure(&self) -> StoreError {
+        match &*self.state.failure.lock() {
+            Some(error) => not_taken(error),
+            None => StoreError::NotTaken { what: "it is over".into() },
+        }
+    }
+
+    /// Waits until all that was put is sent.
+    fn flush(&self) -> Result<(), StoreError> {
+        let (done, flushed) = crossbeam_channel::bounded(1);
+        self.give(Item::Flush(done))?;
+        flushed.recv().map_err(|_| self.failure())
+    }
+
+    fn take(&self, image: &Written) -> Result<(), LinkError> {
+        self.link.send_long(&image.body)?;
+        let Written { id, version, signatures, .. } = image;
+        let (id, version, signatures) = (*id, *version, signatures.clone());
+        self.link.send(&Message::Manifest { id, version, signatures })?;
+        match self.link.receive_message()? {
+            Message::Prepared { image } => {
+                *self.image.lock() = Some(image);
+                Ok(())
+            }
+            Message::Failed { why } => Err(LinkError::Refused(why)),
+            other => Err(unexpected_message(&other)),
+        }
+    }
+}
+
+/// What has become of something that was to be sent.
+fn not_taken(error: &LinkError) -> StoreError {
+    match error {
+        LinkError::Interrupted => StoreError::Interrupted,
+        LinkError::Refused(why) => StoreError::NotTaken { what: why.clone() },
+        error => StoreError::NotTaken { what: error.to_string() },
+    }
+}
+
+/// What each side says first.
+pub(super) fn hello() -> Message {
+    let gpucr = env!("CARGO_PKG_VERSION").to_owned();
+    Message::Hello { protocol: PROTOCOL, gpucr, manifest: MANIFEST_VERSION }
+}
+
+/// Whether the other side is one to talk to.
+///
+/// # Errors
+/// It is not; both versions are named.
+pub(super) fn check_hello(message: &Message) -> Result<(), LinkError> {
+    match message {
+        Message::Hello { protocol: PROTOCOL, manifest: MANIFEST_VERSION, .. } => Ok(()),
+        Message::Hello { protocol, gpucr, manifest } => Err(LinkError::Protocol(format!(
+            "it is gpucr {gpucr} with version {protocol} of the protocol and {manifest} of the manifest; this is \
+             gpucr {} with {PROTOCOL} and {MANIFEST_VERSION}",
+            env!("CARGO_PKG_VERSION")
+        ))),
+        other => Err(unexpected_message(other)),
+    }
+}
+
+/// Tells pid namespaces apart, also those of different hosts.
+pub(super) fn pid_namespace() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    format!("{} {}", boot.trim(), namespace.display())
+}
+
+impl Recipient for Outgoing {
+    fn sink(&self) -> &dyn ChunkSink {
+        self
+    }
+
+    fn commit(&self, image: Written) -> Result<Committed, ImageError> {
+        self.flush()?;
+        self.take(&image).map_err(|error| not_taken(&error))?;
+        let known = self.state.known.lock();
+        let stats = Stats { chunks: known.sent, ..Stats::default() };
+        let sent = self.link.sent();
+        Ok(Committed {
+            id: image.id,
+            stored_bytes: sent,
+            new_bytes: sent,
+            unneeded_bytes: 0,
+            stats,
+        })
+    }
+}
+
+impl ChunkSink for Outgoing {
+    fn contains(&self, id: &ChunkId) -> bool {
+        self.state.known.lock().all.contains(id)
+    }
+
+    fn put_hashed(&self, id: ChunkId, plain: &[u8]) -> Result<ChunkId, StoreError> {
+        if plain.len() > MAX_CHUNK {
+            return Err(StoreError::ChunkTooLarge { len: plain.len() });
+        }
+        if self.state.known.lock().all.insert(id) {
+            self.give(Item::Chunk(id, plain.to_vec()))?;
+        }
+        Ok(id)
+    }
+
+    fn put_stored(&self, entry: &Entry, stored: &[u8]) -> Result<(), StoreError> {
+        let mut plain = Vec::new();
+        let decoded = crate::store::decode_stored(entry, stored, &mut plain);
+        decoded.map_err(|what| StoreError::NotTaken { what: what.to_owned() })?;
+        self.put_hashed(entry.id, &plain).map(drop)
+    }
+
+    fn expect(&self, ids: &mut dyn Iterator<Item = ChunkId>) {
+        let unknown: Vec<ChunkId> = {
+            let known = self.state.known.lock();
+            ids.filter(|id| !known.all.contains(id)).collect()
+        };
+        if unknown.is_empty() {
+            return;
+        }
+        let (done, answered) = crossbeam_channel::bounded(1);
+        // Where that fails, so will all that follows.
+        if self.give(Item::Ask(unknown, done)).is_ok() {
+            let _ = answered.recv();
+        }
+    }
+
+    fn finish(self: Box<Self>) -> Result<Stats, StoreError> {
+        self.flush()?;
+        Ok(Stats { chunks: self.state.known.lock().sent, ..Stats::default() })
+    }
+}
+
+/// The thread that sends.
+struct Sending {
+    link: Arc<Link>,
+    state: Arc<Shared>,
+    compression: Compression,
+}
+
+impl Sending {
+    fn run(self, queue: &Receiver<Item>) {
+        if let Err(error) = self.send(queue) {
+            self.state.failure.lock().get_or_insert(error);
+        }
+        // With the queue go those who wait for an answer.
+    }
+
+    fn send(&self, queue: &Receiver<Item>) -> Result<(), LinkError> {
+        while let Ok(first) = queue.recv() {
+            let mut chunks = Vec::new();
+            for item in std::iter::once(first).chain(queue.try_iter().take(QUEUE)) {
+                match item {
+                    Item::Chunk(id, plain) => chunks.push((id, plain)),
+                    Item::Ask(ids, done) => {
+                        self.send_chunks(std::mem::take(&mut chunks))?;
+                        self.find(&ids)?;
+                        let _ = done.send(());
+                    }
+                    Item::Flush(done) => {
+                        self.send_chunks(std::mem::take(&mut chunks))?;
+                        let _ = done.send(());
+                    }
+                }
+            }
+            self.send_chunks(chunks)?;
+        }
+        Ok(())
+    }
+
+    /// Finds out which of these the other side has.
+    fn find(&self, ids: &[ChunkId]) -> Result<(), LinkError> {
+        for ids in ids.chunks(MAX_ASKED) {
+            let wanted = self.ask(ids)?;
+            let mut known = self.state.known.lock();
+            for id in ids.iter().zip(wanted).filter(|(_, wanted)| !wanted).map(|(id, _)| id) {
+                known.there += u64::from(known.all.insert(*id));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what the other side lacks of these.
+    fn send_chunks(&self, mut chunks: Vec<(ChunkId, Vec<u8>)>) -> Result<(), LinkError> {
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        let ids: Vec<ChunkId> = chunks.iter().map(|(id, _)| *id).collect();
+        let all = chunks.len();
+        let mut wanted = self.ask(&ids)?.into_iter();
+        chunks.retain(|_| wanted.next().unwrap_or(true));
+        let compression = self.compression;
+        let frames: Vec<Vec<u8>> = chunks
+            .par_iter()
+            .map_init(
+                || Encoder::new(compression),
+                |encoder, (id, plain)| frame(encoder, *id, plain),
+            )
+            .collect();
+        frames.iter().try_for_each(|frame| self.link.write(frame))?;
+        let mut known = self.state.known.lock();
+        known.sent += frames.len() as u64;
+        known.there += (all - frames.len()) as u64;
+        Ok(())
+    }
+
+    fn ask(&self, ids: &[ChunkId]) -> Result<Vec<bool>, LinkError> {
+        self.link.send(&Message::Ask { ids: ids.iter().map(|id| id.0).collect() })?;
+        match self.link.receive_message()? {
+            Message::Want { wanted } if wanted.len() == ids.len() => Ok(wanted),
+            Message::Failed { why } => Err(LinkError::Refused(why)),
+            other => Err(unexpected_message(&other)),
+        }
+    }
+}
+
+/// The frame of a chunk, in the form in which it is stored.
+fn frame(encoder: &mut Encoder, id: ChunkId, plain: &[u8]) -> Vec<u8> {
+    let entry = |encoding, stored_len, check| Entry {
+        id,
+        encoding,
+        pack: 0,
+        offset: 0,
+        stored_len,
+        plain_len: plain.len() as u32,
+        check,
+    };
+    if let Some(value) = crate::store::constant_byte(plain) {
+        return Frame::of_chunk(&entry(Encoding::Constant(value), 0, 0), &[]);
+    }
+    let encoded = encoder.encode(plain);
+    let entry = entry(encoded.encoding, encoded.bytes.len() as u32, encoded.check);
+    Frame::of_chunk(&entry, encoded.bytes)
+}

@@ -1,0 +1,164 @@
+//! The source's side: a dump whose image goes to the other side, and then the program does.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use super::link::{Link, Pulse};
+use super::outgoing::Outgoing;
+use crate::base::format::milliseconds;
+use crate::base::phase::{Clock, Phase};
+use crate::base::progress::Progress;
+use crate::base::timeline::Timeline;
+use crate::engine::dump::{self, CriuOptions, Feedback, Options, Target};
+use crate::engine::error::{Error, Failure, Left};
+use crate::image::Protocol;
+use crate::image::trust::PrivateKey;
+use crate::store::Compression;
+
+/// Which program is to go, and how.
+#[derive(Debug, Clone)]
+pub struct Wishes {
+    /// Root of the process tree.
+    pub pid: u32,
+    /// Only asks whether it could.
+    pub dry_run: bool,
+    /// For how long it may stand still at the source.
+    pub max_stopped: Duration,
+    /// How memory is to be copied; none leaves the choice to gpucr.
+    pub protocol: Option<Protocol>,
+    /// Limit for closing the gate and draining, and for the driver's lock.
+    pub timeout: Duration,
+    /// How chunks are compressed.
+    pub compression: Compression,
+    /// The root is no session leader.
+    pub shell_job: bool,
+    /// Options of CRIU.
+    pub criu: CriuOptions,
+    /// Signs the image.
+    pub sign: Option<Arc<PrivateKey>>,
+    /// Set by a signal handler to end it.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// A program that has gone, or could go.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct Migrated {
+    /// The migration's name.
+    pub migration: String,
+    /// Root of the process tree at the source.
+    pub pid: u32,
+    /// Its pid at the destination; none if it was only asked whether it could go.
+    pub new_pid: Option<u32>,
+    /// Bytes that went over the link.
+    pub sent_bytes: u64,
+    /// Chunks that went, each once.
+    pub sent_chunks: u64,
+    /// Chunks that the destination had.
+    pub there_chunks: u64,
+    /// From the moment at which the program was stopped to that at which it ran again.
+    pub downtime_ms: f64,
+    /// All of it.
+    pub total_ms: f64,
+    /// What the source has done; `stopped_ms` of it is up to the decision.
+    pub dump: Option<dump::Report>,
+}
+
+/// Whose the program is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Owner {
+    /// The source's, of which this holds.
+    Source(Left),
+    /// The destination's, which has a complete image there.
+    Destination {
+        /// The migration's name.
+        migration: String,
+        /// Where the destination has the image.
+        image: String,
+    },
+}
+
+/// A migration that has failed on the source's side.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct MigrateFailure {
+    /// In which phase.
+    pub phase: Phase,
+    /// What happened.
+    #[source]
+    pub error: Box<Error>,
+    /// Whose the program is.
+    pub owner: Owner,
+}
+
+/// Brings a program to the other side of the link.
+///
+/// # Errors
+/// See [`MigrateFailure::owner`] for what holds then.
+pub fn migrate(
+    link: Link,
+    wishes: &Wishes,
+    progress: &Arc<dyn Progress>,
+) -> Result<Migrated, MigrateFailure> {
+    let since = Instant::now();
+    let link = Arc::new(link);
+    let greeted = Outgoing::greet(link.clone(), wishes.compression, wishes.max_stopped);
+    let peer = Arc::new(greeted.map_err(|error| MigrateFailure {
+        phase: Phase::Offer,
+        error: Box::new(error),
+        owner: Owner::Source(Left::Untouched),
+    })?);
+    let _pulse = Pulse::start(link.clone());
+    let options = options(wishes, &peer);
+    let dumped = if wishes.dry_run {
+        dump::offer(&options, progress).map(|()| None)
+    } else {
+        dump::dump(&options, progress).map(Some)
+    };
+    let report = dumped.map_err(|failure| {
+        peer.abort(&failure.error);
+        let Failure { phase, error, left } = failure;
+        MigrateFailure { phase, error, owner: Owner::Source(left) }
+    })?;
+    let mut new_pid = None;
+    if report.is_some() {
+        let mut clock = Clock::start(progress.as_ref());
+        let entered = clock.enter(Phase::Handover, None).map_err(Error::from);
+        let handed_over = entered.and_then(|()| peer.hand_over());
+        new_pid = Some(handed_over.map_err(|error| MigrateFailure {
+            phase: Phase::Handover,
+            error: Box::new(error),
+            owner: Owner::Destination { migration: peer.id().to_string(), image: peer.image() },
+        })?);
+    }
+    let (sent_chunks, there_chunks) = peer.chunks();
+    Ok(Migrated {
+        migration: peer.id().to_string(),
+        pid: wishes.pid,
+        new_pid,
+        sent_bytes: link.sent(),
+        sent_chunks,
+        there_chunks,
+        downtime_ms: milliseconds(peer.downtime()),
+        total_ms: milliseconds(since.elapsed()),
+        dump: report,
+    })
+}
+
+fn options(wishes: &Wishes, peer: &Arc<Outgoing>) -> Options {
+    Options {
+        pid: wishes.pid,
+        target: Target::Peer(peer.clone()),
+        leave_running: false,
+        protocol: wishes.protocol,
+        shadow_memory: None,
+        timeout: wishes.timeout,
+        compression: wishes.compression,
+        shell_job: wishes.shell_job,
+        criu: wishes.criu.clone(),
+        timeline: Timeline::default(),
+        feedback: Feedback::default(),
+        sign: wishes.sign.clone(),
+        stop: wishes.stop.clone(),
+    }
+}

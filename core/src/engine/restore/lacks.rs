@@ -1,0 +1,150 @@
+//! What a host lacks for a program that is not there yet: all of it at once, before anything is changed.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::devices::{self, MappedDevice};
+use super::preflight;
+use super::source::Source;
+use super::{driver, memory};
+use crate::base::limits;
+use crate::engine::error::Error;
+use crate::engine::sections;
+use crate::host::criu::Criu;
+use crate::image::Manifest;
+use crate::image::trust::Trust;
+
+/// How a program is to be restored.
+#[derive(Clone, Copy)]
+pub(crate) struct Circumstances<'a> {
+    /// Devices that others of this host take the place of.
+    pub(crate) device_map: &'a [MappedDevice],
+    /// Whether its pids have to be free: not if it gets a namespace of its own, or has them itself.
+    pub(crate) needs_pids: bool,
+    /// Set to end it.
+    pub(crate) stop: &'a Arc<AtomicBool>,
+}
+
+/// All that this host lacks for the program of a manifest that may be without memory and files, and was made while the
+/// program runs.
+pub(crate) fn lacks(manifest: &Manifest, how: Circumstances<'_>) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let mut lacking = |error: Error| found.push(error.to_string());
+    if !rustix::process::geteuid().is_root() {
+        lacking(Error::NotRoot);
+    }
+    if let Err(error) = sections::check(manifest) {
+        lacking(error.into());
+    }
+    match Criu::find(Some(how.stop)) {
+        Ok(criu) => {
+            let (own, needed) = (criu.version().to_string(), &manifest.criu.version);
+            if numbers(&own) < numbers(needed) {
+                lacking(Error::OlderCriu { needed: needed.clone(), found: own });
+            }
+        }
+        Err(error) => lacking(error.into()),
+    }
+    if let Err(error) = limits::make_room_for(manifest.blocks().len() as u64) {
+        lacking(error.into());
+    }
+    if how.needs_pids {
+        let taken = manifest.thread_ids().into_iter().filter_map(preflight::in_use);
+        taken.for_each(&mut lacking);
+    }
+    for file in &manifest.required {
+        match std::fs::metadata(&file.path) {
+            Err(_) => lacking(Error::FileMissing { path: file.path.clone() }),
+            // What the program has open it may be writing.
+            Ok(meta) if meta.len() != file.size && !file.open => lacking(Error::FileChanged {
+                path: file.path.clone(),
+                found: meta.len(),
+                expected: file.size,
+            }),
+            Ok(_) => {}
+        }
+    }
+    match driver::find(&manifest.driver) {
+        Ok(library) => {
+            let is_carried = manifest.carried.iter().any(|file| file.path == manifest.driver.path);
+            if !is_carried && let Err(error) = driver::check_place(&manifest.driver, &library) {
+                lacking(error);
+            }
+            let opened = driver::open(&manifest.driver, &library).and_then(|driver| {
+                let root = manifest.processes[0].pid;
+                devices::place(root, &manifest.devices, &driver.devices()?, how.device_map)
+            });
+            if let Err(error) = opened {
+                lacking(error);
+            }
+        }
+        Err(error) => lacking(error),
+    }
+    found
+}
+
+/// Checks an image of this host as a restore does before it changes anything. Files that the image carries are put in
+/// place.
+///
+/// # Errors
+/// The restore would fail.
+pub(crate) fn check_image(
+    image: &Path,
+    trust: &Trust,
+    how: Circumstances<'_>,
+) -> Result<(), Error> {
+    let source = Source::open(image, false)?;
+    trust.check_image(image, &source.id())?;
+    memory::check(&source, false)?;
+    let (_, library) = preflight::check_but_pids(&source, how.stop)?;
+    if how.needs_pids {
+        preflight::check_pids(source.manifest())?;
+    }
+    preflight::open(&source, &library, how.device_map).map(drop)
+}
+
+/// The numbers of a version, as far as it has any.
+fn numbers(version: &str) -> Vec<u32> {
+    version.split('.').map_while(|part| part.parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::RequiredFile;
+    use crate::image::tests::manifest;
+
+    #[test]
+    fn versions_are_compared_by_their_numbers() {
+        assert!(numbers("4.9") < numbers("4.10") && numbers("4.2") < numbers("4.2.1"));
+        assert!(numbers("4.2.1") >= numbers("4.2.1") && numbers("5.0") > numbers("4.99.1"));
+    }
+
+    #[test]
+    fn all_that_is_lacking_is_told_at_once() {
+        let mut manifest = manifest();
+        manifest.processes[0].pid = std::process::id();
+        manifest.driver.file_hash = [7; 32];
+        manifest.criu.version = "99.0".into();
+        let file = |path: &str, open: bool| {
+            let path = path.into();
+            RequiredFile { path, size: 1, mapped: !open, open }
+        };
+        manifest.required = vec![
+            file("/no/such/file", true),
+            file("/proc/self/exe", false),
+            file("/proc/self/exe", true),
+        ];
+        let stop = Arc::default();
+        let how = |needs_pids| Circumstances { device_map: &[], needs_pids, stop: &stop };
+        let found = lacks(&manifest, how(true));
+        let names = |word: &str| found.iter().filter(|reason| reason.contains(word)).count();
+        assert_eq!(names("/no/such/file"), 1, "{found:?}");
+        assert_eq!(names("/proc/self/exe"), 1, "only what nobody writes: {found:?}");
+        assert_eq!(names("is in use"), 1, "{found:?}");
+        assert_eq!(names("no driver of that build"), 1, "{found:?}");
+        assert_eq!(names("CRIU"), 1, "{found:?}");
+        assert!(!lacks(&manifest, how(false)).iter().any(|reason| reason.contains("in use")));
+    }
+}

@@ -1,0 +1,260 @@
+//! Migrations: both sides of them, and what there is afterwards.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::command::{exists, refused, show, until};
+use crate::lab::Lab;
+use crate::program::Program;
+use crate::started::Started;
+
+/// The descriptor on which a side finds the other.
+pub const FD: i32 = 50;
+
+/// Gives a command its end of the connection, as [`FD`]; the last one that it is given counts. The socket has to be
+/// open when the command starts.
+pub fn connect(command: &mut Command, socket: &impl AsRawFd) {
+    let fd = socket.as_raw_fd();
+    // SAFETY: dup2 is async-signal-safe; the copy is not closed by exec.
+    unsafe {
+        command.pre_exec(move || match libc::dup2(fd, FD) {
+            FD => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        });
+    }
+}
+
+/// What both sides have said.
+#[derive(Debug)]
+pub struct Sides {
+    /// `gpucr migrate`.
+    pub source: Output,
+    /// `gpucr receive`.
+    pub destination: Output,
+}
+
+impl Sides {
+    /// Both as a person would see them.
+    pub fn show(&self) -> String {
+        format!("source: {}\ndestination: {}", show(&self.source), show(&self.destination))
+    }
+
+    /// The reports of both.
+    ///
+    /// # Errors
+    /// One of them has failed.
+    pub fn reports(&self) -> Result<(Value, Value)> {
+        let reports = [&self.source, &self.destination].map(|output| {
+            ensure!(output.status.success(), "{}", self.show());
+            serde_json::from_slice(&output.stdout).with_context(|| self.show())
+        });
+        let [source, destination] = reports;
+        Ok((source?, destination?))
+    }
+}
+
+/// A command that is at work, and what it says.
+#[derive(Debug)]
+pub struct Side {
+    child: Started,
+    out: std::fs::File,
+    err: std::fs::File,
+}
+
+impl Side {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(command: &mut Command) -> Result<Self> {
+        let (out, err) = (tempfile::tempfile()?, tempfile::tempfile()?);
+        let child = Started::spawn(command.stdout(out.try_clone()?).stderr(err.try_clone()?))?;
+        Ok(Self { child, out, err })
+    }
+
+    /// Whether it has not ended.
+    pub fn is_at_work(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// It takes too long.
+    pub fn end(mut self) -> Result<Output> {
+        use std::io::{Read, Seek};
+        until("a side of the migration ends", || !self.is_at_work())?;
+        let status = self.child.wait()?;
+        let [mut stdout, mut stderr] = [Vec::new(), Vec::new()];
+        for (file, bytes) in [(&mut self.out, &mut stdout), (&mut self.err, &mut stderr)] {
+            file.rewind()?;
+            file.read_to_end(bytes)?;
+        }
+        Ok(Output { status, stdout, stderr })
+    }
+}
+
+/// Both commands, connected by a pair of sockets.
+#[derive(Debug)]
+pub struct Pair {
+    /// `gpucr migrate`.
+    pub source: Command,
+    /// `gpucr receive`, into the store `store` of the lab.
+    pub destination: Command,
+    /// The end of the source, and that of the destination.
+    pub sockets: [OwnedFd; 2],
+}
+
+impl Pair {
+    /// Both sides of a migration of this program.
+    ///
+    /// # Errors
+    /// There is no pair of sockets.
+    pub fn new(lab: &Lab, program: &Program) -> Result<Self> {
+        let (a, b) = UnixStream::pair()?;
+        let sockets = [OwnedFd::from(a), OwnedFd::from(b)];
+        let (mut source, mut destination) = (lab.gpucr(), lab.gpucr());
+        source.args(["migrate", "--json", "--pid", &program.pid.to_string()]);
+        destination.args(["receive", "--json", "--store", "store"]);
+        for (command, socket) in [&mut source, &mut destination].into_iter().zip(&sockets) {
+            command.args(["--fd", &FD.to_string()]);
+            connect(command, socket);
+        }
+        Ok(Self { source, destination, sockets })
+    }
+
+    /// Lets both sides come to their end. The program is reaped when it ends, as its parent would do.
+    ///
+    /// # Errors
+    /// One of them cannot be started, or takes too long.
+    pub fn run(self, program: &mut Program) -> Result<Sides> {
+        let Self { mut source, mut destination, sockets } = self;
+        let (mut source, mut destination) =
+            (Side::start(&mut source)?, Side::start(&mut destination)?);
+        drop(sockets);
+        until("both sides end", || {
+            program.is_running();
+            !source.is_at_work() & !destination.is_at_work()
+        })?;
+        Ok(Sides { source: source.end()?, destination: destination.end()? })
+    }
+}
+
+/// The program, which is no child of the test any more, comes to its end as if nothing had been.
+///
+/// # Errors
+/// It does not, or takes too long.
+pub fn ends_well(program: &mut Program, expected: &[String]) -> Result<()> {
+    program.let_go()?;
+    program.wait_for("result ")?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    let pid = program.pid;
+    until("it is gone", || !exists(pid))
+}
+
+/// What there is after a migration that did not go through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// The program runs on at the source; nothing is left at the destination.
+    Stays,
+    /// The program runs on at the source; the destination has an image, and may remove it.
+    StaysWithImage,
+    /// The program runs on at the source; the destination has an image if it was quicker than that program, which goes
+    /// on to write its files.
+    StaysEitherWay,
+    /// The program was handed over, and the destination has not heard of it.
+    GoesUnheard,
+    /// The program was handed over, and the destination knows it; it does not run.
+    GoesParked,
+    /// The program runs at the destination.
+    Goes,
+}
+
+/// What was noted of the migration of a program into the store of a lab, by either side.
+fn records(lab: &Lab, program: &Program) -> Result<(Option<Value>, Option<Value>)> {
+    let output = lab.run(["migrate", "--list", "--json"])?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let all: Vec<Value> = serde_json::from_slice(&output.stdout)?;
+    let is_source = |record: &&Value| {
+        let processes = record["processes"].as_array();
+        record["side"] == "source"
+            && processes.is_some_and(|all| all.iter().any(|one| one[0] == program.pid))
+    };
+    let store = lab.path("");
+    let is_destination = |record: &&Value| {
+        let image = record["image"].as_str();
+        record["side"] == "destination" && image.is_some_and(|i| Path::new(i).starts_with(&store))
+    };
+    Ok((all.iter().find(is_source).cloned(), all.iter().find(is_destination).cloned()))
+}
+
+fn images(lab: &Lab) -> usize {
+    let names = std::fs::read_dir(lab.path("store/images"));
+    names.map_or(0, |names| names.count())
+}
+
+/// Checks that it has ended so, and that the program comes to its end as if nothing had been, by the way that the
+/// messages name.
+///
+/// # Errors
+/// It is not so.
+pub fn is_so(lab: &Lab, mut program: Program, end: End, expected: &[String]) -> Result<()> {
+    let pid = program.pid;
+    if matches!(end, End::Stays | End::StaysWithImage | End::StaysEitherWay) {
+        // The watchdog may be at it still.
+        until("the source owns it", || matches!(records(lab, &program), Ok((None, _))))?;
+        let id = |record: &Value| record["id"].as_str().unwrap_or_default().to_owned();
+        let record = if end == End::Stays { None } else { records(lab, &program)?.1 };
+        ensure!(record.is_some() || end != End::StaysWithImage, "the destination has noted it");
+        if let Some(record) = record {
+            let id = id(&record);
+            refused(&lab.run(["receive", "--resume", &id])?, 1, &["Nothing was changed"])?;
+            ensure!(images(lab) == 1, "it has an image");
+            let aborted = lab.run(["receive", "--abort", &id])?;
+            ensure!(aborted.status.success(), "{}", show(&aborted));
+        }
+        ensure!(records(lab, &program)?.1.is_none(), "nothing is noted at the destination");
+        until("nothing is left at the destination", || images(lab) == 0)?;
+        ensure!(program.is_running(), "it runs on:\n{}", program.output());
+        program.result()?;
+        ensure!(program.series() == expected, "differs:\n{}", program.output());
+        return Ok(());
+    }
+    until("the source has none of it", || !program.is_running())?;
+    let (source, destination) = records(lab, &program)?;
+    if end == End::Goes {
+        ensure!(destination.is_none(), "{destination:?}");
+    } else {
+        until("nothing of it runs", || !exists(pid))?;
+        let record = destination.context("the destination has noted it")?;
+        let id = record["id"].as_str().context("a name")?.to_owned();
+        let state = if end == End::GoesParked { "taken" } else { "prepared" };
+        ensure!(record["state"] == state, "{record}");
+        let mut resume = vec!["receive", "--resume", &id];
+        if end == End::GoesParked {
+            let aborted = lab.run(["receive", "--abort", &id])?;
+            refused(&aborted, 1, &["all that there is of it"])?;
+        } else {
+            refused(&lab.run(&resume)?, 1, &["not known whether", "Nothing was changed"])?;
+            resume.push("--handed-over");
+        }
+        let resumed = lab.run(&resume)?;
+        ensure!(resumed.status.success(), "{}", show(&resumed));
+        ensure!(String::from_utf8_lossy(&resumed.stdout).trim() == pid.to_string(), "its pid");
+        let again = lab.run(&resume)?;
+        refused(&again, 1, &["knows no migration"])?;
+    }
+    if let Some(source) = source {
+        ensure!(source["state"] == "handed-over", "{source}");
+        let id = source["id"].as_str().context("a name")?;
+        let forgotten = lab.run(["migrate", "--forget", id])?;
+        ensure!(forgotten.status.success(), "{}", show(&forgotten));
+    }
+    ends_well(&mut program, expected)
+}
