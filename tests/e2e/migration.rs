@@ -305,3 +305,17 @@ fn a_full_disk_at_the_destination_changes_nothing() -> Result<()> {
     }
     Ok(())
 }
+
+/// Also one of several processes, one with threads, and one with memory of its own making.
+#[test]
+fn programs_of_other_kinds_go_too() -> Result<()> {
+    for workload in ["launcher", "threads", "vmm"] {
+        let expected = undisturbed(workload, &ARGS[..2])?;
+        let lab = Lab::new();
+        let mut program = lab.at_work(workload, &ARGS)?;
+        let sides = Pair::new(&lab, &program)?.run(&mut program)?;
+        sides.reports().with_context(|| workload.to_owned())?;
+        ends_well(&mut program, &expected).with_context(|| workload.to_owned())?;
+    }
+    Ok(())
+}

@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -23,6 +24,8 @@ use crate::store::{
     ChunkId, ChunkSink, Compression, Encoder, Encoding, Entry, MAX_CHUNK, Stats, StoreError,
 };
 
+/// How often it is looked whether the thread that sends is still there.
+const LOOK: Duration = Duration::from_millis(50);
 /// So many chunks wait at most, of [`MAX_CHUNK`] bytes each: who puts more waits.
 const QUEUE: usize = 32;
 
@@ -54,6 +57,8 @@ struct Shared {
     known: Mutex<Known>,
     /// Why nothing more can be sent.
     failure: Mutex<Option<LinkError>>,
+    /// The thread that sends has ended.
+    is_over: AtomicBool,
 }
 
 #[derive(Default)]
@@ -90,7 +95,11 @@ impl Outgoing {
         check_hello(&link.receive_message()?)?;
         let state = Arc::new(Shared::default());
         let (sender, queue) = crossbeam_channel::bounded(QUEUE);
-        let sending = Sending { link: link.clone(), state: state.clone(), compression };
+        let pool = rayon::ThreadPoolBuilder::new().build().map_err(|error| Error::Io {
+            what: "cannot start threads".into(),
+            source: std::io::Error::other(error),
+        })?;
+        let sending = Sending { link: link.clone(), state: state.clone(), compression, pool };
         std::thread::spawn(move || sending.run(&queue));
         Ok(Self {
             link,
@@ -228,7 +237,22 @@ impl Outgoing {
     fn flush(&self) -> Result<(), StoreError> {
         let (done, flushed) = crossbeam_channel::bounded(1);
         self.give(Item::Flush(done))?;
-        flushed.recv().map_err(|_| self.failure())
+        if self.is_answered(&flushed) { Ok(()) } else { Err(self.failure()) }
+    }
+
+    /// Waits for an answer of the thread that sends; there is none if it ends before.
+    fn is_answered(&self, answer: &Receiver<()>) -> bool {
+        loop {
+            match answer.recv_timeout(LOOK) {
+                Ok(()) => return true,
+                Err(error) if error.is_disconnected() => return false,
+                // What was not taken from the queue is answered by nobody.
+                Err(_) if self.state.is_over.load(Ordering::Acquire) => {
+                    return answer.try_recv().is_ok();
+                }
+                Err(_) => {}
+            }
+        }
     }
 
     fn take(&self, image: &Written) -> Result<(), LinkError> {
@@ -339,7 +363,7 @@ impl ChunkSink for Outgoing {
         let (done, answered) = crossbeam_channel::bounded(1);
         // Where that fails, so will all that follows.
         if self.give(Item::Ask(unknown, done)).is_ok() {
-            let _ = answered.recv();
+            self.is_answered(&answered);
         }
     }
 
@@ -354,6 +378,8 @@ struct Sending {
     link: Arc<Link>,
     state: Arc<Shared>,
     compression: Compression,
+    /// Threads of its own: those of everybody may all be waiting for a place in the queue.
+    pool: rayon::ThreadPool,
 }
 
 impl Sending {
@@ -361,7 +387,7 @@ impl Sending {
         if let Err(error) = self.send(queue) {
             self.state.failure.lock().get_or_insert(error);
         }
-        // With the queue go those who wait for an answer.
+        self.state.is_over.store(true, Ordering::Release);
     }
 
     fn send(&self, queue: &Receiver<Item>) -> Result<(), LinkError> {
@@ -408,13 +434,16 @@ impl Sending {
         let mut wanted = self.ask(&ids)?.into_iter();
         chunks.retain(|_| wanted.next().unwrap_or(true));
         let compression = self.compression;
-        let frames: Vec<Vec<u8>> = chunks
-            .par_iter()
-            .map_init(
-                || Encoder::new(compression),
-                |encoder, (id, plain)| frame(encoder, *id, plain),
-            )
-            .collect();
+        let encode = || {
+            chunks
+                .par_iter()
+                .map_init(
+                    || Encoder::new(compression),
+                    |encoder, (id, plain)| frame(encoder, *id, plain),
+                )
+                .collect::<Vec<Vec<u8>>>()
+        };
+        let frames = self.pool.install(encode);
         frames.iter().try_for_each(|frame| self.link.write(frame))?;
         let mut known = self.state.known.lock();
         known.sent += frames.len() as u64;
@@ -450,3 +479,6 @@ fn frame(encoder: &mut Encoder, id: ChunkId, plain: &[u8]) -> Vec<u8> {
     let entry = entry(encoded.encoding, encoded.bytes.len() as u32, encoded.check);
     Frame::of_chunk(&entry, encoded.bytes)
 }
+
+#[cfg(test)]
+mod tests;
