@@ -38,7 +38,8 @@ fn evil_program(lab: &Lab) -> Result<(PathBuf, Program)> {
     std::fs::copy(binary("workload"), &file)?;
     let mut command = lab.gpucr();
     command.args(["run", "--device", "soft", "--"]).arg(&file);
-    command.args(["sgd", "--step-delay-ms", "20"]);
+    // It is still at work when all has been asked, and is ended then.
+    command.args(["sgd", "--step-delay-ms", "20", "--steps", "10000"]);
     let mut program = lab.spawn(command, "log")?;
     program.wait_for("step ")?;
     Ok((file, program))

@@ -95,9 +95,13 @@ fn a_store_is_written_listed_restored_and_collected() -> Result<()> {
     ensure!(bytes(&third, "new_bytes")? > 0, "{third}");
     json(&lab, &["rm", "--json", "store/images/first", &format!("store/images/{name}")])?;
     let report = json(&lab, &["gc", "--json", "store"])?;
-    ensure!(report["images"] == 1 && bytes(&report, "freed_bytes")? > 0, "{report}");
-    ensure!(report["missing_chunks"] == 0, "{report}");
-    goes_on(&lab, &lab.path("store/images/third"), program, &expected)
+    // What the others had alone may be too little for a pack to be written anew.
+    ensure!(report["images"] == 1 && report["missing_chunks"] == 0, "{report}");
+    goes_on(&lab, &lab.path("store/images/third"), program, &expected)?;
+    json(&lab, &["rm", "--json", "store/images/third"])?;
+    let report = json(&lab, &["gc", "--json", "store"])?;
+    ensure!(report["images"] == 0 && bytes(&report, "freed_bytes")? > 0, "{report}");
+    Ok(())
 }
 
 #[test]

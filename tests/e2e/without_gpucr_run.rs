@@ -83,16 +83,17 @@ fn when_one_of_several_processes_cannot_be_locked_all_run_on() -> Result<()> {
 #[ignore = "a helper process of another test"]
 fn sharing_program() -> Result<()> {
     use cudarc::driver::sys::{
-        CUmemAllocationHandleType as Handle, CUmemAllocationProp, CUmemAllocationType as Kind,
-        CUmemLocation, CUmemLocationType as Location,
+        CUmemAllocationHandleType as Handle, CUmemAllocationType as Kind, CUmemLocation,
+        CUmemLocationType as Location, CUmemPoolProps,
     };
-    let prop = CUmemAllocationProp {
-        type_: Kind::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: Handle::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+    let properties = CUmemPoolProps {
+        allocType: Kind::CU_MEM_ALLOCATION_TYPE_PINNED,
+        handleTypes: Handle::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
         location: CUmemLocation { type_: Location::CU_MEM_LOCATION_TYPE_DEVICE, id: 0 },
-        win32HandleMetaData: std::ptr::null_mut(),
-        // SAFETY: plain integers, for which zero means "nothing special".
-        allocFlags: unsafe { std::mem::zeroed() },
+        win32SecurityAttributes: std::ptr::null_mut(),
+        maxSize: 0,
+        usage: 0,
+        reserved: [0; 54],
     };
     // SAFETY: the functions are the driver API's, with the types of its header, and every pointer
     // is a place of the right type.
@@ -100,14 +101,14 @@ fn sharing_program() -> Result<()> {
         let cuda = libloading::Library::new("libcuda.so.1")?;
         let init: libloading::Symbol<unsafe extern "C" fn(u32) -> i32> = cuda.get(b"cuInit\0")?;
         ensure!(init(0) == 0, "cuInit");
-        type Create = unsafe extern "C" fn(*mut u64, usize, *const CUmemAllocationProp, u64) -> i32;
-        let create: libloading::Symbol<Create> = cuda.get(b"cuMemCreate\0")?;
-        let mut handle = 0;
-        ensure!(create(&mut handle, 2 << 20, &prop, 0) == 0, "cuMemCreate");
-        type Export = unsafe extern "C" fn(*mut i32, u64, u32, u64) -> i32;
-        let export: libloading::Symbol<Export> = cuda.get(b"cuMemExportToShareableHandle\0")?;
+        type Create = unsafe extern "C" fn(*mut usize, *const CUmemPoolProps) -> i32;
+        let create: libloading::Symbol<Create> = cuda.get(b"cuMemPoolCreate\0")?;
+        let mut pool = 0;
+        ensure!(create(&mut pool, &properties) == 0, "cuMemPoolCreate");
+        type Export = unsafe extern "C" fn(*mut i32, usize, u32, u64) -> i32;
+        let export: libloading::Symbol<Export> = cuda.get(b"cuMemPoolExportToShareableHandle\0")?;
         let mut fd = -1;
-        ensure!(export(&mut fd, handle, 1, 0) == 0, "cuMemExportToShareableHandle");
+        ensure!(export(&mut fd, pool, 1, 0) == 0, "cuMemPoolExportToShareableHandle");
         println!("sharing");
         std::thread::sleep(std::time::Duration::from_secs(120));
     }
@@ -165,6 +166,7 @@ fn refused_beforehand(helper: &str, words: &str, listed_words: &str) -> Result<(
 
 #[test]
 fn what_cannot_be_checkpointed_is_named_before_anything_is_touched() -> Result<()> {
-    refused_beforehand("sharing_program", "shared with other processes", "memory shared")?;
+    const EXPORT: &str = "cuMemPoolExportToShareableHandle";
+    refused_beforehand("sharing_program", EXPORT, EXPORT)?;
     refused_beforehand("managing_program", "managed memory (1", "managed memory")
 }
