@@ -20,13 +20,20 @@ use crate::engine::dump::passes::Passes;
 use crate::engine::dump::task::Task;
 use crate::engine::error::Error;
 use crate::engine::memory::Bulk;
-use crate::host::process::{AgentError, RunningMemory, Tracking, why_not_to_track};
+use crate::host::process::{
+    AgentError, RunningMemory, Tracking, wait_for_writers, why_not_to_track,
+};
 use crate::image::{Contents, ImageError, ImageWriter};
 
 /// Niceness of the threads that copy while the programs run.
 const NICE: i32 = 10;
 /// The pause before the first pass: what is written in less time is not copied.
 const MOMENT: Duration = Duration::from_millis(150);
+/// Between the protection of pages and their being read at least: who had begun to write to them in another way than
+/// through the page tables, such as process_vm_writev(2) of another process, has done so then.
+const GRACE: Duration = Duration::from_millis(20);
+/// How long who is running is waited for because of that.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// What was copied so long ago is copied once more where it was written since.
 const LONG: Duration = Duration::from_secs(1);
 /// Most passes, and most of those that are made when device memory has taken longer.
@@ -241,6 +248,11 @@ impl Ahead {
             self.account.passes += 1;
             let number = self.account.passes;
             let mut slice = self.timeline.begin(Track::HostPasses, || format!("pass {number}"));
+            for (watched, found) in self.watched.iter_mut().zip(&found) {
+                found.iter().for_each(|found| watched.protect(found));
+            }
+            thread::sleep(GRACE);
+            wait_for_writers(PATIENCE, &self.stop);
             let mut bytes = 0;
             for (watched, found) in self.watched.iter_mut().zip(found) {
                 let Some(found) = found else { continue };

@@ -1,7 +1,6 @@
 //! A process whose memory is copied ahead and tracked meanwhile.
 
 use std::io;
-use std::time::Duration;
 
 use super::copied::{Copied, placed, stretches};
 use super::polite::Polite;
@@ -9,14 +8,8 @@ use crate::base::cores::Cores;
 use crate::base::faults::skipped;
 use crate::base::ranges::Ranges;
 use crate::base::stop::Stop;
-use crate::host::process::{Look, Run, RunningMemory, State, Tracking, wait_for_writers};
+use crate::host::process::{Look, Run, RunningMemory, State, Tracking};
 use crate::image::{ImageError, ImageWriter};
-
-/// Between the protection of pages and their being read at least: who had begun to write to them in another way than
-/// through the page tables, such as process_vm_writev(2) of another process, has done so then.
-const GRACE: Duration = Duration::from_millis(20);
-/// How long who is running is waited for because of that.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A process, and what is known of its memory.
 pub(super) struct Watched {
@@ -106,7 +99,8 @@ impl Watched {
         Found { runs, unprotected, wanted }
     }
 
-    /// Copies what was found, by the threads of the pool that this is called in. Gives the number of bytes.
+    /// Copies what was found and has been protected for a moment, by the threads of the pool that this is called in.
+    /// Gives the number of bytes.
     ///
     /// # Errors
     /// A chunk cannot be written, or the stop is set.
@@ -117,14 +111,8 @@ impl Watched {
         cores: &Cores,
         stop: &Stop,
     ) -> Result<u64, ImageError> {
-        match self.protect(&found.unprotected, stop) {
-            Ok(true) => {}
-            Ok(false) => return Ok(0),
-            Err(error) => {
-                tracing::debug!(%error, pid = self.pid, "it is not tracked any more");
-                self.give_up();
-                return Ok(0);
-            }
+        if !self.sees_writes() {
+            return Ok(0);
         }
         let memory = match RunningMemory::with(self.pid as i32, &found.runs, stop.clone()) {
             Ok(memory) => memory,
@@ -143,19 +131,30 @@ impl Watched {
         Ok(found.left())
     }
 
-    /// Protects pages that are to be read then. `false` if writes may not be seen.
-    fn protect(&mut self, pages: &Ranges, stop: &Stop) -> io::Result<bool> {
-        let Some(tracking) = &self.tracking else { return Ok(false) };
-        tracking.protect(pages)?;
-        self.tried = pages.clone();
-        std::thread::sleep(GRACE);
-        wait_for_writers(PATIENCE, stop);
-        let obstacle = tracking.obstacle()?;
-        if let Some(obstacle) = obstacle {
-            tracing::info!(pid = self.pid, obstacle, "its host memory is not copied ahead");
-            self.give_up();
+    /// Protects what was found. A moment later it can be copied.
+    pub(super) fn protect(&mut self, found: &Found) {
+        let Some(tracking) = &self.tracking else { return };
+        match tracking.protect(&found.unprotected) {
+            Ok(()) => self.tried = found.unprotected.clone(),
+            Err(error) => {
+                tracing::debug!(%error, pid = self.pid, "it is not tracked any more");
+                self.give_up();
+            }
         }
-        Ok(obstacle.is_none())
+    }
+
+    /// Whether it is tracked, and all writes since pages were protected are seen. It is not tracked any more if not.
+    fn sees_writes(&mut self) -> bool {
+        let Some(tracking) = &self.tracking else { return false };
+        match tracking.obstacle() {
+            Ok(None) => return true,
+            Ok(Some(obstacle)) => {
+                tracing::info!(pid = self.pid, obstacle, "its host memory is not copied ahead");
+            }
+            Err(error) => tracing::debug!(%error, pid = self.pid, "it is not tracked any more"),
+        }
+        self.give_up();
+        false
     }
 
     /// Devices may have written these pages.
