@@ -1,20 +1,19 @@
 //! Two processes that have memory of each other, by exported handles: each changes what is the other's, in turn. One
 //! handle is inherited, the other one sent over a socket.
 
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use gpucr_wire::Connection;
 use rustix::io::{FdFlags, fcntl_setfd};
 
 use crate::args;
-use crate::cuda::{Lookup, check, driver, lookup};
+use crate::cuda::{check, driver};
 use crate::gpu::{Gpu, Kernel, Module, Shape, read_at, write_at};
 use crate::numbers::{filled, mixer_round};
 use crate::report::Run;
+use crate::second::Second;
 use crate::vmm::{access, properties};
 
 const PTX: &str = include_str!("kernels/mixer.ptx");
@@ -108,30 +107,22 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     write_at(own.address, &host)?;
     let ticket = own.export()?;
     let (here, there) = UnixStream::pair()?;
-    let mut command = Command::new(std::env::current_exe()?);
     fcntl_setfd(&ticket, FdFlags::empty())?;
     fcntl_setfd(&there, FdFlags::empty())?;
     let given = format!("{} {} {words}", ticket.as_raw_fd(), there.as_raw_fd());
-    command.arg("handles").env(ENV, given);
-    if lookup() == Lookup::GetProcAddress {
-        command.arg("--get-proc-address");
-    }
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut other = Second::start("handles", ENV, &given)?;
     drop((ticket, there));
-    let mut tell = child.stdin.take().context("the pipe is there")?;
-    let mut lines = BufReader::new(child.stdout.take().context("the pipe is there")?).lines();
-    let mut hear = || lines.next().context("the second process has ended")?.context("a line");
     let of_second = Connection::new(here).receive_fds(1)?.remove(0);
     let bytes = 4 * SMALL as usize;
     let mut others = Mapped::import(&gpu, &of_second, bytes)?;
-    run.line(format_args!("child pid={}", child.id()))?;
+    run.line(format_args!("child pid={}", other.pid()))?;
     run.ready()?;
     let mut small = filled(SMALL as usize, 7);
     let checked = run.checkable(2 * u64::from(words));
     for step in 0..steps {
         mix(&round, &gpu, own.address, words, step)?;
-        writeln!(tell, "{step}")?;
-        let said = hear()?;
+        other.tell(step)?;
+        let said = other.hear()?;
         mix(&round, &gpu, others.address, SMALL, step)?;
         if step % 16 == 7 {
             // From a ticket that is kept, and was perhaps made in an earlier life.
@@ -147,8 +138,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
             ensure!(seen == small, "step {step}: the memory of the second process is wrong");
         }
     }
-    drop(tell);
-    ensure!(child.wait()?.success(), "the second process failed");
+    other.end()?;
     let last: Vec<u32> = read_at(own.address, words as usize)?;
     ensure!(checked < steps || last == host, "the final words are wrong");
     run.absorb(&last);

@@ -31,6 +31,7 @@ mod realloc;
 mod report;
 mod ring;
 mod scatter;
+mod second;
 mod sgd;
 mod sharer;
 mod signals;

@@ -1,17 +1,14 @@
 //! Two processes that have memory of each other open, by legacy IPC handles: each changes what is the other's, in
 //! turn. What one of them allocated is a block of its own, what the other allocated shares a block with more.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Command, Stdio};
-
 use anyhow::{Context as _, Result, ensure};
 
 use crate::args;
-use crate::cuda::{Lookup, lookup};
 use crate::gpu::{Buffer, Gpu, Kernel, Module, Shape, read_at};
 use crate::ipc::{Opened, offer, parsed};
 use crate::numbers::{filled, mixer_round};
 use crate::report::Run;
+use crate::second::Second;
 
 const PTX: &str = include_str!("kernels/mixer.ptx");
 /// Where a second process finds the handle of the first one's memory, and how many words that has.
@@ -36,24 +33,17 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     let mut host = filled(words as usize, run.seed);
     let own = Buffer::holding(&host)?;
     gpu.synchronize()?;
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg("ring").env(ENV, format!("{} {words}", offer(own.address())?));
-    if lookup() == Lookup::GetProcAddress {
-        command.arg("--get-proc-address");
-    }
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    let mut tell = child.stdin.take().context("the pipe is there")?;
-    let mut lines = BufReader::new(child.stdout.take().context("the pipe is there")?).lines();
-    let mut hear = || lines.next().context("the second process has ended")?.context("a line");
-    let mut others = Opened::open(parsed(&hear()?)?)?;
-    run.line(format_args!("child pid={}", child.id()))?;
+    let given = format!("{} {words}", offer(own.address())?);
+    let mut other = Second::start("ring", ENV, &given)?;
+    let mut others = Opened::open(parsed(&other.hear()?)?)?;
+    run.line(format_args!("child pid={}", other.pid()))?;
     run.ready()?;
     let mut small = filled(SMALL as usize, 7);
     let checked = run.checkable(2 * u64::from(words));
     for step in 0..steps {
         mix(&round, &gpu, own.address(), words, step)?;
-        writeln!(tell, "{step}")?;
-        let said = hear()?;
+        other.tell(step)?;
+        let said = other.hear()?;
         mix(&round, &gpu, others.address, SMALL, step)?;
         if step % 16 == 7 {
             others = others.reopened()?;
@@ -67,8 +57,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
             ensure!(seen == small, "step {step}: the memory of the second process is wrong");
         }
     }
-    drop(tell);
-    ensure!(child.wait()?.success(), "the second process failed");
+    other.end()?;
     let last: Vec<u32> = own.read()?;
     ensure!(checked < steps || last == host, "the final words are wrong");
     run.absorb(&last);

@@ -1,18 +1,16 @@
 //! Two processes that change the same memory in turn, on their devices alone: each waits for an event of the other. The
 //! host says only what is enqueued.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Command, Stdio};
-
 use anyhow::{Context as _, Result, ensure};
 
 use crate::args;
-use crate::cuda::{Lookup, STREAM_NON_BLOCKING, lookup};
+use crate::cuda::STREAM_NON_BLOCKING;
 use crate::event::Event;
 use crate::gpu::{Buffer, Gpu, Module, Shape, Stream, read_at};
 use crate::ipc::{Opened, offer, parsed};
 use crate::numbers::{filled, mixer_round};
 use crate::report::Run;
+use crate::second::Second;
 
 const PTX: &str = include_str!("kernels/mixer.ptx");
 /// Where the second process finds the handles of the memory and of the first one's event.
@@ -37,31 +35,24 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     let words = Buffer::holding(&host)?;
     gpu.synchronize()?;
     let (mut own, handle) = Event::shared()?;
-    let mut command = Command::new(std::env::current_exe()?);
-    command.arg("signals").env(ENV, format!("{} {handle}", offer(words.address())?));
-    if lookup() == Lookup::GetProcAddress {
-        command.arg("--get-proc-address");
-    }
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-    let mut tell = child.stdin.take().context("the pipe is there")?;
-    let mut lines = BufReader::new(child.stdout.take().context("the pipe is there")?).lines();
-    let mut hear = || lines.next().context("the second process has ended")?.context("a line");
-    let mut others = Event::opened(parsed(&hear()?)?)?;
-    run.line(format_args!("child pid={}", child.id()))?;
+    let given = format!("{} {handle}", offer(words.address())?);
+    let mut other = Second::start("signals", ENV, &given)?;
+    let mut others = Event::opened(parsed(&other.hear()?)?)?;
+    run.line(format_args!("child pid={}", other.pid()))?;
     run.ready()?;
     let mut number = 0;
     for step in 0..steps {
         if step % LIFE == LIFE - 1 {
             let (event, handle) = Event::shared()?;
-            writeln!(tell, "event {handle}")?;
-            others = Event::opened(parsed(&hear()?)?)?;
+            other.tell(format_args!("event {handle}"))?;
+            others = Event::opened(parsed(&other.hear()?)?)?;
             own = event;
         }
         for _ in 0..TURNS {
             round.run_on(&stream, Shape::covering(WORDS), args![&words, WORDS, number])?;
             own.record(&stream)?;
-            writeln!(tell, "turn {}", number + 1)?;
-            ensure!(hear()? == "enqueued", "the other has had its turn");
+            other.tell(format_args!("turn {}", number + 1))?;
+            ensure!(other.hear()? == "enqueued", "the other has had its turn");
             others.hold(&stream)?;
             mixer_round(&mut host, number);
             mixer_round(&mut host, number + 1);
@@ -73,8 +64,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
         ensure!(seen == host, "step {step}: the words are wrong");
         run.step(step, format_args!("{:08x}", seen[3]))?;
     }
-    drop(tell);
-    ensure!(child.wait()?.success(), "the second process failed");
+    other.end()?;
     run.absorb(&host);
     run.finish()
 }
