@@ -112,7 +112,7 @@ fn a_file_of_the_program_that_is_gone_or_changed() -> Result<()> {
     let path = lab.path("log");
     let log = std::fs::read(&path)?;
     let cases: [(Option<&[u8]>, &[&str]); 3] = [
-        (Some(&[&log[..], b"more"].concat()), &["bytes now and had", "truncate -s"]),
+        (Some(&[&log[..], b"more"].concat()), &["bytes now and had", "--files keep"]),
         (Some(&log[..10]), &["has 10 bytes now and had", "put the file back"]),
         (None, &["is not there", "put the file back"]),
     ];
@@ -121,7 +121,7 @@ fn a_file_of_the_program_that_is_gone_or_changed() -> Result<()> {
             Some(contents) => std::fs::write(&path, contents)?,
             None => std::fs::remove_file(&path)?,
         }
-        let output = lab.run(["restore", "image"])?;
+        let output = lab.run(["restore", "image", "--files", "strict"])?;
         refused(&output, 1, says)?;
         refused(&output, 1, &["Nothing was changed"])?;
     }

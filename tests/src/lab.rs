@@ -122,6 +122,34 @@ impl Lab {
         self.paced(&binary("workload"), &args, environment)
     }
 
+    /// The same with a log to which is appended, as by `>> log`.
+    ///
+    /// # Errors
+    /// As [`Lab::at_work`].
+    pub fn at_work_appending(&self, name: &str, args: &[&str]) -> Result<Program> {
+        self.paced_by("exec \"$0\" \"$@\" >> log 2>&1", name, args)
+    }
+
+    /// The same with a log that begins with this text.
+    ///
+    /// # Errors
+    /// As [`Lab::at_work`].
+    pub fn at_work_after(&self, name: &str, args: &[&str], text: &str) -> Result<Program> {
+        self.paced_by(&format!("echo {text}; exec \"$0\" \"$@\""), name, args)
+    }
+
+    /// Starts a workload by a shell that does this.
+    fn paced_by(&self, shell: &str, name: &str, args: &[&str]) -> Result<Program> {
+        let (args, pace) = self.pace(&[&[name], args].concat())?;
+        let mut command = Command::new("sh");
+        command.current_dir(self.dir.path()).args(["-c", shell]).arg(binary("gpucr"));
+        command.args(["run", "--device", "soft", "--"]).arg(binary("workload")).args(args);
+        let mut program = self.spawn(command, "log")?;
+        program.pace = pace;
+        program.wait_for("step ")?;
+        Ok(program)
+    }
+
     /// The same for any program that takes `--steps` and `--pace` and prints as the workloads do.
     ///
     /// # Errors
@@ -136,18 +164,26 @@ impl Lab {
         args: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<Program> {
-        let pace = Pace::new()?;
-        let mut paced = args.to_vec();
-        let steps = args.iter().position(|arg| *arg == "--steps").and_then(|at| args.get(at + 1));
-        let steps: usize = steps.map_or(Ok(0), |steps| steps.parse())?;
-        if steps > 0 {
-            pace.allow(steps * 3 / 4)?;
-            paced.extend(["--pace", pace.file()]);
-        }
-        let mut program = self.start_any(program, &paced, environment)?;
-        program.pace = (steps > 0).then_some((pace, steps));
+        let (args, pace) = self.pace(args)?;
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let mut program = self.start_any(program, &args, environment)?;
+        program.pace = pace;
         program.wait_for("step ")?;
         Ok(program)
+    }
+
+    /// The arguments of a workload that stops short of its end, if they say how many steps it does.
+    fn pace(&self, args: &[&str]) -> Result<(Vec<String>, Option<(Pace, usize)>)> {
+        let mut paced: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let steps = args.iter().position(|arg| *arg == "--steps").and_then(|at| args.get(at + 1));
+        let steps: usize = steps.map_or(Ok(0), |steps| steps.parse())?;
+        if steps == 0 {
+            return Ok((paced, None));
+        }
+        let pace = Pace::new()?;
+        pace.allow(steps * 3 / 4)?;
+        paced.extend(["--pace".to_owned(), pace.file().to_owned()]);
+        Ok((paced, Some((pace, steps))))
     }
 
     /// Starts any command as a program whose output goes to the file `log`.
@@ -185,7 +221,7 @@ impl Lab {
     }
 
     /// Puts the log of a program that ran on after a dump back to what it was at the dump: files
-    /// that were open must have their old size for a restore.
+    /// that were open have their old size then.
     ///
     /// # Errors
     /// The image cannot be read or does not have the log, or the log cannot be cut.

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use self::end::{End, ended, started};
 use self::ready::Ready;
-use self::setup::{holder, options, progress, say_moved, settled_by_watchdog, told};
+use self::setup::{holder, options, progress, say_files, say_moved, settled_by_watchdog, told};
 pub(crate) use args::RestoreArgs;
 
 use crate::commands::{Outcome, io_error};
@@ -54,6 +54,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     let options = options(args, share, &signals, goes_on)?;
     let restored = restore::restore(options, progress(args, &events));
     let mut program = told(&events, restored, Program::report)?;
+    say_files(program.report());
     say_moved(program.report());
     let pid = program.report().pid;
     if args.detach {

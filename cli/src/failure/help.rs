@@ -119,15 +119,22 @@ fn about_restore(error: &Error) -> Help {
             "end the process that has it (the dumped program itself, if it was left running), or \
              give the program a pid namespace of its own: gpucr restore --new-pids …"
         }
-        Error::FileChanged { path, found, expected } if found > expected => {
-            let file = shell_word(path);
-            let cut = format!(
-                "if it is a log that went on after the dump: truncate -s {expected} {file}"
-            );
-            return Some(cut.into());
+        Error::FileChanged { .. } => {
+            "put the file back as it was at the time of the dump. Of logs `--files keep` (the default) takes any \
+             size; what the program was writing otherwise `--files rewind` makes what it was"
         }
-        Error::FileMissing { .. } | Error::FileChanged { .. } => {
-            "put the file back as it was at the time of the dump"
+        Error::FileMissing { path } => {
+            let file = shell_word(path);
+            return Some(
+                format!(
+                    "put the file back as it was at the time of the dump, or with `--files rewind` from the image; \
+                     for a log that was moved away an empty one will do: touch {file}"
+                )
+                .into(),
+            );
+        }
+        Error::FileAltered { .. } => {
+            "put the file back as it was at the time of the dump; a dump with a larger --save-files keeps a copy"
         }
         Error::NoRoom { .. } => {
             "free memory, or give the control group that gpucr runs in a higher limit"

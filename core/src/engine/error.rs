@@ -115,6 +115,10 @@ pub enum Error {
     FileMissing { path: PathBuf },
     #[error("{path} has {found} bytes now and had {expected} when the program was dumped")]
     FileChanged { path: PathBuf, found: u64, expected: u64 },
+    #[error(
+        "{path} is not what it was when the program was dumped, and the image has no copy of all of it"
+    )]
+    FileAltered { path: PathBuf },
     #[error("the image needs {needed}, and this host has {found}")]
     OtherDriver { needed: String, found: String },
     #[error("process runs behind {path}, which is not a shim as `gpucr run` puts it in place")]

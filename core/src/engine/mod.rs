@@ -6,6 +6,7 @@ pub(crate) mod device_state;
 pub mod dump;
 pub mod error;
 pub mod hostile;
+mod kept_files;
 pub mod kinds;
 pub(crate) mod mapped;
 pub(crate) mod memory;

@@ -5,8 +5,9 @@ use std::collections::HashSet;
 use gpucr_wire::{Sharing, Stream};
 
 use super::error::Error;
+use super::kept_files::Kept;
 use super::opened;
-use crate::image::{ImageError, Manifest, Section};
+use crate::image::{FileChunk, ImageError, Manifest, Section};
 
 /// What of the device memory instances can share, as [`Sharing::to_bytes`] writes it, which has a version of its own.
 const SHARING: &str = "sharing";
@@ -17,11 +18,14 @@ const CONTEXTS: &str = "contexts";
 /// Which memory of others each process has open, in postcard form: [`opened::ByProcess`].
 const OPENED: &str = "opened";
 
+/// Copies of files that processes were writing, in postcard form: [`Kept`], and as chunks their bytes.
+const FILES: &str = "files";
+
 /// By process, and by the UUID of the device: bytes besides the memory that the image has.
 pub(super) type Contexts = Vec<(u32, Vec<([u8; 16], u64)>)>;
 
 /// Kinds and versions that a restore understands.
-const KNOWN: [(&str, u32); 3] = [(SHARING, 1), (CONTEXTS, 1), (OPENED, 1)];
+const KNOWN: [(&str, u32); 4] = [(SHARING, 1), (CONTEXTS, 1), (OPENED, 1), (FILES, 1)];
 
 /// Refuses an image that needs what this gpucr does not know.
 ///
@@ -83,6 +87,18 @@ pub(super) fn read_opened(manifest: &Manifest) -> Result<opened::ByProcess, Erro
     said.filter(|said| opened::is_possible(said, manifest)).ok_or_else(|| Error::Damaged {
         what: "what it says of memory that processes have opened of each other".into(),
     })
+}
+
+/// The section for copies of files; none if there are none. It may be passed over: then no file is put back.
+pub(super) fn kept_files(kept: &[Kept], chunks: Vec<FileChunk>) -> Option<Section> {
+    let data = postcard::to_stdvec(kept).ok().filter(|_| !kept.is_empty())?;
+    Some(Section { kind: FILES.to_owned(), version: 1, needed: false, data, chunks })
+}
+
+/// What [`kept_files`] has written: the files, and the bytes of all one after the other.
+pub(super) fn read_kept_files(manifest: &Manifest) -> Option<(Vec<Kept>, &[FileChunk])> {
+    let section = manifest.section(FILES, 1)?;
+    Some((postcard::from_bytes(&section.data).ok()?, &section.chunks))
 }
 
 #[cfg(test)]

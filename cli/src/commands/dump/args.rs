@@ -86,6 +86,10 @@ pub(crate) struct DumpArgs {
     /// move), `dumped` (with the report) or `failed`; `ms` is the time since the start.
     #[arg(long, value_name = "FILE")]
     pub(crate) events: Option<PathBuf>,
+    /// Keep files that the program is writing in the image, whole if they have at most so many bytes, else their
+    /// last 4 KiB; `gpucr restore --files rewind` puts them back
+    #[arg(long, value_name = "SIZE", default_value = "64KiB", value_parser = size)]
+    pub(crate) save_files: u64,
     /// Sign the image with the private key in FILE (see gpucr-key(1))
     #[arg(long, value_name = "FILE")]
     pub(crate) sign: Option<PathBuf>,

@@ -43,6 +43,7 @@ pub(super) fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options,
         compression: args.compress,
         shell_job: args.criu.shell_job,
         criu: args.criu.options(),
+        save_files: args.save_files,
         timeline: match args.timeline {
             Some(_) => Timeline::recording(),
             None => Timeline::default(),

@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use gpucr_core::restore::MappedDevice;
+use clap::ValueEnum;
+use gpucr_core::restore::{FilePolicy, MappedDevice};
 
 use crate::commands::key::TrustArgs;
 
@@ -68,6 +69,9 @@ pub(crate) struct RestoreArgs {
     /// move names the wrong device. Old and new ones are printed, and in the report (`moved`).
     #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
     pub(crate) device_map: Vec<MappedDevice>,
+    /// What to do about files that are not as they were at the dump
+    #[arg(long, value_enum, value_name = "POLICY", default_value_t = FilesArg::Keep)]
+    pub(crate) files: FilesArg,
     /// Let the program go on before its device memory is loaded
     ///
     /// A launch then waits only for the memory that its arguments point to; the rest is loaded while the
@@ -99,4 +103,27 @@ pub(crate) struct RestoreArgs {
     /// restore, the last pid to leave free, and with --share the connection with a holder
     #[arg(long, hide = true, num_args = 1, value_delimiter = ',', value_name = "FDS")]
     pub(crate) inside: Option<Vec<u32>>,
+}
+
+/// See [`FilePolicy`].
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FilesArg {
+    /// Logs stay as they are, and the program goes on at their ends, also where they have grown or were cut. Any other
+    /// file must have its old size
+    Keep,
+    /// What the program was writing is made what it was: what was added since is lost, and files that were altered or
+    /// removed come back from the copies in the image, as far as it has them (see --save-files of gpucr-dump(1))
+    Rewind,
+    /// Every file must have its old size
+    Strict,
+}
+
+impl From<FilesArg> for FilePolicy {
+    fn from(arg: FilesArg) -> Self {
+        match arg {
+            FilesArg::Keep => Self::Keep,
+            FilesArg::Rewind => Self::Rewind,
+            FilesArg::Strict => Self::Strict,
+        }
+    }
 }

@@ -57,16 +57,17 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
     // No more than that: the image may be a warm one, of which nothing else need be left.
     let manifest = key::trust_with_policy(&args.trust)?.manifest(&args.image)?;
     let mut share = setup::holder(args)?;
-    let ran = restore::restore_elsewhere(&args.image, &manifest, |fallen_back| {
-        if fallen_back.is_some() {
-            signals.keep();
-            events.say("again", json!({}));
-            // Outside it has another pid now.
-            ready = Ready::again(args);
-        }
-        // Once: nothing is shared when it is restored again.
-        run_once(args, &manifest, &signals, &mut ready, &events, share.take(), fallen_back)
-    })?;
+    let ran =
+        restore::restore_elsewhere(&args.image, &manifest, args.files.into(), |fallen_back| {
+            if fallen_back.is_some() {
+                signals.keep();
+                events.say("again", json!({}));
+                // Outside it has another pid now.
+                ready = Ready::again(args);
+            }
+            // Once: nothing is shared when it is restored again.
+            run_once(args, &manifest, &signals, &mut ready, &events, share.take(), fallen_back)
+        })?;
     match ran {
         Instance::Done(code) => Ok(code),
         Instance::WroteShared(why) => Err(CliError::new(FAILED, why)),
@@ -188,6 +189,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     let options = setup::options(args, holder, &signals, goes_on)?;
     let restored = restore::restore(options, setup::progress(args, &events));
     let (report, watch) = setup::told(&events, restored, Program::report)?.into_parts();
+    setup::say_files(&report);
     setup::say_moved(&report);
     let stay =
         say(&reports, &report).and_then(|()| become_init(report.pid, &reports, args.detach, watch));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpucr_core::restore::{GoesOn, Moved, Options, Report};
+use gpucr_core::restore::{ChangedFile, FileFate, GoesOn, Moved, Options, Report};
 use gpucr_core::sharing::Holder;
 use gpucr_core::{Failure, Progress};
 use serde_json::json;
@@ -44,6 +44,7 @@ pub(super) fn options(
         detach: args.detach,
         before_resume: args.exec_before_resume.clone(),
         device_map: args.device_map.clone(),
+        files: args.files.into(),
         on_demand: args.on_demand,
         share,
         goes_on: Some(goes_on),
@@ -67,6 +68,21 @@ pub(super) fn told<T>(
         events.say("restored", json!(report(done)));
     }
     result
+}
+
+/// Files that were not as they had been, and what the program meets there.
+pub(super) fn say_files(report: &Report) {
+    for ChangedFile { path, expected, found, done } in &report.files {
+        let (path, then) = (path.display(), display::bytes(*expected));
+        let now =
+            found.map_or("was gone".to_owned(), |now| format!("has {} now", display::bytes(now)));
+        let done = match done {
+            FileFate::Continued => "the program goes on at its end",
+            FileFate::CutBack => "it was cut back",
+            FileFate::PutBack => "it was put back from the image",
+        };
+        note!("{path} had {then} at the dump and {now}: {done}.");
+    }
 }
 
 /// The driver does not tell the program all that is other on another device, and the program may have asked before.

@@ -14,6 +14,7 @@ use crate::base::phase::Phase;
 use crate::engine::access::Extent;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
+use crate::engine::kept_files;
 use crate::engine::memory::Saved;
 use crate::engine::opened;
 use crate::engine::sections;
@@ -92,9 +93,21 @@ fn describe_sharing(task: &Task<'_>, unchanged: Vec<Vec<Extent>>) -> Option<Sect
 }
 
 /// What the manifest says of the processes, which are frozen, and of their memory.
-pub(super) fn describe(task: &Task<'_>, image: &Unfinished, blocks: Vec<Saved>) -> Manifest {
+/// Takes copies of files that they write into the image.
+///
+/// # Errors
+/// A copy cannot be written.
+pub(super) fn describe(
+    task: &Task<'_>,
+    image: &Unfinished,
+    blocks: Vec<Saved>,
+) -> Result<Manifest, Error> {
     let (protocol, libraries) = (task.strategy.protocol(), image.libraries.clone());
-    describe::manifest(task.options, &task.plan, protocol, libraries, blocks)
+    let mut manifest = describe::manifest(task.options, &task.plan, protocol, libraries, blocks);
+    let pids = task.plan.processes.iter().map(|process| process.pid);
+    let kept = kept_files::keep(pids, task.options.save_files, &image.writer)?;
+    manifest.sections.extend(kept);
+    Ok(manifest)
 }
 
 /// Completes the manifest and commits. The copy has ended.

@@ -37,6 +37,6 @@ pub use crate::engine::memory::Validation;
 pub use defer::{Deferral, Feedback};
 pub(crate) use describe::option_values;
 pub use host::memory::HostMemory;
-pub use report::{CriuOptions, LetThrough, Options, Report, Target};
+pub use report::{CriuOptions, LetThrough, Options, Report, SAVE_FILES, Target};
 pub use series::{AfterFailure, Series};
 pub use supervisor::{dump, offer};

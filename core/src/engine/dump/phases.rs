@@ -257,7 +257,8 @@ impl Window for Unsaved {
             let staged = updated.and_then(|()| commit::stage_memory(task, &image.writer, left));
             let blocks = staged.and_then(|()| copy.released());
             let (image, blocks) = or_keep(image, blocks)?;
-            let manifest = commit::describe(task, &image, blocks);
+            let described = commit::describe(task, &image, blocks);
+            let (image, manifest) = or_keep(image, described)?;
             return Ok(Saved::Concurrently(Box::new(ConcurrentSave {
                 image,
                 manifest,
@@ -272,7 +273,8 @@ impl Window for Unsaved {
             Ok((staged, copy.finish().1?))
         });
         let (image, (staged, blocks)) = or_keep(image, stored)?;
-        let manifest = commit::describe(task, &image, blocks);
+        let described = commit::describe(task, &image, blocks);
+        let (image, manifest) = or_keep(image, described)?;
         let commit = commit::commit(task, image, manifest, staged)?;
         Ok(Saved::Complete(Complete { commit, by }))
     }

@@ -15,6 +15,9 @@ use crate::image::trust::PrivateKey;
 use crate::image::{Destination, Protocol};
 use crate::store::Compression;
 
+/// Files that the program writes and that have no more bytes are kept whole in the image, if nothing else is asked.
+pub const SAVE_FILES: u64 = 64 << 10;
+
 /// What to dump, and how.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -36,6 +39,8 @@ pub struct Options {
     pub shell_job: bool,
     /// Options of CRIU with the same names.
     pub criu: CriuOptions,
+    /// Files that the program writes are kept whole in the image if they have at most so many bytes.
+    pub save_files: u64,
     /// Records what happens when, if it is wanted.
     pub timeline: Timeline,
     /// What earlier dumps have learnt of the program's kernels, and this one adds to.

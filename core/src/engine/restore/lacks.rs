@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::devices::{self, MappedDevice};
+use super::files::FilePolicy;
 use super::preflight;
 use super::source::Source;
 use super::{driver, memory};
@@ -97,7 +98,7 @@ pub(crate) fn check_image(
     let source = Source::open(image, false)?;
     trust.check_image(image, &source.id())?;
     memory::check(&source, false)?;
-    let (_, library) = preflight::check_but_pids(&source, how.stop)?;
+    let (_, library, _) = preflight::check_but_pids(&source, FilePolicy::default(), how.stop)?;
     if how.needs_pids {
         preflight::check_pids(source.manifest())?;
     }

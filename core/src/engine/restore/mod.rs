@@ -10,6 +10,7 @@ mod bulk;
 mod criu;
 mod devices;
 pub(crate) mod driver;
+mod files;
 mod hook;
 pub(super) mod lacks;
 mod load;
@@ -30,6 +31,7 @@ mod unshared;
 mod watch;
 
 pub use devices::{Identity, MappedDevice, Moved};
+pub use files::{ChangedFile, FileFate, FilePolicy};
 pub use options::{GoesOn, Options};
 pub use report::{OnDemand, Report, Shared};
 pub use supervisor::{Happened, Instance, Program, restore, restore_elsewhere};

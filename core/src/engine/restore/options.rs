@@ -9,6 +9,7 @@ use crate::engine::sharing::Holder;
 use crate::image::trust::Trust;
 
 use super::devices::MappedDevice;
+use super::files::FilePolicy;
 
 /// What to restore, and how.
 #[derive(Debug, Clone)]
@@ -26,6 +27,8 @@ pub struct Options {
     pub before_resume: Option<OsString>,
     /// Devices that others of this host take the place of.
     pub device_map: Vec<MappedDevice>,
+    /// What is done about files that are not as they were at the dump.
+    pub files: FilePolicy,
     /// The program goes on before its memory is there, and gets it when it asks for it.
     pub on_demand: bool,
     /// The program shares device memory that it does not write with other instances of the image: who is to

@@ -9,6 +9,7 @@ use super::arrival::choose::choose;
 use super::arrival::{Arrival, Programs};
 use super::bulk;
 use super::criu::{Maker, Making};
+use super::files::Files;
 use super::hook;
 use super::load::{Done, Load};
 use super::memory;
@@ -47,7 +48,13 @@ pub(super) fn attempt(
 ) -> Result<(Report, Option<Watch>), Failure> {
     let mut clock = Clock::start(progress.as_ref());
     let mut made = Made::default();
-    let result = run(Task { options, progress, clock: &mut clock, made: &mut made });
+    let result = run(Task {
+        options,
+        progress,
+        clock: &mut clock,
+        made: &mut made,
+        files: Files::default(),
+    });
     let left = match made {
         Made { ran: true, .. } => Left::NotRestoredButRan,
         Made { begun: true, .. } => Left::NotRestored,
@@ -103,6 +110,8 @@ struct Task<'t, 'c> {
     progress: &'t Arc<dyn Progress>,
     clock: &'t mut Clock<'c>,
     made: &'t mut Made,
+    /// Files that are not as they were.
+    files: Files,
 }
 
 impl Task<'_, '_> {
@@ -130,7 +139,8 @@ impl<'i> Checked<'i> {
         let options = task.options;
         options.trust.check_image(&options.image, &image.id())?;
         memory::check(image, options.share.is_some())?;
-        let (criu, library) = preflight::check(image, &options.stop)?;
+        let (criu, library, files) = preflight::check(image, options.files, &options.stop)?;
+        task.files = files;
         // Devices that the user has named are checked before anything is made; else while CRIU works.
         let is_moved = !options.device_map.is_empty();
         let open = || preflight::open(image, &library, &options.device_map);
@@ -151,7 +161,7 @@ impl<'i> Checked<'i> {
         let load = Load::start(own_image, own_library, opened, arrival, stop, progress);
 
         task.enter(Phase::Extract)?;
-        let files = image.criu_files()?;
+        let files = image.criu_files_with(&task.files.continued())?;
         Ok(Begun { image, library, maker, is_child, load, files })
     }
 }
@@ -174,6 +184,7 @@ impl<'i> Begun<'i> {
         let Self { image, library, maker, is_child, mut load, files } = self;
         let (options, manifest) = (task.options, image.manifest());
         preflight::check_pids(manifest)?;
+        task.files.rewind(image)?;
         let pids: Vec<u32> = manifest.processes.iter().map(|process| process.pid).collect();
         let watchdog = task.made.watchdog.as_mut().ok_or(Error::ProgramEnded)?;
         watchdog.restoring(&pids).map_err(Error::Watchdog)?;
@@ -304,7 +315,7 @@ impl Running<'_> {
     fn complete(self, task: Task<'_, '_>) -> Result<(Report, Option<Watch>), Error> {
         let Self { driven, running_ms } = self;
         let Driven { image, root, opened, mut arrival, by_holder } = driven;
-        let Task { options, progress, clock, made } = task;
+        let Task { options, progress, clock, made, files } = task;
         let bulk_bytes = image.manifest().bulk_bytes;
         if !arrival.is_complete() {
             clock.enter(Phase::Stream, Some(bulk_bytes))?;
@@ -322,6 +333,7 @@ impl Running<'_> {
             by_holder,
             bulk_bytes,
             moved: opened.placement.moved,
+            files: files.into_changed(),
             on_demand: None,
             shared: None,
             running_ms,

@@ -17,6 +17,7 @@ use crate::image::library::{self, LibraryError};
 
 use super::devices::{self, MappedDevice, Placement};
 use super::driver;
+use super::files::{FilePolicy, Files};
 use super::processes::REAPING;
 use super::source::Source;
 
@@ -27,36 +28,31 @@ pub(super) struct Opened {
 }
 
 /// Checks host and image, but for what [`open`] does; puts the files in place that the image carries. Finds
-/// CRIU, and the driver library of this host.
+/// CRIU, the driver library of this host, and what is to be done about files.
 pub(super) fn check(
     image: &Source,
+    policy: FilePolicy,
     stop: &Arc<AtomicBool>,
-) -> Result<(Criu, Arc<HostDriver>), Error> {
+) -> Result<(Criu, Arc<HostDriver>, Files), Error> {
     check_pids(image.manifest())?;
-    check_but_pids(image, stop)
+    check_but_pids(image, policy, stop)
 }
 
 /// The same without a look at pids.
 pub(super) fn check_but_pids(
     image: &Source,
+    policy: FilePolicy,
     stop: &Arc<AtomicBool>,
-) -> Result<(Criu, Arc<HostDriver>), Error> {
+) -> Result<(Criu, Arc<HostDriver>, Files), Error> {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::NotRoot);
     }
     let manifest = image.manifest();
     let criu = Criu::find(Some(stop))?;
     limits::make_room_for(manifest.blocks().len() as u64)?;
-    for file in &manifest.required {
-        let meta = std::fs::metadata(&file.path)
-            .map_err(|_| Error::FileMissing { path: file.path.clone() })?;
-        if meta.len() != file.size {
-            return Err(Error::FileChanged {
-                path: file.path.clone(),
-                found: meta.len(),
-                expected: file.size,
-            });
-        }
+    let (files, mut reasons) = Files::look(image, policy)?;
+    if !reasons.is_empty() {
+        return Err(reasons.swap_remove(0));
     }
     let driver = driver::find(&manifest.driver)?;
     let root = library::library_root();
@@ -69,7 +65,7 @@ pub(super) fn check_but_pids(
         library::put_back(&carried.path, &bytes, &root)?;
     }
     driver::check_place(&manifest.driver, &driver)?;
-    Ok((criu, driver))
+    Ok((criu, driver, files))
 }
 
 /// Opens the driver and finds the devices. That takes some tenths of a second where no process uses the device.

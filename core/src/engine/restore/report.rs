@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use crate::base::phase::PhaseTime;
 
 use super::devices::Moved;
+use super::files::ChangedFile;
 
 /// What a restore did.
 #[derive(Debug, Clone, serde::Serialize)]
@@ -27,6 +28,9 @@ pub struct Report {
     /// Devices that others have taken the place of.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub moved: Vec<Moved>,
+    /// Files that were not as they had been at the dump.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<ChangedFile>,
     /// What became of `--on-demand`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_demand: Option<OnDemand>,

@@ -1,17 +1,23 @@
 //! Where a restore has an image from: from disk, or from a warm copy in memory.
 
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
+use rustix::fs::{Mode, OFlags};
 
+use crate::base::io_error::IoError;
 use crate::base::progress::Progress;
 use crate::base::scratch;
 use crate::base::stop::Stop;
 use crate::engine::error::Error;
 use crate::engine::sections;
 use crate::engine::warm::WarmImage;
+use crate::host::criu::{FILES, with_sizes};
 use crate::image::{FileEntry, ImageReader, Manifest, Part, Piece, SHARING_FILE};
 use crate::store::{ChunkId, ChunkSource, Encoding, Filled, StoreError};
 
@@ -54,6 +60,12 @@ pub(super) trait ImageSource: ChunkSource + Send {
     /// The file cannot be read, or is damaged.
     fn criu_file(&self, file: &FileEntry) -> Result<Vec<u8>, Error>;
 
+    /// Reads a copy of a file that the program was writing.
+    ///
+    /// # Errors
+    /// The copy cannot be read, or is damaged.
+    fn kept_file(&self, file: &FileEntry) -> Result<Vec<u8>, Error>;
+
     /// CRIU's files in a file system in memory: written there now, or long since.
     ///
     /// # Errors
@@ -76,6 +88,42 @@ impl CriuFiles {
     pub(super) fn work(&self) -> Option<BorrowedFd<'_>> {
         self.work.as_ref().map(AsFd::as_fd)
     }
+}
+
+impl CriuFiles {
+    /// A copy of these files, of its own.
+    fn copied<'n>(&self, names: impl Iterator<Item = &'n str>) -> Result<Self, Error> {
+        let images = scratch::file_system()?;
+        for name in names {
+            let copy = || -> std::io::Result<u64> {
+                let mut from = open(self.images(), name, OFlags::RDONLY)?;
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+                std::io::copy(&mut from, &mut open(images.as_fd(), name, flags)?)
+            };
+            copy().map_err(IoError::when("cannot copy a file of CRIU's in memory"))?;
+        }
+        Ok(Self { images, work: None })
+    }
+
+    /// Takes the sizes of files that have other ones by now, these, out of CRIU's list.
+    fn set_sizes(&self, sizes: &BTreeMap<PathBuf, u64>) -> Result<(), Error> {
+        let failed = || IoError::when("cannot change CRIU's list of open files");
+        let mut list = Vec::new();
+        let mut file = open(self.images(), FILES, OFlags::RDONLY).map_err(failed())?;
+        file.read_to_end(&mut list).map_err(failed())?;
+        let list = with_sizes(&list, sizes).ok_or_else(|| Error::Damaged {
+            what: "CRIU's list of the files that the program had open".into(),
+        })?;
+        let flags = OFlags::WRONLY | OFlags::TRUNC;
+        let written = open(self.images(), FILES, flags).and_then(|mut file| file.write_all(&list));
+        Ok(written.map_err(failed())?)
+    }
+}
+
+/// Opens a file in this directory.
+fn open(dir: BorrowedFd<'_>, name: &str, flags: OFlags) -> std::io::Result<File> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(dir, name, flags, Mode::RUSR | Mode::WUSR)?.into())
 }
 
 /// On disk: chunks are read, decompressed and checked.
@@ -104,6 +152,10 @@ impl ImageSource for ImageReader {
     }
 
     fn criu_file(&self, file: &FileEntry) -> Result<Vec<u8>, Error> {
+        Ok(self.read_file(file)?)
+    }
+
+    fn kept_file(&self, file: &FileEntry) -> Result<Vec<u8>, Error> {
         Ok(self.read_file(file)?)
     }
 
@@ -146,6 +198,11 @@ impl ImageSource for WarmImage {
         self.copy.criu_file(&file.name)
     }
 
+    fn kept_file(&self, file: &FileEntry) -> Result<Vec<u8>, Error> {
+        // What is rarely wanted is not kept in memory.
+        Ok(ImageReader::open(&self.path)?.read_file(file)?)
+    }
+
     fn criu_files(&self) -> Result<CriuFiles, Error> {
         // Shared with other restores, and read-only.
         let images = self.copy.criu_files()?;
@@ -183,6 +240,25 @@ impl Source {
         let (pages, others): (Vec<_>, Vec<_>) =
             files.iter().partition(|file| file.name.starts_with("pages-"));
         self.0.host_memory(&pages, &others)
+    }
+
+    /// CRIU's files, in which files that are gone on with have these sizes.
+    ///
+    /// # Errors
+    /// A file cannot be read, or there is no room.
+    pub(super) fn criu_files_with(
+        &self,
+        sizes: &BTreeMap<PathBuf, u64>,
+    ) -> Result<CriuFiles, Error> {
+        let files = self.0.criu_files()?;
+        if sizes.is_empty() {
+            return Ok(files);
+        }
+        let names = self.manifest().criu.files.iter().map(|file| file.name.as_str());
+        // Those of a warm image are other restores' too.
+        let files = if files.work.is_some() { files.copied(names)? } else { files };
+        files.set_sizes(sizes)?;
+        Ok(files)
     }
 
     /// What says which memory can be shared, if anything does.

@@ -14,14 +14,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::base::phase::Phase;
 use crate::base::progress::Progress;
-use crate::engine::error::{Error, Failure, Left};
+use crate::engine::error::{Error, Failure};
 use crate::host::process::ProcessInfo;
 use crate::image::Manifest;
 
+use super::files::FilePolicy;
 use super::options::Options;
-use super::output::take_back_output;
+use super::output::Output;
 use super::phases::attempt;
 use super::processes::{kill, wait_for, wait_until_ended};
 use super::report::{OnDemand, Report, Shared};
@@ -33,6 +33,8 @@ pub struct Program {
     options: Options,
     report: Report,
     watched: Option<Watched>,
+    /// What is taken back if it is restored again.
+    output: Output,
 }
 
 /// What there is to be watched over, and to whom a further restore shows its progress.
@@ -56,9 +58,10 @@ pub enum Happened {
 /// # Errors
 /// See [`Failure::left`] for what holds after a failure.
 pub fn restore(options: Options, progress: Arc<dyn Progress>) -> Result<Program, Failure> {
+    let output = Output::of(&options);
     let failure = match attempt(&options, &progress) {
         Err(failure) => failure,
-        Ok((report, watch)) => return Ok(Program::new(options, report, watch, progress)),
+        Ok((report, watch)) => return Ok(Program::new(options, report, watch, output, progress)),
     };
     let was_guess = matches!(*failure.error, Error::Missed { .. } | Error::EndedAwaiting { .. });
     if !options.on_demand || !was_guess {
@@ -67,10 +70,10 @@ pub fn restore(options: Options, progress: Arc<dyn Progress>) -> Result<Program,
     // Image and host are as they should be: it was a guess about the program that was wrong.
     tracing::warn!(error = %failure.error, "restoring again, with all memory before the program goes on");
     let options = Options { on_demand: false, ..options };
-    let (mut report, watch) = once_more(&options, failure.phase, failure.left, &progress)?;
+    let (mut report, watch) = once_more(&options, &output, &progress)?;
     report.on_demand =
         Some(OnDemand { fallen_back: Some(failure.error.to_string()), ..OnDemand::default() });
-    Ok(Program::new(options, report, watch, progress))
+    Ok(Program::new(options, report, watch, output, progress))
 }
 
 impl Program {
@@ -78,10 +81,11 @@ impl Program {
         options: Options,
         report: Report,
         watch: Option<Watch>,
+        output: Output,
         progress: Arc<dyn Progress>,
     ) -> Self {
         let watched = watch.map(|watch| Watched { watch, progress });
-        Self { options, report, watched }
+        Self { options, report, watched, output }
     }
 
     /// What the restore did: the last one, if the program was restored again.
@@ -109,7 +113,8 @@ impl Program {
         if let Some(Watched { watch, progress }) = self.watched.take()
             && let Some(why) = watch.until_end(pid)
         {
-            self.report = restore_unshared(&mut self.options, watch, pid, &why, &progress)?;
+            self.report =
+                restore_unshared(&mut self.options, watch, &self.output, pid, &why, &progress)?;
             return Ok(Happened::RestoredAgain);
         }
         wait_until_ended(pid);
@@ -122,6 +127,7 @@ impl Program {
 fn restore_unshared(
     options: &mut Options,
     watch: Watch,
+    output: &Output,
     pid: u32,
     why: &Error,
     progress: &Arc<dyn Progress>,
@@ -134,23 +140,19 @@ fn restore_unshared(
     options.share = None;
     // Signals that the program was given, and has survived, have set the stop.
     options.stop.store(false, Ordering::Relaxed);
-    let (mut report, _) = once_more(options, Phase::Share, Left::NotRestoredButRan, progress)?;
+    let (mut report, _) = once_more(options, output, progress)?;
     report.shared = Some(fallen_back(why.to_string()));
     Ok(report)
 }
 
-/// Restores a program that has run already, and was ended in that `phase`.
+/// Restores a program that has run already, and was ended.
 fn once_more(
     options: &Options,
-    phase: Phase,
-    left: Left,
+    output: &Output,
     progress: &Arc<dyn Progress>,
 ) -> Result<(Report, Option<Watch>), Failure> {
     options.tell(None);
-    let manifest = options.trust.manifest(&options.image);
-    let manifest =
-        manifest.map_err(|error| Failure { phase, error: Box::new(error.into()), left })?;
-    take_back_output(&manifest);
+    output.take_back();
     attempt(options, progress)
 }
 
@@ -176,13 +178,15 @@ pub enum Instance<T> {
 pub fn restore_elsewhere<T, E>(
     image: &Path,
     manifest: &Manifest,
+    files: FilePolicy,
     mut run: impl FnMut(Option<Shared>) -> Result<Instance<T>, E>,
 ) -> Result<Instance<T>, E> {
+    let output = Output::note(manifest, files);
     let why = match run(None)? {
         Instance::WroteShared(why) => why,
         done => return Ok(done),
     };
-    take_back_output(manifest);
+    output.take_back();
     unshared::remember(image);
     run(Some(fallen_back(why)))
 }

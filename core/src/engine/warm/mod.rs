@@ -357,6 +357,8 @@ pub(crate) struct WarmImage {
     pub(crate) manifest: Manifest,
     /// Its identity.
     pub(crate) id: [u8; 32],
+    /// Where it is on disk.
+    pub(crate) path: PathBuf,
     /// The rest.
     pub(crate) copy: WarmCopy,
 }
@@ -412,7 +414,7 @@ impl WarmImage {
             return Err(Error::Damaged { what: "its manifest has just changed".into() });
         }
         let copy = WarmCopy::open(root, id, &manifest)?;
-        Ok(Some(Self { manifest, id: *id, copy }))
+        Ok(Some(Self { manifest, id: *id, path: path.to_owned(), copy }))
     }
 }
 

@@ -15,7 +15,7 @@ mod zeros;
 #[cfg(test)]
 mod tests;
 
-pub(super) use files::processes;
+pub(super) use files::{IMAGE_MAGIC, processes};
 pub(super) use left::{Left, Origin, Part, left};
 pub(super) use private::{Extent, mark, private};
 pub(crate) use zeros::leave_out_zeros;

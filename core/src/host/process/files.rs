@@ -47,6 +47,37 @@ fn add_files_of(process: &Process, found: &mut BTreeMap<PathBuf, RequiredFile>) 
     }
 }
 
+/// A regular file that a process has open for writing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrittenFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// Where it can be opened, whatever has its path by now.
+    pub link: PathBuf,
+}
+
+/// The regular files that the processes have open for writing, each once; not those that are deleted, or that have no
+/// path here.
+pub fn written(pids: impl IntoIterator<Item = u32>) -> Vec<WrittenFile> {
+    let mut found = BTreeMap::new();
+    for pid in pids {
+        let Ok(process) = Process::new(pid as i32) else { continue };
+        for fd in process.fd().into_iter().flatten().flatten() {
+            let link = PathBuf::from(format!("/proc/{pid}/fd/{}", fd.fd));
+            let is_written = fd.mode().contains(FDPermissions::WRITE);
+            let FDTarget::Path(path) = fd.target else { continue };
+            let (Ok(named), Ok(own)) = (std::fs::metadata(&path), std::fs::metadata(&link)) else {
+                continue;
+            };
+            let is_same = (named.dev(), named.ino()) == (own.dev(), own.ino());
+            if is_written && own.is_file() && is_same && !path.starts_with("/proc") {
+                found.entry(path).or_insert(link);
+            }
+        }
+    }
+    found.into_iter().map(|(path, link)| WrittenFile { path, link }).collect()
+}
+
 /// What the standard streams of process `pid` are connected to. Pipes in `inner` lead to other
 /// processes of the same tree and are CRIU's matter alone.
 pub fn stdio(pid: u32, inner: &BTreeSet<u64>) -> [Stdio; 3] {

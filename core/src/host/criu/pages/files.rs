@@ -11,6 +11,8 @@ pub(super) const PAGE: usize = 4096;
 /// A file that lists memory has no more bytes: one of a process with as many runs as it can have mappings has a few
 /// million.
 pub(super) const MAX_LIST: u64 = 256 << 20;
+/// The number of CRIU's images, at the beginning of each.
+pub(crate) const IMAGE_MAGIC: [u8; 4] = [0x19, 0x43, 0x56, 0x54];
 /// The numbers of CRIU's images and of `mm-PID.img`.
 pub(super) const MM_MAGIC: [u8; 8] = [0x19, 0x43, 0x56, 0x54, 0x20, 0x28, 0x49, 0x57];
 /// The numbers of CRIU's images and of this one.
