@@ -41,6 +41,16 @@ impl CliError {
         Self { message: message.into(), state: None, help: None, code }
     }
 
+    /// What happened.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// What to do about it.
+    pub(crate) fn remedy(&self) -> Option<&str> {
+        self.help.as_deref()
+    }
+
     pub(crate) fn state(mut self, state: impl Into<String>) -> Self {
         self.state = Some(state.into());
         self

@@ -3,11 +3,11 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::warm::json;
-use gpucr_tests::{Lab, Program, finish, refused, show, undisturbed};
+use gpucr_tests::{Lab, Program, binary, finish, refused, show, undisturbed, until};
 
 const ARGS: [&str; 4] = ["--steps", "60", "--step-delay-ms", "1"];
 /// What a shell says into the log of a program of its that was killed.
@@ -170,5 +170,85 @@ fn what_others_have_put_in_the_place_of_a_log_is_left_alone() -> Result<()> {
     std::os::unix::fs::chown(&log, Some(65534), None)?;
     refused(&lab.run(restore)?, 1, &["belongs to another user", "Nothing was changed"])?;
     ensure!(program.output().ends_with("precious"));
+    Ok(())
+}
+
+/// A program in the background, which is killed when this is dropped.
+struct Background(u32);
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        // SAFETY: sends a signal to the program that this test has restored.
+        unsafe { libc::kill(self.0 as i32, libc::SIGKILL) };
+        let state = || std::fs::read_to_string(format!("/proc/{}/stat", self.0));
+        let _ = until("it has ended", || state().map_or(true, |stat| stat.contains(") Z ")));
+    }
+}
+
+/// A program that was dumped while it wrote into pipes: one for both streams, or one for each.
+fn piped(lab: &Lab, streams: &str) -> Result<()> {
+    let mut command = Command::new("bash");
+    command.current_dir(lab.path("")).arg("-c").arg(format!(
+        "{} run --device soft -- {} sgd --steps 100000 --step-delay-ms 5 {streams} cat > /dev/null & jobs -p; wait",
+        binary("gpucr").display(),
+        binary("workload").display()
+    ));
+    let mut job = lab.spawn(command, "job")?;
+    let pid = job.wait_for("")?;
+    until("it is at work", || {
+        let dump = lab.run(["dump", "--pid", pid.trim(), "-o", "image"]);
+        dump.is_ok_and(|dump| dump.status.success())
+    })?;
+    job.kill();
+    Ok(())
+}
+
+/// Restores it in the background, sees that it does its work, and ends it. Gives what was said.
+fn detached(lab: &Lab, args: &[&str], file: Option<&str>) -> Result<String> {
+    let output = finish(lab.gpucr().args(["restore", "--detach", "image"]).args(args))?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let pid: u32 = String::from_utf8(output.stdout)?.trim().parse()?;
+    let program = Background(pid);
+    if let Some(file) = file {
+        let read = || std::fs::read_to_string(lab.path(file)).unwrap_or_default();
+        until("its output is in the file", || read().contains("step "))?;
+    }
+    drop(program);
+    Ok(String::from_utf8_lossy(&output.stderr).split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+#[test]
+fn the_output_of_a_program_in_a_pipe_goes_where_it_is_wanted() -> Result<()> {
+    let lab = Lab::new();
+    piped(&lab, "2>/dev/null |")?;
+    let said = detached(&lab, &[], None)?;
+    ensure!(
+        said.contains("The program's stdout was a pipe") && said.contains("--stdout FILE"),
+        "{said}"
+    );
+    std::fs::write(lab.path("out"), "before\n")?;
+    let said = detached(&lab, &["--stdout", "out"], Some("out"))?;
+    ensure!(!said.contains("/dev/null"), "{said}");
+    ensure!(std::fs::read_to_string(lab.path("out"))?.starts_with("before\n"), "it is added");
+    let said = detached(&lab, &["--stdout", "new", "--new-pids"], Some("new"))?;
+    ensure!(!said.contains("/dev/null"), "{said}");
+    // It has one pipe, and its standard error goes to where it went.
+    let output = lab.run(["restore", "-d", "image", "--stderr", "err"])?;
+    refused(&output, 1, &["stderr was no pipe, but /dev/null", "Nothing was changed"])?;
+    std::os::unix::fs::symlink("/etc/hostname", lab.path("link"))?;
+    std::os::unix::fs::lchown(lab.path("link"), Some(65534), None)?;
+    let output = lab.run(["restore", "-d", "image", "--stdout", "link"])?;
+    refused(&output, 1, &["--stdout", "another user"])?;
+    Ok(())
+}
+
+#[test]
+fn one_pipe_for_both_streams_is_one_file() -> Result<()> {
+    let lab = Lab::new();
+    piped(&lab, "2>&1 |")?;
+    let said = detached(&lab, &[], None)?;
+    ensure!(said.contains("stdout and stderr were pipes"), "{said}");
+    let said = detached(&lab, &["--stderr", "both"], Some("both"))?;
+    ensure!(!said.contains("/dev/null"), "{said}");
     Ok(())
 }

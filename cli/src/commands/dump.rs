@@ -9,11 +9,11 @@ mod tell;
 use std::path::Path;
 use std::process::ExitCode;
 
-use gpucr_core::namespace;
+use gpucr_core::{dump, namespace};
 
 pub(crate) use args::DumpArgs;
 
-use crate::commands::{Outcome, inside, io_error, print_json};
+use crate::commands::{Outcome, dry_run, inside, io_error, print_json};
 use crate::events::Events;
 use crate::failure::{CliError, FAILED};
 use crate::output::Output;
@@ -32,6 +32,11 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
         return inside::run(args.pid, inner, &signals);
     }
     let options = options::options(args, signals.stop)?;
+    if args.dry_run {
+        let blockers = dump::blockers(&options);
+        let what = format!("a dump of process {}", args.pid);
+        return dry_run::tell(&what, blockers.into_iter().map(Into::into).collect(), args.json);
+    }
     let events = Events::open(args.events.as_deref())?;
     if let Some(interval) = args.every {
         return repeat::run(args, options, &events, interval);

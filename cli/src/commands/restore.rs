@@ -10,22 +10,29 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
 use gpucr_core::restore::{self, GoesOn, Happened, Program};
-use gpucr_core::sharing;
+use gpucr_core::{sharing, verify};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use serde_json::json;
 
 use self::end::{End, ended, started};
 use self::ready::Ready;
-use self::setup::{holder, options, progress, say_files, say_moved, settled_by_watchdog, told};
+use self::setup::{
+    holder, options, progress, say_files, say_moved, say_unread, settled_by_watchdog, told,
+};
 pub(crate) use args::RestoreArgs;
 
 use crate::commands::{Outcome, io_error};
+use crate::display;
 use crate::events::Events;
+use crate::failure::{CliError, FAILED};
 use crate::signals::{self, SignalPlan};
 
 pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     if let Some(inside) = &args.inside {
         return namespace::restore(args, inside);
+    }
+    if args.dry_run {
+        return dry_run(args);
     }
     if args.new_pids {
         return namespace::run(args);
@@ -55,12 +62,14 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     let restored = restore::restore(options, progress(args, &events));
     let mut program = told(&events, restored, Program::report)?;
     say_files(program.report());
+    say_unread(program.report());
     say_moved(program.report());
     let pid = program.report().pid;
     if args.detach {
         return started(args, program.report(), pid);
     }
     loop {
+        std::thread::spawn(move || signals::stand_in(pid));
         let happened = program.wait();
         events.say_failure(&happened);
         match happened? {
@@ -71,6 +80,29 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     let end = wait(pid, &signals).map_err(io_error("cannot wait for the program"))?;
     events.say("ended", json!(end));
     ended(args, program.report(), end)
+}
+
+/// Tells what is in the way.
+fn dry_run(args: &RestoreArgs) -> Outcome {
+    let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    let options = options(args, None, &signals, GoesOn(Arc::new(|_| ())))?;
+    let blockers = restore::blockers(&options, !args.new_pids);
+    let mut blockers: Vec<CliError> = blockers.into_iter().map(Into::into).collect();
+    // What cannot be opened is among these already.
+    let shown = display::progress(args.json);
+    if let Ok(report) = verify::verify(&args.image, shown.as_ref())
+        && !report.whole
+    {
+        let (image, count) = (args.image.display(), report.damage.len());
+        let s = if count == 1 { "place" } else { "places" };
+        let damaged = CliError::new(FAILED, format!("the image {image} is damaged in {count} {s}"));
+        blockers.push(
+            damaged.help("`gpucr verify` lists them: copy the image again from where it came from"),
+        );
+    }
+    drop(shown);
+    let what = format!("a restore of {}", args.image.display());
+    crate::commands::dry_run::tell(&what, blockers, args.json)
 }
 
 /// The process that holds memory which is shared.

@@ -55,6 +55,10 @@ fn about_program(error: &Error) -> Help {
              mode that admits more than one process"
         }
         Error::SeveralProcesses { .. } => "name one of them: `gpucr ps` lists them",
+        Error::Held { options: [], .. } => "CRIU cannot save it: have the program close it first",
+        Error::Held { options, .. } => {
+            return Some(format!("dump it with {}", options.join(" or ")).into());
+        }
         Error::Suspended { pid } => {
             return Some(format!("let it run first: kill -CONT {pid}").into());
         }
@@ -132,6 +136,9 @@ fn about_restore(error: &Error) -> Help {
                 )
                 .into(),
             );
+        }
+        Error::NoPipe { .. } => {
+            "leave the option out: CRIU opens what it was again; only pipes, whose readers are gone, need another place"
         }
         Error::FileAltered { .. } => {
             "put the file back as it was at the time of the dump; a dump with a larger --save-files keeps a copy"

@@ -119,6 +119,10 @@ pub enum Error {
         "{path} is not what it was when the program was dumped, and the image has no copy of all of it"
     )]
     FileAltered { path: PathBuf },
+    #[error("the program's {stream} was no pipe, but {now}")]
+    NoPipe { stream: &'static str, now: String },
+    #[error("process {pid} has {what}")]
+    Held { pid: u32, what: String, options: &'static [&'static str] },
     #[error("the image needs {needed}, and this host has {found}")]
     OtherDriver { needed: String, found: String },
     #[error("process runs behind {path}, which is not a shim as `gpucr run` puts it in place")]

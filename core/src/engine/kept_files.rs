@@ -11,9 +11,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::error::Error;
-use super::sections;
 use crate::host::process::files::{self, WrittenFile};
-use crate::image::{FileChunk, FileEntry, ImageWriter, Manifest, Section};
+use crate::image::{FileChunk, FileEntry, ImageWriter};
 
 /// So many bytes at the end of a file are kept that is too large to be kept whole.
 const TAIL: u64 = 4096;
@@ -50,7 +49,7 @@ impl Kept {
 }
 
 /// Keeps what belongs into the image of the files that these processes, which are frozen, have open for writing: those of
-/// at most `whole` bytes whole. A file that cannot be read is left out. `None` if nothing is kept.
+/// at most `whole` bytes whole. A file that cannot be read is left out. Gives their bytes as chunks, one file after the other.
 ///
 /// # Errors
 /// A chunk cannot be written.
@@ -58,7 +57,7 @@ pub(super) fn keep(
     pids: impl IntoIterator<Item = u32>,
     whole: u64,
     image: &ImageWriter,
-) -> Result<Option<Section>, Error> {
+) -> Result<(Vec<Kept>, Vec<FileChunk>), Error> {
     let (mut all, mut chunks) = (Vec::new(), Vec::new());
     for WrittenFile { path, link } in files::written(pids).into_iter().take(MOST) {
         match read(&path, &link, whole) {
@@ -69,7 +68,7 @@ pub(super) fn keep(
             Err(error) => tracing::warn!(%error, path = %path.display(), "no copy of it is kept"),
         }
     }
-    Ok(sections::kept_files(&all, chunks))
+    Ok((all, chunks))
 }
 
 fn read(path: &Path, link: &Path, whole: u64) -> std::io::Result<(Kept, Vec<u8>)> {
@@ -87,10 +86,7 @@ fn read(path: &Path, link: &Path, whole: u64) -> std::io::Result<(Kept, Vec<u8>)
 }
 
 /// What an image has kept, each with its bytes as a file of the image; nothing if that makes no sense.
-pub(super) fn kept(manifest: &Manifest) -> HashMap<PathBuf, (Kept, FileEntry)> {
-    let Some((all, chunks)) = sections::read_kept_files(manifest) else {
-        return HashMap::new();
-    };
+pub(super) fn kept(all: Vec<Kept>, chunks: &[FileChunk]) -> HashMap<PathBuf, (Kept, FileEntry)> {
     let mut chunks = chunks.iter();
     let mut found = HashMap::new();
     for kept in all.into_iter().take(MOST) {

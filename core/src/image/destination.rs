@@ -41,6 +41,29 @@ impl Destination {
     }
 }
 
+impl Destination {
+    /// Looks whether an image could be made there now.
+    ///
+    /// # Errors
+    /// Something is there, the directory that it is to be in is not, the name cannot be one, or the parent cannot be read.
+    pub fn check(&self) -> Result<(), ImageError> {
+        let path = self.path();
+        match self {
+            Self::Stored { name, .. } => {
+                let reason = check_name(name);
+                reason.map_err(|reason| ImageError::Output { path: path.clone(), reason })?;
+                return check_free(&path, &path);
+            }
+            Self::Incremental { parent, .. } => drop(Manifest::read_with_id(parent)?),
+            Self::Alone(_) => {}
+        }
+        check_free(&path, &path)?;
+        let absolute = std::path::absolute(&path).map_err(|e| io_failure("find", &path, e))?;
+        let dir = absolute.parent().unwrap_or(&absolute);
+        std::fs::read_dir(dir).map(drop).map_err(|e| io_failure("open", dir, e))
+    }
+}
+
 /// Nothing, or an empty directory, is at `target`.
 pub(super) fn check_free(target: &Path, shown: &Path) -> Result<(), ImageError> {
     let output = |reason| Err(ImageError::Output { path: shown.to_owned(), reason });

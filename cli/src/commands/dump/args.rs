@@ -93,6 +93,9 @@ pub(crate) struct DumpArgs {
     /// Sign the image with the private key in FILE (see gpucr-key(1))
     #[arg(long, value_name = "FILE")]
     pub(crate) sign: Option<PathBuf>,
+    /// Tell everything that is known to be in the way of a dump, each with what to do about it, and change nothing
+    #[arg(long, conflicts_with = "every")]
+    pub(crate) dry_run: bool,
     #[command(flatten)]
     pub(crate) criu: CriuArgs,
     /// Print the result as one JSON object

@@ -32,6 +32,15 @@ pub(crate) struct RestoreArgs {
     /// Leave the program in the background and print its pid
     #[arg(short = 'd', long, alias = "restore-detached")]
     pub(crate) detach: bool,
+    /// Add the program's standard output to FILE, if it was a pipe
+    ///
+    /// The reader of the pipe is gone. In the foreground the program gets gpucr's own output in its place, and with
+    /// --detach /dev/null. What went to a file or a terminal goes there again.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) stdout: Option<PathBuf>,
+    /// The same for its standard error; with a pipe for both, either option takes both
+    #[arg(long, value_name = "FILE")]
+    pub(crate) stderr: Option<PathBuf>,
     /// Restore in a new pid namespace, where all pids are free
     #[arg(long)]
     pub(crate) new_pids: bool,
@@ -93,6 +102,11 @@ pub(crate) struct RestoreArgs {
     /// shared any more, until the host is started anew or its file in /run/gpucr/unshared is removed.
     #[arg(long, conflicts_with_all = ["on_demand", "detach"])]
     pub(crate) share: bool,
+    /// Tell everything that is known to be in the way of a restore, each with what to do about it, and change nothing
+    ///
+    /// The whole image is read and checked, as `gpucr verify` does.
+    #[arg(long, conflicts_with_all = ["detach", "exec_before_resume", "ready_file", "ready_fd", "events"])]
+    pub(crate) dry_run: bool,
     /// Read the image from disk, even if `gpucr warm` keeps it in memory
     #[arg(long)]
     pub(crate) no_warm: bool,

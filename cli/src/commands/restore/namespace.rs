@@ -86,7 +86,7 @@ fn run_once(
 ) -> Result<Instance<ExitCode>, CliError> {
     let (mut child, reports) =
         begin(manifest, share).map_err(io_error("cannot make a pid namespace for the program"))?;
-    signals.pass_to(child.id());
+    signals.pass_to_init(child.id());
     let child_pid = child.id();
     let mut reports = BufReader::new(File::from(reports)).lines();
     let mut next = || -> Option<Value> { serde_json::from_str(&reports.next()?.ok()?).ok() };
@@ -190,6 +190,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     let restored = restore::restore(options, setup::progress(args, &events));
     let (report, watch) = setup::told(&events, restored, Program::report)?.into_parts();
     setup::say_files(&report);
+    setup::say_unread(&report);
     setup::say_moved(&report);
     let stay =
         say(&reports, &report).and_then(|()| become_init(report.pid, &reports, args.detach, watch));

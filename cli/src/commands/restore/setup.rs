@@ -1,8 +1,10 @@
 //! What a restore has in common whether it is made here or as the first process of a pid namespace.
 
+use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use gpucr_core::restore::{ChangedFile, FileFate, GoesOn, Moved, Options, Report};
+use gpucr_core::restore::{ChangedFile, FileFate, GoesOn, Moved, Options, Outputs, Report};
 use gpucr_core::sharing::Holder;
 use gpucr_core::{Failure, Progress};
 use serde_json::json;
@@ -12,6 +14,7 @@ use crate::commands::{io_error, key, note};
 use crate::display;
 use crate::events::Events;
 use crate::failure::CliError;
+use crate::output;
 use crate::signals::SignalPlan;
 
 /// What holds if gpucr cannot wait for what it is at, and ends.
@@ -37,7 +40,19 @@ pub(super) fn options(
     signals: &SignalPlan,
     goes_on: GoesOn,
 ) -> Result<Options, CliError> {
+    let file = |path: &Option<PathBuf>, option: &str| -> Result<Option<Arc<File>>, CliError> {
+        let file = path.as_deref().map(output::append).transpose();
+        let what = format!("the file of {option} cannot be written");
+        Ok(file.map_err(io_error(&what))?.map(Arc::new))
+    };
+    let stdout = file(&args.stdout, "--stdout")?;
+    // One file has one end, whoever writes to it.
+    let stderr = match &args.stderr {
+        same if *same == args.stdout => stdout.clone(),
+        _ => file(&args.stderr, "--stderr")?,
+    };
     Ok(Options {
+        outputs: Outputs { stdout, stderr },
         image: args.image.clone(),
         trust: key::trust_with_policy(&args.trust)?,
         warm: !args.no_warm,
@@ -68,6 +83,18 @@ pub(super) fn told<T>(
         events.say("restored", json!(report(done)));
     }
     result
+}
+
+/// Output that nobody reads, and how somebody could.
+pub(super) fn say_unread(report: &Report) {
+    if report.unread.is_empty() {
+        return;
+    }
+    let (streams, options) = (report.unread.join(" and "), report.unread.join(" FILE --"));
+    let were = if report.unread.len() == 1 { "was a pipe, and goes" } else { "were pipes, and go" };
+    note!(
+        "The program's {streams} {were} to /dev/null now: to keep it, restore with --{options} FILE."
+    );
 }
 
 /// Files that were not as they had been, and what the program meets there.

@@ -43,7 +43,7 @@ pub(super) fn criu_options<'a>(
 }
 
 /// The options of a dump that the restore has to repeat, by CRIU's names.
-fn option_names(options: &CriuOptions, shell_job: bool) -> Vec<String> {
+pub(super) fn option_names(options: &CriuOptions, shell_job: bool) -> Vec<String> {
     let CriuOptions { tcp_established, tcp_close, file_locks, ext_unix_sk, link_remap } = *options;
     [
         (shell_job, SHELL_JOB),

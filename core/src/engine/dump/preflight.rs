@@ -229,16 +229,19 @@ pub(super) fn check(
 }
 
 /// What a CUDA process has.
-struct Inspected {
-    cuda: Cuda,
-    driver: Arc<HostDriver>,
+pub(super) struct Inspected {
+    pub(super) cuda: Cuda,
+    pub(super) driver: Arc<HostDriver>,
     /// Where it has that mapped.
     path: PathBuf,
-    agent: Option<Agent>,
+    pub(super) agent: Option<Agent>,
 }
 
 /// What `process` has of CUDA, if anything.
-fn inspect(
+///
+/// # Errors
+/// It has what cannot be saved.
+pub(super) fn inspect(
     process: &ProcessInfo,
     drivers: &Drivers,
     stop: &Arc<AtomicBool>,

@@ -12,7 +12,7 @@ use crate::image::Manifest;
 use super::preflight;
 use super::processes::{REAPING, wait_for};
 use super::source::CriuFiles;
-use super::stdio;
+use super::stdio::{self, Outputs};
 
 /// After how long CRIU is asked once more, when a pid was in use.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -23,7 +23,15 @@ pub(super) struct Maker {
     /// Tells the watchdog that CRIU is at work.
     at_work: OwnedFd,
     worker: RestoreWorker,
-    is_detached: bool,
+    streams: Streams,
+}
+
+/// Whose standard streams the program gets in place of pipes.
+pub(super) struct Streams {
+    /// Not those of this process.
+    pub(super) is_detached: bool,
+    /// What goes to files.
+    pub(super) outputs: Outputs,
 }
 
 /// What CRIU has come to.
@@ -35,8 +43,7 @@ pub(super) struct Making {
 }
 
 impl Maker {
-    /// Starts CRIU. It holds a copy of `at_work` while it lives. Standard streams of a program that `is_detached` are
-    /// not the streams of this process.
+    /// Starts CRIU. It holds a copy of `at_work` while it lives.
     ///
     /// # Errors
     /// CRIU cannot be started, or a socket of an agent is in use.
@@ -44,10 +51,10 @@ impl Maker {
         criu: Criu,
         at_work: OwnedFd,
         manifest: &Manifest,
-        is_detached: bool,
+        streams: Streams,
     ) -> Result<Self, Error> {
-        let worker = start(&criu, manifest, is_detached, &at_work)?;
-        Ok(Self { criu, at_work, worker, is_detached })
+        let worker = start(&criu, manifest, &streams, &at_work)?;
+        Ok(Self { criu, at_work, worker, streams })
     }
 
     /// Makes the processes, as children of this process if `is_child` says so. When they are there and
@@ -62,7 +69,7 @@ impl Maker {
         files: &CriuFiles,
         before_they_run: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<Making, Error> {
-        let Self { criu, at_work, mut worker, is_detached } = self;
+        let Self { criu, at_work, mut worker, streams } = self;
         let pids: Vec<u32> = manifest.processes.iter().map(|process| process.pid).collect();
         // The processes are noted as soon as they are there, so that they are known whatever becomes of CRIU.
         let found = RefCell::new(Vec::new());
@@ -86,7 +93,7 @@ impl Maker {
                     }
                     std::thread::sleep(AGAIN);
                     preflight::check_pids(manifest)?;
-                    worker = start(&criu, manifest, is_detached, &at_work)?;
+                    worker = start(&criu, manifest, &streams, &at_work)?;
                 }
                 result => break result,
             }
@@ -98,11 +105,12 @@ impl Maker {
 fn start(
     criu: &Criu,
     manifest: &Manifest,
-    is_detached: bool,
+    streams: &Streams,
     at_work: &OwnedFd,
 ) -> Result<RestoreWorker, Error> {
     let (shell_job, _) = crate::engine::dump::option_values(&manifest.criu.options);
-    let mut inherited = stdio::inherited(&manifest.processes, is_detached)?;
+    let mut inherited =
+        stdio::inherited(&manifest.processes, streams.is_detached, &streams.outputs)?;
     for process in &manifest.processes {
         for listener in &process.listeners {
             let pid = process.pid;

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use crate::engine::error::Error;
 use crate::engine::kept_files::{self, Kept};
+use crate::engine::sections;
 use crate::host::criu::{FILES, open_files};
 use crate::image::{FileEntry, RequiredFile};
 
@@ -75,7 +76,9 @@ impl Files {
         let mut reasons = Vec::new();
         let mut logs = Logs { image, paths: None };
         if policy == FilePolicy::Rewind {
-            files.copies = kept_files::kept(image.manifest());
+            let kept = sections::read_kept_files(image.manifest());
+            files.copies =
+                kept.map(|(kept, chunks)| kept_files::kept(kept, chunks)).unwrap_or_default();
             files.copies.retain(|_, (kept, _)| kept.path.is_absolute());
         }
         for file in &image.manifest().required {

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::devices::{self, MappedDevice};
-use super::files::FilePolicy;
+use super::files::{FilePolicy, Files};
+use super::options::Options;
 use super::preflight;
 use super::source::Source;
+use super::stdio;
 use super::{driver, memory};
 use crate::base::limits;
 use crate::engine::error::Error;
@@ -30,8 +32,48 @@ pub(crate) struct Circumstances<'a> {
 /// All that this host lacks for the program of a manifest that may be without memory and files, and was made while the
 /// program runs.
 pub(crate) fn lacks(manifest: &Manifest, how: Circumstances<'_>) -> Vec<String> {
-    let mut found: Vec<String> = Vec::new();
-    let mut lacking = |error: Error| found.push(error.to_string());
+    let mut found = lacks_but_files(manifest, how);
+    for file in &manifest.required {
+        match std::fs::metadata(&file.path) {
+            Err(_) => found.push(Error::FileMissing { path: file.path.clone() }),
+            // What the program has open it may be writing.
+            Ok(meta) if meta.len() != file.size && !file.open => found.push(Error::FileChanged {
+                path: file.path.clone(),
+                found: meta.len(),
+                expected: file.size,
+            }),
+            Ok(_) => {}
+        }
+    }
+    found.iter().map(Error::to_string).collect()
+}
+
+/// Everything that is known to keep an image of this host from being restored with these options; its data aside, which
+/// is not read. Nothing is changed. `needs_pids` is false for a program that gets a pid namespace of its own.
+pub fn blockers(options: &Options, needs_pids: bool) -> Vec<Error> {
+    let source = match Source::open(&options.image, options.warm) {
+        Ok(source) => source,
+        Err(error) => return vec![error],
+    };
+    let manifest = source.manifest();
+    let how = Circumstances { device_map: &options.device_map, needs_pids, stop: &options.stop };
+    let mut found = lacks_but_files(manifest, how);
+    if let Err(error) = options.trust.check_image(&options.image, &source.id()) {
+        found.push(error.into());
+    }
+    found.extend(memory::check(&source, options.share.is_some()).err());
+    match Files::look(&source, options.files) {
+        Ok((_, reasons)) => found.extend(reasons),
+        Err(error) => found.push(error),
+    }
+    found.extend(stdio::check(&manifest.processes, &options.outputs).err());
+    found
+}
+
+/// What this host lacks for the program of a manifest, the program's files aside.
+fn lacks_but_files(manifest: &Manifest, how: Circumstances<'_>) -> Vec<Error> {
+    let mut found: Vec<Error> = Vec::new();
+    let mut lacking = |error: Error| found.push(error);
     if !rustix::process::geteuid().is_root() {
         lacking(Error::NotRoot);
     }
@@ -53,18 +95,6 @@ pub(crate) fn lacks(manifest: &Manifest, how: Circumstances<'_>) -> Vec<String> 
     if how.needs_pids {
         let taken = manifest.thread_ids().into_iter().filter_map(preflight::in_use);
         taken.for_each(&mut lacking);
-    }
-    for file in &manifest.required {
-        match std::fs::metadata(&file.path) {
-            Err(_) => lacking(Error::FileMissing { path: file.path.clone() }),
-            // What the program has open it may be writing.
-            Ok(meta) if meta.len() != file.size && !file.open => lacking(Error::FileChanged {
-                path: file.path.clone(),
-                found: meta.len(),
-                expected: file.size,
-            }),
-            Ok(_) => {}
-        }
     }
     match driver::find(&manifest.driver) {
         Ok(library) => {

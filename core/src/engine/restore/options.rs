@@ -10,6 +10,7 @@ use crate::image::trust::Trust;
 
 use super::devices::MappedDevice;
 use super::files::FilePolicy;
+use super::stdio::Outputs;
 
 /// What to restore, and how.
 #[derive(Debug, Clone)]
@@ -27,6 +28,8 @@ pub struct Options {
     pub before_resume: Option<OsString>,
     /// Devices that others of this host take the place of.
     pub device_map: Vec<MappedDevice>,
+    /// Where the program's output goes, if it went to pipes.
+    pub outputs: Outputs,
     /// What is done about files that are not as they were at the dump.
     pub files: FilePolicy,
     /// The program goes on before its memory is there, and gets it when it asks for it.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::arrival::choose::choose;
 use super::arrival::{Arrival, Programs};
 use super::bulk;
-use super::criu::{Maker, Making};
+use super::criu::{Maker, Making, Streams};
 use super::files::Files;
 use super::hook;
 use super::load::{Done, Load};
@@ -18,6 +18,7 @@ use super::preflight::{self, Opened};
 use super::processes::{kill, unless_ended, wait_for};
 use super::report::Report;
 use super::source::{CriuFiles, Source};
+use super::stdio;
 use super::watch::Watch;
 use crate::base::faults::fault;
 use crate::base::format::milliseconds;
@@ -139,15 +140,17 @@ impl<'i> Checked<'i> {
         let options = task.options;
         options.trust.check_image(&options.image, &image.id())?;
         memory::check(image, options.share.is_some())?;
+        stdio::check(&image.manifest().processes, &options.outputs)?;
         let (criu, library, files) = preflight::check(image, options.files, &options.stop)?;
         task.files = files;
         // Devices that the user has named are checked before anything is made; else while CRIU works.
         let is_moved = !options.device_map.is_empty();
         let open = || preflight::open(image, &library, &options.device_map);
         let opened = is_moved.then(open).transpose()?;
+        let streams = Streams { is_detached: options.detach, outputs: options.outputs.clone() };
         let watchdog = task.made.watchdog.insert(Watchdog::start().map_err(Error::Watchdog)?);
         let at_work = watchdog.at_work().map_err(Error::Watchdog)?;
-        let maker = Maker::start(criu, at_work, image.manifest(), options.detach)?;
+        let maker = Maker::start(criu, at_work, image.manifest(), streams)?;
         Ok(Self { image, library, opened, arrival: choose(options), maker })
     }
 
@@ -195,6 +198,7 @@ impl<'i> Begun<'i> {
         let mut done = None;
         let mut before_they_run = || {
             done = Some(load.finish()?);
+            stdio::append(&manifest.processes);
             let command = options.before_resume.as_ref();
             let run = |command| hook::run(command, &options.image, pids[0], &options.stop);
             command.map_or(Ok(()), |command| run(command.as_os_str()))
@@ -333,6 +337,10 @@ impl Running<'_> {
             by_holder,
             bulk_bytes,
             moved: opened.placement.moved,
+            unread: match options.detach {
+                true => stdio::lost(&image.manifest().processes, &options.outputs),
+                false => Vec::new(),
+            },
             files: files.into_changed(),
             on_demand: None,
             shared: None,

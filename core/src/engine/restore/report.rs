@@ -28,6 +28,9 @@ pub struct Report {
     /// Devices that others have taken the place of.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub moved: Vec<Moved>,
+    /// Outputs of the program, `stdout` and `stderr`, that were pipes and go nowhere now.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unread: Vec<&'static str>,
     /// Files that were not as they had been at the dump.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<ChangedFile>,

@@ -2,34 +2,136 @@
 //!
 //! A file is opened again by CRIU. A pipe that led out of the process tree has nobody at its
 //! other end any more: in its place the program gets the stream of the same number of the
-//! restoring command, so that its output goes where the user expects it.
+//! restoring command, so that its output goes where the user expects it, or a file that the user has named for it.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::engine::error::Error;
 use crate::host::criu::InheritFd;
+use crate::host::process::tree::raw_pid;
 use crate::image::{Process, Stdio};
 
-/// What CRIU is to put in place of the pipes that the processes had as standard streams. With
-/// `detached` that is `/dev/null`, since this command ends and takes its streams with it.
-pub(super) fn inherited(processes: &[Process], detached: bool) -> Result<Vec<InheritFd>, Error> {
-    let mut wanted: BTreeMap<u64, usize> = BTreeMap::new();
+/// Where a program's standard output and standard error go, if they were pipes.
+#[derive(Debug, Clone, Default)]
+pub struct Outputs {
+    /// Its standard output; none takes that of this process, or `/dev/null` for a program that is detached.
+    pub stdout: Option<Arc<File>>,
+    /// Its standard error.
+    pub stderr: Option<Arc<File>>,
+}
+
+/// What each stream of a program is called.
+const NAMES: [&str; 3] = ["stdin", "stdout", "stderr"];
+
+impl Outputs {
+    fn of(&self, number: usize) -> Option<&Arc<File>> {
+        match number {
+            1 => self.stdout.as_ref(),
+            2 => self.stderr.as_ref(),
+            _ => None,
+        }
+    }
+}
+
+/// The pipes that the processes had as standard streams, each by its inode: the numbers of these streams.
+fn pipes(processes: &[Process]) -> BTreeMap<u64, Vec<usize>> {
+    let mut pipes: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     for process in processes {
         for (number, stream) in process.stdio.iter().enumerate() {
             if let Stdio::Pipe { inode } = stream {
-                wanted.entry(*inode).or_insert(number);
+                pipes.entry(*inode).or_default().push(number);
             }
         }
     }
+    pipes
+}
+
+/// Checks that the program has the streams for which the user has named files.
+///
+/// # Errors
+/// [`Error::NoPipe`].
+pub(super) fn check(processes: &[Process], outputs: &Outputs) -> Result<(), Error> {
+    let pipes = pipes(processes);
+    for number in [1, 2] {
+        let is_wanted = outputs.of(number).is_some();
+        if is_wanted && !pipes.values().any(|numbers| numbers.contains(&number)) {
+            let now = match &processes[0].stdio[number] {
+                Stdio::File { path } => path.display().to_string(),
+                Stdio::Terminal { path, .. } => format!("the terminal {}", path.display()),
+                Stdio::Closed => "closed".to_owned(),
+                Stdio::DevNull => "/dev/null".to_owned(),
+                Stdio::Pipe { .. } | Stdio::Other { .. } => "something else".to_owned(),
+            };
+            return Err(Error::NoPipe { stream: NAMES[number], now });
+        }
+    }
+    Ok(())
+}
+
+/// The outputs of a program that go to `/dev/null` if it is detached, though it had them read.
+pub(super) fn lost(processes: &[Process], outputs: &Outputs) -> Vec<&'static str> {
+    let mut lost = [false; 3];
+    for numbers in pipes(processes).values() {
+        if numbers.iter().all(|number| outputs.of(*number).is_none()) {
+            numbers.iter().for_each(|number| lost[*number] = true);
+        }
+    }
+    [1, 2].into_iter().filter(|number| lost[*number]).map(|number| NAMES[number]).collect()
+}
+
+/// What CRIU is to put in place of the pipes that the processes had as standard streams. With
+/// `detached` that is `/dev/null`, since this command ends and takes its streams with it, or what `outputs` name.
+pub(super) fn inherited(
+    processes: &[Process],
+    detached: bool,
+    outputs: &Outputs,
+) -> Result<Vec<InheritFd>, Error> {
     let failed = |source| Error::Io { what: "cannot pass a standard stream on".into(), source };
-    wanted
+    pipes(processes)
         .into_iter()
-        .map(|(inode, number)| {
-            let fd = stream(number, detached).map_err(failed)?;
-            Ok(InheritFd { key: format!("pipe:[{inode}]"), fd })
+        .map(|(inode, numbers)| {
+            let named = numbers.iter().find_map(|number| outputs.of(*number));
+            let first = numbers.first().copied().unwrap_or(1);
+            let fd = match named {
+                Some(file) => file.as_fd().try_clone_to_owned(),
+                None => stream(first, detached),
+            };
+            Ok(InheritFd { key: format!("pipe:[{inode}]"), fd: fd.map_err(failed)? })
         })
         .collect()
+}
+
+/// Has the processes, which do not run yet, add to the ends of files that they got in place of pipes: CRIU has opened
+/// these anew, to be written from their beginnings.
+pub(super) fn append(processes: &[Process]) {
+    for process in processes {
+        for (number, stream) in process.stdio.iter().enumerate() {
+            if matches!(stream, Stdio::Pipe { .. })
+                && let Err(error) = append_to(process.pid, number as i32)
+            {
+                let (pid, stream) = (process.pid, NAMES[number]);
+                tracing::warn!(%error, pid, stream, "it may write over what is in the file");
+            }
+        }
+    }
+}
+
+fn append_to(pid: u32, number: i32) -> std::io::Result<()> {
+    let pid = raw_pid(pid).ok_or(std::io::ErrorKind::NotFound)?;
+    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    // The same open file as theirs.
+    let file = File::from(pidfd_getfd(process, number, PidfdGetfdFlags::empty())?);
+    if file.metadata()?.is_file() {
+        let flags = rustix::fs::fcntl_getfl(&file)?;
+        rustix::fs::fcntl_setfl(&file, flags | OFlags::APPEND)?;
+    }
+    Ok(())
 }
 
 fn stream(number: usize, detached: bool) -> std::io::Result<OwnedFd> {

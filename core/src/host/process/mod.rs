@@ -3,6 +3,7 @@
 pub mod agent;
 pub(crate) mod answers;
 pub mod files;
+pub mod held;
 pub mod lock;
 mod memory;
 mod network;

@@ -32,6 +32,21 @@ const HEADER: usize = 16;
 const SOCKET: usize = 16;
 const ATTRIBUTE: usize = 4;
 
+/// All states, and the attribute with the inode of the other end of a connection.
+const ALL: u32 = !0;
+const SHOW_PEER: u32 = 1 << 2;
+const PEER: u16 = 2;
+
+/// A Unix socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct UnixSocket {
+    pub(super) inode: u32,
+    /// `SOCK_STREAM` and so on.
+    pub(super) kind: SocketType,
+    /// The inode of the socket that it is connected to.
+    pub(super) peer: Option<u32>,
+}
+
 /// A socket that listens on an abstract name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Row {
@@ -78,29 +93,43 @@ pub(super) fn listeners(pid: u32) -> io::Result<Vec<Row>> {
     visit(pid, own_listeners)
 }
 
+/// All Unix sockets in the network namespace of a process.
+///
+/// # Errors
+/// The errors of [`visit`]; or the kernel does not tell.
+pub(super) fn unix_sockets(pid: u32) -> io::Result<Vec<UnixSocket>> {
+    let bodies = visit(pid, || ask(ALL, SHOW_PEER))?;
+    Ok(bodies.iter().filter_map(|body| unix_socket(body)).collect())
+}
+
 fn own_listeners() -> io::Result<Vec<Row>> {
+    Ok(ask(LISTENS, SHOW_NAME)?.iter().filter_map(|body| row(body)).collect())
+}
+
+/// What the kernel says of the sockets of the namespace that are in these states.
+fn ask(states: u32, show: u32) -> io::Result<Vec<Vec<u8>>> {
     let protocol = Some(netlink::SOCK_DIAG);
     let (flags, kind) = (SocketFlags::CLOEXEC, SocketType::RAW);
     let socket = rustix::net::socket_with(AddressFamily::NETLINK, kind, flags, protocol)?;
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
-    rustix::net::send(&socket, &request(), SendFlags::empty())?;
+    rustix::net::send(&socket, &request(states, show), SendFlags::empty())?;
     read_all(&socket)
 }
 
-/// A request for all listening sockets of the namespace, with their names.
-fn request() -> Vec<u8> {
+/// A request for all sockets of the namespace in these states.
+fn request(states: u32, show: u32) -> Vec<u8> {
     // struct nlmsghdr: length, kind, flags, number, sender.
     let mut request = 40u32.to_ne_bytes().to_vec();
     request.extend([BY_FAMILY, DUMP].iter().flat_map(|half| half.to_ne_bytes()));
     request.extend([0; 8]);
     // struct unix_diag_req: family, protocol, states, inode, what to show, cookie.
     request.extend([AddressFamily::UNIX.as_raw() as u8, 0, 0, 0]);
-    request.extend([LISTENS, 0, SHOW_NAME, 0, 0].iter().flat_map(|word| word.to_ne_bytes()));
+    request.extend([states, 0, show, 0, 0].iter().flat_map(|word| word.to_ne_bytes()));
     request
 }
 
-fn read_all(socket: &OwnedFd) -> io::Result<Vec<Row>> {
-    let (mut rows, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
+fn read_all(socket: &OwnedFd) -> io::Result<Vec<Vec<u8>>> {
+    let (mut bodies, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
     loop {
         let receive = || rustix::net::recv(socket, &mut buffer[..], RecvFlags::empty());
         let (len, _) = rustix::io::retry_on_intr(receive)?;
@@ -110,12 +139,12 @@ fn read_all(socket: &OwnedFd) -> io::Result<Vec<Row>> {
         }
         while let Some((kind, body, after)) = message(rest) {
             match kind {
-                DONE => return Ok(rows),
+                DONE => return Ok(bodies),
                 ERROR => {
                     let code = body.first_chunk().map_or(0, |code| -i32::from_ne_bytes(*code));
                     return Err(io::Error::from_raw_os_error(code));
                 }
-                BY_FAMILY => rows.extend(row(body)),
+                BY_FAMILY => bodies.push(body.to_vec()),
                 _ => {}
             }
             rest = after;
@@ -132,17 +161,33 @@ fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
 }
 
 fn row(body: &[u8]) -> Option<Row> {
+    let (kind, inode) = head(body)?;
+    // The name of a file does not begin so.
+    let name = attribute(body, NAME)?.strip_prefix(&[0])?.to_owned();
+    Some(Row { name, kind, inode })
+}
+
+fn unix_socket(body: &[u8]) -> Option<UnixSocket> {
+    let (kind, inode) = head(body)?;
+    let peer = attribute(body, PEER).and_then(|value| value.first_chunk());
+    Some(UnixSocket { inode, kind, peer: peer.map(|peer| u32::from_ne_bytes(*peer)) })
+}
+
+/// The kind of a socket, and its inode.
+fn head(body: &[u8]) -> Option<(SocketType, u32)> {
     let kind = SocketType::from_raw((*body.get(1)?).into());
-    let inode = u32::from_ne_bytes(*body.get(4..)?.first_chunk()?);
+    Some((kind, u32::from_ne_bytes(*body.get(4..)?.first_chunk()?)))
+}
+
+/// An attribute of a socket.
+fn attribute(body: &[u8], wanted: u16) -> Option<&[u8]> {
     let mut attributes = body.get(SOCKET..)?;
     loop {
         let len = usize::from(u16::from_ne_bytes(*attributes.first_chunk()?));
         let which = u16::from_ne_bytes(*attributes.get(2..)?.first_chunk()?);
         let value = attributes.get(ATTRIBUTE..len)?;
-        if which == NAME {
-            // The name of a file does not begin so.
-            let name = value.strip_prefix(&[0])?.to_owned();
-            return Some(Row { name, kind, inode });
+        if which == wanted {
+            return Some(value);
         }
         attributes = attributes.get(len.next_multiple_of(4)..)?;
     }

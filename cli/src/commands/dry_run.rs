@@ -1,0 +1,30 @@
+//! `--dry-run`: everything that is in the way, at once.
+
+use std::process::ExitCode;
+
+use serde_json::json;
+
+use super::{Outcome, print_json, say};
+use crate::failure::{CliError, FAILED};
+
+/// Tells what is in the way of `what`, each with what to do about it.
+pub(crate) fn tell(what: &str, blockers: Vec<CliError>, as_json: bool) -> Outcome {
+    let is_clear = blockers.is_empty();
+    if as_json {
+        let all = blockers.iter().map(|b| json!({"what": b.message(), "remedy": b.remedy()}));
+        print_json(&json!({"possible": is_clear, "blockers": all.collect::<Vec<_>>()}))?;
+    } else {
+        match blockers.len() {
+            0 => say!("nothing is known to be in the way of {what}"),
+            1 => say!("one thing is in the way of {what}:"),
+            count => say!("{count} things are in the way of {what}:"),
+        }
+        for blocker in &blockers {
+            say!("- {}", blocker.message());
+            for line in blocker.remedy().unwrap_or_default().lines() {
+                say!("  {line}");
+            }
+        }
+    }
+    Ok(if is_clear { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}

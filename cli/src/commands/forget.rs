@@ -1,0 +1,205 @@
+//! `gpucr forget`.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::ArgGroup;
+use gpucr_core::Error;
+use gpucr_core::image::{self, Listed};
+use serde_json::json;
+
+use crate::commands::{Outcome, note, print_json, say};
+use crate::escape::shell_word;
+use crate::failure::{CliError, FAILED};
+use crate::table::Table;
+use crate::values::duration;
+use crate::{display, stores};
+
+/// Remove images of a store, but for those that rules keep
+///
+/// An image stays that any of the rules keeps. They are applied to the images of each command by itself, so that one
+/// program's images do not count as another's. What only removed images needed is freed by `gpucr gc`.
+#[derive(clap::Args)]
+#[command(group(ArgGroup::new("rule").required(true).multiple(true)
+    .args(["keep_last", "keep_hourly", "keep_daily", "keep_within", "keep_tag"])))]
+#[command(after_long_help = "\
+Hours and days are those of UTC; those without an image do not count. --keep-within counts back from the newest image \
+of the command, not from now: of a program that has ended nothing more is removed.\n\n\
+Examples:\n  gpucr forget /images --keep-last 3 --dry-run\n  \
+gpucr forget --keep-hourly 24 --keep-daily 7 && gpucr gc")]
+pub(crate) struct ForgetArgs {
+    /// The store [default: GPUCR_STORE]
+    pub(crate) store: Option<PathBuf>,
+    /// Keep the N newest
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) keep_last: Option<u32>,
+    /// Keep the newest of each of the last N hours that have one
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) keep_hourly: Option<u32>,
+    /// Keep the newest of each of the last N days that have one
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) keep_daily: Option<u32>,
+    /// Keep what is at most so much older than the newest
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) keep_within: Option<Duration>,
+    /// Keep images that have this tag
+    #[arg(long, value_name = "TAG")]
+    pub(crate) keep_tag: Vec<String>,
+    /// Look only at images that have this tag
+    #[arg(long, value_name = "TAG")]
+    pub(crate) tag: Option<String>,
+    /// Only tell what would be removed
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+pub(crate) fn run(args: &ForgetArgs) -> Outcome {
+    let store = stores::store(args.store.as_deref())?;
+    let listing = stores::list(&store)?;
+    // Of what cannot be read nobody knows whether a rule keeps it: it stays.
+    for (name, error) in &listing.unreadable {
+        note!("{name} cannot be read, and stays: {error}");
+    }
+    let (kept, removed): (Vec<&Listed>, Vec<&Listed>) = {
+        let keep = kept(args, &listing.images);
+        listing.images.iter().partition(|image| keep.contains(image.name.as_str()))
+    };
+    if !args.dry_run {
+        for one in &removed {
+            image::remove(&one.path, false).map_err(|error| {
+                CliError::from(Error::from(error)).state("Images that come after it in the list were not removed.")
+            })?;
+        }
+    }
+    if args.json {
+        let names = |images: &[&Listed]| images.iter().map(|i| i.name.clone()).collect::<Vec<_>>();
+        print_json(&json!({"kept": names(&kept), "removed": names(&removed), "dry_run": args.dry_run}))?;
+    } else {
+        print(args, &kept, &removed);
+        if !removed.is_empty() && !args.dry_run {
+            note!("What no other image needs is freed by: gpucr gc {}", shell_word(&store));
+        }
+    }
+    Ok(if listing.unreadable.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}
+
+fn print(args: &ForgetArgs, kept: &[&Listed], removed: &[&Listed]) {
+    if !removed.is_empty() {
+        let mut table = Table::new(&["NAME", ">AGE", ">OWN"]);
+        for one in removed {
+            let age = stores::age(one.created, stores::now());
+            table.row(vec![one.name.clone(), age, display::bytes(one.own_bytes)]);
+        }
+        table.print();
+    }
+    let done = if args.dry_run { "would be removed" } else { "removed" };
+    say!("{} {done}, {} kept", display::counted(removed.len() as u64, "image", "images"), kept.len());
+}
+
+/// The names of the images that stay.
+fn kept<'i>(args: &ForgetArgs, images: &'i [Listed]) -> HashSet<&'i str> {
+    let mut kept = HashSet::new();
+    let mut groups: BTreeMap<&[String], Vec<&Listed>> = BTreeMap::new();
+    for image in images {
+        if args.tag.as_ref().is_some_and(|tag| !image.tags.contains(tag))
+            || image.tags.iter().any(|tag| args.keep_tag.contains(tag))
+        {
+            kept.insert(image.name.as_str());
+        }
+        if args.tag.as_ref().is_none_or(|tag| image.tags.contains(tag)) {
+            groups.entry(&image.command).or_default().push(image);
+        }
+    }
+    for group in groups.values_mut() {
+        // The newest first.
+        group.sort_by(|a, b| (b.created, &b.name).cmp(&(a.created, &a.name)));
+        let newest = group.first().map_or(0, |image| image.created);
+        let last = group.iter().take(args.keep_last.unwrap_or(0) as usize);
+        kept.extend(last.map(|image| image.name.as_str()));
+        for (count, seconds) in [(args.keep_hourly, 3600), (args.keep_daily, 86400)] {
+            let mut seen = None;
+            let first = group.iter().filter(|image| {
+                let unit = Some(image.created / seconds);
+                std::mem::replace(&mut seen, unit) != unit
+            });
+            kept.extend(first.take(count.unwrap_or(0) as usize).map(|image| image.name.as_str()));
+        }
+        if let Some(within) = args.keep_within {
+            let since = newest.saturating_sub(within.as_secs());
+            let recent = group.iter().filter(|image| image.created >= since);
+            kept.extend(recent.map(|image| image.name.as_str()));
+        }
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(name: &str, created: u64, command: &str, tags: &[&str]) -> Listed {
+        Listed {
+            name: name.into(),
+            path: name.into(),
+            id: String::new(),
+            created,
+            pid: 1,
+            command: vec![command.into()],
+            tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
+            bulk_bytes: 0,
+            host_bytes: 0,
+            stored_bytes: 0,
+            own_bytes: 0,
+        }
+    }
+
+    fn rules() -> ForgetArgs {
+        ForgetArgs {
+            store: None,
+            keep_last: None,
+            keep_hourly: None,
+            keep_daily: None,
+            keep_within: None,
+            keep_tag: Vec::new(),
+            tag: None,
+            dry_run: false,
+            json: false,
+        }
+    }
+
+    fn stay(args: &ForgetArgs, images: &[Listed]) -> Vec<String> {
+        let mut names: Vec<String> = kept(args, images).into_iter().map(str::to_owned).collect();
+        names.sort_unstable();
+        names
+    }
+
+    #[test]
+    fn rules_keep_the_newest_of_each_command() {
+        const DAY: u64 = 86400;
+        let images = [
+            image("a1", DAY, "a", &[]),
+            image("a2", DAY + 10, "a", &["good"]),
+            image("a3", 3 * DAY + 10, "a", &[]),
+            image("a4", 3 * DAY + 20, "a", &[]),
+            image("a5", 3 * DAY + 3700, "a", &[]),
+            image("b1", 5, "b", &[]),
+        ];
+        assert_eq!(stay(&rules(), &images), [""; 0]);
+        assert_eq!(stay(&ForgetArgs { keep_last: Some(2), ..rules() }, &images), ["a4", "a5", "b1"]);
+        assert_eq!(stay(&ForgetArgs { keep_hourly: Some(2), ..rules() }, &images), ["a4", "a5", "b1"]);
+        assert_eq!(stay(&ForgetArgs { keep_daily: Some(2), ..rules() }, &images), ["a2", "a5", "b1"]);
+        assert_eq!(stay(&ForgetArgs { keep_daily: Some(1), ..rules() }, &images), ["a5", "b1"]);
+        let hour = Some(Duration::from_secs(3690));
+        assert_eq!(stay(&ForgetArgs { keep_within: hour, ..rules() }, &images), ["a3", "a4", "a5", "b1"]);
+        let tagged = ForgetArgs { keep_last: Some(1), keep_tag: vec!["good".into()], ..rules() };
+        assert_eq!(stay(&tagged, &images), ["a2", "a5", "b1"]);
+        // Others than those with the tag are not looked at.
+        let only = ForgetArgs { keep_last: Some(1), tag: Some("good".into()), ..rules() };
+        assert_eq!(stay(&only, &images).len(), 6);
+    }
+}

@@ -1,0 +1,240 @@
+//! What processes hold that CRIU saves only if it is told to, or not at all: looked up beforehand, as far as `/proc` and
+//! the kernel tell it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::net::SocketType;
+
+use super::network;
+use super::tree::{Tree, directory};
+
+/// Deleted files of more bytes CRIU does not save, if nothing else is asked.
+const LARGEST_DELETED: u64 = 1 << 20;
+/// The major numbers of devices that CRIU or the driver's checkpoint takes care of: memory, terminals, NVIDIA's.
+const KNOWN_DEVICES: [u32; 7] = [1, 4, 5, 136, 137, 138, 195];
+
+/// Something that keeps CRIU from saving a process as things are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// The process.
+    pub pid: u32,
+    /// What it has.
+    pub what: String,
+    /// The options that have CRIU save it, each by itself; none if there is none.
+    pub options: &'static [&'static str],
+}
+
+/// What these processes hold, and how many of them have a TCP socket.
+#[derive(Debug, Default)]
+pub struct Holdings {
+    /// What CRIU has to be told of, or cannot save.
+    pub held: Vec<Held>,
+    /// The processes that have TCP sockets of any kind.
+    pub tcp: Vec<u32>,
+}
+
+/// What the processes of a tree hold.
+pub fn of(tree: &Tree) -> Holdings {
+    let mut all = Holdings::default();
+    let open: Vec<(u32, Vec<Open>)> = tree.pids().into_iter().map(|p| (p, open(p))).collect();
+    let inner: BTreeSet<u32> = open.iter().flat_map(|(_, open)| open).filter_map(socket).collect();
+    let mut said = BTreeSet::new();
+    for (pid, open) in &open {
+        let own: BTreeSet<u32> = open.iter().filter_map(socket).collect();
+        let mut add = |what: String, options| {
+            // Once, though relatives have the same thing open.
+            if said.insert(what.clone()) {
+                all.held.push(Held { pid: *pid, what, options });
+            }
+        };
+        let connections = tcp(*pid, &own);
+        if !connections.is_empty() {
+            all.tcp.push(*pid);
+        }
+        let established =
+            connections.values().filter(|state| !matches!(state, 0x07 | 0x0a)).count();
+        if established > 0 {
+            let s = if established == 1 { "" } else { "s" };
+            let what = format!("{established} TCP connection{s}");
+            add(what, &["--tcp-established", "--tcp-close"]);
+        }
+        for socket in network::unix_sockets(*pid).unwrap_or_default() {
+            let is_outside = own.contains(&socket.inode)
+                && socket.peer.is_some_and(|peer| peer != 0 && !inner.contains(&peer));
+            if !is_outside {
+                continue;
+            }
+            match socket.kind {
+                SocketType::DGRAM => add(
+                    format!(
+                        "a datagram socket (inode {}) that leads to a process outside",
+                        socket.inode
+                    ),
+                    &["--ext-unix-sk"],
+                ),
+                _ => add(
+                    format!(
+                        "a connection of Unix sockets (inode {}) to a process outside",
+                        socket.inode
+                    ),
+                    &[],
+                ),
+            }
+        }
+        for one in open {
+            of_file(one, &mut add);
+        }
+    }
+    all
+}
+
+/// A descriptor.
+struct Open {
+    link: PathBuf,
+    target: PathBuf,
+    is_locked: bool,
+}
+
+fn open(pid: u32) -> Vec<Open> {
+    let all = std::fs::read_dir(directory(pid).join("fd")).into_iter().flatten().flatten();
+    all.filter_map(|entry| {
+        let link = entry.path();
+        let info = directory(pid).join("fdinfo").join(entry.file_name());
+        let info = std::fs::read_to_string(info).unwrap_or_default();
+        let is_locked = info.lines().any(|line| line.starts_with("lock:"));
+        Some(Open { target: std::fs::read_link(&link).ok()?, link, is_locked })
+    })
+    .collect()
+}
+
+fn socket(open: &Open) -> Option<u32> {
+    open.target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+}
+
+fn of_file(open: &Open, add: &mut dyn FnMut(String, &'static [&'static str])) {
+    let path = open.target.display();
+    if open.is_locked {
+        add(format!("a lock on {path}"), &["--file-locks"]);
+    }
+    let Ok(meta) = std::fs::metadata(&open.link) else { return };
+    let is_memory = ["/memfd:", "/SYSV", "/dev/zero"].iter().any(|p| open.target.starts_with(p))
+        || open.target.to_string_lossy().starts_with("/memfd:");
+    let name = open.target.to_string_lossy().into_owned();
+    if let Some(name) = name.strip_suffix(" (deleted)").filter(|_| meta.is_file() && !is_memory) {
+        match meta.nlink() {
+            0 if meta.len() > LARGEST_DELETED => {
+                add(format!("the deleted file {name} of {} bytes", meta.len()), &[]);
+            }
+            0 => {}
+            _ => add(format!("{name}, which was removed and has another name"), &["--link-remap"]),
+        }
+    }
+    let major = rustix::fs::major(meta.rdev());
+    let is_nvidia =
+        Path::new(&name).file_name().is_some_and(|n| n.to_string_lossy().starts_with("nvidia"));
+    if meta.file_type().is_char_device() && !KNOWN_DEVICES.contains(&major) && !is_nvidia {
+        add(format!("the device {path}"), &[]);
+    }
+    if meta.file_type().is_block_device() {
+        add(format!("the device {path}"), &[]);
+    }
+}
+
+/// The states of the TCP sockets that a process has, by their inodes.
+fn tcp(pid: u32, own: &BTreeSet<u32>) -> BTreeMap<u32, u8> {
+    let mut found = BTreeMap::new();
+    for table in ["net/tcp", "net/tcp6"] {
+        let rows = std::fs::read_to_string(directory(pid).join(table)).unwrap_or_default();
+        for row in rows.lines().skip(1) {
+            let columns: Vec<&str> = row.split_whitespace().collect();
+            let (Some(state), Some(inode)) = (columns.get(3), columns.get(9)) else { continue };
+            if let (Ok(state), Ok(inode)) = (u8::from_str_radix(state, 16), inode.parse())
+                && own.contains(&inode)
+            {
+                found.insert(inode, state);
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    /// What a child has that was given these descriptors.
+    fn held_by_a_child(shell: &str) -> Vec<Held> {
+        let mut child = std::process::Command::new("bash")
+            .args(["-c", &format!("{shell}; echo ready; read x")])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        let out = child.stdout.take().expect("piped");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut String::new())
+            .expect("a line");
+        let held = of(&Tree::read(child.id()).expect("it lives")).held;
+        child.kill().and_then(|()| child.wait()).expect("killed");
+        held
+    }
+
+    #[test]
+    fn connections_and_sockets_to_the_outside_are_found() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bound");
+        let port = listener.local_addr().expect("bound").port();
+        let held = held_by_a_child(&format!("exec 5<>/dev/tcp/127.0.0.1/{port}"));
+        assert!(
+            held.iter().any(|h| h.what == "1 TCP connection" && h.options.len() == 2),
+            "{held:?}"
+        );
+
+        // This process and a thread of its own see the sockets whose other ends are here too as inner ones.
+        let (_a, _b) = UnixStream::pair().expect("a pair");
+        let _tcp = TcpStream::connect(("127.0.0.1", port)).expect("connected");
+        let own = of(&Tree::read(std::process::id()).expect("it lives"));
+        assert!(own.tcp.contains(&std::process::id()));
+        assert!(!own.held.iter().any(|h| h.what.contains("Unix sockets")), "{:?}", own.held);
+    }
+
+    #[test]
+    fn files_that_are_deleted_locked_or_devices_are_found() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        let held = held_by_a_child(&format!(
+            "exec 5>{0}; ln {0} {1}; rm {0}; exec 6>{2}; flock 6; exec 7>{3}; rm {3}; truncate -s 2M /proc/self/fd/7; \
+             exec 8>{4}; rm {4}; exec 9</dev/null",
+            path("named"),
+            path("other"),
+            path("locked"),
+            path("large"),
+            path("small"),
+        ));
+        let has = |what: &str, options: &[&str]| {
+            held.iter().any(|h| h.what.contains(what) && h.options == options)
+        };
+        assert!(has("named", &["--link-remap"]) && has("locked", &["--file-locks"]), "{held:?}");
+        assert!(has("large", &[]) && !held.iter().any(|h| h.what.contains("small")), "{held:?}");
+        assert!(!held.iter().any(|h| h.what.contains("device")), "{held:?}");
+    }
+
+    #[test]
+    fn datagram_sockets_that_lead_outside_are_found() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let server = UnixDatagram::bind(dir.path().join("server")).expect("bound");
+        let client = UnixDatagram::unbound().expect("a socket");
+        client.connect(dir.path().join("server")).expect("connected");
+        let pid = std::process::id();
+        let sockets = network::unix_sockets(pid).expect("the kernel tells");
+        let inode = |socket: &UnixDatagram| std::os::fd::AsRawFd::as_raw_fd(socket);
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", inode(&client))).expect("open");
+        let row =
+            sockets.iter().find(|s| link.to_string_lossy() == format!("socket:[{}]", s.inode));
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", inode(&server))).expect("open");
+        let peer = row.and_then(|row| row.peer).expect("it is connected");
+        assert_eq!(link.to_string_lossy(), format!("socket:[{peer}]"));
+    }
+}

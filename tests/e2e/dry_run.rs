@@ -1,0 +1,124 @@
+//! `--dry-run`: everything that is in the way of a dump or a restore is named at once, each with what to do, and what is
+//! said is true.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{Lab, Program, binary, finish, show};
+use serde_json::Value;
+
+/// What is in the way, and whether anything is.
+fn blockers(lab: &Lab, args: &[&str]) -> Result<(bool, Vec<(String, String)>)> {
+    let output = finish(lab.gpucr().args(args).args(["--dry-run", "--json"]))?;
+    let said: Value = serde_json::from_slice(&output.stdout).with_context(|| show(&output))?;
+    let possible = said["possible"] == true;
+    ensure!(output.status.code() == Some(i32::from(!possible)), "{}", show(&output));
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let all = said["blockers"].as_array().context("a list")?;
+    let all = all.iter().map(|b| (text(&b["what"]), text(&b["remedy"]))).collect();
+    Ok((possible, all))
+}
+
+/// Whether one of them has these words, and this remedy.
+fn has(all: &[(String, String)], what: &str, remedy: &str) -> bool {
+    all.iter().any(|(w, r)| w.contains(what) && r.contains(remedy))
+}
+
+/// A workload that a shell has given descriptors.
+fn at_work(lab: &Lab, descriptors: &str) -> Result<Program> {
+    let mut command = Command::new("bash");
+    command.current_dir(lab.path("")).arg("-c").arg(format!(
+        "{descriptors}; exec {} run --device soft -- {} sgd --steps 100000 --step-delay-ms 5",
+        binary("gpucr").display(),
+        binary("workload").display()
+    ));
+    let mut program = lab.spawn(command, "log")?;
+    program.wait_for("step ")?;
+    Ok(program)
+}
+
+#[test]
+fn a_dump_is_told_of_all_that_is_in_its_way() -> Result<()> {
+    let lab = Lab::new();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let port = listener.local_addr()?.port();
+    let mut program = at_work(
+        &lab,
+        &format!(
+            "exec 5<>/dev/tcp/127.0.0.1/{port}; exec 6>lock; flock 6; echo x > named; ln named other; exec 7<named; rm named"
+        ),
+    )?;
+    let pid = program.pid.to_string();
+    std::fs::create_dir(lab.path("image"))?;
+    std::fs::write(lab.path("image/file"), "")?;
+    let dump = ["dump", "--pid", &pid, "-o", "image"];
+    let (possible, all) = blockers(&lab, &dump)?;
+    ensure!(!possible && all.len() == 4, "{all:#?}");
+    ensure!(has(&all, "1 TCP connection", "--tcp-established or --tcp-close"), "{all:#?}");
+    ensure!(has(&all, "a lock on", "--file-locks"), "{all:#?}");
+    ensure!(has(&all, "named", "--link-remap"), "{all:#?}");
+    ensure!(has(&all, "the directory is not empty", ""), "{all:#?}");
+    program.wait_for_progress()?;
+    // With what it names nothing is in the way, and that is true.
+    let options = ["--tcp-close", "--file-locks", "--link-remap"];
+    let dump = [&["dump", "--pid", &pid, "-o", "good"][..], &options].concat();
+    ensure!(blockers(&lab, &dump)? == (true, Vec::new()), "{:?}", blockers(&lab, &dump)?);
+    let output = lab.run(&dump)?;
+    ensure!(output.status.success(), "{}", show(&output));
+    program.wait()?;
+    let text = finish(lab.gpucr().args(["dump", "--dry-run", "--pid", &pid]))?;
+    ensure!(text.status.code() == Some(1), "{}", show(&text));
+    ensure!(
+        String::from_utf8_lossy(&text.stdout).starts_with("one thing is in the way"),
+        "{}",
+        show(&text)
+    );
+    Ok(())
+}
+
+#[test]
+fn a_restore_is_told_of_all_that_is_in_its_way() -> Result<()> {
+    let lab = Lab::new();
+    let mut program = at_work(&lab, "echo data > data; exec 5<data")?;
+    lab.dump(&program, &lab.path("image"), &["--leave-running"])?;
+    std::fs::write(lab.path("data"), "other data")?;
+    // A pack is damaged in its middle.
+    let packs = std::fs::read_dir(lab.path("image/packs"))?.next().context("a pack")??.path();
+    let mut bytes = std::fs::read(&packs)?;
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x55;
+    std::fs::write(&packs, &bytes)?;
+    let (possible, all) = blockers(&lab, &["restore", "image", "--stdout", "out"])?;
+    ensure!(!possible && has(&all, "data has 10 bytes now", "put the file back"), "{all:#?}");
+    ensure!(
+        has(&all, "is in use", "--new-pids") && has(&all, "is damaged in", "gpucr verify"),
+        "{all:#?}"
+    );
+    ensure!(has(&all, "stdout was no pipe", "leave the option out"), "{all:#?}");
+    program.wait_for_progress()?;
+
+    bytes[middle] ^= 0x55;
+    std::fs::write(&packs, &bytes)?;
+    std::fs::write(lab.path("data"), "data\n")?;
+    let restore = ["restore", "image", "--new-pids"];
+    ensure!(blockers(&lab, &restore)? == (true, Vec::new()), "{:?}", blockers(&lab, &restore)?);
+    program.kill();
+    let (possible, all) = blockers(&lab, &["restore", "image"])?;
+    ensure!(possible, "{all:#?}");
+    let text = finish(lab.gpucr().args(["restore", "--dry-run", "image"]))?;
+    ensure!(
+        String::from_utf8_lossy(&text.stdout).starts_with("nothing is known"),
+        "{}",
+        show(&text)
+    );
+    Ok(())
+}
+
+#[test]
+fn what_is_no_image_is_told_too() -> Result<()> {
+    let lab = Lab::new();
+    let (possible, all) = blockers(&lab, &["restore", "none"])?;
+    ensure!(!possible && all.len() == 1 && has(&all, "none", ""), "{all:#?}");
+    Ok(())
+}
