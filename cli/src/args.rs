@@ -5,10 +5,12 @@ use clap::{Parser, Subcommand};
 use crate::commands::check::CheckArgs;
 use crate::commands::diff::DiffArgs;
 use crate::commands::dump::DumpArgs;
+use crate::commands::forget::ForgetArgs;
 use crate::commands::gc::GcArgs;
 use crate::commands::generate::{CompletionsArgs, GenerateManArgs};
 use crate::commands::inspect::InspectArgs;
 use crate::commands::key::KeyArgs;
+use crate::commands::logs::LogsArgs;
 use crate::commands::ls::LsArgs;
 use crate::commands::migrate::MigrateArgs;
 use crate::commands::ps::PsArgs;
@@ -34,7 +36,8 @@ use crate::commands::warm::WarmArgs;
 Exit codes: 0 done; 1 failed, and the program runs on or the image is as it was, or all was done and what was to \
 be said of it could not be written (the error says which); 2 wrong usage; 3 this host cannot do it (see gpucr check).\n\n\
 Environment: GPUCR_LOG=debug tells each step; GPUCR_CRIU names another CRIU; GPUCR_LIB_DIR names \
-the directory of gpucr's own libraries; GPUCR_HOST_DRIVER names a driver library to be trusted besides those \
+the directory of gpucr's own libraries; GPUCR_STORE the store that is meant where none is named (else `store = DIR` in \
+~/.config/gpucr/config or /etc/gpucr/config does), whose images can be named by their names alone, or as `latest`; GPUCR_HOST_DRIVER names a driver library to be trusted besides those \
 that are found.")]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -59,9 +62,11 @@ pub(crate) enum Command {
     Import(ImportArgs),
     Ls(LsArgs),
     Rm(RmArgs),
+    Forget(ForgetArgs),
     Gc(GcArgs),
     Key(KeyArgs),
     Check(CheckArgs),
+    Logs(LogsArgs),
     Completions(CompletionsArgs),
     #[command(hide = true)]
     GenerateMan(GenerateManArgs),

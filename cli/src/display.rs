@@ -68,8 +68,10 @@ impl Progress for Bar {
         self.bar.set_message(name);
         // The copy of device memory goes on during later phases: its bar stays.
         if let Some(bytes) = bytes.filter(|bytes| *bytes > 0) {
-            self.bar.set_position(0);
             self.bar.set_length(bytes);
+            self.bar.set_position(0);
+            // Or rate and time would be those of the phase before.
+            self.bar.reset();
         }
         let template = if self.bar.length().unwrap_or(0) > 0 {
             "{spinner} {msg:<11} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} left"
@@ -90,6 +92,17 @@ impl Drop for Bar {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// How many characters a line of standard output has, if that is a terminal.
+pub(crate) fn width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    (size.ws_col > 0).then_some(size.ws_col.into())
+}
+
+/// So many things, by their name for one and for several.
+pub(crate) fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 /// Bytes with a binary unit.

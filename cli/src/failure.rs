@@ -153,6 +153,10 @@ pub(crate) fn show(error: CliError) {
         help: help.map(|help| escaped_lines(&help).into_owned()),
         code,
     };
+    // Terminals fold long lines by themselves, and what is copied from there is whole: commands among it too.
+    let _ = miette::set_hook(Box::new(|_| {
+        Box::new(miette::MietteHandlerOpts::new().wrap_lines(false).build())
+    }));
     // If this cannot be printed there is nowhere left to say so.
     let _ = writeln!(std::io::stderr().lock(), "{:?}", miette::Report::new(shown));
 }

@@ -6,19 +6,23 @@ mod display;
 mod escape;
 mod events;
 mod failure;
+mod metrics;
 mod output;
 mod say;
 mod signals;
+mod stores;
 mod table;
 mod values;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use args::{Args, Command};
 use clap::{CommandFactory, Parser};
+use failure::CliError;
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let mut args = match Args::try_parse() {
         Ok(args) => args,
         Err(words) => return say_usage(&words),
     };
@@ -26,6 +30,9 @@ fn main() -> ExitCode {
     // What becomes a program must keep its limits; the others may have to open many packs.
     if !matches!(args.command, Command::Run(_)) {
         gpucr_core::limits::raise_open_files();
+    }
+    if let Err(error) = name_images(&mut args.command) {
+        return say::settle(Err(error));
     }
     let outcome = match args.command {
         Command::Run(args) => commands::run::run(&args),
@@ -39,6 +46,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Ls(args) => commands::ls::run(&args),
         Command::Rm(args) => commands::rm::run(&args),
+        Command::Forget(args) => commands::forget::run(&args),
         Command::Gc(args) => commands::gc::run(&args),
         Command::Verify(args) => commands::verify::run(&args),
         Command::Report(args) => commands::report::run(&args),
@@ -46,6 +54,7 @@ fn main() -> ExitCode {
         Command::Export(args) => commands::transfer::export(&args),
         Command::Import(args) => commands::transfer::import(&args),
         Command::Key(args) => commands::key::run(&args),
+        Command::Logs(args) => commands::logs::run(&args),
         Command::Check(args) => commands::check::run(&args),
         Command::Completions(args) => commands::generate::completions(&args, Args::command()),
         Command::GenerateMan(args) => commands::generate::man(&args, Args::command()),
@@ -55,6 +64,31 @@ fn main() -> ExitCode {
         Command::SharingHolder => commands::restore::hold(),
     };
     say::settle(outcome)
+}
+
+/// Replaces the names of images in a store by their paths.
+fn name_images(command: &mut Command) -> Result<(), CliError> {
+    let images: Vec<&mut PathBuf> = match command {
+        Command::Restore(args) => match &args.resolved {
+            // The command outside has done so.
+            Some(path) => {
+                args.image.clone_from(path);
+                Vec::new()
+            }
+            None => vec![&mut args.image],
+        },
+        Command::Warm(args) => args.image.iter_mut().collect(),
+        Command::Inspect(args) => vec![&mut args.image],
+        Command::Verify(args) => vec![&mut args.image],
+        Command::Diff(args) => vec![&mut args.before, &mut args.after],
+        Command::Export(args) => vec![&mut args.image],
+        Command::Rm(args) => args.images.iter_mut().collect(),
+        _ => Vec::new(),
+    };
+    images.into_iter().try_for_each(|image| {
+        *image = stores::image(image)?;
+        Ok(())
+    })
 }
 
 /// The help that was asked for, or what is wrong with the command line.

@@ -37,7 +37,8 @@ pub(crate) fn default_store() -> Result<Option<PathBuf>, CliError> {
             }
             Ok(bytes) => {
                 let store = setting(&String::from_utf8_lossy(&bytes)).map_err(|line| {
-                    let what = format!("{}, line {line}: `store = DIR` is expected", path.display());
+                    let what =
+                        format!("{}, line {line}: `store = DIR` is expected", path.display());
                     CliError::new(USAGE, what)
                 })?;
                 if store.is_some() {
@@ -83,8 +84,10 @@ pub(crate) fn store(named: Option<&Path>) -> Result<PathBuf, CliError> {
     match named {
         Some(store) => Ok(store.to_owned()),
         None => default_store()?.ok_or_else(|| {
-            CliError::new(USAGE, "no store is named")
-                .help("name one, or set GPUCR_STORE=DIR, or write `store = DIR` to /etc/gpucr/config")
+            CliError::new(USAGE, "no store is named").help(
+                "name one (a dump: --store DIR; ls, gc and forget: as argument), or set GPUCR_STORE=DIR, or write `store = \
+                       DIR` to /etc/gpucr/config",
+            )
         }),
     }
 }
@@ -95,7 +98,8 @@ pub(crate) fn store(named: Option<&Path>) -> Result<PathBuf, CliError> {
 /// # Errors
 /// The settings cannot be read, or there is no such image in the store.
 pub(crate) fn image(named: &Path) -> Result<PathBuf, CliError> {
-    let is_path = named.components().count() != 1 || named.as_os_str().as_encoded_bytes().contains(&b'/');
+    let is_path =
+        named.components().count() != 1 || named.as_os_str().as_encoded_bytes().contains(&b'/');
     if is_path || named.symlink_metadata().is_ok() {
         return Ok(named.to_owned());
     }
@@ -121,7 +125,10 @@ fn latest(images: &Path) -> Option<PathBuf> {
     let shown = all.filter(|path| {
         path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b"."))
     });
-    shown.filter_map(|path| Some((Manifest::read(&path).ok()?.created, path))).max().map(|(_, path)| path)
+    shown
+        .filter_map(|path| Some((Manifest::read(&path).ok()?.created, path)))
+        .max()
+        .map(|(_, path)| path)
 }
 
 /// How long ago a time of seconds since 1970 was, in its largest unit: `3 d`.
@@ -137,7 +144,9 @@ pub(crate) fn age(created: u64, now: u64) -> String {
 
 /// Seconds since 1970.
 pub(crate) fn now() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |time| time.as_secs())
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |time| time.as_secs())
 }
 
 /// Lists the images of a store.
@@ -158,12 +167,15 @@ mod tests {
         assert_eq!(setting(text), Ok(Some("/a b".into())));
         assert_eq!(setting("store=\"/c\"\n"), Ok(Some("/c".into())));
         assert_eq!(setting(""), Ok(None));
-        assert_eq!((setting("\nstor = /a"), setting("store"), setting("store =")), (Err(2), Err(1), Err(1)));
+        assert_eq!(
+            (setting("\nstor = /a"), setting("store"), setting("store =")),
+            (Err(2), Err(1), Err(1))
+        );
     }
 
     #[test]
     fn ages_have_one_unit() {
-        let of = |ago| age(1_000_000, 1_000_000 + ago);
+        let of = |ago: u64| age(1_000_000, 1_000_000 + ago);
         assert_eq!((of(0), of(59), of(60)), ("0 s".into(), "59 s".into(), "1 min".into()));
         assert_eq!((of(7199), of(86399), of(90000)), ("1 h".into(), "23 h".into(), "1 d".into()));
         assert_eq!(age(10, 5), "0 s", "a clock that was set back");

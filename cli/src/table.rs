@@ -1,5 +1,6 @@
 //! Tables for people: columns that are as wide as they must be, two spaces apart.
 
+use crate::display;
 use crate::say::say;
 
 /// A table that is printed when it is complete.
@@ -47,6 +48,21 @@ impl Table {
         let head = line(self.heads.clone());
         let rows = self.rows.iter().map(|row| line(row.iter().map(String::as_str).collect()));
         [head].into_iter().chain(rows).collect()
+    }
+
+    /// Prints it on stdout; with `cut`, and if that is a terminal, lines are cut to its width.
+    pub(crate) fn print_cut(&self, cut: bool) {
+        let width = display::width().filter(|_| cut).unwrap_or(usize::MAX);
+        for line in self.lines() {
+            match line.char_indices().nth(width) {
+                // The last column that fits is an ellipsis.
+                Some(_) => {
+                    let short: String = line.chars().take(width.saturating_sub(1)).collect();
+                    say!("{short}…");
+                }
+                None => say!("{line}"),
+            }
+        }
     }
 
     /// Prints it on stdout.

@@ -47,6 +47,18 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
     text.parse::<bytesize::ByteSize>().map(|size| size.as_u64())
 }
 
+/// A word for an image.
+///
+/// # Errors
+/// It is empty, too long, or has characters that a shell or a list would take for something else.
+pub(crate) fn tag(text: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "._-:=+@".contains(c);
+    match text.len() {
+        1..=64 if text.chars().all(fits) => Ok(text.to_owned()),
+        _ => Err("1 to 64 letters, digits and . _ - : = + @ are expected".into()),
+    }
+}
+
 /// How well chunks are compressed.
 ///
 /// # Errors

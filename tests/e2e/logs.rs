@@ -252,3 +252,30 @@ fn one_pipe_for_both_streams_is_one_file() -> Result<()> {
     ensure!(!said.contains("/dev/null"), "{said}");
     Ok(())
 }
+
+#[test]
+fn the_whole_log_of_a_failure_of_criu_is_kept() -> Result<()> {
+    let lab = Lab::new();
+    // A lock, of which CRIU has to be told.
+    let mut command = Command::new("bash");
+    command.current_dir(lab.path("")).arg("-c").arg(format!(
+        "exec 6>lock; flock 6; exec {} run --device soft -- {} sgd --steps 100000 --step-delay-ms 5",
+        binary("gpucr").display(),
+        binary("workload").display()
+    ));
+    let mut program = lab.spawn(command, "log")?;
+    program.wait_for("step ")?;
+    let output = lab.run(["dump", "--pid", &program.pid.to_string(), "-o", "image"])?;
+    ensure!(output.status.code() == Some(1), "{}", show(&output));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(said.contains("--file-locks"), "{said}");
+    let path = said.split("CRIU's whole log: ").nth(1).context("its path is told")?;
+    let path = path.lines().next().unwrap_or_default().trim();
+    let log = std::fs::read_to_string(path)?;
+    ensure!(log.contains("Error (") && log.lines().count() > 20, "the whole log: {log}");
+    // Other tests may keep some too.
+    let listed = json(&lab, &["logs", "--json"])?;
+    ensure!(listed.as_array().is_some_and(|logs| !logs.is_empty() && logs.len() <= 20), "{listed}");
+    ensure!(!lab.run(["logs", "--last"])?.stdout.is_empty());
+    program.wait_for_progress()
+}

@@ -16,6 +16,7 @@ pub(crate) use args::DumpArgs;
 use crate::commands::{Outcome, dry_run, inside, io_error, print_json};
 use crate::events::Events;
 use crate::failure::{CliError, FAILED};
+use crate::metrics::Metrics;
 use crate::output::Output;
 use crate::{escape, signals};
 
@@ -41,9 +42,10 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
     if let Some(interval) = args.every {
         return repeat::run(args, options, &events, interval);
     }
+    let mut metrics = Metrics::new(args.metrics.as_deref(), "dump");
     // Better before the dump than after it.
     let timeline = args.timeline.as_deref().map(prepare_timeline).transpose()?;
-    let outcome = once::dump(args, &options, &events);
+    let outcome = once::dump(args, &options, &events, &mut metrics);
     // The timeline of a dump that failed is written too.
     let written = timeline.map_or(Ok(()), |output| {
         let trace = options.timeline.trace().map(|trace| trace.write()).unwrap_or_default();

@@ -72,13 +72,16 @@ pub(crate) fn run(args: &ForgetArgs) -> Outcome {
     if !args.dry_run {
         for one in &removed {
             image::remove(&one.path, false).map_err(|error| {
-                CliError::from(Error::from(error)).state("Images that come after it in the list were not removed.")
+                CliError::from(Error::from(error))
+                    .state("Images that come after it in the list were not removed.")
             })?;
         }
     }
     if args.json {
         let names = |images: &[&Listed]| images.iter().map(|i| i.name.clone()).collect::<Vec<_>>();
-        print_json(&json!({"kept": names(&kept), "removed": names(&removed), "dry_run": args.dry_run}))?;
+        print_json(
+            &json!({"kept": names(&kept), "removed": names(&removed), "dry_run": args.dry_run}),
+        )?;
     } else {
         print(args, &kept, &removed);
         if !removed.is_empty() && !args.dry_run {
@@ -98,7 +101,11 @@ fn print(args: &ForgetArgs, kept: &[&Listed], removed: &[&Listed]) {
         table.print();
     }
     let done = if args.dry_run { "would be removed" } else { "removed" };
-    say!("{} {done}, {} kept", display::counted(removed.len() as u64, "image", "images"), kept.len());
+    say!(
+        "{} {done}, {} kept",
+        display::counted(removed.len() as u64, "image", "images"),
+        kept.len()
+    );
 }
 
 /// The names of the images that stay.
@@ -190,12 +197,24 @@ mod tests {
             image("b1", 5, "b", &[]),
         ];
         assert_eq!(stay(&rules(), &images), [""; 0]);
-        assert_eq!(stay(&ForgetArgs { keep_last: Some(2), ..rules() }, &images), ["a4", "a5", "b1"]);
-        assert_eq!(stay(&ForgetArgs { keep_hourly: Some(2), ..rules() }, &images), ["a4", "a5", "b1"]);
-        assert_eq!(stay(&ForgetArgs { keep_daily: Some(2), ..rules() }, &images), ["a2", "a5", "b1"]);
+        assert_eq!(
+            stay(&ForgetArgs { keep_last: Some(2), ..rules() }, &images),
+            ["a4", "a5", "b1"]
+        );
+        assert_eq!(
+            stay(&ForgetArgs { keep_hourly: Some(2), ..rules() }, &images),
+            ["a4", "a5", "b1"]
+        );
+        assert_eq!(
+            stay(&ForgetArgs { keep_daily: Some(2), ..rules() }, &images),
+            ["a2", "a5", "b1"]
+        );
         assert_eq!(stay(&ForgetArgs { keep_daily: Some(1), ..rules() }, &images), ["a5", "b1"]);
         let hour = Some(Duration::from_secs(3690));
-        assert_eq!(stay(&ForgetArgs { keep_within: hour, ..rules() }, &images), ["a3", "a4", "a5", "b1"]);
+        assert_eq!(
+            stay(&ForgetArgs { keep_within: hour, ..rules() }, &images),
+            ["a3", "a4", "a5", "b1"]
+        );
         let tagged = ForgetArgs { keep_last: Some(1), keep_tag: vec!["good".into()], ..rules() };
         assert_eq!(stay(&tagged, &images), ["a2", "a5", "b1"]);
         // Others than those with the tag are not looked at.

@@ -9,7 +9,7 @@ use gpucr_core::image;
 
 use crate::commands::{Outcome, io_error, note, print_json, say};
 use crate::values::duration;
-use crate::{display, signals};
+use crate::{display, signals, stores};
 
 /// Free what no image of a store needs
 ///
@@ -25,8 +25,8 @@ that it merges. If it runs out of that, or is interrupted, or gives up waiting, 
 next gc does the rest. Dumps into the store that begin while it waits let it go first for ten seconds.\n\n\
 Example:\n  gpucr rm /images/images/step-1000\n  gpucr gc /images")]
 pub(crate) struct GcArgs {
-    /// The store, as given to dump --store
-    pub(crate) store: PathBuf,
+    /// The store, as given to dump --store [default: GPUCR_STORE]
+    pub(crate) store: Option<PathBuf>,
     /// How long to wait for dumps and restores to end
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
     pub(crate) wait: Duration,
@@ -41,25 +41,27 @@ pub(crate) fn run(args: &GcArgs) -> Outcome {
         "No image was touched; what there is too much of is for the next gc.".into()
     });
     let progress = display::progress(args.json);
-    let report = image::gc(&args.store, args.wait, &signals.stop, progress.as_ref());
+    let store = stores::store(args.store.as_deref())?;
+    let report = image::gc(&store, args.wait, &signals.stop, progress.as_ref());
     drop(progress);
     let report = report.map_err(Error::from)?;
     if args.json {
         print_json(&report)?;
     } else {
         say!(
-            "{}: {} freed, {} kept for {} images ({} moved)",
-            args.store.display(),
+            "{}: {} freed, {} kept for {} ({} moved)",
+            store.display(),
             display::bytes(report.freed_bytes),
             display::bytes(report.kept_bytes),
-            report.images,
+            display::counted(report.images as u64, "image", "images"),
             display::bytes(report.moved_bytes)
         );
     }
     if report.missing_chunks > 0 {
         note!(
-            "{} chunks that images need are missing: `gpucr verify` names those images.",
-            report.missing_chunks
+            "{} that images need {} missing: `gpucr verify` names those images.",
+            display::counted(report.missing_chunks as u64, "chunk", "chunks"),
+            if report.missing_chunks == 1 { "is" } else { "are" },
         );
     }
     Ok(ExitCode::SUCCESS)

@@ -1,39 +1,82 @@
 //! `gpucr ls`.
 
+use std::cmp::Reverse;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use gpucr_core::Error;
-use gpucr_core::image::{self, Listing};
+use clap::ValueEnum;
+use gpucr_core::image::Listing;
 
 use crate::commands::{Outcome, note, print_json, say};
-use crate::display;
 use crate::failure::FAILED;
+use crate::table::Table;
+use crate::{display, stores};
 
 /// List the images of a store
 ///
-/// For each image: bytes of device memory and of the host side as they were in the program; bytes
+/// For each image: how long ago it was made; bytes of device memory as they were in the program; bytes
 /// stored for it; and its own bytes, which no other image of the store needs, so that removing it
-/// and a `gpucr gc` free about that much. Exit code 1 if an image cannot be read; the others are
+/// and a `gpucr gc` free about that much. --wide shows more. Exit code 1 if an image cannot be read; the others are
 /// listed all the same.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Example:\n  gpucr dump --pid 4242 --leave-running --store /images --name before\n  gpucr ls /images\n  \
-gpucr restore /images/images/before")]
+gpucr restore /images/images/before\n\n\
+With GPUCR_STORE=/images (or `store = /images` in /etc/gpucr/config):\n  gpucr ls --sort age\n  \
+gpucr restore latest")]
 pub(crate) struct LsArgs {
-    /// The store, as given to dump --store
-    pub(crate) store: PathBuf,
+    /// The store, as given to dump --store [default: GPUCR_STORE]
+    pub(crate) store: Option<PathBuf>,
+    /// What comes first
+    #[arg(long, value_enum, value_name = "BY", default_value_t = Sort::Name)]
+    pub(crate) sort: Sort,
+    /// Only images whose name or command has this text in it
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) filter: Option<String>,
+    /// Only images that have this tag
+    #[arg(long, value_name = "TAG")]
+    pub(crate) tag: Option<String>,
+    /// Show identities, dates, pids, bytes of the host side and shared bytes too, and whole commands
+    #[arg(short, long)]
+    pub(crate) wide: bool,
     /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }
 
+/// The order of a list.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Sort {
+    /// In the order of their names
+    Name,
+    /// The newest
+    Age,
+    /// What takes up most, shared bytes included
+    Size,
+    /// What takes up most by itself
+    Own,
+}
+
 pub(crate) fn run(args: &LsArgs) -> Outcome {
-    let listing = image::list(&args.store).map_err(Error::from)?;
+    let mut listing = stores::list(&stores::store(args.store.as_deref())?)?;
+    let all = listing.images.len();
+    listing.images.retain(|image| {
+        let has = |text: &String| {
+            image.name.contains(text.as_str()) || image.command.join(" ").contains(text.as_str())
+        };
+        args.filter.as_ref().is_none_or(has)
+            && args.tag.as_ref().is_none_or(|tag| image.tags.contains(tag))
+    });
+    match args.sort {
+        Sort::Name => {}
+        Sort::Age => listing.images.sort_by_key(|image| Reverse(image.created)),
+        Sort::Size => listing.images.sort_by_key(|image| Reverse(image.stored_bytes)),
+        Sort::Own => listing.images.sort_by_key(|image| Reverse(image.own_bytes)),
+    }
     if args.json {
         print_json(&listing)?;
     } else {
-        print(&listing);
+        print(&listing, args.wide, all);
     }
     for (name, error) in &listing.unreadable {
         note!("{name} cannot be read: {error}");
@@ -41,34 +84,44 @@ pub(crate) fn run(args: &LsArgs) -> Outcome {
     Ok(if listing.unreadable.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
-fn print(listing: &Listing) {
-    let width = listing.images.iter().map(|image| image.name.len()).max().unwrap_or(0).max(4);
-    say!(
-        "{:<width$}  {:<20}  {:>11}  {:>11}  {:>11}  {:>11}  COMMAND",
-        "NAME",
-        "MADE",
-        "DEVICE",
-        "HOST",
-        "STORED",
-        "OWN"
-    );
+fn print(listing: &Listing, wide: bool, all: usize) {
+    let now = stores::now();
+    let mut heads = vec!["NAME", ">AGE", ">DEVICE", ">STORED", ">OWN"];
+    if wide {
+        heads.extend([">SHARED", ">HOST", "MADE", ">PID", "IDENTITY"]);
+    }
+    heads.extend(["TAGS", "COMMAND"]);
+    let mut table = Table::new(&heads);
     for image in &listing.images {
-        say!(
-            "{:<width$}  {:<20}  {:>11}  {:>11}  {:>11}  {:>11}  {}",
-            image.name,
-            display::date(image.created),
+        let mut cells = vec![
+            image.name.clone(),
+            stores::age(image.created, now),
             display::bytes(image.bulk_bytes),
-            display::bytes(image.host_bytes),
             display::bytes(image.stored_bytes),
             display::bytes(image.own_bytes),
-            display::command(&image.command, 40)
-        );
+        ];
+        if wide {
+            cells.extend([
+                display::bytes(image.stored_bytes.saturating_sub(image.own_bytes)),
+                display::bytes(image.host_bytes),
+                display::date(image.created),
+                image.pid.to_string(),
+                image.id[..16].to_owned(),
+            ]);
+        }
+        cells.push(image.tags.join(","));
+        cells.push(display::command(&image.command, if wide { usize::MAX } else { 40 }));
+        table.row(cells);
     }
+    table.print_cut(!wide);
     let spare = listing.pack_bytes.saturating_sub(listing.needed_bytes);
+    let shown = listing.images.len();
+    let of = if shown == all { String::new() } else { format!("{shown} of ") };
     say!(
-        "{} images, {} needed by them, {} more in the packs",
-        listing.images.len(),
+        "{of}{}, {} needed by {}, {} more in the packs",
+        display::counted(all as u64, "image", "images"),
         display::bytes(listing.needed_bytes),
+        if all == 1 { "it" } else { "them" },
         display::bytes(spare)
     );
 }

@@ -63,8 +63,8 @@ pub(crate) fn run(args: &PsArgs) -> Outcome {
         "{:>8}  {:<9} {:>12} {:>12} {:>10}  {:<10} COMMAND",
         "PID",
         "STATE",
-        "OURS",
-        "DRIVER'S",
+        "BY GPUCR",
+        "BY DRIVER",
         "LAUNCHES",
         "DEVICES"
     );

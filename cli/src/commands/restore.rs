@@ -17,7 +17,8 @@ use serde_json::json;
 use self::end::{End, ended, started};
 use self::ready::Ready;
 use self::setup::{
-    holder, options, progress, say_files, say_moved, say_unread, settled_by_watchdog, told,
+    holder, options, progress, say_files, say_moved, say_restored, say_unread, settled_by_watchdog,
+    told,
 };
 pub(crate) use args::RestoreArgs;
 
@@ -60,10 +61,11 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     let share = holder(args)?;
     let options = options(args, share, &signals, goes_on)?;
     let restored = restore::restore(options, progress(args, &events));
-    let mut program = told(&events, restored, Program::report)?;
+    let mut program = told(args, &events, restored, Program::report)?;
     say_files(program.report());
     say_unread(program.report());
     say_moved(program.report());
+    say_restored(args, program.report());
     let pid = program.report().pid;
     if args.detach {
         return started(args, program.report(), pid);

@@ -85,11 +85,11 @@ pub(crate) fn run(args: &TraceArgs) -> Outcome {
 fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
     say!("process {}: {}", process.pid, display::command(&process.command, 80));
     say!(
-        "{}{}: {} of {} kernels",
+        "{}{}: {} of {}",
         display::time(seconds * 1000.0),
         if process.ended { ", then it ended" } else { "" },
-        counted(process.launches, "launch", "launches"),
-        process.kernels.len(),
+        display::counted(process.launches, "launch", "launches"),
+        display::counted(process.kernels.len() as u64, "kernel", "kernels"),
     );
     let rows: Vec<&Row> = process.kernels.iter().chain(&process.operations).collect();
     if rows.is_empty() && process.unknown_launches == 0 {
@@ -114,7 +114,7 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
     if process.unknown_launches > 0 {
         say!(
             "{} could not be looked into, and may have touched anything.",
-            counted(process.unknown_launches, "launch", "launches")
+            display::counted(process.unknown_launches, "launch", "launches")
         );
     }
     if let Some(checked) = &process.checked {
@@ -123,7 +123,7 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
     if process.host_functions > 0 {
         say!(
             "{} ran in streams.",
-            counted(process.host_functions, "host function", "host functions")
+            display::counted(process.host_functions, "host function", "host functions")
         );
     }
     if rows.iter().any(|row| row.indirect == Some(true)) {
@@ -180,10 +180,6 @@ fn set(set: &Set) -> String {
         0 => "-".to_owned(),
         count => format!("{count}: {}", display::bytes(set.bytes)),
     }
-}
-
-fn counted(count: u64, one: &str, many: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 #[cfg(test)]

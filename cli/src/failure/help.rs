@@ -202,9 +202,11 @@ fn about_agent(error: &AgentError) -> Help {
 /// What to do about CRIU.
 fn about_criu(error: &CriuError) -> Help {
     match error {
-        CriuError::Failed { hints, .. } if !hints.is_empty() => {
-            let hints: Vec<_> = hints.iter().map(|hint| about_hint(*hint)).collect();
-            Some(hints.join("\n").into())
+        CriuError::Failed { hints, log, .. } => {
+            let hints = hints.iter().map(|hint| about_hint(*hint));
+            let log = log.as_ref().map(|log| format!("CRIU's whole log: {}", log.display()).into());
+            let lines: Vec<_> = hints.chain(log).collect();
+            (!lines.is_empty()).then(|| lines.join("\n").into())
         }
         CriuError::NotFound { .. } | CriuError::TooOld { .. } => Some(
             "install CRIU 4.1 or newer; `cargo xtask setup` in gpucr's source tree does it".into(),

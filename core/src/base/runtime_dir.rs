@@ -20,6 +20,11 @@ pub(crate) fn open(name: &str) -> io::Result<OwnedFd> {
     private(dir, Path::new(name), &path.join(name))
 }
 
+/// Where the directory of this name is, for people.
+pub(crate) fn path_of(name: &str) -> PathBuf {
+    path().join(name)
+}
+
 fn path() -> PathBuf {
     let user = rustix::process::geteuid();
     if user.is_root() {

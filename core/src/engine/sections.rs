@@ -21,11 +21,14 @@ const OPENED: &str = "opened";
 /// Copies of files that processes were writing, in postcard form: [`Kept`], and as chunks their bytes.
 const FILES: &str = "files";
 
+/// Words that a user has given the image, in postcard form: a list of strings.
+const TAGS: &str = crate::image::TAGS;
+
 /// By process, and by the UUID of the device: bytes besides the memory that the image has.
 pub(super) type Contexts = Vec<(u32, Vec<([u8; 16], u64)>)>;
 
 /// Kinds and versions that a restore understands.
-const KNOWN: [(&str, u32); 4] = [(SHARING, 1), (CONTEXTS, 1), (OPENED, 1), (FILES, 1)];
+const KNOWN: [(&str, u32); 5] = [(SHARING, 1), (CONTEXTS, 1), (OPENED, 1), (FILES, 1), (TAGS, 1)];
 
 /// Refuses an image that needs what this gpucr does not know.
 ///
@@ -87,6 +90,12 @@ pub(super) fn read_opened(manifest: &Manifest) -> Result<opened::ByProcess, Erro
     said.filter(|said| opened::is_possible(said, manifest)).ok_or_else(|| Error::Damaged {
         what: "what it says of memory that processes have opened of each other".into(),
     })
+}
+
+/// The section for the tags of an image; none if it has none. It may be passed over.
+pub(super) fn tags(tags: &[String]) -> Option<Section> {
+    let data = postcard::to_stdvec(tags).ok().filter(|_| !tags.is_empty())?;
+    Some(Section { kind: TAGS.to_owned(), version: 1, needed: false, data, chunks: Vec::new() })
 }
 
 /// The section for copies of files; none if there are none. It may be passed over: then no file is put back.

@@ -33,6 +33,8 @@ pub struct Listed {
     pub pid: u32,
     /// The root's arguments.
     pub command: Vec<String>,
+    /// Words that it was given.
+    pub tags: Vec<String>,
     /// Bytes of device memory that gpucr saved.
     pub bulk_bytes: u64,
     /// Bytes of CRIU's files.
@@ -93,6 +95,7 @@ pub fn list(dir: &Path) -> Result<Listing, ImageError> {
             created: manifest.created,
             pid: root.pid,
             command: root.command.clone(),
+            tags: manifest.tags(),
             bulk_bytes: manifest.bulk_bytes,
             host_bytes: manifest.criu.files.iter().map(|file| file.size).sum(),
             stored_bytes: ids.iter().map(len).sum(),

@@ -31,6 +31,10 @@ const MAGIC: &[u8; 8] = b"gpucrIMG";
 /// Most bytes that a manifest may have; that of a 139 GiB image has about 3 MB.
 pub(crate) const MAX_MANIFEST: u64 = 256 << 20;
 
+/// The kind of the section that has tags.
+pub(crate) const TAGS: &str = "tags";
+/// Most tags of an image that are read.
+const MAX_TAGS: usize = 64;
 /// Most sections of a manifest.
 const MAX_SECTIONS: u64 = 64;
 /// Most bytes of a file that is read into memory as a whole: libraries that are carried, of which the largest has some
@@ -178,6 +182,15 @@ impl Manifest {
         }
         let body = postcard::to_extend(&self.sections, body).map_err(cannot)?;
         Ok((MANIFEST_VERSION, body))
+    }
+
+    /// The words that a user has given the image; nothing if they make no sense.
+    pub fn tags(&self) -> Vec<String> {
+        let section = self.section(TAGS, 1);
+        let tags = section.and_then(|section| postcard::from_bytes(&section.data).ok());
+        let mut tags: Vec<String> = tags.unwrap_or_default();
+        tags.truncate(MAX_TAGS);
+        tags
     }
 
     /// The section of this kind and version, if there is one.

@@ -35,12 +35,12 @@ pub use error::ImageError;
 pub use files::{Contents, Reused};
 pub(crate) use layout::MANIFEST;
 pub use layout::{MAX_CHAIN, SHARING_FILE};
-pub(crate) use manifest::MAX_MANIFEST;
 pub use manifest::{
     Block, BlockKind, CarriedFile, Counts, CriuImage, CudaProcess, Device, Driver, DriverKind,
     FileChunk, FileEntry, Listener, ListenerKind, MANIFEST_VERSION, Manifest, Phase, Piece,
     Process, Protocol, RequiredFile, Section, Shim, Stdio,
 };
+pub(crate) use manifest::{MAX_MANIFEST, TAGS};
 pub use parts::Part;
 pub use reader::ImageReader;
 pub use recipient::Committed;

@@ -7,7 +7,9 @@ use clap::ValueEnum;
 use gpucr_core::dump::CriuOptions;
 use gpucr_core::store::Compression;
 
-use crate::values::{compression, duration, interval, pids, size};
+use crate::failure::CliError;
+use crate::stores;
+use crate::values::{compression, duration, interval, pids, size, tag};
 
 /// Save a running program, and end it
 ///
@@ -45,19 +47,22 @@ pub(crate) struct DumpArgs {
     #[arg(long, value_name = "PARENT")]
     pub(crate) parent: Option<PathBuf>,
     /// Put the image into the store DIR, which keeps equal chunks of all its images once; made if
-    /// it does not exist
+    /// it does not exist [default without --output and --parent: GPUCR_STORE, if it is set]
     #[arg(long, value_name = "DIR", conflicts_with_all = ["image", "parent"])]
     pub(crate) store: Option<PathBuf>,
     /// Name of the image in the store [default: COMMAND-TIME-PID]
-    #[arg(long, requires = "store")]
+    #[arg(long, conflicts_with_all = ["image", "parent"])]
     pub(crate) name: Option<String>,
+    /// Give the image this word, by which `gpucr ls` and `gpucr forget` find it; may be given more than once
+    #[arg(long = "tag", value_name = "TAG", value_parser = tag)]
+    pub(crate) tags: Vec<String>,
     /// Let the program run on afterwards
     #[arg(short = 'R', long)]
     pub(crate) leave_running: bool,
     /// Save the program again and again, as long as it lives, and let it run on; each image can be
     /// restored by itself. A time that passes during a dump is left out
-    #[arg(long, value_name = "DURATION", value_parser = interval, requires = "store",
-          conflicts_with = "name")]
+    #[arg(long, value_name = "DURATION", value_parser = interval,
+          conflicts_with_all = ["name", "image", "parent"])]
     pub(crate) every: Option<Duration>,
     /// With --every: how many of its images are kept; older ones are removed [default: all]
     #[arg(long, value_name = "N", requires = "every", value_parser = clap::value_parser!(u32).range(1..))]
@@ -90,6 +95,10 @@ pub(crate) struct DumpArgs {
     /// last 4 KiB; `gpucr restore --files rewind` puts them back
     #[arg(long, value_name = "SIZE", default_value = "64KiB", value_parser = size)]
     pub(crate) save_files: u64,
+    /// Write what the dump came to into FILE, in the text form of Prometheus: FILE.prom in the directory of the node
+    /// exporter's textfile collector, say. What is there is replaced
+    #[arg(long, value_name = "FILE")]
+    pub(crate) metrics: Option<PathBuf>,
     /// Sign the image with the private key in FILE (see gpucr-key(1))
     #[arg(long, value_name = "FILE")]
     pub(crate) sign: Option<PathBuf>,
@@ -107,6 +116,20 @@ pub(crate) struct DumpArgs {
 }
 
 impl DumpArgs {
+    /// The store that the image goes to, if it goes to one.
+    ///
+    /// # Errors
+    /// One is needed and none is named; the settings cannot be read.
+    pub(crate) fn store(&self) -> Result<Option<PathBuf>, CliError> {
+        if self.store.is_some() || self.image.is_some() || self.parent.is_some() {
+            return Ok(self.store.clone());
+        }
+        if self.name.is_some() || self.every.is_some() {
+            return stores::store(None).map(Some);
+        }
+        stores::default_store()
+    }
+
     /// The pid of the program's root as this process sees it.
     pub(crate) fn own_pid(&self) -> u32 {
         self.inside.unwrap_or(self.pid)

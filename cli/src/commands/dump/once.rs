@@ -6,12 +6,14 @@ use serde_json::json;
 use super::args::DumpArgs;
 use crate::display;
 use crate::events::Events;
+use crate::metrics::{Metrics, Value};
 
 /// Dumps, and shows and tells what happens.
 pub(super) fn dump(
     args: &DumpArgs,
     options: &Options,
     events: &Events,
+    metrics: &mut Metrics,
 ) -> Result<Report, gpucr_core::Failure> {
     let progress = events.following(display::progress(args.json));
     let mut outcome = dump::dump(options, &progress);
@@ -20,8 +22,23 @@ pub(super) fn dump(
         // The pid as the user knows it.
         report.pid = args.pid;
     }
-    if let Ok(report) = &outcome {
-        events.say("dumped", json!(report));
+    match &outcome {
+        Ok(report) => {
+            events.say("dumped", json!(report));
+            metrics.done(&values(report), &report.phases);
+        }
+        Err(_) => metrics.failed(),
     }
     outcome
+}
+
+/// What is measured of a dump.
+fn values(report: &Report) -> [Value; 5] {
+    [
+        ("_stopped_seconds", "For how long the program stood still.", report.stopped_ms / 1000.0),
+        ("_duration_seconds", "How long the dump took.", report.total_ms / 1000.0),
+        ("_device_bytes", "Device memory that gpucr saved.", report.bulk_bytes as f64),
+        ("_stored_bytes", "Bytes of the image, shared ones included.", report.stored_bytes as f64),
+        ("_new_bytes", "Bytes that were written for it.", report.new_bytes as f64),
+    ]
 }

@@ -35,7 +35,7 @@ pub(super) fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options,
         sign.map_err(|error| CliError::from(Error::from(error)).state("Nothing was changed."))?;
     Ok(Options {
         pid: args.own_pid(),
-        target: Target::Image(destination(args)),
+        target: Target::Image(destination(args)?),
         leave_running,
         protocol,
         shadow_memory: args.shadow_memory,
@@ -43,6 +43,7 @@ pub(super) fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options,
         compression: args.compress,
         shell_job: args.criu.shell_job,
         criu: args.criu.options(),
+        tags: args.tags.clone(),
         save_files: args.save_files,
         timeline: match args.timeline {
             Some(_) => Timeline::recording(),
@@ -55,17 +56,20 @@ pub(super) fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options,
 }
 
 /// Where the image is made. An image in a store that was given no name has a new one each time.
-pub(super) fn destination(args: &DumpArgs) -> Destination {
-    if let Some(store) = &args.store {
+///
+/// # Errors
+/// A store is needed and none is named.
+pub(super) fn destination(args: &DumpArgs) -> Result<Destination, CliError> {
+    if let Some(store) = args.store()? {
         let default = || default_name(args.own_pid(), args.pid, SystemTime::now());
         let name = args.name.clone().unwrap_or_else(default);
-        return Destination::Stored { store: store.clone(), name };
+        return Ok(Destination::Stored { store, name });
     }
     let path = args.image.clone().unwrap_or_else(|| PathBuf::from(format!("gpucr-{}", args.pid)));
-    match &args.parent {
+    Ok(match &args.parent {
         Some(parent) => Destination::Incremental { path, parent: parent.clone() },
         None => Destination::Alone(path),
-    }
+    })
 }
 
 /// A name that tells what was saved and when, to the millisecond, since a process may be dumped more than

@@ -13,8 +13,9 @@ use super::options::destination;
 use super::tell::tell;
 use crate::commands::{Outcome, note, say};
 use crate::events::Events;
-use crate::failure;
+use crate::metrics::Metrics;
 use crate::say::print_json_line;
+use crate::{display, failure, stores};
 
 /// How long a gc waits for other users of the store; what it does not get is freed the next time.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -29,10 +30,11 @@ pub(super) fn run(
     interval: Duration,
 ) -> Outcome {
     let mut series = Series::begin(args.own_pid(), interval, options.stop.clone())?;
-    let store = args.store.as_deref().expect("required by --every");
+    let store = stores::store(args.store.as_deref())?;
+    let mut metrics = Metrics::new(args.metrics.as_deref(), "dump");
     while series.wait() {
-        options.target = Target::Image(destination(args));
-        match once::dump(args, &options, events) {
+        options.target = Target::Image(destination(args)?);
+        match once::dump(args, &options, events, &mut metrics) {
             Ok(report) => {
                 series.took(report.image.clone());
                 if args.json {
@@ -47,16 +49,18 @@ pub(super) fn run(
                 AfterFailure::GiveUp(failure) => return Err(failure.into()),
             },
         }
-        clean(store, series.surplus(args.keep.map_or(usize::MAX, |keep| keep as usize)), &options);
+        clean(&store, series.surplus(args.keep.map_or(usize::MAX, |keep| keep as usize)), &options);
         let left_out = series.advance();
         if left_out > 0 {
-            note!("The dump took longer than the interval: {left_out} are left out.");
+            let dumps = display::counted(left_out as u64, "dump is", "dumps are");
+            note!("A dump took longer than the interval: {dumps} left out.");
         }
     }
     let fate = if series.has_ended() { "has ended" } else { "runs on" };
     if !args.json {
         let (taken, kept) = (series.taken(), series.kept());
-        say!("process {} {fate}; {taken} images were taken, {kept} are left", args.pid);
+        let images = display::counted(taken as u64, "image was", "images were");
+        say!("process {} {fate}; {images} taken, {kept} left", args.pid);
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -31,7 +31,7 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     }
     if let Some(found) = &report.validation {
         say!(
-            "copied while it ran: {} of {} chunks; {} had changed since, and {} were copied again",
+            "copied while it ran: {} of {} chunks; {} of them changed afterwards; {} copied while it stood still",
             report.precopied_chunks,
             found.chunks,
             found.misspeculated,

@@ -25,8 +25,11 @@ first of the namespace: if it is killed, everything in there is.\n\n\
 Examples:\n  gpucr restore image/\n  pid=$(gpucr restore --detach image/)\n  \
 for i in 1 2 3; do gpucr restore --new-pids --detach image/; done")]
 pub(crate) struct RestoreArgs {
-    /// The image
+    /// The image: its directory, or its name in the store of GPUCR_STORE (`latest` for the newest)
     pub(crate) image: PathBuf,
+    /// Where it is, if the command outside of a namespace has found that out
+    #[arg(long, hide = true, value_name = "PATH")]
+    pub(crate) resolved: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) trust: TrustArgs,
     /// Leave the program in the background and print its pid
@@ -78,6 +81,9 @@ pub(crate) struct RestoreArgs {
     /// move names the wrong device. Old and new ones are printed, and in the report (`moved`).
     #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
     pub(crate) device_map: Vec<MappedDevice>,
+    /// Write what the restore came to into FILE, in the text form of Prometheus (see gpucr-dump(1))
+    #[arg(long, value_name = "FILE")]
+    pub(crate) metrics: Option<PathBuf>,
     /// What to do about files that are not as they were at the dump
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = FilesArg::Keep)]
     pub(crate) files: FilesArg,

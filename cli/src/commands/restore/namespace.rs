@@ -84,8 +84,8 @@ fn run_once(
     share: Option<Holder>,
     fallen_back: Option<Shared>,
 ) -> Result<Instance<ExitCode>, CliError> {
-    let (mut child, reports) =
-        begin(manifest, share).map_err(io_error("cannot make a pid namespace for the program"))?;
+    let (mut child, reports) = begin(args, manifest, share)
+        .map_err(io_error("cannot make a pid namespace for the program"))?;
     signals.pass_to_init(child.id());
     let child_pid = child.id();
     let mut reports = BufReader::new(File::from(reports)).lines();
@@ -133,7 +133,11 @@ fn run_once(
 }
 
 /// Starts the first process of the namespace, with the same arguments.
-fn begin(manifest: &Manifest, share: Option<Holder>) -> io::Result<(std::process::Child, OwnedFd)> {
+fn begin(
+    args: &RestoreArgs,
+    manifest: &Manifest,
+    share: Option<Holder>,
+) -> io::Result<(std::process::Child, OwnedFd)> {
     let last = namespace::last_pid_for(manifest)?;
     let (reading, writing) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     // A number that exec keeps, and that is not one of the standard streams.
@@ -147,6 +151,8 @@ fn begin(manifest: &Manifest, share: Option<Holder>) -> io::Result<(std::process
     let mut command = Command::new("/proc/self/exe");
     command.args(arguments.next());
     command.args([OsStr::new("--inside"), inside.as_ref()]);
+    // By a name, such as that of the newest one, another might be meant in a moment.
+    command.args([OsStr::new("--resolved"), args.image.as_ref()]);
     command.args(arguments);
     sharing::keep(&writing)?;
     let child = namespace::spawn(&mut command)?;
@@ -188,7 +194,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     let events = Events::open(args.events.as_deref())?;
     let options = setup::options(args, holder, &signals, goes_on)?;
     let restored = restore::restore(options, setup::progress(args, &events));
-    let (report, watch) = setup::told(&events, restored, Program::report)?.into_parts();
+    let (report, watch) = setup::told(args, &events, restored, Program::report)?.into_parts();
     setup::say_files(&report);
     setup::say_unread(&report);
     setup::say_moved(&report);

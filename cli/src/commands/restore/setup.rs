@@ -14,6 +14,7 @@ use crate::commands::{io_error, key, note};
 use crate::display;
 use crate::events::Events;
 use crate::failure::CliError;
+use crate::metrics::{Metrics, Value};
 use crate::output;
 use crate::signals::SignalPlan;
 
@@ -74,15 +75,44 @@ pub(super) fn progress(args: &RestoreArgs, events: &Events) -> Arc<dyn Progress>
 
 /// Tells the events what a restore has come to.
 pub(super) fn told<T>(
+    args: &RestoreArgs,
     events: &Events,
     result: Result<T, Failure>,
     report: impl Fn(&T) -> &Report,
 ) -> Result<T, Failure> {
     events.say_failure(&result);
-    if let Ok(done) = &result {
-        events.say("restored", json!(report(done)));
+    let mut metrics = Metrics::new(args.metrics.as_deref(), "restore");
+    match &result {
+        Ok(done) => {
+            let report = report(done);
+            events.say("restored", json!(report));
+            metrics.done(&values(report), &report.phases);
+        }
+        Err(_) => metrics.failed(),
     }
     result
+}
+
+/// What is measured of a restore.
+fn values(report: &Report) -> [Value; 3] {
+    [
+        ("_running_seconds", "After how long the program went on.", report.running_ms / 1000.0),
+        ("_duration_seconds", "How long the restore took.", report.total_ms / 1000.0),
+        ("_device_bytes", "Device memory that gpucr loaded.", report.bulk_bytes as f64),
+    ]
+}
+
+/// What a restore did, for who waits at a terminal for the program.
+pub(super) fn say_restored(args: &RestoreArgs, report: &Report) {
+    if !args.json && std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+        note!(
+            "process {} goes on after {}, with {} of device memory; {} in all",
+            report.pid,
+            display::time(report.running_ms),
+            display::bytes(report.bulk_bytes),
+            display::time(report.total_ms)
+        );
+    }
 }
 
 /// Output that nobody reads, and how somebody could.

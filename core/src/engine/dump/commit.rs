@@ -118,6 +118,7 @@ pub(super) fn commit(
     staged: Staged,
 ) -> Result<Commit, Setback> {
     manifest.sections.extend(staged.sharing);
+    manifest.sections.extend(sections::tags(&task.options.tags));
     let of = |program: &CudaProcess| (program.process.pid, program.freed.clone());
     manifest.sections.extend(sections::contexts(task.made.cuda_processes.iter().map(of).collect()));
     let opened = opened::by_process(&task.made.cuda_processes);

@@ -39,6 +39,8 @@ pub struct Options {
     pub shell_job: bool,
     /// Options of CRIU with the same names.
     pub criu: CriuOptions,
+    /// Words by which the image can be found again.
+    pub tags: Vec<String>,
     /// Files that the program writes are kept whole in the image if they have at most so many bytes.
     pub save_files: u64,
     /// Records what happens when, if it is wanted.

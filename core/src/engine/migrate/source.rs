@@ -156,6 +156,7 @@ fn options(wishes: &Wishes, peer: &Arc<Outgoing>) -> Options {
         compression: wishes.compression,
         shell_job: wishes.shell_job,
         criu: wishes.criu.clone(),
+        tags: Vec::new(),
         save_files: crate::engine::dump::SAVE_FILES,
         timeline: Timeline::default(),
         feedback: Feedback::default(),

@@ -93,8 +93,12 @@ fn lacks_but_files(manifest: &Manifest, how: Circumstances<'_>) -> Vec<Error> {
         lacking(error.into());
     }
     if how.needs_pids {
-        let taken = manifest.thread_ids().into_iter().filter_map(preflight::in_use);
-        taken.for_each(&mut lacking);
+        let ids = manifest.thread_ids();
+        // A process that has several of them is told once: by its own pid, if that is among them.
+        let of_another = |id: &u32| preflight::process_of(*id).filter(|process| process != id);
+        let new =
+            |id: &u32| of_another(id).is_none_or(|process| ids.binary_search(&process).is_err());
+        ids.iter().copied().filter(new).filter_map(preflight::in_use).for_each(&mut lacking);
     }
     match driver::find(&manifest.driver) {
         Ok(library) => {

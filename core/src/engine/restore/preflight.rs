@@ -89,6 +89,12 @@ pub(super) fn check_pids(manifest: &Manifest) -> Result<(), Error> {
     manifest.thread_ids().into_iter().try_for_each(wait_until_free)
 }
 
+/// The process that has this pid now, or of which a thread has it.
+pub(super) fn process_of(id: u32) -> Option<u32> {
+    let status = procfs::process::Process::new(id as i32).and_then(|p| p.status()).ok()?;
+    u32::try_from(status.tgid).ok()
+}
+
 /// Who has this pid, if anybody has it now.
 pub(super) fn in_use(pid: u32) -> Option<Error> {
     Path::new(&format!("/proc/{pid}")).exists().then(|| {

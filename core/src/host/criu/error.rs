@@ -62,6 +62,8 @@ pub enum CriuError {
         errors: Vec<String>,
         /// What would help, as far as the lines tell.
         hints: Vec<Hint>,
+        /// Where its whole log is kept for a while.
+        log: Option<PathBuf>,
     },
 }
 

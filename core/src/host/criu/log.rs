@@ -7,6 +7,7 @@ use std::os::fd::BorrowedFd;
 use rustix::fs::{Mode, OFlags};
 
 use super::error::{CriuError, Hint};
+use super::kept_logs;
 
 /// Most of a log that is read: CRIU's own logs have a few megabytes.
 const MAX_LOG: u64 = 256 << 20;
@@ -50,7 +51,7 @@ pub(super) fn failure(
         errors.extend(message.map(|m| m.trim_end().to_owned()).filter(|m| !m.is_empty()));
     }
     let hints = hints(&errors);
-    CriuError::Failed { action, errors, hints }
+    CriuError::Failed { action, errors, hints, log: kept_logs::keep(dir, name) }
 }
 
 /// The first and last errors of a log, each said once. Failing to read it gives none.

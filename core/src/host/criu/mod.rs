@@ -10,6 +10,7 @@
 mod dump;
 mod error;
 mod find;
+mod kept_logs;
 mod left_memory;
 mod log;
 mod open_files;
@@ -23,6 +24,7 @@ mod version;
 pub use dump::{DumpError, DumpOptions, DumpWorker};
 pub use error::{CriuError, Hint};
 pub use find::{Criu, Features};
+pub use kept_logs::kept_logs;
 pub use left_memory::LeftMemory;
 pub(crate) use log::read_anything;
 pub(crate) use open_files::{FILES, open_files, with_sizes};
