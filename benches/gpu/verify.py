@@ -39,6 +39,11 @@ PROGRAMS = {
 }
 
 
+def device_map(number):
+    """Where the devices of the image go with --move, at the restore of that number."""
+    return f"0={(number + 1) % 2}"
+
+
 def wait_for_step(log, step, process, limit=180):
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
@@ -92,7 +97,7 @@ def verify(name, args, out, images):
         process = subprocess.Popen(
             [args.gpucr, "restore", f"{image}-{number}", "--json",
              *(["--on-demand"] if args.on_demand else []), *(["--share"] if args.share else []),
-             *(["--device-map", f"0={(number + 1) % 2}"] if args.move else [])],
+             *(["--device-map", device_map(number)] if args.move else [])],
             stdin=subprocess.DEVNULL, stdout=open(out / f"{name}.restore.json", "w"),
             stderr=open(out / f"{name}.restore.err", "w"))
         wait_for_step_after(log, step, process, out / f"{name}.restore.err")

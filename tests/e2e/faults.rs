@@ -258,6 +258,22 @@ fn a_device_that_is_too_small_is_one_clear_error() -> Result<()> {
     Ok(())
 }
 
+/// The host side of a program that was dumped at its end comes there while the restore is at work.
+#[test]
+fn a_driver_that_shuts_down_before_it_has_its_stacks_back_is_no_failure() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[..2])?;
+    let mut lab = Lab::new();
+    // The first call makes them smaller.
+    lab.environment.push(("SOFTCUDA_FAULT".into(), "cuCtxSetLimit:2:4".into()));
+    let program = lab.at_work("sgd", &ARGS)?;
+    let image = lab.path("image");
+    lab.dump(&program, &image, &[])?;
+    let mut program = lab.restore(&image, program)?;
+    program.result()?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
 /// gpucr is dead, and the driver refuses more than one way back.
 #[test]
 fn the_watchdog_does_not_give_up() -> Result<()> {

@@ -75,6 +75,10 @@ fn about_program(error: &Error) -> Help {
         Error::SharedOutside { .. } => {
             "dump all that share it together: --pid takes a process and all that descend from it"
         }
+        Error::Connected { .. } => {
+            "with --tcp-close the restored program finds it closed; with --tcp-established it finds it as it \
+             is, and the other end has to wait for it"
+        }
         Error::Unsupported { .. } => {
             "free these before the dump; gpucr(1) lists what the driver cannot checkpoint"
         }

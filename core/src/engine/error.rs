@@ -1,6 +1,7 @@
 //! What can go wrong in a dump or a restore, and what holds afterwards.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::base::faults::Injected;
@@ -61,6 +62,8 @@ pub enum Error {
     NoAgent { pid: u32 },
     #[error("process {pid} uses {what}, which the driver cannot checkpoint")]
     Unsupported { pid: u32, what: String },
+    #[error("process {pid} has a TCP connection from {local} to {remote}, outside of the program")]
+    Connected { pid: u32, local: SocketAddr, remote: SocketAddr },
     #[error("process {pid} shares device memory with {with}")]
     SharedOutside { pid: u32, with: String },
     #[error("process {pid} cannot be stopped for a dump: {what}")]

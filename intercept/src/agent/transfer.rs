@@ -8,7 +8,7 @@ use gpucr_wire::{Connection, GateState, Reply};
 
 use super::descriptors::Room;
 use crate::abi::real::{self, check};
-use crate::abi::types::{ERROR_INVALID_CONTEXT, LIMIT_STACK_SIZE};
+use crate::abi::types::{ERROR_DEINITIALIZED, ERROR_INVALID_CONTEXT, LIMIT_STACK_SIZE};
 use crate::log::log;
 use crate::state::contexts;
 use crate::state::memory::vmm::Driver;
@@ -168,6 +168,8 @@ impl Transfer {
                 // SAFETY: plain values; a context is current.
                 check(unsafe { real::cuCtxSetLimit(LIMIT_STACK_SIZE, limit) })
             })
+            // The program is at its end, and its driver has ended already: there is no context any more.
+            .or_else(|code| if code == ERROR_DEINITIALIZED { Ok(()) } else { Err(code) })
             .map_err(|code| {
                 let message = format!("context {context:#x} does not get its stacks back");
                 Failure::driver(code, message)

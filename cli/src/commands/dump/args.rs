@@ -142,10 +142,10 @@ pub(crate) struct CriuArgs {
     /// The program is a shell job: its session leader is outside (found out by itself)
     #[arg(short = 'j', long)]
     pub(crate) shell_job: bool,
-    /// Save established TCP connections
+    /// Save TCP connections with processes outside of the program too: the other end has to wait
     #[arg(long)]
     pub(crate) tcp_established: bool,
-    /// Save established TCP connections as closed ones
+    /// Save TCP connections as closed ones
     #[arg(long)]
     pub(crate) tcp_close: bool,
     /// Save file locks
@@ -154,16 +154,13 @@ pub(crate) struct CriuArgs {
     /// Save Unix sockets that lead to processes outside
     #[arg(short = 'x', long)]
     pub(crate) ext_unix_sk: bool,
-    /// Link deleted files that are open back into the file system
-    #[arg(long)]
-    pub(crate) link_remap: bool,
 }
 
 impl CriuArgs {
     /// The options that go to CRIU as they are.
     pub(crate) fn options(&self) -> CriuOptions {
-        let Self { tcp_established, tcp_close, file_locks, ext_unix_sk, link_remap, .. } = *self;
-        CriuOptions { tcp_established, tcp_close, file_locks, ext_unix_sk, link_remap }
+        let Self { tcp_established, tcp_close, file_locks, ext_unix_sk, .. } = *self;
+        CriuOptions { tcp_established, tcp_close, file_locks, ext_unix_sk }
     }
 }
 

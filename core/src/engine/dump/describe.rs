@@ -28,30 +28,29 @@ pub(super) fn criu_options<'a>(
     plan: &DumpPlan,
     images: BorrowedFd<'a>,
 ) -> DumpOptions<'a> {
-    let CriuOptions { tcp_established, tcp_close, file_locks, ext_unix_sk, link_remap } =
-        options.criu;
+    let CriuOptions { tcp_established, tcp_close, file_locks, ext_unix_sk } = options.criu;
     DumpOptions {
         leave_running: options.leave_running,
         shell_job: plan.shell_job,
-        tcp_established,
+        // Connections within the program are saved always; others are refused before CRIU is asked.
+        tcp_established: !tcp_close,
+        lock_network: tcp_established,
         tcp_close,
         file_locks,
         ext_unix_sk,
-        link_remap,
         ..DumpOptions::new(options.pid, images)
     }
 }
 
 /// The options of a dump that the restore has to repeat, by CRIU's names.
 pub(super) fn option_names(options: &CriuOptions, shell_job: bool) -> Vec<String> {
-    let CriuOptions { tcp_established, tcp_close, file_locks, ext_unix_sk, link_remap } = *options;
+    let CriuOptions { tcp_established, tcp_close, file_locks, ext_unix_sk } = *options;
     [
         (shell_job, SHELL_JOB),
         (tcp_established, "--tcp-established"),
         (tcp_close, "--tcp-close"),
         (file_locks, "--file-locks"),
         (ext_unix_sk, "--ext-unix-sk"),
-        (link_remap, "--link-remap"),
     ]
     .into_iter()
     .filter(|(set, _)| *set)
@@ -67,7 +66,6 @@ pub(crate) fn option_values(names: &[String]) -> (bool, CriuOptions) {
         tcp_close: has("--tcp-close"),
         file_locks: has("--file-locks"),
         ext_unix_sk: has("--ext-unix-sk"),
-        link_remap: has("--link-remap"),
     };
     (has(SHELL_JOB), options)
 }

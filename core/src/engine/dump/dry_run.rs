@@ -10,6 +10,7 @@ use crate::engine::error::Error;
 use crate::engine::opened;
 use crate::engine::sharers::Sharers;
 use crate::host::criu::Criu;
+use crate::host::process::connections::{self, Outer};
 use crate::host::process::held::{self, Held, Holdings};
 use crate::host::process::{Lock, Tree};
 
@@ -38,6 +39,14 @@ pub fn blockers(options: &Options) -> Vec<Error> {
         if process.is_headless {
             found.push(Error::Headless { pid: process.pid });
         }
+    }
+    if !options.criu.tcp_established && !options.criu.tcp_close {
+        let outer = connections::outer(&tree.pids()).into_iter();
+        found.extend(outer.map(|Outer { pid, local, remote }| Error::Connected {
+            pid,
+            local,
+            remote,
+        }));
     }
     // Before there are connections of gpucr's own.
     let holdings = held::of(&tree);

@@ -11,7 +11,7 @@ use crate::base::limits;
 use crate::base::scratch;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
-use crate::host::criu::{CriuError, DumpError, DumpWorker, Hint, LeftMemory};
+use crate::host::criu::{CriuError, DumpError, DumpWorker, Hint, LeftMemory, settle_links};
 use crate::host::process::{ProcessInfo, queue};
 use crate::image::ImageWriter;
 
@@ -131,11 +131,16 @@ fn ask<W: Window>(
     let mut options = describe::criu_options(task.options, &task.plan, staging.as_fd());
     options.work = Some(log.as_fd());
     options.leave_memory = leave_memory;
+    let pid = options.pid;
     let mut state = WindowState::Before(window);
     let asked = criu.dump(&options, &mut || {
         // CRIU asks once. Were it to ask again it would get the same answer.
         state = match std::mem::replace(&mut state, WindowState::Failed) {
             WindowState::Before(window) => {
+                if let Err(source) = settle_links(staging.as_fd(), pid) {
+                    let what = "cannot save a file that the program has open".to_owned();
+                    return Err(Some(window.give_up(Error::Io { what, source })));
+                }
                 match leave_memory.then(|| left_memory(task, staging.as_fd())).transpose() {
                     Ok(left) => WindowState::After(window.commit(task, left).map_err(Some)?),
                     Err(error) => WindowState::Unreadable(window, error),

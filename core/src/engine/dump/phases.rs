@@ -248,7 +248,7 @@ impl Window for Unsaved {
     /// needs of frozen programs that may go on then.
     fn commit(self, task: &mut Task<'_>, left: Option<LeftMemory>) -> Result<Saved, Setback> {
         let Self { image, mut copy, unchanged, late } = self;
-        let updated = task.plan.update(task.options.pid, &task.made.cuda_processes, &task.drivers);
+        let updated = task.plan.update(task.options, &task.made.cuda_processes, &task.drivers);
         let updated = updated.and_then(|()| match &left {
             Some(left) => task.host.settle(&image.writer, left),
             None => Ok(()),

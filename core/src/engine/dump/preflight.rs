@@ -19,8 +19,9 @@ use crate::engine::mapped::Mapped;
 use crate::engine::opened;
 use crate::engine::sharers::Sharers;
 use crate::host::criu::Criu;
+use crate::host::process::connections::Outer;
 use crate::host::process::{
-    Agent, AgentError, Lock, MappedLibrary, ProcessInfo, Tree, files, sockets,
+    Agent, AgentError, Lock, MappedLibrary, ProcessInfo, Tree, connections, files, sockets,
 };
 use crate::image::library;
 use crate::image::{Listener, Stdio};
@@ -90,15 +91,17 @@ impl DumpPlan {
     /// and gone. One that uses CUDA must not have, since its state was not saved.
     pub(super) fn update(
         &mut self,
-        root: u32,
+        options: &Options,
         cuda_processes: &[CudaProcess],
         drivers: &Drivers,
     ) -> Result<(), Error> {
+        let root = options.pid;
         if let Some(gone) = cuda_processes.iter().find(|program| program.process.has_ended()) {
             let what = "it has ended".to_owned();
             return Err(Error::Changed { pid: gone.process.pid, what });
         }
         let tree = Tree::read(root)?;
+        refuse_connected(&tree, options)?;
         let mut known = std::mem::take(&mut self.processes);
         self.others.clear();
         for process in tree.processes {
@@ -158,6 +161,7 @@ pub(super) fn check(
     if let Some(process) = tree.processes.iter().find(|process| process.is_headless) {
         return Err(Error::Headless { pid: process.pid });
     }
+    refuse_connected(&tree, options)?;
     let criu = Criu::find(Some(&options.stop))?;
     let root = tree.root();
     let on_terminal = |process: &ProcessInfo| {
@@ -226,6 +230,17 @@ pub(super) fn check(
         shell_job,
     };
     Ok((plan, cuda_processes, locks))
+}
+
+/// Refuses TCP connections that lead out of the program, but for those that the user allows.
+fn refuse_connected(tree: &Tree, options: &Options) -> Result<(), Error> {
+    if options.criu.tcp_established || options.criu.tcp_close {
+        return Ok(());
+    }
+    match connections::outer(&tree.pids()).into_iter().next() {
+        Some(Outer { pid, local, remote }) => Err(Error::Connected { pid, local, remote }),
+        None => Ok(()),
+    }
 }
 
 /// What a CUDA process has.

@@ -88,7 +88,6 @@ pub struct CriuOptions {
     pub tcp_close: bool,
     pub file_locks: bool,
     pub ext_unix_sk: bool,
-    pub link_remap: bool,
 }
 
 /// What was let through the closed gate of a process.

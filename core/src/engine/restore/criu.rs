@@ -130,11 +130,10 @@ fn start(
 fn options<'a>(manifest: &Manifest, is_child: bool, files: &'a CriuFiles) -> RestoreOptions<'a> {
     let (_, names) = crate::engine::dump::option_values(&manifest.criu.options);
     RestoreOptions {
-        tcp_established: names.tcp_established,
+        tcp_established: !names.tcp_close,
         tcp_close: names.tcp_close,
         file_locks: names.file_locks,
         ext_unix_sk: names.ext_unix_sk,
-        link_remap: names.link_remap,
         rst_sibling: is_child,
         work: files.work(),
         pids: manifest.processes.iter().map(|process| process.pid).collect(),

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
@@ -36,14 +37,16 @@ pub struct DumpOptions<'a> {
     pub file_locks: bool,
     /// Save Unix sockets that are connected to processes outside.
     pub ext_unix_sk: bool,
-    /// Link deleted files back so that they can be opened at the restore.
-    pub link_remap: bool,
+    /// Keep the network away from TCP connections while they are saved. Those within the program need it not: both
+    /// ends are frozen, and what the kernel still delivers between them is in the one queue, in the other, or in both,
+    /// which TCP is made for.
+    pub lock_network: bool,
     /// Resources that the restore will get from elsewhere, for example `tty[...]`.
     pub external: Vec<String>,
     /// 0 to 4; errors are in the log at every level.
     pub log_level: i32,
-    /// Largest deleted file that is saved whole, bytes; CRIU's default is 1 MiB.
-    pub ghost_limit: Option<u32>,
+    /// Largest deleted file that is saved, bytes.
+    pub ghost_limit: u32,
     /// How long the processes may take to freeze, seconds; CRIU's default is 10.
     pub timeout: Option<u32>,
     /// CRIU writes no private memory but lists it as left in the processes, from which the callback has to read it:
@@ -64,10 +67,11 @@ impl<'a> DumpOptions<'a> {
             tcp_close: false,
             file_locks: false,
             ext_unix_sk: false,
-            link_remap: false,
+            lock_network: false,
             external: Vec::new(),
             log_level: 4,
-            ghost_limit: None,
+            // Its bytes are the program's, however many they are.
+            ghost_limit: u32::MAX,
             timeout: None,
             leave_memory: false,
         }
@@ -147,6 +151,18 @@ fn gone_client() -> io::Result<OwnedFd> {
     above_stdio(client)
 }
 
+/// The way in which CRIU keeps the network from connections, as [`Opts::network_lock`] has it. A restore takes the same.
+fn network_lock(wanted: bool) -> i32 {
+    let has_iptables = || {
+        ["/usr/sbin", "/sbin"].iter().any(|dir| Path::new(dir).join("iptables-restore").exists())
+    };
+    match wanted {
+        false => 3,
+        true if has_iptables() => 1,
+        true => 2,
+    }
+}
+
 impl DumpWorker {
     /// Saves a process tree.
     ///
@@ -202,11 +218,13 @@ impl DumpWorker {
                 tcp_close: Some(options.tcp_close),
                 file_locks: Some(options.file_locks),
                 ext_unix_sk: Some(options.ext_unix_sk),
-                link_remap: Some(options.link_remap),
+                // `links::settle` sees to what comes of it.
+                link_remap: Some(true),
+                network_lock: Some(network_lock(options.lock_network)),
                 external: options.external.clone(),
                 log_level: Some(options.log_level),
                 log_file: Some(LOG.into()),
-                ghost_limit: options.ghost_limit,
+                ghost_limit: Some(options.ghost_limit),
                 timeout: options.timeout,
                 manage_cgroups_mode: Some(0),
                 notify_scripts: Some(true),

@@ -98,8 +98,6 @@ pub enum Hint {
     FileLocks,
     /// The program is connected to a Unix socket of a process outside: `--ext-unix-sk`.
     ExtUnixSk,
-    /// The program uses a file that was deleted: `--link-remap`.
-    LinkRemap,
     /// A file that the program uses has another size or build id than at the dump, or is gone.
     FileChanged,
     /// A pid of the image is in use.
@@ -127,7 +125,6 @@ impl Hint {
             Self::TcpEstablished => Some("--tcp-established"),
             Self::FileLocks => Some("--file-locks"),
             Self::ExtUnixSk => Some("--ext-unix-sk"),
-            Self::LinkRemap => Some("--link-remap"),
             _ => None,
         }
     }

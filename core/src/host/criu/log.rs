@@ -21,7 +21,6 @@ const SIGNS: &[(&str, Hint)] = &[
     ("--tcp-established", Hint::TcpEstablished),
     ("--file-locks", Hint::FileLocks),
     ("--ext-unix-sk", Hint::ExtUnixSk),
-    ("Can't create link remap", Hint::LinkRemap),
     ("size, increase limit", Hint::GhostLimit),
     ("has bad size", Hint::FileChanged),
     ("has bad mode", Hint::FileChanged),

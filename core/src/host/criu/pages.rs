@@ -7,7 +7,7 @@
 //! out. CRIU marks such memory for its own purposes, as what could be loaded late: other memory (of files, locked,
 //! of large pages) is left as it is, and so is every file that is not exactly as it is said here.
 
-mod files;
+pub(super) mod files;
 mod left;
 mod private;
 mod zeros;

@@ -41,8 +41,6 @@ pub struct RestoreOptions<'a> {
     pub file_locks: bool,
     /// Restore Unix sockets that were connected to processes outside.
     pub ext_unix_sk: bool,
-    /// Restore deleted files that were linked back.
-    pub link_remap: bool,
     /// Resources that come from elsewhere.
     pub external: Vec<String>,
     /// The root of the tree becomes a child of this process, which must wait for it. Otherwise it
@@ -63,7 +61,6 @@ impl<'a> RestoreOptions<'a> {
             tcp_close: false,
             file_locks: false,
             ext_unix_sk: false,
-            link_remap: false,
             external: Vec::new(),
             rst_sibling: false,
             log_level: 4,
@@ -177,7 +174,6 @@ impl RestoreWorker {
                 tcp_close: Some(options.tcp_close),
                 file_locks: Some(options.file_locks),
                 ext_unix_sk: Some(options.ext_unix_sk),
-                link_remap: Some(options.link_remap),
                 inherit_fd: inherited.iter().map(entry).collect(),
                 external: std::mem::take(&mut options.external),
                 rst_sibling: Some(options.rst_sibling),

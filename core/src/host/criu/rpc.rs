@@ -66,6 +66,9 @@ pub(super) struct Opts {
     pub(super) lazy_pages: Option<bool>,
     #[prost(bool, optional, tag = "52")]
     pub(super) tcp_close: Option<bool>,
+    /// How connections are kept from the network: 1 iptables(8), 2 nftables, 3 not at all.
+    #[prost(int32, optional, tag = "64")]
+    pub(super) network_lock: Option<i32>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

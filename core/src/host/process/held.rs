@@ -1,7 +1,7 @@
 //! What processes hold that CRIU saves only if it is told to, or not at all: looked up beforehand, as far as `/proc` and
 //! the kernel tell it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,8 @@ use rustix::net::SocketType;
 use super::network;
 use super::tree::{Tree, directory};
 
-/// Deleted files of more bytes CRIU does not save, if nothing else is asked.
-const LARGEST_DELETED: u64 = 1 << 20;
+/// Deleted files of more bytes CRIU does not save.
+const LARGEST_DELETED: u64 = u32::MAX as u64;
 /// The major numbers of devices that CRIU or the driver's checkpoint takes care of: memory, terminals, NVIDIA's.
 const KNOWN_DEVICES: [u32; 7] = [1, 4, 5, 136, 137, 138, 195];
 
@@ -49,16 +49,8 @@ pub fn of(tree: &Tree) -> Holdings {
                 all.held.push(Held { pid: *pid, what, options });
             }
         };
-        let connections = tcp(*pid, &own);
-        if !connections.is_empty() {
+        if has_tcp(*pid, &own) {
             all.tcp.push(*pid);
-        }
-        let established =
-            connections.values().filter(|state| !matches!(state, 0x07 | 0x0a)).count();
-        if established > 0 {
-            let s = if established == 1 { "" } else { "s" };
-            let what = format!("{established} TCP connection{s}");
-            add(what, &["--tcp-established", "--tcp-close"]);
         }
         for socket in network::unix_sockets(*pid).unwrap_or_default() {
             let is_outside = own.contains(&socket.inode)
@@ -119,17 +111,10 @@ fn of_file(open: &Open, add: &mut dyn FnMut(String, &'static [&'static str])) {
         add(format!("a lock on {path}"), &["--file-locks"]);
     }
     let Ok(meta) = std::fs::metadata(&open.link) else { return };
-    let is_memory = ["/memfd:", "/SYSV", "/dev/zero"].iter().any(|p| open.target.starts_with(p))
-        || open.target.to_string_lossy().starts_with("/memfd:");
     let name = open.target.to_string_lossy().into_owned();
-    if let Some(name) = name.strip_suffix(" (deleted)").filter(|_| meta.is_file() && !is_memory) {
-        match meta.nlink() {
-            0 if meta.len() > LARGEST_DELETED => {
-                add(format!("the deleted file {name} of {} bytes", meta.len()), &[]);
-            }
-            0 => {}
-            _ => add(format!("{name}, which was removed and has another name"), &["--link-remap"]),
-        }
+    let is_deleted = name.ends_with(" (deleted)") && meta.nlink() == 0;
+    if is_deleted && meta.is_file() && meta.len() > LARGEST_DELETED {
+        add(format!("the file {path} of {} bytes", meta.len()), &[]);
     }
     let major = rustix::fs::major(meta.rdev());
     let is_nvidia =
@@ -142,22 +127,13 @@ fn of_file(open: &Open, add: &mut dyn FnMut(String, &'static [&'static str])) {
     }
 }
 
-/// The states of the TCP sockets that a process has, by their inodes.
-fn tcp(pid: u32, own: &BTreeSet<u32>) -> BTreeMap<u32, u8> {
-    let mut found = BTreeMap::new();
-    for table in ["net/tcp", "net/tcp6"] {
+/// Whether a process has a TCP socket, in whatever state.
+fn has_tcp(pid: u32, own: &BTreeSet<u32>) -> bool {
+    ["net/tcp", "net/tcp6"].iter().any(|table| {
         let rows = std::fs::read_to_string(directory(pid).join(table)).unwrap_or_default();
-        for row in rows.lines().skip(1) {
-            let columns: Vec<&str> = row.split_whitespace().collect();
-            let (Some(state), Some(inode)) = (columns.get(3), columns.get(9)) else { continue };
-            if let (Ok(state), Ok(inode)) = (u8::from_str_radix(state, 16), inode.parse())
-                && own.contains(&inode)
-            {
-                found.insert(inode, state);
-            }
-        }
-    }
-    found
+        let inodes = rows.lines().skip(1).filter_map(|row| row.split_whitespace().nth(9));
+        inodes.filter_map(|inode| inode.parse().ok()).any(|inode: u32| own.contains(&inode))
+    })
 }
 
 #[cfg(test)]
@@ -183,15 +159,9 @@ mod tests {
     }
 
     #[test]
-    fn connections_and_sockets_to_the_outside_are_found() {
+    fn sockets_of_the_process_itself_lead_nowhere() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bound");
         let port = listener.local_addr().expect("bound").port();
-        let held = held_by_a_child(&format!("exec 5<>/dev/tcp/127.0.0.1/{port}"));
-        assert!(
-            held.iter().any(|h| h.what == "1 TCP connection" && h.options.len() == 2),
-            "{held:?}"
-        );
-
         // This process and a thread of its own see the sockets whose other ends are here too as inner ones.
         let (_a, _b) = UnixStream::pair().expect("a pair");
         let _tcp = TcpStream::connect(("127.0.0.1", port)).expect("connected");
@@ -205,10 +175,8 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder");
         let path = |name: &str| dir.path().join(name).display().to_string();
         let held = held_by_a_child(&format!(
-            "exec 5>{0}; ln {0} {1}; rm {0}; exec 6>{2}; flock 6; exec 7>{3}; rm {3}; truncate -s 2M /proc/self/fd/7; \
-             exec 8>{4}; rm {4}; exec 9</dev/null",
-            path("named"),
-            path("other"),
+            "exec 6>{0}; flock 6; exec 7>{1}; rm {1}; truncate -s 5G /proc/self/fd/7; exec 8>{2}; rm {2}; \
+             exec 9</dev/null",
             path("locked"),
             path("large"),
             path("small"),
@@ -216,7 +184,7 @@ mod tests {
         let has = |what: &str, options: &[&str]| {
             held.iter().any(|h| h.what.contains(what) && h.options == options)
         };
-        assert!(has("named", &["--link-remap"]) && has("locked", &["--file-locks"]), "{held:?}");
+        assert!(has("locked", &["--file-locks"]), "{held:?}");
         assert!(has("large", &[]) && !held.iter().any(|h| h.what.contains("small")), "{held:?}");
         assert!(!held.iter().any(|h| h.what.contains("device")), "{held:?}");
     }

@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub(crate) mod answers;
+pub mod connections;
 pub mod files;
 pub mod held;
 pub mod lock;

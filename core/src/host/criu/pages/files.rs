@@ -158,7 +158,7 @@ pub(super) fn open(dir: BorrowedFd<'_>, name: &str, flags: OFlags) -> io::Result
 }
 
 /// Reads a file that lists memory. One that is too long is cut off, and so is not what is expected.
-pub(super) fn read(dir: BorrowedFd<'_>, name: &str) -> io::Result<Vec<u8>> {
+pub(in crate::host::criu) fn read(dir: BorrowedFd<'_>, name: &str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open(dir, name, OFlags::RDONLY)?.take(MAX_LIST).read_to_end(&mut bytes)?;
     Ok(bytes)

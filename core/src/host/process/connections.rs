@@ -1,0 +1,159 @@
+//! The TCP connections of a program: which stay within it, and which lead elsewhere.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+
+use procfs::net::{TcpNetEntry, TcpState};
+use procfs::process::{FDTarget, Process};
+
+use super::network;
+
+/// A connection with a process that is not of the program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outer {
+    /// The process that has it.
+    pub pid: u32,
+    /// Its own end.
+    pub local: SocketAddr,
+    /// The other end.
+    pub remote: SocketAddr,
+}
+
+/// The connections of these processes that lead elsewhere.
+///
+/// A process that has ended has none.
+pub fn outer(pids: &[u32]) -> Vec<Outer> {
+    let mut namespaces: HashMap<std::path::PathBuf, Vec<u32>> = HashMap::new();
+    for pid in pids {
+        if let Ok(namespace) = std::fs::read_link(network::namespace(*pid)) {
+            namespaces.entry(namespace).or_default().push(*pid);
+        }
+    }
+    let mut found: Vec<Outer> = namespaces.into_values().flat_map(|pids| within(&pids)).collect();
+    found.sort_by_key(|outer| (outer.pid, outer.local, outer.remote));
+    found
+}
+
+/// Those of processes in one network namespace.
+fn within(pids: &[u32]) -> Vec<Outer> {
+    let sockets: HashMap<u64, u32> = pids.iter().flat_map(|pid| sockets(*pid)).collect();
+    let Some(process) = pids.iter().find_map(|pid| Process::new(*pid as i32).ok()) else {
+        return Vec::new();
+    };
+    let rows = [process.tcp(), process.tcp6()].into_iter().flatten().flatten();
+    outer_of(&rows.map(Row::from).collect::<Vec<_>>(), &sockets)
+}
+
+/// A socket of TCP.
+struct Row {
+    local: SocketAddr,
+    remote: SocketAddr,
+    listens: bool,
+    /// 0 if no process has it.
+    inode: u64,
+}
+
+impl From<TcpNetEntry> for Row {
+    fn from(entry: TcpNetEntry) -> Self {
+        Self {
+            local: canonical(entry.local_address),
+            remote: canonical(entry.remote_address),
+            listens: entry.state == TcpState::Listen,
+            inode: entry.inode,
+        }
+    }
+}
+
+/// Those among `rows`, all of a namespace, whose socket is in `sockets` and whose other end is not.
+fn outer_of(rows: &[Row], sockets: &HashMap<u64, u32>) -> Vec<Outer> {
+    let own = |row: &&Row| sockets.contains_key(&row.inode);
+    let listeners = rows.iter().filter(|row| row.listens).filter(own);
+    let ports: BTreeSet<u16> = listeners.map(|row| row.local.port()).collect();
+    // A connection that nobody has accepted yet is its listener's.
+    let awaited = |row: &&Row| row.inode == 0 && ports.contains(&row.local.port());
+    let ends: HashSet<(SocketAddr, SocketAddr)> = rows
+        .iter()
+        .filter(|row| own(row) || awaited(row))
+        .map(|row| (row.local, row.remote))
+        .collect();
+    let connected = rows.iter().filter(|row| !row.listens && row.remote.port() != 0);
+    connected
+        .filter(|row| !ends.contains(&(row.remote, row.local)))
+        .filter_map(|row| {
+            let pid = *sockets.get(&row.inode)?;
+            Some(Outer { pid, local: row.local, remote: row.remote })
+        })
+        .collect()
+}
+
+/// The inodes of a process's sockets.
+fn sockets(pid: u32) -> Vec<(u64, u32)> {
+    let process = Process::new(pid as i32);
+    let files = process.and_then(|process| process.fd()).into_iter().flatten().flatten();
+    files
+        .filter_map(|file| match file.target {
+            FDTarget::Socket(inode) => Some((inode, pid)),
+            _ => None,
+        })
+        .collect()
+}
+
+/// A socket of IPv6 may be connected with one of IPv4.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V6(ip) => SocketAddr::new(ip.to_canonical(), address.port()),
+        ip => SocketAddr::new(ip, address.port()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    #[test]
+    fn what_stays_within_is_not_outer() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let own = std::process::id();
+        let here = |outer: &Outer| outer.remote.port() == address.port();
+        let client = TcpStream::connect(address).unwrap();
+        // Not accepted yet.
+        assert!(!outer(&[own]).iter().any(here));
+        let accepted = listener.accept().unwrap();
+        assert!(!outer(&[own]).iter().any(here));
+        drop((client, accepted));
+    }
+
+    #[test]
+    fn an_end_that_nobody_of_the_program_has_is_outer() {
+        let address = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let row = |local, remote, inode| Row {
+            local: address(local),
+            remote: address(remote),
+            listens: remote == 0,
+            inode,
+        };
+        let rows = [
+            row(1, 0, 10),
+            // One within, one from outside, one not accepted, one to the outside, and one of others.
+            row(1, 2, 11),
+            row(2, 1, 12),
+            row(1, 3, 13),
+            row(3, 1, 99),
+            row(4, 1, 14),
+            row(1, 4, 0),
+            row(5, 80, 15),
+            row(6, 80, 98),
+        ];
+        let sockets = (10..=15).map(|inode| (inode, inode as u32)).collect();
+        let found = outer_of(&rows, &sockets);
+        let outer = |pid, local, remote| {
+            let (local, remote) = (address(local), address(remote));
+            Outer { pid, local, remote }
+        };
+        assert_eq!(found, [outer(13, 1, 3), outer(15, 5, 80)]);
+        let mapped = SocketAddr::new(Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(), 7);
+        assert_eq!(canonical(mapped), address(7));
+    }
+}
