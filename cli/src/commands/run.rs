@@ -12,10 +12,15 @@ use gpucr_wire::ENV_DRIVER;
 use crate::commands::{Outcome, io_error};
 use crate::failure::{CliError, FAILED, USAGE};
 
+/// CRIU cannot save io_uring, and libuv, which PyTorch's key-value store of distributed programs is built on, does
+/// without where this is 0. What the user sets counts.
+const LIBUV_IO_URING: &str = "UV_USE_IO_URING";
+
 /// Start a program so that it can be dumped fast
 ///
-/// Sets up the environment (LD_LIBRARY_PATH with gpucr's libcuda.so.1 in front of the driver's)
-/// and becomes the program: it keeps the pid. Without a GPU the program runs on the software
+/// Sets up the environment (LD_LIBRARY_PATH with gpucr's libcuda.so.1 in front of the driver's,
+/// and UV_USE_IO_URING=0 unless it is set, since CRIU cannot save io_uring) and becomes the
+/// program: it keeps the pid. Without a GPU the program runs on the software
 /// driver, which executes kernels that come as PTX on the CPU; programs that need NVIDIA's
 /// libraries, PyTorch among them, need a GPU.
 #[derive(clap::Args)]
@@ -55,7 +60,11 @@ pub(crate) fn run(args: &RunArgs) -> Outcome {
         path.push(rest);
     }
     let program = &args.command[0];
-    let error = Command::new(program)
+    let mut command = Command::new(program);
+    if std::env::var_os(LIBUV_IO_URING).is_none() {
+        command.env(LIBUV_IO_URING, "0");
+    }
+    let error = command
         .args(&args.command[1..])
         .env("LD_LIBRARY_PATH", path)
         .env(ENV_DRIVER, driver)
