@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use gpucr_core::namespace;
+use gpucr_core::timeline::Timeline;
 
 pub(crate) use args::DumpArgs;
 
@@ -36,30 +37,37 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
     if let Some(interval) = args.every {
         return repeat::run(args, options, &events, interval);
     }
-    // Better before the dump than after it.
     let timeline = args.timeline.as_deref().map(prepare_timeline).transpose()?;
     let outcome = once::dump(args, &options, &events);
     // The timeline of a dump that failed is written too.
-    let written = timeline.map_or(Ok(()), |output| {
-        let trace = options.timeline.trace().map(|trace| trace.write()).unwrap_or_default();
-        output.write(escape::escaped_json(&trace).as_bytes())
-    });
+    let written = timeline.map_or(Ok(()), |output| write_timeline(output, &options.timeline));
     let report = outcome?;
     if args.json {
         print_json(&report)?;
     } else {
         tell::tell(args, &options, &report);
     }
-    written.map_err(|source| {
-        CliError::new(FAILED, format!("cannot write the timeline: {source}"))
-            .state("The image is complete.")
-    })?;
+    written.map_err(|error| error.state("The image is complete."))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn prepare_timeline(path: &Path) -> Result<Output, CliError> {
+/// Prepares the file of `--timeline`: better before the work than after it.
+///
+/// # Errors
+/// It cannot be written.
+pub(crate) fn prepare_timeline(path: &Path) -> Result<Output, CliError> {
     Output::prepare(path).map_err(|source| {
         CliError::new(FAILED, format!("cannot write {}: {source}", path.display()))
             .state("Nothing was changed.")
     })
+}
+
+/// Writes what was recorded.
+///
+/// # Errors
+/// The file cannot be written.
+pub(crate) fn write_timeline(output: Output, timeline: &Timeline) -> Result<(), CliError> {
+    let trace = timeline.trace().map(|trace| trace.write()).unwrap_or_default();
+    let written = output.write(escape::escaped_json(&trace).as_bytes());
+    written.map_err(|source| CliError::new(FAILED, format!("cannot write the timeline: {source}")))
 }

@@ -2,6 +2,7 @@
 
 mod args;
 mod end;
+mod hold;
 pub(crate) mod namespace;
 mod ready;
 mod setup;
@@ -18,6 +19,7 @@ use self::end::{End, ended, started};
 use self::ready::Ready;
 use self::setup::{holder, options, progress, say_moved, settled_by_watchdog, told};
 pub(crate) use args::RestoreArgs;
+pub(crate) use hold::{Held, hold_back};
 
 use crate::commands::{Outcome, io_error};
 use crate::events::Events;

@@ -30,7 +30,7 @@ mod unshared;
 mod watch;
 
 pub use devices::{Identity, MappedDevice, Moved};
-pub use options::{GoesOn, Options};
+pub use options::{GoesOn, MayRun, Options};
 pub use report::{OnDemand, Report, Shared};
 pub use supervisor::{Happened, Instance, Program, restore, restore_elsewhere};
 pub use watch::Watch;
