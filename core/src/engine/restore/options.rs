@@ -42,9 +42,12 @@ pub struct Options {
     pub stop: Arc<AtomicBool>,
 }
 
-/// See [`Options::may_run`]. It is given the flag that ends the restore, and says why the program may not run.
+/// See [`Options::may_run`]. It is given the flag that ends the restore.
 #[derive(Clone)]
-pub struct MayRun(pub Arc<dyn Fn(&AtomicBool) -> Result<(), String> + Send + Sync>);
+pub struct MayRun(pub Arc<Ask>);
+
+/// What is asked, and says why the program may not run.
+type Ask = dyn Fn(&AtomicBool) -> Result<(), String> + Send + Sync;
 
 impl std::fmt::Debug for MayRun {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
