@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpucr_core::kernels::readable;
-use gpucr_core::{Progress, Quiet};
+use gpucr_core::{Pass, Progress, Quiet};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
 /// Longer names of kernels are cut, characters.
@@ -85,6 +85,19 @@ impl Progress for Bar {
 
     fn advance(&self, bytes: u64) {
         self.bar.inc(bytes);
+    }
+
+    fn pass(&self, pass: &Pass) {
+        let rate = |per_s: f64| format!("{}/s", bytes(per_s as u64));
+        let link = pass.bytes_per_s.map(|it| format!(", {}", rate(it))).unwrap_or_default();
+        let downtime = pass.downtime_ms.map(|it| format!(", downtime {}", time(it)));
+        self.bar.set_message(format!(
+            "pass {}: {} sent{link}, {} written{}",
+            pass.pass,
+            bytes(pass.sent_bytes),
+            rate(pass.written_per_s),
+            downtime.unwrap_or_default(),
+        ));
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use gpucr_core::Progress;
+use gpucr_core::{Pass, Progress};
 use serde_json::{Value, json};
 
 use crate::failure::{CliError, io_error};
@@ -73,5 +73,10 @@ impl Progress for Followed {
 
     fn advance(&self, bytes: u64) {
         self.progress.advance(bytes);
+    }
+
+    fn pass(&self, pass: &Pass) {
+        self.events.say("pass", json!(pass));
+        self.progress.pass(pass);
     }
 }

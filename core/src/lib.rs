@@ -28,7 +28,7 @@ pub mod store;
 
 pub use base::format::hex;
 pub use base::io_error::IoError;
-pub use base::progress::{Progress, Quiet};
+pub use base::progress::{Pass, Progress, Quiet};
 pub use base::{careful, format, limits, phase, stop, timeline};
 pub use engine::error::{Error, Failure, Left};
 #[doc(hidden)]

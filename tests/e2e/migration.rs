@@ -232,8 +232,11 @@ fn a_program_goes_where_ssh_leads() -> Result<()> {
     let store = lab.path("store");
     let to = format!("ssh://root@elsewhere:2222{}", store.display());
     let mut command = lab.gpucr();
-    command.args(["migrate", "--json", "--pid", &program.pid.to_string(), "--to", &to, "--ssh"]);
-    let mut source = Side::start(command.arg(&ssh).env("PATH", path))?;
+    command.args(["migrate", "--json", "--pid", &program.pid.to_string(), "--to", &to]);
+    // Both are for a shell.
+    command.arg("--ssh").arg(format!("{} -o 'Some thing'", ssh.display()));
+    command.args(["--remote-gpucr", "env WHERE='over there' gpucr"]);
+    let mut source = Side::start(command.env("PATH", path))?;
     until("it ends", || {
         program.is_running();
         !source.is_at_work()
@@ -241,8 +244,31 @@ fn a_program_goes_where_ssh_leads() -> Result<()> {
     let output = source.end()?;
     ensure!(output.status.success(), "{}", show(&output));
     let called = std::fs::read_to_string(lab.path("called"))?;
-    ensure!(called.starts_with("-p 2222 -- root@elsewhere gpucr receive --stdio"), "{called}");
+    ensure!(
+        called.starts_with(
+            "-o Some thing -p 2222 -- root@elsewhere env WHERE='over there' gpucr receive --stdio"
+        ),
+        "{called}"
+    );
     ends_well(&mut program, &expected)
+}
+
+/// What stands in for ssh finds no gpucr, or a login script that says something.
+#[test]
+fn what_ssh_comes_upon_is_told_with_what_to_do() -> Result<()> {
+    let expected = undisturbed(WORKLOAD, &ARGS[..2])?;
+    let lab = Lab::new();
+    let program = lab.at_work(WORKLOAD, &ARGS)?;
+    for (ssh, words) in [
+        ("sh -c 'exit 127'", ["has ended before it said anything", "--remote-gpucr"]),
+        ("echo Welcome", ["is not gpucr: it said `Welcome", "has to print nothing"]),
+    ] {
+        let mut command = lab.gpucr();
+        command.args(["migrate", "--pid", &program.pid.to_string(), "--to", "ssh://elsewhere"]);
+        let source = Side::start(command.args(["--ssh", ssh]))?.end()?;
+        refused(&source, 1, &[words[0], words[1], "Nothing was changed"])?;
+    }
+    is_so(&lab, program, End::Stays, &expected)
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn message(kind: u8, fields: &[&[u8]]) -> Vec<u8> {
 }
 
 fn hello() -> Vec<u8> {
-    message(0, &[&1u32.to_le_bytes(), &3u32.to_le_bytes(), b"odd", &2u32.to_le_bytes()])
+    message(0, &[&3u32.to_le_bytes(), &3u32.to_le_bytes(), b"odd", &2u32.to_le_bytes()])
 }
 
 /// Whatever the other side says, the program runs on.
@@ -31,11 +31,11 @@ fn a_hostile_destination_changes_nothing() -> Result<()> {
     let text = |text: &[u8]| [&(text.len() as u32).to_le_bytes()[..], text].concat();
     let cases: [(&str, Vec<u8>, &[&str]); 11] = [
         ("nothing", Vec::new(), &["was silent"]),
-        ("no protocol", b"SSH-2.0-OpenSSH_9.9\r\n".repeat(10), &["does not keep to the protocol"]),
+        ("no protocol", b"SSH-2.0-OpenSSH_9.9\r\n".repeat(10), &["is not gpucr: it said `SSH-2.0"]),
         (
             "another version",
-            message(0, &[&2u32.to_le_bytes(), &text(b"9.9"), &2u32.to_le_bytes()]),
-            &["gpucr 9.9 with version 2"],
+            message(0, &[&9u32.to_le_bytes(), &text(b"9.9"), &2u32.to_le_bytes()]),
+            &["gpucr 9.9 with version 9"],
         ),
         ("no answer", hello(), &["was silent"]),
         (
@@ -51,7 +51,11 @@ fn a_hostile_destination_changes_nothing() -> Result<()> {
             &["does not keep to the protocol"],
         ),
         ("too early", accepted(message(7, &[&text(b"/there")])), &["`prepared` came"]),
-        ("far too early", accepted(message(9, &[&7u32.to_le_bytes()])), &["`running` came"]),
+        (
+            "far too early",
+            accepted(message(9, &[&7u32.to_le_bytes(), &0u32.to_le_bytes()])),
+            &["`running` came"],
+        ),
         ("failure", accepted(message(10, &[&text(b"no more")])), &["no more"]),
     ];
     for (name, says, words) in cases {

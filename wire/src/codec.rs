@@ -146,9 +146,9 @@ impl<T: Wire> Wire for Vec<T> {
 /// Gives a struct the byte form of its fields in order.
 #[macro_export]
 macro_rules! wire_struct {
-    ($(#[$meta:meta])* pub struct $name:ident { $($(#[$fmeta:meta])* pub $field:ident: $ty:ty,)* }) => {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident { $($(#[$fmeta:meta])* $fvis:vis $field:ident: $ty:ty,)* }) => {
         $(#[$meta])*
-        pub struct $name { $($(#[$fmeta])* pub $field: $ty,)* }
+        $vis struct $name { $($(#[$fmeta])* $fvis $field: $ty,)* }
         impl $crate::codec::Wire for $name {
             fn put(&self, out: &mut Vec<u8>) {
                 $($crate::codec::Wire::put(&self.$field, out);)*

@@ -9,6 +9,7 @@ mod tell;
 use std::path::Path;
 use std::process::ExitCode;
 
+use gpucr_core::timeline::Timeline;
 use gpucr_core::{dump, namespace};
 
 pub(crate) use args::DumpArgs;
@@ -47,26 +48,34 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
     let timeline = args.timeline.as_deref().map(prepare_timeline).transpose()?;
     let outcome = once::dump(args, &options, &events, &mut metrics);
     // The timeline of a dump that failed is written too.
-    let written = timeline.map_or(Ok(()), |output| {
-        let trace = options.timeline.trace().map(|trace| trace.write()).unwrap_or_default();
-        output.write(escape::escaped_json(&trace).as_bytes())
-    });
+    let written = timeline.map_or(Ok(()), |output| write_timeline(output, &options.timeline));
     let report = outcome?;
     if args.json {
         print_json(&report)?;
     } else {
         tell::tell(args, &options, &report);
     }
-    written.map_err(|source| {
-        CliError::new(FAILED, format!("cannot write the timeline: {source}"))
-            .state("The image is complete.")
-    })?;
+    written.map_err(|error| error.state("The image is complete."))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn prepare_timeline(path: &Path) -> Result<Output, CliError> {
+/// Prepares the file of `--timeline`: better before the work than after it.
+///
+/// # Errors
+/// It cannot be written.
+pub(crate) fn prepare_timeline(path: &Path) -> Result<Output, CliError> {
     Output::prepare(path).map_err(|source| {
         CliError::new(FAILED, format!("cannot write {}: {source}", path.display()))
             .state("Nothing was changed.")
     })
+}
+
+/// Writes what was recorded.
+///
+/// # Errors
+/// The file cannot be written.
+pub(crate) fn write_timeline(output: Output, timeline: &Timeline) -> Result<(), CliError> {
+    let trace = timeline.trace().map(|trace| trace.write()).unwrap_or_default();
+    let written = output.write(escape::escaped_json(&trace).as_bytes());
+    written.map_err(|source| CliError::new(FAILED, format!("cannot write the timeline: {source}")))
 }

@@ -9,13 +9,15 @@ use std::sync::Arc;
 use gpucr_core::migrate::{
     self, MigrateFailure, Migrated, MigrationId, Owner, Record, Side, State, Wishes,
 };
+use gpucr_core::timeline::Timeline;
 use gpucr_core::trust::PrivateKey;
 use gpucr_core::{Error, Failure, namespace};
 use serde_json::json;
 
 pub(crate) use args::MigrateArgs;
-pub(crate) use connect::{accept, descriptor, link};
+pub(crate) use connect::{accept, descriptor, given, link};
 
+use crate::commands::dump::{prepare_timeline, write_timeline};
 use crate::commands::{Outcome, inside, io_error, print_json, say};
 use crate::events::Events;
 use crate::failure::{CliError, FAILED};
@@ -41,11 +43,15 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
     {
         return inside::run(pid, inner, &signals);
     }
+    let timeline = args.timeline.as_deref().map(prepare_timeline).transpose()?;
     let sign = args.sign.as_deref().map(PrivateKey::read).transpose().map_err(Error::from)?;
     let wishes = Wishes {
         pid: args.inside.unwrap_or(pid),
         dry_run: args.dry_run,
         max_stopped: args.max_stopped,
+        goal: args.goal(),
+        patience: connect::patience(args),
+        timeline: if timeline.is_some() { Timeline::recording() } else { Timeline::default() },
         protocol: args.protocol.protocol(),
         timeout: args.timeout,
         compression: args.compress,
@@ -56,11 +62,16 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
     };
     let events = Events::open(args.events.as_deref())?;
     let (link, other) = connect::connect(args, &signals)?;
+    if let Some(bandwidth) = args.bandwidth {
+        link.set_bandwidth(bandwidth);
+    }
     let progress = events.following(display::progress(args.json));
     let migrated = migrate::migrate(link, &wishes, &progress);
     drop(progress);
     // What the other side had to say of it is said before this command ends.
     drop(other);
+    // The timeline of a migration that failed is written too.
+    let written = timeline.map_or(Ok(()), |output| write_timeline(output, &wishes.timeline));
     let mut migrated = migrated.map_err(|failure| {
         let (phase, error) = (failure.phase, failure.to_string());
         events.say("failed", json!({"phase": phase, "error": error}));
@@ -68,7 +79,9 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
     })?;
     migrated.pid = pid;
     events.say("migrated", json!(migrated));
-    tell(args, &migrated)
+    tell(args, &migrated)?;
+    written.map_err(|error| error.state("The program was migrated."))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn tell(args: &MigrateArgs, migrated: &Migrated) -> Outcome {

@@ -1,18 +1,19 @@
 //! `gpucr receive`.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use gpucr_core::migrate::{
-    self, Incoming, Link, MigrationId, Place, ReceiveFailure, Received, Record, Remains, Side,
-    State,
+    self, Brought, Incoming, Link, MigrationId, Place, ReceiveFailure, Received, Record, Remains,
+    Restore, Side, State,
 };
 use gpucr_core::restore::MappedDevice;
 use gpucr_core::{Error, image, library};
 
 use crate::commands::key::TrustArgs;
-use crate::commands::migrate::{accept, descriptor};
+use crate::commands::migrate::{accept, given};
+use crate::commands::restore::{Held, hold_back};
 use crate::commands::{Outcome, io_error, key, note, print_json, say};
 use crate::display;
 use crate::failure::{CliError, FAILED};
@@ -122,7 +123,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> Outcome {
     };
     let link = connect(args, &signals)?;
     let progress = display::progress(args.json || args.stdio);
-    let mut restore = |record: &Record| restore(record, &signals);
+    let mut restore = Restorer::new(&signals);
     let received = migrate::receive(link, &incoming, progress.as_ref(), &mut restore);
     drop(progress);
     let received = received?;
@@ -155,7 +156,7 @@ fn connect(args: &ReceiveArgs, signals: &SignalPlan) -> Result<Link, CliError> {
     }
     let socket = match (&args.from, args.fd) {
         (Some(path), _) => accept(path, signals)?,
-        (None, fd) => descriptor(fd.unwrap_or_default())?,
+        (None, fd) => given(fd)?,
     };
     crate::commands::migrate::link(socket, args.silence, signals)
 }
@@ -173,29 +174,94 @@ fn own_stream(number: i32) -> std::io::Result<std::os::fd::OwnedFd> {
     Ok(own)
 }
 
-/// Restores the program in a process of its own, which leaves it in the background.
-fn restore(record: &Record, signals: &SignalPlan) -> Result<u32, String> {
-    let image = record.image.as_deref().ok_or("the record names no image")?;
-    let mut command = Command::new("/proc/self/exe");
-    command.args(["restore", "--detach", "--json", "--no-warm"]);
-    command.args(record.new_pids.then_some("--new-pids"));
-    if !record.device_map.is_empty() {
-        command.args(["--device-map", &record.device_map.join(",")]);
+/// Restores programs in a process of its own, which leaves them in the background.
+struct Restorer<'s> {
+    signals: &'s SignalPlan,
+    /// A restore that waits before the program runs.
+    made: Option<(Child, Held)>,
+}
+
+impl<'s> Restorer<'s> {
+    fn new(signals: &'s SignalPlan) -> Self {
+        Self { signals, made: None }
     }
-    command.arg(image).stdin(Stdio::null()).stdout(Stdio::piped());
-    let child = command.spawn().map_err(|error| format!("cannot start a restore: {error}"))?;
-    signals.pass_to(child.id());
-    let output = child.wait_with_output();
-    signals.keep();
-    let output = output.map_err(|error| format!("cannot wait for the restore: {error}"))?;
-    let report: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
-    let pid = report.and_then(|report| report["pid"].as_u64());
-    match pid.and_then(|pid| u32::try_from(pid).ok()) {
-        Some(pid) if output.status.success() => Ok(pid),
-        _ => Err(format!(
-            "the restore ended with {}; it has said why on the destination",
-            output.status
-        )),
+
+    /// The command, which prints what it has come to.
+    fn command(record: &Record) -> Result<Command, String> {
+        let image = record.image.as_deref().ok_or("the record names no image")?;
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["restore", "--detach", "--json", "--no-warm"]);
+        command.args(record.new_pids.then_some("--new-pids"));
+        if !record.device_map.is_empty() {
+            command.args(["--device-map", &record.device_map.join(",")]);
+        }
+        command.arg(image).stdin(Stdio::null()).stdout(Stdio::piped());
+        Ok(command)
+    }
+
+    /// Waits for what it comes to.
+    fn end(&self, child: Child) -> Result<Brought, String> {
+        self.signals.pass_to(child.id());
+        let output = child.wait_with_output();
+        self.signals.keep();
+        let output = output.map_err(|error| format!("cannot wait for the restore: {error}"))?;
+        let report: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
+        let pid = report.as_ref().and_then(|report| report["pid"].as_u64());
+        let phases = report.as_ref().and_then(|report| report["phases"].as_array());
+        let phase = |phase: &serde_json::Value| {
+            Some((phase["name"].as_str()?.to_owned(), phase["ms"].as_f64()?))
+        };
+        let phases = phases.into_iter().flatten().filter_map(phase).collect();
+        match pid.and_then(|pid| u32::try_from(pid).ok()) {
+            Some(pid) if output.status.success() => Ok(Brought { pid, phases }),
+            _ => Err(format!(
+                "the restore ended with {}; it has said why on the destination",
+                output.status
+            )),
+        }
+    }
+}
+
+fn not_started(error: std::io::Error) -> String {
+    format!("cannot start a restore: {error}")
+}
+
+impl Restore for Restorer<'_> {
+    fn make(&mut self, record: &Record) -> Result<(), String> {
+        let mut command = Self::command(record)?;
+        let (mut held, theirs) = hold_back(&mut command).map_err(not_started)?;
+        let child = command.spawn().map_err(not_started)?;
+        drop(theirs);
+        self.signals.pass_to(child.id());
+        let made = held.wait();
+        self.signals.keep();
+        if made.is_err() {
+            drop(held);
+            return self.end(child).and(Err("the restore did not wait".into()));
+        }
+        self.made = Some((child, held));
+        Ok(())
+    }
+
+    fn run(&mut self, record: &Record) -> Result<Brought, String> {
+        let Some((child, held)) = self.made.take() else {
+            return self.end(Self::command(record)?.spawn().map_err(not_started)?);
+        };
+        // Where that fails, the restore has, and says so.
+        let _ = held.let_run();
+        self.end(child)
+    }
+
+    fn give_up(&mut self) {
+        let Some((child, held)) = self.made.take() else { return };
+        drop(held);
+        let _ = self.end(child);
+    }
+}
+
+impl Drop for Restorer<'_> {
+    fn drop(&mut self) {
+        self.give_up();
     }
 }
 
@@ -286,10 +352,11 @@ fn resume(args: &ReceiveArgs, id: MigrationId, signals: &SignalPlan) -> Outcome 
             );
         }
     }
-    let pid = record.restore(&mut |record| restore(record, signals));
-    let pid = pid.map_err(|error| {
+    let brought = record.restore(&mut Restorer::new(signals));
+    let brought = brought.map_err(|error| {
         CliError::from(error).state("The program does not run; its image is as it was.")
     })?;
+    let pid = brought.pid;
     if let Some(image) = record.image.as_deref().filter(|_| !args.keep_image) {
         remove(image);
     }

@@ -2,6 +2,7 @@
 
 mod args;
 mod end;
+mod hold;
 pub(crate) mod namespace;
 mod ready;
 mod setup;
@@ -21,6 +22,7 @@ use self::setup::{
     told,
 };
 pub(crate) use args::RestoreArgs;
+pub(crate) use hold::{Held, hold_back};
 
 use crate::commands::{Outcome, io_error};
 use crate::display;

@@ -8,6 +8,7 @@ use gpucr_core::cuda::driver::code;
 use gpucr_core::image::ImageError;
 use gpucr_core::library::LibraryError;
 use gpucr_core::limits::TooFewDescriptors;
+use gpucr_core::migrate::LinkError;
 use gpucr_core::process::{AgentError, TreeError};
 use gpucr_core::store::StoreError;
 use gpucr_core::transfer::TarError;
@@ -30,11 +31,28 @@ pub(super) fn about(error: &Error) -> Help {
         Error::Image(error) => about_image(error),
         Error::Store(StoreError::DamagedChunk { .. }) => Some(DAMAGED.into()),
         Error::Tar(error) => about_tar(error),
+        Error::Link(error) => about_link(error),
         error => {
             let about = about_program(error).or_else(|| about_host(error));
             about.or_else(|| about_restore(error)).or_else(|| about_warm_image(error))
         }
     }
+}
+
+/// What to do about the other side of a migration.
+fn about_link(error: &LinkError) -> Help {
+    let text = match error {
+        LinkError::Mute => {
+            "what is printed above may say why; if there is no `gpucr` on the PATH that ssh commands have there, \
+             --remote-gpucr says where it is, or how it is called: --remote-gpucr 'sudo gpucr'"
+        }
+        LinkError::NotGpucr(_) => {
+            "a login script there may print something, which it must not do for ssh commands: \
+             `ssh HOST true` has to print nothing"
+        }
+        _ => return None,
+    };
+    Some(text.into())
 }
 
 /// What to do about a program that cannot be dumped as it is.

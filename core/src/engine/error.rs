@@ -180,6 +180,13 @@ pub enum Error {
     NotBack { why: String },
     #[error("the source gave the migration up: {why}")]
     GivenUp { why: String },
+    #[error(
+        "the program writes too fast: what is left of its memory ({left} bytes) takes {seconds:.1} s, and it was not \
+         to stand still for more than {most} s because of that"
+    )]
+    TooFast { left: u64, seconds: f64, most: f64 },
+    #[error("the program may not run: {why}")]
+    MayNotRun { why: String },
     #[error("interrupted")]
     Interrupted,
     #[error("the watchdog, which guards the program, did not start or has died: {0}")]

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use gpucr_core::image::Protocol;
-use gpucr_core::migrate::MigrationId;
+use gpucr_core::migrate::{Goal, MigrationId, OnStall};
 use gpucr_core::store::Compression;
 
 use crate::commands::dump::args::CriuArgs;
-use crate::values::{compression, duration, interval, pids};
+use crate::values::{compression, duration, interval, pids, size};
 
 /// Bring a running program to another host
 ///
@@ -48,12 +48,30 @@ pub(crate) struct MigrateArgs {
     /// With ssh: the program goes on on another device of the same kind (see gpucr-restore(1))
     #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
     pub(crate) device_map: Vec<String>,
-    /// With ssh: the command that connects
+    /// With ssh: the command that connects, as a shell takes it: `ssh -i KEY`
     #[arg(long, value_name = "CMD", default_value = "ssh")]
     pub(crate) ssh: OsString,
+    /// With ssh: gpucr's command there, as a shell takes it: `/opt/gpucr/gpucr`, or `sudo gpucr`
+    #[arg(long, value_name = "CMD", default_value = "gpucr")]
+    pub(crate) remote_gpucr: String,
     /// For how long the program may stand still here; after that it goes on here
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = interval)]
     pub(crate) max_stopped: Duration,
+    /// Send at most so many bytes a second
+    ///
+    /// With units, as 100MB or 1GiB, at least 1 MiB. It holds while the program stands still too.
+    #[arg(long, value_name = "BYTES", value_parser = bandwidth)]
+    pub(crate) bandwidth: Option<u64>,
+    /// For how long the link may hold the program up while it stands still
+    ///
+    /// Memory is copied again and again until what is left would go over in so much time at the rate that the link has
+    /// shown, or until nothing is gained by that any more. The time that both sides take to save and make the processes
+    /// comes on top of it. Without it passes end when each has half of the last to copy, or little is left.
+    #[arg(long, value_name = "DURATION", value_parser = interval)]
+    pub(crate) max_downtime: Option<Duration>,
+    /// With --max-downtime: what to do with a program that writes too fast for it
+    #[arg(long, value_enum, default_value_t = OnStallArg::Continue, requires = "max_downtime")]
+    pub(crate) on_stall: OnStallArg,
     /// How long the other side may be silent until it is taken for lost
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = interval)]
     pub(crate) silence: Duration,
@@ -69,9 +87,14 @@ pub(crate) struct MigrateArgs {
     /// Add what happens to FILE, one JSON object on a line
     ///
     /// A pipe will do, and so will /dev/fd/3. `event` is `phase` (with the phase, and the bytes that it has to
-    /// move), `migrated` (with the report) or `failed`; `ms` is the time since the start.
+    /// move), `pass` (of the copy while the program runs: what is left of device memory, the rate of the link and that
+    /// at which the program writes, in bytes and bytes a second, and the time for which it would have to wait for what is
+    /// left), `migrated` (with the report) or `failed`; `ms` is the time since the start.
     #[arg(long, value_name = "FILE")]
     pub(crate) events: Option<PathBuf>,
+    /// Record what happens when, on both sides and on one clock, for `gpucr report`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) timeline: Option<PathBuf>,
     /// Sign the image with the private key in FILE (see gpucr-key(1))
     #[arg(long, value_name = "FILE")]
     pub(crate) sign: Option<PathBuf>,
@@ -134,6 +157,33 @@ impl std::str::FromStr for To {
         }
         let host = host.replace(['[', ']'], "");
         Ok(Self::Ssh { host, port, store })
+    }
+}
+
+/// What to do with a program that writes too fast.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnStallArg {
+    /// Stop it all the same, for longer
+    Continue,
+    /// Give the migration up
+    Abort,
+}
+
+impl MigrateArgs {
+    pub(super) fn goal(&self) -> Option<Goal> {
+        let on_stall = match self.on_stall {
+            OnStallArg::Continue => OnStall::Continue,
+            OnStallArg::Abort => OnStall::Abort,
+        };
+        self.max_downtime.map(|max_downtime| Goal { max_downtime, on_stall })
+    }
+}
+
+/// A rate that lets a frame through before the other side takes this one for lost.
+fn bandwidth(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        bytes if bytes < 1 << 20 => Err("it is less than 1 MiB a second".into()),
+        bytes => Ok(bytes),
     }
 }
 

@@ -1,5 +1,6 @@
 //! How the two sides of a migration find each other.
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,6 +18,14 @@ use crate::commands::io_error;
 use crate::escape::shell_word;
 use crate::failure::{CliError, FAILED, USAGE};
 use crate::signals::SignalPlan;
+
+/// ssh may have to ask for a password first.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How long the other side may take for its first word, besides the time for which it may be silent.
+pub(super) fn patience(args: &MigrateArgs) -> Duration {
+    if matches!(args.to, Some(To::Ssh { .. })) { PATIENCE } else { Duration::ZERO }
+}
 
 /// Connects with the other side. What is given besides the link has to live as long as it.
 pub(super) fn connect(
@@ -39,7 +48,7 @@ pub(super) fn connect(
                 .map_err(io_error(&format!("cannot start {}", args.ssh.display())))?;
             (socket.into(), Some(Other(child)))
         }
-        (None, fd) => (descriptor(fd.unwrap_or_default())?, None),
+        (None, fd) => (given(fd)?, None),
     };
     Ok((link(socket, args.silence, signals)?, other))
 }
@@ -69,7 +78,7 @@ fn ssh(
     store: Option<&str>,
 ) -> std::io::Result<(UnixStream, Child)> {
     let silence = args.silence.as_secs_f64().to_string();
-    let mut there = vec!["gpucr".to_owned(), "receive".into(), "--stdio".into()];
+    let mut there = vec!["receive".to_owned(), "--stdio".into()];
     there.extend(["--silence".into(), silence]);
     there.extend(args.new_pids.then(|| "--new-pids".into()));
     if !args.device_map.is_empty() {
@@ -77,9 +86,14 @@ fn ssh(
     }
     there.extend(store.into_iter().flat_map(|store| ["--store".into(), store.to_owned()]));
     let there: Vec<String> = there.iter().map(|word| shell_word(Path::new(word))).collect();
-    let mut command = Command::new(&args.ssh);
+    // As git and rsync do, so that it can have options.
+    let mut connect = OsString::from("exec ");
+    connect.push(&args.ssh);
+    connect.push(" \"$@\"");
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(connect).arg("ssh");
     command.args(port.into_iter().flat_map(|port| ["-p".to_owned(), port.to_string()]));
-    command.args(["--", host, &there.join(" ")]);
+    command.args(["--", host, &format!("{} {}", args.remote_gpucr, there.join(" "))]);
     let (ours, theirs) = UnixStream::pair()?;
     let theirs = OwnedFd::from(theirs);
     command.stdin(theirs.try_clone()?).stdout(theirs);
@@ -145,12 +159,20 @@ pub(crate) fn link(
     Link::new(socket, writer, silence, signals.stop.clone()).map_err(failed())
 }
 
+/// The socket of `--fd`.
+pub(crate) fn given(fd: Option<i32>) -> Result<OwnedFd, CliError> {
+    let fd = fd.unwrap_or_default();
+    descriptor(fd).map_err(io_error(&format!("descriptor {fd} cannot be used")))
+}
+
 /// A descriptor that gpucr was started with.
-pub(crate) fn descriptor(number: i32) -> Result<OwnedFd, CliError> {
+///
+/// # Errors
+/// It is not open.
+pub(crate) fn descriptor(number: i32) -> std::io::Result<OwnedFd> {
     // SAFETY: only looks whether it is open, and sets a flag: nobody whom gpucr starts is to keep it open.
     if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
-        let error = std::io::Error::last_os_error();
-        return Err(io_error(&format!("descriptor {number} cannot be used"))(error));
+        return Err(std::io::Error::last_os_error());
     }
     // SAFETY: the user has given it to gpucr for this, and nothing else here knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })

@@ -119,6 +119,9 @@ pub(crate) struct RestoreArgs {
     /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    /// A socket to say on when the processes are there, and to be told on that they may run
+    #[arg(long, hide = true, value_name = "FD", value_parser = clap::value_parser!(i32).range(0..))]
+    pub(crate) hold: Option<i32>,
     /// This is the first process of a namespace: the descriptor on which to say what becomes of the
     /// restore, the last pid to leave free, and with --share the connection with a holder
     #[arg(long, hide = true, num_args = 1, value_delimiter = ',', value_name = "FDS")]

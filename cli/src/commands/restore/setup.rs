@@ -10,6 +10,7 @@ use gpucr_core::{Failure, Progress};
 use serde_json::json;
 
 use super::args::RestoreArgs;
+use super::hold;
 use crate::commands::{io_error, key, note};
 use crate::display;
 use crate::events::Events;
@@ -59,6 +60,11 @@ pub(super) fn options(
         warm: !args.no_warm,
         detach: args.detach,
         before_resume: args.exec_before_resume.clone(),
+        may_run: args
+            .hold
+            .map(hold::ask)
+            .transpose()
+            .map_err(io_error("--hold is for gpucr's own use"))?,
         device_map: args.device_map.clone(),
         files: args.files.into(),
         on_demand: args.on_demand,

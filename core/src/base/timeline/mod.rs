@@ -40,6 +40,10 @@ pub enum Track {
     Blocked,
     /// The passes over host memory.
     HostPasses,
+    /// The phases of the destination of a migration.
+    There,
+    /// The phases of the restore there.
+    RestoreThere,
     /// Copies from the device of this number, in the order in which gpucr uses them.
     Copies(usize),
 }
@@ -54,6 +58,8 @@ impl Track {
             Self::Misspeculations => "misspeculations".into(),
             Self::Blocked => "calls blocked".into(),
             Self::HostPasses => "host memory".into(),
+            Self::There => "destination".into(),
+            Self::RestoreThere => "restore there".into(),
             Self::Copies(lane) => format!("copies {lane}"),
         }
     }
@@ -68,7 +74,9 @@ impl Track {
             Self::Misspeculations => 5,
             Self::Blocked => 6,
             Self::HostPasses => 7,
-            Self::Copies(lane) => 8 + lane as u32,
+            Self::There => 8,
+            Self::RestoreThere => 9,
+            Self::Copies(lane) => 10 + lane as u32,
         }
     }
 }
@@ -159,7 +167,13 @@ impl Timeline {
     }
 
     /// Something that went on from `since` for `length`.
-    pub fn lasted(&self, track: Track, name: &'static str, since: Instant, length: Duration) {
+    pub fn lasted(
+        &self,
+        track: Track,
+        name: impl Into<Cow<'static, str>>,
+        since: Instant,
+        length: Duration,
+    ) {
         self.record(track, name.into(), since, length, None);
     }
 

@@ -114,7 +114,7 @@ impl Picture {
 
     fn bar(&mut self, slice: &Slice, track: &str, from: f64, to: f64, y: f64) {
         let class = match track {
-            "phases" => "phase",
+            "phases" | "destination" | "restore there" => "phase",
             "program" | "calls blocked" => "stopped",
             _ if track.starts_with("copies") => "copy",
             _ => "hash",

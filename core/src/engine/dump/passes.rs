@@ -18,9 +18,14 @@ impl Passes {
     }
 
     /// Whether a pass that has `left` bytes of `all` to copy is to be made: that is much less than the last one had, and
-    /// not so little that it is better copied when the programs are stopped.
-    pub(super) fn is_worth(&mut self, left: u64, all: u64) -> bool {
-        let is_worth = self.most > 0 && left > all / WORTH_A_PASS && left <= self.last / 2;
+    /// not so little that it is better copied when the programs are stopped. How much that is, `little` says where it is
+    /// known how fast the copy is: then a pass is made as long as anything is gained by it.
+    pub(super) fn is_worth(&mut self, left: u64, all: u64, little: Option<u64>) -> bool {
+        let (little, much) = match little {
+            None => (all / WORTH_A_PASS, self.last / 2),
+            Some(little) => (little, self.last / 4 * 3),
+        };
+        let is_worth = self.most > 0 && left > little && left <= much;
         (self.most, self.last) = (self.most.saturating_sub(1), left);
         is_worth
     }
@@ -32,14 +37,18 @@ mod tests {
 
     #[test]
     fn passes_end_when_they_get_on_slowly_or_little_is_left() {
-        let made = |most, lefts: &[u64]| {
+        let made_until = |most, lefts: &[u64], little| {
             let mut passes = Passes::new(most);
-            lefts.iter().take_while(|left| passes.is_worth(**left, 1000)).count()
+            lefts.iter().take_while(|left| passes.is_worth(**left, 1000, little)).count()
         };
+        let made = |most, lefts: &[u64]| made_until(most, lefts, None);
         assert_eq!(made(5, &[1000, 500, 250, 125, 60, 30]), 5);
         assert_eq!(made(5, &[1000, 501, 1]), 1);
         assert_eq!(made(5, &[1000, 6, 5]), 1 + 1);
         assert_eq!(made(5, &[5]), 0);
         assert_eq!(made(0, &[1000]), 0);
+        assert_eq!(made_until(5, &[1000, 700, 500, 100], Some(100)), 3);
+        assert_eq!(made_until(5, &[1000, 800], Some(100)), 1);
+        assert_eq!(made_until(5, &[90], Some(100)), 0);
     }
 }

@@ -22,6 +22,7 @@ use crate::base::timeline::Track;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
 use crate::engine::memory::Bulk;
+use crate::engine::migrate::outgoing::Outgoing;
 use crate::host::process::AgentError;
 use crate::image::ImageWriter;
 
@@ -34,6 +35,8 @@ const ASK: Duration = Duration::from_millis(250);
 const SEE: Duration = Duration::from_millis(2);
 /// After so many passes over the memory the program is stopped in any case.
 const PASSES: usize = 5;
+/// The same where it is known how fast the copy is.
+const MEASURED_PASSES: usize = 30;
 /// Device memory that was copied so long ago is looked at once more.
 const LONG: Duration = Duration::from_secs(1);
 
@@ -51,7 +54,10 @@ pub(super) fn precopy(
 ) -> Result<(), Error> {
     let stop = Stop::new(task.options.stop.clone());
     let host = HostAhead::start(task, image, memory.as_mut())?;
-    let mut precopy = Precopy { task, image, memory, stop };
+    let peer = task.options.target.peer().cloned();
+    let begun = Instant::now();
+    let mut precopy =
+        Precopy { task, image, memory, stop, peer, pass: 0, hashed: begun, dirty: 0.0 };
     loop {
         match precopy.copy_ahead() {
             Err(Error::Agent(AgentError::Broken { pid, cause }))
@@ -71,6 +77,13 @@ struct Precopy<'p, 'a> {
     image: &'p ImageWriter,
     memory: &'p mut Option<Bulk>,
     stop: Stop,
+    /// The other side of a migration.
+    peer: Option<Arc<Outgoing>>,
+    /// How many passes were made.
+    pass: u32,
+    /// When the last hash pass was made, and how many bytes a second had changed by then.
+    hashed: Instant,
+    dirty: f64,
 }
 
 impl Precopy<'_, '_> {
@@ -93,18 +106,24 @@ impl Precopy<'_, '_> {
     /// Waits until host memory is copied too. If that takes long, device memory is looked at once more.
     fn copy_host(&mut self, host: HostAhead) -> Result<(), Error> {
         let since = Instant::now();
-        self.task.host = host.finish()?;
+        let left;
+        (self.task.host, left) = host.finish()?;
         if since.elapsed() > LONG {
             self.passes(PASSES, false, false)?;
             self.ask()?;
         }
-        Ok(())
+        let Some(peer) = &self.peer else { return Ok(()) };
+        let device = self.memory.as_ref().map_or(0, |bulk| bulk.left());
+        peer.check_left(left + device)
     }
 
     /// Makes passes, at most `most`, for as long as each has much less to copy than the last. Each begins with a
     /// hash pass, except the first if `hashed` says that there has just been one. Says whether a hash pass was the
     /// last thing it did: a second one soon after it would take anything for clean.
     fn passes(&mut self, most: usize, early: bool, hashed: bool) -> Result<bool, Error> {
+        let little = |peer: &Option<Arc<Outgoing>>| peer.as_ref().and_then(|peer| peer.little());
+        let has_goal = !early && little(&self.peer).is_some();
+        let most = if has_goal { MEASURED_PASSES } else { most };
         let mut passes = Passes::new(most);
         for pass in 0..most {
             let kind = if early { "early pass" } else { "pass" };
@@ -120,8 +139,13 @@ impl Precopy<'_, '_> {
             }
             let left = bulk.worth_copying(self.image.chunks());
             tracing::debug!(pass, early, left, "pre-copy");
-            if !passes.is_worth(left, self.task.account.bulk_bytes) {
+            if !passes.is_worth(left, self.task.account.bulk_bytes, little(&self.peer)) {
                 return Ok(true);
+            }
+            self.pass += 1;
+            if let Some(peer) = &self.peer {
+                let all = bulk.left();
+                self.task.progress.pass(&peer.progress(self.pass, all, self.dirty));
             }
             self.task.clock.announce(Phase::Precopy, left);
             loop {
@@ -166,7 +190,9 @@ impl Precopy<'_, '_> {
         // Before the hash pass: what is launched meanwhile belongs to the next one.
         self.ask()?;
         let Some(bulk) = self.memory else { return Ok(()) };
-        bulk.hash_pass()?;
+        let changed = bulk.hash_pass()?;
+        let since = std::mem::replace(&mut self.hashed, Instant::now());
+        self.dirty = changed as f64 / since.elapsed().as_secs_f64().max(1e-3);
         bulk.interval = self.task.speculation.intervals();
         self.task.speculation.observe(bulk);
         Ok(())

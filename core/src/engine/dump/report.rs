@@ -72,7 +72,7 @@ impl Target {
     }
 
     /// The other side of a migration, if this is one.
-    pub(super) fn peer(&self) -> Option<&Outgoing> {
+    pub(super) fn peer(&self) -> Option<&Arc<Outgoing>> {
         match self {
             Self::Image(_) => None,
             Self::Peer(peer) => Some(peer),

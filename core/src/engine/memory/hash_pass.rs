@@ -37,7 +37,7 @@ impl Bulk {
     }
 
     /// Hashes all memory where it is. What is known of the chunks is brought up to date.
-    pub(crate) fn hash_pass(&mut self) -> Result<(), Error> {
+    pub(crate) fn hash_pass(&mut self) -> Result<u64, Error> {
         let mut slice = self.timeline.begin(Track::HashPasses, || "hash pass");
         let hashers = self.hashers.as_mut().expect("made ready to hash");
         let pieces = &self.pieces;
@@ -68,7 +68,7 @@ impl Bulk {
         }
         slice.set_bytes(changed);
         self.timeline.add(Counter::Changed, changed);
-        Ok(())
+        Ok(changed)
     }
 
     /// Hashes everything while the program is stopped and tells what has changed since it was

@@ -15,7 +15,9 @@ use crate::store::{ChunkId, ChunkSink};
 /// Memory whose chunks were all hashed, and the hash of each.
 fn hashed(passes: usize) -> (Bulk, Vec<ChunkId>) {
     let mut bulk = bulk(1);
-    (0..passes).for_each(|_| bulk.hash_pass().unwrap());
+    (0..passes).for_each(|_| {
+        bulk.hash_pass().unwrap();
+    });
     let hashes = bulk.hashes().unwrap().concat();
     (bulk, hashes)
 }

@@ -12,9 +12,9 @@ use parking_lot::Mutex;
 
 use super::cpu;
 use super::link::{Link, LinkError, Pulse, unexpected, unexpected_message};
-use super::message::{Frame, MAX_ASKED, Message};
-use super::outgoing::{check_hello, hello, pid_namespace};
-use super::record::{MigrationId, Record, Restore, Side, State};
+use super::message::{Frame, MAX_ASKED, Message, Step};
+use super::outgoing::{check_hello, hello, namespace};
+use super::record::{Brought, MigrationId, Record, Restore, Side, State};
 use crate::base::faults::fault;
 use crate::base::format::{hex, milliseconds};
 use crate::base::phase::{Clock, Phase, PhaseTime};
@@ -127,13 +127,16 @@ pub fn receive(
     link: Link,
     wishes: &Incoming,
     progress: &dyn Progress,
-    restore: Restore<'_>,
+    restore: &mut dyn Restore,
 ) -> Result<Received, ReceiveFailure> {
     let link = Arc::new(link);
     let clock = Clock::start(progress);
     let remains = Remains::Nothing;
     let mut task = Task { link: link.clone(), wishes, clock, watchdog: None, chunks: 0, remains };
     let received = task.run(restore);
+    if received.is_err() {
+        restore.give_up();
+    }
     // Where this process lives to see it, nothing is left for it to remove.
     task.watchdog.take().into_iter().for_each(Watchdog::done);
     received.map_err(|error| {
@@ -161,6 +164,8 @@ struct Taken {
     id: MigrationId,
     /// Whether the source's processes have their pids in this very namespace.
     same_pids: bool,
+    /// Whether they have their network in this very namespace.
+    same_network: bool,
     dry_run: bool,
     writer: ImageWriter,
     destination: Destination,
@@ -175,7 +180,7 @@ struct Prepared {
 }
 
 impl Task<'_> {
-    fn run(&mut self, restore: Restore<'_>) -> Result<Received, Error> {
+    fn run(&mut self, restore: &mut dyn Restore) -> Result<Received, Error> {
         self.clock.enter(Phase::Offer, None)?;
         let greeting = self.link.receive_message()?;
         self.link.send(&hello())?;
@@ -201,20 +206,20 @@ impl Task<'_> {
         };
         self.clock.enter(Phase::Prepare, None)?;
         let id = taken.id;
-        let prepared = self.prepare(taken, &body, message)?;
+        let prepared = self.prepare(taken, &body, message, restore)?;
         self.settle(id, prepared, restore)
     }
 
     /// Takes an offer, or refuses it with all that is in the way.
     fn take_offer(&mut self) -> Result<Taken, Error> {
         let (body, message) = self.link.receive_long(MAX_OUTLINE)?;
-        let Message::Offer { id, dry_run, pids, version, cpu } = message else {
+        let Message::Offer { id, dry_run, pids, network, version, cpu } = message else {
             return Err(unexpected_message(&message).into());
         };
         let id = MigrationId(id);
         let outline = Manifest::decode(version, &body);
         let outline = outline.map_err(|what| LinkError::Protocol(format!("its offer: {what}")))?;
-        let same_pids = pids == pid_namespace();
+        let (same_pids, same_network) = (pids == namespace("pid"), network == namespace("net"));
         let device_map = self.device_map()?;
         let how = self.circumstances(&device_map, same_pids);
         let mut reasons = lacks::lacks(&outline, how);
@@ -229,7 +234,7 @@ impl Task<'_> {
         let stop = || self.wishes.stop.load(Ordering::Relaxed);
         match ImageWriter::begin_unless(&destination, Compression::None, &stop) {
             Ok(writer) if reasons.is_empty() => {
-                return Ok(Taken { id, same_pids, dry_run, writer, destination });
+                return Ok(Taken { id, same_pids, same_network, dry_run, writer, destination });
             }
             Ok(_) => {}
             Err(error) => reasons.push(error.to_string()),
@@ -327,7 +332,13 @@ impl Task<'_> {
     }
 
     /// The phase `prepare`: completes the image, and checks that the program can be restored from it.
-    fn prepare(&mut self, taken: Taken, body: &[u8], message: Message) -> Result<Prepared, Error> {
+    fn prepare(
+        &mut self,
+        taken: Taken,
+        body: &[u8],
+        message: Message,
+        restore: &mut dyn Restore,
+    ) -> Result<Prepared, Error> {
         let Message::Manifest { id, version, signatures } = message else {
             return Err(unexpected_message(&message).into());
         };
@@ -350,14 +361,22 @@ impl Task<'_> {
         record.new_pids = self.wishes.new_pids;
         record.device_map.clone_from(&self.wishes.device_map);
         record.write()?;
-        let Taken { mut writer, same_pids, .. } = taken;
+        let Taken { mut writer, same_pids, same_network, .. } = taken;
         writer.set_signatures(signatures);
         let prepared = self.complete(writer, &manifest, &path, same_pids);
         let prepared = prepared.and_then(|(identity, new_bytes)| {
+            // The program itself has its pids and addresses, where these are one for both sides.
+            if !same_network && (!same_pids || record.new_pids) {
+                restore.make(&record).map_err(|why| Error::NotBack { why })?;
+                fault("made")?;
+            }
             record.enter(State::Prepared)?;
             Ok(Prepared { record: record.clone(), path: path.clone(), identity, new_bytes })
         });
-        prepared.inspect_err(|_| forget(&record, &path))
+        prepared.inspect_err(|_| {
+            restore.give_up();
+            forget(&record, &path);
+        })
     }
 
     fn complete(
@@ -380,7 +399,7 @@ impl Task<'_> {
         &mut self,
         id: MigrationId,
         prepared: Prepared,
-        restore: Restore<'_>,
+        restore: &mut dyn Restore,
     ) -> Result<Received, Error> {
         let Prepared { mut record, path, identity, new_bytes } = prepared;
         self.remains = Remains::InDoubt(id, path.clone());
@@ -390,6 +409,7 @@ impl Task<'_> {
         match self.link.receive_message()? {
             Message::Commit {} => record.enter(State::Taken)?,
             Message::Abort { why } => {
+                restore.give_up();
                 forget(&record, &path);
                 self.remains = Remains::Nothing;
                 return Err(Error::GivenUp { why });
@@ -398,21 +418,33 @@ impl Task<'_> {
         }
         self.remains = Remains::Parked(id, path.clone());
         let restored = self.restore(&mut record, restore);
+        self.clock.end();
         let said = match &restored {
-            Ok(pid) => Message::Running { pid: *pid },
+            Ok(brought) => Message::Running { pid: brought.pid, steps: self.steps(brought) },
             Err(error) => Message::Failed { why: error.to_string() },
         };
         if let Err(error) = self.link.send_regardless(&said) {
             tracing::warn!(%error, "the source does not hear what has become of the program");
         }
-        let pid = restored?;
+        let pid = restored?.pid;
         let done = self.received(id, Some(pid), Some(path));
         Ok(Received { id: Some(hex(&identity)), new_bytes, ..done })
     }
 
-    fn restore(&mut self, record: &mut Record, restore: Restore<'_>) -> Result<u32, Error> {
+    fn restore(
+        &mut self,
+        record: &mut Record,
+        restore: &mut dyn Restore,
+    ) -> Result<Brought, Error> {
         self.clock.enter(Phase::Handover, None)?;
         record.restore(restore)
+    }
+
+    /// What was done here, up to now.
+    fn steps(&self, brought: &Brought) -> Vec<Step> {
+        let own = self.clock.times().iter().map(|phase| (phase.name.to_owned(), phase.ms));
+        let restore = brought.phases.iter().cloned();
+        [steps(false, own.collect()), steps(true, restore.collect())].concat()
     }
 
     fn received(&mut self, id: MigrationId, pid: Option<u32>, image: Option<PathBuf>) -> Received {
@@ -428,6 +460,18 @@ impl Task<'_> {
             phases: self.clock.times().to_vec(),
         }
     }
+}
+
+/// Phases, with their milliseconds, the last of which has just ended, one after the other.
+fn steps(restores: bool, phases: Vec<(String, f64)>) -> Vec<Step> {
+    let micros = |ms: f64| (ms * 1000.0) as u64;
+    let mut ago = phases.iter().map(|(_, ms)| micros(*ms)).sum();
+    let step = |(name, ms): (String, f64)| {
+        let step = Step { name, restores, ago, length: micros(ms) };
+        ago -= step.length;
+        step
+    };
+    phases.into_iter().map(step).collect()
 }
 
 /// Checks a chunk, and puts it into the image.

@@ -33,6 +33,12 @@ pub enum LinkError {
     /// The program was not to stand still for longer.
     #[error("the program was not to stand still for more than {} s", .0.as_secs_f32())]
     TooLong(Duration),
+    /// It has ended before it said anything.
+    #[error("the other side has ended before it said anything")]
+    Mute,
+    /// What came first is not what a gpucr says.
+    #[error("what answers there is not gpucr: it said `{}`", .0.escape_debug())]
+    NotGpucr(String),
     /// It says that it cannot go on.
     #[error("the other side: {0}")]
     Refused(String),
@@ -61,6 +67,28 @@ pub struct Link {
     /// What is set to `stop` counts for nothing for the moment.
     regardless: AtomicBool,
     sent: AtomicU64,
+    pace: Mutex<Option<Pace>>,
+}
+
+/// What keeps a link below a rate.
+#[derive(Debug)]
+struct Pace {
+    /// Bytes a second.
+    rate: u64,
+    /// When the link is free again.
+    free: Instant,
+}
+
+impl Pace {
+    /// Takes so many bytes, and says how long they have to wait.
+    fn take(&mut self, bytes: usize) -> Duration {
+        let now = Instant::now();
+        // What was not used is not made up for.
+        self.free = self.free.max(now);
+        let wait = self.free - now;
+        self.free += Duration::from_secs_f64(bytes as f64 / self.rate.max(1) as f64);
+        wait
+    }
 }
 
 impl std::fmt::Debug for Link {
@@ -91,7 +119,13 @@ impl Link {
             cut: AtomicBool::default(),
             regardless: AtomicBool::default(),
             sent: AtomicU64::default(),
+            pace: Mutex::default(),
         })
+    }
+
+    /// Sends at most so many bytes a second from now on.
+    pub fn set_bandwidth(&self, rate: u64) {
+        *self.pace.lock() = Some(Pace { rate, free: Instant::now() });
     }
 
     /// From now on, all has to be over in so much time; `None` takes the limit back.
@@ -148,50 +182,96 @@ impl Link {
     /// Sends a whole frame.
     pub(super) fn write(&self, frame: &[u8]) -> Result<(), LinkError> {
         let writer = self.writer.lock();
-        let mut rest = frame;
+        for piece in frame.chunks(STEP) {
+            let wait =
+                self.pace.lock().as_mut().map_or(Duration::ZERO, |pace| pace.take(piece.len()));
+            let until = Instant::now() + wait;
+            while let Some(left) = until.checked_duration_since(Instant::now()) {
+                self.look()?;
+                std::thread::sleep(left.min(LOOK));
+            }
+            self.write_piece(writer.as_fd(), piece)?;
+        }
+        self.sent.fetch_add(frame.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn write_piece(&self, writer: BorrowedFd<'_>, mut rest: &[u8]) -> Result<(), LinkError> {
         let mut since = Instant::now();
         while !rest.is_empty() {
             self.look()?;
-            match rustix::io::write(&*writer, rest) {
+            match rustix::io::write(writer, rest) {
                 Ok(len) => {
                     rest = &rest[len..];
                     since = Instant::now();
                 }
-                Err(Errno::AGAIN) => self.wait(writer.as_fd(), PollFlags::OUT, since)?,
+                Err(Errno::AGAIN) => self.wait(writer, PollFlags::OUT, since)?,
                 Err(Errno::INTR) => {}
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(LinkError::Closed),
                 Err(error) => return Err(LinkError::Io(error.into())),
             }
         }
-        self.sent.fetch_add(frame.len() as u64, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Receives the first message of the other side, for which that may take `patience`: it may still have to be
+    /// started, and somebody may have to be asked for a password before.
+    pub(super) fn receive_greeting(&self, patience: Duration) -> Result<Message, LinkError> {
+        let begun = Instant::now();
+        let mut len = [0; 4];
+        loop {
+            // Whoever waits for longer than that has nothing to lose yet.
+            let waited = self.read(self.reader.lock().as_fd(), &mut len[..1], Instant::now());
+            match waited {
+                Ok(()) => break,
+                Err(LinkError::Silent(_)) if begun.elapsed() < patience => {}
+                Err(LinkError::Closed) => return Err(LinkError::Mute),
+                Err(error) => return Err(error),
+            }
+        }
+        let reader = self.reader.lock();
+        self.read(reader.as_fd(), &mut len[1..], Instant::now())?;
+        if u32::from_le_bytes(len) as usize > MAX_FRAME {
+            // Most likely words: of a login script, or of a shell.
+            let mut words = [0; 200];
+            let more = rustix::io::read(&*reader, &mut words).unwrap_or_default();
+            let words = [&len, &words[..more]].concat();
+            return Err(LinkError::NotGpucr(String::from_utf8_lossy(&words).trim().to_owned()));
+        }
+        match self.receive_rest(reader.as_fd(), len)? {
+            Frame::Message(message) => Ok(message),
+            frame => Err(unexpected(&frame)),
+        }
     }
 
     /// Receives the next frame that is more than a sign of life.
     pub(super) fn receive(&self) -> Result<Frame, LinkError> {
         let reader = self.reader.lock();
         loop {
-            let since = Instant::now();
             let mut len = [0; 4];
-            self.read(reader.as_fd(), &mut len, since)?;
-            let len = u32::from_le_bytes(len) as usize;
-            if len > MAX_FRAME {
-                return Err(LinkError::Protocol("a frame is too long".into()));
-            }
-            // One frame has as much time as nothing: nobody is held up by single bytes.
-            let since = Instant::now();
-            let mut body = Vec::new();
-            while body.len() < len {
-                let done = body.len();
-                body.resize(len.min(done + STEP), 0);
-                self.read(reader.as_fd(), &mut body[done..], since)?;
-            }
-            match Frame::decode(&body) {
-                Ok(Frame::Message(Message::Alive {})) => {}
-                Ok(frame) => return Ok(frame),
-                Err(what) => return Err(LinkError::Protocol(what.to_owned())),
+            self.read(reader.as_fd(), &mut len, Instant::now())?;
+            match self.receive_rest(reader.as_fd(), len)? {
+                Frame::Message(Message::Alive {}) => {}
+                frame => return Ok(frame),
             }
         }
+    }
+
+    /// Receives what follows the length of a frame.
+    fn receive_rest(&self, reader: BorrowedFd<'_>, len: [u8; 4]) -> Result<Frame, LinkError> {
+        let len = u32::from_le_bytes(len) as usize;
+        if len > MAX_FRAME {
+            return Err(LinkError::Protocol("a frame is too long".into()));
+        }
+        // One frame has as much time as nothing: nobody is held up by single bytes.
+        let since = Instant::now();
+        let mut body = Vec::new();
+        while body.len() < len {
+            let done = body.len();
+            body.resize(len.min(done + STEP), 0);
+            self.read(reader, &mut body[done..], since)?;
+        }
+        Frame::decode(&body).map_err(|what| LinkError::Protocol(what.to_owned()))
     }
 
     /// Receives something long, of at most so many bytes, and the message that it is for.
@@ -333,6 +413,27 @@ mod tests {
     }
 
     #[test]
+    fn who_is_no_gpucr_is_told_apart_from_one_that_is_late() {
+        let greet = |said: &[u8], ends: bool| {
+            let (mut a, b) = UnixStream::pair().unwrap();
+            let b = link(b, SHORT);
+            a.write_all(said).unwrap();
+            let _open = (!ends).then_some(a);
+            b.receive_greeting(SHORT * 2)
+        };
+        assert!(matches!(greet(b"", true), Err(LinkError::Mute)));
+        assert!(matches!(greet(b"", false), Err(LinkError::Silent(_))));
+        let error = greet(b"Welcome to the machine\x1b\n", true).unwrap_err();
+        assert!(error.to_string().ends_with(r"it said `Welcome to the machine\u{1b}`"), "{error}");
+        let (a, b) = UnixStream::pair().unwrap();
+        let (a, b) = (link(a, LONG), link(b, SHORT));
+        let greeting = std::thread::spawn(move || b.receive_greeting(LONG));
+        std::thread::sleep(SHORT * 2);
+        a.send(&Message::Accept {}).unwrap();
+        assert_eq!(greeting.join().unwrap().unwrap(), Message::Accept {});
+    }
+
+    #[test]
     fn what_is_longer_than_it_may_be_is_refused() {
         let (a, b) = UnixStream::pair().unwrap();
         let (a, b) = (link(a, LONG), link(b, LONG));
@@ -360,6 +461,22 @@ mod tests {
         assert!(matches!(b.receive(), Err(LinkError::Silent(_))));
         over.store(true, Ordering::Relaxed);
         dripping.join().unwrap();
+    }
+
+    #[test]
+    fn what_is_limited_takes_its_time_and_ends_early_all_the_same() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let (a, b) = (link(a, LONG), link(b, LONG));
+        a.set_bandwidth(10 << 20);
+        let begun = Instant::now();
+        let receiving = std::thread::spawn(move || while b.receive().is_ok() {});
+        a.send_long(&vec![1; 4 << 20]).unwrap();
+        assert!(begun.elapsed() > Duration::from_millis(380), "{:?}", begun.elapsed());
+        a.limit(Some(SHORT));
+        let sent = a.send_long(&vec![1; 64 << 20]);
+        assert!(matches!(sent, Err(LinkError::TooLong(_))));
+        drop(a);
+        receiving.join().unwrap();
     }
 
     #[test]

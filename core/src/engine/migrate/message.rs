@@ -3,12 +3,12 @@
 //! A frame is a 32-bit little-endian length, a byte that says what it is, and the rest. The other side may be anybody:
 //! every length is bounded before memory is taken for it, and every value is checked.
 
-use gpucr_wire::{Stream, wire_enum};
+use gpucr_wire::{Stream, wire_enum, wire_struct};
 
 use crate::store::{ChunkId, Encoding, Entry, MAX_CHUNK};
 
 /// Version of the protocol. Both sides must have the same.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 3;
 /// Most bytes of a message.
 const MAX_MESSAGE: usize = 1 << 20;
 /// Most bytes of a piece.
@@ -45,6 +45,8 @@ wire_enum! {
             dry_run: bool,
             /// The pid namespace of the program, where it is on which host.
             pids: String,
+            /// The same of its network.
+            network: String,
             /// Version of the outline.
             version: u32,
             /// What the processor can do, as `/proc/cpuinfo` names it.
@@ -87,6 +89,8 @@ wire_enum! {
         9 => Running {
             /// Its pid there.
             pid: u32,
+            /// What was done there when.
+            steps: Vec<Step>,
         },
         /// Instead of `Prepared` or `Running`.
         10 => Failed {
@@ -104,6 +108,24 @@ wire_enum! {
 }
 
 impl Stream for Message {}
+
+wire_struct! {
+    /// Something that the destination did.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub(super) struct Step {
+        /// The phase.
+        pub(super) name: String,
+        /// Whether that was in the restore.
+        pub(super) restores: bool,
+        /// How long before this message it began, microseconds.
+        pub(super) ago: u64,
+        /// How long it lasted, microseconds.
+        pub(super) length: u64,
+    }
+}
+
+/// More steps of the destination than these are not drawn.
+pub(super) const MAX_STEPS: usize = 64;
 
 impl Message {
     /// Its name, for errors and for `GPUCR_FAULT`.
@@ -244,12 +266,16 @@ mod tests {
                 id: [3; 16],
                 dry_run: true,
                 pids: "x".into(),
+                network: "y".into(),
                 version: 1,
                 cpu: "fpu".into(),
             },
             Message::Ask { ids: vec![[7; 32]; 3] },
             Message::Want { wanted: vec![true, false] },
-            Message::Running { pid: 7 },
+            Message::Running {
+                pid: 7,
+                steps: vec![Step { name: "x".into(), restores: true, ago: 9, length: 2 }],
+            },
         ];
         for message in messages {
             let frame = Frame::of_message(&message).unwrap();

@@ -5,6 +5,7 @@
 //! `docs/migration.md` says why that holds whatever fails.
 
 mod cpu;
+mod goal;
 mod incoming;
 pub(super) mod link;
 mod message;
@@ -12,8 +13,9 @@ pub(super) mod outgoing;
 pub(super) mod record;
 mod source;
 
+pub use goal::{Goal, OnStall};
 pub use incoming::{Incoming, Place, ReceiveFailure, Received, Remains, receive};
 pub use link::{Link, LinkError};
 pub use outgoing::Outgoing;
-pub use record::{MigrationId, Record, Restore, Side, State, directory};
+pub use record::{Brought, MigrationId, Record, Restore, Side, State, directory};
 pub use source::{MigrateFailure, Migrated, Owner, Wishes, migrate};

@@ -13,10 +13,14 @@ use parking_lot::Mutex;
 use rayon::prelude::*;
 
 use super::cpu;
+use super::goal::{Goal, Meter};
 use super::link::{Link, LinkError, unexpected_message};
-use super::message::{Frame, MAX_ASKED, Message, PROTOCOL};
+use super::message::{Frame, MAX_ASKED, MAX_STEPS, Message, PROTOCOL, Step};
 use super::record::{MigrationId, Record, Side, State};
 use crate::base::faults::fault;
+use crate::base::format::milliseconds;
+use crate::base::progress::Pass;
+use crate::base::timeline::{Timeline, Track};
 use crate::engine::error::Error;
 use crate::host::process::ProcessInfo;
 use crate::image::{Committed, ImageError, MANIFEST_VERSION, Manifest, Recipient, Written};
@@ -26,6 +30,8 @@ use crate::store::{
 
 /// How often it is looked whether the thread that sends is still there.
 const LOOK: Duration = Duration::from_millis(50);
+/// So many characters of the name of a step are shown.
+const MAX_NAME: usize = 40;
 /// So many chunks wait at most, of [`MAX_CHUNK`] bytes each: who puts more waits.
 const QUEUE: usize = 32;
 
@@ -35,6 +41,7 @@ pub struct Outgoing {
     id: MigrationId,
     /// How long the program may stand still.
     max_stopped: Duration,
+    goal: Option<Goal>,
     state: Arc<Shared>,
     /// To the thread that sends; `None` once it is to end.
     queue: Mutex<Option<Sender<Item>>>,
@@ -59,6 +66,7 @@ struct Shared {
     failure: Mutex<Option<LinkError>>,
     /// The thread that sends has ended.
     is_over: AtomicBool,
+    meter: Meter,
 }
 
 #[derive(Default)]
@@ -80,7 +88,8 @@ enum Item {
 }
 
 impl Outgoing {
-    /// Greets the other side, which must be of the same version of the protocol.
+    /// Greets the other side, which must be of the same version of the protocol. It may take `patience` for its first
+    /// word, besides the time for which it may be silent.
     ///
     /// # Errors
     /// It is not, or the link is lost.
@@ -88,11 +97,16 @@ impl Outgoing {
         link: Arc<Link>,
         compression: Compression,
         max_stopped: Duration,
+        patience: Duration,
+        goal: Option<Goal>,
     ) -> Result<Self, Error> {
         let id = MigrationId::random()
             .map_err(|source| Error::Io { what: "the system has no randomness".into(), source })?;
-        link.send(&hello())?;
-        check_hello(&link.receive_message()?)?;
+        let sent = link.send(&hello());
+        // One that has ended may have said something before.
+        let greeting = link.receive_greeting(patience)?;
+        sent?;
+        check_hello(&greeting)?;
         let state = Arc::new(Shared::default());
         let (sender, queue) = crossbeam_channel::bounded(QUEUE);
         let pool = rayon::ThreadPoolBuilder::new().build().map_err(|error| Error::Io {
@@ -105,6 +119,7 @@ impl Outgoing {
             link,
             id,
             max_stopped,
+            goal,
             state,
             queue: Mutex::new(Some(sender)),
             record: Mutex::new(Record::new(id, Side::Source, State::Undecided)),
@@ -148,12 +163,42 @@ impl Outgoing {
         let cannot = |what: &str| Error::Damaged { what: what.into() };
         let (version, body) = outline.body().map_err(cannot)?;
         self.link.send_long(&body)?;
-        let (pids, cpu) = (pid_namespace(), cpu::features());
-        self.link.send(&Message::Offer { id: self.id.0, dry_run, pids, version, cpu })?;
+        let (pids, network, cpu) = (namespace("pid"), namespace("net"), cpu::features());
+        let id = self.id.0;
+        self.link.send(&Message::Offer { id, dry_run, pids, network, version, cpu })?;
         match self.link.receive_message()? {
             Message::Accept {} => Ok(()),
             Message::Refuse { reasons } => Err(Error::Refused { reasons }),
             other => Err(unexpected_message(&other).into()),
+        }
+    }
+
+    /// How much of the memory goes over in the time for which the program may stand still because of that. `None` if
+    /// nobody has said for how long, or the rate is not known.
+    pub(crate) fn little(&self) -> Option<u64> {
+        Some((self.state.meter.rate()? * self.goal?.max_downtime.as_secs_f64()) as u64)
+    }
+
+    /// How it gets on: `left` bytes are left, and so many change in a second.
+    pub(crate) fn progress(&self, pass: u32, left: u64, written_per_s: f64) -> Pass {
+        Pass {
+            pass,
+            sent_bytes: self.link.sent(),
+            left_bytes: left,
+            bytes_per_s: self.state.meter.rate(),
+            written_per_s,
+            downtime_ms: self.state.meter.takes(left).map(milliseconds),
+        }
+    }
+
+    /// After the last pass: whether the program is to be stopped with so many bytes left.
+    ///
+    /// # Errors
+    /// [`Error::TooFast`] if it is not.
+    pub(crate) fn check_left(&self, left: u64) -> Result<(), Error> {
+        match (self.goal, self.state.meter.takes(left)) {
+            (Some(goal), Some(takes)) => goal.check(left, takes),
+            _ => Ok(()),
         }
     }
 
@@ -204,12 +249,13 @@ impl Outgoing {
     ///
     /// # Errors
     /// The program was not brought back there, or that is not known. The other side has a complete image.
-    pub(super) fn hand_over(&self) -> Result<u32, Error> {
+    pub(super) fn hand_over(&self, timeline: &Timeline) -> Result<u32, Error> {
         self.queue.lock().take();
         self.link.limit(None);
         self.link.send_regardless(&Message::Commit {})?;
         match self.link.receive_message()? {
-            Message::Running { pid } => {
+            Message::Running { pid, steps } => {
+                draw(&steps, timeline);
                 if let Err(error) = self.record.lock().remove() {
                     tracing::warn!(%error, "the record of the migration stays");
                 }
@@ -271,6 +317,20 @@ impl Outgoing {
     }
 }
 
+/// Puts what the other side did, which it has just said, into the timeline of this side.
+fn draw(steps: &[Step], timeline: &Timeline) {
+    let now = Instant::now();
+    for Step { name, restores, ago, length } in steps.iter().take(MAX_STEPS) {
+        let track = if *restores { Track::RestoreThere } else { Track::There };
+        let name: String = name.chars().take(MAX_NAME).collect();
+        let begun = now.checked_sub(Duration::from_micros(*ago));
+        // What it says cannot be right otherwise.
+        if let Some(begun) = begun.filter(|_| length <= ago) {
+            timeline.lasted(track, name, begun, Duration::from_micros(*length));
+        }
+    }
+}
+
 /// What has become of something that was to be sent.
 fn not_taken(error: &LinkError) -> StoreError {
     match error {
@@ -302,10 +362,10 @@ pub(super) fn check_hello(message: &Message) -> Result<(), LinkError> {
     }
 }
 
-/// Tells pid namespaces apart, also those of different hosts.
-pub(super) fn pid_namespace() -> String {
+/// Tells namespaces of a kind, such as `pid`, apart, also those of different hosts.
+pub(super) fn namespace(kind: &str) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    let namespace = std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
     format!("{} {}", boot.trim(), namespace.display())
 }
 
@@ -429,6 +489,8 @@ impl Sending {
         if chunks.is_empty() {
             return Ok(());
         }
+        let (begun, bytes) =
+            (Instant::now(), chunks.iter().map(|(_, plain)| plain.len() as u64).sum());
         let ids: Vec<ChunkId> = chunks.iter().map(|(id, _)| *id).collect();
         let all = chunks.len();
         let mut wanted = self.ask(&ids)?.into_iter();
@@ -445,6 +507,7 @@ impl Sending {
         };
         let frames = self.pool.install(encode);
         frames.iter().try_for_each(|frame| self.link.write(frame))?;
+        self.state.meter.add(bytes, begun.elapsed());
         let mut known = self.state.known.lock();
         known.sent += frames.len() as u64;
         known.there += (all - frames.len()) as u64;

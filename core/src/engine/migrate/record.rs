@@ -110,8 +110,32 @@ pub struct Record {
     pub device_map: Vec<String>,
 }
 
-/// Restores the program that a record is of: gives its pid, or says why it could not. What was made of it is gone then.
-pub type Restore<'r> = &'r mut dyn FnMut(&Record) -> Result<u32, String>;
+/// A program that was brought back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Brought {
+    /// Its pid.
+    pub pid: u32,
+    /// The phases of the restore, which has just ended, with their milliseconds.
+    pub phases: Vec<(String, f64)>,
+}
+
+/// Brings the program back that a record is of. After an error, which says why, what was made of it is gone.
+pub trait Restore {
+    /// Makes its processes, with all their memory. None of them runs.
+    ///
+    /// # Errors
+    /// They cannot be made.
+    fn make(&mut self, record: &Record) -> Result<(), String>;
+
+    /// Lets it run; if [`make`](Self::make) has not been called, its processes are made now.
+    ///
+    /// # Errors
+    /// It cannot be made, or does not come to running.
+    fn run(&mut self, record: &Record) -> Result<Brought, String>;
+
+    /// Ends the processes that were made, and have not run.
+    fn give_up(&mut self);
+}
 
 /// The directory.
 pub fn directory() -> PathBuf {
@@ -194,15 +218,15 @@ impl Record {
     ///
     /// # Errors
     /// The program was not restored, or that cannot be noted.
-    pub fn restore(&mut self, restore: Restore<'_>) -> Result<u32, Error> {
+    pub fn restore(&mut self, restore: &mut dyn Restore) -> Result<Brought, Error> {
         self.by = own();
         self.enter(State::Restoring)?;
-        match restore(self) {
-            Ok(pid) => {
+        match restore.run(self) {
+            Ok(brought) => {
                 if let Err(error) = self.remove() {
                     tracing::error!(%error, "the program runs, and must not be restored once more");
                 }
-                Ok(pid)
+                Ok(brought)
             }
             Err(why) => {
                 self.enter(State::Taken)?;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use super::goal::Goal;
 use super::link::{Link, Pulse};
 use super::outgoing::Outgoing;
 use crate::base::format::milliseconds;
@@ -25,6 +26,10 @@ pub struct Wishes {
     pub dry_run: bool,
     /// For how long it may stand still at the source.
     pub max_stopped: Duration,
+    /// For how long the link may hold it up; none for passes over its memory as long as each gains much.
+    pub goal: Option<Goal>,
+    /// How long the other side may take for its first word, besides the time for which it may be silent.
+    pub patience: Duration,
     /// How memory is to be copied; none leaves the choice to gpucr.
     pub protocol: Option<Protocol>,
     /// Limit for closing the gate and draining, and for the driver's lock.
@@ -35,6 +40,8 @@ pub struct Wishes {
     pub shell_job: bool,
     /// Options of CRIU.
     pub criu: CriuOptions,
+    /// Records what happens when, on both sides.
+    pub timeline: Timeline,
     /// Signs the image.
     pub sign: Option<Arc<PrivateKey>>,
     /// Set by a signal handler to end it.
@@ -102,7 +109,13 @@ pub fn migrate(
 ) -> Result<Migrated, MigrateFailure> {
     let since = Instant::now();
     let link = Arc::new(link);
-    let greeted = Outgoing::greet(link.clone(), wishes.compression, wishes.max_stopped);
+    let greeted = Outgoing::greet(
+        link.clone(),
+        wishes.compression,
+        wishes.max_stopped,
+        wishes.patience,
+        wishes.goal,
+    );
     let peer = Arc::new(greeted.map_err(|error| MigrateFailure {
         phase: Phase::Offer,
         error: Box::new(error),
@@ -122,9 +135,10 @@ pub fn migrate(
     })?;
     let mut new_pid = None;
     if report.is_some() {
-        let mut clock = Clock::start(progress.as_ref());
+        let mut clock = Clock::recorded(progress.as_ref(), wishes.timeline.clone());
         let entered = clock.enter(Phase::Handover, None).map_err(Error::from);
-        let handed_over = entered.and_then(|()| peer.hand_over());
+        let handed_over = entered.and_then(|()| peer.hand_over(&wishes.timeline));
+        clock.end();
         new_pid = Some(handed_over.map_err(|error| MigrateFailure {
             phase: Phase::Handover,
             error: Box::new(error),
@@ -158,7 +172,7 @@ fn options(wishes: &Wishes, peer: &Arc<Outgoing>) -> Options {
         criu: wishes.criu.clone(),
         tags: Vec::new(),
         save_files: crate::engine::dump::SAVE_FILES,
-        timeline: Timeline::default(),
+        timeline: wishes.timeline.clone(),
         feedback: Feedback::default(),
         sign: wishes.sign.clone(),
         stop: wishes.stop.clone(),

@@ -33,7 +33,7 @@ mod watch;
 pub use devices::{Identity, MappedDevice, Moved};
 pub use files::{ChangedFile, FileFate, FilePolicy};
 pub use lacks::blockers;
-pub use options::{GoesOn, Options};
+pub use options::{GoesOn, MayRun, Options};
 pub use report::{OnDemand, Report, Shared};
 pub use stdio::Outputs;
 pub use supervisor::{Happened, Instance, Program, restore, restore_elsewhere};

@@ -3,8 +3,9 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::engine::error::Error;
 use crate::engine::sharing::Holder;
 use crate::image::trust::Trust;
 
@@ -26,6 +27,8 @@ pub struct Options {
     /// A shell command that is run when the processes are there and their memory is loaded, before any of
     /// them runs. If it fails the restore does.
     pub before_resume: Option<OsString>,
+    /// Is asked after that whether the program may run, and may take its time. Nothing of it has run if it may not.
+    pub may_run: Option<MayRun>,
     /// Devices that others of this host take the place of.
     pub device_map: Vec<MappedDevice>,
     /// Where the program's output goes, if it went to pipes.
@@ -45,6 +48,19 @@ pub struct Options {
     pub stop: Arc<AtomicBool>,
 }
 
+/// See [`Options::may_run`]. It is given the flag that ends the restore.
+#[derive(Clone)]
+pub struct MayRun(pub Arc<Ask>);
+
+/// What is asked, and says why the program may not run.
+type Ask = dyn Fn(&AtomicBool) -> Result<(), String> + Send + Sync;
+
+impl std::fmt::Debug for MayRun {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MayRun")
+    }
+}
+
 /// See [`Options::goes_on`].
 #[derive(Clone)]
 pub struct GoesOn(pub Arc<dyn Fn(Option<u32>) + Send + Sync>);
@@ -56,6 +72,15 @@ impl std::fmt::Debug for GoesOn {
 }
 
 impl Options {
+    /// Whether the program may run, which is waited for.
+    pub(super) fn may_they_run(&self) -> Result<(), Error> {
+        let Some(MayRun(may_run)) = &self.may_run else { return Ok(()) };
+        match may_run(&self.stop) {
+            Err(_) if self.stop.load(Ordering::Relaxed) => Err(Error::Interrupted),
+            answer => answer.map_err(|why| Error::MayNotRun { why }),
+        }
+    }
+
     pub(super) fn tell(&self, pid: Option<u32>) {
         if let Some(GoesOn(tell)) = &self.goes_on {
             tell(pid);

@@ -201,7 +201,8 @@ impl<'i> Begun<'i> {
             stdio::append(&manifest.processes);
             let command = options.before_resume.as_ref();
             let run = |command| hook::run(command, &options.image, pids[0], &options.stop);
-            command.map_or(Ok(()), |command| run(command.as_os_str()))
+            command.map_or(Ok(()), |command| run(command.as_os_str()))?;
+            options.may_they_run()
         };
         let making = maker.make(manifest, is_child, &files, &mut before_they_run)?;
         let Making { root, found } = making;

@@ -20,6 +20,7 @@ use crate::engine::dump::passes::Passes;
 use crate::engine::dump::task::Task;
 use crate::engine::error::Error;
 use crate::engine::memory::Bulk;
+use crate::engine::migrate::outgoing::Outgoing;
 use crate::host::process::{
     AgentError, RunningMemory, Tracking, wait_for_writers, why_not_to_track,
 };
@@ -39,6 +40,8 @@ const LONG: Duration = Duration::from_secs(1);
 /// Most passes, and most of those that are made when device memory has taken longer.
 const PASSES: usize = 5;
 const LATE_PASSES: usize = 2;
+/// Most passes where it is known how fast the copy is.
+const MEASURED_PASSES: usize = 30;
 /// Most passes where nothing is tracked. Each reads all memory.
 const HASH_PASSES: usize = 3;
 
@@ -76,7 +79,8 @@ impl HostAhead {
             return Ok(Self { thread: None, others: None, stop: Stop::new(asked) });
         }
         let timeline = &task.options.timeline;
-        let ahead = Ahead::new(mode, untracked, watched, image.clone(), asked, timeline);
+        let mut ahead = Ahead::new(mode, untracked, watched, image.clone(), asked, timeline);
+        ahead.peer = task.options.target.peer().cloned();
         Self::of(ahead)
     }
 
@@ -89,21 +93,22 @@ impl HostAhead {
         Ok(Self { thread: Some(thread.map_err(failed)?), others: Some(others), stop })
     }
 
-    /// Waits for its end. Nothing else is copied while it lasts.
+    /// Waits for its end. Nothing else is copied while it lasts. Gives, with what was copied, the bytes that are known to
+    /// be left.
     ///
     /// # Errors
     /// The image cannot be written, or gpucr was asked to end.
-    pub(in crate::engine::dump) fn finish(mut self) -> Result<Host, Error> {
+    pub(in crate::engine::dump) fn finish(mut self) -> Result<(Host, u64), Error> {
         drop(self.others.take());
         let joined = self.thread.take().map(JoinHandle::join);
         let copied = joined.map(|it| it.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         if self.stop.asked().load(Ordering::Relaxed) {
             return Err(Error::Interrupted);
         }
-        let Some(Ahead { mode, watched, account, .. }) = copied.transpose()? else {
-            return Ok(Host::default());
+        let Some(Ahead { mode, watched, account, left, .. }) = copied.transpose()? else {
+            return Ok((Host::default(), 0));
         };
-        Ok(Host::new(mode, watched, account))
+        Ok((Host::new(mode, watched, account), left))
     }
 }
 
@@ -179,6 +184,10 @@ struct Ahead {
     cores: Cores,
     timeline: Timeline,
     account: HostMemory,
+    /// Bytes that were left to be copied when it was last looked.
+    left: u64,
+    /// The other side of a migration.
+    peer: Option<Arc<Outgoing>>,
     stop: Stop,
 }
 
@@ -194,7 +203,8 @@ impl Ahead {
         let pids = untracked.iter().copied().chain(watched.iter().map(|watched| watched.pid));
         let (cores, stop) = (Cores::watch(pids.collect()), Stop::new(asked));
         let (timeline, account) = (timeline.clone(), HostMemory::default());
-        Self { mode, untracked, watched, image, cores, timeline, account, stop }
+        let (left, peer) = (0, None);
+        Self { mode, untracked, watched, image, cores, timeline, account, left, peer, stop }
     }
 
     fn run(&mut self, is_over: &Receiver<()>) -> Result<(), ImageError> {
@@ -233,7 +243,8 @@ impl Ahead {
 
     /// Copies what was written since it was copied, again and again, for as long as that is worth it.
     fn passes(&mut self, most: usize) -> Result<(), ImageError> {
-        let mut passes = Passes::new(most);
+        let has_goal = self.peer.as_ref().is_some_and(|peer| peer.little().is_some());
+        let mut passes = Passes::new(if has_goal { MEASURED_PASSES } else { most });
         loop {
             if self.stop.is_set() {
                 return Ok(());
@@ -242,7 +253,9 @@ impl Ahead {
             let sum = |of: fn(&Found) -> u64| found.iter().flatten().map(of).sum::<u64>();
             let (left, all) = (sum(Found::left), sum(Found::all));
             tracing::debug!(left, all, "pre-copy of host memory");
-            if !passes.is_worth(left, all) {
+            self.left = left;
+            let little = self.peer.as_ref().and_then(|peer| peer.little());
+            if !passes.is_worth(left, all, little) {
                 return Ok(());
             }
             self.account.passes += 1;

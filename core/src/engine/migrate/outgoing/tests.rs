@@ -41,7 +41,13 @@ fn chunks() -> Vec<Vec<u8>> {
 fn greeted(most: usize) -> (Outgoing, std::thread::JoinHandle<HashSet<ChunkId>>) {
     let (a, b) = UnixStream::pair().unwrap();
     let there = destination(link(b), most);
-    let outgoing = Outgoing::greet(link(a), Compression::Level(1), Duration::from_secs(60));
+    let outgoing = Outgoing::greet(
+        link(a),
+        Compression::Level(1),
+        Duration::from_secs(60),
+        Duration::ZERO,
+        None,
+    );
     (outgoing.unwrap(), there)
 }
 

@@ -1,0 +1,141 @@
+//! A destination that has pids and a network of its own makes the processes before it is handed the program.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::migration::{End, Pair, Side, Sides, ends_well, is_so};
+use gpucr_tests::{Lab, Program, refused, show, undisturbed, until};
+use serde_json::Value;
+
+const ARGS: [&str; 4] = ["--steps", "100", "--step-delay-ms", "20"];
+const WORKLOAD: &str = "sgd";
+
+/// The pid, as it is seen here, of the process that has the pid of the program in a pid namespace within this one.
+fn made(program: &Program) -> Option<u32> {
+    let entries = std::fs::read_dir("/proc").ok()?;
+    entries.flatten().find_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
+        let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        let pids: Vec<&str> = pids.split_whitespace().collect();
+        (pids.len() > 1 && pids.last()? == &program.pid.to_string()).then_some(pid)
+    })
+}
+
+#[test]
+fn a_program_is_made_before_it_is_handed_over_and_runs_only_then() -> Result<()> {
+    let expected = undisturbed(WORKLOAD, &ARGS[..2])?;
+    let lab = Lab::new();
+    let mut program = lab.at_work(WORKLOAD, &ARGS)?;
+    let go_on = lab.path("go-on");
+    let mut pair = Pair::apart(&lab, &program)?;
+    pair.source.env("GPUCR_FAULT", "hold:decide").env("GPUCR_FAULT_FILE", &go_on);
+    let Pair { mut source, mut destination, sockets } = pair;
+    let (mut source, mut destination) = (Side::start(&mut source)?, Side::start(&mut destination)?);
+    drop(sockets);
+    until("its processes are made", || {
+        made(&program).is_some() || !source.is_at_work() || !destination.is_at_work()
+    })?;
+    let before = program.output();
+    std::thread::sleep(Duration::from_millis(300));
+    ensure!(program.output() == before, "it runs nowhere");
+    if !source.is_at_work() || !destination.is_at_work() {
+        let sides = Sides { source: source.end()?, destination: destination.end()? };
+        anyhow::bail!("both were to wait for the decision: {}", sides.show());
+    }
+    std::fs::write(&go_on, "")?;
+    until("both sides end", || {
+        program.is_running();
+        !source.is_at_work() & !destination.is_at_work()
+    })?;
+    std::fs::remove_file(&go_on)?;
+    let sides = Sides { source: source.end()?, destination: destination.end()? };
+    let (source, _) = sides.reports()?;
+    let pid = made(&program).context("it runs there")?;
+    ensure!(source["new_pid"] == pid, "{source}");
+    program.pid = pid;
+    ends_well(&mut program, &expected)
+}
+
+#[test]
+fn what_fails_at_the_destination_before_the_decision_leaves_the_program_at_the_source() -> Result<()>
+{
+    use End::{GoesParked, GoesUnheard, Stays, StaysWithImage};
+    let expected = undisturbed(WORKLOAD, &ARGS[..2])?;
+    for (source, destination, end) in [
+        // In the process that restores.
+        ("", "fail:criu", Stays),
+        ("", "kill:criu", Stays),
+        ("", "fail:made", Stays),
+        ("", "kill:made", StaysWithImage),
+        ("fail:decide", "", Stays),
+        ("kill:decided", "", GoesUnheard),
+        ("", "kill:decide", GoesUnheard),
+        ("", "kill:handover", GoesParked),
+        ("", "fail:driver", GoesParked),
+        ("", "kill:attach", GoesParked),
+    ] {
+        let lab = Lab::new();
+        let mut program = lab.at_work(WORKLOAD, &ARGS)?;
+        let mut pair = Pair::apart(&lab, &program)?;
+        pair.source.env("GPUCR_FAULT", source);
+        pair.destination.env("GPUCR_FAULT", destination);
+        let sides = pair.run(&mut program)?;
+        let told = || format!("{source} {destination} {end:?}: {}", sides.show());
+        ensure!(!sides.destination.status.success(), "{}", told());
+        ensure!(!sides.source.status.success(), "{}", show(&sides.source));
+        until("what was made is gone", || made(&program).is_none()).with_context(told)?;
+        is_so(&lab, program, end, &expected).with_context(told)?;
+    }
+    Ok(())
+}
+
+/// Events of a kind that a command has written to a file.
+fn events(path: &std::path::Path, kind: &str) -> Result<Vec<Value>> {
+    let said = std::fs::read_to_string(path)?;
+    let all: Vec<Value> = said.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    Ok(all.into_iter().filter(|event| event["event"] == kind).collect())
+}
+
+#[test]
+fn both_sides_are_in_one_timeline_and_passes_are_told() -> Result<()> {
+    let expected = undisturbed(WORKLOAD, &ARGS[..2])?;
+    let lab = Lab::new();
+    let mut program = lab.at_work(WORKLOAD, &ARGS)?;
+    let mut pair = Pair::apart(&lab, &program)?;
+    pair.source.args(["--timeline", "time.json", "--events", "events", "--bandwidth", "50MB"]);
+    pair.source.args(["--max-downtime", "2s"]);
+    let (source, _) = pair.run(&mut program)?.reports()?;
+    let sent = source["sent_bytes"].as_f64().context("it has sent something")?;
+    let total = source["total_ms"].as_f64().context("that took time")?;
+    ensure!(sent / total < 50e6 / 1000.0, "it keeps below the rate: {source}");
+    let passes = events(&lab.path("events"), "pass")?;
+    ensure!(passes.iter().all(|pass| pass["written_per_s"].is_number()), "{passes:?}");
+    let report = lab.run(["report", "time.json", "-o", "time.html"])?;
+    ensure!(report.status.success(), "{}", show(&report));
+    let page = std::fs::read_to_string(lab.path("time.html"))?;
+    for words in ["destination", "restore there", "receive", "handover"] {
+        ensure!(page.contains(words), "{words}");
+    }
+    program.pid = made(&program).context("it runs there")?;
+    ends_well(&mut program, &expected)
+}
+
+/// It changes memory in each of its steps.
+#[test]
+fn a_program_that_writes_too_fast_is_left_alone_if_that_was_wanted() -> Result<()> {
+    let lab = Lab::new();
+    let mut program = lab.at_work(WORKLOAD, &["--steps", "3000", "--step-delay-ms", "20"])?;
+    program.let_go()?;
+    let mut pair = Pair::new(&lab, &program)?;
+    // Much less than the time that the smallest chunk takes.
+    pair.source.args(["--bandwidth", "50MB", "--max-downtime", "1us", "--on-stall", "abort"]);
+    let Pair { mut source, mut destination, sockets } = pair;
+    let (source, destination) = (Side::start(&mut source)?, Side::start(&mut destination)?);
+    drop(sockets);
+    let (source, destination) = (source.end()?, destination.end()?);
+    refused(&source, 1, &["writes too fast", "the program runs on here"])?;
+    refused(&destination, 1, &["writes too fast", "nothing is left here"])?;
+    let before = program.output().len();
+    until("it runs on", || program.is_running() && program.output().len() > before)
+}
