@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand};
 use crate::commands::check::CheckArgs;
 use crate::commands::diff::DiffArgs;
 use crate::commands::dump::DumpArgs;
+use crate::commands::extract::ExtractArgs;
 use crate::commands::gc::GcArgs;
 use crate::commands::generate::{CompletionsArgs, GenerateManArgs};
 use crate::commands::inspect::InspectArgs;
@@ -52,6 +53,7 @@ pub(crate) enum Command {
     Ps(PsArgs),
     Trace(TraceArgs),
     Inspect(InspectArgs),
+    Extract(ExtractArgs),
     Verify(VerifyArgs),
     Report(ReportArgs),
     Diff(DiffArgs),

@@ -3,6 +3,7 @@
 pub(crate) mod check;
 pub(crate) mod diff;
 pub(crate) mod dump;
+pub(crate) mod extract;
 pub(crate) mod gc;
 pub(crate) mod generate;
 pub(crate) mod inside;

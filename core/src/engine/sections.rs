@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use gpucr_wire::{Sharing, Stream};
 
 use super::error::Error;
+use super::launched;
 use super::opened;
 use crate::image::{ImageError, Manifest, Section};
 
@@ -17,11 +18,14 @@ const CONTEXTS: &str = "contexts";
 /// Which memory of others each process has open, in postcard form: [`opened::ByProcess`].
 const OPENED: &str = "opened";
 
+/// Which kernels each process launched while it was dumped, in postcard form: [`launched::ByProcess`].
+const LAUNCHED: &str = "launched";
+
 /// By process, and by the UUID of the device: bytes besides the memory that the image has.
 pub(super) type Contexts = Vec<(u32, Vec<([u8; 16], u64)>)>;
 
 /// Kinds and versions that a restore understands.
-const KNOWN: [(&str, u32); 3] = [(SHARING, 1), (CONTEXTS, 1), (OPENED, 1)];
+const KNOWN: [(&str, u32); 4] = [(SHARING, 1), (CONTEXTS, 1), (OPENED, 1), (LAUNCHED, 1)];
 
 /// Refuses an image that needs what this gpucr does not know.
 ///
@@ -83,6 +87,21 @@ pub(super) fn read_opened(manifest: &Manifest) -> Result<opened::ByProcess, Erro
     said.filter(|said| opened::is_possible(said, manifest)).ok_or_else(|| Error::Damaged {
         what: "what it says of memory that processes have opened of each other".into(),
     })
+}
+
+/// The section for kernels that were launched. It is for people alone.
+pub(super) fn launched(launched: &launched::ByProcess) -> Option<Section> {
+    let any = launched.iter().any(|(_, kernels)| !kernels.is_empty());
+    let data = postcard::to_stdvec(launched).ok().filter(|_| any)?;
+    let kind = LAUNCHED.to_owned();
+    Some(Section { kind, version: 1, needed: false, data, chunks: Vec::new() })
+}
+
+/// What [`launched`] has written; nothing if it makes no sense.
+pub(super) fn read_launched(manifest: &Manifest) -> launched::ByProcess {
+    let section = manifest.section(LAUNCHED, 1);
+    let said = section.and_then(|section| postcard::from_bytes(&section.data).ok());
+    said.unwrap_or_default()
 }
 
 #[cfg(test)]

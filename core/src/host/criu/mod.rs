@@ -24,7 +24,10 @@ pub use error::{CriuError, Hint};
 pub use find::{Criu, Features};
 pub use left_memory::LeftMemory;
 pub(crate) use log::read_anything;
-pub(crate) use pages::leave_out_zeros;
+pub(crate) use pages::{
+    FILES, MEMFD, Mapped, Mappings, Memfds, Pages, leave_out_zeros, mappings_file, pages_file,
+    shared_pages_file,
+};
 pub use restore::{InheritFd, RestoreError, RestoreOptions, RestoreWorker};
 pub use version::{MIN_VERSION, Version};
 
