@@ -63,11 +63,11 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     ];
     for (name, address, bytes) in all {
         let hash = blake3::hash(bytes).to_hex();
-        run.line(&format!("memory {name} {address:#x} {} {hash}", bytes.len()))?;
+        run.line(format!("memory {name} {address:#x} {} {hash}", bytes.len()))?;
     }
-    run.line(&format!("memory kept {:#x} {KEPT} -", kept as u64))?;
+    run.line(format!("memory kept {:#x} {KEPT} -", kept as u64))?;
     let code = words as fn(u32, usize) -> Vec<u32> as usize & !(PAGE - 1);
-    run.line(&format!("memory code {code:#x} {PAGE} -"))?;
+    run.line(format!("memory code {code:#x} {PAGE} -"))?;
     run.ready()?;
     for step in 0..steps {
         let word: u32 = buffer.read_one(mix(step) as usize % (DEVICE / 4))?;

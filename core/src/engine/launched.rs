@@ -70,7 +70,8 @@ pub(crate) fn of<'a>(
 
 fn launched(kernels: &Kernels, used: &KernelUse) -> Launched {
     let mut name = used.name.clone();
-    name.truncate(name.floor_char_boundary(LONGEST_NAME));
+    let fits = (0..=LONGEST_NAME.min(name.len())).rev().find(|end| name.is_char_boundary(*end));
+    name.truncate(fits.unwrap_or(0));
     let only_read = used.slots.iter().filter(|slot| !kernels.direction(used.id, slot).0.writes());
     Launched {
         name,
