@@ -6,6 +6,7 @@ use crate::commands::check::CheckArgs;
 use crate::commands::diff::DiffArgs;
 use crate::commands::dump::DumpArgs;
 use crate::commands::forget::ForgetArgs;
+use crate::commands::extract::ExtractArgs;
 use crate::commands::gc::GcArgs;
 use crate::commands::generate::{CompletionsArgs, GenerateManArgs};
 use crate::commands::inspect::InspectArgs;
@@ -55,6 +56,7 @@ pub(crate) enum Command {
     Ps(PsArgs),
     Trace(TraceArgs),
     Inspect(InspectArgs),
+    Extract(ExtractArgs),
     Verify(VerifyArgs),
     Report(ReportArgs),
     Diff(DiffArgs),

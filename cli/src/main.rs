@@ -44,6 +44,7 @@ fn main() -> ExitCode {
         Command::Ps(args) => commands::ps::run(&args),
         Command::Trace(args) => commands::trace::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Extract(args) => commands::extract::run(&args),
         Command::Ls(args) => commands::ls::run(&args),
         Command::Rm(args) => commands::rm::run(&args),
         Command::Forget(args) => commands::forget::run(&args),

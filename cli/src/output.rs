@@ -157,6 +157,11 @@ impl Output {
         Ok(Self { place, partial })
     }
 
+    /// Whether a file is made that takes the place of what was there; not a pipe or device, which is written as it is.
+    pub(crate) fn is_file(&self) -> bool {
+        self.partial.is_some()
+    }
+
     /// Removes the file that was there, if there was one.
     ///
     /// # Errors
@@ -176,15 +181,27 @@ impl Output {
     ///
     /// # Errors
     /// It cannot be written, and what was there is as it was; a pipe or device may have got a part.
-    pub(crate) fn write(mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn write(self, bytes: &[u8]) -> io::Result<()> {
+        self.write_by(|file| file.write_all(bytes))
+    }
+
+    /// The same with a function that writes it.
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write); or that of the function, after which what was there is as it was.
+    pub(crate) fn write_by<E: From<io::Error>>(
+        mut self,
+        write: impl FnOnce(&mut File) -> Result<(), E>,
+    ) -> Result<(), E> {
         let Place { dir, name, found } = &self.place;
         let Some(partial) = &mut self.partial else {
-            let found = found.as_ref().ok_or(ErrorKind::NotFound)?;
-            return found.open(File::options().write(true).truncate(true))?.write_all(bytes);
+            let found = found.as_ref().ok_or(io::Error::from(ErrorKind::NotFound))?;
+            return write(&mut found.open(File::options().write(true).truncate(true))?);
         };
-        partial.file.write_all(bytes)?;
+        write(&mut partial.file)?;
         partial.give_name(dir)?;
-        rustix::fs::renameat(dir, &partial.hidden, dir, name)?;
+        let renamed = rustix::fs::renameat(dir, &partial.hidden, dir, name);
+        renamed.map_err(io::Error::from)?;
         self.partial = None;
         Ok(())
     }

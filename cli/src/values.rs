@@ -59,6 +59,27 @@ pub(crate) fn tag(text: &str) -> Result<String, String> {
     }
 }
 
+/// A number of bytes that is not zero, with units or without; or in hexadecimal digits behind `0x`.
+///
+/// # Errors
+/// The text is no size, or it is zero.
+pub(crate) fn length(text: &str) -> Result<u64, String> {
+    let length = if text.starts_with("0x") { address(text)? } else { size(text)? };
+    if length == 0 { Err("there is nothing to be had of no bytes".into()) } else { Ok(length) }
+}
+
+/// An address, in hexadecimal digits behind `0x` or as a number.
+///
+/// # Errors
+/// The text is no number of 64 bits.
+pub(crate) fn address(text: &str) -> Result<u64, String> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) if !digits.starts_with('+') => u64::from_str_radix(digits, 16),
+        _ => text.parse(),
+    };
+    number.map_err(|error| format!("{error}; an address is given as in 0x7f0000000000"))
+}
+
 /// How well chunks are compressed.
 ///
 /// # Errors
@@ -83,6 +104,10 @@ mod tests {
         assert!(duration("99years").is_ok() && duration("1e18").is_err());
         assert_eq!((size("4096"), size("8 GiB")), (Ok(4096), Ok(8 << 30)));
         assert!(size("much").is_err() && size("-1").is_err());
+        assert_eq!((address("0x7f00"), address("4096")), (Ok(0x7f00), Ok(4096)));
+        assert!(address("7f00").is_err() && address("0x+1").is_err() && address("-1").is_err());
+        assert_eq!((length("0x10"), length("2 KiB")), (Ok(16), Ok(2048)));
+        assert!(length("0").is_err() && length("0x0").is_err());
         assert_eq!(compression("none"), Ok(Compression::None));
         assert_eq!(compression("19"), Ok(Compression::Level(19)));
         assert!(compression("0").is_err() && compression("20").is_err());

@@ -33,6 +33,8 @@ pub use base::{careful, format, limits, phase, stop, timeline};
 pub use engine::error::{Error, Failure, Left};
 #[doc(hidden)]
 pub use engine::hostile;
-pub use engine::{access, dump, error, kinds, migrate, restore, sharing, warm, watchdog};
+pub use engine::{
+    access, dump, error, extract, kinds, launched, migrate, restore, sharing, warm, watchdog,
+};
 pub use host::{criu, namespace, process};
 pub use image::{diff, library, transfer, trust, verify};

@@ -27,8 +27,9 @@ pub const GROUPS: [&str; 4] = ["ring", "ahead", "handles", "signals"];
 /// The workload that uses all devices; `e2e/groups.rs` has it.
 pub const DEVICES: [&str; 1] = ["devices"];
 
-/// The workload that writes host memory in every way; `e2e/host_memory.rs` has it.
-pub const HOST: [&str; 1] = ["host-memory"];
+/// The workload that writes host memory in every way, and one that leaves it alone; `e2e/host_memory.rs` and
+/// `e2e/extract.rs` have them.
+pub const HOST: [&str; 2] = ["host-memory", "addresses"];
 
 /// Makes a test of each workload, in a module `workload`, by a function that takes its name, and one that
 /// fails if a workload is missing here. The adversaries, the generated programs, the large one, the groups, and those that are

@@ -5,6 +5,7 @@
 //! that the dynamic loader finds. `README.md` says what each of them proves.
 
 mod adam;
+mod addresses;
 mod adversaries;
 mod ahead;
 mod attention;
@@ -55,7 +56,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 40] = [
+const WORKLOADS: [(&str, Workload); 41] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -79,6 +80,7 @@ const WORKLOADS: [(&str, Workload); 40] = [
     ("headless", headless::run),
     ("one-block", one_block::run),
     ("host-memory", host_memory::run),
+    ("addresses", addresses::run),
     ("halves", adversaries::halves),
     ("permuted", adversaries::permuted),
     ("shifting", adversaries::shifting),

@@ -1,5 +1,7 @@
 //! `gpucr inspect`.
 
+mod kernels;
+
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -32,6 +34,11 @@ pub(crate) struct InspectArgs {
     /// Show every block and file, not only the 20 largest
     #[arg(long)]
     pub(crate) all: bool,
+    /// Show the kernels that each process launched while it was dumped, instead
+    ///
+    /// A dump that copies while the program runs records them (--protocol recopy or cow); others say nothing.
+    #[arg(long)]
+    pub(crate) kernels: bool,
     /// Print a JSON object, with everything
     #[arg(long)]
     pub(crate) json: bool,
@@ -82,6 +89,8 @@ struct Summary<'a> {
     libraries: Vec<LibraryRow<'a>>,
     /// Files that must be in place for a restore, with these sizes.
     files: Vec<FileRow<'a>>,
+    /// The kernels that each process launched while it was dumped, as far as the dump recorded that.
+    kernels: Vec<kernels::ProcessKernels>,
     stopped_ms: f64,
     phases: &'a [Phase],
 }
@@ -188,6 +197,10 @@ struct BlockRow {
 
 pub(crate) fn run(args: &InspectArgs) -> Outcome {
     let image = ImageReader::open(&args.image).map_err(Error::from)?;
+    if args.kernels && !args.json {
+        kernels::print(image.manifest(), args.all);
+        return Ok(ExitCode::SUCCESS);
+    }
     let summary = summary(&image);
     if args.json {
         print_json(&summary)?;
@@ -246,6 +259,7 @@ fn summary(image: &ImageReader) -> Summary<'_> {
                 mapped: file.mapped,
             })
             .collect(),
+        kernels: kernels::of(manifest),
         stopped_ms: manifest.stopped_ms,
         phases: &manifest.phases,
     }

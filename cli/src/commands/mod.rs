@@ -4,6 +4,7 @@ pub(crate) mod check;
 pub(crate) mod diff;
 pub(crate) mod dry_run;
 pub(crate) mod dump;
+pub(crate) mod extract;
 pub(crate) mod forget;
 pub(crate) mod gc;
 pub(crate) mod generate;

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use gpucr_core::Error;
 use gpucr_core::criu::{CriuError, Hint};
 use gpucr_core::cuda::driver::code;
+use gpucr_core::extract::ExtractError;
 use gpucr_core::image::ImageError;
 use gpucr_core::library::LibraryError;
 use gpucr_core::limits::TooFewDescriptors;
@@ -32,6 +33,7 @@ pub(super) fn about(error: &Error) -> Help {
         Error::Store(StoreError::DamagedChunk { .. }) => Some(DAMAGED.into()),
         Error::Tar(error) => about_tar(error),
         Error::Link(error) => about_link(error),
+        Error::Extract(error) => about_extract(error),
         error => {
             let about = about_program(error).or_else(|| about_host(error));
             about.or_else(|| about_restore(error)).or_else(|| about_warm_image(error))
@@ -358,6 +360,28 @@ fn about_tar(error: &TarError) -> Help {
              for example zstd -dc FILE | gpucr import - -o IMAGE"
         }
         TarError::Exists { .. } => "give another name, or remove it first",
+        _ => return None,
+    };
+    Some(text.into())
+}
+
+/// What to do about memory that an image does not have.
+fn about_extract(error: &ExtractError) -> Help {
+    let text = match error {
+        ExtractError::Nothing { of_driver: true, .. } => {
+            "`gpucr inspect --all` lists the blocks of device memory; what the driver has saved (pools, arrays, all \
+             memory of a program without `gpucr run`) is in the process's host memory in the driver's own form"
+        }
+        ExtractError::Nothing { .. } | ExtractError::Kept { .. } => {
+            "`gpucr inspect --all` lists the blocks of device memory"
+        }
+        ExtractError::NoProcess { .. } => "`gpucr inspect` shows the processes of an image",
+        ExtractError::BadFile { .. } => {
+            "`gpucr verify` tells whether the image is whole; a newer CRIU may list memory in another way"
+        }
+        ExtractError::TooManyZeros { .. } | ExtractError::TooManyPlaces {} => {
+            "give a smaller --length"
+        }
         _ => return None,
     };
     Some(text.into())

@@ -11,6 +11,7 @@ use crate::base::phase::Phase;
 use crate::cuda::TransferError;
 use crate::cuda::driver::{DriverError, OpenError};
 use crate::engine::device_state::StateError;
+use crate::engine::extract::ExtractError;
 use crate::engine::migrate::link::LinkError;
 use crate::host::criu::CriuError;
 use crate::host::process::{AgentError, TreeError};
@@ -132,6 +133,8 @@ pub enum Error {
     StrangeShim { path: PathBuf },
     #[error("the image is damaged: {what}")]
     Damaged { what: String },
+    #[error(transparent)]
+    Extract(#[from] ExtractError),
     #[error(transparent)]
     Tar(TarError),
     #[error("the copying of device memory stopped early")]

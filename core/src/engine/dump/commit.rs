@@ -123,6 +123,11 @@ pub(super) fn commit(
     manifest.sections.extend(sections::contexts(task.made.cuda_processes.iter().map(of).collect()));
     let opened = opened::by_process(&task.made.cuda_processes);
     manifest.sections.extend(sections::opened(&opened));
+    let launched =
+        task.made.cuda_processes.iter().enumerate().map(|(number, program)| {
+            (program.process.pid, task.speculation.launched_kernels(number))
+        });
+    manifest.sections.extend(sections::launched(&launched.collect()));
     let peer = task.options.target.peer();
     let phase = if peer.is_some() { Phase::Prepare } else { Phase::Commit };
     let (image, ()) = or_keep(image, task.enter(phase, None))?;

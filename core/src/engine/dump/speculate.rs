@@ -13,6 +13,7 @@ pub(super) use crate::engine::access::Blamed;
 use crate::engine::access::{Extent, Kernels, Tally, Written, sharing, written};
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
+use crate::engine::launched::{self, Launched};
 use crate::engine::memory::{Bulk, Miss};
 use crate::host::process::Agent;
 use crate::image;
@@ -139,6 +140,12 @@ impl Speculation {
     ) -> (Vec<u64>, Vec<KernelSummary>) {
         let program = self.programs.get(program);
         program.map_or_else(Default::default, |p| sharing(&p.kernels, &p.intervals, unchanged))
+    }
+
+    /// The kernels that a program has launched since recording began, for people.
+    pub(super) fn launched_kernels(&self, program: usize) -> Vec<Launched> {
+        let program = self.programs.get(program);
+        program.map_or_else(Vec::new, |p| launched::of(&p.kernels, &p.intervals))
     }
 
     /// The names of the kernels that a program has launched from that interval on.

@@ -30,7 +30,10 @@ pub use left_memory::LeftMemory;
 pub(crate) use links::settle as settle_links;
 pub(crate) use log::read_anything;
 pub(crate) use open_files::{FILES, open_files, with_sizes};
-pub(crate) use pages::leave_out_zeros;
+pub(crate) use pages::{
+    MEMFD, Mapped, Mappings, Memfds, Pages, leave_out_zeros, mappings_file, pages_file,
+    shared_pages_file,
+};
 pub use restore::{InheritFd, RestoreError, RestoreOptions, RestoreWorker};
 pub use version::{MIN_VERSION, Version};
 

@@ -9,6 +9,7 @@
 
 pub(super) mod files;
 mod left;
+mod lookup;
 mod private;
 mod zeros;
 
@@ -17,6 +18,9 @@ mod tests;
 
 pub(super) use files::{IMAGE_MAGIC, processes};
 pub(super) use left::{Left, Origin, Part, left};
+pub(crate) use lookup::{
+    MEMFD, Mapped, Mappings, Memfds, Pages, mappings_file, pages_file, shared_pages_file,
+};
 pub(super) use private::{Extent, mark, private};
 pub(crate) use zeros::leave_out_zeros;
 

@@ -182,7 +182,7 @@ pub(crate) fn processes(dir: BorrowedFd<'_>) -> io::Result<Vec<i32>> {
 
 /// In [`Between::status`]: no mapping, but pages of another one that the kernel guards (MADV_GUARD_INSTALL). CRIU names
 /// them since 4.2, behind all mappings, and has nothing else of them.
-const GUARD: u32 = 1 << 16;
+pub(super) const GUARD: u32 = 1 << 16;
 
 /// In order of their addresses.
 pub(super) fn decode_mappings(bytes: &[u8]) -> Option<Vec<Between>> {
