@@ -7,7 +7,6 @@
 //! Launches of one kernel whose arguments point to each other's allocations in the same way are of one
 //! [`Class`], and judged alike.
 
-use crate::access::Param;
 use crate::{wire_enum, wire_struct};
 
 /// A kernel with more words that may be pointers has no classes: its launches are not looked at one by one.
@@ -87,15 +86,15 @@ impl Numbers {
     }
 }
 
-/// The words of a kernel's arguments that may be pointers: aligned in the buffer of all parameters. Each with the
-/// number of its parameter and its offset there, bytes.
-pub fn words(params: &[Param]) -> impl Iterator<Item = (u32, u32)> {
-    let of = |(index, param): (usize, &Param)| {
-        let first = param.offset.wrapping_neg() % 8;
-        let count = param.size.saturating_sub(first) / 8;
+/// The words of a kernel's arguments that may be pointers: aligned in the buffer of all parameters, which are given by
+/// their offsets there and sizes, bytes. Each with the number of its parameter and its offset in that, bytes.
+pub fn words(params: impl IntoIterator<Item = (u32, u32)>) -> impl Iterator<Item = (u32, u32)> {
+    let of = |(index, (offset, size)): (usize, (u32, u32))| {
+        let first = offset.wrapping_neg() % 8;
+        let count = size.saturating_sub(first) / 8;
         (0..count).map(move |word| (index as u32, first + 8 * word))
     };
-    params.iter().enumerate().flat_map(of)
+    params.into_iter().enumerate().flat_map(of)
 }
 
 /// What the code of a kernel does with an argument.
@@ -216,17 +215,13 @@ impl Code {
 mod tests {
     use super::*;
 
-    fn param(offset: u32, size: u32) -> Param {
-        Param { offset, size }
-    }
-
     #[test]
     fn words_are_aligned_in_the_buffer_of_all_parameters() {
-        let params = [param(0, 8), param(8, 4), param(12, 20), param(32, 24), param(56, 7)];
+        let params = [(0, 8), (8, 4), (12, 20), (32, 24), (56, 7)];
         // The third begins in the middle of a word.
         let expected = [(0, 0), (2, 4), (2, 12), (3, 0), (3, 8), (3, 16)];
-        assert_eq!(words(&params).collect::<Vec<_>>(), expected);
-        assert_eq!(words(&[param(u32::MAX, 1), param(4, 3)]).count(), 0);
+        assert_eq!(words(params).collect::<Vec<_>>(), expected);
+        assert_eq!(words([(u32::MAX, 1), (4, 3)]).count(), 0);
     }
 
     #[test]

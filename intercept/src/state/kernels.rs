@@ -288,7 +288,8 @@ fn name(handle: u64, is_kernel: bool) -> String {
 
 /// The words of parameters that are aligned in the parameter buffer.
 fn words(params: &[Param]) -> Vec<Word> {
-    twice::words(params).map(|(param, offset)| Word { param, offset }).collect()
+    let places = params.iter().map(|param| (param.offset, param.size));
+    twice::words(places).map(|(param, offset)| Word { param, offset }).collect()
 }
 
 /// A module, library or context is about to go, and kernels with it. All handles are looked up again:

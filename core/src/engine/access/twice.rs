@@ -54,8 +54,9 @@ pub(super) fn code_of(kernel: &KernelUse, kernels: &Kernels) -> Result<Code, &'s
         return Err("more than memory counts");
     }
     // The proof is of a kernel with the same layout.
+    let params = kernel.params.iter().map(|param| (param.offset, param.size));
     let places: HashMap<(u32, u32), usize> =
-        words(&kernel.params).enumerate().map(|(at, word)| (word, at)).collect();
+        words(params).enumerate().map(|(at, word)| (word, at)).collect();
     let uses = uses(code, &places).ok_or("its code is not understood")?;
     let (reads_variables, writes_variables) = (code.variables.reads(), code.variables.writes());
     Ok(Code { uses, reads_variables, writes_variables })
