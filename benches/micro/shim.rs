@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use gpucr_benches::{build, built, machine, median, print_table};
 use gpucr_wire::access::{KernelUse, SlotUse};
+use gpucr_wire::twice::{Code, Place, Twice, Use};
 use gpucr_wire::{Connection, Reply, Request};
 use libloading::Library;
 use rustix::time::{ClockId, clock_gettime};
@@ -36,6 +37,9 @@ struct Args {
     /// Nanoseconds that a launch with ten pointers may cost more while it is recorded
     #[arg(long, default_value_t = 500.0)]
     recorded_limit: f64,
+    /// Nanoseconds that may take, with recording, to decide whether a launch with ten pointers may be done twice
+    #[arg(long, default_value_t = 500.0)]
+    decision_limit: f64,
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
@@ -234,6 +238,29 @@ fn measure(direct: &Way, shim: &Way, call: Call, threads: usize, args: &Args) ->
     })
 }
 
+/// Nanoseconds of CPU time that it takes to decide whether a launch with ten pointers may be done twice, once it is known
+/// where they point.
+fn decide(args: &Args) -> f64 {
+    let word =
+        |word: usize| Use { word: Some(word), reads: word > 0, writes: word == 0, down: true };
+    let code = Code { uses: (0..POINTERS).map(word).collect(), ..Code::default() };
+    let place = |number: usize| Place { at: number as u8 + 1, before: number as u8 };
+    let mut places: Vec<Place> = (0..POINTERS).map(|number| place(number + POINTERS)).collect();
+    places[0] = place(1);
+    let round = |_| {
+        let before = clock_gettime(ClockId::ThreadCPUTime);
+        for _ in 0..args.calls {
+            let decided = black_box(&code).twice(black_box(&places));
+            assert_eq!(decided, Twice::Same);
+        }
+        let after = clock_gettime(ClockId::ThreadCPUTime);
+        let spent =
+            (after.tv_sec - before.tv_sec) as f64 * 1e9 + (after.tv_nsec - before.tv_nsec) as f64;
+        spent / f64::from(args.calls)
+    };
+    median(&(0..args.rounds).map(round).collect::<Vec<_>>())
+}
+
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
     let machine = machine();
@@ -280,6 +307,18 @@ fn main() -> Result<ExitCode> {
                 exceeded.push(format!("{name} with {threads} threads: {more:+.2} ns"));
             }
             agent.as_mut().map_or(Ok(()), check_recorded)?;
+            if agent.is_some() && threads == 1 {
+                // To record is to find out where the pointers lead, too.
+                let (decision, name) = (decide(&args), "decision about a launch, 10 pointers");
+                let all = more + decision;
+                let cells =
+                    [name, "1", "", &format!("{decision:+.2} ns, {all:+.2} ns with recording")];
+                let rest = [String::new(), format!("{} ns", args.decision_limit)];
+                rows.push(cells.into_iter().map(str::to_owned).chain(rest).collect());
+                if all > args.decision_limit {
+                    exceeded.push(format!("{name}: {all:+.2} ns"));
+                }
+            }
         }
     }
     print_table(&["call", "threads", "directly", "shim", "middle half", "limit"], &rows);

@@ -4,12 +4,13 @@
 mod program_body;
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use gpucr_wire::access::{Accesses, KernelUse, Operation, WHOLE_BUFFER};
 use gpucr_wire::reach::Sizes;
+use gpucr_wire::twice::Class;
 use gpucr_wire::{Reply, Request};
 use program_body::PTX;
 use support::{Agent, ENV_PROGRAM, Program};
@@ -117,6 +118,14 @@ fn each_form_of_a_launch_shows_its_pointers() {
             ],
             "{form}"
         );
+        // The second and the last word point to nothing, the others to allocations of their own.
+        let is_right = |class: &Class| {
+            let places: Vec<u8> = class.places.iter().map(|place| place.at).collect();
+            let [large, 0, small, mapped, 0] = places[..] else { return false };
+            BTreeSet::from([0, large, small, mapped]).len() == 4
+        };
+        assert!(kernel.classes.iter().all(is_right), "{form}: {:?}", kernel.classes);
+        assert_eq!(kernel.classes.iter().map(|class| class.launches).sum::<u64>(), 3, "{form}");
         let small = kernel.slots[1].touched.iter().find(|t| t.launches == 2).expect("two");
         assert_eq!((small.low, small.high), (at["small"] + 8, at["small"] + 24));
         let sizes: BTreeMap<u64, u64> =
@@ -124,6 +133,45 @@ fn each_form_of_a_launch_shows_its_pointers() {
         assert_eq!(sizes[&at["large"]], 5 << 20);
         assert_eq!(sizes[&at["mapped"]], 4 << 20, "both mappings of the reservation");
     }
+}
+
+/// A launch that was kept is made once more, and only that one, once.
+#[test]
+fn a_launch_is_made_once_more() {
+    let (mut program, mut agent, _) = start();
+    agent.fails(&Request::Again { timeout_ms: 20_000 });
+    agent.must(&Request::Record { on: true });
+    agent.must(&Request::CloseGate { timeout_ms: 20_000 });
+    let again = |agent: &mut Agent, launched| {
+        let reply = agent.ask(&Request::Again { timeout_ms: 20_000 });
+        assert_eq!(reply, Reply::Again { launched });
+    };
+    let step = |program: &mut Program, agent: &mut Agent, command: &str, keep| {
+        let before = accesses(agent).kernels.len();
+        assert_eq!(before, 0, "{command}");
+        program.tell(command);
+        loop {
+            agent.must(&Request::Step { wait_ms: 1_000, timeout_ms: 20_000, keep });
+            if !accesses(agent).kernels.is_empty() {
+                break;
+            }
+        }
+    };
+    step(&mut program, &mut agent, "count", true);
+    again(&mut agent, true);
+    again(&mut agent, false);
+    assert_eq!(accesses(&mut agent), Accesses::default(), "it is not recorded");
+    let told = |program: &mut Program| program.line(20_000).expect("an answer");
+    assert_eq!(told(&mut program), "done");
+    step(&mut program, &mut agent, "count", false);
+    again(&mut agent, false);
+    assert_eq!(told(&mut program), "done");
+    // What becomes a part of a graph has not run, and is not to.
+    step(&mut program, &mut agent, "count in a graph", true);
+    again(&mut agent, false);
+    agent.must(&Request::OpenGate {});
+    assert_eq!(told(&mut program), "done");
+    assert_eq!(program.ask("counted"), "3");
 }
 
 #[test]

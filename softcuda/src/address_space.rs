@@ -101,6 +101,22 @@ pub(crate) fn any_read_only(address: u64, size: u64) -> bool {
             .any(|granule| has(&ACCESSIBLE, granule) && !has(&WRITABLE, granule))
 }
 
+/// All device memory that may be written: address and size of each piece.
+pub(crate) fn writable_ranges() -> Vec<(u64, u64)> {
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for (number, word) in WRITABLE.iter().enumerate() {
+        let bits = word.load(Ordering::Acquire);
+        for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
+            let address = WINDOW + (number as u64 * 64 + bit) * GRANULE;
+            match ranges.last_mut() {
+                Some((start, size)) if *start + *size == address => *size += GRANULE,
+                _ => ranges.push((address, GRANULE)),
+            }
+        }
+    }
+    ranges
+}
+
 /// What the device may do with the byte at an address.
 pub(crate) fn access(address: u64) -> Access {
     match (is_accessible(address, 1), is_writable(address, 1)) {

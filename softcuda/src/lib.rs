@@ -63,5 +63,6 @@ mod status;
 mod streams;
 mod submission;
 mod textures;
+mod twice;
 mod user_objects;
 mod virtual_memory;

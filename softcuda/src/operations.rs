@@ -16,6 +16,7 @@ use crate::kernel_launch::KernelLaunch;
 use crate::memory_operations::{self, MemoryOperation};
 use crate::ptx::{self, Trap};
 use crate::status::{Code, Outcome};
+use crate::twice;
 
 /// A piece of work.
 #[derive(Clone)]
@@ -65,8 +66,14 @@ impl Operation {
     fn work(&self, context: &Context) -> Outcome {
         match self {
             Operation::Kernel(launch) => run(launch, context),
-            Operation::Copy(transfer) => copy_engine::copy(transfer),
-            Operation::Fill(fill) => copy_engine::fill(fill),
+            Operation::Copy(transfer) => {
+                let _alone = twice::alone();
+                copy_engine::copy(transfer)
+            }
+            Operation::Fill(fill) => {
+                let _alone = twice::alone();
+                copy_engine::fill(fill)
+            }
             Operation::Host(call) => {
                 context.prints.flush();
                 // SAFETY: the program promises a function that may be called with its argument.
@@ -109,6 +116,7 @@ fn run_one(
     depth: u32,
     waiting: &AtomicUsize,
 ) -> Outcome<Tasks> {
+    let alone = twice::alone();
     let launches = Launches::new(context, launch, depth, waiting);
     let shape = &launch.shape;
     let given = ptx::Launch {
@@ -133,6 +141,18 @@ fn run_one(
         }
         code_of(&trap)
     })?;
+    if alone.is_some() {
+        let again = ptx::Launch {
+            heap: &ptx::NoHeap,
+            launcher: &ptx::NoLauncher,
+            set_condition: &|_, _| true,
+            print: &|_, _| {},
+            ..given
+        };
+        twice::check(&function.entry.name, |view| {
+            ptx::run(&function.code, &function.entry, &again, view).is_ok()
+        });
+    }
     Ok(launches.tasks())
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct Settings {
     pub(crate) vmm: Vmm,
     /// Whether there are functions that are newer than all headers.
     pub(crate) newer: bool,
+    /// A file that tells of each kernel whether running it a second time changes anything.
+    pub(crate) twice: Option<PathBuf>,
     /// Whether to name refused calls on standard error.
     pub(crate) log: bool,
     /// Whether to name all calls by private tables there, too.
@@ -106,6 +108,7 @@ pub(crate) fn settings() -> &'static Settings {
                 _ => Vmm::Full,
             },
             newer: text("SOFTCUDA_NEWER").is_some_and(|v| v != "0"),
+            twice: text("SOFTCUDA_TWICE").map(PathBuf::from),
             log: text("SOFTCUDA_LOG").is_some_and(|v| v != "0"),
             log_tables: text("SOFTCUDA_LOG").is_some_and(|v| v == "tables"),
         }

@@ -171,6 +171,30 @@ fn sets_are_checked_launch_by_launch() -> Result<()> {
     Ok(())
 }
 
+/// Launches that are idempotent are made a second time, and the program does not notice.
+#[test]
+fn launches_that_are_idempotent_are_made_twice() -> Result<()> {
+    let args = ["--steps", "300"];
+    let expected = undisturbed("sgd", &args)?;
+    let lab = Lab::new();
+    let (mut program, pace) = paced(&lab, "sgd", &args)?;
+    let process = traced_while(&lab, &program, &["--check", "--twice"], || pace.allow(200))?;
+    let batch = row(&process, "kernels", "mlp_batch")?;
+    let twice = &batch["twice"];
+    ensure!(twice["launches"] == batch["launches"], "{batch:#}");
+    ensure!(twice["launches"].as_u64() > Some(0) && twice["differed"] == 0, "{batch:#}");
+    ensure!(twice["skipped"] == 0, "{batch:#}");
+    let update = row(&process, "kernels", "sgd_update")?;
+    ensure!(update["twice"].is_null(), "{update:#}");
+    let output =
+        lab.run(["trace", "--twice", "--for", "0.5", "--pid", &program.pid.to_string()])?;
+    refused(&output, 2, &["--check"])?;
+    pace.allow_all()?;
+    program.result()?;
+    ensure!(program.series() == expected, "{:#?}\nis not {expected:#?}", program.series());
+    Ok(())
+}
+
 /// A check that cannot look at the memory says so, and the program goes on.
 #[test]
 fn a_check_without_a_view_of_the_memory_is_refused() -> Result<()> {

@@ -3,6 +3,7 @@
 //! `docs/access-sets.md` says what of this is exact and what is a guess.
 
 use crate::reach::{Reach, Sizes};
+use crate::twice::Class;
 use crate::{wire_enum, wire_struct};
 
 /// Stands in [`SlotUse::param`] for a kernel whose parameters are not known one by one: the slot's
@@ -57,6 +58,8 @@ wire_struct! {
         pub sizes: Sizes,
         /// The words of its parameters that have pointed into device memory.
         pub slots: Vec<SlotUse>,
+        /// Its launches by how their arguments point to each other's allocations, as far as there was room.
+        pub classes: Vec<Class>,
     }
 }
 

@@ -240,6 +240,8 @@ wire_enum! {
             wait_ms: u64,
             /// Limit for closing and draining, milliseconds.
             timeout_ms: u64,
+            /// Keep what the launch consists of, for [`Request::Again`].
+            keep: bool,
         },
         /// Followed by one file descriptor: a [`crate::Table`]. From the opening of the gate on, what
         /// may write a chunk waits until it is saved. This ends with the connection. Only while the
@@ -300,6 +302,12 @@ wire_enum! {
         21 => Pass {
             /// How long to wait for a launch, milliseconds.
             wait_ms: u64,
+        },
+        /// Make the launch that the last [`Request::Step`] has kept once more, and drain all streams. Only while the
+        /// gate is closed. A failure leaves the gate closed.
+        22 => Again {
+            /// Limit for draining, milliseconds.
+            timeout_ms: u64,
         },
     }
 }
@@ -367,6 +375,11 @@ wire_enum! {
             /// Whether a launch has passed.
             launched: bool,
         },
+        /// Answer to Again.
+        10 => Again {
+            /// Whether a launch was kept, and has been made.
+            launched: bool,
+        },
     }
 }
 
@@ -405,12 +418,14 @@ mod tests {
 
     fn accesses() -> Accesses {
         use crate::access::{Allocation, KernelUse, Operation, OperationUse, SlotUse, Touched};
+        use crate::twice::{Class, Place};
         let touched = vec![Touched { allocation: 3, low: 4096, high: 8192, launches: 2 }];
         Accesses {
             kernels: vec![KernelUse {
                 name: "k".into(),
                 known: true,
                 slots: vec![SlotUse { param: 1, offset: 8, more: true, touched }],
+                classes: vec![Class { places: vec![Place { at: 1, before: 0 }], launches: 2 }],
                 ..KernelUse::default()
             }],
             operations: vec![OperationUse {
@@ -433,7 +448,8 @@ mod tests {
         for request in [
             Request::Hello { protocol: 1 },
             Request::CloseGate { timeout_ms: 10_000 },
-            Request::Step { wait_ms: 100, timeout_ms: 10_000 },
+            Request::Step { wait_ms: 100, timeout_ms: 10_000, keep: true },
+            Request::Again { timeout_ms: 10_000 },
             Request::CopyOut { block: 1, offset: 2, len: 3 },
             Request::Reattach { blocks: vec![1, 2, u64::MAX] },
             Request::Record { on: true },
@@ -465,6 +481,7 @@ mod tests {
             Reply::Image { bytes: 1 << 33 },
             Reply::Rest { rest: Rest { may_pass: true, busy_ms: 7, ..Rest::default() } },
             Reply::Passed { launched: true },
+            Reply::Again { launched: true },
         ] {
             assert_eq!(Reply::from_bytes(&reply.to_bytes()), Ok(reply));
         }

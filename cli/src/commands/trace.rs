@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use gpucr_core::access::trace::{self, Checked, Options, Process, Row, Set};
+use gpucr_core::access::trace::{self, Checked, MadeTwice, Options, Process, Repeated, Row, Set};
 use gpucr_core::stop::Stop;
 
 use crate::commands::{LARGEST, Outcome, io_error, note, print_json, say};
@@ -26,7 +26,9 @@ name, which tells pointers to const; `observed` means that the memory did not ch
 launched; `assumed` that nothing is known, so that it counts as read and written. Copies and fills are \
 `exact`.\n\n\
 IDEMPOTENT is yes if doing it twice is the same as doing it once: it writes nothing that it reads, as far \
-as its arguments tell; no if it reads and writes through the same pointer.\n\n\
+as its arguments tell; no if it reads and writes through the same pointer. Each launch is decided by its own \
+arguments: `12 of 30` says that of so many launches it is yes. --twice makes these a second time and counts after \
+how many device memory was another one.\n\n\
 CHECKED, with --check, counts launches of which was right, before they were made, which chunks of 2 MiB \
 would change; of which more chunks were expected to change; and of which others changed.\n\n\
 To observe, gpucr hashes all device memory at the beginning and the end. That takes a context of its own \
@@ -47,6 +49,10 @@ pub(crate) struct TraceArgs {
     /// was thought to write. The program gets some hundreds of launches done in a second
     #[arg(long)]
     pub(crate) check: bool,
+    /// With --check: make launches that are idempotent a second time, and compare device memory. For programs that
+    /// may be spoiled: a launch that is not so after all leaves other memory than it should
+    #[arg(long, requires = "check")]
+    pub(crate) twice: bool,
     /// Show every kernel, not only the 20 that may write most
     #[arg(long)]
     pub(crate) all: bool,
@@ -64,6 +70,7 @@ pub(crate) fn run(args: &TraceArgs) -> Outcome {
         time: args.time,
         observe: !args.no_observe,
         check: args.check,
+        twice: args.twice,
         stop: Stop::new(signals.stop),
     };
     let progress = display::waiting(args.json, "watching", args.time);
@@ -101,10 +108,13 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
     if process.checked.is_some() {
         heads.push("CHECKED");
     }
+    if args.twice {
+        heads.push("TWICE");
+    }
     let mut table = Table::new(&heads);
     // Operations are few, and always shown.
     for row in process.kernels.iter().take(shown).chain(&process.operations) {
-        table.row(cells(row, process.checked.is_some()));
+        table.row(cells(row, process.checked.is_some(), args.twice));
     }
     table.print();
     let left = process.kernels.len().saturating_sub(shown);
@@ -137,7 +147,7 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
     }
 }
 
-fn cells(row: &Row, checked: bool) -> Vec<String> {
+fn cells(row: &Row, checked: bool, twice: bool) -> Vec<String> {
     let mark = if row.indirect == Some(true) { " *" } else { "" };
     let mut cells = vec![
         format!("{}{mark}", display::kernel(&row.name)),
@@ -151,18 +161,25 @@ fn cells(row: &Row, checked: bool) -> Vec<String> {
     if checked {
         cells.push(row.checked.as_ref().map_or_else(|| "-".to_owned(), counts));
     }
+    if twice {
+        let made = |t: &MadeTwice| format!("{} same, {} not", t.launches - t.differed, t.differed);
+        cells.push(row.twice.as_ref().map_or_else(|| "-".to_owned(), made));
+    }
     cells
 }
 
 fn idempotent(row: &Row) -> String {
+    let is_so = |one: &&Repeated| one.idempotent == Some(true);
+    let launches: u64 = row.repeated.iter().filter(is_so).map(|one| one.launches).sum();
     let answer = match row.idempotent {
-        Some(true) => "yes",
-        Some(false) => "no",
-        None => "unknown",
+        Some(true) => "yes".to_owned(),
+        Some(false) => "no".to_owned(),
+        None if launches > 0 => format!("{launches} of {}", row.launches),
+        None => "unknown".to_owned(),
     };
     match row.idempotent_reason {
         Some(reason) => format!("{answer}: {reason}"),
-        None => answer.to_owned(),
+        None => answer,
     }
 }
 

@@ -173,6 +173,10 @@ real_functions! {
     fn cuModuleUnload(module: u64);
     fn cuLibraryUnload(library: u64);
     fn cuGraphExecDestroy(executable: u64);
+    fn cuLaunchKernel(
+        kernel: u64, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: u64,
+        params: *mut c_void, extra: *mut c_void,
+    );
     fn cuFuncGetParamInfo(function: u64, index: usize, offset: *mut usize, size: *mut usize);
     fn cuKernelGetParamInfo(kernel: u64, index: usize, offset: *mut usize, size: *mut usize);
     fn cuFuncGetName(name: *mut *const c_char, function: u64);

@@ -177,6 +177,6 @@ pub(super) fn open(agent: &mut Agent) -> Result<Next, Failure> {
 }
 
 /// A limit beyond what the clock can count is none.
-fn later(start: Instant, time: Duration) -> Instant {
+pub(super) fn later(start: Instant, time: Duration) -> Instant {
     start.checked_add(time).unwrap_or(start + Duration::from_secs(1 << 30))
 }

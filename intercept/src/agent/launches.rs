@@ -1,13 +1,19 @@
 //! Requests about what the program launches.
 
-use gpucr_wire::{Connection, Reply};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use gpucr_wire::{Connection, GateState, Reply};
 
 use super::descriptors::Room;
-use super::state::Next;
+use super::drain;
+use super::gating::later;
+use super::state::{Agent, Next};
+use crate::limit::Limit;
 use crate::log::log;
 use crate::state::images;
 use crate::state::memory::Failure;
-use crate::watch;
+use crate::watch::{self, again};
 
 /// Begins or ends recording.
 pub(super) fn record(on: bool) -> Next {
@@ -25,6 +31,22 @@ pub(super) fn accesses() -> Result<Next, Failure> {
         return Err(Failure::other("nothing is recorded"));
     }
     Ok(Next::Reply(Reply::Accesses { accesses: watch::take() }))
+}
+
+/// Makes the launch once more that the last step has kept.
+pub(super) fn again(
+    agent: &Agent,
+    timeout_ms: u64,
+    connection: &Connection,
+) -> Result<Next, Failure> {
+    agent.expect(GateState::Closed {})?;
+    let Some(made) = again::launch() else {
+        return Ok(Next::Reply(Reply::Again { launched: false }));
+    };
+    made.map_err(|code| Failure::driver(code, "cannot make a launch once more"))?;
+    let end = later(Instant::now(), Duration::from_millis(timeout_ms));
+    drain::drain(Limit::new(end, connection.as_fd()))?;
+    Ok(Next::Reply(Reply::Again { launched: true }))
 }
 
 /// Sends what a module was loaded from.

@@ -7,6 +7,7 @@ use super::{blocks, gating, launches, socket, tracking, waiting};
 use crate::abi::library;
 use crate::log::log;
 use crate::state::memory::Failure;
+use crate::watch::again;
 
 /// Serves a connection until it ends.
 pub(super) fn serve(agent: &mut Agent, mut connection: Connection) {
@@ -57,9 +58,13 @@ fn handle(
         Request::Hello { .. } => unreachable!("served by serve()"),
         Request::Counts {} => Ok(gating::counts(agent)),
         Request::CloseGate { timeout_ms } => gating::close(agent, timeout_ms, connection),
-        Request::Step { wait_ms, timeout_ms } => {
-            gating::step(agent, wait_ms, timeout_ms, connection)
+        Request::Step { wait_ms, timeout_ms, keep } => {
+            again::keep(keep);
+            let stepped = gating::step(agent, wait_ms, timeout_ms, connection);
+            again::stop();
+            stepped
         }
+        Request::Again { timeout_ms } => launches::again(agent, timeout_ms, connection),
         Request::Halt { wait_ms, timeout_ms } => {
             gating::halt(agent, wait_ms, timeout_ms, connection)
         }

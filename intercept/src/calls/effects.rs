@@ -30,12 +30,23 @@ pub(crate) trait Effects {
 /// them. The upper half of a slot whose argument is 32 bits wide says nothing.
 pub(crate) type Decoder = fn(&[usize], &mut dyn Effects);
 
+/// How large a plain launch is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Form {
+    /// Blocks in each direction, threads of a block in each direction.
+    pub(crate) shape: [u32; 6],
+    /// Dynamic shared memory of each block, bytes.
+    pub(crate) shared: u32,
+}
+
 /// A launch of a kernel. It is good as long as the call lasts, since it refers to the program's arguments.
 #[derive(Clone, Copy)]
 pub(crate) struct Launch {
     /// A `CUfunction` or `CUkernel`.
     pub(crate) handle: u64,
     pub(crate) sizes: Sizes,
+    /// `None` if there is more to it: attributes, a grid whose blocks wait for each other.
+    pub(crate) form: Option<Form>,
     arguments: Arguments,
 }
 
@@ -45,13 +56,24 @@ impl Launch {
     pub(super) unsafe fn new(handle: usize, sizes: Sizes, params: usize, extra: usize) -> Self {
         let arguments =
             Arguments { params: params as *const *const u8, extra: extra as *const *const c_void };
-        Self { handle: handle as u64, sizes, arguments }
+        Self { handle: handle as u64, sizes, form: None, arguments }
+    }
+
+    /// A plain launch of this size.
+    pub(super) fn plain(self, form: Option<Form>) -> Self {
+        Self { form, ..self }
     }
 
     /// Calls `note` with number and value of each word of the arguments. `kernel` is what the handle stands for.
     pub(crate) fn words(&self, kernel: &Kernel, note: &mut dyn FnMut(usize, u64)) {
         // SAFETY: the decoder that made this has promised that a launch of the kernel has these arguments.
         unsafe { kernel.words(&self.arguments, note) };
+    }
+
+    /// A copy of the arguments as one buffer; `None` if not all are known. `kernel` is what the handle stands for.
+    pub(crate) fn packed(&self, kernel: &Kernel) -> Option<Vec<u8>> {
+        // SAFETY: as above.
+        unsafe { kernel.packed(&self.arguments) }
     }
 }
 

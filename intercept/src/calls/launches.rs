@@ -3,14 +3,16 @@
 use gpucr_wire::reach::Sizes;
 
 use super::arguments::{at, member, named};
-use super::effects::{Effects, Launch};
+use super::effects::{Effects, Form, Launch};
 use crate::abi::types::{LaunchConfig, LaunchParams};
 
 /// `cuLaunchKernel(f, grid, block, shared, stream, kernelParams, extra)`.
 pub(crate) fn kernel(a: &[usize], to: &mut dyn Effects) {
-    let [kernel, gx, gy, gz, bx, by, bz, _shared, stream, params, extra] = named(a);
+    let [kernel, gx, gy, gz, bx, by, bz, shared, stream, params, extra] = named(a);
     to.stream(stream as u64);
-    launched(to, kernel, sizes([gx, gy, gz, bx, by, bz].map(|size| size as u32)), params, extra);
+    let shape = [gx, gy, gz, bx, by, bz].map(|size| size as u32);
+    let form = Form { shape, shared: shared as u32 };
+    to.launch(&launch(kernel, sizes(shape), params, extra).plain(Some(form)));
 }
 
 /// `cuLaunchCooperativeKernel(f, grid, block, shared, stream, kernelParams)`.
@@ -27,7 +29,9 @@ pub(crate) fn kernel_ex(a: &[usize], to: &mut dyn Effects) {
     let config = unsafe { at::<LaunchConfig>(config) };
     to.stream(config.map_or(0, |config| config.stream));
     let sizes = config.map_or(Sizes::UNKNOWN, |config| sizes(config.shape));
-    launched(to, kernel, sizes, params, extra);
+    let form = config.filter(|config| config.count == 0);
+    let form = form.map(|config| Form { shape: config.shape, shared: config.shared });
+    to.launch(&launch(kernel, sizes, params, extra).plain(form));
 }
 
 /// `cuLaunchCooperativeKernelMultiDevice(list, count, flags)`.
@@ -66,6 +70,10 @@ fn sizes([gx, gy, gz, bx, by, bz]: [u32; 6]) -> Sizes {
 }
 
 fn launched(to: &mut dyn Effects, kernel: usize, sizes: Sizes, params: usize, extra: usize) {
+    to.launch(&launch(kernel, sizes, params, extra));
+}
+
+fn launch(kernel: usize, sizes: Sizes, params: usize, extra: usize) -> Launch {
     // SAFETY: the program passes these to a launch of the kernel, which is under way.
-    to.launch(&unsafe { Launch::new(kernel, sizes, params, extra) });
+    unsafe { Launch::new(kernel, sizes, params, extra) }
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use gpucr_wire::access::Param;
+use gpucr_wire::twice;
 
 use super::images;
 use crate::abi::real;
@@ -113,6 +114,44 @@ impl Kernel {
                 }
             }
         }
+    }
+
+    /// A copy of the kernel's arguments as one buffer; `None` if they or their layout are not known.
+    ///
+    /// # Safety
+    /// These are the arguments of a launch of this kernel.
+    pub(crate) unsafe fn packed(
+        &self,
+        &Arguments { params, extra }: &Arguments,
+    ) -> Option<Vec<u8>> {
+        let layout = self.params.as_ref()?;
+        let ends = layout.iter().map(|param| param.offset as usize + param.size as usize);
+        let size = ends.max().unwrap_or(0);
+        if size > LARGEST_BUFFER {
+            return None;
+        }
+        let mut buffer = vec![0; size];
+        if size == 0 {
+            return Some(buffer);
+        }
+        // SAFETY: as in `words`.
+        unsafe {
+            if params.is_null() {
+                let (given, bytes) = packed(extra)?;
+                let bytes = bytes.min(size);
+                std::ptr::copy_nonoverlapping(given, buffer.as_mut_ptr(), bytes);
+                return Some(buffer);
+            }
+            for (number, of) in layout.iter().enumerate() {
+                let param = params.add(number).read();
+                if param.is_null() {
+                    return None;
+                }
+                let to = &mut buffer[of.offset as usize..][..of.size as usize];
+                std::ptr::copy_nonoverlapping(param, to.as_mut_ptr(), to.len());
+            }
+        }
+        Some(buffer)
     }
 
     fn is_same(&self, other: &Self) -> bool {
@@ -249,15 +288,8 @@ fn name(handle: u64, is_kernel: bool) -> String {
 
 /// The words of parameters that are aligned in the parameter buffer.
 fn words(params: &[Param]) -> Vec<Word> {
-    let of = |(index, param): (usize, &Param)| {
-        let first = param.offset.next_multiple_of(8) - param.offset;
-        let end = param.size;
-        (first..end)
-            .step_by(8)
-            .filter(move |offset| offset + 8 <= end)
-            .map(move |offset| Word { param: index as u32, offset })
-    };
-    params.iter().enumerate().flat_map(of).collect()
+    let places = params.iter().map(|param| (param.offset, param.size));
+    twice::words(places).map(|(param, offset)| Word { param, offset }).collect()
 }
 
 /// A module, library or context is about to go, and kernels with it. All handles are looked up again:
@@ -299,18 +331,6 @@ mod tests {
         let new = known.add(2, kernel(4));
         assert_ne!(new.id, other.id);
         assert_eq!(new.params, kernel(4).params);
-    }
-
-    #[test]
-    fn only_aligned_whole_words_can_be_pointers() {
-        let param = |offset, size| Param { offset, size };
-        let words = words(&[param(0, 8), param(8, 4), param(12, 20), param(32, 24), param(56, 7)]);
-        let word = |param, offset| Word { param, offset };
-        // The third begins in the middle of a word.
-        assert_eq!(
-            words,
-            [word(0, 0), word(2, 4), word(2, 12), word(3, 0), word(3, 8), word(3, 16)]
-        );
     }
 
     #[test]

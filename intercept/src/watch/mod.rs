@@ -24,6 +24,8 @@ use crate::log::log;
 use crate::state::{gate, graphs, images, kernels, memory, recent};
 use crate::usage;
 
+pub(crate) mod again;
+mod classes;
 pub(crate) mod faults;
 pub(crate) mod guard;
 pub(crate) mod recorder;
@@ -44,6 +46,9 @@ pub(crate) fn before(decoder: Decoder, arguments: &[usize]) {
     if !gate::is_guarding() {
         if is_on() {
             shielded(|| decoder(arguments, &mut Recorder));
+            if again::is_keeping() {
+                shielded(|| decoder(arguments, &mut again::Keeper::default()));
+            }
         }
         return;
     }

@@ -14,6 +14,7 @@ use gpucr_wire::access::{
     Accesses, KernelUse, Operation, OperationUse, SlotUse, Touched, WHOLE_BUFFER,
 };
 use gpucr_wire::reach::Sizes;
+use gpucr_wire::twice::{Class, merge};
 
 use crate::calls::effects::{Effects, Launch};
 use crate::resettable::Resettable;
@@ -22,6 +23,7 @@ use crate::state::graphs::{self, Node};
 use crate::state::index;
 use crate::state::kernels::{self, Kernel};
 use crate::state::range::Range;
+use crate::watch::classes::Classes;
 
 /// Kernels that a thread keeps apart.
 const KERNELS: usize = 1 << 13;
@@ -34,7 +36,11 @@ const PAIRS_IN_ALL: usize = 1 << 19;
 /// Operations in an answer: at 42 bytes, and 24 for the allocation.
 const OPERATIONS_IN_ALL: usize = 1 << 17;
 /// The longest message has 64 MiB. The rest is for the kernels' names and parameters.
-const _: () = assert!(PAIRS_IN_ALL * (32 + 24) + OPERATIONS_IN_ALL * (42 + 24) < 40 << 20);
+/// Places of arguments in the classes of an answer, 2 bytes each.
+const PLACES_IN_ALL: usize = 1 << 20;
+const _: () = assert!(
+    PAIRS_IN_ALL * (32 + 24) + OPERATIONS_IN_ALL * (42 + 24) + PLACES_IN_ALL * 2 < 42 << 20
+);
 /// Threads that are told apart.
 const THREADS: usize = 1 << 12;
 
@@ -73,6 +79,7 @@ struct Used {
     sizes: Sizes,
     /// As many as the kernel has words that may be pointers; more of one without a layout.
     slots: Vec<Slot>,
+    classes: Classes,
 }
 
 /// An operation on an allocation: what it does, whether it writes.
@@ -175,19 +182,30 @@ impl Effects for Recorder {
                 return;
             };
             let Buffer { used, pairs, .. } = buffer;
-            let Used { kernel, launches, sizes: largest, slots } = &mut used[at];
+            let Used { kernel, launches, sizes: largest, slots, classes } = &mut used[at];
             *launches += 1;
             largest.include(&launch.sizes);
-            let mut shown = false;
+            let mut shown = kernel.words.is_empty();
+            let has_class = Classes::are_of(kernel);
+            if has_class {
+                classes.begin(kernel);
+            }
             let mut note = |slot: usize, word: u64| {
                 shown = true;
-                let Some(allocation) = index::find(word) else { return };
+                let found = index::find(word);
+                if has_class {
+                    classes.note(slot, word, found);
+                }
+                let Some(allocation) = found else { return };
                 if slot >= slots.len() {
                     slots.resize_with(slot + 1, Slot::default);
                 }
                 slots[slot].note(allocation, word, 1, pairs);
             };
             launch.words(kernel, &mut note);
+            if shown && has_class {
+                classes.end(1);
+            }
             if !shown {
                 // Arguments that were set one by one before may be anything.
                 slots.iter_mut().for_each(|slot| slot.more = true);
@@ -262,7 +280,8 @@ impl Buffer {
         }
         let kernel = kernels::find(handle);
         let slots = kernel.words.iter().map(|_| Slot::default()).collect();
-        self.used.push(Used { kernel, launches: 0, sizes: Sizes::default(), slots });
+        let (sizes, classes) = (Sizes::default(), Classes::default());
+        self.used.push(Used { kernel, launches: 0, sizes, slots, classes });
         self.by_handle.insert(handle, self.used.len() - 1);
         Some(self.used.len() - 1)
     }
@@ -293,6 +312,8 @@ pub(super) struct Merged {
     slots: HashMap<(u64, usize), Slot>,
     operations: HashMap<Operated, OperationUse>,
     pairs: usize,
+    /// Places in classes that there is room for.
+    room: usize,
     unknown_graphs: u64,
     host_functions: u64,
     unseen: u64,
@@ -307,7 +328,8 @@ pub(super) fn take() -> Merged {
 
 /// Takes what all threads have launched, and the launches of graphs among it.
 fn take_buffers() -> (Merged, HashMap<u64, u64>) {
-    let mut merged = Merged { unseen: LOST.swap(0, Ordering::Relaxed), ..Merged::default() };
+    let mut merged = Merged { room: PLACES_IN_ALL, ..Merged::default() };
+    merged.unseen = LOST.swap(0, Ordering::Relaxed);
     let mut graphs = HashMap::new();
     // One lock at a time: a thread takes them in the other order.
     let buffers = locked(BUFFERS.get()).clone();
@@ -319,6 +341,7 @@ fn take_buffers() -> (Merged, HashMap<u64, u64>) {
         };
         for used in &taken.used {
             merged.add_kernel(&used.kernel, &used.sizes, used.launches, 0);
+            merged.add_classes(&used.kernel, used.classes.known());
             for (number, slot) in used.slots.iter().enumerate() {
                 merged.add_slot(&used.kernel, number, slot.more);
                 for touched in slot.touched.values() {
@@ -350,8 +373,15 @@ impl Merged {
             None => self.unknown_graphs += launches,
             Some(Node::Kernel { kernel, shape, words }) => {
                 self.add_kernel(kernel, &Sizes::of(shape.0, shape.1), launches, launches);
+                let (mut classes, has_class) = (Classes::default(), Classes::are_of(kernel));
+                classes.begin(kernel);
                 for (number, word) in words {
+                    classes.note(*number, *word, index::find(*word));
                     self.add_word(kernel, *number, *word, launches);
+                }
+                if has_class {
+                    classes.end(launches);
+                    self.add_classes(kernel, classes.known());
                 }
             }
             Some(Node::Ranges(ranges)) => {
@@ -380,6 +410,12 @@ impl Merged {
         entry.launches += launches;
         entry.in_graphs += in_graphs;
         entry.sizes.include(sizes);
+    }
+
+    fn add_classes(&mut self, kernel: &Kernel, classes: &[Class]) {
+        if let Some((_, used)) = self.kernels.get_mut(&kernel.id) {
+            merge(&mut used.classes, classes, &mut self.room);
+        }
     }
 
     fn slot(&mut self, kernel: &Kernel, number: usize) -> &mut Slot {

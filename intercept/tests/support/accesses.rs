@@ -24,6 +24,13 @@ pub(crate) const PTX: &str = "\
 {
     ret;
 }
+.visible .entry count(.param .u64 at)
+{
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [at];
+    red.global.add.u32 [%rd1], 1;
+    ret;
+}
 ";
 
 type Launch = unsafe extern "C" fn(
@@ -43,6 +50,7 @@ type Launch = unsafe extern "C" fn(
 struct State {
     cuda: Library,
     context: u64,
+    module: u64,
     function: u64,
     stream: u64,
     large: u64,
@@ -103,6 +111,7 @@ pub(crate) fn run() {
     let mut state = State {
         cuda,
         context,
+        module,
         function,
         stream,
         large: 0,
@@ -315,6 +324,27 @@ impl State {
                 let mut host = [0u8; 64];
                 let to = host.as_mut_ptr() as u64;
                 self.cuda.must("cuMemcpyDtoH_v2", &[to, self.large, 64]);
+            }
+            "count" | "count in a graph" => {
+                let (mut count, mut graph) = (0u64, 0u64);
+                let (name, out) = (c"count".as_ptr() as u64, &raw mut count as u64);
+                self.cuda.must("cuModuleGetFunction", &[out, self.module, name]);
+                if command == "count in a graph" {
+                    self.cuda.must("cuStreamBeginCapture_v2", &[self.stream, 2]);
+                }
+                let arguments = [&raw const self.large as u64];
+                let at = arguments.as_ptr() as u64;
+                let launch = [count, 1, 1, 1, 1, 1, 1, 0, self.stream, at, 0];
+                self.cuda.must("cuLaunchKernel", &launch);
+                if command == "count in a graph" {
+                    self.cuda.must("cuStreamEndCapture", &[self.stream, &raw mut graph as u64]);
+                    self.cuda.must("cuGraphDestroy", &[graph]);
+                }
+            }
+            "counted" => {
+                let mut count = 0u32;
+                self.cuda.must("cuMemcpyDtoH_v2", &[&raw mut count as u64, self.large, 4]);
+                return say(&count.to_string());
             }
             "end graph" => self.cuda.must("cuGraphExecDestroy", &[self.executable]),
             "library" => {

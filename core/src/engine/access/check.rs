@@ -8,6 +8,7 @@ use gpucr_wire::access::Allocation;
 use serde::Serialize;
 
 use super::session::{LARGEST_IMAGE, Options, Session, hash_pass};
+use super::twice::{repeated, together};
 use super::{Blamed, Kernels, Tally, Written, written};
 use crate::engine::error::Error;
 use crate::engine::memory::{Bulk, Compared};
@@ -53,12 +54,25 @@ impl Checked {
     }
 }
 
+/// How launches that are said to be idempotent turned out when they were made a second time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct MadeTwice {
+    /// So many launches were made twice.
+    pub launches: u64,
+    /// After so many of them device memory was another one than after the first time.
+    pub differed: u64,
+    /// So many could not be made once more: they have attributes, or were captured.
+    pub skipped: u64,
+}
+
 /// What the check of one process has found.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     pub(super) all: Checked,
     /// How launches of single kernels compare, by the agent's ids of kernels.
     pub(super) kernels: BTreeMap<u64, Checked>,
+    /// Of kernels with launches that are said to be idempotent.
+    pub(super) twice: BTreeMap<u64, MadeTwice>,
 }
 
 /// Lets the one process of a session make its launches one by one for the time that was asked for.
@@ -80,8 +94,10 @@ pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings
     while !options.stop.is_set() && session.is_alive() && since.elapsed() < options.time {
         let Some(agent) = session.cuda_processes[0].agent.as_mut() else { break };
         let kernels = &mut session.watched[0].kernels;
-        let stepped =
-            agent.step(WAIT, LIMIT).and_then(|()| agent.accesses()).and_then(|accesses| {
+        let stepped = agent
+            .step(WAIT, LIMIT, options.twice)
+            .and_then(|()| agent.accesses())
+            .and_then(|accesses| {
                 kernels.learn(agent, &accesses.kernels, LARGEST_IMAGE, Instant::now() + LIMIT)?;
                 Ok(accesses)
             });
@@ -118,12 +134,40 @@ pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings
             let kernels = &mut session.watched[0].kernels;
             kernels.observe(step.kernels.values(), step.allocations.values(), changed);
         }
+        if options.twice {
+            make_twice(session, &step, &mut findings)?;
+        }
         session.watched[0].tally.add(accesses);
     }
     if let Some(agent) = session.cuda_processes[0].agent.as_mut() {
         agent.open_gate()?;
     }
     Ok(findings)
+}
+
+/// Makes the launch of a step once more if it is said to be idempotent, and looks what that has changed. Which bytes
+/// are hashed is all device memory of the program, as before.
+fn make_twice(session: &mut Session, step: &Tally, findings: &mut Findings) -> Result<(), Error> {
+    let mut launched = step.kernels.values();
+    let (Some(kernel), None) = (launched.next(), launched.next()) else { return Ok(()) };
+    let all = repeated(kernel, kernels_of(session));
+    if !is_single(step) || kernel.in_graphs > 0 || together(&all).0 != Some(true) {
+        return Ok(());
+    }
+    let Some(agent) = session.cuda_processes[0].agent.as_mut() else { return Ok(()) };
+    let made = agent.again(LIMIT)?;
+    let twice = findings.twice.entry(kernel.id).or_default();
+    if !made {
+        twice.skipped += 1;
+        return Ok(());
+    }
+    session.with_memory(hash_pass);
+    let Some(bulk) = &session.memory else {
+        return Err(Error::NotObserved { pid: session.cuda_processes[0].process.pid });
+    };
+    twice.launches += 1;
+    twice.differed += u64::from(bulk.compare(0, []).missed > 0);
+    Ok(())
 }
 
 /// Whether it was one launch. Capturing a graph is many that do nothing.

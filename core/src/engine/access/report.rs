@@ -7,9 +7,9 @@ use gpucr_wire::access::{KernelUse, Operation, OperationUse, SlotUse, Touched, W
 use serde::Serialize;
 
 use super::Tally;
-use super::check::{Checked, Findings};
+use super::check::{Checked, Findings, MadeTwice};
 use super::session::Watched;
-use super::twice::twice;
+use super::twice::{Repeated, repeated, together};
 use super::written::{operation_name, touched_range};
 use crate::engine::cuda_process::CudaProcess;
 use crate::kernels::{Direction, Source};
@@ -67,11 +67,15 @@ pub struct Row {
     pub derived: Vec<&'static str>,
     /// Whether it follows pointers other than its parameters; none if its code is not known.
     pub indirect: Option<bool>,
-    /// Whether doing it twice is the same as doing it once; none if that is not known. Of kernels only
-    /// their code can prove it.
+    /// Whether doing it twice is the same as doing it once; none if that is not known, or not the same for all
+    /// launches. Of kernels only their code can prove it.
     pub idempotent: Option<bool>,
     /// Why it is not, or why that is not known.
     pub idempotent_reason: Option<&'static str>,
+    /// The same of each class of its launches: those whose arguments point to each other's allocations in the same way.
+    pub repeated: Vec<Repeated>,
+    /// How launches that are idempotent turned out when they were made a second time; none if they were not.
+    pub twice: Option<MadeTwice>,
     /// How its launches compare with what was thought of them; none without a check, or if it was
     /// launched in graphs only.
     pub checked: Option<Checked>,
@@ -184,8 +188,8 @@ impl Seen<'_> {
                 allocations: pointed,
             });
         }
-        let (idempotent, idempotent_reason) =
-            twice(kernel, &self.watched.kernels, &self.watched.tally.allocations).told();
+        let repeated = repeated(kernel, &self.watched.kernels);
+        let (idempotent, idempotent_reason) = together(&repeated);
         let set = |touched: &Touches| Set {
             allocations: touched.len(),
             bytes: total(touched.values().map(|ranges| covered(ranges))),
@@ -202,6 +206,8 @@ impl Seen<'_> {
             indirect: self.watched.kernels.is_indirect(kernel.id),
             idempotent,
             idempotent_reason,
+            repeated,
+            twice: self.findings.and_then(|f| f.twice.get(&kernel.id).copied()),
             checked: self.findings.and_then(|f| f.kernels.get(&kernel.id).copied()),
             words,
         }
@@ -284,6 +290,8 @@ fn operations(tally: &Tally) -> Vec<Row> {
             indirect: Some(false),
             idempotent,
             idempotent_reason,
+            repeated: Vec::new(),
+            twice: None,
             checked: None,
             words: Vec::new(),
         }

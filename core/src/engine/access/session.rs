@@ -38,6 +38,9 @@ pub struct Options {
     pub observe: bool,
     /// Stop the program after each launch, and compare what changed with what was expected to.
     pub check: bool,
+    /// Of a check: make launches that are idempotent a second time. One that is not so after all leaves the
+    /// program with other memory than it should have.
+    pub twice: bool,
     /// Ends the trace early, with what there is.
     pub stop: Stop,
 }

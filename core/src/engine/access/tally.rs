@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use gpucr_wire::Accesses;
 use gpucr_wire::access::{Allocation, KernelUse, Operation, OperationUse, SlotUse, Touched};
+use gpucr_wire::twice::merge;
 
 /// Kernels that are told apart. A program that loads its modules again and again has ever new ones.
 const KERNELS: usize = 1 << 16;
@@ -13,6 +14,9 @@ const KERNELS: usize = 1 << 16;
 const PAIRS: usize = 1 << 18;
 /// Operations on allocations that are told apart.
 const OPERATIONS: usize = 1 << 16;
+
+/// Places in classes of launches that are kept.
+const PLACES: usize = 1 << 22;
 
 /// What was launched over several questions. It is bounded, however long that takes: what there is no
 /// room for is counted.
@@ -33,6 +37,8 @@ pub struct Tally {
     pub host_functions: u64,
     /// Pairs of a slot and an allocation.
     pairs: usize,
+    /// Places in classes.
+    places: usize,
 }
 
 impl Tally {
@@ -44,9 +50,12 @@ impl Tally {
                 continue;
             }
             let slots = std::mem::take(&mut kernel.slots);
+            let classes = std::mem::take(&mut kernel.classes);
+            let mut room = PLACES - self.places;
             match self.kernels.entry(kernel.id) {
                 Entry::Vacant(vacant) => {
                     let kernel = vacant.insert(kernel);
+                    merge(&mut kernel.classes, &classes, &mut room);
                     add_slots(kernel, slots, &mut self.pairs);
                 }
                 Entry::Occupied(mut occupied) => {
@@ -54,9 +63,11 @@ impl Tally {
                     old.launches = old.launches.saturating_add(kernel.launches);
                     old.in_graphs = old.in_graphs.saturating_add(kernel.in_graphs);
                     old.sizes.include(&kernel.sizes);
+                    merge(&mut old.classes, &classes, &mut room);
                     add_slots(old, slots, &mut self.pairs);
                 }
             }
+            self.places = PLACES - room;
         }
         for used in new.operations {
             let key = (used.operation, used.write, used.allocation);

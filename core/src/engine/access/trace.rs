@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
-pub use super::check::Checked;
 use super::check::check;
+pub use super::check::{Checked, MadeTwice};
 use super::report::Seen;
 pub use super::report::{Pointed, Process, Report, Row, Set, Word};
 pub use super::session::Options;
 use super::session::Session;
+pub use super::twice::Repeated;
 use crate::engine::error::Error;
 
 /// Watches the CUDA processes of a tree for a while. They run on all the time.

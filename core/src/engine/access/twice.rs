@@ -1,174 +1,155 @@
 //! Whether a kernel that is done twice leaves what it leaves when it is done once.
 //!
-//! It does if it reads nothing that it writes. [`Twice::Same`] is said only where the code proves that: the
-//! code is all that can run, it follows no pointer but its arguments, it depends on nothing but memory,
-//! and each argument through which it goes has always pointed to an allocation that is followed, or the
-//! kernel only reads, or only writes. An argument leads to the whole of its allocation: how far the code
-//! goes in it (`kernels/ptx/reach.rs`) holds for numbers that do not overflow, which nobody has proven.
+//! [`code_of`] says what has to be known of a kernel's code for that; [`gpucr_wire::twice`] decides by it of each
+//! launch. It is said only where the code proves it: the code is all that can run, it follows no pointer but
+//! its arguments, and it depends on nothing but memory.
 //!
 //! `docs/access-sets.md` names what is taken for granted.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
+use std::collections::HashMap;
 
-use gpucr_wire::access::{Allocation, KernelUse, RESERVATION, SlotUse};
+use gpucr_wire::access::KernelUse;
+use gpucr_wire::reach::Reach;
+use gpucr_wire::twice::{Class, Code, Place, Reason, Twice, Use, words};
+use serde::Serialize;
 
 use super::Kernels;
-use crate::kernels::Direction;
+use crate::kernels::{Direction, Kernel};
 
-/// What doing a kernel twice does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Twice {
-    /// The same as doing it once.
-    Same,
-    /// Something else, for this reason.
-    Differs(&'static str),
-    /// Nobody knows, for this reason.
-    Unknown(&'static str),
+/// Launches of which doing them twice does the same.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Repeated {
+    /// How many.
+    pub launches: u64,
+    /// To what the words of their arguments have pointed that may be pointers: allocations have numbers, in their
+    /// order in the launch; 0 is what is not followed. None for launches that were not looked at one by one.
+    pub places: Option<Vec<u8>>,
+    /// Whether doing one twice is the same as doing it once; none if that is not known.
+    pub idempotent: Option<bool>,
+    /// Why it is not, or why that is not known.
+    pub reason: Option<&'static str>,
 }
 
-impl Twice {
-    /// Gives what a report says: whether it is the same if that is known, and the reason if it is not.
-    pub(super) fn told(self) -> (Option<bool>, Option<&'static str>) {
-        match self {
-            Self::Same => (Some(true), None),
-            Self::Differs(reason) => (Some(false), Some(reason)),
-            Self::Unknown(reason) => (None, Some(reason)),
-        }
-    }
-}
-
-/// What a kernel reads, or what it writes.
-#[derive(Debug, Default)]
-struct Side {
-    /// Memory that is not followed: of pools, of the host, of variables. It may be any.
-    elsewhere: bool,
-    /// Variables of the module, by their names.
-    variables: bool,
-    /// Addresses that the program has reserved itself: the same memory may be at two of them.
-    reserved: bool,
-    /// Addresses of allocations.
-    ranges: Vec<Range<u64>>,
-}
-
-impl Side {
-    fn is_empty(&self) -> bool {
-        !self.elsewhere && !self.variables && !self.reserved && self.ranges.is_empty()
-    }
-
-    /// An allocation that an argument has pointed to; `below` if the code goes down from there.
-    fn add(&mut self, id: u64, allocation: Option<&Allocation>, below: bool) {
-        match allocation {
-            Some(_) if id & RESERVATION != 0 => self.reserved = true,
-            Some(a) => {
-                // An address behind one allocation is the beginning of the next, and leads back.
-                let start = a.address.saturating_sub(below.into());
-                self.ranges.push(start..a.address.saturating_add(a.size));
-            }
-            // The allocation was gone when it was asked for.
-            None => self.elsewhere = true,
-        }
-    }
-
-    fn take(&mut self, other: &Self) {
-        self.elsewhere |= other.elsewhere;
-        self.variables |= other.variables;
-        self.reserved |= other.reserved;
-        self.ranges.extend(other.ranges.iter().cloned());
-    }
-
-    fn overlaps(&self, other: &Self) -> bool {
-        let sides = [&self.ranges, &other.ranges];
-        let of = |side: usize| sides[side].iter().map(move |range| (range.start, range.end, side));
-        let mut all: Vec<(u64, u64, usize)> = of(0).chain(of(1)).collect();
-        all.sort_unstable();
-        // How far each side has come.
-        let mut ends = [0, 0];
-        all.into_iter().any(|(start, end, side)| {
-            ends[side] = end.max(ends[side]);
-            start < ends[1 - side]
-        })
+/// What a reason is called.
+fn reason(reason: Reason) -> &'static str {
+    match reason {
+        Reason::InPlace {} => "reads and writes one argument",
+        Reason::Elsewhere {} => "memory that is not followed",
+        Reason::Variables {} => "variables of its module",
+        Reason::Mapped {} => "memory mapped by the program",
+        Reason::OneAllocation {} => "reads and writes one allocation",
     }
 }
 
-/// What the launches of a kernel, as far as they were seen, would do if they were done twice.
-pub(super) fn twice(
-    kernel: &KernelUse,
-    kernels: &Kernels,
-    allocations: &BTreeMap<u64, Allocation>,
-) -> Twice {
-    use Twice::{Differs, Same, Unknown};
-    let Some(code) = kernels.proof(kernel.id) else {
-        return Unknown("its code is not known");
-    };
+/// What the code of a kernel does to memory.
+///
+/// # Errors
+/// Why doing one of its launches twice can never be said to be the same.
+pub(super) fn code_of(kernel: &KernelUse, kernels: &Kernels) -> Result<Code, &'static str> {
+    let code = kernels.proof(kernel.id).ok_or("its code is not known")?;
     if code.indirect {
-        return Unknown("follows pointers in memory");
+        return Err("follows pointers in memory");
     }
     if !code.closed {
-        return Unknown("more than memory counts");
+        return Err("more than memory counts");
     }
-    if kernel.slots.iter().any(|slot| slot.more) {
-        return Unknown("not all arguments were noted");
-    }
-    let (mut read, mut written, mut in_place) = (Side::default(), Side::default(), false);
-    read.variables = code.variables.reads();
-    written.variables = code.variables.writes();
+    // The proof is of a kernel with the same layout.
+    let params = kernel.params.iter().map(|param| (param.offset, param.size));
+    let places: HashMap<(u32, u32), usize> =
+        words(params).enumerate().map(|(at, word)| (word, at)).collect();
+    let uses = uses(code, &places).ok_or("its code is not understood")?;
+    let (reads_variables, writes_variables) = (code.variables.reads(), code.variables.writes());
+    Ok(Code { uses, reads_variables, writes_variables })
+}
+
+/// What is done with each argument; `None` if that of one is not known.
+fn uses(code: &Kernel, places: &HashMap<(u32, u32), usize>) -> Option<Vec<Use>> {
+    let mut uses = Vec::new();
     for (number, param) in code.params.iter().enumerate() {
         for word in param.words.iter().filter(|word| word.direction != Direction::None) {
             if word.direction == Direction::Unknown {
-                return Unknown("its code is not understood");
+                return None;
             }
-            let place = (number as u32, word.offset);
-            let slot = kernel.slots.iter().find(|slot| (slot.param, slot.offset) == place);
-            let mut side = Side { elsewhere: seen(slot) < kernel.launches, ..Side::default() };
-            for touched in slot.iter().flat_map(|slot| &slot.touched) {
-                let allocation = allocations.get(&touched.allocation);
-                let below = allocation.is_some_and(|one| {
-                    let reach = word.reach.as_ref();
-                    let all = 0..u64::MAX;
-                    let range =
-                        reach.map(|r| r.within(&kernel.sizes, touched.low, touched.high, all));
-                    range.is_some_and(|range| range.start < one.address)
-                });
-                side.add(touched.allocation, allocation, below);
-            }
-            in_place |= word.direction == Direction::ReadWrite && seen(slot) > 0;
-            if word.direction.reads() {
-                read.take(&side);
-            }
-            if word.direction.writes() {
-                written.take(&side);
-            }
+            uses.push(Use {
+                word: places.get(&(number as u32, word.offset)).copied(),
+                reads: word.direction.reads(),
+                writes: word.direction.writes(),
+                down: word.reach.as_ref().is_some_and(goes_down),
+            });
         }
     }
-    match () {
-        () if in_place => Differs("reads and writes one argument"),
-        () if read.is_empty() || written.is_empty() => Same,
-        () if read.elsewhere || written.elsewhere => Unknown("memory that is not followed"),
-        () if read.variables && written.variables => Unknown("variables of its module"),
-        () if read.reserved && written.reserved => Unknown("memory mapped by the program"),
-        () if read.overlaps(&written) => Unknown("reads and writes one allocation"),
-        () => Same,
-    }
+    Some(uses)
 }
 
-/// In how many launches a word has pointed to an allocation.
-fn seen(slot: Option<&SlotUse>) -> u64 {
-    slot.map_or(0, |slot| slot.touched.iter().map(|touched| touched.launches).sum())
+/// Whether there is a size of a launch with which it goes to lower addresses.
+fn goes_down(reach: &Reach) -> bool {
+    reach.low < 0 || reach.terms.iter().any(|term| term.bytes < 0)
+}
+
+/// What doing launches of a class twice does.
+fn judged(class: &Class, code: &Result<Code, &'static str>) -> Repeated {
+    let (idempotent, reason) = match code.as_ref().map(|code| code.twice(&class.places)) {
+        Ok(Twice::Same) => (Some(true), None),
+        Ok(Twice::Differs(why)) => (Some(false), Some(reason(why))),
+        Ok(Twice::Unknown(why)) => (None, Some(reason(why))),
+        Err(why) => (None, Some(*why)),
+    };
+    // Numbers that only bytes before them have are left out.
+    let mut numbers = vec![0];
+    let number = |place: &Place| {
+        let known = numbers.iter().position(|number| *number == place.at);
+        known.unwrap_or_else(|| {
+            numbers.push(place.at);
+            numbers.len() - 1
+        }) as u8
+    };
+    let places = Some(class.places.iter().map(number).collect());
+    Repeated { launches: class.launches, places, idempotent, reason }
+}
+
+/// What the launches of a kernel, as far as they were seen, would do if they were done twice: for each class, most
+/// launches first.
+pub(super) fn repeated(kernel: &KernelUse, kernels: &Kernels) -> Vec<Repeated> {
+    let code = code_of(kernel, kernels);
+    let mut all: Vec<Repeated> = kernel.classes.iter().map(|class| judged(class, &code)).collect();
+    all.sort_by_key(|one| std::cmp::Reverse(one.launches));
+    let known = all.iter().fold(0_u64, |sum, one| sum.saturating_add(one.launches));
+    let launches = kernel.launches.saturating_sub(known);
+    if launches > 0 {
+        let reason = code.err().unwrap_or("not all arguments were noted");
+        all.push(Repeated { launches, places: None, idempotent: None, reason: Some(reason) });
+    }
+    all
+}
+
+/// What is said of all launches of a kernel together: whether they are idempotent, if all are or none is, and the
+/// reason of most of the others.
+pub(super) fn together(all: &[Repeated]) -> (Option<bool>, Option<&'static str>) {
+    let Some(first) = all.first() else { return (None, None) };
+    let same = all.iter().all(|one| one.idempotent == first.idempotent);
+    let reason = all.iter().find_map(|one| one.reason);
+    (first.idempotent.filter(|_| same), reason)
 }
 
 #[cfg(test)]
 mod tests {
-    use gpucr_wire::access::{Param, Touched};
-    use gpucr_wire::reach::Sizes;
+    use gpucr_wire::access::Param;
+    use gpucr_wire::twice::Numbers;
 
-    use super::Twice::{Differs, Same, Unknown};
     use super::*;
+
+    /// What is said of a class.
+    type Said = (Option<bool>, Option<&'static str>);
+    const SAME: Said = (Some(true), None);
+
+    const fn unknown(reason: &'static str) -> Said {
+        (None, Some(reason))
+    }
 
     /// Two allocations, one behind the other, and what the program has mapped itself.
     const FIRST: u64 = 1;
     const SECOND: u64 = 2;
-    const MAPPED: u64 = RESERVATION | 0x7000_0000;
+    const MAPPED: u64 = 3;
     /// Memory of a pool or of the host: no allocation is found for it.
     const ELSEWHERE: u64 = 0;
 
@@ -183,15 +164,16 @@ mod tests {
         )
     }
 
-    /// A kernel of two words, and for each of its launches where they pointed.
+    /// A kernel of two words, and for each of its launches where they pointed: to the beginnings of allocations.
     fn launched(launches: &[[u64; 2]]) -> KernelUse {
-        let slot = |param: usize| {
-            let mut slot = SlotUse { param: param as u32, ..SlotUse::default() };
-            for allocation in launches.iter().map(|to| to[param]).filter(|to| *to != ELSEWHERE) {
-                let at = place(allocation).map_or(0, |one| one.address);
-                slot.touched.push(Touched { allocation, low: at, high: at, launches: 1 });
-            }
-            slot
+        let class = |to: &[u64; 2]| {
+            let mut numbers = Numbers::default();
+            let mut number = |id: u64| numbers.of((id != ELSEWHERE).then_some(id), id == MAPPED);
+            let places = to.map(|id| {
+                let before = if id == SECOND { FIRST } else { ELSEWHERE };
+                Place { at: number(id), before: number(before) }
+            });
+            Class { places: places.to_vec(), launches: 1 }
         };
         KernelUse {
             id: 1,
@@ -199,51 +181,40 @@ mod tests {
             known: true,
             params: vec![Param { offset: 0, size: 8 }, Param { offset: 8, size: 8 }],
             launches: launches.len() as u64,
-            sizes: Sizes::of([1; 3], [32, 1, 1]),
-            slots: vec![slot(0), slot(1)],
+            classes: launches.iter().map(class).collect(),
             ..KernelUse::default()
         }
     }
 
-    fn place(id: u64) -> Option<Allocation> {
-        let (address, size) = match id {
-            FIRST => (0x1000_0000, 0x1000),
-            SECOND => (0x1000_1000, 0x1000),
-            MAPPED => (0x7000_0000, 0x1000),
-            _ => return None,
-        };
-        Some(Allocation { id, address, size })
+    /// What is said of each launch.
+    fn judged(image: &[u8], kernel: &KernelUse) -> Vec<Said> {
+        let all = repeated(kernel, &Kernels::knowing(kernel, image));
+        all.into_iter().map(|one| (one.idempotent, one.reason)).collect()
     }
 
-    fn judged(image: &[u8], kernel: &KernelUse) -> Twice {
-        let known = [FIRST, SECOND, MAPPED].into_iter().filter_map(place);
-        let allocations = known.map(|one| (one.id, one)).collect();
-        twice(kernel, &Kernels::knowing(kernel, image), &allocations)
-    }
-
+    /// The same is said of all of these launches.
     #[track_caller]
-    fn check(body: &str, launches: &[[u64; 2]], expected: Twice) {
+    fn check(body: &str, launches: &[[u64; 2]], expected: Said) {
         let found = judged(image(body).as_bytes(), &launched(launches));
-        assert_eq!(found, expected, "{body} {launches:?}");
+        assert_eq!(found, vec![expected; launches.len()], "{body} {launches:?}");
     }
 
     const COPY: &str = "ld.global.u32 %r1, [%b]; st.global.u32 [%a], %r1;";
 
     #[test]
     fn reading_one_allocation_and_writing_another_is_the_same_twice() {
-        check(COPY, &[[FIRST, SECOND]], Same);
-        check(COPY, &[[FIRST, SECOND], [FIRST, MAPPED]], Same);
-        check("st.global.u32 [%a], 7; st.global.u32 [%b], 7;", &[[FIRST, FIRST]], Same);
-        check("ld.global.u32 %r1, [%a];", &[[ELSEWHERE, ELSEWHERE]], Same);
+        check(COPY, &[[FIRST, SECOND]], SAME);
+        check(COPY, &[[FIRST, SECOND], [FIRST, MAPPED], [SECOND, FIRST]], SAME);
+        check("st.global.u32 [%a], 7; st.global.u32 [%b], 7;", &[[FIRST, FIRST]], SAME);
+        check("ld.global.u32 %r1, [%a];", &[[ELSEWHERE, ELSEWHERE]], SAME);
         check("ld.global.u32 %r1, [%a]; st.global.u32 [%a], %r1;", &[[FIRST, SECOND]], IN_PLACE);
         check("red.global.add.u32 [%a], 1;", &[[FIRST, SECOND]], IN_PLACE);
-        let one = Unknown("reads and writes one allocation");
+        let one = unknown("reads and writes one allocation");
         check(COPY, &[[FIRST, FIRST]], one);
-        check(COPY, &[[FIRST, SECOND], [SECOND, FIRST]], one);
     }
 
-    const IN_PLACE: Twice = Differs("reads and writes one argument");
-    const NOT_FOLLOWED: Twice = Unknown("memory that is not followed");
+    const IN_PLACE: Said = (Some(false), Some("reads and writes one argument"));
+    const NOT_FOLLOWED: Said = unknown("memory that is not followed");
 
     /// Pools, memory of the host, and variables whose address is an argument.
     #[test]
@@ -251,29 +222,26 @@ mod tests {
         check(COPY, &[[FIRST, ELSEWHERE]], NOT_FOLLOWED);
         check(COPY, &[[ELSEWHERE, SECOND]], NOT_FOLLOWED);
         check(COPY, &[[ELSEWHERE, ELSEWHERE]], NOT_FOLLOWED);
-        check(COPY, &[[FIRST, SECOND], [FIRST, ELSEWHERE]], NOT_FOLLOWED);
         check("red.global.add.u32 [%a], 1;", &[[ELSEWHERE, FIRST]], NOT_FOLLOWED);
-        // An allocation that was gone when its place was asked for.
-        check(COPY, &[[FIRST, 99]], NOT_FOLLOWED);
-        check(COPY, &[[MAPPED, MAPPED]], Unknown("memory mapped by the program"));
-        check(COPY, &[[MAPPED, SECOND]], Same);
+        check(COPY, &[[MAPPED, MAPPED]], unknown("memory mapped by the program"));
+        check(COPY, &[[MAPPED, SECOND]], SAME);
     }
 
     #[test]
     fn variables_of_the_module_are_memory_too() {
-        let variables = Unknown("variables of its module");
+        let variables = unknown("variables of its module");
         check("atom.global.add.u64 %rd1, [total], 1;", &[[FIRST, SECOND]], variables);
         let count =
             "ld.global.u64 %rd1, [total]; st.global.u64 [total], 3; st.global.u64 [%a], %rd1;";
         check(count, &[[FIRST, SECOND]], variables);
         let read = "ld.global.u64 %rd1, [total]; st.global.u64 [%a], %rd1;";
-        check(read, &[[FIRST, SECOND]], Same);
+        check(read, &[[FIRST, SECOND]], SAME);
         // The variable may be what the argument points to.
         check(read, &[[ELSEWHERE, SECOND]], NOT_FOLLOWED);
         let constant = "ld.const.u64 %rd1, [scale]; st.global.u64 [%a], %rd1;";
-        check(constant, &[[FIRST, SECOND]], Same);
+        check(constant, &[[FIRST, SECOND]], SAME);
         check(constant, &[[ELSEWHERE, SECOND]], NOT_FOLLOWED);
-        check("st.global.u64 [total], 3; ld.global.u32 %r1, [%b];", &[[FIRST, SECOND]], Same);
+        check("st.global.u64 [total], 3; ld.global.u32 %r1, [%b];", &[[FIRST, SECOND]], SAME);
         check("st.global.u64 [total], 3; ld.global.u32 %r1, [%b];", &[[FIRST, 0]], NOT_FOLLOWED);
     }
 
@@ -289,72 +257,72 @@ mod tests {
             "frobnicate.u32 %r1; st.global.u32 [%a], %r1;",
             print,
         ] {
-            check(body, &[[FIRST, SECOND]], Unknown("more than memory counts"));
+            check(body, &[[FIRST, SECOND]], unknown("more than memory counts"));
         }
         let place = "mov.u32 %r1, %tid.x; mov.u32 %r2, %laneid; mov.u32 %r3, %lanemask_lt;
             st.global.u32 [%a], %r1;";
-        check(place, &[[FIRST, SECOND]], Same);
+        check(place, &[[FIRST, SECOND]], SAME);
     }
 
     #[test]
     fn pointers_in_memory_lead_anywhere() {
         let follow = "ld.global.u64 %rd1, [%a]; st.global.u32 [%rd1], 1;";
-        check(follow, &[[FIRST, SECOND]], Unknown("follows pointers in memory"));
-        let mut kernel = launched(&[[FIRST, SECOND]]);
-        kernel.slots[1].more = true;
-        let found = judged(image(COPY).as_bytes(), &kernel);
-        assert_eq!(found, Unknown("not all arguments were noted"));
+        check(follow, &[[FIRST, SECOND]], unknown("follows pointers in memory"));
+    }
+
+    /// Each launch is judged by its own arguments, and those that were not noted are not.
+    #[test]
+    fn launches_are_told_apart() {
+        let mut kernel = launched(&[[FIRST, SECOND], [FIRST, FIRST]]);
+        kernel.classes[0].launches = 10;
+        kernel.launches = 15;
+        let found = repeated(&kernel, &Kernels::knowing(&kernel, image(COPY).as_bytes()));
+        let said = |one: &Repeated| (one.launches, one.places.clone(), one.idempotent, one.reason);
+        assert_eq!(
+            found.iter().map(said).collect::<Vec<_>>(),
+            [
+                (10, Some(vec![1, 2]), Some(true), None),
+                (1, Some(vec![1, 1]), None, Some("reads and writes one allocation")),
+                (4, None, None, Some("not all arguments were noted")),
+            ]
+        );
+        assert_eq!(together(&found), (None, Some("reads and writes one allocation")));
+        assert_eq!(together(&found[..1]), SAME);
+        assert_eq!(together(&[]), (None, None));
     }
 
     /// The address behind an allocation is one of the next: code that goes down from there is in the first.
     #[test]
     fn an_argument_may_be_the_end_of_an_allocation() {
         let back = "ld.global.u32 %r1, [%b+-4]; st.global.u32 [%a], %r1;";
-        check(back, &[[FIRST, SECOND]], Unknown("reads and writes one allocation"));
-        check(back, &[[SECOND, FIRST]], Same);
+        check(back, &[[FIRST, SECOND]], unknown("reads and writes one allocation"));
+        check(back, &[[SECOND, FIRST]], NOT_FOLLOWED);
+        check("ld.global.u32 %r1, [%b+-4];", &[[SECOND, FIRST]], SAME);
     }
 
     /// The name says `k(int*, int const*)`, and machine code may have been made of other source.
     #[test]
     fn only_code_that_runs_is_a_proof() {
-        let unknown = Unknown("its code is not known");
+        let unknown = [unknown("its code is not known")];
         let mut kernel = launched(&[[FIRST, SECOND]]);
         kernel.name = "_Z1kPiPKi".to_owned();
         assert_eq!(judged(b"", &kernel), unknown);
         assert_eq!(judged(image(COPY).as_bytes(), &kernel), unknown, "code of another kernel");
         let renamed = image(COPY).replace(".entry k", ".entry _Z1kPiPKi");
-        assert_eq!(judged(renamed.as_bytes(), &kernel), Same);
-        let none = KernelUse { slots: Vec::new(), ..launched(&[[ELSEWHERE, ELSEWHERE]]) };
-        assert_eq!(judged(b"", &none), unknown);
+        assert_eq!(judged(renamed.as_bytes(), &kernel), [SAME]);
+        assert_eq!(judged(b"", &launched(&[[ELSEWHERE, ELSEWHERE]])), unknown);
 
         // scale(unsigned*, unsigned)
         let mut scale = launched(&[[FIRST, ELSEWHERE]]);
         scale.name = "scale".to_owned();
         scale.params[1].size = 4;
+        scale.classes[0].places.truncate(1);
         macro_rules! fatbin {
             ($name:literal) => {
                 include_bytes!(concat!("../../../../softcuda/tests/fatbin/", $name, ".fatbin"))
             };
         }
-        assert_eq!(judged(fatbin!("plain"), &scale), IN_PLACE);
+        assert_eq!(judged(fatbin!("plain"), &scale), [IN_PLACE]);
         assert_eq!(judged(fatbin!("both"), &scale), unknown);
-    }
-
-    #[test]
-    fn ranges_overlap_if_they_share_a_byte() {
-        let side = |ranges: &[(u64, u64)]| {
-            let ranges = ranges.iter().map(|(start, end)| *start..*end).collect();
-            Side { ranges, ..Side::default() }
-        };
-        for (one, two, expected) in [
-            (side(&[(0, 4)]), side(&[(4, 8)]), false),
-            (side(&[(0, 5)]), side(&[(4, 8)]), true),
-            (side(&[(0, 20), (2, 3)]), side(&[(10, 11)]), true),
-            (side(&[(0, 2), (8, 9)]), side(&[(2, 8), (9, 10)]), false),
-            (side(&[(5, 6)]), side(&[(5, 6)]), true),
-            (side(&[]), side(&[(0, u64::MAX)]), false),
-        ] {
-            assert_eq!((one.overlaps(&two), two.overlaps(&one)), (expected, expected), "{one:?}");
-        }
     }
 }

@@ -348,12 +348,26 @@ impl Agent {
     ///
     /// # Errors
     /// The errors of [`close_gate`](Self::close_gate), but that the gate has to be closed.
-    pub fn step(&mut self, wait: Duration, limit: Duration) -> Result<(), AgentError> {
+    pub fn step(&mut self, wait: Duration, limit: Duration, keep: bool) -> Result<(), AgentError> {
         let (wait_ms, timeout_ms) = (wait.as_millis() as u64, limit.as_millis() as u64);
-        let request = Request::Step { wait_ms, timeout_ms };
+        let request = Request::Step { wait_ms, timeout_ms, keep };
         self.begin(&request, wait.saturating_add(limit).saturating_add(ANSWER))?;
         let reply = self.answer(&request)?;
         self.done(reply)
+    }
+
+    /// Makes the launch once more that the last step has kept. Whether one was kept that can be.
+    ///
+    /// # Errors
+    /// The driver refuses it, or it lasts longer than the limit.
+    pub fn again(&mut self, limit: Duration) -> Result<bool, AgentError> {
+        let request = Request::Again { timeout_ms: limit.as_millis() as u64 };
+        self.begin(&request, limit.saturating_add(ANSWER))?;
+        let reply = self.answer(&request)?;
+        match reply {
+            Reply::Again { launched } => Ok(launched),
+            reply => self.done(reply).and(Err(AgentError::Unexpected { pid: self.pid })),
+        }
     }
 
     /// Every block, and of those that are not `known` their id and a file descriptor. While the

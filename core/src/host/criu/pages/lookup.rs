@@ -158,8 +158,7 @@ impl Mappings {
 /// The numbers of `files.img` and of `memfd.img`.
 const FILES_MAGIC: [u8; 8] = [0x19, 0x43, 0x56, 0x54, 0x38, 0x31, 0x30, 0x56];
 const MEMFD_MAGIC: [u8; 8] = [0x19, 0x43, 0x56, 0x54, 0x99, 0x34, 0x45, 0x48];
-/// The names of these files.
-pub(crate) const FILES: &str = "files.img";
+/// The name of the latter.
 pub(crate) const MEMFD: &str = "memfd.img";
 
 /// An open file (CRIU's `fdinfo.proto`).
