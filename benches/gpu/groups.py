@@ -10,7 +10,7 @@ import sys
 import verify
 
 GROUP = [sys.executable, str(verify.HERE / "programs" / "group_programs.py")]
-STEPS = ["--steps", "600", "--delay", "0.01"]
+STEPS = ["--steps", "500", "--delay", "0.01"]
 
 verify.PROGRAMS = {
     "ddp": (GROUP + ["ddp"] + STEPS, {}),

@@ -152,7 +152,7 @@ def verify_left_running(name, args, out, images):
     os.truncate(log, size)
     began = time.monotonic()
     with open(out / f"{name}.restore.err", "w") as err:
-        process = subprocess.Popen([args.gpucr, "restore", str(images / name)],
+        process = subprocess.Popen([args.gpucr, "restore", "--files", "rewind", str(images / name)],
                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err)
     wait_for_step_after(log, 40, process, out / f"{name}.restore.err")
     report["restore_to_step_ms"] = (time.monotonic() - began) * 1000

@@ -24,6 +24,9 @@ impl Default for Lab {
     }
 }
 
+/// What keeps a program from its end, and the steps that it makes up to there.
+type Held = (Pace, usize);
+
 impl Lab {
     /// Makes the folder.
     pub fn new() -> Self {
@@ -173,7 +176,7 @@ impl Lab {
     }
 
     /// The arguments of a workload that stops short of its end, if they say how many steps it does.
-    fn pace(&self, args: &[&str]) -> Result<(Vec<String>, Option<(Pace, usize)>)> {
+    fn pace(&self, args: &[&str]) -> Result<(Vec<String>, Option<Held>)> {
         let mut paced: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         let steps = args.iter().position(|arg| *arg == "--steps").and_then(|at| args.get(at + 1));
         let steps: usize = steps.map_or(Ok(0), |steps| steps.parse())?;

@@ -11,7 +11,7 @@ use crate::base::phase::Phase;
 use crate::cuda::TransferError;
 use crate::cuda::driver::{DriverError, OpenError};
 use crate::engine::device_state::StateError;
-use crate::engine::extract::ExtractError;
+use crate::engine::extract::error::ExtractError;
 use crate::engine::migrate::link::LinkError;
 use crate::host::criu::CriuError;
 use crate::host::process::{AgentError, TreeError};

@@ -8,9 +8,10 @@ use gpucr_wire::access::KernelUse;
 use serde::{Deserialize, Serialize};
 
 use super::access::{Kernels, Tally};
-use super::sections;
-use crate::image::Manifest;
+use crate::image::{Manifest, Section};
 
+/// Kind of the section of an image, which is a [`ByProcess`] in postcard form.
+pub(super) const SECTION: &str = "launched";
 /// So many kernels of a process are named: those that were launched most often.
 const MOST: usize = 4096;
 /// Longer names are cut, bytes.
@@ -85,10 +86,20 @@ fn launched(kernels: &Kernels, used: &KernelUse) -> Launched {
     }
 }
 
+/// The section of an image for kernels that were launched. It is for people alone.
+pub(super) fn section(launched: &ByProcess) -> Option<Section> {
+    let any = launched.iter().any(|(_, kernels)| !kernels.is_empty());
+    let data = postcard::to_stdvec(launched).ok().filter(|_| any)?;
+    let kind = SECTION.to_owned();
+    Some(Section { kind, version: 1, needed: false, data, chunks: Vec::new() })
+}
+
 /// What an image says: of its processes, each once, and no more than a dump writes. Nonsense is nothing.
 pub fn read(manifest: &Manifest) -> ByProcess {
     let mut known: HashSet<u32> = manifest.processes.iter().map(|process| process.pid).collect();
-    let mut said = sections::read_launched(manifest);
+    let section = manifest.section(SECTION, 1);
+    let said = section.and_then(|section| postcard::from_bytes(&section.data).ok());
+    let mut said: ByProcess = said.unwrap_or_default();
     said.retain(|(pid, _)| known.remove(pid));
     for (_, kernels) in &mut said {
         kernels.truncate(MOST);
@@ -141,10 +152,10 @@ mod tests {
         let pid = manifest.processes[0].pid;
         assert!(read(&manifest).is_empty());
         let said = vec![(pid, all.clone()), (pid, all.clone()), (pid + 1, all.clone())];
-        manifest.sections.extend(sections::launched(&said));
+        manifest.sections.extend(section(&said));
         assert_eq!(read(&manifest), [(pid, all)]);
         manifest.sections[0].data = vec![255; 40];
         assert!(read(&manifest).is_empty());
-        assert_eq!(sections::launched(&vec![(pid, vec![])]), None);
+        assert_eq!(section(&vec![(pid, vec![])]), None);
     }
 }

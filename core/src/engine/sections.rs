@@ -25,15 +25,12 @@ const FILES: &str = "files";
 /// Words that a user has given the image, in postcard form: a list of strings.
 const TAGS: &str = crate::image::TAGS;
 
-/// Which kernels each process launched while it was dumped, in postcard form: [`launched::ByProcess`].
-const LAUNCHED: &str = "launched";
-
 /// By process, and by the UUID of the device: bytes besides the memory that the image has.
 pub(super) type Contexts = Vec<(u32, Vec<([u8; 16], u64)>)>;
 
 /// Kinds and versions that a restore understands.
 const KNOWN: [(&str, u32); 6] =
-    [(SHARING, 1), (CONTEXTS, 1), (OPENED, 1), (FILES, 1), (TAGS, 1), (LAUNCHED, 1)];
+    [(SHARING, 1), (CONTEXTS, 1), (OPENED, 1), (FILES, 1), (TAGS, 1), (launched::SECTION, 1)];
 
 /// Refuses an image that needs what this gpucr does not know.
 ///
@@ -113,21 +110,6 @@ pub(super) fn kept_files(kept: &[Kept], chunks: Vec<FileChunk>) -> Option<Sectio
 pub(super) fn read_kept_files(manifest: &Manifest) -> Option<(Vec<Kept>, &[FileChunk])> {
     let section = manifest.section(FILES, 1)?;
     Some((postcard::from_bytes(&section.data).ok()?, &section.chunks))
-}
-
-/// The section for kernels that were launched. It is for people alone.
-pub(super) fn launched(launched: &launched::ByProcess) -> Option<Section> {
-    let any = launched.iter().any(|(_, kernels)| !kernels.is_empty());
-    let data = postcard::to_stdvec(launched).ok().filter(|_| any)?;
-    let kind = LAUNCHED.to_owned();
-    Some(Section { kind, version: 1, needed: false, data, chunks: Vec::new() })
-}
-
-/// What [`launched`] has written; nothing if it makes no sense.
-pub(super) fn read_launched(manifest: &Manifest) -> launched::ByProcess {
-    let section = manifest.section(LAUNCHED, 1);
-    let said = section.and_then(|section| postcard::from_bytes(&section.data).ok());
-    said.unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ pub(super) fn run(
     let fate = if series.has_ended() { "has ended" } else { "runs on" };
     if !args.json {
         let (taken, kept) = (series.taken(), series.kept());
-        let images = display::counted(taken as u64, "image was", "images were");
+        let images = display::counted(taken, "image was", "images were");
         say!("process {} {fate}; {images} taken, {kept} left", args.pid);
     }
     Ok(ExitCode::SUCCESS)

@@ -15,6 +15,7 @@ use crate::engine::access::Extent;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
 use crate::engine::kept_files;
+use crate::engine::launched;
 use crate::engine::memory::Saved;
 use crate::engine::opened;
 use crate::engine::sections;
@@ -127,7 +128,7 @@ pub(super) fn commit(
         task.made.cuda_processes.iter().enumerate().map(|(number, program)| {
             (program.process.pid, task.speculation.launched_kernels(number))
         });
-    manifest.sections.extend(sections::launched(&launched.collect()));
+    manifest.sections.extend(launched::section(&launched.collect()));
     let peer = task.options.target.peer();
     let phase = if peer.is_some() { Phase::Prepare } else { Phase::Commit };
     let (image, ()) = or_keep(image, task.enter(phase, None))?;
