@@ -233,7 +233,7 @@ fn files_that_have_another_name_than_they_were_opened_by_come_back() -> Result<(
     lab.dump(&program, &lab.path("image"), &["--leave-running"])?;
     let names = |directory| -> Result<Vec<_>> {
         let entries = std::fs::read_dir(lab.path(directory))?;
-        Ok(entries.map(|entry| Ok(entry?.file_name())).collect::<Result<Vec<_>>>()?)
+        entries.map(|entry| Ok(entry?.file_name())).collect()
     };
     ensure!(names("near")? == ["name"] && names("far")? == ["name"], "links are left");
     program.kill();
