@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{Lab, Pace, Program, binary, exists, finish, refused, show, undisturbed, until};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open};
 
 /// Runs gpucr by a shell, without the right to raise hard limits, after `first`.
@@ -203,6 +204,38 @@ fn a_connection_that_leads_out_is_refused_by_name_or_closed_where_that_is_wanted
     program.let_go()?;
     restore(&lab)?;
     ensure!(streams(program.pid)?.is_empty(), "it is closed");
+    pace.allow_all()?;
+    program.wait_for("result ")?;
+    Ok(())
+}
+
+/// A socket that listens and does not let others have its port.
+fn alone() -> Result<TcpListener> {
+    let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
+    rustix::net::listen(&socket, 8)?;
+    Ok(socket.into())
+}
+
+/// The kernel keeps such a connection for a minute, and CRIU cannot listen where it was.
+#[test]
+fn a_connection_that_was_closed_shortly_before_the_dump_delays_a_restore_and_no_more() -> Result<()>
+{
+    let (lab, pace) = (Lab::new(), Pace::new()?);
+    let listener = alone()?;
+    let address = listener.local_addr()?;
+    let mut client = TcpStream::connect(address)?;
+    // The end that is closed first is the one that is kept.
+    drop(listener.accept()?);
+    ensure!(client.read(&mut [0])? == 0, "it is closed");
+    drop(client);
+    let mut program = with(&lab, &pace, vec![listener.into()])?;
+    lab.dump(&program, &lab.path("image"), &[])?;
+    program.wait()?;
+    program.let_go()?;
+    restore(&lab)?;
+    TcpStream::connect(address).context("the restored program listens")?;
     pace.allow_all()?;
     program.wait_for("result ")?;
     Ok(())

@@ -12,15 +12,15 @@ use gpucr_wire::ENV_DRIVER;
 use crate::commands::{Outcome, io_error};
 use crate::failure::{CliError, FAILED, USAGE};
 
-/// CRIU cannot save io_uring, and libuv, which PyTorch's key-value store of distributed programs is built on, does
-/// without where this is 0. What the user sets counts.
-const LIBUV_IO_URING: &str = "UV_USE_IO_URING";
+/// Where this is 0, the key-value store of PyTorch's distributed programs does without libuv, which uses io_uring, which
+/// CRIU cannot save. (libuv's own `UV_USE_IO_URING` does not keep it from that.) What the user sets counts.
+const TORCH_LIBUV: &str = "USE_LIBUV";
 
 /// Start a program so that it can be dumped fast
 ///
 /// Sets up the environment (LD_LIBRARY_PATH with gpucr's libcuda.so.1 in front of the driver's,
-/// and UV_USE_IO_URING=0 unless it is set, since CRIU cannot save io_uring) and becomes the
-/// program: it keeps the pid. Without a GPU the program runs on the software
+/// and USE_LIBUV=0 unless it is set, since PyTorch's key-value store uses io_uring with libuv, and
+/// CRIU cannot save that) and becomes the program: it keeps the pid. Without a GPU the program runs on the software
 /// driver, which executes kernels that come as PTX on the CPU; programs that need NVIDIA's
 /// libraries, PyTorch among them, need a GPU.
 #[derive(clap::Args)]
@@ -61,8 +61,8 @@ pub(crate) fn run(args: &RunArgs) -> Outcome {
     }
     let program = &args.command[0];
     let mut command = Command::new(program);
-    if std::env::var_os(LIBUV_IO_URING).is_none() {
-        command.env(LIBUV_IO_URING, "0");
+    if std::env::var_os(TORCH_LIBUV).is_none() {
+        command.env(TORCH_LIBUV, "0");
     }
     let error = command
         .args(&args.command[1..])

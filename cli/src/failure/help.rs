@@ -250,6 +250,9 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
             "end what has the pid, be it as a process group or session, or give the program a pid \
              namespace of its own: gpucr restore --new-pids …"
         }
+        Hint::PortInUse => {
+            "end what has the port, or give the program a network of its own: unshare --net gpucr restore …"
+        }
         Hint::Permission => "run it as root, with all capabilities",
         Hint::Device => "the program has a device open that CRIU cannot save: close it first",
         Hint::GhostLimit => "the program holds a large deleted file open: close it first",

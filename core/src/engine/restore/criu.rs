@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::engine::error::Error;
 use crate::host::criu::{Criu, Hint, InheritFd, RestoreError, RestoreOptions, RestoreWorker};
-use crate::host::process::{ProcessInfo, TreeError, sockets};
+use crate::host::process::{ProcessInfo, TreeError, connections, sockets};
 use crate::image::Manifest;
 
 use super::preflight;
@@ -16,6 +16,9 @@ use super::stdio::{self, Outputs};
 
 /// After how long CRIU is asked once more, when a pid was in use.
 const AGAIN: Duration = Duration::from_millis(100);
+/// For how long it is asked again while a port is in use: longer than the kernel keeps those of closed connections.
+const PORTS: Duration = Duration::from_secs(70);
+const PORTS_AGAIN: Duration = Duration::from_secs(1);
 
 /// A CRIU that waits for its request.
 pub(super) struct Maker {
@@ -75,7 +78,8 @@ impl Maker {
         let found = RefCell::new(Vec::new());
         let mut they_are_there =
             || found.borrow_mut().extend(pids.iter().map(|pid| ProcessInfo::read(*pid)));
-        let deadline = Instant::now() + REAPING;
+        let begin = Instant::now();
+        let mut deadline = begin + REAPING;
         let root = loop {
             let options = options(manifest, is_child, files);
             match worker.restore(options, &mut they_are_there, before_they_run) {
@@ -93,6 +97,27 @@ impl Maker {
                     }
                     std::thread::sleep(AGAIN);
                     preflight::check_pids(manifest)?;
+                    worker = start(&criu, manifest, &streams, &at_work)?;
+                }
+                // The program had closed connections shortly before it was dumped, such as those by which the processes
+                // of a job find each other. What listened keeps its port, and a listener can be made there again when
+                // the kernel has forgotten them.
+                Err(RestoreError::Criu(error))
+                    if error.has(Hint::PortInUse)
+                        && found.borrow().is_empty()
+                        && begin.elapsed() < PORTS
+                        && connections::any_is_kept() =>
+                {
+                    tracing::warn!(
+                        "a port of the program is in use, perhaps for closed connections, which the kernel keeps for a \
+                         minute; trying again"
+                    );
+                    if is_child {
+                        wait_for(&pids);
+                    }
+                    std::thread::sleep(PORTS_AGAIN);
+                    // What CRIU has killed may still have its pids.
+                    deadline = Instant::now() + REAPING;
                     worker = start(&criu, manifest, &streams, &at_work)?;
                 }
                 result => break result,

@@ -102,6 +102,8 @@ pub enum Hint {
     FileChanged,
     /// A pid of the image is in use.
     PidInUse,
+    /// A TCP or UDP port of the image is in use.
+    PortInUse,
     /// A privilege is missing.
     Permission,
     /// A device file is open that CRIU cannot save.

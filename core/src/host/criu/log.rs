@@ -26,6 +26,7 @@ const SIGNS: &[(&str, Hint)] = &[
     ("has bad mode", Hint::FileChanged),
     ("has bad build-ID", Hint::FileChanged),
     ("Can't open file", Hint::FileChanged),
+    ("Can't bind inet socket", Hint::PortInUse),
     ("File exists", Hint::PidInUse),
     ("Unable to create a thread: -17", Hint::PidInUse),
     ("do not match expected", Hint::PidInUse),

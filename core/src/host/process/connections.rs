@@ -34,6 +34,13 @@ pub fn outer(pids: &[u32]) -> Vec<Outer> {
     found
 }
 
+/// Whether the kernel still keeps the port of a closed connection, in this network namespace: for one minute
+/// (`TCP_TIMEWAIT_LEN`). Nobody can listen there meanwhile who does not share the port.
+pub fn any_is_kept() -> bool {
+    let rows = [procfs::net::tcp(), procfs::net::tcp6()];
+    rows.into_iter().flatten().flatten().any(|row| row.state == TcpState::TimeWait)
+}
+
 /// Those of processes in one network namespace.
 fn within(pids: &[u32]) -> Vec<Outer> {
     let sockets: HashMap<u64, u32> = pids.iter().flat_map(|pid| sockets(*pid)).collect();
