@@ -160,7 +160,8 @@ fn a_program_does_not_stand_still_for_longer_than_it_may() -> Result<()> {
     let destination = destination.end()?;
     ensure!(!destination.status.success(), "{}", show(&destination));
     std::fs::remove_file(&go_on)?;
-    is_so(&lab, program, End::Stays, &expected)
+    // The destination may have found the connection closed before it read why: then it keeps what it has.
+    is_so(&lab, program, End::StaysEitherWay, &expected)
 }
 
 #[test]

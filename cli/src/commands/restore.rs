@@ -73,7 +73,6 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
         return started(args, program.report(), pid);
     }
     loop {
-        std::thread::spawn(move || signals::stand_in(pid));
         let happened = program.wait();
         events.say_failure(&happened);
         match happened? {
