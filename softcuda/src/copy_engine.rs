@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::address_space;
 use crate::settings::settings;
 use crate::status::{Code, Outcome};
+use crate::twice;
 
 /// Which way a copy goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +74,7 @@ pub(crate) fn copy(transfer: &Transfer) -> Outcome {
         Direction::Local => None,
     };
     let limit = engine.zip(settings().copy_rate);
+    let _alone = twice::alone();
     for plane in 0..transfer.depth as u64 {
         for row in 0..transfer.height as u64 {
             let to = transfer.to + plane * transfer.to_plane + row * transfer.to_pitch;
@@ -198,6 +200,7 @@ impl Fill {
 /// # Errors
 /// `ILLEGAL_ADDRESS` for memory that the device may not write to.
 pub(crate) fn fill(fill: &Fill) -> Outcome {
+    let _alone = twice::alone();
     for row in 0..fill.height as u64 {
         let to = fill.to + row * fill.pitch;
         let size = fill.width * fill.value_size;

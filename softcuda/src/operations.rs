@@ -66,14 +66,8 @@ impl Operation {
     fn work(&self, context: &Context) -> Outcome {
         match self {
             Operation::Kernel(launch) => run(launch, context),
-            Operation::Copy(transfer) => {
-                let _alone = twice::alone();
-                copy_engine::copy(transfer)
-            }
-            Operation::Fill(fill) => {
-                let _alone = twice::alone();
-                copy_engine::fill(fill)
-            }
+            Operation::Copy(transfer) => copy_engine::copy(transfer),
+            Operation::Fill(fill) => copy_engine::fill(fill),
             Operation::Host(call) => {
                 context.prints.flush();
                 // SAFETY: the program promises a function that may be called with its argument.

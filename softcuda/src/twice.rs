@@ -1,7 +1,8 @@
 //! Running each kernel a second time, to see whether that changes anything (`SOFTCUDA_TWICE`).
 //!
 //! The second time leaves no trace: what it writes is undone, and its output and what it launches are dropped. Meanwhile
-//! no other kernel, copy or fill of a stream runs. Memory of the host, which the program may use at the same time, is not
+//! no other kernel, copy or fill runs; what a stream writes by `cuStreamWriteValue` is let through, since kernels may wait
+//! for that, and may be lost if it is device memory. Memory of the host, which the program may use at the same time, is not
 //! written the second time: of kernels that would, nothing is known.
 
 use std::fs::{File, OpenOptions};
@@ -15,7 +16,7 @@ use crate::address_space;
 use crate::ptx::AddressSpace;
 use crate::settings::settings;
 
-/// Held while work of a stream runs.
+/// Held while a kernel, a copy or a fill runs.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Waits until no other work runs; `None`, and at once, if kernels run only once.
