@@ -5,9 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
+use signal_hook::consts::{
+    SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
+};
 use signal_hook::iterator::Signals;
 use signal_hook_registry::register_sigaction;
+
+use rustix::process::{WaitId, WaitIdOptions, waitid};
 
 use crate::failure::{self, CliError, FAILED};
 
@@ -36,6 +40,13 @@ struct Target {
     pid: AtomicU32,
     /// The last signal that asked for an end before there was a process to get it.
     pending: AtomicI32,
+    /// Whether that process passes on what it gets, as the first one of a pid namespace.
+    passes_on: AtomicBool,
+    /// How often that process was asked to stop.
+    suspended: AtomicU32,
+    /// Whether [`SignalPlan::stand_in`] lets it go on. The handler of SIGCONT, which any thread may run, and late, does
+    /// not do so then.
+    is_stood_in_for: AtomicBool,
 }
 
 impl SignalPlan {
@@ -46,6 +57,12 @@ impl SignalPlan {
         if pending != 0 {
             send(pid, pending);
         }
+    }
+
+    /// The same with a child that passes signals on itself.
+    pub(crate) fn pass_to_init(&self, pid: u32) {
+        self.target.passes_on.store(true, Ordering::SeqCst);
+        self.pass_to(pid);
     }
 
     /// If the command has not come to its end in time after it was asked to, this is done, and gpucr ends as if it
@@ -68,6 +85,42 @@ impl SignalPlan {
         unsafe { libc::_exit(FAILED.into()) };
     }
 
+    /// Stops gpucr whenever the child `pid` has stopped, and lets that go on when gpucr does, as if gpucr were the program:
+    /// so a shell gets the terminal back, and gives it back. Ends with the child. To be called on a thread of its own.
+    pub(crate) fn stand_in(&self, pid: u32) {
+        let Some(raw) = rustix::process::Pid::from_raw(pid as i32) else { return };
+        self.target.is_stood_in_for.store(true, Ordering::SeqCst);
+        loop {
+            let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+            match rustix::io::retry_on_intr(|| waitid(WaitId::Pid(raw), options)) {
+                Ok(Some(status)) if status.stopped() => {}
+                _ => return,
+            }
+            // That it has stopped has been seen.
+            let _ = waitid(WaitId::Pid(raw), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
+            let Ok(group) = rustix::process::getpgid(Some(raw)) else { return };
+            let terminal = std::fs::File::options().read(true).write(true).open("/dev/tty").ok();
+            let foreground =
+                || terminal.as_ref().and_then(|terminal| rustix::termios::tcgetpgrp(terminal).ok());
+            let had_terminal = foreground() == Some(group);
+            let suspended = || self.target.suspended.load(Ordering::SeqCst);
+            let before = suspended();
+            stop_self();
+            // A shell that lets gpucr go on in the foreground has given it the terminal, and the program needs it.
+            let own = rustix::process::getpgrp();
+            if let Some(terminal) = terminal.as_ref().filter(|_| had_terminal && group != own)
+                && foreground() == Some(own)
+            {
+                give_terminal(terminal, group);
+            }
+            send_to_group(pid, SIGCONT);
+            // Whoever has asked it to stop once more since then has not meant this.
+            if suspended() != before {
+                send_to_group(pid, libc::SIGSTOP);
+            }
+        }
+    }
+
     /// Signals are no longer passed on: the child is about to be waited for.
     pub(crate) fn keep(&self) {
         self.target.pid.store(0, Ordering::SeqCst);
@@ -80,7 +133,7 @@ impl SignalPlan {
 /// The kernel or the process has no room for what passes signals on. Signals do then what they did before.
 pub(crate) fn handle() -> io::Result<SignalPlan> {
     let plan = SignalPlan { stop: Arc::default(), target: Arc::default(), at_last: Arc::default() };
-    for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT] {
+    for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP] {
         let (stop, target) = (plan.stop.clone(), plan.target.clone());
         // SAFETY: what the handler calls may be called in one: it works on atomics and makes plain system calls.
         unsafe { register_sigaction(signal, move |info| target.take(signal, info, &stop)) }?;
@@ -104,7 +157,10 @@ impl Target {
             self.pending.store(signal, Ordering::SeqCst);
         }
         let pid = self.pid.load(Ordering::SeqCst);
-        if pid == 0 {
+        if signal == SIGTSTP {
+            return self.suspend(pid, info);
+        }
+        if pid == 0 || signal == SIGCONT && self.is_stood_in_for.load(Ordering::SeqCst) {
             return;
         }
         if self.pending.swap(0, Ordering::SeqCst) == 0 && ENDS.contains(&signal) {
@@ -113,8 +169,60 @@ impl Target {
         }
         // The terminal sends its signals to the whole group, the program included.
         if !(info.si_code == libc::SI_KERNEL && in_own_group(pid)) {
-            send(pid, signal);
+            match signal == SIGCONT && !self.passes_on.load(Ordering::SeqCst) {
+                true => send_to_group(pid, signal),
+                false => send(pid, signal),
+            }
         }
+    }
+
+    /// Ctrl-Z: the program is to stand still, and gpucr with it. What the terminal sends does nothing to a program in a
+    /// session of its own, so it gets SIGSTOP; once it stands still [`SignalPlan::stand_in`] stops gpucr too.
+    fn suspend(&self, pid: u32, info: &libc::siginfo_t) {
+        if pid == 0 {
+            return stop_self();
+        }
+        if self.passes_on.load(Ordering::SeqCst) {
+            send(pid, SIGTSTP);
+            return stop_self();
+        }
+        if !(info.si_code == libc::SI_KERNEL && in_own_group(pid)) {
+            self.suspended.fetch_add(1, Ordering::SeqCst);
+            send_to_group(pid, libc::SIGSTOP);
+        }
+    }
+}
+
+/// Makes a process group the one in the foreground.
+fn give_terminal(terminal: &std::fs::File, group: rustix::process::Pid) {
+    // SAFETY: sets are made and used; the mask is this thread's, and is put back. Without SIGTTOU a process that has just
+    // lost the foreground would be stopped here.
+    unsafe {
+        let (mut set, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGTTOU);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
+        let _ = rustix::termios::tcsetpgrp(terminal, group);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+    }
+}
+
+/// Stops this process, all its threads, until it gets SIGCONT. This thread does nothing more before that: the signal is its
+/// own. One for the process might reach another thread first, and this one go on for a while.
+fn stop_self() {
+    // SAFETY: sends a signal to this thread.
+    unsafe { libc::raise(libc::SIGSTOP) };
+}
+
+/// Sends a signal to the process group of the child, which this process has not waited for; to the child alone if they
+/// are in one group.
+fn send_to_group(pid: u32, signal: i32) {
+    // SAFETY: plain system calls with numbers; the pid is the child's own until it was waited for.
+    unsafe {
+        match libc::getpgid(pid as i32) {
+            group if group > 1 && group != libc::getpgrp() => libc::kill(-group, signal),
+            _ => libc::kill(pid as i32, signal),
+        };
     }
 }
 

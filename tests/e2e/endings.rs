@@ -244,3 +244,42 @@ fn pending_signals(pid: u32) -> Option<u64> {
     let shared = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"))?;
     u64::from_str_radix(shared.trim(), 16).ok()
 }
+
+/// Whether a process is stopped by a signal.
+fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+}
+
+/// Ctrl-Z where the program is in a session of its own: it stops with the command that stands in for it, and goes on
+/// with it; and the other way round.
+#[test]
+fn a_restore_in_the_foreground_is_suspended_with_its_program() -> Result<()> {
+    for args in [&[][..], &["--new-pids"]] {
+        let lab = Lab::new();
+        let program = lab.at_work("sgd", &["--steps", "200"])?;
+        lab.dump(&program, &lab.path("image"), &[])?;
+        let ready = lab.path("ready");
+        let restore = [args, &["--ready-file", ready.to_str().context("UTF-8")?]].concat();
+        let mut program = lab.restore_as(&lab.path("image"), program, &restore, &[])?;
+        let pid: u32 = std::fs::read_to_string(&ready)?.trim().parse()?;
+        let gpucr = program.command_pid().context("it is in the foreground")?;
+        // SAFETY: these send signals to processes of this test.
+        let send = |pid: u32, signal| unsafe { libc::kill(pid as i32, signal) };
+        for round in 0..20 {
+            send(gpucr, libc::SIGTSTP);
+            until("both are stopped", || is_stopped(gpucr) && is_stopped(pid))?;
+            send(gpucr, libc::SIGCONT);
+            until(&format!("both go on, {round}"), || !is_stopped(gpucr) && !is_stopped(pid))?;
+        }
+        program.wait_for_progress()?;
+        if args.is_empty() {
+            send(pid, libc::SIGSTOP);
+            until("the command stops with it", || is_stopped(gpucr))?;
+            send(gpucr, libc::SIGCONT);
+            until("it goes on with it", || !is_stopped(pid))?;
+        }
+        program.result()?;
+    }
+    Ok(())
+}

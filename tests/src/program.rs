@@ -98,6 +98,11 @@ impl Program {
         self.allow_all()
     }
 
+    /// The process that this test has started: the program itself, or the restore that stands in for it.
+    pub fn command_pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
     /// Whether it has not ended yet.
     pub fn is_running(&mut self) -> bool {
         self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))

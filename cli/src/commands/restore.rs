@@ -73,6 +73,8 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
         return started(args, program.report(), pid);
     }
     loop {
+        let stand_in = signals.clone();
+        std::thread::spawn(move || stand_in.stand_in(pid));
         let happened = program.wait();
         events.say_failure(&happened);
         match happened? {

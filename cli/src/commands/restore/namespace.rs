@@ -86,7 +86,7 @@ fn run_once(
 ) -> Result<Instance<ExitCode>, CliError> {
     let (mut child, reports) = begin(args, manifest, share)
         .map_err(io_error("cannot make a pid namespace for the program"))?;
-    signals.pass_to(child.id());
+    signals.pass_to_init(child.id());
     let child_pid = child.id();
     let mut reports = BufReader::new(File::from(reports)).lines();
     let mut next = || -> Option<Value> { serde_json::from_str(&reports.next()?.ok()?).ok() };
