@@ -46,7 +46,7 @@ class Hosts:
         return self
 
     def __exit__(self, *_):
-        if self.init:
+        if self.init and self.init.poll() is None:
             # The first process of its pid namespace: all others end with it.
             for child in self.children():
                 os.kill(child, signal.SIGKILL)
@@ -69,6 +69,7 @@ class Hosts:
             call("ip", "-n", name, "address", "add", f"{address}/24", "dev", "veth")
             call("ip", "-n", name, "link", "set", "veth", "up")
             # Else segments of 64 KiB pass for packets, which netem loses and delays as one.
+            call("ip", "-n", name, "link", "set", "dev", "veth", "gso_max_segs", "1")
             at = ["tc", "-n", name, "qdisc", "add", "dev", "veth"]
             if self.rate:
                 call(*at, "root", "handle", "1:", "tbf", "rate", self.rate, "burst", "1mb", "latency", "50ms")

@@ -83,6 +83,8 @@ fn name_images(command: &mut Command) -> Result<(), CliError> {
         Command::Verify(args) => vec![&mut args.image],
         Command::Diff(args) => vec![&mut args.before, &mut args.after],
         Command::Export(args) => vec![&mut args.image],
+        Command::Extract(args) => vec![&mut args.image],
+        Command::Dump(args) => args.parent.iter_mut().collect(),
         Command::Rm(args) => args.images.iter_mut().collect(),
         _ => Vec::new(),
     };

@@ -254,7 +254,22 @@ impl Drop for Output {
 /// It cannot be written; the path leads over a link that somebody else has made; a file has further names, which
 /// somebody else may have given to a file of the system.
 pub(crate) fn append(path: &Path) -> io::Result<File> {
+    append_to(find(path)?)
+}
+
+/// As [`append`], but where no file is there none is made: what is given takes whatever is written, and keeps nothing.
+///
+/// # Errors
+/// As for [`append`], as far as that can be told.
+pub(crate) fn appendable(path: &Path) -> io::Result<File> {
     let place = find(path)?;
+    match &place.found {
+        None => File::options().append(true).open("/dev/null"),
+        Some(_) => append_to(place),
+    }
+}
+
+fn append_to(place: Place) -> io::Result<File> {
     let Some(found) = place.found else {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::APPEND;
         let file = rustix::fs::openat(place.dir, &place.name, flags | OFlags::CLOEXEC, NEW)?;

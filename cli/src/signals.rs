@@ -90,6 +90,7 @@ impl SignalPlan {
     pub(crate) fn stand_in(&self, pid: u32) {
         let Some(raw) = rustix::process::Pid::from_raw(pid as i32) else { return };
         self.target.is_stood_in_for.store(true, Ordering::SeqCst);
+        let mut seen = 0;
         loop {
             let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
             match rustix::io::retry_on_intr(|| waitid(WaitId::Pid(raw), options)) {
@@ -105,6 +106,12 @@ impl SignalPlan {
             let had_terminal = foreground() == Some(group);
             let suspended = || self.target.suspended.load(Ordering::SeqCst);
             let before = suspended();
+            // Somebody else has stopped the program, and there is no terminal at which gpucr would have to stand in for
+            // it: whoever lets that go on need not know gpucr.
+            if terminal.is_none() && before == seen {
+                continue;
+            }
+            seen = before;
             stop_self();
             // A shell that lets gpucr go on in the foreground has given it the terminal, and the program needs it.
             let own = rustix::process::getpgrp();

@@ -91,6 +91,7 @@ fn a_restore_is_told_of_all_that_is_in_its_way() -> Result<()> {
         "{all:#?}"
     );
     ensure!(has(&all, "stdout was no pipe", "leave the option out"), "{all:#?}");
+    ensure!(!lab.path("out").exists(), "it was made");
     program.wait_for_progress()?;
 
     bytes[middle] ^= 0x55;

@@ -113,14 +113,13 @@ fn a_destination_that_fails_in_any_phase_leaves_one_program() -> Result<()> {
 
 #[test]
 fn a_link_that_is_cut_at_any_message_of_the_source_leaves_one_program() -> Result<()> {
-    use End::{Goes, GoesUnheard, Stays, StaysEitherWay, StaysWithImage};
+    use End::{Goes, GoesUnheard, Stays, StaysWithImage};
     with_faults(&[
         ("cut:hello", "", Stays),
         ("cut:offer", "", Stays),
         ("cut:ask", "", Stays),
         ("cut:manifest", "", Stays),
-        // Nobody knows whether the destination has it, least of all the source.
-        ("cut-after:manifest", "", StaysEitherWay),
+        ("cut-after:manifest", "", Stays),
         ("cut:abort,fail:decide", "", StaysWithImage),
         ("cut:commit", "", GoesUnheard),
         ("cut-after:commit", "", Goes),
@@ -129,13 +128,13 @@ fn a_link_that_is_cut_at_any_message_of_the_source_leaves_one_program() -> Resul
 
 #[test]
 fn a_link_that_is_cut_at_any_message_of_the_destination_leaves_one_program() -> Result<()> {
-    use End::{Goes, GoesUnheard, Stays, StaysWithImage};
+    use End::{Goes, GoesUnheard, Stays};
     with_faults(&[
         ("", "cut:hello", Stays),
         ("", "cut:accept", Stays),
         ("", "cut-after:accept", Stays),
         ("", "cut:want", Stays),
-        ("", "cut:prepared", StaysWithImage),
+        ("", "cut:prepared", Stays),
         ("", "cut-after:prepared", GoesUnheard),
         ("", "cut:running", Goes),
     ])
@@ -160,8 +159,7 @@ fn a_program_does_not_stand_still_for_longer_than_it_may() -> Result<()> {
     let destination = destination.end()?;
     ensure!(!destination.status.success(), "{}", show(&destination));
     std::fs::remove_file(&go_on)?;
-    // The destination may have found the connection closed before it read why: then it keeps what it has.
-    is_so(&lab, program, End::StaysEitherWay, &expected)
+    is_so(&lab, program, End::Stays, &expected)
 }
 
 #[test]

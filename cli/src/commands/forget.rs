@@ -19,8 +19,8 @@ use crate::{display, stores};
 
 /// Remove images of a store, but for those that rules keep
 ///
-/// An image stays that any of the rules keeps. They are applied to the images of each command by itself, so that one
-/// program's images do not count as another's. What only removed images needed is freed by `gpucr gc`.
+/// An image stays that any of the rules keeps. They are applied to the images of each command line by itself; runs of one
+/// command line count together, unless tags tell them apart (`--tag`). What only removed images needed is freed by `gpucr gc`.
 #[derive(clap::Args)]
 #[command(group(ArgGroup::new("rule").required(true).multiple(true)
     .args(["keep_last", "keep_hourly", "keep_daily", "keep_within", "keep_tag"])))]

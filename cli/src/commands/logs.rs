@@ -16,7 +16,7 @@ const LARGEST: u64 = 64 << 20;
 /// List the whole logs of CRIU's last failures
 ///
 /// Of each dump or restore that has failed in CRIU, the error shows a few lines. The whole log is kept until the host is
-/// started anew; of more than ten the oldest go.
+/// restarted; of more than ten the oldest go.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:\n  gpucr logs\n  gpucr logs --last | grep -B5 Error")]
 pub(crate) struct LogsArgs {

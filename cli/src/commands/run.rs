@@ -12,8 +12,7 @@ use gpucr_wire::ENV_DRIVER;
 use crate::commands::{Outcome, io_error};
 use crate::failure::{CliError, FAILED, USAGE};
 
-/// Where this is 0, the key-value store of PyTorch's distributed programs does without libuv, which uses io_uring, which
-/// CRIU cannot save. (libuv's own `UV_USE_IO_URING` does not keep it from that.) What the user sets counts.
+/// With 0, the key-value store of PyTorch's distributed programs does not use libuv, whose io_uring CRIU cannot save. (libuv's own `UV_USE_IO_URING` does not keep it from that.) What the user sets counts.
 const TORCH_LIBUV: &str = "USE_LIBUV";
 
 /// Start a program so that it can be dumped fast

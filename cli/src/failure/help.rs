@@ -148,8 +148,8 @@ fn about_restore(error: &Error) -> Help {
              give the program a pid namespace of its own: gpucr restore --new-pids …"
         }
         Error::FileChanged { .. } => {
-            "put the file back as it was at the time of the dump. Of logs `--files keep` (the default) takes any \
-             size; what the program was writing otherwise `--files rewind` makes what it was"
+            "put the file back as it was at the time of the dump. `--files keep` (the default) accepts logs of any \
+             size; `--files rewind` restores other files that the program was writing"
         }
         Error::FileMissing { path } => {
             let file = shell_word(path);

@@ -3,12 +3,13 @@
 //! What is no regular file is not opened: to open a device may do something, a FIFO or a device may have no end,
 //! and may never say anything.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 
 /// Opens a regular file for reading.
 ///
@@ -24,6 +25,64 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
     File::open(format!("/proc/self/fd/{}", named.as_raw_fd()))
+}
+
+/// A directory, and the name of a file in it, to which no symbolic link leads: whoever can rename directories on the way
+/// to a file cannot have another one opened.
+pub(crate) struct Place {
+    directory: OwnedFd,
+    name: OsString,
+}
+
+impl Place {
+    /// Finds the directory, seen from `root`, which is a directory or [`CWD`].
+    ///
+    /// # Errors
+    /// It is not there, a link leads to it (`ELOOP`), or the path has no last name.
+    pub(crate) fn find(root: BorrowedFd<'_>, path: &Path) -> io::Result<Self> {
+        let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "it is no path of a file");
+        let parent = path.parent().ok_or_else(no_name)?;
+        let name = path.file_name().ok_or_else(no_name)?.to_owned();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut resolve = ResolveFlags::NO_SYMLINKS;
+        if root.as_raw_fd() != CWD.as_raw_fd() {
+            resolve |= ResolveFlags::IN_ROOT;
+        }
+        let directory = rustix::fs::openat2(root, parent, flags, Mode::empty(), resolve)?;
+        Ok(Self { directory, name })
+    }
+
+    /// The directory.
+    pub(crate) fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+
+    /// Opens the file, which is there and a regular one. Its open does not wait for anything.
+    ///
+    /// # Errors
+    /// It is not there, is a link (`ELOOP`), or `InvalidInput` if it is no regular file.
+    pub(crate) fn open(&self, flags: OFlags) -> io::Result<File> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file: File =
+            rustix::fs::openat(&self.directory, self.name.as_os_str(), flags, Mode::empty())?
+                .into();
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
+        if kind != FileType::RegularFile {
+            let what = format!("it is {}, and no regular file", name(kind));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        Ok(file)
+    }
+
+    /// Makes the file, for this user alone.
+    ///
+    /// # Errors
+    /// Something has that name, or it cannot be made.
+    pub(crate) fn create(&self) -> io::Result<File> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        Ok(rustix::fs::openat(&self.directory, self.name.as_os_str(), flags, mode)?.into())
+    }
 }
 
 /// Reads a regular file of at most so many bytes.

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,8 @@ use crate::image::{FileChunk, FileEntry, ImageWriter};
 const TAIL: u64 = 4096;
 /// Most files of which something is kept: a program may have opened any number.
 const MOST: usize = 4096;
+/// `FUSE_SUPER_MAGIC` of linux/magic.h.
+const FUSE: i64 = 0x6573_5546;
 /// Most bytes of a file that are kept: they are read into memory as a whole.
 const MOST_BYTES: u64 = 128 << 20;
 
@@ -75,7 +77,12 @@ fn read(path: &Path, link: &Path, whole: u64) -> std::io::Result<(Kept, Vec<u8>)
     if path.to_str().is_none() {
         return Err(std::io::Error::other("its path is not UTF-8"));
     }
-    let file = File::open(link)?;
+    // Whoever holds a lease of it, or serves its file system, may be frozen now: nothing is waited for.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(link)?;
+    let served = rustix::fs::fstatfs(&file)?.f_type as i64;
+    if served == FUSE {
+        return Err(std::io::Error::other("another process serves its file system"));
+    }
     let meta = file.metadata()?;
     let size = meta.size();
     let len = if size <= whole.min(MOST_BYTES) { size } else { TAIL.min(size) };

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::atomic::Ordering;
@@ -97,6 +98,17 @@ fn ssh(
     let (ours, theirs) = UnixStream::pair()?;
     let theirs = OwnedFd::from(theirs);
     command.stdin(theirs.try_clone()?).stdout(theirs);
+    // Ctrl-C is for gpucr, which still has something to say to the other side then. OpenSSH leaves a signal that is
+    // ignored ignored, and it ends with its standard input.
+    // SAFETY: signal(2) is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTSTP] {
+                libc::signal(signal, libc::SIG_IGN);
+            }
+            Ok(())
+        });
+    }
     let child = command.spawn()?;
     Ok((ours, child))
 }

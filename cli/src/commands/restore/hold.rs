@@ -70,7 +70,7 @@ pub(super) fn ask(fd: i32) -> io::Result<MayRun> {
 }
 
 fn wait(mut socket: &UnixStream, stop: &AtomicBool) -> Result<(), String> {
-    const GONE: &str = "who had asked for it has given it up";
+    const GONE: &str = "whoever asked for it has given up";
     socket.write_all(&BYTE).map_err(|_| GONE)?;
     loop {
         match socket.read(&mut [0]) {

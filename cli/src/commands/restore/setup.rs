@@ -43,7 +43,8 @@ pub(super) fn options(
     goes_on: GoesOn,
 ) -> Result<Options, CliError> {
     let file = |path: &Option<PathBuf>, option: &str| -> Result<Option<Arc<File>>, CliError> {
-        let file = path.as_deref().map(output::append).transpose();
+        let open = if args.dry_run { output::appendable } else { output::append };
+        let file = path.as_deref().map(open).transpose();
         let what = format!("the file of {option} cannot be written");
         Ok(file.map_err(io_error(&what))?.map(Arc::new))
     };

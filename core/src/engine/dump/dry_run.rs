@@ -1,7 +1,7 @@
 //! What is in the way of a dump: all of it at once, and nothing is changed.
 
 use super::describe::option_names;
-use super::preflight::{Inspected, inspect};
+use super::preflight::{Inspected, inspect, outer_connections};
 use super::report::{Options, Target};
 use crate::base::limits;
 use crate::cuda::Drivers;
@@ -10,7 +10,6 @@ use crate::engine::error::Error;
 use crate::engine::opened;
 use crate::engine::sharers::Sharers;
 use crate::host::criu::Criu;
-use crate::host::process::connections::{self, Outer};
 use crate::host::process::held::{self, Held, Holdings};
 use crate::host::process::{Lock, Tree};
 
@@ -41,12 +40,10 @@ pub fn blockers(options: &Options) -> Vec<Error> {
         }
     }
     if !options.criu.tcp_established && !options.criu.tcp_close {
-        let outer = connections::outer(&tree.pids()).into_iter();
-        found.extend(outer.map(|Outer { pid, local, remote }| Error::Connected {
-            pid,
-            local,
-            remote,
-        }));
+        match outer_connections(&tree) {
+            Ok(outer) => found.extend(outer),
+            Err(error) => found.push(error),
+        }
     }
     // Before there are connections of gpucr's own.
     let holdings = held::of(&tree);

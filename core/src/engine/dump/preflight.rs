@@ -237,10 +237,20 @@ fn refuse_connected(tree: &Tree, options: &Options) -> Result<(), Error> {
     if options.criu.tcp_established || options.criu.tcp_close {
         return Ok(());
     }
-    match connections::outer(&tree.pids()).into_iter().next() {
-        Some(Outer { pid, local, remote }) => Err(Error::Connected { pid, local, remote }),
-        None => Ok(()),
-    }
+    outer_connections(tree)?.next().map_or(Ok(()), Err)
+}
+
+/// The TCP connections that lead out of the program, each as what is in the way of a dump.
+///
+/// # Errors
+/// The kernel does not tell which there are.
+pub(super) fn outer_connections(tree: &Tree) -> Result<impl Iterator<Item = Error>, Error> {
+    let outer = connections::outer(&tree.pids()).map_err(|source| {
+        let what = "cannot see which TCP connections the program has".to_owned();
+        Error::Io { what, source }
+    })?;
+    let connected = |Outer { pid, local, remote }| Error::Connected { pid, local, remote };
+    Ok(outer.into_iter().map(connected))
 }
 
 /// What a CUDA process has.

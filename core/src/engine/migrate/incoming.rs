@@ -7,12 +7,13 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::cpu;
 use super::link::{Link, LinkError, Pulse, unexpected, unexpected_message};
-use super::message::{Frame, MAX_ASKED, Message, Step};
+use super::message::{Frame, MAX_ASKED, Message, Step, cut_reasons};
 use super::outgoing::{check_hello, hello, namespace};
 use super::record::{Brought, MigrationId, Record, Restore, Side, State};
 use crate::base::faults::fault;
@@ -29,8 +30,10 @@ use crate::store::{ChunkId, Compression, Entry, decode_stored};
 
 /// Most bytes of an outline.
 const MAX_OUTLINE: u64 = 64 << 20;
-/// Most reasons that are told, and most bytes of each.
-const MAX_REASONS: (usize, usize) = (100, 2000);
+/// How long a source that hears nothing any more may take for what it has to say.
+const LAST_WORD: Duration = Duration::from_secs(1);
+/// So many chunks are waited for at a time: a source sends what it has asked for before it asks again, from each thread.
+const MAX_WANTED: usize = 1 << 20;
 /// Chunks that wait to be checked, at most.
 const QUEUE: usize = 16;
 /// Threads that check them, at most.
@@ -239,9 +242,7 @@ impl Task<'_> {
             Ok(_) => {}
             Err(error) => reasons.push(error.to_string()),
         }
-        let (most, longest) = MAX_REASONS;
-        reasons.truncate(most);
-        reasons.iter_mut().for_each(|reason| cut(reason, longest));
+        cut_reasons(&mut reasons);
         self.link.send(&Message::Refuse { reasons: reasons.clone() })?;
         Err(Error::Refused { reasons })
     }
@@ -305,6 +306,10 @@ impl Task<'_> {
             }
             match self.link.receive()? {
                 Frame::Message(Message::Ask { ids }) if ids.len() <= MAX_ASKED => {
+                    if wanted.len() + ids.len() > MAX_WANTED {
+                        let what = "it asks on and on, and does not send".to_owned();
+                        return Err(LinkError::Protocol(what).into());
+                    }
                     let ids = ids.into_iter().map(ChunkId);
                     let mut lacks = |id: ChunkId| {
                         let is_lacking = !writer.chunks().contains(&id);
@@ -363,7 +368,8 @@ impl Task<'_> {
         record.write()?;
         let Taken { mut writer, same_pids, same_network, .. } = taken;
         writer.set_signatures(signatures);
-        let prepared = self.complete(writer, &manifest, &path, same_pids);
+        let mut is_there = false;
+        let prepared = self.complete(writer, &manifest, &path, same_pids, &mut is_there);
         let prepared = prepared.and_then(|(identity, new_bytes)| {
             // The program itself has its pids and addresses, where these are one for both sides.
             if !same_network && (!same_pids || record.new_pids) {
@@ -375,18 +381,27 @@ impl Task<'_> {
         });
         prepared.inspect_err(|_| {
             restore.give_up();
-            forget(&record, &path);
+            if is_there {
+                forget(&record, &path);
+            } else {
+                // What is at that place now, if anything is, is not of this migration.
+                forget_record(&record);
+            }
         })
     }
 
+    /// Completes the image, and checks that the program can be restored from it; `is_there` says that the first was done,
+    /// whatever follows.
     fn complete(
         &self,
         writer: ImageWriter,
         manifest: &Manifest,
         path: &Path,
         same_pids: bool,
+        is_there: &mut bool,
     ) -> Result<([u8; 32], u64), Error> {
         let committed = writer.commit(manifest)?;
+        *is_there = true;
         fault("completed")?;
         let device_map = self.device_map()?;
         let how = self.circumstances(&device_map, same_pids);
@@ -402,9 +417,18 @@ impl Task<'_> {
         restore: &mut dyn Restore,
     ) -> Result<Received, Error> {
         let Prepared { mut record, path, identity, new_bytes } = prepared;
-        self.remains = Remains::InDoubt(id, path.clone());
         let image = path.to_string_lossy().into_owned();
-        self.link.send_regardless(&Message::Prepared { image })?;
+        if let Err(error) = self.link.send_regardless(&Message::Prepared { image }) {
+            // Not all of it went out, so the source cannot have decided. It may have said why before it went.
+            restore.give_up();
+            forget(&record, &path);
+            self.link.limit(Some(LAST_WORD));
+            return Err(match self.link.receive_message() {
+                Ok(Message::Abort { why }) => Error::GivenUp { why },
+                _ => error.into(),
+            });
+        }
+        self.remains = Remains::InDoubt(id, path.clone());
         self.clock.enter(Phase::Decide, None)?;
         match self.link.receive_message()? {
             Message::Commit {} => record.enter(State::Taken)?,
@@ -494,15 +518,11 @@ fn forget(record: &Record, path: &Path) {
         tracing::error!(%error, "the image of a migration that was given up stays");
         return;
     }
-    if let Err(error) = record.remove() {
-        tracing::warn!(%error, "the record of a migration that was given up stays");
-    }
+    forget_record(record);
 }
 
-/// Cuts a text to so many bytes.
-fn cut(text: &mut String, most: usize) {
-    if text.len() > most {
-        let end = (0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-        text.truncate(end);
+fn forget_record(record: &Record) {
+    if let Err(error) = record.remove() {
+        tracing::warn!(%error, "the record of a migration that was given up stays");
     }
 }

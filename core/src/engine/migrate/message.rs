@@ -252,6 +252,24 @@ fn framed(kind: u8, parts: &[&[u8]]) -> Vec<u8> {
     frame
 }
 
+/// Most reasons that are told, and most bytes of each.
+const MAX_REASONS: (usize, usize) = (100, 2000);
+
+/// Cuts what is said against an offer: by who says it, and by who hears it.
+pub(super) fn cut_reasons(reasons: &mut Vec<String>) {
+    let (most, longest) = MAX_REASONS;
+    reasons.truncate(most);
+    reasons.iter_mut().for_each(|reason| cut(reason, longest));
+}
+
+/// Cuts a text to so many bytes.
+fn cut(text: &mut String, most: usize) {
+    if text.len() > most {
+        let end = (0..=most).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.truncate(end);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

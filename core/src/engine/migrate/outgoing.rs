@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use super::cpu;
 use super::goal::{Goal, Meter};
 use super::link::{Link, LinkError, unexpected_message};
-use super::message::{Frame, MAX_ASKED, MAX_STEPS, Message, PROTOCOL, Step};
+use super::message::{Frame, MAX_ASKED, MAX_STEPS, Message, PROTOCOL, Step, cut_reasons};
 use super::record::{MigrationId, Record, Side, State};
 use crate::base::faults::fault;
 use crate::base::format::milliseconds;
@@ -26,6 +26,7 @@ use crate::host::process::ProcessInfo;
 use crate::image::{Committed, ImageError, MANIFEST_VERSION, Manifest, Recipient, Written};
 use crate::store::{
     ChunkId, ChunkSink, Compression, Encoder, Encoding, Entry, MAX_CHUNK, Stats, StoreError,
+    constant_byte,
 };
 
 /// How often it is looked whether the thread that sends is still there.
@@ -168,7 +169,10 @@ impl Outgoing {
         self.link.send(&Message::Offer { id, dry_run, pids, network, version, cpu })?;
         match self.link.receive_message()? {
             Message::Accept {} => Ok(()),
-            Message::Refuse { reasons } => Err(Error::Refused { reasons }),
+            Message::Refuse { mut reasons } => {
+                cut_reasons(&mut reasons);
+                Err(Error::Refused { reasons })
+            }
             other => Err(unexpected_message(&other).into()),
         }
     }
@@ -489,8 +493,7 @@ impl Sending {
         if chunks.is_empty() {
             return Ok(());
         }
-        let (begun, bytes) =
-            (Instant::now(), chunks.iter().map(|(_, plain)| plain.len() as u64).sum());
+        let begun = Instant::now();
         let ids: Vec<ChunkId> = chunks.iter().map(|(id, _)| *id).collect();
         let all = chunks.len();
         let mut wanted = self.ask(&ids)?.into_iter();
@@ -507,7 +510,12 @@ impl Sending {
         };
         let frames = self.pool.install(encode);
         frames.iter().try_for_each(|frame| self.link.write(frame))?;
-        self.state.meter.add(bytes, begun.elapsed());
+        // What the other side has, or what is one byte again and again, says nothing of the link.
+        let told = chunks.iter().filter(|(_, plain)| constant_byte(plain).is_none());
+        let bytes: u64 = told.map(|(_, plain)| plain.len() as u64).sum();
+        if bytes > 0 {
+            self.state.meter.add(bytes, begun.elapsed());
+        }
         let mut known = self.state.known.lock();
         known.sent += frames.len() as u64;
         known.there += (all - frames.len()) as u64;

@@ -3,14 +3,18 @@
 //! A log is a file to whose end all who had it open were adding. With [`FilePolicy::Keep`] it may have other bytes by
 //! now, and the program goes on at its end. With [`FilePolicy::Rewind`] what a program was writing is made what it was:
 //! by cutting off what was added, if the end of what is left shows that it is the same file, or else from the copy
-//! that the image has. No link is followed then, and no file of another owner is touched.
+//! that the image has. Nothing is changed to which a symbolic link leads, or that belongs to another owner than at the
+//! dump; and a log to which one leads, or that another owner has put there, is not gone on with.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
 
+use rustix::fs::{CWD, OFlags};
+
+use crate::base::careful::Place;
 use crate::engine::error::Error;
 use crate::engine::kept_files::{self, Kept};
 use crate::engine::sections;
@@ -75,23 +79,18 @@ impl Files {
         let mut files = Self::default();
         let mut reasons = Vec::new();
         let mut logs = Logs { image, paths: None };
-        if policy == FilePolicy::Rewind {
-            let kept = sections::read_kept_files(image.manifest());
-            files.copies =
-                kept.map(|(kept, chunks)| kept_files::kept(kept, chunks)).unwrap_or_default();
-            files.copies.retain(|_, (kept, _)| kept.path.is_absolute());
-        }
+        let kept = sections::read_kept_files(image.manifest());
+        files.copies =
+            kept.map(|(kept, chunks)| kept_files::kept(kept, chunks)).unwrap_or_default();
+        files.copies.retain(|_, (kept, _)| kept.path.is_absolute());
         for file in &image.manifest().required {
             let found = std::fs::metadata(&file.path).ok().map(|meta| meta.len());
             let copy = files.copies.get(&file.path).filter(|_| !file.mapped);
             let done = match (policy, copy) {
                 (FilePolicy::Rewind, Some(copy)) => rewound(image, file, found, copy),
                 _ if found == Some(file.size) => Ok(None),
-                (FilePolicy::Keep, _) if found.is_some() && logs.have(file)? => {
-                    Ok(Some(FileFate::Continued))
-                }
-                (FilePolicy::Rewind, None) if found > Some(file.size) && logs.have(file)? => {
-                    Ok(Some(FileFate::CutBack))
+                (FilePolicy::Keep, copy) if found.is_some() && logs.have(file)? => {
+                    is_own_log(file, copy.map(|(kept, _)| kept)).map(|()| Some(FileFate::Continued))
                 }
                 _ => Err(refused(file, found)),
             };
@@ -117,15 +116,12 @@ impl Files {
     /// A file cannot be written, or has just changed. Others may have been made what they were.
     pub(super) fn rewind(&self, image: &Source) -> Result<(), Error> {
         for file in &self.changed {
-            let copy = self.copies.get(&file.path);
-            let bytes = match (file.done, copy) {
-                (FileFate::PutBack, Some((_, entry))) => Some(image.kept_file(entry)?),
-                _ => None,
-            };
-            let done = match (file.done, &bytes, copy) {
-                (FileFate::Continued, ..) => Ok(()),
-                (FileFate::PutBack, Some(bytes), Some((kept, _))) => put_back(kept, bytes),
-                _ => cut(&file.path, file.expected, copy.map(|(kept, _)| kept)),
+            let Some((kept, entry)) = self.copies.get(&file.path) else { continue };
+            let bytes = image.kept_file(entry)?;
+            let done = match file.done {
+                FileFate::Continued => Ok(()),
+                FileFate::PutBack => put_back(kept, &bytes),
+                FileFate::CutBack => cut(kept, &bytes),
             };
             done.map_err(|source| Error::Io {
                 what: format!("cannot make {} what it was", file.path.display()),
@@ -191,7 +187,7 @@ fn rewound(
     if found.is_some() {
         let io =
             |source| Error::Io { what: format!("cannot read {}", file.path.display()), source };
-        let now = open(&file.path, kept, false).map_err(io)?;
+        let now = open(kept, OFlags::RDONLY).map_err(io)?;
         let mut bytes = vec![0; kept.len as usize];
         let is_same = found >= Some(file.size)
             && now.read_exact_at(&mut bytes, kept.from).is_ok()
@@ -205,46 +201,46 @@ fn rewound(
     if kept.is_whole() { Ok(Some(FileFate::PutBack)) } else { Err(refused(file, found)) }
 }
 
+/// Refuses a log that somebody else has put in the place of the program's.
+fn is_own_log(file: &RequiredFile, kept: Option<&Kept>) -> Result<(), Error> {
+    let opened = Place::find(CWD, &file.path).and_then(|place| place.open(OFlags::PATH));
+    let is_own = opened.and_then(|log| Ok(log.metadata()?.uid()));
+    match is_own {
+        Ok(owner) if kept.is_none_or(|kept| kept.uid == owner) => Ok(()),
+        _ => Err(Error::FileAltered { path: file.path.clone() }),
+    }
+}
+
 /// Opens the file that was kept, if it still belongs to who owned it.
-fn open(path: &Path, kept: &Kept, write: bool) -> io::Result<File> {
-    let file = open_own(path, write)?;
+fn open(kept: &Kept, flags: OFlags) -> io::Result<File> {
+    let file = Place::find(CWD, &kept.path)?.open(flags)?;
     if file.metadata()?.uid() != kept.uid {
         return Err(io::Error::other("it belongs to another user than at the dump"));
     }
     Ok(file)
 }
 
-/// Opens a regular file that is no link.
-fn open_own(path: &Path, write: bool) -> io::Result<File> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(write)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(path)?;
-    let is_file = file.metadata()?.is_file();
-    if is_file { Ok(file) } else { Err(io::Error::other("it is no regular file")) }
-}
-
-fn cut(path: &Path, size: u64, kept: Option<&Kept>) -> io::Result<()> {
-    let file = match kept {
-        Some(kept) => open(path, kept, true)?,
-        None => open_own(path, true)?,
-    };
-    if file.metadata()?.len() < size {
-        return Err(io::Error::other("it has just become shorter"));
+/// Cuts a file, which has grown, if what is left is what it was.
+fn cut(kept: &Kept, bytes: &[u8]) -> io::Result<()> {
+    let file = open(kept, OFlags::RDWR)?;
+    let mut now = vec![0; bytes.len()];
+    file.read_exact_at(&mut now, kept.from)?;
+    if now != bytes {
+        return Err(io::Error::other("it has just changed"));
     }
-    file.set_len(size)
+    file.set_len(kept.size())
 }
 
+/// Makes a file what it was, or makes it anew in a directory that is its owner's or root's.
 fn put_back(kept: &Kept, bytes: &[u8]) -> io::Result<()> {
-    let file = match open(&kept.path, kept, true) {
+    let file = match open(kept, OFlags::RDWR) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let new = OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .custom_flags(libc::O_NOFOLLOW)
-                .open(&kept.path)?;
+            let place = Place::find(CWD, &kept.path)?;
+            let owner = rustix::fs::fstat(place.directory())?.st_uid;
+            if owner != 0 && owner != kept.uid {
+                return Err(io::Error::other("its directory belongs to another user"));
+            }
+            let new = place.create()?;
             std::os::unix::fs::fchown(&new, Some(kept.uid), Some(kept.gid))?;
             let mode = std::os::unix::fs::PermissionsExt::from_mode(kept.mode & 0o777);
             new.set_permissions(mode)?;

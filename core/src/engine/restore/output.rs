@@ -1,23 +1,41 @@
 //! What a program had written before it was ended, to be restored once more.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+
+use rustix::fs::{CWD, OFlags};
 
 use super::files::FilePolicy;
 use super::options::Options;
+use crate::base::careful::Place;
 use crate::image::Manifest;
+
+/// A file that a program has open, when the program goes on.
+#[derive(Debug)]
+struct Noted {
+    path: PathBuf,
+    /// Its device and inode; none if it is not there, or is reached by a link.
+    file: Option<(u64, u64)>,
+    bytes: u64,
+}
 
 /// The files that a program has open, and how many bytes each has when the program goes on.
 #[derive(Debug, Default)]
-pub(super) struct Output(Vec<(PathBuf, u64)>);
+pub(super) struct Output(Vec<Noted>);
 
 impl Output {
     /// Before the program is restored for the first time. A log that it goes on with has grown since the dump, maybe.
     pub(super) fn note(manifest: &Manifest, policy: FilePolicy) -> Self {
         let open = manifest.required.iter().filter(|file| file.open);
         let noted = open.map(|file| {
-            let now = std::fs::metadata(&file.path).map(|meta| meta.len());
-            let kept = now.ok().filter(|_| policy == FilePolicy::Keep);
-            (file.path.clone(), kept.unwrap_or(file.size))
+            let opened = Place::find(CWD, &file.path).and_then(|place| place.open(OFlags::RDONLY));
+            let now = opened.and_then(|file| file.metadata()).ok();
+            let kept = now.as_ref().filter(|_| policy == FilePolicy::Keep);
+            Noted {
+                path: file.path.clone(),
+                file: now.as_ref().map(|meta| (meta.dev(), meta.ino())),
+                bytes: kept.map_or(file.size, |meta| meta.len()),
+            }
         });
         Self(noted.collect())
     }
@@ -33,15 +51,18 @@ impl Output {
     }
 
     /// Cuts files that the program has written more to since back to what they were: before it is restored once more.
+    /// What is no longer the same file, or is reached by a link, is left alone: the program may have put it there.
     pub(super) fn take_back(&self) {
-        for (path, size) in &self.0 {
-            let longer = std::fs::metadata(path).is_ok_and(|meta| meta.len() > *size);
-            if longer
-                && let Err(error) = std::fs::File::options()
-                    .write(true)
-                    .open(path)
-                    .and_then(|file_now| file_now.set_len(*size))
-            {
+        for Noted { path, file, bytes } in &self.0 {
+            let cut = || -> std::io::Result<()> {
+                let now = Place::find(CWD, path)?.open(OFlags::RDWR)?;
+                let meta = now.metadata()?;
+                if *file == Some((meta.dev(), meta.ino())) && meta.len() > *bytes {
+                    now.set_len(*bytes)?;
+                }
+                Ok(())
+            };
+            if let Err(error) = cut() {
                 tracing::warn!(%error, path = %path.display(), "cannot be cut back");
             }
         }

@@ -187,11 +187,12 @@ impl<'i> Begun<'i> {
         let Self { image, library, maker, is_child, mut load, files } = self;
         let (options, manifest) = (task.options, image.manifest());
         preflight::check_pids(manifest)?;
-        task.files.rewind(image)?;
         let pids: Vec<u32> = manifest.processes.iter().map(|process| process.pid).collect();
         let watchdog = task.made.watchdog.as_mut().ok_or(Error::ProgramEnded)?;
         watchdog.restoring(&pids).map_err(Error::Watchdog)?;
+        // From here on it is not said that nothing was changed.
         task.made.begun = true;
+        task.files.rewind(image)?;
         task.made.children = if is_child { pids.clone() } else { Vec::new() };
         // Before the processes run the memory is prepared, and gpucr's own context is gone by the time that the driver
         // needs room for theirs, unless memory arrives later.

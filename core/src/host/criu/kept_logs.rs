@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -22,14 +22,20 @@ const MOST_BYTES: u64 = 16 << 20;
 pub(super) fn keep(dir: BorrowedFd<'_>, name: &str) -> Option<PathBuf> {
     let keep = || -> io::Result<PathBuf> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let log = File::from(rustix::fs::openat(dir, name, flags, Mode::empty())?);
+        let mut log = File::from(rustix::fs::openat(dir, name, flags, Mode::empty())?);
         let logs = runtime_dir::open(DIR)?;
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis());
         let kept = format!("{time:013}-{}-{name}", std::process::id());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
         let mut file = File::from(rustix::fs::openat(&logs, &kept, flags, mode)?);
-        io::copy(&mut log.take(MOST_BYTES), &mut file)?;
+        // What went wrong is at the end.
+        let len = log.metadata()?.len();
+        log.seek(SeekFrom::Start(len.saturating_sub(MOST_BYTES)))?;
+        if let Err(error) = io::copy(&mut log.take(MOST_BYTES), &mut file) {
+            let _ = rustix::fs::unlinkat(&logs, kept.as_str(), AtFlags::empty());
+            return Err(error);
+        }
         // Names begin with the milliseconds since 1970.
         let mut names = names(&logs)?;
         names.sort_unstable();

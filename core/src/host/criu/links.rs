@@ -10,19 +10,22 @@
 //! What is known of CRIU's files is in its `images/*.proto` and `criu/files-reg.c` (4.2).
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use prost::Message;
 use prost::encoding::{
     DecodeContext, WireType, decode_key, decode_varint, encode_key, encode_varint,
 };
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, SeekFrom, Stat};
+use rustix::fs::{AtFlags, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 
 use super::pages::files;
+use crate::base::careful::Place;
 
 /// The files in CRIU's directory.
 const REMAPS: &str = "remap-fpath.img";
@@ -96,8 +99,8 @@ struct OpenFile {
 /// What matters of a `reg_file_entry`.
 #[derive(Clone, PartialEq, Message)]
 struct Regular {
-    #[prost(string, required, tag = "6")]
-    name: String,
+    #[prost(bytes = "vec", required, tag = "6")]
+    name: Vec<u8>,
 }
 
 /// Settles all links that CRIU has made for what it has written into the directory `images`. The paths are those that
@@ -139,7 +142,7 @@ pub(crate) fn settle(images: BorrowedFd<'_>, root: u32) -> io::Result<()> {
         let unknown = || io::Error::other("CRIU names a file that it does not list");
         let (_, link) = places.get(&remap.by).ok_or_else(unknown)?;
         let (place, _) = places.get(&remap.file).ok_or_else(unknown)?;
-        let link = Link::find(root.as_fd(), Path::new(link))?;
+        let link = Link::find(root.as_fd(), Path::new(OsStr::from_bytes(link)))?;
         if let Some(name) = link.other_name()? {
             open_files[*place] = renamed(&open_files[*place], &name)?;
         } else {
@@ -165,7 +168,7 @@ pub(crate) fn settle(images: BorrowedFd<'_>, root: u32) -> io::Result<()> {
 
 /// A link that CRIU has made.
 struct Link {
-    directory: OwnedFd,
+    place: Place,
     /// As the program sees it.
     path: PathBuf,
     name: String,
@@ -179,28 +182,23 @@ impl Link {
             .filter(|(_, name)| name.starts_with(LINK))
             .ok_or_else(|| io::Error::other(format!("{path:?} is no link of CRIU's")))?;
         // CRIU has the path from the kernel: there is no symbolic link in it.
-        let directory = rustix::fs::openat2(
-            root,
-            parent,
-            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-            ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS,
-        )?;
-        let stat = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
-        Ok(Self { directory, path: parent.to_owned(), name: name.to_owned(), stat })
+        let place = Place::find(root, path)?;
+        let stat = rustix::fs::statat(place.directory(), name, AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok(Self { place, path: parent.to_owned(), name: name.to_owned(), stat })
     }
 
     /// Another name that the file has in the same directory.
-    fn other_name(&self) -> io::Result<Option<String>> {
-        for entry in rustix::fs::Dir::read_from(&self.directory)?.take(MAX_NAMES) {
+    fn other_name(&self) -> io::Result<Option<Vec<u8>>> {
+        for entry in rustix::fs::Dir::read_from(self.place.directory())?.take(MAX_NAMES) {
             let entry = entry?;
-            let Ok(name) = entry.file_name().to_str() else { continue };
-            if entry.ino() != self.stat.st_ino || name.starts_with(LINK) {
+            let name = entry.file_name();
+            if entry.ino() != self.stat.st_ino || name.to_bytes().starts_with(LINK.as_bytes()) {
                 continue;
             }
-            match rustix::fs::statat(&self.directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            match rustix::fs::statat(self.place.directory(), name, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) if (stat.st_dev, stat.st_ino) == (self.stat.st_dev, self.stat.st_ino) => {
-                    return Ok(self.path.join(name).to_str().map(str::to_owned));
+                    let path = self.path.join(OsStr::from_bytes(name.to_bytes()));
+                    return Ok(Some(path.into_os_string().into_encoded_bytes()));
                 }
                 // It is gone since, or another file.
                 Ok(_) | Err(Errno::NOENT) => {}
@@ -212,14 +210,10 @@ impl Link {
 
     /// Writes the file as CRIU writes deleted ones. Holes stay holes.
     fn save(&self, images: BorrowedFd<'_>, ghost: u32) -> io::Result<()> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let source: File =
-            rustix::fs::openat(&self.directory, self.name.as_str(), flags, Mode::empty())?.into();
+        let source = self.place.open(OFlags::RDONLY)?;
         let stat = rustix::fs::fstat(&source)?;
-        if (stat.st_dev, stat.st_ino) != (self.stat.st_dev, self.stat.st_ino)
-            || !source.metadata()?.is_file()
-        {
-            return Err(io::Error::other(format!("{} is no regular file", self.name)));
+        if (stat.st_dev, stat.st_ino) != (self.stat.st_dev, self.stat.st_ino) {
+            return Err(io::Error::other(format!("{} is another file by now", self.name)));
         }
         let size = stat.st_size as u64;
         let mut to = create(images, &format!("ghost-file-{ghost:x}.img"))?;
@@ -252,7 +246,7 @@ impl Link {
     }
 
     fn remove(&self) -> io::Result<()> {
-        match rustix::fs::unlinkat(&self.directory, self.name.as_str(), AtFlags::empty()) {
+        match rustix::fs::unlinkat(self.place.directory(), self.name.as_str(), AtFlags::empty()) {
             Err(Errno::NOENT) | Ok(()) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -295,8 +289,8 @@ fn write(images: BorrowedFd<'_>, name: &str, magic: [u8; 8], all: &[Vec<u8>]) ->
 }
 
 /// A `file_entry` whose regular file has another name; all other fields stay.
-fn renamed(entry: &[u8], name: &str) -> io::Result<Vec<u8>> {
-    replaced(entry, REGULAR, &|regular| replaced(regular, NAME, &|_| Ok(name.as_bytes().to_vec())))
+fn renamed(entry: &[u8], name: &[u8]) -> io::Result<Vec<u8>> {
+    replaced(entry, REGULAR, &|regular| replaced(regular, NAME, &|_| Ok(name.to_vec())))
 }
 
 /// A message of which the bytes of one field are changed.
@@ -340,15 +334,15 @@ mod tests {
         let mut entry = b"\x08\x01\x10\x07\x1a".to_vec();
         entry.push(regular.len() as u8);
         entry.extend(regular);
-        let longer = renamed(&entry, "/dev/shm/sem.a").unwrap();
+        let longer = renamed(&entry, b"/dev/shm/sem.a").unwrap();
         let file = OpenFile::decode(longer.as_slice()).unwrap();
-        assert_eq!((file.id, file.regular.unwrap().name.as_str()), (7, "/dev/shm/sem.a"));
-        assert_eq!(renamed(&longer, "/x").unwrap(), entry);
+        assert_eq!((file.id, file.regular.unwrap().name.as_slice()), (7, &b"/dev/shm/sem.a"[..]));
+        assert_eq!(renamed(&longer, b"/x").unwrap(), entry);
         for cut in 1..entry.len() {
             // It is an error, or what is left is whole fields.
-            let _ = renamed(&entry[..cut], "/y");
+            let _ = renamed(&entry[..cut], b"/y");
         }
-        assert!(renamed(&entry[..entry.len() - 3], "/y").is_err());
+        assert!(renamed(&entry[..entry.len() - 3], b"/y").is_err());
     }
 
     #[test]

@@ -1,12 +1,16 @@
 //! The TCP connections of a program: which stay within it, and which lead elsewhere.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 
+use procfs::ProcError;
 use procfs::net::{TcpNetEntry, TcpState};
-use procfs::process::{FDTarget, Process};
+use procfs::process::Process;
 
 use super::network;
+use super::tree::{ProcessInfo, directory};
 
 /// A connection with a process that is not of the program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,16 +26,32 @@ pub struct Outer {
 /// The connections of these processes that lead elsewhere.
 ///
 /// A process that has ended has none.
-pub fn outer(pids: &[u32]) -> Vec<Outer> {
-    let mut namespaces: HashMap<std::path::PathBuf, Vec<u32>> = HashMap::new();
+///
+/// # Errors
+/// The kernel does not tell all: then nothing is known.
+pub fn outer(pids: &[u32]) -> io::Result<Vec<Outer>> {
+    let mut namespaces: HashMap<PathBuf, Vec<u32>> = HashMap::new();
     for pid in pids {
-        if let Ok(namespace) = std::fs::read_link(network::namespace(*pid)) {
+        if let Some(namespace) = unless_ended(*pid, std::fs::read_link(network::namespace(*pid)))? {
             namespaces.entry(namespace).or_default().push(*pid);
         }
     }
-    let mut found: Vec<Outer> = namespaces.into_values().flat_map(|pids| within(&pids)).collect();
+    let mut found = Vec::new();
+    for pids in namespaces.into_values() {
+        found.extend(within(&pids)?);
+    }
     found.sort_by_key(|outer| (outer.pid, outer.local, outer.remote));
-    found
+    Ok(found)
+}
+
+/// What is known of a process, unless it has ended.
+fn unless_ended<T>(pid: u32, known: io::Result<T>) -> io::Result<Option<T>> {
+    match known {
+        Ok(known) => Ok(Some(known)),
+        // A process that nobody has waited for has no namespaces and no files either.
+        Err(_) if ProcessInfo::read(pid).map_or(true, |process| process.has_ended()) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether the kernel still keeps the port of a closed connection, in this network namespace: for one minute
@@ -42,13 +62,29 @@ pub fn any_is_kept() -> bool {
 }
 
 /// Those of processes in one network namespace.
-fn within(pids: &[u32]) -> Vec<Outer> {
-    let sockets: HashMap<u64, u32> = pids.iter().flat_map(|pid| sockets(*pid)).collect();
-    let Some(process) = pids.iter().find_map(|pid| Process::new(*pid as i32).ok()) else {
-        return Vec::new();
+fn within(pids: &[u32]) -> io::Result<Vec<Outer>> {
+    let mut sockets = HashMap::new();
+    let mut rows = None;
+    for pid in pids {
+        let Some(own) = unless_ended(*pid, own_sockets(*pid))? else { continue };
+        sockets.extend(own.into_iter().map(|inode| (inode, *pid)));
+        if rows.is_none() {
+            rows = unless_ended(*pid, table(*pid))?;
+        }
+    }
+    Ok(outer_of(&rows.unwrap_or_default(), &sockets))
+}
+
+/// All sockets of TCP in the network namespace of a process.
+fn table(pid: u32) -> io::Result<Vec<Row>> {
+    let process = Process::new(pid as i32).map_err(io::Error::other)?;
+    let old = process.tcp().map_err(io::Error::other)?;
+    let new = match process.tcp6() {
+        // A kernel without IPv6.
+        Err(ProcError::NotFound(_)) => Vec::new(),
+        read => read.map_err(io::Error::other)?,
     };
-    let rows = [process.tcp(), process.tcp6()].into_iter().flatten().flatten();
-    outer_of(&rows.map(Row::from).collect::<Vec<_>>(), &sockets)
+    Ok(old.into_iter().chain(new).map(Row::from).collect())
 }
 
 /// A socket of TCP.
@@ -94,15 +130,19 @@ fn outer_of(rows: &[Row], sockets: &HashMap<u64, u32>) -> Vec<Outer> {
 }
 
 /// The inodes of a process's sockets.
-fn sockets(pid: u32) -> Vec<(u64, u32)> {
-    let process = Process::new(pid as i32);
-    let files = process.and_then(|process| process.fd()).into_iter().flatten().flatten();
-    files
-        .filter_map(|file| match file.target {
-            FDTarget::Socket(inode) => Some((inode, pid)),
-            _ => None,
-        })
-        .collect()
+fn own_sockets(pid: u32) -> io::Result<Vec<u64>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory(pid).join("fd"))? {
+        let target = match std::fs::read_link(entry?.path()) {
+            // It was closed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            target => target?,
+        };
+        let target = target.to_string_lossy();
+        let inode = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
+        found.extend(inode.and_then(|inode| inode.parse::<u64>().ok()));
+    }
+    Ok(found)
 }
 
 /// A socket of IPv6 may be connected with one of IPv4.
@@ -126,9 +166,9 @@ mod tests {
         let here = |outer: &Outer| outer.remote.port() == address.port();
         let client = TcpStream::connect(address).unwrap();
         // Not accepted yet.
-        assert!(!outer(&[own]).iter().any(here));
+        assert!(!outer(&[own]).unwrap().iter().any(here));
         let accepted = listener.accept().unwrap();
-        assert!(!outer(&[own]).iter().any(here));
+        assert!(!outer(&[own]).unwrap().iter().any(here));
         drop((client, accepted));
     }
 
