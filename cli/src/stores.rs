@@ -3,6 +3,9 @@
 //! The environment variable `GPUCR_STORE` names it, or else a file: `$XDG_CONFIG_HOME/gpucr/config` (usually
 //! `~/.config/gpucr/config`), or else `/etc/gpucr/config`. Such a file has lines `store = DIR`, and comments after `#`.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use gpucr_core::image::{self, Manifest};
@@ -29,16 +32,18 @@ pub(crate) fn default_store() -> Result<Option<PathBuf>, CliError> {
         return Ok(Some(store.into()));
     }
     for path in configs() {
-        match careful::read_regular(&path, LARGEST_CONFIG) {
+        match read_own(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(source) => {
                 let what = format!("cannot read {}", path.display());
                 return Err(Error::Io { what, source }.into());
             }
             Ok(bytes) => {
-                let store = setting(&String::from_utf8_lossy(&bytes)).map_err(|line| {
-                    let what =
-                        format!("{}, line {line}: `store = DIR` is expected", path.display());
+                let store = setting(&bytes).map_err(|line| {
+                    let what = format!(
+                        "{}, line {line}: `store = DIR` is expected, with a path that begins with /",
+                        path.display()
+                    );
                     CliError::new(USAGE, what)
                 })?;
                 if store.is_some() {
@@ -50,6 +55,19 @@ pub(crate) fn default_store() -> Result<Option<PathBuf>, CliError> {
     Ok(None)
 }
 
+/// Reads a file of settings, which has to be this user's or root's: with sudo the environment may name another user's home.
+fn read_own(path: &Path) -> std::io::Result<Vec<u8>> {
+    let file = careful::open_regular(path)?;
+    let owner = file.metadata()?.uid();
+    if owner != 0 && owner != rustix::process::geteuid().as_raw() {
+        return Err(std::io::Error::new(
+            std::io::ErrorKind::PermissionDenied,
+            "it belongs to another user",
+        ));
+    }
+    careful::read_at_most(file, LARGEST_CONFIG)
+}
+
 /// The files of settings, the first that names a store counts.
 fn configs() -> Vec<PathBuf> {
     let home = std::env::var_os("HOME").map(|home| Path::new(&home).join(".config"));
@@ -59,19 +77,21 @@ fn configs() -> Vec<PathBuf> {
 }
 
 /// The store that a file of settings names; or the number of the line that is not understood.
-fn setting(text: &str) -> Result<Option<PathBuf>, usize> {
+fn setting(text: &[u8]) -> Result<Option<PathBuf>, usize> {
     let mut store = None;
-    for (number, line) in text.lines().enumerate() {
-        let line = line.split('#').next().unwrap_or_default().trim();
+    for (number, line) in text.split(|byte| *byte == b'\n').enumerate() {
+        let line = line.split(|byte| *byte == b'#').next().unwrap_or_default().trim_ascii();
         if line.is_empty() {
             continue;
         }
-        let (key, value) = line.split_once('=').ok_or(number + 1)?;
-        let value = value.trim().trim_matches('"');
-        if key.trim() != "store" || value.is_empty() {
+        let sign = line.iter().position(|byte| *byte == b'=').ok_or(number + 1)?;
+        let (key, value) = (line[..sign].trim_ascii(), line[sign + 1..].trim_ascii());
+        let value = value.strip_prefix(b"\"").and_then(|v| v.strip_suffix(b"\"")).unwrap_or(value);
+        let path = Path::new(OsStr::from_bytes(value));
+        if key != b"store" || !path.is_absolute() {
             return Err(number + 1);
         }
-        store = Some(PathBuf::from(value));
+        store = Some(path.to_owned());
     }
     Ok(store)
 }
@@ -93,26 +113,35 @@ pub(crate) fn store(named: Option<&Path>) -> Result<PathBuf, CliError> {
 }
 
 /// The directory of an image that was named by its path, or by its name in the store that is meant; `latest` is the one
-/// there whose dump began last. A name with a `/`, or of something that is there, is a path.
+/// there whose dump began last. A name with a `/` is a path, and so is one that is only in the current directory: what lies
+/// there does not take the place of an image of the store.
 ///
 /// # Errors
-/// The settings cannot be read, or there is no such image in the store.
+/// The settings cannot be read, there is no such image, or both are there.
 pub(crate) fn image(named: &Path) -> Result<PathBuf, CliError> {
     let is_path =
         named.components().count() != 1 || named.as_os_str().as_encoded_bytes().contains(&b'/');
-    if is_path || named.symlink_metadata().is_ok() {
+    if is_path {
         return Ok(named.to_owned());
     }
     let Some(store) = default_store()? else { return Ok(named.to_owned()) };
     let images = store.join(IMAGES);
-    if named.as_os_str() == LATEST && !images.join(LATEST).exists() {
-        return latest(&images).ok_or_else(|| {
-            CliError::new(FAILED, format!("there is no image in the store {}", store.display()))
-        });
-    }
     let path = images.join(named);
-    if path.is_dir() {
-        return Ok(path);
+    let found = match path.is_dir() {
+        true => Some(path),
+        false if named.as_os_str() == LATEST => latest(&images)?,
+        false => None,
+    };
+    match (found, named.symlink_metadata().is_ok()) {
+        (Some(path), false) => return Ok(path),
+        (None, true) => return Ok(named.to_owned()),
+        (Some(path), true) => {
+            let here = Path::new(".").join(named);
+            let what = format!("{} is in this directory and in the store", named.display());
+            let help = format!("say which: {} or {}", shell_word(&here), shell_word(&path));
+            return Err(CliError::new(USAGE, what).help(help));
+        }
+        (None, false) => {}
     }
     let what = format!("there is no image {} in the store {}", named.display(), store.display());
     let list = format!("`gpucr ls {}` lists its images", shell_word(&store));
@@ -120,15 +149,25 @@ pub(crate) fn image(named: &Path) -> Result<PathBuf, CliError> {
 }
 
 /// The image whose dump began last; of several in one second the one whose name comes last.
-fn latest(images: &Path) -> Option<PathBuf> {
-    let all = std::fs::read_dir(images).ok()?.flatten().map(|entry| entry.path());
-    let shown = all.filter(|path| {
-        path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b"."))
-    });
-    shown
-        .filter_map(|path| Some((Manifest::read(&path).ok()?.created, path)))
-        .max()
-        .map(|(_, path)| path)
+///
+/// # Errors
+/// The store or one of its images cannot be read: then it is not known which is the last.
+fn latest(images: &Path) -> Result<Option<PathBuf>, CliError> {
+    let failed = |source| {
+        let what = format!("cannot read {}", images.display());
+        CliError::from(Error::Io { what, source })
+    };
+    let mut last = None;
+    for entry in std::fs::read_dir(images).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        let path = entry.path();
+        let manifest = Manifest::read(&path).map_err(Error::from)?;
+        last = last.max(Some((manifest.created, path)));
+    }
+    Ok(last.map(|(_, path)| path))
 }
 
 /// How long ago a time of seconds since 1970 was, in its largest unit: `3 d`.
@@ -163,14 +202,15 @@ mod tests {
 
     #[test]
     fn settings_are_lines() {
-        let text = "# where images go\n\n  store = /a b  # on the large disk\n";
+        let text = b"# where images go\n\n  store = /a b  # on the large disk\n";
         assert_eq!(setting(text), Ok(Some("/a b".into())));
-        assert_eq!(setting("store=\"/c\"\n"), Ok(Some("/c".into())));
-        assert_eq!(setting(""), Ok(None));
+        assert_eq!(setting(b"store=\"/c\"\n"), Ok(Some("/c".into())));
+        assert_eq!(setting(b""), Ok(None));
         assert_eq!(
-            (setting("\nstor = /a"), setting("store"), setting("store =")),
+            (setting(b"\nstor = /a"), setting(b"store"), setting(b"store =")),
             (Err(2), Err(1), Err(1))
         );
+        assert_eq!(setting(b"store = a"), Err(1), "from where is it seen");
     }
 
     #[test]

@@ -173,6 +173,35 @@ fn what_others_have_put_in_the_place_of_a_log_is_left_alone() -> Result<()> {
     Ok(())
 }
 
+/// Whoever owns a directory on the way to a log could have another file written to by a link in its place.
+#[test]
+fn a_log_to_which_a_link_leads_is_left_alone() -> Result<()> {
+    let lab = Lab::new();
+    let program = dumped(&lab, false, &[])?;
+    let log = lab.path("log");
+    let directory = log.parent().context("it is in a directory")?.to_owned();
+    let moved = directory.with_extension("moved");
+    std::fs::rename(&directory, &moved)?;
+    std::os::unix::fs::symlink(&moved, &directory)?;
+    let refusals = || -> Result<()> {
+        add(&log, KILLED)?;
+        let then = program.output();
+        let output = lab.run(["restore", "image"])?;
+        refused(&output, 1, &["is not what it was", "Nothing was changed"])?;
+        let rewind = ["restore", "image", "--files", "rewind"];
+        refused(&lab.run(rewind)?, 1, &["cannot read", "Nothing was changed"])?;
+        ensure!(program.output() == then, "{}", program.output());
+        std::fs::remove_file(&log)?;
+        refused(&lab.run(rewind)?, 1, &["cannot make", "log"])?;
+        ensure!(!log.exists(), "it was made");
+        Ok(())
+    };
+    let done = refusals();
+    std::fs::remove_file(&directory)?;
+    std::fs::rename(&moved, &directory)?;
+    done
+}
+
 /// A program in the background, which is killed when this is dropped.
 struct Background(u32);
 

@@ -59,9 +59,11 @@ fn images_are_named_by_their_names() -> Result<()> {
     );
     refused(&run(&lab, &["inspect", "three"])?, 1, &["no image three in the store", "gpucr ls"])?;
 
-    // A path is a path, also if an image has that name.
+    // What lies in the current directory does not take the place of an image.
     std::fs::create_dir(lab.path("one"))?;
-    refused(&run(&lab, &["inspect", "one"])?, 1, &["it has no manifest"])?;
+    let both = run(&lab, &["inspect", "one"])?;
+    refused(&both, 2, &["in this directory and in the store", "./one", "images/one"])?;
+    refused(&run(&lab, &["inspect", "./one"])?, 1, &["it has no manifest"])?;
     std::fs::remove_dir(lab.path("one"))?;
 
     program.kill();
