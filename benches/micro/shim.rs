@@ -241,8 +241,12 @@ fn measure(direct: &Way, shim: &Way, call: Call, threads: usize, args: &Args) ->
 /// Nanoseconds of CPU time that it takes to decide whether a launch with ten pointers may be done twice, once it is known
 /// where they point.
 fn decide(args: &Args) -> f64 {
-    let word =
-        |word: usize| Use { word: Some(word), reads: word > 0, writes: word == 0, down: true };
+    let word = |word: usize| Use {
+        word: Some(word),
+        reads: word > 0,
+        writes: word == 0,
+        down: Some(true),
+    };
     let code = Code { uses: (0..POINTERS).map(word).collect(), ..Code::default() };
     let place = |number: usize| Place { at: number as u8 + 1, before: number as u8 };
     let mut places: Vec<Place> = (0..POINTERS).map(|number| place(number + POINTERS)).collect();

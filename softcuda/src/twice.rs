@@ -57,7 +57,12 @@ pub(crate) fn check(kernel: &str, run: impl FnOnce(&SecondView) -> bool) {
         _ => "differs",
     };
     static FILE: OnceLock<Option<Mutex<File>>> = OnceLock::new();
-    let opened = || OpenOptions::new().create(true).append(true).open(path).ok().map(Mutex::new);
+    let opened = || {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        file.inspect_err(|error| eprintln!("softcuda: SOFTCUDA_TWICE: {error}"))
+            .ok()
+            .map(Mutex::new)
+    };
     if let Some(file) = FILE.get_or_init(opened) {
         // In one call: several processes may write to the file.
         let line = format!("{kernel} {what}\n");

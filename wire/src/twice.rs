@@ -106,8 +106,8 @@ pub struct Use {
     pub reads: bool,
     /// Memory that it leads to is written.
     pub writes: bool,
-    /// The code may go to lower addresses from there.
-    pub down: bool,
+    /// Whether the code may go to lower addresses from there; `None` if that is not known.
+    pub down: Option<bool>,
 }
 
 /// What the code of a kernel does to memory. There is one only for code that is known to be what runs, follows
@@ -187,8 +187,10 @@ impl Code {
                     continue;
                 }
                 side.add(place.at);
-                // The first address of an allocation is the end of the one before, and may be meant as that.
-                if used.down && place.at != place.before {
+                // The first address of an allocation is the end of the one before, and may be meant as that: always if
+                // the code is seen to go down, else where there is one.
+                let is_end = used.down.unwrap_or(place.before != 0);
+                if is_end && place.at != place.before {
                     side.add(place.before);
                 }
             }
@@ -254,7 +256,8 @@ mod tests {
 
     #[test]
     fn many_words_are_told_apart() {
-        let word = |word| Use { word: Some(word), reads: word > 0, writes: word == 0, down: false };
+        let word =
+            |word| Use { word: Some(word), reads: word > 0, writes: word == 0, down: Some(false) };
         let code = Code { uses: (0..100).map(word).collect(), ..Code::default() };
         let mut places: Vec<Place> = (1..=100).map(|at| Place { at, before: at }).collect();
         assert_eq!(code.twice(&places), Twice::Same);

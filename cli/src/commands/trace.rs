@@ -27,8 +27,8 @@ launched; `assumed` that nothing is known, so that it counts as read and written
 `exact`.\n\n\
 IDEMPOTENT is yes if doing it twice is the same as doing it once: it writes nothing that it reads, as far \
 as its arguments tell; no if it reads and writes through the same pointer. Each launch is decided by its own \
-arguments: `12 of 30` says that of so many launches it is yes. --twice makes these a second time and counts after \
-how many device memory was another one.\n\n\
+arguments: `12 of 30` says that of so many launches it is yes. --twice makes these a second time and counts how \
+many of them changed device memory.\n\n\
 CHECKED, with --check, counts launches of which was right, before they were made, which chunks of 2 MiB \
 would change; of which more chunks were expected to change; and of which others changed.\n\n\
 To observe, gpucr hashes all device memory at the beginning and the end. That takes a context of its own \
@@ -49,8 +49,8 @@ pub(crate) struct TraceArgs {
     /// was thought to write. The program gets some hundreds of launches done in a second
     #[arg(long)]
     pub(crate) check: bool,
-    /// With --check: make launches that are idempotent a second time, and compare device memory. For programs that
-    /// may be spoiled: a launch that is not so after all leaves other memory than it should
+    /// With --check: make launches that are idempotent a second time, and compare device memory. Only for
+    /// programs whose results you can afford to lose: a launch that is not so after all leaves other memory than it should
     #[arg(long, requires = "check")]
     pub(crate) twice: bool,
     /// Show every kernel, not only the 20 that may write most
@@ -162,7 +162,12 @@ fn cells(row: &Row, checked: bool, twice: bool) -> Vec<String> {
         cells.push(row.checked.as_ref().map_or_else(|| "-".to_owned(), counts));
     }
     if twice {
-        let made = |t: &MadeTwice| format!("{} same, {} not", t.launches - t.differed, t.differed);
+        let made = |t: &MadeTwice| {
+            let same = t.launches.saturating_sub(t.differed);
+            let skipped =
+                if t.skipped > 0 { format!(", {} skipped", t.skipped) } else { String::new() };
+            format!("{same} same, {} not{skipped}", t.differed)
+        };
         cells.push(row.twice.as_ref().map_or_else(|| "-".to_owned(), made));
     }
     cells

@@ -5,6 +5,7 @@
 
 pub(crate) mod error;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -255,6 +256,8 @@ struct Finder<'a> {
     memfds: Memfds,
     /// Whether the driver has saved device memory of the process in a form of its own.
     of_driver: bool,
+    /// The list of pages of the shared memory that was looked at last, by its name.
+    last_shared: RefCell<Option<(u64, Pages)>>,
 }
 
 /// What is at an address, and from where on that is.
@@ -270,7 +273,7 @@ impl<'a> Finder<'a> {
         })?;
         let mut blocks = BTreeMap::new();
         for block in process.cuda.iter().flat_map(|cuda| &cuda.blocks) {
-            if block.address != 0 {
+            if block.address != 0 && block.size != 0 {
                 blocks.insert(block.address, Part::Block { process, block });
             }
         }
@@ -279,7 +282,7 @@ impl<'a> Finder<'a> {
         for one in opened.flat_map(|(_, opened)| opened).filter(|one| one.address != 0) {
             let of_owner = manifest.parts().find(|part| {
                 matches!(part, Part::Block { process, block }
-                    if (process.pid, block.id) == (one.owner, one.block))
+                    if (process.pid, block.id) == (one.owner, one.block) && block.size != 0)
             });
             blocks.extend(of_owner.map(|part| (one.address, part)));
         }
@@ -296,7 +299,8 @@ impl<'a> Finder<'a> {
         let of_driver = process.cuda.as_ref().is_some_and(|cuda| {
             cuda.shim.is_none() || cuda.counts.pool_bytes > 0 || cuda.counts.pinned_bytes > 0
         });
-        Ok(Self { image, pid, blocks, mappings, own, memfds, of_driver })
+        let last_shared = RefCell::default();
+        Ok(Self { image, pid, blocks, mappings, own, memfds, of_driver, last_shared })
     }
 
     /// What is at an address, up to `end` at most, as far as one block or mapping goes; one thing at least.
@@ -349,8 +353,13 @@ impl<'a> Finder<'a> {
             let source = Source { bytes: places.end - places.start, from: None };
             return Ok(vec![(Memory::Shared {}, source)]);
         }
-        let pages = pages(self.image, &name)?;
-        self.listed(&pages, address, places, Memory::Shared {}, |_| Ok(()))
+        // Any number of mappings may show one memory: its list is read once for those that follow each other.
+        let mut last = self.last_shared.borrow_mut();
+        let pages = match &*last {
+            Some((known, pages)) if *known == of => pages,
+            _ => &last.insert((of, pages(self.image, &name)?)).1,
+        };
+        self.listed(pages, address, places, Memory::Shared {}, |_| Ok(()))
     }
 
     /// The memory at these places of a list of pages. `unlisted` says whether what is not listed, from an address on, is

@@ -40,10 +40,16 @@ pub(super) fn again(
     connection: &Connection,
 ) -> Result<Next, Failure> {
     agent.expect(GateState::Closed {})?;
-    let Some(made) = again::launch() else {
-        return Ok(Next::Reply(Reply::Again { launched: false }));
-    };
-    made.map_err(|code| Failure::driver(code, "cannot make a launch once more"))?;
+    match again::launch() {
+        Some(Ok(())) => {}
+        refused_or_none => {
+            // It is noted before the driver has seen it, which may have refused it the first time too.
+            if let Some(Err(code)) = refused_or_none {
+                log!("a launch is not made once more: error {code}");
+            }
+            return Ok(Next::Reply(Reply::Again { launched: false }));
+        }
+    }
     let end = later(Instant::now(), Duration::from_millis(timeout_ms));
     drain::drain(Limit::new(end, connection.as_fd()))?;
     Ok(Next::Reply(Reply::Again { launched: true }))

@@ -65,7 +65,12 @@ impl Effects for Keeper {
         self.stream = stream;
     }
 
-    fn range(&mut self, _: Range) {}
+    fn range(&mut self, range: Range) {
+        // Another thread may have changed what the launch reads.
+        if range.write {
+            forget_one();
+        }
+    }
 
     fn launch(&mut self, launch: &Launch) {
         let call = call(launch, self.stream);
@@ -80,7 +85,17 @@ impl Effects for Keeper {
         *kept() = Kept::Other;
     }
 
-    fn host_function(&mut self) {}
+    fn host_function(&mut self) {
+        forget_one();
+    }
+}
+
+/// Something else has happened since the launch.
+fn forget_one() {
+    let mut kept = kept();
+    if matches!(*kept, Kept::One(_)) {
+        *kept = Kept::Other;
+    }
 }
 
 fn call(launch: &Launch, stream: u64) -> Option<Call> {
@@ -122,8 +137,8 @@ pub(crate) fn launch() -> Option<Result<(), Code>> {
     let Form { shape: [gx, gy, gz, bx, by, bz], shared } = form;
     let nothing = std::ptr::null_mut();
     Some(real::with_context(context, || {
-        // SAFETY: the driver has taken the same launch before, and the gate is closed since: nobody has unloaded
-        // the kernel. It copies the arguments before it returns.
+        // SAFETY: the program has just given the driver the same launch. It copies the arguments before it returns. A
+        // kernel that another thread has unloaded since then is a handle that the driver refuses.
         check(unsafe {
             real::cuLaunchKernel(kernel, gx, gy, gz, bx, by, bz, shared, 0, nothing, extra.cast())
         })

@@ -35,9 +35,9 @@ const OTHERS: usize = 1 << 14;
 const PAIRS_IN_ALL: usize = 1 << 19;
 /// Operations in an answer: at 42 bytes, and 24 for the allocation.
 const OPERATIONS_IN_ALL: usize = 1 << 17;
-/// The longest message has 64 MiB. The rest is for the kernels' names and parameters.
 /// Places of arguments in the classes of an answer, 2 bytes each.
 const PLACES_IN_ALL: usize = 1 << 20;
+// The longest message has 64 MiB. The rest is for the kernels' names and parameters.
 const _: () = assert!(
     PAIRS_IN_ALL * (32 + 24) + OPERATIONS_IN_ALL * (42 + 24) + PLACES_IN_ALL * 2 < 42 << 20
 );

@@ -103,13 +103,8 @@ pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings
             });
         let accesses = match stepped {
             Ok(accesses) => accesses,
-            // The gate is open again: a launch took too long, or a context is broken.
-            Err(error @ AgentError::Failed { code, .. }) if code != DEINITIALIZED => {
-                return Err(error.into());
-            }
             Err(error) => {
-                tracing::debug!(%error, "the program is gone, and the check ends");
-                session.cuda_processes[0].agent = None;
+                gone(session, error)?;
                 break;
             }
         };
@@ -134,15 +129,30 @@ pub(super) fn check(session: &mut Session, options: &Options) -> Result<Findings
             let kernels = &mut session.watched[0].kernels;
             kernels.observe(step.kernels.values(), step.allocations.values(), changed);
         }
+        session.watched[0].tally.add(accesses);
         if options.twice {
             make_twice(session, &step, &mut findings)?;
         }
-        session.watched[0].tally.add(accesses);
     }
     if let Some(agent) = session.cuda_processes[0].agent.as_mut() {
         agent.open_gate()?;
     }
     Ok(findings)
+}
+
+/// What an agent has failed at: the program is gone, and the check ends with what there is.
+///
+/// # Errors
+/// It is not gone, but the gate is open again: a launch took too long, or a context is broken.
+fn gone(session: &mut Session, error: AgentError) -> Result<(), Error> {
+    match error {
+        error @ AgentError::Failed { code, .. } if code != DEINITIALIZED => Err(error.into()),
+        error => {
+            tracing::debug!(%error, "the program is gone, and the check ends");
+            session.cuda_processes[0].agent = None;
+            Ok(())
+        }
+    }
 }
 
 /// Makes the launch of a step once more if it is said to be idempotent, and looks what that has changed. Which bytes
@@ -155,7 +165,10 @@ fn make_twice(session: &mut Session, step: &Tally, findings: &mut Findings) -> R
         return Ok(());
     }
     let Some(agent) = session.cuda_processes[0].agent.as_mut() else { return Ok(()) };
-    let made = agent.again(LIMIT)?;
+    let made = match agent.again(LIMIT) {
+        Ok(made) => made,
+        Err(error) => return gone(session, error),
+    };
     let twice = findings.twice.entry(kernel.id).or_default();
     if !made {
         twice.skipped += 1;
@@ -173,9 +186,11 @@ fn make_twice(session: &mut Session, step: &Tally, findings: &mut Findings) -> R
 /// Whether it was one launch. Capturing a graph is many that do nothing.
 fn is_single(step: &Tally) -> bool {
     let direct =
-        step.kernels.values().map(|kernel| kernel.launches - kernel.in_graphs).sum::<u64>();
+        step.kernels.values().map(|kernel| kernel.launches.saturating_sub(kernel.in_graphs));
+    let direct = direct.fold(0, u64::saturating_add);
     let in_graphs = step.kernels.values().any(|kernel| kernel.in_graphs > 0);
-    direct + u64::from(in_graphs) + step.unknown_graphs + step.unseen == 1
+    let others = [u64::from(in_graphs), step.unknown_graphs, step.unseen];
+    others.into_iter().fold(direct, u64::saturating_add) == 1
 }
 
 fn kernels_of(session: &Session) -> &Kernels {

@@ -74,7 +74,7 @@ fn uses(code: &Kernel, places: &HashMap<(u32, u32), usize>) -> Option<Vec<Use>> 
                 word: places.get(&(number as u32, word.offset)).copied(),
                 reads: word.direction.reads(),
                 writes: word.direction.writes(),
-                down: word.reach.as_ref().is_some_and(goes_down),
+                down: word.reach.as_ref().map(goes_down),
             });
         }
     }

@@ -36,9 +36,11 @@ impl<'m, 'a> Flow<'m, 'a> {
             }
             ("st", [to, values @ ..]) => self.store(f, i, space, Direction::Write, to, values),
             ("red", [to, values @ ..]) => {
+                self.take_turns(f, i, space, to);
                 self.store(f, i, space, Direction::ReadWrite, to, values);
             }
             ("atom", [to, address, values @ ..]) => {
+                self.take_turns(f, i, space, address);
                 self.store(f, i, space, Direction::ReadWrite, address, values);
                 self.load(f, i, space, to, address);
             }
@@ -215,6 +217,19 @@ impl<'m, 'a> Flow<'m, 'a> {
         }
         if space == Space::Shared || generic && address.has(SHARED | FOREIGN) {
             self.grow(SHARED_CELL, &value);
+        }
+    }
+
+    /// An atomic operation. In shared memory nothing else tells that the threads' order counts: for whoever is told what
+    /// was there before, and for sums of numbers that are rounded. (Device memory is read and written by it.)
+    fn take_turns(&mut self, f: FunctionId, i: &Instruction<'a>, space: Space, to: &Operand<'a>) {
+        let address = self.address(f, Some(to));
+        let is_shared =
+            space == Space::Shared || space == Space::Generic && address.has(SHARED | FOREIGN);
+        let rounds =
+            ["f16", "f16x2", "bf16", "bf16x2", "f32", "f64"].iter().any(|kind| i.has(kind));
+        if is_shared && (i.base() == "atom" || rounds) {
+            self.mark_open();
         }
     }
 
