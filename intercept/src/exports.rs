@@ -41,7 +41,7 @@ macro_rules! sync {
             before!($decoder, $($argument)*);
             // SAFETY: a slot holds a function of the driver (or its stub), which takes these integer slots.
             let result = unsafe { real!($index, $($argument)*) };
-            if result != 0 && crate::state::gate::is_watching() {
+            if result != 0 && crate::watch::faults::is_wanted() {
                 crate::watch::faults::look(result);
             }
             drop(inside);
@@ -112,7 +112,7 @@ macro_rules! wrapped {
             let result = unsafe { real!($index, $($argument)*) };
             let after: fn(u32) = $after;
             after(result);
-            if result != 0 && crate::state::gate::is_watching() {
+            if result != 0 && crate::watch::faults::is_wanted() {
                 crate::watch::faults::look(result);
             }
             then!($then, result, $($argument)*);

@@ -1,5 +1,12 @@
 //! `gpucr run`.
 
+mod args;
+mod dumping;
+mod images;
+mod life;
+mod listener;
+mod supervisor;
+
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -9,6 +16,7 @@ use clap::ValueEnum;
 use gpucr_core::{Error, library};
 use gpucr_wire::ENV_DRIVER;
 
+use self::args::SupervisionArgs;
 use crate::commands::{Outcome, io_error};
 use crate::failure::{CliError, FAILED, USAGE};
 
@@ -23,10 +31,21 @@ const TORCH_LIBUV: &str = "USE_LIBUV";
 /// driver, which executes kernels that come as PTX on the CPU; programs that need NVIDIA's
 /// libraries, PyTorch among them, need a GPU.
 #[derive(clap::Args)]
+#[command(after_long_help = "\
+With --store, --every, --restart or another option of theirs gpucr does not become the program but stays as its parent, \
+and watches over it: it saves it, restores it when it fails, passes signals on to it, and ends with its exit \
+status. The program is saved and restored with the rights of who has started gpucr run, which has to be root. Standard \
+output and standard error of both are added to from then on, where they are files (O_APPEND), since the restored \
+program goes on at their ends. SIGHUP, SIGINT, SIGQUIT and SIGTERM ask the program to end; after one of them it is \
+neither saved nor restored any more.\n\n\
+Examples:\n  gpucr run -- ./train\n  \
+gpucr run --store /images --every 10m --keep 3 --restart 3 -- ./train")]
 pub(crate) struct RunArgs {
     /// Which driver the program gets
     #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
     pub(crate) device: DeviceArg,
+    #[command(flatten)]
+    pub(crate) supervision: SupervisionArgs,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
@@ -42,7 +61,7 @@ pub(crate) enum DeviceArg {
     Soft,
 }
 
-/// Sets up the environment and becomes the program; returns only if that fails.
+/// Sets up the environment, and becomes the program or watches over it.
 pub(crate) fn run(args: &RunArgs) -> Outcome {
     let shim = install(library::SHIM, "shim")?;
     let driver = match args.device {
@@ -63,13 +82,17 @@ pub(crate) fn run(args: &RunArgs) -> Outcome {
     if std::env::var_os(TORCH_LIBUV).is_none() {
         command.env(TORCH_LIBUV, "0");
     }
-    let error = command
-        .args(&args.command[1..])
-        .env("LD_LIBRARY_PATH", path)
-        .env(ENV_DRIVER, driver)
-        .exec();
+    command.args(&args.command[1..]).env("LD_LIBRARY_PATH", path).env(ENV_DRIVER, driver);
+    if args.supervision.is_wanted() {
+        return supervisor::run(&args.supervision, command);
+    }
+    let error = command.exec();
+    Err(cannot_run(&command, &error))
+}
+
+fn cannot_run(command: &Command, error: &std::io::Error) -> CliError {
     let code = if error.kind() == std::io::ErrorKind::NotFound { USAGE } else { FAILED };
-    Err(CliError::new(code, format!("cannot run {}: {error}", program.display())))
+    CliError::new(code, format!("cannot run {}: {error}", command.get_program().display()))
 }
 
 fn install(name: &str, kind: &str) -> Result<PathBuf, CliError> {

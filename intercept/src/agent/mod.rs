@@ -23,6 +23,7 @@ use std::time::Duration;
 use gpucr_wire::{AGENT_THREAD, Connection};
 
 use crate::log::log;
+use crate::watch::{faults, supervisor};
 
 mod blocks;
 mod descriptors;
@@ -51,6 +52,9 @@ static STARTED: AtomicBool = AtomicBool::new(false);
 pub(crate) fn start() {
     if STARTED.swap(true, Ordering::SeqCst) {
         return;
+    }
+    if supervisor::is_there() {
+        faults::watch(true);
     }
     let listener = match socket::listen() {
         Ok(listener) => listener,

@@ -1,4 +1,4 @@
-//! Errors of the device, while memory is awaited or shared.
+//! Errors of the device, while memory is awaited or shared, or while somebody watches over the program.
 //!
 //! A program that was restored before its memory is there runs on guesses: a kernel that follows pointers
 //! which lie in memory may touch what is not mapped yet. The device then stops all work of the context,
@@ -8,15 +8,18 @@
 //! instances, which is mapped read-only, and writes it. Such a program outlives who has restored it: where
 //! nobody is left to be told it gets the error.
 //!
+//! A `gpucr run` that watches over the program ([`supervisor`]) is only told, since a program that ends with a failure
+//! after that is restored; it gets the error.
+//!
 //! Calls that pass the gate look at what they give back. Those that do not are a mere jump through a slot
-//! (see [`crate::abi::slots`]): for as long as memory is awaited or shared, the slots of those that programs make
-//! most, and by which they wait for the device, lead through here.
+//! (see [`crate::abi::slots`]): for as long as memory is awaited or shared, and always where somebody watches over the
+//! program, the slots of those that programs make most, and by which they wait for the device, lead through here.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
-use super::guard;
+use super::{guard, supervisor};
 use crate::abi::slots::{SLOTS, resolve};
 use crate::abi::table::{Wrapper, index};
 use crate::abi::types::{
@@ -25,6 +28,7 @@ use crate::abi::types::{
     ERROR_LAUNCH_FAILED, ERROR_LAUNCH_TIMEOUT, ERROR_NVLINK_UNCORRECTABLE,
 };
 use crate::log::log;
+use crate::state::gate;
 
 /// Codes that leave a context broken, besides those between [`ERROR_HARDWARE_STACK_ERROR`] and
 /// [`ERROR_LAUNCH_FAILED`].
@@ -61,15 +65,28 @@ pub(crate) fn is_lasting(code: Code) -> bool {
     is_fault(code) || LASTING.contains(&code)
 }
 
+/// Whether errors that the program gets are to be looked at.
+#[inline]
+pub(crate) fn is_wanted() -> bool {
+    gate::is_watching() || supervisor::is_there()
+}
+
 /// The program is about to get this code. Does not return if it must not.
 #[cold]
 pub(crate) fn look(code: Code) -> Code {
-    if is_fault(code) && !OURS.try_with(Cell::get).unwrap_or(true) {
+    if !is_lasting(code) || OURS.try_with(Cell::get).unwrap_or(true) {
+        return code;
+    }
+    if is_fault(code) {
         // As long as there is somebody who can be expected to end the program.
         while guard::tell_fault(code) {
             log!("error {code} while memory is awaited or shared: this attempt is over");
             std::thread::sleep(LISTENING);
         }
+    }
+    // A program gets that one of its own doing.
+    if code != ERROR_CONTEXT_IS_DESTROYED {
+        supervisor::tell_broken(code);
     }
     code
 }
@@ -144,8 +161,10 @@ looked_at! {
     cuStreamWaitEvent_ptsz(stream, event, flags)
 }
 
-/// Leads the slots through here, or back. Only the agent calls this.
+/// Leads the slots through here, or back, unless somebody watches over the program. Only the agent calls this, and what
+/// starts it.
 pub(crate) fn watch(on: bool) {
+    let on = on || supervisor::is_there();
     for (Wrapper(slot, looking), real) in LOOKING.iter().zip(&REAL) {
         // Puts the driver's function into the slot: a stub that is still there would do so later, in
         // our place.

@@ -29,6 +29,7 @@ mod classes;
 pub(crate) mod faults;
 pub(crate) mod guard;
 pub(crate) mod recorder;
+pub(crate) mod supervisor;
 pub(crate) mod synchronous;
 
 use recorder::Recorder;

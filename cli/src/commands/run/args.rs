@@ -1,0 +1,140 @@
+//! The options of `gpucr run` with which it watches over the program.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+
+use crate::args::{Args, Command};
+use crate::failure::{CliError, USAGE};
+use crate::values::interval;
+
+/// With any of these gpucr stays as the parent of the program, which then has a pid of its own.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Saving and restarting (gpucr stays, and needs root)")]
+pub(crate) struct SupervisionArgs {
+    /// Watch over the program, and put images of it into the store DIR, which is made if it does not exist
+    /// [default with any of the options below: GPUCR_STORE]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) store: Option<PathBuf>,
+    /// Save the program again and again, for the first time after this time
+    ///
+    /// A dump that fails is reported, and the next one is made at its time.
+    #[arg(long, value_name = "DURATION", value_parser = interval)]
+    pub(crate) every: Option<Duration>,
+    /// How many images that nobody has named are kept; older ones are removed [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) keep: Option<u32>,
+    /// Restore the last image when the program fails, up to N times without a new image in between
+    ///
+    /// It has failed if a signal has ended it that says so (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS or
+    /// SIGTRAP, or the exit status that shells give for one, 128 and its number), or if its exit status is not 0 after
+    /// a call of the driver has told a process of it that a context is broken or a device is gone. Any other exit status
+    /// is its own, and the end of gpucr run too; and so is its end after gpucr run was asked to end. What is left of its
+    /// processes is killed before the restore. The second restore without a new image is made after a second, and each
+    /// further one after twice the time, up to a minute.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) restart: Option<u32>,
+    /// Begin with the newest image of the store instead of CMD, if it has one
+    ///
+    /// For a job that is started again and again: give each its own store.
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// An option for the dumps, as in --dump-arg=--tcp-close; may be given more than once (see gpucr-dump(1))
+    #[arg(long = "dump-arg", value_name = "ARG", allow_hyphen_values = true)]
+    pub(crate) dump_args: Vec<OsString>,
+    /// The same for the restores, as in --restore-arg=--files=rewind (see gpucr-restore(1))
+    #[arg(long = "restore-arg", value_name = "ARG", allow_hyphen_values = true)]
+    pub(crate) restore_args: Vec<OsString>,
+}
+
+impl SupervisionArgs {
+    /// Whether gpucr is to watch over the program.
+    pub(crate) fn is_wanted(&self) -> bool {
+        let Self { store, every, keep, restart, resume, dump_args, restore_args } = self;
+        store.is_some()
+            || every.is_some()
+            || keep.is_some()
+            || restart.is_some()
+            || *resume
+            || !dump_args.is_empty()
+            || !restore_args.is_empty()
+    }
+
+    /// Looks whether the options for dumps and restores are understood: better before the program runs than after.
+    ///
+    /// # Errors
+    /// They are not, or they have no place here.
+    pub(super) fn check(&self) -> Result<(), CliError> {
+        let dump = ["gpucr", "dump", "--pid", "1", "--leave-running", "--json", "--store", "/"];
+        let of_dump = |command: &Command| match command {
+            Command::Dump(args) => args.dry_run || args.name.is_some() || args.every.is_some(),
+            _ => true,
+        };
+        check("--dump-arg", &dump, &self.dump_args, of_dump)?;
+        let restore = ["gpucr", "restore", "--events", "/", "/"];
+        let of_restore = |command: &Command| match command {
+            Command::Restore(args) => {
+                args.detach || args.new_pids || args.dry_run || args.json || args.hold.is_some()
+            }
+            _ => true,
+        };
+        check("--restore-arg", &restore, &self.restore_args, of_restore)
+    }
+}
+
+/// Whether a command line is understood with these options besides, and they have a place in it.
+fn check(
+    option: &str,
+    line: &[&str],
+    besides: &[OsString],
+    is_out_of_place: impl Fn(&Command) -> bool,
+) -> Result<(), CliError> {
+    let line = line.iter().map(OsString::from).chain(besides.iter().cloned());
+    let wrong = match Args::try_parse_from(line) {
+        Ok(args) if is_out_of_place(&args.command) => "one of them has no place here".to_owned(),
+        Ok(_) => return Ok(()),
+        Err(error) => {
+            let words = error.to_string();
+            let first = words.lines().next().unwrap_or_default();
+            first.strip_prefix("error: ").unwrap_or(first).to_owned()
+        }
+    };
+    let help =
+        "each takes one word; a value is written behind a `=`, as in --dump-arg=--timeout=1m";
+    Err(CliError::new(USAGE, format!("the options of {option}: {wrong}")).help(help))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(options: &[&str]) -> SupervisionArgs {
+        let line = ["gpucr", "run"].iter().chain(options).chain(&["--", "true"]);
+        match Args::try_parse_from(line).map(|args| args.command) {
+            Ok(Command::Run(args)) => args.supervision,
+            _ => panic!("{options:?}"),
+        }
+    }
+
+    #[test]
+    fn options_for_dumps_and_restores_are_looked_at_before() {
+        assert!(parsed(&["--dump-arg=--tcp-close", "--dump-arg=--timeout=1m"]).check().is_ok());
+        assert!(parsed(&["--restore-arg=--files=rewind"]).check().is_ok());
+        let bad = |option: &str| parsed(&[option]).check().expect_err(option).message().to_owned();
+        assert!(bad("--dump-arg=--tcp").contains("--dump-arg"), "not understood");
+        assert!(bad("--dump-arg=--store=/a").contains("--store"), "given twice");
+        assert!(bad("--dump-arg=--dry-run").contains("no place"));
+        assert!(bad("--restore-arg=--detach").contains("no place"));
+        assert!(bad("--restore-arg=/b").contains("--restore-arg"), "a second image");
+    }
+
+    #[test]
+    fn without_any_of_its_options_gpucr_becomes_the_program() {
+        assert!(!parsed(&[]).is_wanted() && !parsed(&["--device", "soft"]).is_wanted());
+        for option in ["--store=/a", "--every=1m", "--restart=1", "--resume", "--keep=1"] {
+            assert!(parsed(&[option]).is_wanted(), "{option}");
+        }
+    }
+}

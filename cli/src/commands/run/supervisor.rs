@@ -1,0 +1,463 @@
+//! Watches over the program: saves it, and restores it when it has failed.
+//!
+//! This process only waits and starts others. Dumps and restores are made by a gpucr of their own, so that neither a
+//! driver that fails with the device nor a dump that is killed takes this one along.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use gpucr_core::dump::Schedule;
+use gpucr_core::process::{environment, kill_marked};
+use gpucr_core::{Error, Quiet, verify};
+use gpucr_wire::supervisor::{ENV_SUPERVISOR, is_supervisor};
+use rustix::fs::{FileType, OFlags};
+use rustix::process::{Pid, WaitOptions};
+
+use super::args::SupervisionArgs;
+use super::dumping::{Dumped, Dumping, Wanted};
+use super::life::{Ending, Life};
+use super::listener::{Farewell, Listener};
+use super::{cannot_run, images::Images};
+use crate::commands::restore::End;
+use crate::commands::{Outcome, dump, io_error, note};
+use crate::display;
+use crate::failure::{self, CliError, FAILED};
+use crate::signals::{self, SignalPlan};
+use crate::stores;
+
+/// How often this process looks how things are.
+const POLL: Duration = Duration::from_millis(50);
+/// The pause before the second restore without a new image, and the longest before any.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// How long what is left of a program that has failed may take to end when it was killed.
+const LAST_MOMENTS: Duration = Duration::from_secs(10);
+
+/// The signals that end programs which have failed, or by which the kernel ends them for want of memory.
+const FAILURES: [i32; 8] = [
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGABRT,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGKILL,
+    libc::SIGSEGV,
+    libc::SIGSYS,
+];
+
+/// Why a program has failed; `None` if its end is its own.
+fn failure(end: End, broken: Option<u32>) -> Option<String> {
+    let signal = end.signal.or_else(|| end.exit_code.and_then(|code| code.checked_sub(128)));
+    let told = broken.map(|code| format!(" after the driver's error {code}")).unwrap_or_default();
+    match (signal.filter(|signal| FAILURES.contains(signal)), end.exit_code) {
+        (Some(signal), _) => {
+            let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
+            Some(format!("it was ended by {name} ({signal}){told}"))
+        }
+        (None, Some(code)) if code != 0 && broken.is_some() => {
+            Some(format!("it ended with exit status {code}{told}"))
+        }
+        _ => None,
+    }
+}
+
+/// Starts the program, and ends when it has ended for good, with its exit status.
+pub(super) fn run(args: &SupervisionArgs, mut command: Command) -> Outcome {
+    args.check()?;
+    let store = stores::store(args.store.as_deref())?;
+    if !rustix::process::geteuid().is_root() {
+        return Err(CliError::from(Error::NotRoot).state("The program was not started."));
+    }
+    let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    let listener = Listener::start().map_err(io_error("cannot listen to the program"))?;
+    append();
+    let newest = match args.resume {
+        true => stores::newest(&store)?,
+        false => None,
+    };
+    let images = Images::new(newest.clone(), args.keep.map_or(usize::MAX, |keep| keep as usize));
+    let life = match &newest {
+        Some(image) => {
+            note!("gpucr: going on from the image {}", image.display());
+            Life::restore(image, &args.restore_args, &signals)
+                .map_err(io_error("cannot start a restore"))?
+        }
+        None => {
+            command.env(ENV_SUPERVISOR, &listener.names()[0]);
+            Life::start(&mut command, &signals).map_err(|error| cannot_run(&command, &error))?
+        }
+    };
+    // The program has its own limit.
+    gpucr_core::limits::raise_open_files();
+    let mut supervisor = Supervisor {
+        args,
+        store: &store,
+        signals,
+        listener,
+        images,
+        life,
+        is_met: false,
+        schedule: None,
+        dumping: None,
+        cleaning: None,
+        failed: Vec::new(),
+    };
+    let outcome = supervisor.until_it_ends();
+    supervisor.end_cleaning();
+    outcome
+}
+
+struct Supervisor<'a> {
+    args: &'a SupervisionArgs,
+    store: &'a Path,
+    signals: SignalPlan,
+    listener: Listener,
+    images: Images,
+    life: Life,
+    /// Whether the program of this life is known.
+    is_met: bool,
+    schedule: Option<Schedule>,
+    dumping: Option<Dumping>,
+    cleaning: Option<Cleaning>,
+    /// After how long the program has failed, each time since the last image.
+    failed: Vec<Duration>,
+}
+
+/// Images that are not kept are removed beside the program, since what they had is looked for in all others.
+struct Cleaning {
+    thread: JoinHandle<()>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Supervisor<'_> {
+    /// Whether gpucr, and so the program, was asked to end.
+    fn is_to_end(&self) -> bool {
+        self.signals.stop.load(Ordering::Relaxed)
+    }
+
+    /// Watches over the program, and restores it when it has failed.
+    fn until_it_ends(&mut self) -> Outcome {
+        // What gpucr ends with if the program is not restored again.
+        let mut last = None;
+        loop {
+            let ending = self.watch()?;
+            let broken = self.listener.broken();
+            let farewell = self.listener.farewell();
+            self.listener.listen_to(None);
+            self.is_met = false;
+            let why = match ending {
+                Ending::Left(pid) => return Err(left(pid)),
+                Ending::Program(end) => {
+                    last = Some(end);
+                    if let Some(farewell) = farewell {
+                        tell(farewell);
+                        return Ok(end.exit_code());
+                    }
+                    match failure(end, broken) {
+                        Some(why) if self.args.restart.is_some() && !self.is_to_end() => why,
+                        _ => return Ok(end.exit_code()),
+                    }
+                }
+                Ending::NotRestored if self.args.restart.is_some() && !self.is_to_end() => {
+                    self.images.pass_over_if(is_damaged);
+                    "it could not be restored".to_owned()
+                }
+                Ending::NotRestored => return Ok(given_up(last)),
+            };
+            self.failed.push(self.life.age());
+            match self.next_life(&why)? {
+                Some(life) => self.life = life,
+                None => return Ok(given_up(last)),
+            }
+        }
+    }
+
+    /// Waits for the end of the program, and saves it meanwhile.
+    fn watch(&mut self) -> Result<Ending, CliError> {
+        loop {
+            self.settle_dump();
+            let ending = self.life.end(&self.signals);
+            if let Some(ending) = ending.map_err(io_error("cannot wait for the program"))? {
+                if let Some(mut dumping) = self.dumping.take() {
+                    if self.is_to_end() {
+                        dumping.ask_to_end();
+                    }
+                    // Its image may have been complete before the program ended.
+                    let dumped = dumping.wait();
+                    self.take(dumped, true);
+                }
+                return Ok(ending);
+            }
+            self.reap_others();
+            if let Some(root) = self.life.root().filter(|_| !self.is_met) {
+                self.meet(root);
+                self.life.let_run();
+            }
+            if let Some(root) = self.life.program() {
+                self.save_if_due(root);
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// There is a program, which is about to run.
+    fn meet(&mut self, root: u32) {
+        self.is_met = true;
+        self.listener.listen_to(Some(root));
+        self.schedule = self.args.every.map(|interval| Schedule::begin(interval, false));
+        // An image may have been made under another gpucr.
+        let name = environment(root, ENV_SUPERVISOR).filter(|name| is_supervisor(name));
+        if let Some(Err(error)) = name.map(|name| self.listener.answer_to(name)) {
+            note!(
+                "gpucr: the program has another name for this gpucr, which does not get it: {error}"
+            );
+        }
+    }
+
+    /// Takes up what a dump has come to.
+    fn settle_dump(&mut self) {
+        let is_to_end = self.is_to_end();
+        let Some(dumping) = &mut self.dumping else { return };
+        if is_to_end {
+            dumping.ask_to_end();
+        }
+        if let Some(dumped) = dumping.end() {
+            self.dumping = None;
+            self.take(dumped, is_to_end);
+        }
+    }
+
+    fn take(&mut self, dumped: Dumped, has_ended: bool) {
+        match dumped {
+            Dumped::Image(image) => {
+                tracing::info!(image = %image.display(), "an image");
+                self.failed.clear();
+                let surplus = self.images.took(image, false);
+                self.clean(surplus);
+            }
+            // That it could not be saved to its end is the way of things.
+            Dumped::Failed(why) if has_ended => tracing::info!(why, "not saved"),
+            Dumped::Failed(why) => {
+                note!("gpucr: the program was not saved:");
+                why.lines().filter(|line| !line.is_empty()).for_each(|line| note!("{line}"));
+            }
+        }
+    }
+
+    /// Starts a dump, if its time has come.
+    fn save_if_due(&mut self, root: u32) {
+        if self.dumping.is_some() || self.is_to_end() {
+            return;
+        }
+        let Some(schedule) = self.schedule.as_mut().filter(|it| it.left().is_zero()) else {
+            return;
+        };
+        schedule.advance();
+        let wanted =
+            Wanted { pid: root, store: self.store, name: None, args: &self.args.dump_args };
+        match Dumping::start(&wanted) {
+            Ok(dumping) => self.dumping = Some(dumping),
+            Err(error) => note!("gpucr: a dump cannot be started: {error}"),
+        }
+    }
+
+    /// Removes images, and what nobody else needs of them, on a thread of its own.
+    fn clean(&mut self, surplus: Vec<PathBuf>) {
+        if surplus.is_empty() {
+            return;
+        }
+        self.end_cleaning();
+        let (store, stop) = (self.store.to_owned(), Arc::<AtomicBool>::default());
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || dump::clean(&store, surplus, &stopped));
+        self.cleaning = Some(Cleaning { thread, stop });
+    }
+
+    /// What is not cleaned by now is so the next time.
+    fn end_cleaning(&mut self) {
+        if let Some(Cleaning { thread, stop }) = self.cleaning.take() {
+            stop.store(true, Ordering::Relaxed);
+            let _ = thread.join();
+        }
+    }
+
+    /// Restores the program, which has failed, unless it has done so too often.
+    ///
+    /// # Errors
+    /// No restore can be started.
+    fn next_life(&mut self, why: &str) -> Result<Option<Life>, CliError> {
+        let (most, times) = (self.args.restart.unwrap_or(0) as usize, self.failed.len());
+        let Some(image) = self.images.last().map(Path::to_owned) else {
+            failure::show(
+                CliError::new(FAILED, format!("the program has failed: {why}"))
+                    .state("There is no image yet from which it could be restored."),
+            );
+            return Ok(None);
+        };
+        if times > most {
+            failure::show(self.too_often(why, &image));
+            return Ok(None);
+        }
+        if !self.pause(times) {
+            return Ok(None);
+        }
+        self.kill_rest();
+        let s = if most == 1 { "" } else { "s" };
+        note!(
+            "gpucr: the program has failed: {why}. It is restored from {}, {times} of at most {most} time{s} without a \
+             new image.",
+            image.display()
+        );
+        let life = Life::restore(&image, &self.args.restore_args, &self.signals);
+        life.map(Some).map_err(io_error("cannot start a restore"))
+    }
+
+    /// Says that the program is not restored any more.
+    fn too_often(&self, why: &str, image: &Path) -> CliError {
+        let times: Vec<String> = self
+            .failed
+            .iter()
+            .map(|time| display::time(gpucr_core::format::milliseconds(*time)))
+            .collect();
+        let what = format!(
+            "the program fails again and again: {} times without a new image in between, the last time: {why}",
+            times.len()
+        );
+        CliError::new(FAILED, what)
+            .state(format!(
+                "It is not restored any more. It had run for {} before it failed each time. Its last image is as it \
+                 was.",
+                times.join(", ")
+            ))
+            .help(format!("`gpucr restore {}` restores it", crate::escape::shell_word(image)))
+    }
+
+    /// Waits before a restore which is the second in a row, or a later one. `false` if gpucr was asked to end.
+    fn pause(&self, times: usize) -> bool {
+        let pause = times.checked_sub(2).map_or(Duration::ZERO, |doubled| {
+            FIRST_PAUSE.saturating_mul(1 << doubled.min(10)).min(LONGEST_PAUSE)
+        });
+        let until = Instant::now() + pause;
+        while Instant::now() < until && !self.is_to_end() {
+            std::thread::sleep(POLL);
+        }
+        !self.is_to_end()
+    }
+
+    /// Kills what is left of the program: the restore needs the pids.
+    fn kill_rest(&self) {
+        let names = self.listener.names().iter();
+        let entries: Vec<String> = names.map(|name| format!("{ENV_SUPERVISOR}={name}")).collect();
+        let until = Instant::now() + LAST_MOMENTS;
+        while entries.iter().map(|entry| kill_marked(entry)).sum::<usize>() > 0
+            && Instant::now() < until
+        {
+            self.reap_others();
+            std::thread::sleep(POLL);
+        }
+        self.reap_others();
+    }
+
+    /// The first process of a container is the parent of all that lose theirs.
+    fn reap_others(&self) {
+        if std::process::id() != 1 {
+            return;
+        }
+        let own = [Some(self.life.child()), self.dumping.as_ref().map(Dumping::pid)];
+        while let Some(pid) = ended_child() {
+            let is_own = own.contains(&Some(pid.as_raw_nonzero().get() as u32));
+            if is_own || rustix::process::waitpid(Some(pid), WaitOptions::NOHANG).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// A child that has ended, and that nobody has waited for.
+fn ended_child() -> Option<Pid> {
+    // SAFETY: the call writes one value, for which there is room; zeros are one.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let options = libc::WEXITED | libc::WNOWAIT | libc::WNOHANG;
+    // SAFETY: as above.
+    let result = unsafe { libc::waitid(libc::P_ALL, 0, &mut info, options) };
+    // SAFETY: it was set by the call, or is 0.
+    (result == 0).then(|| Pid::from_raw(unsafe { info.si_pid() })).flatten()
+}
+
+/// Lets this process and the program add to the ends of the files that are their standard output and standard error: a
+/// restored program opens them anew, and would write over what this process writes, and this one over what it writes.
+fn append() {
+    let append = |stream: std::os::fd::BorrowedFd<'_>| -> rustix::io::Result<()> {
+        let is_file =
+            FileType::from_raw_mode(rustix::fs::fstat(stream)?.st_mode) == FileType::RegularFile;
+        if is_file {
+            rustix::fs::fcntl_setfl(stream, rustix::fs::fcntl_getfl(stream)? | OFlags::APPEND)?;
+        }
+        Ok(())
+    };
+    for stream in [std::io::stdout().as_fd(), std::io::stderr().as_fd()] {
+        if let Err(error) = append(stream) {
+            tracing::warn!(%error, "lines may be written over");
+        }
+    }
+}
+
+/// Whether an image cannot be restored because of what it is.
+fn is_damaged(image: &Path) -> bool {
+    let is_whole = verify::verify(image, &Quiet).is_ok_and(|report| report.whole);
+    if !is_whole {
+        note!("gpucr: the image {} is damaged, and passed over", image.display());
+    }
+    !is_whole
+}
+
+/// The exit code where the program is not restored: its own, if it has ended by itself.
+fn given_up(last: Option<End>) -> ExitCode {
+    last.map_or(ExitCode::from(FAILED), End::exit_code)
+}
+
+/// Another gpucr has ended the program: that is no failure.
+fn tell(farewell: Farewell) {
+    match farewell {
+        Farewell::Saved => note!("gpucr: the program was saved and ended by another gpucr"),
+        Farewell::Unknown => note!(
+            "gpucr: the program has ended while another gpucr saved it to end it, and nobody says what came of that; it \
+             is not restored"
+        ),
+    }
+}
+
+/// Nobody stands in for the program any more.
+fn left(pid: u32) -> CliError {
+    CliError::new(FAILED, "the restore that stood in for the program has ended")
+        .state(format!("The program, process {pid}, runs on, and nobody watches over it."))
+        .help(format!("`gpucr dump --pid {pid}` saves it"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_told_from_ends() {
+        let exit = |code| End { exit_code: Some(code), signal: None };
+        let signal = |signal| End { exit_code: None, signal: Some(signal) };
+        for its_own in [exit(0), exit(1), exit(130), exit(143), signal(libc::SIGTERM)] {
+            assert_eq!(failure(its_own, None), None);
+        }
+        for failed in [signal(libc::SIGKILL), signal(libc::SIGSEGV), exit(134), exit(137)] {
+            assert!(failure(failed, None).is_some());
+        }
+        assert_eq!(failure(exit(0), Some(700)), None, "it has come to its end nevertheless");
+        assert_eq!(failure(signal(libc::SIGINT), Some(700)), None);
+        let why = failure(exit(1), Some(700)).unwrap();
+        assert_eq!(why, "it ended with exit status 1 after the driver's error 700");
+        let why = failure(signal(libc::SIGABRT), Some(719)).unwrap();
+        assert_eq!(why, "it was ended by SIGABRT (6) after the driver's error 719");
+    }
+}
