@@ -45,9 +45,14 @@ macro_rules! sync {
                 crate::watch::faults::look(result);
             }
             drop(inside);
-            if result == 0 && crate::watch::synchronous::is_wanted() {
+            let result = if result == 0 && crate::watch::synchronous::is_wanted() {
                 let decoder = crate::calls::$decoder;
-                return crate::watch::synchronous::finish(decoder, &[$($argument),*], $stream);
+                crate::watch::synchronous::finish(decoder, &[$($argument),*], $stream)
+            } else {
+                result
+            };
+            if result == 0 && crate::watch::meeting::is_awaited() {
+                crate::watch::meeting::come_back();
             }
             result
         }

@@ -309,6 +309,13 @@ wire_enum! {
             /// Limit for draining, milliseconds.
             timeout_ms: u64,
         },
+        /// Wait until a thread of the program comes back from a call by which it waits for the device, and begin to
+        /// close the gate before it goes on. Only when open. The state is [`GateState::Closing`] then, and
+        /// [`Request::Halt`] does the rest. Where no thread has come back in time it stays open, and that is no failure.
+        23 => Meet {
+            /// How long to wait, milliseconds.
+            wait_ms: u64,
+        },
     }
 }
 
@@ -379,6 +386,11 @@ wire_enum! {
         10 => Again {
             /// Whether a launch was kept, and has been made.
             launched: bool,
+        },
+        /// Answer to Meet.
+        11 => Met {
+            /// Whether a thread has come back.
+            met: bool,
         },
     }
 }
@@ -463,6 +475,7 @@ mod tests {
             Request::Pinned {},
             Request::Halt { wait_ms: 5, timeout_ms: 10_000 },
             Request::Pass { wait_ms: 100 },
+            Request::Meet { wait_ms: 100 },
         ] {
             assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
         }
@@ -482,6 +495,7 @@ mod tests {
             Reply::Rest { rest: Rest { may_pass: true, busy_ms: 7, ..Rest::default() } },
             Reply::Passed { launched: true },
             Reply::Again { launched: true },
+            Reply::Met { met: true },
         ] {
             assert_eq!(Reply::from_bytes(&reply.to_bytes()), Ok(reply));
         }

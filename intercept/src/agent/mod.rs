@@ -23,6 +23,7 @@ use std::time::Duration;
 use gpucr_wire::{AGENT_THREAD, Connection};
 
 use crate::log::log;
+use crate::watch::faults::Why;
 use crate::watch::{faults, supervisor};
 
 mod blocks;
@@ -54,7 +55,7 @@ pub(crate) fn start() {
         return;
     }
     if supervisor::is_there() {
-        faults::watch(true);
+        faults::watch(Why::Supervisor, true);
     }
     let listener = match socket::listen() {
         Ok(listener) => listener,

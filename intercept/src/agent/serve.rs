@@ -89,6 +89,7 @@ fn handle(
         }
         Request::Track {} => tracking::track(connection),
         Request::Pinned {} => tracking::pinned(),
+        Request::Meet { wait_ms } => gating::meet(agent, wait_ms, connection),
     }
 }
 

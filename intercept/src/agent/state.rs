@@ -11,7 +11,8 @@ use crate::limit::Limit;
 use crate::state::memory::{self, Failure};
 use crate::state::{contexts, gate};
 use crate::usage;
-use crate::watch::{self, faults, guard};
+use crate::watch::faults::Why;
+use crate::watch::{self, faults, guard, meeting};
 
 /// What the agent knows from one request to the next.
 pub(super) struct Agent {
@@ -71,6 +72,7 @@ impl Agent {
             return;
         }
         self.stop_awaiting();
+        meeting::end();
         watch::stop();
         guard::end_saving();
         usage::remember_pinned(false);
@@ -86,7 +88,7 @@ impl Agent {
     /// Nothing is awaited any more.
     pub(super) fn stop_awaiting(&mut self) {
         if std::mem::take(&mut self.awaiting) {
-            faults::watch(false);
+            faults::watch(Why::Memory, false);
         }
     }
 
@@ -100,7 +102,7 @@ impl Agent {
         }
         if let Some(sharing) = self.sharing.take() {
             sharing.end();
-            faults::watch(false);
+            faults::watch(Why::Memory, false);
         }
         Ok(())
     }

@@ -16,10 +16,10 @@
 //! program, the slots of those that programs make most, and by which they wait for the device, lead through here.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{guard, supervisor};
+use super::{guard, meeting, supervisor};
 use crate::abi::slots::{SLOTS, resolve};
 use crate::abi::table::{Wrapper, index};
 use crate::abi::types::{
@@ -50,6 +50,11 @@ thread_local! {
     static OURS: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Whether this is one.
+pub(crate) fn is_ours() -> bool {
+    OURS.try_with(Cell::get).unwrap_or(true)
+}
+
 /// This thread is one of gpucr's.
 pub(crate) fn exempt_this_thread() {
     let _ = OURS.try_with(|ours| ours.set(true));
@@ -74,7 +79,7 @@ pub(crate) fn is_wanted() -> bool {
 /// The program is about to get this code. Does not return if it must not.
 #[cold]
 pub(crate) fn look(code: Code) -> Code {
-    if !is_lasting(code) || OURS.try_with(Cell::get).unwrap_or(true) {
+    if !is_lasting(code) || is_ours() {
         return code;
     }
     if is_fault(code) {
@@ -89,6 +94,23 @@ pub(crate) fn look(code: Code) -> Code {
         supervisor::tell_broken(code);
     }
     code
+}
+
+/// Whether a program calls the function of this name to wait for the device.
+const fn waits(name: &str) -> bool {
+    const WORD: &[u8] = b"Synchronize";
+    let (name, mut begin) = (name.as_bytes(), 0);
+    while begin + WORD.len() <= name.len() {
+        let mut same = 0;
+        while same < WORD.len() && name[begin + same] == WORD[same] {
+            same += 1;
+        }
+        if same == WORD.len() {
+            return true;
+        }
+        begin += 1;
+    }
+    false
 }
 
 /// Functions that jump to the driver, with one in place of each that looks at what it gives back.
@@ -118,6 +140,10 @@ macro_rules! looked_at {
                         std::mem::transmute(target);
                     real($($argument),*)
                 };
+                const WAITS: bool = waits(stringify!($name));
+                if WAITS && code == 0 && meeting::is_awaited() {
+                    meeting::come_back();
+                }
                 if code == 0 { code } else { look(code) }
             })*
         }
@@ -161,10 +187,26 @@ looked_at! {
     cuStreamWaitEvent_ptsz(stream, event, flags)
 }
 
-/// Leads the slots through here, or back, unless somebody watches over the program. Only the agent calls this, and what
-/// starts it.
-pub(crate) fn watch(on: bool) {
-    let on = on || supervisor::is_there();
+/// Why slots lead through here; each is a bit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// Memory is awaited or shared.
+    Memory = 1,
+    /// A call that waits for the device is awaited.
+    Meeting = 2,
+    /// Somebody watches over the program.
+    Supervisor = 4,
+}
+
+/// Leads the slots through here for one more reason, or one less; with none of them back. Only the agent calls this, and
+/// what starts it.
+pub(crate) fn watch(why: Why, on: bool) {
+    static REASONS: AtomicU32 = AtomicU32::new(0);
+    let before = match on {
+        true => REASONS.fetch_or(why as u32, Ordering::SeqCst),
+        false => REASONS.fetch_and(!(why as u32), Ordering::SeqCst),
+    };
+    let on = on || before & !(why as u32) != 0;
     for (Wrapper(slot, looking), real) in LOOKING.iter().zip(&REAL) {
         // Puts the driver's function into the slot: a stub that is still there would do so later, in
         // our place.

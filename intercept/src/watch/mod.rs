@@ -28,6 +28,7 @@ pub(crate) mod again;
 mod classes;
 pub(crate) mod faults;
 pub(crate) mod guard;
+pub(crate) mod meeting;
 pub(crate) mod recorder;
 pub(crate) mod supervisor;
 pub(crate) mod synchronous;

@@ -23,6 +23,14 @@ pub(crate) struct SupervisionArgs {
     /// A dump that fails is reported, and the next one is made at its time.
     #[arg(long, value_name = "DURATION", value_parser = interval)]
     pub(crate) every: Option<Duration>,
+    /// Save the program when gpucr run gets a signal, as in usr1=sync,usr2=now
+    ///
+    /// SIGNAL is usr1 or usr2. HOW is `now`, or `sync`: behind the next call by which the program waits for the device (see
+    /// --at-sync of gpucr-dump(1)). The signal is not passed on to the program. One that is sent to the program itself is
+    /// the program's: its handler gets it, and where it has none nothing happens, since gpucr run lets the program ignore
+    /// it; so a scheduler may signal all processes of a job.
+    #[arg(long, value_name = "SIGNAL=HOW", value_delimiter = ',', value_parser = on_signal)]
+    pub(crate) on_signal: Vec<OnSignal>,
     /// How many images that nobody has named are kept; older ones are removed [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) keep: Option<u32>,
@@ -52,9 +60,10 @@ pub(crate) struct SupervisionArgs {
 impl SupervisionArgs {
     /// Whether gpucr is to watch over the program.
     pub(crate) fn is_wanted(&self) -> bool {
-        let Self { store, every, keep, restart, resume, dump_args, restore_args } = self;
+        let Self { store, every, on_signal, keep, restart, resume, dump_args, restore_args } = self;
         store.is_some()
             || every.is_some()
+            || !on_signal.is_empty()
             || keep.is_some()
             || restart.is_some()
             || *resume
@@ -82,6 +91,39 @@ impl SupervisionArgs {
         };
         check("--restore-arg", &restore, &self.restore_args, of_restore)
     }
+}
+
+/// What a signal to `gpucr run` has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OnSignal {
+    pub(super) signal: i32,
+    pub(super) how: How,
+}
+
+/// When the program is stopped for a dump.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    /// At once.
+    Now,
+    /// Behind the next call by which it waits for the device.
+    Sync,
+}
+
+/// # Errors
+/// The text is not of the form SIGNAL=HOW.
+fn on_signal(text: &str) -> Result<OnSignal, String> {
+    let (signal, how) = text.split_once('=').ok_or("SIGNAL=HOW is expected, as in usr1=sync")?;
+    let signal = match signal.to_ascii_lowercase().trim_start_matches("sig") {
+        "usr1" => libc::SIGUSR1,
+        "usr2" => libc::SIGUSR2,
+        _ => return Err("the signal has to be usr1 or usr2".into()),
+    };
+    let how = match how {
+        "now" => How::Now,
+        "sync" => How::Sync,
+        _ => return Err("`now` or `sync` is expected behind the `=`".into()),
+    };
+    Ok(OnSignal { signal, how })
 }
 
 /// Whether a command line is understood with these options besides, and they have a place in it.
@@ -131,9 +173,26 @@ mod tests {
     }
 
     #[test]
+    fn signals_have_names() {
+        let usr1 = OnSignal { signal: libc::SIGUSR1, how: How::Sync };
+        let usr2 = OnSignal { signal: libc::SIGUSR2, how: How::Now };
+        assert_eq!(parsed(&["--on-signal=usr1=sync,SIGUSR2=now"]).on_signal, [usr1, usr2]);
+        for wrong in ["usr1", "usr1=", "term=now", "usr1=later", "=now"] {
+            assert!(on_signal(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn without_any_of_its_options_gpucr_becomes_the_program() {
         assert!(!parsed(&[]).is_wanted() && !parsed(&["--device", "soft"]).is_wanted());
-        for option in ["--store=/a", "--every=1m", "--restart=1", "--resume", "--keep=1"] {
+        for option in [
+            "--store=/a",
+            "--every=1m",
+            "--restart=1",
+            "--resume",
+            "--keep=1",
+            "--on-signal=usr1=now",
+        ] {
             assert!(parsed(&[option]).is_wanted(), "{option}");
         }
     }

@@ -11,6 +11,7 @@ use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
+use super::args::How;
 use crate::commands::note;
 use crate::{display, stores};
 
@@ -27,6 +28,7 @@ pub(super) struct Wanted<'w> {
     pub(super) store: &'w Path,
     /// The name of the image; none for one that is made up.
     pub(super) name: Option<&'w str>,
+    pub(super) how: How,
     pub(super) args: &'w [OsString],
 }
 
@@ -61,6 +63,9 @@ impl Dumping {
         command.arg("--store").arg(wanted.store).args(wanted.args);
         if let Some(name) = wanted.name {
             command.args(["--name", name]);
+        }
+        if wanted.how == How::Sync {
+            command.arg("--at-sync");
         }
         command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(errors.try_clone()?);
         let (child, store) = (command.spawn()?, wanted.store.to_owned());

@@ -4,6 +4,7 @@
 //! driver that fails with the device nor a dump that is killed takes this one along.
 
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use gpucr_wire::supervisor::{ENV_SUPERVISOR, is_supervisor};
 use rustix::fs::{FileType, OFlags};
 use rustix::process::{Pid, WaitOptions};
 
-use super::args::SupervisionArgs;
+use super::args::{How, SupervisionArgs};
 use super::dumping::{Dumped, Dumping, Wanted};
 use super::life::{Ending, Life};
 use super::listener::{Farewell, Listener};
@@ -76,6 +77,7 @@ pub(super) fn run(args: &SupervisionArgs, mut command: Command) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     let listener = Listener::start().map_err(io_error("cannot listen to the program"))?;
     append();
+    args.on_signal.iter().for_each(|on| signals.keep_for_itself(on.signal));
     let newest = match args.resume {
         true => stores::newest(&store)?,
         false => None,
@@ -89,6 +91,7 @@ pub(super) fn run(args: &SupervisionArgs, mut command: Command) -> Outcome {
         }
         None => {
             command.env(ENV_SUPERVISOR, &listener.names()[0]);
+            ignore(&mut command, args);
             Life::start(&mut command, &signals).map_err(|error| cannot_run(&command, &error))?
         }
     };
@@ -254,16 +257,26 @@ impl Supervisor<'_> {
         if self.dumping.is_some() || self.is_to_end() {
             return;
         }
-        let Some(schedule) = self.schedule.as_mut().filter(|it| it.left().is_zero()) else {
-            return;
-        };
-        schedule.advance();
+        let Some(how) = self.wanted() else { return };
         let wanted =
-            Wanted { pid: root, store: self.store, name: None, args: &self.args.dump_args };
+            Wanted { pid: root, store: self.store, name: None, how, args: &self.args.dump_args };
         match Dumping::start(&wanted) {
             Ok(dumping) => self.dumping = Some(dumping),
             Err(error) => note!("gpucr: a dump cannot be started: {error}"),
         }
+    }
+
+    /// Whether a dump is wanted now, and how.
+    fn wanted(&mut self) -> Option<How> {
+        // All signals that have come are answered by one image.
+        let come = self.args.on_signal.iter().filter(|on| self.signals.take(on.signal));
+        let come: Vec<How> = come.map(|on| on.how).collect();
+        if let Some(first) = come.first() {
+            return Some(if come.contains(&How::Now) { How::Now } else { *first });
+        }
+        let schedule = self.schedule.as_mut().filter(|schedule| schedule.left().is_zero())?;
+        schedule.advance();
+        Some(How::Now)
     }
 
     /// Removes images, and what nobody else needs of them, on a thread of its own.
@@ -403,6 +416,21 @@ fn append() {
     for stream in [std::io::stdout().as_fd(), std::io::stderr().as_fd()] {
         if let Err(error) = append(stream) {
             tracing::warn!(%error, "lines may be written over");
+        }
+    }
+}
+
+/// Lets the program ignore the signals that this process takes for itself, unless it does something with them: whoever
+/// sends them to all processes of a job does not mean to end it.
+fn ignore(command: &mut Command, args: &SupervisionArgs) {
+    for on in &args.on_signal {
+        let signal = on.signal;
+        // SAFETY: signal(2) is async-signal-safe, and so is reading the error.
+        unsafe {
+            command.pre_exec(move || match libc::signal(signal, libc::SIG_IGN) {
+                libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            });
         }
     }
 }

@@ -106,7 +106,8 @@ fn settle(mut task: Task<'_>, ended: Ended) -> Result<Report, Failure> {
             return Err(Failure { phase, error, left });
         }
     };
-    let Account { bulk_bytes, precopied, checked, let_through, shadowed, deferral } = task.account;
+    let Account { bulk_bytes, precopied, checked, at_sync, let_through, shadowed, deferral } =
+        task.account;
     let committed = complete.commit.image;
     Ok(Report {
         image: task.options.target.path(),
@@ -114,6 +115,7 @@ fn settle(mut task: Task<'_>, ended: Ended) -> Result<Report, Failure> {
         pid: root,
         protocol: task.strategy.protocol(),
         copied: if bulk_bytes == 0 { "driver" } else { complete.by },
+        at_sync,
         left_running: resume && !has_ended,
         bulk_bytes,
         stored_bytes: committed.stored_bytes,

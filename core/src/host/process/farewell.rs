@@ -34,6 +34,8 @@ impl Farewell {
             let connected = network::visit(root, || Connection::connect(&name, deadline, None));
             let mut connection = match connected {
                 Err(error) if error.kind() == ErrorKind::ConnectionRefused => continue,
+                // The program has ended, which others find out.
+                Err(error) if error.kind() == ErrorKind::NotFound => break,
                 connected => connected?,
             };
             let peer = connection.peer()?;

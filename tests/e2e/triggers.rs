@@ -1,0 +1,82 @@
+//! Dumps that a signal or the program itself asks for.
+
+use anyhow::{Result, ensure};
+use gpucr_tests::watched::{Watched, signal};
+use gpucr_tests::{Lab, kill, until};
+
+const SIGNALS: [&str; 4] = ["--on-signal", "usr1=sync,usr2=now", "--restart", "1"];
+
+/// A program that handles a signal, and starts the workload.
+const HANDLER: &str = r#"
+import signal, subprocess, sys
+signal.signal(signal.SIGUSR1, lambda *_: print("caught", flush=True))
+sys.exit(subprocess.call(sys.argv[1:]))
+"#;
+
+#[test]
+fn signals_to_gpucr_run_save_the_program() -> Result<()> {
+    let lab = Lab::new();
+    let mut watched = Watched::held(&lab, &SIGNALS, &[])?;
+    // It is held, and so waits for nothing; and it does not handle the signal that schedulers send to all.
+    signal(watched.pid()?, libc::SIGUSR2)?;
+    signal(watched.run.pid, libc::SIGUSR2)?;
+    watched.wait_for_images(1)?;
+    signal(watched.run.pid, libc::SIGUSR1)?;
+    let mut looks = 0;
+    until("an image behind a call that waits", || {
+        looks += 1;
+        // It gets further step by step, but not to its end.
+        let may_go_on = looks % 40 == 0 && looks < 40 * 15;
+        let _ = may_go_on.then(|| watched.pace.allow(1));
+        watched.images().len() > 1
+    })?;
+    kill(watched.pid()?)?;
+    watched.waits_for_restore()?;
+    watched.comes_out_right()
+}
+
+#[test]
+fn a_program_that_handles_the_signal_gets_what_is_sent_to_it() -> Result<()> {
+    let lab = Lab::new();
+    let front = ["python3", "-c", HANDLER];
+    let mut watched = Watched::of(&lab, &front, &SIGNALS, &[])?;
+    let workload = watched.pid()?;
+    let status = std::fs::read_to_string(format!("/proc/{workload}/status"))?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    let root: u32 = parent.unwrap_or_default().trim().parse()?;
+    signal(watched.run.pid, libc::SIGUSR2)?;
+    watched.wait_for_images(1)?;
+    ensure!(!watched.run.output().contains("caught"), "{}", watched.run.output());
+    signal(root, libc::SIGUSR1)?;
+    watched.run.wait_for("caught")?;
+    ensure!(watched.images().len() == 1, "it was saved: {:?}", watched.images());
+    // And so in its second life.
+    kill(root)?;
+    watched.waits_for_restore()?;
+    let caught = || watched.run.output().matches("caught").count();
+    until("the handler is there again", || signal(root, libc::SIGUSR1).is_ok() && caught() > 1)?;
+    watched.comes_out_right()
+}
+
+#[test]
+fn a_dump_waits_for_a_call_that_waits_for_the_device() -> Result<()> {
+    let lab = Lab::new();
+    for workload in ["sgd", "threads"] {
+        // More steps than it makes in the time.
+        let program = lab.at_work(workload, &["--steps", "100000", "--step-delay-ms", "5"])?;
+        let image = lab.path(format!("image-{workload}"));
+        let report = lab.dump(&program, &image, &["--at-sync=5m", "--leave-running"])?;
+        ensure!(report["at_sync"] == true, "{workload}: {report}");
+        let report = lab.dump(&program, &lab.path(format!("second-{workload}")), &[])?;
+        ensure!(report["at_sync"].is_null(), "{workload}: {report}");
+    }
+    // One that does not come there is stopped where it is.
+    let mut program = lab.at_work("sgd", &["--steps", "40"])?;
+    program.wait_for("step 30")?;
+    let image = lab.path("image");
+    let report = lab.dump(&program, &image, &["--at-sync=200ms"])?;
+    ensure!(report["at_sync"] == false, "{report}");
+    let mut program = lab.restore(&image, program)?;
+    program.result()?;
+    Ok(())
+}
