@@ -316,6 +316,8 @@ wire_enum! {
             /// How long to wait, milliseconds.
             wait_ms: u64,
         },
+        /// The program was restored from an image, and is about to go on. Allowed in every state.
+        24 => Restored {},
     }
 }
 
@@ -476,6 +478,7 @@ mod tests {
             Request::Halt { wait_ms: 5, timeout_ms: 10_000 },
             Request::Pass { wait_ms: 100 },
             Request::Meet { wait_ms: 100 },
+            Request::Restored {},
         ] {
             assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
         }

@@ -18,6 +18,33 @@ pub const SUPERVISOR: &str = "gpucr-run";
 /// Bytes of the longest request, and of the longest reply.
 pub const LONGEST: u32 = 1024;
 
+/// Bytes of the longest reason that a reply has room for.
+pub const LONGEST_REASON: usize = 512;
+
+/// What `gpucr_checkpoint` gives back. These are the numbers of `gpucr.h`.
+pub mod code {
+    /// There is an image, and the program has gone on.
+    pub const SAVED: i32 = 0;
+    /// The program was restored from an image that was made during the call.
+    pub const RESTORED: i32 = 1;
+    /// Nobody watches over the program, or does so any more.
+    pub const NOT_WATCHED: i32 = -1;
+    /// The process does not use CUDA yet, or not under gpucr.
+    pub const NO_CUDA: i32 = -2;
+    /// The thread has a stream capture under way.
+    pub const CAPTURING: i32 = -3;
+    /// This cannot be the name of an image.
+    pub const BAD_NAME: i32 = -4;
+    /// The store has an image of that name.
+    pub const TAKEN: i32 = -5;
+    /// Too much was asked for at the same time.
+    pub const BUSY: i32 = -6;
+    /// The dump has failed, and the program runs on.
+    pub const NOT_SAVED: i32 = -7;
+    /// The program was asked to end, and is not saved any more.
+    pub const ENDING: i32 = -8;
+}
+
 /// A name that nobody can take beforehand.
 ///
 /// # Errors
@@ -58,6 +85,16 @@ wire_enum! {
         2 => Ended {},
         /// The same: the program was not saved. If it has ended, it did so by itself.
         3 => NotEnded {},
+        /// From a process of the program: save the program, and let it run on.
+        4 => Save {
+            /// The name of the image; an empty one is made up.
+            name: String,
+        },
+        /// What has become of that?
+        5 => Ask {
+            /// From the answer to `Save`.
+            ticket: u64,
+        },
     }
 }
 
@@ -67,6 +104,22 @@ wire_enum! {
     pub enum SupervisorReply {
         /// It was noted.
         0 => Noted {},
+        /// To `Save`: it will be done. Others may have the same ticket.
+        1 => Accepted {
+            /// Names it.
+            ticket: u64,
+        },
+        /// To `Ask`: it is not done yet.
+        2 => Pending {},
+        /// To `Ask`: there is an image.
+        3 => Saved {},
+        /// To `Save` and `Ask`: there is none.
+        4 => Refused {
+            /// One of [`code`]'s numbers.
+            code: i32,
+            /// Why, for people.
+            why: String,
+        },
     }
 }
 
@@ -79,10 +132,24 @@ mod tests {
 
     #[test]
     fn messages_are_read_as_they_were_written() {
-        let request = SupervisorRequest::Broken { code: 700 };
-        assert_eq!(SupervisorRequest::from_bytes(&request.to_bytes()), Ok(request));
-        let reply = SupervisorReply::Noted {};
-        assert_eq!(SupervisorReply::from_bytes(&reply.to_bytes()), Ok(reply));
+        for request in [
+            SupervisorRequest::Broken { code: 700 },
+            SupervisorRequest::Ending {},
+            SupervisorRequest::Save { name: "step-7".into() },
+            SupervisorRequest::Ask { ticket: u64::MAX },
+        ] {
+            assert_eq!(SupervisorRequest::from_bytes(&request.to_bytes()), Ok(request));
+        }
+        let why = "w".repeat(LONGEST_REASON);
+        for reply in [
+            SupervisorReply::Noted {},
+            SupervisorReply::Accepted { ticket: 7 },
+            SupervisorReply::Refused { code: code::NOT_SAVED, why },
+        ] {
+            let bytes = reply.to_bytes();
+            assert!(bytes.len() <= LONGEST as usize);
+            assert_eq!(SupervisorReply::from_bytes(&bytes), Ok(reply));
+        }
     }
 
     #[test]

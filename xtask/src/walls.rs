@@ -8,7 +8,9 @@ use crate::shape::uses::Uses;
 use crate::sys;
 
 /// Each package with those of the workspace that it uses, and with those that only its tests use.
-const PACKAGES: [(&str, &[&str], &[&str]); 8] = [
+const PACKAGES: [(&str, &[&str], &[&str]); 9] = [
+    // It is loaded into programs, also into those that do not run under gpucr: it uses nothing.
+    ("gpucr-c", &[], &[]),
     ("gpucr-wire", &[], &[]),
     ("gpucr-core", &["gpucr-wire"], &[]),
     // It is loaded into programs: it never uses the checkpointer.
@@ -66,6 +68,7 @@ const FLOORS: [Floors; 3] = [
             "fork",
             "resolver",
             "track",
+            "checkpoint",
             "exports",
         ],
         apart: &[],

@@ -2,10 +2,12 @@
 
 mod args;
 mod dumping;
+mod events;
 mod images;
 mod life;
 mod listener;
 mod supervisor;
+mod tickets;
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

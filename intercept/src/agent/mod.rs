@@ -74,6 +74,11 @@ pub(crate) fn start() {
     }
 }
 
+/// Whether there is one.
+pub(crate) fn is_there() -> bool {
+    STARTED.load(Ordering::SeqCst)
+}
+
 /// Makes everything as in a new process, in the child of a fork.
 ///
 /// # Safety

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use gpucr_wire::Connection;
@@ -22,6 +22,19 @@ use crate::state::gate;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Seconds before a broken context is told of again: each call gives the error.
 const AGAIN: i64 = 1;
+
+/// How often the program was restored.
+static RESTORES: AtomicU32 = AtomicU32::new(0);
+
+/// The program was restored, and is about to go on.
+pub(crate) fn restored() {
+    RESTORES.fetch_add(1, Ordering::SeqCst);
+}
+
+/// How often it was.
+pub(crate) fn restores() -> u32 {
+    RESTORES.load(Ordering::SeqCst)
+}
 
 /// Where it listens; none if nobody watches over the program.
 fn name() -> Option<&'static str> {
@@ -53,7 +66,10 @@ pub(crate) fn tell_broken(code: Code) {
 }
 
 /// Tells it something, for an answer.
-fn ask(request: &SupervisorRequest) -> io::Result<SupervisorReply> {
+///
+/// # Errors
+/// It does not answer in time, or another user listens in its place.
+pub(crate) fn ask(request: &SupervisorRequest) -> io::Result<SupervisorReply> {
     let name = name().ok_or(io::ErrorKind::NotFound)?;
     let _uncancelled = cancel::not_now();
     let _inside = gate::enter();

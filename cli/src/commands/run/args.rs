@@ -76,9 +76,25 @@ impl SupervisionArgs {
     /// # Errors
     /// They are not, or they have no place here.
     pub(super) fn check(&self) -> Result<(), CliError> {
-        let dump = ["gpucr", "dump", "--pid", "1", "--leave-running", "--json", "--store", "/"];
+        let dump = [
+            "gpucr",
+            "dump",
+            "--pid",
+            "1",
+            "--leave-running",
+            "--json",
+            "--store",
+            "/",
+            "--events",
+            "/",
+        ];
         let of_dump = |command: &Command| match command {
-            Command::Dump(args) => args.dry_run || args.name.is_some() || args.every.is_some(),
+            Command::Dump(args) => {
+                args.dry_run
+                    || args.name.is_some()
+                    || args.every.is_some()
+                    || args.at_sync.is_some()
+            }
             _ => true,
         };
         check("--dump-arg", &dump, &self.dump_args, of_dump)?;

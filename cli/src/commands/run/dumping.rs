@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
 use super::args::How;
+use super::events::EventPipe;
 use crate::commands::note;
 use crate::{display, stores};
 
@@ -50,11 +51,11 @@ pub(super) enum Dumped {
 }
 
 impl Dumping {
-    /// Starts it.
+    /// Starts it. What it says meanwhile can be listened to.
     ///
     /// # Errors
     /// It cannot be started.
-    pub(super) fn start(wanted: &Wanted<'_>) -> io::Result<Self> {
+    pub(super) fn start(wanted: &Wanted<'_>) -> io::Result<(Self, EventPipe)> {
         // What it says is read when it has ended, however much that is.
         let file = |name| rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).map(File::from);
         let (said, errors) = (file("said")?, file("errors")?);
@@ -68,8 +69,10 @@ impl Dumping {
             command.arg("--at-sync");
         }
         command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(errors.try_clone()?);
+        let (events, theirs) = EventPipe::of(&mut command)?;
         let (child, store) = (command.spawn()?, wanted.store.to_owned());
-        Ok(Self { child, store, said, errors, was_asked_to_end: false })
+        drop(theirs);
+        Ok((Self { child, store, said, errors, was_asked_to_end: false }, events))
     }
 
     /// The process that makes it.

@@ -1,19 +1,15 @@
 //! The program from its start, or a restore, to its end.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, ErrorKind, Read};
-use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use gpucr_core::image::Manifest;
-use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, WaitId, WaitIdOptions};
-use serde_json::Value;
 
+use super::events::EventPipe;
 use crate::commands::restore::{End, Held, hold_back};
 use crate::signals::SignalPlan;
 
@@ -54,23 +50,15 @@ impl Life {
         args: &[OsString],
         signals: &SignalPlan,
     ) -> io::Result<Self> {
-        let (ours, theirs) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        let fd = theirs.as_raw_fd();
         let mut command = Command::new("/proc/self/exe");
-        command.args(["restore", "--events", &format!("/dev/fd/{fd}")]).args(args).arg(image);
-        // SAFETY: fcntl is async-signal-safe; it lets the descriptor through to the restore.
-        unsafe {
-            command.pre_exec(move || match libc::fcntl(fd, libc::F_SETFD, 0) {
-                0 => Ok(()),
-                _ => Err(io::Error::last_os_error()),
-            });
-        }
+        command.arg("restore").args(args).arg(image);
+        let (events, theirs) = EventPipe::of(&mut command)?;
         let (held, waits) = hold_back(&mut command)?;
         // If that cannot be read the restore fails, and says why.
         let root = Manifest::read(image).ok().and_then(|it| Some(it.processes.first()?.pid));
         let child = command.spawn()?;
         drop((theirs, waits));
-        Ok(Self::of(child, Some(Told::new(ours.into(), Some(held), root)), signals))
+        Ok(Self::of(child, Some(Told::new(events, held, root)), signals))
     }
 
     /// The root of the program as soon as there is one. One that is restored waits until it is [let run](Self::let_run).
@@ -146,43 +134,24 @@ impl Life {
 
 /// What a restore has said by its events.
 struct Told {
-    pipe: File,
+    events: EventPipe,
     /// It waits before the program runs, until this process knows that.
     held: Option<Held>,
     /// The program's root as the image has it.
     root: Option<u32>,
-    /// The beginning of a line.
-    line: Vec<u8>,
     running: Option<u32>,
     ended: Option<End>,
     has_failed: bool,
 }
 
 impl Told {
-    fn new(pipe: File, held: Option<Held>, root: Option<u32>) -> Self {
-        let line = Vec::new();
-        Self { pipe, held, root, line, running: None, ended: None, has_failed: false }
+    fn new(events: EventPipe, held: Held, root: Option<u32>) -> Self {
+        Self { events, held: Some(held), root, running: None, ended: None, has_failed: false }
     }
 
     /// Takes up what it has said since.
     fn listen(&mut self) {
-        let mut bytes = [0; 4096];
-        loop {
-            match self.pipe.read(&mut bytes) {
-                Ok(0) => return,
-                Ok(count) => self.hear(&bytes[..count]),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // There is no more for now.
-                Err(_) => return,
-            }
-        }
-    }
-
-    fn hear(&mut self, bytes: &[u8]) {
-        self.line.extend_from_slice(bytes);
-        while let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = self.line.drain(..=end).collect();
-            let Ok(event) = serde_json::from_slice::<Value>(&line) else { continue };
+        for event in self.events.listen() {
             match event["event"].as_str() {
                 Some("running") => {
                     self.running = event["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
@@ -192,24 +161,5 @@ impl Told {
                 _ => {}
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_restore_says_is_heard_in_pieces() {
-        let null = File::open("/dev/null").unwrap();
-        let mut told = Told::new(null, None, None);
-        told.hear(b"{\"event\":\"phase\",\"phase\":\"load\"}\n{\"event\":\"running\",\"pi");
-        assert_eq!(told.running, None);
-        told.hear(b"d\":42,\"ms\":1.5}\nno JSON\n{\"event\":\"ended\",\"signal\":11,\"ms\":2}\n");
-        assert_eq!(told.running, Some(42));
-        let end = told.ended.unwrap();
-        assert_eq!((end.exit_code, end.signal, told.has_failed), (None, Some(11), false));
-        told.hear(b"{\"event\":\"failed\"}\n");
-        assert!(told.has_failed);
     }
 }

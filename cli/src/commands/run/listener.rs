@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,6 +16,8 @@ use gpucr_wire::Connection;
 use gpucr_wire::supervisor::{
     LONGEST, SupervisorReply, SupervisorRequest, supervisor_socket, supervisor_socket_of,
 };
+
+use super::tickets::Tickets;
 
 /// How long one who has something to say may take; others wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -26,13 +29,13 @@ const MOST_DUMPS: usize = 16;
 const LOOK: Duration = Duration::from_millis(20);
 
 /// What the program has said, and who it is.
-#[derive(Default)]
 struct Heard {
     /// The root of the program; 0 while there is none.
     root: AtomicU32,
     /// The driver's error with which a context is broken; 0 if none is.
     broken: AtomicU32,
     dumps: Mutex<Dumps>,
+    tickets: Mutex<Tickets>,
 }
 
 /// Dumps by others which end the program.
@@ -60,12 +63,18 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Begins to listen.
+    /// Begins to listen to a program whose images go to this store.
     ///
     /// # Errors
     /// There is no socket.
-    pub(super) fn start() -> io::Result<Self> {
-        let mut listener = Self { names: Vec::new(), heard: Arc::default() };
+    pub(super) fn start(store: &Path) -> io::Result<Self> {
+        let heard = Heard {
+            root: AtomicU32::default(),
+            broken: AtomicU32::default(),
+            dumps: Mutex::default(),
+            tickets: Mutex::new(Tickets::new(store.to_owned())),
+        };
+        let mut listener = Self { names: Vec::new(), heard: Arc::new(heard) };
         listener.answer_to(supervisor_socket()?)?;
         let namespace = gpucr_wire::own_pid_namespace()?;
         let second = supervisor_socket_of(namespace, std::process::id());
@@ -101,7 +110,13 @@ impl Listener {
         if root.is_none() {
             self.heard.broken.store(0, Ordering::SeqCst);
             self.heard.dumps().came_to = None;
+            self.tickets().forget();
         }
+    }
+
+    /// What the program asks for.
+    pub(super) fn tickets(&self) -> MutexGuard<'_, Tickets> {
+        self.heard.tickets()
     }
 
     /// Whether the program, which has ended, was ended by a dump of another gpucr. Waits until that knows it itself.
@@ -126,6 +141,10 @@ impl Listener {
 }
 
 impl Heard {
+    fn tickets(&self) -> MutexGuard<'_, Tickets> {
+        self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn dumps(&self) -> MutexGuard<'_, Dumps> {
         self.dumps.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -162,6 +181,14 @@ impl Heard {
                 tracing::info!(code, peer.pid, "a context is broken");
                 self.broken.store(code, Ordering::SeqCst);
                 connection.send(&SupervisorReply::Noted {})
+            }
+            SupervisorRequest::Save { name } if is_of_program => {
+                let reply = self.tickets().ask_for(&name);
+                connection.send(&reply)
+            }
+            SupervisorRequest::Ask { ticket } if is_of_program => {
+                let reply = self.tickets().state_of(ticket);
+                connection.send(&reply)
             }
             SupervisorRequest::Ending {} if is_own && !is_of_program => self.follow(connection),
             _ => Err(io::ErrorKind::PermissionDenied.into()),
@@ -210,7 +237,7 @@ mod tests {
 
     #[test]
     fn only_the_program_is_listened_to() {
-        let mut listener = Listener::start().unwrap();
+        let mut listener = Listener::start(Path::new("/nowhere")).unwrap();
         assert!(say(&listener.names()[0], 700).is_err(), "there is no program");
         let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         listener.listen_to(Some(other.id()));
@@ -231,7 +258,7 @@ mod tests {
 
     #[test]
     fn what_another_gpucr_says_of_the_end_is_waited_for() {
-        let listener = Listener::start().unwrap();
+        let listener = Listener::start(Path::new("/nowhere")).unwrap();
         assert_eq!(listener.farewell(), None);
         let begin = || {
             let deadline = Some(Instant::now() + Duration::from_secs(60));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use gpucr_core::dump::Schedule;
 use gpucr_core::process::{environment, kill_marked};
 use gpucr_core::{Error, Quiet, verify};
-use gpucr_wire::supervisor::{ENV_SUPERVISOR, is_supervisor};
+use gpucr_wire::supervisor::{ENV_SUPERVISOR, code, is_supervisor};
 use rustix::fs::{FileType, OFlags};
 use rustix::process::{Pid, WaitOptions};
 
@@ -75,7 +75,7 @@ pub(super) fn run(args: &SupervisionArgs, mut command: Command) -> Outcome {
         return Err(CliError::from(Error::NotRoot).state("The program was not started."));
     }
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
-    let listener = Listener::start().map_err(io_error("cannot listen to the program"))?;
+    let listener = Listener::start(&store).map_err(io_error("cannot listen to the program"))?;
     append();
     args.on_signal.iter().for_each(|on| signals.keep_for_itself(on.signal));
     let newest = match args.resume {
@@ -107,6 +107,7 @@ pub(super) fn run(args: &SupervisionArgs, mut command: Command) -> Outcome {
         is_met: false,
         schedule: None,
         dumping: None,
+        ticket: None,
         cleaning: None,
         failed: Vec::new(),
     };
@@ -126,6 +127,8 @@ struct Supervisor<'a> {
     is_met: bool,
     schedule: Option<Schedule>,
     dumping: Option<Dumping>,
+    /// For whom the dump under way is, and whether he has named its image.
+    ticket: Option<(u64, bool)>,
     cleaning: Option<Cleaning>,
     /// After how long the program has failed, each time since the last image.
     failed: Vec<Duration>,
@@ -225,6 +228,9 @@ impl Supervisor<'_> {
     /// Takes up what a dump has come to.
     fn settle_dump(&mut self) {
         let is_to_end = self.is_to_end();
+        if is_to_end {
+            self.listener.tickets().refuse_all();
+        }
         let Some(dumping) = &mut self.dumping else { return };
         if is_to_end {
             dumping.ask_to_end();
@@ -236,11 +242,22 @@ impl Supervisor<'_> {
     }
 
     fn take(&mut self, dumped: Dumped, has_ended: bool) {
+        let ticket = self.ticket.take();
+        if let Some((number, _)) = ticket {
+            self.listener.tickets().is_done(
+                number,
+                match &dumped {
+                    Dumped::Image(_) => Ok(()),
+                    Dumped::Failed(why) => Err((code::NOT_SAVED, first_line(why).to_owned())),
+                },
+            );
+        }
+        let is_named = ticket.is_some_and(|(_, is_named)| is_named);
         match dumped {
             Dumped::Image(image) => {
                 tracing::info!(image = %image.display(), "an image");
                 self.failed.clear();
-                let surplus = self.images.took(image, false);
+                let surplus = self.images.took(image, is_named);
                 self.clean(surplus);
             }
             // That it could not be saved to its end is the way of things.
@@ -257,12 +274,28 @@ impl Supervisor<'_> {
         if self.dumping.is_some() || self.is_to_end() {
             return;
         }
-        let Some(how) = self.wanted() else { return };
-        let wanted =
-            Wanted { pid: root, store: self.store, name: None, how, args: &self.args.dump_args };
-        match Dumping::start(&wanted) {
-            Ok(dumping) => self.dumping = Some(dumping),
-            Err(error) => note!("gpucr: a dump cannot be started: {error}"),
+        let ticket = self.listener.tickets().next();
+        let how = self.wanted().or(ticket.as_ref().map(|_| How::Now));
+        let Some(how) = how else { return };
+        // Who waits for an image is in this one, whoever else has wanted it.
+        let name = ticket.as_ref().map(|(_, name)| name.as_str()).filter(|name| !name.is_empty());
+        let wanted = Wanted { pid: root, store: self.store, name, how, args: &self.args.dump_args };
+        let started = Dumping::start(&wanted);
+        let mut tickets = self.listener.tickets();
+        match started {
+            Ok((dumping, events)) => {
+                self.dumping = Some(dumping);
+                if let Some((number, name)) = ticket {
+                    tickets.is_served(number, events);
+                    self.ticket = Some((number, !name.is_empty()));
+                }
+            }
+            Err(error) => {
+                if let Some((number, _)) = ticket {
+                    tickets.is_done(number, Err((code::NOT_SAVED, error.to_string())));
+                }
+                note!("gpucr: a dump cannot be started: {error}");
+            }
         }
     }
 
@@ -447,6 +480,12 @@ fn is_damaged(image: &Path) -> bool {
 /// The exit code where the program is not restored: its own, if it has ended by itself.
 fn given_up(last: Option<End>) -> ExitCode {
     last.map_or(ExitCode::from(FAILED), End::exit_code)
+}
+
+/// What has happened, of an error as people see it.
+fn first_line(why: &str) -> &str {
+    let lines = why.lines().map(|line| line.trim_start_matches([' ', '\u{d7}']));
+    lines.filter(|line| !line.is_empty()).map(str::trim).next().unwrap_or_default()
 }
 
 /// Another gpucr has ended the program: that is no failure.

@@ -332,6 +332,14 @@ impl Agent {
         }
     }
 
+    /// Tells the program that it was restored.
+    ///
+    /// # Errors
+    /// The agent does not answer in time.
+    pub fn tell_restored(&mut self) -> Result<(), AgentError> {
+        self.carry_out(&Request::Restored {})
+    }
+
     /// Waits until a thread of the program comes back from a call by which it waits for the device, and has the gate
     /// begin to close before that goes on: [`halt`](Self::halt) does the rest. Whether one has come back in `wait`.
     ///

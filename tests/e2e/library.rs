@@ -1,0 +1,117 @@
+//! Programs that save themselves, by `libgpucr.so`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::watched::images;
+use gpucr_tests::{Lab, binary, finish, show};
+
+/// The library, where the command is that was built with it.
+fn library() -> PathBuf {
+    binary("libgpucr.so")
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
+}
+
+/// Builds the program in C.
+fn build(lab: &Lab) -> Result<PathBuf> {
+    let (program, library) = (lab.path("saver"), library());
+    let dir = library.parent().context("it is in a folder")?;
+    let mut cc = Command::new("cc");
+    cc.args(["-Wall", "-Wextra", "-Werror", "-std=gnu11"]);
+    cc.arg("-I").arg(root().join("capi/include")).arg("-o").arg(&program);
+    cc.arg(root().join("tests/programs/saver.c")).arg("-L").arg(dir);
+    cc.arg(format!("-Wl,-rpath,{}", dir.display())).args(["-lgpucr", "-lpthread", "-ldl"]);
+    let output = finish(&mut cc)?;
+    ensure!(output.status.success(), "{}", show(&output));
+    Ok(program)
+}
+
+/// What the program says to its end, under `gpucr run` with these options.
+fn says(lab: &Lab, options: &[&str], how: &str, code: i32) -> Result<Vec<String>> {
+    let mut command = lab.gpucr();
+    command.args(["run", "--device", "soft"]).args(options).arg("--").arg(build(lab)?).arg(how);
+    let mut run = lab.spawn(command, "log")?;
+    let status = run.wait()?;
+    let said = run.output();
+    ensure!(status.code() == Some(code), "{how}: {status}: {said}");
+    // What gpucr run and the restore say goes to the same file.
+    let own = |line: &&str| !line.starts_with("gpucr: ") && !line.contains("at the dump and has");
+    Ok(said.lines().filter(own).map(str::to_owned).collect())
+}
+
+const WATCHED: [&str; 4] = ["--store", "store", "--restart", "1"];
+
+#[test]
+fn a_program_saves_itself_and_learns_that_it_was_restored() -> Result<()> {
+    let lab = Lab::new();
+    let said = says(&lab, &WATCHED, "again", 0)?;
+    let steps = |from: u32, to: u32| (from..to).map(|step| format!("step {step}"));
+    let mut expected: Vec<String> = steps(0, 3).collect();
+    expected.extend(["before 1", "before 2", "after dump", "checkpoint 0 "].map(str::to_owned));
+    expected.extend(steps(3, 6));
+    expected.extend(["after restore 1", "after restore 2", "checkpoint 1 "].map(str::to_owned));
+    expected.extend(steps(3, 8));
+    expected.push("end".to_owned());
+    ensure!(said == expected, "{said:#?}");
+    ensure!(images(&lab.path("store")) == [lab.path("store/images/step-3")]);
+    Ok(())
+}
+
+#[test]
+fn threads_that_save_the_program_at_the_same_time_share_an_image() -> Result<()> {
+    let lab = Lab::new();
+    let said = says(&lab, &WATCHED, "threads", 0)?;
+    let all = said.join("\n");
+    let first = "before 1\nbefore 2\nafter dump\ncheckpoints 0 0 0 0\n";
+    let second = "after restore 1\nafter restore 2\ncheckpoints 1 1 1 1\nstep 0\nend";
+    ensure!(all == format!("{first}{second}"), "{all}");
+    ensure!(images(&lab.path("store")).len() == 1);
+    Ok(())
+}
+
+#[test]
+fn in_a_capture_it_is_refused() -> Result<()> {
+    let lab = Lab::new();
+    let said = says(&lab, &WATCHED, "capture", 0)?;
+    let refused = "checkpoint -3 this thread has a stream capture under way".to_owned();
+    ensure!(said.contains(&refused) && said.contains(&"checkpoint 0".to_owned()), "{said:#?}");
+    ensure!(images(&lab.path("store")).len() == 1, "{said:#?}");
+    Ok(())
+}
+
+#[test]
+fn a_program_names_images_and_no_paths() -> Result<()> {
+    let lab = Lab::new();
+    let said = says(&lab, &WATCHED, "names", 0)?;
+    let codes: Vec<&str> =
+        said.iter().filter_map(|line| line.strip_prefix("checkpoint ")).collect();
+    let codes: Vec<&str> = codes.iter().filter_map(|rest| rest.split(' ').next()).collect();
+    ensure!(codes == ["-4", "-4", "-4", "-4", "-4", "-4", "0", "-5"], "{said:#?}");
+    ensure!(images(&lab.path("store")) == [lab.path("store/images/good")]);
+    ensure!(!Path::new("/tmp/outside").exists() && !lab.path("store/outside").exists());
+    Ok(())
+}
+
+#[test]
+fn without_somebody_who_watches_it_is_an_error_that_says_so() -> Result<()> {
+    let lab = Lab::new();
+    let said = says(&lab, &[], "capture", 0)?;
+    let refused = said.iter().find(|line| line.starts_with("checkpoint -1 "));
+    ensure!(refused.is_some_and(|line| line.contains("gpucr run --store")), "{said:#?}");
+    // Not even gpucr run.
+    let output = finish(Command::new(lab.path("saver")).arg("early"))?;
+    ensure!(String::from_utf8_lossy(&output.stdout) == "checkpoint -1\n", "{}", show(&output));
+    let said = says(&lab, &WATCHED, "early", 0)?;
+    ensure!(said == ["checkpoint -2"], "{said:#?}");
+    // A callback saves nothing.
+    let said = says(&lab, &WATCHED, "nested", 0)?;
+    ensure!(
+        said.contains(&"nested -9".into()) && said.contains(&"checkpoint 0".into()),
+        "{said:#?}"
+    );
+    Ok(())
+}
