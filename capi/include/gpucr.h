@@ -40,7 +40,8 @@ extern "C" {
  * none, before the program is stopped share an image.
  *
  * Callbacks that were registered are called by this function, in the calling thread and in the order in which they were
- * registered: those for before the dump before anything is asked; afterwards those for after a restore, if the program was
+ * registered: those for before the dump before anything is asked, unless it is known that nothing can come of it (not
+ * watched, no CUDA, capturing), and then none are called; afterwards those for after a restore, if the program was
  * restored, and else, also after a failure, those for after the dump. While several threads are in this function they are
  * called in the first before, and in the last after, of those that overlap. Dumps that others ask for, such as
  * `gpucr dump` or `--every`, call none. A callback must not call this function. */

@@ -23,8 +23,11 @@ const REASON: usize = 600;
 const LOOK: Duration = Duration::from_millis(1);
 
 type Callback = unsafe extern "C" fn(*mut c_void);
-/// The function of the shim.
-type Checkpoint = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> c_int;
+/// The functions of the shim.
+struct Shim {
+    can_checkpoint: unsafe extern "C" fn(*mut c_char, usize) -> c_int,
+    checkpoint: unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> c_int,
+}
 
 /// A callback, and the one that was registered after it.
 struct Node {
@@ -114,19 +117,28 @@ unsafe extern "C" fn in_child() {
     WAS_RESTORED.store(false, Ordering::Relaxed);
 }
 
-/// The function of the shim, if it is in this process.
-fn shim() -> Option<Checkpoint> {
+/// The functions of the shim, if it is in this process.
+fn shim() -> Option<Shim> {
     // SAFETY: plain calls with strings; the library is not opened if it is not there yet.
-    let function = unsafe {
+    let functions = unsafe {
         let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         if library.is_null() {
             return None;
         }
-        libc::dlsym(library, c"gpucr_intercept_checkpoint".as_ptr())
+        [c"gpucr_intercept_can_checkpoint", c"gpucr_intercept_checkpoint"]
+            .map(|name| libc::dlsym(library, name.as_ptr()))
     };
-    // SAFETY: the shim's function of this name has this type.
-    (!function.is_null())
-        .then(|| unsafe { std::mem::transmute::<*mut c_void, Checkpoint>(function) })
+    let [can_checkpoint, checkpoint] = functions;
+    if can_checkpoint.is_null() || checkpoint.is_null() {
+        return None;
+    }
+    // SAFETY: the shim's functions of these names have these types.
+    Some(unsafe {
+        Shim {
+            can_checkpoint: std::mem::transmute::<*mut c_void, _>(can_checkpoint),
+            checkpoint: std::mem::transmute::<*mut c_void, _>(checkpoint),
+        }
+    })
 }
 
 /// Saves the program. See `gpucr.h`.
@@ -142,19 +154,25 @@ pub unsafe extern "C" fn gpucr_checkpoint(name: *const c_char) -> c_int {
     if CALLS_BACK.with(Cell::get) {
         return failed(CALLBACK, c"a callback cannot save the program");
     }
-    let Some(checkpoint) = shim() else {
+    let Some(Shim { can_checkpoint, checkpoint }) = shim() else {
         return match std::env::var_os("GPUCR_SUPERVISOR") {
             Some(_) => failed(NO_CUDA, c"this process does not use CUDA under gpucr yet"),
             None => failed(NOT_WATCHED, c"the program was not started by `gpucr run --store DIR`"),
         };
     };
+    let mut why = [0 as c_char; REASON];
+    // SAFETY: there is room for so many bytes.
+    let code = unsafe { can_checkpoint(why.as_mut_ptr(), why.len()) };
+    if code < 0 {
+        // SAFETY: the shim has written a string with its end.
+        return failed(code, unsafe { CStr::from_ptr(why.as_ptr()) });
+    }
     {
         let _locked = Locked::take();
         if INSIDE.fetch_add(1, Ordering::SeqCst) == 0 {
             BEFORE.call();
         }
     }
-    let mut why = [0 as c_char; REASON];
     // SAFETY: the name is the caller's duty; there is room for so many bytes.
     let code = unsafe { checkpoint(name, why.as_mut_ptr(), why.len()) };
     // SAFETY: the shim has written a string with its end.

@@ -44,6 +44,31 @@ unsafe extern "C" fn gpucr_intercept_checkpoint(
         };
         checkpoint(name)
     });
+    // SAFETY: the caller's duty.
+    unsafe { tell(outcome, why, room) }
+}
+
+/// Whether a program could be saved by a call from this thread now: 0, or the number with which that would fail.
+///
+/// # Safety
+/// `why` has room for so many bytes.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn gpucr_intercept_can_checkpoint(why: *mut c_char, room: usize) -> c_int {
+    let _uncancelled = cancel::not_now();
+    let outcome = catch_unwind(|| check().map(|()| code::SAVED));
+    // SAFETY: the caller's duty.
+    unsafe { tell(outcome, why, room) }
+}
+
+/// Writes the reason of a failure, and gives the number.
+///
+/// # Safety
+/// `why` has room for so many bytes.
+unsafe fn tell(
+    outcome: thread::Result<Result<c_int, Failed>>,
+    why: *mut c_char,
+    room: usize,
+) -> c_int {
     let (number, reason) = match outcome {
         Ok(Ok(number)) => (number, String::new()),
         Ok(Err(failed)) => failed,
@@ -68,11 +93,10 @@ fn no_name(why: &str) -> Failed {
     (code::BAD_NAME, format!("the name {why}"))
 }
 
-fn checkpoint(name: &str) -> Result<c_int, Failed> {
+/// # Errors
+/// Nobody watches over the program, or it cannot be saved while this thread waits.
+fn check() -> Result<(), Failed> {
     let failed = |number, why: &str| Err((number, why.to_owned()));
-    if name.len() > LONGEST_NAME {
-        return Err(no_name("is too long"));
-    }
     if !is_there() {
         return failed(code::NOT_WATCHED, "the program was not started by `gpucr run --store DIR`");
     }
@@ -83,6 +107,14 @@ fn checkpoint(name: &str) -> Result<c_int, Failed> {
     if gate::is_capturing_here() {
         return failed(code::CAPTURING, "this thread has a stream capture under way");
     }
+    Ok(())
+}
+
+fn checkpoint(name: &str) -> Result<c_int, Failed> {
+    if name.len() > LONGEST_NAME {
+        return Err(no_name("is too long"));
+    }
+    check()?;
     let before = restores();
     let mut request = SupervisorRequest::Save { name: name.to_owned() };
     let mut pause = FIRST;
@@ -98,7 +130,7 @@ fn checkpoint(name: &str) -> Result<c_int, Failed> {
             Ok(SupervisorReply::Saved {}) => return Ok(code::SAVED),
             Ok(SupervisorReply::Refused { code, why }) => return Err((code.min(-1), why)),
             Ok(SupervisorReply::Noted {}) => {
-                return failed(code::NOT_WATCHED, "it is not understood");
+                return Err((code::NOT_WATCHED, "`gpucr run` does not understand it".to_owned()));
             }
             Err(error) => {
                 return Err((code::NOT_WATCHED, format!("`gpucr run` does not answer: {error}")));

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::watched::images;
-use gpucr_tests::{Lab, binary, finish, show};
+use gpucr_tests::{Lab, Program, binary, finish, show, until};
 
 /// The library, where the command is that was built with it.
 fn library() -> PathBuf {
@@ -30,16 +30,27 @@ fn build(lab: &Lab) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// What the program says to its end, under `gpucr run` with these options.
-fn says(lab: &Lab, options: &[&str], how: &str, code: i32) -> Result<Vec<String>> {
+/// Starts the program under `gpucr run` with these options.
+fn start(lab: &Lab, options: &[&str], how: &str, environment: &[(&str, &str)]) -> Result<Program> {
     let mut command = lab.gpucr();
-    command.args(["run", "--device", "soft"]).args(options).arg("--").arg(build(lab)?).arg(how);
-    let mut run = lab.spawn(command, "log")?;
+    command.args(["run", "--device", "soft"]).args(options).args(["--", "env", "-u", "GPUCR_LOG"]);
+    command.arg(build(lab)?).arg(how).envs(environment.iter().copied());
+    lab.spawn(command, "log")
+}
+
+/// What the program says to its end.
+fn says(lab: &Lab, options: &[&str], how: &str, code: i32) -> Result<Vec<String>> {
+    ended(&mut start(lab, options, how, &[])?, code)
+}
+
+/// What it has said when it has ended.
+fn ended(run: &mut Program, code: i32) -> Result<Vec<String>> {
     let status = run.wait()?;
     let said = run.output();
-    ensure!(status.code() == Some(code), "{how}: {status}: {said}");
+    ensure!(status.code() == Some(code), "{status}: {said}");
     // What gpucr run and the restore say goes to the same file.
-    let own = |line: &&str| !line.starts_with("gpucr: ") && !line.contains("at the dump and has");
+    let others = ["gpucr: ", " INFO ", "at the dump and has"];
+    let own = |line: &&str| !others.iter().any(|words| line.contains(words));
     Ok(said.lines().filter(own).map(str::to_owned).collect())
 }
 
@@ -64,8 +75,15 @@ fn a_program_saves_itself_and_learns_that_it_was_restored() -> Result<()> {
 #[test]
 fn threads_that_save_the_program_at_the_same_time_share_an_image() -> Result<()> {
     let lab = Lab::new();
-    let said = says(&lab, &WATCHED, "threads", 0)?;
-    let all = said.join("\n");
+    // The dump waits until all have asked.
+    let go = lab.path("go");
+    let hold =
+        [("GPUCR_FAULT", "hold:attach"), ("GPUCR_FAULT_FILE", go.to_str().context("UTF-8")?)];
+    let mut run =
+        start(&lab, &WATCHED, "threads", &[&hold[..], &[("GPUCR_LOG", "gpucr=info")]].concat())?;
+    until("all have asked", || run.output().matches("an image is asked for").count() == 4)?;
+    std::fs::write(&go, "")?;
+    let all = ended(&mut run, 0)?.join("\n");
     let first = "before 1\nbefore 2\nafter dump\ncheckpoints 0 0 0 0\n";
     let second = "after restore 1\nafter restore 2\ncheckpoints 1 1 1 1\nstep 0\nend";
     ensure!(all == format!("{first}{second}"), "{all}");
@@ -113,5 +131,55 @@ fn without_somebody_who_watches_it_is_an_error_that_says_so() -> Result<()> {
         said.contains(&"nested -9".into()) && said.contains(&"checkpoint 0".into()),
         "{said:#?}"
     );
+    Ok(())
+}
+
+/// The wheel is installed as anybody would, without a network.
+fn python(lab: &Lab) -> Result<PathBuf> {
+    let run = |command: &mut Command| -> Result<String> {
+        let output = finish(command)?;
+        ensure!(output.status.success(), "{command:?}: {}", show(&output));
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let script = root().join("python/build_wheel.py");
+    let built = run(Command::new("python3").arg(script).arg(library()).arg(lab.path("")))?;
+    let venv = lab.path("venv");
+    run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+    let python = venv.join("bin/python");
+    let offline = ["-m", "pip", "install", "--quiet", "--no-index", "--disable-pip-version-check"];
+    run(Command::new(&python).args(offline).arg(built.trim()))?;
+    Ok(python)
+}
+
+#[test]
+fn a_training_in_python_saves_itself_and_is_restored() -> Result<()> {
+    let lab = Lab::new();
+    let mut command = lab.gpucr();
+    command.args(["run", "--device", "soft"]).args(WATCHED).arg("--").arg(python(&lab)?);
+    command.arg(root().join("tests/programs/training.py"));
+    let said = ended(&mut lab.spawn(command, "log")?, 0)?;
+    // What it computes does not depend on that.
+    let value = |words: &mut [u32; 256], step: u32| -> u32 {
+        words.iter_mut().for_each(|word| *word = word.wrapping_mul(1_664_525).wrapping_add(step));
+        words.iter().fold(0, |sum, word| sum.wrapping_add(*word))
+    };
+    let mut words = [1; 256];
+    let steps: Vec<String> =
+        (0..12).map(|step| format!("step {step} {:08x}", value(&mut words, step))).collect();
+    let mut expected = vec!["early NO_CUDA".to_owned()];
+    expected.extend_from_slice(&steps[..6]);
+    expected.extend(["before 1", "before 2", "after dump", "SAVED"].map(str::to_owned));
+    expected.extend_from_slice(&steps[6..9]);
+    expected.extend(["after restore 1", "after restore 2", "RESTORED"].map(str::to_owned));
+    expected.extend_from_slice(&steps[6..]);
+    // Callbacks come with each attempt that gets as far as to ask.
+    let attempt = ["before 1", "before 2", "after dump"];
+    for refused in ["TAKEN", "BAD_NAME"] {
+        expected.extend(attempt.iter().chain(&[refused]).map(|line| (*line).to_owned()));
+    }
+    expected.push("BAD_NAME".to_owned());
+    expected.extend(attempt.map(str::to_owned));
+    expected.extend(["raised of a callback", "end"].map(str::to_owned));
+    ensure!(said == expected, "{said:#?}\ninstead of {expected:#?}");
     Ok(())
 }

@@ -220,6 +220,9 @@ fn what_is_asked_for_is_looked_at_before_the_program_is_started() -> Result<()> 
         ensure!(said.contains(words), "{options:?}: {said}");
         ensure!(!lab.path("started").exists(), "{options:?}");
     }
+    let line = ["run", "--device", "soft", "--store", "not/there", "--", "touch", "started"];
+    let output = lab.run(line)?;
+    ensure!(output.status.code() == Some(1) && !lab.path("started").exists(), "{}", show(&output));
     let line = ["run", "--device", "soft", "--store", "s", "--", "./nothing-there"];
     ensure!(lab.run(line)?.status.code() == Some(2));
     ensure!(last_step(&undisturbed("sgd", &STEPS)?)? == 40, "as these tests take it");

@@ -1,8 +1,12 @@
 //! Dumps that a signal or the program itself asks for.
 
-use anyhow::{Result, ensure};
-use gpucr_tests::watched::{Watched, signal};
-use gpucr_tests::{Lab, kill, until};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::watched::{STEPS, Watched, images, signal};
+use gpucr_tests::{Lab, Pace, binary, finish, kill, show, undisturbed, until};
 
 const SIGNALS: [&str; 4] = ["--on-signal", "usr1=sync,usr2=now", "--restart", "1"];
 
@@ -78,5 +82,58 @@ fn a_dump_waits_for_a_call_that_waits_for_the_device() -> Result<()> {
     ensure!(report["at_sync"] == false, "{report}");
     let mut program = lab.restore(&image, program)?;
     program.result()?;
+    Ok(())
+}
+
+/// As Slurm runs it: the shell is signalled before the time is over, the job is queued again and started once more.
+#[test]
+fn a_job_of_slurm_goes_on_where_it_was_saved() -> Result<()> {
+    let lab = Lab::new();
+    let expected = undisturbed("sgd", &STEPS)?;
+    let pace = Pace::new()?;
+    pace.allow(20)?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/examples/slurm.sh");
+    // What the script calls: this gpucr, and a scheduler that only notes what it is told.
+    let tools = lab.path("tools");
+    std::fs::create_dir(&tools)?;
+    std::os::unix::fs::symlink(binary("gpucr"), tools.join("gpucr"))?;
+    let scontrol = tools.join("scontrol");
+    std::fs::write(&scontrol, "#!/bin/sh\necho scontrol \"$@\"\n")?;
+    std::fs::set_permissions(&scontrol, std::fs::Permissions::from_mode(0o755))?;
+    let path = std::env::var("PATH").context("there is a PATH")?;
+    let job = |log: &str| {
+        let mut command = Command::new("bash");
+        command.arg(&script).arg(binary("workload")).arg("sgd").args(STEPS);
+        command.args(["--pace", pace.file(), "--log", "steps"]).current_dir(lab.path(""));
+        command.env("PATH", format!("{}:{path}", tools.display()));
+        command.env("GPUCR_JOBS", lab.path("jobs")).env("SLURM_JOB_ID", "7");
+        lab.spawn(command, log)
+    };
+    let mut first = job("first")?;
+    first.wait_for("step ")?;
+    signal(first.pid, libc::SIGUSR1)?;
+    let status = first.wait()?;
+    let said = first.output();
+    ensure!(status.success() && said.contains("scontrol requeue 7"), "{status}: {said}");
+    ensure!(said.contains("saved and ended") && !said.contains("result"), "{said}");
+    ensure!(images(&lab.path("jobs/7")).len() == 1, "{said}");
+
+    pace.allow_all()?;
+    let mut second = job("second")?;
+    let status = second.wait()?;
+    let said = second.output();
+    ensure!(status.success() && said.contains("going on from the image"), "{status}: {said}");
+    let steps = std::fs::read_to_string(lab.path("steps"))?;
+    let steps =
+        steps.lines().filter(|line| line.starts_with("step ") || line.starts_with("result "));
+    ensure!(steps.eq(expected.iter().map(String::as_str)), "{said}");
+
+    // A job that fails does so with its own exit status.
+    let mut command = Command::new("bash");
+    command.arg(&script).args(["sh", "-c", "exit 3"]).current_dir(lab.path(""));
+    command.env("PATH", format!("{}:{path}", tools.display()));
+    command.env("GPUCR_JOBS", lab.path("jobs")).env("SLURM_JOB_ID", "8");
+    let output = finish(&mut command)?;
+    ensure!(output.status.code() == Some(3), "{}", show(&output));
     Ok(())
 }

@@ -25,8 +25,9 @@ pub(crate) struct SupervisionArgs {
     pub(crate) every: Option<Duration>,
     /// Save the program when gpucr run gets a signal, as in usr1=sync,usr2=now
     ///
-    /// SIGNAL is usr1 or usr2. HOW is `now`, or `sync`: behind the next call by which the program waits for the device (see
-    /// --at-sync of gpucr-dump(1)). The signal is not passed on to the program. One that is sent to the program itself is
+    /// SIGNAL is usr1 or usr2. HOW is `now`; or `sync`: behind the next call by which the program waits for the device (see
+    /// --at-sync of gpucr-dump(1)); or `end`: now, and the program is ended by the dump. gpucr run ends with exit status 75
+    /// then, and with --resume it goes on from the image another time. The signal is not passed on to the program. One that is sent to the program itself is
     /// the program's: its handler gets it, and where it has none nothing happens, since gpucr run lets the program ignore
     /// it; so a scheduler may signal all processes of a job.
     #[arg(long, value_name = "SIGNAL=HOW", value_delimiter = ',', value_parser = on_signal)]
@@ -117,12 +118,14 @@ pub(crate) struct OnSignal {
 }
 
 /// When the program is stopped for a dump.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum How {
-    /// At once.
-    Now,
     /// Behind the next call by which it waits for the device.
     Sync,
+    /// At once.
+    Now,
+    /// At once, and it does not go on.
+    End,
 }
 
 /// # Errors
@@ -137,7 +140,8 @@ fn on_signal(text: &str) -> Result<OnSignal, String> {
     let how = match how {
         "now" => How::Now,
         "sync" => How::Sync,
-        _ => return Err("`now` or `sync` is expected behind the `=`".into()),
+        "end" => How::End,
+        _ => return Err("`now`, `sync` or `end` is expected behind the `=`".into()),
     };
     Ok(OnSignal { signal, how })
 }

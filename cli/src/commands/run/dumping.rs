@@ -60,14 +60,16 @@ impl Dumping {
         let file = |name| rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).map(File::from);
         let (said, errors) = (file("said")?, file("errors")?);
         let mut command = Command::new("/proc/self/exe");
-        command.args(["dump", "--leave-running", "--json", "--pid", &wanted.pid.to_string()]);
+        command.args(["dump", "--json", "--pid", &wanted.pid.to_string()]);
         command.arg("--store").arg(wanted.store).args(wanted.args);
         if let Some(name) = wanted.name {
             command.args(["--name", name]);
         }
-        if wanted.how == How::Sync {
-            command.arg("--at-sync");
-        }
+        command.args(match wanted.how {
+            How::Now => &["--leave-running"][..],
+            How::Sync => &["--leave-running", "--at-sync"],
+            How::End => &[],
+        });
         command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(errors.try_clone()?);
         let (events, theirs) = EventPipe::of(&mut command)?;
         let (child, store) = (command.spawn()?, wanted.store.to_owned());

@@ -184,6 +184,7 @@ impl Heard {
             }
             SupervisorRequest::Save { name } if is_of_program => {
                 let reply = self.tickets().ask_for(&name);
+                tracing::info!(name, peer.pid, ?reply, "an image is asked for");
                 connection.send(&reply)
             }
             SupervisorRequest::Ask { ticket } if is_of_program => {

@@ -31,6 +31,9 @@ use crate::failure::{self, CliError, FAILED};
 use crate::signals::{self, SignalPlan};
 use crate::stores;
 
+/// The exit code after a signal that saves and ends the program: the one by which programs say that somebody may try again
+/// later (`EX_TEMPFAIL`).
+const SAVED_TO_END: u8 = 75;
 /// How often this process looks how things are.
 const POLL: Duration = Duration::from_millis(50);
 /// The pause before the second restore without a new image, and the longest before any.
@@ -74,6 +77,12 @@ pub(super) fn run(args: &SupervisionArgs, mut command: Command) -> Outcome {
     if !rustix::process::geteuid().is_root() {
         return Err(CliError::from(Error::NotRoot).state("The program was not started."));
     }
+    // Better now than at the first dump.
+    let folder = if store.is_dir() { Some(store.as_path()) } else { store.parent() };
+    if !folder.is_some_and(|dir| dir.as_os_str().is_empty() || dir.is_dir()) {
+        let what = format!("the store {} cannot be made: there is no such folder", store.display());
+        return Err(CliError::new(FAILED, what).state("The program was not started."));
+    }
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     let listener = Listener::start(&store).map_err(io_error("cannot listen to the program"))?;
     append();
@@ -107,6 +116,8 @@ pub(super) fn run(args: &SupervisionArgs, mut command: Command) -> Outcome {
         is_met: false,
         schedule: None,
         dumping: None,
+        how: How::Now,
+        saved_to_end: None,
         ticket: None,
         cleaning: None,
         failed: Vec::new(),
@@ -127,6 +138,10 @@ struct Supervisor<'a> {
     is_met: bool,
     schedule: Option<Schedule>,
     dumping: Option<Dumping>,
+    /// How the last dump was made.
+    how: How,
+    /// The image with which the program was ended.
+    saved_to_end: Option<PathBuf>,
     /// For whom the dump under way is, and whether he has named its image.
     ticket: Option<(u64, bool)>,
     cleaning: Option<Cleaning>,
@@ -160,6 +175,10 @@ impl Supervisor<'_> {
                 Ending::Left(pid) => return Err(left(pid)),
                 Ending::Program(end) => {
                     last = Some(end);
+                    if let (Some(Farewell::Saved), Some(image)) = (farewell, &self.saved_to_end) {
+                        note!("gpucr: the program was saved and ended: {}", image.display());
+                        return Ok(ExitCode::from(SAVED_TO_END));
+                    }
                     if let Some(farewell) = farewell {
                         tell(farewell);
                         return Ok(end.exit_code());
@@ -257,6 +276,7 @@ impl Supervisor<'_> {
             Dumped::Image(image) => {
                 tracing::info!(image = %image.display(), "an image");
                 self.failed.clear();
+                self.saved_to_end = (self.how == How::End).then(|| image.clone());
                 let surplus = self.images.took(image, is_named);
                 self.clean(surplus);
             }
@@ -285,6 +305,7 @@ impl Supervisor<'_> {
         match started {
             Ok((dumping, events)) => {
                 self.dumping = Some(dumping);
+                self.how = how;
                 if let Some((number, name)) = ticket {
                     tickets.is_served(number, events);
                     self.ticket = Some((number, !name.is_empty()));
@@ -304,8 +325,8 @@ impl Supervisor<'_> {
         // All signals that have come are answered by one image.
         let come = self.args.on_signal.iter().filter(|on| self.signals.take(on.signal));
         let come: Vec<How> = come.map(|on| on.how).collect();
-        if let Some(first) = come.first() {
-            return Some(if come.contains(&How::Now) { How::Now } else { *first });
+        if let Some(how) = come.into_iter().max() {
+            return Some(how);
         }
         let schedule = self.schedule.as_mut().filter(|schedule| schedule.left().is_zero())?;
         schedule.advance();
