@@ -23,10 +23,13 @@ const REASON: usize = 600;
 const LOOK: Duration = Duration::from_millis(1);
 
 type Callback = unsafe extern "C" fn(*mut c_void);
+type CanCheckpoint = unsafe extern "C" fn(*mut c_char, usize) -> c_int;
+type Checkpoint = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> c_int;
+
 /// The functions of the shim.
 struct Shim {
-    can_checkpoint: unsafe extern "C" fn(*mut c_char, usize) -> c_int,
-    checkpoint: unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> c_int,
+    can_checkpoint: CanCheckpoint,
+    checkpoint: Checkpoint,
 }
 
 /// A callback, and the one that was registered after it.
@@ -135,8 +138,8 @@ fn shim() -> Option<Shim> {
     // SAFETY: the shim's functions of these names have these types.
     Some(unsafe {
         Shim {
-            can_checkpoint: std::mem::transmute::<*mut c_void, _>(can_checkpoint),
-            checkpoint: std::mem::transmute::<*mut c_void, _>(checkpoint),
+            can_checkpoint: std::mem::transmute::<*mut c_void, CanCheckpoint>(can_checkpoint),
+            checkpoint: std::mem::transmute::<*mut c_void, Checkpoint>(checkpoint),
         }
     })
 }

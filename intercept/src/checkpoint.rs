@@ -35,14 +35,12 @@ unsafe extern "C" fn gpucr_intercept_checkpoint(
 ) -> c_int {
     let _uncancelled = cancel::not_now();
     let outcome = catch_unwind(|| {
-        let name = match name.is_null() {
-            true => "",
-            // SAFETY: the caller's duty.
-            false => {
-                unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| no_name("is no UTF-8"))?
-            }
-        };
-        checkpoint(name)
+        if name.is_null() {
+            return checkpoint("");
+        }
+        // SAFETY: the caller's duty.
+        let name = unsafe { CStr::from_ptr(name) };
+        checkpoint(name.to_str().map_err(|_| no_name("is no UTF-8"))?)
     });
     // SAFETY: the caller's duty.
     unsafe { tell(outcome, why, room) }

@@ -10,6 +10,9 @@ use gpucr_tests::{Lab, Pace, binary, finish, kill, show, undisturbed, until};
 
 const SIGNALS: [&str; 4] = ["--on-signal", "usr1=sync,usr2=now", "--restart", "1"];
 
+/// Nothing is copied ahead: the workloads are not held, and on a busy machine that takes long.
+const STOP: [&str; 2] = ["--protocol", "stop"];
+
 /// A program that handles a signal, and starts the workload.
 const HANDLER: &str = r#"
 import signal, subprocess, sys
@@ -69,9 +72,13 @@ fn a_dump_waits_for_a_call_that_waits_for_the_device() -> Result<()> {
         // More steps than it makes in the time.
         let program = lab.at_work(workload, &["--steps", "100000", "--step-delay-ms", "5"])?;
         let image = lab.path(format!("image-{workload}"));
-        let report = lab.dump(&program, &image, &["--at-sync=5m", "--leave-running"])?;
+        let report = lab.dump(
+            &program,
+            &image,
+            &[&STOP[..], &["--at-sync=5m", "--leave-running"]].concat(),
+        )?;
         ensure!(report["at_sync"] == true, "{workload}: {report}");
-        let report = lab.dump(&program, &lab.path(format!("second-{workload}")), &[])?;
+        let report = lab.dump(&program, &lab.path(format!("second-{workload}")), &STOP)?;
         ensure!(report["at_sync"].is_null(), "{workload}: {report}");
     }
     // One that does not come there is stopped where it is.

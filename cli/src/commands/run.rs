@@ -19,8 +19,9 @@ use gpucr_core::{Error, library};
 use gpucr_wire::ENV_DRIVER;
 
 use self::args::SupervisionArgs;
+use self::life::cannot_run;
 use crate::commands::{Outcome, io_error};
-use crate::failure::{CliError, FAILED, USAGE};
+use crate::failure::CliError;
 
 /// With 0, the key-value store of PyTorch's distributed programs does not use libuv, whose io_uring CRIU cannot save. (libuv's own `UV_USE_IO_URING` does not keep it from that.) What the user sets counts.
 const TORCH_LIBUV: &str = "USE_LIBUV";
@@ -90,11 +91,6 @@ pub(crate) fn run(args: &RunArgs) -> Outcome {
     }
     let error = command.exec();
     Err(cannot_run(&command, &error))
-}
-
-fn cannot_run(command: &Command, error: &std::io::Error) -> CliError {
-    let code = if error.kind() == std::io::ErrorKind::NotFound { USAGE } else { FAILED };
-    CliError::new(code, format!("cannot run {}: {error}", command.get_program().display()))
 }
 
 fn install(name: &str, kind: &str) -> Result<PathBuf, CliError> {

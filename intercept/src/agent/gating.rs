@@ -84,13 +84,13 @@ pub(super) fn meet(
     agent.expect(GateState::Open {})?;
     let end = later(Instant::now(), Duration::from_millis(wait_ms));
     let limit = Limit::new(end, connection.as_fd());
-    meeting::begin();
+    agent.begin_meeting();
     while !meeting::has_come() && !limit.is_over() {
         thread::sleep(LOOK);
     }
     let met = meeting::has_come();
     let closing = if met { close_behind(agent, connection) } else { Ok(()) };
-    meeting::end();
+    agent.end_meeting();
     closing?;
     Ok(Next::Reply(Reply::Met { met }))
 }

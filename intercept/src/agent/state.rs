@@ -72,7 +72,7 @@ impl Agent {
             return;
         }
         self.stop_awaiting();
-        meeting::end();
+        self.end_meeting();
         watch::stop();
         guard::end_saving();
         usage::remember_pinned(false);
@@ -82,6 +82,19 @@ impl Agent {
             GateState::Closed {} => self.open(),
             GateState::Closing {} => self.reopen(),
             _ => {}
+        }
+    }
+
+    /// Waits from now on for a call by which the program waits for the device.
+    pub(super) fn begin_meeting(&mut self) {
+        faults::watch(Why::Meeting, true);
+        meeting::begin();
+    }
+
+    /// Waits for none any more.
+    pub(super) fn end_meeting(&mut self) {
+        if meeting::end() {
+            faults::watch(Why::Meeting, false);
         }
     }
 

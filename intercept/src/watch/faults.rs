@@ -51,7 +51,7 @@ thread_local! {
 }
 
 /// Whether this is one.
-pub(crate) fn is_ours() -> bool {
+fn is_ours() -> bool {
     OURS.try_with(Cell::get).unwrap_or(true)
 }
 
@@ -141,7 +141,7 @@ macro_rules! looked_at {
                     real($($argument),*)
                 };
                 const WAITS: bool = waits(stringify!($name));
-                if WAITS && code == 0 && meeting::is_awaited() {
+                if WAITS && code == 0 && meeting::is_awaited() && !is_ours() {
                     meeting::come_back();
                 }
                 if code == 0 { code } else { look(code) }

@@ -11,8 +11,6 @@ use std::time::{Duration, Instant};
 use rustix::thread::futex;
 use rustix::time::Timespec;
 
-use super::faults;
-
 /// Nobody waits for such a call.
 const NONE: u32 = 0;
 /// The agent does.
@@ -31,12 +29,10 @@ pub(crate) fn is_awaited() -> bool {
     STATE.load(Ordering::Relaxed) == AWAITED
 }
 
-/// This thread, which is outside of the gate, has come back from such a call.
+/// This thread, which is the program's and outside of the gate, has come back from such a call.
 #[cold]
 pub(crate) fn come_back() {
-    if faults::is_ours()
-        || STATE.compare_exchange(AWAITED, MET, Ordering::SeqCst, Ordering::SeqCst).is_err()
-    {
+    if STATE.compare_exchange(AWAITED, MET, Ordering::SeqCst, Ordering::SeqCst).is_err() {
         return;
     }
     let end = Instant::now() + PATIENCE;
@@ -58,17 +54,16 @@ pub(crate) fn has_come() -> bool {
 
 /// Waits for one from now on. Only the agent calls this.
 pub(crate) fn begin() {
-    faults::watch(faults::Why::Meeting, true);
     STATE.store(AWAITED, Ordering::SeqCst);
 }
 
-/// Waits for none any more; the thread that has come back goes on. Only the agent calls this.
-pub(crate) fn end() {
+/// Waits for none any more; the thread that has come back goes on. Whether one was awaited. Only the agent calls this.
+pub(crate) fn end() -> bool {
     if STATE.swap(NONE, Ordering::SeqCst) == NONE {
-        return;
+        return false;
     }
     let _ = futex::wake(&STATE, futex::Flags::PRIVATE, u32::MAX >> 1);
-    faults::watch(faults::Why::Meeting, false);
+    true
 }
 
 /// Makes everything as in a new process, in the child of a fork.

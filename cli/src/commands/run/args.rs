@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use crate::args::{Args, Command};
+use crate::commands::dump::DumpArgs;
+use crate::commands::restore::RestoreArgs;
 use crate::failure::{CliError, USAGE};
 use crate::values::interval;
 
@@ -77,37 +78,35 @@ impl SupervisionArgs {
     /// # Errors
     /// They are not, or they have no place here.
     pub(super) fn check(&self) -> Result<(), CliError> {
-        let dump = [
-            "gpucr",
-            "dump",
-            "--pid",
-            "1",
-            "--leave-running",
-            "--json",
-            "--store",
-            "/",
-            "--events",
-            "/",
-        ];
-        let of_dump = |command: &Command| match command {
-            Command::Dump(args) => {
-                args.dry_run
-                    || args.name.is_some()
-                    || args.every.is_some()
-                    || args.at_sync.is_some()
-            }
-            _ => true,
-        };
-        check("--dump-arg", &dump, &self.dump_args, of_dump)?;
-        let restore = ["gpucr", "restore", "--events", "/", "/"];
-        let of_restore = |command: &Command| match command {
-            Command::Restore(args) => {
-                args.detach || args.new_pids || args.dry_run || args.json || args.hold.is_some()
-            }
-            _ => true,
-        };
-        check("--restore-arg", &restore, &self.restore_args, of_restore)
+        let line =
+            ["dump", "--pid", "1", "--leave-running", "--json", "--store", "/", "--events", "/"];
+        let DumpLine { args } = parse("--dump-arg", &line, &self.dump_args)?;
+        let is_out_of_place = args.dry_run
+            || args.name.is_some()
+            || args.every.is_some()
+            || args.at_sync.is_some()
+            || args.inside.is_some();
+        in_place("--dump-arg", !is_out_of_place)?;
+        let line = ["restore", "--events", "/", "/"];
+        let RestoreLine { args } = parse("--restore-arg", &line, &self.restore_args)?;
+        let is_out_of_place =
+            args.detach || args.new_pids || args.dry_run || args.json || args.hold.is_some();
+        in_place("--restore-arg", !is_out_of_place)
     }
+}
+
+/// The command line of a dump.
+#[derive(Parser)]
+struct DumpLine {
+    #[command(flatten)]
+    args: DumpArgs,
+}
+
+/// The command line of a restore.
+#[derive(Parser)]
+struct RestoreLine {
+    #[command(flatten)]
+    args: RestoreArgs,
 }
 
 /// What a signal to `gpucr run` has done.
@@ -146,38 +145,41 @@ fn on_signal(text: &str) -> Result<OnSignal, String> {
     Ok(OnSignal { signal, how })
 }
 
-/// Whether a command line is understood with these options besides, and they have a place in it.
-fn check(
-    option: &str,
-    line: &[&str],
-    besides: &[OsString],
-    is_out_of_place: impl Fn(&Command) -> bool,
-) -> Result<(), CliError> {
+/// Reads a command line with these options besides.
+///
+/// # Errors
+/// It is not understood.
+fn parse<T: Parser>(option: &str, line: &[&str], besides: &[OsString]) -> Result<T, CliError> {
     let line = line.iter().map(OsString::from).chain(besides.iter().cloned());
-    let wrong = match Args::try_parse_from(line) {
-        Ok(args) if is_out_of_place(&args.command) => "one of them has no place here".to_owned(),
-        Ok(_) => return Ok(()),
-        Err(error) => {
-            let words = error.to_string();
-            let first = words.lines().next().unwrap_or_default();
-            first.strip_prefix("error: ").unwrap_or(first).to_owned()
-        }
-    };
+    T::try_parse_from(line).map_err(|error| {
+        let words = error.to_string();
+        let first = words.lines().next().unwrap_or_default();
+        wrong(option, first.strip_prefix("error: ").unwrap_or(first))
+    })
+}
+
+fn in_place(option: &str, is_in_place: bool) -> Result<(), CliError> {
+    if is_in_place { Ok(()) } else { Err(wrong(option, "one of them has no place here")) }
+}
+
+fn wrong(option: &str, what: &str) -> CliError {
     let help =
         "each takes one word; a value is written behind a `=`, as in --dump-arg=--timeout=1m";
-    Err(CliError::new(USAGE, format!("the options of {option}: {wrong}")).help(help))
+    CliError::new(USAGE, format!("the options of {option}: {what}")).help(help)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: SupervisionArgs,
+    }
+
     fn parsed(options: &[&str]) -> SupervisionArgs {
-        let line = ["gpucr", "run"].iter().chain(options).chain(&["--", "true"]);
-        match Args::try_parse_from(line).map(|args| args.command) {
-            Ok(Command::Run(args)) => args.supervision,
-            _ => panic!("{options:?}"),
-        }
+        Line::try_parse_from(["run"].iter().chain(options)).expect("it is understood").args
     }
 
     #[test]
@@ -204,7 +206,7 @@ mod tests {
 
     #[test]
     fn without_any_of_its_options_gpucr_becomes_the_program() {
-        assert!(!parsed(&[]).is_wanted() && !parsed(&["--device", "soft"]).is_wanted());
+        assert!(!parsed(&[]).is_wanted());
         for option in [
             "--store=/a",
             "--every=1m",

@@ -11,7 +11,14 @@ use rustix::process::{Pid, WaitId, WaitIdOptions};
 
 use super::events::EventPipe;
 use crate::commands::restore::{End, Held, hold_back};
+use crate::failure::{CliError, FAILED, USAGE};
 use crate::signals::SignalPlan;
+
+/// Why the program does not run.
+pub(super) fn cannot_run(command: &Command, error: &std::io::Error) -> CliError {
+    let code = if error.kind() == std::io::ErrorKind::NotFound { USAGE } else { FAILED };
+    CliError::new(code, format!("cannot run {}: {error}", command.get_program().display()))
+}
 
 /// The program: a child of this process, or of the restore that stands in for it.
 pub(super) struct Life {

@@ -21,9 +21,9 @@ use rustix::process::{Pid, WaitOptions};
 
 use super::args::{How, SupervisionArgs};
 use super::dumping::{Dumped, Dumping, Wanted};
-use super::life::{Ending, Life};
+use super::images::Images;
+use super::life::{Ending, Life, cannot_run};
 use super::listener::{Farewell, Listener};
-use super::{cannot_run, images::Images};
 use crate::commands::restore::End;
 use crate::commands::{Outcome, dump, io_error, note};
 use crate::display;
