@@ -70,7 +70,7 @@ fn a_dump_waits_for_a_call_that_waits_for_the_device() -> Result<()> {
     let lab = Lab::new();
     for workload in ["sgd", "threads"] {
         // More steps than it makes in the time.
-        let program = lab.at_work(workload, &["--steps", "100000", "--step-delay-ms", "5"])?;
+        let program = lab.at_work(workload, &["--steps", "5000", "--step-delay-ms", "20"])?;
         let image = lab.path(format!("image-{workload}"));
         let report = lab.dump(
             &program,
