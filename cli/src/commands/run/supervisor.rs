@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use gpucr_core::dump::Schedule;
-use gpucr_core::process::{environment, kill_marked};
+use gpucr_core::process::{ProcessInfo, environment, kill_marked};
 use gpucr_core::{Error, Quiet, verify};
 use gpucr_wire::supervisor::{ENV_SUPERVISOR, code, is_supervisor};
 use rustix::fs::{FileType, OFlags};
@@ -256,7 +256,10 @@ impl Supervisor<'_> {
         }
         if let Some(dumped) = dumping.end() {
             self.dumping = None;
-            self.take(dumped, is_to_end);
+            // Its end may have been seen by the dump first.
+            let has_ended = |pid| ProcessInfo::read(pid).map_or(true, |root| root.has_ended());
+            let is_over = is_to_end || self.life.program().is_none_or(has_ended);
+            self.take(dumped, is_over);
         }
     }
 
