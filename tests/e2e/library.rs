@@ -91,6 +91,30 @@ fn threads_that_save_the_program_at_the_same_time_share_an_image() -> Result<()>
     Ok(())
 }
 
+/// Processes of one program, which say the name of one image.
+#[test]
+fn processes_that_save_the_program_at_the_same_time_share_an_image() -> Result<()> {
+    let lab = Lab::new();
+    let go = lab.path("go");
+    let hold =
+        [("GPUCR_FAULT", "hold:attach"), ("GPUCR_FAULT_FILE", go.to_str().context("UTF-8")?)];
+    let mut command = lab.gpucr();
+    command.args(["run", "--device", "soft"]).args(WATCHED).args(["--", "env", "-u", "GPUCR_LOG"]);
+    // If one of them is killed, so is the shell.
+    let script = r#""$0" again & "$0" again; wait $! || kill -KILL $$"#;
+    command.args(["sh", "-c", script]).arg(build(&lab)?);
+    command.envs(hold).env("GPUCR_LOG", "gpucr=info");
+    let mut run = lab.spawn(command, "log")?;
+    until("both have asked", || run.output().matches("an image is asked for").count() == 2)?;
+    std::fs::write(&go, "")?;
+    let said = ended(&mut run, 0)?;
+    let count = |wanted: &str| said.iter().filter(|line| *line == wanted).count();
+    let counts = ["checkpoint 0 ", "step 5", "checkpoint 1 ", "step 7", "end"].map(count);
+    ensure!(counts == [2, 4, 2, 2, 2], "{counts:?}: {said:#?}");
+    ensure!(images(&lab.path("store")) == [lab.path("store/images/step-3")]);
+    Ok(())
+}
+
 #[test]
 fn in_a_capture_it_is_refused() -> Result<()> {
     let lab = Lab::new();

@@ -166,6 +166,67 @@ fn what_a_program_leaves_behind_is_not_in_the_way_of_its_restore() -> Result<()>
     kill(child)
 }
 
+/// The process that stands in for a program that was restored.
+fn stand_in(watched: &Watched) -> Result<u32> {
+    let run = watched.run.pid;
+    let children = std::fs::read_to_string(format!("/proc/{run}/task/{run}/children"))?;
+    let is_restore = |pid: &u32| {
+        let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.contains("\0restore\0")
+    };
+    let mut children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+    children.find(is_restore).context("a restore stands in for the program")
+}
+
+#[test]
+fn a_program_nobody_stands_in_for_any_more_runs_on() -> Result<()> {
+    let lab = Lab::new();
+    let mut watched = Watched::held(&lab, &["--every", "1", "--restart", "1"], &[])?;
+    watched.wait_for_images(1)?;
+    let workload = watched.pid()?;
+    kill(workload)?;
+    watched.waits_for_restore()?;
+    let before = watched.run.series().len();
+    watched.pace.allow(2)?;
+    until("it runs again", || watched.run.series().len() > before)?;
+    kill(stand_in(&watched)?)?;
+    let status = watched.run.wait()?;
+    let said = watched.run.output();
+    ensure!(status.code() == Some(1), "{status}: {said}");
+    ensure!(said.contains("runs on, and nobody watches over it"), "{said}");
+    ensure!(exists(workload), "it has ended: {said}");
+    watched.pace.allow_all()?;
+    until("it comes to its end", || watched.run.output().contains("result "))?;
+    until("it has ended", || !exists(workload))
+}
+
+#[test]
+fn a_restored_program_that_another_gpucr_ends_is_not_restored_again() -> Result<()> {
+    let lab = Lab::new();
+    let mut watched = Watched::held(&lab, &["--every", "1", "--restart", "3"], &[])?;
+    watched.wait_for_images(1)?;
+    let workload = watched.pid()?;
+    kill(workload)?;
+    watched.waits_for_restore()?;
+    // While one of its own dumps is under way, others are refused.
+    let pid = workload.to_string();
+    let mut said = String::new();
+    until("it is dumped", || match lab.run(["dump", "--pid", &pid, "-o", "image"]) {
+        Ok(output) => {
+            said = show(&output);
+            output.status.success()
+        }
+        Err(_) => false,
+    })
+    .with_context(|| said.clone())?;
+    let status = watched.run.wait()?;
+    let said = watched.run.output();
+    ensure!(status.code() == Some(137), "{status}: {said}");
+    ensure!(said.contains("saved and ended by another gpucr"), "{said}");
+    ensure!(said.matches("the program has failed").count() == 1, "{said}");
+    until("nobody is left", || !exists(workload))
+}
+
 #[test]
 fn a_damaged_image_is_passed_over() -> Result<()> {
     let lab = Lab::new();
