@@ -3,6 +3,7 @@
 mod args;
 mod dumping;
 mod events;
+mod failures;
 mod images;
 mod life;
 mod listener;
@@ -39,7 +40,8 @@ With --store, --every, --restart or another option of theirs gpucr does not beco
 and watches over it: it saves it, restores it when it fails, passes signals on to it, and ends with its exit \
 status. The program is saved and restored with the rights of who has started gpucr run, which has to be root. Standard \
 output and standard error of both are added to from then on, where they are files (O_APPEND), since the restored \
-program goes on at their ends. Exit status 75 means that a signal had it saved and ended (--on-signal). SIGHUP, SIGINT, SIGQUIT and SIGTERM ask the program to end; after one of them it is \
+program goes on at their ends. Exit status 75 means that a signal had it saved and ended (--on-signal). SIGHUP, \
+SIGINT, SIGQUIT and SIGTERM ask the program to end; after one of them it is \
 neither saved nor restored any more.\n\n\
 Examples:\n  gpucr run -- ./train\n  \
 gpucr run --store /images --every 10m --keep 3 --restart 3 -- ./train")]

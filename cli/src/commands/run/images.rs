@@ -2,6 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use gpucr_core::{Quiet, verify};
+
+use crate::commands::note;
+
 /// Those from which it can be restored, the last one last.
 pub(super) struct Images {
     all: Vec<Made>,
@@ -44,6 +48,15 @@ impl Images {
             self.all.pop();
         }
     }
+}
+
+/// Whether an image cannot be restored because of what it is.
+pub(super) fn is_damaged(image: &Path) -> bool {
+    let is_whole = verify::verify(image, &Quiet).is_ok_and(|report| report.whole);
+    if !is_whole {
+        note!("gpucr: the image {} is damaged, and passed over", image.display());
+    }
+    !is_whole
 }
 
 #[cfg(test)]

@@ -12,16 +12,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use gpucr_core::Error;
 use gpucr_core::dump::Schedule;
 use gpucr_core::process::{ProcessInfo, environment, kill_marked};
-use gpucr_core::{Error, Quiet, verify};
 use gpucr_wire::supervisor::{ENV_SUPERVISOR, code, is_supervisor};
 use rustix::fs::{FileType, OFlags};
 use rustix::process::{Pid, WaitOptions};
 
 use super::args::{How, SupervisionArgs};
 use super::dumping::{Dumped, Dumping, Wanted};
-use super::images::Images;
+use super::failures::failure;
+use super::images::{Images, is_damaged};
 use super::life::{Ending, Life, cannot_run};
 use super::listener::{Farewell, Listener};
 use crate::commands::restore::End;
@@ -41,34 +42,6 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// How long what is left of a program that has failed may take to end when it was killed.
 const LAST_MOMENTS: Duration = Duration::from_secs(10);
-
-/// The signals that end programs which have failed, or by which the kernel ends them for want of memory.
-const FAILURES: [i32; 8] = [
-    libc::SIGILL,
-    libc::SIGTRAP,
-    libc::SIGABRT,
-    libc::SIGBUS,
-    libc::SIGFPE,
-    libc::SIGKILL,
-    libc::SIGSEGV,
-    libc::SIGSYS,
-];
-
-/// Why a program has failed; `None` if its end is its own.
-fn failure(end: End, broken: Option<u32>) -> Option<String> {
-    let signal = end.signal.or_else(|| end.exit_code.and_then(|code| code.checked_sub(128)));
-    let told = broken.map(|code| format!(" after the driver's error {code}")).unwrap_or_default();
-    match (signal.filter(|signal| FAILURES.contains(signal)), end.exit_code) {
-        (Some(signal), _) => {
-            let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
-            Some(format!("it was ended by {name} ({signal}){told}"))
-        }
-        (None, Some(code)) if code != 0 && broken.is_some() => {
-            Some(format!("it ended with exit status {code}{told}"))
-        }
-        _ => None,
-    }
-}
 
 /// Starts the program, and ends when it has ended for good, with its exit status.
 pub(super) fn run(args: &SupervisionArgs, mut command: Command) -> Outcome {
@@ -492,15 +465,6 @@ fn ignore(command: &mut Command, args: &SupervisionArgs) {
     }
 }
 
-/// Whether an image cannot be restored because of what it is.
-fn is_damaged(image: &Path) -> bool {
-    let is_whole = verify::verify(image, &Quiet).is_ok_and(|report| report.whole);
-    if !is_whole {
-        note!("gpucr: the image {} is damaged, and passed over", image.display());
-    }
-    !is_whole
-}
-
 /// The exit code where the program is not restored: its own, if it has ended by itself.
 fn given_up(last: Option<End>) -> ExitCode {
     last.map_or(ExitCode::from(FAILED), End::exit_code)
@@ -528,27 +492,4 @@ fn left(pid: u32) -> CliError {
     CliError::new(FAILED, "the restore that stood in for the program has ended")
         .state(format!("The program, process {pid}, runs on, and nobody watches over it."))
         .help(format!("`gpucr dump --pid {pid}` saves it"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn failures_are_told_from_ends() {
-        let exit = |code| End { exit_code: Some(code), signal: None };
-        let signal = |signal| End { exit_code: None, signal: Some(signal) };
-        for its_own in [exit(0), exit(1), exit(130), exit(143), signal(libc::SIGTERM)] {
-            assert_eq!(failure(its_own, None), None);
-        }
-        for failed in [signal(libc::SIGKILL), signal(libc::SIGSEGV), exit(134), exit(137)] {
-            assert!(failure(failed, None).is_some());
-        }
-        assert_eq!(failure(exit(0), Some(700)), None, "it has come to its end nevertheless");
-        assert_eq!(failure(signal(libc::SIGINT), Some(700)), None);
-        let why = failure(exit(1), Some(700)).unwrap();
-        assert_eq!(why, "it ended with exit status 1 after the driver's error 700");
-        let why = failure(signal(libc::SIGABRT), Some(719)).unwrap();
-        assert_eq!(why, "it was ended by SIGABRT (6) after the driver's error 719");
-    }
 }
