@@ -28,6 +28,10 @@ use crate::base::limits;
 /// How long an agent may take for an answer that needs no waiting in the program.
 const ANSWER: Duration = Duration::from_secs(60);
 
+/// How long a launch that was interrupted may take until its blocks that have begun are done. If they are not, they may be
+/// waiting for others, which are let run then.
+const INTERRUPT: Duration = Duration::from_secs(2);
+
 /// Why an agent did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
@@ -321,7 +325,8 @@ impl Agent {
     /// The gate is not open, a context is broken, the agent does not answer in time, or gpucr was asked to end.
     pub fn halt(&mut self, wait: Duration, limit: Duration) -> Result<Rest, AgentError> {
         let (wait_ms, timeout_ms) = (wait.as_millis() as u64, limit.as_millis() as u64);
-        let request = Request::Halt { wait_ms, timeout_ms };
+        let interrupt_ms = INTERRUPT.as_millis() as u64;
+        let request = Request::Halt { wait_ms, timeout_ms, interrupt_ms };
         self.begin(&request, wait.saturating_add(limit).saturating_add(ANSWER))?;
         match self.answer(&request)? {
             Reply::Rest { rest } => Ok(rest),
