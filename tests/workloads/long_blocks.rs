@@ -67,7 +67,7 @@ fn jump(number: u32, mut times: u32) -> u32 {
 /// Runs the workload.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
     let steps = run.plan(1, 2, 4);
-    let times = run.pick(4_000_000, 10_000_000, 100_000_000);
+    let times = run.pick(1_500_000, 10_000_000, 100_000_000);
     let gpu = Gpu::open()?;
     let module = Module::load(PTX)?;
     let kernel = module.kernel("long_blocks")?;

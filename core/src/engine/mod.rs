@@ -9,6 +9,7 @@ pub mod extract;
 pub mod hostile;
 mod kept_files;
 pub mod kinds;
+pub mod interrupted;
 pub mod launched;
 pub(crate) mod mapped;
 pub(crate) mod memory;

@@ -6,6 +6,7 @@ use gpucr_wire::{Sharing, Stream};
 
 use super::error::Error;
 use super::kept_files::Kept;
+use super::interrupted;
 use super::launched;
 use super::opened;
 use crate::image::{FileChunk, ImageError, Manifest, Section};
@@ -29,8 +30,15 @@ const TAGS: &str = crate::image::TAGS;
 pub(super) type Contexts = Vec<(u32, Vec<([u8; 16], u64)>)>;
 
 /// Kinds and versions that a restore understands.
-const KNOWN: [(&str, u32); 6] =
-    [(SHARING, 1), (CONTEXTS, 1), (OPENED, 1), (FILES, 1), (TAGS, 1), (launched::SECTION, 1)];
+const KNOWN: [(&str, u32); 7] = [
+    (SHARING, 1),
+    (CONTEXTS, 1),
+    (OPENED, 1),
+    (FILES, 1),
+    (TAGS, 1),
+    (launched::SECTION, 1),
+    (interrupted::SECTION, 1),
+];
 
 /// Refuses an image that needs what this gpucr does not know.
 ///
