@@ -211,7 +211,9 @@ impl<'a> Head<'a> {
             Token::Word(".func") => self.has_func = true,
             Token::Word(".shared") => self.is_shared = true,
             Token::Word(".global" | ".const" | ".tex") => self.is_lasting = true,
-            Token::Word(word) if word.starts_with('.') => self.has_cluster |= word.contains("cluster"),
+            Token::Word(word) if word.starts_with('.') => {
+                self.has_cluster |= word.contains("cluster")
+            }
             Token::Word(word) if is_name(word) && !self.is_value => {
                 if self.is_code() && self.code.is_none() {
                     self.code = Some((word, span));

@@ -4,9 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use gpucr_rewrite::{Why, control, rewrite};
-use softcuda::ptx::{
-    AddressSpace, Launch, Module, NoHeap, NoImages, NoLauncher, run,
-};
+use softcuda::ptx::{AddressSpace, Launch, Module, NoHeap, NoImages, NoLauncher, run};
 
 /// A module whose kernels take the address of words and their number.
 fn module(rest: &str) -> String {
@@ -253,7 +251,10 @@ fn random_kernels() {
             let [to, a, b] = [(); 3].map(|()| 10 + random.next() % 6);
             match random.next() % 5 {
                 0 => body += &format!("	mad.lo.u32 %r{to}, %r{a}, {}, %r{b};\n", step * 7 + 3),
-                1 => body += &format!("	setp.lt.u32 %p2, %r{a}, %r{b}; @%p2 add.u32 %r{to}, %r{a}, 1;\n"),
+                1 => {
+                    body +=
+                        &format!("	setp.lt.u32 %p2, %r{a}, %r{b}; @%p2 add.u32 %r{to}, %r{a}, 1;\n")
+                }
                 2 => body += &format!("	shfl.sync.bfly.b32 %r{to}, %r{a}, 1, 31, -1;\n"),
                 3 => body += "	bar.sync 0;\n",
                 _ => {

@@ -82,6 +82,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
         before.record(&stream)?;
         kernel.run_on(&stream, Shape::of(blocks, THREADS), args![&buffer, times, step])?;
         run.line(format_args!("launched {}", step + 1))?;
+        let told: &Run = run;
         std::thread::scope(|scope| -> Result<()> {
             let wait = || -> Result<()> {
                 gpu.make_current()?;
@@ -89,8 +90,14 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
             };
             let poll = || -> Result<()> {
                 gpu.make_current()?;
+                let mut looks = 0;
                 while !stream.is_idle()? {
                     std::thread::sleep(Duration::from_millis(1));
+                    looks += 1;
+                    // A program that was restored shows that it lives.
+                    if looks % 200 == 0 {
+                        told.line("waiting")?;
+                    }
                 }
                 Ok(())
             };

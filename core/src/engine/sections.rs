@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use gpucr_wire::{Sharing, Stream};
 
 use super::error::Error;
-use super::kept_files::Kept;
 use super::interrupted;
+use super::kept_files::Kept;
 use super::launched;
 use super::opened;
 use crate::image::{FileChunk, ImageError, Manifest, Section};

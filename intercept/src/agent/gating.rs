@@ -50,7 +50,8 @@ pub(super) fn close(
     // Handles are looked up while the program goes on: that calls the driver.
     let launched = recent::look();
     agent.reopen();
-    failure.message += &launched.unfinished();
+    failure.message += &launched.unfinished(interrupt::why_not);
+    failure.message += interrupt::why_none();
     Err(failure)
 }
 
@@ -162,7 +163,7 @@ pub(super) fn step(
         agent.launch_interrupted();
         gate::open();
         if limit.is_over() {
-            failure.message += &launched.unfinished();
+            failure.message += &launched.unfinished(|_| None);
         }
         failure
     })?;

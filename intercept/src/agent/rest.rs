@@ -54,7 +54,13 @@ impl Rest {
     /// Begins to close the open gate.
     pub(super) fn begin() -> Self {
         let since = Instant::now();
-        Self { since, gate: Closing::begin(), is_empty: false, drain: None, interrupt: Interrupt::No }
+        Self {
+            since,
+            gate: Closing::begin(),
+            is_empty: false,
+            drain: None,
+            interrupt: Interrupt::No,
+        }
     }
 
     /// Has launches interrupted that can be. Those that do not come to rest within this time go on to their end.

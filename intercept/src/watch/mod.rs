@@ -26,8 +26,8 @@ use crate::state::{gate, graphs, images, kernels, memory, recent};
 use crate::usage;
 
 pub(crate) mod again;
-mod classes;
 pub(crate) mod broken;
+mod classes;
 pub(crate) mod faults;
 pub(crate) mod guard;
 pub(crate) mod interrupt;

@@ -15,10 +15,10 @@ use crate::engine::access::Extent;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
 use crate::engine::kept_files;
-use crate::engine::{interrupted, launched};
 use crate::engine::memory::Saved;
 use crate::engine::opened;
 use crate::engine::sections;
+use crate::engine::{interrupted, launched};
 use crate::host::criu::LeftMemory;
 use crate::image::{Committed, FileEntry, ImageError, ImageWriter, Manifest, Section};
 

@@ -89,15 +89,8 @@ fn settle(mut task: Task<'_>, ended: Ended) -> Result<Report, Failure> {
             return Err(Failure { phase, error, left });
         }
     };
-    let Account {
-        bulk_bytes,
-        precopied,
-        checked,
-        let_through,
-        interrupted,
-        shadowed,
-        deferral,
-    } = task.account;
+    let Account { bulk_bytes, precopied, checked, let_through, interrupted, shadowed, deferral } =
+        task.account;
     let committed = complete.commit.image;
     Ok(Report {
         image: task.options.target.path(),

@@ -68,9 +68,7 @@ pub(super) enum State {
     Running,
     /// Its flag is raised or about to be, and it is to be launched again before it can be over. So many of its blocks were
     /// done when it was looked at last.
-    Interrupted {
-        done: u64,
-    },
+    Interrupted { done: u64 },
 }
 
 /// The table.
@@ -129,9 +127,8 @@ impl Table {
 
     /// Takes back what is not used any more.
     pub(super) fn reclaim(&mut self) {
-        let (over, used): (Vec<_>, Vec<_>) = std::mem::take(&mut self.released)
-            .into_iter()
-            .partition(|one| is_over(one.event));
+        let (over, used): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.released).into_iter().partition(|one| is_over(one.event));
         self.released = used;
         self.spare.extend(over.into_iter().map(|one| (one.context, one.control, one.event)));
     }

@@ -13,8 +13,8 @@ use crate::abi::types::{
 };
 use crate::calls::effects::{Decoder, Effects, Form, Launch};
 use crate::state::memory::vmm::Driver;
-use crate::state::{gate, memory};
 use crate::state::range::Range;
+use crate::state::{gate, memory};
 
 /// For how long a launch waits until others have left the gate.
 const ALONE: Duration = Duration::from_millis(1);
@@ -137,14 +137,16 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
 fn is_blocking(stream: u64) -> Option<bool> {
     let mut flags = 0;
     // SAFETY: writes one value.
-    let asked = stream == LEGACY || unsafe { real::cuStreamGetFlags(stream, &mut flags) } == SUCCESS;
+    let asked =
+        stream == LEGACY || unsafe { real::cuStreamGetFlags(stream, &mut flags) } == SUCCESS;
     asked.then_some(flags & NON_BLOCKING == 0)
 }
 
 /// A control block of at least so many bytes whose flag is 0, and an event.
 fn prepare(context: u64, device: i32, bytes: u64) -> Result<(Control, u64), Code> {
     let spare = with(|table| {
-        let fits = |(of, control, _): &(u64, Control, u64)| *of == context && control.capacity >= bytes;
+        let fits =
+            |(of, control, _): &(u64, Control, u64)| *of == context && control.capacity >= bytes;
         let at = table.spare.iter().position(fits)?;
         Some(table.spare.swap_remove(at))
     });
@@ -213,9 +215,18 @@ impl Instance {
         // driver copies the arguments before it returns.
         check(unsafe {
             real::cuLaunchKernel(
-                self.twin.function, gx, gy, gz, bx, by, bz, shared, stream, nothing, extra,
+                self.twin.function,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                shared,
+                stream,
+                nothing,
+                extra,
             )
         })
     }
 }
-

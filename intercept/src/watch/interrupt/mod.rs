@@ -19,7 +19,7 @@ mod twins;
 pub(crate) use instances::{Patience, hold, truthful};
 pub(crate) use launch::launch;
 pub(crate) use resume::{give_up, interrupt, relaunch, relaunch_later, standing};
-pub(crate) use settings::begin;
+pub(crate) use settings::{begin, why_none};
 pub(crate) use twins::why_not;
 
 /// The modules and libraries that were loaded from an image are about to go.

@@ -28,7 +28,11 @@ fn interrupted() -> Vec<Instance> {
 
 fn set_state(number: u64, state: State) {
     with(|table| {
-        table.instances.iter_mut().filter(|one| one.number == number).for_each(|one| one.state = state);
+        table
+            .instances
+            .iter_mut()
+            .filter(|one| one.number == number)
+            .for_each(|one| one.state = state);
     });
 }
 
@@ -79,9 +83,7 @@ impl Instance {
     /// Launches it again in its stream. The context is current, and the launch before is over.
     fn launch_again(&self) -> Result<(), Code> {
         // SAFETY: the stream is the program's, who cannot end it as long as this is pending; the rest is ours.
-        check(unsafe {
-            real::cuStreamWriteValue32_v2(self.stream, self.control.address, 0, 0)
-        })?;
+        check(unsafe { real::cuStreamWriteValue32_v2(self.stream, self.control.address, 0, 0) })?;
         self.enqueue()?;
         // SAFETY: as above.
         check(unsafe { real::cuEventRecord(self.event, self.stream) })
@@ -136,7 +138,12 @@ pub(crate) fn standing() -> Vec<Interrupted> {
             0
         });
         if done == one.blocks {
-            let lowered = with_context(one.context, || one.set_flag(0));
+            // The next launch with this control block has to find the flag so.
+            let lowered = with_context(one.context, || {
+                one.set_flag(0)?;
+                // SAFETY: a stream of ours.
+                check(unsafe { real::cuStreamSynchronize(own_stream(one.context)?) })
+            });
             if lowered.is_ok() {
                 with(|table| table.end(one.number));
                 continue;

@@ -12,7 +12,12 @@ fn patterns() -> &'static [String] {
     static PATTERNS: OnceLock<Vec<String>> = OnceLock::new();
     PATTERNS.get_or_init(|| {
         let listed = std::env::var(ENV_INTERRUPTIBLE).unwrap_or_default();
-        listed.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+        listed
+            .split(',')
+            .map(str::trim)
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned)
+            .collect()
     })
 }
 
@@ -24,6 +29,15 @@ pub(crate) fn begin() -> bool {
     log!("kernels may be interrupted: {:?}", patterns());
     gate::set_interruptible(true);
     true
+}
+
+/// Why nothing can be interrupted, as the end of a message; empty if something can.
+pub(crate) fn why_none() -> &'static str {
+    if gate::is_interruptible() {
+        ""
+    } else {
+        "; kernels cannot be interrupted, since it was not started with `gpucr run --interruptible`"
+    }
 }
 
 /// Whether the kernel of this name may be interrupted.
@@ -60,7 +74,9 @@ mod tests {
     #[test]
     fn patterns_of_names() {
         let is = |pattern: &str, name: &str| matches(pattern.as_bytes(), name.as_bytes());
-        assert!(is("*", "") && is("*", "kernel") && is("kernel", "kernel") && is("k?rnel*", "kernel"));
+        assert!(
+            is("*", "") && is("*", "kernel") && is("kernel", "kernel") && is("k?rnel*", "kernel")
+        );
         assert!(is("*step*", "_Z4stepv") && is("*a*b", "aab") && is("a*a", "aa") && is("**x", "x"));
         assert!(!is("", "k") && !is("kernel", "kernels") && !is("?", "") && !is("a*a", "a"));
         assert!(!is("*ab", "abc") && is("*ab", "abab"));

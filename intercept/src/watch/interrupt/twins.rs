@@ -11,7 +11,7 @@ use crate::abi::real::{self, check};
 use crate::abi::types::{CAPTURE_RELAXED, Code, SUCCESS};
 use crate::log::log;
 use crate::resettable::Resettable;
-use crate::state::{images, kernels};
+use crate::state::{gate, images, kernels};
 
 /// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`
 const MAX_THREADS: u32 = 0;
@@ -107,9 +107,17 @@ pub(super) fn of(context: u64, handle: u64) -> Option<Arc<Twin>> {
     twin
 }
 
-/// Why a kernel of this name was launched without a twin; `None` if it has one, or none is wanted.
+/// Why a kernel of this name could not be interrupted, as a remark; `None` if nothing was in the way, or nothing can be.
 pub(crate) fn why_not(name: &str) -> Option<String> {
-    with(|twins| twins.reasons.get(name).cloned())
+    if !gate::is_interruptible() {
+        return None;
+    }
+    let why = match with(|twins| twins.reasons.get(name).cloned()) {
+        Some(why) => why,
+        None if is_wanted(name) => return None,
+        None => "`--interruptible` does not name it".to_owned(),
+    };
+    Some(format!("not interrupted: {why}"))
 }
 
 /// Launches of a kernel cannot be interrupted for this reason, which is not the kernel's alone.
