@@ -11,6 +11,8 @@
 //! what a kernel does.
 
 pub mod control;
+#[doc(hidden)]
+pub mod hostile;
 pub mod lexer;
 mod scan;
 mod twin;

@@ -15,7 +15,7 @@ const PACKAGES: [(&str, &[&str], &[&str]); 9] = [
     ("gpucr-core", &["gpucr-rewrite", "gpucr-wire"], &[]),
     // It is loaded into programs: it never uses the checkpointer.
     ("gpucr-intercept", &["gpucr-rewrite", "gpucr-wire"], &["softcuda"]),
-    ("softcuda", &[], &[]),
+    ("softcuda", &[], &["gpucr-rewrite"]),
     ("gpucr", &["gpucr-core", "gpucr-wire"], &[]),
     ("gpucr-tests", &["gpucr-core", "gpucr-wire"], &[]),
     ("gpucr-benches", &["gpucr-core", "gpucr-wire"], &[]),
