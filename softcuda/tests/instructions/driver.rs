@@ -1,8 +1,8 @@
 //! A CUDA driver, softcuda or another, through its C interface.
 
+use super::job::{Argument, Job, Picture, Reading, Shape};
 use super::table::Random;
 use super::twins::Twins;
-use super::job::{Argument, Job, Picture, Reading, Shape};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 

@@ -85,7 +85,8 @@ fn softcuda_runs_what_triton_compiles() {
 /// Kernels that are run in parts, some blocks first and the others later, give the same bits.
 #[test]
 fn twins_give_what_their_kernels_give() {
-    let jobs = [warps::jobs(), matrices::jobs(), products::jobs(), barriers::jobs(), images::jobs()];
+    let jobs =
+        [warps::jobs(), matrices::jobs(), products::jobs(), barriers::jobs(), images::jobs()];
     let more = [surfaces::jobs(), programs::jobs(), triton::jobs()];
     let jobs: Vec<Job> = jobs.into_iter().chain(more).flatten().collect();
     let mut twins = 0;

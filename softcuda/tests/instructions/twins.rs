@@ -32,7 +32,8 @@ impl Twins {
         let control = |part: u64| {
             let mut bytes = vec![0; control::bytes(blocks) as usize];
             for (block, own) in parts.iter().enumerate() {
-                bytes[control::CLAIMS as usize + block / 8] |= u8::from(*own != part) << (block % 8);
+                bytes[control::CLAIMS as usize + block / 8] |=
+                    u8::from(*own != part) << (block % 8);
             }
             bytes
         };
