@@ -14,7 +14,11 @@ import time
 
 PROGRAM = """
 import ctypes, mmap, os, sys, time
-mib, blocks, percent = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+mib, blocks, percent, reserved = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+if reserved:
+    # Addresses without memory, as CUDA's driver has them.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE, which older Pythons do not name
+    addresses = mmap.mmap(-1, reserved << 30, flags=flags, prot=0)
 if blocks:
     cuda = ctypes.CDLL("libcuda.so.1")
     device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
@@ -57,7 +61,7 @@ def start(command, log):
 def by_gpucr(options, mib, folder, environment):
     with open(os.path.join(folder, "log"), "w+", encoding="utf-8") as log:
         run = [options.gpucr, "run", "--device", "soft", "--", sys.executable, "-c", PROGRAM, str(mib), "1"]
-        run.append(str(options.written))
+        run += [str(options.written), str(options.reserved)]
         program = start(run, log)
         command = [options.gpucr, "dump", "--json", "--pid", str(program.pid), "-o", os.path.join(folder, "image")]
         command += ["--compress", options.compress]
@@ -65,12 +69,13 @@ def by_gpucr(options, mib, folder, environment):
         if dump.returncode:
             sys.exit(dump.stderr)
         program.wait()
-        return json.loads(dump.stdout)["stopped_ms"] / 1000
+        report = json.loads(dump.stdout)
+        return report["stopped_ms"] / 1000
 
 
 def by_criu(options, mib, folder):
     with open(os.path.join(folder, "log"), "w+", encoding="utf-8") as log:
-        program = start([sys.executable, "-c", PROGRAM, str(mib), "0", str(options.written)], log)
+        program = start([sys.executable, "-c", PROGRAM, str(mib), "0", str(options.written), str(options.reserved)], log)
         images = os.path.join(folder, "image")
         os.mkdir(images)
         begun = time.monotonic()
@@ -83,7 +88,7 @@ def by_criu(options, mib, folder):
 def by_criu_twice(options, mib, folder):
     """The dump that follows a pre-dump. `None` where the kernel cannot tell what was written in between."""
     with open(os.path.join(folder, "log"), "w+", encoding="utf-8") as log:
-        program = start([sys.executable, "-c", PROGRAM, str(mib), "0", str(options.written)], log)
+        program = start([sys.executable, "-c", PROGRAM, str(mib), "0", str(options.written), str(options.reserved)], log)
         before, images = os.path.join(folder, "before"), os.path.join(folder, "image")
         os.mkdir(before)
         os.mkdir(images)
@@ -105,6 +110,7 @@ def main():
     parser.add_argument("--criu", default="/usr/local/lib/gpucr/criu")
     parser.add_argument("--mib", type=int, nargs="+", default=[64, 1024, 3072], help="host memory of the program")
     parser.add_argument("--written", type=float, default=1.0, help="percent of it that are written each second")
+    parser.add_argument("--reserved", type=int, default=0, metavar="GIB", help="addresses that it reserves besides")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--compress", default="none", help="as of gpucr dump")
     parser.add_argument("--dir", default="/dev/shm", help="where images are written")

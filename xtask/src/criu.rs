@@ -50,6 +50,10 @@ const TARBALLS: [(&str, &str); 2] = [
     ("4.2.1", "29ec0ee09e296479fe7048c80980e8ef1d0684d0b0204c2b101dfea19f6725b9"),
 ];
 
+/// The fourth number of the version of a CRIU that is built here, by which gpucr knows that its lists are short
+/// (`core/src/host/criu/find.rs`).
+const SHORT_LISTS: u32 = 1;
+
 /// What building CRIU needs.
 const BUILD_PACKAGES: [&str; 17] = [
     "gcc",
@@ -160,6 +164,7 @@ fn build(apt: &mut Apt, source: &Source) -> Result<()> {
     let mut unpack = Command::new("tar");
     unpack.arg("-xf").arg(&tarball).arg("-C").arg(&tree);
     sys::capture(unpack.args(["--strip-components=1", "--no-same-owner"]))?;
+    shorten_lists(&tree.join("criu/mem.c"))?;
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     // Variables of the surrounding make or cargo must not reach this build.
     sys::capture(
@@ -168,7 +173,11 @@ fn build(apt: &mut Apt, source: &Source) -> Result<()> {
             .env_remove("MAKEFLAGS")
             .env_remove("MFLAGS")
             .env_remove("CARGO_MAKEFLAGS")
-            .args([format!("-j{jobs}"), "criu".to_owned()]),
+            .args([
+                format!("-j{jobs}"),
+                format!("CRIU_VERSION_EXTRA={SHORT_LISTS}"),
+                "criu".to_owned(),
+            ]),
     )?;
     let built = tree.join("criu/criu");
     sys::capture(Command::new("strip").arg(&built))?;
@@ -179,6 +188,22 @@ fn build(apt: &mut Apt, source: &Source) -> Result<()> {
     let seconds = start.elapsed().as_secs();
     sys::say("criu", format!("built {version} in {seconds} s, installed at {INSTALLED}"));
     Ok(())
+}
+
+/// Has CRIU copy what it has listed of pages, in the place of all the room that it has for that: two gigabytes where a
+/// program has half a terabyte of addresses, as CUDA's driver reserves them, copied while the program stands still.
+///
+/// # Errors
+/// The line is not there, or not just once.
+fn shorten_lists(file: &Path) -> Result<()> {
+    const ALL: &str = "memcpy(pargs_iovs(args), pp->iovs, sizeof(struct iovec) * pp->nr_iovs);";
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    if text.matches(ALL).count() != 1 {
+        bail!("{} is not what is known of it", file.display());
+    }
+    let text = text.replace(ALL, &ALL.replace("nr_iovs", "free_iov"));
+    std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// Puts the binary in place in one step, so that a running dump keeps the file that it has.

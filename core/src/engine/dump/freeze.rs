@@ -12,7 +12,7 @@ use crate::base::scratch;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
 use crate::host::criu::{CriuError, DumpError, DumpWorker, Hint, LeftMemory, settle_links};
-use crate::host::process::{ProcessInfo, queue};
+use crate::host::process::{ProcessInfo, mapped_privately, queue};
 use crate::image::ImageWriter;
 
 /// Set to anything, it has CRIU write the private memory of programs, for tests and measurements.
@@ -20,6 +20,8 @@ const ENV_CRIU_WRITES: &str = "GPUCR_CRIU_WRITES_MEMORY";
 /// Bytes that CRIU, which takes hold of memory that it leaves in processes, holds with one pipe; more if it has
 /// `CAP_SYS_RESOURCE`.
 const PIPE: u64 = 1 << 20;
+/// Bytes that CRIU copies in next to no time.
+const LITTLE: u64 = 64 << 20;
 /// How often CRIU is asked while strangers are in its way.
 const ATTEMPTS: usize = 5;
 
@@ -85,16 +87,23 @@ pub(super) fn freeze<W: Window>(
     }
 }
 
-/// Whether CRIU has descriptors enough to leave the memory of all processes where it is. Where this is wrong, it is
-/// asked twice.
+/// Whether CRIU is to leave the memory of all processes where it is: it has descriptors enough for that, where it is
+/// asked twice if this is wrong, and has not more to copy for it than all of that memory.
 fn can_leave_memory(task: &Task<'_>) -> bool {
-    let pipes = |process: &ProcessInfo| {
+    let pages = |process: &ProcessInfo| {
         let status = procfs::process::Process::new(process.pid as i32).and_then(|it| it.status());
         let status = status.ok()?;
-        let kib = status.rssanon? + status.vmswap.unwrap_or(0);
-        Some((kib * 1024).div_ceil(PIPE))
+        Some((status.rssanon? + status.vmswap.unwrap_or(0)) * 1024)
     };
-    let pipes: u64 = task.processes().filter_map(pipes).sum();
+    let there: Vec<u64> = task.processes().filter_map(pages).collect();
+    let mapped = |process: &ProcessInfo| mapped_privately(process.pid as i32).ok();
+    let lists = task.processes().filter_map(mapped).map(|mapped| task.plan.criu.list_bytes(mapped));
+    let (lists, all): (u64, u64) = (lists.sum(), there.iter().sum());
+    if lists > all.max(LITTLE) {
+        tracing::info!(lists, all, "CRIU is asked to write all memory: its lists are longer");
+        return false;
+    }
+    let pipes: u64 = there.iter().map(|bytes| bytes.div_ceil(PIPE)).sum();
     // Each has two ends.
     limits::make_room_for(2 * pipes)
         .inspect_err(|error| {

@@ -16,6 +16,14 @@ use super::rpc::{FeatureSet, Kind, Opts, Request, Response};
 use super::swrk::{Start, Swrk};
 use super::version::{MIN_VERSION, NO_PASSCRED, Version};
 
+/// The fourth number of the version of a CRIU that copies no more of its list of pages than is listed; CRIU itself has no
+/// such number.
+const SHORT_LISTS: i32 = 1;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+/// Bytes in the list for each page: a `struct iovec`.
+const LISTED: u64 = 16;
+
 /// Names the CRIU to use, and no other is looked for then.
 const ENV_CRIU: &str = "GPUCR_CRIU";
 /// How long CRIU may take to answer what it need do little for; it tries what the kernel can, at most. These
@@ -39,6 +47,7 @@ pub struct Features {
 pub struct Criu {
     path: PathBuf,
     version: Version,
+    has_short_lists: bool,
     /// Set from elsewhere to end whatever it is at.
     pub(super) stop: Option<Arc<AtomicBool>>,
 }
@@ -85,19 +94,18 @@ impl Criu {
     pub fn at(path: &Path, stop: Option<&Arc<AtomicBool>>) -> Result<Self, CriuError> {
         const ACTION: &str = "tell its version";
         let response = ask(path, ACTION, Kind::Version, Request::default(), stop)?;
-        let version = response.version.map(|v| Version {
-            major: v.major,
-            minor: v.minor,
-            sublevel: v.sublevel.unwrap_or(0),
+        let version = response.version.map(|v| {
+            let (major, minor, sublevel) = (v.major, v.minor, v.sublevel.unwrap_or(0));
+            (Version { major, minor, sublevel }, v.extra == Some(SHORT_LISTS))
         });
-        let Some(found) = version else {
+        let Some((found, has_short_lists)) = version else {
             let reason = "its answer has no version".to_owned();
             return Err(CriuError::Protocol { action: ACTION, reason });
         };
         if found < MIN_VERSION {
             return Err(CriuError::TooOld { path: path.to_owned(), found });
         }
-        Ok(Self { path: path.to_owned(), version: found, stop: stop.cloned() })
+        Ok(Self { path: path.to_owned(), version: found, has_short_lists, stop: stop.cloned() })
     }
 
     /// The program's path.
@@ -108,6 +116,14 @@ impl Criu {
     /// Its version.
     pub fn version(&self) -> Version {
         self.version
+    }
+
+    /// Bytes that it copies to leave memory in a process, before anything else, that has so many bytes of private
+    /// mappings, be there pages or not. Its list of pages has room for 16 bytes for each page of these, and it copies
+    /// all of that room (`__parasite_dump_pages_seized` of `criu/mem.c`); CUDA's driver reserves hundreds of
+    /// gigabytes of addresses. The CRIU that `cargo xtask setup` builds copies what is listed.
+    pub fn list_bytes(&self, mapped: u64) -> u64 {
+        if self.has_short_lists { 0 } else { mapped / PAGE * LISTED }
     }
 
     /// Whether it can dump programs with TCP sockets on this kernel. Since Linux 6.16 such a socket has no option

@@ -115,6 +115,9 @@ pub(super) struct VersionResponse {
     pub(super) minor: i32,
     #[prost(int32, optional, tag = "4")]
     pub(super) sublevel: Option<i32>,
+    /// A fourth number.
+    #[prost(int32, optional, tag = "5")]
+    pub(super) extra: Option<i32>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -147,6 +147,17 @@ fn private_mappings(smaps: &[u8]) -> Vec<Mapping> {
     found
 }
 
+/// Bytes of addresses that the mappings of a process have that are its alone, whether or not there are pages.
+///
+/// # Errors
+/// There is no such process, or it must not be looked at.
+pub(crate) fn mapped_privately(pid: i32) -> io::Result<u64> {
+    let maps = std::fs::read(format!("/proc/{pid}/maps"))?;
+    let maps = String::from_utf8_lossy(&maps);
+    let mappings = maps.lines().filter_map(header).flatten();
+    Ok(mappings.map(|mapping| mapping.end - mapping.start).sum())
+}
+
 /// The mapping that a line begins, if it begins one; nothing of it if it is not of the process alone.
 fn header(line: &str) -> Option<Option<Mapping>> {
     let mut words = line.split_ascii_whitespace();
@@ -235,6 +246,21 @@ fn scan(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_without_pages_are_mapped_too() {
+        let len = 1 << 40;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let pid = std::process::id() as i32;
+        assert!(mapped_privately(pid).unwrap() < len as u64);
+        // SAFETY: a new mapping, anywhere.
+        let memory =
+            unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
+        assert_ne!(memory, libc::MAP_FAILED);
+        assert!(mapped_privately(pid).unwrap() >= len as u64);
+        // SAFETY: the mapping is this test's.
+        unsafe { libc::munmap(memory, len) };
+    }
 
     #[test]
     fn mappings_of_the_process_alone_are_told_from_others() {

@@ -262,7 +262,7 @@ fn gather<T: Copy + Into<u64>>(
 
 /// Values as loads extend them.
 #[inline(always)]
-fn extend(value: u64, size: u8, signed: bool) -> u64 {
+pub(super) fn extend(value: u64, size: u8, signed: bool) -> u64 {
     if !signed {
         return value;
     }
@@ -370,21 +370,24 @@ impl Warp<'_> {
         let whole = usize::from(size) * usize::from(count);
         if self.all_global(place, &addresses, mask) {
             room.mapped.check_lanes(Use::Read, &addresses, mask, whole)?;
-            for (index, &to) in to.iter().take(usize::from(count)).enumerate() {
-                let step = index as u64 * u64::from(size);
-                let to = self.lanes_mut(to);
-                if size == 4 && !signed {
-                    for_lanes(mask, |lane| {
-                        // SAFETY: every lane's address was checked to be mapped and aligned.
-                        to[lane] = unsafe { read(addresses[lane] + step, 4) };
-                    });
-                } else {
-                    for_lanes(mask, |lane| {
-                        // SAFETY: as above.
-                        let value = unsafe { read(addresses[lane] + step, size) };
-                        to[lane] = extend(value, size, signed);
-                    });
-                }
+            if count > 1 {
+                let to = &to[..usize::from(count)];
+                // SAFETY: every lane's vector was checked to be mapped and aligned.
+                unsafe { self.load_vectors((&addresses, mask), (size, signed), to) };
+                return Ok(());
+            }
+            let to = self.lanes_mut(to[0]);
+            if size == 4 && !signed {
+                for_lanes(mask, |lane| {
+                    // SAFETY: every lane's address was checked to be mapped and aligned.
+                    to[lane] = unsafe { read(addresses[lane], 4) };
+                });
+            } else {
+                for_lanes(mask, |lane| {
+                    // SAFETY: as above.
+                    let value = unsafe { read(addresses[lane], size) };
+                    to[lane] = extend(value, size, signed);
+                });
             }
             return Ok(());
         }
@@ -478,12 +481,15 @@ impl Warp<'_> {
         let whole = usize::from(size) * usize::from(count);
         if self.all_global(place, &addresses, mask) {
             room.mapped.check_lanes(Use::Write, &addresses, mask, whole)?;
-            for (index, &from) in from.iter().take(usize::from(count)).enumerate() {
-                let step = index as u64 * u64::from(size);
-                let from = self.lanes(from);
-                // SAFETY: all lanes' addresses were checked to be writable and aligned.
-                for_lanes(mask, |lane| unsafe { write(addresses[lane] + step, size, from[lane]) });
+            if count > 1 {
+                let from = &from[..usize::from(count)];
+                // SAFETY: all lanes' vectors were checked to be writable and aligned.
+                unsafe { self.store_vectors((&addresses, mask), size, from) };
+                return Ok(());
             }
+            let from = self.lanes(from[0]);
+            // SAFETY: all lanes' addresses were checked to be writable and aligned.
+            for_lanes(mask, |lane| unsafe { write(addresses[lane], size, from[lane]) });
             return Ok(());
         }
         self.aligned(&addresses, mask, whole)?;

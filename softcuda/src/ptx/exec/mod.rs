@@ -17,6 +17,7 @@ mod print;
 mod sample;
 mod surface;
 mod turns;
+mod vectors;
 mod warp;
 
 use super::code::RESERVED_SHARED;

@@ -440,3 +440,43 @@ fn groups_of_lanes_reduce_and_vote_apart() {
         assert_eq!(found[2 * lane..2 * lane + 2], wanted, "lane {lane}");
     }
 }
+
+#[test]
+fn other_blocks_see_a_vector_whole() {
+    // Each thread of the first block writes vectors of equal elements where one of the second reads them.
+    for (ty, register, elements) in
+        [("u16", "s", 4), ("u32", "r", 2), ("u32", "r", 4), ("u64", "d", 2)]
+    {
+        let vector = |first: usize| {
+            let all = (0..elements)
+                .map(|at| format!("%{register}{}", if first == 0 { 30 } else { first + at }));
+            all.collect::<Vec<_>>().join(", ")
+        };
+        let differ: String = (21..20 + elements)
+            .map(|at| {
+                format!(
+                    "setp.ne.{ty} %p3, %{register}20, %{register}{at}; @%p3 add.u32 %r5, %r5, 1;\n"
+                )
+            })
+            .collect();
+        let body = format!(
+            ".reg .b16 %s<40>; .reg .b32 %r<40>; .reg .b64 %d<40>; .reg .pred %p<9>;\n\
+             ld.param.u64 %d0, [p0]; ld.param.u64 %d1, [p1]; mov.u32 %r0, %tid.x; mul.wide.u32 %d2, %r0, 16;\n\
+             add.u64 %d2, %d2, %d0; mov.u32 %r1, %ctaid.x; setp.ne.u32 %p1, %r1, 0; mov.u32 %r2, 0; mov.u32 %r5, 0;\n\
+             loop: cvt.{ty}.u32 %{register}30, %r2;\n\
+             @!%p1 st.global.v{elements}.{ty} [%d2], {{{}}};\n\
+             @%p1 ld.global.v{elements}.{ty} {{{}}}, [%d2];\n\
+             @!%p1 bra next;\n{differ}\
+             next: add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 2000; @%p2 bra loop;\n\
+             red.global.add.u32 [%d1], %r5; ret;",
+            vector(0),
+            vector(20),
+        );
+        let module = load(&kernel(&body));
+        let mut device = Device { cooperative: true, ..Device::default() };
+        let vectors = device.alloc(16 * 513).next_multiple_of(16);
+        let torn = device.alloc(4);
+        device.launch(&module, &[], "k", (2, 512, 0), &[vectors, torn]).unwrap();
+        assert_eq!(device.download32(torn, 1), [0], "v{elements}.{ty}");
+    }
+}
