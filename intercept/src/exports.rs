@@ -173,11 +173,10 @@ macro_rules! ahead {
     };
 }
 
-/// Whether a function that copies between host and device in the default stream of all threads comes back after all
-/// that was there before.
+/// Whether a function copies to the host in the default stream of all threads, and so comes back after all that was
+/// there before.
 const fn is_awaited(name: &str) -> bool {
-    let name = name.as_bytes();
-    matches!(name, b"cuMemcpyDtoH_v2" | b"cuMemcpyHtoD_v2")
+    matches!(name.as_bytes(), b"cuMemcpyDtoH_v2")
 }
 
 macro_rules! then {

@@ -48,9 +48,11 @@ fn ends_well(mut program: Program, expected: &[String]) -> Result<()> {
 
 #[test]
 fn a_kernel_is_dumped_and_restored_twice_before_it_ends() -> Result<()> {
-    let expected = undisturbed(NAME, &[])?;
+    // It has twice as many blocks.
+    let args = ["--size", "medium"];
+    let expected = undisturbed(NAME, &args)?;
     let lab = Lab::new();
-    let program = start(&lab, &[])?;
+    let program = start(&lab, &args)?;
     let report = dump(&lab, &program, "first", &[])?;
     let first = done(&report, &program)?;
     let inspected = lab.run(["inspect", "first"])?;
@@ -80,9 +82,7 @@ fn the_program_goes_on_when_it_is_left_running() -> Result<()> {
 #[test]
 fn the_program_goes_on_after_a_dump_that_failed_or_died() -> Result<()> {
     let expected = undisturbed(NAME, &[])?;
-    for fault in
-        ["fail:export", "fail:criu", "fail:commit", "kill:export", "kill:detach", "kill:criu"]
-    {
+    for fault in ["fail:criu", "fail:commit", "kill:export", "kill:criu"] {
         let lab = Lab::new();
         let program = start(&lab, &[])?;
         let mut command = lab.gpucr();

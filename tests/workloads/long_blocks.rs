@@ -48,7 +48,7 @@ NEXT:
 
 const THREADS: u32 = 32;
 /// Blocks for each core: a software driver runs as many at a time, and the kernel takes long on any machine.
-const BLOCKS: u32 = 120;
+const BLOCKS: u32 = 60;
 
 /// What becomes of a number after so many steps.
 fn jump(number: u32, mut times: u32) -> u32 {
@@ -66,14 +66,14 @@ fn jump(number: u32, mut times: u32) -> u32 {
 
 /// Runs the workload.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
-    let steps = run.plan(1, 2, 4);
-    let times = run.pick(1_500_000, 10_000_000, 100_000_000);
+    let steps = run.plan(1, 1, 4);
+    let times = run.pick(1_500_000, 1_500_000, 100_000_000);
     let gpu = Gpu::open()?;
     let module = Module::load(PTX)?;
     let kernel = module.kernel("long_blocks")?;
     let stream = Stream::new(if run.seed.is_multiple_of(2) { 1 } else { 0 })?;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-    let blocks = run.pick(BLOCKS * cores, BLOCKS * cores, 1 << 14);
+    let blocks = run.pick(BLOCKS * cores, 2 * BLOCKS * cores, 1 << 14);
     let mut host: Vec<u32> = (0..blocks * THREADS).map(|i| mix(run.seed ^ i)).collect();
     let buffer = Buffer::holding(&host)?;
     let before = Event::new()?;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::c_void;
 
 use super::patience::patiently;
-use super::support::{enter_at, hold_always, put};
+use super::support::{enter_at, hold_for_context, put};
 use crate::abi::real;
 use crate::abi::types::{
     Code, ERROR_INVALID_VALUE, POINTER_ALLOWED_HANDLE_TYPES, POINTER_BUFFER_ID, POINTER_CONTEXT,
@@ -155,8 +155,13 @@ exported! {
         }
     }
     fn cuMemFree_v2(address: u64) {
-        // It waits for the device.
-        hold_always();
+        if gate::is_holding()
+            && !gate::capturing()
+            && let Some(context) = memory::lock().allocation_at(address).map(|found| found.context)
+        {
+            // What follows waits for that too, inside of the gate.
+            hold_for_context(context);
+        }
         let _inside = enter_at(address);
         if let Some(code) = free_heap(address) {
             return code;

@@ -27,10 +27,10 @@ pub(super) fn hold_for(stream: Option<u64>) {
     }
 }
 
-/// Waits for all launches that can be interrupted, for a call that waits for the device.
-pub(super) fn hold_always() {
+/// Waits for all launches that can be interrupted, for a call that waits for all work of a context itself.
+pub(super) fn hold_for_context(context: u64) {
     if gate::is_holding() {
-        interrupt::hold(None, Patience::Always);
+        interrupt::hold(None, Patience::ForContext(context));
     }
 }
 

@@ -72,8 +72,11 @@ pub(crate) fn before(decoder: Decoder, arguments: &[usize]) {
 /// The same for a call that comes back when its copy is done. `waits`: after all that was in its stream before.
 #[inline(never)]
 pub(crate) fn before_synchronous(decoder: Decoder, arguments: &[usize], waits: bool) {
-    if waits && gate::is_holding() {
-        before_holding(decoder, arguments, Patience::ForBlocking);
+    if waits
+        && gate::is_holding()
+        && let Ok((context, _)) = real::current_context()
+    {
+        before_holding(decoder, arguments, Patience::ForBlocking(context));
     }
     before(decoder, arguments);
 }

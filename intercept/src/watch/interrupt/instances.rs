@@ -29,7 +29,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 const AT_ONCE: Duration = Duration::from_micros(30);
 /// `CU_STREAM_LEGACY`
 pub(super) const LEGACY: u64 = 1;
-/// The default streams: all streams wait for what is in one of them, or they are several.
+/// The default streams.
 const DEFAULT: std::ops::RangeInclusive<u64> = 0..=2;
 
 /// Memory of the device that tells a twin which blocks to run.
@@ -100,19 +100,19 @@ pub(super) fn with<T>(work: impl FnOnce(&mut Table) -> T) -> T {
     result
 }
 
-/// Something was interrupted or launched again. To be called before it happens in the first case, and after in the other.
+/// Something is interrupted, or was launched again. To be called before the table says so.
 pub(super) fn new_epoch() {
     EPOCH.fetch_add(1, Ordering::SeqCst);
 }
 
 impl Table {
-    /// Whether an instance is in the way of a call for a stream; `None`: one of which that is not known.
+    /// An instance that comes before a call for a stream; `None`: one of which the stream is not known.
     fn in_the_way(&self, stream: Option<u64>) -> Option<&Instance> {
-        let order = |instance: &Instance| match stream {
-            Some(stream) if !DEFAULT.contains(&stream) && !DEFAULT.contains(&instance.stream) => {
-                stream == instance.stream
-            }
-            _ => true,
+        let order = |instance: &Instance| {
+            let Some(stream) = stream else { return true };
+            let is_default = DEFAULT.contains(&stream) || DEFAULT.contains(&instance.stream);
+            // What is in a default stream has no order with streams that were made not to wait for it.
+            stream == instance.stream || is_default && instance.is_blocking
         };
         self.instances.iter().find(|instance| order(instance))
     }
@@ -153,10 +153,10 @@ fn is_over(event: u64) -> bool {
 pub(crate) enum Patience {
     /// [`HOLD`], and then what it waits for is like any other launch.
     Limited,
-    /// The driver would have it wait too, so nothing can depend on this thread: for all instances.
-    Always,
-    /// The same, as far as they are in streams that synchronous copies wait for.
-    ForBlocking,
+    /// The driver would have it wait for all work of this context too, so nothing there can depend on this thread.
+    ForContext(u64),
+    /// The same, as far as work is in streams of the context that synchronous copies wait for.
+    ForBlocking(u64),
 }
 
 /// Waits for what can be interrupted and comes before a call for this stream; `None`: a call of which the stream is not
@@ -174,8 +174,10 @@ pub(crate) fn hold(stream: Option<u64>, patience: Patience) {
             let number = instance.number;
             let is_patient = match patience {
                 Patience::Limited => false,
-                Patience::Always => true,
-                Patience::ForBlocking => instance.is_blocking,
+                Patience::ForContext(context) => instance.context == context,
+                Patience::ForBlocking(context) => {
+                    instance.context == context && instance.is_blocking
+                }
             };
             let is_running = instance.state == State::Running;
             if is_running && !is_patient && begin.elapsed() >= HOLD {

@@ -61,7 +61,7 @@ pub(crate) fn launch(decoder: Decoder, arguments: &[usize], per_thread: bool) ->
 }
 
 fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
-    let form = launch.form?;
+    let form = launch.form.filter(|_| launch.is_listed())?;
     let (context, device) = real::current_context().ok()?;
     let twin = twins::of(context, launch.handle)?;
     let name = &twin.kernel.name;
@@ -78,8 +78,8 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
     let [gx, gy, gz, bx, by, bz] = form.shape;
     let blocks = control::blocks([gx, gy, gz])?;
     let threads = [bx, by, bz].iter().map(|size| u64::from(*size)).product();
-    if !twin.admits(threads, form.shared) {
-        return no("its twin cannot have blocks as large");
+    if !twin.admits(launch.handle, threads, form.shared) {
+        return no("its twin cannot have blocks as large, or its blocks run in clusters");
     }
     let mut arguments = launch.packed(&twin.kernel)?;
     let is_blocking = is_blocking(stream)?;
@@ -118,15 +118,15 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
     // SAFETY: an event and a stream of the current context.
     let recorded = made.and_then(|()| check(unsafe { real::cuEventRecord(event, stream) }));
     let code = match (made, recorded) {
-        (Ok(()), Ok(())) => {
+        (_, Ok(())) => {
             with(|table| table.instances.push(instance));
             Some(SUCCESS)
         }
-        // Nobody knows when it is over: what it uses is given up, and it is like any other launch.
-        (Ok(()), Err(_)) => Some(SUCCESS),
-        (Err(_), _) => {
-            with(|table| table.released.push(instance));
-            None
+        // What it uses is given up for good, since nobody knows when the stream is done with that; and there will be no
+        // other. Where it was launched it is like any other launch.
+        (made, _) => {
+            twins::give_up(context, launch.handle, "the driver did not launch its twin");
+            made.is_ok().then_some(SUCCESS)
         }
     };
     drop(launching);

@@ -9,7 +9,7 @@ use gpucr_wire::message::Interrupted;
 
 use super::instances::{Instance, State, new_epoch, with};
 use super::launch::own_stream;
-use super::twins::Relaxed;
+use super::twins::{self, Relaxed};
 use crate::abi::real::{self, check, with_context};
 use crate::abi::types::Code;
 use crate::log::log;
@@ -41,9 +41,9 @@ pub(crate) fn interrupt() {
     if !gate::is_holding() {
         return;
     }
+    // Before any flag is raised: who sees the end of an interrupted launch sees this too.
     let raised: Vec<Instance> = with(|table| {
         table.settle();
-        // Before any flag is raised: who sees the end of an interrupted launch sees this too.
         new_epoch();
         let running = table.instances.iter_mut().filter(|one| one.state == State::Running);
         running
@@ -116,14 +116,14 @@ pub(crate) fn give_up() {
         let _relaxed = Relaxed::now();
         let launched = with_context(one.context, || one.launch_beside());
         match launched {
-            Ok(()) => with(|table| {
-                super::twins::note(&one.twin.kernel.name, "its blocks wait for each other");
-                table.end(one.number);
-            }),
+            Ok(()) => {
+                twins::note(&one.twin.kernel.name, "its blocks wait for each other");
+                new_epoch();
+                with(|table| table.end(one.number));
+            }
             Err(code) => log!("`{}` cannot be continued: error {code}", one.twin.kernel.name),
         }
     }
-    new_epoch();
 }
 
 /// The devices are idle: what is over is forgotten, and of all else it is seen how far it is.
@@ -167,10 +167,14 @@ pub(crate) fn relaunch() -> Result<(), Failure> {
     let _relaxed = Relaxed::now();
     for one in interrupted() {
         match with_context(one.context, || one.launch_again()) {
-            Ok(()) => set_state(one.number, State::Running),
+            Ok(()) => {
+                new_epoch();
+                set_state(one.number, State::Running);
+            }
             // All calls of the program say so themselves.
             Err(code) if broken::is_lasting(code) => {
                 log!("`{}` is lost with its context: error {code}", one.twin.kernel.name);
+                new_epoch();
                 with(|table| table.end(one.number));
             }
             Err(code) => {
@@ -179,7 +183,6 @@ pub(crate) fn relaunch() -> Result<(), Failure> {
                 return Err(Failure::driver(code, what));
             }
         }
-        new_epoch();
     }
     Ok(())
 }

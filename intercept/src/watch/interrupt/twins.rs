@@ -17,6 +17,8 @@ use crate::state::{gate, images, kernels};
 const MAX_THREADS: u32 = 0;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`
 const MAX_SHARED: u32 = 8;
+/// `CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH`
+const CLUSTER_WIDTH: u32 = 11;
 /// So much dynamic shared memory needs no leave, bytes.
 const SHARED_WITHOUT_LEAVE: u32 = 48 << 10;
 /// Why there are no twins of a kernel that did not come as text.
@@ -194,15 +196,41 @@ fn load(image: u64) -> Result<Module, String> {
 }
 
 impl Twin {
-    /// Lets the twin be launched with so many threads and so much dynamic shared memory as the kernel.
-    pub(super) fn admits(&self, threads: u64, shared: u32) -> bool {
-        if threads > self.max_threads.into() {
+    /// Lets the twin be launched in place of the program's function, with so many threads and so much dynamic shared memory.
+    /// What the program has set of its function counts.
+    pub(super) fn admits(&self, function: u64, threads: u64, shared: u32) -> bool {
+        let asked = |attribute| {
+            let mut value = 0;
+            // SAFETY: writes one value; the program is launching the function.
+            let code = unsafe { real::cuFuncGetAttribute(&mut value, attribute, function) };
+            (code == SUCCESS).then_some(value)
+        };
+        // Drivers that know no clusters do not know the attribute.
+        if threads > self.max_threads.into() || asked(CLUSTER_WIDTH).is_some_and(|width| width > 0)
+        {
             return false;
         }
-        // SAFETY: a plain number; the function is one that we have loaded.
-        let set = |shared| unsafe { real::cuFuncSetAttribute(self.function, MAX_SHARED, shared) };
-        shared <= SHARED_WITHOUT_LEAVE || set(shared as i32) == SUCCESS
+        if shared <= SHARED_WITHOUT_LEAVE {
+            return true;
+        }
+        let Some(leave) = asked(MAX_SHARED).filter(|leave| i64::from(*leave) >= shared.into())
+        else {
+            return false;
+        };
+        // SAFETY: plain numbers; the function is one that we have loaded.
+        unsafe { real::cuFuncSetAttribute(self.function, MAX_SHARED, leave) == SUCCESS }
     }
+}
+
+/// The function has no twin any more.
+pub(super) fn give_up(context: u64, function: u64, why: &str) {
+    with(|twins| {
+        if let Some((_, twin)) = twins.known.get_mut(&(context, function))
+            && let Some(twin) = twin.take()
+        {
+            twins.reasons.insert(twin.kernel.name.clone(), why.to_owned());
+        }
+    });
 }
 
 /// The modules and libraries that were loaded from an image are about to go, and the twins with them, unless one may be
