@@ -69,8 +69,8 @@ fn main() -> ExitCode {
     let words: Vec<AtomicU32> = (0..3 << 16).map(|_| AtomicU32::new(0)).collect();
     let [a, b, c] = [0, 1, 2].map(|part| words[part << 16..].as_ptr() as u64);
     let [few, some, many] = [10, 300, 3000].map(turns);
-    let kernels: [(&str, &str, &str, u32, u32, Vec<u64>, bool); 5] = [
-        ("a loop of 10 turns", &few, "k", 2000, 128, vec![a], false),
+    let kernels = [
+        ("a loop of 10 turns", few.as_str(), "k", 2000, 128, vec![a], false),
         ("a loop of 300 turns", &some, "k", 200, 128, vec![a], true),
         ("a loop of 3000 turns", &many, "k", 64, 128, vec![a], true),
         ("matmul, 256 by 256", PROGRAMS, "matmul", 256, 256, vec![a, b, c, 256], true),

@@ -69,7 +69,7 @@ impl<'a> Lexer<'a> {
     ///
     /// # Errors
     /// A string or a comment has no end, or there is something that is no token.
-    pub fn next(&mut self) -> Result<Option<Token<'a>>, Syntax> {
+    pub fn token(&mut self) -> Result<Option<Token<'a>>, Syntax> {
         self.skip_blank()?;
         let start = self.at;
         self.start = start;

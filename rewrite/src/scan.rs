@@ -37,7 +37,7 @@ pub(crate) struct Module<'a> {
 /// Finds the parts of a module.
 pub(crate) fn scan(text: &str) -> Result<Module<'_>, Syntax> {
     let mut scan = Scan { lexer: Lexer::new(text), module: Module::default() };
-    while let Some(token) = scan.lexer.next()? {
+    while let Some(token) = scan.lexer.token()? {
         match token {
             Token::Word(".version") => drop(scan.some()?),
             Token::Word(".address_size") => {
@@ -67,14 +67,14 @@ struct Scan<'a> {
 
 impl<'a> Scan<'a> {
     fn some(&mut self) -> Result<Token<'a>, Syntax> {
-        self.lexer.next()?.ok_or(Syntax(self.lexer.line(), "the text ends too early"))
+        self.lexer.token()?.ok_or(Syntax(self.lexer.line(), "the text ends too early"))
     }
 
     /// One item, and further ones after commas.
     fn list(&mut self) -> Result<(), Syntax> {
         self.some()?;
-        while self.lexer.clone().next()? == Some(Token::Mark(b',')) {
-            self.lexer.next()?;
+        while self.lexer.clone().token()? == Some(Token::Mark(b',')) {
+            self.lexer.token()?;
             self.some()?;
         }
         Ok(())

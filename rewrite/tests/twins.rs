@@ -110,9 +110,9 @@ fn compare(text: &str, grid: [u32; 3], block: [u32; 3], words: usize, more: &[u6
             // Each of three launches finds what it is not to run claimed.
             let parts: Vec<u64> = (0..blocks).map(|_| random.next() % 3).collect();
             for part in 0..3 {
-                for block in 0..blocks as usize {
+                for (block, own) in parts.iter().enumerate() {
                     let (word, bit) = (&control.0[first + block / 32], 1 << (block % 32));
-                    if parts[block] == part {
+                    if *own == part {
                         word.fetch_and(!bit, Ordering::SeqCst);
                     } else {
                         word.fetch_or(bit, Ordering::SeqCst);

@@ -290,13 +290,13 @@ impl<'a> Parser<'a> {
     fn next(&mut self) -> Result<Option<Token<'a>>, PtxError> {
         match self.peeked.take() {
             Some(token) => Ok(Some(token)),
-            None => Ok(self.lexer.next()?),
+            None => Ok(self.lexer.token()?),
         }
     }
 
     fn peek(&mut self) -> Result<Option<Token<'a>>, PtxError> {
         if self.peeked.is_none() {
-            self.peeked = self.lexer.next()?;
+            self.peeked = self.lexer.token()?;
         }
         Ok(self.peeked)
     }

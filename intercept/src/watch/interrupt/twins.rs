@@ -40,10 +40,13 @@ struct Module {
     kernels: Vec<(String, Result<(), String>)>,
 }
 
+/// What is known of a handle: in which generation, and its twin.
+type Known = (u64, Option<Arc<Twin>>);
+
 #[derive(Default)]
 struct Twins {
     /// By context and the program's handle; what a handle means changes with the generation.
-    known: HashMap<(u64, u64), (u64, Option<Arc<Twin>>)>,
+    known: HashMap<(u64, u64), Known>,
     /// By context and image.
     modules: HashMap<(u64, u64), Module>,
     /// Why kernels have none, by their names.
