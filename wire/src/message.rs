@@ -62,6 +62,19 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// A launch that was interrupted between two of its blocks.
+    #[derive(Debug, Clone, Default, PartialEq, Eq)]
+    pub struct Interrupted {
+        /// The name of the kernel, as its module has it.
+        pub kernel: String,
+        /// Blocks of the grid that are done. The others run once the gate is opened.
+        pub done: u64,
+        /// Blocks of the grid.
+        pub blocks: u64,
+    }
+}
+
+wire_struct! {
     /// What the program holds, for `gpucr ps` and for the preflight of a dump.
     #[derive(Debug, Clone, Default, PartialEq, Eq)]
     pub struct Counts {
@@ -295,6 +308,9 @@ wire_enum! {
             wait_ms: u64,
             /// Limit for what has to be done before the gate is shut, milliseconds.
             timeout_ms: u64,
+            /// Once the gate is shut, launches that can be interrupted are. What does not come to rest then within
+            /// so many milliseconds goes on to its end. 0: none is.
+            interrupt_ms: u64,
         },
         /// Let calls pass the shut gate up to one launch on a device that is idle, that one too, or up to the end of a
         /// capture that begins; then shut it again. It may be that no launch came. Only after an answer to
@@ -309,6 +325,8 @@ wire_enum! {
             /// Limit for draining, milliseconds.
             timeout_ms: u64,
         },
+        /// Which launches are interrupted, and go on when the gate is opened? Only while the gate is closed.
+        23 => Interrupted {},
     }
 }
 
@@ -379,6 +397,11 @@ wire_enum! {
         10 => Again {
             /// Whether a launch was kept, and has been made.
             launched: bool,
+        },
+        /// Answer to Interrupted.
+        11 => Interrupted {
+            /// The launches.
+            launches: Vec<Interrupted>,
         },
     }
 }
@@ -461,7 +484,8 @@ mod tests {
             guard(),
             Request::Track {},
             Request::Pinned {},
-            Request::Halt { wait_ms: 5, timeout_ms: 10_000 },
+            Request::Halt { wait_ms: 5, timeout_ms: 10_000, interrupt_ms: 2000 },
+            Request::Interrupted {},
             Request::Pass { wait_ms: 100 },
         ] {
             assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
@@ -482,6 +506,9 @@ mod tests {
             Reply::Rest { rest: Rest { may_pass: true, busy_ms: 7, ..Rest::default() } },
             Reply::Passed { launched: true },
             Reply::Again { launched: true },
+            Reply::Interrupted {
+                launches: vec![Interrupted { kernel: "k".into(), done: 8, blocks: 1320 }],
+            },
         ] {
             assert_eq!(Reply::from_bytes(&reply.to_bytes()), Ok(reply));
         }

@@ -12,59 +12,25 @@
 //! (see [`crate::abi::slots`]): for as long as memory is awaited or shared, the slots of those that programs make
 //! most, and by which they wait for the device, lead through here.
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
-use super::guard;
+use super::broken::is_fault;
+use super::own::is_ours;
+use super::{guard, interrupt};
 use crate::abi::slots::{SLOTS, resolve};
 use crate::abi::table::{Wrapper, index};
-use crate::abi::types::{
-    Code, ERROR_ASSERT, ERROR_CONTEXT_IS_DESTROYED, ERROR_DEVICE_UNAVAILABLE,
-    ERROR_ECC_UNCORRECTABLE, ERROR_HARDWARE_STACK_ERROR, ERROR_ILLEGAL_ADDRESS,
-    ERROR_LAUNCH_FAILED, ERROR_LAUNCH_TIMEOUT, ERROR_NVLINK_UNCORRECTABLE,
-};
+use crate::abi::types::Code;
 use crate::log::log;
-
-/// Codes that leave a context broken, besides those between [`ERROR_HARDWARE_STACK_ERROR`] and
-/// [`ERROR_LAUNCH_FAILED`].
-const FAULTS: [Code; 3] = [ERROR_ILLEGAL_ADDRESS, ERROR_LAUNCH_TIMEOUT, ERROR_ASSERT];
-
-/// Codes that are no fault of a kernel, and leave a context broken all the same.
-const LASTING: [Code; 4] = [
-    ERROR_DEVICE_UNAVAILABLE,
-    ERROR_ECC_UNCORRECTABLE,
-    ERROR_NVLINK_UNCORRECTABLE,
-    ERROR_CONTEXT_IS_DESTROYED,
-];
+use crate::state::gate;
 
 /// How often it is seen whether there still is somebody to be told.
 const LISTENING: Duration = Duration::from_secs(1);
 
-thread_local! {
-    /// Whether this is a thread of gpucr's, which gets its errors itself.
-    static OURS: Cell<bool> = const { Cell::new(false) };
-}
-
-/// This thread is one of gpucr's.
-pub(crate) fn exempt_this_thread() {
-    let _ = OURS.try_with(|ours| ours.set(true));
-}
-
-/// Whether a kernel has left its context broken, which it may have done for want of memory.
-fn is_fault(code: Code) -> bool {
-    FAULTS.contains(&code) || (ERROR_HARDWARE_STACK_ERROR..=ERROR_LAUNCH_FAILED).contains(&code)
-}
-
-/// Whether this is what each call of a context gives from some failure on, until the context is destroyed.
-pub(crate) fn is_lasting(code: Code) -> bool {
-    is_fault(code) || LASTING.contains(&code)
-}
-
 /// The program is about to get this code. Does not return if it must not.
 #[cold]
 pub(crate) fn look(code: Code) -> Code {
-    if is_fault(code) && !OURS.try_with(Cell::get).unwrap_or(true) {
+    if is_fault(code) && !is_ours() {
         // As long as there is somebody who can be expected to end the program.
         while guard::tell_fault(code) {
             log!("error {code} while memory is awaited or shared: this attempt is over");
@@ -96,11 +62,13 @@ macro_rules! looked_at {
                 let target = REAL[Number::$name as usize].load(Ordering::Acquire);
                 // SAFETY: what the slot held before is the driver's function (or its stub), which takes
                 // these integers and returns a CUresult.
-                let code = unsafe {
+                let call = || unsafe {
                     let real: unsafe extern "C-unwind" fn($(looked_at!(@ $argument)),*) -> Code =
                         std::mem::transmute(target);
                     real($($argument),*)
                 };
+                const WAITS: bool = is_wait(stringify!($name));
+                let code = if WAITS { interrupt::truthful(call) } else { call() };
                 if code == 0 { code } else { look(code) }
             })*
         }
@@ -144,8 +112,26 @@ looked_at! {
     cuStreamWaitEvent_ptsz(stream, event, flags)
 }
 
-/// Leads the slots through here, or back. Only the agent calls this.
+/// Whether a function waits for work in a stream or asks whether it is over.
+const fn is_wait(name: &str) -> bool {
+    const BEGIN: [&[u8]; 3] = [b"cuCtxSynchronize", b"cuStreamSynchronize", b"cuStreamQuery"];
+    let (name, mut of) = (name.as_bytes(), 0);
+    while of < BEGIN.len() {
+        let mut at = 0;
+        while at < BEGIN[of].len() && at < name.len() && BEGIN[of][at] == name[at] {
+            at += 1;
+        }
+        if at == BEGIN[of].len() {
+            return true;
+        }
+        of += 1;
+    }
+    false
+}
+
+/// Leads the slots through here, or back, unless kernels may be interrupted. Only the agent calls this, and who starts it.
 pub(crate) fn watch(on: bool) {
+    let on = on || gate::is_interruptible();
     for (Wrapper(slot, looking), real) in LOOKING.iter().zip(&REAL) {
         // Puts the driver's function into the slot: a stub that is still there would do so later, in
         // our place.
