@@ -8,6 +8,10 @@ pub fn feed(target: &str, bytes: &[u8]) {
     if softcuda::hostile::TARGETS.contains(&target) {
         return softcuda::hostile::feed(target, bytes);
     }
+    if target == "rewrite" {
+        let loads = |text: &str| softcuda::ptx::Module::load(text).is_ok();
+        return gpucr_rewrite::hostile::feed(&String::from_utf8_lossy(bytes), loads);
+    }
     static SCRATCH: OnceLock<PathBuf> = OnceLock::new();
     let scratch = SCRATCH.get_or_init(|| {
         // In memory, and one for each process: an import makes files.

@@ -38,7 +38,11 @@ macro_rules! sync {
         #[allow(non_snake_case, clippy::too_many_arguments)]
         pub(crate) unsafe extern "C-unwind" fn $name($($argument: integer!($argument)),*) -> u32 {
             let inside = crate::state::gate::enter();
-            before!($decoder, $($argument)*);
+            if crate::state::gate::is_watching() {
+                const WAITS: bool = is_awaited(stringify!($name));
+                let decoder = crate::calls::$decoder;
+                crate::watch::before_synchronous(decoder, &[$($argument),*], WAITS);
+            }
             // SAFETY: a slot holds a function of the driver (or its stub), which takes these integer slots.
             let result = unsafe { real!($index, $($argument)*) };
             if result != 0 && crate::watch::faults::is_wanted() {
@@ -74,6 +78,7 @@ macro_rules! launch {
                 inside
             },
             |_| (),
+            twin
             $decoder $then, $($argument)*
         );
     };
@@ -107,11 +112,17 @@ macro_rules! wrapped {
         $name:ident, $index:literal, $enter:expr, $after:expr,
         $before:ident $then:ident, $($argument:ident)*
     ) => {
+        wrapped!($name, $index, $enter, $after, real $before $then, $($argument)*);
+    };
+    (
+        $name:ident, $index:literal, $enter:expr, $after:expr,
+        $by:ident $before:ident $then:ident, $($argument:ident)*
+    ) => {
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, clippy::too_many_arguments, clippy::let_unit_value)]
         pub(crate) unsafe extern "C-unwind" fn $name($($argument: integer!($argument)),*) -> u32 {
             let _inside = $enter;
-            before!($before, $($argument)*);
+            ahead!($name, $by $before, $($argument)*);
             // SAFETY: a slot holds a function of the driver (or its stub), which takes these
             // integer slots and returns a CUresult.
             let result = unsafe { real!($index, $($argument)*) };
@@ -148,6 +159,29 @@ macro_rules! before {
             crate::watch::before(crate::calls::$decoder, &[$($argument),*]);
         }
     };
+}
+
+/// What comes ahead of the call: a launch may be made in another way.
+macro_rules! ahead {
+    ($name:ident, real $decoder:ident, $($argument:ident)*) => {
+        before!($decoder, $($argument)*);
+    };
+    ($name:ident, twin $decoder:ident, $($argument:ident)*) => {
+        if crate::state::gate::is_watching() {
+            let decoder = crate::calls::$decoder;
+            let per_thread = stringify!($name).ends_with("_ptsz");
+            let made = crate::watch::before_launch(decoder, &[$($argument),*], per_thread);
+            if let Some(code) = made {
+                return code;
+            }
+        }
+    };
+}
+
+/// Whether a function copies to the host in the default stream of all threads, and so comes back after all that was
+/// there before.
+const fn is_awaited(name: &str) -> bool {
+    matches!(name.as_bytes(), b"cuMemcpyDtoH_v2")
 }
 
 macro_rules! then {

@@ -22,7 +22,7 @@ fn program() {
 }
 
 fn halt(agent: &mut Agent, wait_ms: u64) -> Rest {
-    match agent.ask(&Request::Halt { wait_ms, timeout_ms: 60_000 }) {
+    match agent.ask(&Request::Halt { wait_ms, timeout_ms: 60_000, interrupt_ms: 0 }) {
         Reply::Rest { rest } => rest,
         other => panic!("{other:?}"),
     }

@@ -31,7 +31,7 @@ fn meet(agent: &mut Agent, wait_ms: u64) -> bool {
 }
 
 fn halt(agent: &mut Agent) -> Rest {
-    match agent.ask(&Request::Halt { wait_ms: 60_000, timeout_ms: 60_000 }) {
+    match agent.ask(&Request::Halt { wait_ms: 60_000, timeout_ms: 60_000, interrupt_ms: 0 }) {
         Reply::Rest { rest } => rest,
         other => panic!("{other:?}"),
     }

@@ -43,6 +43,8 @@ mod surfaces;
 mod table;
 #[path = "../tests/instructions/tiny.rs"]
 mod tiny;
+#[path = "../tests/instructions/twins.rs"]
+mod twins;
 #[path = "../tests/instructions/video.rs"]
 mod video;
 #[path = "../tests/instructions/warps.rs"]

@@ -28,7 +28,7 @@ pub use program::Program;
 pub use skip::skip;
 pub use squatter::Squatter;
 pub use started::Started;
-pub use workloads::{ADVERSARIES, DEVICES, GROUPS, HOST, LARGE, REFUSED};
+pub use workloads::{ADVERSARIES, DEVICES, GROUPS, HOST, INTERRUPTED, LARGE, REFUSED};
 
 /// Numbers that look random and are the same in every run; the seed is in the name of a failure.
 pub struct Random(pub u64);

@@ -31,6 +31,9 @@ pub const DEVICES: [&str; 1] = ["devices"];
 /// `e2e/extract.rs` have them.
 pub const HOST: [&str; 2] = ["host-memory", "addresses"];
 
+/// The workload whose kernel is interrupted; `e2e/interrupt.rs` has it.
+pub const INTERRUPTED: [&str; 1] = ["long-blocks"];
+
 /// Makes a test of each workload, in a module `workload`, by a function that takes its name, and one that
 /// fails if a workload is missing here. The adversaries, the generated programs, the large one, the groups, and those that are
 /// refused have tests of their own.
@@ -72,7 +75,7 @@ macro_rules! each_workload {
                     .arg("--list")
                     .output()?;
                 let all = [&[$($name),*][..], &$crate::REFUSED, &$crate::LARGE, &$crate::HOST];
-                let all = [&all.concat()[..], &$crate::ADVERSARIES, &$crate::GROUPS, &$crate::DEVICES, &["random"]].concat();
+                let all = [&all.concat()[..], &$crate::ADVERSARIES, &$crate::GROUPS, &$crate::DEVICES, &$crate::INTERRUPTED, &["random"]].concat();
                 assert_eq!(String::from_utf8(output.stdout)?.lines().collect::<Vec<_>>(), all);
                 Ok(())
             }

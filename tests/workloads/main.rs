@@ -22,6 +22,7 @@ mod indirect;
 mod ipc;
 mod late_modules;
 mod launcher;
+mod long_blocks;
 mod many_blocks;
 mod mlp;
 mod numbers;
@@ -56,7 +57,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 41] = [
+const WORKLOADS: [(&str, Workload); 42] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -97,6 +98,7 @@ const WORKLOADS: [(&str, Workload); 41] = [
     ("handles", handles::run),
     ("signals", signals::run),
     ("devices", devices::run),
+    ("long-blocks", long_blocks::run),
     ("random", random::run),
 ];
 

@@ -62,6 +62,19 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// A launch that was interrupted between two of its blocks.
+    #[derive(Debug, Clone, Default, PartialEq, Eq)]
+    pub struct Interrupted {
+        /// The name of the kernel, as its module has it.
+        pub kernel: String,
+        /// Blocks of the grid that are done. The others run once the gate is opened.
+        pub done: u64,
+        /// Blocks of the grid.
+        pub blocks: u64,
+    }
+}
+
+wire_struct! {
     /// What the program holds, for `gpucr ps` and for the preflight of a dump.
     #[derive(Debug, Clone, Default, PartialEq, Eq)]
     pub struct Counts {
@@ -295,6 +308,9 @@ wire_enum! {
             wait_ms: u64,
             /// Limit for what has to be done before the gate is shut, milliseconds.
             timeout_ms: u64,
+            /// Once the gate is shut, launches that can be interrupted are. What does not come to rest then within
+            /// so many milliseconds goes on to its end. 0: none is.
+            interrupt_ms: u64,
         },
         /// Let calls pass the shut gate up to one launch on a device that is idle, that one too, or up to the end of a
         /// capture that begins; then shut it again. It may be that no launch came. Only after an answer to
@@ -309,15 +325,17 @@ wire_enum! {
             /// Limit for draining, milliseconds.
             timeout_ms: u64,
         },
+        /// Which launches are interrupted, and go on when the gate is opened? Only while the gate is closed.
+        23 => Interrupted {},
         /// Wait until a thread of the program comes back from a call by which it waits for the device, and begin to
         /// close the gate before it goes on. Only when open. The state is [`GateState::Closing`] then, and
         /// [`Request::Halt`] does the rest. Where no thread has come back in time it stays open, and that is no failure.
-        23 => Meet {
+        24 => Meet {
             /// How long to wait, milliseconds.
             wait_ms: u64,
         },
         /// The program was restored from an image, and is about to go on. Allowed in every state.
-        24 => Restored {},
+        25 => Restored {},
     }
 }
 
@@ -389,8 +407,13 @@ wire_enum! {
             /// Whether a launch was kept, and has been made.
             launched: bool,
         },
+        /// Answer to Interrupted.
+        11 => Interrupted {
+            /// The launches.
+            launches: Vec<Interrupted>,
+        },
         /// Answer to Meet.
-        11 => Met {
+        12 => Met {
             /// Whether a thread has come back.
             met: bool,
         },
@@ -475,7 +498,8 @@ mod tests {
             guard(),
             Request::Track {},
             Request::Pinned {},
-            Request::Halt { wait_ms: 5, timeout_ms: 10_000 },
+            Request::Halt { wait_ms: 5, timeout_ms: 10_000, interrupt_ms: 2000 },
+            Request::Interrupted {},
             Request::Pass { wait_ms: 100 },
             Request::Meet { wait_ms: 100 },
             Request::Restored {},
@@ -498,6 +522,9 @@ mod tests {
             Reply::Rest { rest: Rest { may_pass: true, busy_ms: 7, ..Rest::default() } },
             Reply::Passed { launched: true },
             Reply::Again { launched: true },
+            Reply::Interrupted {
+                launches: vec![Interrupted { kernel: "k".into(), done: 8, blocks: 1320 }],
+            },
             Reply::Met { met: true },
         ] {
             assert_eq!(Reply::from_bytes(&reply.to_bytes()), Ok(reply));

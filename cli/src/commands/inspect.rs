@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use gpucr_core::image::{
     Base, BlockKind, DriverKind, ImageReader, Listener, Part, Phase, Protocol, Stdio,
 };
+use gpucr_core::interrupted::{self, Interrupted};
 use gpucr_core::kinds;
 use gpucr_core::store::ChunkId;
 use gpucr_core::{Error, hex};
@@ -91,6 +92,8 @@ struct Summary<'a> {
     files: Vec<FileRow<'a>>,
     /// The kernels that each process launched while it was dumped, as far as the dump recorded that.
     kernels: Vec<kernels::ProcessKernels>,
+    /// Launches that were interrupted, and go on from there.
+    interrupted: Vec<Interrupted>,
     stopped_ms: f64,
     phases: &'a [Phase],
 }
@@ -260,6 +263,7 @@ fn summary(image: &ImageReader) -> Summary<'_> {
             })
             .collect(),
         kernels: kernels::of(manifest),
+        interrupted: interrupted::read(manifest),
         stopped_ms: manifest.stopped_ms,
         phases: &manifest.phases,
     }
@@ -449,6 +453,15 @@ fn print(summary: &Summary<'_>, all: bool) {
     let hidden = summary.files.iter().filter(|file| !file.open).count();
     if !all && hidden > 0 {
         say!("needs      {hidden} mapped files besides: --all shows them");
+    }
+    for one in &summary.interrupted {
+        say!(
+            "interrupted: kernel {} of process {}, {} of {} blocks done",
+            display::kernel(&one.kernel),
+            one.pid,
+            one.done,
+            one.blocks
+        );
     }
     say!("stopped    {}", display::time(summary.stopped_ms));
     for phase in summary.phases {

@@ -17,7 +17,7 @@ use std::process::Command;
 
 use clap::ValueEnum;
 use gpucr_core::{Error, library};
-use gpucr_wire::ENV_DRIVER;
+use gpucr_wire::{ENV_DRIVER, ENV_INTERRUPTIBLE};
 
 use self::args::SupervisionArgs;
 use self::life::cannot_run;
@@ -49,6 +49,10 @@ pub(crate) struct RunArgs {
     /// Which driver the program gets
     #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
     pub(crate) device: DeviceArg,
+    /// Kernels that a dump may interrupt between two of their blocks, by name, with `*` and `?`; it goes on from there.
+    /// For kernels that take long: what the program queues behind one waits up to a second for its end
+    #[arg(long, value_name = "KERNELS", value_delimiter = ',')]
+    pub(crate) interruptible: Vec<String>,
     #[command(flatten)]
     pub(crate) supervision: SupervisionArgs,
     /// The program and its arguments
@@ -86,6 +90,9 @@ pub(crate) fn run(args: &RunArgs) -> Outcome {
     let mut command = Command::new(program);
     if std::env::var_os(TORCH_LIBUV).is_none() {
         command.env(TORCH_LIBUV, "0");
+    }
+    if !args.interruptible.is_empty() {
+        command.env(ENV_INTERRUPTIBLE, args.interruptible.join(","));
     }
     command.args(&args.command[1..]).env("LD_LIBRARY_PATH", path).env(ENV_DRIVER, driver);
     if args.supervision.is_wanted() {

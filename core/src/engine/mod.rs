@@ -7,6 +7,7 @@ pub mod dump;
 pub mod error;
 pub mod extract;
 pub mod hostile;
+pub mod interrupted;
 mod kept_files;
 pub mod kinds;
 pub mod launched;

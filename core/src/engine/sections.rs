@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use gpucr_wire::{Sharing, Stream};
 
 use super::error::Error;
+use super::interrupted;
 use super::kept_files::Kept;
 use super::launched;
 use super::opened;
@@ -29,8 +30,15 @@ const TAGS: &str = crate::image::TAGS;
 pub(super) type Contexts = Vec<(u32, Vec<([u8; 16], u64)>)>;
 
 /// Kinds and versions that a restore understands.
-const KNOWN: [(&str, u32); 6] =
-    [(SHARING, 1), (CONTEXTS, 1), (OPENED, 1), (FILES, 1), (TAGS, 1), (launched::SECTION, 1)];
+const KNOWN: [(&str, u32); 7] = [
+    (SHARING, 1),
+    (CONTEXTS, 1),
+    (OPENED, 1),
+    (FILES, 1),
+    (TAGS, 1),
+    (launched::SECTION, 1),
+    (interrupted::SECTION, 1),
+];
 
 /// Refuses an image that needs what this gpucr does not know.
 ///

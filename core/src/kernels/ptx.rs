@@ -39,7 +39,6 @@ mod calls;
 mod classes;
 mod error;
 mod flow;
-mod lexer;
 mod parse;
 mod reach;
 mod rules;

@@ -93,7 +93,11 @@ real_functions! {
     );
     fn cuStreamEndCapture(stream: u64, graph: *mut u64);
     fn cuStreamEndCapture_ptsz(stream: u64, graph: *mut u64);
+    fn cuStreamCreate(stream: *mut u64, flags: u32);
+    fn cuStreamGetFlags(stream: u64, flags: *mut u32);
+    fn cuStreamWaitEvent(stream: u64, event: u64, flags: u32);
     fn cuStreamQuery(stream: u64);
+    fn cuMemsetD32Async(address: u64, value: u32, count: usize, stream: u64);
     fn cuStreamDestroy(stream: u64);
     fn cuStreamDestroy_v2(stream: u64);
     fn cuMemAlloc_v2(out: *mut u64, size: usize);
@@ -170,6 +174,8 @@ real_functions! {
     fn cuArray3DGetDescriptor_v2(out: *mut ArrayDescriptor, array: u64);
     fn cuArrayDestroy(array: u64);
     fn cuMipmappedArrayDestroy(array: u64);
+    fn cuModuleLoadData(module: *mut u64, image: *const c_void);
+    fn cuModuleGetFunction(function: *mut u64, module: u64, name: *const c_char);
     fn cuModuleUnload(module: u64);
     fn cuLibraryUnload(library: u64);
     fn cuGraphExecDestroy(executable: u64);
@@ -177,6 +183,8 @@ real_functions! {
         kernel: u64, gx: u32, gy: u32, gz: u32, bx: u32, by: u32, bz: u32, shared: u32, stream: u64,
         params: *mut c_void, extra: *mut c_void,
     );
+    fn cuFuncGetAttribute(value: *mut i32, attribute: u32, function: u64);
+    fn cuFuncSetAttribute(function: u64, attribute: u32, value: i32);
     fn cuFuncGetParamInfo(function: u64, index: usize, offset: *mut usize, size: *mut usize);
     fn cuKernelGetParamInfo(kernel: u64, index: usize, offset: *mut usize, size: *mut usize);
     fn cuFuncGetName(name: *mut *const c_char, function: u64);

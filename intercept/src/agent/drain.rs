@@ -10,14 +10,14 @@ use crate::abi::types::{CAPTURE_RELAXED, Code, ERROR_CONTEXT_IS_DESTROYED, ERROR
 use crate::limit::Limit;
 use crate::state::contexts;
 use crate::state::memory::Failure;
-use crate::watch::faults;
+use crate::watch::own;
 
 /// How often is looked whether the limit is reached.
 const POLL: Duration = Duration::from_millis(10);
 
 /// Calls of this thread, which is one of gpucr's, shall not disturb stream captures of others.
 pub(crate) fn tolerate_captures() {
-    faults::exempt_this_thread();
+    own::exempt_this_thread();
     let mut mode = CAPTURE_RELAXED;
     // SAFETY: reads and writes one value.
     unsafe { real::cuThreadExchangeStreamCaptureMode(&mut mode) };

@@ -12,7 +12,7 @@ use super::state::{Agent, Next, devices};
 use crate::limit::Limit;
 use crate::state::memory::{self, Failure};
 use crate::state::{events, gate, peers, recent};
-use crate::watch::{guard, meeting};
+use crate::watch::{guard, interrupt, meeting};
 use crate::{ungated, usage};
 
 /// How often is looked whether a thread has come back.
@@ -56,7 +56,8 @@ pub(super) fn close(
     // Handles are looked up while the program goes on: that calls the driver.
     let launched = recent::look();
     agent.reopen();
-    failure.message += &launched.unfinished();
+    failure.message += &launched.unfinished(interrupt::why_not);
+    failure.message += interrupt::why_none();
     Err(failure)
 }
 
@@ -65,9 +66,13 @@ pub(super) fn halt(
     agent: &mut Agent,
     wait_ms: u64,
     timeout_ms: u64,
+    interrupt_ms: u64,
     connection: &Connection,
 ) -> Result<Next, Failure> {
     begin_to_close(agent, Duration::from_millis(timeout_ms), connection)?;
+    if let (Some(rest), 1..) = (&mut agent.rest, interrupt_ms) {
+        rest.interrupt(Duration::from_millis(interrupt_ms));
+    }
     let end = later(Instant::now(), Duration::from_millis(wait_ms));
     let is_at_rest = go_on_closing(agent, &Limit::new(end, connection.as_fd()))?;
     let rest = agent.rest.as_ref().map(|rest| rest.told(is_at_rest)).unwrap_or_default();
@@ -102,6 +107,12 @@ fn close_behind(agent: &mut Agent, connection: &Connection) -> Result<(), Failur
     let Some(rest) = &mut agent.rest else { return Ok(()) };
     let end = Limit::new(Instant::now(), connection.as_fd());
     rest.go_on(&end).map(drop).inspect_err(|_| agent.reopen())
+}
+
+/// Which launches are interrupted.
+pub(super) fn interrupted(agent: &Agent) -> Result<Next, Failure> {
+    agent.expect(GateState::Closed {})?;
+    Ok(Next::Reply(Reply::Interrupted { launches: interrupt::standing() }))
 }
 
 /// Lets one launch pass the shut gate.
@@ -161,6 +172,8 @@ fn closed(agent: &mut Agent) {
     // The memory of the last dump must be gone when CRIU comes.
     guard::free();
     agent.stop_awaiting();
+    // What has come to its end is over, though it was interrupted.
+    interrupt::standing();
     agent.state = GateState::Closed {};
 }
 
@@ -183,9 +196,10 @@ pub(super) fn step(
     let stepped = stepped.and_then(|()| ungated::check()).and_then(|()| drain::drain(limit));
     stepped.map_err(|mut failure| {
         let launched = recent::look();
+        agent.launch_interrupted();
         gate::open();
         if limit.is_over() {
-            failure.message += &launched.unfinished();
+            failure.message += &launched.unfinished(|_| None);
         }
         failure
     })?;
@@ -204,6 +218,9 @@ pub(super) fn open(agent: &mut Agent) -> Result<Next, Failure> {
         agent.state = GateState::Closed {};
     }
     // An open gate is fine: recovery asks for it in any case.
+    if matches!(agent.state, GateState::Closed {} | GateState::Closing {}) && !gate::is_guarding() {
+        interrupt::relaunch()?;
+    }
     match agent.state {
         GateState::Closed {} => agent.open(),
         GateState::Closing {} => agent.reopen(),

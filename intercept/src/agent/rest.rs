@@ -8,11 +8,15 @@ use crate::limit::Limit;
 use crate::state::gate::{self, Closing, NotClosed};
 use crate::state::memory::Failure;
 use crate::ungated;
+use crate::watch::interrupt;
 
 /// How often is looked whether calls have left the gate.
 const POLL: Duration = Duration::from_micros(50);
 /// How long is waited for devices until somebody looks whether the client is still there.
 const LOOK: Duration = Duration::from_millis(10);
+
+/// Launches that are interrupted have no more time than this.
+const MOST: Duration = Duration::from_secs(600);
 
 /// How far it is.
 pub(super) struct Rest {
@@ -21,6 +25,21 @@ pub(super) struct Rest {
     /// Since the last shutting of the gate: no call is inside, and the devices are waited for since then.
     is_empty: bool,
     drain: Option<Drain>,
+    /// What is done about launches that can be interrupted.
+    interrupt: Interrupt,
+}
+
+/// What is done about launches that can be interrupted.
+#[derive(Debug, Clone, Copy)]
+enum Interrupt {
+    /// They run to their end.
+    No,
+    /// They are interrupted once the gate is shut, and have so long then.
+    For(Duration),
+    /// They are, and have to have come to rest by then.
+    Until(Instant),
+    /// They were, and some did not.
+    Over,
 }
 
 /// Why a program is not at rest.
@@ -35,7 +54,20 @@ impl Rest {
     /// Begins to close the open gate.
     pub(super) fn begin() -> Self {
         let since = Instant::now();
-        Self { since, gate: Closing::begin(), is_empty: false, drain: None }
+        Self {
+            since,
+            gate: Closing::begin(),
+            is_empty: false,
+            drain: None,
+            interrupt: Interrupt::No,
+        }
+    }
+
+    /// Has launches interrupted that can be. Those that do not come to rest within this time go on to their end.
+    pub(super) fn interrupt(&mut self, time: Duration) {
+        if matches!(self.interrupt, Interrupt::No) {
+            self.interrupt = Interrupt::For(time);
+        }
     }
 
     /// When it began.
@@ -82,7 +114,32 @@ impl Rest {
             }
         };
         self.is_empty = is_closed;
-        Ok(drain.is_done()? && is_closed)
+        let is_at_rest = drain.is_done()? && is_closed;
+        if !is_at_rest {
+            self.look_after_interrupted()?;
+        }
+        Ok(is_at_rest)
+    }
+
+    /// Interrupts what can be once nobody is inside, and lets it go on where that does not bring it to rest.
+    fn look_after_interrupted(&mut self) -> Result<(), Failure> {
+        match self.interrupt {
+            Interrupt::For(time) if self.is_empty => {
+                interrupt::interrupt();
+                self.interrupt = Interrupt::Until(Instant::now() + time.min(MOST));
+            }
+            Interrupt::Until(end) if Instant::now() >= end => {
+                interrupt::give_up();
+                self.interrupt = Interrupt::Over;
+                if let Some(drain) = &mut self.drain {
+                    drain.renew()?;
+                }
+            }
+            // What was let through may be one more.
+            Interrupt::Until(_) if self.is_empty => interrupt::interrupt(),
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Lets calls pass up to one launch on a device that is idle, that one too, or up to the limit. Whether a launch has

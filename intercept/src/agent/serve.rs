@@ -65,9 +65,10 @@ fn handle(
             stepped
         }
         Request::Again { timeout_ms } => launches::again(agent, timeout_ms, connection),
-        Request::Halt { wait_ms, timeout_ms } => {
-            gating::halt(agent, wait_ms, timeout_ms, connection)
+        Request::Halt { wait_ms, timeout_ms, interrupt_ms } => {
+            gating::halt(agent, wait_ms, timeout_ms, interrupt_ms, connection)
         }
+        Request::Interrupted {} => gating::interrupted(agent),
         Request::Pass { wait_ms } => gating::pass(agent, wait_ms, connection),
         Request::OpenGate {} => gating::open(agent),
         Request::Export { known } => blocks::export(agent, known, connection),

@@ -8,11 +8,12 @@ use super::staging::Staging;
 use super::transfer::Transfer;
 use crate::abi::real;
 use crate::limit::Limit;
+use crate::log::log;
 use crate::state::memory::{self, Failure};
 use crate::state::{contexts, gate};
 use crate::usage;
 use crate::watch::faults::Why;
-use crate::watch::{self, faults, guard, meeting};
+use crate::watch::{self, faults, guard, interrupt, meeting};
 
 /// What the agent knows from one request to the next.
 pub(super) struct Agent {
@@ -125,13 +126,25 @@ impl Agent {
         memory::lock().lend_at(guard::addresses().into_iter());
         self.state = GateState::Open {};
         self.rest = None;
+        self.launch_interrupted();
         gate::open();
+    }
+
+    /// Launches what is interrupted, before the gate opens: at once, or as soon as it may touch all memory. Calls that
+    /// come after it wait for that.
+    pub(super) fn launch_interrupted(&self) {
+        let launched = if gate::is_guarding() { Ok(()) } else { interrupt::relaunch() };
+        if let Err(failure) = launched {
+            log!("{} (error {})", failure.message, failure.code);
+        }
+        interrupt::relaunch_later();
     }
 
     /// Opens a gate that is not closed yet. Calls that are inside may hold the tables of memory.
     pub(super) fn reopen(&mut self) {
         self.state = GateState::Open {};
         self.rest = None;
+        self.launch_interrupted();
         gate::open();
     }
 

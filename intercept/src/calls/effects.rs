@@ -59,6 +59,11 @@ impl Launch {
         Self { handle: handle as u64, sizes, form: None, arguments }
     }
 
+    /// Whether its arguments are given one by one, each by its address, or there are none.
+    pub(crate) fn is_listed(&self) -> bool {
+        self.arguments.extra.is_null()
+    }
+
     /// A plain launch of this size.
     pub(super) fn plain(self, form: Option<Form>) -> Self {
         Self { form, ..self }

@@ -213,6 +213,25 @@ pub(crate) fn open(id: u64, limit: u64) -> Result<(OwnedFd, u64), Failure> {
     }
 }
 
+/// The text of an image that is PTX and nothing else. `None` if it is none, or is gone.
+pub(crate) fn text(id: u64) -> Option<String> {
+    let bytes = match with(|images| images.images.get(&id).cloned())? {
+        Image::Mapped { address, len } if len <= COPY => copied(address, len)?,
+        Image::Mapped { .. } => return None,
+        Image::Copied(bytes) => bytes.to_vec(),
+        Image::File(path, version) => {
+            let meta = path.metadata().ok()?;
+            if !meta.is_file() || meta.len() > COPY as u64 || Version::of(&meta) != version {
+                return None;
+            }
+            std::fs::read(path).ok()?
+        }
+    };
+    // Fat binaries and machine code begin with a byte that no text has.
+    let is_text = !bytes.is_empty() && bytes.iter().all(|byte| !matches!(byte, 0..9 | 14..32));
+    is_text.then(|| String::from_utf8(bytes).ok())?
+}
+
 /// A copy of memory of this process. `None` if not all of it is there: the driver need not have looked
 /// at all that a head tells of.
 fn copied(address: usize, len: usize) -> Option<Vec<u8>> {

@@ -124,15 +124,16 @@ pub(crate) fn look() -> Looked {
 }
 
 impl Looked {
-    /// What of it went to streams that are not done yet, as the end of a message; empty if there is nothing.
-    pub(crate) fn unfinished(self) -> String {
+    /// What of it went to streams that are not done yet, as the end of a message; empty if there is nothing. `remark` says
+    /// more of a kernel, by its name.
+    pub(crate) fn unfinished(self, remark: impl Fn(&str) -> Option<String>) -> String {
         let contexts: Vec<u64> = contexts::all().into_iter().map(|(context, _)| context).collect();
         let mut is_busy = BTreeMap::new();
         let mut names = Vec::new();
         for (stream, kernels) in &self.launched {
             if *is_busy.entry(*stream).or_insert_with(|| self::is_busy(*stream, &contexts)) {
                 let noted = kernels.iter().filter(|kernel| **kernel != 0);
-                names.extend(noted.map(|kernel| name(*kernel, &contexts)));
+                names.extend(noted.map(|kernel| name(*kernel, &contexts, &remark)));
             }
         }
         said(&names)
@@ -152,7 +153,7 @@ fn is_busy(stream: u64, contexts: &[u64]) -> bool {
         })
 }
 
-fn name(kernel: u64, contexts: &[u64]) -> String {
+fn name(kernel: u64, contexts: &[u64], remark: &dyn Fn(&str) -> Option<String>) -> String {
     if kernel == GRAPH {
         return "a graph".to_owned();
     }
@@ -163,11 +164,12 @@ fn name(kernel: u64, contexts: &[u64]) -> String {
     let Some(mut name) = asked.find(|name| !name.is_empty()) else {
         return "a kernel without a name".to_owned();
     };
+    let remark = remark(&name).map_or_else(String::new, |remark| format!(" ({remark})"));
     if let Some((end, _)) = name.char_indices().nth(LONGEST) {
         name.truncate(end);
         name.push('…');
     }
-    format!("`{name}`")
+    format!("`{name}`{remark}")
 }
 
 fn said(names: &[String]) -> String {

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::support::{enter_whole, written};
+use super::support::{enter_whole, hold_for, written};
 use crate::abi::real;
 use crate::abi::types::{Code, SUCCESS};
 use crate::log::log;
@@ -32,6 +32,7 @@ fn gone(context: u64) {
     usage::context_gone(context);
     gate::end_captures_of(context);
     watch::context_going();
+    watch::interrupt::context_gone(context);
     let mut memory = memory::lock();
     for allocation in memory.take_context(context) {
         memory.release(&Driver, allocation);
@@ -45,6 +46,7 @@ fn gone(context: u64) {
 /// it goes, and nobody makes it anew before what was in the old one is given back: both have one handle.
 fn end_primary(device: i32, reset: bool, end: impl FnOnce() -> Code) -> Code {
     let _inside = enter_whole();
+    hold_for(None);
     let primaries = contexts::primaries();
     let context = primaries.active(device);
     recent::forget();
@@ -99,6 +101,7 @@ exported! {
     }
     fn cuCtxDestroy(context: u64) {
         let _inside = enter_whole();
+        hold_for(None);
         watch::context_going();
         let code = call!(cuCtxDestroy(context));
         if code == SUCCESS {
@@ -108,6 +111,7 @@ exported! {
     }
     fn cuCtxDestroy_v2(context: u64) {
         let _inside = enter_whole();
+        hold_for(None);
         watch::context_going();
         let code = call!(cuCtxDestroy_v2(context));
         if code == SUCCESS {
@@ -117,6 +121,7 @@ exported! {
     }
     fn cuCtxDetach(context: u64) {
         let _inside = enter_whole();
+        hold_for(None);
         recent::forget();
         let code = call!(cuCtxDetach(context));
         // It goes with its last user, and only the driver knows how many there are.
@@ -156,6 +161,7 @@ exported! {
     }
     fn cuGreenCtxDestroy(green: u64) {
         let _inside = enter_whole();
+        hold_for(None);
         let mut context = 0;
         let known = call!(cuCtxFromGreenCtx(&mut context, green)) == SUCCESS;
         recent::forget();

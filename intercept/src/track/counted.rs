@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 
 use super::heap::{FREED, free_heap};
-use super::support::{enter_at, written};
+use super::support::{enter_at, hold_for, written};
 use crate::abi::real;
 use crate::abi::types::{Code, SUCCESS};
 use crate::state::gate;
@@ -25,27 +25,33 @@ const ARRAYS: [Kind; 2] = [Kind::Array, Kind::Unsupported(Thing::Array)];
 exported! {
     fn cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) {
         let _inside = gate::enter();
+        hold_for(Some(stream));
         added(call!(cuMemAllocAsync(out, size, stream)), Kind::Pool, out, size)
     }
     fn cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64) {
         let _inside = gate::enter();
+        hold_for(Some(stream));
         added(call!(cuMemAllocAsync_ptsz(out, size, stream)), Kind::Pool, out, size)
     }
     fn cuMemAllocFromPoolAsync(out: *mut u64, size: usize, pool: u64, stream: u64) {
         let _inside = gate::enter();
+        hold_for(Some(stream));
         added(call!(cuMemAllocFromPoolAsync(out, size, pool, stream)), Kind::Pool, out, size)
     }
     fn cuMemAllocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: u64, stream: u64) {
         let _inside = gate::enter();
+        hold_for(Some(stream));
         added(call!(cuMemAllocFromPoolAsync_ptsz(out, size, pool, stream)), Kind::Pool, out, size)
     }
     fn cuMemFreeAsync(address: u64, stream: u64) {
         let _inside = enter_at(address);
+        hold_for(Some(stream));
         free_heap(address)
             .unwrap_or_else(|| ending(&FREED, address, || call!(cuMemFreeAsync(address, stream))))
     }
     fn cuMemFreeAsync_ptsz(address: u64, stream: u64) {
         let _inside = enter_at(address);
+        hold_for(Some(stream));
         free_heap(address).unwrap_or_else(|| {
             ending(&FREED, address, || call!(cuMemFreeAsync_ptsz(address, stream)))
         })
@@ -76,10 +82,12 @@ exported! {
     }
     fn cuMemFreeHost(address: u64) {
         let _inside = gate::enter();
+        hold_for(None);
         ending(&[Kind::Pinned], address, || call!(cuMemFreeHost(address)))
     }
     fn cuMemHostUnregister(address: u64) {
         let _inside = gate::enter();
+        hold_for(None);
         ending(&[Kind::Pinned], address, || call!(cuMemHostUnregister(address)))
     }
     fn cuArrayCreate(out: *mut u64, descriptor: *const c_void) {
@@ -104,10 +112,12 @@ exported! {
     }
     fn cuArrayDestroy(array: u64) {
         let _inside = gate::enter();
+        hold_for(None);
         ending(&ARRAYS, array, || call!(cuArrayDestroy(array)))
     }
     fn cuMipmappedArrayDestroy(array: u64) {
         let _inside = gate::enter();
+        hold_for(None);
         ending(&ARRAYS, array, || call!(cuMipmappedArrayDestroy(array)))
     }
 }

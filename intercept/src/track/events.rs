@@ -12,7 +12,7 @@ use gpucr_wire::peers::{PeerReply, PeerRequest};
 
 use super::offered::{For, Offered};
 use super::owners::{ask_owner, tell_owner};
-use super::support::put;
+use super::support::{hold_for, put};
 use crate::abi::real;
 use crate::abi::types::{
     Code, ERROR_INVALID_CONTEXT, ERROR_INVALID_HANDLE, ERROR_INVALID_VALUE, ERROR_MAP_FAILED,
@@ -53,7 +53,17 @@ fn is_captured(stream: u64) -> bool {
     code != SUCCESS || status != 0
 }
 
+/// What is done in a stream waits for launches there that can be interrupted.
+fn queued(stream: u64) -> Option<gate::Inside> {
+    gate::is_interruptible().then(|| {
+        let inside = gate::enter();
+        hold_for(Some(stream));
+        inside
+    })
+}
+
 fn record(event: usize, stream: u64, pass: impl FnOnce() -> Code) -> Code {
+    let _queued = queued(stream);
     let Some(event) = events::find(event as u64) else { return pass() };
     let _inside = gate::enter();
     let code = pass();
@@ -64,6 +74,7 @@ fn record(event: usize, stream: u64, pass: impl FnOnce() -> Code) -> Code {
 }
 
 fn wait(stream: u64, event: usize, flags: usize, pass: impl FnOnce() -> Code) -> Code {
+    let _queued = queued(stream);
     let Some(event) = events::find(event as u64) else { return pass() };
     let _inside = gate::enter();
     match event.foreign_record() {
@@ -139,16 +150,16 @@ macro_rules! event_functions {
 }
 
 event_functions! {
-    fn cuEventRecord(event, stream) = record(event, plain(stream, false)) if events::any();
-    fn cuEventRecord_ptsz(event, stream) = record(event, plain(stream, true)) if events::any();
+    fn cuEventRecord(event, stream) = record(event, plain(stream, false)) if events::any() || gate::is_interruptible();
+    fn cuEventRecord_ptsz(event, stream) = record(event, plain(stream, true)) if events::any() || gate::is_interruptible();
     fn cuEventRecordWithFlags(event, stream, flags) =
-        record(event, plain(stream, false)) if events::any();
+        record(event, plain(stream, false)) if events::any() || gate::is_interruptible();
     fn cuEventRecordWithFlags_ptsz(event, stream, flags) =
-        record(event, plain(stream, true)) if events::any();
+        record(event, plain(stream, true)) if events::any() || gate::is_interruptible();
     fn cuStreamWaitEvent(stream, event, flags) =
-        wait(plain(stream, false), event, flags) if events::any();
+        wait(plain(stream, false), event, flags) if events::any() || gate::is_interruptible();
     fn cuStreamWaitEvent_ptsz(stream, event, flags) =
-        wait(plain(stream, true), event, flags) if events::any();
+        wait(plain(stream, true), event, flags) if events::any() || gate::is_interruptible();
     fn cuEventQuery(event) = query(event) if events::any();
     fn cuEventSynchronize(event) = synchronize(event) if events::any();
     fn cuEventDestroy(event) = destroy(event) if events::any() || usage::has_had_events();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::c_void;
 
 use super::patience::patiently;
-use super::support::{enter_at, put};
+use super::support::{enter_at, hold_for_context, put};
 use crate::abi::real;
 use crate::abi::types::{
     Code, ERROR_INVALID_VALUE, POINTER_ALLOWED_HANDLE_TYPES, POINTER_BUFFER_ID, POINTER_CONTEXT,
@@ -15,7 +15,7 @@ use crate::state::memory::vmm::Driver;
 use crate::state::memory::{self, Allocation};
 use crate::state::{contexts, gate};
 use crate::usage::{self, Kind, Thing};
-use crate::watch::{faults, guard, synchronous};
+use crate::watch::{broken, guard, synchronous};
 
 /// The driver's own pitch for rows, bytes.
 const PITCH: usize = 512;
@@ -36,7 +36,7 @@ pub(super) const FREED: [Kind; 4] =
 fn sound() -> Result<(), Code> {
     let mut status = 0;
     match call!(cuStreamIsCapturing(STREAM_LEGACY, &mut status)) {
-        code if faults::is_lasting(code) => Err(code),
+        code if broken::is_lasting(code) => Err(code),
         _ => Ok(()),
     }
 }
@@ -155,6 +155,13 @@ exported! {
         }
     }
     fn cuMemFree_v2(address: u64) {
+        if gate::is_holding()
+            && !gate::capturing()
+            && let Some(context) = memory::lock().allocation_at(address).map(|found| found.context)
+        {
+            // What follows waits for that too, inside of the gate.
+            hold_for_context(context);
+        }
         let _inside = enter_at(address);
         if let Some(code) = free_heap(address) {
             return code;

@@ -2,7 +2,7 @@
 //! driver gives it. Those that touch device memory enter the gate first.
 
 use crate::abi::types::SUCCESS;
-use crate::{agent, fork};
+use crate::{agent, fork, watch};
 
 /// Exported functions. A mistake of ours that panics becomes an error of the call: unwinding must
 /// not reach the program. Nor must that of a thread that is cancelled reach what catches it here.
@@ -79,6 +79,7 @@ exported! {
         let code = call!(cuInit(flags));
         if code == SUCCESS {
             fork::watch();
+            watch::begin();
             agent::start();
         }
         code

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use super::support::hold_for;
 use crate::abi::real;
 use crate::abi::types::{Code, SUCCESS};
 use crate::state::gate::{self, Capture};
@@ -97,6 +98,7 @@ exported! {
         ended(call!(cuStreamEndCapture_ptsz(stream, graph)), stream, true)
     }
     fn cuStreamDestroy(stream: u64) {
+        hold_for(Some(stream));
         recent::forget_stream(stream);
         let code = call!(cuStreamDestroy(stream));
         if code == SUCCESS {
@@ -105,6 +107,7 @@ exported! {
         code
     }
     fn cuStreamDestroy_v2(stream: u64) {
+        hold_for(Some(stream));
         recent::forget_stream(stream);
         let code = call!(cuStreamDestroy_v2(stream));
         if code == SUCCESS {

@@ -3,6 +3,7 @@
 use crate::abi::types::{Code, ERROR_INVALID_VALUE, SUCCESS};
 use crate::state::gate::{self, Inside};
 use crate::watch::guard;
+use crate::watch::interrupt::{self, Patience};
 
 /// Passes the gate with a call that is about memory as such: all of it is there afterwards.
 pub(super) fn enter_whole() -> Inside {
@@ -16,6 +17,21 @@ pub(super) fn enter_at(address: u64) -> Inside {
     let inside = gate::enter();
     guard::wait_for_awaited_at(address);
     inside
+}
+
+/// Waits for launches that can be interrupted, and that come before work in this stream, `None` for all. The caller is
+/// inside the gate, or does not pass it.
+pub(super) fn hold_for(stream: Option<u64>) {
+    if gate::is_holding() {
+        interrupt::hold(stream, Patience::Limited);
+    }
+}
+
+/// Waits for all launches that can be interrupted, for a call that waits for all work of a context itself.
+pub(super) fn hold_for_context(context: u64) {
+    if gate::is_holding() {
+        interrupt::hold(None, Patience::ForContext(context));
+    }
 }
 
 /// Writes a result where the program wants it.

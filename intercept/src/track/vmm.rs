@@ -8,7 +8,7 @@ use std::os::fd::{BorrowedFd, IntoRawFd};
 use super::offered::Offered;
 use super::owners::tell_owners;
 use super::patience::patiently;
-use super::support::{enter_whole, put, written};
+use super::support::{enter_whole, hold_for, put, written};
 use super::tickets;
 use crate::abi::real;
 use crate::abi::types::{
@@ -27,6 +27,7 @@ fn map_arrays(
     map: impl FnOnce(*mut c_void) -> Code,
 ) -> Code {
     let _inside = enter_whole();
+    hold_for(None);
     if list.is_null() {
         return map(list);
     }

@@ -15,60 +15,20 @@
 //! (see [`crate::abi::slots`]): for as long as memory is awaited or shared, and always where somebody watches over the
 //! program, the slots of those that programs make most, and by which they wait for the device, lead through here.
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{guard, meeting, supervisor};
+use super::broken::{is_fault, is_lasting};
+use super::own::is_ours;
+use super::{guard, interrupt, meeting, supervisor};
 use crate::abi::slots::{SLOTS, resolve};
 use crate::abi::table::{Wrapper, index};
-use crate::abi::types::{
-    Code, ERROR_ASSERT, ERROR_CONTEXT_IS_DESTROYED, ERROR_DEVICE_UNAVAILABLE,
-    ERROR_ECC_UNCORRECTABLE, ERROR_HARDWARE_STACK_ERROR, ERROR_ILLEGAL_ADDRESS,
-    ERROR_LAUNCH_FAILED, ERROR_LAUNCH_TIMEOUT, ERROR_NVLINK_UNCORRECTABLE,
-};
+use crate::abi::types::{Code, ERROR_CONTEXT_IS_DESTROYED};
 use crate::log::log;
 use crate::state::gate;
 
-/// Codes that leave a context broken, besides those between [`ERROR_HARDWARE_STACK_ERROR`] and
-/// [`ERROR_LAUNCH_FAILED`].
-const FAULTS: [Code; 3] = [ERROR_ILLEGAL_ADDRESS, ERROR_LAUNCH_TIMEOUT, ERROR_ASSERT];
-
-/// Codes that are no fault of a kernel, and leave a context broken all the same.
-const LASTING: [Code; 4] = [
-    ERROR_DEVICE_UNAVAILABLE,
-    ERROR_ECC_UNCORRECTABLE,
-    ERROR_NVLINK_UNCORRECTABLE,
-    ERROR_CONTEXT_IS_DESTROYED,
-];
-
 /// How often it is seen whether there still is somebody to be told.
 const LISTENING: Duration = Duration::from_secs(1);
-
-thread_local! {
-    /// Whether this is a thread of gpucr's, which gets its errors itself.
-    static OURS: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this is one.
-fn is_ours() -> bool {
-    OURS.try_with(Cell::get).unwrap_or(true)
-}
-
-/// This thread is one of gpucr's.
-pub(crate) fn exempt_this_thread() {
-    let _ = OURS.try_with(|ours| ours.set(true));
-}
-
-/// Whether a kernel has left its context broken, which it may have done for want of memory.
-fn is_fault(code: Code) -> bool {
-    FAULTS.contains(&code) || (ERROR_HARDWARE_STACK_ERROR..=ERROR_LAUNCH_FAILED).contains(&code)
-}
-
-/// Whether this is what each call of a context gives from some failure on, until the context is destroyed.
-pub(crate) fn is_lasting(code: Code) -> bool {
-    is_fault(code) || LASTING.contains(&code)
-}
 
 /// Whether errors that the program gets are to be looked at.
 #[inline]
@@ -96,23 +56,6 @@ pub(crate) fn look(code: Code) -> Code {
     code
 }
 
-/// Whether a program calls the function of this name to wait for the device.
-const fn waits(name: &str) -> bool {
-    const WORD: &[u8] = b"Synchronize";
-    let (name, mut begin) = (name.as_bytes(), 0);
-    while begin + WORD.len() <= name.len() {
-        let mut same = 0;
-        while same < WORD.len() && name[begin + same] == WORD[same] {
-            same += 1;
-        }
-        if same == WORD.len() {
-            return true;
-        }
-        begin += 1;
-    }
-    false
-}
-
 /// Functions that jump to the driver, with one in place of each that looks at what it gives back.
 macro_rules! looked_at {
     ($($name:ident($($argument:ident),*))*) => {
@@ -135,13 +78,15 @@ macro_rules! looked_at {
                 let target = REAL[Number::$name as usize].load(Ordering::Acquire);
                 // SAFETY: what the slot held before is the driver's function (or its stub), which takes
                 // these integers and returns a CUresult.
-                let code = unsafe {
+                let call = || unsafe {
                     let real: unsafe extern "C-unwind" fn($(looked_at!(@ $argument)),*) -> Code =
                         std::mem::transmute(target);
                     real($($argument),*)
                 };
-                const WAITS: bool = waits(stringify!($name));
-                if WAITS && code == 0 && meeting::is_awaited() && !is_ours() {
+                const WAITS: bool = is_wait(stringify!($name));
+                let code = if WAITS { interrupt::truthful(call) } else { call() };
+                const SYNCHRONISES: bool = synchronises(stringify!($name));
+                if SYNCHRONISES && code == 0 && meeting::is_awaited() && !is_ours() {
                     meeting::come_back();
                 }
                 if code == 0 { code } else { look(code) }
@@ -187,6 +132,40 @@ looked_at! {
     cuStreamWaitEvent_ptsz(stream, event, flags)
 }
 
+/// Whether a program calls the function of this name to wait for the device.
+const fn synchronises(name: &str) -> bool {
+    const WORD: &[u8] = b"Synchronize";
+    let (name, mut begin) = (name.as_bytes(), 0);
+    while begin + WORD.len() <= name.len() {
+        let mut same = 0;
+        while same < WORD.len() && name[begin + same] == WORD[same] {
+            same += 1;
+        }
+        if same == WORD.len() {
+            return true;
+        }
+        begin += 1;
+    }
+    false
+}
+
+/// Whether a function waits for work in a stream or asks whether it is over.
+const fn is_wait(name: &str) -> bool {
+    const BEGIN: [&[u8]; 3] = [b"cuCtxSynchronize", b"cuStreamSynchronize", b"cuStreamQuery"];
+    let (name, mut of) = (name.as_bytes(), 0);
+    while of < BEGIN.len() {
+        let mut at = 0;
+        while at < BEGIN[of].len() && at < name.len() && BEGIN[of][at] == name[at] {
+            at += 1;
+        }
+        if at == BEGIN[of].len() {
+            return true;
+        }
+        of += 1;
+    }
+    false
+}
+
 /// Why slots lead through here; each is a bit.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Why {
@@ -196,17 +175,19 @@ pub(crate) enum Why {
     Meeting = 2,
     /// Somebody watches over the program.
     Supervisor = 4,
+    /// Kernels may be interrupted.
+    Interrupt = 8,
 }
 
 /// Leads the slots through here for one more reason, or one less; with none of them back. Only the agent calls this, and
-/// what starts it.
+/// who starts it.
 pub(crate) fn watch(why: Why, on: bool) {
     static REASONS: AtomicU32 = AtomicU32::new(0);
     let before = match on {
         true => REASONS.fetch_or(why as u32, Ordering::SeqCst),
         false => REASONS.fetch_and(!(why as u32), Ordering::SeqCst),
     };
-    let on = on || before & !(why as u32) != 0;
+    let on = on || before & !(why as u32) != 0 || gate::is_interruptible();
     for (Wrapper(slot, looking), real) in LOOKING.iter().zip(&REAL) {
         // Puts the driver's function into the slot: a stub that is still there would do so later, in
         // our place.

@@ -17,22 +17,27 @@ use gpucr_wire::Accesses;
 
 use crate::abi::real;
 use crate::abi::types::{Code, POINTER_IS_MANAGED, SUCCESS};
-use crate::calls::effects::{Decoded, Decoder};
+use crate::calls::effects::{Decoded, Decoder, Effects, Launch};
 use crate::calls::nodes;
 use crate::calls::outcomes::{Outcome, OutcomeDecoder};
 use crate::log::log;
+use crate::state::range::Range;
 use crate::state::{gate, graphs, images, kernels, memory, recent};
 use crate::usage;
 
 pub(crate) mod again;
+pub(crate) mod broken;
 mod classes;
 pub(crate) mod faults;
 pub(crate) mod guard;
+pub(crate) mod interrupt;
 pub(crate) mod meeting;
+pub(crate) mod own;
 pub(crate) mod recorder;
 pub(crate) mod supervisor;
 pub(crate) mod synchronous;
 
+use interrupt::Patience;
 use recorder::Recorder;
 
 /// Whether launches are recorded.
@@ -45,6 +50,9 @@ pub(crate) fn is_on() -> bool {
 /// for. A mistake of ours must not reach the program.
 #[inline(never)]
 pub(crate) fn before(decoder: Decoder, arguments: &[usize]) {
+    if gate::is_holding() {
+        before_holding(decoder, arguments, Patience::Limited);
+    }
     if !gate::is_guarding() {
         if is_on() {
             shielded(|| decoder(arguments, &mut Recorder));
@@ -63,9 +71,74 @@ pub(crate) fn before(decoder: Decoder, arguments: &[usize]) {
     });
 }
 
+/// The same for a call that comes back when its copy is done. `waits`: after all that was in its stream before.
+#[inline(never)]
+pub(crate) fn before_synchronous(decoder: Decoder, arguments: &[usize], waits: bool) {
+    if waits
+        && gate::is_holding()
+        && let Ok((context, _)) = real::current_context()
+    {
+        before_holding(decoder, arguments, Patience::ForBlocking(context));
+    }
+    before(decoder, arguments);
+}
+
+/// The same for a launch: what it has come to, if it was made in another way.
+#[inline(never)]
+pub(crate) fn before_launch(
+    decoder: Decoder,
+    arguments: &[usize],
+    per_thread: bool,
+) -> Option<Code> {
+    before(decoder, arguments);
+    let mut made = None;
+    if gate::is_interruptible() {
+        shielded(|| made = interrupt::launch(decoder, arguments, per_thread));
+    }
+    made
+}
+
+/// Called when the driver is there: kernels may be interrupted from now on, if the program was started so.
+pub(crate) fn begin() {
+    if interrupt::begin() {
+        // Functions that wait, and pass no gate.
+        faults::watch(faults::Why::Interrupt, true);
+    }
+}
+
+/// A call waits for what can be interrupted and comes before it.
+#[cold]
+fn before_holding(decoder: Decoder, arguments: &[usize], patience: Patience) {
+    shielded(|| {
+        let mut stream = StreamOf(None);
+        decoder(arguments, &mut stream);
+        interrupt::hold(stream.0, patience);
+    });
+}
+
+/// The stream that a call is for, where its decoder tells.
+struct StreamOf(Option<u64>);
+
+impl Effects for StreamOf {
+    fn stream(&mut self, stream: u64) {
+        self.0 = Some(stream);
+    }
+
+    fn range(&mut self, _: Range) {}
+
+    fn launch(&mut self, _: &Launch) {}
+
+    fn graph(&mut self, _: u64) {}
+
+    fn host_function(&mut self) {}
+}
+
 /// A call of which nothing is known is about to be made.
 #[inline(never)]
 pub(crate) fn before_unknown() {
+    if gate::is_holding() {
+        shielded(|| interrupt::hold(None, Patience::Limited));
+    }
     shielded(guard::wait_for_awaited);
 }
 
@@ -164,6 +237,14 @@ pub(crate) fn take() -> Accesses {
 /// A module or library is about to be unloaded.
 pub(crate) fn unloading(owner: u64) {
     recent::forget();
+    if gate::is_interruptible() {
+        if gate::is_holding() {
+            interrupt::hold(None, Patience::Limited);
+        }
+        if let Some(image) = images::of(owner) {
+            interrupt::image_going(image);
+        }
+    }
     images::unloaded(owner);
     kernels::forget();
 }

@@ -37,6 +37,7 @@ impl Caller {
         Self { program, words, answers: HashMap::new() }
     }
 
+    #[allow(dead_code)]
     pub(crate) fn start() -> Self {
         Self::start_with(&[])
     }

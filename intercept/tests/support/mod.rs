@@ -287,6 +287,11 @@ impl Agent {
     /// Takes the memory away and puts it back, as a dump does that leaves the program running.
     pub(crate) fn cycle(mut self, program: &Program) -> Self {
         self.must(&Request::CloseGate { timeout_ms: 20_000 });
+        self.turn(program)
+    }
+
+    /// The same from where the gate is closed.
+    pub(crate) fn turn(mut self, program: &Program) -> Self {
         let (blocks, fds) = self.export();
         self.must(&Request::Detach {});
         let (mut agent, _) = program.agent();

@@ -1,6 +1,8 @@
 //! A CUDA driver, softcuda or another, through its C interface.
 
 use super::job::{Argument, Job, Picture, Reading, Shape};
+use super::table::Random;
+use super::twins::Twins;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
@@ -69,8 +71,21 @@ impl Driver {
     /// # Errors
     /// The call that failed; for a module, what the driver says about it.
     pub(crate) fn run(&self, job: &Job) -> Result<Vec<u8>, String> {
+        Ok(self.run_as(job, None)?.0)
+    }
+
+    /// The same by twins, each launch in parts; and how many launches were made so.
+    ///
+    /// # Errors
+    /// As [`Driver::run`].
+    pub(crate) fn run_in_parts(&self, job: &Job) -> Result<(Vec<u8>, usize), String> {
+        self.run_as(job, Some(&Twins::of(job)))
+    }
+
+    fn run_as(&self, job: &Job, twins: Option<&Twins>) -> Result<(Vec<u8>, usize), String> {
         let library = &self.find;
-        let module = self.load(&job.ptx)?;
+        let module = self.load(twins.map_or(&job.ptx, |twins| &twins.ptx))?;
+        let (mut random, mut in_parts) = (Random::new(job.name.len() as u64), 0);
         let mut buffers = Vec::new();
         for bytes in &job.buffers {
             let mut address = 0;
@@ -86,7 +101,7 @@ impl Driver {
             let name = CString::new(launch.kernel).map_err(|error| error.to_string())?;
             let mut function = null_mut();
             call!(library, cuModuleGetFunction(&raw mut function => *mut *mut c_void, module => *mut c_void, name.as_ptr() => *const c_char))?;
-            let arguments: Vec<u64> = launch
+            let mut arguments: Vec<u64> = launch
                 .arguments
                 .iter()
                 .map(|argument| match *argument {
@@ -97,15 +112,31 @@ impl Driver {
                     Argument::F32(value) => value.to_bits().into(),
                 })
                 .collect();
-            let pointers: Vec<*const u64> = arguments.iter().map(|a| &raw const *a).collect();
             let (grid, block, shared) = launch.shape;
-            call!(library, cuLaunchKernel(
-                function => *mut c_void,
-                grid => c_uint, 1 => c_uint, 1 => c_uint,
-                block => c_uint, 1 => c_uint, 1 => c_uint,
-                shared => c_uint, null_mut() => *mut c_void,
-                pointers.as_ptr() => *const *const u64, null_mut() => *mut c_void
-            ))?;
+            let controls = twins.and_then(|twins| twins.controls(launch, &mut random));
+            in_parts += usize::from(controls.is_some());
+            let mut control = 0;
+            if let Some(controls) = &controls {
+                call!(library, cuMemAlloc_v2(&raw mut control => *mut u64, controls[0].len() => usize))?;
+                arguments.push(control);
+            }
+            let pointers: Vec<*const u64> = arguments.iter().map(|a| &raw const *a).collect();
+            for part in 0..controls.as_ref().map_or(1, Vec::len) {
+                if let Some(controls) = &controls {
+                    let bytes = &controls[part];
+                    call!(library, cuMemcpyHtoD_v2(control => u64, bytes.as_ptr() => *const u8, bytes.len() => usize))?;
+                }
+                call!(library, cuLaunchKernel(
+                    function => *mut c_void,
+                    grid => c_uint, 1 => c_uint, 1 => c_uint,
+                    block => c_uint, 1 => c_uint, 1 => c_uint,
+                    shared => c_uint, null_mut() => *mut c_void,
+                    pointers.as_ptr() => *const *const u64, null_mut() => *mut c_void
+                ))?;
+            }
+            if control != 0 {
+                call!(library, cuMemFree_v2(control => u64))?;
+            }
         }
         call!(library, cuCtxSynchronize())?;
         let mut result = vec![0; job.buffers[job.result].len()];
@@ -117,7 +148,7 @@ impl Driver {
             call!(library, cuMemFree_v2(address => u64))?;
         }
         call!(library, cuModuleUnload(module => *mut c_void))?;
-        Ok(result)
+        Ok((result, in_parts))
     }
 
     /// Makes a texture of a picture, and a surface if it can be one.

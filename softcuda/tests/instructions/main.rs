@@ -23,6 +23,7 @@ mod surfaces;
 mod table;
 mod tiny;
 mod triton;
+mod twins;
 mod video;
 mod warps;
 mod words;
@@ -79,6 +80,22 @@ fn softcuda_runs_what_triton_compiles() {
     check(&triton::jobs(), |driver, job| {
         compare(job.kind, job.precision, &driver.run(job)?, &job.expected)
     });
+}
+
+/// Kernels that are run in parts, some blocks first and the others later, give the same bits.
+#[test]
+fn twins_give_what_their_kernels_give() {
+    let jobs =
+        [warps::jobs(), matrices::jobs(), products::jobs(), barriers::jobs(), images::jobs()];
+    let more = [surfaces::jobs(), programs::jobs(), triton::jobs()];
+    let jobs: Vec<Job> = jobs.into_iter().chain(more).flatten().collect();
+    let mut twins = 0;
+    check(&jobs, |driver, job| {
+        let (result, made) = driver.run_in_parts(job)?;
+        twins += made;
+        compare(job.kind, job::Precision::Exact, &result, &driver.run(job)?)
+    });
+    assert!(twins > jobs.len() / 2, "{twins} launches of {} jobs", jobs.len());
 }
 
 /// Against every file of golden data. What the GPU's driver refused has nothing to compare with,

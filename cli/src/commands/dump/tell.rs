@@ -29,6 +29,15 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     if !through.is_empty() {
         say!("let through so that all came to a halt: launches: {}", through.join(", "));
     }
+    for one in &report.interrupted {
+        say!(
+            "interrupted: kernel {} of process {}, {} of {} blocks done",
+            display::kernel(&one.kernel),
+            one.pid,
+            one.done,
+            one.blocks,
+        );
+    }
     if let Some(found) = &report.validation {
         say!(
             "copied while it ran: {} of {} chunks; {} of them changed afterwards; {} copied while it stood still",

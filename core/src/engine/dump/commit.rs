@@ -15,10 +15,10 @@ use crate::engine::access::Extent;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
 use crate::engine::kept_files;
-use crate::engine::launched;
 use crate::engine::memory::Saved;
 use crate::engine::opened;
 use crate::engine::sections;
+use crate::engine::{interrupted, launched};
 use crate::host::criu::LeftMemory;
 use crate::image::{Committed, FileEntry, ImageError, ImageWriter, Manifest, Section};
 
@@ -106,7 +106,8 @@ pub(super) fn describe(
     let (protocol, libraries) = (task.strategy.protocol(), image.libraries.clone());
     let mut manifest = describe::manifest(task.options, &task.plan, protocol, libraries, blocks);
     let pids = task.plan.processes.iter().map(|process| process.pid);
-    let (kept, chunks) = kept_files::keep(pids, task.options.save_files, &image.writer)?;
+    let (kept, chunks) =
+        kept_files::keep(pids, &task.plan.renamed, task.options.save_files, &image.writer)?;
     manifest.sections.extend(sections::kept_files(&kept, chunks));
     Ok(manifest)
 }
@@ -129,6 +130,7 @@ pub(super) fn commit(
             (program.process.pid, task.speculation.launched_kernels(number))
         });
     manifest.sections.extend(launched::section(&launched.collect()));
+    manifest.sections.extend(interrupted::section(&task.account.interrupted));
     let peer = task.options.target.peer();
     let phase = if peer.is_some() { Phase::Prepare } else { Phase::Commit };
     let (image, ()) = or_keep(image, task.enter(phase, None))?;

@@ -9,6 +9,7 @@ use super::defer::{Deferral, Feedback};
 use super::host::memory::HostMemory;
 use crate::base::phase::PhaseTime;
 use crate::base::timeline::Timeline;
+use crate::engine::interrupted::Interrupted;
 use crate::engine::memory::Validation;
 use crate::engine::migrate::outgoing::Outgoing;
 use crate::image::trust::PrivateKey;
@@ -144,6 +145,8 @@ pub struct Report {
     /// Launches that were let through the closed gates, for each process, since a device of another one waited for
     /// them: who launched most was behind. Empty if there was no need.
     pub let_through: Vec<LetThrough>,
+    /// Launches of kernels that were interrupted, and go on from there with the program. Empty if there was none.
+    pub interrupted: Vec<Interrupted>,
     /// Bytes that this dump has written; the rest was there.
     pub new_bytes: u64,
     /// Of the written bytes, those of chunks that changed after they had been copied: the image does not

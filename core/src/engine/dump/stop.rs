@@ -12,6 +12,7 @@ use crate::cuda::Reserver;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
+use crate::engine::interrupted::Interrupted;
 use crate::engine::memory::{Bulk, joined};
 use crate::engine::opened;
 use crate::host::process::AgentError;
@@ -58,6 +59,21 @@ pub(super) fn close_gates(task: &mut Task<'_>, mut memory: Option<&mut Bulk>) ->
             Err(AgentError::Broken { pid, .. })
                 if task.forget_ended(pid, memory.as_deref_mut()) => {}
             closed => closed?,
+        }
+    }
+    task.account.interrupted.clear();
+    let programs = task.made.cuda_processes.iter_mut();
+    let told: Vec<_> = programs
+        .filter_map(|program| Some((program.process.pid, program.agent.as_mut()?.interrupted())))
+        .collect();
+    for (pid, told) in told {
+        match told {
+            Ok(told) => {
+                let told = told.into_iter().map(|told| Interrupted::new(pid, told));
+                task.account.interrupted.extend(told);
+            }
+            Err(AgentError::Broken { .. }) if task.forget_ended(pid, memory.as_deref_mut()) => {}
+            Err(error) => return Err(error.into()),
         }
     }
     // Each program may have begun since it was asked first to use what the driver cannot checkpoint, and lose it

@@ -106,8 +106,16 @@ fn settle(mut task: Task<'_>, ended: Ended) -> Result<Report, Failure> {
             return Err(Failure { phase, error, left });
         }
     };
-    let Account { bulk_bytes, precopied, checked, at_sync, let_through, shadowed, deferral } =
-        task.account;
+    let Account {
+        bulk_bytes,
+        precopied,
+        checked,
+        at_sync,
+        let_through,
+        interrupted,
+        shadowed,
+        deferral,
+    } = task.account;
     let committed = complete.commit.image;
     Ok(Report {
         image: task.options.target.path(),
@@ -124,6 +132,7 @@ fn settle(mut task: Task<'_>, ended: Ended) -> Result<Report, Failure> {
         private_bytes: task.plan.private_bytes(),
         host: task.host.report(),
         let_through,
+        interrupted,
         shadowed_bytes: shadowed,
         deferral,
         new_bytes: committed.new_bytes,

@@ -16,6 +16,7 @@ use crate::base::timeline::{Timeline, Track};
 use crate::cuda::{Drivers, Reserver};
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
+use crate::engine::interrupted::Interrupted;
 use crate::engine::memory::{Bulk, Miss, Validation};
 use crate::engine::watchdog::Watchdog;
 use crate::host::process::{LAST_MOMENTS, Lock, ProcessInfo};
@@ -64,6 +65,8 @@ pub(super) struct Account {
     pub(super) at_sync: Option<bool>,
     /// Launches that were let through the closed gates, if any were.
     pub(super) let_through: Vec<LetThrough>,
+    /// Launches that are interrupted, and go on with the programs.
+    pub(super) interrupted: Vec<Interrupted>,
     /// Bytes copied aside within the devices.
     pub(super) shadowed: u64,
     /// What was saved late, if anything was.

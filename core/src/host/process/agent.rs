@@ -14,6 +14,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use gpucr_wire::access::KernelSummary;
+use gpucr_wire::message::Interrupted;
 use gpucr_wire::open_files::Raised;
 use gpucr_wire::table::Range;
 use gpucr_wire::{
@@ -324,7 +325,10 @@ impl Agent {
     /// The gate is not open, a context is broken, the agent does not answer in time, or gpucr was asked to end.
     pub fn halt(&mut self, wait: Duration, limit: Duration) -> Result<Rest, AgentError> {
         let (wait_ms, timeout_ms) = (wait.as_millis() as u64, limit.as_millis() as u64);
-        let request = Request::Halt { wait_ms, timeout_ms };
+        // Blocks that have begun have half of the time. Those that are not done then may be waiting for others, which go
+        // on in the other half.
+        let interrupt_ms = timeout_ms / 2;
+        let request = Request::Halt { wait_ms, timeout_ms, interrupt_ms };
         self.begin(&request, wait.saturating_add(limit).saturating_add(ANSWER))?;
         match self.answer(&request)? {
             Reply::Rest { rest } => Ok(rest),
@@ -352,6 +356,18 @@ impl Agent {
             Reply::Met { met } => Ok(met),
             _ => Err(AgentError::Unexpected { pid: self.pid }),
         }
+    }
+
+    /// The launches of a program behind its closed gate that were interrupted by [`halt`](Self::halt).
+    ///
+    /// # Errors
+    /// The gate is not closed, the agent does not answer in time or tells nonsense, or gpucr was asked to end.
+    pub fn interrupted(&mut self) -> Result<Vec<Interrupted>, AgentError> {
+        let Reply::Interrupted { launches } = self.ask(&Request::Interrupted {})? else {
+            return Err(AgentError::Unexpected { pid: self.pid });
+        };
+        self.plausible(answers::interrupted(&launches))?;
+        Ok(launches)
     }
 
     /// Lets calls pass the gate that is shut by [`halt`](Self::halt), up to the next launch on an idle device,

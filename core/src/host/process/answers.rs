@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use gpucr_wire::access::SlotUse;
+use gpucr_wire::message::Interrupted;
 use gpucr_wire::{Accesses, Block, Counts, Reply};
 
 /// Bytes that no program has, of whatever memory.
@@ -29,6 +30,7 @@ pub(crate) fn believed(reply: Reply) -> Option<Accesses> {
         Reply::Accesses { accesses: told } => accesses(&told).is_ok().then_some(told),
         Reply::Counts { counts: told } => counts(&told).err().and(None),
         Reply::Blocks { blocks: told } => blocks(&told).err().and(None),
+        Reply::Interrupted { launches } => interrupted(&launches).err().and(None),
         Reply::Failed { message, .. } => {
             shortened(message);
             None
@@ -50,6 +52,14 @@ pub(super) fn counts(counts: &Counts) -> Result<(), &'static str> {
     let devices: HashSet<_> = counts.devices.iter().collect();
     if devices.len() > MOST_DEVICES || devices.len() < counts.devices.len() {
         return Err("it uses more devices than a host has, or one twice");
+    }
+    Ok(())
+}
+
+/// Whether a program can have launches that are so far.
+pub(super) fn interrupted(launches: &[Interrupted]) -> Result<(), &'static str> {
+    if launches.iter().any(|one| one.blocks == 0 || one.done > one.blocks || one.blocks > MOST) {
+        return Err("a launch has done more than there is");
     }
     Ok(())
 }
@@ -130,6 +140,14 @@ mod tests {
             told.devices = (0..4000u32).map(|n| std::array::from_fn(|i| (n >> i) as u8)).collect();
         };
         assert!(!with(&many));
+    }
+
+    #[test]
+    fn launches_are_not_more_than_done() {
+        let is =
+            |done, blocks| interrupted(&[Interrupted { kernel: "k".into(), done, blocks }]).is_ok();
+        assert!(is(0, 1) && is(812, 1320) && is(7, 7));
+        assert!(!is(0, 0) && !is(8, 7) && !is(1, u64::MAX));
     }
 
     #[test]

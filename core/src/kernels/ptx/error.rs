@@ -1,5 +1,6 @@
 //! What PTX can have wrong.
 
+use gpucr_rewrite::lexer::Syntax;
 use thiserror::Error;
 
 /// Why PTX cannot be read.
@@ -11,4 +12,10 @@ pub enum PtxError {
     /// A line that the grammar does not allow.
     #[error("PTX, line {0}: {1}")]
     Syntax(u32, &'static str),
+}
+
+impl From<Syntax> for PtxError {
+    fn from(Syntax(line, why): Syntax) -> Self {
+        Self::Syntax(line, why)
+    }
 }

@@ -4,10 +4,10 @@
 
 use std::collections::HashMap;
 
+use gpucr_rewrite::lexer::{Lexer, Token};
 use gpucr_wire::reach::Index;
 
 use super::PtxError;
-use super::lexer::{Lexer, Token};
 
 /// The most bytes of parameters that a function may have. CUDA allows 32764 for a kernel.
 const MOST_PARAM_BYTES: u32 = 32 << 10;
@@ -290,13 +290,13 @@ impl<'a> Parser<'a> {
     fn next(&mut self) -> Result<Option<Token<'a>>, PtxError> {
         match self.peeked.take() {
             Some(token) => Ok(Some(token)),
-            None => self.lexer.next(),
+            None => Ok(self.lexer.token()?),
         }
     }
 
     fn peek(&mut self) -> Result<Option<Token<'a>>, PtxError> {
         if self.peeked.is_none() {
-            self.peeked = self.lexer.next()?;
+            self.peeked = self.lexer.token()?;
         }
         Ok(self.peeked)
     }

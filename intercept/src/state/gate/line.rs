@@ -29,6 +29,11 @@ const RECORDED: u32 = 1;
 /// In [`Line::watched`]: launches wait for memory that is being saved.
 const GUARDED: u32 = 2;
 
+/// In [`Line::watched`]: launches may be made so that they can be interrupted.
+const INTERRUPTIBLE: u32 = 4;
+/// In [`Line::watched`]: there are such launches, and calls wait for their end.
+const HOLDING: u32 = 8;
+
 pub(super) static LINE: Line = Line { state: AtomicU32::new(OPEN), watched: AtomicU32::new(0) };
 
 /// Changes the state, unless it is another than it was thought to be.
@@ -88,6 +93,28 @@ pub(crate) fn is_recording() -> bool {
 /// Whether launches wait for memory that is being saved.
 pub(crate) fn is_guarding() -> bool {
     LINE.watched.load(Ordering::Relaxed) & GUARDED != 0
+}
+
+/// Whether launches may be made so that they can be interrupted.
+#[inline(always)]
+pub(crate) fn is_interruptible() -> bool {
+    LINE.watched.load(Ordering::Relaxed) & INTERRUPTIBLE != 0
+}
+
+/// Whether calls wait for launches that can be interrupted.
+#[inline(always)]
+pub(crate) fn is_holding() -> bool {
+    LINE.watched.load(Ordering::Relaxed) & HOLDING != 0
+}
+
+/// Launches may be made so that they can be interrupted, or not.
+pub(crate) fn set_interruptible(on: bool) {
+    watch(INTERRUPTIBLE, on);
+}
+
+/// Lets calls wait for launches that can be interrupted, or not.
+pub(crate) fn set_holding(on: bool) {
+    watch(HOLDING, on);
 }
 
 /// Lets launches be recorded, or not.

@@ -33,7 +33,8 @@ pub(crate) use self::captures::{
 
 use self::line::{CLOSED, EVERYWHERE, LINE, NO_CAPTURE, OPEN, STEP, change, set, wait_until};
 pub(crate) use self::line::{
-    is_guarding, is_open, is_recording, is_watching, set_guarding, set_recording,
+    is_guarding, is_holding, is_interruptible, is_open, is_recording, is_watching, set_guarding,
+    set_holding, set_interruptible, set_recording,
 };
 use crate::limit::Limit;
 
@@ -93,6 +94,22 @@ impl Drop for Inside {
 #[inline]
 pub(crate) fn enter() -> Inside {
     pass(CALL)
+}
+
+/// Waits until no thread but this one, which is, is inside: for `limit` at most. Whether none is. Whoever enters later sees
+/// what this thread has written before.
+pub(crate) fn alone(limit: Duration) -> bool {
+    if callers::barrier().is_err() {
+        return false;
+    }
+    let begin = std::time::Instant::now();
+    while callers::inside() > 1 {
+        if begin.elapsed() >= limit {
+            return false;
+        }
+        thread::sleep(POLL);
+    }
+    true
 }
 
 /// Runs `begin`, which begins a capture in a stream of `context` and says whether it did, inside the gate.

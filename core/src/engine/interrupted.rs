@@ -1,0 +1,99 @@
+//! Kernels that a dump interrupted between two of their blocks, as its report and its image say it. They go on when the
+//! program does, by themselves: a restore needs to know nothing of it.
+
+use std::collections::HashMap;
+
+use gpucr_wire::message::Interrupted as Told;
+use serde::{Deserialize, Serialize};
+
+use crate::image::{Manifest, Section};
+
+/// Kind of the section of an image, which is a list of [`Interrupted`] in postcard form.
+pub(super) const SECTION: &str = "interrupted";
+/// So many kernels of a process are named.
+const MOST: usize = 256;
+/// Longer names are cut, bytes.
+const LONGEST_NAME: usize = 1024;
+
+/// A launch that was interrupted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interrupted {
+    /// The process.
+    pub pid: u32,
+    /// The kernel's name in its module, mangled.
+    pub kernel: String,
+    /// Where: `block`, between two blocks of its grid.
+    pub level: Level,
+    /// Blocks of the grid that are done.
+    pub done: u64,
+    /// Blocks of the grid.
+    pub blocks: u64,
+}
+
+/// Where kernels are interrupted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Between two blocks of their grid.
+    Block,
+}
+
+impl Interrupted {
+    /// What an agent has told of a launch of its process.
+    pub(crate) fn new(pid: u32, told: Told) -> Self {
+        let Told { mut kernel, done, blocks } = told;
+        let ends = (0..=LONGEST_NAME.min(kernel.len())).rev();
+        kernel.truncate({ ends }.find(|end| kernel.is_char_boundary(*end)).unwrap_or(0));
+        Self { pid, kernel, level: Level::Block, done, blocks }
+    }
+
+    fn is_possible(&self) -> bool {
+        self.done <= self.blocks && self.kernel.len() <= LONGEST_NAME
+    }
+}
+
+/// The section of an image for launches that were interrupted; none if none was. It is for people alone.
+pub(super) fn section(interrupted: &[Interrupted]) -> Option<Section> {
+    let data = postcard::to_stdvec(interrupted).ok().filter(|_| !interrupted.is_empty())?;
+    let kind = SECTION.to_owned();
+    Some(Section { kind, version: 1, needed: false, data, chunks: Vec::new() })
+}
+
+/// What an image says, of its own processes. Nonsense is nothing.
+pub fn read(manifest: &Manifest) -> Vec<Interrupted> {
+    let mut left: HashMap<u32, usize> =
+        manifest.processes.iter().map(|process| (process.pid, MOST)).collect();
+    let section = manifest.section(SECTION, 1);
+    let said = section.and_then(|section| postcard::from_bytes(&section.data).ok());
+    let mut said: Vec<Interrupted> = said.unwrap_or_default();
+    said.retain(|one| {
+        let left = left.get_mut(&one.pid).filter(|left| **left > 0 && one.is_possible());
+        left.map(|left| *left -= 1).is_some()
+    });
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::tests::manifest;
+
+    #[test]
+    fn launches_are_read_as_they_were_written_and_nonsense_is_nothing() {
+        let mut manifest = manifest();
+        let pid = manifest.processes[0].pid;
+        let of = |pid, name: &str, done| {
+            Interrupted::new(pid, Told { kernel: name.into(), done, blocks: 1320 })
+        };
+        assert!(read(&manifest).is_empty() && section(&[]).is_none());
+        let good = of(pid, &"ä".repeat(LONGEST_NAME), 812);
+        assert_eq!(good.kernel.len(), LONGEST_NAME);
+        let said = [good.clone(), of(pid + 1, "k", 3), of(pid, "k", 1321)];
+        manifest.sections.extend(section(&said));
+        assert_eq!(read(&manifest), said[..1]);
+        manifest.sections[0] = section(&vec![good; MOST + 1]).unwrap();
+        assert_eq!(read(&manifest).len(), MOST);
+        manifest.sections[0].data = vec![255; 40];
+        assert!(read(&manifest).is_empty());
+    }
+}

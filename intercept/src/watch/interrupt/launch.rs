@@ -1,0 +1,232 @@
+//! Launches that are made with a twin.
+
+use std::ffi::c_void;
+use std::time::Duration;
+
+use gpucr_rewrite::control;
+
+use super::instances::{Control, Instance, LEGACY, Launching, State, with};
+use super::twins::{self, Relaxed};
+use crate::abi::real::{self, check};
+use crate::abi::types::{
+    Code, ERROR_NOT_SUPPORTED, EXTRA_BUFFER, EXTRA_SIZE, STREAM_PER_THREAD, SUCCESS,
+};
+use crate::calls::effects::{Decoder, Effects, Form, Launch};
+use crate::state::memory::vmm::Driver;
+use crate::state::range::Range;
+use crate::state::{gate, memory};
+
+/// For how long a launch waits until others have left the gate.
+const ALONE: Duration = Duration::from_millis(1);
+/// `CU_STREAM_NON_BLOCKING`
+const NON_BLOCKING: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING`
+const DISABLE_TIMING: u32 = 2;
+
+/// A launch of one kernel in one stream.
+#[derive(Default)]
+struct Found {
+    stream: u64,
+    launch: Option<Launch>,
+}
+
+impl Effects for Found {
+    fn stream(&mut self, stream: u64) {
+        self.stream = stream;
+    }
+
+    fn range(&mut self, _: Range) {}
+
+    fn launch(&mut self, launch: &Launch) {
+        self.launch = Some(*launch);
+    }
+
+    fn graph(&mut self, _: u64) {}
+
+    fn host_function(&mut self) {}
+}
+
+/// Makes a launch with the kernel's twin: the code to give back. `None`: it is to be made as the program wants it. The
+/// caller is inside the gate, and has waited for what comes before.
+#[inline(never)]
+pub(crate) fn launch(decoder: Decoder, arguments: &[usize], per_thread: bool) -> Option<Code> {
+    let mut found = Found::default();
+    decoder(arguments, &mut found);
+    let stream = match found.stream {
+        0 if per_thread => STREAM_PER_THREAD,
+        0 => LEGACY,
+        stream => stream,
+    };
+    with_twin(&found.launch?, stream)
+}
+
+fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
+    let form = launch.form.filter(|_| launch.is_listed())?;
+    let (context, device) = real::current_context().ok()?;
+    let twin = twins::of(context, launch.handle)?;
+    let name = &twin.kernel.name;
+    let no = |why: &str| {
+        twins::note(name, why);
+        None
+    };
+    if stream == STREAM_PER_THREAD {
+        return no("it was launched in a thread's default stream");
+    }
+    if gate::capturing() {
+        return no("a stream was being captured");
+    }
+    let [gx, gy, gz, bx, by, bz] = form.shape;
+    let blocks = control::blocks([gx, gy, gz])?;
+    let threads = [bx, by, bz].iter().map(|size| u64::from(*size)).product();
+    if !twin.admits(launch.handle, threads, form.shared) {
+        return no("its twin cannot have blocks as large, or its blocks run in clusters");
+    }
+    let mut arguments = launch.packed(&twin.kernel)?;
+    let is_blocking = is_blocking(stream)?;
+    let Some(launching) = Launching::begin(stream, ALONE) else {
+        return no("other threads were in calls of the driver");
+    };
+    let _relaxed = Relaxed::now();
+    let Ok((control, event)) = prepare(context, device, control::bytes(blocks)) else {
+        return no("there was no memory for its control block");
+    };
+    arguments.resize(twin.place, 0);
+    arguments.extend(control.address.to_le_bytes());
+    let number = with(|table| {
+        table.last += 1;
+        table.last
+    });
+    let instance = Instance {
+        number,
+        context,
+        stream,
+        is_blocking,
+        twin: twin.clone(),
+        form,
+        arguments: arguments.into(),
+        control,
+        blocks,
+        event,
+        state: State::Running,
+    };
+    let claims = (control::bytes(blocks) - control::CLAIMS) / 4;
+    // SAFETY: memory of ours that is as long.
+    let cleaned = check(unsafe {
+        real::cuMemsetD32Async(control.address + control::CLAIMS, 0, claims as usize, stream)
+    });
+    let made = cleaned.and_then(|()| instance.enqueue());
+    // SAFETY: an event and a stream of the current context.
+    let recorded = made.and_then(|()| check(unsafe { real::cuEventRecord(event, stream) }));
+    let code = match (made, recorded) {
+        (_, Ok(())) => {
+            with(|table| table.instances.push(instance));
+            Some(SUCCESS)
+        }
+        // What it uses is given up for good, since nobody knows when the stream is done with that; and there will be no
+        // other. Where it was launched it is like any other launch.
+        (made, _) => {
+            twins::give_up(context, launch.handle, "the driver did not launch its twin");
+            made.is_ok().then_some(SUCCESS)
+        }
+    };
+    drop(launching);
+    code
+}
+
+/// Whether synchronous copies wait for a stream.
+fn is_blocking(stream: u64) -> Option<bool> {
+    let mut flags = 0;
+    // SAFETY: writes one value.
+    let asked =
+        stream == LEGACY || unsafe { real::cuStreamGetFlags(stream, &mut flags) } == SUCCESS;
+    asked.then_some(flags & NON_BLOCKING == 0)
+}
+
+/// A control block of at least so many bytes whose flag is 0, and an event.
+fn prepare(context: u64, device: i32, bytes: u64) -> Result<(Control, u64), Code> {
+    let spare = with(|table| {
+        let fits =
+            |(of, control, _): &(u64, Control, u64)| *of == context && control.capacity >= bytes;
+        let at = table.spare.iter().position(fits)?;
+        Some(table.spare.swap_remove(at))
+    });
+    if let Some((_, control, event)) = spare {
+        return Ok((control, event));
+    }
+    let stream = own_stream(context)?;
+    let size = bytes.next_power_of_two();
+    let address = {
+        let mut memory = memory::lock();
+        if !memory.serves(&Driver, device) {
+            return Err(ERROR_NOT_SUPPORTED);
+        }
+        memory.allocate(&Driver, device, context, size)?
+    };
+    let mut event = 0;
+    // SAFETY: the memory is ours and as long; each call of the driver writes one value.
+    let made = check(unsafe { real::cuStreamWriteValue32_v2(stream, address, 0, 0) })
+        .and_then(|()| check(unsafe { real::cuStreamSynchronize(stream) }))
+        .and_then(|()| check(unsafe { real::cuEventCreate(&mut event, DISABLE_TIMING) }));
+    if let Err(code) = made {
+        let mut memory = memory::lock();
+        if let Some(allocation) = memory.take(address) {
+            memory.release(&Driver, allocation);
+        }
+        return Err(code);
+    }
+    Ok((Control { address, capacity: size }, event))
+}
+
+/// The stream of ours in a context, which is current.
+pub(super) fn own_stream(context: u64) -> Result<u64, Code> {
+    let known = |table: &mut super::instances::Table| {
+        table.streams.iter().find(|(of, _)| *of == context).map(|(_, stream)| *stream)
+    };
+    if let Some(stream) = with(known) {
+        return Ok(stream);
+    }
+    let mut stream = 0;
+    // SAFETY: writes one value.
+    check(unsafe { real::cuStreamCreate(&mut stream, NON_BLOCKING) })?;
+    with(|table| table.streams.push((context, stream)));
+    Ok(stream)
+}
+
+impl Instance {
+    /// Launches the twin in the instance's stream. Its context is current.
+    pub(super) fn enqueue(&self) -> Result<(), Code> {
+        self.enqueue_in(self.stream)
+    }
+
+    /// Launches the twin in a stream. The instance's context is current.
+    pub(super) fn enqueue_in(&self, stream: u64) -> Result<(), Code> {
+        let size = self.arguments.len();
+        let mut extra: [*const c_void; 5] = [
+            EXTRA_BUFFER as _,
+            self.arguments.as_ptr().cast(),
+            EXTRA_SIZE as _,
+            (&raw const size).cast(),
+            std::ptr::null(),
+        ];
+        let Form { shape: [gx, gy, gz, bx, by, bz], shared } = self.form;
+        let nothing = std::ptr::null_mut();
+        let extra = extra.as_mut_ptr().cast();
+        // SAFETY: the program has launched the kernel so, and the twin takes one parameter more, which is there. The
+        // driver copies the arguments before it returns.
+        check(unsafe {
+            real::cuLaunchKernel(
+                self.twin.function,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                shared,
+                stream,
+                nothing,
+                extra,
+            )
+        })
+    }
+}

@@ -1,0 +1,227 @@
+//! What the agent does with instances: it interrupts them, says how far they are, and launches them again.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use gpucr_rewrite::control;
+use gpucr_wire::message::Interrupted;
+
+use super::instances::{Instance, State, new_epoch, with};
+use super::launch::own_stream;
+use super::twins::{self, Relaxed};
+use crate::abi::real::{self, check, with_context};
+use crate::abi::types::Code;
+use crate::log::log;
+use crate::state::gate;
+use crate::state::memory::Failure;
+use crate::watch::{broken, guard, own};
+
+/// How often a launch that has failed is tried again.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// All that is interrupted.
+fn interrupted() -> Vec<Instance> {
+    let is = |one: &&Instance| matches!(one.state, State::Interrupted { .. });
+    with(|table| table.instances.iter().filter(is).cloned().collect())
+}
+
+fn set_state(number: u64, state: State) {
+    with(|table| {
+        table
+            .instances
+            .iter_mut()
+            .filter(|one| one.number == number)
+            .for_each(|one| one.state = state);
+    });
+}
+
+/// From now on no block begins of what can be interrupted. The gate is shut and nobody is inside.
+pub(crate) fn interrupt() {
+    if !gate::is_holding() {
+        return;
+    }
+    // Before any flag is raised: who sees the end of an interrupted launch sees this too.
+    let raised: Vec<Instance> = with(|table| {
+        table.settle();
+        new_epoch();
+        let running = table.instances.iter_mut().filter(|one| one.state == State::Running);
+        running
+            .map(|one| {
+                one.state = State::Interrupted { done: 0 };
+                one.clone()
+            })
+            .collect()
+    });
+    for one in raised {
+        let raised = with_context(one.context, || one.set_flag(1));
+        if let Err(code) = raised {
+            // It runs to its end, which is seen then.
+            log!("`{}` cannot be interrupted: error {code}", one.twin.kernel.name);
+        }
+    }
+}
+
+impl Instance {
+    /// Sets the flag, past all that is in other streams. The context is current.
+    fn set_flag(&self, value: u32) -> Result<(), Code> {
+        let stream = own_stream(self.context)?;
+        // SAFETY: a stream and memory of ours.
+        check(unsafe { real::cuStreamWriteValue32_v2(stream, self.control.address, value, 0) })
+    }
+
+    /// How many blocks are done of a launch that is over. The context is current.
+    fn done(&self) -> Result<u64, Code> {
+        let mut bytes = vec![0u8; control::bytes(self.blocks) as usize];
+        // SAFETY: as many bytes on both sides.
+        check(unsafe {
+            real::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), self.control.address, bytes.len())
+        })?;
+        Ok(control::claimed(&bytes).min(self.blocks))
+    }
+
+    /// Launches it again in its stream. The context is current, and the launch before is over.
+    fn launch_again(&self) -> Result<(), Code> {
+        // SAFETY: the stream is the program's, who cannot end it as long as this is pending; the rest is ours.
+        check(unsafe { real::cuStreamWriteValue32_v2(self.stream, self.control.address, 0, 0) })?;
+        self.enqueue()?;
+        // SAFETY: as above.
+        check(unsafe { real::cuEventRecord(self.event, self.stream) })
+    }
+
+    /// Launches what is left next to the launch that is not over, and has the program's stream wait for it.
+    fn launch_beside(&self) -> Result<(), Code> {
+        let stream = own_stream(self.context)?;
+        self.set_flag(0)?;
+        self.enqueue_in(stream)?;
+        // SAFETY: streams and an event that there are.
+        let waits = unsafe {
+            check(real::cuEventRecord(self.event, stream))
+                .and_then(|()| check(real::cuStreamWaitEvent(self.stream, self.event, 0)))
+                .and_then(|()| check(real::cuEventRecord(self.event, self.stream)))
+        };
+        if waits.is_err() {
+            // Nothing may come before it.
+            // SAFETY: a stream of ours.
+            return check(unsafe { real::cuStreamSynchronize(stream) });
+        }
+        Ok(())
+    }
+}
+
+/// What is interrupted has not come to rest: blocks that run may be waiting for some that have not begun. These are let run,
+/// and nothing of it is interrupted any more.
+pub(crate) fn give_up() {
+    for one in interrupted() {
+        let _relaxed = Relaxed::now();
+        let launched = with_context(one.context, || one.launch_beside());
+        match launched {
+            Ok(()) => {
+                twins::note(&one.twin.kernel.name, "its blocks wait for each other");
+                new_epoch();
+                with(|table| table.end(one.number));
+            }
+            Err(code) => log!("`{}` cannot be continued: error {code}", one.twin.kernel.name),
+        }
+    }
+}
+
+/// The devices are idle: what is over is forgotten, and of all else it is seen how far it is.
+pub(crate) fn standing() -> Vec<Interrupted> {
+    if !gate::is_holding() {
+        return Vec::new();
+    }
+    let mut standing = Vec::new();
+    for one in interrupted() {
+        let done = with_context(one.context, || one.done()).unwrap_or_else(|code| {
+            log!("it is not known how far `{}` is: error {code}", one.twin.kernel.name);
+            0
+        });
+        if done == one.blocks {
+            // The next launch with this control block has to find the flag so.
+            let lowered = with_context(one.context, || {
+                one.set_flag(0)?;
+                // SAFETY: a stream of ours.
+                check(unsafe { real::cuStreamSynchronize(own_stream(one.context)?) })
+            });
+            if lowered.is_ok() {
+                with(|table| table.end(one.number));
+                continue;
+            }
+        }
+        set_state(one.number, State::Interrupted { done });
+        let (kernel, blocks) = (one.twin.kernel.name.clone(), one.blocks);
+        standing.push(Interrupted { kernel, done, blocks });
+    }
+    standing
+}
+
+/// Launches again what is interrupted. To be called by the agent before it opens the gate, or inside of it.
+///
+/// # Errors
+/// The driver does not launch one; those before it are launched, and this may be called again.
+pub(crate) fn relaunch() -> Result<(), Failure> {
+    if !gate::is_holding() {
+        return Ok(());
+    }
+    let _relaxed = Relaxed::now();
+    for one in interrupted() {
+        match with_context(one.context, || one.launch_again()) {
+            Ok(()) => {
+                new_epoch();
+                set_state(one.number, State::Running);
+            }
+            // All calls of the program say so themselves.
+            Err(code) if broken::is_lasting(code) => {
+                log!("`{}` is lost with its context: error {code}", one.twin.kernel.name);
+                new_epoch();
+                with(|table| table.end(one.number));
+            }
+            Err(code) => {
+                let name = &one.twin.kernel.name;
+                let what = format!("`{name}`, which was interrupted, cannot be launched again");
+                return Err(Failure::driver(code, what));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A thread launches what is interrupted as soon as it may touch all memory.
+static IS_WAITING: AtomicBool = AtomicBool::new(false);
+
+/// Has what is interrupted launched as soon as all memory is there that it may touch, and as the driver takes it. Calls that
+/// come after it wait.
+pub(crate) fn relaunch_later() {
+    if interrupted().is_empty() || IS_WAITING.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    let wait = || {
+        own::exempt_this_thread();
+        loop {
+            let inside = gate::enter();
+            guard::wait_for_all();
+            let relaunched = relaunch();
+            drop(inside);
+            match relaunched {
+                Ok(()) => break,
+                Err(failure) => log!("{} (error {})", failure.message, failure.code),
+            }
+            thread::sleep(AGAIN);
+        }
+        IS_WAITING.store(false, Ordering::SeqCst);
+    };
+    let started = thread::Builder::new().name("gpucr-relaunch".into()).spawn(wait);
+    if let Err(error) = started {
+        IS_WAITING.store(false, Ordering::SeqCst);
+        log!("no thread to launch what was interrupted: {error}");
+    }
+}
+
+/// Forgets everything, in the child of a fork.
+///
+/// # Safety
+/// No other thread exists.
+pub(super) unsafe fn reset() {
+    IS_WAITING.store(false, Ordering::SeqCst);
+}

@@ -1,0 +1,84 @@
+//! Which kernels may be interrupted, as the program's environment says.
+
+use std::sync::OnceLock;
+
+use gpucr_wire::ENV_INTERRUPTIBLE;
+
+use crate::log::log;
+use crate::state::gate;
+
+/// The names of kernels that may be interrupted, with `*` and `?`; empty if none may.
+fn patterns() -> &'static [String] {
+    static PATTERNS: OnceLock<Vec<String>> = OnceLock::new();
+    PATTERNS.get_or_init(|| {
+        let listed = std::env::var(ENV_INTERRUPTIBLE).unwrap_or_default();
+        listed
+            .split(',')
+            .map(str::trim)
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned)
+            .collect()
+    })
+}
+
+/// From now on launches are looked at, if the program was started so. Whether they are, and were not before.
+pub(crate) fn begin() -> bool {
+    if patterns().is_empty() || gate::is_interruptible() {
+        return false;
+    }
+    log!("kernels may be interrupted: {:?}", patterns());
+    gate::set_interruptible(true);
+    true
+}
+
+/// Why nothing can be interrupted, as the end of a message; empty if something can.
+pub(crate) fn why_none() -> &'static str {
+    if gate::is_interruptible() {
+        ""
+    } else {
+        "; kernels cannot be interrupted, since it was not started with `gpucr run --interruptible`"
+    }
+}
+
+/// Whether the kernel of this name may be interrupted.
+pub(super) fn is_wanted(name: &str) -> bool {
+    patterns().iter().any(|pattern| matches(pattern.as_bytes(), name.as_bytes()))
+}
+
+/// Whether a name is as a pattern with `*` and `?` says.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut p, mut n) = (0, 0);
+    // Where the last star is, and what it has taken of the name so far.
+    let mut star = None;
+    while n < name.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, n));
+                p += 1;
+            }
+            Some(c) if *c == b'?' || *c == name[n] => (p, n) = (p + 1, n + 1),
+            _ => {
+                let Some((at, taken)) = star else { return false };
+                star = Some((at, taken + 1));
+                (p, n) = (at + 1, taken + 1);
+            }
+        }
+    }
+    pattern[p..].iter().all(|c| *c == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn patterns_of_names() {
+        let is = |pattern: &str, name: &str| matches(pattern.as_bytes(), name.as_bytes());
+        assert!(
+            is("*", "") && is("*", "kernel") && is("kernel", "kernel") && is("k?rnel*", "kernel")
+        );
+        assert!(is("*step*", "_Z4stepv") && is("*a*b", "aab") && is("a*a", "aa") && is("**x", "x"));
+        assert!(!is("", "k") && !is("kernel", "kernels") && !is("?", "") && !is("a*a", "a"));
+        assert!(!is("*ab", "abc") && is("*ab", "abab"));
+    }
+}

@@ -1,0 +1,338 @@
+//! Kernels that are interrupted between two of their blocks, and calls that come behind them.
+
+#[path = "support/caller.rs"]
+mod caller;
+mod support;
+
+use caller::Caller;
+use gpucr_wire::message::Interrupted;
+use gpucr_wire::{GateState, Reply, Request, Rest};
+use support::{Agent, ENV_PROGRAM};
+
+/// More than run at the same time on any machine.
+const BLOCKS: u64 = 512;
+const NON_BLOCKING: u64 = 1;
+const NOT_READY: u64 = 600;
+/// How long a call that waits is watched, milliseconds. One that does not wait is not missed by this, only noticed
+/// late.
+const MOMENT: u64 = 150;
+const LONG: u64 = 60_000;
+
+/// A block waits until the host says so, and counts its run.
+const PTX: &str = ".version 8.0
+.target sm_70
+.address_size 64
+.visible .entry waiting(.param .u64 go, .param .u64 counts)
+{
+	.reg .b32 %r<4>;
+	.reg .b64 %rd<4>;
+	.reg .pred %p<1>;
+	ld.param.u64 %rd0, [go];
+	ld.param.u64 %rd1, [counts];
+	mov.u32 %r0, %ctaid.x;
+	mul.wide.u32 %rd2, %r0, 4;
+	add.u64 %rd1, %rd1, %rd2;
+	red.global.add.u32 [%rd0+8], 1;
+WAIT:
+	ld.volatile.global.u32 %r1, [%rd0];
+	setp.eq.u32 %p0, %r1, 0;
+	@%p0 bra WAIT;
+	red.global.add.u32 [%rd1], 1;
+	ret;
+}
+.visible .entry other(.param .u64 go, .param .u64 counts) { ret; }
+";
+
+/// Not a test: the program that the others start.
+#[test]
+fn program() {
+    if std::env::var_os(ENV_PROGRAM).is_some() {
+        caller::run();
+    }
+}
+
+struct Waiting {
+    program: Caller,
+    function: u64,
+    module: u64,
+    /// The word for which blocks wait. The next one counts those that have begun.
+    go: u64,
+    /// Pinned memory for a copy.
+    copy: u64,
+    /// How often each block has run.
+    counts: u64,
+}
+
+impl Waiting {
+    fn start() -> Self {
+        Self::start_with("wait*")
+    }
+
+    fn start_with(kernels: &str) -> Self {
+        let mut program = Caller::start_with(&[("GPUCR_INTERRUPTIBLE", kernels)]);
+        let mut text = PTX.as_bytes().to_vec();
+        text.resize(PTX.len().next_multiple_of(8) + 8, 0);
+        for (word, bytes) in (200..).zip(text.chunks(8)) {
+            program.poke(word, u64::from_le_bytes(bytes.try_into().expect("eight")));
+        }
+        let module = program.made("cuModuleLoadData", &[program.at(200)]);
+        program.poke(190, u64::from_le_bytes(*b"waiting\0"));
+        let function = program.made("cuModuleGetFunction", &[module, program.at(190)]);
+        let go = program.made("cuMemHostAlloc", &[4096, 2]);
+        program.call("poke", &[go, 0]);
+        program.call("poke", &[go + 8, 0]);
+        let copy = program.made("cuMemHostAlloc", &[4 * BLOCKS, 2]);
+        let counts = program.made("cuMemAlloc_v2", &[4 * BLOCKS]);
+        program.must("cuMemsetD32_v2", &[counts, 0, BLOCKS]);
+        program.must("cuCtxSynchronize", &[]);
+        let (at_go, at_counts) = (program.at(180), program.at(181));
+        program.poke(180, go);
+        program.poke(181, counts);
+        program.poke(182, at_go);
+        program.poke(183, at_counts);
+        Self { program, function, module, go, copy, counts }
+    }
+
+    fn stream(&mut self, flags: u64) -> u64 {
+        self.program.made("cuStreamCreate", &[flags])
+    }
+
+    fn launch(&mut self, stream: u64) {
+        let params = self.program.at(182);
+        let all = [self.function, BLOCKS, 1, 1, 1, 1, 1, 0, stream, params, 0];
+        self.program.must("cuLaunchKernel", &all);
+    }
+
+    /// Waits until one block more has begun than had before.
+    fn begun(&mut self, before: u64) -> u64 {
+        let place = self.go + 8;
+        loop {
+            let begun = self.program.call("peek", &[place]);
+            if begun > before {
+                return begun;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
+    fn go(&mut self) {
+        let go = self.go;
+        self.program.call("poke", &[go, 1]);
+    }
+
+    /// Has a thread copy what was counted.
+    fn begin_copy(&mut self, thread: u32, stream: u64) {
+        self.program.begin(
+            thread,
+            "cuMemcpyDtoHAsync_v2",
+            &[self.copy, self.counts, 4 * BLOCKS, stream],
+        );
+    }
+
+    /// Whether each block has run so often, as the last copy has it.
+    fn copied(&mut self, times: u64) {
+        for word in 0..BLOCKS / 2 {
+            let counted = self.program.call("peek", &[self.copy + 8 * word]);
+            assert_eq!(counted, times << 32 | times, "blocks of word {word}");
+        }
+    }
+
+    /// Whether each block has run so often.
+    fn have_run(&mut self, times: u64) {
+        self.program.must("cuCtxSynchronize", &[]);
+        self.begin_copy(0, 0);
+        assert_eq!(self.program.answer(0, LONG), Some(0));
+        self.program.must("cuCtxSynchronize", &[]);
+        self.copied(times);
+    }
+}
+
+fn halt(agent: &mut Agent, wait_ms: u64, interrupt_ms: u64) -> Rest {
+    match agent.ask(&Request::Halt { wait_ms, timeout_ms: LONG, interrupt_ms }) {
+        Reply::Rest { rest } => rest,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn interrupted(agent: &mut Agent) -> Vec<Interrupted> {
+    match agent.ask(&Request::Interrupted {}) {
+        Reply::Interrupted { launches } => launches,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Interrupts the one launch, which then is not over.
+fn interrupt(waiting: &mut Waiting, agent: &mut Agent) -> Interrupted {
+    assert!(!halt(agent, 100, LONG).is_at_rest, "blocks that have begun wait");
+    waiting.go();
+    assert!(halt(agent, LONG, LONG).is_at_rest);
+    let launches = interrupted(agent);
+    let [one] = &launches[..] else { panic!("{launches:?}") };
+    assert!(one.kernel == "waiting" && one.blocks == BLOCKS && one.done < BLOCKS, "{one:?}");
+    one.clone()
+}
+
+#[test]
+fn what_is_queued_behind_it_comes_after_all_of_it() {
+    let mut waiting = Waiting::start();
+    let (stream, other) = (waiting.stream(NON_BLOCKING), waiting.stream(NON_BLOCKING));
+    let event = waiting.program.made("cuEventCreate", &[0]);
+    waiting.launch(stream);
+    waiting.begun(0);
+    // What has nothing to do with it goes on, and is not held.
+    assert_eq!(waiting.program.call_on(1, "cuEventRecord", &[event, other]), 0);
+    waiting.begin_copy(2, stream);
+    waiting.program.begin(3, "cuStreamSynchronize", &[stream]);
+    waiting.program.begin(4, "cuCtxSynchronize", &[]);
+    assert_eq!(waiting.program.call_on(5, "cuStreamQuery", &[stream]), NOT_READY);
+    let (mut agent, _) = waiting.program.program.agent();
+    let done = interrupt(&mut waiting, &mut agent).done;
+    assert!(done > 0, "a block had begun");
+    waiting.program.begin(5, "cuStreamQuery", &[stream]);
+    for thread in 2..=5 {
+        assert_eq!(waiting.program.answer(thread, MOMENT), None, "thread {thread}");
+    }
+    // Its device memory is taken away and given back, and CUDA's state too.
+    let agent = agent.turn(&waiting.program.program);
+    drop(agent);
+    for thread in 2..=4 {
+        assert_eq!(waiting.program.answer(thread, LONG), Some(0), "thread {thread}");
+    }
+    assert!([Some(0), Some(NOT_READY)].contains(&waiting.program.answer(5, LONG)));
+    waiting.program.must("cuStreamSynchronize", &[stream]);
+    waiting.copied(1);
+    assert_eq!(waiting.program.call_on(5, "cuStreamQuery", &[stream]), 0);
+}
+
+#[test]
+fn it_can_be_interrupted_again_and_again() {
+    let mut waiting = Waiting::start();
+    waiting.launch(0);
+    waiting.begun(0);
+    let (mut agent, _) = waiting.program.program.agent();
+    let first = interrupt(&mut waiting, &mut agent);
+    let go = waiting.go;
+    waiting.program.call("poke", &[go, 0]);
+    let before = waiting.program.call("peek", &[go + 8]);
+    agent.must(&Request::OpenGate {});
+    waiting.begun(before);
+    assert_eq!(waiting.program.call_on(1, "cuStreamQuery", &[0]), NOT_READY);
+    let second = interrupt(&mut waiting, &mut agent);
+    assert!(second.done > first.done, "{first:?} {second:?}");
+    // The end of the connection lets it go on too.
+    drop(agent);
+    waiting.have_run(1);
+    waiting.launch(0);
+    waiting.have_run(2);
+    // Now there is none.
+    let (mut agent, _) = waiting.program.program.agent();
+    assert!(halt(&mut agent, LONG, LONG).is_at_rest);
+    assert_eq!(interrupted(&mut agent), []);
+}
+
+#[test]
+fn who_has_waited_for_long_goes_on_and_it_is_like_any_other_launch() {
+    let mut waiting = Waiting::start();
+    let stream = waiting.stream(NON_BLOCKING);
+    waiting.launch(stream);
+    waiting.begin_copy(1, stream);
+    assert_eq!(waiting.program.answer(1, LONG), Some(0), "though the kernel waits for the host");
+    let (mut agent, _) = waiting.program.program.agent();
+    assert!(!halt(&mut agent, 100, LONG).is_at_rest);
+    waiting.go();
+    assert!(halt(&mut agent, LONG, LONG).is_at_rest);
+    assert_eq!(interrupted(&mut agent), []);
+    agent.must(&Request::OpenGate {});
+    waiting.copied(1);
+}
+
+#[test]
+fn a_copy_that_waits_for_it_anyway_waits_for_ever() {
+    let mut waiting = Waiting::start();
+    let stream = waiting.stream(0);
+    waiting.launch(stream);
+    waiting.begun(0);
+    let (to, counts) = (waiting.copy, waiting.counts);
+    waiting.program.begin(1, "cuMemcpyDtoH_v2", &[to, counts, 4 * BLOCKS]);
+    waiting.program.begin(2, "cuMemFree_v2", &[counts]);
+    // For longer than others.
+    for thread in [1, 2] {
+        assert_eq!(waiting.program.answer(thread, 1500), None, "thread {thread}");
+    }
+    let (mut agent, _) = waiting.program.program.agent();
+    interrupt(&mut waiting, &mut agent);
+    agent.must(&Request::OpenGate {});
+    assert_eq!(waiting.program.answer(2, LONG), Some(0));
+    // One may have been quicker than the other.
+    assert!(waiting.program.answer(1, LONG).is_some());
+}
+
+#[test]
+fn what_does_not_come_to_rest_goes_on_to_its_end() {
+    let mut waiting = Waiting::start();
+    let stream = waiting.stream(NON_BLOCKING);
+    waiting.launch(stream);
+    waiting.begun(0);
+    waiting.begin_copy(1, stream);
+    let (mut agent, _) = waiting.program.program.agent();
+    assert!(!halt(&mut agent, 100, 200).is_at_rest);
+    assert!(!halt(&mut agent, 500, 200).is_at_rest, "it is given up meanwhile");
+    assert_eq!(waiting.program.answer(1, MOMENT), None, "the gate is shut");
+    waiting.go();
+    assert!(halt(&mut agent, LONG, 200).is_at_rest);
+    assert_eq!(interrupted(&mut agent), [], "all blocks are done");
+    agent.must(&Request::OpenGate {});
+    assert_eq!(waiting.program.answer(1, LONG), Some(0));
+    waiting.program.must("cuStreamSynchronize", &[stream]);
+    waiting.copied(1);
+}
+
+#[test]
+fn a_gate_that_cannot_be_closed_lets_it_go_on() {
+    let mut waiting = Waiting::start();
+    waiting.launch(0);
+    waiting.begun(0);
+    let (mut agent, _) = waiting.program.program.agent();
+    assert!(!halt(&mut agent, 100, LONG).is_at_rest);
+    agent.fails(&Request::CloseGate { timeout_ms: 20 });
+    waiting.go();
+    waiting.have_run(1);
+    let (state, _) = (GateState::Open {}, agent);
+    assert_eq!(waiting.program.program.agent().1.gate, state);
+}
+
+#[test]
+fn streams_and_modules_are_not_taken_from_it() {
+    let mut waiting = Waiting::start();
+    let stream = waiting.stream(NON_BLOCKING);
+    waiting.launch(stream);
+    waiting.begun(0);
+    waiting.program.begin(1, "cuStreamDestroy_v2", &[stream]);
+    waiting.program.begin(2, "cuModuleUnload", &[waiting.module]);
+    let (mut agent, _) = waiting.program.program.agent();
+    interrupt(&mut waiting, &mut agent);
+    for thread in [1, 2] {
+        assert_eq!(waiting.program.answer(thread, MOMENT), None, "thread {thread}");
+    }
+    agent.must(&Request::OpenGate {});
+    for thread in [1, 2] {
+        assert_eq!(waiting.program.answer(thread, LONG), Some(0), "thread {thread}");
+    }
+    waiting.have_run(1);
+}
+
+#[test]
+fn nothing_is_interrupted_that_was_not_asked_for() {
+    let mut waiting = Waiting::start_with("other");
+    let stream = waiting.stream(NON_BLOCKING);
+    waiting.launch(stream);
+    waiting.begin_copy(1, stream);
+    assert_eq!(waiting.program.answer(1, LONG), Some(0), "it waits for nothing");
+    let (mut agent, _) = waiting.program.program.agent();
+    assert!(!halt(&mut agent, 300, LONG).is_at_rest);
+    waiting.go();
+    assert!(halt(&mut agent, LONG, LONG).is_at_rest);
+    assert_eq!(interrupted(&mut agent), []);
+    agent.must(&Request::OpenGate {});
+    waiting.copied(1);
+}

@@ -1,0 +1,100 @@
+//! What the prologue of a twin adds to kernels, on the software driver's interpreter: CPU time of launches of twin and kernel
+//! by turns, the median of the quotients. Ends with exit status 1 if a kernel for which that is promised costs more than
+//! the limit.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::time::Instant;
+
+use gpucr_rewrite::{control, rewrite};
+use softcuda::ptx::{AddressSpace, Launch, Module, NoHeap, NoImages, NoLauncher, run};
+
+/// Parts of the kernel's time that a twin may cost more.
+const LIMIT: f64 = 0.03;
+const ROUNDS: usize = 31;
+const PROGRAMS: &str = include_str!("../../softcuda/tests/programs/programs.ptx");
+
+/// A kernel whose threads make so many turns of a loop.
+fn turns(turns: u32) -> String {
+    format!(
+        ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 words)\n{{
+	.reg .b32 %r<4>;\n	.reg .b64 %rd<3>;\n	.reg .pred %p<1>;
+	mov.u32 %r0, {turns};\n	mov.u32 %r1, %tid.x;
+NEXT:\n	mad.lo.u32 %r1, %r1, 1664525, 1013904223;\n	sub.u32 %r0, %r0, 1;
+	setp.ne.u32 %p0, %r0, 0;\n	@%p0 bra NEXT;
+	ld.param.u64 %rd0, [words];\n	st.global.u32 [%rd0], %r1;\n	ret;\n}}\n"
+    )
+}
+
+struct Everything;
+
+impl AddressSpace for Everything {
+    fn is_mapped(&self, _: u64, _: usize) -> bool {
+        true
+    }
+
+    fn is_writable(&self, _: u64, _: usize) -> bool {
+        true
+    }
+}
+
+fn seconds(text: &str, kernel: &str, grid: u32, block: u32, params: &[u64]) -> f64 {
+    let module = Module::load(text).unwrap_or_else(|fault| panic!("{fault}"));
+    let entry = module.entry(kernel).expect("the kernel");
+    let mut bytes = vec![0; entry.param_bytes];
+    for (param, value) in entry.params.iter().zip(params) {
+        bytes[param.offset..][..param.size].copy_from_slice(&value.to_le_bytes()[..param.size]);
+    }
+    let launch = Launch {
+        grid: [grid, 1, 1],
+        block: [block, 1, 1],
+        dynamic_shared: 0,
+        params: &bytes,
+        global_addresses: &[],
+        cluster: [1; 3],
+        cooperative: false,
+        cancel: &AtomicBool::new(false),
+        images: &NoImages,
+        heap: &NoHeap,
+        launcher: &NoLauncher,
+        set_condition: &|_, _| false,
+        print: &|_, _| (),
+    };
+    let begin = Instant::now();
+    run(&module, entry, &launch, &Everything).expect("no trap");
+    begin.elapsed().as_secs_f64()
+}
+
+fn main() -> ExitCode {
+    let words: Vec<AtomicU32> = (0..3 << 16).map(|_| AtomicU32::new(0)).collect();
+    let [a, b, c] = [0, 1, 2].map(|part| words[part << 16..].as_ptr() as u64);
+    let [few, some, many] = [10, 300, 3000].map(turns);
+    let kernels = [
+        ("a loop of 10 turns", few.as_str(), "k", 2000, 128, vec![a], false),
+        ("a loop of 300 turns", &some, "k", 200, 128, vec![a], true),
+        ("a loop of 3000 turns", &many, "k", 64, 128, vec![a], true),
+        ("matmul, 256 by 256", PROGRAMS, "matmul", 256, 256, vec![a, b, c, 256], true),
+        ("n_body, 2048 bodies", PROGRAMS, "n_body", 16, 128, vec![a, b, 2048], true),
+    ];
+    let mut failed = false;
+    println!("{:<24} {:>12} {:>9}", "kernel", "ms", "more");
+    for (name, text, kernel, grid, block, params, promised) in kernels {
+        let twin = rewrite(text, |name| name == kernel).expect("PTX").text;
+        let mut quotients = Vec::new();
+        let mut times = Vec::new();
+        for _ in 0..ROUNDS {
+            let bits = vec![0u32; control::bytes(grid.into()) as usize / 4];
+            let original = seconds(text, kernel, grid, block, &params);
+            let with = [params.clone(), vec![bits.as_ptr() as u64]].concat();
+            quotients.push(seconds(&twin, kernel, grid, block, &with) / original - 1.0);
+            times.push(original);
+        }
+        quotients.sort_by(f64::total_cmp);
+        times.sort_by(f64::total_cmp);
+        let more = quotients[ROUNDS / 2];
+        println!("{name:<24} {:>12.2} {:>8.1}%", 1000.0 * times[ROUNDS / 2], 100.0 * more);
+        failed |= promised && more > LIMIT;
+    }
+    println!("limit for all but the first: {:.0} %", 100.0 * LIMIT);
+    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}

@@ -1,0 +1,175 @@
+//! Kernels to twins.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use crate::control::CLAIMS;
+use crate::lexer::Syntax;
+use crate::scan::{Kernel, Module, scan};
+
+/// What all names begin with that are put into a text.
+const MARK: &str = "gpucr_";
+/// The name of the parameter.
+const PARAMETER: &str = "gpucr_control";
+
+/// What the names of functions begin with by which a kernel launches another one.
+const LAUNCHING: [&str; 2] = ["cudaLaunchDevice", "cudaGetParameterBuffer"];
+
+/// Why a kernel has no twin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Why {
+    /// Its blocks run in clusters, and must begin together.
+    Cluster,
+    /// It launches kernels itself, which begin when all of it is done.
+    Launches,
+    /// It uses a variable of its module, of this name: the twin is in another module, which has its own.
+    Variable(String),
+    /// It uses a variable of its module whose name is not known.
+    Nameless,
+    /// Its addresses have 32 bits.
+    Addresses,
+    /// There are names in the text that a twin needs.
+    Names,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cluster => f.write_str("its blocks run in clusters"),
+            Self::Launches => f.write_str("it launches kernels itself"),
+            Self::Variable(name) => write!(f, "it uses the module's variable {name}"),
+            Self::Nameless => f.write_str("it may use variables of the module"),
+            Self::Addresses => f.write_str("its addresses have 32 bits"),
+            Self::Names => f.write_str("its module has names that begin with gpucr_"),
+        }
+    }
+}
+
+/// A module with twins in the place of kernels, under their names.
+#[derive(Debug, Clone)]
+pub struct Rewritten {
+    /// The text.
+    pub text: String,
+    /// The kernels that were wanted: which of them are twins, and why others are not.
+    pub kernels: Vec<(String, Result<(), Why>)>,
+}
+
+/// Puts twins in the place of the kernels whose names are `wanted`. All else is as it was.
+///
+/// # Errors
+/// The text is no module, as far as its outlines are looked at.
+pub fn rewrite(text: &str, wanted: impl Fn(&str) -> bool) -> Result<Rewritten, Syntax> {
+    let module = scan(text)?;
+    let mut edits: Vec<(usize, String)> = Vec::new();
+    let mut kernels = Vec::new();
+    for kernel in module.kernels.iter().filter(|kernel| wanted(kernel.name)) {
+        let judged = judge(&module, kernel, text);
+        if judged.is_ok() {
+            edits.push(parameter(kernel));
+            edits.push((kernel.body, prologue()));
+        }
+        kernels.push((kernel.name.to_owned(), judged));
+    }
+    edits.sort_by_key(|(at, _)| *at);
+    let mut rewritten = String::with_capacity(text.len() + 2048 * edits.len());
+    let mut done = 0;
+    for (at, insert) in edits {
+        rewritten.push_str(&text[done..at]);
+        rewritten.push_str(&insert);
+        done = at;
+    }
+    rewritten.push_str(&text[done..]);
+    Ok(Rewritten { text: rewritten, kernels })
+}
+
+/// Whether a kernel may have a twin.
+fn judge(module: &Module<'_>, kernel: &Kernel<'_>, text: &str) -> Result<(), Why> {
+    if module.address_size != Some("64") {
+        return Err(Why::Addresses);
+    }
+    if text.contains(MARK) {
+        return Err(Why::Names);
+    }
+    if kernel.has_cluster {
+        return Err(Why::Cluster);
+    }
+    if module.has_nameless {
+        return Err(Why::Nameless);
+    }
+    // All functions that are named in the kernel, or in one of these, whether they are called or not.
+    let mut seen = HashSet::from([kernel.name]);
+    let mut open = vec![&kernel.names];
+    while let Some(names) = open.pop() {
+        if names.iter().any(|name| LAUNCHING.iter().any(|begin| name.starts_with(begin))) {
+            return Err(Why::Launches);
+        }
+        if names.contains(".global") || names.contains(".const") {
+            return Err(Why::Nameless);
+        }
+        if let Some(variable) = names.iter().filter(|name| module.variables.contains(*name)).min() {
+            return Err(Why::Variable((*variable).to_owned()));
+        }
+        for name in names {
+            if let Some(more) = module.functions.get(name)
+                && seen.insert(name)
+            {
+                open.push(more);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The parameter, and where it goes.
+fn parameter(kernel: &Kernel<'_>) -> (usize, String) {
+    match kernel.params {
+        Some((end, true)) => (end, format!(",\n\t.param .u64 {PARAMETER}\n")),
+        Some((end, false)) => (end, format!(".param .u64 {PARAMETER}")),
+        None => (kernel.named.end, format!("(.param .u64 {PARAMETER})")),
+    }
+}
+
+/// What a block does before all else. `bar.red` has all of its threads decide alike: all of them are there still, and
+/// they use the barrier as they like afterwards.
+fn prologue() -> String {
+    format!(
+        "
+{{
+	.reg .pred %gpucr_other, %gpucr_leave;
+	.reg .b32 %gpucr_a, %gpucr_b, %gpucr_c;
+	.reg .b64 %gpucr_at, %gpucr_by;
+	mov.u32 %gpucr_a, %tid.x;
+	mov.u32 %gpucr_b, %tid.y;
+	mov.u32 %gpucr_c, %tid.z;
+	or.b32 %gpucr_a, %gpucr_a, %gpucr_b;
+	or.b32 %gpucr_a, %gpucr_a, %gpucr_c;
+	setp.ne.u32 %gpucr_leave, %gpucr_a, %gpucr_a;
+	setp.ne.u32 %gpucr_other, %gpucr_a, 0;
+	@%gpucr_other bra $gpucr_decided;
+	ld.param.u64 %gpucr_at, [{PARAMETER}];
+	ld.volatile.global.u32 %gpucr_a, [%gpucr_at];
+	setp.ne.u32 %gpucr_leave, %gpucr_a, 0;
+	@%gpucr_leave bra $gpucr_decided;
+	mov.u32 %gpucr_a, %ctaid.z;
+	mov.u32 %gpucr_b, %nctaid.y;
+	mov.u32 %gpucr_c, %ctaid.y;
+	mad.lo.u32 %gpucr_a, %gpucr_a, %gpucr_b, %gpucr_c;
+	mov.u32 %gpucr_b, %nctaid.x;
+	mov.u32 %gpucr_c, %ctaid.x;
+	mad.lo.u32 %gpucr_a, %gpucr_a, %gpucr_b, %gpucr_c;
+	shr.u32 %gpucr_b, %gpucr_a, 5;
+	mul.wide.u32 %gpucr_by, %gpucr_b, 4;
+	add.u64 %gpucr_at, %gpucr_at, %gpucr_by;
+	and.b32 %gpucr_a, %gpucr_a, 31;
+	mov.u32 %gpucr_b, 1;
+	shl.b32 %gpucr_b, %gpucr_b, %gpucr_a;
+	atom.global.or.b32 %gpucr_c, [%gpucr_at+{CLAIMS}], %gpucr_b;
+	and.b32 %gpucr_c, %gpucr_c, %gpucr_b;
+	setp.ne.u32 %gpucr_leave, %gpucr_c, 0;
+$gpucr_decided:
+	bar.red.or.pred %gpucr_leave, 0, %gpucr_leave;
+	@%gpucr_leave exit;
+}}
+"
+    )
+}

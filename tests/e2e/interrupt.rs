@@ -1,0 +1,128 @@
+//! Kernels that are interrupted between two of their blocks by a dump, and go on from there.
+
+use std::process::Stdio;
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{Lab, Program, finish, show, undisturbed};
+use serde_json::Value;
+
+const NAME: &str = "long-blocks";
+
+/// Starts the workload so that its kernel can be interrupted, and waits until that is launched.
+fn start(lab: &Lab, args: &[&str]) -> Result<Program> {
+    let mut command = lab.gpucr();
+    command.args(["run", "--device", "soft", "--interruptible", "no_such,long_*", "--"]);
+    command.arg(gpucr_tests::binary("workload")).arg(NAME).args(args);
+    let mut program = lab.spawn(command, "log")?;
+    program.wait_for("launched 1")?;
+    Ok(program)
+}
+
+fn dump(lab: &Lab, program: &Program, image: &str, args: &[&str]) -> Result<Value> {
+    let mut command = lab.gpucr();
+    // Its blocks that have begun may take long on a busy machine.
+    command.args(["dump", "--json", "--timeout", "120s", "-o", image]);
+    command.args(["--pid", &program.pid.to_string()]).args(args);
+    let output = finish(&mut command)?;
+    ensure!(output.status.success(), "{}\n{}", show(&output), program.output());
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// How many blocks were done and how many there are, of the one launch that was interrupted.
+fn done(report: &Value, program: &Program) -> Result<(u64, u64)> {
+    let all = report["interrupted"].as_array().context("a list")?;
+    let [one] = &all[..] else { anyhow::bail!("{all:?}\n{}", program.output()) };
+    ensure!(one["kernel"] == "long_blocks" && one["level"] == "block", "{one}");
+    ensure!(one["pid"] == program.pid, "{one}");
+    let number = |name: &str| one[name].as_u64().context("a number");
+    let (done, blocks) = (number("done")?, number("blocks")?);
+    ensure!(done < blocks, "it came to its end");
+    Ok((done, blocks))
+}
+
+fn ends_well(mut program: Program, expected: &[String]) -> Result<()> {
+    program.result()?;
+    ensure!(program.series() == expected, "{:#?} is not {expected:#?}", program.series());
+    Ok(())
+}
+
+#[test]
+fn a_kernel_is_dumped_and_restored_twice_before_it_ends() -> Result<()> {
+    // It has twice as many blocks.
+    let args = ["--size", "medium"];
+    let expected = undisturbed(NAME, &args)?;
+    let lab = Lab::new();
+    let program = start(&lab, &args)?;
+    let report = dump(&lab, &program, "first", &[])?;
+    let first = done(&report, &program)?;
+    let inspected = lab.run(["inspect", "first"])?;
+    let said = String::from_utf8(inspected.stdout)?;
+    ensure!(said.contains(&format!("{} of {} blocks done", first.0, first.1)), "{said}");
+    let program = lab.restore(&lab.path("first"), program)?;
+    let report = dump(&lab, &program, "second", &[])?;
+    let second = done(&report, &program)?;
+    ensure!(first.0 <= second.0 && first.1 == second.1, "{first:?} {second:?}");
+    let program = lab.restore(&lab.path("second"), program)?;
+    ends_well(program, &expected)
+}
+
+#[test]
+fn the_program_goes_on_when_it_is_left_running() -> Result<()> {
+    for protocol in ["stop", "cow"] {
+        let expected = undisturbed(NAME, &["--seed", "2"])?;
+        let lab = Lab::new();
+        let program = start(&lab, &["--seed", "2"])?;
+        let report = dump(&lab, &program, "image", &["-R", "--protocol", protocol])?;
+        done(&report, &program)?;
+        ends_well(program, &expected)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_program_goes_on_after_a_dump_that_failed_or_died() -> Result<()> {
+    let expected = undisturbed(NAME, &[])?;
+    for fault in ["fail:criu", "fail:commit", "kill:export", "kill:criu"] {
+        let lab = Lab::new();
+        let program = start(&lab, &[])?;
+        let mut command = lab.gpucr();
+        command.args(["dump", "-o", "image", "--timeout", "120s"]);
+        command.args(["--pid", &program.pid.to_string()]).env("GPUCR_FAULT", fault);
+        let output = finish(command.stdout(Stdio::piped()))?;
+        ensure!(!output.status.success(), "{fault}: {}", show(&output));
+        ends_well(program, &expected).context(fault)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn it_goes_on_where_memory_comes_later() -> Result<()> {
+    let expected = undisturbed(NAME, &[])?;
+    let lab = Lab::new();
+    let program = start(&lab, &[])?;
+    done(&dump(&lab, &program, "image", &[])?, &program)?;
+    let program = lab.restore_as(&lab.path("image"), program, &["--on-demand"], &[])?;
+    ends_well(program, &expected)
+}
+
+#[test]
+fn nothing_is_interrupted_where_it_was_not_asked_for() -> Result<()> {
+    let lab = Lab::new();
+    let mut program = lab.start(NAME, &[])?;
+    program.wait_for("launched 1")?;
+    let mut command = lab.gpucr();
+    command.args(["dump", "-o", "image", "--timeout", "1s", "--pid", &program.pid.to_string()]);
+    let output = finish(command.arg("--json"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        // On a busy machine it may take so long until its gate is closed.
+        ensure!(program.output().contains("step 1"), "{}", program.output());
+        let report: Value = serde_json::from_slice(&output.stdout)?;
+        ensure!(report["interrupted"] == serde_json::json!([]), "{report}");
+        return Ok(());
+    }
+    let why = "it was not started with `gpucr run --interruptible`";
+    let said = said.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ");
+    ensure!(said.contains("`long_blocks`") && said.contains(why), "{}", show(&output));
+    Ok(())
+}
