@@ -32,7 +32,9 @@ pub(crate) fn line(words: Arguments<'_>) {
 
 /// Prints a line on stderr, for [`note!`]. That nobody can be told this is nothing that could be told.
 pub(crate) fn note_line(words: Arguments<'_>) {
-    let _ = writeln!(io::stderr().lock(), "{}", escaped(&words.to_string()));
+    // In one piece: a program may write to the same file.
+    let line = format!("{}\n", escaped(&words.to_string()));
+    let _ = io::stderr().lock().write_all(line.as_bytes());
 }
 
 /// Prints a text that is fit to be shown as it is, with its line ends, and one at its end.

@@ -1,7 +1,7 @@
 //! Signals: they end a command in order, and are passed on to a restored program.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -22,12 +22,22 @@ const AT_LAST: Duration = Duration::from_millis(1800);
 /// The signals that ask for an end.
 const ENDS: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
+/// Signals that gpucr takes for itself: each is a bit, by its number.
+#[derive(Default)]
+struct Taken {
+    /// Those that are.
+    which: AtomicU64,
+    /// Those that have come.
+    come: AtomicU64,
+}
+
 /// What signals do while gpucr works.
 #[derive(Clone)]
 pub(crate) struct SignalPlan {
     /// Set by the signals that ask for an end.
     pub(crate) stop: Arc<AtomicBool>,
     target: Arc<Target>,
+    taken: Arc<Taken>,
     at_last: Arc<Mutex<Option<AtLast>>>,
 }
 
@@ -128,6 +138,16 @@ impl SignalPlan {
         }
     }
 
+    /// This signal is not passed on from here on, but [noted](Self::take).
+    pub(crate) fn keep_for_itself(&self, signal: i32) {
+        self.taken.which.fetch_or(bit(signal), Ordering::SeqCst);
+    }
+
+    /// Whether a signal has come, since this was asked last, that is [noted](Self::keep_for_itself).
+    pub(crate) fn take(&self, signal: i32) -> bool {
+        self.taken.come.fetch_and(!bit(signal), Ordering::SeqCst) & bit(signal) != 0
+    }
+
     /// Signals are no longer passed on: the child is about to be waited for.
     pub(crate) fn keep(&self) {
         self.target.pid.store(0, Ordering::SeqCst);
@@ -139,11 +159,21 @@ impl SignalPlan {
 /// # Errors
 /// The kernel or the process has no room for what passes signals on. Signals do then what they did before.
 pub(crate) fn handle() -> io::Result<SignalPlan> {
-    let plan = SignalPlan { stop: Arc::default(), target: Arc::default(), at_last: Arc::default() };
+    let plan = SignalPlan {
+        stop: Arc::default(),
+        target: Arc::default(),
+        taken: Arc::default(),
+        at_last: Arc::default(),
+    };
     for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP] {
-        let (stop, target) = (plan.stop.clone(), plan.target.clone());
+        let (stop, target, taken) = (plan.stop.clone(), plan.target.clone(), plan.taken.clone());
         // SAFETY: what the handler calls may be called in one: it works on atomics and makes plain system calls.
-        unsafe { register_sigaction(signal, move |info| target.take(signal, info, &stop)) }?;
+        unsafe {
+            register_sigaction(signal, move |info| match taken.note(signal) {
+                true => {}
+                false => target.take(signal, info, &stop),
+            })
+        }?;
     }
     let mut ends = Signals::new(ENDS)?;
     let waiting = plan.clone();
@@ -153,6 +183,22 @@ pub(crate) fn handle() -> io::Result<SignalPlan> {
         }
     });
     Ok(plan)
+}
+
+/// A signal among others.
+fn bit(signal: i32) -> u64 {
+    1u64.checked_shl(signal as u32).unwrap_or(0)
+}
+
+impl Taken {
+    /// Notes a signal, if it is gpucr's own.
+    fn note(&self, signal: i32) -> bool {
+        let is_own = self.which.load(Ordering::SeqCst) & bit(signal) != 0;
+        if is_own {
+            self.come.fetch_or(bit(signal), Ordering::SeqCst);
+        }
+        is_own
+    }
 }
 
 impl Target {

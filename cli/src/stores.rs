@@ -4,6 +4,7 @@
 //! `~/.config/gpucr/config`), or else `/etc/gpucr/config`. Such a file has lines `store = DIR`, and comments after `#`.
 
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -146,6 +147,23 @@ pub(crate) fn image(named: &Path) -> Result<PathBuf, CliError> {
     let what = format!("there is no image {} in the store {}", named.display(), store.display());
     let list = format!("`gpucr ls {}` lists its images", shell_word(&store));
     Err(CliError::new(FAILED, what).help(list))
+}
+
+/// Where the image of this name in a store is.
+pub(crate) fn in_store(store: &Path, name: impl AsRef<Path>) -> PathBuf {
+    store.join(IMAGES).join(name)
+}
+
+/// The image of a store whose dump began last; none if it has none, or is not there.
+///
+/// # Errors
+/// The store or one of its images cannot be read.
+pub(crate) fn newest(store: &Path) -> Result<Option<PathBuf>, CliError> {
+    let images = store.join(IMAGES);
+    if images.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
+        return Ok(None);
+    }
+    latest(&images)
 }
 
 /// The image whose dump began last; of several in one second the one whose name comes last.

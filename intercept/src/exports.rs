@@ -45,13 +45,18 @@ macro_rules! sync {
             }
             // SAFETY: a slot holds a function of the driver (or its stub), which takes these integer slots.
             let result = unsafe { real!($index, $($argument)*) };
-            if result != 0 && crate::state::gate::is_watching() {
+            if result != 0 && crate::watch::faults::is_wanted() {
                 crate::watch::faults::look(result);
             }
             drop(inside);
-            if result == 0 && crate::watch::synchronous::is_wanted() {
+            let result = if result == 0 && crate::watch::synchronous::is_wanted() {
                 let decoder = crate::calls::$decoder;
-                return crate::watch::synchronous::finish(decoder, &[$($argument),*], $stream);
+                crate::watch::synchronous::finish(decoder, &[$($argument),*], $stream)
+            } else {
+                result
+            };
+            if result == 0 && crate::watch::meeting::is_awaited() {
+                crate::watch::meeting::come_back();
             }
             result
         }
@@ -123,7 +128,7 @@ macro_rules! wrapped {
             let result = unsafe { real!($index, $($argument)*) };
             let after: fn(u32) = $after;
             after(result);
-            if result != 0 && crate::state::gate::is_watching() {
+            if result != 0 && crate::watch::faults::is_wanted() {
                 crate::watch::faults::look(result);
             }
             then!($then, result, $($argument)*);

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::state::{contexts, events, gate, graphs, images, index, kernels, memory, peers, recent};
-use crate::watch::{again, guard, interrupt, recorder};
+use crate::watch::{again, guard, interrupt, meeting, recorder};
 use crate::{agent, unknown, usage};
 
 /// Sees to it that children start afresh. Called before the agent starts.
@@ -38,6 +38,7 @@ unsafe extern "C" fn in_child() {
         peers::reset();
         events::reset();
     }
+    meeting::reset();
     unknown::reset();
     // SAFETY: the only thread of the child is here, not in the agent.
     unsafe { agent::reset() };

@@ -37,12 +37,14 @@
 //! - [`agent`], which serves the checkpointer;
 //! - [`fork`], the list of all that a child resets;
 //! - [`resolver`] and [`track`]: functions of the driver that are written by hand;
+//! - [`checkpoint`]: what `libgpucr.so` calls, by which a program saves itself;
 //! - [`exports`]: the functions that are made from `driver.table`.
 
 mod abi;
 mod agent;
 mod calls;
 mod cancel;
+mod checkpoint;
 mod exports;
 mod fork;
 mod limit;

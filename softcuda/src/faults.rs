@@ -2,7 +2,9 @@
 //! `cuMemCreate` return 2 and the first call of `cuMemMap` return 999, without doing anything.
 //! `kernel:5:WHAT` is about the fifth kernel that runs, in a graph too: it takes longer (`slow=MS`), never
 //! ends (`hang`), fails its context with a code (a number), or the device is lost with it (`lost`).
+//! `WHAT@FILE` happens only if there is that file, which is removed: once, also in a program that is restored.
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,6 +16,8 @@ struct Fault {
     place: String,
     call: u64,
     what: What,
+    /// It happens only if this can be removed.
+    file: Option<PathBuf>,
     seen: AtomicU64,
 }
 
@@ -50,8 +54,12 @@ fn parse(list: &str) -> Vec<Fault> {
         let place =
             parts.next().filter(|name| name.starts_with("cu") || *name == KERNEL)?.to_owned();
         let call = parts.next()?.parse().ok().filter(|call| *call > 0)?;
-        let what = what(&place, parts.next()?)?;
-        parts.next().is_none().then_some(Fault { place, call, what, seen: AtomicU64::new(0) })
+        let text = parts.next()?;
+        let (text, file) =
+            text.split_once('@').map_or((text, None), |(text, file)| (text, Some(file.into())));
+        let what = what(&place, text)?;
+        let seen = AtomicU64::new(0);
+        parts.next().is_none().then_some(Fault { place, call, what, file, seen })
     };
     let mut faults = Vec::new();
     for text in list.split(',').filter(|text| !text.trim().is_empty()) {
@@ -70,7 +78,9 @@ fn due(faults: &[Fault], place: &str) -> Option<What> {
     };
     // All of them count it.
     let due: Vec<&Fault> = faults.iter().filter(is_due).collect();
-    due.first().map(|fault| fault.what)
+    let happens =
+        |fault: &&Fault| fault.file.as_ref().is_none_or(|file| std::fs::remove_file(file).is_ok());
+    due.into_iter().find(happens).map(|fault| fault.what)
 }
 
 fn faults() -> &'static [Fault] {
@@ -138,6 +148,16 @@ mod tests {
         assert_eq!(due(&faults, "cuMemCreate"), Some(What::Fail(Code(2))));
         assert_eq!(due(&faults, "cuMemCreate"), None);
         assert_eq!(due(&faults, "cuMemUnmap"), None);
+    }
+
+    #[test]
+    fn what_is_bound_to_a_file_happens_once() {
+        let file = std::env::temp_dir().join(format!("softcuda-fault-{}", std::process::id()));
+        let list = format!("kernel:1:700@{}", file.display());
+        assert_eq!(due(&parse(&list), KERNEL), None, "there is no such file");
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(due(&parse(&list), KERNEL), Some(What::Fail(Code(700))));
+        assert_eq!(due(&parse(&list), KERNEL), None, "it was removed");
     }
 
     #[test]

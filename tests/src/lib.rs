@@ -14,6 +14,7 @@ mod skip;
 mod squatter;
 mod started;
 pub mod warm;
+pub mod watched;
 mod workloads;
 
 pub use command::{binary, exists, finish, in_own_session, refused, show, until};

@@ -16,6 +16,7 @@ pub mod open_files;
 pub mod peers;
 pub mod reach;
 pub mod sharing;
+pub mod supervisor;
 pub mod table;
 pub mod transport;
 pub mod twice;

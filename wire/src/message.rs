@@ -327,6 +327,15 @@ wire_enum! {
         },
         /// Which launches are interrupted, and go on when the gate is opened? Only while the gate is closed.
         23 => Interrupted {},
+        /// Wait until a thread of the program comes back from a call by which it waits for the device, and begin to
+        /// close the gate before it goes on. Only when open. The state is [`GateState::Closing`] then, and
+        /// [`Request::Halt`] does the rest. Where no thread has come back in time it stays open, and that is no failure.
+        24 => Meet {
+            /// How long to wait, milliseconds.
+            wait_ms: u64,
+        },
+        /// The program was restored from an image, and is about to go on. Allowed in every state.
+        25 => Restored {},
     }
 }
 
@@ -402,6 +411,11 @@ wire_enum! {
         11 => Interrupted {
             /// The launches.
             launches: Vec<Interrupted>,
+        },
+        /// Answer to Meet.
+        12 => Met {
+            /// Whether a thread has come back.
+            met: bool,
         },
     }
 }
@@ -487,6 +501,8 @@ mod tests {
             Request::Halt { wait_ms: 5, timeout_ms: 10_000, interrupt_ms: 2000 },
             Request::Interrupted {},
             Request::Pass { wait_ms: 100 },
+            Request::Meet { wait_ms: 100 },
+            Request::Restored {},
         ] {
             assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));
         }
@@ -509,6 +525,7 @@ mod tests {
             Reply::Interrupted {
                 launches: vec![Interrupted { kernel: "k".into(), done: 8, blocks: 1320 }],
             },
+            Reply::Met { met: true },
         ] {
             assert_eq!(Reply::from_bytes(&reply.to_bytes()), Ok(reply));
         }

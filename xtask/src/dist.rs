@@ -16,7 +16,7 @@ pub(crate) fn run() -> Result<()> {
     if std::env::consts::ARCH != "x86_64" {
         bail!("gpucr is packed for x86_64 only, and this machine is {}", std::env::consts::ARCH);
     }
-    let packages = ["-p", "gpucr", "-p", "gpucr-intercept", "-p", "softcuda"];
+    let packages = ["-p", "gpucr", "-p", "gpucr-c", "-p", "gpucr-intercept", "-p", "softcuda"];
     sys::run(sys::cargo().args(["build", "--release"]).args(packages))?;
 
     let root = sys::root();
@@ -29,12 +29,19 @@ pub(crate) fn run() -> Result<()> {
 
     install(&release.join("gpucr"), &tree.join("bin/gpucr"), "755")?;
     sys::capture(Command::new("strip").arg(tree.join("bin/gpucr")))?;
-    for library in ["libgpucr_intercept.so", "libsoftcuda.so"] {
-        let installed = tree.join("lib/gpucr").join(library);
+    let libraries = [
+        ("lib/gpucr", "libgpucr_intercept.so"),
+        ("lib/gpucr", "libsoftcuda.so"),
+        // For programs that save themselves.
+        ("lib", "libgpucr.so"),
+    ];
+    for (place, library) in libraries {
+        let installed = tree.join(place).join(library);
         install(&release.join(library), &installed, "755")?;
         // The dynamic symbols stay: they are what the libraries are for.
         sys::capture(Command::new("strip").arg("--strip-unneeded").arg(&installed))?;
     }
+    install(&root.join("capi/include/gpucr.h"), &tree.join("include/gpucr.h"), "644")?;
     let mut man_pages = 0;
     for entry in root.join("man").read_dir().context("cannot read man/")? {
         let page = entry?.path();
@@ -65,6 +72,25 @@ pub(crate) fn run() -> Result<()> {
         .with_context(|| format!("cannot put {} in place", archive.display()))?;
     let kib = archive.metadata()?.len() / 1024;
     sys::say("dist", format!("{} ({kib} KiB)", archive.display()));
+    Ok(())
+}
+
+/// Builds the wheel of the Python package, with the library in it.
+///
+/// # Errors
+/// The build fails, or there is no Python.
+pub(crate) fn wheel() -> Result<()> {
+    sys::run(sys::cargo().args(["build", "--release", "-p", "gpucr-c"]))?;
+    let root = sys::root();
+    let dist = root.join("dist");
+    std::fs::create_dir_all(&dist).with_context(|| format!("cannot make {}", dist.display()))?;
+    let work = tempfile::tempdir_in(&dist).context("cannot make a temporary folder in dist/")?;
+    let library = work.path().join("libgpucr.so");
+    std::fs::copy(sys::target_dir()?.join("release/libgpucr.so"), &library)?;
+    sys::capture(Command::new("strip").arg("--strip-unneeded").arg(&library))?;
+    let mut script = Command::new("python3");
+    script.arg(root.join("python/build_wheel.py")).arg(&library).arg(&dist).arg(sys::version()?);
+    sys::say("wheel", sys::capture(&mut script)?.trim());
     Ok(())
 }
 

@@ -58,6 +58,8 @@ enum Task {
     Mutants(mutants::Args),
     /// Build dist/gpucr-VERSION-x86_64-linux.tar.gz
     Dist,
+    /// Build the wheel of the Python package in dist/
+    Wheel,
     /// Run the benchmarks
     Bench(bench::Args),
 }
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
         Task::Deny => deny::run().map(|()| ExitCode::SUCCESS),
         Task::Shape(args) => shape::run(&args).map(|()| ExitCode::SUCCESS),
         Task::Dist => dist::run().map(|()| ExitCode::SUCCESS),
+        Task::Wheel => dist::wheel().map(|()| ExitCode::SUCCESS),
         Task::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
     };
     outcome.unwrap_or_else(|error| {

@@ -8,7 +8,9 @@ use crate::shape::uses::Uses;
 use crate::sys;
 
 /// Each package with those of the workspace that it uses, and with those that only its tests use.
-const PACKAGES: [(&str, &[&str], &[&str]); 9] = [
+const PACKAGES: [(&str, &[&str], &[&str]); 10] = [
+    // It is loaded into programs, also into those that do not run under gpucr: it uses nothing.
+    ("gpucr-c", &[], &[]),
     ("gpucr-wire", &[], &[]),
     // Text in, text out.
     ("gpucr-rewrite", &[], &["softcuda"]),
@@ -68,6 +70,7 @@ const FLOORS: [Floors; 3] = [
             "fork",
             "resolver",
             "track",
+            "checkpoint",
             "exports",
         ],
         apart: &[],

@@ -13,6 +13,7 @@ use gpucr_core::timeline::Timeline;
 use gpucr_core::{dump, namespace};
 
 pub(crate) use args::DumpArgs;
+pub(crate) use repeat::clean;
 
 use crate::commands::{Outcome, dry_run, inside, io_error, print_json};
 use crate::events::Events;

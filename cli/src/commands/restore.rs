@@ -15,7 +15,8 @@ use gpucr_core::{sharing, verify};
 use rustix::process::{Pid, WaitId, WaitIdOptions, WaitOptions};
 use serde_json::json;
 
-use self::end::{End, ended, started};
+pub(crate) use self::end::End;
+use self::end::{ended, started};
 use self::ready::Ready;
 use self::setup::{
     holder, options, progress, say_files, say_moved, say_restored, say_unread, settled_by_watchdog,

@@ -1,5 +1,15 @@
 //! `gpucr run`.
 
+mod args;
+mod dumping;
+mod events;
+mod failures;
+mod images;
+mod life;
+mod listener;
+mod supervisor;
+mod tickets;
+
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -9,8 +19,10 @@ use clap::ValueEnum;
 use gpucr_core::{Error, library};
 use gpucr_wire::{ENV_DRIVER, ENV_INTERRUPTIBLE};
 
+use self::args::SupervisionArgs;
+use self::life::cannot_run;
 use crate::commands::{Outcome, io_error};
-use crate::failure::{CliError, FAILED, USAGE};
+use crate::failure::CliError;
 
 /// With 0, the key-value store of PyTorch's distributed programs does not use libuv, whose io_uring CRIU cannot save. (libuv's own `UV_USE_IO_URING` does not keep it from that.) What the user sets counts.
 const TORCH_LIBUV: &str = "USE_LIBUV";
@@ -23,6 +35,16 @@ const TORCH_LIBUV: &str = "USE_LIBUV";
 /// driver, which executes kernels that come as PTX on the CPU; programs that need NVIDIA's
 /// libraries, PyTorch among them, need a GPU.
 #[derive(clap::Args)]
+#[command(after_long_help = "\
+With --store, --every, --restart or another option of theirs gpucr does not become the program but stays as its parent, \
+and watches over it: it saves it, restores it when it fails, passes signals on to it, and ends with its exit \
+status. The program is saved and restored with the rights of who has started gpucr run, which has to be root. Standard \
+output and standard error of both are added to from then on, where they are files (O_APPEND), since the restored \
+program goes on at their ends. Exit status 75 means that a signal had it saved and ended (--on-signal). SIGHUP, \
+SIGINT, SIGQUIT and SIGTERM ask the program to end; after one of them it is \
+neither saved nor restored any more.\n\n\
+Examples:\n  gpucr run -- ./train\n  \
+gpucr run --store /images --every 10m --keep 3 --restart 3 -- ./train")]
 pub(crate) struct RunArgs {
     /// Which driver the program gets
     #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
@@ -31,6 +53,8 @@ pub(crate) struct RunArgs {
     /// For kernels that take long: what the program queues behind one waits up to a second for its end
     #[arg(long, value_name = "KERNELS", value_delimiter = ',')]
     pub(crate) interruptible: Vec<String>,
+    #[command(flatten)]
+    pub(crate) supervision: SupervisionArgs,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
@@ -46,7 +70,7 @@ pub(crate) enum DeviceArg {
     Soft,
 }
 
-/// Sets up the environment and becomes the program; returns only if that fails.
+/// Sets up the environment, and becomes the program or watches over it.
 pub(crate) fn run(args: &RunArgs) -> Outcome {
     let shim = install(library::SHIM, "shim")?;
     let driver = match args.device {
@@ -70,13 +94,12 @@ pub(crate) fn run(args: &RunArgs) -> Outcome {
     if !args.interruptible.is_empty() {
         command.env(ENV_INTERRUPTIBLE, args.interruptible.join(","));
     }
-    let error = command
-        .args(&args.command[1..])
-        .env("LD_LIBRARY_PATH", path)
-        .env(ENV_DRIVER, driver)
-        .exec();
-    let code = if error.kind() == std::io::ErrorKind::NotFound { USAGE } else { FAILED };
-    Err(CliError::new(code, format!("cannot run {}: {error}", program.display())))
+    command.args(&args.command[1..]).env("LD_LIBRARY_PATH", path).env(ENV_DRIVER, driver);
+    if args.supervision.is_wanted() {
+        return supervisor::run(&args.supervision, command);
+    }
+    let error = command.exec();
+    Err(cannot_run(&command, &error))
 }
 
 fn install(name: &str, kind: &str) -> Result<PathBuf, CliError> {

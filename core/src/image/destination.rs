@@ -103,7 +103,10 @@ pub(super) fn build_on(path: &Path, target: &Path) -> Result<(Base, StoredChunks
 }
 
 /// Refuses names of images in a store that are hidden or lead elsewhere.
-pub(super) fn check_name(name: &str) -> Result<(), &'static str> {
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_name(name: &str) -> Result<(), &'static str> {
     if name.is_empty() || name.len() > 200 {
         return Err("a name has 1 to 200 bytes");
     }

@@ -1,6 +1,7 @@
 //! Requests about the gate, and what the program has.
 
 use std::os::fd::AsFd;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use gpucr_wire::{Connection, Counts, GateState, Reply};
@@ -11,8 +12,13 @@ use super::state::{Agent, Next, devices};
 use crate::limit::Limit;
 use crate::state::memory::{self, Failure};
 use crate::state::{events, gate, peers, recent};
-use crate::watch::{guard, interrupt};
+use crate::watch::{guard, interrupt, meeting};
 use crate::{ungated, usage};
+
+/// How often is looked whether a thread has come back.
+const LOOK: Duration = Duration::from_micros(200);
+/// The limit for what has to be done before the gate is shut behind a call, milliseconds.
+const SHUTTING_MS: u64 = 10_000;
 
 /// What the program has.
 pub(super) fn counts(agent: &Agent) -> Next {
@@ -77,6 +83,36 @@ pub(super) fn halt(
 pub(super) fn interrupted(agent: &Agent) -> Result<Next, Failure> {
     agent.expect(GateState::Closed {})?;
     Ok(Next::Reply(Reply::Interrupted { launches: interrupt::standing() }))
+}
+
+/// Waits until a thread of the program comes back from a call by which it waits for the device, and begins to close the
+/// gate then, before that thread goes on. What is under way in the driver does not matter: only whether it was so.
+pub(super) fn meet(
+    agent: &mut Agent,
+    wait_ms: u64,
+    connection: &Connection,
+) -> Result<Next, Failure> {
+    agent.expect(GateState::Open {})?;
+    let end = later(Instant::now(), Duration::from_millis(wait_ms));
+    let limit = Limit::new(end, connection.as_fd());
+    agent.begin_meeting();
+    while !meeting::has_come() && !limit.is_over() {
+        thread::sleep(LOOK);
+    }
+    let met = meeting::has_come();
+    let closing = if met { close_behind(agent, connection) } else { Ok(()) };
+    agent.end_meeting();
+    closing?;
+    Ok(Next::Reply(Reply::Met { met }))
+}
+
+/// Shuts the gate if nothing is in the way, and else goes on to do so later.
+fn close_behind(agent: &mut Agent, connection: &Connection) -> Result<(), Failure> {
+    let limit = Duration::from_millis(SHUTTING_MS);
+    begin_to_close(agent, limit, connection)?;
+    let Some(rest) = &mut agent.rest else { return Ok(()) };
+    let end = Limit::new(Instant::now(), connection.as_fd());
+    rest.go_on(&end).map(drop).inspect_err(|_| agent.reopen())
 }
 
 /// Lets one launch pass the shut gate.

@@ -23,6 +23,8 @@ use std::time::Duration;
 use gpucr_wire::{AGENT_THREAD, Connection};
 
 use crate::log::log;
+use crate::watch::faults::Why;
+use crate::watch::{faults, supervisor};
 
 mod blocks;
 mod descriptors;
@@ -52,6 +54,9 @@ pub(crate) fn start() {
     if STARTED.swap(true, Ordering::SeqCst) {
         return;
     }
+    if supervisor::is_there() {
+        faults::watch(Why::Supervisor, true);
+    }
     let listener = match socket::listen() {
         Ok(listener) => listener,
         Err(error) => {
@@ -67,6 +72,11 @@ pub(crate) fn start() {
         socket::unlisten();
         log!("cannot start the agent: {error}");
     }
+}
+
+/// Whether there is one.
+pub(crate) fn is_there() -> bool {
+    STARTED.load(Ordering::SeqCst)
 }
 
 /// Makes everything as in a new process, in the child of a fork.

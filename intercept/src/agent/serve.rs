@@ -7,7 +7,7 @@ use super::{blocks, gating, launches, socket, tracking, waiting};
 use crate::abi::library;
 use crate::log::log;
 use crate::state::memory::Failure;
-use crate::watch::again;
+use crate::watch::{again, supervisor};
 
 /// Serves a connection until it ends.
 pub(super) fn serve(agent: &mut Agent, mut connection: Connection) {
@@ -90,6 +90,11 @@ fn handle(
         }
         Request::Track {} => tracking::track(connection),
         Request::Pinned {} => tracking::pinned(),
+        Request::Restored {} => {
+            supervisor::restored();
+            Ok(Next::done())
+        }
+        Request::Meet { wait_ms } => gating::meet(agent, wait_ms, connection),
     }
 }
 

@@ -12,7 +12,8 @@ use crate::log::log;
 use crate::state::memory::{self, Failure};
 use crate::state::{contexts, gate};
 use crate::usage;
-use crate::watch::{self, faults, guard, interrupt};
+use crate::watch::faults::Why;
+use crate::watch::{self, faults, guard, interrupt, meeting};
 
 /// What the agent knows from one request to the next.
 pub(super) struct Agent {
@@ -72,6 +73,7 @@ impl Agent {
             return;
         }
         self.stop_awaiting();
+        self.end_meeting();
         watch::stop();
         guard::end_saving();
         usage::remember_pinned(false);
@@ -84,10 +86,23 @@ impl Agent {
         }
     }
 
+    /// Waits from now on for a call by which the program waits for the device.
+    pub(super) fn begin_meeting(&mut self) {
+        faults::watch(Why::Meeting, true);
+        meeting::begin();
+    }
+
+    /// Waits for none any more.
+    pub(super) fn end_meeting(&mut self) {
+        if meeting::end() {
+            faults::watch(Why::Meeting, false);
+        }
+    }
+
     /// Nothing is awaited any more.
     pub(super) fn stop_awaiting(&mut self) {
         if std::mem::take(&mut self.awaiting) {
-            faults::watch(false);
+            faults::watch(Why::Memory, false);
         }
     }
 
@@ -101,7 +116,7 @@ impl Agent {
         }
         if let Some(sharing) = self.sharing.take() {
             sharing.end();
-            faults::watch(false);
+            faults::watch(Why::Memory, false);
         }
         Ok(())
     }

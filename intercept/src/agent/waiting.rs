@@ -9,6 +9,7 @@ use gpucr_wire::{Connection, GateState, Table};
 use super::sharing::Sharing;
 use super::state::{Agent, Next};
 use crate::state::memory::{self, Failure};
+use crate::watch::faults::Why;
 use crate::watch::{faults, guard};
 
 /// Lets calls wait for what is not saved.
@@ -39,7 +40,7 @@ pub(super) fn wait_for(
     agent.expect(GateState::Detached {})?;
     let places = memory::lock().awaited(blocks)?;
     guard::install_awaited(table_of(&fds, blocks)?, places);
-    faults::watch(true);
+    faults::watch(Why::Memory, true);
     agent.awaiting = true;
     Ok(Next::done())
 }
@@ -55,7 +56,7 @@ pub(super) fn share(
     agent.expect(GateState::Detached {})?;
     let table = table_of(&fds, &blocks)?;
     agent.sharing = Some(Sharing::begin(table, blocks, summaries)?);
-    faults::watch(true);
+    faults::watch(Why::Memory, true);
     Ok(Next::done())
 }
 

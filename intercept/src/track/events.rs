@@ -37,7 +37,7 @@ fn carefully(body: impl FnOnce() -> Code) -> Code {
     let _uncancelled = crate::cancel::not_now();
     let code = catch_unwind(AssertUnwindSafe(body)).unwrap_or(ERROR_UNKNOWN);
     let is_bad = code != SUCCESS && code != ERROR_NOT_READY;
-    if is_bad && gate::is_watching() { faults::look(code) } else { code }
+    if is_bad && faults::is_wanted() { faults::look(code) } else { code }
 }
 
 /// The stream that the functions without suffix know by this name.

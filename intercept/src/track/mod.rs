@@ -15,7 +15,7 @@ macro_rules! exported {
             let body = move || -> $crate::abi::types::Code { $body };
             let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body))
                 .unwrap_or($crate::abi::types::ERROR_UNKNOWN);
-            if code != $crate::abi::types::SUCCESS && $crate::state::gate::is_watching() {
+            if code != $crate::abi::types::SUCCESS && $crate::watch::faults::is_wanted() {
                 return $crate::watch::faults::look(code);
             }
             code

@@ -1,4 +1,4 @@
-//! Errors of the device, while memory is awaited or shared.
+//! Errors of the device, while memory is awaited or shared, or while somebody watches over the program.
 //!
 //! A program that was restored before its memory is there runs on guesses: a kernel that follows pointers
 //! which lie in memory may touch what is not mapped yet. The device then stops all work of the context,
@@ -8,36 +8,69 @@
 //! instances, which is mapped read-only, and writes it. Such a program outlives who has restored it: where
 //! nobody is left to be told it gets the error.
 //!
+//! A `gpucr run` that watches over the program ([`supervisor`]) is only told, since a program that ends with a failure
+//! after that is restored; it gets the error.
+//!
 //! Calls that pass the gate look at what they give back. Those that do not are a mere jump through a slot
-//! (see [`crate::abi::slots`]): for as long as memory is awaited or shared, the slots of those that programs make
-//! most, and by which they wait for the device, lead through here.
+//! (see [`crate::abi::slots`]): for as long as memory is awaited or shared, and always where somebody watches over the
+//! program, the slots of those that programs make most, and by which they wait for the device, lead through here.
 
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::broken::is_fault;
+use super::broken::{is_fault, is_lasting};
 use super::own::is_ours;
-use super::{guard, interrupt};
+use super::{guard, interrupt, meeting, supervisor};
 use crate::abi::slots::{SLOTS, resolve};
 use crate::abi::table::{Wrapper, index};
-use crate::abi::types::Code;
+use crate::abi::types::{Code, ERROR_CONTEXT_IS_DESTROYED};
 use crate::log::log;
 use crate::state::gate;
 
 /// How often it is seen whether there still is somebody to be told.
 const LISTENING: Duration = Duration::from_secs(1);
 
+/// Whether errors that the program gets are to be looked at.
+#[inline]
+pub(crate) fn is_wanted() -> bool {
+    gate::is_watching() || supervisor::is_there()
+}
+
 /// The program is about to get this code. Does not return if it must not.
 #[cold]
 pub(crate) fn look(code: Code) -> Code {
-    if is_fault(code) && !is_ours() {
+    if !is_lasting(code) || is_ours() {
+        return code;
+    }
+    if is_fault(code) {
         // As long as there is somebody who can be expected to end the program.
         while guard::tell_fault(code) {
             log!("error {code} while memory is awaited or shared: this attempt is over");
             std::thread::sleep(LISTENING);
         }
     }
+    // A program gets that one of its own doing.
+    if code != ERROR_CONTEXT_IS_DESTROYED {
+        supervisor::tell_broken(code);
+    }
     code
+}
+
+/// Whether a program calls the function of this name to wait for the device.
+const fn waits(name: &str) -> bool {
+    const WORD: &[u8] = b"Synchronize";
+    let (name, mut begin) = (name.as_bytes(), 0);
+    while begin + WORD.len() <= name.len() {
+        let mut same = 0;
+        while same < WORD.len() && name[begin + same] == WORD[same] {
+            same += 1;
+        }
+        if same == WORD.len() {
+            return true;
+        }
+        begin += 1;
+    }
+    false
 }
 
 /// Functions that jump to the driver, with one in place of each that looks at what it gives back.
@@ -67,8 +100,12 @@ macro_rules! looked_at {
                         std::mem::transmute(target);
                     real($($argument),*)
                 };
-                const WAITS: bool = is_wait(stringify!($name));
-                let code = if WAITS { interrupt::truthful(call) } else { call() };
+                const ASKS: bool = is_wait(stringify!($name));
+                let code = if ASKS { interrupt::truthful(call) } else { call() };
+                const WAITS: bool = waits(stringify!($name));
+                if WAITS && code == 0 && meeting::is_awaited() && !is_ours() {
+                    meeting::come_back();
+                }
                 if code == 0 { code } else { look(code) }
             })*
         }
@@ -129,9 +166,28 @@ const fn is_wait(name: &str) -> bool {
     false
 }
 
-/// Leads the slots through here, or back, unless kernels may be interrupted. Only the agent calls this, and who starts it.
-pub(crate) fn watch(on: bool) {
-    let on = on || gate::is_interruptible();
+/// Why slots lead through here; each is a bit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// Memory is awaited or shared.
+    Memory = 1,
+    /// A call that waits for the device is awaited.
+    Meeting = 2,
+    /// Somebody watches over the program.
+    Supervisor = 4,
+    /// Kernels may be interrupted.
+    Interruptible = 8,
+}
+
+/// Leads the slots through here for one more reason, or one less; with none of them back. Only the agent calls this, and
+/// what starts it.
+pub(crate) fn watch(why: Why, on: bool) {
+    static REASONS: AtomicU32 = AtomicU32::new(0);
+    let before = match on {
+        true => REASONS.fetch_or(why as u32, Ordering::SeqCst),
+        false => REASONS.fetch_and(!(why as u32), Ordering::SeqCst),
+    };
+    let on = on || before & !(why as u32) != 0;
     for (Wrapper(slot, looking), real) in LOOKING.iter().zip(&REAL) {
         // Puts the driver's function into the slot: a stub that is still there would do so later, in
         // our place.

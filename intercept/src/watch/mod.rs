@@ -31,8 +31,10 @@ mod classes;
 pub(crate) mod faults;
 pub(crate) mod guard;
 pub(crate) mod interrupt;
+pub(crate) mod meeting;
 pub(crate) mod own;
 pub(crate) mod recorder;
+pub(crate) mod supervisor;
 pub(crate) mod synchronous;
 
 use interrupt::Patience;
@@ -100,7 +102,7 @@ pub(crate) fn before_launch(
 pub(crate) fn begin() {
     if interrupt::begin() {
         // Functions that wait, and pass no gate.
-        faults::watch(true);
+        faults::watch(faults::Why::Interruptible, true);
     }
 }
 

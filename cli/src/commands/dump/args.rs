@@ -77,6 +77,11 @@ pub(crate) struct DumpArgs {
     /// How long the program may take to come to a halt
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
     pub(crate) timeout: Duration,
+    /// Stop each process of the program behind the next call by which it waits for the device, as
+    /// cudaDeviceSynchronize or a copy to the host; one that makes none within this time is stopped where it is
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true,
+          default_missing_value = "10s", value_parser = duration)]
+    pub(crate) at_sync: Option<Duration>,
     /// Compression of the image: `none`, or a level of zstd from 1 (fast) to 19 (small)
     #[arg(long, value_name = "LEVEL", default_value = "1", value_parser = compression)]
     pub(crate) compress: Compression,

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use gpucr_core::dump::{AfterFailure, Options, Series, Target};
@@ -49,7 +51,8 @@ pub(super) fn run(
                 AfterFailure::GiveUp(failure) => return Err(failure.into()),
             },
         }
-        clean(&store, series.surplus(args.keep.map_or(usize::MAX, |keep| keep as usize)), &options);
+        let keep = args.keep.map_or(usize::MAX, |keep| keep as usize);
+        clean(&store, series.surplus(keep), &options.stop);
         let left_out = series.advance();
         if left_out > 0 {
             let dumps = display::counted(left_out as u64, "dump is", "dumps are");
@@ -66,7 +69,11 @@ pub(super) fn run(
 }
 
 /// Removes images that are not to be kept any more, and what nobody else needs of them.
-fn clean(store: &Path, surplus: impl Iterator<Item = PathBuf>, options: &Options) {
+pub(crate) fn clean(
+    store: &Path,
+    surplus: impl IntoIterator<Item = PathBuf>,
+    stop: &Arc<AtomicBool>,
+) {
     let mut any = false;
     for image in surplus {
         match image::remove(&image, false) {
@@ -75,7 +82,7 @@ fn clean(store: &Path, surplus: impl Iterator<Item = PathBuf>, options: &Options
             Err(error) => failure::show(Error::from(error).into()),
         }
     }
-    if any && let Err(error) = image::gc(store, PATIENCE, &options.stop, &Quiet) {
+    if any && let Err(error) = image::gc(store, PATIENCE, stop, &Quiet) {
         failure::show(Error::from(error).into());
     }
 }

@@ -1,6 +1,7 @@
 //! How a restored program ends, and what the command says of it.
 
-use std::process::ExitCode;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitCode, ExitStatus};
 
 use rustix::process::WaitStatus;
 
@@ -9,13 +10,13 @@ use crate::commands::{Outcome, print_json, say};
 
 /// How the program ended.
 #[derive(Clone, Copy, Default, serde::Serialize, serde::Deserialize)]
-pub(super) struct End {
+pub(crate) struct End {
     /// Its exit code; absent while it runs, or if a signal ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) exit_code: Option<i32>,
+    pub(crate) exit_code: Option<i32>,
     /// The signal that ended it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) signal: Option<i32>,
+    pub(crate) signal: Option<i32>,
 }
 
 impl End {
@@ -25,9 +26,15 @@ impl End {
     }
 
     /// gpucr's own exit code: as a shell does for a signal.
-    fn exit_code(self) -> ExitCode {
+    pub(crate) fn exit_code(self) -> ExitCode {
         let code = self.exit_code.or(self.signal.map(|signal| 128 + signal)).unwrap_or(1);
         ExitCode::from(code as u8)
+    }
+}
+
+impl From<ExitStatus> for End {
+    fn from(status: ExitStatus) -> Self {
+        Self { exit_code: status.code(), signal: status.signal() }
     }
 }
 

@@ -50,6 +50,12 @@ impl Held {
         self.0.read_exact(&mut [0])
     }
 
+    /// Whether they are there by now. The end of the restore is no error here.
+    pub(crate) fn are_there(&mut self) -> bool {
+        let looked = self.0.set_nonblocking(true).and_then(|()| self.0.read_exact(&mut [0]));
+        looked.is_ok()
+    }
+
     /// Lets them run.
     ///
     /// # Errors

@@ -40,5 +40,5 @@ pub(crate) use describe::option_values;
 pub use dry_run::blockers;
 pub use host::memory::HostMemory;
 pub use report::{CriuOptions, LetThrough, Options, Report, SAVE_FILES, Target};
-pub use series::{AfterFailure, Series};
+pub use series::{AfterFailure, Schedule, Series};
 pub use supervisor::{dump, offer};

@@ -76,6 +76,7 @@ impl Precopied {
     fn close_gates(self, task: &mut Task<'_>) -> Result<Gated, Setback> {
         let Self { mut prepared } = self;
         let closed = task.enter(Phase::Gate, None).and_then(|()| {
+            stop::meet(task)?;
             task.made.standstill.begin();
             if let Some(peer) = task.options.target.peer() {
                 peer.stopped();

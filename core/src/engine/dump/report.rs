@@ -34,6 +34,9 @@ pub struct Options {
     pub shadow_memory: Option<u64>,
     /// Limit for closing the gate and draining, and for the driver's lock.
     pub timeout: Duration,
+    /// Wait, for so long at most, until each program comes back from a call by which it waits for the device, and stop it
+    /// behind that.
+    pub at_sync: Option<Duration>,
     /// How chunks are compressed.
     pub compression: Compression,
     /// The root is no session leader (found out by itself; CRIU's `--shell-job`).
@@ -115,6 +118,9 @@ pub struct Report {
     /// What copied it: `outside` by gpucr's own context, `inside` by the program's, `driver` by the
     /// driver's checkpoint.
     pub copied: &'static str,
+    /// Whether each process was stopped behind a call by which it waits for the device, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at_sync: Option<bool>,
     /// Whether the program runs on.
     pub left_running: bool,
     /// Bytes of device memory that gpucr saved.

@@ -9,6 +9,34 @@ use std::time::{Duration, Instant};
 use crate::engine::error::{Error, Failure, Left};
 use crate::host::process::ProcessInfo;
 
+/// Times at each multiple of an interval. One that passes before somebody is ready for it is left out.
+pub struct Schedule {
+    interval: Duration,
+    start: Instant,
+    /// The number of the next time.
+    due: u32,
+}
+
+impl Schedule {
+    /// Begins now. The first time is `at_once`, or when the interval has passed.
+    pub fn begin(interval: Duration, at_once: bool) -> Self {
+        Self { interval, start: Instant::now(), due: u32::from(!at_once) }
+    }
+
+    /// How long it is to the next time; nothing if that has come.
+    pub fn left(&self) -> Duration {
+        (self.start + self.interval * self.due).saturating_duration_since(Instant::now())
+    }
+
+    /// Goes on to the next time, and gives the number of times that are left out since they have passed.
+    pub fn advance(&mut self) -> u32 {
+        let next = next(self.due, self.start.elapsed(), self.interval);
+        let left_out = next - self.due - 1;
+        self.due = next;
+        left_out
+    }
+}
+
 /// How often it is checked whether the program lives.
 const POLL: Duration = Duration::from_millis(50);
 
@@ -17,10 +45,7 @@ const POLL: Duration = Duration::from_millis(50);
 pub struct Series {
     process: ProcessInfo,
     stop: Arc<AtomicBool>,
-    interval: Duration,
-    start: Instant,
-    /// The number of the next dump.
-    due: u32,
+    schedule: Schedule,
     taken: u64,
     images: VecDeque<PathBuf>,
 }
@@ -44,17 +69,17 @@ impl Series {
     pub fn begin(pid: u32, interval: Duration, stop: Arc<AtomicBool>) -> Result<Self, Error> {
         let process = ProcessInfo::read(pid)?;
         let images = VecDeque::new();
-        Ok(Self { process, stop, interval, start: Instant::now(), due: 0, taken: 0, images })
+        let schedule = Schedule::begin(interval, true);
+        Ok(Self { process, stop, schedule, taken: 0, images })
     }
 
     /// Waits for the time of the next dump. `false` if there is to be none any more.
     pub fn wait(&self) -> bool {
-        let until = self.start + self.interval * self.due;
         loop {
             if self.has_ended() || self.stop.load(Ordering::Relaxed) {
                 return false;
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let left = self.schedule.left();
             if left.is_zero() {
                 return true;
             }
@@ -87,10 +112,7 @@ impl Series {
 
     /// Goes on to the next dump, and gives the number of dumps that are left out since their time has passed.
     pub fn advance(&mut self) -> u32 {
-        let next = next(self.due, self.start.elapsed(), self.interval);
-        let left_out = next - self.due - 1;
-        self.due = next;
-        left_out
+        self.schedule.advance()
     }
 
     /// Whether the program has ended.
@@ -109,7 +131,7 @@ impl Series {
     }
 }
 
-/// The number of the next dump, after that of number `due` has ended at `elapsed`.
+/// The number of the next time, after somebody was ready at `elapsed` who was due at that of number `due`.
 fn next(due: u32, elapsed: Duration, interval: Duration) -> u32 {
     let passed = (elapsed.as_nanos() / interval.as_nanos()) as u32;
     passed.max(due) + 1

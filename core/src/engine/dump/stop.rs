@@ -13,9 +13,34 @@ use crate::engine::cuda_process::CudaProcess;
 use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
 use crate::engine::interrupted::Interrupted;
-use crate::engine::memory::Bulk;
+use crate::engine::memory::{Bulk, joined};
 use crate::engine::opened;
 use crate::host::process::AgentError;
+
+/// Where that is asked for, waits until each program has come back from a call by which it waits for the device, and has
+/// its gate begin to close behind it. One that makes no such call in time is stopped where it is.
+pub(super) fn meet(task: &mut Task<'_>) -> Result<(), Error> {
+    let Some(limit) = task.options.at_sync else { return Ok(()) };
+    let programs = task.made.cuda_processes.iter_mut();
+    let agents: Vec<_> = programs.filter_map(|program| program.agent.as_mut()).collect();
+    let met: Vec<Result<bool, AgentError>> = std::thread::scope(|scope| {
+        let meeting =
+            agents.into_iter().map(|agent| scope.spawn(move || agent.wait_for_sync(limit)));
+        let meeting: Vec<_> = meeting.collect();
+        meeting.into_iter().map(joined).collect()
+    });
+    let mut all = !met.is_empty();
+    for met in met {
+        match met {
+            Ok(met) => all &= met,
+            // It may have ended: that is found out when the gates are closed.
+            Err(AgentError::Broken { .. }) => all = false,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    task.account.at_sync = Some(all);
+    Ok(())
+}
 
 /// Closes all gates at the same time: programs that wait for each other on the device drain only together, and some of
 /// them only when others have launched [more](super::halt). What they use does not change from here on.

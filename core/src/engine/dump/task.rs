@@ -61,6 +61,8 @@ pub(super) struct Account {
     pub(super) precopied: u64,
     /// The check of the chunks that were copied ahead, if there was one.
     pub(super) checked: Option<Checked>,
+    /// Whether each process was stopped behind a call by which it waits for the device, if that was asked for.
+    pub(super) at_sync: Option<bool>,
     /// Launches that were let through the closed gates, if any were.
     pub(super) let_through: Vec<LetThrough>,
     /// Launches that are interrupted, and go on with the programs.

@@ -171,6 +171,7 @@ fn options(wishes: &Wishes, peer: &Arc<Outgoing>) -> Options {
         shell_job: wishes.shell_job,
         criu: wishes.criu.clone(),
         tags: Vec::new(),
+        at_sync: None,
         save_files: crate::engine::dump::SAVE_FILES,
         timeline: wishes.timeline.clone(),
         feedback: Feedback::default(),

@@ -298,6 +298,10 @@ impl<'i> Attached<'i> {
         tracing::debug!("signals are the program's");
         fault("passed")?;
         task.options.tell(Some(driven.root));
+        for program in &mut task.made.cuda_processes {
+            let told = program.agent.as_mut().map_or(Ok(()), Agent::tell_restored);
+            unless_ended(&program.process, told)?;
+        }
         // All gates open only when every process has its memory, or waits for it.
         for program in &mut task.made.cuda_processes {
             let opened = program.agent.as_mut().map_or(Ok(()), |agent| {

@@ -29,6 +29,9 @@ use crate::base::limits;
 /// How long an agent may take for an answer that needs no waiting in the program.
 const ANSWER: Duration = Duration::from_secs(60);
 
+/// How long the agent may take to shut the gate when a thread has come back to it.
+const MEETING: Duration = Duration::from_secs(10);
+
 /// Why an agent did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
@@ -343,6 +346,28 @@ impl Agent {
         };
         self.plausible(answers::interrupted(&launches))?;
         Ok(launches)
+    }
+
+    /// Tells the program that it was restored.
+    ///
+    /// # Errors
+    /// The agent does not answer in time.
+    pub fn tell_restored(&mut self) -> Result<(), AgentError> {
+        self.carry_out(&Request::Restored {})
+    }
+
+    /// Waits until a thread of the program comes back from a call by which it waits for the device, and has the gate
+    /// begin to close before that goes on: [`halt`](Self::halt) does the rest. Whether one has come back in `wait`.
+    ///
+    /// # Errors
+    /// As with `halt`.
+    pub fn wait_for_sync(&mut self, wait: Duration) -> Result<bool, AgentError> {
+        let request = Request::Meet { wait_ms: wait.as_millis() as u64 };
+        self.begin(&request, wait.saturating_add(MEETING).saturating_add(ANSWER))?;
+        match self.answer(&request)? {
+            Reply::Met { met } => Ok(met),
+            _ => Err(AgentError::Unexpected { pid: self.pid }),
+        }
     }
 
     /// Lets calls pass the gate that is shut by [`halt`](Self::halt), up to the next launch on an idle device,

@@ -3,6 +3,7 @@
 pub mod agent;
 pub(crate) mod answers;
 pub mod connections;
+pub(crate) mod farewell;
 pub mod files;
 pub mod held;
 pub mod lock;
@@ -25,5 +26,7 @@ pub(crate) use running::RunningMemory;
 pub use tracking::why_untracked;
 pub(crate) use tracking::{Look, Tracking, obstacle as why_not_to_track};
 pub(crate) use tree::LAST_MOMENTS;
-pub use tree::{MappedLibrary, ProcessInfo, Tree, TreeError};
+pub use tree::{
+    MappedLibrary, ProcessInfo, Tree, TreeError, descends_from, environment, kill_marked,
+};
 pub(crate) use writers::wait_for_writers;

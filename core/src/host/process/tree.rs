@@ -16,6 +16,12 @@ pub(crate) const LAST_MOMENTS: Duration = Duration::from_secs(5);
 /// Bytes of a command line that are read; a program may make its own as long as it likes.
 const LONGEST_COMMAND: u64 = 1 << 20;
 
+/// Bytes of an environment that are read.
+const LONGEST_ENVIRONMENT: u64 = 4 << 20;
+
+/// More generations than are in any tree.
+const DEEPEST: usize = 1 << 16;
+
 /// Why a process or its tree cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TreeError {
@@ -86,6 +92,45 @@ pub struct ProcessInfo {
 /// The pid as the kernel's calls take it. None is negative: there it would mean a group of processes.
 pub fn raw_pid(pid: u32) -> Option<rustix::process::Pid> {
     i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw)
+}
+
+/// Whether process `pid` is `root` or descends from it. One that has ended does not.
+pub fn descends_from(pid: u32, root: u32) -> bool {
+    ancestors(pid).any(|pid| pid == root)
+}
+
+/// Process `pid`, its parent, the parent of that, and so on.
+pub(super) fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
+    let parent = |pid: &u32| {
+        let stat = Process::new(i32::try_from(*pid).ok()?).ok()?.stat().ok()?;
+        u32::try_from(stat.ppid).ok().filter(|parent| *parent > 0)
+    };
+    std::iter::successors(Some(pid), parent).take(DEEPEST)
+}
+
+/// What a variable was in the environment with which a process was started, if that can be read.
+pub fn environment(pid: u32, name: &str) -> Option<String> {
+    let mut bytes = Vec::new();
+    let file = File::open(directory(pid).join("environ")).ok()?;
+    file.take(LONGEST_ENVIRONMENT).read_to_end(&mut bytes).ok()?;
+    let mut entries = bytes.split(|byte| *byte == 0);
+    let value = entries.find_map(|one| one.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+    String::from_utf8(value.to_vec()).ok()
+}
+
+/// Kills all processes in whose environment, as it was when they were started, is this entry, `NAME=value`, but for this
+/// process. How many there were. Those of which it cannot be read are left alone.
+pub fn kill_marked(entry: &str) -> usize {
+    let Ok(all) = procfs::process::all_processes() else { return 0 };
+    let Some((name, value)) = entry.split_once('=') else { return 0 };
+    let is_marked = |pid: u32| environment(pid, name).as_deref() == Some(value);
+    let others = all.flatten().map(|process| process.pid as u32);
+    let others = others.filter(|pid| *pid != std::process::id());
+    // What is killed is the very process whose environment was read.
+    let marked = others
+        .filter_map(|pid| ProcessInfo::read_without_libraries(pid).ok())
+        .filter(|process| is_marked(process.pid));
+    marked.map(|process| process.kill()).count()
 }
 
 /// Whether some process is traced by process `tracer`. If that cannot be told it may be.
@@ -321,6 +366,34 @@ mod tests {
         for pid in [0, 1 << 31, u32::MAX - 1, u32::MAX] {
             assert!(matches!(Tree::read(pid), Err(TreeError::NoProcess(_))), "{pid}");
         }
+    }
+
+    #[test]
+    fn descendants_are_told_from_others() {
+        let own = std::process::id();
+        let mut child = std::process::Command::new("sleep").arg("30").spawn().expect("a child");
+        assert!(descends_from(own, own) && descends_from(child.id(), own));
+        assert!(!descends_from(own, child.id()) && !descends_from(u32::MAX, own));
+        child.kill().expect("killed");
+        child.wait().expect("reaped");
+        assert!(!descends_from(child.id(), own));
+    }
+
+    #[test]
+    fn processes_are_found_by_their_environment() {
+        let entry = format!("GPUCR_TEST_MARK={}-kill_marked", std::process::id());
+        let (name, value) = entry.split_once('=').expect("as it was made");
+        let mut marked = std::process::Command::new("sleep");
+        let mut marked = marked.arg("30").env(name, value).spawn().expect("a child");
+        let mut other = std::process::Command::new("sleep").arg("30").spawn().expect("a child");
+        assert_eq!(environment(marked.id(), name).as_deref(), Some(value));
+        assert_eq!(environment(marked.id(), &name[1..]), None);
+        assert_eq!(kill_marked(&entry), 1);
+        marked.wait().expect("it has ended");
+        assert_eq!(kill_marked(&entry), 0);
+        assert!(other.try_wait().expect("it is a child").is_none());
+        other.kill().expect("killed");
+        other.wait().expect("reaped");
     }
 
     #[test]

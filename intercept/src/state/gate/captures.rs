@@ -156,6 +156,12 @@ pub(crate) fn capturing() -> bool {
     under_way() != 0
 }
 
+/// Whether a capture is under way that this thread has begun.
+pub(crate) fn is_capturing_here() -> bool {
+    let thread = thread_number();
+    with(|captures| captures.under_way.values().any(|begun| begun.thread == thread))
+}
+
 /// How many captures are under way.
 pub(super) fn under_way() -> usize {
     with(|captures| captures.under_way.len())

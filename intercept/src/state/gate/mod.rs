@@ -27,7 +27,9 @@ use std::time::Duration;
 
 pub(crate) use self::callers::COUNT as PLACES;
 use self::callers::{CALL, LAUNCH, Me, Place};
-pub(crate) use self::captures::{Capture, capturing, end_capture, end_captures_of};
+pub(crate) use self::captures::{
+    Capture, capturing, end_capture, end_captures_of, is_capturing_here,
+};
 
 use self::line::{CLOSED, EVERYWHERE, LINE, NO_CAPTURE, OPEN, STEP, change, set, wait_until};
 pub(crate) use self::line::{

@@ -1,0 +1,221 @@
+//! The options of `gpucr run` with which it watches over the program.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+
+use crate::commands::dump::DumpArgs;
+use crate::commands::restore::RestoreArgs;
+use crate::failure::{CliError, USAGE};
+use crate::values::interval;
+
+/// With any of these gpucr stays as the parent of the program, which then has a pid of its own.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Saving and restarting (gpucr stays, and needs root)")]
+pub(crate) struct SupervisionArgs {
+    /// Watch over the program, and put images of it into the store DIR, which is made if it does not exist
+    /// [default with any of the options below: GPUCR_STORE]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) store: Option<PathBuf>,
+    /// Save the program again and again, for the first time after this time
+    ///
+    /// A dump that fails is reported, and the next one is made at its time.
+    #[arg(long, value_name = "DURATION", value_parser = interval)]
+    pub(crate) every: Option<Duration>,
+    /// Save the program when gpucr run gets a signal, as in usr1=sync,usr2=now
+    ///
+    /// SIGNAL is usr1 or usr2. HOW is `now`; or `sync`: behind the next call by which the program waits for the device (see
+    /// --at-sync of gpucr-dump(1)); or `end`: now, and the program is ended by the dump. gpucr run ends with exit status 75
+    /// then, and with --resume it goes on from the image another time. The signal is not passed on to the program. One that is sent to the program itself is
+    /// the program's: its handler gets it, and where it has none nothing happens, since gpucr run lets the program ignore
+    /// it; so a scheduler may signal all processes of a job.
+    #[arg(long, value_name = "SIGNAL=HOW", value_delimiter = ',', value_parser = on_signal)]
+    pub(crate) on_signal: Vec<OnSignal>,
+    /// How many images that nobody has named are kept; older ones are removed [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) keep: Option<u32>,
+    /// Restore the last image when the program fails, up to N times without a new image in between
+    ///
+    /// It has failed if a signal has ended it that says so (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS or
+    /// SIGTRAP, or the exit status that shells give for one, 128 and its number), or if its exit status is not 0 after
+    /// a call of the driver has told a process of it that a context is broken or a device is gone. Any other exit status
+    /// is its own, and the end of gpucr run too; and so is its end after gpucr run was asked to end. What is left of its
+    /// processes is killed before the restore. The second restore without a new image is made after a second, and each
+    /// further one after twice the time, up to a minute.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) restart: Option<u32>,
+    /// Begin with the newest image of the store instead of CMD, if it has one
+    ///
+    /// For a job that is started again and again: give each its own store.
+    #[arg(long)]
+    pub(crate) resume: bool,
+    /// An option for the dumps, as in --dump-arg=--tcp-close; may be given more than once (see gpucr-dump(1))
+    #[arg(long = "dump-arg", value_name = "ARG", allow_hyphen_values = true)]
+    pub(crate) dump_args: Vec<OsString>,
+    /// The same for the restores, as in --restore-arg=--files=rewind (see gpucr-restore(1))
+    #[arg(long = "restore-arg", value_name = "ARG", allow_hyphen_values = true)]
+    pub(crate) restore_args: Vec<OsString>,
+}
+
+impl SupervisionArgs {
+    /// Whether gpucr is to watch over the program.
+    pub(crate) fn is_wanted(&self) -> bool {
+        let Self { store, every, on_signal, keep, restart, resume, dump_args, restore_args } = self;
+        store.is_some()
+            || every.is_some()
+            || !on_signal.is_empty()
+            || keep.is_some()
+            || restart.is_some()
+            || *resume
+            || !dump_args.is_empty()
+            || !restore_args.is_empty()
+    }
+
+    /// Looks whether the options for dumps and restores are understood: better before the program runs than after.
+    ///
+    /// # Errors
+    /// They are not, or they have no place here.
+    pub(super) fn check(&self) -> Result<(), CliError> {
+        let line =
+            ["dump", "--pid", "1", "--leave-running", "--json", "--store", "/", "--events", "/"];
+        let DumpLine { args } = parse("--dump-arg", &line, &self.dump_args)?;
+        let is_out_of_place = args.dry_run
+            || args.name.is_some()
+            || args.every.is_some()
+            || args.at_sync.is_some()
+            || args.inside.is_some();
+        in_place("--dump-arg", !is_out_of_place)?;
+        let line = ["restore", "--events", "/", "/"];
+        let RestoreLine { args } = parse("--restore-arg", &line, &self.restore_args)?;
+        let is_out_of_place =
+            args.detach || args.new_pids || args.dry_run || args.json || args.hold.is_some();
+        in_place("--restore-arg", !is_out_of_place)
+    }
+}
+
+/// The command line of a dump.
+#[derive(Parser)]
+struct DumpLine {
+    #[command(flatten)]
+    args: DumpArgs,
+}
+
+/// The command line of a restore.
+#[derive(Parser)]
+struct RestoreLine {
+    #[command(flatten)]
+    args: RestoreArgs,
+}
+
+/// What a signal to `gpucr run` has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OnSignal {
+    pub(super) signal: i32,
+    pub(super) how: How,
+}
+
+/// When the program is stopped for a dump.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum How {
+    /// Behind the next call by which it waits for the device.
+    Sync,
+    /// At once.
+    Now,
+    /// At once, and it does not go on.
+    End,
+}
+
+/// # Errors
+/// The text is not of the form SIGNAL=HOW.
+fn on_signal(text: &str) -> Result<OnSignal, String> {
+    let (signal, how) = text.split_once('=').ok_or("SIGNAL=HOW is expected, as in usr1=sync")?;
+    let signal = match signal.to_ascii_lowercase().trim_start_matches("sig") {
+        "usr1" => libc::SIGUSR1,
+        "usr2" => libc::SIGUSR2,
+        _ => return Err("the signal has to be usr1 or usr2".into()),
+    };
+    let how = match how {
+        "now" => How::Now,
+        "sync" => How::Sync,
+        "end" => How::End,
+        _ => return Err("`now`, `sync` or `end` is expected behind the `=`".into()),
+    };
+    Ok(OnSignal { signal, how })
+}
+
+/// Reads a command line with these options besides.
+///
+/// # Errors
+/// It is not understood.
+fn parse<T: Parser>(option: &str, line: &[&str], besides: &[OsString]) -> Result<T, CliError> {
+    let line = line.iter().map(OsString::from).chain(besides.iter().cloned());
+    T::try_parse_from(line).map_err(|error| {
+        let words = error.to_string();
+        let first = words.lines().next().unwrap_or_default();
+        wrong(option, first.strip_prefix("error: ").unwrap_or(first))
+    })
+}
+
+fn in_place(option: &str, is_in_place: bool) -> Result<(), CliError> {
+    if is_in_place { Ok(()) } else { Err(wrong(option, "one of them has no place here")) }
+}
+
+fn wrong(option: &str, what: &str) -> CliError {
+    let help =
+        "each takes one word; a value is written behind a `=`, as in --dump-arg=--timeout=1m";
+    CliError::new(USAGE, format!("the options of {option}: {what}")).help(help)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: SupervisionArgs,
+    }
+
+    fn parsed(options: &[&str]) -> SupervisionArgs {
+        Line::try_parse_from(["run"].iter().chain(options)).expect("it is understood").args
+    }
+
+    #[test]
+    fn options_for_dumps_and_restores_are_looked_at_before() {
+        assert!(parsed(&["--dump-arg=--tcp-close", "--dump-arg=--timeout=1m"]).check().is_ok());
+        assert!(parsed(&["--restore-arg=--files=rewind"]).check().is_ok());
+        let bad = |option: &str| parsed(&[option]).check().expect_err(option).message().to_owned();
+        assert!(bad("--dump-arg=--tcp").contains("--dump-arg"), "not understood");
+        assert!(bad("--dump-arg=--store=/a").contains("--store"), "given twice");
+        assert!(bad("--dump-arg=--dry-run").contains("no place"));
+        assert!(bad("--restore-arg=--detach").contains("no place"));
+        assert!(bad("--restore-arg=/b").contains("--restore-arg"), "a second image");
+    }
+
+    #[test]
+    fn signals_have_names() {
+        let usr1 = OnSignal { signal: libc::SIGUSR1, how: How::Sync };
+        let usr2 = OnSignal { signal: libc::SIGUSR2, how: How::Now };
+        assert_eq!(parsed(&["--on-signal=usr1=sync,SIGUSR2=now"]).on_signal, [usr1, usr2]);
+        for wrong in ["usr1", "usr1=", "term=now", "usr1=later", "=now"] {
+            assert!(on_signal(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn without_any_of_its_options_gpucr_becomes_the_program() {
+        assert!(!parsed(&[]).is_wanted());
+        for option in [
+            "--store=/a",
+            "--every=1m",
+            "--restart=1",
+            "--resume",
+            "--keep=1",
+            "--on-signal=usr1=now",
+        ] {
+            assert!(parsed(&[option]).is_wanted(), "{option}");
+        }
+    }
+}

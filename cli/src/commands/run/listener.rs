@@ -1,0 +1,287 @@
+//! Where processes of the program tell the gpucr that watches over it something.
+//!
+//! Anybody on the host may connect. Who is neither of the program nor of this user is sent away before anything is read,
+//! and nobody is waited for longer than a second. A gpucr that is about to end the program by a dump stays connected
+//! until it knows whether it has.
+
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use gpucr_core::process::descends_from;
+use gpucr_wire::Connection;
+use gpucr_wire::supervisor::{
+    LONGEST, SupervisorReply, SupervisorRequest, supervisor_socket, supervisor_socket_of,
+};
+
+use super::tickets::Tickets;
+
+/// How long one who has something to say may take; others wait meanwhile.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a dump may take to say that the program is saved, after that has ended.
+const LAST_WORD: Duration = Duration::from_secs(120);
+/// So many dumps are followed at a time: one, and those that find it under way and give up.
+const MOST_DUMPS: usize = 16;
+/// How often it is looked.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What the program has said, and who it is.
+struct Heard {
+    /// The root of the program; 0 while there is none.
+    root: AtomicU32,
+    /// The driver's error with which a context is broken; 0 if none is.
+    broken: AtomicU32,
+    dumps: Mutex<Dumps>,
+    tickets: Mutex<Tickets>,
+}
+
+/// Dumps by others which end the program.
+#[derive(Default)]
+struct Dumps {
+    under_way: usize,
+    /// What is known of the last that was not in vain.
+    came_to: Option<Farewell>,
+}
+
+/// How a program has ended that was being dumped by another gpucr.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Farewell {
+    /// It was saved.
+    Saved,
+    /// Nobody says whether it was saved.
+    Unknown,
+}
+
+/// The listener, on a thread of its own for each of its names.
+pub(super) struct Listener {
+    /// The first is that of programs that are started.
+    names: Vec<String>,
+    heard: Arc<Heard>,
+}
+
+impl Listener {
+    /// Begins to listen to a program whose images go to this store.
+    ///
+    /// # Errors
+    /// There is no socket.
+    pub(super) fn start(store: &Path) -> io::Result<Self> {
+        let heard = Heard {
+            root: AtomicU32::default(),
+            broken: AtomicU32::default(),
+            dumps: Mutex::default(),
+            tickets: Mutex::new(Tickets::new(store.to_owned())),
+        };
+        let mut listener = Self { names: Vec::new(), heard: Arc::new(heard) };
+        listener.answer_to(supervisor_socket()?)?;
+        let namespace = gpucr_wire::own_pid_namespace()?;
+        let second = supervisor_socket_of(namespace, std::process::id());
+        if let Err(error) = listener.answer_to(second) {
+            tracing::warn!(%error, "somebody has the second name of this gpucr run");
+        }
+        Ok(listener)
+    }
+
+    /// Listens by this name too: an image may have been made under another gpucr, whose name the program has in its
+    /// environment.
+    ///
+    /// # Errors
+    /// The name is taken, or there is no thread.
+    pub(super) fn answer_to(&mut self, name: String) -> io::Result<()> {
+        if self.names.contains(&name) {
+            return Ok(());
+        }
+        let (socket, hearing) = (Connection::listen(&name)?, self.heard.clone());
+        std::thread::Builder::new().name("listener".into()).spawn(move || hearing.run(&socket))?;
+        self.names.push(name);
+        Ok(())
+    }
+
+    /// Its names; the program has one of them in its environment.
+    pub(super) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Listens to the program with this root from now on. Whatever was said before is forgotten with `None`.
+    pub(super) fn listen_to(&self, root: Option<u32>) {
+        self.heard.root.store(root.unwrap_or(0), Ordering::SeqCst);
+        if root.is_none() {
+            self.heard.broken.store(0, Ordering::SeqCst);
+            self.heard.dumps().came_to = None;
+            self.tickets().forget();
+        }
+    }
+
+    /// What the program asks for.
+    pub(super) fn tickets(&self) -> MutexGuard<'_, Tickets> {
+        self.heard.tickets()
+    }
+
+    /// Whether the program, which has ended, was ended by a dump of another gpucr. Waits until that knows it itself.
+    pub(super) fn farewell(&self) -> Option<Farewell> {
+        let end = Instant::now() + LAST_WORD;
+        loop {
+            let Dumps { under_way, came_to } = *self.heard.dumps();
+            if under_way == 0 {
+                return came_to;
+            }
+            if Instant::now() > end {
+                return Some(Farewell::Unknown);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// The driver's error with which a context of the program is broken, if one is.
+    pub(super) fn broken(&self) -> Option<u32> {
+        Some(self.heard.broken.load(Ordering::SeqCst)).filter(|code| *code != 0)
+    }
+}
+
+impl Heard {
+    fn tickets(&self) -> MutexGuard<'_, Tickets> {
+        self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn dumps(&self) -> MutexGuard<'_, Dumps> {
+        self.dumps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(self: &Arc<Self>, socket: &UnixListener) {
+        loop {
+            match socket.accept() {
+                Ok((client, _)) => {
+                    let mut connection = Connection::new(client);
+                    connection.set_deadline(Some(Instant::now() + PATIENCE));
+                    if let Err(error) = self.serve(connection) {
+                        tracing::debug!(%error, "somebody was not served");
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "nobody can be accepted");
+                    std::thread::sleep(PATIENCE);
+                }
+            }
+        }
+    }
+
+    /// # Errors
+    /// The peer is not of the program, is too slow, or says what is not understood.
+    fn serve(self: &Arc<Self>, mut connection: Connection) -> io::Result<()> {
+        let (root, peer) = (self.root.load(Ordering::SeqCst), connection.peer()?);
+        let is_of_program = root != 0 && peer.pid != 0 && descends_from(peer.pid, root);
+        let is_own = peer.uid == 0 || peer.uid == rustix::process::geteuid().as_raw();
+        if !is_of_program && !is_own {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        match connection.receive_at_most(LONGEST)? {
+            SupervisorRequest::Broken { code } if is_of_program => {
+                tracing::info!(code, peer.pid, "a context is broken");
+                self.broken.store(code, Ordering::SeqCst);
+                connection.send(&SupervisorReply::Noted {})
+            }
+            SupervisorRequest::Save { name } if is_of_program => {
+                let reply = self.tickets().ask_for(&name);
+                tracing::info!(name, peer.pid, ?reply, "an image is asked for");
+                connection.send(&reply)
+            }
+            SupervisorRequest::Ask { ticket } if is_of_program => {
+                let reply = self.tickets().state_of(ticket);
+                connection.send(&reply)
+            }
+            SupervisorRequest::Ending {} if is_own && !is_of_program => self.follow(connection),
+            _ => Err(io::ErrorKind::PermissionDenied.into()),
+        }
+    }
+
+    /// Waits, on a thread of its own, for what comes of a dump that ends the program.
+    ///
+    /// # Errors
+    /// There is no thread, or too many dumps are under way.
+    fn follow(self: &Arc<Self>, mut connection: Connection) -> io::Result<()> {
+        let mut dumps = self.dumps();
+        if dumps.under_way >= MOST_DUMPS {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
+        dumps.under_way += 1;
+        drop(dumps);
+        let heard = self.clone();
+        let thread = std::thread::Builder::new().name("dump".into()).spawn(move || {
+            let word = connection.send(&SupervisorReply::Noted {}).and_then(|()| {
+                connection.set_deadline(None);
+                connection.receive_at_most(LONGEST)
+            });
+            let mut dumps = heard.dumps();
+            dumps.under_way -= 1;
+            match word {
+                Ok(SupervisorRequest::NotEnded {}) => {}
+                Ok(SupervisorRequest::Ended {}) => dumps.came_to = Some(Farewell::Saved),
+                _ => dumps.came_to = Some(Farewell::Unknown),
+            }
+        });
+        thread.map(drop).inspect_err(|_| self.dumps().under_way -= 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn say(name: &str, code: u32) -> io::Result<SupervisorReply> {
+        let deadline = Some(Instant::now() + Duration::from_secs(60));
+        let mut connection = Connection::connect(name, deadline, None)?;
+        connection.send(&SupervisorRequest::Broken { code })?;
+        connection.receive_at_most(LONGEST)
+    }
+
+    #[test]
+    fn only_the_program_is_listened_to() {
+        let mut listener = Listener::start(Path::new("/nowhere")).unwrap();
+        assert!(say(&listener.names()[0], 700).is_err(), "there is no program");
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        listener.listen_to(Some(other.id()));
+        assert!(say(&listener.names()[0], 700).is_err(), "this process is not of that program");
+        assert_eq!(listener.broken(), None);
+        other.kill().unwrap();
+        other.wait().unwrap();
+        listener.listen_to(Some(std::process::id()));
+        assert_eq!(say(&listener.names()[0], 700).unwrap(), SupervisorReply::Noted {});
+        assert_eq!(listener.broken(), Some(700));
+        let other = supervisor_socket().unwrap();
+        listener.answer_to(other.clone()).unwrap();
+        assert_eq!(say(&other, 719).unwrap(), SupervisorReply::Noted {});
+        assert_eq!(listener.broken(), Some(719));
+        listener.listen_to(None);
+        assert_eq!(listener.broken(), None);
+    }
+
+    #[test]
+    fn what_another_gpucr_says_of_the_end_is_waited_for() {
+        let listener = Listener::start(Path::new("/nowhere")).unwrap();
+        assert_eq!(listener.farewell(), None);
+        let begin = || {
+            let deadline = Some(Instant::now() + Duration::from_secs(60));
+            let mut connection = Connection::connect(&listener.names()[0], deadline, None).unwrap();
+            connection.send(&SupervisorRequest::Ending {}).unwrap();
+            let reply: SupervisorReply = connection.receive_at_most(LONGEST).unwrap();
+            assert_eq!(reply, SupervisorReply::Noted {});
+            connection
+        };
+        begin().send(&SupervisorRequest::NotEnded {}).unwrap();
+        assert_eq!(listener.farewell(), None);
+        let mut saved = begin();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| listener.farewell());
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!waiting.is_finished());
+            saved.send(&SupervisorRequest::Ended {}).unwrap();
+            assert_eq!(waiting.join().unwrap(), Some(Farewell::Saved));
+        });
+        listener.listen_to(None);
+        assert_eq!(listener.farewell(), None, "of the program before");
+        drop(begin());
+        assert_eq!(listener.farewell(), Some(Farewell::Unknown));
+    }
+}

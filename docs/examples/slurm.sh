@@ -1,0 +1,32 @@
+#!/bin/bash
+# A job for Slurm that is saved before its time is over, and goes on in the next: sbatch slurm.sh ./train ARGS...
+# docs/schedulers.md explains it.
+#SBATCH --gres=gpu:1
+#SBATCH --time=04:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@300
+
+# Where the images are: a folder for this job alone, on a disk that all hosts see. It has the same number each time.
+store=${GPUCR_JOBS:-/scratch/gpucr}/$SLURM_JOB_ID
+mkdir -p "$store" || exit
+
+gpucr run --store "$store" --resume --every 30m --keep 2 --restart 3 --on-signal usr1=end -- "$@" &
+run=$!
+# Slurm signals this shell, and the shell gpucr.
+trap 'kill -USR1 "$run"' USR1
+trap 'kill -TERM "$run"' TERM
+
+# A signal ends `wait`, but not what is waited for.
+wait "$run"
+status=$?
+while kill -0 "$run" 2>/dev/null; do
+    wait "$run"
+    status=$?
+done
+
+# 75: it was saved, and is not done.
+if [ "$status" = 75 ]; then
+    exec scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
