@@ -289,7 +289,17 @@ fn files_that_have_another_name_than_they_were_opened_by_come_back() -> Result<(
         ensure!(names("near")? == ["name"], "something is left");
         end(&program)?;
     }
-    restore(&lab)?;
+    // The image has what is in it, too.
+    std::fs::remove_file(lab.path("near/name"))?;
+    let refused = lab.run(["restore", "--detach", "image"])?;
+    ensure!(
+        !refused.status.success() && show(&refused).contains("near/name"),
+        "{}",
+        show(&refused)
+    );
+    let rewound = lab.run(["restore", "--detach", "--files", "rewind", "image"])?;
+    ensure!(rewound.status.success(), "{}", show(&rewound));
+    ensure!(std::fs::read(lab.path("near/name"))? == b"near", "it is another file");
     pace.allow_all()?;
     program.wait_for("result ")?;
     ensure!(program.series() == expected, "{}", program.output());

@@ -3,7 +3,7 @@
 //! A restore that is to [put files back](crate::restore::FilePolicy::Rewind) takes from here what they were, and sees by
 //! the end of a file whether what comes before it is still the same.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -50,18 +50,19 @@ impl Kept {
     }
 }
 
-/// Keeps what belongs into the image of the files that these processes, which are frozen, have open for writing: those of
-/// at most `whole` bytes whole. A file that cannot be read is left out. Gives their bytes as chunks, one file after the other.
+/// Keeps what belongs into the image of the files that these processes, which are frozen, have open for writing or mapped
+/// so, some of them `renamed`: those of at most `whole` bytes whole. A file that cannot be read is left out. Gives their bytes as chunks, one file after the other.
 ///
 /// # Errors
 /// A chunk cannot be written.
 pub(super) fn keep(
     pids: impl IntoIterator<Item = u32>,
+    renamed: &BTreeSet<PathBuf>,
     whole: u64,
     image: &ImageWriter,
 ) -> Result<(Vec<Kept>, Vec<FileChunk>), Error> {
     let (mut all, mut chunks) = (Vec::new(), Vec::new());
-    for WrittenFile { path, link } in files::written(pids).into_iter().take(MOST) {
+    for WrittenFile { path, link } in files::written(pids, renamed).into_iter().take(MOST) {
         match read(&path, &link, whole) {
             Ok((kept, bytes)) => {
                 chunks.extend(image.add_bytes("file", 0o600, &bytes)?.chunks);

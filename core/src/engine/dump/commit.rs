@@ -106,7 +106,8 @@ pub(super) fn describe(
     let (protocol, libraries) = (task.strategy.protocol(), image.libraries.clone());
     let mut manifest = describe::manifest(task.options, &task.plan, protocol, libraries, blocks);
     let pids = task.plan.processes.iter().map(|process| process.pid);
-    let (kept, chunks) = kept_files::keep(pids, task.options.save_files, &image.writer)?;
+    let (kept, chunks) =
+        kept_files::keep(pids, &task.plan.renamed, task.options.save_files, &image.writer)?;
     manifest.sections.extend(sections::kept_files(&kept, chunks));
     Ok(manifest)
 }

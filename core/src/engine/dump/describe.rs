@@ -192,7 +192,8 @@ pub(super) fn manifest(
 
     // Carried files need not be there before a restore; gpucr puts them in place.
     let is_carried = |path: &Path| carried.iter().any(|known| known.path == path);
-    let mut required = files::required(plan.processes.iter().map(|process| process.pid));
+    let mut required =
+        files::required(plan.processes.iter().map(|process| process.pid), &plan.renamed);
     required.retain(|file| !is_carried(&file.path));
     let system = rustix::system::uname();
     Manifest {

@@ -146,9 +146,12 @@ fn ask<W: Window>(
         // CRIU asks once. Were it to ask again it would get the same answer.
         state = match std::mem::replace(&mut state, WindowState::Failed) {
             WindowState::Before(window) => {
-                if let Err(source) = settle_links(staging.as_fd(), pid) {
-                    let what = "cannot save a file that the program has open".to_owned();
-                    return Err(Some(window.give_up(Error::Io { what, source })));
+                match settle_links(staging.as_fd(), pid) {
+                    Ok(names) => task.plan.renamed = names,
+                    Err(source) => {
+                        let what = "cannot save a file that the program has open".to_owned();
+                        return Err(Some(window.give_up(Error::Io { what, source })));
+                    }
                 }
                 match leave_memory.then(|| left_memory(task, staging.as_fd())).transpose() {
                     Ok(left) => WindowState::After(window.commit(task, left).map_err(Some)?),

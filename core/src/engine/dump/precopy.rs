@@ -108,9 +108,13 @@ impl Precopy<'_, '_> {
         let since = Instant::now();
         let left;
         (self.task.host, left) = host.finish()?;
+        // The program is not to stand still for what is only on its way.
+        let arrive = |peer: &Option<Arc<Outgoing>>| peer.as_ref().map_or(Ok(()), |it| it.arrive());
+        arrive(&self.peer)?;
         if since.elapsed() > LONG {
             self.passes(PASSES, false, false)?;
             self.ask()?;
+            arrive(&self.peer)?;
         }
         let Some(peer) = &self.peer else { return Ok(()) };
         let device = self.memory.as_ref().map_or(0, |bulk| bulk.left());

@@ -45,6 +45,9 @@ pub(super) struct DumpPlan {
     pub(super) driver_version: i32,
     /// Whether the root is no session leader: CRIU calls that a shell job.
     pub(super) shell_job: bool,
+    /// The names by which a restore opens files that have lost those by which they were opened, once CRIU has saved
+    /// the processes.
+    pub(super) renamed: BTreeSet<PathBuf>,
 }
 
 /// A process of the tree.
@@ -228,6 +231,7 @@ pub(super) fn check(
         driver_path,
         driver_version,
         shell_job,
+        renamed: BTreeSet::new(),
     };
     Ok((plan, cuda_processes, locks))
 }

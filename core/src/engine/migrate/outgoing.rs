@@ -84,7 +84,7 @@ enum Item {
     Chunk(ChunkId, Vec<u8>),
     /// Asks which of these the other side has.
     Ask(Vec<ChunkId>, Sender<()>),
-    /// Says when all that came before was sent.
+    /// Says when all that came before has arrived.
     Flush(Sender<()>),
 }
 
@@ -206,6 +206,14 @@ impl Outgoing {
         }
     }
 
+    /// Waits until the other side has received all that was put.
+    ///
+    /// # Errors
+    /// The link is lost, or the other side does not take it.
+    pub(crate) fn arrive(&self) -> Result<(), Error> {
+        Ok(self.flush()?)
+    }
+
     /// The program stands still from now on.
     pub(crate) fn stopped(&self) {
         *self.since.lock() = Some(Instant::now());
@@ -283,7 +291,7 @@ impl Outgoing {
         }
     }
 
-    /// Waits until all that was put is sent.
+    /// Waits until all that was put has arrived.
     fn flush(&self) -> Result<(), StoreError> {
         let (done, flushed) = crossbeam_channel::bounded(1);
         self.give(Item::Flush(done))?;
@@ -467,6 +475,8 @@ impl Sending {
                     }
                     Item::Flush(done) => {
                         self.send_chunks(std::mem::take(&mut chunks))?;
+                        // An answer says that what was sent before has come.
+                        self.ask(&[])?;
                         let _ = done.send(());
                     }
                 }

@@ -85,7 +85,7 @@ impl Files {
         files.copies.retain(|_, (kept, _)| kept.path.is_absolute());
         for file in &image.manifest().required {
             let found = std::fs::metadata(&file.path).ok().map(|meta| meta.len());
-            let copy = files.copies.get(&file.path).filter(|_| !file.mapped);
+            let copy = files.copies.get(&file.path);
             let done = match (policy, copy) {
                 (FilePolicy::Rewind, Some(copy)) => rewound(image, file, found, copy),
                 _ if found == Some(file.size) => Ok(None),

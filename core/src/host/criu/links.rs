@@ -9,7 +9,7 @@
 //!
 //! What is known of CRIU's files is in its `images/*.proto` and `criu/files-reg.c` (4.2).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -104,13 +104,14 @@ struct Regular {
 }
 
 /// Settles all links that CRIU has made for what it has written into the directory `images`. The paths are those that
-/// `root`, a process of the program, sees. The program has to be frozen.
+/// `root`, a process of the program, sees. The program has to be frozen. Gives the names by which files are opened that
+/// had lost another.
 ///
 /// # Errors
 /// A file cannot be read or written, or is not what is expected. The dump must not succeed then; links may be left.
-pub(crate) fn settle(images: BorrowedFd<'_>, root: u32) -> io::Result<()> {
+pub(crate) fn settle(images: BorrowedFd<'_>, root: u32) -> io::Result<BTreeSet<PathBuf>> {
     let remaps = match files::read(images, REMAPS) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
         read => read?,
     };
     let remaps: Vec<Remap> = messages(&remaps, REMAPS_MAGIC)?
@@ -119,7 +120,7 @@ pub(crate) fn settle(images: BorrowedFd<'_>, root: u32) -> io::Result<()> {
         .collect::<Result<_, _>>()?;
     let is_linked = |remap: &Remap| remap.kind == Some(RemapKind::Linked as i32);
     if !remaps.iter().any(is_linked) {
-        return Ok(());
+        return Ok(BTreeSet::new());
     }
     let open_files = files::read(images, OPEN_FILES)?;
     let mut open_files: Vec<Vec<u8>> =
@@ -133,7 +134,7 @@ pub(crate) fn settle(images: BorrowedFd<'_>, root: u32) -> io::Result<()> {
     let of_ghosts = remaps.iter().filter(|remap| remap.kind == Some(RemapKind::Ghost as i32));
     let mut free = of_ghosts.map(|remap| remap.by).max().unwrap_or(0) + 1;
     let mut ghosts: HashMap<(u64, u64), u32> = HashMap::new();
-    let mut kept = Vec::new();
+    let (mut kept, mut names) = (Vec::new(), BTreeSet::new());
     for remap in remaps {
         if !is_linked(&remap) {
             kept.push(remap);
@@ -145,6 +146,7 @@ pub(crate) fn settle(images: BorrowedFd<'_>, root: u32) -> io::Result<()> {
         let link = Link::find(root.as_fd(), Path::new(OsStr::from_bytes(link)))?;
         if let Some(name) = link.other_name()? {
             open_files[*place] = renamed(&open_files[*place], &name)?;
+            names.insert(PathBuf::from(OsStr::from_bytes(&name)));
         } else {
             // Processes that share the file share it afterwards too.
             let key = (link.stat.st_dev, link.stat.st_ino);
@@ -163,7 +165,8 @@ pub(crate) fn settle(images: BorrowedFd<'_>, root: u32) -> io::Result<()> {
     }
     write(images, OPEN_FILES, FILES_MAGIC, &open_files)?;
     let kept: Vec<Vec<u8>> = kept.iter().map(Message::encode_to_vec).collect();
-    write(images, REMAPS, REMAPS_MAGIC, &kept)
+    write(images, REMAPS, REMAPS_MAGIC, &kept)?;
+    Ok(names)
 }
 
 /// A link that CRIU has made.

@@ -4,15 +4,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use procfs::process::{FDPermissions, FDTarget, MMapPath, Process};
+use procfs::process::{FDPermissions, FDTarget, MMPermissions, MMapPath, Process};
 
 use crate::image::{RequiredFile, Stdio};
 
-/// The regular files that the processes have open or mapped, by path; those that are deleted or
-/// that have no path here are left out: CRIU carries or refuses them. The sizes mean something
-/// only while the processes are stopped.
-pub fn required(pids: impl IntoIterator<Item = u32>) -> Vec<RequiredFile> {
+/// The regular files that the processes have open or mapped, by path, and `renamed` ones, which they have opened by
+/// other names; those that are deleted or that have no path here are left out: CRIU carries or refuses them. The sizes
+/// mean something only while the processes are stopped.
+pub fn required(
+    pids: impl IntoIterator<Item = u32>,
+    renamed: &BTreeSet<PathBuf>,
+) -> Vec<RequiredFile> {
     let mut found = BTreeMap::new();
+    for path in renamed {
+        add(&mut found, path.clone(), false);
+    }
     for pid in pids {
         if let Ok(process) = Process::new(pid as i32) {
             add_files_of(&process, &mut found);
@@ -21,33 +27,31 @@ pub fn required(pids: impl IntoIterator<Item = u32>) -> Vec<RequiredFile> {
     found.into_values().collect()
 }
 
+fn add(found: &mut BTreeMap<PathBuf, RequiredFile>, path: PathBuf, mapped: bool) {
+    let Ok(meta) = std::fs::metadata(&path) else { return };
+    if meta.is_file() && !path.starts_with("/proc") && !path.starts_with("/sys") {
+        let size = meta.size();
+        let new = RequiredFile { path: path.clone(), size, mapped: false, open: false };
+        let file = found.entry(path).or_insert(new);
+        file.mapped |= mapped;
+        file.open |= !mapped;
+    }
+}
+
 fn add_files_of(process: &Process, found: &mut BTreeMap<PathBuf, RequiredFile>) {
-    let mut add = |path: PathBuf, mapped: bool| {
-        let Ok(meta) = std::fs::metadata(&path) else { return };
-        if meta.is_file() && !path.starts_with("/proc") && !path.starts_with("/sys") {
-            let file = found.entry(path.clone()).or_insert(RequiredFile {
-                path,
-                size: meta.size(),
-                mapped: false,
-                open: false,
-            });
-            file.mapped |= mapped;
-            file.open |= !mapped;
-        }
-    };
     for map in process.maps().into_iter().flatten() {
         if let MMapPath::Path(path) = map.pathname {
-            add(path, true);
+            add(found, path, true);
         }
     }
     for fd in process.fd().into_iter().flatten().flatten() {
         if let FDTarget::Path(path) = fd.target {
-            add(path, false);
+            add(found, path, false);
         }
     }
 }
 
-/// A regular file that a process has open for writing.
+/// A regular file that a process has open for writing, or mapped so that what it writes there is in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrittenFile {
     /// Its path.
@@ -56,22 +60,41 @@ pub struct WrittenFile {
     pub link: PathBuf,
 }
 
-/// The regular files that the processes have open for writing, each once; not those that are deleted, or that have no
-/// path here.
-pub fn written(pids: impl IntoIterator<Item = u32>) -> Vec<WrittenFile> {
+/// The regular files that the processes have open for writing, or mapped so that what they write there is in the file,
+/// each once: by the path by which they were opened, or by the one of the `renamed` that is another name of it. Not those
+/// that are deleted, or that have no path here.
+pub fn written(
+    pids: impl IntoIterator<Item = u32>,
+    renamed: &BTreeSet<PathBuf>,
+) -> Vec<WrittenFile> {
     let mut found = BTreeMap::new();
     for pid in pids {
         let Ok(process) = Process::new(pid as i32) else { continue };
-        for fd in process.fd().into_iter().flatten().flatten() {
-            let link = PathBuf::from(format!("/proc/{pid}/fd/{}", fd.fd));
-            let is_written = fd.mode().contains(FDPermissions::WRITE);
-            let FDTarget::Path(path) = fd.target else { continue };
-            let (Ok(named), Ok(own)) = (std::fs::metadata(&path), std::fs::metadata(&link)) else {
-                continue;
+        let mut add = |path: PathBuf, link: String| {
+            let link = PathBuf::from(link);
+            let Ok(own) = std::fs::metadata(&link) else { return };
+            let is_it = |path: &&PathBuf| {
+                std::fs::metadata(path)
+                    .is_ok_and(|named| (named.dev(), named.ino()) == (own.dev(), own.ino()))
             };
-            let is_same = (named.dev(), named.ino()) == (own.dev(), own.ino());
-            if is_written && own.is_file() && is_same && !path.starts_with("/proc") {
-                found.entry(path).or_insert(link);
+            let path = std::iter::once(&path).chain(renamed).find(is_it);
+            let Some(path) = path.filter(|path| own.is_file() && !path.starts_with("/proc")) else {
+                return;
+            };
+            found.entry(path.clone()).or_insert(link);
+        };
+        for fd in process.fd().into_iter().flatten().flatten() {
+            if let (FDTarget::Path(path), true) =
+                (&fd.target, fd.mode().contains(FDPermissions::WRITE))
+            {
+                add(path.clone(), format!("/proc/{pid}/fd/{}", fd.fd));
+            }
+        }
+        for map in process.maps().into_iter().flatten() {
+            let is_written = map.perms.contains(MMPermissions::SHARED | MMPermissions::WRITE);
+            if let (MMapPath::Path(path), true) = (map.pathname, is_written) {
+                let (start, end) = map.address;
+                add(path, format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
             }
         }
     }
@@ -133,6 +156,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn files_that_are_mapped_to_be_written_are_seen_by_the_names_that_they_have() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let map = |name: &str, flags| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, [1; 4096]).expect("written");
+            let file = std::fs::File::options().read(true).write(true).open(&path).expect("opened");
+            let access = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+            // SAFETY: a new mapping, anywhere, which is left to the end of this process.
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, access, flags, &file, 0) }
+                .expect("mapped");
+            path
+        };
+        use rustix::mm::MapFlags;
+        let (shared, private) =
+            (map("shared", MapFlags::SHARED), map("private", MapFlags::PRIVATE));
+        let (gone, name) = (map("gone", MapFlags::SHARED), dir.path().join("name"));
+        std::fs::hard_link(&gone, &name).expect("linked");
+        std::fs::remove_file(&gone).expect("removed");
+        let renamed = BTreeSet::from([dir.path().join("nothing"), name.clone()]);
+        let found = written([std::process::id()], &renamed);
+        let has = |path: &Path| found.iter().any(|file| file.path == path);
+        assert!(has(&shared) && has(&name), "{found:?}");
+        assert!(!has(&private) && !has(&gone), "{found:?}");
+        let read =
+            found.iter().find(|file| file.path == name).map(|file| std::fs::read(&file.link));
+        assert_eq!(read.expect("found").expect("read"), [1; 4096]);
+    }
+
+    #[test]
     fn an_open_file_a_library_and_a_pipe_are_seen() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(file.path(), b"12345").expect("written");
@@ -149,7 +201,7 @@ mod tests {
         {
             std::thread::yield_now();
         }
-        let required = required([child.id()]);
+        let required = required([child.id()], &BTreeSet::new());
         let path = file.path().to_owned();
         let expected = RequiredFile { path: path.clone(), size: 5, mapped: false, open: true };
         assert!(required.contains(&expected), "{required:?}");

@@ -25,14 +25,21 @@ use super::launch::{AddressSpace, Launch};
 use super::module::{Entry, Module};
 use super::trap::Trap;
 use block::Block;
-use context::Context;
+use context::{Context, Step};
+use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// The most threads of a block, as on a GPU.
 const MOST_THREADS: u64 = 1024;
 /// The most blocks of a cluster, as on a GPU.
 const MOST_IN_CLUSTER: u64 = 16;
+/// For how long a block runs before others get their turns beside it, and for how long at a time after that.
+const PATIENCE: Duration = Duration::from_millis(100);
+const SLICE: Duration = Duration::from_millis(2);
+/// So many blocks of a worker have begun and not ended at most: each takes memory.
+const MOST_HELD: usize = 128;
 /// Launches below this many threads are not worth waking other host threads for.
 const SMALL: u64 = 256;
 
@@ -42,22 +49,44 @@ impl Context<'_> {
         [(index % x) as u32, (index / x % y) as u32, (index / x / y) as u32]
     }
 
-    /// Runs blocks, in their order, until none is left.
+    /// Runs blocks, in their order, until none is left. A block may wait for one that has not begun, as it may on a GPU
+    /// where there is room for both: so others get their turns beside one that runs for long.
     fn work(&self) {
-        let mut block = None;
-        loop {
-            let index = self.next_block.fetch_add(1, Ordering::Relaxed);
-            if index >= self.blocks || self.stop.load(Ordering::Relaxed) {
-                return;
-            }
-            let block = block.get_or_insert_with(|| Block::new(self));
-            block.start(self.coordinates(index), index);
-            loop {
-                match block.advance() {
-                    Ok(true) => break,
-                    Ok(false) => {}
-                    Err(fault) => return self.fail(fault),
+        let (mut ended, mut held) = (Vec::new(), VecDeque::new());
+        let mut is_last = false;
+        while !self.stop.load(Ordering::Relaxed) {
+            let index = (!is_last && held.len() < MOST_HELD)
+                .then(|| self.next_block.fetch_add(1, Ordering::Relaxed))
+                .filter(|index| *index < self.blocks);
+            is_last |= index.is_none() && held.len() < MOST_HELD;
+            let (mut block, time) = match index {
+                Some(index) => {
+                    let mut block = ended.pop().unwrap_or_else(|| Block::new(self));
+                    block.start(self.coordinates(index), index);
+                    (block, PATIENCE)
                 }
+                None => match held.pop_front() {
+                    Some(block) => (block, SLICE),
+                    None => return,
+                },
+            };
+            match self.advance(&mut block, time) {
+                Ok(true) => ended.push(block),
+                Ok(false) => held.push_back(block),
+                Err(fault) => return self.fail(fault),
+            }
+        }
+    }
+
+    /// Runs a block for some time; true once it has ended.
+    fn advance(&self, block: &mut Block<'_>, time: Duration) -> Step<bool> {
+        let begun = Instant::now();
+        loop {
+            if block.advance()? {
+                return Ok(true);
+            }
+            if begun.elapsed() >= time {
+                return Ok(false);
             }
         }
     }

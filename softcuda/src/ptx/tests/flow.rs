@@ -480,3 +480,18 @@ fn other_blocks_see_a_vector_whole() {
         assert_eq!(device.download32(torn, 1), [0], "v{elements}.{ty}");
     }
 }
+
+#[test]
+fn a_block_waits_for_one_that_begins_after_it() {
+    // All blocks but the last wait until that has written.
+    let body = format!(
+        "{REGISTERS} mov.u32 %r1, %ctaid.x; setp.eq.u32 %p1, %r1, 6; @%p1 st.volatile.global.u32 [%d0], 1;\n\
+         wait: ld.volatile.global.u32 %r2, [%d0]; setp.eq.u32 %p2, %r2, 0; @%p2 bra wait;\n\
+         red.global.add.u32 [%d0+4], 1; ret;"
+    );
+    let module = load(&kernel(&body));
+    let mut device = Device::default();
+    let out = device.alloc(8);
+    device.launch(&module, &[], "k", (7, 64, 0), &[out]).unwrap();
+    assert_eq!(device.download32(out, 2), [1, 7 * 64]);
+}
