@@ -45,12 +45,19 @@ fn seconds(text: &str, kernel: &str, grid: u32, block: u32, params: &[u64]) -> f
     for (param, value) in entry.params.iter().zip(params) {
         bytes[param.offset..][..param.size].copy_from_slice(&value.to_le_bytes()[..param.size]);
     }
+    let globals = module.globals.iter().map(|global| {
+        let mut bytes = global.init.clone();
+        bytes.resize(global.size.next_multiple_of(16), 0);
+        bytes
+    });
+    let globals: Vec<Vec<u8>> = globals.collect();
+    let addresses: Vec<u64> = globals.iter().map(|bytes| bytes.as_ptr() as u64).collect();
     let launch = Launch {
         grid: [grid, 1, 1],
         block: [block, 1, 1],
         dynamic_shared: 0,
         params: &bytes,
-        global_addresses: &[],
+        global_addresses: &addresses,
         cluster: [1; 3],
         cooperative: false,
         cancel: &AtomicBool::new(false),

@@ -79,6 +79,12 @@ pub(super) fn halt(
     Ok(Next::Reply(Reply::Rest { rest }))
 }
 
+/// Which launches are interrupted.
+pub(super) fn interrupted(agent: &Agent) -> Result<Next, Failure> {
+    agent.expect(GateState::Closed {})?;
+    Ok(Next::Reply(Reply::Interrupted { launches: interrupt::standing() }))
+}
+
 /// Waits until a thread of the program comes back from a call by which it waits for the device, and begins to close the
 /// gate then, before that thread goes on. What is under way in the driver does not matter: only whether it was so.
 pub(super) fn meet(
@@ -107,12 +113,6 @@ fn close_behind(agent: &mut Agent, connection: &Connection) -> Result<(), Failur
     let Some(rest) = &mut agent.rest else { return Ok(()) };
     let end = Limit::new(Instant::now(), connection.as_fd());
     rest.go_on(&end).map(drop).inspect_err(|_| agent.reopen())
-}
-
-/// Which launches are interrupted.
-pub(super) fn interrupted(agent: &Agent) -> Result<Next, Failure> {
-    agent.expect(GateState::Closed {})?;
-    Ok(Next::Reply(Reply::Interrupted { launches: interrupt::standing() }))
 }
 
 /// Lets one launch pass the shut gate.

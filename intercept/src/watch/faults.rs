@@ -56,6 +56,23 @@ pub(crate) fn look(code: Code) -> Code {
     code
 }
 
+/// Whether a program calls the function of this name to wait for the device.
+const fn waits(name: &str) -> bool {
+    const WORD: &[u8] = b"Synchronize";
+    let (name, mut begin) = (name.as_bytes(), 0);
+    while begin + WORD.len() <= name.len() {
+        let mut same = 0;
+        while same < WORD.len() && name[begin + same] == WORD[same] {
+            same += 1;
+        }
+        if same == WORD.len() {
+            return true;
+        }
+        begin += 1;
+    }
+    false
+}
+
 /// Functions that jump to the driver, with one in place of each that looks at what it gives back.
 macro_rules! looked_at {
     ($($name:ident($($argument:ident),*))*) => {
@@ -83,10 +100,10 @@ macro_rules! looked_at {
                         std::mem::transmute(target);
                     real($($argument),*)
                 };
-                const WAITS: bool = is_wait(stringify!($name));
-                let code = if WAITS { interrupt::truthful(call) } else { call() };
-                const SYNCHRONISES: bool = synchronises(stringify!($name));
-                if SYNCHRONISES && code == 0 && meeting::is_awaited() && !is_ours() {
+                const ASKS: bool = is_wait(stringify!($name));
+                let code = if ASKS { interrupt::truthful(call) } else { call() };
+                const WAITS: bool = waits(stringify!($name));
+                if WAITS && code == 0 && meeting::is_awaited() && !is_ours() {
                     meeting::come_back();
                 }
                 if code == 0 { code } else { look(code) }
@@ -132,23 +149,6 @@ looked_at! {
     cuStreamWaitEvent_ptsz(stream, event, flags)
 }
 
-/// Whether a program calls the function of this name to wait for the device.
-const fn synchronises(name: &str) -> bool {
-    const WORD: &[u8] = b"Synchronize";
-    let (name, mut begin) = (name.as_bytes(), 0);
-    while begin + WORD.len() <= name.len() {
-        let mut same = 0;
-        while same < WORD.len() && name[begin + same] == WORD[same] {
-            same += 1;
-        }
-        if same == WORD.len() {
-            return true;
-        }
-        begin += 1;
-    }
-    false
-}
-
 /// Whether a function waits for work in a stream or asks whether it is over.
 const fn is_wait(name: &str) -> bool {
     const BEGIN: [&[u8]; 3] = [b"cuCtxSynchronize", b"cuStreamSynchronize", b"cuStreamQuery"];
@@ -176,18 +176,18 @@ pub(crate) enum Why {
     /// Somebody watches over the program.
     Supervisor = 4,
     /// Kernels may be interrupted.
-    Interrupt = 8,
+    Interruptible = 8,
 }
 
 /// Leads the slots through here for one more reason, or one less; with none of them back. Only the agent calls this, and
-/// who starts it.
+/// what starts it.
 pub(crate) fn watch(why: Why, on: bool) {
     static REASONS: AtomicU32 = AtomicU32::new(0);
     let before = match on {
         true => REASONS.fetch_or(why as u32, Ordering::SeqCst),
         false => REASONS.fetch_and(!(why as u32), Ordering::SeqCst),
     };
-    let on = on || before & !(why as u32) != 0 || gate::is_interruptible();
+    let on = on || before & !(why as u32) != 0;
     for (Wrapper(slot, looking), real) in LOOKING.iter().zip(&REAL) {
         // Puts the driver's function into the slot: a stub that is still there would do so later, in
         // our place.

@@ -102,7 +102,7 @@ pub(crate) fn before_launch(
 pub(crate) fn begin() {
     if interrupt::begin() {
         // Functions that wait, and pass no gate.
-        faults::watch(faults::Why::Interrupt, true);
+        faults::watch(faults::Why::Interruptible, true);
     }
 }
 

@@ -336,6 +336,18 @@ impl Agent {
         }
     }
 
+    /// The launches of a program behind its closed gate that were interrupted by [`halt`](Self::halt).
+    ///
+    /// # Errors
+    /// The gate is not closed, the agent does not answer in time or tells nonsense, or gpucr was asked to end.
+    pub fn interrupted(&mut self) -> Result<Vec<Interrupted>, AgentError> {
+        let Reply::Interrupted { launches } = self.ask(&Request::Interrupted {})? else {
+            return Err(AgentError::Unexpected { pid: self.pid });
+        };
+        self.plausible(answers::interrupted(&launches))?;
+        Ok(launches)
+    }
+
     /// Tells the program that it was restored.
     ///
     /// # Errors
@@ -356,18 +368,6 @@ impl Agent {
             Reply::Met { met } => Ok(met),
             _ => Err(AgentError::Unexpected { pid: self.pid }),
         }
-    }
-
-    /// The launches of a program behind its closed gate that were interrupted by [`halt`](Self::halt).
-    ///
-    /// # Errors
-    /// The gate is not closed, the agent does not answer in time or tells nonsense, or gpucr was asked to end.
-    pub fn interrupted(&mut self) -> Result<Vec<Interrupted>, AgentError> {
-        let Reply::Interrupted { launches } = self.ask(&Request::Interrupted {})? else {
-            return Err(AgentError::Unexpected { pid: self.pid });
-        };
-        self.plausible(answers::interrupted(&launches))?;
-        Ok(launches)
     }
 
     /// Lets calls pass the gate that is shut by [`halt`](Self::halt), up to the next launch on an idle device,
