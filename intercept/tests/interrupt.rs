@@ -271,11 +271,33 @@ fn a_copy_that_waits_for_it_anyway_waits_for_ever() {
         assert_eq!(waiting.program.answer(thread, 1500), None, "thread {thread}");
     }
     let (mut agent, _) = waiting.program.program.agent();
+    // Who waits has hold of nothing that the agent needs.
+    assert!(matches!(agent.ask(&Request::Counts {}), Reply::Counts { .. }));
     interrupt(&mut waiting, &mut agent);
+    assert!(matches!(agent.ask(&Request::Counts {}), Reply::Counts { .. }));
     agent.must(&Request::OpenGate {});
     assert_eq!(waiting.program.answer(2, LONG), Some(0));
     // One may have been quicker than the other.
     assert!(waiting.program.answer(1, LONG).is_some());
+}
+
+#[test]
+fn two_threads_that_launch_at_once_launch_each_kernel_once() {
+    let mut waiting = Waiting::start();
+    let streams = [waiting.stream(1), waiting.stream(1)];
+    waiting.go();
+    let params = waiting.program.at(182);
+    let rounds = 40;
+    for _ in 0..rounds {
+        for (thread, stream) in [1, 2].into_iter().zip(streams) {
+            let all = [waiting.function, BLOCKS, 1, 1, 1, 1, 1, 0, stream, params, 0];
+            waiting.program.begin(thread, "cuLaunchKernel", &all);
+        }
+        for thread in [1, 2] {
+            assert_eq!(waiting.program.answer(thread, LONG), Some(0));
+        }
+    }
+    waiting.have_run(2 * rounds);
 }
 
 #[test]

@@ -12,8 +12,10 @@ const MARK: &str = "gpucr_";
 /// The name of the parameter.
 const PARAMETER: &str = "gpucr_control";
 
-/// What the names of functions begin with by which a kernel launches another one.
-const LAUNCHING: [&str; 2] = ["cudaLaunchDevice", "cudaGetParameterBuffer"];
+/// What the names of functions of the device runtime begin with, of two generations.
+const RUNTIMES: [&str; 2] = ["cuda", "__cudaCDP2"];
+/// What follows in those by which a kernel launches another one.
+const LAUNCHING: [&str; 2] = ["LaunchDevice", "GetParameterBuffer"];
 
 /// Why a kernel has no twin.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,7 +102,12 @@ fn judge(module: &Module<'_>, kernel: &Kernel<'_>, text: &str) -> Result<(), Why
     let mut seen = HashSet::from([kernel.name]);
     let mut open = vec![&kernel.names];
     while let Some(names) = open.pop() {
-        if names.iter().any(|name| LAUNCHING.iter().any(|begin| name.starts_with(begin))) {
+        let launches = |name: &str| {
+            let named = RUNTIMES.iter().filter_map(|runtime| name.strip_prefix(runtime));
+            let mut named = named.filter(|rest| LAUNCHING.iter().any(|it| rest.starts_with(it)));
+            named.next().is_some()
+        };
+        if names.iter().any(|name| launches(name)) {
             return Err(Why::Launches);
         }
         if names.contains(".global") || names.contains(".const") {

@@ -294,8 +294,11 @@ fn who_has_no_twin() {
     let cluster = ".entry k .reqnctapercluster 2, 1, 1 { ret; }";
     assert_eq!(why(cluster), Err(Why::Cluster));
     assert_eq!(why(".entry k { .reg .b32 %gpucr_x; ret; }"), Err(Why::Names));
-    let launching = ".extern .func cudaLaunchDeviceV2; .func f { call cudaLaunchDeviceV2; } .entry k { call f; }";
-    assert_eq!(why(launching), Err(Why::Launches));
+    for name in ["cudaLaunchDeviceV2", "__cudaCDP2LaunchDeviceV2_ptsz"] {
+        let launching =
+            format!(".extern .func {name}; .func f {{ call {name}; }} .entry k {{ call f; }}");
+        assert_eq!(why(&launching), Err(Why::Launches));
+    }
     for declared in [
         ".global .u32 x;",
         ".visible .global .align 4 .b8 y[12], x[4] = {1, 2, 3, 4};",

@@ -28,10 +28,13 @@ pub(crate) fn copy_with_attributes(a: &[usize], effects: &mut dyn Effects) {
     copied(effects, to, from, bytes);
 }
 
-/// `cuMemcpyPeer(to, context, from, context, bytes, stream)`.
+/// `cuMemcpyPeer(to, context, from, context, bytes)`, and with a stream. Without one it comes after all work of both
+/// contexts, in streams of all kinds.
 pub(crate) fn copy_peer(a: &[usize], effects: &mut dyn Effects) {
     let [to, _to_context, from, _from_context, bytes, stream] = named(a);
-    effects.stream(stream as u64);
+    if a.len() > 5 {
+        effects.stream(stream as u64);
+    }
     copied(effects, to, from, bytes);
 }
 
@@ -70,10 +73,13 @@ pub(crate) fn copy_2d(a: &[usize], effects: &mut dyn Effects) {
     }
 }
 
-/// `cuMemcpy3D(copy, stream)` and `cuMemcpy3DPeer(copy, stream)`.
+/// `cuMemcpy3D(copy)` and `cuMemcpy3DPeer(copy)`, and with a stream. The second one without a stream comes after all work
+/// of both contexts, in streams of all kinds.
 pub(crate) fn copy_3d(a: &[usize], effects: &mut dyn Effects) {
     let [copy, stream] = named(a);
-    effects.stream(stream as u64);
+    if a.len() > 1 {
+        effects.stream(stream as u64);
+    }
     // SAFETY: the function's signature.
     if let Some(copy) = unsafe { at::<Copy3d>(copy) } {
         copy_3d_ranges(&copy).into_iter().flatten().for_each(|range| effects.range(range));

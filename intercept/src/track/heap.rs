@@ -155,12 +155,11 @@ exported! {
         }
     }
     fn cuMemFree_v2(address: u64) {
-        if gate::is_holding()
-            && !gate::capturing()
-            && let Some(context) = memory::lock().allocation_at(address).map(|found| found.context)
-        {
+        if gate::is_holding() && !gate::capturing() {
+            // The lock is given back before anything is waited for.
+            let context = memory::lock().allocation_at(address).map(|found| found.context);
             // What follows waits for that too, inside of the gate.
-            hold_for_context(context);
+            context.into_iter().for_each(hold_for_context);
         }
         let _inside = enter_at(address);
         if let Some(code) = free_heap(address) {

@@ -10,6 +10,8 @@ use crate::state::recent;
 
 /// Begins a capture, once a dump lets it.
 fn beginning(stream: u64, per_thread: bool, begin: impl FnOnce() -> Code) -> Code {
+    // What is interrupted there is not to be launched into the capture.
+    hold_for(if per_thread { None } else { Some(stream) });
     gate::begin_capture(Capture::of(stream, per_thread), context_of(stream, per_thread), begin)
 }
 

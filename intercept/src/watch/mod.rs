@@ -20,6 +20,7 @@ use crate::abi::types::{Code, POINTER_IS_MANAGED, SUCCESS};
 use crate::calls::effects::{Decoded, Decoder, Effects, Launch};
 use crate::calls::nodes;
 use crate::calls::outcomes::{Outcome, OutcomeDecoder};
+use crate::cancel;
 use crate::log::log;
 use crate::state::range::Range;
 use crate::state::{gate, graphs, images, kernels, memory, recent};
@@ -69,6 +70,10 @@ pub(crate) fn before(decoder: Decoder, arguments: &[usize]) {
             call.show(&mut Recorder);
         }
     });
+    // Others may have launched something while that waited outside of the gate.
+    if gate::is_holding() {
+        before_holding(decoder, arguments, Patience::Limited);
+    }
 }
 
 /// The same for a call that comes back when its copy is done. `waits`: after all that was in its stream before.
@@ -93,6 +98,8 @@ pub(crate) fn before_launch(
     before(decoder, arguments);
     let mut made = None;
     if gate::is_interruptible() {
+        // The stack must not be unwound from the driver's calls into this.
+        let _uncancelled = cancel::not_now();
         shielded(|| made = interrupt::launch(decoder, arguments, per_thread));
     }
     made

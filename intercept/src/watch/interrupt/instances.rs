@@ -17,6 +17,7 @@ use super::twins::{self, Relaxed, Twin};
 use crate::abi::real;
 use crate::abi::types::{Code, ERROR_NOT_READY, SUCCESS};
 use crate::calls::effects::Form;
+use crate::cancel;
 use crate::resettable::Resettable;
 use crate::state::gate;
 use crate::watch::own;
@@ -96,7 +97,11 @@ pub(super) fn with<T>(work: impl FnOnce(&mut Table) -> T) -> T {
         TABLE.get().lock().unwrap_or_else(PoisonError::into_inner);
     let table = table.get_or_insert_default();
     let result = work(table);
-    gate::set_holding(table.launching > 0 || !table.instances.is_empty());
+    let is_holding = table.launching > 0 || !table.instances.is_empty();
+    // Every call reads where that is written.
+    if gate::is_holding() != is_holding {
+        gate::set_holding(is_holding);
+    }
     result
 }
 
@@ -163,6 +168,8 @@ pub(crate) enum Patience {
 /// known. The call is inside the gate, which it leaves while it waits, or never passes it.
 #[cold]
 pub(crate) fn hold(stream: Option<u64>, patience: Patience) {
+    // The stack must not be unwound from a pause.
+    let _uncancelled = cancel::not_now();
     let begin = Instant::now();
     loop {
         let waits = with(|table| {
@@ -216,8 +223,12 @@ impl Launching {
             table.launching += u32::from(is_free);
             is_free
         });
-        let launching = is_free.then_some(Self(()))?;
-        gate::alone(limit).then_some(launching)
+        if !is_free {
+            return None;
+        }
+        // From here on the count is taken back whatever happens.
+        let launching = Self(());
+        if gate::alone(limit) { Some(launching) } else { None }
     }
 }
 
@@ -230,7 +241,7 @@ impl Drop for Launching {
 /// Makes a call of the program that waits for work, or asks for it, and passes no gate; again, if something was interrupted
 /// meanwhile that it may have taken for done.
 pub(crate) fn truthful(call: impl Fn() -> Code) -> Code {
-    if own::is_ours() {
+    if !gate::is_interruptible() || own::is_ours() {
         return call();
     }
     loop {
@@ -239,6 +250,7 @@ pub(crate) fn truthful(call: impl Fn() -> Code) -> Code {
         if code != SUCCESS {
             return code;
         }
+        let _uncancelled = cancel::not_now();
         let begin = Instant::now();
         let is_interrupted = |one: &Instance| matches!(one.state, State::Interrupted { .. });
         while with(|table| table.instances.iter().any(is_interrupted)) {

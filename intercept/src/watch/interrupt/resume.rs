@@ -1,6 +1,7 @@
 //! What the agent does with instances: it interrupts them, says how far they are, and launches them again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use super::twins::{self, Relaxed};
 use crate::abi::real::{self, check, with_context};
 use crate::abi::types::Code;
 use crate::log::log;
+use crate::resettable::Resettable;
 use crate::state::gate;
 use crate::state::memory::Failure;
 use crate::watch::{broken, guard, own};
@@ -82,8 +84,15 @@ impl Instance {
 
     /// Launches it again in its stream. The context is current, and the launch before is over.
     fn launch_again(&self) -> Result<(), Code> {
+        // In the stream in which it was raised, which may not have happened yet.
+        self.set_flag(0)?;
+        let own = own_stream(self.context)?;
         // SAFETY: the stream is the program's, who cannot end it as long as this is pending; the rest is ours.
-        check(unsafe { real::cuStreamWriteValue32_v2(self.stream, self.control.address, 0, 0) })?;
+        let waits = unsafe {
+            check(real::cuEventRecord(self.event, own))
+                .and_then(|()| check(real::cuStreamWaitEvent(self.stream, self.event, 0)))
+        };
+        waits?;
         self.enqueue()?;
         // SAFETY: as above.
         check(unsafe { real::cuEventRecord(self.event, self.stream) })
@@ -165,6 +174,8 @@ pub(crate) fn relaunch() -> Result<(), Failure> {
         return Ok(());
     }
     let _relaxed = Relaxed::now();
+    // The agent and a thread that waits for memory may both be here: each launches what the other has not.
+    let _alone = LAUNCHING.get().lock().unwrap_or_else(PoisonError::into_inner);
     for one in interrupted() {
         match with_context(one.context, || one.launch_again()) {
             Ok(()) => {
@@ -187,6 +198,8 @@ pub(crate) fn relaunch() -> Result<(), Failure> {
     Ok(())
 }
 
+/// Held by who launches again.
+static LAUNCHING: Resettable<Mutex<()>> = Resettable::new(Mutex::new(()));
 /// A thread launches what is interrupted as soon as it may touch all memory.
 static IS_WAITING: AtomicBool = AtomicBool::new(false);
 
@@ -202,6 +215,10 @@ pub(crate) fn relaunch_later() {
             let inside = gate::enter();
             guard::wait_for_all();
             let relaunched = relaunch();
+            if relaunched.is_ok() {
+                // Inside of the gate: nothing is interrupted before the next thread can be started.
+                IS_WAITING.store(false, Ordering::SeqCst);
+            }
             drop(inside);
             match relaunched {
                 Ok(()) => break,
@@ -209,7 +226,6 @@ pub(crate) fn relaunch_later() {
             }
             thread::sleep(AGAIN);
         }
-        IS_WAITING.store(false, Ordering::SeqCst);
     };
     let started = thread::Builder::new().name("gpucr-relaunch".into()).spawn(wait);
     if let Err(error) = started {
@@ -224,4 +240,6 @@ pub(crate) fn relaunch_later() {
 /// No other thread exists.
 pub(super) unsafe fn reset() {
     IS_WAITING.store(false, Ordering::SeqCst);
+    // SAFETY: the caller's duty.
+    unsafe { LAUNCHING.reset(Mutex::new(())) };
 }
