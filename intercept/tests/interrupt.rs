@@ -287,7 +287,7 @@ fn two_threads_that_launch_at_once_launch_each_kernel_once() {
     let streams = [waiting.stream(1), waiting.stream(1)];
     waiting.go();
     let params = waiting.program.at(182);
-    let rounds = 40;
+    let rounds = 200;
     for _ in 0..rounds {
         for (thread, stream) in [1, 2].into_iter().zip(streams) {
             let all = [waiting.function, BLOCKS, 1, 1, 1, 1, 1, 0, stream, params, 0];
