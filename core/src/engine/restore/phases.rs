@@ -299,15 +299,16 @@ impl<'i> Attached<'i> {
         fault("passed")?;
         task.options.tell(Some(driven.root));
         for program in &mut task.made.cuda_processes {
-            let told = program.agent.as_mut().map_or(Ok(()), Agent::tell_restored);
+            let told = program.agent.as_mut().map_or(Ok(()), |agent| {
+                // A signal that comes from here on is not gpucr's.
+                agent.set_stop(None);
+                agent.tell_restored()
+            });
             unless_ended(&program.process, told)?;
         }
         // All gates open only when every process has its memory, or waits for it.
         for program in &mut task.made.cuda_processes {
-            let opened = program.agent.as_mut().map_or(Ok(()), |agent| {
-                agent.set_stop(None);
-                agent.open_gate()
-            });
+            let opened = program.agent.as_mut().map_or(Ok(()), Agent::open_gate);
             unless_ended(&program.process, opened)?;
         }
         Ok(Running { driven, running_ms: milliseconds(task.clock.total()) })
