@@ -31,7 +31,7 @@ extern "C" {
 #define GPUCR_ERROR_NOT_SAVED (-7)
 /* gpucr run was asked to end: nothing is saved any more. */
 #define GPUCR_ERROR_ENDING (-8)
-/* There is no memory for a callback, or the callback is null. */
+/* There is no memory for a callback, or the callback is null; or gpucr_checkpoint was called by a callback. */
 #define GPUCR_ERROR_CALLBACK (-9)
 
 /* Saves the whole program, of which the caller may be one process, and lets it go on. Comes back when the image is

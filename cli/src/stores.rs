@@ -18,7 +18,7 @@ use crate::failure::{CliError, FAILED, USAGE};
 /// Names the store.
 const ENV_STORE: &str = "GPUCR_STORE";
 /// The name of the image of a store that was made last.
-const LATEST: &str = "latest";
+pub(crate) const LATEST: &str = "latest";
 /// A file of settings has no more bytes.
 const LARGEST_CONFIG: u64 = 1 << 20;
 /// Where the images of a store are.

@@ -11,11 +11,13 @@
 store=${GPUCR_JOBS:-/scratch/gpucr}/$SLURM_JOB_ID
 mkdir -p "$store" || exit
 
+run=
+# Slurm signals this shell, and the shell gpucr.
+trap '[ -z "$run" ] || kill -USR1 "$run"' USR1
+trap '[ -z "$run" ] || kill -TERM "$run"' TERM
+
 gpucr run --store "$store" --resume --every 30m --keep 2 --restart 3 --on-signal usr1=end -- "$@" &
 run=$!
-# Slurm signals this shell, and the shell gpucr.
-trap 'kill -USR1 "$run"' USR1
-trap 'kill -TERM "$run"' TERM
 
 # A signal ends `wait`, but not what is waited for.
 wait "$run"
@@ -24,6 +26,12 @@ while kill -0 "$run" 2>/dev/null; do
     wait "$run"
     status=$?
 done
+# It may have ended just as a signal came: the shell knows its status still.
+if [ "$status" -gt 128 ]; then
+    wait "$run"
+    again=$?
+    [ "$again" = 127 ] || status=$again
+fi
 
 # 75: it was saved, and is not done.
 if [ "$status" = 75 ]; then

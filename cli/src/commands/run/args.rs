@@ -16,7 +16,7 @@ use crate::values::interval;
 #[command(next_help_heading = "Saving and restarting (gpucr stays, and needs root)")]
 pub(crate) struct SupervisionArgs {
     /// Watch over the program, and put images of it into the store DIR, which is made if it does not exist
-    /// [default with any of the options below: GPUCR_STORE]
+    /// [default with any of the options below: GPUCR_STORE, or the store of the config file]
     #[arg(long, value_name = "DIR")]
     pub(crate) store: Option<PathBuf>,
     /// Save the program again and again, for the first time after this time
@@ -41,8 +41,8 @@ pub(crate) struct SupervisionArgs {
     /// It has failed if a signal has ended it that says so (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS or
     /// SIGTRAP, or the exit status that shells give for one, 128 and its number), or if its exit status is not 0 after
     /// a call of the driver has told a process of it that a context is broken or a device is gone. Any other exit status
-    /// is its own, and the end of gpucr run too; and so is its end after gpucr run was asked to end. What is left of its
-    /// processes is killed before the restore. The second restore without a new image is made after a second, and each
+    /// is taken as the program's own: it is not restored, and gpucr run ends with that status. After gpucr run was asked
+    /// to end, nothing is restored. What is left of its processes is killed before the restore. The second restore without a new image is made after a second, and each
     /// further one after twice the time, up to a minute.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) restart: Option<u32>,

@@ -46,6 +46,13 @@ struct Dumps {
     came_to: Option<Farewell>,
 }
 
+impl Dumps {
+    /// The program has not ended: that nobody says what became of a dump means nothing any more.
+    fn still_runs(&mut self) {
+        self.came_to = self.came_to.filter(|came_to| *came_to != Farewell::Unknown);
+    }
+}
+
 /// How a program has ended that was being dumped by another gpucr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Farewell {
@@ -117,6 +124,11 @@ impl Listener {
     /// What the program asks for.
     pub(super) fn tickets(&self) -> MutexGuard<'_, Tickets> {
         self.heard.tickets()
+    }
+
+    /// The program runs: what became of an earlier dump is settled.
+    pub(super) fn still_runs(&self) {
+        self.heard.dumps().still_runs();
     }
 
     /// Whether the program, which has ended, was ended by a dump of another gpucr. Waits until that knows it itself.
@@ -216,7 +228,7 @@ impl Heard {
             let mut dumps = heard.dumps();
             dumps.under_way -= 1;
             match word {
-                Ok(SupervisorRequest::NotEnded {}) => {}
+                Ok(SupervisorRequest::NotEnded {}) => dumps.still_runs(),
                 Ok(SupervisorRequest::Ended {}) => dumps.came_to = Some(Farewell::Saved),
                 _ => dumps.came_to = Some(Farewell::Unknown),
             }

@@ -252,6 +252,9 @@ impl Supervisor<'_> {
             Dumped::Image(image) => {
                 tracing::info!(image = %image.display(), "an image");
                 self.failed.clear();
+                if self.how != How::End {
+                    self.listener.still_runs();
+                }
                 self.saved_to_end = (self.how == How::End).then(|| image.clone());
                 let surplus = self.images.took(image, is_named);
                 self.clean(surplus);

@@ -76,6 +76,9 @@ impl Tickets {
         {
             return refused(code::BAD_NAME, why);
         }
+        if name == stores::LATEST {
+            return refused(code::BAD_NAME, "that name stands for the newest image");
+        }
         let is_open = self.dump.as_mut().is_some_and(|dump| !dump.has_stopped());
         let shared = self.all.iter().find(|ticket| {
             let is_early =

@@ -84,7 +84,20 @@ fn names(root: u32) -> Vec<(String, Option<u32>)> {
         let namespace = gpucr_wire::pid_namespace(pid).ok()?;
         Some((supervisor_socket_of(namespace, u32::try_from(inner).ok()?), Some(pid)))
     };
-    let near = ancestors(root).skip(1).take(NEAR).filter_map(of);
+    // Anybody may take the name that another process would have: only those that are a gpucr are asked by it.
+    let near = ancestors(root).skip(1).take(NEAR).filter(|pid| is_gpucr(*pid)).filter_map(of);
     let noted = environment(root, ENV_SUPERVISOR).filter(|name| is_supervisor(name));
     near.chain(noted.map(|name| (name, None))).collect()
+}
+
+/// Whether a process executes a program of the name that this one has.
+fn is_gpucr(pid: u32) -> bool {
+    let name = |path: &str| {
+        let exe = std::fs::read_link(path).ok()?;
+        let name = exe.file_name()?.to_string_lossy().into_owned();
+        // The file was replaced by an upgrade.
+        Some(name.trim_end_matches(" (deleted)").to_owned())
+    };
+    let own = name("/proc/self/exe");
+    own.is_some() && name(&format!("/proc/{pid}/exe")) == own
 }
