@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use gpucr_core::Error;
 use gpucr_core::dump::Schedule;
-use gpucr_core::process::{ProcessInfo, environment, kill_marked};
+use gpucr_core::process::{ProcessInfo, environment, kill_marked, user_of};
 use gpucr_wire::supervisor::{ENV_SUPERVISOR, code, is_supervisor};
 use rustix::fs::{FileType, OFlags};
 use rustix::process::{Pid, WaitOptions};
@@ -87,6 +87,7 @@ pub(super) fn run(args: &SupervisionArgs, mut command: Command) -> Outcome {
         images,
         life,
         is_met: false,
+        named_by: None,
         schedule: None,
         dumping: None,
         how: How::Now,
@@ -109,6 +110,8 @@ struct Supervisor<'a> {
     life: Life,
     /// Whether the program of this life is known.
     is_met: bool,
+    /// The user of the program's root, which may have named this gpucr in its environment.
+    named_by: Option<u32>,
     schedule: Option<Schedule>,
     dumping: Option<Dumping>,
     /// How the last dump was made.
@@ -210,6 +213,7 @@ impl Supervisor<'_> {
         self.schedule = self.args.every.map(|interval| Schedule::begin(interval, false));
         // An image may have been made under another gpucr.
         let name = environment(root, ENV_SUPERVISOR).filter(|name| is_supervisor(name));
+        self.named_by = user_of(root);
         if let Some(Err(error)) = name.map(|name| self.listener.answer_to(name)) {
             note!(
                 "gpucr: the program has another name for this gpucr, which does not get it: {error}"
@@ -397,12 +401,15 @@ impl Supervisor<'_> {
 
     /// Kills what is left of the program: the restore needs the pids.
     fn kill_rest(&self) {
-        let names = self.listener.names().iter();
-        let entries: Vec<String> = names.map(|name| format!("{ENV_SUPERVISOR}={name}")).collect();
+        let names = self.listener.names().iter().enumerate();
+        let entries = names.map(|(at, name)| (at, format!("{ENV_SUPERVISOR}={name}")));
+        let entries: Vec<(usize, String)> = entries.collect();
+        // All names but the first are what the program says, which may have written them into its environment: it has
+        // no more killed than it could kill itself.
+        let user = |at: usize| if at == 0 { None } else { Some(self.named_by.unwrap_or(u32::MAX)) };
+        let kill = |(at, entry): &(usize, String)| kill_marked(entry, user(*at));
         let until = Instant::now() + LAST_MOMENTS;
-        while entries.iter().map(|entry| kill_marked(entry)).sum::<usize>() > 0
-            && Instant::now() < until
-        {
+        while entries.iter().map(kill).sum::<usize>() > 0 && Instant::now() < until {
             self.reap_others();
             std::thread::sleep(POLL);
         }

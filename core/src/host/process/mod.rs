@@ -27,6 +27,6 @@ pub use tracking::why_untracked;
 pub(crate) use tracking::{Look, Tracking, obstacle as why_not_to_track};
 pub(crate) use tree::LAST_MOMENTS;
 pub use tree::{
-    MappedLibrary, ProcessInfo, Tree, TreeError, descends_from, environment, kill_marked,
+    MappedLibrary, ProcessInfo, Tree, TreeError, descends_from, environment, kill_marked, user_of,
 };
 pub(crate) use writers::wait_for_writers;

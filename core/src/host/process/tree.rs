@@ -108,6 +108,11 @@ pub(super) fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(Some(pid), parent).take(DEEPEST)
 }
 
+/// The real user of a process.
+pub fn user_of(pid: u32) -> Option<u32> {
+    Some(Process::new(i32::try_from(pid).ok()?).ok()?.status().ok()?.ruid)
+}
+
 /// What a variable was in the environment with which a process was started, if that can be read.
 pub fn environment(pid: u32, name: &str) -> Option<String> {
     let mut bytes = Vec::new();
@@ -119,8 +124,9 @@ pub fn environment(pid: u32, name: &str) -> Option<String> {
 }
 
 /// Kills all processes in whose environment, as it was when they were started, is this entry, `NAME=value`, but for this
-/// process. How many there were. Those of which it cannot be read are left alone.
-pub fn kill_marked(entry: &str) -> usize {
+/// process, and which are of this `user`, if there is one. How many there were. Those of which it cannot be read are
+/// left alone.
+pub fn kill_marked(entry: &str, user: Option<u32>) -> usize {
     let Ok(all) = procfs::process::all_processes() else { return 0 };
     let Some((name, value)) = entry.split_once('=') else { return 0 };
     let is_marked = |pid: u32| environment(pid, name).as_deref() == Some(value);
@@ -129,6 +135,7 @@ pub fn kill_marked(entry: &str) -> usize {
     // What is killed is the very process whose environment was read.
     let marked = others
         .filter_map(|pid| ProcessInfo::read_without_libraries(pid).ok())
+        .filter(|process| user.is_none() || user_of(process.pid) == user)
         .filter(|process| is_marked(process.pid));
     marked.map(|process| process.kill()).count()
 }
@@ -388,9 +395,11 @@ mod tests {
         let mut other = std::process::Command::new("sleep").arg("30").spawn().expect("a child");
         assert_eq!(environment(marked.id(), name).as_deref(), Some(value));
         assert_eq!(environment(marked.id(), &name[1..]), None);
-        assert_eq!(kill_marked(&entry), 1);
+        let stranger = user_of(std::process::id()).map(|own| own + 1);
+        assert_eq!(kill_marked(&entry, stranger), 0, "it is another user's");
+        assert_eq!(kill_marked(&entry, user_of(std::process::id())), 1);
         marked.wait().expect("it has ended");
-        assert_eq!(kill_marked(&entry), 0);
+        assert_eq!(kill_marked(&entry, None), 0);
         assert!(other.try_wait().expect("it is a child").is_none());
         other.kill().expect("killed");
         other.wait().expect("reaped");
