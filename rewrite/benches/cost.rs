@@ -3,11 +3,11 @@
 //! the limit.
 
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::AtomicU32;
 
 use gpucr_rewrite::{control, rewrite};
 use rustix::time::{ClockId, clock_gettime};
-use softcuda::ptx::{AddressSpace, Launch, Module, NoHeap, NoImages, NoLauncher, run};
+use softcuda::ptx::{AddressSpace, Launch, Module, run};
 
 /// Parts of the kernel's time that a twin may cost more.
 const LIMIT: f64 = 0.03;
@@ -52,21 +52,8 @@ fn seconds(text: &str, kernel: &str, grid: u32, block: u32, params: &[u64]) -> f
     });
     let globals: Vec<Vec<u8>> = globals.collect();
     let addresses: Vec<u64> = globals.iter().map(|bytes| bytes.as_ptr() as u64).collect();
-    let launch = Launch {
-        grid: [grid, 1, 1],
-        block: [block, 1, 1],
-        dynamic_shared: 0,
-        params: &bytes,
-        global_addresses: &addresses,
-        cluster: [1; 3],
-        cooperative: false,
-        cancel: &AtomicBool::new(false),
-        images: &NoImages,
-        heap: &NoHeap,
-        launcher: &NoLauncher,
-        set_condition: &|_, _| false,
-        print: &|_, _| (),
-    };
+    let plain = Launch::plain([grid, 1, 1], [block, 1, 1], &bytes);
+    let launch = Launch { global_addresses: &addresses, ..plain };
     let begin = clock_gettime(ClockId::ProcessCPUTime);
     run(&module, entry, &launch, &Everything).expect("no trap");
     let end = clock_gettime(ClockId::ProcessCPUTime);

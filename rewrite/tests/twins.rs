@@ -1,10 +1,10 @@
 //! Twins that are interrupted again and again compute what their kernels compute, on the software driver's interpreter.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use gpucr_rewrite::{Why, control, rewrite};
-use softcuda::ptx::{AddressSpace, Launch, Module, NoHeap, NoImages, NoLauncher, run};
+use softcuda::ptx::{AddressSpace, Launch, Module, run};
 
 /// A module whose kernels take the address of words and their number.
 fn module(rest: &str) -> String {
@@ -55,21 +55,7 @@ fn launch(text: &str, memories: &[&Memory], grid: [u32; 3], block: [u32; 3], par
     for (param, value) in entry.params.iter().zip(params) {
         bytes[param.offset..][..param.size].copy_from_slice(&value.to_le_bytes()[..param.size]);
     }
-    let launch = Launch {
-        grid,
-        block,
-        dynamic_shared: 256,
-        params: &bytes,
-        global_addresses: &[],
-        cluster: [1; 3],
-        cooperative: false,
-        cancel: &AtomicBool::new(false),
-        images: &NoImages,
-        heap: &NoHeap,
-        launcher: &NoLauncher,
-        set_condition: &|_, _| false,
-        print: &|_, _| (),
-    };
+    let launch = Launch { dynamic_shared: 256, ..Launch::plain(grid, block, &bytes) };
     run(&module, entry, &launch, &Space(memories)).expect("no trap");
 }
 

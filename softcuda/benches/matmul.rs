@@ -3,8 +3,7 @@
 //!
 //!     cargo bench -p softcuda
 
-use softcuda::ptx::{self, AddressSpace, Launch, Module, NoHeap, NoImages, NoLauncher};
-use std::sync::atomic::AtomicBool;
+use softcuda::ptx::{self, AddressSpace, Launch, Module};
 use std::time::Instant;
 
 const PTX: &str = include_str!("matmul.ptx");
@@ -35,21 +34,7 @@ fn softcuda(module: &Module, a: &[f32], b: &[f32], c: &mut [f32]) -> f64 {
         params.extend_from_slice(&(pointer as u64).to_le_bytes());
     }
     params.extend_from_slice(&SIZE.to_le_bytes());
-    let launch = Launch {
-        grid: [SIZE / TILE, SIZE / TILE, 1],
-        block: [TILE, TILE, 1],
-        dynamic_shared: 0,
-        params: &params,
-        global_addresses: &[],
-        cluster: [1; 3],
-        cooperative: false,
-        cancel: &AtomicBool::new(false),
-        images: &NoImages,
-        heap: &NoHeap,
-        launcher: &NoLauncher,
-        set_condition: &|_, _| false,
-        print: &|_, _| (),
-    };
+    let launch = Launch::plain([SIZE / TILE, SIZE / TILE, 1], [TILE, TILE, 1], &params);
     let start = Instant::now();
     ptx::run(module, entry, &launch, &Host).expect("the kernel runs");
     start.elapsed().as_secs_f64()

@@ -1,6 +1,6 @@
 //! What a launch consists of, and what it asks its caller.
 
-use super::image::Images;
+use super::image::{Images, NoImages};
 use super::module::Entry;
 use std::sync::atomic::AtomicBool;
 
@@ -158,4 +158,26 @@ pub struct Launch<'a> {
     pub set_condition: &'a (dyn Fn(u64, u32) -> bool + Sync),
     /// Receives the formatted output of one `printf` call, and how many bytes its arguments have.
     pub print: &'a (dyn Fn(&[u8], usize) + Sync),
+}
+
+impl<'a> Launch<'a> {
+    /// A launch of a kernel that needs nothing but blocks and parameters, and that nobody stops. What it prints is lost.
+    pub fn plain(grid: [u32; 3], block: [u32; 3], params: &'a [u8]) -> Self {
+        static NEVER: AtomicBool = AtomicBool::new(false);
+        Launch {
+            grid,
+            block,
+            dynamic_shared: 0,
+            params,
+            global_addresses: &[],
+            cluster: [1; 3],
+            cooperative: false,
+            cancel: &NEVER,
+            images: &NoImages,
+            heap: &NoHeap,
+            launcher: &NoLauncher,
+            set_condition: &|_, _| false,
+            print: &|_, _| (),
+        }
+    }
 }

@@ -5,7 +5,7 @@ mod flow;
 mod kernels;
 mod source;
 
-use super::{AddressSpace, Launch, Module, NoHeap, NoImages, NoLauncher, Trap, run};
+use super::{AddressSpace, Launch, Module, Trap, run};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
@@ -121,19 +121,13 @@ impl Device {
             bytes[param.offset..param.offset + size].copy_from_slice(&value.to_le_bytes()[..size]);
         }
         let launch = Launch {
-            grid: [grid, 1, 1],
-            block: [block, 1, 1],
             dynamic_shared,
-            params: &bytes,
             global_addresses: globals,
             cluster: [self.cluster.max(1), 1, 1],
             cooperative: self.cooperative,
             cancel: &self.cancel,
-            images: &NoImages,
-            heap: &NoHeap,
-            launcher: &NoLauncher,
-            set_condition: &|_, _| false,
             print: &|text, _| self.printed.lock().expect("no panics").extend_from_slice(text),
+            ..Launch::plain([grid, 1, 1], [block, 1, 1], &bytes)
         };
         run(module, entry, &launch, self)
     }
