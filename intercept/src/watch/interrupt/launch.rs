@@ -164,9 +164,11 @@ fn prepare(context: u64, device: i32, bytes: u64) -> Result<(Control, u64), Code
     };
     let mut event = 0;
     // SAFETY: the memory is ours and as long; each call of the driver writes one value.
-    let made = check(unsafe { real::cuStreamWriteValue32_v2(stream, address, 0, 0) })
-        .and_then(|()| check(unsafe { real::cuStreamSynchronize(stream) }))
-        .and_then(|()| check(unsafe { real::cuEventCreate(&mut event, DISABLE_TIMING) }));
+    let made = unsafe {
+        check(real::cuStreamWriteValue32_v2(stream, address, 0, 0))
+            .and_then(|()| check(real::cuStreamSynchronize(stream)))
+            .and_then(|()| check(real::cuEventCreate(&mut event, DISABLE_TIMING)))
+    };
     if let Err(code) = made {
         let mut memory = memory::lock();
         if let Some(allocation) = memory.take(address) {
