@@ -77,6 +77,8 @@ impl Callbacks {
 }
 
 thread_local! {
+    /// Whether this thread counts among those that are saving the program.
+    static SAVES: Cell<bool> = const { Cell::new(false) };
     /// Whether this thread is in a callback.
     static CALLS_BACK: Cell<bool> = const { Cell::new(false) };
     /// Why the last call in this thread has failed.
@@ -113,10 +115,11 @@ impl Drop for Locked {
     }
 }
 
-/// In the child of a fork the threads are gone that were saving the program.
+/// In the child of a fork the other threads are gone that were saving the program. The one that there is may be, if a
+/// callback has forked.
 unsafe extern "C" fn in_child() {
     LOCK.store(false, Ordering::Relaxed);
-    INSIDE.store(0, Ordering::Relaxed);
+    INSIDE.store(u32::from(SAVES.with(Cell::get)), Ordering::Relaxed);
     WAS_RESTORED.store(false, Ordering::Relaxed);
 }
 
@@ -172,6 +175,7 @@ pub unsafe extern "C" fn gpucr_checkpoint(name: *const c_char) -> c_int {
     }
     {
         let _locked = Locked::take();
+        SAVES.with(|saves| saves.set(true));
         if INSIDE.fetch_add(1, Ordering::SeqCst) == 0 {
             BEFORE.call();
         }
@@ -184,6 +188,7 @@ pub unsafe extern "C" fn gpucr_checkpoint(name: *const c_char) -> c_int {
     if code == RESTORED {
         WAS_RESTORED.store(true, Ordering::SeqCst);
     }
+    SAVES.with(|saves| saves.set(false));
     if INSIDE.fetch_sub(1, Ordering::SeqCst) == 1 {
         match WAS_RESTORED.swap(false, Ordering::SeqCst) {
             true => AFTER_RESTORE.call(),

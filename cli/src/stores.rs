@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use gpucr_core::image::{self, Manifest};
 use gpucr_core::{Error, careful};
 
+use crate::commands::note;
 use crate::escape::shell_word;
 use crate::failure::{CliError, FAILED, USAGE};
 
@@ -154,16 +155,47 @@ pub(crate) fn in_store(store: &Path, name: impl AsRef<Path>) -> PathBuf {
     store.join(IMAGES).join(name)
 }
 
-/// The image of a store whose dump began last; none if it has none, or is not there.
+/// The images of a store in the order in which their dumps began; none if there is no store. Those whose manifest cannot
+/// be read are passed over, and named.
 ///
 /// # Errors
-/// The store or one of its images cannot be read.
-pub(crate) fn newest(store: &Path) -> Result<Option<PathBuf>, CliError> {
+/// The store cannot be read; or it has images, and none of them can be.
+pub(crate) fn in_order(store: &Path) -> Result<Vec<PathBuf>, CliError> {
     let images = store.join(IMAGES);
     if images.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
-        return Ok(None);
+        return Ok(Vec::new());
     }
-    latest(&images)
+    let (mut read, mut unread) = (Vec::new(), None);
+    for path in paths(&images)? {
+        match Manifest::read(&path) {
+            Ok(manifest) => read.push((manifest.created, path)),
+            Err(error) => {
+                note!("gpucr: the image {} is passed over: {error}", path.display());
+                unread = Some(error);
+            }
+        }
+    }
+    read.sort();
+    match unread {
+        Some(error) if read.is_empty() => Err(CliError::from(Error::from(error))),
+        _ => Ok(read.into_iter().map(|(_, path)| path).collect()),
+    }
+}
+
+/// Where the images in this directory of a store are.
+fn paths(images: &Path) -> Result<Vec<PathBuf>, CliError> {
+    let failed = |source| {
+        let what = format!("cannot read {}", images.display());
+        CliError::from(Error::Io { what, source })
+    };
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(images).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+            paths.push(entry.path());
+        }
+    }
+    Ok(paths)
 }
 
 /// The image whose dump began last; of several in one second the one whose name comes last.
@@ -171,17 +203,8 @@ pub(crate) fn newest(store: &Path) -> Result<Option<PathBuf>, CliError> {
 /// # Errors
 /// The store or one of its images cannot be read: then it is not known which is the last.
 fn latest(images: &Path) -> Result<Option<PathBuf>, CliError> {
-    let failed = |source| {
-        let what = format!("cannot read {}", images.display());
-        CliError::from(Error::Io { what, source })
-    };
     let mut last = None;
-    for entry in std::fs::read_dir(images).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        if entry.file_name().as_encoded_bytes().starts_with(b".") {
-            continue;
-        }
-        let path = entry.path();
+    for path in paths(images)? {
         let manifest = Manifest::read(&path).map_err(Error::from)?;
         last = last.max(Some((manifest.created, path)));
     }

@@ -78,9 +78,14 @@ wire_enum! {
             /// The driver's error.
             code: u32,
         },
-        /// From a gpucr: a dump of the program begins that ends it, if all goes well. What comes of it is said on the
-        /// same connection. If that ends before, nobody knows.
-        1 => Ending {},
+        /// From a gpucr: a dump of the program, or of a part of it, begins that ends it, if all goes well. What comes of it
+        /// is said on the same connection. If that ends before, nobody knows.
+        1 => Ending {
+            /// The pid namespace of its root.
+            namespace: u64,
+            /// The root's pid there.
+            pid: u32,
+        },
         /// The second request on that connection: the program was saved, and has been ended.
         2 => Ended {},
         /// The same: the program was not saved. If it has ended, it did so by itself.
@@ -113,7 +118,7 @@ wire_enum! {
         2 => Pending {},
         /// To `Ask`: there is an image.
         3 => Saved {},
-        /// To `Save` and `Ask`: there is none.
+        /// To `Save` and `Ask`: there is none. To `Ending`: it is another program.
         4 => Refused {
             /// One of [`code`]'s numbers.
             code: i32,
@@ -134,7 +139,7 @@ mod tests {
     fn messages_are_read_as_they_were_written() {
         for request in [
             SupervisorRequest::Broken { code: 700 },
-            SupervisorRequest::Ending {},
+            SupervisorRequest::Ending { namespace: 4_026_531_836, pid: 7 },
             SupervisorRequest::Save { name: "step-7".into() },
             SupervisorRequest::Ask { ticket: u64::MAX },
         ] {

@@ -33,7 +33,9 @@ pub(crate) struct SupervisionArgs {
     /// it; so a scheduler may signal all processes of a job.
     #[arg(long, value_name = "SIGNAL=HOW", value_delimiter = ',', value_parser = on_signal)]
     pub(crate) on_signal: Vec<OnSignal>,
-    /// How many images that nobody has named are kept; older ones are removed [default: all]
+    /// How many of the images are kept that this gpucr makes and nobody has named; older ones are removed [default: all]
+    ///
+    /// Images that were in the store before are never removed.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) keep: Option<u32>,
     /// Restore the last image when the program fails, up to N times without a new image in between
@@ -48,6 +50,7 @@ pub(crate) struct SupervisionArgs {
     pub(crate) restart: Option<u32>,
     /// Begin with the newest image of the store instead of CMD, if it has one
     ///
+    /// If that cannot be restored and is damaged, --restart goes on with the one before.
     /// For a job that is started again and again: give each its own store.
     #[arg(long)]
     pub(crate) resume: bool,

@@ -10,6 +10,8 @@ use crate::commands::note;
 pub(super) struct Images {
     all: Vec<Made>,
     keep: usize,
+    /// Where the one is that is restored next.
+    chosen: usize,
 }
 
 struct Made {
@@ -19,9 +21,11 @@ struct Made {
 }
 
 impl Images {
-    /// At first there is the one with which the program goes on, if it does so. Of those that nobody names `keep` are kept.
-    pub(super) fn new(first: Option<PathBuf>, keep: usize) -> Self {
-        Self { all: first.map(|path| Made { path, stays: true }).into_iter().collect(), keep }
+    /// At first there are those of an earlier time, if the program goes on with one. Of those that come and nobody names
+    /// `keep` are kept.
+    pub(super) fn new(earlier: Vec<PathBuf>, keep: usize) -> Self {
+        let all: Vec<Made> = earlier.into_iter().map(|path| Made { path, stays: true }).collect();
+        Self { chosen: all.len().saturating_sub(1), all, keep }
     }
 
     /// There is one more. Gives those that are not to be kept any more.
@@ -34,19 +38,20 @@ impl Images {
             surplus -= usize::from(goes);
             goes
         };
-        self.all.extract_if(.., goes).map(|made| made.path).collect()
+        let gone = self.all.extract_if(.., goes).map(|made| made.path).collect();
+        self.chosen = self.all.len().saturating_sub(1);
+        gone
     }
 
     /// The one to restore.
-    pub(super) fn last(&self) -> Option<&Path> {
-        self.all.last().map(|made| made.path.as_path())
+    pub(super) fn next(&self) -> Option<&Path> {
+        self.all.get(self.chosen).map(|made| made.path.as_path())
     }
 
-    /// From here on the one before counts as the last, and so on, as long as the last one is damaged.
-    pub(super) fn pass_over_if(&mut self, is_damaged: impl Fn(&Path) -> bool) {
-        while self.last().is_some_and(&is_damaged) {
-            self.all.pop();
-        }
+    /// The last one that is not damaged is restored next. If all seem to be it is the last: a disk may be away for a while.
+    pub(super) fn choose(&mut self, is_damaged: impl Fn(&Path) -> bool) {
+        let sound = self.all.iter().rposition(|made| !is_damaged(&made.path));
+        self.chosen = sound.unwrap_or(self.all.len().saturating_sub(1));
     }
 }
 
@@ -65,27 +70,30 @@ mod tests {
 
     #[test]
     fn images_that_have_names_are_kept() {
-        let mut images = Images::new(Some("first".into()), 2);
-        assert_eq!(images.last(), Some(Path::new("first")));
+        let mut images = Images::new(vec!["first".into()], 2);
+        assert_eq!(images.next(), Some(Path::new("first")));
         assert!(images.took("a".into(), false).is_empty());
         assert!(images.took("named".into(), true).is_empty());
         assert!(images.took("b".into(), false).is_empty());
         assert_eq!(images.took("c".into(), false), [PathBuf::from("a")]);
         assert_eq!(images.took("d".into(), false), [PathBuf::from("b")]);
-        assert_eq!(images.last(), Some(Path::new("d")));
+        assert_eq!(images.next(), Some(Path::new("d")));
     }
 
     #[test]
     fn a_damaged_image_is_passed_over() {
-        let mut images = Images::new(None, usize::MAX);
-        images.pass_over_if(|_| true);
-        assert_eq!(images.last(), None);
-        for image in ["a", "b", "c"] {
-            images.took(image.into(), false);
-        }
-        images.pass_over_if(|image| image != Path::new("a"));
-        assert_eq!(images.last(), Some(Path::new("a")));
-        images.pass_over_if(|_| true);
-        assert_eq!(images.last(), None);
+        let mut images = Images::new(Vec::new(), usize::MAX);
+        images.choose(|_| true);
+        assert_eq!(images.next(), None);
+        let mut images = Images::new(vec!["a".into(), "b".into()], usize::MAX);
+        assert_eq!(images.next(), Some(Path::new("b")));
+        images.took("c".into(), false);
+        images.choose(|image| image != Path::new("a"));
+        assert_eq!(images.next(), Some(Path::new("a")));
+        images.choose(|_| true);
+        assert_eq!(images.next(), Some(Path::new("c")), "they may be there again");
+        images.choose(|image| image == Path::new("c"));
+        images.took("d".into(), false);
+        assert_eq!(images.next(), Some(Path::new("d")));
     }
 }

@@ -11,17 +11,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpucr_core::process::descends_from;
+use gpucr_core::process::{descends_from, has_in_tree};
 use gpucr_wire::Connection;
 use gpucr_wire::supervisor::{
-    LONGEST, SupervisorReply, SupervisorRequest, supervisor_socket, supervisor_socket_of,
+    LONGEST, SupervisorReply, SupervisorRequest, code, supervisor_socket, supervisor_socket_of,
 };
 
 use super::tickets::Tickets;
 
 /// How long one who has something to say may take; others wait meanwhile.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a dump may take to say that the program is saved, after that has ended.
+/// How long a dump may take to say that the program is saved, after that has ended; and the program to end after that.
 const LAST_WORD: Duration = Duration::from_secs(120);
 /// So many dumps are followed at a time: one, and those that find it under way and give up.
 const MOST_DUMPS: usize = 16;
@@ -42,14 +42,14 @@ struct Heard {
 #[derive(Default)]
 struct Dumps {
     under_way: usize,
-    /// What is known of the last that was not in vain.
-    came_to: Option<Farewell>,
+    /// What is known of the last that was not in vain, and since when.
+    came_to: Option<(Farewell, Instant)>,
 }
 
 impl Dumps {
     /// The program has not ended: that nobody says what became of a dump means nothing any more.
     fn still_runs(&mut self) {
-        self.came_to = self.came_to.filter(|came_to| *came_to != Farewell::Unknown);
+        self.came_to = self.came_to.filter(|(came_to, _)| *came_to != Farewell::Unknown);
     }
 }
 
@@ -137,7 +137,9 @@ impl Listener {
         loop {
             let Dumps { under_way, came_to } = *self.heard.dumps();
             if under_way == 0 {
-                return came_to;
+                // What has ended long before was another process of the program, or nothing.
+                let (came_to, at) = came_to?;
+                return (at.elapsed() < LAST_WORD).then_some(came_to);
             }
             if Instant::now() > end {
                 return Some(Farewell::Unknown);
@@ -203,7 +205,14 @@ impl Heard {
                 let reply = self.tickets().state_of(ticket);
                 connection.send(&reply)
             }
-            SupervisorRequest::Ending {} if is_own && !is_of_program => self.follow(connection),
+            SupervisorRequest::Ending { namespace, pid } if is_own && !is_of_program => {
+                if root != 0 && has_in_tree(root, (namespace, pid)) {
+                    self.follow(connection)
+                } else {
+                    let why = "this gpucr run watches over another program".to_owned();
+                    connection.send(&SupervisorReply::Refused { code: code::NOT_WATCHED, why })
+                }
+            }
             _ => Err(io::ErrorKind::PermissionDenied.into()),
         }
     }
@@ -229,8 +238,10 @@ impl Heard {
             dumps.under_way -= 1;
             match word {
                 Ok(SupervisorRequest::NotEnded {}) => dumps.still_runs(),
-                Ok(SupervisorRequest::Ended {}) => dumps.came_to = Some(Farewell::Saved),
-                _ => dumps.came_to = Some(Farewell::Unknown),
+                Ok(SupervisorRequest::Ended {}) => {
+                    dumps.came_to = Some((Farewell::Saved, Instant::now()))
+                }
+                _ => dumps.came_to = Some((Farewell::Unknown, Instant::now())),
             }
         });
         thread.map(drop).inspect_err(|_| self.dumps().under_way -= 1)
@@ -240,6 +251,7 @@ impl Heard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpucr_core::process::identity;
 
     fn say(name: &str, code: u32) -> io::Result<SupervisorReply> {
         let deadline = Some(Instant::now() + Duration::from_secs(60));
@@ -273,11 +285,20 @@ mod tests {
     fn what_another_gpucr_says_of_the_end_is_waited_for() {
         let listener = Listener::start(Path::new("/nowhere")).unwrap();
         assert_eq!(listener.farewell(), None);
-        let begin = || {
+        let mut program = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        listener.listen_to(Some(program.id()));
+        let say = |of: u32| {
             let deadline = Some(Instant::now() + Duration::from_secs(60));
             let mut connection = Connection::connect(&listener.names()[0], deadline, None).unwrap();
-            connection.send(&SupervisorRequest::Ending {}).unwrap();
+            let (namespace, pid) = identity(of).unwrap();
+            connection.send(&SupervisorRequest::Ending { namespace, pid }).unwrap();
             let reply: SupervisorReply = connection.receive_at_most(LONGEST).unwrap();
+            (connection, reply)
+        };
+        let (_, reply) = say(std::process::id());
+        assert!(matches!(reply, SupervisorReply::Refused { .. }), "another program: {reply:?}");
+        let begin = || {
+            let (connection, reply) = say(program.id());
             assert_eq!(reply, SupervisorReply::Noted {});
             connection
         };
@@ -293,7 +314,12 @@ mod tests {
         });
         listener.listen_to(None);
         assert_eq!(listener.farewell(), None, "of the program before");
+        listener.listen_to(Some(program.id()));
         drop(begin());
         assert_eq!(listener.farewell(), Some(Farewell::Unknown));
+        listener.still_runs();
+        assert_eq!(listener.farewell(), None);
+        program.kill().unwrap();
+        program.wait().unwrap();
     }
 }

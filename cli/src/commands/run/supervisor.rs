@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use gpucr_core::Error;
 use gpucr_core::dump::Schedule;
-use gpucr_core::process::{ProcessInfo, environment, kill_marked, user_of};
+use gpucr_core::process::{ProcessInfo, environment, kill_descendants};
 use gpucr_wire::supervisor::{ENV_SUPERVISOR, code, is_supervisor};
 use rustix::fs::{FileType, OFlags};
 use rustix::process::{Pid, WaitOptions};
@@ -60,12 +60,13 @@ pub(super) fn run(args: &SupervisionArgs, mut command: Command) -> Outcome {
     let listener = Listener::start(&store).map_err(io_error("cannot listen to the program"))?;
     append();
     args.on_signal.iter().for_each(|on| signals.keep_for_itself(on.signal));
-    let newest = match args.resume {
-        true => stores::newest(&store)?,
-        false => None,
-    };
-    let images = Images::new(newest.clone(), args.keep.map_or(usize::MAX, |keep| keep as usize));
-    let life = match &newest {
+    // Processes of the program that lose their parents become children of this one, which ends them with the program.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(|error| {
+        io_error("cannot become the parent of the program's processes")(error.into())
+    })?;
+    let earlier = if args.resume { stores::in_order(&store)? } else { Vec::new() };
+    let images = Images::new(earlier, args.keep.map_or(usize::MAX, |keep| keep as usize));
+    let life = match images.next() {
         Some(image) => {
             note!("gpucr: going on from the image {}", image.display());
             Life::restore(image, &args.restore_args, &signals)
@@ -87,7 +88,6 @@ pub(super) fn run(args: &SupervisionArgs, mut command: Command) -> Outcome {
         images,
         life,
         is_met: false,
-        named_by: None,
         schedule: None,
         dumping: None,
         how: How::Now,
@@ -110,8 +110,6 @@ struct Supervisor<'a> {
     life: Life,
     /// Whether the program of this life is known.
     is_met: bool,
-    /// The user of the program's root, which may have named this gpucr in its environment.
-    named_by: Option<u32>,
     schedule: Option<Schedule>,
     dumping: Option<Dumping>,
     /// How the last dump was made.
@@ -165,7 +163,7 @@ impl Supervisor<'_> {
                     }
                 }
                 Ending::NotRestored if self.args.restart.is_some() && !self.is_to_end() => {
-                    self.images.pass_over_if(is_damaged);
+                    self.images.choose(is_damaged);
                     "it could not be restored".to_owned()
                 }
                 Ending::NotRestored => return Ok(given_up(last)),
@@ -213,7 +211,6 @@ impl Supervisor<'_> {
         self.schedule = self.args.every.map(|interval| Schedule::begin(interval, false));
         // An image may have been made under another gpucr.
         let name = environment(root, ENV_SUPERVISOR).filter(|name| is_supervisor(name));
-        self.named_by = user_of(root);
         if let Some(Err(error)) = name.map(|name| self.listener.answer_to(name)) {
             note!(
                 "gpucr: the program has another name for this gpucr, which does not get it: {error}"
@@ -342,7 +339,7 @@ impl Supervisor<'_> {
     /// No restore can be started.
     fn next_life(&mut self, why: &str) -> Result<Option<Life>, CliError> {
         let (most, times) = (self.args.restart.unwrap_or(0) as usize, self.failed.len());
-        let Some(image) = self.images.last().map(Path::to_owned) else {
+        let Some(image) = self.images.next().map(Path::to_owned) else {
             failure::show(
                 CliError::new(FAILED, format!("the program has failed: {why}"))
                     .state("There is no image yet from which it could be restored."),
@@ -401,26 +398,16 @@ impl Supervisor<'_> {
 
     /// Kills what is left of the program: the restore needs the pids.
     fn kill_rest(&self) {
-        let names = self.listener.names().iter().enumerate();
-        let entries = names.map(|(at, name)| (at, format!("{ENV_SUPERVISOR}={name}")));
-        let entries: Vec<(usize, String)> = entries.collect();
-        // All names but the first are what the program says, which may have written them into its environment: it has
-        // no more killed than it could kill itself.
-        let user = |at: usize| if at == 0 { None } else { Some(self.named_by.unwrap_or(u32::MAX)) };
-        let kill = |(at, entry): &(usize, String)| kill_marked(entry, user(*at));
         let until = Instant::now() + LAST_MOMENTS;
-        while entries.iter().map(kill).sum::<usize>() > 0 && Instant::now() < until {
+        while kill_descendants() > 0 && Instant::now() < until {
             self.reap_others();
             std::thread::sleep(POLL);
         }
         self.reap_others();
     }
 
-    /// The first process of a container is the parent of all that lose theirs.
+    /// This process is the parent of all processes of the program that lose theirs.
     fn reap_others(&self) {
-        if std::process::id() != 1 {
-            return;
-        }
         let own = [Some(self.life.child()), self.dumping.as_ref().map(Dumping::pid)];
         while let Some(pid) = ended_child() {
             let is_own = own.contains(&Some(pid.as_raw_nonzero().get() as u32));

@@ -4,15 +4,13 @@
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
+use super::network;
+use super::tree::{ancestors, environment, identity};
 use gpucr_wire::Connection;
 use gpucr_wire::supervisor::{
     ENV_SUPERVISOR, LONGEST, SupervisorReply, SupervisorRequest, is_supervisor,
     supervisor_socket_of,
 };
-use procfs::process::Process;
-
-use super::network;
-use super::tree::{ancestors, environment};
 
 /// How long it may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -29,7 +27,10 @@ impl Farewell {
     /// # Errors
     /// It does not answer.
     pub(crate) fn begin(root: u32) -> io::Result<Self> {
-        for (name, pid) in names(root) {
+        // One that has ended is found out by others.
+        let Some((namespace, pid)) = identity(root) else { return Ok(Self(None)) };
+        let word = SupervisorRequest::Ending { namespace, pid };
+        for (name, listener) in names(root) {
             let deadline = Some(Instant::now() + PATIENCE);
             let connected = network::visit(root, || Connection::connect(&name, deadline, None));
             let mut connection = match connected {
@@ -40,12 +41,15 @@ impl Farewell {
             };
             let peer = connection.peer()?;
             let own = rustix::process::geteuid().as_raw();
-            if peer.uid != 0 && peer.uid != own || pid.is_some_and(|pid| peer.pid != pid) {
+            if peer.uid != 0 && peer.uid != own || listener.is_some_and(|pid| peer.pid != pid) {
                 tracing::warn!(peer.pid, name, "somebody else listens in place of a gpucr run");
                 continue;
             }
-            connection.send(&SupervisorRequest::Ending {})?;
-            let _: SupervisorReply = connection.receive_at_most(LONGEST)?;
+            connection.send(&word)?;
+            if let SupervisorReply::Refused { why, .. } = connection.receive_at_most(LONGEST)? {
+                tracing::info!(why, "a gpucr run watches over another program");
+                continue;
+            }
             return Ok(Self(Some(connection)));
         }
         Ok(Self(None))
@@ -79,10 +83,8 @@ impl Drop for Farewell {
 /// have written over its environment.
 fn names(root: u32) -> Vec<(String, Option<u32>)> {
     let of = |pid: u32| {
-        let status = Process::new(i32::try_from(pid).ok()?).ok()?.status().ok()?;
-        let inner = status.nspid.and_then(|pids| pids.last().copied())?;
-        let namespace = gpucr_wire::pid_namespace(pid).ok()?;
-        Some((supervisor_socket_of(namespace, u32::try_from(inner).ok()?), Some(pid)))
+        let (namespace, inner) = identity(pid)?;
+        Some((supervisor_socket_of(namespace, inner), Some(pid)))
     };
     // Anybody may take the name that another process would have: only those that are a gpucr are asked by it.
     let near = ancestors(root).skip(1).take(NEAR).filter(|pid| is_gpucr(*pid)).filter_map(of);

@@ -27,6 +27,7 @@ pub use tracking::why_untracked;
 pub(crate) use tracking::{Look, Tracking, obstacle as why_not_to_track};
 pub(crate) use tree::LAST_MOMENTS;
 pub use tree::{
-    MappedLibrary, ProcessInfo, Tree, TreeError, descends_from, environment, kill_marked, user_of,
+    MappedLibrary, ProcessInfo, Tree, TreeError, descends_from, environment, has_in_tree, identity,
+    kill_descendants,
 };
 pub(crate) use writers::wait_for_writers;

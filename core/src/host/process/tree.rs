@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -108,9 +109,18 @@ pub(super) fn ancestors(pid: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(Some(pid), parent).take(DEEPEST)
 }
 
-/// The real user of a process.
-pub fn user_of(pid: u32) -> Option<u32> {
-    Some(Process::new(i32::try_from(pid).ok()?).ok()?.status().ok()?.ruid)
+/// What names a process in all pid namespaces: its own one, and its pid there. Nothing if it has ended.
+pub fn identity(pid: u32) -> Option<(u64, u32)> {
+    let status = Process::new(i32::try_from(pid).ok()?).ok()?.status().ok()?;
+    let inner = status.nspid.and_then(|pids| pids.last().copied())?;
+    Some((gpucr_wire::pid_namespace(pid).ok()?, u32::try_from(inner).ok()?))
+}
+
+/// Whether the process of this [`identity`] descends from process `root`, or is it.
+pub fn has_in_tree(root: u32, wanted: (u64, u32)) -> bool {
+    let all = procfs::process::all_processes().into_iter().flatten().flatten();
+    let mut pids = all.filter_map(|process| u32::try_from(process.pid).ok());
+    pids.any(|pid| descends_from(pid, root) && identity(pid) == Some(wanted))
 }
 
 /// What a variable was in the environment with which a process was started, if that can be read.
@@ -123,21 +133,24 @@ pub fn environment(pid: u32, name: &str) -> Option<String> {
     String::from_utf8(value.to_vec()).ok()
 }
 
-/// Kills all processes in whose environment, as it was when they were started, is this entry, `NAME=value`, but for this
-/// process, and which are of this `user`, if there is one. How many there were. Those of which it cannot be read are
-/// left alone.
-pub fn kill_marked(entry: &str, user: Option<u32>) -> usize {
+/// Kills all processes that descend from this one, but for those that execute the same file, which are gpucr's own. How many
+/// there were.
+pub fn kill_descendants() -> usize {
+    let own = std::process::id();
+    let file = |pid: u32| {
+        let meta = std::fs::metadata(directory(pid).join("exe")).ok()?;
+        Some((meta.dev(), meta.ino()))
+    };
+    let program = file(own);
     let Ok(all) = procfs::process::all_processes() else { return 0 };
-    let Some((name, value)) = entry.split_once('=') else { return 0 };
-    let is_marked = |pid: u32| environment(pid, name).as_deref() == Some(value);
-    let others = all.flatten().map(|process| process.pid as u32);
-    let others = others.filter(|pid| *pid != std::process::id());
-    // What is killed is the very process whose environment was read.
-    let marked = others
+    let others = all.flatten().filter_map(|process| u32::try_from(process.pid).ok());
+    // What is killed is the very process that was looked at.
+    let found = others
+        .filter(|pid| *pid != own && descends_from(*pid, own))
         .filter_map(|pid| ProcessInfo::read_without_libraries(pid).ok())
-        .filter(|process| user.is_none() || user_of(process.pid) == user)
-        .filter(|process| is_marked(process.pid));
-    marked.map(|process| process.kill()).count()
+        .filter(|process| descends_from(process.pid, own))
+        .filter(|process| program.is_none() || file(process.pid) != program);
+    found.map(|process| process.kill()).count()
 }
 
 /// Whether some process is traced by process `tracer`. If that cannot be told it may be.
@@ -387,22 +400,24 @@ mod tests {
     }
 
     #[test]
-    fn processes_are_found_by_their_environment() {
-        let entry = format!("GPUCR_TEST_MARK={}-kill_marked", std::process::id());
-        let (name, value) = entry.split_once('=').expect("as it was made");
+    fn processes_are_known_by_their_environment_and_their_names_in_namespaces() {
+        let (name, value) = ("GPUCR_TEST_MARK", "marked");
         let mut marked = std::process::Command::new("sleep");
         let mut marked = marked.arg("30").env(name, value).spawn().expect("a child");
-        let mut other = std::process::Command::new("sleep").arg("30").spawn().expect("a child");
+        // The kernel lets this process go on a moment before the new program's environment is there.
+        while environment(marked.id(), name).is_none() {
+            assert!(marked.try_wait().expect("it is a child").is_none(), "it has no such entry");
+            std::thread::yield_now();
+        }
         assert_eq!(environment(marked.id(), name).as_deref(), Some(value));
         assert_eq!(environment(marked.id(), &name[1..]), None);
-        let stranger = user_of(std::process::id()).map(|own| own + 1);
-        assert_eq!(kill_marked(&entry, stranger), 0, "it is another user's");
-        assert_eq!(kill_marked(&entry, user_of(std::process::id())), 1);
-        marked.wait().expect("it has ended");
-        assert_eq!(kill_marked(&entry, None), 0);
-        assert!(other.try_wait().expect("it is a child").is_none());
-        other.kill().expect("killed");
-        other.wait().expect("reaped");
+        let own = std::process::id();
+        let (it, this) = (identity(marked.id()).expect("it runs"), identity(own).expect("it runs"));
+        assert!(it != this && has_in_tree(own, it) && has_in_tree(own, this));
+        assert!(has_in_tree(marked.id(), it) && !has_in_tree(marked.id(), this));
+        marked.kill().expect("killed");
+        marked.wait().expect("reaped");
+        assert!(!has_in_tree(own, it));
     }
 
     #[test]
