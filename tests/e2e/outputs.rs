@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, SmallDisk, binary, finish, refused, show};
+use gpucr_tests::{Lab, Program, SmallDisk, binary, finish, refused, show, undisturbed};
 use serde_json::Value;
 
 /// Sets the title, clears the screen by a control character of one code, turns the text round, and begins a new
@@ -262,5 +262,32 @@ fn a_file_appears_whole_or_not_at_all() -> Result<()> {
         ensure!(is_page == (to == "/dev/stdout"), "{to}: {}", show(&output));
         ensure!(!Path::new(to).symlink_metadata()?.is_file(), "{to} was replaced");
     }
+    Ok(())
+}
+
+/// A program that a script has started behind its back has the terminal as its standard error alone.
+#[test]
+fn a_program_comes_back_to_the_terminal_where_only_its_errors_go_there() -> Result<()> {
+    let lab = Lab::new();
+    let steps = ["--steps", "60", "--step-delay-ms", "20"];
+    let expected = undisturbed("sgd", &steps)?;
+    let gpucr = lab.gpucr();
+    let script = format!(
+        "G={}\n$G run --device soft -- {} sgd {} > train.log &\n\
+         until grep -q '^step 6 ' train.log; do sleep 0.02; done\n\
+         $G dump --pid $! -o image && $G restore image < /dev/null\n",
+        gpucr.get_program().display(),
+        binary("workload").display(),
+        steps.join(" "),
+    );
+    std::fs::write(lab.path("go.sh"), script)?;
+    let mut command = std::process::Command::new("script");
+    command.args(["-qec", "sh go.sh", "/dev/null"]).current_dir(lab.path("."));
+    command.envs(gpucr.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let output = finish(command.stdin(Stdio::null()))?;
+    let log = std::fs::read_to_string(lab.path("train.log"))?;
+    ensure!(output.status.success(), "{}\n{log}", show(&output));
+    let result = expected.last().context("it has a result")?;
+    ensure!(log.lines().last() == Some(result.as_str()), "{log}\n{}", show(&output));
     Ok(())
 }

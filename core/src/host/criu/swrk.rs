@@ -1,7 +1,7 @@
 //! One CRIU process that serves one request.
 
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io::{self, IsTerminal, Read, Seek};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -77,8 +77,8 @@ pub(super) struct Start<'a> {
     pub(super) options: &'a [String],
     /// Descriptors that it gets under the same numbers; all above 2.
     pub(super) inherit: &'a [BorrowedFd<'a>],
-    /// Whether it runs in the caller's session and with the caller's standard input, as `--shell-job` needs it
-    /// to hand the terminal over.
+    /// Whether it runs in the caller's session and with the caller's terminal as its standard input, as `--shell-job`
+    /// needs it to hand the terminal over.
     pub(super) in_session: bool,
     /// Set from elsewhere to end whatever is under way.
     pub(super) stop: Option<Arc<AtomicBool>>,
@@ -115,7 +115,7 @@ impl Swrk {
             // CRIU loads every `.so` in this directory as a plugin, and fails if it is missing.
             // This one always exists and never has any.
             .env("CRIU_LIBS_DIR", "/proc/self/task")
-            .stdin(if in_session { Stdio::inherit() } else { Stdio::null() })
+            .stdin(if in_session { terminal() } else { Stdio::null() })
             .stdout(Stdio::null())
             .stderr(stderr.try_clone().map_err(run)?);
         if let Some(path) = std::env::var_os("GPUCR_CRIU_LIBRARY_PATH") {
@@ -338,6 +338,17 @@ fn is_stopped(pid: Pid) -> bool {
         std::thread::sleep(Duration::from_millis(1));
     }
     false
+}
+
+/// The first of this process's standard streams that is a terminal: a shell that starts something behind its back, or a
+/// pipeline, leaves it only one of the outputs. Its standard input if none is.
+fn terminal() -> Stdio {
+    fn of(stream: &(impl AsFd + IsTerminal)) -> Option<Stdio> {
+        let fd = stream.is_terminal().then(|| stream.as_fd().try_clone_to_owned())?;
+        fd.ok().map(Stdio::from)
+    }
+    let (input, error, output) = (io::stdin(), io::stderr(), io::stdout());
+    of(&input).or_else(|| of(&error)).or_else(|| of(&output)).unwrap_or_else(Stdio::inherit)
 }
 
 /// The open file under a number above 2, and closed on exec.
