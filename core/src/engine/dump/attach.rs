@@ -19,6 +19,7 @@ use crate::engine::memory::Bulk;
 use crate::engine::migrate::outgoing::Outgoing;
 use crate::engine::watchdog::Watchdog;
 use crate::host::criu::DumpWorker;
+use crate::host::process::farewell::Farewell;
 use crate::host::process::{Lock, ProcessInfo};
 use crate::image::ImageWriter;
 
@@ -52,7 +53,7 @@ pub(super) fn attach<'a>(
     });
     match begun {
         Ok((checked, ready)) => {
-            let Checked { writer, watchdog, plan, cuda_processes, locks } = checked;
+            let Checked { farewell, writer, watchdog, plan, cuda_processes, locks } = checked;
             let Ready { strategy, reserver, libraries, criu, memory } = ready;
             let task = Task {
                 options,
@@ -66,6 +67,7 @@ pub(super) fn attach<'a>(
                 speculation: Speculation::default(),
                 host: Host::default(),
                 made: Made { cuda_processes, watchdog, standstill: Standstill::default() },
+                farewell,
                 _locks: locks,
             };
             let image = Unfinished { writer: Arc::new(writer), libraries };
@@ -84,6 +86,8 @@ pub(super) fn attach<'a>(
 
 /// After `preflight`: nothing that could be found beforehand keeps the program from being saved.
 struct Checked {
+    /// Whoever watches over the program knows that it is about to be ended, if it is.
+    farewell: Option<Farewell>,
     writer: ImageWriter,
     watchdog: Watchdog,
     plan: DumpPlan,
@@ -96,6 +100,11 @@ impl Checked {
     fn look_at(options: &Options, drivers: &Drivers, clock: &mut Clock<'_>) -> Result<Self, Error> {
         clock.enter(Phase::Preflight, None)?;
         let (plan, cuda_processes, locks) = preflight::check(options, drivers)?;
+        // Not before the program has answered: one that is just being restored is not yet watched over.
+        let farewell = match options.leave_running {
+            true => None,
+            false => Some(say_farewell(options.pid)?),
+        };
         let mut watchdog = Watchdog::start().map_err(Error::Watchdog)?;
         let mut writer = match &options.target {
             Target::Image(destination) => {
@@ -118,8 +127,16 @@ impl Checked {
         if let Some(key) = &options.sign {
             writer.sign_with(key.clone());
         }
-        Ok(Self { writer, watchdog, plan, cuda_processes, locks })
+        Ok(Self { farewell, writer, watchdog, plan, cuda_processes, locks })
     }
+}
+
+/// A dump that would end the program is not begun if who watches over it does not know: the program would be restored.
+fn say_farewell(root: u32) -> Result<Farewell, Error> {
+    Farewell::begin(root).map_err(|source| Error::Io {
+        what: "the `gpucr run` that watches over the program does not answer".to_owned(),
+        source,
+    })
 }
 
 /// The phase `offer` of a migration.

@@ -11,17 +11,12 @@ use crate::base::format::{hex, milliseconds};
 use crate::base::phase::Phase;
 use crate::base::progress::Progress;
 use crate::engine::error::{Error, Failure, Left};
-use crate::host::process::farewell::Farewell;
 
 /// Dumps a program.
 ///
 /// # Errors
 /// What has failed, and in which phase. See [`Failure::left`] for what holds then.
 pub fn dump(options: &Options, progress: &Arc<dyn Progress>) -> Result<Report, Failure> {
-    let farewell = match options.leave_running {
-        true => None,
-        false => Some(Farewell::begin(options.pid).map_err(not_told)?),
-    };
     let (mut task, prepared) = phases::attach(options, progress)?;
     let saved = phases::stop_and_save(prepared, &mut task);
     let ended = match phases::go_on(&mut task, saved) {
@@ -29,18 +24,12 @@ pub fn dump(options: &Options, progress: &Arc<dyn Progress>) -> Result<Report, F
         GoneOn::Missed(missed) => once_more(*missed, &mut task),
     };
     let is_gone = !ended.resume;
+    let farewell = task.farewell.take();
     let outcome = settle(task, ended);
     if let Some(farewell) = farewell {
         farewell.say(is_gone);
     }
     outcome
-}
-
-/// A dump that would end the program is not begun if who watches over it does not know: the program would be restored.
-fn not_told(source: std::io::Error) -> Failure {
-    let what = "the `gpucr run` that watches over the program does not answer".to_owned();
-    let error = Box::new(Error::Io { what, source });
-    Failure { phase: Phase::Preflight, error, left: Left::Untouched }
 }
 
 /// Only asks the other side of a migration whether the program could go there.

@@ -19,6 +19,7 @@ use crate::engine::error::Error;
 use crate::engine::interrupted::Interrupted;
 use crate::engine::memory::{Bulk, Miss, Validation};
 use crate::engine::watchdog::Watchdog;
+use crate::host::process::farewell::Farewell;
 use crate::host::process::{LAST_MOMENTS, Lock, ProcessInfo};
 
 /// What is to be done, with whom, and how far it has come.
@@ -37,6 +38,8 @@ pub(super) struct Task<'a> {
     /// What of host memory is copied ahead.
     pub(super) host: Host,
     pub(super) made: Made,
+    /// Whoever watches over the program knows that it is about to be ended, if it is.
+    pub(super) farewell: Option<Farewell>,
     /// Keep a second gpucr away.
     pub(super) _locks: Vec<Lock>,
 }
