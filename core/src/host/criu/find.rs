@@ -96,7 +96,7 @@ impl Criu {
         let response = ask(path, ACTION, Kind::Version, Request::default(), stop)?;
         let version = response.version.map(|v| {
             let (major, minor, sublevel) = (v.major, v.minor, v.sublevel.unwrap_or(0));
-            (Version { major, minor, sublevel }, v.extra == Some(SHORT_LISTS))
+            (Version { major, minor, sublevel }, v.extra >= Some(SHORT_LISTS))
         });
         let Some((found, has_short_lists)) = version else {
             let reason = "its answer has no version".to_owned();
