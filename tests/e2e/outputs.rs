@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, SmallDisk, binary, finish, refused, show, undisturbed};
+use gpucr_tests::{Lab, Pace, Program, SmallDisk, binary, finish, refused, show, undisturbed};
 use serde_json::Value;
 
 /// Sets the title, clears the screen by a control character of one code, turns the text round, and begins a new
@@ -268,17 +268,19 @@ fn a_file_appears_whole_or_not_at_all() -> Result<()> {
 /// A program that a script has started behind its back has the terminal as its standard error alone.
 #[test]
 fn a_program_comes_back_to_the_terminal_where_only_its_errors_go_there() -> Result<()> {
-    let lab = Lab::new();
-    let steps = ["--steps", "60", "--step-delay-ms", "20"];
-    let expected = undisturbed("sgd", &steps)?;
+    let (lab, pace) = (Lab::new(), Pace::new()?);
+    let expected = undisturbed("sgd", &["--steps", "60"])?;
+    pace.allow(8)?;
     let gpucr = lab.gpucr();
     let script = format!(
-        "G={}\n$G run --device soft -- {} sgd {} > train.log &\n\
+        "G={}\n$G run --device soft -- {} sgd --steps 60 --pace {pace} > train.log &\n\
          until grep -q '^step 6 ' train.log; do sleep 0.02; done\n\
-         $G dump --pid $! -o image && $G restore image < /dev/null\n",
+         $G dump --pid $! -o image || exit\n\
+         printf '%100s' . >> {pace}\n\
+         $G restore image < /dev/null\n",
         gpucr.get_program().display(),
         binary("workload").display(),
-        steps.join(" "),
+        pace = pace.file(),
     );
     std::fs::write(lab.path("go.sh"), script)?;
     let mut command = std::process::Command::new("script");
