@@ -265,6 +265,32 @@ fn a_file_appears_whole_or_not_at_all() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_quiet_command_says_nothing_of_what_it_has_done() -> Result<()> {
+    let lab = Lab::new();
+    let program = lab.at_work("sgd", &["--steps", "40"])?;
+    let pid = program.pid.to_string();
+    let said = |args: &[&str]| -> Result<Output> {
+        let output = lab.run(args)?;
+        ensure!(output.status.success(), "{args:?}: {}", show(&output));
+        Ok(output)
+    };
+    for quiet in [&["-q", "dump"], &["dump", "--quiet"]] {
+        let args = [&quiet[..], &["--pid", &pid, "--leave-running", "--store", "store"]].concat();
+        let output = said(&args)?;
+        ensure!(output.stdout.is_empty() && output.stderr.is_empty(), "{}", show(&output));
+    }
+    ensure!(!said(&["dump", "-R", "--pid", &pid, "--store", "store"])?.stdout.is_empty());
+    // JSON was asked for, and so was a list.
+    let output = said(&["-q", "dump", "-R", "--json", "--pid", &pid, "--store", "store"])?;
+    serde_json::from_slice::<Value>(&output.stdout)?;
+    ensure!(!said(&["-q", "ls", "store"])?.stdout.is_empty());
+    ensure!(said(&["-q", "gc", "store"])?.stdout.is_empty());
+    let output = lab.run(["-q", "verify", "nowhere"])?;
+    ensure!(!output.status.success() && !output.stderr.is_empty(), "{}", show(&output));
+    Ok(())
+}
+
 /// A program that a script has started behind its back has the terminal as its standard error alone.
 #[test]
 fn a_program_comes_back_to_the_terminal_where_only_its_errors_go_there() -> Result<()> {
