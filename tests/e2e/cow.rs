@@ -27,7 +27,8 @@ fn expected() -> Result<Vec<String>> {
 fn started(lab: &Lab, pace: &Pace) -> Result<Program> {
     pace.allow(STEPS - 1)?;
     let steps = STEPS.to_string();
-    let args = ["--steps", &steps, "--step-delay-ms", "20", "--pace", pace.file()];
+    // Half a minute of steps: what a dump does before the program goes on takes a fraction of that.
+    let args = ["--steps", &steps, "--step-delay-ms", "150", "--pace", pace.file()];
     let mut program = lab.start("seldom", &args)?;
     program.wait_for("step ")?;
     Ok(program)
@@ -77,7 +78,7 @@ fn count(value: &Value, name: &str) -> Result<u64> {
 /// The program that ran on and the one restored from the image both end as if nothing had happened.
 fn both_end_well(lab: &Lab, pace: &Pace, mut program: Program) -> Result<()> {
     let expected = expected()?;
-    pace.allow(1)?;
+    pace.hurry()?;
     program.result()?;
     ensure!(program.series() == expected, "the program that ran on: {:#?}", program.series());
     let image = lab.path("image");
@@ -162,7 +163,7 @@ fn without_the_comparison_the_image_is_wrong() -> Result<()> {
     let mut program = started(&lab, &pace)?;
     let report = dump(&lab, &program, "skip:summaries,skip:compare")?;
     ensure!(count(&report["deferral"], "misspeculated")? == 0, "{report}");
-    pace.allow(1)?;
+    pace.hurry()?;
     program.result()?;
     let image = lab.path("image");
     lab.rewind(&program, &image)?;
@@ -286,8 +287,8 @@ fn nobody_waits_for_a_disk_that_hangs() -> Result<()> {
     let said = || std::fs::read_to_string(&log).unwrap_or_default();
     until("the program goes on", || said().contains("phase=\"store\"")).with_context(said)?;
     let since = Instant::now();
-    // A step takes 20 ms, and the first launch after the gate waits for everything.
-    std::thread::sleep(Duration::from_millis(300));
+    // A step takes 150 ms, and the first launch after the gate waits for everything.
+    std::thread::sleep(Duration::from_millis(600));
     program.wait_for_progress()?;
     ensure!(since.elapsed() > Duration::from_secs(5), "it has not waited");
     ensure!(gpucr.try_wait()?.is_none(), "{}", said());
@@ -297,7 +298,7 @@ fn nobody_waits_for_a_disk_that_hangs() -> Result<()> {
     ensure!(status.code() == Some(1) && said.contains("nothing of its memory"), "{status}: {said}");
     ensure!(said.contains("no image"), "{said}");
     lab.holds_only(&["log", "dump.log", "dump.json", "go"])?;
-    pace.allow(1)?;
+    pace.hurry()?;
     program.result()?;
     ensure!(program.series() == expected()?, "{:#?}", program.series());
     Ok(())
@@ -318,7 +319,7 @@ fn launches_that_wait_go_on_when_gpucr_dies() -> Result<()> {
         ensure!(!status.success(), "{signal:?}: {status}");
         program.wait_for_progress()?;
         ensure!(!before.contains("result"), "{signal:?}: it had ended before");
-        pace.allow(1)?;
+        pace.hurry()?;
         program.result()?;
         ensure!(program.series() == expected, "{signal:?}: {:#?}", program.series());
         lab.holds_only(&["log", "dump.log", "dump.json"])?;

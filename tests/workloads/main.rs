@@ -125,7 +125,7 @@ struct Options {
     #[arg(long, value_name = "MS", default_value_t = 0)]
     step_delay_ms: u64,
     /// After each step, wait until FILE has a byte more than there were steps: the test that appends to it
-    /// sets the pace
+    /// sets the pace. With 2 MiB of them it goes on without pauses
     #[arg(long, value_name = "FILE")]
     pace: Option<PathBuf>,
     /// Ask the driver for its functions, as the CUDA runtime does, instead of the dynamic loader
