@@ -227,8 +227,9 @@ impl<'s> Restorer<'s> {
             Some((phase["name"].as_str()?.to_owned(), phase["ms"].as_f64()?))
         };
         let phases = phases.into_iter().flatten().filter_map(phase).collect();
+        let was_given = report.as_ref().is_some_and(|report| report["was_given"] == true);
         match pid.and_then(|pid| u32::try_from(pid).ok()) {
-            Some(pid) if output.status.success() => Ok(Brought { pid, phases }),
+            Some(pid) if output.status.success() => Ok(Brought { pid, was_given, phases }),
             _ => Err(format!(
                 "the restore ended with {}; it has said why on the destination",
                 output.status

@@ -85,7 +85,7 @@ pub struct Received {
     pub chunks: u64,
     /// Bytes that were written for the image.
     pub new_bytes: u64,
-    /// Bytes of device memory that were on the device before the image was complete.
+    /// Bytes of the program's device memory that were on the device before the image was complete.
     pub ahead_bytes: u64,
     /// From the offer to its end.
     pub total_ms: f64,
@@ -408,7 +408,10 @@ impl Task<'_> {
         if let Err(error) = self.link.send_regardless(&said) {
             tracing::warn!(%error, "the source does not hear what has become of the program");
         }
-        let pid = restored?.pid;
+        let Brought { pid, was_given, .. } = restored?;
+        if !was_given {
+            self.ahead_bytes = 0;
+        }
         let done = self.received(id, Some(pid), Some(path));
         Ok(Received { id: Some(hex(&identity)), new_bytes, ..done })
     }

@@ -116,6 +116,8 @@ pub struct Record {
 pub struct Brought {
     /// Its pid.
     pub pid: u32,
+    /// Whether the restore has taken the device memory that it was given.
+    pub was_given: bool,
     /// The phases of the restore, which has just ended, with their milliseconds.
     pub phases: Vec<(String, f64)>,
 }
