@@ -21,6 +21,7 @@ fn a_program_goes_to_another_gpucr_and_ends_as_if_it_had_not() -> Result<()> {
     ensure!(source["there_chunks"] == 0, "nothing was there: {source}");
     ensure!(source["sent_chunks"] == destination["chunks"], "{}", sides.show());
     ensure!(source["migration"] == destination["migration"], "{}", sides.show());
+    ensure!(destination["ahead_bytes"].as_u64() > Some(0), "loaded as it came: {destination}");
     ensure!(program.output().starts_with(&before), "its output was not touched");
     ends_well(&mut program, &expected)?;
     let left = lab.run(["migrate", "--list", "--json"])?;
@@ -90,6 +91,7 @@ fn a_destination_killed_in_any_phase_leaves_one_program() -> Result<()> {
         ("", "kill:receive", Stays),
         ("", "kill:prepare", Stays),
         ("", "kill:completed", StaysWithImage),
+        ("", "kill:loaded", StaysWithImage),
         ("", "kill:decide", GoesUnheard),
         ("", "kill:handover", GoesParked),
         // In the process that restores.
@@ -105,6 +107,7 @@ fn a_destination_that_fails_in_any_phase_leaves_one_program() -> Result<()> {
         ("", "fail:receive", Stays),
         ("", "fail:prepare", Stays),
         ("", "fail:completed", Stays),
+        ("", "fail:loaded", Stays),
         ("", "fail:decide", GoesUnheard),
         ("", "fail:handover", GoesParked),
         ("", "fail:attach", GoesParked),
@@ -118,6 +121,8 @@ fn a_link_that_is_cut_at_any_message_of_the_source_leaves_one_program() -> Resul
         ("cut:hello", "", Stays),
         ("cut:offer", "", Stays),
         ("cut:ask", "", Stays),
+        ("cut:layout", "", Stays),
+        ("cut-after:contents", "", Stays),
         ("cut:manifest", "", Stays),
         ("cut-after:manifest", "", Stays),
         ("cut:abort,fail:decide", "", StaysWithImage),

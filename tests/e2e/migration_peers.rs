@@ -16,7 +16,7 @@ fn message(kind: u8, fields: &[&[u8]]) -> Vec<u8> {
 }
 
 fn hello() -> Vec<u8> {
-    message(0, &[&3u32.to_le_bytes(), &3u32.to_le_bytes(), b"odd", &2u32.to_le_bytes()])
+    message(0, &[&4u32.to_le_bytes(), &3u32.to_le_bytes(), b"odd", &2u32.to_le_bytes()])
 }
 
 /// Whatever the other side says, the program runs on.
@@ -96,10 +96,23 @@ fn a_hostile_destination_changes_nothing() -> Result<()> {
 /// on in its place.
 type Change = fn(u8, usize, Vec<u8>) -> Vec<Vec<u8>>;
 
+/// Messages that tell of device memory.
+const LAYOUT: u8 = 13;
+const CONTENTS: u8 = 14;
+
+/// A frame with other last bytes, if it is such a message.
+fn with_last(mut frame: Vec<u8>, message: u8, bytes: &[u8]) -> Vec<u8> {
+    if frame[4..6] == [0, message] {
+        let at = frame.len() - bytes.len();
+        frame[at..].copy_from_slice(bytes);
+    }
+    frame
+}
+
 #[test]
 fn a_hostile_source_leaves_nothing_behind() -> Result<()> {
     let expected = undisturbed(WORKLOAD, &ARGS[..2])?;
-    let changes: [(&str, Change, &str); 6] = [
+    let changes: [(&str, Change, &str); 9] = [
         (
             "an altered chunk",
             |kind, number, mut frame| {
@@ -147,6 +160,26 @@ fn a_hostile_source_leaves_nothing_behind() -> Result<()> {
                 vec![frame]
             },
             "its offer",
+        ),
+        (
+            "a block of no possible size",
+            |_, _, frame| vec![with_last(frame, LAYOUT, &1u64.to_le_bytes())],
+            "no possible size",
+        ),
+        (
+            "a block that is larger than all memory",
+            |_, _, frame| vec![with_last(frame, LAYOUT, &(1u64 << 50).to_le_bytes())],
+            "there is room for",
+        ),
+        (
+            "contents of a block that there is not",
+            |_, _, mut frame| {
+                if frame[4..6] == [0, CONTENTS] {
+                    frame[6..10].copy_from_slice(&[255; 4]);
+                }
+                vec![frame]
+            },
+            "memory that there is not",
         ),
         (
             "a flood",

@@ -8,12 +8,12 @@ use gpucr_core::migrate::{
     self, Brought, Incoming, Link, MigrationId, Place, ReceiveFailure, Received, Record, Remains,
     Restore, Side, State,
 };
-use gpucr_core::restore::MappedDevice;
+use gpucr_core::restore::{LoadedMemory, MappedDevice};
 use gpucr_core::{Error, image, library};
 
 use crate::commands::key::TrustArgs;
 use crate::commands::migrate::{accept, given};
-use crate::commands::restore::{Held, hold_back};
+use crate::commands::restore::{Held, hand_memory, hold_back};
 use crate::commands::{Outcome, io_error, key, note, print_json, say};
 use crate::display;
 use crate::failure::{CliError, FAILED};
@@ -177,13 +177,15 @@ fn own_stream(number: i32) -> std::io::Result<std::os::fd::OwnedFd> {
 /// Restores programs in a process of its own, which leaves them in the background.
 struct Restorer<'s> {
     signals: &'s SignalPlan,
+    /// Device memory for the next restore.
+    memory: Option<LoadedMemory>,
     /// A restore that waits before the program runs.
     made: Option<(Child, Held)>,
 }
 
 impl<'s> Restorer<'s> {
     fn new(signals: &'s SignalPlan) -> Self {
-        Self { signals, made: None }
+        Self { signals, memory: None, made: None }
     }
 
     /// The command, which prints what it has come to.
@@ -199,6 +201,19 @@ impl<'s> Restorer<'s> {
         Ok(command)
     }
 
+    /// Starts a restore with the memory that there is for it.
+    fn start(&mut self, mut command: Command) -> Result<Child, String> {
+        let Some(memory) = self.memory.take() else { return command.spawn().map_err(not_started) };
+        let (ours, theirs) = hand_memory(&mut command).map_err(not_started)?;
+        let child = command.spawn().map_err(not_started)?;
+        drop(theirs);
+        // If it has failed it says why.
+        if let Err(error) = memory.send(ours) {
+            tracing::debug!(%error, "the restore does not take its memory");
+        }
+        Ok(child)
+    }
+
     /// Waits for what it comes to.
     fn end(&self, child: Child) -> Result<Brought, String> {
         self.signals.pass_to(child.id());
@@ -212,8 +227,9 @@ impl<'s> Restorer<'s> {
             Some((phase["name"].as_str()?.to_owned(), phase["ms"].as_f64()?))
         };
         let phases = phases.into_iter().flatten().filter_map(phase).collect();
+        let was_given = report.as_ref().is_some_and(|report| report["was_given"] == true);
         match pid.and_then(|pid| u32::try_from(pid).ok()) {
-            Some(pid) if output.status.success() => Ok(Brought { pid, phases }),
+            Some(pid) if output.status.success() => Ok(Brought { pid, was_given, phases }),
             _ => Err(format!(
                 "the restore ended with {}; it has said why on the destination",
                 output.status
@@ -227,10 +243,14 @@ fn not_started(error: std::io::Error) -> String {
 }
 
 impl Restore for Restorer<'_> {
+    fn give(&mut self, memory: LoadedMemory) {
+        self.memory = Some(memory);
+    }
+
     fn make(&mut self, record: &Record) -> Result<(), String> {
         let mut command = Self::command(record)?;
         let (mut held, theirs) = hold_back(&mut command).map_err(not_started)?;
-        let child = command.spawn().map_err(not_started)?;
+        let child = self.start(command)?;
         drop(theirs);
         self.signals.pass_to(child.id());
         let made = held.wait();
@@ -245,7 +265,8 @@ impl Restore for Restorer<'_> {
 
     fn run(&mut self, record: &Record) -> Result<Brought, String> {
         let Some((child, held)) = self.made.take() else {
-            return self.end(Self::command(record)?.spawn().map_err(not_started)?);
+            let child = self.start(Self::command(record)?)?;
+            return self.end(child);
         };
         // Where that fails, the restore has, and says so.
         let _ = held.let_run();
@@ -253,6 +274,7 @@ impl Restore for Restorer<'_> {
     }
 
     fn give_up(&mut self) {
+        self.memory = None;
         let Some((child, held)) = self.made.take() else { return };
         drop(held);
         let _ = self.end(child);

@@ -23,7 +23,7 @@ use self::setup::{
     told,
 };
 pub(crate) use args::RestoreArgs;
-pub(crate) use hold::{Held, hold_back};
+pub(crate) use hold::{Held, hand_memory, hold_back};
 
 use crate::commands::{Outcome, io_error};
 use crate::display;

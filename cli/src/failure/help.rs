@@ -170,6 +170,9 @@ fn about_restore(error: &Error) -> Help {
         Error::NoRoom { .. } => {
             "free memory, or give the control group that gpucr runs in a higher limit"
         }
+        Error::DeviceFull { .. } => {
+            "free memory on that device, or name another one with --device-map"
+        }
         Error::DamagedPart { .. } => DAMAGED,
         _ => return None,
     };

@@ -157,6 +157,8 @@ pub enum Error {
     #[error("the program takes at least {} MiB of the host's memory, and there is room for {} MiB",
         needed.div_ceil(1 << 20), allowed >> 20)]
     NoRoom { needed: u64, allowed: u64 },
+    #[error("the program has {} MiB of memory on {device}, and {} MiB are free there", needed.div_ceil(1 << 20), free >> 20)]
+    DeviceFull { device: String, needed: u64, free: u64 },
     #[error("{what}; it belongs to {owners}")]
     DamagedPart { what: String, owners: String },
     #[error("another gpucr is just making {} warm", image.display())]

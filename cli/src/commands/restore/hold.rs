@@ -1,3 +1,5 @@
+//! What a restore has to do with the gpucr that has started it, and what `--hold FD` and `--loaded FD` are about.
+//!
 //! `gpucr restore --hold FD`: a restore that waits, before the program runs, for the gpucr that has started it. They
 //! talk through a pair of sockets: a byte says that the processes are there, and one that they may run. The end of the
 //! connection means that they may not.
@@ -11,7 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use gpucr_core::restore::MayRun;
+#[cfg(doc)]
+use gpucr_core::restore::LoadedMemory;
+use gpucr_core::restore::{Given, MayRun};
 
 use crate::commands::migrate::descriptor;
 
@@ -28,9 +32,24 @@ pub(crate) struct Held(UnixStream);
 /// # Errors
 /// There are no descriptors left.
 pub(crate) fn hold_back(command: &mut Command) -> io::Result<(Held, UnixStream)> {
+    let (ours, theirs) = connect(command, "--hold")?;
+    Ok((Held(ours), theirs))
+}
+
+/// Has a restore take its device memory from a socket, into which that is to be [sent](LoadedMemory::send). The second
+/// socket is the restore's, and has to be open until that has started.
+///
+/// # Errors
+/// There are no descriptors left.
+pub(crate) fn hand_memory(command: &mut Command) -> io::Result<(UnixStream, UnixStream)> {
+    connect(command, "--loaded")
+}
+
+/// Gives a command one end of a pair of sockets, the second, and names it with this option.
+fn connect(command: &mut Command, option: &str) -> io::Result<(UnixStream, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     let fd = theirs.as_raw_fd();
-    command.args(["--hold", &fd.to_string()]);
+    command.args([option, &fd.to_string()]);
     // SAFETY: fcntl is async-signal-safe; it lets the descriptor through to the restore.
     unsafe {
         command.pre_exec(move || match libc::fcntl(fd, libc::F_SETFD, 0) {
@@ -38,7 +57,7 @@ pub(crate) fn hold_back(command: &mut Command) -> io::Result<(Held, UnixStream)>
             _ => Err(io::Error::last_os_error()),
         });
     }
-    Ok((Held(ours), theirs))
+    Ok((ours, theirs))
 }
 
 impl Held {
@@ -63,6 +82,14 @@ impl Held {
     pub(crate) fn let_run(mut self) -> io::Result<()> {
         self.0.write_all(&BYTE)
     }
+}
+
+/// Takes the memory that comes through this descriptor.
+///
+/// # Errors
+/// It is no descriptor, or something else comes.
+pub(super) fn take_memory(fd: i32) -> io::Result<Given> {
+    Given::receive(UnixStream::from(descriptor(fd)?))
 }
 
 /// What a restore that was given this descriptor asks before the program runs.

@@ -66,6 +66,11 @@ pub(super) fn options(
             .map(hold::ask)
             .transpose()
             .map_err(io_error("--hold is for gpucr's own use"))?,
+        given: args
+            .loaded
+            .map(hold::take_memory)
+            .transpose()
+            .map_err(io_error("--loaded is for gpucr's own use"))?,
         device_map: args.device_map.clone(),
         files: args.files.into(),
         on_demand: args.on_demand,

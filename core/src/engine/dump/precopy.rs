@@ -199,7 +199,7 @@ impl Precopy<'_, '_> {
         self.dirty = changed as f64 / since.elapsed().as_secs_f64().max(1e-3);
         bulk.interval = self.task.speculation.intervals();
         self.task.speculation.observe(bulk);
-        Ok(())
+        self.task.lay_out(bulk)
     }
 
     fn ask(&mut self) -> Result<(), Error> {

@@ -122,6 +122,13 @@ impl Task<'_> {
         Ok(self.clock.enter(phase, bytes)?)
     }
 
+    /// Tells the other side of a migration what is in which block of device memory.
+    pub(super) fn lay_out(&self, bulk: &Bulk) -> Result<(), Error> {
+        let Some(peer) = self.options.target.peer() else { return Ok(()) };
+        let pid = |program: usize| self.made.cuda_processes[program].process.pid;
+        peer.lay_out(bulk.laid(), pid)
+    }
+
     /// All processes of the program.
     pub(super) fn processes(&self) -> impl Iterator<Item = &ProcessInfo> {
         self.made.cuda_processes.iter().map(|program| &program.process).chain(&self.plan.others)

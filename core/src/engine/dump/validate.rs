@@ -37,6 +37,7 @@ pub(super) fn validate(
         return Ok(ValidationResult { left: bulk.left(), unchanged: Vec::new() });
     }
     check_and_detach(task, image, bulk)?;
+    task.lay_out(bulk)?;
     let unchanged =
         (0..task.made.cuda_processes.len()).map(|program| bulk.unchanged(program)).collect();
     Ok(ValidationResult { left: bulk.left(), unchanged })

@@ -34,6 +34,7 @@ pub(crate) use bulk::Bulk;
 pub(crate) use chunks::{Compared, Extent, Miss};
 pub(crate) use deferred::{Deferred, PutOff};
 pub use hash_pass::Validation;
+pub(crate) use questions::Laid;
 pub(crate) use save::Saved;
 
 pub(crate) use crate::base::threads::joined;

@@ -9,7 +9,34 @@ use super::bulk::Bulk;
 use super::chunks::{Chunk, Compared, Extent, ProgramBlock};
 use crate::store::ChunkId;
 
+/// A block of a program, and what its chunks were in the last hash pass, where they were in it.
+pub(crate) struct Laid {
+    /// Number of the program.
+    pub(crate) program: usize,
+    pub(crate) id: u64,
+    /// UUID of its device.
+    pub(crate) device: [u8; 16],
+    /// Bytes.
+    pub(crate) size: u64,
+    pub(crate) chunks: Vec<Option<ChunkId>>,
+}
+
 impl Bulk {
+    /// All blocks that are mapped, with their contents.
+    pub(crate) fn laid(&self) -> Vec<Laid> {
+        let laid = |piece: &ProgramBlock| {
+            let memory = piece.memory.as_ref()?;
+            Some(Laid {
+                program: piece.program,
+                id: piece.id,
+                device: memory.device().uuid,
+                size: memory.len(),
+                chunks: piece.chunks.iter().map(|chunk| chunk.hash).collect(),
+            })
+        };
+        self.pieces.iter().filter_map(laid).collect()
+    }
+
     /// The blocks of a program that have stayed unchanged since the first hash pass, without blocks that have a chunk
     /// of zeros: that is room for something.
     pub(crate) fn unchanged(&self, program: usize) -> Vec<Extent> {

@@ -3,41 +3,34 @@
 //! Up to the moment at which the source is told that all is prepared, every failure leaves nothing here. From then on
 //! the image stays until it is known who owns the program.
 
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
+use super::arriving::{self, Arrived};
 use super::cpu;
-use super::link::{Link, LinkError, Pulse, unexpected, unexpected_message};
-use super::message::{Frame, MAX_ASKED, Message, Step, cut_reasons};
-use super::outgoing::{check_hello, hello, namespace};
+use super::link::{Link, LinkError, Pulse, unexpected_message};
+use super::message::{Message, Step, cut_reasons};
+use super::outgoing::{check_hello, hello, is_of_this_host, namespace};
 use super::record::{Brought, MigrationId, Record, Restore, Side, State};
 use crate::base::faults::fault;
 use crate::base::format::{hex, milliseconds};
 use crate::base::phase::{Clock, Phase, PhaseTime};
 use crate::base::progress::Progress;
 use crate::engine::error::Error;
-use crate::engine::restore::MappedDevice;
+use crate::engine::restore::ahead::Ahead;
 use crate::engine::restore::lacks::{self, Circumstances};
+use crate::engine::restore::{LoadedMemory, MappedDevice};
 use crate::engine::watchdog::Watchdog;
 use crate::image::trust::{self, Trust};
-use crate::image::{self, Destination, ImageWriter, MAX_MANIFEST, Manifest};
-use crate::store::{ChunkId, Compression, Entry, decode_stored};
+use crate::image::{self, Destination, ImageWriter, Manifest};
+use crate::store::Compression;
 
 /// Most bytes of an outline.
 const MAX_OUTLINE: u64 = 64 << 20;
 /// How long a source that hears nothing any more may take for what it has to say.
 const LAST_WORD: Duration = Duration::from_secs(1);
-/// So many chunks are waited for at a time: a source sends what it has asked for before it asks again, from each thread.
-const MAX_WANTED: usize = 1 << 20;
-/// Chunks that wait to be checked, at most.
-const QUEUE: usize = 16;
-/// Threads that check them, at most.
-const WORKERS: usize = 16;
 
 /// What is to be done with a program that comes.
 #[derive(Debug, Clone)]
@@ -92,6 +85,8 @@ pub struct Received {
     pub chunks: u64,
     /// Bytes that were written for the image.
     pub new_bytes: u64,
+    /// Bytes of the program's device memory that were on the device before the image was complete.
+    pub ahead_bytes: u64,
     /// From the offer to its end.
     pub total_ms: f64,
     /// The phases.
@@ -135,7 +130,9 @@ pub fn receive(
     let link = Arc::new(link);
     let clock = Clock::start(progress);
     let remains = Remains::Nothing;
-    let mut task = Task { link: link.clone(), wishes, clock, watchdog: None, chunks: 0, remains };
+    let link_too = link.clone();
+    let mut task =
+        Task { link: link_too, wishes, clock, watchdog: None, chunks: 0, ahead_bytes: 0, remains };
     let received = task.run(restore);
     if received.is_err() {
         restore.give_up();
@@ -159,6 +156,7 @@ struct Task<'t> {
     /// Removes an unfinished image if this process dies.
     watchdog: Option<Watchdog>,
     chunks: u64,
+    ahead_bytes: u64,
     remains: Remains,
 }
 
@@ -172,6 +170,8 @@ struct Taken {
     dry_run: bool,
     writer: ImageWriter,
     destination: Destination,
+    /// Loads device memory as it arrives.
+    ahead: Option<Ahead>,
 }
 
 /// An image that is complete.
@@ -189,15 +189,16 @@ impl Task<'_> {
         self.link.send(&hello())?;
         check_hello(&greeting)?;
         let _pulse = Pulse::start(self.link.clone());
-        let taken = self.take_offer()?;
+        let mut taken = self.take_offer()?;
         if taken.dry_run {
             self.link.send(&Message::Accept {})?;
             return Ok(self.received(taken.id, None, None));
         }
         self.link.send(&Message::Accept {})?;
         self.clock.enter(Phase::Receive, None)?;
-        let (body, message) = match self.take_chunks(&taken.writer) {
-            Ok(manifest) => manifest,
+        let arrived = arriving::receive(&self.link, &taken.writer, taken.ahead.take());
+        let Arrived { body, message, chunks, ahead } = match arrived {
+            Ok(arrived) => arrived,
             Err(error) => {
                 if !matches!(error, Error::Link(LinkError::Protocol(_)))
                     && let Err(error) = taken.writer.leave_chunks()
@@ -207,6 +208,7 @@ impl Task<'_> {
                 return Err(error);
             }
         };
+        (self.chunks, taken.ahead) = (chunks, ahead);
         self.clock.enter(Phase::Prepare, None)?;
         let id = taken.id;
         let prepared = self.prepare(taken, &body, message, restore)?;
@@ -237,7 +239,18 @@ impl Task<'_> {
         let stop = || self.wishes.stop.load(Ordering::Relaxed);
         match ImageWriter::begin_unless(&destination, Compression::None, &stop) {
             Ok(writer) if reasons.is_empty() => {
-                return Ok(Taken { id, same_pids, same_network, dry_run, writer, destination });
+                // What cannot be opened is found again when the image is checked.
+                let is_elsewhere = !is_of_this_host(&pids);
+                let stop = &self.wishes.stop;
+                let open = || Ahead::open(&outline, &device_map, is_elsewhere, stop);
+                let opened = (!dry_run).then(open).transpose();
+                let ahead = opened.unwrap_or_else(|error| {
+                    tracing::warn!(%error, "no device memory is loaded ahead");
+                    None
+                });
+                let taken =
+                    Taken { id, same_pids, same_network, dry_run, writer, destination, ahead };
+                return Ok(taken);
             }
             Ok(_) => {}
             Err(error) => reasons.push(error.to_string()),
@@ -260,80 +273,6 @@ impl Task<'_> {
     ) -> Circumstances<'c> {
         let needs_pids = !self.wishes.new_pids && !same;
         Circumstances { device_map, needs_pids, stop: &self.wishes.stop }
-    }
-
-    /// The phase `receive`: takes chunks up to the manifest.
-    fn take_chunks(&mut self, writer: &ImageWriter) -> Result<(Vec<u8>, Message), Error> {
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let failure: Mutex<Option<Error>> = Mutex::default();
-        let (sender, queue) = crossbeam_channel::bounded::<(Entry, Vec<u8>)>(QUEUE);
-        let received = std::thread::scope(|scope| {
-            for _ in 0..cores.min(WORKERS) {
-                let (queue, failure) = (queue.clone(), &failure);
-                scope.spawn(move || {
-                    let mut plain = Vec::new();
-                    for (entry, stored) in queue.iter() {
-                        if let Err(error) = keep(writer, &entry, &stored, &mut plain) {
-                            failure.lock().get_or_insert(error);
-                            return;
-                        }
-                    }
-                });
-            }
-            drop(queue);
-            // Dropped at the end of this closure, before the threads are waited for.
-            let sender = sender;
-            self.read_chunks(writer, &failure, |entry, stored| sender.send((entry, stored)).is_ok())
-        });
-        match failure.into_inner() {
-            Some(error) => Err(error),
-            None => received,
-        }
-    }
-
-    /// Reads what the source says up to its manifest, and gives chunks on.
-    fn read_chunks(
-        &mut self,
-        writer: &ImageWriter,
-        failure: &Mutex<Option<Error>>,
-        mut give: impl FnMut(Entry, Vec<u8>) -> bool,
-    ) -> Result<(Vec<u8>, Message), Error> {
-        let mut wanted: HashSet<ChunkId> = HashSet::new();
-        let mut body = Vec::new();
-        loop {
-            if let Some(error) = failure.lock().take() {
-                return Err(error);
-            }
-            match self.link.receive()? {
-                Frame::Message(Message::Ask { ids }) if ids.len() <= MAX_ASKED => {
-                    if wanted.len() + ids.len() > MAX_WANTED {
-                        let what = "it asks on and on, and does not send".to_owned();
-                        return Err(LinkError::Protocol(what).into());
-                    }
-                    let ids = ids.into_iter().map(ChunkId);
-                    let mut lacks = |id: ChunkId| {
-                        let is_lacking = !writer.chunks().contains(&id);
-                        is_lacking.then(|| wanted.insert(id));
-                        is_lacking
-                    };
-                    self.link.send(&Message::Want { wanted: ids.map(&mut lacks).collect() })?;
-                }
-                // Nothing that nobody has asked for.
-                Frame::Chunk(entry, stored) if wanted.remove(&entry.id) => {
-                    self.chunks += 1;
-                    if !give(entry, stored) {
-                        let failed = failure.lock().take();
-                        return Err(failed.unwrap_or(Error::CopyIncomplete));
-                    }
-                }
-                Frame::Piece(piece) if (body.len() + piece.len()) as u64 <= MAX_MANIFEST => {
-                    body.extend(piece);
-                }
-                Frame::Message(message @ Message::Manifest { .. }) => return Ok((body, message)),
-                Frame::Message(Message::Abort { why }) => return Err(Error::GivenUp { why }),
-                other => return Err(unexpected(&other).into()),
-            }
-        }
     }
 
     /// The phase `prepare`: completes the image, and checks that the program can be restored from it.
@@ -366,11 +305,16 @@ impl Task<'_> {
         record.new_pids = self.wishes.new_pids;
         record.device_map.clone_from(&self.wishes.device_map);
         record.write()?;
-        let Taken { mut writer, same_pids, same_network, .. } = taken;
+        let Taken { mut writer, same_pids, same_network, ahead, .. } = taken;
         writer.set_signatures(signatures);
         let mut is_there = false;
-        let prepared = self.complete(writer, &manifest, &path, same_pids, &mut is_there);
-        let prepared = prepared.and_then(|(identity, new_bytes)| {
+        let has_memory = ahead.is_some();
+        let completed =
+            self.complete(writer, &manifest, &path, same_pids, has_memory, &mut is_there);
+        let prepared = completed.and_then(|(identity, new_bytes)| {
+            if let Some(memory) = self.load_rest(ahead, &path)? {
+                restore.give(memory);
+            }
             // The program itself has its pids and addresses, where these are one for both sides.
             if !same_network && (!same_pids || record.new_pids) {
                 restore.make(&record).map_err(|why| Error::NotBack { why })?;
@@ -398,6 +342,7 @@ impl Task<'_> {
         manifest: &Manifest,
         path: &Path,
         same_pids: bool,
+        has_memory: bool,
         is_there: &mut bool,
     ) -> Result<([u8; 32], u64), Error> {
         let committed = writer.commit(manifest)?;
@@ -405,8 +350,21 @@ impl Task<'_> {
         fault("completed")?;
         let device_map = self.device_map()?;
         let how = self.circumstances(&device_map, same_pids);
-        lacks::check_image(path, &self.wishes.trust, how)?;
+        lacks::check_image(path, &self.wishes.trust, how, has_memory)?;
         Ok((committed.id, committed.new_bytes))
+    }
+
+    /// Loads what is left of the device memory, and gives all of it.
+    fn load_rest(
+        &mut self,
+        ahead: Option<Ahead>,
+        image: &Path,
+    ) -> Result<Option<LoadedMemory>, Error> {
+        let Some(ahead) = ahead else { return Ok(None) };
+        let Some((memory, bytes)) = ahead.finish(image)? else { return Ok(None) };
+        self.ahead_bytes = bytes;
+        fault("loaded")?;
+        Ok(Some(memory))
     }
 
     /// The phases `decide` and `handover`: waits for the source's decision, and restores the program.
@@ -450,7 +408,10 @@ impl Task<'_> {
         if let Err(error) = self.link.send_regardless(&said) {
             tracing::warn!(%error, "the source does not hear what has become of the program");
         }
-        let pid = restored?.pid;
+        let Brought { pid, was_given, .. } = restored?;
+        if !was_given {
+            self.ahead_bytes = 0;
+        }
         let done = self.received(id, Some(pid), Some(path));
         Ok(Received { id: Some(hex(&identity)), new_bytes, ..done })
     }
@@ -480,6 +441,7 @@ impl Task<'_> {
             id: None,
             chunks: self.chunks,
             new_bytes: 0,
+            ahead_bytes: self.ahead_bytes,
             total_ms: milliseconds(self.clock.total()),
             phases: self.clock.times().to_vec(),
         }
@@ -496,18 +458,6 @@ fn steps(restores: bool, phases: Vec<(String, f64)>) -> Vec<Step> {
         step
     };
     phases.into_iter().map(step).collect()
-}
-
-/// Checks a chunk, and puts it into the image.
-fn keep(
-    writer: &ImageWriter,
-    entry: &Entry,
-    stored: &[u8],
-    plain: &mut Vec<u8>,
-) -> Result<(), Error> {
-    let damaged = |what| LinkError::Protocol(format!("the chunk {} is damaged: {what}", entry.id));
-    decode_stored(entry, stored, plain).map_err(damaged)?;
-    Ok(writer.chunks().put_stored(entry, stored)?)
 }
 
 /// Removes what there is of an image that is not needed: the program is the source's.

@@ -8,13 +8,15 @@ use gpucr_wire::{Stream, wire_enum, wire_struct};
 use crate::store::{ChunkId, Encoding, Entry, MAX_CHUNK};
 
 /// Version of the protocol. Both sides must have the same.
-pub(super) const PROTOCOL: u32 = 3;
+pub(super) const PROTOCOL: u32 = 4;
 /// Most bytes of a message.
 const MAX_MESSAGE: usize = 1 << 20;
 /// Most bytes of a piece.
 pub(super) const MAX_PIECE: usize = 1 << 20;
 /// Most chunks in one question.
 pub(super) const MAX_ASKED: usize = 8192;
+/// Most blocks of device memory that are told of: what is not is loaded when the image is there.
+pub(super) const MAX_BLOCKS: usize = 16384;
 /// Bytes of what comes before the stored bytes of a chunk: address, encoding, both lengths, check.
 const CHUNK_HEAD: usize = 32 + 2 + 4 + 4 + 8;
 /// Most bytes of a frame behind its length.
@@ -104,10 +106,40 @@ wire_enum! {
         },
         /// Nothing but a sign of life.
         12 => Alive {},
+        /// From the source, before chunks: these are the blocks of device memory now. A guess, which the manifest
+        /// replaces.
+        13 => Layout {
+            /// At most [`MAX_BLOCKS`].
+            blocks: Vec<LaidOut>,
+        },
+        /// From the source, after a layout: what is in a block, as far as that is known.
+        14 => Contents {
+            /// Its number in the layout.
+            block: u32,
+            /// The chunk with which that begins.
+            first: u32,
+            /// At most [`MAX_ASKED`] chunks from there on.
+            ids: Vec<[u8; 32]>,
+        },
     }
 }
 
 impl Stream for Message {}
+
+wire_struct! {
+    /// A block of device memory.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub(super) struct LaidOut {
+        /// Pid of its process.
+        pub(super) process: u32,
+        /// The agent's name for it.
+        pub(super) id: u64,
+        /// UUID of its device.
+        pub(super) device: [u8; 16],
+        /// Bytes.
+        pub(super) size: u64,
+    }
+}
 
 wire_struct! {
     /// Something that the destination did.
@@ -144,6 +176,8 @@ impl Message {
             Self::Failed { .. } => "failed",
             Self::Abort { .. } => "abort",
             Self::Alive {} => "alive",
+            Self::Layout { .. } => "layout",
+            Self::Contents { .. } => "contents",
         }
     }
 }
@@ -305,6 +339,11 @@ mod tests {
         assert_eq!(Frame::decode(&piece[4..]), Ok(Frame::Piece(vec![1, 2])));
         let most = Message::Ask { ids: vec![[1; 32]; MAX_ASKED] };
         assert!(Frame::of_message(&most).is_ok(), "the longest question fits");
+        let block = LaidOut { process: 1, id: 2, device: [3; 16], size: 4 };
+        let most = Message::Layout { blocks: vec![block; MAX_BLOCKS] };
+        assert!(Frame::of_message(&most).is_ok(), "the longest layout fits");
+        let most = Message::Contents { block: 1, first: 2, ids: vec![[1; 32]; MAX_ASKED] };
+        assert!(Frame::of_message(&most).is_ok(), "the most contents fit");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! image there ([`incoming`]). At every moment one side owns the program, and which one is [durably noted](record);
 //! `docs/migration.md` says why that holds whatever fails.
 
+mod arriving;
 mod cpu;
 mod goal;
 mod incoming;

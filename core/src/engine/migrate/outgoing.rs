@@ -12,6 +12,7 @@ use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 use rayon::prelude::*;
 
+use self::layout::Told;
 use super::cpu;
 use super::goal::{Goal, Meter};
 use super::link::{Link, LinkError, unexpected_message};
@@ -22,6 +23,7 @@ use crate::base::format::milliseconds;
 use crate::base::progress::Pass;
 use crate::base::timeline::{Timeline, Track};
 use crate::engine::error::Error;
+use crate::engine::memory::Laid;
 use crate::host::process::ProcessInfo;
 use crate::image::{Committed, ImageError, MANIFEST_VERSION, Manifest, Recipient, Written};
 use crate::store::{
@@ -51,6 +53,8 @@ pub struct Outgoing {
     since: Mutex<Option<Instant>>,
     /// Where the image is on the other side.
     image: Mutex<Option<String>>,
+    /// What the other side knows of where memory belongs.
+    told: Mutex<Told>,
 }
 
 impl std::fmt::Debug for Outgoing {
@@ -82,6 +86,7 @@ struct Known {
 /// What the thread that sends is given.
 enum Item {
     Chunk(ChunkId, Vec<u8>),
+    Say(Message),
     /// Asks which of these the other side has.
     Ask(Vec<ChunkId>, Sender<()>),
     /// Says when all that came before has arrived.
@@ -126,6 +131,7 @@ impl Outgoing {
             record: Mutex::new(Record::new(id, Side::Source, State::Undecided)),
             since: Mutex::default(),
             image: Mutex::default(),
+            told: Mutex::default(),
         })
     }
 
@@ -204,6 +210,16 @@ impl Outgoing {
             (Some(goal), Some(takes)) => goal.check(left, takes),
             _ => Ok(()),
         }
+    }
+
+    /// Tells the other side what is in which block of the programs' device memory, as far as it does not know. `pid`
+    /// gives the pid of a program by its number.
+    ///
+    /// # Errors
+    /// The link is lost, or the other side does not take it.
+    pub(crate) fn lay_out(&self, laid: Vec<Laid>, pid: impl Fn(usize) -> u32) -> Result<(), Error> {
+        let messages = self.told.lock().messages(laid, pid);
+        messages.into_iter().try_for_each(|message| Ok(self.give(Item::Say(message))?))
     }
 
     /// Waits until the other side has received all that was put.
@@ -374,6 +390,12 @@ pub(super) fn check_hello(message: &Message) -> Result<(), LinkError> {
     }
 }
 
+/// Whether what [`namespace`] gave there is of this host.
+pub(super) fn is_of_this_host(namespace_there: &str) -> bool {
+    let host = |name: &str| name.split(' ').next().map(str::to_owned);
+    host(namespace_there) == host(&namespace("pid"))
+}
+
 /// Tells namespaces of a kind, such as `pid`, apart, also those of different hosts.
 pub(super) fn namespace(kind: &str) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
@@ -468,6 +490,8 @@ impl Sending {
             for item in std::iter::once(first).chain(queue.try_iter().take(QUEUE)) {
                 match item {
                     Item::Chunk(id, plain) => chunks.push((id, plain)),
+                    // It comes before the chunks that it is about.
+                    Item::Say(message) => self.link.send(&message)?,
                     Item::Ask(ids, done) => {
                         self.send_chunks(std::mem::take(&mut chunks))?;
                         self.find(&ids)?;
@@ -561,5 +585,6 @@ fn frame(encoder: &mut Encoder, id: ChunkId, plain: &[u8]) -> Vec<u8> {
     Frame::of_chunk(&entry, encoded.bytes)
 }
 
+mod layout;
 #[cfg(test)]
 mod tests;

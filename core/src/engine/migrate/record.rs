@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::base::careful;
 use crate::base::io_error::IoError;
 use crate::engine::error::Error;
+use crate::engine::restore::LoadedMemory;
 use crate::host::process::ProcessInfo;
 use crate::image::library;
 
@@ -115,12 +116,17 @@ pub struct Record {
 pub struct Brought {
     /// Its pid.
     pub pid: u32,
+    /// Whether the restore has taken the device memory that it was given.
+    pub was_given: bool,
     /// The phases of the restore, which has just ended, with their milliseconds.
     pub phases: Vec<(String, f64)>,
 }
 
 /// Brings the program back that a record is of. After an error, which says why, what was made of it is gone.
 pub trait Restore {
+    /// Is given all of its device memory, for the processes that are made next.
+    fn give(&mut self, memory: LoadedMemory);
+
     /// Makes its processes, with all their memory. None of them runs.
     ///
     /// # Errors
@@ -133,7 +139,7 @@ pub trait Restore {
     /// It cannot be made, or does not come to running.
     fn run(&mut self, record: &Record) -> Result<Brought, String>;
 
-    /// Ends the processes that were made, and have not run.
+    /// Ends the processes that were made, and have not run; memory that was given is let go of.
     fn give_up(&mut self);
 }
 

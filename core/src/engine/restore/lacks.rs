@@ -120,7 +120,7 @@ fn lacks_but_files(manifest: &Manifest, how: Circumstances<'_>) -> Vec<Error> {
 }
 
 /// Checks an image of this host as a restore does before it changes anything. Files that the image carries are put in
-/// place.
+/// place. `memory_is_there` says that device memory was made already.
 ///
 /// # Errors
 /// The restore would fail.
@@ -128,10 +128,11 @@ pub(crate) fn check_image(
     image: &Path,
     trust: &Trust,
     how: Circumstances<'_>,
+    memory_is_there: bool,
 ) -> Result<(), Error> {
     let source = Source::open(image, false)?;
     trust.check_image(image, &source.id())?;
-    memory::check(&source, false)?;
+    memory::check(&source, memory_is_there)?;
     let (_, library, _) = preflight::check_but_pids(&source, FilePolicy::default(), how.stop)?;
     if how.needs_pids {
         preflight::check_pids(source.manifest())?;

@@ -5,7 +5,8 @@ use std::thread::JoinHandle;
 
 use super::arrival::{Arrival, choose};
 use super::bulk::Reserve;
-use super::loading::Loading;
+use super::given::Given;
+use super::loading::{LoadedBy, Loading};
 use super::preflight::{self, Opened};
 use super::source::Source;
 use crate::base::progress::Progress;
@@ -18,8 +19,7 @@ pub(super) struct Done {
     pub(super) opened: Opened,
     /// Is prepared.
     pub(super) arrival: Box<dyn Arrival>,
-    /// Whether the holder of the warm image has loaded the memory.
-    pub(super) by_holder: bool,
+    pub(super) by: LoadedBy,
     /// Device memory that is kept for the programs' contexts.
     pub(super) reserve: Reserve,
 }
@@ -37,6 +37,7 @@ impl Load {
         library: Arc<HostDriver>,
         opened: Option<Opened>,
         arrival: Box<dyn Arrival>,
+        given: Option<Given>,
         stop: Stop,
         progress: Arc<dyn Progress>,
     ) -> Self {
@@ -46,10 +47,11 @@ impl Load {
                 let moves = opened.is_some();
                 let opening =
                     (!moves).then(|| scope.spawn(|| preflight::open(&image, &library, &[])));
-                let loading = Loading::new(&image, &flag, progress.as_ref(), opening, opened);
+                let loading =
+                    Loading::new(&image, &flag, progress.as_ref(), opening, opened, given);
                 let arrival = choose::prepare(arrival, &loading)?;
-                let (opened, by_holder, reserve) = loading.done()?;
-                Ok(Done { opened, arrival, by_holder, reserve })
+                let (opened, by, reserve) = loading.done()?;
+                Ok(Done { opened, arrival, by, reserve })
             })
         };
         Self { stop, thread: Some(std::thread::spawn(load)) }

@@ -6,6 +6,7 @@ use std::thread::ScopedJoinHandle;
 
 use super::bulk::{self, Loaded, Reserve};
 use super::devices::Placement;
+use super::given::Given;
 use super::preflight::Opened;
 use super::source::Source;
 use crate::base::progress::Progress;
@@ -13,7 +14,19 @@ use crate::base::stop::Stop;
 use crate::engine::error::Error;
 use crate::image::Block;
 
-/// What loads blocks: the holder of a warm image, which has the devices open, or else this process, as soon as
+/// Who has loaded the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LoadedBy {
+    /// This process, or the programs themselves.
+    Own,
+    /// The holder of a warm image.
+    Holder,
+    /// The gpucr that has started this one.
+    Starter,
+}
+
+/// What loads blocks: whoever has started this restore, who may have done so; the holder of a warm image, which has
+/// the devices open; or else this process, as soon as
 /// it has opened the driver.
 pub(super) struct Loading<'a, 'scope> {
     pub(super) image: &'a Source,
@@ -23,7 +36,8 @@ pub(super) struct Loading<'a, 'scope> {
     moves: bool,
     opening: Cell<Option<Opening<'scope>>>,
     opened: OnceCell<Opened>,
-    by_holder: Cell<bool>,
+    by: Cell<LoadedBy>,
+    given: Option<Given>,
     reserve: RefCell<Reserve>,
 }
 
@@ -38,6 +52,7 @@ impl<'a, 'scope> Loading<'a, 'scope> {
         progress: &'a dyn Progress,
         opening: Option<Opening<'scope>>,
         opened: Option<Opened>,
+        given: Option<Given>,
     ) -> Self {
         Self {
             image,
@@ -46,7 +61,8 @@ impl<'a, 'scope> Loading<'a, 'scope> {
             moves: opened.is_some(),
             opening: Cell::new(opening),
             opened: opened.map_or_else(OnceCell::new, OnceCell::from),
-            by_holder: Cell::new(false),
+            by: Cell::new(LoadedBy::Own),
+            given,
             reserve: RefCell::default(),
         }
     }
@@ -71,12 +87,19 @@ impl<'a, 'scope> Loading<'a, 'scope> {
     /// Loads blocks, given by their places among the manifest's, into new device memory, and gives a
     /// descriptor of each. `None` where there is no room for that: then the programs load it from inside.
     pub(super) fn load(&self, wanted: &[usize]) -> Result<Option<Vec<OwnedFd>>, Error> {
+        let is_all = wanted.len() == self.image.manifest().blocks().len();
+        let given = self.given.as_ref().filter(|_| is_all && !wanted.is_empty());
+        if let Some((fds, reserve)) = given.and_then(|it| it.take(&self.image.id(), wanted.len())) {
+            self.by.set(LoadedBy::Starter);
+            self.keep(reserve);
+            return Ok(Some(fds));
+        }
         // A holder has no other devices open than the image's.
         if !self.moves
             && !wanted.is_empty()
             && let Some(fds) = self.image.load(wanted, self.stop, self.progress)
         {
-            self.by_holder.set(true);
+            self.by.set(LoadedBy::Holder);
             return Ok(Some(fds));
         }
         let Opened { driver, placement } = self.opened()?;
@@ -104,13 +127,13 @@ impl<'a, 'scope> Loading<'a, 'scope> {
         self.load(&all)?.map(|fds| bulk::by_process(manifest, fds)).transpose()
     }
 
-    /// The driver and the devices; whether the holder of a warm image has loaded; and what is kept for the contexts.
+    /// The driver and the devices; who has loaded; and what is kept for the contexts.
     ///
     /// # Errors
     /// The errors of [`opened`](Self::opened).
-    pub(super) fn done(mut self) -> Result<(Opened, bool, Reserve), Error> {
+    pub(super) fn done(mut self) -> Result<(Opened, LoadedBy, Reserve), Error> {
         self.opened()?;
         let opened = self.opened.take().ok_or(Error::CopyIncomplete)?;
-        Ok((opened, self.by_holder.get(), self.reserve.take()))
+        Ok((opened, self.by.get(), self.reserve.take()))
     }
 }

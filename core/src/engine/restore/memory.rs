@@ -7,16 +7,23 @@ use crate::image::DriverKind;
 
 /// Refuses an image for which there is no room in memory, as far as that can be said beforehand: CRIU's files lie in
 /// memory until the processes have their own, and what the software driver has for device memory is the host's.
-/// `is_shared` says that such memory may be there already.
+/// `is_there` says that such memory may be there already.
 ///
 /// # Errors
 /// [`Error::NoRoom`]; it cannot be found out.
-pub(super) fn check(image: &Source, is_shared: bool) -> Result<(), Error> {
+pub(super) fn check(image: &Source, is_there: bool) -> Result<(), Error> {
     let manifest = image.manifest();
-    let is_on_host = manifest.driver.kind == DriverKind::Soft && !is_shared;
+    let is_on_host = manifest.driver.kind == DriverKind::Soft && !is_there;
     let device =
         if is_on_host { manifest.blocks().iter().map(|block| block.size).sum() } else { 0 };
-    let needed = image.host_memory()?.saturating_add(device);
+    check_bytes(image.host_memory()?.saturating_add(device))
+}
+
+/// Whether there is room in memory for so many bytes.
+///
+/// # Errors
+/// [`Error::NoRoom`]; it cannot be found out.
+pub(super) fn check_bytes(needed: u64) -> Result<(), Error> {
     let rooms = memory::groups().into_iter().chain([memory::host()?]);
     let allowed = rooms.map(memory::Room::with_swap).min().unwrap_or(u64::MAX);
     if needed <= allowed { Ok(()) } else { Err(Error::NoRoom { needed, allowed }) }

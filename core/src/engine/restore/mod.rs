@@ -5,12 +5,14 @@
 //! does so before CRIU lets the processes run: from then on their host side runs, and waits only
 //! where it calls the driver, until the gates open. A failure ends whatever had been restored.
 
+pub(super) mod ahead;
 mod arrival;
 mod bulk;
 mod criu;
 mod devices;
 pub(crate) mod driver;
 mod files;
+mod given;
 mod hook;
 pub(super) mod lacks;
 mod load;
@@ -32,6 +34,7 @@ mod watch;
 
 pub use devices::{Identity, MappedDevice, Moved};
 pub use files::{ChangedFile, FileFate, FilePolicy};
+pub use given::{Given, LoadedMemory};
 pub use lacks::blockers;
 pub use options::{GoesOn, MayRun, Options};
 pub use report::{OnDemand, Report, Shared};

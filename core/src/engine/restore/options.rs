@@ -11,6 +11,7 @@ use crate::image::trust::Trust;
 
 use super::devices::MappedDevice;
 use super::files::FilePolicy;
+use super::given::Given;
 use super::stdio::Outputs;
 
 /// What to restore, and how.
@@ -40,6 +41,8 @@ pub struct Options {
     /// The program shares device memory that it does not write with other instances of the image: who is to
     /// hold it if this is the first. Only of a program that is not detached, and not on demand.
     pub share: Option<Holder>,
+    /// All of its device memory, which was loaded for this restore. What is shared, or comes on demand, does without.
+    pub given: Option<Given>,
     /// Is told the pid of the program's root when the program is about to go on; and nothing if it is ended
     /// again, which can only be on demand or if it shares memory, before it is restored once more.
     pub goes_on: Option<GoesOn>,

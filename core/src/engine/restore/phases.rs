@@ -12,6 +12,7 @@ use super::criu::{Maker, Making, Streams};
 use super::files::Files;
 use super::hook;
 use super::load::{Done, Load};
+use super::loading::LoadedBy;
 use super::memory;
 use super::options::Options;
 use super::preflight::{self, Opened};
@@ -139,7 +140,7 @@ impl<'i> Checked<'i> {
     fn look_at(image: &'i Arc<Source>, task: &mut Task<'_, '_>) -> Result<Self, Error> {
         let options = task.options;
         options.trust.check_image(&options.image, &image.id())?;
-        memory::check(image, options.share.is_some())?;
+        memory::check(image, options.share.is_some() || options.given.is_some())?;
         stdio::check(&image.manifest().processes, &options.outputs)?;
         let (criu, library, files) = preflight::check(image, options.files, &options.stop)?;
         task.files = files;
@@ -161,7 +162,8 @@ impl<'i> Checked<'i> {
         let is_child = !task.options.detach || arrival.needs_parent();
         let (own_image, own_library) = (image.clone(), library.clone());
         let (stop, progress) = (Stop::new(task.options.stop.clone()), task.progress.clone());
-        let load = Load::start(own_image, own_library, opened, arrival, stop, progress);
+        let given = task.options.given.clone();
+        let load = Load::start(own_image, own_library, opened, arrival, given, stop, progress);
 
         task.enter(Phase::Extract)?;
         let files = image.criu_files_with(&task.files.continued())?;
@@ -232,7 +234,7 @@ impl<'i> There<'i> {
     fn restore_contexts(self, task: &mut Task<'_, '_>) -> Result<Driven<'i>, Error> {
         task.enter(Phase::Driver)?;
         let Self { image, library, root, done } = self;
-        let Done { opened, mut arrival, by_holder, mut reserve } = done;
+        let Done { opened, mut arrival, by, mut reserve } = done;
         let loaded = arrival.take_loaded();
         task.made.cuda_processes =
             hold(image.manifest(), &library, loaded, &mut task.made.processes);
@@ -248,7 +250,7 @@ impl<'i> There<'i> {
                 resumed => resumed.map_err(|source| Error::Process { pid, source })?,
             }
         }
-        Ok(Driven { image, root, opened, arrival, by_holder })
+        Ok(Driven { image, root, opened, arrival, by })
     }
 }
 
@@ -258,8 +260,7 @@ struct Driven<'i> {
     root: u32,
     opened: Opened,
     arrival: Box<dyn Arrival>,
-    /// Whether the holder of a warm image has loaded the memory.
-    by_holder: bool,
+    by: LoadedBy,
 }
 
 impl<'i> Driven<'i> {
@@ -325,7 +326,7 @@ impl Running<'_> {
     /// The phase `stream`, if there is memory that has not arrived.
     fn complete(self, task: Task<'_, '_>) -> Result<(Report, Option<Watch>), Error> {
         let Self { driven, running_ms } = self;
-        let Driven { image, root, opened, mut arrival, by_holder } = driven;
+        let Driven { image, root, opened, mut arrival, by } = driven;
         let Task { options, progress, clock, made, files } = task;
         let bulk_bytes = image.manifest().bulk_bytes;
         if !arrival.is_complete() {
@@ -341,7 +342,8 @@ impl Running<'_> {
             pid: root,
             copied: if bulk_bytes == 0 { "driver" } else { arrival.copied() },
             warm: image.is_warm(),
-            by_holder,
+            by_holder: by == LoadedBy::Holder,
+            was_given: by == LoadedBy::Starter,
             bulk_bytes,
             moved: opened.placement.moved,
             unread: match options.detach {

@@ -23,6 +23,8 @@ pub struct Report {
     pub warm: bool,
     /// Whether the process that keeps it warm has loaded the device memory, from pinned memory.
     pub by_holder: bool,
+    /// Whether the gpucr that has started this one had loaded the device memory before.
+    pub was_given: bool,
     /// Bytes of device memory that gpucr loaded.
     pub bulk_bytes: u64,
     /// Devices that others have taken the place of.

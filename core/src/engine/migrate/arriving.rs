@@ -1,0 +1,196 @@
+//! The phase `receive` of the destination: chunks come up to the manifest. They are checked, put into the image, and
+//! loaded into device memory where that is known already.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, Sender};
+use parking_lot::Mutex;
+
+use super::link::{Link, LinkError, unexpected};
+use super::message::{Frame, LaidOut, MAX_ASKED, MAX_BLOCKS, Message};
+use crate::engine::error::Error;
+use crate::engine::restore::ahead::{Ahead, ExpectedBlock, is_size_of_block};
+use crate::image::{ImageWriter, MAX_MANIFEST};
+use crate::store::{ChunkId, Entry, decode_stored};
+
+/// So many chunks are waited for at a time: a source sends what it has asked for before it asks again, from each thread.
+const MAX_WANTED: usize = 1 << 20;
+/// Chunks that wait to be checked, and to be loaded, at most.
+const QUEUE: usize = 16;
+/// Threads that check them, at most.
+const WORKERS: usize = 16;
+
+/// What has come.
+pub(super) struct Arrived {
+    /// The body of the manifest.
+    pub(super) body: Vec<u8>,
+    /// The message after it.
+    pub(super) message: Message,
+    /// How many chunks.
+    pub(super) chunks: u64,
+    /// Device memory with what was loaded into it.
+    pub(super) ahead: Option<Ahead>,
+}
+
+/// For whoever loads.
+enum Step {
+    Layout(Vec<LaidOut>),
+    Contents(u32, u32, Vec<ChunkId>),
+    /// Its bytes were checked.
+    Chunk(ChunkId, Vec<u8>),
+}
+
+/// Takes all that the source says up to its manifest.
+///
+/// # Errors
+/// The link is lost; the source does not keep to the protocol, or gives up; the image cannot be written; its memory does
+/// not fit on the devices.
+pub(super) fn receive(
+    link: &Arc<Link>,
+    writer: &ImageWriter,
+    ahead: Option<Ahead>,
+) -> Result<Arrived, Error> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let failure: Mutex<Option<Error>> = Mutex::default();
+    let fail = |error: Error| _ = failure.lock().get_or_insert(error);
+    let (sender, queue) = crossbeam_channel::bounded::<(Entry, Vec<u8>)>(QUEUE);
+    let (to_loader, steps) = crossbeam_channel::bounded::<Step>(QUEUE);
+    let (received, ahead) = std::thread::scope(|scope| {
+        let loading = scope.spawn(|| load(ahead, steps).map_err(fail));
+        for _ in 0..cores.min(WORKERS) {
+            let (queue, to_loader, fail) = (queue.clone(), to_loader.clone(), &fail);
+            scope.spawn(move || {
+                for (entry, stored) in queue.iter() {
+                    match keep(writer, &entry, &stored) {
+                        // Whoever loads may have given that up.
+                        Ok(plain) => _ = to_loader.send(Step::Chunk(entry.id, plain)),
+                        Err(error) => return fail(error),
+                    }
+                }
+            });
+        }
+        drop(queue);
+        let give = |entry, stored| sender.send((entry, stored)).is_ok();
+        let received = read(link, writer, &failure, &to_loader, give);
+        // The workers end first, and then whoever loads.
+        drop((sender, to_loader));
+        let ahead = loading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (received, ahead)
+    });
+    match (failure.into_inner(), ahead) {
+        (Some(error), _) => Err(error),
+        (None, ahead) => Ok(Arrived { ahead: ahead.ok().flatten(), ..received? }),
+    }
+}
+
+/// Reads what the source says up to its manifest, and gives it on.
+fn read(
+    link: &Arc<Link>,
+    writer: &ImageWriter,
+    failure: &Mutex<Option<Error>>,
+    to_loader: &Sender<Step>,
+    mut give: impl FnMut(Entry, Vec<u8>) -> bool,
+) -> Result<Arrived, Error> {
+    let mut wanted: HashSet<ChunkId> = HashSet::new();
+    let (mut body, mut chunks) = (Vec::new(), 0);
+    loop {
+        if let Some(error) = failure.lock().take() {
+            return Err(error);
+        }
+        match link.receive()? {
+            Frame::Message(Message::Ask { ids }) if ids.len() <= MAX_ASKED => {
+                if wanted.len() + ids.len() > MAX_WANTED {
+                    let what = "it asks on and on, and does not send".to_owned();
+                    return Err(LinkError::Protocol(what).into());
+                }
+                let ids = ids.into_iter().map(ChunkId);
+                let mut lacks = |id: ChunkId| {
+                    let is_lacking = !writer.chunks().contains(&id);
+                    is_lacking.then(|| wanted.insert(id));
+                    is_lacking
+                };
+                link.send(&Message::Want { wanted: ids.map(&mut lacks).collect() })?;
+            }
+            // Nothing that nobody has asked for.
+            Frame::Chunk(entry, stored) if wanted.remove(&entry.id) => {
+                chunks += 1;
+                if !give(entry, stored) {
+                    let failed = failure.lock().take();
+                    return Err(failed.unwrap_or(Error::CopyIncomplete));
+                }
+            }
+            Frame::Piece(piece) if (body.len() + piece.len()) as u64 <= MAX_MANIFEST => {
+                body.extend(piece);
+            }
+            Frame::Message(Message::Layout { blocks }) if blocks.len() <= MAX_BLOCKS => {
+                _ = to_loader.send(Step::Layout(blocks));
+            }
+            Frame::Message(Message::Contents { block, first, ids }) if ids.len() <= MAX_ASKED => {
+                let ids = ids.into_iter().map(ChunkId).collect();
+                _ = to_loader.send(Step::Contents(block, first, ids));
+            }
+            Frame::Message(message @ Message::Manifest { .. }) => {
+                return Ok(Arrived { body, message, chunks, ahead: None });
+            }
+            Frame::Message(Message::Abort { why }) => return Err(Error::GivenUp { why }),
+            other => return Err(unexpected(&other).into()),
+        }
+    }
+}
+
+/// Checks a chunk, and puts it into the image. Gives its bytes.
+fn keep(writer: &ImageWriter, entry: &Entry, stored: &[u8]) -> Result<Vec<u8>, Error> {
+    let damaged = |what| LinkError::Protocol(format!("the chunk {} is damaged: {what}", entry.id));
+    let mut plain = Vec::new();
+    decode_stored(entry, stored, &mut plain).map_err(damaged)?;
+    writer.chunks().put_stored(entry, stored)?;
+    Ok(plain)
+}
+
+/// Loads what comes to where it belongs, until nothing more comes. Gives nothing where nothing can be loaded ahead.
+fn load(mut ahead: Option<Ahead>, queue: Receiver<Step>) -> Result<Option<Ahead>, Error> {
+    while let Ok(first) = queue.recv() {
+        let mut steps = std::iter::once(first).chain(queue.try_iter().take(QUEUE));
+        if let Some(memory) = &mut ahead
+            && !load_some(memory, &mut steps)?
+        {
+            ahead = None;
+        }
+    }
+    Ok(ahead)
+}
+
+/// `false` if nothing can be loaded ahead.
+fn load_some(memory: &mut Ahead, steps: &mut dyn Iterator<Item = Step>) -> Result<bool, Error> {
+    let mut chunks = Vec::new();
+    for step in steps {
+        match step {
+            Step::Layout(blocks) => {
+                memory.load(&std::mem::take(&mut chunks))?;
+                if !memory.expect_blocks(&expected(blocks)?)? {
+                    return Ok(false);
+                }
+            }
+            Step::Contents(block, first, ids) => {
+                if !memory.expect_chunks(block as usize, first as usize, &ids) {
+                    let what = "it tells of memory that there is not".to_owned();
+                    return Err(LinkError::Protocol(what).into());
+                }
+            }
+            Step::Chunk(id, plain) => chunks.push((id, plain)),
+        }
+    }
+    memory.load(&chunks)?;
+    Ok(true)
+}
+
+/// The blocks of a layout.
+fn expected(blocks: Vec<LaidOut>) -> Result<Vec<ExpectedBlock>, LinkError> {
+    let expected = blocks.into_iter().map(|block| {
+        let LaidOut { process, id, device, size } = block;
+        is_size_of_block(size).then_some(ExpectedBlock { process, id, device, size })
+    });
+    let expected: Option<Vec<_>> = expected.collect();
+    expected.ok_or_else(|| LinkError::Protocol("it tells of a block of no possible size".into()))
+}
