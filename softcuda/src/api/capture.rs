@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use super::arguments::{In, Out};
 use super::driver_api;
-use super::graph::{EdgeData, check_edges};
+use super::edge_data::{EdgeData, check_edges};
 use crate::capture::{self, Mode, THREAD_MODE};
 use crate::status::{Code, Outcome};
 use crate::submission::{DefaultStream, stream_and_context};
