@@ -41,6 +41,11 @@ the directory of gpucr's own libraries; GPUCR_STORE the store that is meant wher
 ~/.config/gpucr/config or /etc/gpucr/config does), whose images can be named by their names alone, or as `latest`; GPUCR_HOST_DRIVER names a driver library to be trusted besides those \
 that are found.")]
 pub(crate) struct Args {
+    /// Show no progress, and say nothing of what was done; errors, warnings and JSON are still printed
+    ///
+    /// Commands that only tell something, such as ls, are not affected.
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -80,6 +85,23 @@ pub(crate) enum Command {
     WarmHolder,
     #[command(hide = true)]
     SharingHolder,
+}
+
+impl Command {
+    /// Whether it does something, and does not only tell something.
+    pub(crate) fn acts(&self) -> bool {
+        match self {
+            Self::Run(_)
+            | Self::Dump(_)
+            | Self::Restore(_)
+            | Self::Migrate(_)
+            | Self::Receive(_) => true,
+            Self::Verify(_) | Self::Extract(_) | Self::Export(_) | Self::Import(_) => true,
+            Self::Rm(_) | Self::Forget(_) | Self::Gc(_) => true,
+            Self::Warm(args) => args.image.is_some(),
+            _ => false,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,15 @@
 //! Progress on a terminal, and numbers as people read them.
 
+use std::fmt::Write;
+use std::io::IsTerminal;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpucr_core::kernels::readable;
 use gpucr_core::{Pass, Progress, Quiet};
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressState, ProgressStyle};
+
+use crate::say;
 
 /// Longer names of kernels are cut, characters.
 const KERNEL_WIDTH: usize = 48;
@@ -14,7 +18,7 @@ const LAST_SECOND: u64 = 253_402_300_799;
 
 /// A progress bar on stderr if that is a terminal and nothing else was asked for.
 pub(crate) fn progress(quiet: bool) -> Arc<dyn Progress> {
-    if quiet || !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+    if !is_shown(quiet) {
         return Arc::new(Quiet);
     }
     let bar = ProgressBar::new(0);
@@ -23,9 +27,14 @@ pub(crate) fn progress(quiet: bool) -> Arc<dyn Progress> {
     Arc::new(Bar { bar })
 }
 
+/// Whether progress is shown to somebody.
+fn is_shown(quiet: bool) -> bool {
+    !quiet && !say::is_quiet() && std::io::stderr().is_terminal()
+}
+
 /// On a terminal, where nothing else was asked for, a bar that fills up in `time`, until it is dropped.
 pub(crate) fn waiting(quiet: bool, what: &'static str, time: Duration) -> Option<impl Drop> {
-    if quiet || !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+    if !is_shown(quiet) {
         return None;
     }
     let bar = ProgressBar::new(time.as_millis() as u64).with_message(what);
@@ -73,13 +82,14 @@ impl Progress for Bar {
             // Or rate and time would be those of the phase before.
             self.bar.reset();
         }
+        // The line fits into 80 columns.
         let template = if self.bar.length().unwrap_or(0) > 0 {
-            "{spinner} {msg:<11} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} left"
+            "{spinner} {msg:<11} {bar:16} {bytes}/{total_bytes}{rate}"
         } else {
             "{spinner} {msg}"
         };
         if let Ok(style) = ProgressStyle::with_template(template) {
-            self.bar.set_style(style);
+            self.bar.set_style(style.with_key("rate", rate));
         }
     }
 
@@ -98,6 +108,19 @@ impl Progress for Bar {
             rate(pass.written_per_s),
             downtime.unwrap_or_default(),
         ));
+    }
+}
+
+/// How fast it goes, and how long it takes yet: nothing before something was moved, and nothing when all was.
+fn rate(state: &ProgressState, out: &mut dyn Write) {
+    let (per_sec, eta) = (state.per_sec(), state.eta());
+    if state.pos() == 0 || Some(state.pos()) >= state.len() || per_sec < 1.0 {
+        return;
+    }
+    // What cannot be written into a line is not shown.
+    let _ = write!(out, " {}/s", bytes(per_sec as u64));
+    if eta.as_secs() > 0 {
+        let _ = write!(out, " {:#} left", HumanDuration(eta));
     }
 }
 

@@ -27,6 +27,9 @@ fn main() -> ExitCode {
         Err(words) => return say_usage(&words),
     };
     start_log();
+    if args.quiet && args.command.acts() {
+        say::quieten();
+    }
     // What becomes a program must keep its limits; the others may have to open many packs.
     if !matches!(args.command, Command::Run(_)) {
         gpucr_core::limits::raise_open_files();

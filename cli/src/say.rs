@@ -7,6 +7,7 @@
 use std::fmt::{Arguments, Display};
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::escape::{escaped, escaped_json};
@@ -25,8 +26,24 @@ pub(crate) use {note, say};
 /// What could not be written, and why: the first such thing.
 static LOST: Mutex<Option<(String, io::Error)>> = Mutex::new(None);
 
+/// Whether only errors, warnings and JSON are to be printed.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// From now on nothing is said that nobody has asked for: neither progress nor what was done.
+pub(crate) fn quieten() {
+    QUIET.store(true, Ordering::Relaxed);
+}
+
+/// Whether [`quieten`] was called.
+pub(crate) fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
 /// Prints a line on stdout, for [`say!`].
 pub(crate) fn line(words: Arguments<'_>) {
+    if is_quiet() {
+        return;
+    }
     text(&escaped(&words.to_string()));
 }
 

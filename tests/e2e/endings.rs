@@ -262,6 +262,7 @@ fn a_restore_in_the_foreground_is_suspended_with_its_program() -> Result<()> {
         let ready = lab.path("ready");
         let restore = [args, &["--ready-file", ready.to_str().context("UTF-8")?]].concat();
         let mut program = lab.restore_as(&lab.path("image"), program, &restore, &[])?;
+        until("it is ready", || ready.exists())?;
         let pid: u32 = std::fs::read_to_string(&ready)?.trim().parse()?;
         let gpucr = program.command_pid().context("it is in the foreground")?;
         // SAFETY: these send signals to processes of this test.

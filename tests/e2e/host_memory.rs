@@ -180,6 +180,33 @@ fn nothing_is_tracked_after_a_dump() -> Result<()> {
     setting.both_end_well("cow")
 }
 
+/// Memory that was not copied ahead is copied aside, so that a program that runs on need not wait for the disk.
+#[test]
+fn a_program_runs_on_before_its_memory_is_written() -> Result<()> {
+    if !is_tracked() {
+        return Ok(());
+    }
+    let mut setting = Setting::with(5, 5)?;
+    for (image, limit) in [("none", Some("0")), ("little", Some("4K")), ("aside", None)] {
+        let mut command = setting.lab.gpucr();
+        command.args(["dump", "--json", "-R", "--protocol", "cow", "-o", image]);
+        command.args(["--pid", &setting.program.pid.to_string()]);
+        command.args(limit.iter().flat_map(|limit| ["--host-memory-limit", limit]));
+        let output = finish(&mut command)?;
+        ensure!(output.status.success(), "{image}: {}", show(&output));
+        let report: Value = serde_json::from_slice(&output.stdout)?;
+        let (left, aside) = (host(&report, "left_bytes")?, host(&report, "aside_bytes")?);
+        // Beside what is left, files of pages have what CRIU has written.
+        ensure!((aside >= left) == limit.is_none(), "{image}: {report:#}");
+        ensure!((aside == 0) == limit.is_some(), "{image}: {report:#}");
+        setting.steps(3)?;
+        let image = setting.lab.path(image);
+        let output = finish(setting.lab.gpucr().arg("verify").arg(&image))?;
+        ensure!(output.status.success(), "{}", show(&output));
+    }
+    setting.both_end_well("aside")
+}
+
 #[test]
 fn it_can_be_switched_off_or_hashed() -> Result<()> {
     let mut setting = Setting::with(4, 5)?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, SmallDisk, binary, finish, refused, show, undisturbed};
+use gpucr_tests::{Lab, Pace, Program, SmallDisk, binary, finish, refused, show, undisturbed};
 use serde_json::Value;
 
 /// Sets the title, clears the screen by a control character of one code, turns the text round, and begins a new
@@ -265,20 +265,48 @@ fn a_file_appears_whole_or_not_at_all() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_quiet_command_says_nothing_of_what_it_has_done() -> Result<()> {
+    let lab = Lab::new();
+    let program = lab.at_work("sgd", &["--steps", "40"])?;
+    let pid = program.pid.to_string();
+    let said = |args: &[&str]| -> Result<Output> {
+        let output = lab.run(args)?;
+        ensure!(output.status.success(), "{args:?}: {}", show(&output));
+        Ok(output)
+    };
+    for quiet in [&["-q", "dump"], &["dump", "--quiet"]] {
+        let args = [&quiet[..], &["--pid", &pid, "--leave-running", "--store", "store"]].concat();
+        let output = said(&args)?;
+        ensure!(output.stdout.is_empty() && output.stderr.is_empty(), "{}", show(&output));
+    }
+    ensure!(!said(&["dump", "-R", "--pid", &pid, "--store", "store"])?.stdout.is_empty());
+    // JSON was asked for, and so was a list.
+    let output = said(&["-q", "dump", "-R", "--json", "--pid", &pid, "--store", "store"])?;
+    serde_json::from_slice::<Value>(&output.stdout)?;
+    ensure!(!said(&["-q", "ls", "store"])?.stdout.is_empty());
+    ensure!(said(&["-q", "gc", "store"])?.stdout.is_empty());
+    let output = lab.run(["-q", "verify", "nowhere"])?;
+    ensure!(!output.status.success() && !output.stderr.is_empty(), "{}", show(&output));
+    Ok(())
+}
+
 /// A program that a script has started behind its back has the terminal as its standard error alone.
 #[test]
 fn a_program_comes_back_to_the_terminal_where_only_its_errors_go_there() -> Result<()> {
-    let lab = Lab::new();
-    let steps = ["--steps", "60", "--step-delay-ms", "20"];
-    let expected = undisturbed("sgd", &steps)?;
+    let (lab, pace) = (Lab::new(), Pace::new()?);
+    let expected = undisturbed("sgd", &["--steps", "60"])?;
+    pace.allow(8)?;
     let gpucr = lab.gpucr();
     let script = format!(
-        "G={}\n$G run --device soft -- {} sgd {} > train.log &\n\
+        "G={}\n$G run --device soft -- {} sgd --steps 60 --pace {pace} > train.log &\n\
          until grep -q '^step 6 ' train.log; do sleep 0.02; done\n\
-         $G dump --pid $! -o image && $G restore image < /dev/null\n",
+         $G dump --pid $! -o image || exit\n\
+         printf '%100s' . >> {pace}\n\
+         $G restore image < /dev/null\n",
         gpucr.get_program().display(),
         binary("workload").display(),
-        steps.join(" "),
+        pace = pace.file(),
     );
     std::fs::write(lab.path("go.sh"), script)?;
     let mut command = std::process::Command::new("script");

@@ -50,9 +50,36 @@ const TARBALLS: [(&str, &str); 2] = [
     ("4.2.1", "29ec0ee09e296479fe7048c80980e8ef1d0684d0b0204c2b101dfea19f6725b9"),
 ];
 
-/// The fourth number of the version of a CRIU that is built here, by which gpucr knows that its lists are short
+/// The fourth number of the version of a CRIU that is built here, by which gpucr knows what is [`CHANGED`] in it
 /// (`core/src/host/criu/find.rs`).
-const SHORT_LISTS: u32 = 1;
+const CHANGES: u32 = 2;
+
+/// What is changed in CRIU before it is built: the file, the text, which is there once, and what takes its place.
+///
+/// Asked to leave memory in a process (`--lazy-pages`), CRIU takes hold of all its pages with pipes, to give them to
+/// whoever asks for them by the network. gpucr never asks: it reads the frozen process itself. So here CRIU only lists
+/// these pages, in the way that it lists those that an earlier image has. Of what it does list for its pipes it copies
+/// all that there is room for, 16 bytes for each page of private addresses: two gigabytes where a program has half a
+/// terabyte of them, as CUDA's driver reserves them. Here it copies what is listed. Both take time for which the
+/// program stands still. Whoever gives this CRIU `--lazy-pages` by hand finds that it has no page for him.
+const CHANGED: [(&str, &str, &str); 3] = [
+    (
+        "criu/mem.c",
+        "ret = page_pipe_add_page(pp, vaddr, ppb_flags);",
+        "ret = ppb_flags & PPB_LAZY && opts.lazy_pages ? page_pipe_add_hole(pp, vaddr, PP_HOLE_PARENT << 1) \
+         : page_pipe_add_page(pp, vaddr, ppb_flags);",
+    ),
+    (
+        "criu/page-xfer.c",
+        "if (hole_flags == PP_HOLE_PARENT)",
+        "if (hole_flags == PP_HOLE_PARENT << 1) return PE_LAZY; else if (hole_flags == PP_HOLE_PARENT)",
+    ),
+    (
+        "criu/mem.c",
+        "memcpy(pargs_iovs(args), pp->iovs, sizeof(struct iovec) * pp->nr_iovs);",
+        "memcpy(pargs_iovs(args), pp->iovs, sizeof(struct iovec) * pp->free_iov);",
+    ),
+];
 
 /// What building CRIU needs.
 const BUILD_PACKAGES: [&str; 17] = [
@@ -89,6 +116,12 @@ pub(crate) struct Source {
 /// GPUCR_CRIU names one that does not work, or none can be installed or built. A CRIU at the place
 /// of the installed one is replaced only by one that works.
 pub(crate) fn ensure(apt: &mut Apt, source: &Source, from_source: bool) -> Result<()> {
+    if is_from_before() {
+        return build(apt, source).or_else(|error| {
+            sys::say("criu", format!("it is not built anew: {error:#}"));
+            if find()? { Ok(()) } else { Err(error) }
+        });
+    }
     if !from_source {
         if find()? {
             return Ok(());
@@ -124,6 +157,19 @@ fn find() -> Result<bool> {
             Ok(false)
         }
     }
+}
+
+/// Whether the one in place was built here, with fewer [`CHANGES`].
+fn is_from_before() -> bool {
+    let named = std::env::var_os("GPUCR_CRIU").is_some_and(|file| !file.is_empty());
+    let said = sys::capture(Command::new(INSTALLED).arg("--version"));
+    !named && said.is_ok_and(|text| changes(&text) < CHANGES)
+}
+
+/// The fourth number of the version that CRIU says; 0 without one.
+fn changes(said: &str) -> u32 {
+    let version = said.lines().find_map(|line| line.strip_prefix("Version:"));
+    version.and_then(|version| version.trim().split('.').nth(3)?.parse().ok()).unwrap_or(0)
 }
 
 /// Installs the distribution's package if it is new enough. Whether it works.
@@ -164,7 +210,7 @@ fn build(apt: &mut Apt, source: &Source) -> Result<()> {
     let mut unpack = Command::new("tar");
     unpack.arg("-xf").arg(&tarball).arg("-C").arg(&tree);
     sys::capture(unpack.args(["--strip-components=1", "--no-same-owner"]))?;
-    shorten_lists(&tree.join("criu/mem.c"))?;
+    change(&tree)?;
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     // Variables of the surrounding make or cargo must not reach this build.
     sys::capture(
@@ -175,7 +221,7 @@ fn build(apt: &mut Apt, source: &Source) -> Result<()> {
             .env_remove("CARGO_MAKEFLAGS")
             .args([
                 format!("-j{jobs}"),
-                format!("CRIU_VERSION_EXTRA={SHORT_LISTS}"),
+                format!("CRIU_VERSION_EXTRA={CHANGES}"),
                 "criu".to_owned(),
             ]),
     )?;
@@ -190,20 +236,22 @@ fn build(apt: &mut Apt, source: &Source) -> Result<()> {
     Ok(())
 }
 
-/// Has CRIU copy what it has listed of pages, in the place of all the room that it has for that: two gigabytes where a
-/// program has half a terabyte of addresses, as CUDA's driver reserves them, copied while the program stands still.
+/// Changes what is [`CHANGED`] in CRIU's source.
 ///
 /// # Errors
-/// The line is not there, or not just once.
-fn shorten_lists(file: &Path) -> Result<()> {
-    const ALL: &str = "memcpy(pargs_iovs(args), pp->iovs, sizeof(struct iovec) * pp->nr_iovs);";
-    let text =
-        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    if text.matches(ALL).count() != 1 {
-        bail!("{} is not what is known of it", file.display());
+/// A text is not there, or not just once.
+fn change(tree: &Path) -> Result<()> {
+    for (file, text, instead) in CHANGED {
+        let file = tree.join(file);
+        let source = std::fs::read_to_string(&file)
+            .with_context(|| format!("cannot read {}", file.display()))?;
+        if source.matches(text).count() != 1 {
+            bail!("{} is not what is known of it: no one `{text}`", file.display());
+        }
+        std::fs::write(&file, source.replace(text, instead))
+            .with_context(|| format!("cannot write {}", file.display()))?;
     }
-    let text = text.replace(ALL, &ALL.replace("nr_iovs", "free_iov"));
-    std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+    Ok(())
 }
 
 /// Puts the binary in place in one step, so that a running dump keeps the file that it has.
@@ -407,6 +455,14 @@ mod tests {
         assert_eq!(Version::parse("v4"), None);
         assert!(Version::parse("3.17.1-2+deb12u2").is_some_and(|version| version < OLDEST));
         assert!(Version::parse("4.10").is_some_and(|version| version > Version([4, 2, 1])));
+    }
+
+    #[test]
+    fn what_is_changed_is_told_by_the_fourth_number() {
+        assert_eq!(changes("Version: 4.2.1.2\nGitID: v4.2.1\n"), 2);
+        assert_eq!(changes("Version: 4.2.1\n"), 0);
+        assert_eq!(changes("Version: 4.2\n"), 0);
+        assert_eq!(changes(""), 0);
     }
 
     #[test]

@@ -104,19 +104,89 @@ pub(super) fn write_contents(
         .open(&path)
         .map_err(|e| failed("create", e))?;
     file.set_len(size).map_err(|e| failed("write", e))?;
-    let spans = parts(size, reused).into_iter().filter_map(|part| match part {
-        FilePart::Stretch(stretch) => Some(spans(stretch)),
-        FilePart::Reused(_) => None,
-    });
-    let spans: Vec<Range<u64>> = spans.flatten().collect();
-    spans.into_par_iter().try_for_each_init(Vec::new, |buffer, span| {
-        let bytes = first(buffer, (span.end - span.start).min(SPAN as u64) as usize);
+    unknown(size, reused).into_par_iter().try_for_each_init(Vec::new, |buffer, span| {
+        let bytes = first(buffer, (span.end - span.start) as usize);
         contents
             .read_exact_at(bytes, span.start)
             .map_err(|e| io_failure("read", Path::new(name), e))?;
         file.write_all_at(bytes, span.start).map_err(|e| failed("write", e))
     })?;
     std::fs::rename(&path, dir.join(name)).map_err(|e| failed("rename", e))
+}
+
+/// What was read of a file that is elsewhere, in memory of gpucr's own.
+pub struct HeldContents {
+    name: String,
+    mode: u32,
+    size: u64,
+    /// In the order of the file, each with where it begins there.
+    pieces: Vec<(u64, Vec<u8>)>,
+}
+
+impl HeldContents {
+    /// Reads a file in parallel from where its bytes are; what is `reused` is not read.
+    ///
+    /// # Errors
+    /// The bytes cannot be read.
+    pub fn read(contents: &dyn Contents, reused: &Reused) -> Result<Self, ImageError> {
+        let (name, mode, size) = (contents.name().to_owned(), contents.mode(), contents.size());
+        let failed = |e| io_failure("read", Path::new(&name), e);
+        let pieces = unknown(size, reused).into_par_iter().map(|span| {
+            let mut bytes = vec![0; (span.end - span.start) as usize];
+            contents.read_exact_at(&mut bytes, span.start).map_err(failed)?;
+            Ok((span.start, bytes))
+        });
+        let pieces = pieces.collect::<Result<_, ImageError>>()?;
+        Ok(Self { name, mode, size, pieces })
+    }
+}
+
+impl Contents for HeldContents {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn mode(&self) -> u32 {
+        self.mode
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// # Errors
+    /// Some of the bytes were not read, as they were known.
+    fn read_exact_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut next = self.pieces.partition_point(|(at, held)| at + held.len() as u64 <= offset);
+        let (mut rest, mut offset) = (bytes, offset);
+        while !rest.is_empty() {
+            let held = self.pieces.get(next).and_then(|(at, held)| {
+                let skipped = offset.checked_sub(*at)?;
+                held.get(skipped as usize..).filter(|held| !held.is_empty())
+            });
+            let held = held.ok_or(io::ErrorKind::UnexpectedEof)?;
+            let len = held.len().min(rest.len());
+            let (now, after) = rest.split_at_mut(len);
+            now.copy_from_slice(&held[..len]);
+            (rest, offset, next) = (after, offset + len as u64, next + 1);
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of a file of so many bytes that are not `reused`.
+pub fn unknown_bytes(size: u64, reused: &Reused) -> u64 {
+    unknown(size, reused).iter().map(|span| span.end - span.start).sum()
+}
+
+/// What is not `reused` of a file of so many bytes, in pieces of at most [`SPAN`].
+fn unknown(size: u64, reused: &Reused) -> Vec<Range<u64>> {
+    let spans = parts(size, reused).into_iter().filter_map(|part| match part {
+        FilePart::Stretch(stretch) => Some(spans(stretch)),
+        FilePart::Reused(_) => None,
+    });
+    let within = |span: Range<u64>| span.start..span.end.min(span.start + SPAN as u64);
+    spans.flatten().map(within).collect()
 }
 
 /// The first `len` bytes of a buffer that grows as far as it has to.
@@ -321,6 +391,41 @@ mod tests {
             after[SPAN..SPAN + FILE_CUT.max].copy_from_slice(&noise(seed, FILE_CUT.max));
             Self { before, after }
         }
+    }
+
+    #[test]
+    fn what_is_held_is_what_was_read() {
+        let contents = Changing::new(1);
+        let len = contents.size() as usize;
+        let chunk = |len: u64| FileChunk { id: ChunkId::of(b"known"), len: len as u32 };
+        let (first, second) = ((4096, chunk(8192)), (SPAN as u64 + 100, chunk(300)));
+        let reused = [first, second];
+        let held = HeldContents::read(&contents, &reused).unwrap();
+        assert_eq!(
+            (held.name(), held.mode(), held.size()),
+            ("changing", contents.mode(), len as u64)
+        );
+        assert_eq!(unknown_bytes(len as u64, &reused), (len - 8492) as u64);
+        let read = |from: usize, to: usize| {
+            let mut bytes = vec![0; to - from];
+            held.read_exact_at(&mut bytes, from as u64).map(|()| bytes)
+        };
+        let (known, end) = (SPAN + 100, SPAN + 400);
+        for (from, to) in
+            [(0, 4096), (12288, SPAN), (SPAN - 5, known), (end, len), (end, end), (len, len)]
+        {
+            let mut expected = vec![0; to - from];
+            contents.read_exact_at(&mut expected, from as u64).unwrap();
+            assert_eq!(read(from, to).unwrap(), expected, "{from} to {to}");
+        }
+        for (from, to) in
+            [(0, 4097), (4096, 4097), (12287, 12300), (SPAN, known + 1), (len - 1, len + 1)]
+        {
+            assert!(read(from, to).is_err(), "{from} to {to}");
+        }
+        let tail = [(0, chunk(len as u64 - 1))];
+        let held = HeldContents::read(&contents, &tail).unwrap();
+        assert!(held.read_exact_at(&mut [0], 0).is_err());
     }
 
     impl Contents for Changing {

@@ -32,7 +32,7 @@ pub use catalogue::{Listed, Listing, Removed, gc, list, remove};
 pub use cut::{Cut, FILE_CUT};
 pub use destination::{Destination, check_name};
 pub use error::ImageError;
-pub use files::{Contents, Reused};
+pub use files::{Contents, HeldContents, Reused, unknown_bytes};
 pub(crate) use layout::MANIFEST;
 pub use layout::{MAX_CHAIN, SHARING_FILE};
 pub use manifest::{

@@ -74,6 +74,10 @@ pub(crate) struct DumpArgs {
     /// Launches that may write what finds no room wait until it is saved
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) shadow_memory: Option<u64>,
+    /// Most memory that protocol cow takes to copy aside host memory that was not copied ahead [default: a quarter of
+    /// what is available]. What finds no room is written to disk before the program goes on
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) host_memory_limit: Option<u64>,
     /// How long the program may take to come to a halt
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
     pub(crate) timeout: Duration,

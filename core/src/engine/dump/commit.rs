@@ -10,6 +10,7 @@ use super::attach::Unfinished;
 use super::describe;
 use super::setback::{Setback, or_keep};
 use super::task::Task;
+use crate::base::memory;
 use crate::base::phase::Phase;
 use crate::engine::access::Extent;
 use crate::engine::cuda_process::CudaProcess;
@@ -20,7 +21,10 @@ use crate::engine::opened;
 use crate::engine::sections;
 use crate::engine::{interrupted, launched};
 use crate::host::criu::LeftMemory;
-use crate::image::{Committed, FileEntry, ImageError, ImageWriter, Manifest, Section};
+use crate::image::{
+    Committed, Contents, FileEntry, HeldContents, ImageError, ImageWriter, Manifest, Section,
+    unknown_bytes,
+};
 
 /// A complete image.
 pub(super) struct Commit {
@@ -38,22 +42,21 @@ pub(super) struct Staged {
 }
 
 impl Staged {
-    /// Takes CRIU's files into the image, and with them private memory that is `left` in the processes. `unchanged` are
-    /// the blocks of each program that have stayed so.
+    /// Takes CRIU's files into the image, and with them files of pages that are elsewhere. `unchanged` are the blocks of
+    /// each program that have stayed so.
     pub(super) fn take(
         task: &Task<'_>,
         image: &ImageWriter,
         unchanged: Vec<Vec<Extent>>,
-        left: Option<LeftMemory>,
+        elsewhere: &[&dyn Contents],
     ) -> Result<Self, Error> {
         let sharing = describe_sharing(task, unchanged);
-        let is_left =
-            |name: &str| left.iter().flat_map(LeftMemory::files).any(|f| f.name() == name);
+        let is_elsewhere = |name: &str| elsewhere.iter().any(|file| file.name() == name);
         let reused = |name: &str| task.host.reused(name);
         let mut files =
-            image.add_staged(|name| name.ends_with(".img") && !is_left(name), reused)?;
-        for contents in left.iter().flat_map(LeftMemory::files) {
-            let stored = image.add_contents(contents, reused(contents.name()));
+            image.add_staged(|name| name.ends_with(".img") && !is_elsewhere(name), reused)?;
+        for contents in elsewhere {
+            let stored = image.add_contents(*contents, reused(contents.name()));
             files.push(stored.map_err(|error| of_reading(task, error))?);
         }
         files.sort_unstable_by(|a, b| a.name.cmp(&b.name));
@@ -61,18 +64,40 @@ impl Staged {
     }
 }
 
-/// Writes private memory that is `left` in the processes to the files of pages next to CRIU's other files, so that the
-/// processes can go on.
-pub(super) fn stage_memory(
-    task: &Task<'_>,
+/// Copies private memory that is `left` in the processes aside, so that these can go on: to memory of gpucr's own as far
+/// as it has room, otherwise to the files of pages next to CRIU's other files.
+///
+/// # Errors
+/// The memory cannot be read, or a file cannot be written.
+pub(super) fn copy_aside(
+    task: &mut Task<'_>,
     image: &ImageWriter,
     left: Option<LeftMemory>,
-) -> Result<(), Error> {
+) -> Result<Vec<HeldContents>, Error> {
+    let mut room = task.options.host_memory_limit.unwrap_or_else(quarter);
+    let mut held = Vec::new();
     for contents in left.iter().flat_map(LeftMemory::files) {
-        let staged = image.stage_contents(contents, task.host.reused(contents.name()));
-        staged.map_err(|error| of_reading(task, error))?;
+        let known = task.host.reused(contents.name());
+        let bytes = unknown_bytes(contents.size(), known);
+        let aside = match room.checked_sub(bytes) {
+            Some(rest) => {
+                room = rest;
+                let read = HeldContents::read(contents, known);
+                task.host.copied_aside(bytes);
+                read.map(|contents| held.push(contents))
+            }
+            None => image.stage_contents(contents, known),
+        };
+        aside.map_err(|error| of_reading(task, error))?;
     }
-    Ok(())
+    Ok(held)
+}
+
+/// A quarter of the memory that gpucr can have; nothing where nobody knows that.
+fn quarter() -> u64 {
+    let of_groups = memory::groups().into_iter();
+    let rooms = memory::host().ok().map(|host| of_groups.chain([host]).map(|room| room.left).min());
+    rooms.flatten().unwrap_or(0) / 4
 }
 
 /// Memory is not read any more when gpucr is asked to end.

@@ -103,6 +103,9 @@ fn can_leave_memory(task: &Task<'_>) -> bool {
         tracing::info!(lists, all, "CRIU is asked to write all memory: its lists are longer");
         return false;
     }
+    if !task.plan.criu.takes_hold_of_pages() {
+        return true;
+    }
     let pipes: u64 = there.iter().map(|bytes| bytes.div_ceil(PIPE)).sum();
     // Each has two ends.
     limits::make_room_for(2 * pipes)

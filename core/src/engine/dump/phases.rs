@@ -33,7 +33,7 @@ use crate::engine::memory::Bulk;
 use crate::engine::opened;
 use crate::host::criu::{DumpWorker, LeftMemory};
 use crate::host::process::Agent;
-use crate::image::{ImageWriter, Manifest};
+use crate::image::{Contents, HeldContents, ImageWriter, Manifest};
 
 pub(super) use super::attach::{attach, offer};
 
@@ -255,22 +255,24 @@ impl Window for Unsaved {
             None => Ok(()),
         });
         if task.strategy.goes_on_early() {
-            let staged = updated.and_then(|()| commit::stage_memory(task, &image.writer, left));
-            let blocks = staged.and_then(|()| copy.released());
-            let (image, blocks) = or_keep(image, blocks)?;
+            let held = updated.and_then(|()| commit::copy_aside(task, &image.writer, left));
+            let blocks = held.and_then(|held| Ok((held, copy.released()?)));
+            let (image, (held, blocks)) = or_keep(image, blocks)?;
             let described = commit::describe(task, &image, blocks);
             let (image, manifest) = or_keep(image, described)?;
             return Ok(Saved::Concurrently(Box::new(ConcurrentSave {
                 image,
                 manifest,
                 copy,
+                held,
                 unchanged,
                 late,
             })));
         }
         let by = copy.by();
         let stored = updated.and_then(|()| task.enter(Phase::Store, None)).and_then(|()| {
-            let staged = Staged::take(task, &image.writer, unchanged, left)?;
+            let left: Vec<_> = left.iter().flat_map(LeftMemory::files).collect();
+            let staged = Staged::take(task, &image.writer, unchanged, &left)?;
             Ok((staged, copy.finish().1?))
         });
         let (image, (staged, blocks)) = or_keep(image, stored)?;
@@ -308,6 +310,8 @@ pub(super) struct ConcurrentSave {
     image: Unfinished,
     manifest: Manifest,
     copy: Copy,
+    /// Host memory as it was when the programs were stopped.
+    held: Vec<HeldContents>,
     unchanged: Vec<Vec<Extent>>,
     late: Option<Late>,
 }
@@ -378,7 +382,7 @@ impl ConcurrentSave {
         if let Err(error) = defer::check_guards(&mut task.made.cuda_processes) {
             return Err(self.give_up(error));
         }
-        let Self { image, mut manifest, copy, unchanged, mut late } = self;
+        let Self { image, mut manifest, copy, held, unchanged, mut late } = self;
         let patience = late.as_ref().map(|late| late.patience(copy.stop()));
         // Memory that the program gives back from now on is the device's.
         task.made.cuda_processes.iter_mut().for_each(|program| program.blocks.clear());
@@ -387,15 +391,17 @@ impl ConcurrentSave {
             tracing::warn!(%error, "the watchdog has died");
         }
         let shadowed = task.account.shadowed;
-        let staged = task.enter(Phase::Store, Some(shadowed));
-        let staged = match staged.and_then(|()| Staged::take(task, &image.writer, unchanged, None))
-        {
-            Ok(staged) => staged,
-            Err(error) => {
-                drop((patience, copy));
-                return Err(Setback::new(error, image));
-            }
-        };
+        let entered = task.enter(Phase::Store, Some(shadowed));
+        let files: Vec<_> = held.iter().map(|held| held as &dyn Contents).collect();
+        let staged =
+            match entered.and_then(|()| Staged::take(task, &image.writer, unchanged, &files)) {
+                Ok(staged) => staged,
+                Err(error) => {
+                    drop((patience, copy));
+                    return Err(Setback::new(error, image));
+                }
+            };
+        drop(held);
         let is_saved = copy.settled();
         late.iter_mut().for_each(|late| late.settled(&task.options.timeline));
         if is_saved {

@@ -32,6 +32,9 @@ pub struct Options {
     pub protocol: Option<Protocol>,
     /// Most bytes of each device for shadows; none takes up to half of what is free.
     pub shadow_memory: Option<u64>,
+    /// Most bytes of gpucr's own for host memory that is saved after the program goes on; none takes up to a quarter of
+    /// what can be had.
+    pub host_memory_limit: Option<u64>,
     /// Limit for closing the gate and draining, and for the driver's lock.
     pub timeout: Duration,
     /// Wait, for so long at most, until each program comes back from a call by which it waits for the device, and stop it

@@ -166,6 +166,7 @@ fn options(wishes: &Wishes, peer: &Arc<Outgoing>) -> Options {
         leave_running: false,
         protocol: wishes.protocol,
         shadow_memory: None,
+        host_memory_limit: None,
         timeout: wishes.timeout,
         compression: wishes.compression,
         shell_job: wishes.shell_job,

@@ -16,9 +16,10 @@ use super::rpc::{FeatureSet, Kind, Opts, Request, Response};
 use super::swrk::{Start, Swrk};
 use super::version::{MIN_VERSION, NO_PASSCRED, Version};
 
-/// The fourth number of the version of a CRIU that copies no more of its list of pages than is listed; CRIU itself has no
-/// such number.
+/// The fourth number of the version of a CRIU that copies no more of its list of pages than is listed, and of one that
+/// only lists the pages that it leaves in a process. CRIU itself has no such number (`xtask/src/criu.rs`).
 const SHORT_LISTS: i32 = 1;
+const ONLY_LISTS: i32 = 2;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 /// Bytes in the list for each page: a `struct iovec`.
@@ -47,7 +48,8 @@ pub struct Features {
 pub struct Criu {
     path: PathBuf,
     version: Version,
-    has_short_lists: bool,
+    /// The fourth number of its version; 0 without one.
+    changes: i32,
     /// Set from elsewhere to end whatever it is at.
     pub(super) stop: Option<Arc<AtomicBool>>,
 }
@@ -96,16 +98,16 @@ impl Criu {
         let response = ask(path, ACTION, Kind::Version, Request::default(), stop)?;
         let version = response.version.map(|v| {
             let (major, minor, sublevel) = (v.major, v.minor, v.sublevel.unwrap_or(0));
-            (Version { major, minor, sublevel }, v.extra == Some(SHORT_LISTS))
+            (Version { major, minor, sublevel }, v.extra.unwrap_or(0))
         });
-        let Some((found, has_short_lists)) = version else {
+        let Some((found, changes)) = version else {
             let reason = "its answer has no version".to_owned();
             return Err(CriuError::Protocol { action: ACTION, reason });
         };
         if found < MIN_VERSION {
             return Err(CriuError::TooOld { path: path.to_owned(), found });
         }
-        Ok(Self { path: path.to_owned(), version: found, has_short_lists, stop: stop.cloned() })
+        Ok(Self { path: path.to_owned(), version: found, changes, stop: stop.cloned() })
     }
 
     /// The program's path.
@@ -123,7 +125,13 @@ impl Criu {
     /// all of that room (`__parasite_dump_pages_seized` of `criu/mem.c`); CUDA's driver reserves hundreds of
     /// gigabytes of addresses. The CRIU that `cargo xtask setup` builds copies what is listed.
     pub fn list_bytes(&self, mapped: u64) -> u64 {
-        if self.has_short_lists { 0 } else { mapped / PAGE * LISTED }
+        if self.changes >= SHORT_LISTS { 0 } else { mapped / PAGE * LISTED }
+    }
+
+    /// Whether it takes hold, with pipes, of the pages that it leaves in a process. The CRIU that `cargo xtask setup`
+    /// builds does not.
+    pub fn takes_hold_of_pages(&self) -> bool {
+        self.changes < ONLY_LISTS
     }
 
     /// Whether it can dump programs with TCP sockets on this kernel. Since Linux 6.16 such a socket has no option

@@ -58,6 +58,8 @@ pub struct HostMemory {
     pub pinned_bytes: u64,
     /// Bytes that were read while the program stood still.
     pub left_bytes: u64,
+    /// Of these, bytes that were copied to memory of gpucr's own, and written when the program ran again.
+    pub aside_bytes: u64,
     /// Bytes that had been copied before and were not read any more.
     pub kept_bytes: u64,
     /// Bytes of the chunks that had been copied before and had changed, or were not where they had been.
@@ -107,7 +109,7 @@ impl Host {
         self.reused.clear();
         let account = &mut self.account;
         (account.tracked, account.left_bytes, account.kept_bytes) = (0, 0, 0);
-        (account.changed_bytes, account.pinned_bytes) = (0, 0);
+        (account.changed_bytes, account.pinned_bytes, account.aside_bytes) = (0, 0, 0);
         for (file, pid, places) in left.places() {
             let all: u64 = places.iter().map(|place| place.len).sum();
             let watched = self.watched.iter_mut().find(|watched| watched.pid == pid);
@@ -134,6 +136,11 @@ impl Host {
     /// What of the file of pages with this name need not be read.
     pub(in crate::engine::dump) fn reused(&self, name: &str) -> &Reused {
         self.reused.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    /// So many bytes of what was left are in memory of gpucr's own.
+    pub(in crate::engine::dump) fn copied_aside(&mut self, bytes: u64) {
+        self.account.aside_bytes += bytes;
     }
 
     /// What is reported, if any memory was copied ahead.
