@@ -1,7 +1,7 @@
 //! Groups of processes that share device memory: each is dumped several times at random moments, restored in a random
 //! way, and must end as if nobody had touched it.
 //!
-//!     GPUCR_RANDOM_DUMPS=500 cargo nextest run -p gpucr-tests -E 'binary(random_groups)' --run-ignored all --no-capture
+//!     GPUCR_RANDOM_DUMPS=200 cargo nextest run -p gpucr-tests -E 'binary(random_groups)' --run-ignored all --no-capture
 //!     GPUCR_RANDOM_SEED=17 cargo nextest run …        # from this seed on; a failure names its seed
 
 use std::sync::atomic::{AtomicU64, Ordering};
