@@ -18,6 +18,7 @@ use crate::device_memory::{self, charge, refund};
 use crate::events;
 use crate::exclusive;
 use crate::gate;
+use crate::graph_memory;
 use crate::ipc;
 use crate::managed_memory;
 use crate::placement;
@@ -123,7 +124,7 @@ pub(crate) fn checkpoint(medium: Medium) -> Outcome {
     if checkpoint.state != ProcessState::Locked {
         return Err(Code::ILLEGAL_STATE);
     }
-    if managed_memory::any() {
+    if managed_memory::any() || graph_memory::any_managed() {
         return Err(Code::NOT_SUPPORTED);
     }
     context::wait_everything();

@@ -288,6 +288,11 @@ impl Context {
     }
 }
 
+/// The ends of all streams of all contexts, as of now.
+pub(crate) fn positions_of_all() -> Vec<Position> {
+    CONTEXTS.all().iter().flat_map(|context| context.positions()).collect()
+}
+
 /// Waits for all work of all contexts in this process.
 pub(crate) fn wait_everything() {
     for context in CONTEXTS.all() {

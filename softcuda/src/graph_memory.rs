@@ -25,6 +25,8 @@ pub(crate) struct GraphMemory {
     pub(crate) device: usize,
     /// As in `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
     pub(crate) id: u64,
+    /// It is managed memory, though it is taken from the device.
+    pub(crate) is_managed: bool,
     /// What the program described it by, to be given back: pool properties and access descriptions.
     pub(crate) description: Description,
     /// Whole granules.
@@ -85,6 +87,7 @@ pub(crate) fn change_amounts(device: usize, change: impl FnOnce(&mut Amounts)) {
 pub(crate) fn create(
     device: usize,
     size: u64,
+    is_managed: bool,
     description: Description,
 ) -> Outcome<Arc<GraphMemory>> {
     if size == 0 {
@@ -94,7 +97,8 @@ pub(crate) fn create(
     let address = address_space::reserve(whole, GRANULE, 0)?;
     let id = device_memory::new_buffer_id();
     let state = Mutex::default();
-    let memory = Arc::new(GraphMemory { address, size, device, id, description, whole, state });
+    let memory = GraphMemory { address, size, device, id, is_managed, description, whole, state };
+    let memory = Arc::new(memory);
     ENTRIES.lock().insert(address, Entry { memory: Arc::downgrade(&memory), held: None });
     Ok(memory)
 }
@@ -111,6 +115,12 @@ pub(crate) fn find(address: u64) -> Option<Arc<GraphMemory>> {
 /// The memory that begins at an address.
 pub(crate) fn at(address: u64) -> Option<Arc<GraphMemory>> {
     find(address).filter(|memory| memory.address == address)
+}
+
+/// Whether there is managed memory, allocated or kept for the next launch.
+pub(crate) fn any_managed() -> bool {
+    let all: Vec<_> = ENTRIES.lock().values().filter_map(|entry| entry.memory.upgrade()).collect();
+    all.iter().any(|memory| memory.is_managed && memory.state.lock().backed)
 }
 
 /// Whether the device may access all of a range, now or once a graph has allocated it.

@@ -15,6 +15,7 @@ use crate::address_space::{self, Access, GRANULE};
 use crate::device_memory::{self, Shared};
 use crate::requests::{Request, ask};
 use crate::status::{Code, Outcome};
+use crate::streams::Position;
 
 /// What marks a handle as one of this driver.
 const MAGIC: u64 = u64::from_le_bytes(*b"softipc1");
@@ -30,13 +31,20 @@ pub(crate) struct Handle {
     whole: u64,
     offset: u64,
     size: u64,
-    device: u64,
+    device: u32,
+    /// The pool of the process that the memory is of, 0 for none.
+    pool: u32,
 }
 
 impl Handle {
     /// The process that has the memory, as far as that can be one.
     pub(crate) fn process(&self) -> u32 {
         self.process as u32
+    }
+
+    /// The number of the pool in that process that the memory is of, 0 for none.
+    pub(crate) fn pool(&self) -> u32 {
+        self.pool
     }
 }
 
@@ -67,6 +75,8 @@ struct Mapping {
     device: usize,
     /// Nothing is mapped, since the process was checkpointed.
     suspended: bool,
+    /// What was submitted before memory in it was closed in the order of a stream, and is not done.
+    after: Vec<Position>,
 }
 
 #[derive(Default)]
@@ -78,8 +88,8 @@ struct State {
 static STATE: Mutex<State> =
     Mutex::new(State { opened: BTreeMap::new(), mappings: BTreeMap::new() });
 
-/// The handle of memory that was made ready for sharing.
-pub(crate) fn handle(shared: &Shared) -> Handle {
+/// The handle of memory that was made ready for sharing, of the pool of that number if it is not 0.
+pub(crate) fn handle(shared: &Shared, pool: u32) -> Handle {
     Handle {
         magic: MAGIC,
         process: std::process::id().into(),
@@ -88,7 +98,8 @@ pub(crate) fn handle(shared: &Shared) -> Handle {
         whole: shared.whole,
         offset: shared.offset,
         size: shared.size,
-        device: shared.device as u64,
+        device: shared.device as u32,
+        pool,
     }
 }
 
@@ -145,6 +156,31 @@ pub(crate) fn close(address: u64) -> Outcome {
     Ok(())
 }
 
+/// Closes memory once, in the order of a stream. It stays mapped until the given work is done, and [`tidy`] sees that:
+/// the tests of cuda.core close memory in one stream and use it in another one, as a driver lets them.
+///
+/// # Errors
+/// As [`close`].
+pub(crate) fn close_after(address: u64, after: Vec<Position>) -> Outcome {
+    let mut state = STATE.lock();
+    let opened = state.opened.get_mut(&address).ok_or(Code::INVALID_VALUE)?;
+    opened.references -= 1;
+    let Opened { references, base, .. } = *opened;
+    if references == 0 {
+        state.opened.remove(&address);
+        if let Some(mapping) = state.mappings.get_mut(&base) {
+            mapping.after.retain(|position| !position.is_reached());
+            mapping.after.extend(after);
+        }
+    }
+    Ok(())
+}
+
+/// Takes away what is closed and no longer used.
+pub(crate) fn tidy() {
+    STATE.lock().tidy();
+}
+
 /// Closes everything that belongs to a context.
 pub(crate) fn close_context(context: u64) {
     let mut state = STATE.lock();
@@ -170,6 +206,7 @@ pub(crate) fn close_all() -> bool {
 /// reserved until [`open_again`].
 pub(crate) fn suspend() -> bool {
     let mut state = STATE.lock();
+    state.tidy();
     for (base, mapping) in &mut state.mappings {
         if !mapping.suspended {
             mapping.suspended = true;
@@ -221,15 +258,24 @@ impl State {
         let base = address_space::reserve(handle.whole, GRANULE, 0)?;
         put_behind(base, handle, &memory).inspect_err(|_| address_space::unreserve(base))?;
         device_memory::charge_existing(device, handle.whole);
-        self.mappings.insert(base, Mapping { handle: *handle, device, suspended: false });
+        let mapping = Mapping { handle: *handle, device, suspended: false, after: Vec::new() };
+        self.mappings.insert(base, mapping);
         Ok(base)
+    }
+
+    fn tidy(&mut self) {
+        let done = |(_, mapping): &(&u64, &Mapping)| mapping.after.iter().all(Position::is_reached);
+        let done: Vec<u64> = self.mappings.iter().filter(done).map(|(base, _)| *base).collect();
+        for base in done {
+            self.unmap_unused(base);
+        }
     }
 
     fn unmap_unused(&mut self, base: u64) {
         if self.opened.values().any(|opened| opened.base == base) {
             return;
         }
-        if let Some(Mapping { handle, device, suspended }) = self.mappings.remove(&base) {
+        if let Some(Mapping { handle, device, suspended, .. }) = self.mappings.remove(&base) {
             address_space::unback(base, handle.whole);
             address_space::unreserve(base);
             if !suspended {

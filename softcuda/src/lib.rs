@@ -42,6 +42,7 @@ mod links;
 mod local_storage;
 mod logs;
 mod managed_memory;
+mod managed_pools;
 mod md2;
 mod memory_operations;
 mod models;

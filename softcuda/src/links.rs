@@ -20,14 +20,25 @@ pub(crate) static LINKS: Table<Link> = Table::new();
 pub(crate) struct Link {
     /// The value that programs hold.
     pub(crate) handle: u64,
-    /// Number and addresses of the options that it was created with. The program keeps them valid
-    /// for as long as the link exists.
-    pub(crate) options: (u32, u64, u64),
+    /// What it was created with.
+    pub(crate) given: Given,
     /// The most registers that a thread of each kernel may have.
     most_registers: Option<u32>,
     /// Ordinal of the device that it is for.
     device: usize,
     state: Mutex<State>,
+}
+
+/// The options of a link. They are read once: cuda.core frees its arrays behind `cuLinkCreate`.
+pub(crate) struct Given {
+    /// `CUjit_option` of each.
+    pub(crate) names: Vec<u32>,
+    /// Their values as they were given.
+    pub(crate) values: Vec<u64>,
+    /// Where the program has the values, and wants those that the driver gives.
+    pub(crate) place: u64,
+    /// What is there unless the program has changed it.
+    pub(crate) last: Mutex<Vec<u64>>,
 }
 
 #[derive(Default)]
@@ -39,13 +50,9 @@ struct State {
 }
 
 /// Begins a link for a device, whose kernels may have at most so many registers in each thread.
-pub(crate) fn create(
-    device: usize,
-    options: (u32, u64, u64),
-    most_registers: Option<u32>,
-) -> Arc<Link> {
+pub(crate) fn create(device: usize, given: Given, most_registers: Option<u32>) -> Arc<Link> {
     let (handle, state) = (new_handle(), Mutex::default());
-    let link = Arc::new(Link { handle, options, most_registers, device, state });
+    let link = Arc::new(Link { handle, given, most_registers, device, state });
     LINKS.insert(link.handle, link.clone());
     link
 }
@@ -94,7 +101,18 @@ impl Link {
             code: Code::INVALID_IMAGE,
             text: format!("{}: {fault}", state.pieces[piece].0),
         })?;
-        modules::parse(linked.as_bytes(), settings().model(self.device))?;
+        let parsed = modules::parse(linked.as_bytes(), settings().model(self.device));
+        parsed.map_err(|refusal| match ptx::undefined(&texts, &refusal.text) {
+            // The words of NVIDIA's driver.
+            Some((piece, name)) => Refusal {
+                code: refusal.code,
+                text: format!(
+                    "error   : Undefined reference to '{name}' in '{}'",
+                    state.pieces[piece].0
+                ),
+            },
+            None => refusal,
+        })?;
         let mut linked = linked.into_bytes();
         linked.push(0);
         let linked = state.result.insert(linked);

@@ -45,8 +45,10 @@ pub(crate) struct Managed {
     pub(crate) address: u64,
     /// Size as asked for.
     pub(crate) size: u64,
-    /// Handle of the context that it belongs to.
+    /// Handle of the context that it belongs to; 0 for memory of a pool, which belongs to none.
     pub(crate) context: u64,
+    /// Handle of the pool that it is from, 0 if there is none.
+    pub(crate) pool: u64,
     /// As in `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
     pub(crate) id: u64,
 }
@@ -64,6 +66,18 @@ static MEMORY: Mutex<BTreeMap<u64, Entry>> = Mutex::new(BTreeMap::new());
 /// # Errors
 /// `INVALID_VALUE` for size 0, `OUT_OF_MEMORY`.
 pub(crate) fn allocate(context: u64, size: u64) -> Outcome<u64> {
+    new(size, context, 0, None)
+}
+
+/// Allocates managed memory of a pool, which may say where it should stay.
+///
+/// # Errors
+/// As [`allocate`].
+pub(crate) fn allocate_of_pool(pool: u64, size: u64, preferred: Option<Location>) -> Outcome<u64> {
+    new(size, 0, pool, preferred)
+}
+
+fn new(size: u64, context: u64, pool: u64, preferred: Option<Location>) -> Outcome<u64> {
     if size == 0 {
         return Err(Code::INVALID_VALUE);
     }
@@ -71,13 +85,14 @@ pub(crate) fn allocate(context: u64, size: u64) -> Outcome<u64> {
     let address = address_space::reserve(whole, GRANULE, 0)?;
     device_memory::back_with_new_memory(address, whole)
         .inspect_err(|_| address_space::unreserve(address))?;
-    let managed = Managed { address, size, context, id: device_memory::new_buffer_id() };
-    let advice = BTreeMap::from([(address, Advice::default())]);
+    let managed = Managed { address, size, context, pool, id: device_memory::new_buffer_id() };
+    let advice = BTreeMap::from([(address, Advice { preferred, ..Advice::default() })]);
     MEMORY.lock().insert(address, Entry { managed, advice });
     Ok(address)
 }
 
-fn give_back(managed: &Managed) {
+/// Gives memory back that was taken. No work that uses it may be under way.
+pub(crate) fn give_back(managed: &Managed) {
     let whole = managed.size.next_multiple_of(GRANULE);
     address_space::unback(managed.address, whole);
     address_space::unreserve(managed.address);
@@ -88,9 +103,16 @@ fn give_back(managed: &Managed) {
 /// # Errors
 /// `INVALID_VALUE` for any other address.
 pub(crate) fn free(address: u64) -> Outcome {
-    let entry = MEMORY.lock().remove(&address).ok_or(Code::INVALID_VALUE)?;
-    give_back(&entry.managed);
+    give_back(&take(address)?);
     Ok(())
+}
+
+/// Takes managed memory from the program by its first address; [`give_back`] frees it.
+///
+/// # Errors
+/// `INVALID_VALUE` for any other address.
+pub(crate) fn take(address: u64) -> Outcome<Managed> {
+    MEMORY.lock().remove(&address).map(|entry| entry.managed).ok_or(Code::INVALID_VALUE)
 }
 
 /// Frees all that belongs to a context.

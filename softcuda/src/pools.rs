@@ -10,9 +10,11 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::address_space;
+use crate::address_space::{self, GRANULE};
 use crate::device_memory;
 use crate::handles::new_handle;
+use crate::ipc;
+use crate::managed_memory::{self, Location, Managed};
 use crate::settings::MAX_DEVICES;
 use crate::status::{Code, Outcome};
 use crate::streams::{Position, Stream};
@@ -29,15 +31,27 @@ pub(crate) enum Kind {
     Own,
     /// The same, and other processes may have it too.
     Shareable,
-    /// The process of this id has made it: nothing is allocated from it here.
-    Imported(u32),
+    /// Another process has made it: nothing is allocated from it here.
+    Imported {
+        /// Its id.
+        process: u32,
+        /// The number of the pool there.
+        number: u32,
+    },
+    /// Its memory is managed. It has no device, and each allocation is memory of its own.
+    Managed {
+        /// Where its memory should stay, if that was said.
+        preferred: Option<Location>,
+        /// The driver has it from the beginning.
+        is_default: bool,
+    },
 }
 
-/// A pool of one device.
+/// A pool of one device, or of managed memory.
 pub(crate) struct Pool {
     /// The value that programs hold.
     pub(crate) handle: u64,
-    /// Ordinal of the device.
+    /// Ordinal of the device; 0 for managed memory.
     pub(crate) device: usize,
     kind: Kind,
     /// The most memory that it may hold in bytes; 0 for no limit.
@@ -165,7 +179,7 @@ pub(crate) fn current_of(device: usize) -> Arc<Pool> {
 /// # Errors
 /// `INVALID_VALUE` for a pool of another device or process.
 pub(crate) fn set_current(device: usize, pool: &Pool) -> Outcome {
-    if pool.device != device || pool.is_imported() {
+    if pool.device != device || pool.is_imported() || pool.is_managed() {
         return Err(Code::INVALID_VALUE);
     }
     CURRENT.lock()[device] = Some(pool.handle);
@@ -177,7 +191,7 @@ pub(crate) fn set_current(device: usize, pool: &Pool) -> Outcome {
 /// # Errors
 /// `INVALID_VALUE` for a default pool.
 pub(crate) fn destroy(pool: &Pool) -> Outcome {
-    if pool.kind == Kind::Default {
+    if matches!(pool.kind, Kind::Default | Kind::Managed { is_default: true, .. }) {
         return Err(Code::INVALID_VALUE);
     }
     let mut current = CURRENT.lock();
@@ -200,16 +214,16 @@ pub(crate) fn find(address: u64) -> Option<Allocation> {
     })
 }
 
-/// Marks an allocation as one that another process may have open: its size.
+/// Marks an allocation as one that another process may have open: its size, and the number of its pool.
 ///
 /// # Errors
 /// `INVALID_VALUE` unless a pool that is [`Kind::Shareable`] has an allocation that begins there.
-pub(crate) fn share(address: u64) -> Outcome<u64> {
+pub(crate) fn share(address: u64) -> Outcome<(u64, u32)> {
     let pools = POOLS.lock();
     for pool in pools.iter().filter(|pool| pool.kind == Kind::Shareable) {
         if let Some(allocation) = pool.state.lock().allocations.get_mut(&address) {
             allocation.shared = true;
-            return Ok(allocation.size);
+            return Ok((allocation.size, pool.number()));
         }
     }
     Err(Code::INVALID_VALUE)
@@ -240,16 +254,34 @@ pub(crate) fn free(address: u64, after: Vec<Position>) -> Outcome {
     Err(Code::INVALID_VALUE)
 }
 
+/// Takes managed memory from the program by its first address, and from its pool if it has one.
+///
+/// # Errors
+/// `INVALID_VALUE` for any other address.
+pub(crate) fn take_managed(address: u64) -> Outcome<Managed> {
+    let managed = managed_memory::take(address)?;
+    let pools = POOLS.lock();
+    if let Some(pool) = pools.iter().find(|pool| pool.handle == managed.pool) {
+        let size = managed.size.next_multiple_of(ALIGNMENT);
+        let attributes = &mut pool.state.lock().attributes;
+        attributes.used.current -= size;
+        attributes.reserved.current -= size;
+    }
+    Ok(managed)
+}
+
 /// What pools do when the program has waited for work: they give memory back that exceeds their
 /// thresholds; destroyed ones give back all that they can. With a device, its pools keep nothing
 /// that is free.
 pub(crate) fn tidy(everything_of: Option<usize>) {
+    ipc::tidy();
     POOLS.lock().retain(|pool| {
         let mut state = pool.state.lock();
         let all = state.destroyed || everything_of == Some(pool.device);
         let keep = if all { 0 } else { state.attributes.threshold };
         state.trim(pool.device, keep);
-        !(state.destroyed && state.blocks.is_empty())
+        // Managed memory is in no block.
+        !(state.destroyed && state.blocks.is_empty() && state.attributes.used.current == 0)
     });
 }
 
@@ -279,6 +311,11 @@ impl Pool {
         })
     }
 
+    /// What other processes know it by. Handles are small numbers.
+    pub(crate) fn number(&self) -> u32 {
+        self.handle as u32
+    }
+
     /// Where it is from.
     pub(crate) fn kind(&self) -> Kind {
         self.kind
@@ -286,7 +323,12 @@ impl Pool {
 
     /// Whether another process has made it.
     pub(crate) fn is_imported(&self) -> bool {
-        matches!(self.kind, Kind::Imported(_))
+        matches!(self.kind, Kind::Imported { .. })
+    }
+
+    /// Whether its memory is managed.
+    pub(crate) fn is_managed(&self) -> bool {
+        matches!(self.kind, Kind::Managed { .. })
     }
 
     /// Allocates memory for use in a stream: the address, and what the stream must wait for
@@ -304,6 +346,16 @@ impl Pool {
         }
         let rounded = size.checked_next_multiple_of(ALIGNMENT).ok_or(Code::OUT_OF_MEMORY)?;
         let mut state = self.state.lock();
+        if let Kind::Managed { preferred, .. } = self.kind {
+            let total = state.attributes.used.current.checked_add(rounded);
+            if self.limit != 0 && total.is_none_or(|total| total > self.limit) {
+                return Err(Code::OUT_OF_MEMORY);
+            }
+            let address = managed_memory::allocate_of_pool(self.handle, size, preferred)?;
+            state.attributes.used.add(rounded);
+            state.attributes.reserved.add(rounded);
+            return Ok((address, Vec::new()));
+        }
         let opportunistic = state.attributes.opportunistic;
         let at_once = |position: &Position| {
             position.is_in(stream) || (opportunistic && position.is_reached())
@@ -341,15 +393,15 @@ impl Pool {
 
     /// Whether a device has access.
     pub(crate) fn has_access(&self, device: usize) -> bool {
-        device == self.device || self.state.lock().access[device]
+        self.is_managed() || device == self.device || self.state.lock().access[device]
     }
 
     /// Gives a device access or takes it away.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for taking it from the pool's own device.
+    /// `INVALID_VALUE` for taking it from the pool's own device, or managed memory from any.
     pub(crate) fn set_access(&self, device: usize, access: bool) -> Outcome {
-        if device == self.device && !access {
+        if (device == self.device || self.is_managed()) && !access {
             return Err(Code::INVALID_VALUE);
         }
         self.state.lock().access[device] = access;
@@ -371,8 +423,10 @@ impl State {
 
     fn add_block(&mut self, pool: &Pool, size: u64) -> Outcome<u64> {
         let whole = address_space::round_up(size).ok_or(Code::OUT_OF_MEMORY)?;
+        // The tests of cuda.core allocate from pools of at most 2048 bytes.
+        let limit = pool.limit.checked_next_multiple_of(GRANULE).unwrap_or(u64::MAX);
         let total = self.attributes.reserved.current.checked_add(whole);
-        if pool.limit != 0 && total.is_none_or(|total| total > pool.limit) {
+        if limit != 0 && total.is_none_or(|total| total > limit) {
             return Err(Code::OUT_OF_MEMORY);
         }
         let start = device_memory::add_pool_block(pool.device, whole)?;
@@ -442,7 +496,6 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::address_space::GRANULE;
     use std::sync::mpsc;
 
     #[test]

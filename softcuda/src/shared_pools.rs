@@ -1,6 +1,6 @@
 //! Pools of other processes.
 //!
-//! What a pool is exported as is a descriptor of a small file that names its process and device; nobody can change what
+//! What a pool is exported as is a descriptor of a small file that names its process, device and number; nobody can change what
 //! the file says. An allocation of a pool is exported as memory is for an IPC handle, and opened like that, but it is
 //! freed as the program frees what it has allocated itself.
 
@@ -37,6 +37,7 @@ pub(crate) fn export(pool: &Pool) -> Outcome<OwnedFd> {
     let mut text = MAGIC.to_vec();
     text.extend(std::process::id().to_le_bytes());
     text.extend((pool.device as u32).to_le_bytes());
+    text.extend(pool.number().to_le_bytes());
     file.write_all_at(&text, 0).map_err(|_| Code::OPERATING_SYSTEM)?;
     fcntl_add_seals(&file, SEALS).map_err(|_| Code::OPERATING_SYSTEM)?;
     Ok(file.into())
@@ -51,15 +52,16 @@ pub(crate) fn import(descriptor: BorrowedFd<'_>) -> Outcome<u64> {
     if fcntl_get_seals(descriptor) != Ok(SEALS) {
         return Err(Code::INVALID_VALUE);
     }
-    let mut text = [0; 16];
+    let mut text = [0; 20];
     let file = descriptor.try_clone_to_owned().map_err(|_| Code::OPERATING_SYSTEM)?;
     File::from(file).read_exact_at(&mut text, 0).map_err(|_| Code::INVALID_VALUE)?;
     if text[..8] != MAGIC {
         return Err(Code::INVALID_VALUE);
     }
     let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| text[at + byte]));
+    let kind = Kind::Imported { process: number(8), number: number(16) };
     let ordinal = i32::try_from(number(12)).map_err(|_| Code::INVALID_VALUE)?;
-    Ok(pools::create(device(ordinal)?, 0, Kind::Imported(number(8))).handle)
+    Ok(pools::create(device(ordinal)?, 0, kind).handle)
 }
 
 /// What another process needs to open an allocation.
@@ -67,18 +69,19 @@ pub(crate) fn import(descriptor: BorrowedFd<'_>) -> Outcome<u64> {
 /// # Errors
 /// `INVALID_VALUE` for what is not the first address of an allocation of a pool that can be shared; `OUT_OF_MEMORY`.
 pub(crate) fn export_pointer(address: u64) -> Outcome<Handle> {
-    let size = pools::share(address)?;
+    let (size, pool) = pools::share(address)?;
     let shared = context::while_idle(|| device_memory::share_part(address, size))?;
-    Ok(ipc::handle(&shared))
+    Ok(ipc::handle(&shared, pool))
 }
 
 /// Opens an allocation of a pool of another process.
 ///
 /// # Errors
-/// `INVALID_VALUE` for a pool that was not imported, or an allocation that is not of its process; those of
+/// `INVALID_VALUE` for a pool that was not imported, or an allocation that is not of it; those of
 /// [`ipc::open`].
 pub(crate) fn import_pointer(pool: &Pool, handle: &Handle) -> Outcome<u64> {
-    if pool.kind() != Kind::Imported(handle.process()) {
+    let owner = Kind::Imported { process: handle.process(), number: handle.pool() };
+    if pool.kind() != owner {
         return Err(Code::INVALID_VALUE);
     }
     ipc::open(handle, ipc::OF_POOL)

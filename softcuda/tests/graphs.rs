@@ -203,6 +203,24 @@ fn modes_of_captures_and_threads() {
 
 #[test]
 fn the_capture_can_be_asked_and_led() {
+    unsafe extern "C" {
+        safe fn cuStreamGetCaptureInfo_v3(
+            stream: u64,
+            state: &mut u32,
+            id: &mut u64,
+            graph: &mut u64,
+            nodes: &mut *const u64,
+            edges: &mut *const u64,
+            count: &mut usize,
+        ) -> u32;
+        fn cuStreamUpdateCaptureDependencies_v2(
+            stream: u64,
+            nodes: *const u64,
+            edges: *const u64,
+            count: usize,
+            flags: u32,
+        ) -> u32;
+    }
     let _alone = alone();
     let context = context();
     let one = stream();
@@ -223,6 +241,25 @@ fn the_capture_can_be_asked_and_led() {
         ok(cuStreamUpdateCaptureDependencies(one, &known[0], 1, 1));
         assert_eq!(cuStreamUpdateCaptureDependencies(one, &7, 1, 1), INVALID_VALUE);
         assert_eq!(cuStreamUpdateCaptureDependencies(one, &known[0], 1, 2), INVALID_VALUE);
+    }
+    // As many edges as dependencies, and each is a plain one; it can be given back.
+    let mut edges_at = std::ptr::null();
+    ok(cuStreamGetCaptureInfo_v3(
+        one,
+        &mut state,
+        &mut id,
+        &mut graph,
+        &mut nodes_at,
+        &mut edges_at,
+        &mut count,
+    ));
+    assert_eq!((state, count), (1, 1));
+    // SAFETY: the driver gave one node and one edge, valid up to the next question; 8 bytes each.
+    unsafe {
+        assert_eq!((*nodes_at, *edges_at), (known[0], 0));
+        ok(cuStreamUpdateCaptureDependencies_v2(one, &known[0], edges_at, 1, 1));
+        let code = cuStreamUpdateCaptureDependencies_v2(one, &known[0], &1, 1, 1);
+        assert_eq!(code, NOT_SUPPORTED);
     }
     ok(cuMemsetD32Async(data + 8, 1, 1, one));
     assert_eq!(end(one), graph);

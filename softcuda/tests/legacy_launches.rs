@@ -201,3 +201,38 @@ fn they_cannot_be_captured() {
     ok(cuGraphDestroy(end(one)));
     ok(cuCtxDestroy_v2(context));
 }
+
+/// As the tests of NVIDIA's cuda.core ask it.
+#[test]
+fn parameters_of_a_kernel_are_told_in_a_context_only() {
+    unsafe extern "C" {
+        fn cuLibraryLoadData(
+            library: &mut u64,
+            code: *const u8,
+            options: u64,
+            values: u64,
+            count: u32,
+            library_options: u64,
+            library_values: u64,
+            library_count: u32,
+        ) -> u32;
+        safe fn cuKernelGetParamInfo(
+            kernel: u64,
+            index: usize,
+            offset: &mut usize,
+            size: &mut usize,
+        ) -> u32;
+    }
+    const INVALID_CONTEXT: u32 = 201;
+    let context = context();
+    let (mut library, mut kernel, mut offset, mut size) = (0, 0, 9, 9);
+    // SAFETY: the text and the name end with a NUL.
+    unsafe {
+        ok(cuLibraryLoadData(&mut library, TELL.as_ptr(), 0, 0, 0, 0, 0, 0));
+        ok(cuLibraryGetKernel(&mut kernel, library, c"tell".as_ptr().cast()));
+    }
+    ok(cuKernelGetParamInfo(kernel, 0, &mut offset, &mut size));
+    assert_eq!((offset, size), (0, 8));
+    ok(cuCtxDestroy_v2(context));
+    assert_eq!(cuKernelGetParamInfo(kernel, 0, &mut offset, &mut size), INVALID_CONTEXT);
+}

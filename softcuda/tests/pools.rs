@@ -175,6 +175,19 @@ fn attributes_and_the_release_threshold() {
     ok(cuCtxDestroy_v2(context));
 }
 
+/// A limit is in whole pages of the device.
+#[test]
+fn a_small_limit_leaves_room_for_an_allocation() {
+    let context = context();
+    let (mut pool, mut address) = (0, 0);
+    ok(cuMemPoolCreate(&mut pool, &PoolProperties { most: 2048, ..PLAIN }));
+    ok(cuMemAllocFromPoolAsync(&mut address, 64, pool, 0));
+    assert_eq!(cuMemAllocFromPoolAsync(&mut 0, GRANULE, pool, 0), OUT_OF_MEMORY);
+    ok(cuMemFreeAsync(address, 0));
+    ok(cuMemPoolDestroy(pool));
+    ok(cuCtxDestroy_v2(context));
+}
+
 #[test]
 fn plain_memory_gets_what_pools_keep_unused() {
     let environment = [("SOFTCUDA_MEMORY", "8M")];

@@ -62,7 +62,7 @@ fn allocate_from(pool: u64, size: usize) -> u64 {
 #[ignore = "a program for other tests"]
 fn program() {
     context();
-    let pool = pool(&SHAREABLE);
+    let (pool, other) = (pool(&SHAREABLE), pool(&SHAREABLE));
     let (first, second) = (allocate_from(pool, PLACE), allocate_from(pool, 4000));
     write(first, &[1]);
     write(second, &[2, 3]);
@@ -70,11 +70,15 @@ fn program() {
     ok(cuMemPoolExportToShareableHandle(&mut descriptor, pool, 1, 0));
     let mut data = Data([0; 8]);
     assert_eq!(cuMemPoolExportPointer(&mut data, second + 4), INVALID_VALUE);
+    // Another pool, which the allocation is not of.
+    let mut other_descriptor = -1;
+    ok(cuMemPoolExportToShareableHandle(&mut other_descriptor, other, 1, 0));
     let plain = allocate(100);
     assert_eq!(cuMemPoolExportPointer(&mut data, plain), INVALID_VALUE);
     ok(cuMemFree_v2(plain));
     ok(cuMemPoolExportPointer(&mut data, second));
     assert_eq!((read(first, 1), read(second, 2)), (vec![1], vec![2, 3]));
+    say(other_descriptor);
     say(descriptor);
     data.0.iter().for_each(say);
     while listen() == "read" {
@@ -87,11 +91,19 @@ fn program() {
     say(used());
 }
 
-/// The descriptor of the program's pool, and the data of its allocation.
-fn exported(program: &mut Program) -> (File, Data) {
-    let path = format!("/proc/{}/fd/{}", program.pid(), program.hear());
+/// The descriptors of another pool of the program and of its pool, and the data of its allocation.
+fn exported(program: &mut Program) -> (File, File, Data) {
+    let mut open = || {
+        let path = format!("/proc/{}/fd/{}", program.pid(), program.hear());
+        File::open(path).unwrap()
+    };
+    let (other, file) = (open(), open());
     let data = Data([(); 8].map(|()| program.hear().parse().unwrap()));
-    (File::open(path).unwrap(), data)
+    (other, file, data)
+}
+
+extern "C" fn sleep(milliseconds: u64) {
+    std::thread::sleep(std::time::Duration::from_millis(milliseconds));
 }
 
 fn import(file: &File) -> (u32, u64) {
@@ -104,7 +116,7 @@ fn import(file: &File) -> (u32, u64) {
 fn what_is_allocated_from_a_pool_can_be_opened_elsewhere() {
     let mut program = Program::start("program", &[]);
     context();
-    let (file, data) = exported(&mut program);
+    let (other, file, data) = exported(&mut program);
     let (code, imported) = import(&file);
     ok(code);
     let mut address = 0;
@@ -122,6 +134,25 @@ fn what_is_allocated_from_a_pool_can_be_opened_elsewhere() {
     ok(cuMemFreeAsync(address, 0));
     ok(cuCtxSynchronize());
     assert_eq!(used(), 0);
+    // What was submitted before can still use it, whatever its stream.
+    let (mut stream, copy) = (0, allocate(4));
+    ok(cuMemPoolImportPointer(&mut address, imported, &data));
+    ok(cuStreamCreate(&mut stream, 1));
+    ok(cuLaunchHostFunc(stream, sleep, 50));
+    ok(cuMemcpyDtoDAsync_v2(copy, address, 4, stream));
+    ok(cuMemFreeAsync(address, 0));
+    assert_eq!(cuMemFreeAsync(address, 0), INVALID_VALUE);
+    ok(cuStreamSynchronize(0));
+    ok(cuStreamSynchronize(stream));
+    assert_eq!(read(copy, 1), [2]);
+    ok(cuMemFree_v2(copy));
+    ok(cuCtxSynchronize());
+    assert_eq!(used(), 0);
+    // It is of no other pool of the program.
+    let (code, wrong) = import(&other);
+    ok(code);
+    assert_eq!(cuMemPoolImportPointer(&mut address, wrong, &data), INVALID_VALUE);
+    ok(cuMemPoolDestroy(wrong));
     // Nothing is allocated from a pool of another process.
     assert_eq!(cuMemAllocFromPoolAsync(&mut address, 100, imported, 0), INVALID_VALUE);
     assert_eq!(cuDeviceSetMemPool(0, imported), INVALID_VALUE);
@@ -136,7 +167,7 @@ fn what_is_allocated_from_a_pool_can_be_opened_elsewhere() {
 fn what_is_no_exported_pool_is_refused() {
     let mut program = Program::start("program", &[]);
     context();
-    let (file, data) = exported(&mut program);
+    let (_, file, data) = exported(&mut program);
     let descriptor = file.as_raw_fd() as u64;
     let pool_of = |descriptor, kind, flags| {
         cuMemPoolImportFromShareableHandle(&mut 0, descriptor, kind, flags)

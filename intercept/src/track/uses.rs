@@ -166,6 +166,7 @@ mod tests {
     use super::*;
     use crate::abi::slots::SLOTS;
     use crate::abi::table::NAMES;
+    use crate::abi::types::POINTER_IS_MANAGED;
     use crate::track::{
         cuMemAllocFromPoolAsync, cuMemFree_v2, cuMemFreeAsync, cuMipmappedArrayDestroy,
     };
@@ -254,6 +255,34 @@ mod tests {
         let connect = |_| unsafe { cuEGLStreamProducerConnect(connection, 0, 0, 0) };
         // SAFETY: the stand-in takes any arguments; the wrapper reads the word, which is alive.
         lasts(name, connect, |_| unsafe { cuEGLStreamProducerDisconnect(connection) });
+    }
+
+    /// A pool can be of managed memory, which counts as such.
+    #[test]
+    fn managed_memory_of_a_pool_lasts_until_it_is_freed() {
+        unsafe extern "C" fn tell_managed(out: usize, attribute: usize, _: usize) -> Code {
+            assert_eq!(attribute as u32, POINTER_IS_MANAGED);
+            // SAFETY: the wrapper gives a place for a word.
+            unsafe { (out as *mut usize).write(1) };
+            SUCCESS
+        }
+        fn managed() -> (u64, u64) {
+            let mut counts = Counts::default();
+            usage::fill(&mut counts);
+            (counts.managed, counts.pool_bytes)
+        }
+        put_in_place_of("cuMemAllocFromPoolAsync", make);
+        put_in_place_of("cuPointerGetAttribute", tell_managed);
+        put_in_place_of("cuMemFreeAsync", succeed);
+        let mut address = 0u64;
+        let before = managed();
+        // SAFETY: what stands in for the driver writes a word to the first argument, and takes anything else.
+        unsafe {
+            assert_eq!(cuMemAllocFromPoolAsync(&raw mut address, 100, POOL as u64, 0), SUCCESS);
+            assert_eq!(managed(), (before.0 + 1, before.1));
+            assert_eq!(cuMemFreeAsync(address, 0), SUCCESS);
+        }
+        assert_eq!(managed(), before);
     }
 
     /// Memory of a pool is open to others as long as it is not freed, also when the pool is destroyed.

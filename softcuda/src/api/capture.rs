@@ -4,6 +4,7 @@ use std::cell::RefCell;
 
 use super::arguments::{In, Out};
 use super::driver_api;
+use super::edge_data::{EdgeData, check_edges};
 use crate::capture::{self, Mode, THREAD_MODE};
 use crate::status::{Code, Outcome};
 use crate::submission::{DefaultStream, stream_and_context};
@@ -20,6 +21,8 @@ const SET: u32 = 1;
 thread_local! {
     /// What the last question of this thread was answered with; the program gets its address.
     static ANSWER: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    /// The edges of that answer, all of them plain ones: cuda-bindings reads them wherever there are dependencies.
+    static EDGES: RefCell<Vec<EdgeData>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The elements of an array argument.
@@ -52,7 +55,10 @@ fn info(mode: DefaultStream, stream: u64, places: &Places) -> Outcome {
     places.status.set(ACTIVE)?;
     places.id.set_if_wanted(info.id);
     places.graph.set_if_wanted(info.graph);
-    places.edges.set_if_wanted(0);
+    places.edges.set_if_wanted(EDGES.with_borrow_mut(|edges| {
+        *edges = vec![EdgeData::default(); info.dependencies.len()];
+        edges.as_ptr() as u64
+    }));
     places.count.set_if_wanted(info.dependencies.len());
     let address = ANSWER.with_borrow_mut(|answer| {
         *answer = info.dependencies;
@@ -92,11 +98,9 @@ driver_api! {
     }
 
     stream(mode) fn cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph_ptsz(
-        stream: u64, graph: u64, dependencies: In<u64>, edges: In<u64>, count: usize, how: u32,
+        stream: u64, graph: u64, dependencies: In<u64>, edges: In<EdgeData>, count: usize, how: u32,
     ) {
-        if !edges.is_null() {
-            return Err(Code::NOT_SUPPORTED);
-        }
+        check_edges(&edges, count)?;
         begin(mode, stream, how, Some((graph, list(&dependencies, count)?)))
     }
 
@@ -149,11 +153,9 @@ driver_api! {
     }
 
     stream(mode) fn cuStreamUpdateCaptureDependencies_v2, cuStreamUpdateCaptureDependencies_v2_ptsz(
-        stream: u64, dependencies: In<u64>, edges: In<u64>, count: usize, flags: u32,
+        stream: u64, dependencies: In<u64>, edges: In<EdgeData>, count: usize, flags: u32,
     ) {
-        if !edges.is_null() {
-            return Err(Code::NOT_SUPPORTED);
-        }
+        check_edges(&edges, count)?;
         update(mode, stream, &dependencies, count, flags)
     }
 

@@ -3,24 +3,9 @@
 use super::arguments::{In, Out};
 use super::capture::list;
 use super::driver_api;
+use super::edge_data::{EdgeData, check_edges};
 use crate::graphs::{self, Work};
 use crate::status::{Code, Outcome};
-
-/// `CUgraphEdgeData`; the plain kind is all zeros.
-pub(super) type EdgeData = [u8; 8];
-
-/// Fails for edges other than plain ones.
-///
-/// # Errors
-/// `NOT_SUPPORTED`.
-pub(super) fn check_edges(edges: &In<EdgeData>, count: usize) -> Outcome {
-    for index in 0..if edges.is_null() { 0 } else { count } {
-        if edges.at(index)? != [0; 8] {
-            return Err(Code::NOT_SUPPORTED);
-        }
-    }
-    Ok(())
-}
 
 /// Gives a list the way that the API does: without a place for it, only its length; otherwise at
 /// most as many elements as there is room for, and zeros in the rest of the room.

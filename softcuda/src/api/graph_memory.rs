@@ -9,10 +9,11 @@ use super::capture::list;
 use super::driver_api;
 use super::graph_parts;
 use super::pool_properties::Properties;
-use super::vmm::{Access, READ_WRITE};
+use super::vmm::{Access, ON_DEVICE, READ_WRITE};
 use crate::context;
 use crate::graph_memory::{self, Amounts, Description, GraphMemory};
 use crate::graphs::{self, Work};
+use crate::managed_memory::Location;
 use crate::settings::device;
 use crate::status::{Code, Outcome};
 
@@ -39,7 +40,13 @@ pub(super) fn node_memory(
     access: &[Access],
     size: usize,
 ) -> Outcome<Arc<GraphMemory>> {
-    let device = properties.device()?;
+    let managed = properties.managed()?;
+    let device = match managed {
+        None => properties.device()?,
+        Some(Some(Location { kind: ON_DEVICE, id })) => device(id)?,
+        // It counts as memory of the device that the graph is made for.
+        Some(_) => context::current()?.device,
+    };
     if properties.is_shareable() {
         return Err(Code::NOT_SUPPORTED);
     }
@@ -56,7 +63,7 @@ pub(super) fn node_memory(
         access: bytes_of(access),
         access_count: access.len(),
     };
-    graph_memory::create(device, size as u64, description)
+    graph_memory::create(device, size as u64, managed.is_some(), description)
 }
 
 /// The bytes of plain values.

@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use super::arguments::{In, Out};
 use super::attributes;
 use super::copy::{self, Copy3d};
-use super::graph::{EdgeData, check_edges};
+use super::edge_data::{EdgeData, check_edges};
 use super::graph_parts::{add, context_or_current};
 use super::{driver_api, graph_conditional, graph_memory, launch, memory_operation, set};
 use crate::context;

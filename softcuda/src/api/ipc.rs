@@ -28,7 +28,7 @@ driver_api! {
         out.check()?;
         context::current()?;
         let shared = context::while_idle(|| device_memory::share(address))?;
-        out.set(ipc::handle(&shared))
+        out.set(ipc::handle(&shared, 0))
     }
 
     call fn cuIpcOpenMemHandle(out: Out<u64>, handle: Handle, flags: u32) {

@@ -117,6 +117,7 @@ driver_api! {
     call fn cuKernelGetParamInfo(
         handle: u64, index: usize, offset: Out<usize>, size: Out<usize>,
     ) {
+        context::current()?;
         parameter(&find_kernel(handle)?.entry, index, &offset, &size)
     }
 

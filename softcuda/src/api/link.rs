@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::arguments::{Address, In, Out, Text, read_bytes};
 use super::driver_api;
 use super::module::{Options, image, image_in_file, report};
-use crate::links::{self, LINKS, Link};
+use crate::links::{self, Given, LINKS, Link};
 use crate::modules::Refusal;
 use crate::status::{Code, Outcome};
 
@@ -28,10 +30,29 @@ fn check_kind(kind: u32) -> Outcome {
     }
 }
 
-/// The options that a link was created with.
-fn options_of(link: &Link) -> Options {
-    let (count, names, values) = link.options;
-    Options { count, names: In::at_address(names), values: Out::at_address(values) }
+/// Reports into the logs of the options that a link was created with. What the driver gives is written to the program's
+/// values only where the program has left them as they were.
+fn report_to<T>(link: &Link, outcome: Result<T, Refusal>) -> Outcome<T> {
+    let given = &link.given;
+    let mut values = given.values.clone();
+    let outcome = report(
+        outcome,
+        Some(&Options {
+            count: given.names.len() as u32,
+            names: In::at_address(given.names.as_ptr() as u64),
+            values: Out::at_address(values.as_mut_ptr() as u64),
+        }),
+    );
+    let mut last = given.last.lock();
+    let place = Out::<u64>::at_address(given.place);
+    for (index, value) in values.into_iter().enumerate() {
+        let there = In::<u64>::at_address(given.place).at(index)?;
+        if value != there && (there == last[index] || there == given.values[index]) {
+            place.set_at(index, value)?;
+            last[index] = value;
+        }
+    }
+    outcome
 }
 
 /// Reports into the logs of this call's options, or else of the link's.
@@ -39,15 +60,22 @@ fn finish<T>(link: &Link, outcome: Result<T, Refusal>, own: &Options) -> Outcome
     if own.count > 0 {
         return report(outcome, Some(own));
     }
-    report(outcome, Some(&options_of(link)))
+    report_to(link, outcome)
 }
 
 fn create(count: u32, names: In<u32>, values: Out<u64>, out: &Out<u64>) -> Outcome {
     out.check()?;
     let device = crate::context::current()?.device;
-    let options = (count, names.address(), values.address());
+    let all = 0..count as usize;
+    let given = Given {
+        names: all.clone().map(|index| names.at(index)).collect::<Outcome<_>>()?,
+        values: all.map(|index| values.at(index)).collect::<Outcome<Vec<_>>>()?,
+        place: values.address(),
+        last: Mutex::default(),
+    };
+    given.last.lock().clone_from(&given.values);
     let most_registers = Options { count, names, values }.most_registers()?;
-    out.set(links::create(device, options, most_registers).handle)
+    out.set(links::create(device, given, most_registers).handle)
 }
 
 fn add_data(
@@ -126,7 +154,7 @@ driver_api! {
     call fn cuLinkComplete(handle: u64, out: Out<u64>, size: Out<usize>) {
         out.check()?;
         let link = find(handle)?;
-        let (address, bytes) = report(link.complete(), Some(&options_of(&link)))?;
+        let (address, bytes) = report_to(&link, link.complete())?;
         size.set_if_wanted(bytes);
         out.set(address)
     }

@@ -17,8 +17,8 @@ const ATTACH_SINGLE: u32 = 4;
 /// `CUmemLocationType`.
 pub(super) const NOWHERE: u32 = 0;
 const ON_DEVICE: u32 = 1;
-const ON_HOST: u32 = 2;
-const ON_NUMA_NODE: u32 = 3;
+pub(super) const ON_HOST: u32 = 2;
+pub(super) const ON_NUMA_NODE: u32 = 3;
 const ON_NEAREST_NODE: u32 = 4;
 
 /// `CU_DEVICE_CPU` and `CU_DEVICE_INVALID`, where the API gives a device for a location.

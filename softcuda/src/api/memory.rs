@@ -69,7 +69,8 @@ driver_api! {
         if let Some(memory) = of_graph {
             memory.free().map(drop)
         } else if managed {
-            managed_memory::free(address)
+            managed_memory::give_back(&pools::take_managed(address)?);
+            Ok(())
         } else if pooled {
             pools::free(address, Vec::new())
         } else if imported {

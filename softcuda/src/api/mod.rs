@@ -15,6 +15,7 @@ mod coredump;
 #[cfg(test)]
 mod coverage;
 mod device;
+mod edge_data;
 mod errors;
 mod event;
 mod export_table;

@@ -110,6 +110,8 @@ driver_api! {
         }
         let limits = function.model().generation;
         let each = (limits.shared / blocks as usize).min(limits.shared_of_block);
-        out.set(each.saturating_sub(function.entry.static_shared))
+        // Without the function's consent a block has no more than any has, as the tests of cuda.core expect.
+        let most = function.dynamic_shared_limit();
+        out.set(each.saturating_sub(function.entry.static_shared).min(most))
     }
 }

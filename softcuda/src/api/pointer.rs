@@ -113,7 +113,7 @@ fn find(address: u64) -> Option<Pointer> {
             id: memory.id,
             shareable: false,
             is_mapping: false,
-            is_managed: false,
+            is_managed: memory.is_managed,
             pool: 0,
         });
     }
@@ -129,7 +129,7 @@ fn find(address: u64) -> Option<Pointer> {
             shareable: false,
             is_mapping: false,
             is_managed: true,
-            pool: 0,
+            pool: memory.pool,
         });
     }
     let memory = host_memory::find(address)?;

@@ -6,15 +6,16 @@ use cudarc::driver::sys;
 use rustix::fd::{BorrowedFd, IntoRawFd};
 
 use super::arguments::{Address, In, Out};
-use super::pool_properties::{PINNED, Properties};
+use super::pool_properties::{MANAGED, PINNED, Properties, preferred};
 use super::vmm::{Access, READ_WRITE};
 use super::{driver_api, graph_memory};
 use crate::capture;
-use crate::context::Context;
+use crate::context::{self, Context};
 use crate::device_memory;
 use crate::graphs::Work;
 use crate::ipc::{self, Handle};
-use crate::managed_memory::Location;
+use crate::managed_memory::{self, Location};
+use crate::managed_pools;
 use crate::pools::{self, Kind, Pool};
 use crate::settings::device;
 use crate::shared_pools;
@@ -26,6 +27,10 @@ use crate::virtual_memory::POSIX_FILE_DESCRIPTOR;
 const _: () = assert!(size_of::<Handle>() == size_of::<sys::CUmemPoolPtrExportData>());
 
 fn create(properties: &Properties) -> Outcome<u64> {
+    if let Some(preferred) = properties.managed()? {
+        let kind = Kind::Managed { preferred, is_default: false };
+        return Ok(pools::create(0, properties.most as u64, kind).handle);
+    }
     let device = properties.device()?;
     let kind = if properties.is_shareable() { Kind::Shareable } else { Kind::Own };
     Ok(pools::create(device, properties.most as u64, kind).handle)
@@ -45,7 +50,10 @@ fn allocate(
     }
     if capture::info(stream).is_some() {
         // It becomes a node, whose address is known at once.
-        let properties = Properties::of_device(pool.device);
+        let properties = match pool.kind() {
+            Kind::Managed { preferred, .. } => Properties::of_managed(preferred),
+            _ => Properties::of_device(pool.device),
+        };
         let memory = graph_memory::node_memory(&properties, &[], size)?;
         let address = memory.address;
         capture::record(stream, Work::Allocate(memory))?;
@@ -82,10 +90,16 @@ fn free(mode: DefaultStream, address: u64, stream: u64) -> Outcome {
         return pools::free(address, vec![context.submit_marker(&stream)?]);
     }
     if ipc::is_of_pool(address) {
-        let close = move || {
-            let _ = ipc::close(address);
-        };
-        return context.submit(&stream, Vec::new(), close).map(|_| ());
+        return ipc::close_after(address, context::positions_of_all());
+    }
+    if managed_memory::find(address).is_some_and(|memory| memory.pool != 0) {
+        let managed = pools::take_managed(address)?;
+        let freed =
+            context.submit(&stream, Vec::new(), move || managed_memory::give_back(&managed));
+        if freed.is_err() {
+            managed_memory::give_back(&managed);
+        }
+        return freed.map(|_| ());
     }
     // Plain memory may be freed in stream order, too.
     let allocation = device_memory::take(address)?;
@@ -143,13 +157,20 @@ fn set_attribute(pool: &Pool, number: u32, value: u64) -> Outcome {
     Ok(())
 }
 
-/// The device of a location for which pools exist.
-fn device_of(location: &In<Location>, kind: u32) -> Outcome<usize> {
+/// For what there is a pool from the beginning.
+enum Place {
+    Device(usize),
+    /// Managed memory, and where it should stay if that is said.
+    Managed(Option<Location>),
+}
+
+fn place(location: &In<Location>, kind: u32) -> Outcome<Place> {
     let location = location.get()?;
-    if kind != PINNED {
-        return Err(Code::NOT_SUPPORTED);
+    match kind {
+        PINNED => location.device().map(Place::Device),
+        MANAGED => preferred(location).map(Place::Managed),
+        _ => Err(Code::INVALID_VALUE),
     }
-    location.device()
 }
 
 driver_api! {
@@ -265,14 +286,24 @@ driver_api! {
     }
 
     call fn cuMemGetDefaultMemPool(out: Out<u64>, location: In<Location>, kind: u32) {
-        out.set(pools::default_of(device_of(&location, kind)?).handle)
+        out.set(match place(&location, kind)? {
+            Place::Device(device) => pools::default_of(device).handle,
+            Place::Managed(preferred) => managed_pools::default_of(preferred).handle,
+        })
     }
 
     call fn cuMemGetMemPool(out: Out<u64>, location: In<Location>, kind: u32) {
-        out.set(pools::current_of(device_of(&location, kind)?).handle)
+        out.set(match place(&location, kind)? {
+            Place::Device(device) => pools::current_of(device).handle,
+            Place::Managed(preferred) => managed_pools::current_of(preferred).handle,
+        })
     }
 
     call fn cuMemSetMemPool(location: In<Location>, kind: u32, pool: u64) {
-        pools::set_current(device_of(&location, kind)?, &*pools::by_handle(pool)?)
+        let pool = pools::by_handle(pool)?;
+        match place(&location, kind)? {
+            Place::Device(device) => pools::set_current(device, &pool),
+            Place::Managed(preferred) => managed_pools::set_current(preferred, &pool),
+        }
     }
 }

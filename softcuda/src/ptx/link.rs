@@ -76,6 +76,21 @@ pub fn link(sources: &[&str], most_registers: Option<u32>) -> Result<String, (us
     Ok(result)
 }
 
+/// The first piece that declares a name which `fault`, said of what they were linked to, has between backquotes and no
+/// piece defines; and that name.
+pub fn undefined<'a>(sources: &[&'a str], fault: &str) -> Option<(usize, &'a str)> {
+    let units: Option<Vec<_>> = sources.iter().map(|source| Unit::read(source).ok()).collect();
+    let units = units?;
+    let defined = definitions(&units).ok()?;
+    units.iter().enumerate().find_map(|(index, unit)| {
+        let declared = unit.symbols.iter().filter(|symbol| symbol.linkage == Linkage::Extern);
+        let name = declared
+            .map(|symbol| symbol.name)
+            .find(|name| !defined.contains_key(name) && fault.contains(&format!("`{name}`")))?;
+        Some((index, name))
+    })
+}
+
 /// The piece that defines each name that others see.
 fn definitions<'a>(units: &[Unit<'a>]) -> Result<BTreeMap<&'a str, usize>, (usize, Diagnostic)> {
     let mut defined: BTreeMap<&str, (usize, Linkage)> = BTreeMap::new();

@@ -21,6 +21,12 @@ int main() {
     EXPECT(grid >= 1 && block >= 32 && block <= 1024);
     size_t bytes = 0;
     CHECK(cudaOccupancyAvailableDynamicSMemPerBlock(&bytes, plain, 2, 128));
-    EXPECT(bytes > 0);
+    EXPECT(bytes > 0 && bytes <= 48 << 10);
+    // One alone has no more either, unless the kernel asks for it.
+    CHECK(cudaOccupancyAvailableDynamicSMemPerBlock(&bytes, plain, 1, 128));
+    EXPECT(bytes == 48 << 10);
+    CHECK(cudaFuncSetAttribute(plain, cudaFuncAttributeMaxDynamicSharedMemorySize, 64 << 10));
+    CHECK(cudaOccupancyAvailableDynamicSMemPerBlock(&bytes, plain, 1, 128));
+    EXPECT(bytes == 64 << 10);
     return passed("occupancy");
 }

@@ -1,0 +1,121 @@
+//! Groups of processes that share device memory: each is dumped several times at random moments, restored in a random
+//! way, and must end as if nobody had touched it.
+//!
+//!     GPUCR_RANDOM_DUMPS=200 cargo nextest run -p gpucr-tests -E 'binary(random_groups)' --run-ignored all --no-capture
+//!     GPUCR_RANDOM_SEED=17 cargo nextest run …        # from this seed on; a failure names its seed
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{GROUPS, Lab, Pace, Program, Random, finish, show, undisturbed};
+
+/// Dumps of each group.
+const DUMPS: u64 = 4;
+/// Steps of a group, few enough that each is printed, and those that it makes before its last dump at most.
+const STEPS: [&str; 2] = ["--steps", "99"];
+const BEFORE_THE_END: usize = 90;
+
+fn number(variable: &str, default: u64) -> Result<u64> {
+    match std::env::var(variable) {
+        Ok(text) => text.parse().with_context(|| format!("{variable}={text} is no number")),
+        Err(_) => Ok(default),
+    }
+}
+
+/// One dump with a random protocol, at a random moment.
+fn dump(lab: &Lab, program: &Program, image: &str, last: bool, random: &mut Random) -> Result<()> {
+    std::thread::sleep(Duration::from_millis(random.below(250)));
+    let protocols = if last { ["stop", "recopy", "cow"] } else { ["stop", "recopy", "recopy"] };
+    let protocol = protocols[random.below(3) as usize];
+    let mut command = lab.gpucr();
+    command.args(["dump", "--json", "--pid", &program.pid.to_string(), "-o", image]);
+    command.args(["--protocol", protocol]);
+    if last {
+        command.arg("--leave-running");
+    }
+    let output = finish(&mut command)?;
+    ensure!(output.status.success(), "{protocol}: {}\n{}", show(&output), program.output());
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(report["protocol"] == protocol, "{report}");
+    Ok(())
+}
+
+fn restore(lab: &Lab, image: &str, old: Program, random: &mut Random) -> Result<Program> {
+    let ways = [&[][..], &["--on-demand"], &["--share"]];
+    let way = ways[random.below(3) as usize];
+    let restored = lab.restore_as(&lab.path(image), old, way, &[]);
+    restored.with_context(|| format!("{image} {way:?}"))
+}
+
+/// Dumps the group of a seed [`DUMPS`] times. Restored from each dump it goes on to the next; after the last one both
+/// it and the image end well.
+fn dumped_and_restored(seed: u64) -> Result<()> {
+    let mut random = Random(seed);
+    let name = GROUPS[random.below(GROUPS.len() as u64) as usize];
+    let seed_text = seed.to_string();
+    let args = [&STEPS[..], &["--seed", &seed_text]].concat();
+    let expected = undisturbed(name, &args)?;
+    let lab = Lab::new();
+    let pace = Pace::new()?;
+    pace.allow(BEFORE_THE_END)?;
+    let args = [&args[..], &["--step-delay-ms", "10", "--pace", pace.file()]].concat();
+    let mut program = lab.start(name, &args)?;
+    program.wait_for("ready")?;
+    for number in 1..DUMPS {
+        let image = format!("image-{number}");
+        dump(&lab, &program, &image, false, &mut random).with_context(|| name)?;
+        // A restored program must print something to show that it lives.
+        pace.allow(1)?;
+        program = restore(&lab, &image, program, &mut random).with_context(|| name)?;
+    }
+    dump(&lab, &program, "last", true, &mut random).with_context(|| name)?;
+    pace.allow_all()?;
+    program.result()?;
+    ensure!(
+        program.series() == expected,
+        "{name} ran on to {:#?}\nnot {expected:#?}",
+        program.series()
+    );
+    lab.rewind(&program, &lab.path("last"))?;
+    program = restore(&lab, "last", program, &mut random).with_context(|| name)?;
+    program.result()?;
+    let series = program.series();
+    ensure!(series == expected, "{name} restored: {series:#?}\nnot {expected:#?}");
+    Ok(())
+}
+
+#[test]
+#[ignore = "for as long as somebody wants: GPUCR_RANDOM_DUMPS"]
+fn groups_end_as_if_nobody_had_touched_them() -> Result<()> {
+    let first = number("GPUCR_RANDOM_SEED", 1)?;
+    let seeds = number("GPUCR_RANDOM_DUMPS", 20)?.div_ceil(DUMPS);
+    let (next, done, start) = (AtomicU64::new(first), AtomicU64::new(0), Instant::now());
+    let worker = || -> Result<()> {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= first + seeds {
+                return Ok(());
+            }
+            dumped_and_restored(seed).with_context(|| {
+                // The others need not go on.
+                next.store(first + seeds, Ordering::Relaxed);
+                format!(
+                    "seed {seed}; again: GPUCR_RANDOM_SEED={seed} GPUCR_RANDOM_DUMPS=1 cargo nextest run \
+                     -p gpucr-tests -E 'binary(random_groups)' --run-ignored all"
+                )
+            })?;
+            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+            if done.is_multiple_of(5) {
+                eprintln!("{} dumps, {:.0} s", done * DUMPS, start.elapsed().as_secs_f64());
+            }
+        }
+    };
+    let ended: Vec<Result<()>> = std::thread::scope(|scope| {
+        let workers = [scope.spawn(worker), scope.spawn(worker)];
+        workers.map(|worker| worker.join().expect("no panic")).into()
+    });
+    let took = start.elapsed().as_secs_f64();
+    println!("{} dumps of {seeds} groups in {took:.0} s", done.into_inner() * DUMPS);
+    ended.into_iter().collect()
+}
