@@ -226,6 +226,18 @@ impl ImageWriter {
         }
     }
 
+    /// Syncs the chunks that were written so far, so that the [commit](Self::commit) has less to wait for. Those of an
+    /// image that goes elsewhere are not its concern.
+    ///
+    /// # Errors
+    /// They could not be synced. The image cannot be completed then.
+    pub(crate) fn sync_written(&self) -> Result<(), ImageError> {
+        match &self.chunks {
+            Some(Chunks::Packs(writer)) => Ok(writer.sync_written()?),
+            _ => Ok(()),
+        }
+    }
+
     /// Stores a copy of the regular file at `path` as `name` (no directory), in parallel.
     ///
     /// # Errors

@@ -2,11 +2,14 @@ use std::collections::HashSet;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use rayon::prelude::*;
 
 use super::index::Index;
+use super::index::WriterId;
+use super::power::Recorder;
 use super::*;
 
 /// Bytes that do not compress, different for each seed.
@@ -42,6 +45,31 @@ fn sample() -> Vec<Vec<u8>> {
         text(5, 100_000),
         Vec::new(),
     ]
+}
+
+#[test]
+fn what_was_synced_before_the_end_is_not_pending_any_more() {
+    let (dir, disk) = (tempfile::tempdir().unwrap(), Recorder::default());
+    let (writer, known) = (WriterId::random(), StoredChunks::default());
+    let place = Place::in_image(Arc::new(disk.clone()), dir.path(), writer, known).unwrap();
+    let chunks = ChunkWriter::start_lanes(place, Compression::None, 2);
+    let pending = || {
+        let journal = disk.journal();
+        journal.pending(dir.path(), journal.len())
+    };
+    let names = pending();
+    for seed in 0..8 {
+        chunks.put(&noise(seed, 4096)).unwrap();
+        chunks.put(&noise(seed, MAX_CHUNK)).unwrap();
+    }
+    let written = pending();
+    assert!(written >= names + 16, "{written} of {names}");
+    chunks.sync_written().unwrap();
+    // The names of at most four packs are.
+    assert!(pending() <= names + 4, "{} of {written}", pending());
+    chunks.put(&noise(9, 4096)).unwrap();
+    chunks.finish().unwrap();
+    assert_eq!(ChunkReader::open(dir.path()).unwrap().entries().len(), 17);
 }
 
 #[test]

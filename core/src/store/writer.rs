@@ -286,6 +286,19 @@ impl ChunkWriter {
         }
     }
 
+    /// Syncs what was written so far, so that [`finish`](Self::finish) has less to wait for.
+    ///
+    /// # Errors
+    /// A pack could not be synced. The store stays incomplete then, as after a failed [`put`](Self::put).
+    pub(crate) fn sync_written(&self) -> Result<(), StoreError> {
+        let sync = |pack: &Pack| pack.file.sync().map_err(|e| io_error("sync", &pack.path, e));
+        let synced = self.lanes.par_iter().try_for_each(|lane| {
+            let Packs { whole, other } = &lane.lock().packs;
+            whole.iter().chain(other).try_for_each(sync)
+        });
+        synced.inspect_err(|error| self.fail(error))
+    }
+
     /// Syncs all packs and their directory, writes and syncs the index under a hidden name, renames
     /// it, syncs its directory. Afterwards the chunks are complete and durable (but for the entry
     /// of an image's own directory in its parent).

@@ -103,9 +103,12 @@ impl Precopy<'_, '_> {
         self.ask()
     }
 
-    /// Waits until host memory is copied too. If that takes long, device memory is looked at once more.
+    /// Waits until what was copied is on the disk, and host memory is copied too. If that takes long, device memory is
+    /// looked at once more.
     fn copy_host(&mut self, host: HostAhead) -> Result<(), Error> {
         let since = Instant::now();
+        // The commit waits for the disk, and may do so while the programs stand still.
+        self.image.sync_written()?;
         let left;
         (self.task.host, left) = host.finish()?;
         // The program is not to stand still for what is only on its way.
