@@ -24,7 +24,7 @@ use crate::engine::restore::lacks::{self, Circumstances};
 use crate::engine::restore::{LoadedMemory, MappedDevice};
 use crate::engine::watchdog::Watchdog;
 use crate::image::trust::{self, Trust};
-use crate::image::{self, Destination, ImageWriter, Manifest};
+use crate::image::{self, Destination, DriverKind, ImageWriter, Manifest};
 use crate::store::Compression;
 
 /// Most bytes of an outline.
@@ -243,7 +243,10 @@ impl Task<'_> {
                 let is_elsewhere = !is_of_this_host(&pids);
                 let stop = &self.wishes.stop;
                 let open = || Ahead::open(&outline, &device_map, is_elsewhere, stop);
-                let opened = (!dry_run).then(open).transpose();
+                // Where the program runs on the same devices it may need what is free on them, and its driver too should
+                // it have to go on. The software driver's devices are memory of the host.
+                let has_room = is_elsewhere || outline.driver.kind == DriverKind::Soft;
+                let opened = (!dry_run && has_room).then(open).transpose();
                 let ahead = opened.unwrap_or_else(|error| {
                     tracing::warn!(%error, "no device memory is loaded ahead");
                     None

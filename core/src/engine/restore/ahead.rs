@@ -45,7 +45,7 @@ pub(crate) struct Ahead {
     kind: DriverKind,
     placement: Placement,
     /// Where a chunk is expected, by block and number. Only what the blocks say counts.
-    places: HashMap<ChunkId, Vec<(usize, usize)>>,
+    places: HashMap<ChunkId, HashSet<(usize, usize)>>,
     /// The program does not have memory on these devices itself.
     is_elsewhere: bool,
     stop: Arc<AtomicBool>,
@@ -136,7 +136,7 @@ impl Ahead {
         for (number, block) in self.blocks.iter().enumerate() {
             for (chunk, id) in block.chunks.iter().enumerate() {
                 if let Some(id) = id.expected {
-                    self.places.entry(id).or_default().push((number, chunk));
+                    self.places.entry(id).or_default().insert((number, chunk));
                 }
             }
         }
@@ -192,9 +192,21 @@ impl Ahead {
             return false;
         }
         for (number, (chunk, id)) in chunks.iter_mut().zip(ids).enumerate() {
-            if chunk.expected.replace(*id) != Some(*id) {
-                self.places.entry(*id).or_default().push((block, first + number));
+            let place = (block, first + number);
+            let before = chunk.expected.replace(*id);
+            if before == Some(*id) {
+                continue;
             }
+            // There are never more places than chunks, whatever is expected.
+            if let Some(before) = before
+                && let Some(places) = self.places.get_mut(&before)
+            {
+                places.remove(&place);
+                if places.is_empty() {
+                    self.places.remove(&before);
+                }
+            }
+            self.places.entry(*id).or_default().insert(place);
         }
         true
     }
