@@ -112,7 +112,7 @@ fn with_last(mut frame: Vec<u8>, message: u8, bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn a_hostile_source_leaves_nothing_behind() -> Result<()> {
     let expected = undisturbed(WORKLOAD, &ARGS[..2])?;
-    let changes: [(&str, Change, &str); 9] = [
+    let changes: [(&str, Change, &str); 11] = [
         (
             "an altered chunk",
             |kind, number, mut frame| {
@@ -170,6 +170,33 @@ fn a_hostile_source_leaves_nothing_behind() -> Result<()> {
             "a block that is larger than all memory",
             |_, _, frame| vec![with_last(frame, LAYOUT, &(1u64 << 50).to_le_bytes())],
             "there is room for",
+        ),
+        (
+            "a block on a device that was not offered",
+            |_, _, mut frame| {
+                if frame[4..6] == [0, LAYOUT] {
+                    // Before the size.
+                    let at = frame.len() - 24;
+                    frame[at..at + 16].fill(238);
+                }
+                vec![frame]
+            },
+            "has not offered",
+        ),
+        (
+            "a block that is told of twice",
+            |_, _, mut frame| {
+                if frame[4..6] == [0, LAYOUT] {
+                    // Pid, name, device and size.
+                    let last = frame.len() - 36..;
+                    frame.extend_from_within(last);
+                    frame[6] += 1;
+                    let len = frame.len() as u32 - 4;
+                    frame[..4].copy_from_slice(&len.to_le_bytes());
+                }
+                vec![frame]
+            },
+            "a block twice",
         ),
         (
             "contents of a block that there is not",

@@ -207,6 +207,8 @@ impl<'s> Restorer<'s> {
         let (ours, theirs) = hand_memory(&mut command).map_err(not_started)?;
         let child = command.spawn().map_err(not_started)?;
         drop(theirs);
+        // To send takes as long as the restore takes to begin.
+        self.signals.pass_to(child.id());
         // If it has failed it says why.
         if let Err(error) = memory.send(ours) {
             tracing::debug!(%error, "the restore does not take its memory");

@@ -120,10 +120,11 @@ pub(crate) struct RestoreArgs {
     #[arg(long)]
     pub(crate) json: bool,
     /// A socket to say on when the processes are there, and to be told on that they may run
-    #[arg(long, hide = true, value_name = "FD", value_parser = clap::value_parser!(i32).range(0..))]
+    #[arg(long, hide = true, value_name = "FD", value_parser = clap::value_parser!(i32).range(3..))]
     pub(crate) hold: Option<i32>,
     /// A socket through which its device memory comes, which was loaded before
-    #[arg(long, hide = true, value_name = "FD", value_parser = clap::value_parser!(i32).range(0..))]
+    #[arg(long, hide = true, value_name = "FD", value_parser = clap::value_parser!(i32).range(3..),
+          conflicts_with_all = ["on_demand", "share"])]
     pub(crate) loaded: Option<i32>,
     /// This is the first process of a namespace: the descriptor on which to say what becomes of the
     /// restore, the last pid to leave free, and with --share the connection with a holder

@@ -123,10 +123,15 @@ fn read(
             Frame::Piece(piece) if (body.len() + piece.len()) as u64 <= MAX_MANIFEST => {
                 body.extend(piece);
             }
-            Frame::Message(Message::Layout { blocks }) if blocks.len() <= MAX_BLOCKS => {
+            // Where memory belongs is told before the manifest begins.
+            Frame::Message(Message::Layout { blocks })
+                if blocks.len() <= MAX_BLOCKS && body.is_empty() =>
+            {
                 _ = to_loader.send(Step::Layout(blocks));
             }
-            Frame::Message(Message::Contents { block, first, ids }) if ids.len() <= MAX_ASKED => {
+            Frame::Message(Message::Contents { block, first, ids })
+                if ids.len() <= MAX_ASKED && body.is_empty() =>
+            {
                 let ids = ids.into_iter().map(ChunkId).collect();
                 _ = to_loader.send(Step::Contents(block, first, ids));
             }
@@ -168,7 +173,12 @@ fn load_some(memory: &mut Ahead, steps: &mut dyn Iterator<Item = Step>) -> Resul
         match step {
             Step::Layout(blocks) => {
                 memory.load(&std::mem::take(&mut chunks))?;
-                if !memory.expect_blocks(&expected(blocks)?)? {
+                let blocks = expected(blocks)?;
+                if !blocks.iter().all(|block| memory.is_of_program(&block.device)) {
+                    let what = "it tells of memory on a device that it has not offered".to_owned();
+                    return Err(LinkError::Protocol(what).into());
+                }
+                if !memory.expect_blocks(&blocks)? {
                     return Ok(false);
                 }
             }
@@ -192,5 +202,11 @@ fn expected(blocks: Vec<LaidOut>) -> Result<Vec<ExpectedBlock>, LinkError> {
         is_size_of_block(size).then_some(ExpectedBlock { process, id, device, size })
     });
     let expected: Option<Vec<_>> = expected.collect();
-    expected.ok_or_else(|| LinkError::Protocol("it tells of a block of no possible size".into()))
+    let expected = expected
+        .ok_or_else(|| LinkError::Protocol("it tells of a block of no possible size".into()))?;
+    let names: HashSet<(u32, u64)> = expected.iter().map(|it| (it.process, it.id)).collect();
+    if names.len() < expected.len() {
+        return Err(LinkError::Protocol("it tells of a block twice".into()));
+    }
+    Ok(expected)
 }

@@ -21,7 +21,7 @@ use crate::cuda::span::chunks_in;
 use crate::cuda::{Driver, DriverError, Hasher, Lane, SharedBlock, Span};
 use crate::engine::error::Error;
 use crate::image::{Block, DriverKind, ImageReader, Manifest};
-use crate::store::{ChunkId, Filled, StoreError};
+use crate::store::{ChunkId, Filled, StoreError, constant_byte};
 
 /// A block that the image is expected to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,6 +44,8 @@ pub(crate) struct Ahead {
     driver: Arc<Driver>,
     kind: DriverKind,
     placement: Placement,
+    /// UUIDs of the program's devices, as its outline has them.
+    devices: Vec<[u8; 16]>,
     /// Where a chunk is expected, by block and number. Only what the blocks say counts.
     places: HashMap<ChunkId, HashSet<(usize, usize)>>,
     /// The program does not have memory on these devices itself.
@@ -92,10 +94,16 @@ impl Ahead {
             driver,
             kind: outline.driver.kind,
             placement,
+            devices: outline.devices.iter().map(|device| device.uuid).collect(),
             places: HashMap::new(),
             is_elsewhere,
             stop: stop.clone(),
         })
+    }
+
+    /// Whether the program has this device, by its outline.
+    pub(crate) fn is_of_program(&self, device: &[u8; 16]) -> bool {
+        self.devices.contains(device)
     }
 
     /// These are all blocks that are expected from now on: memory of others is given back, and memory for new ones is
@@ -216,10 +224,12 @@ impl Ahead {
     /// # Errors
     /// A copy has failed, or the bytes on the device are other ones.
     pub(crate) fn load(&mut self, chunks: &[(ChunkId, Vec<u8>)]) -> Result<(), Error> {
-        let bytes: HashMap<ChunkId, &[u8]> =
-            chunks.iter().map(|(id, bytes)| (*id, bytes.as_slice())).collect();
+        let bytes: HashMap<ChunkId, (&[u8], Option<u8>)> = chunks
+            .iter()
+            .map(|(id, bytes)| (*id, (bytes.as_slice(), constant_byte(bytes))))
+            .collect();
         let mut spans: Vec<Span> = Vec::new();
-        for (id, bytes) in &bytes {
+        for (id, (bytes, _)) in &bytes {
             for (block, chunk) in self.places.remove(id).into_iter().flatten() {
                 let AheadBlock { memory, chunks, .. } = &mut self.blocks[block];
                 let span = Span::of(memory, block, chunk);
@@ -242,8 +252,12 @@ impl Ahead {
             let stop = Stop::new(stop.clone());
             let give = |span: Span, buffer: &mut [u8]| -> Result<Filled, StoreError> {
                 let id = expected(&span).unwrap_or(ChunkId([0; 32]));
-                let given = bytes.get(&id).filter(|given| given.len() == buffer.len());
-                buffer.copy_from_slice(given.ok_or(StoreError::UnknownChunk { id })?);
+                let given = bytes.get(&id).filter(|(given, _)| given.len() == buffer.len());
+                let (given, constant) = *given.ok_or(StoreError::UnknownChunk { id })?;
+                if let Some(byte) = constant {
+                    return Ok(Filled::Constant(byte));
+                }
+                buffer.copy_from_slice(given);
                 Ok(Filled::Bytes)
             };
             lane.copy_in(&here, &stop, &give).map_err(Error::from)?;
@@ -296,6 +310,10 @@ impl Ahead {
         }
         let is_of_image: HashSet<ExpectedBlock> = expected.iter().copied().collect();
         kept.retain(|what, _| is_of_image.contains(what));
+        if self.kind == DriverKind::Soft {
+            let new = expected.iter().filter(|what| !kept.contains_key(what));
+            memory::check_bytes(new.fold(0, |sum: u64, what| sum.saturating_add(what.size)))?;
+        }
         let mut memory: Vec<SharedBlock> = Vec::with_capacity(blocks.len());
         let (mut missing, mut ahead) = (Vec::new(), 0);
         for (number, (what, block)) in expected.iter().zip(&blocks).enumerate() {

@@ -17,6 +17,7 @@ fn ahead() -> Ahead {
         kind: DriverKind::Soft,
         placement: Placement::default(),
         places: HashMap::new(),
+        devices: Vec::new(),
         is_elsewhere: true,
         stop: Arc::default(),
     }
