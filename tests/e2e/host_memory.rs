@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use gpucr_core::process::why_untracked;
-use gpucr_tests::{Lab, Pace, PausedDump, Program, Random, finish, show, undisturbed, until};
+use gpucr_tests::{
+    Lab, Pace, PausedDump, Program, Random, finish, number, show, undisturbed, until,
+};
 use serde_json::Value;
 
 const NAME: &str = "host-memory";
@@ -229,13 +231,6 @@ fn it_can_be_switched_off_or_hashed() -> Result<()> {
         setting.steps(3)?;
     }
     setting.both_end_well("hash")
-}
-
-fn number(variable: &str, default: u64) -> Result<u64> {
-    match std::env::var(variable) {
-        Ok(text) => text.parse().with_context(|| format!("{variable}={text} is no number")),
-        Err(_) => Ok(default),
-    }
 }
 
 /// One dump at a random moment; what tracking says is compared with what is there. Gives the bytes that need not be

@@ -4,24 +4,16 @@
 //!     GPUCR_RANDOM_DUMPS=1000 cargo nextest run -p gpucr-tests -E 'binary(random)' --no-capture
 //!     GPUCR_RANDOM_SEED=17 cargo nextest run …        # from this seed on; a failure names its seed
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Pace, Program, Random, finish, show, undisturbed};
+use anyhow::{Result, ensure};
+use gpucr_tests::{Lab, Pace, Program, Random, at_random, finish, show, undisturbed};
 
 /// Dumps of each program.
 const DUMPS: u64 = 3;
 /// Steps of a program, few enough that each is printed, and those that it makes before its last dump at most.
 const STEPS: [&str; 2] = ["--steps", "99"];
 const BEFORE_THE_END: usize = 90;
-
-fn number(variable: &str, default: u64) -> Result<u64> {
-    match std::env::var(variable) {
-        Ok(text) => text.parse().with_context(|| format!("{variable}={text} is no number")),
-        Err(_) => Ok(default),
-    }
-}
 
 /// One dump with a random protocol, at a random moment, at a random speed of copies. Gives the number of
 /// chunks that were copied early and had changed since.
@@ -84,41 +76,7 @@ fn dumped_and_restored(seed: u64) -> Result<u64> {
 
 #[test]
 fn generated_programs_end_as_if_nobody_had_touched_them() -> Result<()> {
-    let first = number("GPUCR_RANDOM_SEED", 1)?;
-    let seeds = number("GPUCR_RANDOM_DUMPS", 6)?.div_ceil(DUMPS);
-    let (next, done) = (AtomicU64::new(first), AtomicU64::new(0));
-    let (misspeculated, start) = (AtomicU64::new(0), Instant::now());
-    let worker = || -> Result<()> {
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= first + seeds {
-                return Ok(());
-            }
-            let found = dumped_and_restored(seed).with_context(|| {
-                // The others need not go on.
-                next.store(first + seeds, Ordering::Relaxed);
-                format!(
-                    "seed {seed}; again: GPUCR_RANDOM_SEED={seed} GPUCR_RANDOM_DUMPS=1 cargo nextest \
-                     run -p gpucr-tests -E 'binary(random)'; the program alone: workload random \
-                     --steps 99 --seed {seed}"
-                )
-            })?;
-            misspeculated.fetch_add(found, Ordering::Relaxed);
-            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-            if done.is_multiple_of(20) {
-                eprintln!("{} dumps, {:.0} s", done * DUMPS, start.elapsed().as_secs_f64());
-            }
-        }
-    };
-    let ended: Vec<Result<()>> = std::thread::scope(|scope| {
-        let workers = [scope.spawn(worker), scope.spawn(worker)];
-        workers.map(|worker| worker.join().expect("no panic")).into()
-    });
-    let took = start.elapsed().as_secs_f64();
-    println!(
-        "{} dumps of {seeds} programs in {took:.0} s; {} chunks had changed after they were copied",
-        done.into_inner() * DUMPS,
-        misspeculated.into_inner(),
-    );
-    ended.into_iter().collect()
+    let misspeculated = at_random(6, DUMPS, "-E 'binary(random)'", dumped_and_restored)?;
+    println!("{misspeculated} chunks had changed after they were copied");
+    Ok(())
 }

@@ -4,24 +4,16 @@
 //!     GPUCR_RANDOM_DUMPS=200 cargo nextest run -p gpucr-tests -E 'binary(random_groups)' --run-ignored all --no-capture
 //!     GPUCR_RANDOM_SEED=17 cargo nextest run …        # from this seed on; a failure names its seed
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{GROUPS, Lab, Pace, Program, Random, finish, show, undisturbed};
+use gpucr_tests::{GROUPS, Lab, Pace, Program, Random, at_random, finish, show, undisturbed};
 
 /// Dumps of each group.
 const DUMPS: u64 = 4;
 /// Steps of a group, few enough that each is printed, and those that it makes before its last dump at most.
 const STEPS: [&str; 2] = ["--steps", "99"];
 const BEFORE_THE_END: usize = 90;
-
-fn number(variable: &str, default: u64) -> Result<u64> {
-    match std::env::var(variable) {
-        Ok(text) => text.parse().with_context(|| format!("{variable}={text} is no number")),
-        Err(_) => Ok(default),
-    }
-}
 
 /// One dump with a random protocol, at a random moment.
 fn dump(lab: &Lab, program: &Program, image: &str, last: bool, random: &mut Random) -> Result<()> {
@@ -88,34 +80,6 @@ fn dumped_and_restored(seed: u64) -> Result<()> {
 #[test]
 #[ignore = "for as long as somebody wants: GPUCR_RANDOM_DUMPS"]
 fn groups_end_as_if_nobody_had_touched_them() -> Result<()> {
-    let first = number("GPUCR_RANDOM_SEED", 1)?;
-    let seeds = number("GPUCR_RANDOM_DUMPS", 20)?.div_ceil(DUMPS);
-    let (next, done, start) = (AtomicU64::new(first), AtomicU64::new(0), Instant::now());
-    let worker = || -> Result<()> {
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= first + seeds {
-                return Ok(());
-            }
-            dumped_and_restored(seed).with_context(|| {
-                // The others need not go on.
-                next.store(first + seeds, Ordering::Relaxed);
-                format!(
-                    "seed {seed}; again: GPUCR_RANDOM_SEED={seed} GPUCR_RANDOM_DUMPS=1 cargo nextest run \
-                     -p gpucr-tests -E 'binary(random_groups)' --run-ignored all"
-                )
-            })?;
-            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-            if done.is_multiple_of(5) {
-                eprintln!("{} dumps, {:.0} s", done * DUMPS, start.elapsed().as_secs_f64());
-            }
-        }
-    };
-    let ended: Vec<Result<()>> = std::thread::scope(|scope| {
-        let workers = [scope.spawn(worker), scope.spawn(worker)];
-        workers.map(|worker| worker.join().expect("no panic")).into()
-    });
-    let took = start.elapsed().as_secs_f64();
-    println!("{} dumps of {seeds} groups in {took:.0} s", done.into_inner() * DUMPS);
-    ended.into_iter().collect()
+    let filter = "-E 'binary(random_groups)' --run-ignored all";
+    at_random(20, DUMPS, filter, |seed| dumped_and_restored(seed).map(|()| 0)).map(|_| ())
 }
