@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """How long a program with much host memory stands still for its dump: gpucr, gpucr without copies ahead, gpucr with
-memory written by CRIU, CRIU alone, and CRIU after a pre-dump. Needs root, CRIU, and gpucr built (release): no GPU."""
+memory written by CRIU, CRIU alone, and CRIU after a pre-dump. With --restore, how long it takes until it runs again:
+gpucr, gpucr with memory that comes when it is touched, and CRIU alone. Needs root, CRIU, and gpucr built (release): no
+GPU."""
 
 import argparse
 import json
@@ -104,6 +106,38 @@ def by_criu_twice(options, mib, folder):
         return took
 
 
+def restored_by_gpucr(options, mib, folder, flags):
+    by_gpucr(options, mib, folder, {})
+    command = [options.gpucr, "restore", "--json", "-d", "--files", "keep", *flags, os.path.join(folder, "image")]
+    restore = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if restore.returncode:
+        sys.exit(restore.stderr)
+    report = json.loads(restore.stdout)
+    end(report["pid"])
+    if flags and not report["on_demand"]["host_bytes"]:
+        sys.exit(f"no host memory came late: {report}")
+    return report["running_ms"] / 1000
+
+
+def restored_by_criu(options, mib, folder):
+    by_criu(options, mib, folder)
+    begun = time.monotonic()
+    pids = os.path.join(folder, "pid")
+    command = [options.criu, "restore", "-d", "-D", os.path.join(folder, "image"), "--pidfile", pids]
+    subprocess.run(command, check=True)
+    took = time.monotonic() - begun
+    with open(pids, encoding="utf-8") as text:
+        end(int(text.read()))
+    return took
+
+
+def end(pid):
+    """Ends a process that was restored, and waits until its pid is free."""
+    os.kill(pid, 9)
+    while os.path.exists(f"/proc/{pid}"):
+        time.sleep(0.01)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpucr", default="target/release/gpucr")
@@ -114,6 +148,7 @@ def main():
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--compress", default="none", help="as of gpucr dump")
     parser.add_argument("--dir", default="/dev/shm", help="where images are written")
+    parser.add_argument("--restore", action="store_true", help="measure restores")
     parser.add_argument("--ways", nargs="+", help="only those whose names begin so")
     options = parser.parse_args()
     ways = {
@@ -125,9 +160,16 @@ def main():
         "criu dump (whole command)": lambda mib, folder: by_criu(options, mib, folder),
         "criu dump after pre-dump": lambda mib, folder: by_criu_twice(options, mib, folder),
     }
+    if options.restore:
+        ways = {
+            "gpucr restore": lambda mib, folder: restored_by_gpucr(options, mib, folder, []),
+            "gpucr restore --on-demand": lambda mib, folder: restored_by_gpucr(options, mib, folder, ["--on-demand"]),
+            "criu restore (whole command)": lambda mib, folder: restored_by_criu(options, mib, folder),
+        }
     if options.ways:
         ways = {way: measure for way, measure in ways.items() if any(way.startswith(w) for w in options.ways)}
-    print(f"{os.uname().release}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; seconds stopped, medians")
+    what = "until it runs" if options.restore else "stopped"
+    print(f"{os.uname().release}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; seconds {what}, medians")
     for mib in options.mib:
         times = {way: [] for way in ways}
         for _ in range(options.runs):
@@ -139,9 +181,9 @@ def main():
                     shutil.rmtree(folder)
         for way, seconds in times.items():
             if None in seconds:
-                print(f"{mib:6} MiB  {way:26} not on this kernel", flush=True)
+                print(f"{mib:6} MiB  {way:28} not on this kernel", flush=True)
                 continue
-            print(f"{mib:6} MiB  {way:26} {statistics.median(seconds):8.3f}   {[round(s, 3) for s in seconds]}", flush=True)
+            print(f"{mib:6} MiB  {way:28} {statistics.median(seconds):8.3f}   {[round(s, 3) for s in seconds]}", flush=True)
 
 
 if __name__ == "__main__":

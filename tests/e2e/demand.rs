@@ -46,6 +46,27 @@ fn on_demand(name: &str) -> Result<()> {
 
 gpucr_tests::each_workload!(on_demand);
 
+/// Host memory that a program moves, hides, locks, gives up, shares with children and lets the device write, before it is
+/// there.
+#[test]
+fn host_memory_comes_when_it_is_touched() -> Result<()> {
+    for seed in 1..4 {
+        let lab = Lab::new();
+        let args = ["--seed", &seed.to_string(), "--steps", "60"];
+        let dumped = Dumped::in_the_middle(&lab, "host-memory-alone", &args)?;
+        for environment in [&[][..], &[ONLY_WANTED]] {
+            let report = restored(&lab, &[], environment)?;
+            // A child that was made before memory moved may have another idea of it.
+            if report["on_demand"]["fallen_back"].is_null() {
+                let faults = report["on_demand"]["host_faults"].as_u64();
+                ensure!(faults.is_some_and(|faults| faults > 0), "{report}");
+            }
+            dumped.came_out_right(&lab)?;
+        }
+    }
+    Ok(())
+}
+
 /// With only what they wait for, programs that follow pointers which lie in memory touch what is not there.
 fn adversary(name: &str) -> Result<bool> {
     let lab = Lab::new();

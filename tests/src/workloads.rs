@@ -27,9 +27,9 @@ pub const GROUPS: [&str; 4] = ["ring", "ahead", "handles", "signals"];
 /// The workload that uses all devices; `e2e/groups.rs` has it.
 pub const DEVICES: [&str; 1] = ["devices"];
 
-/// The workload that writes host memory in every way, and one that leaves it alone; `e2e/host_memory.rs` and
-/// `e2e/extract.rs` have them.
-pub const HOST: [&str; 2] = ["host-memory", "addresses"];
+/// The workloads that write host memory in every way, and one that leaves it alone; `e2e/host_memory.rs`, `e2e/demand.rs`
+/// and `e2e/extract.rs` have them.
+pub const HOST: [&str; 3] = ["host-memory", "host-memory-alone", "addresses"];
 
 /// The workload whose kernel is interrupted; `e2e/interrupt.rs` has it.
 pub const INTERRUPTED: [&str; 1] = ["long-blocks"];

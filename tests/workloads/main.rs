@@ -57,7 +57,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 42] = [
+const WORKLOADS: [(&str, Workload); 43] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -81,6 +81,7 @@ const WORKLOADS: [(&str, Workload); 42] = [
     ("headless", headless::run),
     ("one-block", one_block::run),
     ("host-memory", host_memory::run),
+    ("host-memory-alone", host_memory::run_alone),
     ("addresses", addresses::run),
     ("halves", adversaries::halves),
     ("permuted", adversaries::permuted),

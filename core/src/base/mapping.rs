@@ -65,6 +65,16 @@ impl Mapping {
         self.address
     }
 
+    /// All of it.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: the mapping has so many bytes and is readable as long as `self` lives, and nobody writes or cuts the
+        // file: its file system is read-only, or the caller of `new` has said so.
+        unsafe { std::slice::from_raw_parts(self.address, self.len) }
+    }
+
     /// Copies the bytes from `at` on; `None` if the file ends before.
     pub(crate) fn copy(&self, at: u64, out: &mut [u8]) -> Option<()> {
         let at = usize::try_from(at).ok()?;
@@ -81,7 +91,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: mapped in `of`, unmapped once; no reference to it is ever given out.
+            // SAFETY: mapped in `of`, unmapped once; no reference to it outlives `self`.
             let _ = unsafe { rustix::mm::munmap(self.address.cast_mut().cast(), self.len) };
         }
     }

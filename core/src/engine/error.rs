@@ -113,6 +113,10 @@ pub enum Error {
     WroteShared { pid: u32, code: i32 },
     #[error("process {pid} ended before it was certain that all of its memory had come in time")]
     EndedAwaiting { pid: u32 },
+    #[error(
+        "a process changed its mappings, while memory of it was loaded, in a way that cannot be followed"
+    )]
+    MovedAwaiting,
     #[error(transparent)]
     OpenFiles(#[from] TooFewDescriptors),
     #[error("{path}, which the program had open or mapped, is not there")]
@@ -259,10 +263,21 @@ impl From<AgentError> for Error {
     }
 }
 
+impl Error {
+    /// Why the host memory of processes cannot be brought in. An error of the store is in `source` if it comes from there.
+    pub(super) fn of_memory(source: io::Error) -> Self {
+        match source.downcast::<StoreError>() {
+            Ok(error) => error.into(),
+            Err(source) => Self::Criu(CriuError::Memory { source }),
+        }
+    }
+}
+
 impl From<CriuError> for Error {
     fn from(error: CriuError) -> Self {
         match error {
             CriuError::Interrupted => Self::Interrupted,
+            CriuError::Memory { source } => Self::of_memory(source),
             error => Self::Criu(error),
         }
     }

@@ -7,19 +7,21 @@
 //! code that gpucr uses (`cuda_process.rs`), or ends what was half restored.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::Child;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpucr_wire::{Connection, Stream, wire_enum};
+use parking_lot::Mutex;
 
 use crate::base::helper;
 use crate::cuda::{Drivers, HostDriver};
 use crate::engine::cuda_process::{CudaProcess, HasCopies, resume_all};
 use crate::engine::migrate::record::{Record, State};
-use crate::host::process::ProcessInfo;
+use crate::host::criu::{self, Keep};
+use crate::host::process::{ProcessInfo, Tree};
 use crate::image::{self, library};
 
 /// The hidden subcommand of `gpucr` that is the watchdog.
@@ -28,6 +30,8 @@ pub const SUBCOMMAND: &str = "watchdog";
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How long the watchdog may take to close descriptors.
 const ANSWER: Duration = Duration::from_secs(10);
+/// The time between two looks whether those have ended who are to be ended.
+const LOOK_UP: Duration = Duration::from_millis(20);
 /// The longest pause between two tries to bring a program back.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -83,6 +87,8 @@ wire_enum! {
             /// The file, absolute.
             record: String,
         },
+        /// Followed by the userfaultfd of a process that CRIU has made, or of a child of it, whose memory is not all there.
+        9 => Memory {},
     }
 }
 
@@ -100,7 +106,7 @@ impl Stream for FromWatchdog {}
 
 /// gpucr's end of the conversation.
 pub struct Watchdog {
-    connection: Connection,
+    connection: Arc<Mutex<Connection>>,
     child: Child,
 }
 
@@ -111,7 +117,7 @@ impl Watchdog {
     /// The process cannot be made.
     pub fn start() -> io::Result<Self> {
         let (connection, child) = helper::start("gpucr-watchdog", SUBCOMMAND)?;
-        Ok(Self { connection, child })
+        Ok(Self { connection: Arc::new(Mutex::new(connection)), child })
     }
 
     /// Tells what a process would lose if gpucr died now.
@@ -119,14 +125,15 @@ impl Watchdog {
     /// # Errors
     /// The watchdog has died.
     pub fn adopt(&mut self, program: &CudaProcess) -> io::Result<()> {
-        self.connection.send(&ToWatchdog::Adopt {
+        let mut connection = self.connection.lock();
+        connection.send(&ToWatchdog::Adopt {
             pid: program.process.pid,
             driver: program.driver.path().to_string_lossy().into_owned(),
             agent: program.has_agent,
             blocks: program.blocks.iter().map(|(id, _)| *id).collect(),
         })?;
         let fds: Vec<&OwnedFd> = program.blocks.iter().map(|(_, fd)| fd).collect();
-        self.connection.send_fds(&fds)
+        connection.send_fds(&fds)
     }
 
     /// Hands over copies of what is kept for a process while the driver has it checkpointed.
@@ -138,8 +145,9 @@ impl Watchdog {
             return Ok(());
         }
         let count = program.reserve.len() as u32;
-        self.connection.send(&ToWatchdog::Reserve { pid: program.process.pid, count })?;
-        self.connection.send_fds(&program.reserve)
+        let mut connection = self.connection.lock();
+        connection.send(&ToWatchdog::Reserve { pid: program.process.pid, count })?;
+        connection.send_fds(&program.reserve)
     }
 
     /// Tells where an image is about to be written.
@@ -148,7 +156,7 @@ impl Watchdog {
     /// The watchdog has died, or there is no working directory.
     pub fn writing(&mut self, target: &Path) -> io::Result<()> {
         let target = std::path::absolute(target)?.to_string_lossy().into_owned();
-        self.connection.send(&ToWatchdog::Writing { target, pid: std::process::id() })
+        self.connection.lock().send(&ToWatchdog::Writing { target, pid: std::process::id() })
     }
 
     /// Tells where it is noted whether the program was handed over to another host.
@@ -157,7 +165,7 @@ impl Watchdog {
     /// The watchdog has died.
     pub(super) fn migrating(&mut self, record: &Path) -> io::Result<()> {
         let record = record.to_string_lossy().into_owned();
-        self.connection.send(&ToWatchdog::Migrating { record })
+        self.connection.lock().send(&ToWatchdog::Migrating { record })
     }
 
     /// A descriptor for CRIU to inherit: by it the watchdog sees whether CRIU is still at work after
@@ -167,8 +175,10 @@ impl Watchdog {
     /// The watchdog has died, or there is no descriptor left.
     pub fn at_work(&mut self) -> io::Result<OwnedFd> {
         let (reading, writing) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-        self.connection.send(&ToWatchdog::AtWork {})?;
-        self.connection.send_fds(&[reading])?;
+        let mut connection = self.connection.lock();
+        connection.send(&ToWatchdog::AtWork {})?;
+        connection.send_fds(&[reading])?;
+        drop(connection);
         Ok(writing)
     }
 
@@ -177,7 +187,18 @@ impl Watchdog {
     /// # Errors
     /// The watchdog has died.
     pub fn restoring(&mut self, pids: &[u32]) -> io::Result<()> {
-        self.connection.send(&ToWatchdog::Restoring { pids: pids.to_vec() })
+        self.connection.lock().send(&ToWatchdog::Restoring { pids: pids.to_vec() })
+    }
+
+    /// What hands it the userfaultfds of processes whose memory is not all there. They stay open in the watchdog until
+    /// it is [`done`](Self::done), or has ended these processes after gpucr's death.
+    pub(super) fn keeper(&self) -> Keep {
+        let connection = self.connection.clone();
+        Arc::new(move |uffd: BorrowedFd<'_>| {
+            let mut connection = connection.lock();
+            connection.send(&ToWatchdog::Memory {})?;
+            connection.send_fds(&[uffd])
+        })
     }
 
     /// The adopted processes run again: the watchdog lets go of their memory.
@@ -185,13 +206,13 @@ impl Watchdog {
     /// # Errors
     /// The watchdog has died.
     pub fn resumed(&mut self) -> io::Result<()> {
-        self.connection.send(&ToWatchdog::Resumed {})
+        self.connection.lock().send(&ToWatchdog::Resumed {})
     }
 
     /// Everything is settled: the watchdog ends, and with it its hold on the memory.
     pub fn done(mut self) {
         // A watchdog that is gone already has nothing left to do either.
-        let _ = self.connection.send(&ToWatchdog::Done {});
+        let _ = self.connection.lock().send(&ToWatchdog::Done {});
         let _ = self.child.wait();
     }
 }
@@ -199,10 +220,12 @@ impl Watchdog {
 impl HasCopies for Watchdog {
     /// A watchdog that does not answer is ended: the memory is needed now, and gpucr does its work without it.
     fn give_back(&mut self, pid: u32) {
-        self.connection.set_deadline(Some(Instant::now() + ANSWER));
-        let asked = self.connection.send(&ToWatchdog::GiveBack { pid });
-        let answer = asked.and_then(|()| self.connection.receive::<FromWatchdog>());
-        self.connection.set_deadline(None);
+        let mut connection = self.connection.lock();
+        connection.set_deadline(Some(Instant::now() + ANSWER));
+        let asked = connection.send(&ToWatchdog::GiveBack { pid });
+        let answer = asked.and_then(|()| connection.receive::<FromWatchdog>());
+        connection.set_deadline(None);
+        drop(connection);
         if let Err(error) = answer {
             tracing::warn!(%error, pid, "the watchdog does not give memory back, and is ended");
             let _ = self.child.kill();
@@ -218,7 +241,7 @@ impl HasCopies for Watchdog {
 pub fn main() -> io::Result<()> {
     let mut connection = helper::connection();
     let (mut cuda_processes, mut unfinished, mut restoring) = (Vec::new(), None, Vec::new());
-    let (mut at_work, mut migrating) = (None, None);
+    let (mut at_work, mut migrating, mut memory) = (None, None, Vec::new());
     loop {
         match connection.receive() {
             Ok(ToWatchdog::Adopt { pid, driver, agent, blocks }) => {
@@ -252,13 +275,18 @@ pub fn main() -> io::Result<()> {
                     break;
                 }
             }
+            Ok(ToWatchdog::Memory {}) => {
+                let Ok(fds) = connection.receive_fds(1) else { break };
+                memory.retain(criu::is_alive);
+                memory.extend(fds);
+            }
             Ok(ToWatchdog::Migrating { record }) => migrating = Some(record),
             Ok(ToWatchdog::Done {}) => return Ok(()),
             Err(_) => break,
         }
     }
     if let Some(at_work) = at_work {
-        kill_restored(&restoring, &at_work);
+        kill_restored(&restoring, &at_work, memory);
     }
     if migrating.is_some_and(|record| settle(Path::new(&record)) == Belongs::Elsewhere) {
         return Ok(());
@@ -338,7 +366,10 @@ fn is_traced(pid: u32) -> bool {
 /// Ends the processes that CRIU has made, once it is through or has given up, after gpucr has died
 /// in a restore. Only processes younger than this watchdog are meant: the pids were free when it
 /// started.
-fn kill_restored(pids: &[u32], at_work: &OwnedFd) {
+///
+/// What lacks `memory` is stopped where it touches that, as long as its descriptors are open: they are kept until all who
+/// have that memory have ended.
+fn kill_restored(pids: &[u32], at_work: &OwnedFd, mut memory: Vec<OwnedFd>) {
     // The end of the pipe: no process has the writing end open any more.
     let mut poll = [rustix::event::PollFd::new(at_work, rustix::event::PollFlags::IN)];
     let patience = rustix::time::Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
@@ -348,12 +379,22 @@ fn kill_restored(pids: &[u32], at_work: &OwnedFd) {
         process.stat().ok().map(|stat| stat.starttime)
     };
     let Some(own) = start(std::process::id()) else { return };
-    for pid in pids {
-        if let Ok(process) = ProcessInfo::read(*pid)
-            && start(*pid).is_some_and(|time| time >= own)
-        {
-            process.kill();
+    loop {
+        for pid in pids {
+            if let Ok(process) = ProcessInfo::read(*pid)
+                && start(*pid).is_some_and(|time| time >= own)
+            {
+                if let Ok(tree) = Tree::read(*pid) {
+                    tree.kill();
+                }
+                process.kill();
+            }
         }
+        memory.retain(criu::is_alive);
+        if memory.is_empty() {
+            return;
+        }
+        std::thread::sleep(LOOK_UP);
     }
 }
 

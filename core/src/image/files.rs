@@ -331,11 +331,12 @@ pub(super) fn store_pieces(
     FILE_CUT.pieces(bytes).map(store).collect()
 }
 
-/// Writes a file of an image into the directory `dir`, in parallel. It must not exist there.
-/// After a failure it does not exist.
+/// Writes a file of an image into the directory `dir`, in parallel: all of it, or the chunks of which some is in
+/// `parts`. It must not exist there. After a failure it does not exist.
 pub(super) fn extract(
     chunks: &ChunkReader,
     entry: &FileEntry,
+    parts: Option<&[Range<u64>]>,
     dir: BorrowedFd<'_>,
 ) -> Result<(), ImageError> {
     entry
@@ -350,7 +351,14 @@ pub(super) fn extract(
     let file = File::from(fd);
     let fill = || {
         file.set_len(entry.size).map_err(|e| failed("write", e))?;
-        let pieces: Vec<Piece> = entry.pieces().collect();
+        let is_wanted = |piece: &Piece| {
+            let end = piece.offset + piece.len as u64;
+            parts.is_none_or(|parts| {
+                let next = parts.partition_point(|part| part.end <= piece.offset);
+                parts.get(next).is_some_and(|part| part.start < end)
+            })
+        };
+        let pieces: Vec<Piece> = entry.pieces().filter(is_wanted).collect();
         pieces.par_iter().try_for_each_init(Vec::new, |buffer: &mut Vec<u8>, piece| {
             let bytes = first(buffer, piece.len);
             chunks.get(&piece.id, bytes)?;

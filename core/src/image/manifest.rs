@@ -328,7 +328,7 @@ impl Encoded {
 
 impl Block {
     /// Its chunks, in order.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece> {
         self.chunks.iter().enumerate().map(|(number, &id)| {
             let offset = number as u64 * MAX_CHUNK as u64;
             let len = self.size.saturating_sub(offset).min(MAX_CHUNK as u64) as usize;
@@ -368,7 +368,7 @@ impl Section {
 
 impl FileEntry {
     /// Its chunks, in order.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece> {
         in_order(&self.chunks)
     }
 

@@ -1,5 +1,6 @@
 //! Reading an image.
 
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
@@ -97,7 +98,21 @@ impl ImageReader {
     /// # Errors
     /// The name is bad or there already, a chunk is damaged or cannot be read, or the file cannot be written.
     pub fn extract_file(&self, entry: &FileEntry, dir: BorrowedFd<'_>) -> Result<(), ImageError> {
-        files::extract(&self.chunks, entry, dir)
+        files::extract(&self.chunks, entry, None, dir)
+    }
+
+    /// As [`extract_file`](Self::extract_file), but only chunks of which some is in `parts`, which are in the order of
+    /// the file. It has its size, and holes for the rest.
+    ///
+    /// # Errors
+    /// Those of [`extract_file`](Self::extract_file).
+    pub fn extract_parts(
+        &self,
+        entry: &FileEntry,
+        parts: &[Range<u64>],
+        dir: BorrowedFd<'_>,
+    ) -> Result<(), ImageError> {
+        files::extract(&self.chunks, entry, Some(parts), dir)
     }
 
     /// Reads a whole file of the image into memory: one of 256 MiB at most.

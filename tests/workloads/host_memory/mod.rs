@@ -227,7 +227,8 @@ struct Lab {
     /// Most of the memory of programs is not written again.
     cold: Area,
     large: Area,
-    peer: Peer,
+    /// Without it, children look at the memory.
+    peer: Option<Peer>,
     memfd: *mut u8,
     pinned: Pinned,
     device: Buffer,
@@ -236,7 +237,7 @@ struct Lab {
 }
 
 impl Lab {
-    fn new(seed: u32, peer: Peer) -> Result<Self> {
+    fn new(seed: u32, peer: Option<Peer>) -> Result<Self> {
         // SAFETY: a name that ends with a zero.
         let fd = done("memfd_create", unsafe { libc::memfd_create(c"words".as_ptr(), 1) }.into())?;
         // SAFETY: just made.
@@ -326,7 +327,10 @@ impl Lab {
             }
             10 => self.write_by_device(number, pages, value)?,
             11 if self.direct => self.read_directly(number, value)?,
-            12 => self.peer.write(at, len.min(5 * PAGE), value)?,
+            12 => match &mut self.peer {
+                Some(peer) => peer.write(at, len.min(5 * PAGE), value)?,
+                None => look_from_a_child(area.words())?,
+            },
             13 => area.lock(!area.is_locked)?,
             14 => {
                 // SAFETY: within the mapping, which is this thread's alone.
@@ -394,11 +398,41 @@ fn open_direct() -> Result<File> {
     Ok(File::options().read(true).custom_flags(libc::O_DIRECT).open(FILE)?)
 }
 
-/// Runs the workload.
+/// A child that is made now finds what is there.
+fn look_from_a_child(words: &[u32]) -> Result<()> {
+    // Few bits go into an exit status.
+    let digest = || words.iter().fold(0u32, |digest, word| mix(digest ^ word)) as i32 & 0x7f;
+    // SAFETY: the child does nothing but read memory and end.
+    let child = unsafe { libc::fork() };
+    done("fork", child.into())?;
+    if child == 0 {
+        // SAFETY: ends the child, without what its parent has set up.
+        unsafe { libc::_exit(digest()) };
+    }
+    let mut status = 0;
+    // SAFETY: a child of this process.
+    done("waitpid", unsafe { libc::waitpid(child, &raw mut status, 0) }.into())?;
+    ensure!(
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == digest(),
+        "a child has ended with {status:#x}"
+    );
+    Ok(())
+}
+
+/// Runs the workload, with a process besides that writes its memory too.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
-    let steps = run.plan(400, 1000, 4000);
     // The other process is made before the driver has threads.
     let peer = Peer::start()?;
+    with(run, Some(peer))
+}
+
+/// Runs the workload in one process, which has children now and then.
+pub(crate) fn run_alone(run: &mut Run) -> Result<()> {
+    with(run, None)
+}
+
+fn with(run: &mut Run, peer: Option<Peer>) -> Result<()> {
+    let steps = run.plan(400, 1000, 4000);
     let gpu = Gpu::open()?;
     let mut lab = Lab::new(run.seed, peer)?;
     gpu.synchronize()?;
@@ -416,7 +450,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
         area.reveal()?;
         run.absorb(area.words());
     }
-    for shared in [lab.memfd, lab.peer.shared] {
+    for shared in [Some(lab.memfd), lab.peer.map(|peer| peer.shared)].into_iter().flatten() {
         // SAFETY: mapped, and the other process waits for orders.
         run.absorb(unsafe { std::slice::from_raw_parts(shared.cast::<u32>(), OTHERS * PAGE / 4) });
     }

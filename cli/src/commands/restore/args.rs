@@ -87,9 +87,10 @@ pub(crate) struct RestoreArgs {
     /// What to do about files that are not as they were at the dump
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = FilesArg::Keep)]
     pub(crate) files: FilesArg,
-    /// Let the program go on before its device memory is loaded
+    /// Let the program go on before its memory is loaded
     ///
-    /// A launch then waits only for the memory that its arguments point to; the rest is loaded while the
+    /// A launch then waits only for the device memory that its arguments point to, and a thread for the pages of host
+    /// memory that it touches; the rest is loaded while the
     /// program runs, and gpucr stays until it is. If the device touches memory that nobody saw it would
     /// touch (through pointers that lie in memory), the program is ended and restored anew with all of its
     /// memory. So it is if it ends by itself before all is loaded and its exit status is not 0, since a

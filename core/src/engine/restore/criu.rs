@@ -5,8 +5,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::engine::error::Error;
-use crate::host::criu::{Criu, Hint, InheritFd, RestoreError, RestoreOptions, RestoreWorker};
-use crate::host::process::{ProcessInfo, TreeError, connections, sockets};
+use crate::host::criu::{
+    Criu, Hint, InheritFd, Keep, OnDemand, OnDemandMemory, RestoreError, RestoreOptions,
+    RestoreWorker,
+};
+use crate::host::process::{ProcessInfo, TreeError, closed, sockets};
 use crate::image::Manifest;
 
 use super::preflight;
@@ -37,6 +40,14 @@ pub(super) struct Streams {
     pub(super) outputs: Outputs,
 }
 
+/// Host memory that comes when it is touched.
+pub(super) struct Late<'a> {
+    /// What has its descriptors besides.
+    pub(super) keep: Keep,
+    /// What brings it, if any of it comes so late.
+    pub(super) memory: &'a mut Option<OnDemandMemory>,
+}
+
 /// What CRIU has come to.
 pub(super) struct Making {
     /// The pid of the root, if all went well.
@@ -61,7 +72,7 @@ impl Maker {
     }
 
     /// Makes the processes, as children of this process if `is_child` says so. When they are there and
-    /// none of them runs yet, `before_they_run` is called.
+    /// none of them runs yet, `before_they_run` is called. Their memory is there then, or what brings it in `late`.
     ///
     /// # Errors
     /// A pid is in use, or another CRIU cannot be started after that. Nothing has been made then.
@@ -70,6 +81,7 @@ impl Maker {
         manifest: &Manifest,
         is_child: bool,
         files: &CriuFiles,
+        mut late: Option<Late<'_>>,
         before_they_run: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<Making, Error> {
         let Self { criu, at_work, mut worker, streams } = self;
@@ -81,7 +93,10 @@ impl Maker {
         let begin = Instant::now();
         let mut deadline = begin + REAPING;
         let root = loop {
-            let options = options(manifest, is_child, files);
+            let mut options = options(manifest, is_child, files);
+            options.on_demand = late
+                .as_mut()
+                .map(|late| OnDemand { keep: late.keep.clone(), memory: &mut *late.memory });
             match worker.restore(options, &mut they_are_there, before_they_run) {
                 // The pid was taken since the check, or by what only CRIU meets, such as the group of a process
                 // that has ended: that may pass. No process is there yet.
@@ -106,16 +121,22 @@ impl Maker {
                     if error.has(Hint::PortInUse)
                         && found.borrow().is_empty()
                         && begin.elapsed() < PORTS
-                        && connections::any_is_kept() =>
+                        && closed::any_is_kept() =>
                 {
-                    tracing::warn!(
-                        "a port of the program is in use, perhaps for closed connections, which the kernel keeps for a \
-                         minute; trying again"
-                    );
+                    let forgotten = closed::forget().unwrap_or_else(|error| {
+                        tracing::debug!(%error, "closed connections cannot be forgotten");
+                        0
+                    });
                     if is_child {
                         wait_for(&pids);
                     }
-                    std::thread::sleep(PORTS_AGAIN);
+                    if forgotten == 0 {
+                        tracing::warn!(
+                            "a port of the program is in use, perhaps for closed connections, which the kernel keeps \
+                             for a minute; trying again"
+                        );
+                        std::thread::sleep(PORTS_AGAIN);
+                    }
                     // What CRIU has killed may still have its pids.
                     deadline = Instant::now() + REAPING;
                     worker = start(&criu, manifest, &streams, &at_work)?;
@@ -161,6 +182,7 @@ fn options<'a>(manifest: &Manifest, is_child: bool, files: &'a CriuFiles) -> Res
         ext_unix_sk: names.ext_unix_sk,
         rst_sibling: is_child,
         work: files.work(),
+        plan: files.plan().cloned(),
         pids: manifest.processes.iter().map(|process| process.pid).collect(),
         ..RestoreOptions::new(files.images())
     }

@@ -15,6 +15,7 @@ mod files;
 mod given;
 mod hook;
 pub(super) mod lacks;
+mod late;
 mod load;
 mod loading;
 mod memory;

@@ -8,9 +8,10 @@ use std::time::Duration;
 use super::arrival::choose::choose;
 use super::arrival::{Arrival, Programs};
 use super::bulk;
-use super::criu::{Maker, Making, Streams};
+use super::criu::{Late, Maker, Making, Streams};
 use super::files::Files;
 use super::hook;
+use super::late::HostSide;
 use super::load::{Done, Load};
 use super::loading::LoadedBy;
 use super::memory;
@@ -31,7 +32,7 @@ use crate::engine::cuda_process::CudaProcess;
 use crate::engine::device_state;
 use crate::engine::error::{Error, Failure, Left};
 use crate::engine::watchdog::Watchdog;
-use crate::host::criu::RestoreError;
+use crate::host::criu::{OnDemandMemory, RestoreError};
 use crate::host::process::{Agent, ProcessInfo};
 use crate::image::Manifest;
 
@@ -104,6 +105,9 @@ struct Made {
     /// Let go of after the processes were ended, since the end of an agent's connection opens
     /// its gate.
     cuda_processes: Vec<CudaProcess>,
+    /// What brings host memory that is not there yet. Let go of after the processes were ended, since what is missing
+    /// then is zeros.
+    memory: Option<OnDemandMemory>,
 }
 
 /// What is to be done, and how far it has come.
@@ -196,6 +200,8 @@ impl<'i> Begun<'i> {
         task.made.begun = true;
         task.files.rewind(image)?;
         task.made.children = if is_child { pids.clone() } else { Vec::new() };
+        let keep = options.on_demand.then(|| watchdog.keeper());
+        let late = keep.map(|keep| Late { keep, memory: &mut task.made.memory });
         // Before the processes run the memory is prepared, and gpucr's own context is gone by the time that the driver
         // needs room for theirs, unless memory arrives later.
         let mut done = None;
@@ -207,7 +213,7 @@ impl<'i> Begun<'i> {
             command.map_or(Ok(()), |command| run(command.as_os_str()))?;
             options.may_they_run()
         };
-        let making = maker.make(manifest, is_child, &files, &mut before_they_run)?;
+        let making = maker.make(manifest, is_child, &files, late, &mut before_they_run)?;
         let Making { root, found } = making;
         task.made.ran = !matches!(root, Err(RestoreError::Callback(_))) && done.is_some();
         let (known, unknown): (Vec<_>, Vec<_>) = found.into_iter().partition(Result::is_ok);
@@ -291,6 +297,7 @@ impl<'i> Attached<'i> {
         // The last moment at which a signal means this command and not the program. If gpucr dies
         // from here on, the gates open by themselves and the program runs, unless it awaits memory.
         if driven.arrival.is_complete()
+            && task.made.memory.is_none()
             && let Some(watchdog) = task.made.watchdog.take()
         {
             watchdog.done();
@@ -329,11 +336,18 @@ impl Running<'_> {
         let Driven { image, root, opened, mut arrival, by } = driven;
         let Task { options, progress, clock, made, files } = task;
         let bulk_bytes = image.manifest().bulk_bytes;
-        if !arrival.is_complete() {
-            clock.enter(Phase::Stream, Some(bulk_bytes))?;
+        let late = made.memory.as_ref();
+        if !arrival.is_complete() || late.is_some() {
+            let device = if arrival.is_complete() { 0 } else { bulk_bytes };
+            let host = late.map_or(0, OnDemandMemory::bytes);
+            clock.enter(Phase::Stream, Some(device + host))?;
             let cuda_processes = &mut made.cuda_processes;
             let mut programs = Programs { image, cuda_processes, progress: progress.as_ref() };
-            arrival.complete(&mut programs, root, &options.stop)?;
+            let host_side = HostSide::of(late, image.manifest(), progress.as_ref());
+            host_side.beside(|| match arrival.is_complete() {
+                true => Ok(()),
+                false => arrival.complete(&mut programs, root, &options.stop),
+            })?;
         }
         clock.end();
         let mut report = Report {
@@ -358,6 +372,10 @@ impl Running<'_> {
             phases: clock.times().to_vec(),
         };
         arrival.report(&mut report);
+        if let Some(arrived) = made.memory.as_ref().map(OnDemandMemory::arrived) {
+            let on_demand = report.on_demand.get_or_insert_default();
+            (on_demand.host_bytes, on_demand.host_faults) = (arrived.bytes, arrived.faults);
+        }
         Ok((report, arrival.take_watch()))
     }
 }

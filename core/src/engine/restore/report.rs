@@ -57,6 +57,10 @@ pub struct OnDemand {
     pub blocked: u64,
     /// For how long they waited, added up over all threads, milliseconds.
     pub blocked_ms: f64,
+    /// Bytes of host memory that came while the program ran.
+    pub host_bytes: u64,
+    /// How often a thread of the program waited for some of it.
+    pub host_faults: u64,
     /// Why the program was ended and restored anew, with all of its memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fallen_back: Option<String>,

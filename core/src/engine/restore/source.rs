@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rayon::prelude::*;
 use rustix::fs::{Mode, OFlags};
@@ -17,9 +18,12 @@ use crate::base::stop::Stop;
 use crate::engine::error::Error;
 use crate::engine::sections;
 use crate::engine::warm::WarmImage;
-use crate::host::criu::{FILES, with_sizes};
+use crate::host::criu::{FILES, PagesFile, Part as Pages, Plan, with_sizes};
 use crate::image::{FileEntry, ImageReader, Manifest, Part, Piece, SHARING_FILE};
 use crate::store::{ChunkId, ChunkSource, Encoding, Filled, StoreError};
+
+/// Files of pages are cut at multiples of this.
+const PAGE: usize = 4096;
 
 /// What a restore needs of an image. Device memory is given chunk by chunk.
 pub(super) trait ImageSource: ChunkSource + Send {
@@ -66,11 +70,26 @@ pub(super) trait ImageSource: ChunkSource + Send {
     /// The copy cannot be read, or is damaged.
     fn kept_file(&self, file: &FileEntry) -> Result<Vec<u8>, Error>;
 
-    /// CRIU's files in a file system in memory: written there now, or long since.
+    /// CRIU's files in a file system in memory: written there now, but for files of pages, or all of them long since.
     ///
     /// # Errors
     /// A file cannot be read, or there is no room.
     fn criu_files(&self) -> Result<CriuFiles, Error>;
+
+    /// Writes a file of pages among those: all of it, or what of it is in `parts`, with holes for the rest. Nothing
+    /// where they are there long since.
+    ///
+    /// # Errors
+    /// The file cannot be read, or there is no room.
+    fn write_pages(
+        &self,
+        file: &FileEntry,
+        parts: Option<&[Range<u64>]>,
+        images: BorrowedFd<'_>,
+    ) -> Result<(), Error> {
+        let _ = (file, parts, images);
+        Ok(())
+    }
 }
 
 /// CRIU's files, ready for CRIU.
@@ -78,6 +97,8 @@ pub(super) struct CriuFiles {
     images: OwnedFd,
     /// For what CRIU writes itself, where that cannot be among its files.
     work: Option<OwnedFd>,
+    /// The memory that is brought in in CRIU's place: its files have no more of it than it reads itself.
+    plan: Option<Arc<Plan>>,
 }
 
 impl CriuFiles {
@@ -87,6 +108,10 @@ impl CriuFiles {
 
     pub(super) fn work(&self) -> Option<BorrowedFd<'_>> {
         self.work.as_ref().map(AsFd::as_fd)
+    }
+
+    pub(super) fn plan(&self) -> Option<&Arc<Plan>> {
+        self.plan.as_ref()
     }
 }
 
@@ -102,7 +127,7 @@ impl CriuFiles {
             };
             copy().map_err(IoError::when("cannot copy a file of CRIU's in memory"))?;
         }
-        Ok(Self { images, work: None })
+        Ok(Self { images, work: None, plan: None })
     }
 
     /// Takes the sizes of files that have other ones by now, these, out of CRIU's list.
@@ -144,7 +169,7 @@ impl ImageSource for ImageReader {
         };
         let kept = others.iter().flat_map(|file| Part::Criu(file).pieces());
         let kept: u64 = kept.filter(is_kept).map(|piece| piece.len as u64).sum();
-        Ok(kept + 2 * pages.iter().map(|file| file.size).sum::<u64>())
+        Ok(kept + pages.iter().map(|file| file.size).sum::<u64>())
     }
 
     fn carried(&self, number: usize) -> Result<Vec<u8>, Error> {
@@ -161,9 +186,21 @@ impl ImageSource for ImageReader {
 
     fn criu_files(&self) -> Result<CriuFiles, Error> {
         let images = scratch::file_system()?;
-        let files = &Self::manifest(self).criu.files;
-        files.par_iter().try_for_each(|file| self.extract_file(file, images.as_fd()))?;
-        Ok(CriuFiles { images, work: None })
+        let files = Self::manifest(self).criu.files.par_iter().filter(|file| !is_pages(file));
+        files.try_for_each(|file| self.extract_file(file, images.as_fd()))?;
+        Ok(CriuFiles { images, work: None, plan: None })
+    }
+
+    fn write_pages(
+        &self,
+        file: &FileEntry,
+        parts: Option<&[Range<u64>]>,
+        images: BorrowedFd<'_>,
+    ) -> Result<(), Error> {
+        Ok(match parts {
+            Some(parts) => self.extract_parts(file, parts, images),
+            None => self.extract_file(file, images),
+        }?)
     }
 }
 
@@ -206,7 +243,59 @@ impl ImageSource for WarmImage {
     fn criu_files(&self) -> Result<CriuFiles, Error> {
         // Shared with other restores, and read-only.
         let images = self.copy.criu_files()?;
-        Ok(CriuFiles { images, work: Some(scratch::file_system()?) })
+        Ok(CriuFiles { images, work: Some(scratch::file_system()?), plan: None })
+    }
+}
+
+/// Whether this is one of CRIU's files of pages.
+fn is_pages(file: &FileEntry) -> bool {
+    file.name.starts_with("pages-")
+}
+
+/// A file of pages, in the chunks of an image.
+struct StoredPages {
+    image: Arc<Source>,
+    pieces: Vec<Piece>,
+    size: u64,
+}
+
+impl StoredPages {
+    /// `None` if it is not cut at pages, as by none of gpucr's versions.
+    fn of(image: &Arc<Source>, file: &FileEntry) -> Option<Self> {
+        let pieces: Vec<Piece> = file.pieces().collect();
+        let is_cut_at_pages = pieces.iter().all(|piece| piece.len.is_multiple_of(PAGE));
+        is_cut_at_pages.then(|| Self { image: image.clone(), pieces, size: file.size })
+    }
+
+    fn piece(&self, at: u64) -> Option<&Piece> {
+        let after = self.pieces.partition_point(|piece| piece.offset <= at);
+        self.pieces[..after].last()
+    }
+}
+
+impl PagesFile for StoredPages {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn part(&self, at: u64) -> Range<u64> {
+        self.piece(at).map_or(at..at, |piece| piece.offset..piece.offset + piece.len as u64)
+    }
+
+    fn read<'a>(
+        &'a self,
+        part: &Range<u64>,
+        buffer: &'a mut Vec<u8>,
+    ) -> std::io::Result<Pages<'a>> {
+        let piece = self.piece(part.start).ok_or(std::io::ErrorKind::UnexpectedEof)?;
+        buffer.resize(piece.len, 0);
+        // An error of the store is found again in that of the restore.
+        match self.image.get(&piece.id, buffer).map_err(std::io::Error::other)? {
+            Filled::Constant(0) => return Ok(Pages::Zeros),
+            Filled::Constant(byte) => buffer.fill(byte),
+            Filled::Bytes => {}
+        }
+        Ok(Pages::Bytes(buffer))
     }
 }
 
@@ -237,20 +326,38 @@ impl Source {
     /// already, and for the memory of the processes.
     pub(super) fn host_memory(&self) -> Result<u64, Error> {
         let files = &self.manifest().criu.files;
-        let (pages, others): (Vec<_>, Vec<_>) =
-            files.iter().partition(|file| file.name.starts_with("pages-"));
+        let (pages, others): (Vec<_>, Vec<_>) = files.iter().partition(|file| is_pages(file));
         self.0.host_memory(&pages, &others)
     }
 
-    /// CRIU's files, in which files that are gone on with have these sizes.
+    /// CRIU's files, in which files that are gone on with have these sizes. What is brought in in CRIU's place stays
+    /// where it is.
     ///
     /// # Errors
     /// A file cannot be read, or there is no room.
     pub(super) fn criu_files_with(
-        &self,
+        self: &Arc<Self>,
         sizes: &BTreeMap<PathBuf, u64>,
     ) -> Result<CriuFiles, Error> {
-        let files = self.0.criu_files()?;
+        let mut files = self.0.criu_files()?;
+        let all = &self.manifest().criu.files;
+        let elsewhere = |name: &str| {
+            let file = all.iter().find(|file| file.name == name && !self.is_warm())?;
+            Some(Arc::new(StoredPages::of(self, file)?) as Arc<dyn PagesFile>)
+        };
+        let plan = Plan::of(files.images(), &elsewhere).unwrap_or_else(|error| {
+            tracing::warn!(%error, "CRIU brings in the memory of processes itself");
+            None
+        });
+        let pages: Vec<&FileEntry> = all.iter().filter(|file| is_pages(file)).collect();
+        if plan.is_none() && !self.is_warm() {
+            // They are there twice then, until the processes have them.
+            super::memory::check_bytes(2 * pages.iter().map(|file| file.size).sum::<u64>())?;
+        }
+        let parts = |name: &str| plan.as_ref().and_then(|plan| plan.left_to_criu(name));
+        let write = |file: &&FileEntry| self.write_pages(file, parts(&file.name), files.images());
+        pages.par_iter().try_for_each(write)?;
+        files.plan = plan.map(Arc::new);
         if sizes.is_empty() {
             return Ok(files);
         }

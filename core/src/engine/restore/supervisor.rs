@@ -4,8 +4,8 @@
 //! host are as they should be. Then the program is ended, its output is taken back, and it is restored with nothing
 //! left to guess. That happens once: the second attempt cannot fail for such a reason.
 //!
-//! - On demand ([`Options::on_demand`]) the guess is what a call touches. That it was wrong shows before [`restore`]
-//!   returns, and all memory is loaded first then.
+//! - On demand ([`Options::on_demand`]) the guess is what a call touches, and that no process moves its memory about
+//!   after it has forked. That it was wrong shows before [`restore`] returns, and all memory is loaded first then.
 //! - With shared memory ([`Options::share`]) the guess is what no instance writes. That it was wrong shows in
 //!   [`Program::wait`], or in another process ([`restore_elsewhere`]). Then nothing is shared, and the image is
 //!   remembered.
@@ -63,7 +63,10 @@ pub fn restore(options: Options, progress: Arc<dyn Progress>) -> Result<Program,
         Err(failure) => failure,
         Ok((report, watch)) => return Ok(Program::new(options, report, watch, output, progress)),
     };
-    let was_guess = matches!(*failure.error, Error::Missed { .. } | Error::EndedAwaiting { .. });
+    let was_guess = matches!(
+        *failure.error,
+        Error::Missed { .. } | Error::EndedAwaiting { .. } | Error::MovedAwaiting
+    );
     if !options.on_demand || !was_guess {
         return Err(failure);
     }

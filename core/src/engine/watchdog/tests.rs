@@ -40,7 +40,7 @@ fn kills() {
     let pids: Vec<u32> = pids.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
     // Nobody is at work any more.
     let (at_work, _) = rustix::pipe::pipe().unwrap();
-    kill_restored(&pids, &at_work);
+    kill_restored(&pids, &at_work, Vec::new());
 }
 
 /// A pid that was free when the watchdog was started is taken by a younger process; an older one of that pid is

@@ -14,9 +14,9 @@ mod kept_logs;
 mod left_memory;
 mod links;
 mod log;
+mod memory;
 mod open_files;
 mod pages;
-mod parallel_load;
 mod restore;
 mod rpc;
 mod swrk;
@@ -29,12 +29,13 @@ pub use kept_logs::kept_logs;
 pub use left_memory::LeftMemory;
 pub(crate) use links::settle as settle_links;
 pub(crate) use log::read_anything;
+pub(crate) use memory::{Keep, OnDemandError, OnDemandMemory, PagesFile, Part, Plan, is_alive};
 pub(crate) use open_files::{FILES, open_files, with_sizes};
 pub(crate) use pages::{
     MEMFD, Mapped, Mappings, Memfds, Pages, leave_out_zeros, mappings_file, pages_file,
     shared_pages_file,
 };
-pub use restore::{InheritFd, RestoreError, RestoreOptions, RestoreWorker};
+pub use restore::{InheritFd, OnDemand, RestoreError, RestoreOptions, RestoreWorker};
 pub use version::{MIN_VERSION, Version};
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ mod zeros;
 #[cfg(test)]
 mod tests;
 
-pub(super) use files::{IMAGE_MAGIC, processes};
+pub(super) use files::{IMAGE_MAGIC, open_pages, processes};
 pub(super) use left::{Left, Origin, Part, left};
 pub(crate) use lookup::{
     MEMFD, Mapped, Mappings, Memfds, Pages, mappings_file, pages_file, shared_pages_file,
@@ -24,7 +24,7 @@ pub(crate) use lookup::{
 pub(super) use private::{Extent, mark, private};
 pub(crate) use zeros::leave_out_zeros;
 
-/// The files that the tests of this module and of `parallel_load` make.
+/// The files that the tests of this module and of `memory` make.
 #[cfg(test)]
 pub(super) mod made {
     use std::path::Path;

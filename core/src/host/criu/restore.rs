@@ -1,11 +1,12 @@
 //! `criu restore`.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use super::error::CriuError;
 use super::find::Criu;
 use super::log;
-use super::parallel_load::{LoadPlan, ParallelLoad};
+use super::memory::{Keep, Loading, OnDemandMemory, Plan};
 use super::rpc::{InheritFdEntry, Kind, Opts, Request};
 use super::swrk::{Start, Swrk, Work, above_stdio};
 use crate::base::faults::fault;
@@ -24,8 +25,16 @@ pub struct InheritFd {
     pub fd: OwnedFd,
 }
 
+/// Memory comes when it is touched.
+pub struct OnDemand<'a> {
+    /// What has the descriptors besides.
+    pub(crate) keep: Keep,
+    /// What brings it, from the moment on when processes may run. It must not be dropped before they have ended, or all
+    /// memory is there.
+    pub(crate) memory: &'a mut Option<OnDemandMemory>,
+}
+
 /// What to restore and how. The options that were used for the dump must be repeated.
-#[derive(Debug)]
 pub struct RestoreOptions<'a> {
     /// The directory with CRIU's files; it may lie on a mount that has no path.
     pub images: BorrowedFd<'a>,
@@ -48,6 +57,10 @@ pub struct RestoreOptions<'a> {
     pub rst_sibling: bool,
     /// 0 to 4; errors are in the log at every level.
     pub log_level: i32,
+    /// The private memory that is not left to CRIU.
+    pub(crate) plan: Option<Arc<Plan>>,
+    /// That memory comes when it is touched; else before any process runs.
+    pub on_demand: Option<OnDemand<'a>>,
 }
 
 impl<'a> RestoreOptions<'a> {
@@ -64,6 +77,8 @@ impl<'a> RestoreOptions<'a> {
             external: Vec::new(),
             rst_sibling: false,
             log_level: 4,
+            plan: None,
+            on_demand: None,
         }
     }
 }
@@ -153,14 +168,12 @@ impl RestoreWorker {
         let Self { mut swrk, inherited, shell_job } = self;
         swrk.begin(Work::Restore(std::mem::take(&mut options.pids)));
         let work = options.work.unwrap_or(options.images);
-        let loading = LoadPlan::of(options.images)
-            .and_then(|plan| plan.map(|plan| ParallelLoad::start(plan, work)).transpose());
-        let mut loading = loading.unwrap_or_else(|error| {
-            tracing::warn!(%error, "CRIU brings in the memory of processes itself");
-            None
-        });
-        let is_loaded_in_parallel = loading.is_some();
-        tracing::debug!(is_loaded_in_parallel, "private memory");
+        let (keep, mut memory) =
+            options.on_demand.take().map(|OnDemand { keep, memory }| (keep, memory)).unzip();
+        let loading = options.plan.take().map(|plan| Loading::start(plan, work, keep));
+        let mut loading = loading.transpose().map_err(|source| CriuError::Memory { source })?;
+        let is_left = loading.is_some();
+        tracing::debug!(is_left, "private memory");
         let mut spilled = None;
         let entry =
             |(key, fd): &(String, OwnedFd)| InheritFdEntry { key: key.clone(), fd: fd.as_raw_fd() };
@@ -181,7 +194,7 @@ impl RestoreWorker {
                 log_file: Some(LOG.into()),
                 manage_cgroups_mode: Some(0),
                 notify_scripts: Some(true),
-                lazy_pages: Some(is_loaded_in_parallel),
+                lazy_pages: Some(is_left),
                 ..Opts::default()
             }),
             ..Request::default()
@@ -200,7 +213,12 @@ impl RestoreWorker {
                 "post-restore" => {
                     made();
                     let loaded =
-                        loading.as_mut().map_or(Ok(()), |loading| loading.finish(swrk.stop()));
+                        loading.as_mut().map_or(Ok(None), |loading| loading.finish(swrk.stop()));
+                    let loaded = loaded.map(|on_demand| {
+                        if let Some(memory) = &mut memory {
+                            **memory = on_demand;
+                        }
+                    });
                     let injected = fault("host-memory").map_err(std::io::Error::other);
                     spilled = loaded.and(injected).err();
                     spilled.is_none() && post_restore()

@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -173,10 +174,11 @@ fn nothing() -> Result<(), String> {
 /// Starts a CRIU and has it restore at once.
 pub(super) fn restore(
     criu: &Criu,
-    options: RestoreOptions<'_>,
+    mut options: RestoreOptions<'_>,
     inherit_fds: Vec<InheritFd>,
     shell_job: bool,
 ) -> Result<u32, RestoreError<String>> {
+    options.plan = Plan::of(options.images, &|_| None).unwrap().map(Arc::new);
     let worker = criu.start_restore(inherit_fds, None, shell_job).unwrap();
     worker.restore(options, &mut || (), &mut nothing)
 }

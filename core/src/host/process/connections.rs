@@ -54,13 +54,6 @@ fn unless_ended<T>(pid: u32, known: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Whether the kernel still keeps the port of a closed connection, in this network namespace: for one minute
-/// (`TCP_TIMEWAIT_LEN`). Nobody can listen there meanwhile who does not share the port.
-pub fn any_is_kept() -> bool {
-    let rows = [procfs::net::tcp(), procfs::net::tcp6()];
-    rows.into_iter().flatten().flatten().any(|row| row.state == TcpState::TimeWait)
-}
-
 /// Those of processes in one network namespace.
 fn within(pids: &[u32]) -> io::Result<Vec<Outer>> {
     let mut sockets = HashMap::new();

@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub(crate) mod answers;
+pub mod closed;
 pub mod connections;
 pub(crate) mod farewell;
 pub mod files;

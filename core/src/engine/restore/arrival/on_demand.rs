@@ -218,7 +218,7 @@ impl OnDemandArrival {
         });
         let (blocked, ns) = waited.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
         let blocked_ms = milliseconds(Duration::from_nanos(ns));
-        Ok(OnDemand { blocked, blocked_ms, fallen_back: None })
+        Ok(OnDemand { blocked, blocked_ms, ..OnDemand::default() })
     }
 }
 

@@ -177,12 +177,17 @@ fn write_left(images: &Path) {
 fn private(images: &Path, pid: u32) -> BTreeMap<u64, Vec<u8>> {
     let dir = File::open(images).unwrap();
     pages::mark(dir.as_fd(), pid as i32).unwrap();
-    let found = pages::private(dir.as_fd(), pid as i32).unwrap().unwrap();
+    let mut file = None;
+    let found = pages::private(dir.as_fd(), pid as i32, &mut |name| {
+        let opened = pages::open_pages(dir.as_fd(), name)?;
+        Ok(file.insert(opened).metadata()?.len())
+    });
+    let (found, file) = (found.unwrap().unwrap(), file.unwrap());
     let mut all = BTreeMap::new();
     for extent in found.extents {
         for done in (0..extent.len).step_by(PAGE) {
             let mut page = vec![0; PAGE];
-            found.pages.read_exact_at(&mut page, extent.at + done).unwrap();
+            file.read_exact_at(&mut page, extent.at + done).unwrap();
             all.insert(extent.to + done, page);
         }
     }

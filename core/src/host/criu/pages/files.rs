@@ -147,6 +147,14 @@ pub(super) fn pages(head: &Head) -> String {
     format!("pages-{}.img", head.pages_id)
 }
 
+/// Opens a file of pages.
+///
+/// # Errors
+/// It is not there, or is no regular file.
+pub(crate) fn open_pages(dir: BorrowedFd<'_>, name: &str) -> io::Result<File> {
+    open(dir, name, OFlags::RDONLY)
+}
+
 /// The process whose pagemap has this name. Those of shared memory have a word before the number.
 pub(super) fn process(name: &str) -> Option<i32> {
     name.strip_prefix("pagemap-")?.strip_suffix(".img")?.parse().ok()

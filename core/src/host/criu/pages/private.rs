@@ -1,7 +1,7 @@
 //! The memory that processes have for themselves and that comes from no file.
 
-use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 
@@ -22,6 +22,15 @@ pub(crate) struct Extent {
     pub(crate) len: u64,
 }
 
+impl Extent {
+    /// What of it is at some addresses.
+    pub(crate) fn within(&self, addresses: &Range<u64>) -> Option<Self> {
+        let to = self.to.max(addresses.start);
+        let end = (self.to + self.len).min(addresses.end);
+        (to < end).then(|| Self { to, at: self.at + (to - self.to), len: end - to })
+    }
+}
+
 /// The memory of a process that it has for itself and that comes from no file.
 #[derive(Debug)]
 pub(crate) struct Private {
@@ -31,20 +40,26 @@ pub(crate) struct Private {
     pub(crate) mappings: Vec<(u64, u64)>,
     /// Bytes of the largest mapping that the kernel would count as if it were to be written.
     pub(crate) charged: u64,
-    /// What the extents are in.
-    pub(crate) pages: File,
+    /// The name of the file that the extents are in.
+    pub(crate) pages: String,
 }
 
-/// Finds that memory, as CRIU has marked it. `None` if the files are not exactly as they are known here.
+/// Finds that memory, as CRIU has marked it; `size` gives the bytes of a file of pages. `None` if the files are not
+/// exactly as they are known here.
 ///
 /// # Errors
 /// The files cannot be read.
-pub(crate) fn private(dir: BorrowedFd<'_>, pid: i32) -> io::Result<Option<Private>> {
+pub(crate) fn private(
+    dir: BorrowedFd<'_>,
+    pid: i32,
+    size: &mut dyn FnMut(&str) -> io::Result<u64>,
+) -> io::Result<Option<Private>> {
     let Some((head, runs)) = decode(&read(dir, &pagemap(pid))?) else { return Ok(None) };
     let Some(all) = decode_mappings(&read(dir, &mm(pid))?) else { return Ok(None) };
     let charged = all.iter().map(Between::charged).max().unwrap_or(0);
     let mappings: Vec<Between> = all.into_iter().filter(Between::is_left).collect();
-    let pages = open(dir, &pages(&head), OFlags::RDONLY)?;
+    let pages = pages(&head);
+    let size = size(&pages)?;
     let (mut extents, mut at) = (Vec::new(), 0);
     for run in &runs {
         let Some(end) = run.end_in_file(at) else { return Ok(None) };
@@ -59,7 +74,7 @@ pub(crate) fn private(dir: BorrowedFd<'_>, pid: i32) -> io::Result<Option<Privat
         }
         at = end;
     }
-    let is_whole = at == pages.metadata()?.len();
+    let is_whole = at == size;
     let mappings = mappings.iter().map(|mapping| (mapping.start, mapping.end)).collect();
     Ok(is_whole.then_some(Private { extents, mappings, charged, pages }))
 }

@@ -10,9 +10,9 @@ use prost::Message;
 use super::files::{
     Between, Head, LAZY, MM_MAGIC, Mappings, PAGE, PRESENT, Run, decode, encode, put,
 };
-use super::private::{Extent, mark, private};
+use super::private::{Extent, Private, mark, private};
 use super::zeros::leave_out_zeros;
-use super::{Origin, Part, left, made, processes};
+use super::{Origin, Part, left, made, open_pages, processes};
 
 const BOTH: Option<u32> = Some(LAZY | PRESENT);
 
@@ -49,6 +49,11 @@ fn left_out(dir: &Path) -> u64 {
     let dir = File::open(dir).unwrap();
     let names = ["pagemap-42.img", "pagemap-shmem-3.img", "pages-7.img"];
     leave_out_zeros(dir.as_fd(), names).unwrap() / PAGE as u64
+}
+
+/// The private memory of process 42.
+fn found_in(dir: &std::fs::File) -> std::io::Result<Option<Private>> {
+    private(dir.as_fd(), 42, &mut |name| Ok(open_pages(dir.as_fd(), name)?.metadata()?.len()))
 }
 
 #[test]
@@ -115,7 +120,7 @@ fn sums_that_overflow_are_not_as_expected() {
     // A mapping that ends before it begins, alone or as the last one.
     for maps in [&[(5 * page, 2 * page)][..], &[(page, 2 * page), (5 * page, 3 * page)]] {
         made::write(dir.path(), maps, &[(page, true, &bytes)]);
-        assert!(private(open().as_fd(), 42).unwrap().is_none());
+        assert!(found_in(&open()).unwrap().is_none());
     }
     // Memory that goes on after the last address, and more pages than any file has.
     let run = |address, pages| Run::narrow(address, pages, BOTH);
@@ -125,7 +130,7 @@ fn sums_that_overflow_are_not_as_expected() {
         let map = encode(&Head { pages_id: 7 }, &runs);
         std::fs::write(dir.path().join("pagemap-42.img"), map).unwrap();
         assert_eq!(left_out(dir.path()), 0);
-        assert!(private(open().as_fd(), 42).unwrap().is_none());
+        assert!(found_in(&open()).unwrap().is_none());
     }
 }
 
@@ -139,7 +144,7 @@ fn pages_counted_in_64_bits_are_counted_so_again() {
     let bytes = [&[1; PAGE][..], &[0; 64 * PAGE], &[2; 2 * PAGE]].concat();
     made::write(dir.path(), &[(page, 68 * page)], &[(page, true, &bytes)]);
     write_runs(&[Run::wide(page, 67, flags)]);
-    let found = private(std::fs::File::open(dir.path()).unwrap().as_fd(), 42).unwrap().unwrap();
+    let found = found_in(&std::fs::File::open(dir.path()).unwrap()).unwrap().unwrap();
     assert_eq!(found.extents, [Extent { to: page, at: 0, len: 67 * page }]);
     assert_eq!(left_out(dir.path()), 64);
     let (_, runs) = decode(&std::fs::read(&map).unwrap()).unwrap();
@@ -153,7 +158,7 @@ fn pages_counted_in_64_bits_are_counted_so_again() {
 fn private_memory_is_cut_at_mappings() {
     let dir = tempfile::tempdir().unwrap();
     let open = || std::fs::File::open(dir.path()).unwrap();
-    let found = || private(open().as_fd(), 42).unwrap().map(|found| found.extents);
+    let found = || found_in(&open()).unwrap().map(|found| found.extents);
     let page = PAGE as u64;
     let pages = |count: usize| vec![1; count * PAGE];
     let maps = [(2 * page, 5 * page), (5 * page, 9 * page), (20 * page, 30 * page)];
@@ -192,7 +197,7 @@ fn what_criu_has_not_marked_is_marked() {
     let maps = [(2 * page, 5 * page), (20 * page, 30 * page)];
     let runs = [(3 * page, false, &pages(2)[..]), (25 * page, true, &pages(5))];
     made::write(dir.path(), &maps, &runs);
-    let found = || private(open().as_fd(), 42).unwrap().unwrap().extents.len();
+    let found = || found_in(&open()).unwrap().unwrap().extents.len();
     assert_eq!(found(), 1);
     mark(open().as_fd(), 42).unwrap();
     assert_eq!(found(), 2);

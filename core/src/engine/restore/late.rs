@@ -1,0 +1,57 @@
+//! Host memory that comes while the program runs.
+
+use crate::base::progress::Progress;
+use crate::engine::error::Error;
+use crate::host::criu::{OnDemandError, OnDemandMemory};
+use crate::host::process::ProcessInfo;
+use crate::image::Manifest;
+
+use super::processes::kill;
+
+/// What brings host memory, and the processes that it is brought to.
+pub(super) struct HostSide<'a> {
+    memory: Option<&'a OnDemandMemory>,
+    processes: Vec<ProcessInfo>,
+    progress: &'a dyn Progress,
+}
+
+impl<'a> HostSide<'a> {
+    /// Of the processes of an image, which run.
+    pub(super) fn of(
+        memory: Option<&'a OnDemandMemory>,
+        manifest: &Manifest,
+        progress: &'a dyn Progress,
+    ) -> Self {
+        let pids = manifest.processes.iter().map(|process| process.pid);
+        let processes = pids.filter_map(|pid| ProcessInfo::read(pid).ok()).collect();
+        Self { memory, processes, progress }
+    }
+
+    /// Waits until all of the memory is there, and for `device`, which is done meanwhile. If one of both fails the
+    /// processes are ended, so that the other does not wait for them.
+    ///
+    /// # Errors
+    /// That of `device`, unless it was the host memory that has failed.
+    pub(super) fn beside(&self, device: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+        let Some(memory) = self.memory else { return device() };
+        std::thread::scope(|scope| {
+            let host = scope
+                .spawn(|| self.wait(memory).inspect_err(|_| drop(kill(self.processes.iter()))));
+            let device = device().inspect_err(|_| drop(kill(self.processes.iter())));
+            let host = host.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            host.and(device)
+        })
+    }
+
+    fn wait(&self, memory: &OnDemandMemory) -> Result<(), Error> {
+        let mut seen = 0;
+        let waited = memory.wait(&mut |arrived| {
+            self.progress.advance(arrived.bytes - seen);
+            seen = arrived.bytes;
+        });
+        waited.map_err(|error| match error {
+            OnDemandError::Untold => Error::MovedAwaiting,
+            OnDemandError::Io(source) => Error::of_memory(source),
+        })
+    }
+}

@@ -1,0 +1,501 @@
+//! Memory that comes when it is touched, and all of it in the end, while the processes run.
+//!
+//! One thread serves each process: only between two reads of its userfaultfd does it copy, so what it knows of the
+//! mappings is what the kernel does. Others read ahead what is to be copied next. The kernel stops a thread that touches
+//! what is missing until it is there, and one that forks, moves or gives up memory until that was heard.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+use super::super::pages::Extent;
+use super::missing::Missing;
+use super::plan::{Memory, Part};
+use super::talk::Stage;
+use super::uffd::{Event, PAGE, Uffd, is_alive};
+use crate::base::faults::skipped;
+
+/// Most threads that read ahead for one process.
+const READERS: usize = 4;
+/// Parts that are read ahead by each of these.
+const AHEAD: usize = 2;
+/// The longest time for which an event is not looked for.
+const LISTEN: Duration = Duration::from_millis(1);
+/// The time between two looks at how far it is.
+const LOOK_UP: Duration = Duration::from_millis(10);
+/// For how long a process may be changing its mappings without telling of it, while a thread of it waits for memory.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Keeps another descriptor of a userfaultfd for as long as the program lives, or until all memory is there: when the
+/// last is closed, what is missing is zeros.
+pub(crate) type Keep = Arc<dyn Fn(BorrowedFd<'_>) -> io::Result<()> + Send + Sync>;
+
+/// Why memory cannot be brought any more. The program must be ended before the memory is dropped.
+#[derive(Debug)]
+pub(crate) enum OnDemandError {
+    /// It is damaged or cannot be read, or the kernel does not take it.
+    Io(io::Error),
+    /// The program has moved memory when it had forked, so that it is not known what its child lacks; or it has moved
+    /// and enlarged locked memory: the kernel fills that before it tells that it has moved, and until that is heard
+    /// nobody can fill it (`do_mremap` of Linux 6.18).
+    Untold,
+}
+
+impl From<io::Error> for OnDemandError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<Errno> for OnDemandError {
+    fn from(error: Errno) -> Self {
+        Self::Io(error.into())
+    }
+}
+
+/// How far it has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Arrived {
+    /// Bytes that are there, or are not wanted any more.
+    pub(crate) bytes: u64,
+    /// How often a thread has touched what was missing.
+    pub(crate) faults: u64,
+}
+
+/// Memory that comes on demand. Dropping it before all is there gives zeros to the program.
+pub(crate) struct OnDemandMemory(Arc<Shared>);
+
+/// What the threads that serve processes share.
+struct Shared {
+    stage: Arc<Stage>,
+    keep: Keep,
+    /// Ends the conversation with CRIU when something has failed.
+    wake: OwnedFd,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    failure: Mutex<Option<OnDemandError>>,
+    /// Processes that lack memory.
+    lacking: AtomicUsize,
+    all: AtomicU64,
+    bytes: AtomicU64,
+    faults: AtomicU64,
+}
+
+impl OnDemandMemory {
+    pub(super) fn new(stage: Arc<Stage>, wake: OwnedFd, keep: Keep) -> Self {
+        Self(Arc::new(Shared {
+            stage,
+            keep,
+            wake,
+            threads: Mutex::default(),
+            failure: Mutex::default(),
+            lacking: AtomicUsize::new(0),
+            all: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            faults: AtomicU64::new(0),
+        }))
+    }
+
+    /// Begins to serve a process.
+    ///
+    /// # Errors
+    /// Its descriptor cannot be kept, or there is no thread for it.
+    pub(super) fn begin(&self, memory: Arc<Memory>, uffd: Uffd) -> io::Result<()> {
+        let missing = Missing::new(memory.pieces().iter().copied());
+        self.0.all.fetch_add(memory.bytes(), Ordering::Relaxed);
+        Shared::serve(&self.0, memory, uffd, missing, false)
+    }
+
+    /// # Errors
+    /// Something has failed so far.
+    pub(super) fn check(&self) -> io::Result<()> {
+        match self.0.failure.lock().take() {
+            None => Ok(()),
+            Some(OnDemandError::Io(error)) => Err(error),
+            Some(OnDemandError::Untold) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Bytes that are not there when the processes begin to run.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.all.load(Ordering::Relaxed)
+    }
+
+    /// How far it has come.
+    pub(crate) fn arrived(&self) -> Arrived {
+        let Shared { bytes, faults, .. } = &*self.0;
+        Arrived { bytes: bytes.load(Ordering::Relaxed), faults: faults.load(Ordering::Relaxed) }
+    }
+
+    /// Waits until all memory is there, or its processes have ended. `look` is called now and then. After that the
+    /// program needs this no more, once those who keep descriptors have closed them.
+    ///
+    /// # Errors
+    /// Memory cannot be brought any more: the program must be ended, and this be dropped after that.
+    pub(crate) fn wait(&self, look: &mut dyn FnMut(Arrived)) -> Result<(), OnDemandError> {
+        loop {
+            let is_there = self.0.lacking.load(Ordering::SeqCst) == 0;
+            look(self.arrived());
+            if let Some(failure) = self.0.failure.lock().take() {
+                return Err(failure);
+            }
+            if is_there {
+                return Ok(());
+            }
+            let mut threads = self.0.threads.lock();
+            let ended: Vec<_> = threads.extract_if(.., |thread| thread.is_finished()).collect();
+            drop(threads);
+            for thread in ended {
+                thread.join().map_err(|_| io::Error::other("a thread has panicked"))?;
+            }
+            std::thread::sleep(LOOK_UP);
+        }
+    }
+}
+
+impl Drop for OnDemandMemory {
+    fn drop(&mut self) {
+        self.0.stage.end();
+        // A thread may add one, while it has not ended.
+        while let Some(thread) = { self.0.threads.lock().pop() } {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn serve(
+        this: &Arc<Self>,
+        memory: Arc<Memory>,
+        uffd: Uffd,
+        missing: Missing,
+        is_child: bool,
+    ) -> io::Result<()> {
+        (this.keep)(uffd.as_fd())?;
+        this.lacking.fetch_add(1, Ordering::SeqCst);
+        let shared = this.clone();
+        let serve = move || {
+            let mut server = Server {
+                shared: &shared,
+                uffd,
+                memory: &memory,
+                missing,
+                is_child,
+                has_forked: false,
+                waiting: Vec::new(),
+                waiting_since: None,
+            };
+            if let Err(error) = server.run() {
+                tracing::debug!(?error, "the memory of a process cannot be brought");
+                shared.failure.lock().get_or_insert(error);
+                if !shared.stage.is_complete() {
+                    shared.stage.end();
+                    let _ = rustix::io::write(&shared.wake, &1u64.to_ne_bytes());
+                }
+                // The processes must not find zeros where their memory was: whoever ends them ends this.
+                while !shared.stage.is_over() {
+                    std::thread::sleep(LOOK_UP);
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("gpucr-demand".into()).spawn(serve)?;
+        this.threads.lock().push(thread);
+        Ok(())
+    }
+}
+
+/// What serves one process.
+struct Server<'a> {
+    shared: &'a Arc<Shared>,
+    uffd: Uffd,
+    memory: &'a Arc<Memory>,
+    missing: Missing,
+    /// Was forked since the restore.
+    is_child: bool,
+    has_forked: bool,
+    /// Pages that threads wait for, and that could not be brought while the process was changing its mappings.
+    waiting: Vec<u64>,
+    /// Since when nothing else was heard.
+    waiting_since: Option<Instant>,
+}
+
+/// What has become of a process.
+#[derive(Debug, PartialEq, Eq)]
+enum State {
+    Lives,
+    /// It has ended, or has become another program; or its memory is not wanted any more.
+    Ended,
+}
+
+/// A part of the file that was read ahead: its pieces, and its bytes unless it is zeros.
+type Read = (usize, Option<Vec<u8>>);
+
+impl Server<'_> {
+    fn run(&mut self) -> Result<(), OnDemandError> {
+        let state = self.bring_all()?;
+        tracing::debug!(?state, self.is_child, "the memory of a process is there");
+        self.shared.lacking.fetch_sub(1, Ordering::SeqCst);
+        // Where there was nothing, the kernel asks as long as somebody has a descriptor.
+        while state == State::Lives && is_alive(&self.uffd) {
+            if self.listen(LOOK_UP)? == State::Ended {
+                break;
+            }
+        }
+        tracing::debug!(self.is_child, "a process is not served any more");
+        Ok(())
+    }
+
+    fn bring_all(&mut self) -> Result<State, OnDemandError> {
+        // Until the processes run, only what CRIU itself touches: mappings may not be in their places.
+        while !self.shared.stage.is_complete() {
+            if self.listen(LOOK_UP)? == State::Ended {
+                return Ok(State::Ended);
+            }
+        }
+        while skipped("unwanted") && is_alive(&self.uffd) {
+            if self.listen(LOOK_UP)? == State::Ended {
+                return Ok(State::Ended);
+            }
+        }
+        // A child lacks little, since what its parent has touched came first, and often becomes another program.
+        if !self.is_child && self.stream()? == State::Ended {
+            return Ok(State::Ended);
+        }
+        // What has moved.
+        while let Some(extent) = self.missing.first() {
+            if self.hear()? == State::Ended || self.bring(extent.to)? == State::Ended {
+                return Ok(State::Ended);
+            }
+        }
+        Ok(State::Lives)
+    }
+
+    /// Brings everything that is at its old place, and what is touched before that.
+    fn stream(&mut self) -> Result<State, OnDemandError> {
+        let (memory, next, is_over) =
+            (self.memory.clone(), AtomicUsize::new(0), AtomicBool::new(false));
+        let readers = std::thread::available_parallelism().map_or(1, usize::from).min(READERS);
+        let (sender, receiver) = mpsc::sync_channel::<io::Result<Read>>(readers * AHEAD);
+        std::thread::scope(|scope| {
+            for _ in 0..readers {
+                let (sender, memory, next, is_over) = (sender.clone(), &memory, &next, &is_over);
+                scope.spawn(move || read_ahead(memory, next, is_over, &sender));
+            }
+            drop(sender);
+            let result = self.take(&receiver);
+            is_over.store(true, Ordering::Relaxed);
+            drop(receiver);
+            result
+        })
+    }
+
+    /// Takes what was read ahead, until that is all.
+    fn take(
+        &mut self,
+        receiver: &mpsc::Receiver<io::Result<Read>>,
+    ) -> Result<State, OnDemandError> {
+        let memory = self.memory.clone();
+        loop {
+            if self.hear()? == State::Ended {
+                return Ok(State::Ended);
+            }
+            let (group, bytes) = match receiver.recv_timeout(LISTEN) {
+                Ok(read) => read?,
+                Err(mpsc::RecvTimeoutError::Timeout) => continue,
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(State::Lives),
+            };
+            let pieces = memory.group(group).unwrap_or_default();
+            let Some(first) = pieces.first() else { continue };
+            let part = memory.file.part(first.at);
+            let content = bytes.as_deref().map_or(Part::Zeros, Part::Bytes);
+            for piece in pieces {
+                for extent in self.missing.within(piece.to..piece.to + piece.len) {
+                    // What else has come here by moving about is brought at last.
+                    if extent.at - piece.at == extent.to - piece.to
+                        && self.put(extent, &part, &content)? == State::Ended
+                    {
+                        return Ok(State::Ended);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for events for a moment.
+    fn listen(&mut self, moment: Duration) -> Result<State, OnDemandError> {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: moment.subsec_nanos().into() };
+        let mut polled = [PollFd::new(&self.uffd, PollFlags::IN)];
+        match rustix::event::poll(&mut polled, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => self.hear(),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Hears all that a process waits for, and brings what it has touched.
+    fn hear(&mut self) -> Result<State, OnDemandError> {
+        loop {
+            if self.shared.stage.is_over() {
+                return Ok(State::Ended);
+            }
+            match self.uffd.event()? {
+                None => return self.try_again(),
+                Some(Event::Fault(address)) => {
+                    if self.answer(address)? == State::Ended {
+                        return Ok(State::Ended);
+                    }
+                    continue;
+                }
+                Some(Event::Fork(child)) => {
+                    self.has_forked = true;
+                    let (memory, missing) = (self.memory.clone(), self.missing.clone());
+                    Shared::serve(self.shared, memory, child, missing, true)?;
+                }
+                Some(Event::Moved { from, to, len }) => {
+                    let moves = !self.missing.within(from..from.saturating_add(len)).is_empty();
+                    // The kernel says what several threads do in no order: the child may have been made after that.
+                    if moves && self.has_forked {
+                        return Err(OnDemandError::Untold);
+                    }
+                    self.missing.shift(from, to, len);
+                }
+                Some(Event::Gone { from, to }) => self.is_there(from..to),
+            }
+            self.waiting_since = None;
+        }
+    }
+
+    /// Brings what could not be brought before.
+    fn try_again(&mut self) -> Result<State, OnDemandError> {
+        for page in std::mem::take(&mut self.waiting) {
+            if self.answer(page)? == State::Ended {
+                return Ok(State::Ended);
+            }
+        }
+        if self.waiting.is_empty() {
+            self.waiting_since = None;
+        } else if self.waiting_since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+            return Err(OnDemandError::Untold);
+        }
+        Ok(State::Lives)
+    }
+
+    /// A thread has touched this address.
+    fn answer(&mut self, address: u64) -> Result<State, OnDemandError> {
+        let page = address / PAGE * PAGE;
+        if self.missing.at(page).is_some() {
+            self.shared.faults.fetch_add(1, Ordering::Relaxed);
+            let state = self.bring(page)?;
+            if self.missing.at(page).is_some() {
+                self.waiting.push(page);
+            }
+            return Ok(state);
+        }
+        match self.uffd.zero(page, PAGE) {
+            Ok(0) => self.waiting.push(page),
+            Ok(_) => {}
+            Err(Errno::SRCH) => return Ok(State::Ended),
+            // It has just come, or there is no such memory any more.
+            Err(Errno::EXIST | Errno::NOENT) => {
+                self.uffd.wake(page).or_else(|error| match error {
+                    Errno::NOENT | Errno::INVAL => Ok(()),
+                    error => Err(error),
+                })?
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(State::Lives)
+    }
+
+    /// Brings what is missing at an address, with what is beside it in the same part of the file.
+    fn bring(&mut self, address: u64) -> Result<State, OnDemandError> {
+        let Some(extent) = self.missing.at(address) else { return Ok(State::Lives) };
+        let part = self.memory.file.part(extent.at + (address - extent.to));
+        let from = extent.to + part.start.saturating_sub(extent.at);
+        let end = extent.to + (part.end - extent.at).min(extent.len);
+        let Some(extent) = extent.within(&(from..end)) else { return Ok(State::Lives) };
+        let mut buffer = Vec::new();
+        let content = self.memory.file.read(&part, &mut buffer)?;
+        // The page that is waited for first.
+        let first = address / PAGE * PAGE;
+        let parts = [first..first + PAGE, from..first, first + PAGE..end];
+        for extent in parts.iter().filter_map(|part| extent.within(part)) {
+            if self.put(extent, &part, &content)? == State::Ended {
+                return Ok(State::Ended);
+            }
+        }
+        Ok(State::Lives)
+    }
+
+    /// Copies an extent, whose bytes are in a part of the file. If the process changes its mappings meanwhile some of it
+    /// may be missing still.
+    fn put(
+        &mut self,
+        extent: Extent,
+        part: &Range<u64>,
+        content: &Part<'_>,
+    ) -> Result<State, OnDemandError> {
+        let mut done = 0;
+        while done < extent.len {
+            let (to, len) = (extent.to + done, extent.len - done);
+            let copied = match content {
+                Part::Zeros => self.uffd.zero(to, len),
+                Part::Bytes(bytes) => {
+                    let from = (extent.at + done - part.start) as usize;
+                    self.uffd.copy(to, &bytes[from..from + len as usize])
+                }
+            };
+            let copied = match copied {
+                // There is an event to be heard first.
+                Ok(0) => break,
+                Ok(copied) => copied,
+                Err(Errno::SRCH) => return Ok(State::Ended),
+                // CRIU has not registered it yet. A child may have none that its parent had when it was made.
+                Err(Errno::NOENT) if !self.shared.stage.is_complete() => break,
+                Err(Errno::NOENT) if self.is_child => PAGE.min(len),
+                Err(error) => return Err(error.into()),
+            };
+            self.is_there(to..to + copied);
+            done += copied;
+        }
+        Ok(State::Lives)
+    }
+
+    /// Is not missing any more.
+    fn is_there(&mut self, addresses: Range<u64>) {
+        let bytes: u64 = self.missing.remove(addresses).iter().map(|extent| extent.len).sum();
+        // What children lack is not counted, as they make the sum larger than the image.
+        if !self.is_child {
+            self.shared.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Reads the parts of the file that have not been read, until all have, or nobody wants them.
+fn read_ahead(
+    memory: &Memory,
+    next: &AtomicUsize,
+    is_over: &AtomicBool,
+    sender: &mpsc::SyncSender<io::Result<Read>>,
+) {
+    while !is_over.load(Ordering::Relaxed) {
+        let group = next.fetch_add(1, Ordering::Relaxed);
+        let Some(first) = memory.group(group).and_then(<[Extent]>::first) else { return };
+        let mut buffer = Vec::new();
+        let read = match memory.file.read(&memory.file.part(first.at), &mut buffer) {
+            Ok(Part::Zeros) => Ok((group, None)),
+            Ok(Part::Bytes(bytes)) => Ok((group, Some(bytes.to_vec()))),
+            Err(error) => Err(error),
+        };
+        // The other end is gone if the process has ended.
+        if sender.send(read).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Which memory is brought in, and where its bytes are.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use procfs::Current;
+
+use super::super::pages::{self, Extent};
+use crate::base::mapping::Mapping;
+
+/// Bytes of a file that is in memory are taken in parts of so many.
+const PIECE: u64 = 1 << 20;
+
+/// Bytes of a file of pages.
+pub(crate) enum Part<'a> {
+    /// These.
+    Bytes(&'a [u8]),
+    /// Nothing but zeros.
+    Zeros,
+}
+
+/// A file of pages, wherever its bytes are. Any number of threads read it at once.
+pub(crate) trait PagesFile: Send + Sync {
+    /// Bytes.
+    fn size(&self) -> u64;
+
+    /// The part that has the byte `at`, which lies within the size. Parts begin and end at multiples of a page, and are
+    /// read as wholes.
+    fn part(&self, at: u64) -> Range<u64>;
+
+    /// Reads a part. Either `buffer` is given back, with its bytes, or they are elsewhere.
+    ///
+    /// # Errors
+    /// The bytes are damaged or cannot be read.
+    fn read<'a>(&'a self, part: &Range<u64>, buffer: &'a mut Vec<u8>) -> io::Result<Part<'a>>;
+}
+
+/// A file of pages among CRIU's files.
+impl PagesFile for Mapping {
+    fn size(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn part(&self, at: u64) -> Range<u64> {
+        let start = at / PIECE * PIECE;
+        start..(start + PIECE).min(self.size())
+    }
+
+    fn read<'a>(&'a self, part: &Range<u64>, _: &'a mut Vec<u8>) -> io::Result<Part<'a>> {
+        let bytes = self.bytes().get(part.start as usize..part.end as usize);
+        bytes.map(Part::Bytes).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+}
+
+/// The private memory of the processes of an image.
+pub(crate) struct Plan {
+    processes: HashMap<i32, Arc<Memory>>,
+    /// What CRIU itself reads of the files of pages.
+    left_to_criu: HashMap<String, Vec<Range<u64>>>,
+}
+
+/// The private memory of one process.
+pub(super) struct Memory {
+    pub(super) file: Arc<dyn PagesFile>,
+    /// In order of the addresses, and of the places in the file. Each lies in one part of the file.
+    pieces: Vec<Extent>,
+    /// Those that lie in the same part.
+    groups: Vec<Range<usize>>,
+}
+
+impl Plan {
+    /// Looks at CRIU's files in `images`. Of the files of pages that `elsewhere` gives there need be nothing. `None` if
+    /// something about them is not known here, or the kernel gives no userfaultfd, or CRIU had better do it:
+    ///
+    /// - Of processes that were forked, and have the same mappings, it finds the pages that are still the same, and
+    ///   they go on sharing them.
+    /// - Asked for lazy pages it maps all private memory as if it were to be written, which the kernel refuses, or
+    ///   counts, where it counts what is promised.
+    ///
+    /// # Errors
+    /// The files cannot be read.
+    pub(crate) fn of(
+        images: BorrowedFd<'_>,
+        elsewhere: &dyn Fn(&str) -> Option<Arc<dyn PagesFile>>,
+    ) -> io::Result<Option<Self>> {
+        // SAFETY: a new descriptor, and nothing is registered with it.
+        let uffd = unsafe { rustix::mm::userfaultfd(rustix::mm::UserfaultfdFlags::CLOEXEC) };
+        if uffd.is_err() {
+            return Ok(None);
+        }
+        let Some(most) = most_charged()? else { return Ok(None) };
+        let mut plan = Self { processes: HashMap::new(), left_to_criu: HashMap::new() };
+        let mut mappings = HashSet::new();
+        for pid in pages::processes(images)? {
+            match pages::mark(images, pid) {
+                // A warm image, in which it was done.
+                Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {}
+                marked => marked?,
+            }
+            let mut found_file = None;
+            let found = pages::private(images, pid, &mut |name| {
+                let file = match elsewhere(name) {
+                    Some(file) => file,
+                    // SAFETY: the files of an image that is being restored are nobody else's, or of a file system
+                    // that cannot be written.
+                    None => Arc::new(unsafe { Mapping::new(pages::open_pages(images, name)?) }?),
+                };
+                Ok(found_file.insert(file).size())
+            })?;
+            let (Some(found), Some(file)) = (found, found_file) else { return Ok(None) };
+            let is_forked = !found.mappings.into_iter().all(|mapping| mappings.insert(mapping));
+            if is_forked || found.charged > most {
+                tracing::debug!(pid, is_forked, charged = found.charged, "memory is left to CRIU");
+                return Ok(None);
+            }
+            plan.left_to_criu.insert(found.pages, between(&found.extents, file.size()));
+            plan.processes.insert(pid, Arc::new(Memory::new(file, &found.extents)));
+        }
+        Ok((!plan.processes.is_empty()).then_some(plan))
+    }
+
+    /// What CRIU itself reads of a file of pages; `None` if that is all of it.
+    pub(crate) fn left_to_criu(&self, name: &str) -> Option<&[Range<u64>]> {
+        self.left_to_criu.get(name).map(Vec::as_slice)
+    }
+
+    pub(super) fn processes(&self) -> &HashMap<i32, Arc<Memory>> {
+        &self.processes
+    }
+}
+
+impl Memory {
+    fn new(file: Arc<dyn PagesFile>, extents: &[Extent]) -> Self {
+        let (mut pieces, mut groups) = (Vec::<Extent>::new(), Vec::<Range<usize>>::new());
+        let mut part = 0..0;
+        for extent in extents {
+            let mut rest = *extent;
+            while rest.len > 0 {
+                if !part.contains(&rest.at) {
+                    part = file.part(rest.at);
+                    groups.push(pieces.len()..pieces.len());
+                }
+                let len = rest.len.min(part.end - rest.at);
+                pieces.push(Extent { len, ..rest });
+                groups.last_mut().expect("was pushed").end = pieces.len();
+                rest = Extent { to: rest.to + len, at: rest.at + len, len: rest.len - len };
+            }
+        }
+        Self { file, pieces, groups }
+    }
+
+    /// In order of the addresses. Each lies in one part of the file.
+    pub(super) fn pieces(&self) -> &[Extent] {
+        &self.pieces
+    }
+
+    /// The pieces of a part of the file, by the number of that part; `None` after the last.
+    pub(super) fn group(&self, number: usize) -> Option<&[Extent]> {
+        self.groups.get(number).map(|pieces| &self.pieces[pieces.clone()])
+    }
+
+    /// The piece that has an address.
+    pub(super) fn at(&self, address: u64) -> Option<Extent> {
+        let after = self.pieces.partition_point(|piece| piece.to <= address);
+        let piece = self.pieces[..after].last()?;
+        (address < piece.to + piece.len).then_some(*piece)
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.len).sum()
+    }
+}
+
+/// What of a file of so many bytes is in none of the extents.
+fn between(extents: &[Extent], size: u64) -> Vec<Range<u64>> {
+    let (mut gaps, mut at) = (Vec::new(), 0);
+    for extent in extents {
+        if extent.at > at {
+            gaps.push(at..extent.at);
+        }
+        at = extent.at + extent.len;
+    }
+    if size > at {
+        gaps.push(at..size);
+    }
+    gaps
+}
+
+/// The most bytes of one mapping that the kernel lets a process promise itself to write. `None` if it looks at what
+/// all mappings have promised. CUDA's driver reserves more than 100 GiB of addresses in one mapping.
+fn most_charged() -> io::Result<Option<u64>> {
+    Ok(match std::fs::read_to_string("/proc/sys/vm/overcommit_memory")?.trim() {
+        "0" => Some(procfs::Meminfo::current().map_err(io::Error::other)?.mem_total),
+        "1" => Some(u64::MAX),
+        _ => None,
+    })
+}

@@ -1,0 +1,270 @@
+//! Memory that is brought in in CRIU's place.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::pages::made;
+use super::talk::SOCKET;
+use super::uffd::{GROUP, PAGE};
+use super::*;
+use rustix::ioctl::{Updater, ioctl, opcode};
+use rustix::mm::{MapFlags, ProtFlags, UserfaultfdFlags};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+/// `struct uffdio_api` and `struct uffdio_register`.
+#[repr(C)]
+struct Api([u64; 3]);
+#[repr(C)]
+struct Register([u64; 4]);
+
+const API: rustix::ioctl::Opcode = opcode::read_write::<Api>(GROUP, 0x3f);
+const REGISTER: rustix::ioctl::Opcode = opcode::read_write::<Register>(GROUP, 0);
+/// Pages of the memory that is loaded.
+const PAGES: usize = 700;
+
+/// New private memory of this process, which is never given back.
+fn memory() -> u64 {
+    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    let len = PAGES * PAGE as usize;
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let address = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, prot, flags) };
+    address.unwrap() as u64
+}
+
+fn uffd() -> OwnedFd {
+    uffd_that_tells(0)
+}
+
+/// With these features.
+fn uffd_that_tells(features: u64) -> OwnedFd {
+    let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+    // SAFETY: nothing is registered with it yet.
+    let uffd = unsafe { rustix::mm::userfaultfd(flags) }.unwrap();
+    let mut api = Api([GROUP.into(), features, 0]);
+    // SAFETY: the structure that the call takes.
+    unsafe { ioctl(&uffd, Updater::<API, Api>::new(&mut api)) }.unwrap();
+    uffd
+}
+
+fn register(uffd: &OwnedFd, address: u64) {
+    let mut register = Register([address, PAGES as u64 * PAGE, 1, 0]);
+    // SAFETY: the structure that the call takes; memory that nothing refers to yet.
+    unsafe { ioctl(uffd, Updater::<REGISTER, Register>::new(&mut register)) }.unwrap();
+}
+
+fn page(number: usize) -> Vec<u8> {
+    vec![(number % 251 + 1) as u8; PAGE as usize]
+}
+
+/// Files of a process whose memory at `address` has all pages but every hundredth, in two mappings.
+fn image(address: u64) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let (middle, end) = (address + 350 * PAGE, address + PAGES as u64 * PAGE);
+    let parts: Vec<(u64, Vec<u8>)> = (0..PAGES / 100)
+        .map(|part| {
+            let pages = part * 100 + 1..(part + 1) * 100;
+            let address = address + pages.start as u64 * PAGE;
+            (address, pages.flat_map(page).collect())
+        })
+        .collect();
+    let runs: Vec<_> = parts.iter().map(|(at, bytes)| (*at, true, &bytes[..])).collect();
+    made::write(dir.path(), &[(address, middle), (middle, end)], &runs);
+    dir
+}
+
+fn open(path: &std::path::Path) -> OwnedFd {
+    std::fs::File::open(path).unwrap().into()
+}
+
+fn plan(dir: &std::path::Path) -> Option<Arc<Plan>> {
+    Plan::of(open(dir).as_fd(), &|_| None).unwrap().map(Arc::new)
+}
+
+fn start(dir: &std::path::Path, keep: Option<Keep>) -> Loading {
+    Loading::start(plan(dir).expect("what it needs"), open(dir).as_fd(), keep).unwrap()
+}
+
+/// Begins, and says what CRIU says of process 42.
+fn begin(dir: &std::path::Path, uffd: &OwnedFd, keep: Option<Keep>) -> (Loading, UnixStream) {
+    let loading = start(dir, keep);
+    let mut criu = UnixStream::connect(dir.join(SOCKET)).unwrap();
+    std::io::Write::write_all(&mut criu, &(-7i32).to_ne_bytes()).unwrap();
+    std::io::Write::write_all(&mut criu, &42i32.to_ne_bytes()).unwrap();
+    let fds = [uffd.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let byte = [io::IoSlice::new(&[0])];
+    rustix::net::sendmsg(&criu, &byte, &mut control, SendFlags::empty()).unwrap();
+    (loading, criu)
+}
+
+/// A page of this process.
+fn read(address: u64) -> Vec<u8> {
+    let mut page = vec![0; PAGE as usize];
+    // SAFETY: mapped memory of that length, which only the kernel writes.
+    unsafe { std::ptr::copy_nonoverlapping(address as *const u8, page.as_mut_ptr(), page.len()) };
+    page
+}
+
+#[test]
+fn memory_is_there_when_it_has_finished() {
+    let address = memory();
+    let (dir, uffd) = (image(address), uffd());
+    let (mut loading, _criu) = begin(dir.path(), &uffd, None);
+    std::thread::sleep(Duration::from_millis(5));
+    register(&uffd, address);
+    drop(uffd);
+    let read = |number: usize| read(address + number as u64 * PAGE);
+    // A read that comes too early waits, also where there is nothing.
+    assert!(read(1) == page(1) && read(200).iter().all(|byte| *byte == 0));
+    loading.finish(None).unwrap();
+    for number in 0..PAGES {
+        let expected = if number % 100 == 0 { vec![0; PAGE as usize] } else { page(number) };
+        assert!(read(number) == expected, "page {number}");
+    }
+}
+
+#[test]
+fn memory_without_a_place_is_an_error() {
+    let address = memory();
+    let (dir, uffd) = (image(address), uffd());
+    let (mut loading, _criu) = begin(dir.path(), &uffd, None);
+    assert_eq!(loading.finish(None).err().unwrap().raw_os_error(), Some(libc::ENOENT));
+    // A process that is missing is an error too.
+    let dir = image(address);
+    let mut loading = start(dir.path(), None);
+    let _criu = UnixStream::connect(dir.path().join(SOCKET)).unwrap();
+    let error = loading.finish(None).err().unwrap();
+    assert!(error.to_string().contains("process 42"), "{error}");
+}
+
+#[test]
+fn forked_processes_are_left_to_criu() {
+    let dir = image(1 << 40);
+    assert!(plan(dir.path()).is_some());
+    for name in ["mm", "pagemap"] {
+        let file = |pid| dir.path().join(format!("{name}-{pid}.img"));
+        std::fs::copy(file(42), file(43)).unwrap();
+    }
+    assert!(plan(dir.path()).is_none());
+}
+
+#[test]
+fn it_can_be_given_up() {
+    let address = memory();
+    let (dir, uffd) = (image(address), uffd());
+    let (loading, criu) = begin(dir.path(), &uffd, None);
+    drop(loading);
+    drop(criu);
+    let dir = image(address);
+    drop(start(dir.path(), None));
+}
+
+/// The features that CRIU asks for: forks, moves, and what is given up or unmapped are told.
+const TELLS: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6;
+
+/// Begins to bring memory on demand, and counts the descriptors that are kept.
+fn on_demand(address: u64) -> (OnDemandMemory, UnixStream, Arc<std::sync::Mutex<Vec<OwnedFd>>>) {
+    let (dir, uffd) = (image(address), uffd_that_tells(TELLS));
+    let kept = Arc::<std::sync::Mutex<Vec<OwnedFd>>>::default();
+    let keep: Keep = Arc::new({
+        let kept = kept.clone();
+        move |uffd| {
+            kept.lock().unwrap().push(uffd.try_clone_to_owned()?);
+            Ok(())
+        }
+    });
+    let (mut loading, criu) = begin(dir.path(), &uffd, Some(keep));
+    register(&uffd, address);
+    drop(uffd);
+    (loading.finish(None).unwrap().unwrap(), criu, kept)
+}
+
+fn expected(number: usize) -> Vec<u8> {
+    if number.is_multiple_of(100) { vec![0; PAGE as usize] } else { page(number) }
+}
+
+#[test]
+fn memory_comes_when_it_is_touched_and_all_of_it_in_the_end() {
+    let address = memory();
+    let (memory, _criu, kept) = on_demand(address);
+    for number in [5, 699, 300, 301] {
+        assert!(read(address + number as u64 * PAGE) == expected(number), "page {number}");
+    }
+    let mut last = 0;
+    memory.wait(&mut |arrived| last = arrived.bytes).unwrap();
+    assert_eq!((last, memory.bytes()), (693 * PAGE, 693 * PAGE));
+    let kept = std::mem::take(&mut *kept.lock().unwrap());
+    assert!(kept.len() == 1 && kept.iter().all(is_alive));
+    // As long as somebody has a descriptor the kernel asks about what was never there.
+    assert!(read(address) == expected(0));
+    drop((kept, memory));
+    for number in 0..PAGES {
+        assert!(read(address + number as u64 * PAGE) == expected(number), "page {number}");
+    }
+}
+
+/// What becomes of memory that a program moves, gives up and shares with a child before it is there. It is a process of
+/// its own, since no other thread may touch what is missing.
+#[test]
+fn memory_that_moves_goes_and_is_forked_is_what_it_would_be() {
+    let address = memory();
+    let (memory, _criu, kept) = on_demand(address);
+    let at = |number: u64| address + number * PAGE;
+    let elsewhere = self::memory();
+    // SAFETY: memory of this test alone: pages 10 to 20 go elsewhere, where nothing that anybody uses is mapped.
+    let moved = unsafe {
+        libc::mremap(
+            at(10) as *mut libc::c_void,
+            10 * PAGE as usize,
+            10 * PAGE as usize,
+            libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
+            elsewhere as *mut libc::c_void,
+        )
+    };
+    assert_eq!(moved as u64, elsewhere);
+    // SAFETY: memory of this test alone.
+    let given_up = unsafe {
+        libc::madvise(at(30) as *mut libc::c_void, 10 * PAGE as usize, libc::MADV_DONTNEED)
+    };
+    assert_eq!(given_up, 0);
+    // SAFETY: the child does nothing but read and end.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // Nothing here may allocate: other threads may have held locks.
+        let is = |address: u64, byte: u8| {
+            // SAFETY: mapped memory.
+            (0..PAGE)
+                .all(|i| unsafe { std::ptr::read_volatile((address + i) as *const u8) } == byte)
+        };
+        let of = |number: u64| if number % 100 == 0 { 0 } else { (number % 251 + 1) as u8 };
+        let right = (0..700).all(|number| match number {
+            10..20 => is(elsewhere + (number - 10) * PAGE, of(number)),
+            30..40 => is(at(number), 0),
+            number => is(at(number), of(number)),
+        });
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(if right { 0 } else { 1 }) };
+    }
+    let mut status = 0;
+    // SAFETY: a child of this process.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child has seen something else");
+    memory.wait(&mut |_| ()).unwrap();
+    for number in 0..PAGES as u64 {
+        let (at, expected) = match number {
+            10..20 => (elsewhere + (number - 10) * PAGE, expected(number as usize)),
+            30..40 => (at(number), vec![0; PAGE as usize]),
+            number => (at(number), expected(number as usize)),
+        };
+        assert!(read(at) == expected, "page {number}");
+    }
+    let kept = kept.lock().unwrap();
+    assert_eq!(kept.len(), 2, "the child's as well");
+    assert!(is_alive(&kept[0]) && !is_alive(&kept[1]));
+}
