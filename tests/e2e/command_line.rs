@@ -19,6 +19,19 @@ fn a_missing_pid() -> Result<()> {
 }
 
 #[test]
+fn two_sockets_that_are_one() -> Result<()> {
+    let lab = Lab::new();
+    for (hold, loaded, words) in [("9", "9", "descriptor of its own"), ("2", "9", "2 is not in")] {
+        let args = ["restore", "--hold", hold, "--loaded", loaded, "image"];
+        let output = lab.run(args)?;
+        let code = if hold == loaded { 1 } else { 2 };
+        ensure!(output.status.code() == Some(code), "{}", show(&output));
+        ensure!(String::from_utf8_lossy(&output.stderr).contains(words), "{}", show(&output));
+    }
+    Ok(())
+}
+
+#[test]
 fn a_pid_without_cuda() -> Result<()> {
     let lab = Lab::new();
     let mut sleep = std::process::Command::new("sleep");

@@ -21,7 +21,9 @@ fn a_program_goes_to_another_gpucr_and_ends_as_if_it_had_not() -> Result<()> {
     ensure!(source["there_chunks"] == 0, "nothing was there: {source}");
     ensure!(source["sent_chunks"] == destination["chunks"], "{}", sides.show());
     ensure!(source["migration"] == destination["migration"], "{}", sides.show());
-    ensure!(destination["ahead_bytes"].as_u64() > Some(0), "loaded as it came: {destination}");
+    ensure!(source["dump"]["bulk_bytes"].as_u64() > Some(0), "it has device memory: {source}");
+    let all = &source["dump"]["bulk_bytes"];
+    ensure!(destination["ahead_bytes"] == *all, "loaded as it came: {}", sides.show());
     ensure!(program.output().starts_with(&before), "its output was not touched");
     ends_well(&mut program, &expected)?;
     let left = lab.run(["migrate", "--list", "--json"])?;
@@ -334,6 +336,26 @@ fn a_full_disk_at_the_destination_changes_nothing() -> Result<()> {
         drop(disk);
     }
     Ok(())
+}
+
+/// Each device's memory is loaded there as it comes.
+#[test]
+fn a_program_with_memory_on_two_devices_goes_too() -> Result<()> {
+    const DEVICES: (&str, &str) = ("SOFTCUDA_DEVICES", "2");
+    let mut lab = Lab::new();
+    lab.environment.push((DEVICES.0.into(), DEVICES.1.into()));
+    let mut alone = lab.start_with("devices", &ARGS[..2], &[DEVICES])?;
+    alone.result()?;
+    let expected = alone.series();
+    let mut program = lab.at_work_with("devices", &ARGS, &[DEVICES])?;
+    let mut pair = Pair::new(&lab, &program)?;
+    pair.source.env(DEVICES.0, DEVICES.1);
+    pair.destination.env(DEVICES.0, DEVICES.1);
+    let sides = pair.run(&mut program)?;
+    let (source, destination) = sides.reports()?;
+    let all = &source["dump"]["bulk_bytes"];
+    ensure!(all.as_u64() > Some(0) && destination["ahead_bytes"] == *all, "{}", sides.show());
+    ends_well(&mut program, &expected)
 }
 
 /// Also one of several processes, one with threads, and one with memory of its own making.

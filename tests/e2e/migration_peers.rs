@@ -16,7 +16,7 @@ fn message(kind: u8, fields: &[&[u8]]) -> Vec<u8> {
 }
 
 fn hello() -> Vec<u8> {
-    message(0, &[&4u32.to_le_bytes(), &3u32.to_le_bytes(), b"odd", &2u32.to_le_bytes()])
+    message(0, &[&5u32.to_le_bytes(), &3u32.to_le_bytes(), b"odd", &2u32.to_le_bytes()])
 }
 
 /// Whatever the other side says, the program runs on.
@@ -112,7 +112,7 @@ fn with_last(mut frame: Vec<u8>, message: u8, bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn a_hostile_source_leaves_nothing_behind() -> Result<()> {
     let expected = undisturbed(WORKLOAD, &ARGS[..2])?;
-    let changes: [(&str, Change, &str); 11] = [
+    let changes: [(&str, Change, &str); 13] = [
         (
             "an altered chunk",
             |kind, number, mut frame| {
@@ -205,6 +205,35 @@ fn a_hostile_source_leaves_nothing_behind() -> Result<()> {
                     frame[6..10].copy_from_slice(&[255; 4]);
                 }
                 vec![frame]
+            },
+            "memory that there is not",
+        ),
+        (
+            "a layout within the manifest",
+            |kind, number, frame| {
+                // The first piece is the outline.
+                if (kind, number) == (1, 2) {
+                    vec![frame, message(LAYOUT, &[&0u32.to_le_bytes()])]
+                } else {
+                    vec![frame]
+                }
+            },
+            "`layout` came where it makes no sense",
+        ),
+        (
+            "a flood of layouts and contents, the last of which is wrong",
+            |_, _, frame| {
+                if frame[4..6] == [0, LAYOUT] {
+                    let none = message(LAYOUT, &[&0u32.to_le_bytes()]);
+                    let ids = [&0u32.to_le_bytes()[..], &0u32.to_le_bytes(), &1u32.to_le_bytes()];
+                    let odd = |n: u32| [&ids.concat()[..], &n.to_le_bytes(), &[7; 28]].concat();
+                    let contents = (0..20_000).map(|n| message(CONTENTS, &[&odd(n)]));
+                    let flood = std::iter::repeat_n(none, 1000).chain([frame]).chain(contents);
+                    let wrong = message(CONTENTS, &[&[255; 4], &odd(0)[4..]]);
+                    flood.chain([wrong]).collect()
+                } else {
+                    vec![frame]
+                }
             },
             "memory that there is not",
         ),

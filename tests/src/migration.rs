@@ -228,6 +228,19 @@ fn images(lab: &Lab) -> usize {
     names.map_or(0, |names| names.count())
 }
 
+/// Whether a gpucr that was started in the lab is migrating, or watching over that.
+fn is_anyone_at_work(lab: &Lab) -> bool {
+    let is_of_it = |process: &Path| {
+        let args = std::fs::read(process.join("cmdline")).unwrap_or_default();
+        let mut args = args.split(|byte| *byte == 0).skip(1);
+        let works: [&[u8]; 4] = [b"receive", b"migrate", b"restore", b"watchdog"];
+        args.next().is_some_and(|first| works.contains(&first))
+            && std::fs::read_link(process.join("cwd")).is_ok_and(|at| at.starts_with(lab.path("")))
+    };
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes.map(|entry| entry.path()).any(|process| is_of_it(&process))
+}
+
 /// Checks that it has ended so, and that the program comes to its end as if nothing had been, by the way that the
 /// messages name.
 ///
@@ -250,6 +263,8 @@ pub fn is_so(lab: &Lab, mut program: Program, end: End, expected: &[String]) -> 
         }
         ensure!(records(lab, &program)?.1.is_none(), "nothing is noted at the destination");
         until("nothing is left at the destination", || images(lab) == 0)?;
+        // Device memory that was loaded there is free when all have ended who had it.
+        until("nobody is at work there", || !is_anyone_at_work(lab))?;
         ensure!(program.is_running(), "it runs on:\n{}", program.output());
         program.result()?;
         ensure!(program.series() == expected, "differs:\n{}", program.output());

@@ -95,13 +95,17 @@ impl Context {
         Ok(handle)
     }
 
-    /// A descriptor of memory that was made here.
+    /// A descriptor of memory that was made here. Nobody whom gpucr starts keeps it open.
     fn export(&self, handle: u64) -> Result<OwnedFd, DriverError> {
         let mut fd: c_int = -1;
         // SAFETY: `fd` is a place for a file descriptor, which is what this handle type gives.
         unsafe { self.driver.cuMemExportToShareableHandle(&mut fd, handle, POSIX_FD, 0)? };
         // SAFETY: the driver made the descriptor for us.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // Drivers give descriptors without the flag. An open one can always be given it.
+        let set = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC);
+        debug_assert!(set.is_ok(), "{set:?}");
+        Ok(fd)
     }
 
     /// Makes the context current on this thread, which every use of a stream or memory needs.

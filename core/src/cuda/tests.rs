@@ -463,3 +463,10 @@ fn the_submitter_of_a_straight_copy_moves_when_the_program_does() {
     let cpus = queue.cpus.into_inner();
     assert_eq!((cpus[0], cpus[cpus.len() - 1]), (first, then));
 }
+
+#[test]
+fn memory_that_is_exported_is_closed_by_exec() {
+    let (_lane, blocks, _) = filled(1);
+    let fd = blocks[0].export().unwrap();
+    assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+}

@@ -31,6 +31,8 @@ pub const POLICY: &str = "/etc/gpucr/trusted-keys";
 pub(crate) const SIGNATURES: &str = "signatures";
 /// What is signed begins with this, so that no signature made for something else fits.
 const CONTEXT: &[u8] = b"gpucr image identity v1\0";
+/// The same for what a migration offers.
+const OFFER_CONTEXT: &[u8] = b"gpucr migration offer v1\0";
 /// What begins a line of [`SIGNATURES`]; key and signature follow in hexadecimal digits.
 const ALGORITHM: &str = "ed25519";
 /// Most bytes that a file of keys or signatures may have.
@@ -113,7 +115,16 @@ impl PrivateKey {
 
     /// The line for [`SIGNATURES`] that says that this key vouches for the image of this identity.
     pub(crate) fn sign(&self, id: &[u8; 32]) -> String {
-        let signature = self.0.sign(&[CONTEXT, id].concat());
+        self.sign_as(CONTEXT, id)
+    }
+
+    /// The same line for the hash of what a migration offers.
+    pub(crate) fn sign_offer(&self, hash: &[u8; 32]) -> String {
+        self.sign_as(OFFER_CONTEXT, hash)
+    }
+
+    fn sign_as(&self, context: &[u8], what: &[u8; 32]) -> String {
+        let signature = self.0.sign(&[context, what].concat());
         format!(
             "{ALGORITHM} {} {}\n",
             self.public_digits(),
@@ -148,15 +159,20 @@ impl TrustedKeys {
         if keys.is_empty() { Err(none()) } else { Ok(Self { path: path.to_owned(), keys }) }
     }
 
-    /// Checks that one of the keys has signed the image of this identity.
-    fn check(&self, id: &[u8; 32], signatures: &str) -> Result<(), TrustError> {
+    /// Checks that one of the keys has signed this, in that context.
+    fn check(
+        &self,
+        context: &[u8],
+        what: &[u8; 32],
+        signatures: &str,
+    ) -> Result<(), TrustError> {
         if signatures.is_empty() {
             return Err(TrustError::Unsigned { by: self.path.clone() });
         }
         let mut signers = Vec::new();
         for line in signatures.lines() {
             let (key, signature) = parse(line)?;
-            let message = [CONTEXT, id].concat();
+            let message = [context, what].concat();
             let key = self.keys.iter().find(|known| *known.as_bytes() == key).ok_or(key);
             match key {
                 Ok(key) if key.verify_strict(&message, &signature).is_ok() => return Ok(()),
@@ -247,7 +263,15 @@ impl Trust {
                 (crate::base::format::hex(id), crate::base::format::hex(expected));
             return Err(TrustError::OtherImage { found, expected });
         }
-        self.signed_by.iter().try_for_each(|keys| keys.check(id, signatures))
+        self.signed_by.iter().try_for_each(|keys| keys.check(CONTEXT, id, signatures))
+    }
+
+    /// Checks what a migration offers, of which the image will be known only when all of it is here.
+    ///
+    /// # Errors
+    /// An image that nobody else has signed is not taken.
+    pub(crate) fn check_offer(&self, hash: &[u8; 32], signatures: &str) -> Result<(), TrustError> {
+        self.signed_by.iter().try_for_each(|keys| keys.check(OFFER_CONTEXT, hash, signatures))
     }
 
     /// Reads the manifest of the image in the directory `dir`, if it is taken.
@@ -311,9 +335,13 @@ mod tests {
         let strange = trust.check(&id, &other.sign(&id));
         let Err(TrustError::Untrusted { signers, .. }) = strange else { panic!("{strange:?}") };
         assert_eq!(signers, [other.public_digits()]);
-        // A signature of another image, and one under another's name.
+        trust.check_offer(&id, &one.sign_offer(&id)).unwrap();
+        assert!(matches!(trust.check_offer(&id, ""), Err(TrustError::Unsigned { .. })));
+        assert!(trust.check_offer(&id, &one.sign(&id)).is_err(), "an image is no offer");
+        // A signature of another image, one of an offer, and one under another's name.
         for forged in [
             one.sign(&another),
+            one.sign_offer(&id),
             other.sign(&id).replace(&other.public_digits(), &one.public_digits()),
         ] {
             let result = trust.check(&id, &forged);

@@ -14,7 +14,7 @@ use super::hold;
 use crate::commands::{io_error, key, note};
 use crate::display;
 use crate::events::Events;
-use crate::failure::CliError;
+use crate::failure::{CliError, FAILED};
 use crate::metrics::{Metrics, Value};
 use crate::output;
 use crate::signals::SignalPlan;
@@ -48,6 +48,11 @@ pub(super) fn options(
         let what = format!("the file of {option} cannot be written");
         Ok(file.map_err(io_error(&what))?.map(Arc::new))
     };
+    // Each is taken over as the only owner of that descriptor.
+    if args.hold.is_some() && args.hold == args.loaded {
+        let what = "--hold and --loaded are for gpucr's own use: each needs a descriptor of its own";
+        return Err(CliError::new(FAILED, what.to_owned()).state("Nothing was changed."));
+    }
     let stdout = file(&args.stdout, "--stdout")?;
     // One file has one end, whoever writes to it.
     let stderr = match &args.stderr {

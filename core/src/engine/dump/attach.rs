@@ -155,7 +155,7 @@ fn offer_to(
             return Err(Error::Suspended { pid: process.pid });
         }
     }
-    peer.offer(&describe::outline(options, plan)?, dry_run)
+    peer.offer(&describe::outline(options, plan)?, options.sign.as_deref(), dry_run)
 }
 
 /// The phases `preflight` and `offer`, of a migration that ends with them.

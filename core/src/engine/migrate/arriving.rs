@@ -3,8 +3,9 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, Sender, TryRecvError};
 use parking_lot::Mutex;
 
 use super::link::{Link, LinkError, unexpected};
@@ -18,6 +19,8 @@ use crate::store::{ChunkId, Entry, decode_stored};
 const MAX_WANTED: usize = 1 << 20;
 /// Chunks that wait to be checked, and to be loaded, at most.
 const QUEUE: usize = 16;
+/// How often it is looked whether something has failed.
+const LOOK: Duration = Duration::from_millis(50);
 /// Threads that check them, at most.
 const WORKERS: usize = 16;
 
@@ -39,6 +42,8 @@ enum Step {
     Contents(u32, u32, Vec<ChunkId>),
     /// Its bytes were checked.
     Chunk(ChunkId, Vec<u8>),
+    /// The source asks whether all has come: what it has laid out last has to fit here by then.
+    Flush(Sender<()>),
 }
 
 /// Takes all that the source says up to its manifest.
@@ -95,14 +100,20 @@ fn read(
     let mut wanted: HashSet<ChunkId> = HashSet::new();
     let (mut body, mut chunks) = (Vec::new(), 0);
     loop {
-        if let Some(error) = failure.lock().take() {
-            return Err(error);
-        }
-        match link.receive()? {
+        let failed = || failure.lock().is_some();
+        let Some(frame) = link.receive_unless(&failed)? else {
+            let failed = failure.lock().take();
+            return Err(failed.unwrap_or(Error::CopyIncomplete));
+        };
+        match frame {
             Frame::Message(Message::Ask { ids }) if ids.len() <= MAX_ASKED => {
                 if wanted.len() + ids.len() > MAX_WANTED {
                     let what = "it asks on and on, and does not send".to_owned();
                     return Err(LinkError::Protocol(what).into());
+                }
+                if ids.is_empty() && !flush(to_loader, &failed) {
+                    let failed = failure.lock().take();
+                    return Err(failed.unwrap_or(Error::CopyIncomplete));
                 }
                 let ids = ids.into_iter().map(ChunkId);
                 let mut lacks = |id: ChunkId| {
@@ -153,46 +164,77 @@ fn keep(writer: &ImageWriter, entry: &Entry, stored: &[u8]) -> Result<Vec<u8>, E
     Ok(plain)
 }
 
-/// Loads what comes to where it belongs, until nothing more comes. Gives nothing where nothing can be loaded ahead.
-fn load(mut ahead: Option<Ahead>, queue: Receiver<Step>) -> Result<Option<Ahead>, Error> {
-    while let Ok(first) = queue.recv() {
-        let mut steps = std::iter::once(first).chain(queue.try_iter().take(QUEUE));
-        if let Some(memory) = &mut ahead
-            && !load_some(memory, &mut steps)?
-        {
-            ahead = None;
+/// Waits until whoever loads has taken all that it was given. `false` if something has failed.
+fn flush(to_loader: &Sender<Step>, failed: &dyn Fn() -> bool) -> bool {
+    let (done, is_done) = crossbeam_channel::bounded(1);
+    if to_loader.send(Step::Flush(done)).is_err() {
+        return false;
+    }
+    loop {
+        match is_done.recv_timeout(LOOK) {
+            Ok(()) => return true,
+            Err(error) if error.is_disconnected() || failed() => return false,
+            Err(_) => {}
         }
     }
+}
+
+/// Loads what comes to where it belongs, until nothing more comes.
+fn load(mut ahead: Option<Ahead>, queue: Receiver<Step>) -> Result<Option<Ahead>, Error> {
+    loop {
+        // What is one byte again and again is written a part at a time, and meanwhile no one has to wait.
+        let is_filling = ahead.as_mut().map_or(Ok(false), Ahead::fill_some)?;
+        let first = match is_filling {
+            true => queue.try_recv(),
+            false => queue.recv().map_err(|_| TryRecvError::Disconnected),
+        };
+        match first {
+            Ok(first) => {
+                let mut steps = std::iter::once(first).chain(queue.try_iter().take(QUEUE));
+                load_some(ahead.as_mut(), &mut steps)?;
+            }
+            Err(TryRecvError::Empty) => {}
+            Err(TryRecvError::Disconnected) => break,
+        }
+    }
+    ahead.as_mut().map_or(Ok(()), Ahead::check_fit)?;
     Ok(ahead)
 }
 
-/// `false` if nothing can be loaded ahead.
-fn load_some(memory: &mut Ahead, steps: &mut dyn Iterator<Item = Step>) -> Result<bool, Error> {
+fn load_some(
+    mut ahead: Option<&mut Ahead>,
+    steps: &mut dyn Iterator<Item = Step>,
+) -> Result<(), Error> {
     let mut chunks = Vec::new();
     for step in steps {
-        match step {
-            Step::Layout(blocks) => {
+        match (step, &mut ahead) {
+            (Step::Chunk(id, plain), Some(_)) => chunks.push((id, plain)),
+            (Step::Layout(blocks), Some(memory)) => {
                 memory.load(&std::mem::take(&mut chunks))?;
                 let blocks = expected(blocks)?;
                 if !blocks.iter().all(|block| memory.is_of_program(&block.device)) {
                     let what = "it tells of memory on a device that it has not offered".to_owned();
                     return Err(LinkError::Protocol(what).into());
                 }
-                if !memory.expect_blocks(&blocks)? {
-                    return Ok(false);
-                }
+                memory.expect_blocks(&blocks);
             }
-            Step::Contents(block, first, ids) => {
+            (Step::Contents(block, first, ids), Some(memory)) => {
                 if !memory.expect_chunks(block as usize, first as usize, &ids) {
                     let what = "it tells of memory that there is not".to_owned();
                     return Err(LinkError::Protocol(what).into());
                 }
             }
-            Step::Chunk(id, plain) => chunks.push((id, plain)),
+            (Step::Flush(done), memory) => {
+                if let Some(memory) = memory {
+                    memory.load(&std::mem::take(&mut chunks))?;
+                    memory.check_fit()?;
+                }
+                _ = done.send(());
+            }
+            (_, None) => {}
         }
     }
-    memory.load(&chunks)?;
-    Ok(true)
+    ahead.map_or(Ok(()), |memory| memory.load(&chunks))
 }
 
 /// The blocks of a layout.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::arriving::{self, Arrived};
 use super::cpu;
 use super::link::{Link, LinkError, Pulse, unexpected_message};
-use super::message::{Message, Step, cut_reasons};
+use super::message::{Message, Step, cut_reasons, offered};
 use super::outgoing::{check_hello, hello, is_of_this_host, namespace};
 use super::record::{Brought, MigrationId, Record, Restore, Side, State};
 use crate::base::faults::fault;
@@ -218,9 +218,11 @@ impl Task<'_> {
     /// Takes an offer, or refuses it with all that is in the way.
     fn take_offer(&mut self) -> Result<Taken, Error> {
         let (body, message) = self.link.receive_long(MAX_OUTLINE)?;
-        let Message::Offer { id, dry_run, pids, network, version, cpu } = message else {
+        let Message::Offer { id, dry_run, pids, network, version, cpu, signatures } = message
+        else {
             return Err(unexpected_message(&message).into());
         };
+        let hash = offered(&id, version, &body);
         let id = MigrationId(id);
         let outline = Manifest::decode(version, &body);
         let outline = outline.map_err(|what| LinkError::Protocol(format!("its offer: {what}")))?;
@@ -228,6 +230,9 @@ impl Task<'_> {
         let device_map = self.device_map()?;
         let how = self.circumstances(&device_map, same_pids);
         let mut reasons = lacks::lacks(&outline, how);
+        // Before anything is taken for it. What comes is checked once more when all of it is here.
+        let trusted = self.wishes.trust.check_offer(&hash, &signatures);
+        reasons.extend(trusted.err().map(|error| error.to_string()));
         if Record::read(id, Side::Destination)?.is_some() {
             reasons.push(format!("migration {id} has been here before"));
         }
@@ -311,9 +316,8 @@ impl Task<'_> {
         let Taken { mut writer, same_pids, same_network, ahead, .. } = taken;
         writer.set_signatures(signatures);
         let mut is_there = false;
-        let has_memory = ahead.is_some();
-        let completed =
-            self.complete(writer, &manifest, &path, same_pids, has_memory, &mut is_there);
+        let loaded = ahead.as_ref().map_or(0, |ahead| ahead.loaded_for(&manifest));
+        let completed = self.complete(writer, &manifest, &path, same_pids, loaded, &mut is_there);
         let prepared = completed.and_then(|(identity, new_bytes)| {
             if let Some(memory) = self.load_rest(ahead, &path)? {
                 restore.give(memory);
@@ -345,7 +349,7 @@ impl Task<'_> {
         manifest: &Manifest,
         path: &Path,
         same_pids: bool,
-        has_memory: bool,
+        loaded: u64,
         is_there: &mut bool,
     ) -> Result<([u8; 32], u64), Error> {
         let committed = writer.commit(manifest)?;
@@ -353,7 +357,7 @@ impl Task<'_> {
         fault("completed")?;
         let device_map = self.device_map()?;
         let how = self.circumstances(&device_map, same_pids);
-        lacks::check_image(path, &self.wishes.trust, how, has_memory)?;
+        lacks::check_image(path, &self.wishes.trust, how, loaded)?;
         Ok((committed.id, committed.new_bytes))
     }
 

@@ -246,13 +246,31 @@ impl Link {
 
     /// Receives the next frame that is more than a sign of life.
     pub(super) fn receive(&self) -> Result<Frame, LinkError> {
+        self.receive_unless(&|| false)?.ok_or(LinkError::Closed)
+    }
+
+    /// The same, unless something happens on this side before that frame begins. `None` if it does: it is looked for now
+    /// and then.
+    pub(super) fn receive_unless(
+        &self,
+        happens: &dyn Fn() -> bool,
+    ) -> Result<Option<Frame>, LinkError> {
         let reader = self.reader.lock();
+        let mut since = Instant::now();
         loop {
+            if happens() {
+                return Ok(None);
+            }
+            if !is_ready(reader.as_fd())? {
+                self.look()?;
+                self.wait(reader.as_fd(), PollFlags::IN, since)?;
+                continue;
+            }
             let mut len = [0; 4];
             self.read(reader.as_fd(), &mut len, Instant::now())?;
             match self.receive_rest(reader.as_fd(), len)? {
-                Frame::Message(Message::Alive {}) => {}
-                frame => return Ok(frame),
+                Frame::Message(Message::Alive {}) => since = Instant::now(),
+                frame => return Ok(Some(frame)),
             }
         }
     }
@@ -338,6 +356,14 @@ impl Link {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether there is something to read, be it the end.
+fn is_ready(fd: BorrowedFd<'_>) -> Result<bool, LinkError> {
+    let mut poll = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let now = Timespec::default();
+    let polled = rustix::io::retry_on_intr(|| rustix::event::poll(&mut poll, Some(&now)));
+    Ok(polled.map_err(|error| LinkError::Io(error.into()))? > 0)
 }
 
 /// What came is not what was to come.

@@ -8,7 +8,7 @@ use gpucr_wire::{Stream, wire_enum, wire_struct};
 use crate::store::{ChunkId, Encoding, Entry, MAX_CHUNK};
 
 /// Version of the protocol. Both sides must have the same.
-pub(super) const PROTOCOL: u32 = 4;
+pub(super) const PROTOCOL: u32 = 5;
 /// Most bytes of a message.
 const MAX_MESSAGE: usize = 1 << 20;
 /// Most bytes of a piece.
@@ -53,6 +53,8 @@ wire_enum! {
             version: u32,
             /// What the processor can do, as `/proc/cpuinfo` names it.
             cpu: String,
+            /// Who has signed [`offered`] of this offer.
+            signatures: String,
         },
         /// To the offer: the program can go on there.
         2 => Accept {},
@@ -154,6 +156,11 @@ wire_struct! {
         /// How long it lasted, microseconds.
         pub(super) length: u64,
     }
+}
+
+/// What is signed of the offer with this name and outline.
+pub(super) fn offered(id: &[u8; 16], version: u32, outline: &[u8]) -> [u8; 32] {
+    ChunkId::of(&[&id[..], &version.to_le_bytes(), outline].concat()).0
 }
 
 /// More steps of the destination than these are not drawn.
@@ -321,6 +328,7 @@ mod tests {
                 network: "y".into(),
                 version: 1,
                 cpu: "fpu".into(),
+                signatures: String::new(),
             },
             Message::Ask { ids: vec![[7; 32]; 3] },
             Message::Want { wanted: vec![true, false] },

@@ -16,7 +16,9 @@ use self::layout::Told;
 use super::cpu;
 use super::goal::{Goal, Meter};
 use super::link::{Link, LinkError, unexpected_message};
-use super::message::{Frame, MAX_ASKED, MAX_STEPS, Message, PROTOCOL, Step, cut_reasons};
+use super::message::{
+    Frame, MAX_ASKED, MAX_STEPS, Message, PROTOCOL, Step, cut_reasons, offered,
+};
 use super::record::{MigrationId, Record, Side, State};
 use crate::base::faults::fault;
 use crate::base::format::milliseconds;
@@ -25,6 +27,7 @@ use crate::base::timeline::{Timeline, Track};
 use crate::engine::error::Error;
 use crate::engine::memory::Laid;
 use crate::host::process::ProcessInfo;
+use crate::image::trust::PrivateKey;
 use crate::image::{Committed, ImageError, MANIFEST_VERSION, Manifest, Recipient, Written};
 use crate::store::{
     ChunkId, ChunkSink, Compression, Encoder, Encoding, Entry, MAX_CHUNK, Stats, StoreError,
@@ -166,13 +169,21 @@ impl Outgoing {
     ///
     /// # Errors
     /// [`Error::Refused`] with all that is in the way; or the link is lost.
-    pub(crate) fn offer(&self, outline: &Manifest, dry_run: bool) -> Result<(), Error> {
+    pub(crate) fn offer(
+        &self,
+        outline: &Manifest,
+        signer: Option<&PrivateKey>,
+        dry_run: bool,
+    ) -> Result<(), Error> {
         let cannot = |what: &str| Error::Damaged { what: what.into() };
         let (version, body) = outline.body().map_err(cannot)?;
         self.link.send_long(&body)?;
         let (pids, network, cpu) = (namespace("pid"), namespace("net"), cpu::features());
         let id = self.id.0;
-        self.link.send(&Message::Offer { id, dry_run, pids, network, version, cpu })?;
+        let sign = |key: &PrivateKey| key.sign_offer(&offered(&id, version, &body));
+        let signatures = signer.map(sign).unwrap_or_default();
+        let offer = Message::Offer { id, dry_run, pids, network, version, cpu, signatures };
+        self.link.send(&offer)?;
         match self.link.receive_message()? {
             Message::Accept {} => Ok(()),
             Message::Refuse { mut reasons } => {

@@ -1,14 +1,17 @@
 //! Device memory of a program whose image is not there yet: it is loaded as it arrives, to where it is expected to be.
 //!
 //! What is expected is a guess, and nothing rests on it: [`Ahead::finish`] compares it, chunk by chunk, with the image,
-//! and loads what is different or missing. What was loaded is checked on the device, as in any restore.
+//! and loads what is different or missing. What was loaded is checked on the device, as in any restore. Where there is no
+//! room for it nothing is loaded, and the restore brings everything.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::bulk::{Chunks, Room, joined};
+use gpucr_wire::CHUNK_SIZE;
+
+use super::bulk::{Chunks, Room, SPARE, joined};
 use super::devices::{self, MappedDevice, Placement};
 use super::driver;
 use super::given::LoadedMemory;
@@ -21,7 +24,9 @@ use crate::cuda::span::chunks_in;
 use crate::cuda::{Driver, DriverError, Hasher, Lane, SharedBlock, Span};
 use crate::engine::error::Error;
 use crate::image::{Block, DriverKind, ImageReader, Manifest};
-use crate::store::{ChunkId, Filled, StoreError, constant_byte};
+use crate::store::ChunkId;
+
+mod filling;
 
 /// A block that the image is expected to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,6 +53,10 @@ pub(crate) struct Ahead {
     devices: Vec<[u8; 16]>,
     /// Where a chunk is expected, by block and number. Only what the blocks say counts.
     places: HashMap<ChunkId, HashSet<(usize, usize)>>,
+    /// Whole chunks that have come and are one byte again and again, which is all that is kept of them.
+    constants: HashMap<ChunkId, u8>,
+    /// Why the blocks that are expected do not fit on this host.
+    unfit: Option<Error>,
     /// The program does not have memory on these devices itself.
     is_elsewhere: bool,
     stop: Arc<AtomicBool>,
@@ -61,8 +70,21 @@ struct ReadyLane {
 
 struct AheadBlock {
     what: ExpectedBlock,
-    memory: SharedBlock,
+    /// `None` where there is no room for the blocks: then nothing is kept of what is in them either.
+    memory: Option<SharedBlock>,
     chunks: Vec<AheadChunk>,
+}
+
+impl AheadBlock {
+    fn without_memory(what: ExpectedBlock) -> Self {
+        Self { what, memory: None, chunks: Vec::new() }
+    }
+
+    /// Bytes that were loaded: for the others the software driver has taken no memory yet.
+    fn loaded(&self) -> u64 {
+        let loaded = self.chunks.iter().filter(|chunk| chunk.loaded.is_some());
+        loaded.count() as u64 * CHUNK_SIZE
+    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -96,6 +118,8 @@ impl Ahead {
             placement,
             devices: outline.devices.iter().map(|device| device.uuid).collect(),
             places: HashMap::new(),
+            constants: HashMap::new(),
+            unfit: None,
             is_elsewhere,
             stop: stop.clone(),
         })
@@ -107,58 +131,89 @@ impl Ahead {
     }
 
     /// These are all blocks that are expected from now on: memory of others is given back, and memory for new ones is
-    /// made. `false` where the driver grants none besides what the program will need: then nothing can be loaded ahead.
-    ///
-    /// # Errors
-    /// [`Error::DeviceFull`] or [`Error::NoRoom`]: they do not fit on this host.
-    pub(crate) fn expect_blocks(&mut self, expected: &[ExpectedBlock]) -> Result<bool, Error> {
+    /// made. Where there is no room for all of them, none has any until the next call.
+    pub(crate) fn expect_blocks(&mut self, expected: &[ExpectedBlock]) {
+        self.places.clear();
         let wanted: HashSet<ExpectedBlock> = expected.iter().copied().collect();
         let kept = self.blocks.drain(..).filter(|block| wanted.contains(&block.what));
-        let mut kept: HashMap<ExpectedBlock, AheadBlock> =
-            kept.map(|block| (block.what, block)).collect();
-        let new = expected.iter().filter(|what| !kept.contains_key(what));
-        let new = new.fold(0, |sum: u64, what| sum.saturating_add(what.size));
+        let kept = kept.map(|block| (block.what, block)).collect();
+        self.unfit = match self.make_all(expected, kept) {
+            Ok(Some(blocks)) => {
+                self.blocks = blocks;
+                self.note_places();
+                return;
+            }
+            Ok(None) => self.check_room(expected).err(),
+            Err(error @ Error::NoRoom { .. }) => Some(error),
+            Err(error) => {
+                tracing::warn!(%error, "no device memory ahead of the image");
+                None
+            }
+        };
+        self.blocks = expected.iter().copied().map(AheadBlock::without_memory).collect();
+    }
+
+    /// Whether the blocks that are expected fit on this host, as far as that can be said.
+    ///
+    /// # Errors
+    /// [`Error::DeviceFull`] or [`Error::NoRoom`], once for each [`Self::expect_blocks`]: they do not.
+    pub(crate) fn check_fit(&mut self) -> Result<(), Error> {
+        self.unfit.take().map_or(Ok(()), Err)
+    }
+
+    /// The blocks, of which some may have been made before. `None` where there is no room for all of them.
+    fn make_all(
+        &mut self,
+        expected: &[ExpectedBlock],
+        mut kept: HashMap<ExpectedBlock, AheadBlock>,
+    ) -> Result<Option<Vec<AheadBlock>>, Error> {
         if self.kind == DriverKind::Soft {
-            memory::check_bytes(new)?;
+            let sizes = expected.iter().fold(0, |sum: u64, what| sum.saturating_add(what.size));
+            let loaded: u64 = kept.values().map(AheadBlock::loaded).sum();
+            memory::check_bytes(sizes.saturating_sub(loaded))?;
         }
+        let mut blocks = Vec::with_capacity(expected.len());
         for what in expected {
-            let block = match kept.remove(what) {
-                Some(block) => block,
-                None => match self.make(*what) {
-                    Ok(block) => block,
-                    Err(Error::Driver(error)) if error.is_no_room() => {
-                        tracing::info!(%error, "no device memory ahead of the image");
-                        drop(kept);
-                        self.blocks.clear();
-                        return self.check_room(expected).map(|()| false);
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "no device memory ahead of the image");
-                        return Ok(false);
-                    }
-                },
+            let block = match kept.remove(what).filter(|block| block.memory.is_some()) {
+                Some(block) => Some(block),
+                None => self.make(*what)?,
             };
-            self.blocks.push(block);
+            let Some(block) = block else {
+                tracing::info!("no room for device memory ahead of the image");
+                return Ok(None);
+            };
+            blocks.push(block);
         }
-        self.places.clear();
+        Ok(Some(blocks))
+    }
+
+    fn note_places(&mut self) {
         for (number, block) in self.blocks.iter().enumerate() {
-            for (chunk, id) in block.chunks.iter().enumerate() {
-                if let Some(id) = id.expected {
+            for (chunk, AheadChunk { expected, loaded }) in block.chunks.iter().enumerate() {
+                if let Some(id) = expected.filter(|_| expected != loaded) {
                     self.places.entry(id).or_default().insert((number, chunk));
                 }
             }
         }
-        Ok(true)
     }
 
-    /// Whether a program with these blocks fits at all, if it does not have to make room for itself. Its contexts will take about as much as those that are here.
+    /// Gives all memory back, until blocks are expected anew.
+    fn give_back(&mut self) {
+        self.places.clear();
+        for block in &mut self.blocks {
+            *block = AheadBlock::without_memory(block.what);
+        }
+    }
+
+    /// Whether a program with these blocks fits at all, if it does not have to make room for itself. Its contexts will
+    /// take about as much as those that are here, but for what gpucr hashes and copies with.
     fn check_room(&self, expected: &[ExpectedBlock]) -> Result<(), Error> {
         for ReadyLane { lane, .. } in self.lanes.iter().filter(|_| self.is_elsewhere) {
             let device = lane.context().device();
             let here =
                 expected.iter().filter(|what| self.placement.of(&what.device) == device.uuid);
             let needed = here.fold(0, |sum: u64, what| sum.saturating_add(what.size));
-            let free = lane.context().free_memory()?;
+            let free = lane.context().free_memory()?.saturating_add(SPARE);
             if needed > free {
                 return Err(Error::DeviceFull { device: device.name.clone(), needed, free });
             }
@@ -166,11 +221,19 @@ impl Ahead {
         Ok(())
     }
 
-    fn make(&mut self, what: ExpectedBlock) -> Result<AheadBlock, Error> {
+    /// Makes memory for a block. `None` where the device has no room for that besides what gpucr needs itself.
+    fn make(&mut self, what: ExpectedBlock) -> Result<Option<AheadBlock>, Error> {
         let device = self.placement.of(&what.device);
-        let lane = self.lane(&device)?;
-        let memory = SharedBlock::allocate(self.lanes[lane].lane.context(), what.size)?;
-        Ok(AheadBlock { what, memory, chunks: vec![AheadChunk::default(); chunks_in(what.size)] })
+        let made = self.lane(&device).and_then(|lane| {
+            let context = self.lanes[lane].lane.context();
+            let has_room = context.free_memory()? >= what.size.saturating_add(SPARE);
+            Ok(has_room.then(|| SharedBlock::allocate(context, what.size)).transpose()?)
+        });
+        let memory = if_room(made)?.flatten();
+        Ok(memory.map(|memory| {
+            let chunks = vec![AheadChunk::default(); chunks_in(what.size)];
+            AheadBlock { what, memory: Some(memory), chunks }
+        }))
     }
 
     /// The lane of a device of this host, which is made if there is none.
@@ -192,14 +255,17 @@ impl Ahead {
     /// From chunk `first` on, block number `block` of those that are expected is expected to have these chunks. `false`
     /// if there is no such block, or it has not so many.
     pub(crate) fn expect_chunks(&mut self, block: usize, first: usize, ids: &[ChunkId]) -> bool {
-        let Some(chunks) = self.blocks.get_mut(block).and_then(|it| it.chunks.get_mut(first..))
-        else {
+        let Some(AheadBlock { what, memory, chunks }) = self.blocks.get_mut(block) else {
             return false;
         };
-        if chunks.len() < ids.len() {
+        let end = first.checked_add(ids.len());
+        let Some(end) = end.filter(|end| *end <= chunks_in(what.size) && first < *end) else {
             return false;
+        };
+        if memory.is_none() {
+            return true;
         }
-        for (number, (chunk, id)) in chunks.iter_mut().zip(ids).enumerate() {
+        for (number, (chunk, id)) in chunks[first..end].iter_mut().zip(ids).enumerate() {
             let place = (block, first + number);
             let before = chunk.expected.replace(*id);
             if before == Some(*id) {
@@ -214,73 +280,18 @@ impl Ahead {
                     self.places.remove(&before);
                 }
             }
-            self.places.entry(*id).or_default().insert(place);
+            if chunk.loaded != Some(*id) {
+                self.places.entry(*id).or_default().insert(place);
+            }
         }
         true
     }
 
-    /// Loads chunks, whose bytes were checked against their ids, to where they are expected.
-    ///
-    /// # Errors
-    /// A copy has failed, or the bytes on the device are other ones.
-    pub(crate) fn load(&mut self, chunks: &[(ChunkId, Vec<u8>)]) -> Result<(), Error> {
-        let bytes: HashMap<ChunkId, (&[u8], Option<u8>)> = chunks
-            .iter()
-            .map(|(id, bytes)| (*id, (bytes.as_slice(), constant_byte(bytes))))
-            .collect();
-        let mut spans: Vec<Span> = Vec::new();
-        for (id, (bytes, _)) in &bytes {
-            for (block, chunk) in self.places.remove(id).into_iter().flatten() {
-                let AheadBlock { memory, chunks, .. } = &mut self.blocks[block];
-                let span = Span::of(memory, block, chunk);
-                let AheadChunk { expected, loaded } = &mut chunks[chunk];
-                if *expected == Some(*id) && *loaded != Some(*id) && span.len == bytes.len() {
-                    *loaded = None;
-                    spans.push(span);
-                }
-            }
-        }
-        let Self { lanes, blocks, stop, .. } = self;
-        for ReadyLane { lane, hasher } in lanes {
-            let uuid = lane.context().device().uuid;
-            let is_here = |span: &&Span| blocks[span.block].memory.device().uuid == uuid;
-            let here: Vec<Span> = spans.iter().filter(is_here).copied().collect();
-            if here.is_empty() {
-                continue;
-            }
-            let expected = |span: &Span| blocks[span.block].chunks[span.chunk].expected;
-            let stop = Stop::new(stop.clone());
-            let give = |span: Span, buffer: &mut [u8]| -> Result<Filled, StoreError> {
-                let id = expected(&span).unwrap_or(ChunkId([0; 32]));
-                let given = bytes.get(&id).filter(|(given, _)| given.len() == buffer.len());
-                let (given, constant) = *given.ok_or(StoreError::UnknownChunk { id })?;
-                if let Some(byte) = constant {
-                    return Ok(Filled::Constant(byte));
-                }
-                buffer.copy_from_slice(given);
-                Ok(Filled::Bytes)
-            };
-            lane.copy_in(&here, &stop, &give).map_err(Error::from)?;
-            if stop.is_set() {
-                return Err(Error::Interrupted);
-            }
-            // Without a hasher the host's check of these bytes is the one that there is.
-            if let Ok(hasher) = hasher {
-                let places: Vec<_> = here.iter().map(|span| (span.address, span.len)).collect();
-                let mut checked = here.iter().zip(hasher.hash(&places)?);
-                let wrong = checked.find(|(span, hashed)| expected(span) != Some(hashed.id));
-                if let Some((span, _)) = wrong {
-                    let block = blocks[span.block].what.id;
-                    let what = format!("chunk {} of block {block}", span.chunk);
-                    return Err(Error::WrongCopy { what });
-                }
-            }
-            for span in here {
-                let chunk = &mut blocks[span.block].chunks[span.chunk];
-                chunk.loaded = chunk.expected;
-            }
-        }
-        Ok(())
+    /// Bytes that were loaded for the blocks of this manifest.
+    pub(crate) fn loaded_for(&self, manifest: &Manifest) -> u64 {
+        let wanted: HashSet<ExpectedBlock> = blocks_of(manifest).into_iter().collect();
+        let blocks = self.blocks.iter().filter(|block| wanted.contains(&block.what));
+        blocks.map(AheadBlock::loaded).sum()
     }
 
     /// The image is there: loads what is missing, and gives all of its device memory, and how many bytes of it were
@@ -291,51 +302,34 @@ impl Ahead {
     pub(crate) fn finish(mut self, image: &Path) -> Result<Option<(LoadedMemory, u64)>, Error> {
         let image = ImageReader::open(image)?;
         let manifest = image.manifest();
-        let mut kept: HashMap<ExpectedBlock, AheadBlock> =
-            self.blocks.drain(..).map(|block| (block.what, block)).collect();
-        let of = |process: u32, block: &Block| ExpectedBlock {
-            process,
-            id: block.id,
-            device: block.device,
-            size: block.size,
-        };
-        let mut expected = Vec::new();
-        for process in &manifest.processes {
-            let blocks = process.cuda.iter().flat_map(|cuda| &cuda.blocks);
-            expected.extend(blocks.map(|block| of(process.pid, block)));
-        }
+        let expected = blocks_of(manifest);
         let blocks = manifest.blocks();
         if expected.len() != blocks.len() {
             return Err(Error::CopyIncomplete);
         }
         let is_of_image: HashSet<ExpectedBlock> = expected.iter().copied().collect();
-        kept.retain(|what, _| is_of_image.contains(what));
-        if self.kind == DriverKind::Soft {
-            let new = expected.iter().filter(|what| !kept.contains_key(what));
-            memory::check_bytes(new.fold(0, |sum: u64, what| sum.saturating_add(what.size)))?;
-        }
+        let kept = self.blocks.drain(..).filter(|block| is_of_image.contains(&block.what));
+        let kept = kept.map(|block| (block.what, block)).collect();
+        let Some(made) = self.make_all(&expected, kept)? else { return Ok(None) };
         let mut memory: Vec<SharedBlock> = Vec::with_capacity(blocks.len());
         let (mut missing, mut ahead) = (Vec::new(), 0);
-        for (number, (what, block)) in expected.iter().zip(&blocks).enumerate() {
-            let made = kept.remove(what).map_or_else(|| self.make(*what), Ok);
-            let made = match made {
-                Ok(made) => made,
-                Err(Error::Driver(error)) if error.is_no_room() => {
-                    tracing::info!(%error, "no device memory ahead of the restore");
-                    return Ok(None);
-                }
-                Err(error) => return Err(error),
+        for (number, (made, block)) in made.into_iter().zip(&blocks).enumerate() {
+            let AheadBlock { memory: Some(its), chunks, .. } = made else {
+                return Err(Error::CopyIncomplete);
             };
-            for (chunk, id) in block.chunks.iter().enumerate() {
-                let span = Span::of(&made.memory, number, chunk);
-                match made.chunks[chunk].loaded == Some(*id) {
+            for (chunk, (there, id)) in chunks.iter().zip(&block.chunks).enumerate() {
+                let span = Span::of(&its, number, chunk);
+                match there.loaded == Some(*id) {
                     true => ahead += span.len as u64,
                     false => missing.push(span),
                 }
             }
-            memory.push(made.memory);
+            memory.push(its);
         }
-        self.load_missing(&image, &blocks, &memory, missing)?;
+        let loaded = self.load_missing(&image, &blocks, &memory, missing);
+        if if_room(loaded)?.is_none() {
+            return Ok(None);
+        }
         let fds = memory.iter().map(SharedBlock::export).collect::<Result<_, _>>()?;
         let lanes = self.lanes.drain(..).map(|ready| ready.lane).collect();
         let room = Room { lanes, memory };
@@ -373,11 +367,37 @@ impl Ahead {
     }
 }
 
+/// The blocks of a manifest, in its order.
+fn blocks_of(manifest: &Manifest) -> Vec<ExpectedBlock> {
+    let mut all = Vec::new();
+    for process in &manifest.processes {
+        let blocks = process.cuda.iter().flat_map(|cuda| &cuda.blocks);
+        all.extend(blocks.map(|Block { id, device, size, .. }| ExpectedBlock {
+            process: process.pid,
+            id: *id,
+            device: *device,
+            size: *size,
+        }));
+    }
+    all
+}
+
+/// `None` where the device has no room.
+fn if_room<T>(done: Result<T, Error>) -> Result<Option<T>, Error> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(Error::Driver(error)) if error.is_no_room() => {
+            tracing::info!(%error, "no device memory ahead of the restore");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// Whether memory of so many bytes can be made.
 pub(crate) fn is_size_of_block(size: u64) -> bool {
     size > 0 && size.is_multiple_of(GRANULE)
 }
 
 #[cfg(test)]
-#[path = "ahead_tests.rs"]
 mod tests;

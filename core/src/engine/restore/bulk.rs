@@ -27,7 +27,7 @@ pub(super) use crate::base::threads::joined;
 const STAGE: u64 = 64 << 20;
 
 /// Device memory that is left free while a load is at work: for hashes and bounce buffers.
-const SPARE: u64 = 128 << 20;
+pub(super) const SPARE: u64 = 128 << 20;
 
 /// The memory of each process, in the order of [`cuda_processes`]: descriptors by block id.
 pub(super) type Loaded = Vec<Vec<(u64, OwnedFd)>>;

@@ -57,6 +57,10 @@ impl LoadedMemory {
         Self { image, blocks, reserve }
     }
 
+    fn is_of(&self, image: &[u8; 32], blocks: usize) -> bool {
+        self.image == *image && self.blocks.len() == blocks
+    }
+
     /// Gives it to the process at the other end, and lets go of it here.
     ///
     /// # Errors
@@ -101,10 +105,16 @@ impl Given {
         Ok(Self(Arc::new(Mutex::new(Some(LoadedMemory { image, blocks, reserve })))))
     }
 
+    /// Whether it is the memory of the image with this identity and so many blocks, and nobody has taken it.
+    pub(super) fn is_of(&self, image: &[u8; 32], blocks: usize) -> bool {
+        self.0.lock().as_ref().is_some_and(|given| given.is_of(image, blocks))
+    }
+
     /// Takes the memory of the image with this identity and so many blocks, if it is there.
     pub(super) fn take(&self, image: &[u8; 32], blocks: usize) -> Option<(Vec<OwnedFd>, Reserve)> {
-        let is_its = |given: &LoadedMemory| given.image == *image && given.blocks.len() == blocks;
-        let LoadedMemory { blocks, reserve, .. } = self.0.lock().take_if(|given| is_its(given))?;
+        let mut given = self.0.lock();
+        let LoadedMemory { blocks, reserve, .. } =
+            given.take_if(|given| given.is_of(image, blocks))?;
         Some((blocks, reserve))
     }
 }
@@ -128,11 +138,13 @@ mod tests {
         sending.join().unwrap().unwrap();
         assert!(given.take(&[2; 32], 300).is_none(), "it is another image's");
         assert!(given.take(&[1; 32], 299).is_none(), "it has other blocks");
+        assert!(given.is_of(&[1; 32], 300) && !given.is_of(&[2; 32], 300));
         let (blocks, reserve) = given.take(&[1; 32], 300).unwrap();
         let mut kept: Vec<_> = reserve.iter().map(|(pid, kept)| (*pid, kept.len())).collect();
         kept.sort_unstable();
         assert_eq!((blocks.len(), kept), (300, vec![(7, 2), (8, 0), (9, 1)]));
         assert!(given.take(&[1; 32], 300).is_none(), "it is taken");
+        assert!(!given.is_of(&[1; 32], 300));
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub fn blockers(options: &Options, needs_pids: bool) -> Vec<Error> {
     if let Err(error) = options.trust.check_image(&options.image, &source.id()) {
         found.push(error.into());
     }
-    found.extend(memory::check(&source, options.share.is_some()).err());
+    found.extend(memory::check(&source, options.device_memory_there(&source)).err());
     match Files::look(&source, options.files) {
         Ok((_, reasons)) => found.extend(reasons),
         Err(error) => found.push(error),
@@ -120,7 +120,7 @@ fn lacks_but_files(manifest: &Manifest, how: Circumstances<'_>) -> Vec<Error> {
 }
 
 /// Checks an image of this host as a restore does before it changes anything. Files that the image carries are put in
-/// place. `memory_is_there` says that device memory was made already.
+/// place. So many bytes of device memory, `there`, were loaded already.
 ///
 /// # Errors
 /// The restore would fail.
@@ -128,11 +128,11 @@ pub(crate) fn check_image(
     image: &Path,
     trust: &Trust,
     how: Circumstances<'_>,
-    memory_is_there: bool,
+    there: u64,
 ) -> Result<(), Error> {
     let source = Source::open(image, false)?;
     trust.check_image(image, &source.id())?;
-    memory::check(&source, memory_is_there)?;
+    memory::check(&source, there)?;
     let (_, library, _) = preflight::check_but_pids(&source, FilePolicy::default(), how.stop)?;
     if how.needs_pids {
         preflight::check_pids(source.manifest())?;

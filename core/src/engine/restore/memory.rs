@@ -7,16 +7,18 @@ use crate::image::DriverKind;
 
 /// Refuses an image for which there is no room in memory, as far as that can be said beforehand: CRIU's files lie in
 /// memory until the processes have their own, and what the software driver has for device memory is the host's.
-/// `is_there` says that such memory may be there already.
+/// So many bytes of that, `there`, were taken already.
 ///
 /// # Errors
 /// [`Error::NoRoom`]; it cannot be found out.
-pub(super) fn check(image: &Source, is_there: bool) -> Result<(), Error> {
+pub(super) fn check(image: &Source, there: u64) -> Result<(), Error> {
     let manifest = image.manifest();
-    let is_on_host = manifest.driver.kind == DriverKind::Soft && !is_there;
-    let device =
-        if is_on_host { manifest.blocks().iter().map(|block| block.size).sum() } else { 0 };
-    check_bytes(image.host_memory()?.saturating_add(device))
+    let blocks = match manifest.driver.kind {
+        DriverKind::Soft => manifest.blocks(),
+        DriverKind::Nvidia => Vec::new(),
+    };
+    let device = blocks.iter().fold(0, |sum: u64, block| sum.saturating_add(block.size));
+    check_bytes(image.host_memory()?.saturating_add(device.saturating_sub(there)))
 }
 
 /// Whether there is room in memory for so many bytes.
@@ -57,10 +59,10 @@ mod tests {
         for byte in [0, 1] {
             let (_dir, small) = image(1, byte);
             assert_eq!(small.host_memory().unwrap(), MAX_CHUNK as u64);
-            check(&small, false).unwrap();
+            check(&small, 0).unwrap();
             let room = memory::host().unwrap().with_swap();
             let (_dir, large) = image(room as usize / MAX_CHUNK + 1, byte);
-            let error = check(&large, false).unwrap_err();
+            let error = check(&large, 0).unwrap_err();
             assert!(matches!(error, Error::NoRoom { needed, .. } if needed > room), "{error}");
         }
     }

@@ -12,6 +12,7 @@ use crate::image::trust::Trust;
 use super::devices::MappedDevice;
 use super::files::FilePolicy;
 use super::given::Given;
+use super::source::Source;
 use super::stdio::Outputs;
 
 /// What to restore, and how.
@@ -75,6 +76,13 @@ impl std::fmt::Debug for GoesOn {
 }
 
 impl Options {
+    /// Bytes of the image's device memory that were taken already: all of it may be there where it is shared.
+    pub(super) fn device_memory_there(&self, image: &Source) -> u64 {
+        let blocks = image.manifest().blocks().len();
+        let is_given = self.given.as_ref().is_some_and(|given| given.is_of(&image.id(), blocks));
+        if is_given || self.share.is_some() { u64::MAX } else { 0 }
+    }
+
     /// Whether the program may run, which is waited for.
     pub(super) fn may_they_run(&self) -> Result<(), Error> {
         let Some(MayRun(may_run)) = &self.may_run else { return Ok(()) };

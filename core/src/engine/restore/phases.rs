@@ -144,7 +144,7 @@ impl<'i> Checked<'i> {
     fn look_at(image: &'i Arc<Source>, task: &mut Task<'_, '_>) -> Result<Self, Error> {
         let options = task.options;
         options.trust.check_image(&options.image, &image.id())?;
-        memory::check(image, options.share.is_some() || options.given.is_some())?;
+        memory::check(image, options.device_memory_there(image))?;
         stdio::check(&image.manifest().processes, &options.outputs)?;
         let (criu, library, files) = preflight::check(image, options.files, &options.stop)?;
         task.files = files;
