@@ -2,8 +2,8 @@
 //! for ssh. Whatever fails, one program runs or one complete image waits.
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::migration::{End, Pair, Side, ends_well, is_so};
-use gpucr_tests::{Lab, SmallDisk, exists, refused, show, undisturbed, until};
+use gpucr_tests::migration::{End, Pair, Side, Sides, ends_well, forget, is_so};
+use gpucr_tests::{Lab, Program, SmallDisk, exists, refused, show, undisturbed, until};
 
 const ARGS: [&str; 4] = ["--steps", "100", "--step-delay-ms", "20"];
 const WORKLOAD: &str = "sgd";
@@ -317,6 +317,44 @@ fn what_was_sent_in_vain_is_there_for_the_next_attempt() -> Result<()> {
     let (source, _) = Pair::new(&lab, &program)?.run(&mut program)?.reports()?;
     // The libraries at least, which are the same for sure.
     ensure!(source["there_chunks"].as_u64() > Some(0), "{source}");
+    ends_well(&mut program, &expected)
+}
+
+/// What is in the image that the source keeps was there for the destination, and was sent.
+#[test]
+fn a_safety_image_is_kept_until_the_program_runs_somewhere() -> Result<()> {
+    let expected = undisturbed(WORKLOAD, &ARGS[..2])?;
+    let lab = Lab::new();
+    let mut program = lab.at_work(WORKLOAD, &ARGS)?;
+    let migrate = |program: &mut Program, source: &str, destination: &str| -> Result<Sides> {
+        let mut pair = Pair::new(&lab, program)?;
+        pair.source.args(["--safety-image", "safe"]).env("GPUCR_FAULT", source);
+        pair.destination.env("GPUCR_FAULT", destination);
+        pair.run(program)
+    };
+    let sides = migrate(&mut program, "fail:decide", "")?;
+    refused(&sides.source, 1, &["the program runs on here"])?;
+    ensure!(!lab.path("safe").exists(), "it runs here: {}", sides.show());
+    lab.holds_only(&["log", "store"])?;
+    let sides = migrate(&mut program, "cut:commit", "")?;
+    let words = ["does not run here any more", "There is one here too", "/safe"];
+    refused(&sides.source, 1, &words).with_context(|| sides.show())?;
+    let verified = lab.run(["verify", "safe"])?;
+    ensure!(verified.status.success(), "{}", show(&verified));
+    // The other side is lost.
+    std::fs::remove_dir_all(lab.path("store"))?;
+    until("the source has none of it", || !program.is_running())?;
+    forget(&lab, &program)?;
+    let restored = lab.run(["restore", "--detach", "safe"])?;
+    ensure!(restored.status.success(), "{}", show(&restored));
+    std::fs::rename(lab.path("safe"), lab.path("used"))?;
+    let before = program.output().len();
+    program.allow(2)?;
+    until("it runs", || program.output().len() > before)?;
+    // And once more, to its end.
+    let (source, _) = migrate(&mut program, "", "")?.reports()?;
+    ensure!(source["new_pid"] == program.pid && !lab.path("safe").exists(), "{source}");
+    lab.holds_only(&["log", "store", "used"])?;
     ends_well(&mut program, &expected)
 }
 

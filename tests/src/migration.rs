@@ -223,6 +223,45 @@ fn records(lab: &Lab, program: &Program) -> Result<(Option<Value>, Option<Value>
     Ok((all.iter().find(is_source).cloned(), all.iter().find(is_destination).cloned()))
 }
 
+/// Which of the ends it has come to, both sides of which have ended.
+///
+/// # Errors
+/// It comes to none: what was noted does not fit to what runs.
+pub fn end_of(lab: &Lab, program: &mut Program) -> Result<End> {
+    let mut end = None;
+    let settled = until("it is settled who owns the program", || {
+        let Ok((source, destination)) = records(lab, program) else { return false };
+        let state =
+            |record: Option<Value>| record.and_then(|it| Some(it["state"].as_str()?.into()));
+        let states: [Option<String>; 2] = [state(source), state(destination)];
+        end = match (states[0].as_deref(), states[1].as_deref()) {
+            (None, None | Some("prepared")) if program.is_running() => Some(End::StaysEitherWay),
+            (None | Some("handed-over"), None) if !program.is_running() => Some(End::Goes),
+            (Some("handed-over"), Some("prepared")) => Some(End::GoesUnheard),
+            (Some("handed-over"), Some("taken")) => Some(End::GoesParked),
+            _ => None,
+        };
+        end.is_some()
+    });
+    settled.with_context(|| format!("{:?}", records(lab, program)))?;
+    end.context("it is settled")
+}
+
+/// Removes what both sides have noted of it: the program was brought back in another way.
+///
+/// # Errors
+/// A side does not let go of it.
+pub fn forget(lab: &Lab, program: &Program) -> Result<()> {
+    let (source, destination) = records(lab, program)?;
+    for (record, args) in [(source, ["migrate", "--forget"]), (destination, ["receive", "--abort"])]
+    {
+        let Some(id) = record.as_ref().and_then(|record| record["id"].as_str()) else { continue };
+        let output = lab.run(args.into_iter().chain([id]))?;
+        ensure!(output.status.success(), "{}", show(&output));
+    }
+    Ok(())
+}
+
 fn images(lab: &Lab) -> usize {
     let names = std::fs::read_dir(lab.path("store/images"));
     names.map_or(0, |names| names.count())

@@ -58,6 +58,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
         shell_job: args.criu.shell_job,
         criu: args.criu.options(),
         sign: sign.map(Arc::new),
+        safety_image: args.safety_image.clone(),
         stop: signals.stop.clone(),
     };
     let events = Events::open(args.events.as_deref())?;
@@ -107,16 +108,27 @@ fn tell(args: &MigrateArgs, migrated: &Migrated) -> Outcome {
 
 impl From<MigrateFailure> for CliError {
     fn from(failure: MigrateFailure) -> Self {
-        let MigrateFailure { phase, error, owner } = failure;
+        let MigrateFailure { phase, error, owner, safety_image } = failure;
+        let kept = safety_image.map_or_else(String::new, |path| {
+            let path = path.display();
+            format!(
+                " There is one here too, {path}: it is to be removed when the program runs there, and is for the case \
+                 that the other host is lost."
+            )
+        });
         match owner {
             Owner::Source(gpucr_core::Left::RolledBack) => Self::from(*error).state(format!(
                 "The migration was given up in phase {phase}: the program runs on here."
             )),
-            Owner::Source(left) => Self::from(Failure { phase, error, left }),
+            Owner::Source(left) if kept.is_empty() => Self::from(Failure { phase, error, left }),
+            Owner::Source(left) => {
+                let help = format!("an image of it is complete.{kept}");
+                Self::from(Failure { phase, error, left }).help(help)
+            }
             Owner::Destination { migration, image } => Self::from(*error)
                 .state(format!(
                     "The program was handed over and does not run here any more. The destination has a complete image \
-                     of it: {image}."
+                     of it: {image}.{kept}"
                 ))
                 .help(format!(
                     "see there whether it runs, with `gpucr receive --list`; if it does not: gpucr receive --resume \

@@ -12,6 +12,7 @@ pub(crate) mod mapping;
 pub(crate) mod memory;
 pub(crate) mod names;
 pub mod phase;
+pub(crate) mod polite;
 pub(crate) mod progress;
 pub(crate) mod ranges;
 pub(crate) mod runtime_dir;

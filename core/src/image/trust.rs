@@ -160,12 +160,7 @@ impl TrustedKeys {
     }
 
     /// Checks that one of the keys has signed this, in that context.
-    fn check(
-        &self,
-        context: &[u8],
-        what: &[u8; 32],
-        signatures: &str,
-    ) -> Result<(), TrustError> {
+    fn check(&self, context: &[u8], what: &[u8; 32], signatures: &str) -> Result<(), TrustError> {
         if signatures.is_empty() {
             return Err(TrustError::Unsigned { by: self.path.clone() });
         }

@@ -95,6 +95,13 @@ pub(crate) struct MigrateArgs {
     /// Record what happens when, on both sides and on one clock, for `gpucr report`
     #[arg(long, value_name = "FILE")]
     pub(crate) timeline: Option<PathBuf>,
+    /// Keep a complete image in IMAGE, which is new or empty, until the other side says that the program runs there
+    ///
+    /// What is sent is written there too, while the program stands still as well. The image is removed when the program
+    /// runs, here or there. If that is not heard, gpucr says where the image is: if the other host is lost for good,
+    /// `gpucr restore` brings the program back from it. It must not run in two places.
+    #[arg(long, value_name = "IMAGE")]
+    pub(crate) safety_image: Option<PathBuf>,
     /// Sign the image with the private key in FILE (see gpucr-key(1))
     #[arg(long, value_name = "FILE")]
     pub(crate) sign: Option<PathBuf>,

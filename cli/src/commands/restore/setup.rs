@@ -50,7 +50,8 @@ pub(super) fn options(
     };
     // Each is taken over as the only owner of that descriptor.
     if args.hold.is_some() && args.hold == args.loaded {
-        let what = "--hold and --loaded are for gpucr's own use: each needs a descriptor of its own";
+        let what =
+            "--hold and --loaded are for gpucr's own use: each needs a descriptor of its own";
         return Err(CliError::new(FAILED, what.to_owned()).state("Nothing was changed."));
     }
     let stdout = file(&args.stdout, "--stdout")?;

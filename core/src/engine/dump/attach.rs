@@ -121,6 +121,9 @@ impl Checked {
             Target::Peer(peer) => {
                 offer_to(peer, options, &plan, clock, false)?;
                 watchdog.migrating(&peer.record_path()).map_err(Error::Watchdog)?;
+                if let Some(safety) = peer.safety_path() {
+                    watchdog.writing(safety).map_err(Error::Watchdog)?;
+                }
                 ImageWriter::begin_away(peer.clone())?
             }
         };

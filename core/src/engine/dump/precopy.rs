@@ -17,6 +17,7 @@ use super::speculate::LEARNING;
 use super::stop;
 use super::task::Task;
 use crate::base::phase::Phase;
+use crate::base::polite::Polite;
 use crate::base::stop::Stop;
 use crate::base::timeline::Track;
 use crate::engine::cuda_process::CudaProcess;
@@ -53,6 +54,8 @@ pub(super) fn precopy(
     memory: &mut Option<Bulk>,
 ) -> Result<(), Error> {
     let stop = Stop::new(task.options.stop.clone());
+    // What goes to another host costs more of this one's processors than what goes to a disk, for longer.
+    let _polite = task.options.target.peer().and_then(|_| Polite::begin());
     let host = HostAhead::start(task, image, memory.as_mut())?;
     let peer = task.options.target.peer().cloned();
     let begun = Instant::now();

@@ -1,9 +1,10 @@
 //! Which chunks are copied, and in which order.
 
+use std::cmp::Reverse;
 use std::collections::HashSet;
 
 use super::bulk::Bulk;
-use super::chunks::spans;
+use super::chunks::{Chunk, spans};
 use crate::cuda::Span;
 use crate::store::{ChunkId, ChunkSink};
 
@@ -23,6 +24,16 @@ pub(super) struct Stages {
     pub(super) deferred: Vec<Span>,
     /// While they run; no program can write it.
     pub(super) shadowed: Vec<Span>,
+}
+
+/// So many chunks in a row are copied in their order, which is quicker than one by one.
+const ROW: usize = 16;
+
+/// When a chunk of a block of so many comes, of which `last` was written last: memory that is filled is filled upwards
+/// as a rule, so what lies just above that is written next, and what lies just below it comes last of all.
+fn turn(chunk: usize, last: usize, chunks: usize) -> (usize, Reverse<usize>) {
+    let below = (last + chunks - chunk) % chunks;
+    (below / ROW, Reverse(below))
 }
 
 impl Bulk {
@@ -68,10 +79,19 @@ impl Bulk {
         }
     }
 
-    /// The chunks that are [worth](Self::worth_copying) a copy, equal ones once.
+    /// The chunks that are [worth](Self::worth_copying) a copy, equal ones once; last those that will be written soon by
+    /// a program that goes on as it has begun.
     pub(super) fn plan_ahead(&self) -> Vec<Span> {
         let mut taken = HashSet::new();
         let mut work = spans(&self.pieces, |_, chunk| chunk.is_worth_copying());
+        let is_written = |chunk: &Chunk| chunk.hashed_twice && !chunk.clean;
+        let written: Vec<Option<usize>> =
+            self.pieces.iter().map(|piece| piece.chunks.iter().rposition(is_written)).collect();
+        // What is not written is as good at any time, and comes first.
+        work.sort_by_key(|span| {
+            let (last, chunks) = (written[span.block], self.pieces[span.block].chunks.len());
+            (last.is_some(), span.block, turn(span.chunk, last.unwrap_or(chunks - 1), chunks))
+        });
         work.retain(|span| taken.insert(self.hash_of(span)));
         work
     }
@@ -125,5 +145,27 @@ impl Bulk {
     /// where not everything has been hashed.
     pub(crate) fn hashes(&self) -> Option<Vec<Vec<ChunkId>>> {
         self.pieces.iter().map(|p| p.chunks.iter().map(|chunk| chunk.hash).collect()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_about_to_be_written_is_copied_last() {
+        const CHUNKS: usize = 3 * ROW;
+        let order = |last| {
+            let mut order: Vec<usize> = (0..CHUNKS).collect();
+            order.sort_by_key(|chunk| turn(*chunk, last, CHUNKS));
+            order
+        };
+        let last = ROW + 2;
+        let rows = [(3..=last).collect(), (CHUNKS - ROW + 3..CHUNKS).chain(0..3).collect()];
+        let rows: [Vec<usize>; 2] = rows;
+        let rest: Vec<usize> = (last + 1..CHUNKS - ROW + 3).collect();
+        assert_eq!(order(last), [&rows[0][..], &rows[1], &rest].concat());
+        // Nothing is known of a block that was not written: it may be before long, from its begin on.
+        assert_eq!(order(CHUNKS - 1)[CHUNKS - ROW..], (0..ROW).collect::<Vec<_>>());
     }
 }

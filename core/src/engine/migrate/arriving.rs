@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use super::link::{Link, LinkError, unexpected};
 use super::message::{Frame, LaidOut, MAX_ASKED, MAX_BLOCKS, Message};
+use crate::base::polite::Polite;
 use crate::engine::error::Error;
 use crate::engine::restore::ahead::{Ahead, ExpectedBlock, is_size_of_block};
 use crate::image::{ImageWriter, MAX_MANIFEST};
@@ -98,6 +99,8 @@ fn read(
     mut give: impl FnMut(Entry, Vec<u8>) -> bool,
 ) -> Result<Arrived, Error> {
     let mut wanted: HashSet<ChunkId> = HashSet::new();
+    // Other programs go first for as long as this one runs on.
+    let mut polite = Polite::begin();
     let (mut body, mut chunks) = (Vec::new(), 0);
     loop {
         let failed = || failure.lock().is_some();
@@ -110,6 +113,10 @@ fn read(
                 if wanted.len() + ids.len() > MAX_WANTED {
                     let what = "it asks on and on, and does not send".to_owned();
                     return Err(LinkError::Protocol(what).into());
+                }
+                if ids.is_empty() {
+                    // Very soon the program will stand still.
+                    drop(polite.take());
                 }
                 if ids.is_empty() && !flush(to_loader, &failed) {
                     let failed = failure.lock().take();

@@ -12,6 +12,7 @@ pub(super) mod link;
 mod message;
 pub(super) mod outgoing;
 pub(super) mod record;
+mod safety;
 mod source;
 
 pub use goal::{Goal, OnStall};

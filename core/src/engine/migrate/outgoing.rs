@@ -4,35 +4,38 @@
 //! is lacking, and sends that.
 
 use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
-use rayon::prelude::*;
 
 use self::layout::Told;
+use self::sending::Sending;
 use super::cpu;
 use super::goal::{Goal, Meter};
 use super::link::{Link, LinkError, unexpected_message};
-use super::message::{
-    Frame, MAX_ASKED, MAX_STEPS, Message, PROTOCOL, Step, cut_reasons, offered,
-};
+use super::message::{MAX_STEPS, Message, PROTOCOL, Step, cut_reasons, offered};
 use super::record::{MigrationId, Record, Side, State};
+use super::safety::SafetyImage;
 use crate::base::faults::fault;
 use crate::base::format::milliseconds;
 use crate::base::progress::Pass;
+use crate::base::threads::joined;
 use crate::base::timeline::{Timeline, Track};
 use crate::engine::error::Error;
 use crate::engine::memory::Laid;
 use crate::host::process::ProcessInfo;
 use crate::image::trust::PrivateKey;
 use crate::image::{Committed, ImageError, MANIFEST_VERSION, Manifest, Recipient, Written};
-use crate::store::{
-    ChunkId, ChunkSink, Compression, Encoder, Encoding, Entry, MAX_CHUNK, Stats, StoreError,
-    constant_byte,
-};
+use crate::store::{ChunkId, ChunkSink, Compression, Entry, MAX_CHUNK, Stats, StoreError};
+
+mod layout;
+mod sending;
+#[cfg(test)]
+mod tests;
 
 /// How often it is looked whether the thread that sends is still there.
 const LOOK: Duration = Duration::from_millis(50);
@@ -58,6 +61,8 @@ pub struct Outgoing {
     image: Mutex<Option<String>>,
     /// What the other side knows of where memory belongs.
     told: Mutex<Told>,
+    /// Gets all that is sent too.
+    safety: Option<SafetyImage>,
 }
 
 impl std::fmt::Debug for Outgoing {
@@ -108,6 +113,7 @@ impl Outgoing {
         max_stopped: Duration,
         patience: Duration,
         goal: Option<Goal>,
+        safety: Option<SafetyImage>,
     ) -> Result<Self, Error> {
         let id = MigrationId::random()
             .map_err(|source| Error::Io { what: "the system has no randomness".into(), source })?;
@@ -135,6 +141,7 @@ impl Outgoing {
             since: Mutex::default(),
             image: Mutex::default(),
             told: Mutex::default(),
+            safety,
         })
     }
 
@@ -144,8 +151,24 @@ impl Outgoing {
     }
 
     /// Where this side notes what it has decided.
-    pub(crate) fn record_path(&self) -> std::path::PathBuf {
+    pub(crate) fn record_path(&self) -> PathBuf {
         self.record.lock().path()
+    }
+
+    /// Where the image is that this side keeps, complete or not.
+    pub(crate) fn safety_path(&self) -> Option<&Path> {
+        self.safety.as_ref().map(SafetyImage::path)
+    }
+
+    /// The same, if it is complete.
+    pub(super) fn complete_safety_image(&self) -> Option<PathBuf> {
+        let complete = self.safety.as_ref().filter(|image| image.is_complete());
+        complete.map(|image| image.path().to_owned())
+    }
+
+    /// The image that this side keeps is not needed: the program runs, here or there.
+    pub(super) fn remove_safety_image(&self) {
+        self.safety.iter().for_each(SafetyImage::remove);
     }
 
     /// Where the image is on the other side, once it is complete there.
@@ -233,11 +256,12 @@ impl Outgoing {
         messages.into_iter().try_for_each(|message| Ok(self.give(Item::Say(message))?))
     }
 
-    /// Waits until the other side has received all that was put.
+    /// Waits until the other side has received all that was put, and it is synced in the image that this side keeps.
     ///
     /// # Errors
-    /// The link is lost, or the other side does not take it.
+    /// The link is lost, the other side does not take it, or the image cannot be written.
     pub(crate) fn arrive(&self) -> Result<(), Error> {
+        self.safety.as_ref().map_or(Ok(()), SafetyImage::sync)?;
         Ok(self.flush()?)
     }
 
@@ -421,7 +445,14 @@ impl Recipient for Outgoing {
 
     fn commit(&self, image: Written) -> Result<Committed, ImageError> {
         self.flush()?;
-        self.take(&image).map_err(|error| not_taken(&error))?;
+        let (kept, taken) = std::thread::scope(|scope| {
+            let keep = || self.safety.as_ref().map_or(Ok(()), |safety| safety.commit(&image));
+            let keeping = scope.spawn(keep);
+            let taken = self.take(&image);
+            (joined(keeping), taken)
+        });
+        taken.map_err(|error| not_taken(&error))?;
+        kept?;
         let known = self.state.known.lock();
         let stats = Stats { chunks: known.sent, ..Stats::default() };
         let sent = self.link.sent();
@@ -438,12 +469,14 @@ impl Recipient for Outgoing {
 impl ChunkSink for Outgoing {
     fn contains(&self, id: &ChunkId) -> bool {
         self.state.known.lock().all.contains(id)
+            && self.safety.as_ref().is_none_or(|image| image.contains(id))
     }
 
     fn put_hashed(&self, id: ChunkId, plain: &[u8]) -> Result<ChunkId, StoreError> {
         if plain.len() > MAX_CHUNK {
             return Err(StoreError::ChunkTooLarge { len: plain.len() });
         }
+        self.safety.as_ref().map_or(Ok(()), |image| image.put(id, plain))?;
         if self.state.known.lock().all.insert(id) {
             self.give(Item::Chunk(id, plain.to_vec()))?;
         }
@@ -477,125 +510,3 @@ impl ChunkSink for Outgoing {
         Ok(Stats { chunks: self.state.known.lock().sent, ..Stats::default() })
     }
 }
-
-/// The thread that sends.
-struct Sending {
-    link: Arc<Link>,
-    state: Arc<Shared>,
-    compression: Compression,
-    /// Threads of its own: those of everybody may all be waiting for a place in the queue.
-    pool: rayon::ThreadPool,
-}
-
-impl Sending {
-    fn run(self, queue: &Receiver<Item>) {
-        if let Err(error) = self.send(queue) {
-            self.state.failure.lock().get_or_insert(error);
-        }
-        self.state.is_over.store(true, Ordering::Release);
-    }
-
-    fn send(&self, queue: &Receiver<Item>) -> Result<(), LinkError> {
-        while let Ok(first) = queue.recv() {
-            let mut chunks = Vec::new();
-            for item in std::iter::once(first).chain(queue.try_iter().take(QUEUE)) {
-                match item {
-                    Item::Chunk(id, plain) => chunks.push((id, plain)),
-                    // It comes before the chunks that it is about.
-                    Item::Say(message) => self.link.send(&message)?,
-                    Item::Ask(ids, done) => {
-                        self.send_chunks(std::mem::take(&mut chunks))?;
-                        self.find(&ids)?;
-                        let _ = done.send(());
-                    }
-                    Item::Flush(done) => {
-                        self.send_chunks(std::mem::take(&mut chunks))?;
-                        // An answer says that what was sent before has come.
-                        self.ask(&[])?;
-                        let _ = done.send(());
-                    }
-                }
-            }
-            self.send_chunks(chunks)?;
-        }
-        Ok(())
-    }
-
-    /// Finds out which of these the other side has.
-    fn find(&self, ids: &[ChunkId]) -> Result<(), LinkError> {
-        for ids in ids.chunks(MAX_ASKED) {
-            let wanted = self.ask(ids)?;
-            let mut known = self.state.known.lock();
-            for id in ids.iter().zip(wanted).filter(|(_, wanted)| !wanted).map(|(id, _)| id) {
-                known.there += u64::from(known.all.insert(*id));
-            }
-        }
-        Ok(())
-    }
-
-    /// Sends what the other side lacks of these.
-    fn send_chunks(&self, mut chunks: Vec<(ChunkId, Vec<u8>)>) -> Result<(), LinkError> {
-        if chunks.is_empty() {
-            return Ok(());
-        }
-        let begun = Instant::now();
-        let ids: Vec<ChunkId> = chunks.iter().map(|(id, _)| *id).collect();
-        let all = chunks.len();
-        let mut wanted = self.ask(&ids)?.into_iter();
-        chunks.retain(|_| wanted.next().unwrap_or(true));
-        let compression = self.compression;
-        let encode = || {
-            chunks
-                .par_iter()
-                .map_init(
-                    || Encoder::new(compression),
-                    |encoder, (id, plain)| frame(encoder, *id, plain),
-                )
-                .collect::<Vec<Vec<u8>>>()
-        };
-        let frames = self.pool.install(encode);
-        frames.iter().try_for_each(|frame| self.link.write(frame))?;
-        // What the other side has, or what is one byte again and again, says nothing of the link.
-        let told = chunks.iter().filter(|(_, plain)| constant_byte(plain).is_none());
-        let bytes: u64 = told.map(|(_, plain)| plain.len() as u64).sum();
-        if bytes > 0 {
-            self.state.meter.add(bytes, begun.elapsed());
-        }
-        let mut known = self.state.known.lock();
-        known.sent += frames.len() as u64;
-        known.there += (all - frames.len()) as u64;
-        Ok(())
-    }
-
-    fn ask(&self, ids: &[ChunkId]) -> Result<Vec<bool>, LinkError> {
-        self.link.send(&Message::Ask { ids: ids.iter().map(|id| id.0).collect() })?;
-        match self.link.receive_message()? {
-            Message::Want { wanted } if wanted.len() == ids.len() => Ok(wanted),
-            Message::Failed { why } => Err(LinkError::Refused(why)),
-            other => Err(unexpected_message(&other)),
-        }
-    }
-}
-
-/// The frame of a chunk, in the form in which it is stored.
-fn frame(encoder: &mut Encoder, id: ChunkId, plain: &[u8]) -> Vec<u8> {
-    let entry = |encoding, stored_len, check| Entry {
-        id,
-        encoding,
-        pack: 0,
-        offset: 0,
-        stored_len,
-        plain_len: plain.len() as u32,
-        check,
-    };
-    if let Some(value) = crate::store::constant_byte(plain) {
-        return Frame::of_chunk(&entry(Encoding::Constant(value), 0, 0), &[]);
-    }
-    let encoded = encoder.encode(plain);
-    let entry = entry(encoded.encoding, encoded.bytes.len() as u32, encoded.check);
-    Frame::of_chunk(&entry, encoded.bytes)
-}
-
-mod layout;
-#[cfg(test)]
-mod tests;

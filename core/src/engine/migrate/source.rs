@@ -1,5 +1,6 @@
 //! The source's side: a dump whose image goes to the other side, and then the program does.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::goal::Goal;
 use super::link::{Link, Pulse};
 use super::outgoing::Outgoing;
+use super::safety::SafetyImage;
 use crate::base::format::milliseconds;
 use crate::base::phase::{Clock, Phase};
 use crate::base::progress::Progress;
@@ -44,6 +46,8 @@ pub struct Wishes {
     pub timeline: Timeline,
     /// Signs the image.
     pub sign: Option<Arc<PrivateKey>>,
+    /// A new or empty directory for an image that is kept here until the program runs on the other side.
+    pub safety_image: Option<PathBuf>,
     /// Set by a signal handler to end it.
     pub stop: Arc<AtomicBool>,
 }
@@ -96,6 +100,8 @@ pub struct MigrateFailure {
     pub error: Box<Error>,
     /// Whose the program is.
     pub owner: Owner,
+    /// A complete image that was kept here, see [`Wishes::safety_image`].
+    pub safety_image: Option<PathBuf>,
 }
 
 /// Brings a program to the other side of the link.
@@ -109,17 +115,23 @@ pub fn migrate(
 ) -> Result<Migrated, MigrateFailure> {
     let since = Instant::now();
     let link = Arc::new(link);
-    let greeted = Outgoing::greet(
-        link.clone(),
-        wishes.compression,
-        wishes.max_stopped,
-        wishes.patience,
-        wishes.goal,
-    );
+    let begin = |path: &PathBuf| SafetyImage::begin(path, wishes.compression);
+    let safety = wishes.safety_image.as_ref().map(begin).transpose();
+    let greeted = safety.and_then(|safety| {
+        Outgoing::greet(
+            link.clone(),
+            wishes.compression,
+            wishes.max_stopped,
+            wishes.patience,
+            wishes.goal,
+            safety,
+        )
+    });
     let peer = Arc::new(greeted.map_err(|error| MigrateFailure {
         phase: Phase::Offer,
         error: Box::new(error),
         owner: Owner::Source(Left::Untouched),
+        safety_image: None,
     })?);
     let _pulse = Pulse::start(link.clone());
     let options = options(wishes, &peer);
@@ -131,7 +143,11 @@ pub fn migrate(
     let report = dumped.map_err(|failure| {
         peer.abort(&failure.error);
         let Failure { phase, error, left } = failure;
-        MigrateFailure { phase, error, owner: Owner::Source(left) }
+        if matches!(left, Left::Untouched | Left::RolledBack | Left::Ended) {
+            peer.remove_safety_image();
+        }
+        let safety_image = peer.complete_safety_image();
+        MigrateFailure { phase, error, owner: Owner::Source(left), safety_image }
     })?;
     let mut new_pid = None;
     if report.is_some() {
@@ -143,8 +159,10 @@ pub fn migrate(
             phase: Phase::Handover,
             error: Box::new(error),
             owner: Owner::Destination { migration: peer.id().to_string(), image: peer.image() },
+            safety_image: peer.complete_safety_image(),
         })?);
     }
+    peer.remove_safety_image();
     let (sent_chunks, there_chunks) = peer.chunks();
     Ok(Migrated {
         migration: peer.id().to_string(),

@@ -141,6 +141,7 @@ impl Ahead {
             Ok(Some(blocks)) => {
                 self.blocks = blocks;
                 self.note_places();
+                self.unfit = None;
                 return;
             }
             Ok(None) => self.check_room(expected).err(),

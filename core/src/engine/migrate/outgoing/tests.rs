@@ -1,6 +1,8 @@
 //! Chunks on their way to the other side.
 
 use super::*;
+use crate::engine::migrate::message::Frame;
+use rayon::prelude::*;
 use std::os::unix::net::UnixStream;
 
 fn link(socket: UnixStream) -> Arc<Link> {
@@ -46,6 +48,7 @@ fn greeted(most: usize) -> (Outgoing, std::thread::JoinHandle<HashSet<ChunkId>>)
         Compression::Level(1),
         Duration::from_secs(60),
         Duration::ZERO,
+        None,
         None,
     );
     (outgoing.unwrap(), there)

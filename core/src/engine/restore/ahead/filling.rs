@@ -97,7 +97,8 @@ impl Ahead {
         let Self { lanes, blocks, stop, .. } = self;
         for ready in lanes {
             let uuid = ready.lane.context().device().uuid;
-            let device = |span: &Span| blocks[span.block].memory.as_ref().map(|it| it.device().uuid);
+            let device =
+                |span: &Span| blocks[span.block].memory.as_ref().map(|it| it.device().uuid);
             let here: Vec<Span> =
                 spans.iter().filter(|span| device(span) == Some(uuid)).copied().collect();
             if here.is_empty() {

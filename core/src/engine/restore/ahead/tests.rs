@@ -3,8 +3,8 @@
 use super::*;
 use crate::cuda::tests::opened_soft_driver;
 use crate::image::tests::make;
-use crate::store::{MAX_CHUNK, StoreError};
 use crate::store::tests::noise;
+use crate::store::{MAX_CHUNK, StoreError};
 
 const LEN: usize = 2 * MAX_CHUNK;
 
@@ -134,7 +134,9 @@ fn what_is_not_there_or_does_not_fit_is_refused() {
     ahead.check_fit().unwrap();
     let ids = [chunks[0].0; 3];
     assert!(!ahead.expect_chunks(0, 0, &ids) && !ahead.expect_chunks(0, 2, &ids[..1]));
-    assert!(!ahead.expect_chunks(0, usize::MAX, &ids[..1]) && !ahead.expect_chunks(1, 0, &ids[..1]));
+    assert!(
+        !ahead.expect_chunks(0, usize::MAX, &ids[..1]) && !ahead.expect_chunks(1, 0, &ids[..1])
+    );
     let large = too_large(what);
     ahead.expect_blocks(&[what, large]);
     assert!(ahead.expect_chunks(1, 0, &ids), "there is such a block, though it has no memory");
@@ -229,7 +231,9 @@ fn what_was_loaded_is_counted_once_and_for_its_image_alone() {
     let other = ExpectedBlock { id: what.id + 1, ..what };
     ahead.expect_blocks(&[other, what]);
     assert_eq!(ahead.loaded_for(&manifest), 0, "the software driver takes it when it is written");
-    assert!(ahead.expect_chunks(0, 0, &[chunks[0].0; 2]) && ahead.expect_chunks(1, 1, &[chunks[1].0]));
+    assert!(
+        ahead.expect_chunks(0, 0, &[chunks[0].0; 2]) && ahead.expect_chunks(1, 1, &[chunks[1].0])
+    );
     ahead.load(&chunks).unwrap();
     assert_eq!(ahead.loaded_for(&manifest), MAX_CHUNK as u64);
 }

@@ -1,0 +1,83 @@
+//! A process that lets others go first while nobody waits for it.
+
+use rustix::process::{Pid, getpriority_process, setpriority_process};
+
+/// So much nicer are its threads meanwhile.
+const NICER: i32 = 10;
+/// Nobody is nicer.
+const NICEST: i32 = 19;
+
+/// All threads of this process, also those that they start, let those of other processes go first as long as this lives.
+pub(crate) struct Polite {
+    before: i32,
+    meanwhile: i32,
+}
+
+impl Polite {
+    /// `None` where what is given up could not be taken back: not everybody may do that.
+    pub(crate) fn begin() -> Option<Self> {
+        let before = getpriority_process(None).ok()?;
+        let meanwhile = (before + NICER).min(NICEST);
+        let there_and_back = move || -> rustix::io::Result<()> {
+            setpriority_process(None, meanwhile)?;
+            setpriority_process(None, before)
+        };
+        let tried = std::thread::spawn(there_and_back).join();
+        let polite =
+            tried.is_ok_and(|tried| tried.is_ok()).then_some(Self { before, meanwhile })?;
+        polite.change(before, meanwhile);
+        Some(polite)
+    }
+
+    /// Changes the priority of all threads that have this one.
+    fn change(&self, from: i32, to: i32) {
+        // A thread that was being started is seen the second time.
+        for thread in threads().into_iter().chain(threads()) {
+            if getpriority_process(Some(thread)) == Ok(from)
+                && let Err(error) = setpriority_process(Some(thread), to)
+            {
+                tracing::debug!(%error, "a thread keeps its priority");
+            }
+        }
+    }
+}
+
+impl Drop for Polite {
+    fn drop(&mut self) {
+        self.change(self.meanwhile, self.before);
+    }
+}
+
+fn threads() -> Vec<Pid> {
+    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    threads.filter_map(|entry| Pid::from_raw(number(entry)?)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_threads_are_polite_for_a_while() {
+        let own = || getpriority_process(None).unwrap();
+        let before = own();
+        let (ask, asked) = crossbeam_channel::bounded::<()>(0);
+        let (answer, answered) = crossbeam_channel::bounded(0);
+        let other = std::thread::spawn(move || {
+            asked.iter().for_each(|()| answer.send(own()).unwrap());
+        });
+        let of_other = || {
+            ask.send(()).unwrap();
+            answered.recv().unwrap()
+        };
+        // Where it may not be taken back nobody begins.
+        let Some(polite) = Polite::begin() else { return };
+        let meanwhile = (before + NICER).min(NICEST);
+        assert_eq!((own(), of_other()), (meanwhile, meanwhile));
+        drop(polite);
+        assert_eq!((own(), of_other()), (before, before));
+        drop(ask);
+        other.join().unwrap();
+    }
+}

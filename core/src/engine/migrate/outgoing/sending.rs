@@ -1,0 +1,131 @@
+//! What is put is sent, by a thread of its own, as far as the other side lacks it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use crossbeam_channel::Receiver;
+use rayon::prelude::*;
+
+use super::{Item, QUEUE, Shared};
+use crate::engine::migrate::link::{Link, LinkError, unexpected_message};
+use crate::engine::migrate::message::{Frame, MAX_ASKED, Message};
+use crate::store::{ChunkId, Compression, Encoder, Encoding, Entry, constant_byte};
+
+/// The thread that sends.
+pub(super) struct Sending {
+    pub(super) link: Arc<Link>,
+    pub(super) state: Arc<Shared>,
+    pub(super) compression: Compression,
+    /// Threads of its own: those of everybody may all be waiting for a place in the queue.
+    pub(super) pool: rayon::ThreadPool,
+}
+
+impl Sending {
+    pub(super) fn run(self, queue: &Receiver<Item>) {
+        if let Err(error) = self.send(queue) {
+            self.state.failure.lock().get_or_insert(error);
+        }
+        self.state.is_over.store(true, Ordering::Release);
+    }
+
+    fn send(&self, queue: &Receiver<Item>) -> Result<(), LinkError> {
+        while let Ok(first) = queue.recv() {
+            let mut chunks = Vec::new();
+            for item in std::iter::once(first).chain(queue.try_iter().take(QUEUE)) {
+                match item {
+                    Item::Chunk(id, plain) => chunks.push((id, plain)),
+                    // It comes before the chunks that it is about.
+                    Item::Say(message) => self.link.send(&message)?,
+                    Item::Ask(ids, done) => {
+                        self.send_chunks(std::mem::take(&mut chunks))?;
+                        self.find(&ids)?;
+                        let _ = done.send(());
+                    }
+                    Item::Flush(done) => {
+                        self.send_chunks(std::mem::take(&mut chunks))?;
+                        // An answer says that what was sent before has come.
+                        self.ask(&[])?;
+                        let _ = done.send(());
+                    }
+                }
+            }
+            self.send_chunks(chunks)?;
+        }
+        Ok(())
+    }
+
+    /// Finds out which of these the other side has.
+    fn find(&self, ids: &[ChunkId]) -> Result<(), LinkError> {
+        for ids in ids.chunks(MAX_ASKED) {
+            let wanted = self.ask(ids)?;
+            let mut known = self.state.known.lock();
+            for id in ids.iter().zip(wanted).filter(|(_, wanted)| !wanted).map(|(id, _)| id) {
+                known.there += u64::from(known.all.insert(*id));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what the other side lacks of these.
+    fn send_chunks(&self, mut chunks: Vec<(ChunkId, Vec<u8>)>) -> Result<(), LinkError> {
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let ids: Vec<ChunkId> = chunks.iter().map(|(id, _)| *id).collect();
+        let all = chunks.len();
+        let mut wanted = self.ask(&ids)?.into_iter();
+        chunks.retain(|_| wanted.next().unwrap_or(true));
+        let compression = self.compression;
+        let encode = || {
+            chunks
+                .par_iter()
+                .map_init(
+                    || Encoder::new(compression),
+                    |encoder, (id, plain)| frame(encoder, *id, plain),
+                )
+                .collect::<Vec<Vec<u8>>>()
+        };
+        let frames = self.pool.install(encode);
+        frames.iter().try_for_each(|frame| self.link.write(frame))?;
+        // What the other side has, or what is one byte again and again, says nothing of the link.
+        let told = chunks.iter().filter(|(_, plain)| constant_byte(plain).is_none());
+        let bytes: u64 = told.map(|(_, plain)| plain.len() as u64).sum();
+        if bytes > 0 {
+            self.state.meter.add(bytes, begun.elapsed());
+        }
+        let mut known = self.state.known.lock();
+        known.sent += frames.len() as u64;
+        known.there += (all - frames.len()) as u64;
+        Ok(())
+    }
+
+    fn ask(&self, ids: &[ChunkId]) -> Result<Vec<bool>, LinkError> {
+        self.link.send(&Message::Ask { ids: ids.iter().map(|id| id.0).collect() })?;
+        match self.link.receive_message()? {
+            Message::Want { wanted } if wanted.len() == ids.len() => Ok(wanted),
+            Message::Failed { why } => Err(LinkError::Refused(why)),
+            other => Err(unexpected_message(&other)),
+        }
+    }
+}
+
+/// The frame of a chunk, in the form in which it is stored.
+pub(super) fn frame(encoder: &mut Encoder, id: ChunkId, plain: &[u8]) -> Vec<u8> {
+    let entry = |encoding, stored_len, check| Entry {
+        id,
+        encoding,
+        pack: 0,
+        offset: 0,
+        stored_len,
+        plain_len: plain.len() as u32,
+        check,
+    };
+    if let Some(value) = constant_byte(plain) {
+        return Frame::of_chunk(&entry(Encoding::Constant(value), 0, 0), &[]);
+    }
+    let encoded = encoder.encode(plain);
+    let entry = entry(encoded.encoding, encoded.bytes.len() as u32, encoded.check);
+    Frame::of_chunk(&entry, encoded.bytes)
+}
