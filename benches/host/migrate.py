@@ -50,7 +50,7 @@ while not os.path.exists(stop):
         written[unit] += 1
         write(unit, written[unit])
         unit, due = (unit + 1) % mib, due - 1
-    print(f"{now:.4f} {steps}", flush=True)
+    print(f"{now:.4f} {steps} {sum(written)}", flush=True)
 back = ctypes.create_string_buffer(1 << 20)
 for unit in range(mib):
     at = ctypes.c_uint64(memory.value + (unit << 20))
@@ -88,8 +88,12 @@ class Program:
 
     def steps(self):
         """When each step was made, and its number."""
+        return [step[:2] for step in self.told()]
+
+    def told(self):
+        """When each step was made, its number, and how often memory had been written by then."""
         lines = [line.split() for line in self.said().splitlines()]
-        return [(float(line[0]), int(line[1])) for line in lines if len(line) == 2]
+        return [(float(line[0]), int(line[1]), int(line[2])) for line in lines if len(line) == 3]
 
     def gap(self):
         """For how long it has stood still at most."""
@@ -193,12 +197,20 @@ def writes(options, hosts, folder):
     program = Program(options, hosts, folder, options.written, 0.01)
     first = migrate(options, hosts, program)
     time.sleep(0.5)
+    told = program.told()
+    moved = max(zip(told, told[1:]), key=lambda pair: pair[1][0] - pair[0][0])[0][2]
     program.finish()
-    whole = first["wire"] / (options.mib << 20)
-    print(f"  first time: {first['wire'] / 2**20:.0f} MiB on the wire, {100 * whole:.1f} % of its device memory; stood still for {program.gap():.2f} s", flush=True)
+    whole, sent = (100 * first[bytes] / (options.mib << 20) for bytes in ("wire", "sent_bytes"))
+    print(
+        f"  first time: {first['wire'] / 2**20:.0f} MiB on the wire, {whole:.1f} % of its device memory ({sent:.1f} % before ssh and"
+        f" TCP); it had written {100 * moved / options.mib:.1f} % when it was stopped; stood still for {program.gap():.2f} s",
+        flush=True,
+    )
     shutil.rmtree(folder)
     os.mkdir(folder)
+    # The same program is one that has come as far.
     program = Program(options, hosts, folder, options.written, 0.01)
+    program.wait(lambda: program.told() and program.told()[-1][2] >= moved)
     again = migrate(options, hosts, program)
     time.sleep(0.5)
     program.finish()

@@ -9,13 +9,16 @@ const NICEST: i32 = 19;
 
 /// All threads of this process, also those that they start, let those of other processes go first as long as this lives.
 pub(crate) struct Polite {
+    /// Processes that are so too.
+    helpers: Vec<u32>,
     before: i32,
     meanwhile: i32,
 }
 
 impl Polite {
-    /// `None` where what is given up could not be taken back: not everybody may do that.
-    pub(crate) fn begin() -> Option<Self> {
+    /// With this process the `helpers`, which it has started. `None` where what is given up could not be taken back: not
+    /// everybody may do that.
+    pub(crate) fn begin(helpers: Vec<u32>) -> Option<Self> {
         let before = getpriority_process(None).ok()?;
         let meanwhile = (before + NICER).min(NICEST);
         let there_and_back = move || -> rustix::io::Result<()> {
@@ -23,8 +26,10 @@ impl Polite {
             setpriority_process(None, before)
         };
         let tried = std::thread::spawn(there_and_back).join();
-        let polite =
-            tried.is_ok_and(|tried| tried.is_ok()).then_some(Self { before, meanwhile })?;
+        if !tried.is_ok_and(|tried| tried.is_ok()) {
+            return None;
+        }
+        let polite = Self { helpers, before, meanwhile };
         polite.change(before, meanwhile);
         Some(polite)
     }
@@ -32,7 +37,13 @@ impl Polite {
     /// Changes the priority of all threads that have this one.
     fn change(&self, from: i32, to: i32) {
         // A thread that was being started is seen the second time.
-        for thread in threads().into_iter().chain(threads()) {
+        let all = || {
+            self.helpers.iter().fold(threads("self"), |mut all, helper| {
+                all.extend(threads(&helper.to_string()));
+                all
+            })
+        };
+        for thread in all().into_iter().chain(all()) {
             if getpriority_process(Some(thread)) == Ok(from)
                 && let Err(error) = setpriority_process(Some(thread), to)
             {
@@ -48,8 +59,10 @@ impl Drop for Polite {
     }
 }
 
-fn threads() -> Vec<Pid> {
-    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+/// The threads of a process, which goes by this name in `/proc`.
+fn threads(process: &str) -> Vec<Pid> {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task"));
+    let threads = threads.into_iter().flatten().flatten();
     let number = |entry: std::fs::DirEntry| entry.file_name().to_str()?.parse().ok();
     threads.filter_map(|entry| Pid::from_raw(number(entry)?)).collect()
 }
@@ -71,12 +84,17 @@ mod tests {
             ask.send(()).unwrap();
             answered.recv().unwrap()
         };
+        let mut helper = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = Pid::from_raw(helper.id() as i32);
+        let of_helper = || getpriority_process(pid).unwrap();
+        let polite = Polite::begin(vec![helper.id()]);
         // Where it may not be taken back nobody begins.
-        let Some(polite) = Polite::begin() else { return };
-        let meanwhile = (before + NICER).min(NICEST);
-        assert_eq!((own(), of_other()), (meanwhile, meanwhile));
+        let meanwhile = if polite.is_some() { (before + NICER).min(NICEST) } else { before };
+        assert_eq!([own(), of_other(), of_helper()], [meanwhile; 3]);
         drop(polite);
-        assert_eq!((own(), of_other()), (before, before));
+        assert_eq!([own(), of_other(), of_helper()], [before; 3]);
+        helper.kill().unwrap();
+        helper.wait().unwrap();
         drop(ask);
         other.join().unwrap();
     }

@@ -51,7 +51,11 @@ pub(super) fn connect(
         }
         (None, fd) => (given(fd)?, None),
     };
-    Ok((link(socket, args.silence, signals)?, other))
+    let mut link = link(socket, args.silence, signals)?;
+    if let Some(Other(child)) = &other {
+        link.set_helper(child.id());
+    }
+    Ok((link, other))
 }
 
 /// What connects the two sides: it is waited for, and ended if it does not end by itself.

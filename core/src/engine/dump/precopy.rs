@@ -55,7 +55,8 @@ pub(super) fn precopy(
 ) -> Result<(), Error> {
     let stop = Stop::new(task.options.stop.clone());
     // What goes to another host costs more of this one's processors than what goes to a disk, for longer.
-    let _polite = task.options.target.peer().and_then(|_| Polite::begin());
+    let peer = task.options.target.peer();
+    let _polite = peer.and_then(|peer| Polite::begin(peer.helper().into_iter().collect()));
     let host = HostAhead::start(task, image, memory.as_mut())?;
     let peer = task.options.target.peer().cloned();
     let begun = Instant::now();

@@ -100,7 +100,7 @@ fn read(
 ) -> Result<Arrived, Error> {
     let mut wanted: HashSet<ChunkId> = HashSet::new();
     // Other programs go first for as long as this one runs on.
-    let mut polite = Polite::begin();
+    let mut polite = Polite::begin(Vec::new());
     let (mut body, mut chunks) = (Vec::new(), 0);
     loop {
         let failed = || failure.lock().is_some();

@@ -68,6 +68,7 @@ pub struct Link {
     regardless: AtomicBool,
     sent: AtomicU64,
     pace: Mutex<Option<Pace>>,
+    helper: Option<u32>,
 }
 
 /// What keeps a link below a rate.
@@ -120,7 +121,18 @@ impl Link {
             regardless: AtomicBool::default(),
             sent: AtomicU64::default(),
             pace: Mutex::default(),
+            helper: None,
         })
+    }
+
+    /// This process, which the caller has started, carries what goes over the link.
+    pub fn set_helper(&mut self, pid: u32) {
+        self.helper = Some(pid);
+    }
+
+    /// The process that carries it.
+    pub(super) fn helper(&self) -> Option<u32> {
+        self.helper
     }
 
     /// Sends at most so many bytes a second from now on.
@@ -420,6 +432,22 @@ mod tests {
 
     const SHORT: Duration = Duration::from_millis(200);
     const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn what_happens_here_ends_the_wait_for_a_frame() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let (a, b) = (link(a, LONG), link(b, LONG));
+        let looks = AtomicU64::new(0);
+        let happens = || looks.fetch_add(1, Ordering::Relaxed) == 2;
+        assert!(a.receive_unless(&happens).unwrap().is_none(), "nothing had come");
+        b.send(&Message::Alive {}).unwrap();
+        assert!(a.receive_unless(&|| true).unwrap().is_none());
+        b.send(&Message::Accept {}).unwrap();
+        let frame = a.receive_unless(&|| false).unwrap();
+        assert_eq!(frame, Some(Frame::Message(Message::Accept {})));
+        let (a, _b) = UnixStream::pair().unwrap();
+        assert!(matches!(link(a, SHORT).receive_unless(&|| false), Err(LinkError::Silent(_))));
+    }
 
     #[test]
     fn what_is_long_arrives_with_its_message() {

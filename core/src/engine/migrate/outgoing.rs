@@ -150,6 +150,11 @@ impl Outgoing {
         self.id
     }
 
+    /// The process that carries what is sent, if this one has started it.
+    pub(crate) fn helper(&self) -> Option<u32> {
+        self.link.helper()
+    }
+
     /// Where this side notes what it has decided.
     pub(crate) fn record_path(&self) -> PathBuf {
         self.record.lock().path()
