@@ -3,19 +3,18 @@
 //! Chunks are put from many threads. One thread of its own takes what they have put, asks the other side which of it
 //! is lacking, and sends that.
 
-use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
 use self::layout::Told;
-use self::sending::Sending;
+use self::sending::{Item, QUEUE, Sending, Shared};
 use super::cpu;
-use super::goal::{Goal, Meter};
+use super::goal::Goal;
 use super::link::{Link, LinkError, unexpected_message};
 use super::message::{MAX_STEPS, Message, PROTOCOL, Step, cut_reasons, offered};
 use super::record::{MigrationId, Record, Side, State};
@@ -41,9 +40,6 @@ mod tests;
 const LOOK: Duration = Duration::from_millis(50);
 /// So many characters of the name of a step are shown.
 const MAX_NAME: usize = 40;
-/// So many chunks wait at most, of [`MAX_CHUNK`] bytes each: who puts more waits.
-const QUEUE: usize = 32;
-
 /// The other side.
 pub struct Outgoing {
     link: Arc<Link>,
@@ -69,36 +65,6 @@ impl std::fmt::Debug for Outgoing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Outgoing({})", self.id)
     }
-}
-
-/// What those who put chunks and the thread that sends them know.
-#[derive(Default)]
-struct Shared {
-    known: Mutex<Known>,
-    /// Why nothing more can be sent.
-    failure: Mutex<Option<LinkError>>,
-    /// The thread that sends has ended.
-    is_over: AtomicBool,
-    meter: Meter,
-}
-
-#[derive(Default)]
-struct Known {
-    /// Chunks that were put, or that the other side has.
-    all: HashSet<ChunkId>,
-    /// Chunks that the other side has been found to have, and how many were sent.
-    there: u64,
-    sent: u64,
-}
-
-/// What the thread that sends is given.
-enum Item {
-    Chunk(ChunkId, Vec<u8>),
-    Say(Message),
-    /// Asks which of these the other side has.
-    Ask(Vec<ChunkId>, Sender<()>),
-    /// Says when all that came before has arrived.
-    Flush(Sender<()>),
 }
 
 impl Outgoing {

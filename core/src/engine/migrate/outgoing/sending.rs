@@ -1,16 +1,53 @@
 //! What is put is sent, by a thread of its own, as far as the other side lacks it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender};
+use parking_lot::Mutex;
 use rayon::prelude::*;
 
-use super::{Item, QUEUE, Shared};
+use crate::engine::migrate::goal::Meter;
 use crate::engine::migrate::link::{Link, LinkError, unexpected_message};
 use crate::engine::migrate::message::{Frame, MAX_ASKED, Message};
+#[cfg(doc)]
+use crate::store::MAX_CHUNK;
 use crate::store::{ChunkId, Compression, Encoder, Encoding, Entry, constant_byte};
+
+/// So many chunks wait at most, of [`MAX_CHUNK`] bytes each: who puts more waits.
+pub(super) const QUEUE: usize = 32;
+
+/// What those who put chunks and the thread that sends them know.
+#[derive(Default)]
+pub(super) struct Shared {
+    pub(super) known: Mutex<Known>,
+    /// Why nothing more can be sent.
+    pub(super) failure: Mutex<Option<LinkError>>,
+    /// The thread that sends has ended.
+    pub(super) is_over: AtomicBool,
+    pub(super) meter: Meter,
+}
+
+#[derive(Default)]
+pub(super) struct Known {
+    /// Chunks that were put, or that the other side has.
+    pub(super) all: HashSet<ChunkId>,
+    /// Chunks that the other side has been found to have, and how many were sent.
+    pub(super) there: u64,
+    pub(super) sent: u64,
+}
+
+/// What the thread that sends is given.
+pub(super) enum Item {
+    Chunk(ChunkId, Vec<u8>),
+    Say(Message),
+    /// Asks which of these the other side has.
+    Ask(Vec<ChunkId>, Sender<()>),
+    /// Says when all that came before has arrived.
+    Flush(Sender<()>),
+}
 
 /// The thread that sends.
 pub(super) struct Sending {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::engine::migrate::message::Frame;
 use rayon::prelude::*;
+use std::collections::HashSet;
 use std::os::unix::net::UnixStream;
 
 fn link(socket: UnixStream) -> Arc<Link> {
