@@ -8,10 +8,12 @@ mod events;
 mod failure;
 mod metrics;
 mod output;
+mod paint;
 mod say;
 mod signals;
 mod stores;
 mod table;
+mod template;
 mod values;
 
 use std::path::PathBuf;

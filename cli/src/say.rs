@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::escape::{escaped, escaped_json};
 use crate::failure::{self, CliError, FAILED, Outcome};
+use crate::paint::{self, Paint};
 
 /// Prints a line on stdout. A line end in what is printed is shown as `\n`: one call, one line.
 macro_rules! say {
@@ -45,6 +46,13 @@ pub(crate) fn line(words: Arguments<'_>) {
         return;
     }
     text(&escaped(&words.to_string()));
+}
+
+/// Prints a line of pieces on stdout, in colours if that is a terminal.
+pub(crate) fn painted(pieces: &[(Paint, &str)]) {
+    if !is_quiet() {
+        text(&paint::line(pieces));
+    }
 }
 
 /// Prints a line on stderr, for [`note!`]. That nobody can be told this is nothing that could be told.

@@ -1,7 +1,8 @@
 //! Tables for people: columns that are as wide as they must be, two spaces apart.
 
 use crate::display;
-use crate::say::say;
+use crate::paint::Paint;
+use crate::say;
 
 /// A table that is printed when it is complete.
 pub(crate) struct Table {
@@ -53,21 +54,19 @@ impl Table {
     /// Prints it on stdout; with `cut`, and if that is a terminal, lines are cut to its width.
     pub(crate) fn print_cut(&self, cut: bool) {
         let width = display::width().filter(|_| cut).unwrap_or(usize::MAX);
-        for line in self.lines() {
-            match line.char_indices().nth(width) {
+        for (number, mut line) in self.lines().into_iter().enumerate() {
+            if line.chars().nth(width).is_some() {
                 // The last column that fits is an ellipsis.
-                Some(_) => {
-                    let short: String = line.chars().take(width.saturating_sub(1)).collect();
-                    say!("{short}…");
-                }
-                None => say!("{line}"),
+                line = line.chars().take(width.saturating_sub(1)).chain(['…']).collect();
             }
+            let paint = if number == 0 { Paint::Head } else { Paint::Plain };
+            say::painted(&[(paint, &line)]);
         }
     }
 
     /// Prints it on stdout.
     pub(crate) fn print(&self) {
-        self.lines().iter().for_each(|line| say!("{line}"));
+        self.print_cut(false);
     }
 }
 

@@ -28,6 +28,17 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
+/// A duration that is not zero and has a unit: who writes `--every 10` may mean minutes.
+///
+/// # Errors
+/// As for [`interval`]; or the text is a mere number.
+pub(crate) fn every(text: &str) -> Result<Duration, String> {
+    if text.parse::<f64>().is_ok_and(|number| number > 0.0) {
+        return Err(format!("a unit is expected, as in {text}s, {text}m or {text}h"));
+    }
+    interval(text)
+}
+
 /// A duration that is not zero.
 ///
 /// # Errors
@@ -101,6 +112,10 @@ mod tests {
         assert_eq!(duration("1.5"), Ok(Duration::from_millis(1500)));
         assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
         assert!(duration("soon").is_err() && duration("-1").is_err());
+        assert_eq!(interval("10"), Ok(Duration::from_secs(10)));
+        assert_eq!(every("10m"), Ok(Duration::from_secs(600)));
+        assert!(every("10").is_err_and(|why| why.contains("10s, 10m or 10h")));
+        assert!(every("0").is_err() && every("0s").is_err() && every("-1").is_err());
         assert!(duration("99years").is_ok() && duration("1e18").is_err());
         assert_eq!((size("4096"), size("8 GiB")), (Ok(4096), Ok(8 << 30)));
         assert!(size("much").is_err() && size("-1").is_err());

@@ -26,7 +26,7 @@ pub mod kernels;
 mod skip;
 pub mod store;
 
-pub use base::format::hex;
+pub use base::format::{device_uuid, hex};
 pub use base::io_error::IoError;
 pub use base::progress::{Pass, Progress, Quiet};
 pub use base::{careful, format, limits, phase, stop, timeline};

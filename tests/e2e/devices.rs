@@ -44,7 +44,7 @@ fn devices(lab: &Lab, image: &str) -> Result<Vec<String>> {
     let summary: Value =
         serde_json::from_slice(&gpucr(lab, &["inspect", "--json", image])?.stdout)?;
     let uuids = summary["devices"].as_array().context("a list")?.iter();
-    uuids.map(|device| Ok(device["uuid"].as_str().context("a UUID")?[30..].to_owned())).collect()
+    uuids.map(|device| Ok(device["uuid"].as_str().context("a UUID")?[38..].to_owned())).collect()
 }
 
 /// A word of what a report says of the only device that was moved.

@@ -72,6 +72,53 @@ fn a_dump_is_told_of_all_that_is_in_its_way() -> Result<()> {
     Ok(())
 }
 
+/// Only its own name, which CRIU asks for, says which terminal `/dev/tty` is.
+#[test]
+fn a_terminal_that_is_open_as_dev_tty_is_named() -> Result<()> {
+    let lab = Lab::new();
+    let program = |name: &str| -> Result<Program> {
+        let shell = format!(
+            "exec 5>/dev/tty 6<>{name} 0</dev/null >log 2>&1; exec {} run --device soft -- {} sgd --steps 100000 \
+             --step-delay-ms 5",
+            binary("gpucr").display(),
+            binary("workload").display()
+        );
+        let mut command = Command::new("script");
+        command.args(["-qec", &format!("exec bash -c '{shell}'"), "/dev/null"]);
+        command.current_dir(lab.path(""));
+        let mut outer = lab.spawn(command, "outer")?;
+        let mut pid = 0;
+        let found = || {
+            let log = std::fs::read_to_string(lab.path("log")).unwrap_or_default();
+            pid = log
+                .lines()
+                .find_map(|line| line.strip_prefix("ready pid=")?.parse().ok())
+                .unwrap_or(0);
+            pid != 0 && log.contains("step ")
+        };
+        gpucr_tests::until("it is at work", found)?;
+        outer.pid = pid;
+        Ok(outer)
+    };
+    let mut alone = program("/dev/null")?;
+    let pid = alone.pid.to_string();
+    let (_, all) = blockers(&lab, &["dump", "--pid", &pid])?;
+    ensure!(has(&all, "open as /dev/tty", "setsid gpucr run"), "{all:#?}");
+    let output = lab.run(["dump", "--pid", &pid, "-o", "image"])?;
+    gpucr_tests::refused(&output, 1, &["CRIU could not", "setsid gpucr run"])?;
+    alone.kill();
+    std::fs::remove_file(lab.path("log"))?;
+    // What it is told is no more than is true.
+    let mut named = program("$(tty)")?;
+    let pid = named.pid.to_string();
+    let (_, all) = blockers(&lab, &["dump", "--pid", &pid])?;
+    ensure!(!has(&all, "open as /dev/tty", ""), "{all:#?}");
+    let output = lab.run(["dump", "--pid", &pid, "--shell-job", "-o", "image"])?;
+    ensure!(output.status.success(), "{}", show(&output));
+    named.kill();
+    Ok(())
+}
+
 #[test]
 fn a_restore_is_told_of_all_that_is_in_its_way() -> Result<()> {
     let lab = Lab::new();

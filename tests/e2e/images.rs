@@ -89,6 +89,22 @@ fn inspect_shows_a_tree_and_tables() -> Result<()> {
     let chunks = &summary["chunks"];
     ensure!(chunks["stored_bytes"].as_u64() < summary["stored_bytes"].as_u64(), "{summary}");
 
+    let format =
+        "{{.protocol}}:{{range .processes}} {{.pid}}{{end}} {{.devices.0.uuid}}\\n{{json .chunks}}";
+    let pids: Vec<String> =
+        processes.iter().map(|process| format!(" {}", process["pid"])).collect();
+    let wanted = format!(
+        "{}:{} {}\n{}\n",
+        text(&summary, "protocol")?,
+        pids.concat(),
+        text(device, "uuid")?,
+        summary["chunks"]
+    );
+    let shown = done(lab.run(["inspect", "--format", format, "image"])?)?;
+    ensure!(shown == wanted, "{shown}{wanted}");
+    let output = lab.run(["inspect", "--format", "{{.nothing}}", "image"])?;
+    gpucr_tests::refused(&output, 2, &["there is no `nothing`", "protocol"])?;
+
     let people = done(lab.run(["inspect", "image"])?)?;
     let lines: Vec<&str> = people.lines().collect();
     ensure!(lines[0] == format!("image      {}", text(&summary, "id")?), "{people}");

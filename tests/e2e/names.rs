@@ -109,8 +109,10 @@ fn a_file_of_settings_names_the_store() -> Result<()> {
 #[test]
 fn what_is_told_of_a_wrong_use_of_every() -> Result<()> {
     let lab = Lab::new();
-    let output = run(&lab, &["dump", "--pid", "1", "--every", "1", "-o", "image"])?;
-    refused(&output, 2, &["cannot be used with"])
+    let output = run(&lab, &["dump", "--pid", "1", "--every", "1s", "-o", "image"])?;
+    refused(&output, 2, &["cannot be used with"])?;
+    let output = run(&lab, &["dump", "--pid", "1", "--every", "10", "--store", "store"])?;
+    refused(&output, 2, &["10s, 10m or 10h"])
 }
 
 #[test]

@@ -16,7 +16,8 @@ fn kernels(lab: &Lab) -> Result<usize> {
 #[test]
 fn a_program_that_is_killed_is_restored_and_goes_on() -> Result<()> {
     let lab = Lab::new();
-    let mut watched = Watched::held(&lab, &["--every", "1", "--keep", "2", "--restart", "3"], &[])?;
+    let mut watched =
+        Watched::held(&lab, &["--every", "1s", "--keep", "2", "--restart", "3"], &[])?;
     watched.wait_for_images(1)?;
     for _ in 0..2 {
         let before = watched.run.series().len();
@@ -36,7 +37,7 @@ fn a_program_whose_device_has_failed_is_restored() -> Result<()> {
     let lab = Lab::new();
     let once = lab.path("once");
     let fault = format!("kernel:{}:700@{}", kernels(&lab)? * 3 / 4, once.display());
-    let options = ["--every", "1", "--restart", "1"];
+    let options = ["--every", "1s", "--restart", "1"];
     let mut watched = Watched::held(&lab, &options, &[("SOFTCUDA_FAULT", &fault)])?;
     watched.wait_for_images(1)?;
     std::fs::write(&once, "")?;
@@ -110,7 +111,7 @@ fn a_program_that_ends_by_itself_is_not_restored() -> Result<()> {
 fn who_is_asked_to_end_ends_all() -> Result<()> {
     for (asked, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
         let lab = Lab::new();
-        let mut watched = Watched::held(&lab, &["--every", "1", "--restart", "3"], &[])?;
+        let mut watched = Watched::held(&lab, &["--every", "1s", "--restart", "3"], &[])?;
         watched.wait_for_images(1)?;
         let pid = watched.pid()?;
         match asked {
@@ -134,7 +135,7 @@ fn who_is_asked_to_end_ends_all() -> Result<()> {
 #[test]
 fn signals_reach_the_program_in_each_of_its_lives() -> Result<()> {
     let lab = Lab::new();
-    let mut watched = Watched::held(&lab, &["--every", "1", "--restart", "1"], &[])?;
+    let mut watched = Watched::held(&lab, &["--every", "1s", "--restart", "1"], &[])?;
     watched.wait_for_images(1)?;
     kill(watched.pid()?)?;
     watched.waits_for_restore()?;
@@ -151,7 +152,7 @@ fn signals_reach_the_program_in_each_of_its_lives() -> Result<()> {
 #[test]
 fn what_a_program_leaves_behind_is_not_in_the_way_of_its_restore() -> Result<()> {
     let lab = Lab::new();
-    let options = ["--every", "1", "--restart", "1"];
+    let options = ["--every", "1s", "--restart", "1"];
     // One is of the tree that is saved. The other has left it, and has nothing of gpucr's in its environment.
     let script = r#"sleep 1000 & echo $! > child; (env -i setsid sleep 2000 & echo $! > far); exec "$0" "$@""#;
     let mut watched = Watched::of(&lab, &["sh", "-c", script], &options, &[])?;
@@ -185,7 +186,7 @@ fn stand_in(watched: &Watched) -> Result<u32> {
 #[test]
 fn a_program_nobody_stands_in_for_any_more_runs_on() -> Result<()> {
     let lab = Lab::new();
-    let mut watched = Watched::held(&lab, &["--every", "1", "--restart", "1"], &[])?;
+    let mut watched = Watched::held(&lab, &["--every", "1s", "--restart", "1"], &[])?;
     watched.wait_for_images(1)?;
     let workload = watched.pid()?;
     kill(workload)?;
@@ -207,7 +208,7 @@ fn a_program_nobody_stands_in_for_any_more_runs_on() -> Result<()> {
 #[test]
 fn a_restored_program_that_another_gpucr_ends_is_not_restored_again() -> Result<()> {
     let lab = Lab::new();
-    let mut watched = Watched::held(&lab, &["--every", "1", "--restart", "3"], &[])?;
+    let mut watched = Watched::held(&lab, &["--every", "1s", "--restart", "3"], &[])?;
     watched.wait_for_images(1)?;
     let workload = watched.pid()?;
     kill(workload)?;

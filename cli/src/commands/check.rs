@@ -10,6 +10,8 @@ use gpucr_core::{library, process};
 
 use crate::commands::{Outcome, print_json, say};
 use crate::failure::HOST;
+use crate::paint::Paint;
+use crate::say;
 
 /// Tell whether this host can dump and restore
 ///
@@ -71,12 +73,14 @@ pub(crate) fn run(args: &CheckArgs) -> Outcome {
         print_json(&summary)?;
     } else {
         for row in &summary.requirements {
-            let mark = match row.met {
-                Some(true) => "ok     ",
-                Some(false) => "MISSING",
-                None => "none   ",
+            let (paint, mark) = match row.met {
+                Some(true) => (Paint::Good, "ok"),
+                Some(false) => (Paint::Bad, "MISSING"),
+                None => (Paint::Warning, "none"),
             };
-            say!("{mark}  {:<16} {}", row.name, row.found);
+            let space = " ".repeat("MISSING".len() - mark.len());
+            let rest = format!("{space}  {:<16} {}", row.name, row.found);
+            say::painted(&[(paint, mark), (Paint::Plain, &rest)]);
             if let Some(mend) = &row.mend {
                 say!("         {:<16} -> {mend}", "");
             }

@@ -1,6 +1,7 @@
 //! `gpucr inspect`.
 
 mod kernels;
+mod print;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -12,11 +13,11 @@ use gpucr_core::image::{
 use gpucr_core::interrupted::{self, Interrupted};
 use gpucr_core::kinds;
 use gpucr_core::store::ChunkId;
-use gpucr_core::{Error, hex};
+use gpucr_core::{Error, device_uuid, hex};
 
-use crate::commands::{LARGEST, Outcome, print_json, say};
+use crate::commands::{Outcome, print_json};
 use crate::display;
-use crate::table::Table;
+use crate::template::{self, Template, template};
 
 /// Show what is in an image
 ///
@@ -28,7 +29,9 @@ use crate::table::Table;
 SIZE is what the program sees, STORED what it takes up in the image: equal chunks are stored once, and \
 count for each block and file that has them.\n\n\
 The identity is the hash of the manifest, which names every chunk by its own hash: two images with one \
-identity are the same, wherever they are.")]
+identity are the same, wherever they are.\n\n\
+Examples:\n  gpucr inspect image\n  \
+gpucr inspect --format '{{range .processes}}{{.pid}} {{.exe}}\\n{{end}}' image")]
 pub(crate) struct InspectArgs {
     /// The image
     pub(crate) image: PathBuf,
@@ -43,6 +46,11 @@ pub(crate) struct InspectArgs {
     /// Print a JSON object, with everything
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print fields of the JSON object by a template, as in '{{.created}} {{.protocol}}'
+    ///
+    /// As with docker and podman: {{.field}}, {{.devices.0.name}}, {{json .field}}, {{range .processes}}{{.pid}}\n{{end}}.
+    #[arg(long, value_name = "TEMPLATE", value_parser = template, conflicts_with = "json")]
+    pub(crate) format: Option<Template>,
 }
 
 /// Everything that an image says about itself.
@@ -200,15 +208,18 @@ struct BlockRow {
 
 pub(crate) fn run(args: &InspectArgs) -> Outcome {
     let image = ImageReader::open(&args.image).map_err(Error::from)?;
-    if args.kernels && !args.json {
+    if args.kernels && !args.json && args.format.is_none() {
         kernels::print(image.manifest(), args.all);
         return Ok(ExitCode::SUCCESS);
     }
     let summary = summary(&image);
+    if let Some(template) = &args.format {
+        return template::print(template, &summary);
+    }
     if args.json {
         print_json(&summary)?;
     } else {
-        print(&summary, args.all);
+        print::print(&summary, args.all);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -300,7 +311,7 @@ fn devices(image: &ImageReader) -> Vec<DeviceRow<'_>> {
     let devices = manifest.devices.iter();
     devices
         .map(|device| DeviceRow {
-            uuid: hex(&device.uuid),
+            uuid: device_uuid(&device.uuid),
             name: &device.name,
             memory: device.total_memory,
             bulk_bytes: row(device),
@@ -316,7 +327,7 @@ fn processes(image: &ImageReader) -> Vec<ProcessRow<'_>> {
                 let part = Part::Block { process, block };
                 BlockRow {
                     id: block.id,
-                    device: hex(&block.device),
+                    device: device_uuid(&block.device),
                     address: format!("{:#x}", block.address),
                     size: block.size,
                     stored_bytes: stored_bytes(image, &part),
@@ -397,212 +408,4 @@ fn libraries(image: &ImageReader) -> Vec<LibraryRow<'_>> {
         }
     }
     rows
-}
-
-fn print(summary: &Summary<'_>, all: bool) {
-    say!("image      {}", summary.id);
-    for ancestor in summary.ancestors {
-        say!("builds on  {}", ancestor.display());
-    }
-    if let Some(store) = summary.store {
-        say!("in store   {}", store.display());
-    }
-    say!(
-        "made       {} on {} by gpucr {}",
-        summary.created,
-        summary.hostname,
-        summary.gpucr_version
-    );
-    say!("kernel     {}", summary.kernel);
-    say!(
-        "driver     {} (CUDA {}.{})",
-        summary.driver.display(),
-        summary.driver_version / 1000,
-        summary.driver_version % 1000 / 10
-    );
-    say!("criu       {} {}", summary.criu_version, summary.criu_options.join(" "));
-    say!(
-        "size       {} device memory + {} host side + {} libraries, stored in {} ({:.2} : 1)",
-        display::bytes(summary.bulk_bytes),
-        display::bytes(summary.host_bytes),
-        display::bytes(summary.library_bytes),
-        display::bytes(summary.stored_bytes),
-        summary.ratio
-    );
-    say!(
-        "chunks     {}, {} of them of one repeated byte; {} stored in {}",
-        summary.chunks.count,
-        summary.chunks.constant,
-        display::bytes(summary.chunks.bytes),
-        display::bytes(summary.chunks.stored_bytes)
-    );
-    if summary.unneeded_bytes > 0 {
-        say!(
-            "unneeded   {} of chunks that changed after they had been copied",
-            display::bytes(summary.unneeded_bytes)
-        );
-    }
-    say!("processes");
-    print_tree(summary);
-    print_devices(summary);
-    print_blocks(summary, all);
-    print_files(summary, all);
-    for file in summary.files.iter().filter(|file| all || file.open) {
-        say!("needs      {} with {} bytes", file.path.display(), file.size);
-    }
-    let hidden = summary.files.iter().filter(|file| !file.open).count();
-    if !all && hidden > 0 {
-        say!("needs      {hidden} mapped files besides: --all shows them");
-    }
-    for one in &summary.interrupted {
-        say!(
-            "interrupted: kernel {} of process {}, {} of {} blocks done",
-            display::kernel(&one.kernel),
-            one.pid,
-            one.done,
-            one.blocks
-        );
-    }
-    say!("stopped    {}", display::time(summary.stopped_ms));
-    for phase in summary.phases {
-        say!("phase      {:<11} {}", phase.name, display::time(phase.ms));
-    }
-}
-
-/// The processes, each below its parent.
-fn print_tree(summary: &Summary<'_>) {
-    let known: HashSet<u32> = summary.processes.iter().map(|process| process.pid).collect();
-    let mut children: BTreeMap<u32, Vec<&ProcessRow<'_>>> = BTreeMap::new();
-    // What to print next: the last comes first. A process is taken out of `children` when it is
-    // printed, so that parents in a circle end this.
-    let mut stack: Vec<(&ProcessRow<'_>, String, &str)> = Vec::new();
-    for process in &summary.processes {
-        if known.contains(&process.ppid) && process.ppid != process.pid {
-            children.entry(process.ppid).or_default().push(process);
-        } else {
-            stack.insert(0, (process, "  ".into(), ""));
-        }
-    }
-    while let Some((process, indent, branch)) = stack.pop() {
-        say!("{indent}{branch}{}", process_line(process));
-        let below = match branch {
-            "" => indent,
-            "├─ " => indent + "│  ",
-            _ => indent + "   ",
-        };
-        let children = children.remove(&process.pid).unwrap_or_default();
-        for (number, child) in children.iter().enumerate().rev() {
-            let branch = if number + 1 == children.len() { "└─ " } else { "├─ " };
-            stack.push((child, below.clone(), branch));
-        }
-    }
-    for process in children.values().flatten() {
-        say!("  {}", process_line(process));
-    }
-}
-
-fn process_line(process: &ProcessRow<'_>) -> String {
-    let kind = match (process.cuda, process.under_gpucr) {
-        (false, _) => "no CUDA".to_owned(),
-        (true, true) => {
-            let bytes = process.blocks.iter().map(|block| block.size).sum();
-            format!("under gpucr, {} in {} blocks", display::bytes(bytes), process.blocks.len())
-        }
-        (true, false) => "CUDA, not under gpucr".to_owned(),
-    };
-    format!("{} {} ({kind})", process.pid, display::command(process.command, 60))
-}
-
-fn print_devices(summary: &Summary<'_>) {
-    if summary.devices.is_empty() {
-        return;
-    }
-    say!("devices");
-    let mut table = Table::new(&["DEVICE", ">MEMORY", ">IN IMAGE", "UUID"]);
-    for device in &summary.devices {
-        table.row(vec![
-            device.name.to_owned(),
-            display::bytes(device.memory),
-            display::bytes(device.bulk_bytes),
-            device.uuid.clone(),
-        ]);
-    }
-    table.print();
-}
-
-fn print_blocks(summary: &Summary<'_>, all: bool) {
-    let mut blocks: Vec<(u32, &BlockRow)> = Vec::new();
-    for process in &summary.processes {
-        blocks.extend(process.blocks.iter().map(|block| (process.pid, block)));
-    }
-    if blocks.is_empty() {
-        return;
-    }
-    let number = |uuid: &str| summary.devices.iter().position(|device| device.uuid == uuid);
-    blocks.sort_by_key(|(pid, block)| (std::cmp::Reverse(block.size), *pid, block.id));
-    let shown = if all { blocks.len() } else { blocks.len().min(LARGEST) };
-    say!("device memory");
-    let mut table = Table::new(&[
-        ">PID",
-        ">BLOCK",
-        ">DEVICE",
-        ">ADDRESS",
-        ">SIZE",
-        ">STORED",
-        ">RATIO",
-        ">ALLOCATIONS",
-        "BY",
-    ]);
-    for (pid, block) in &blocks[..shown] {
-        table.row(vec![
-            pid.to_string(),
-            block.id.to_string(),
-            number(&block.device).map_or("?".into(), |number| number.to_string()),
-            block.address.clone(),
-            display::bytes(block.size),
-            display::bytes(block.stored_bytes),
-            ratio(block.size, block.stored_bytes),
-            block.allocations.to_string(),
-            kinds::of_block(block.kind).name().to_owned(),
-        ]);
-    }
-    table.print();
-    if shown < blocks.len() {
-        say!("  and {} smaller ones: --all shows them", blocks.len() - shown);
-    }
-}
-
-fn print_files(summary: &Summary<'_>, all: bool) {
-    let criu = summary.criu_files.iter().map(|f| (f.size, f.stored_bytes, f.name.to_owned()));
-    let libraries = summary.libraries.iter();
-    let libraries = libraries.map(|f| (f.size, f.stored_bytes, f.path.display().to_string()));
-    let mut files: Vec<(u64, u64, String)> = criu.chain(libraries).collect();
-    if files.is_empty() {
-        return;
-    }
-    files.sort_by(|x, y| y.0.cmp(&x.0).then(x.2.cmp(&y.2)));
-    let shown = if all { files.len() } else { files.len().min(LARGEST) };
-    say!("files");
-    let mut table = Table::new(&[">SIZE", ">STORED", ">RATIO", "FILE"]);
-    for (size, stored, name) in &files[..shown] {
-        table.row(vec![
-            display::bytes(*size),
-            display::bytes(*stored),
-            ratio(*size, *stored),
-            name.clone(),
-        ]);
-    }
-    table.print();
-    if shown < files.len() {
-        say!("  and {} smaller ones: --all shows them", files.len() - shown);
-    }
-}
-
-/// Plain bytes for each stored byte.
-fn ratio(plain: u64, stored: u64) -> String {
-    match (plain, stored) {
-        (0, _) => "-".into(),
-        (_, 0) => "no data".into(),
-        _ => format!("{:.2}", plain as f64 / stored as f64),
-    }
 }

@@ -10,6 +10,7 @@ use gpucr_core::image::Listing;
 use crate::commands::{Outcome, note, print_json, say};
 use crate::failure::FAILED;
 use crate::table::Table;
+use crate::template::{self, Template, template};
 use crate::{display, stores};
 
 /// List the images of a store
@@ -42,6 +43,9 @@ pub(crate) struct LsArgs {
     /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print a line for each image by a template of fields of the JSON object's images, as in '{{.name}} {{.id}}'
+    #[arg(long, value_name = "TEMPLATE", value_parser = template, conflicts_with = "json")]
+    pub(crate) format: Option<Template>,
 }
 
 /// The order of a list.
@@ -73,7 +77,9 @@ pub(crate) fn run(args: &LsArgs) -> Outcome {
         Sort::Size => listing.images.sort_by_key(|image| Reverse(image.stored_bytes)),
         Sort::Own => listing.images.sort_by_key(|image| Reverse(image.own_bytes)),
     }
-    if args.json {
+    if let Some(template) = &args.format {
+        template::print(template, &listing.images)?;
+    } else if args.json {
         print_json(&listing)?;
     } else {
         print(&listing, args.wide, all);

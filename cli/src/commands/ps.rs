@@ -8,8 +8,10 @@ use gpucr_core::process::survey::{Said, Seen, survey};
 use gpucr_wire::{Counts, GateState};
 
 use crate::commands::{Outcome, io_error, note, print_json, say};
-use crate::display;
+use crate::paint::Paint;
+use crate::template::{self, Template, template};
 use crate::values::duration;
+use crate::{display, say};
 
 /// List the programs that run under gpucr
 #[derive(clap::Args)]
@@ -17,6 +19,9 @@ pub(crate) struct PsArgs {
     /// Print a JSON array
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print a line for each program by a template of fields of the JSON array, as in '{{.pid}} {{.state}}'
+    #[arg(long, value_name = "TEMPLATE", value_parser = template, conflicts_with = "json")]
+    pub(crate) format: Option<Template>,
     /// How long all programs together may take to answer
     #[arg(long, value_name = "DURATION", default_value = "1500ms", value_parser = duration)]
     pub(crate) timeout: Duration,
@@ -55,23 +60,23 @@ pub(crate) fn run(args: &PsArgs) -> Outcome {
         }
     }
     let rows: Vec<Row> = survey.seen.into_iter().map(row).collect();
+    if let Some(template) = &args.format {
+        return template::print(template, &rows);
+    }
     if args.json {
         print_json(&rows)?;
         return Ok(ExitCode::SUCCESS);
     }
-    say!(
-        "{:>8}  {:<9} {:>12} {:>12} {:>10}  {:<10} COMMAND",
-        "PID",
-        "STATE",
-        "BY GPUCR",
-        "BY DRIVER",
-        "LAUNCHES",
-        "DEVICES"
+    let head = format!(
+        "{:>8}  {:<9} {:>12} {:>12} {:>10}  {:<12} COMMAND",
+        "PID", "STATE", "BY GPUCR", "BY DRIVER", "LAUNCHES", "DEVICES"
     );
+    say::painted(&[(Paint::Head, &head)]);
     for row in rows {
-        let devices: Vec<&str> = row.devices.iter().map(|uuid| &uuid[..8]).collect();
+        // The beginning tells one from another: `GPU-` and eight digits.
+        let devices: Vec<&str> = row.devices.iter().map(|uuid| &uuid[..12]).collect();
         say!(
-            "{:>8}  {:<9} {:>12} {:>12} {:>10}  {:<10} {}",
+            "{:>8}  {:<9} {:>12} {:>12} {:>10}  {:<12} {}",
             row.pid,
             row.state,
             display::bytes(row.bulk_bytes),
@@ -84,7 +89,8 @@ pub(crate) fn run(args: &PsArgs) -> Outcome {
             say!("          dumped slowly: its device memory cannot be handed to another process");
         }
         for what in row.unsupported {
-            say!("          cannot be dumped: {what}");
+            let pieces = [(Paint::Bad, "cannot be dumped"), (Paint::Plain, &*format!(": {what}"))];
+            say::painted(&[&[(Paint::Plain, "          ")], &pieces[..]].concat());
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -105,7 +111,7 @@ fn row(seen: Seen) -> Row {
         pid: seen.pid,
         command: seen.command,
         state,
-        devices: counts.devices.iter().map(|uuid| gpucr_core::hex(uuid)).collect(),
+        devices: counts.devices.iter().map(|uuid| gpucr_core::device_uuid(uuid)).collect(),
         bulk_bytes: counts.bulk_bytes,
         allocations: counts.allocations,
         driver_bytes,

@@ -9,6 +9,7 @@ mod setup;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use gpucr_core::restore::{self, GoesOn, Happened, Program};
 use gpucr_core::{sharing, verify};
@@ -19,8 +20,8 @@ pub(crate) use self::end::End;
 use self::end::{ended, started};
 use self::ready::Ready;
 use self::setup::{
-    holder, options, progress, say_files, say_moved, say_restored, say_unread, settled_by_watchdog,
-    told,
+    holder, options, progress, say_ended, say_files, say_moved, say_restored, say_unread,
+    settled_by_watchdog, told,
 };
 pub(crate) use args::RestoreArgs;
 pub(crate) use hold::{Held, hand_memory, hold_back};
@@ -69,7 +70,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     say_unread(program.report());
     say_moved(program.report());
     say_restored(args, program.report());
-    let pid = program.report().pid;
+    let (pid, since) = (program.report().pid, Instant::now());
     if args.detach {
         return started(args, program.report(), pid);
     }
@@ -85,6 +86,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     }
     let end = wait(pid, &signals).map_err(io_error("cannot wait for the program"))?;
     events.say("ended", json!(end));
+    say_ended(args, pid, end, since);
     ended(args, program.report(), end)
 }
 

@@ -2,6 +2,7 @@
 
 mod args;
 mod dumping;
+mod entry;
 mod events;
 mod failures;
 mod images;
@@ -31,7 +32,8 @@ const TORCH_LIBUV: &str = "USE_LIBUV";
 ///
 /// Sets up the environment (LD_LIBRARY_PATH with gpucr's libcuda.so.1 in front of the driver's,
 /// and USE_LIBUV=0 unless it is set, since PyTorch's key-value store uses io_uring with libuv, and
-/// CRIU cannot save that) and becomes the program: it keeps the pid. Without a GPU the program runs on the software
+/// CRIU cannot save that) and becomes the program: it keeps the pid. Only as the entry point of a container, whose first
+/// process it is, it starts the program in a session of its own, passes signals on to it and ends with its exit status. Without a GPU the program runs on the software
 /// driver, which executes kernels that come as PTX on the CPU; programs that need NVIDIA's
 /// libraries, PyTorch among them, need a GPU.
 #[derive(clap::Args)]
@@ -95,8 +97,15 @@ pub(crate) fn run(args: &RunArgs) -> Outcome {
         command.env(ENV_INTERRUPTIBLE, args.interruptible.join(","));
     }
     command.args(&args.command[1..]).env("LD_LIBRARY_PATH", path).env(ENV_DRIVER, driver);
+    let needs_session = entry::is_needed();
     if args.supervision.is_wanted() {
+        if needs_session {
+            entry::in_own_session(&mut command);
+        }
         return supervisor::run(&args.supervision, command);
+    }
+    if needs_session && !entry::lead() {
+        return entry::stay(command);
     }
     let error = command.exec();
     Err(cannot_run(&command, &error))

@@ -21,6 +21,10 @@ type Help = Option<Cow<'static, str>>;
 
 const DAMAGED: &str = "`gpucr verify` lists everything that is damaged, and what it belongs to";
 
+/// What to do about a program that has opened `/dev/tty`.
+const WITHOUT_TERMINAL: &str = "the program has opened /dev/tty itself, as for a password or a progress bar: have it close \
+                                that, or start it where it finds none: setsid gpucr run -- …";
+
 /// What to do about any error.
 pub(super) fn about(error: &Error) -> Help {
     match error {
@@ -75,6 +79,7 @@ fn about_program(error: &Error) -> Help {
              mode that admits more than one process"
         }
         Error::SeveralProcesses { .. } => "name one of them: `gpucr ps` lists them",
+        Error::UnnamedTerminal { .. } => WITHOUT_TERMINAL,
         Error::Held { options: [], .. } => "CRIU cannot save it: have the program close it first",
         Error::Held { options, .. } => {
             return Some(format!("dump it with {}", options.join(" or ")).into());
@@ -85,13 +90,22 @@ fn about_program(error: &Error) -> Help {
         Error::Headless { .. } => {
             "CRIU cannot save it; let the main thread wait for the others instead (pthread_join)"
         }
-        Error::OtherPidNamespace { .. } => "run gpucr inside that namespace, with its own /proc",
+        Error::OtherPidNamespace { inner, .. } => {
+            return Some(
+                format!(
+                    "run a gpucr that is installed in the container: podman exec CONTAINER gpucr dump --pid {inner} … (or \
+                     docker exec; the container has to be privileged)"
+                )
+                .into(),
+            );
+        }
         Error::OuterSession { .. } => {
             "CRIU cannot save it; start the program in a session of its own: setsid gpucr run -- …"
         }
         Error::Changed { .. } => "try again",
         Error::OwnTree { .. } => "dump the program itself, not the shell or job that runs gpucr",
         Error::Tree(TreeError::NoProcess(_)) => "`gpucr ps` lists the programs under gpucr",
+        Error::Tree(TreeError::NotYours(_)) => "run gpucr as that user, or as root",
         Error::SharedOutside { .. } => {
             "dump all that share it together: --pid takes a process and all that descend from it"
         }
@@ -257,8 +271,13 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
             "end what has the port, or give the program a network of its own: unshare --net gpucr restore …"
         }
         Hint::Permission => "run it as root, with all capabilities",
+        Hint::OtherMounts => {
+            "the program has a file open that was opened outside of its mount namespace, as standard streams are that \
+             `unshare -m` was given: open them inside (sh -c 'exec gpucr run -- … < /dev/null > log 2>&1'), or give it pipes"
+        }
         Hint::Device => "the program has a device open that CRIU cannot save: close it first",
         Hint::GhostLimit => "the program holds a large deleted file open: close it first",
+        Hint::ControllingTerminal => WITHOUT_TERMINAL,
         Hint::NoSpace => "free space on the file system of the image",
         Hint::InFlight => "others keep connecting to a socket of the program; try again",
         _ => "see criu(8)",

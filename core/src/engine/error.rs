@@ -83,8 +83,10 @@ pub enum Error {
     Suspended { pid: u32 },
     #[error("the main thread of process {pid} has ended, and others go on")]
     Headless { pid: u32 },
-    #[error("process {pid} lives in another pid namespace")]
-    OtherPidNamespace { pid: u32 },
+    #[error(
+        "process {pid} is process {inner} of a container, which has a root directory or users of its own"
+    )]
+    OtherPidNamespace { pid: u32, inner: u32 },
     #[error("process {pid} belongs to a session whose leader is outside of its pid namespace")]
     OuterSession { pid: u32 },
     #[error("process {pid}: its CUDA side is {state:?}, not running")]
@@ -129,6 +131,8 @@ pub enum Error {
     FileAltered { path: PathBuf },
     #[error("the program's {stream} was no pipe, but {now}")]
     NoPipe { stream: &'static str, now: String },
+    #[error("process {pid} has its controlling terminal open as /dev/tty, which CRIU cannot save")]
+    UnnamedTerminal { pid: u32 },
     #[error("process {pid} has {what}")]
     Held { pid: u32, what: String, options: &'static [&'static str] },
     #[error("the image needs {needed}, and this host has {found}")]

@@ -9,7 +9,7 @@ use gpucr_core::store::Compression;
 
 use crate::failure::CliError;
 use crate::stores;
-use crate::values::{compression, duration, interval, pids, size, tag};
+use crate::values::{compression, duration, every, pids, size, tag};
 
 /// Save a running program, and end it
 ///
@@ -61,7 +61,7 @@ pub(crate) struct DumpArgs {
     pub(crate) leave_running: bool,
     /// Save the program again and again, as long as it lives, and let it run on; each image can be
     /// restored by itself. A time that passes during a dump is left out
-    #[arg(long, value_name = "DURATION", value_parser = interval,
+    #[arg(long, value_name = "DURATION", value_parser = every,
           conflicts_with_all = ["name", "image", "parent"])]
     pub(crate) every: Option<Duration>,
     /// With --every: how many of its images are kept; older ones are removed [default: all]

@@ -11,7 +11,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpucr_core::image::Manifest;
 use gpucr_core::restore::{self, GoesOn, Instance, Program, Shared, Watch};
@@ -119,6 +119,7 @@ fn run_once(
     if args.detach {
         return Ok(Instance::Done(started(args, report, outer)?));
     }
+    let since = Instant::now();
     let end = next();
     signals.keep();
     if let Some(why) = end.as_ref().and_then(|end| end["wrote_shared"].as_str()) {
@@ -129,6 +130,7 @@ fn run_once(
     // Without a word only if it was killed.
     let end = end.unwrap_or(End { exit_code: None, signal: Some(libc::SIGKILL) });
     events.say("ended", json!(end));
+    setup::say_ended(args, outer, end, since);
     Ok(Instance::Done(ended(args, report, end)?))
 }
 
@@ -308,8 +310,11 @@ fn is_alone() -> bool {
     std::fs::read_dir("/proc").is_ok_and(|all| all.filter_map(pid).all(|pid| pid == 1))
 }
 
-/// Waits for the end of any child; `None` if there is none left.
-fn reap(root: Option<Pid>, signals: &SignalPlan) -> io::Result<Option<(Pid, End)>> {
+/// Waits for the end of any child; `None` if there is none left. When it is that of `root`, signals are this process's own.
+///
+/// # Errors
+/// It cannot be waited for.
+pub(crate) fn reap(root: Option<Pid>, signals: &SignalPlan) -> io::Result<Option<(Pid, End)>> {
     let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     match rustix::io::retry_on_intr(|| rustix::process::waitid(WaitId::All, ended)) {
         Err(rustix::io::Errno::CHILD) => return Ok(None),

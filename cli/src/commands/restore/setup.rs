@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use gpucr_core::restore::{ChangedFile, FileFate, GoesOn, Moved, Options, Outputs, Report};
 use gpucr_core::sharing::Holder;
@@ -10,6 +11,7 @@ use gpucr_core::{Failure, Progress};
 use serde_json::json;
 
 use super::args::RestoreArgs;
+use super::end::End;
 use super::hold;
 use crate::commands::{io_error, key, note};
 use crate::display;
@@ -17,6 +19,7 @@ use crate::events::Events;
 use crate::failure::{CliError, FAILED};
 use crate::metrics::{Metrics, Value};
 use crate::output;
+use crate::say::is_quiet;
 use crate::signals::SignalPlan;
 
 /// What holds if gpucr cannot wait for what it is at, and ends.
@@ -120,9 +123,26 @@ fn values(report: &Report) -> [Value; 3] {
     ]
 }
 
+/// Whether somebody waits at a terminal for the program, and wants to be told of it.
+fn is_watched(args: &RestoreArgs) -> bool {
+    !args.json && !is_quiet() && std::io::IsTerminal::is_terminal(&std::io::stderr())
+}
+
+/// How the program has ended that somebody waited for.
+pub(super) fn say_ended(args: &RestoreArgs, pid: u32, end: End, since: Instant) {
+    if is_watched(args) {
+        let how = match (end.exit_code, end.signal) {
+            (_, Some(signal)) => format!("was ended by signal {signal}"),
+            (code, None) => format!("has ended with exit code {}", code.unwrap_or(1)),
+        };
+        let time = humantime::format_duration(Duration::from_secs(since.elapsed().as_secs()));
+        note!("process {pid} {how}, {time} after it went on");
+    }
+}
+
 /// What a restore did, for who waits at a terminal for the program.
 pub(super) fn say_restored(args: &RestoreArgs, report: &Report) {
-    if !args.json && std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+    if is_watched(args) {
         note!(
             "process {} goes on after {}, with {} of device memory; {} in all",
             report.pid,

@@ -9,7 +9,7 @@ use clap::Parser;
 use crate::commands::dump::DumpArgs;
 use crate::commands::restore::RestoreArgs;
 use crate::failure::{CliError, USAGE};
-use crate::values::interval;
+use crate::values::every;
 
 /// With any of these gpucr stays as the parent of the program, which then has a pid of its own.
 #[derive(clap::Args)]
@@ -22,7 +22,7 @@ pub(crate) struct SupervisionArgs {
     /// Save the program again and again, for the first time after this time
     ///
     /// A dump that fails is reported, and the next one is made at its time.
-    #[arg(long, value_name = "DURATION", value_parser = interval)]
+    #[arg(long, value_name = "DURATION", value_parser = every)]
     pub(crate) every: Option<Duration>,
     /// Save the program when gpucr run gets a signal, as in usr1=sync,usr2=now
     ///

@@ -277,7 +277,7 @@ pub(super) fn inspect(
 ) -> Result<Option<Inspected>, Error> {
     let pid = process.pid;
     if process.inner_pid != pid {
-        return Err(Error::OtherPidNamespace { pid });
+        return Err(Error::OtherPidNamespace { pid, inner: process.inner_pid });
     }
     if Agent::listens(process) {
         if process.is_suspended() {

@@ -127,7 +127,7 @@ impl Bulk {
                     pid: program.process.pid,
                     what: format!(
                         "it began to use the device {}",
-                        crate::base::format::hex(&block.device)
+                        crate::base::format::device_uuid(&block.device)
                     ),
                 })?;
                 let fd = fds.get(&block.id).ok_or_else(|| Error::Changed {

@@ -16,7 +16,7 @@ use super::devices::{self, MappedDevice, Placement};
 use super::driver;
 use super::given::LoadedMemory;
 use super::memory;
-use crate::base::format::hex;
+use crate::base::format::device_uuid;
 use crate::base::progress::Quiet;
 use crate::base::stop::Stop;
 use crate::cuda::context::GRANULE;
@@ -245,7 +245,7 @@ impl Ahead {
         }
         let devices = self.driver.devices()?;
         let device = devices.iter().find(|device| device.uuid == *uuid);
-        let device = device.ok_or_else(|| Error::NoSuchDevice { what: hex(uuid) })?;
+        let device = device.ok_or_else(|| Error::NoSuchDevice { what: device_uuid(uuid) })?;
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let lane = Lane::prepare(&self.driver, device, cores.max(2))?;
         let hasher = Hasher::prepare(lane.context());

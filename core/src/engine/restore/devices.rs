@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 
+use crate::base::format::device_uuid;
 use crate::cuda::Device;
 use crate::cuda::driver::DevicePair;
 use crate::engine::error::Error;
@@ -75,9 +76,7 @@ impl Identity {
     fn of(uuid: &Uuid, present: &[Device]) -> Self {
         let here = present.iter().find(|device| device.uuid == *uuid);
         let bus_id = here.map(|device| device.bus_id.clone()).filter(|id| !id.is_empty());
-        let hex = crate::base::format::hex(uuid);
-        let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
-        Self { uuid: format!("GPU-{}", parts.join("-")), bus_id }
+        Self { uuid: device_uuid(uuid), bus_id }
     }
 }
 
@@ -140,16 +139,13 @@ pub(super) fn place(
     for (old, new) in &places {
         if !olds.insert(*old) || !news.insert(*new) {
             return Err(Error::DeviceTwice {
-                device: crate::base::format::hex(if news.contains(new) { new } else { old }),
+                device: device_uuid(if news.contains(new) { new } else { old }),
             });
         }
         let was = devices.iter().find(|device| device.uuid == *old);
         let Some(is) = present.iter().find(|device| device.uuid == *new) else {
             let name = was.map_or("device", |was| &was.name);
-            return Err(Error::NoDevice {
-                pid,
-                device: format!("{name} {}", crate::base::format::hex(new)),
-            });
+            return Err(Error::NoDevice { pid, device: format!("{name} {}", device_uuid(new)) });
         };
         if let Some(was) = was.filter(|was| was.name != is.name) {
             return Err(Error::OtherDevice { old: was.name.clone(), new: is.name.clone() });

@@ -108,12 +108,16 @@ pub enum Hint {
     Permission,
     /// A device file is open that CRIU cannot save.
     Device,
+    /// A file is open that was opened in another mount namespace.
+    OtherMounts,
     /// A deleted file is larger than the limit: [`ghost_limit`](crate::host::criu::DumpOptions::ghost_limit).
     GhostLimit,
     /// The disk is full.
     NoSpace,
     /// A process had tried to connect to a socket of the program, and gone away before it was accepted.
     InFlight,
+    /// The program has its terminal open by the name `/dev/tty` alone.
+    ControllingTerminal,
     /// There are not enough descriptors or pipes for memory that CRIU is to leave in the processes: it takes hold of
     /// all of it with pipes.
     Pipes,

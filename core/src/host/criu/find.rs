@@ -56,7 +56,7 @@ pub struct Criu {
 
 impl Criu {
     /// Finds CRIU: where the environment variable `GPUCR_CRIU` says, or else the first that is
-    /// new enough of gpucr's own, the system's, and those on PATH. When `stop` is set, this and whatever this
+    /// new enough of gpucr's own (built on this machine, or of the package), the system's, and those on PATH. When `stop` is set, this and whatever this
     /// CRIU is asked for later end early, with [`CriuError::Interrupted`].
     ///
     /// # Errors
@@ -66,7 +66,8 @@ impl Criu {
         let candidates = match std::env::var_os(ENV_CRIU) {
             Some(path) if !path.is_empty() => vec![PathBuf::from(path)],
             _ => {
-                let fixed = ["/usr/local/lib/gpucr", "/usr/local/sbin", "/usr/sbin"];
+                let fixed =
+                    ["/usr/local/lib/gpucr", "/usr/lib/gpucr", "/usr/local/sbin", "/usr/sbin"];
                 let path = std::env::var_os("PATH").unwrap_or_default();
                 let mut all: Vec<PathBuf> = Vec::new();
                 for dir in fixed.iter().map(PathBuf::from).chain(std::env::split_paths(&path)) {

@@ -33,10 +33,11 @@ const SIGNS: &[(&str, Hint)] = &[
     ("Operation not permitted", Hint::Permission),
     ("Permission denied", Hint::Permission),
     ("Can't dump file", Hint::Device),
-    ("Can't lookup mount", Hint::Device),
+    ("Can't lookup mount", Hint::OtherMounts),
     ("No space left on device", Hint::NoSpace),
     ("closed in-flight socket", Hint::InFlight),
     ("for page-pipe", Hint::Pipes),
+    ("ctty inheritance", Hint::ControllingTerminal),
 ];
 
 /// The error for a request that CRIU answered with failure.

@@ -33,6 +33,9 @@ pub struct Holdings {
     pub held: Vec<Held>,
     /// The processes that have TCP sockets of any kind.
     pub tcp: Vec<u32>,
+    /// A process that has its terminal open as `/dev/tty`, where none of the tree has it open by its own name: only by
+    /// that would CRIU know which it is.
+    pub unnamed_terminal: Option<u32>,
 }
 
 /// What the processes of a tree hold.
@@ -41,6 +44,11 @@ pub fn of(tree: &Tree) -> Holdings {
     let open: Vec<(u32, Vec<Open>)> = tree.pids().into_iter().map(|p| (p, open(p))).collect();
     let inner: BTreeSet<u32> = open.iter().flat_map(|(_, open)| open).filter_map(socket).collect();
     let mut said = BTreeSet::new();
+    let who = |is_it: fn(&Path) -> bool| {
+        open.iter().find(|(_, open)| open.iter().any(|one| is_it(&one.target))).map(|(pid, _)| *pid)
+    };
+    let named = who(|path| path.starts_with("/dev/pts") || path == Path::new("/dev/console"));
+    all.unnamed_terminal = who(|path| path == Path::new("/dev/tty")).filter(|_| named.is_none());
     for (pid, open) in &open {
         let own: BTreeSet<u32> = open.iter().filter_map(socket).collect();
         let mut add = |what: String, options| {

@@ -29,6 +29,9 @@ pub enum TreeError {
     /// There is no such process.
     #[error("there is no process {0}")]
     NoProcess(u32),
+    /// This user may not look at it.
+    #[error("process {0} belongs to another user, or to one with more privileges than you have")]
+    NotYours(u32),
     /// `/proc` cannot be read.
     #[error("process {pid} cannot be read: {cause}")]
     Unreadable {
@@ -37,6 +40,16 @@ pub enum TreeError {
         /// Why.
         cause: procfs::ProcError,
     },
+}
+
+impl TreeError {
+    fn reading(pid: u32, cause: procfs::ProcError) -> Self {
+        match cause {
+            procfs::ProcError::NotFound(_) => Self::NoProcess(pid),
+            procfs::ProcError::PermissionDenied(_) => Self::NotYours(pid),
+            cause => Self::Unreadable { pid, cause },
+        }
+    }
 }
 
 /// A library that a process has mapped.
@@ -182,10 +195,7 @@ impl ProcessInfo {
     /// There is no such process, it ends meanwhile, or this user may not look at it.
     pub fn read(pid: u32) -> Result<Self, TreeError> {
         let mut read = Self::read_without_libraries(pid)?;
-        let unreadable = |cause| match cause {
-            procfs::ProcError::NotFound(_) => TreeError::NoProcess(pid),
-            cause => TreeError::Unreadable { pid, cause },
-        };
+        let unreadable = |cause| TreeError::reading(pid, cause);
         let process = Process::new_with_root(directory(pid)).map_err(unreadable)?;
         for map in process.maps().map_err(unreadable)? {
             if let MMapPath::Path(path) = map.pathname
@@ -204,10 +214,7 @@ impl ProcessInfo {
         let raw = raw_pid(pid).ok_or(TreeError::NoProcess(pid))?;
         let pidfd = rustix::process::pidfd_open(raw, rustix::process::PidfdFlags::empty())
             .map_err(|_| TreeError::NoProcess(pid))?;
-        let unreadable = |cause| match cause {
-            procfs::ProcError::NotFound(_) => TreeError::NoProcess(pid),
-            cause => TreeError::Unreadable { pid, cause },
-        };
+        let unreadable = |cause| TreeError::reading(pid, cause);
         let main = Process::new(pid as i32).map_err(unreadable)?;
         let stat = main.stat().map_err(unreadable)?;
         let status = main.status().map_err(unreadable)?;

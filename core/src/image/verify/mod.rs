@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Serialize, Serializer};
 
-use crate::base::format::hex;
 use crate::base::format::lossy;
+use crate::base::format::{device_uuid, hex};
 use crate::base::progress::Progress;
 use crate::image::{ImageError, ImageReader, Manifest, Part, salvage};
 use crate::store::index::Index;
@@ -229,7 +229,7 @@ fn owner(part: &Part<'_>, offset: u64, bytes: u64) -> Owner {
         Part::Block { process, block } => Owner::Block {
             pid: process.pid,
             block: block.id,
-            device: hex(&block.device),
+            device: device_uuid(&block.device),
             address: (block.address != 0).then(|| block.address.saturating_add(offset)),
             offset,
             bytes,
