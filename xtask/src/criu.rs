@@ -36,7 +36,7 @@ fn oldest_for(release: &str) -> Version {
 }
 
 /// Where a CRIU built here is installed; `gpucr` looks there before it looks at PATH.
-const INSTALLED: &str = "/usr/local/lib/gpucr/criu";
+pub(crate) const INSTALLED: &str = "/usr/local/lib/gpucr/criu";
 
 pub(crate) const DEBIAN_MIRROR: &str = "http://deb.debian.org/debian";
 

@@ -56,8 +56,8 @@ enum Task {
     Shape(shape::Args),
     /// Make deliberate defects one by one, and show that the tests find each; writes docs/mutants.md
     Mutants(mutants::Args),
-    /// Build dist/gpucr-VERSION-x86_64-linux.tar.gz
-    Dist,
+    /// Build a tarball and a Debian package in dist/
+    Dist(dist::Args),
     /// Build the wheel of the Python package in dist/
     Wheel,
     /// Run the benchmarks
@@ -75,7 +75,7 @@ fn main() -> ExitCode {
         Task::Fixtures => fixtures::run().map(|()| ExitCode::SUCCESS),
         Task::Deny => deny::run().map(|()| ExitCode::SUCCESS),
         Task::Shape(args) => shape::run(&args).map(|()| ExitCode::SUCCESS),
-        Task::Dist => dist::run().map(|()| ExitCode::SUCCESS),
+        Task::Dist(args) => dist::run(&args).map(|()| ExitCode::SUCCESS),
         Task::Wheel => dist::wheel().map(|()| ExitCode::SUCCESS),
         Task::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
     };

@@ -32,7 +32,7 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
     if args.inside.is_none()
         && let Some(inner) = namespace::inner_pid(args.pid)
     {
-        return inside::run(args.pid, inner, &signals);
+        return inside::run("dump", args.pid, inner, &signals);
     }
     let options = options::options(args, signals.stop)?;
     if args.dry_run {

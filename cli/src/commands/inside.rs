@@ -1,5 +1,6 @@
 //! A dump or migration of a program that lives in a pid namespace of its own: CRIU has to see the pids that the program sees.
 
+use std::ffi::{OsStr, OsString};
 use std::process::{Command, ExitCode};
 
 use gpucr_core::namespace;
@@ -8,11 +9,19 @@ use crate::commands::{Outcome, io_error};
 use crate::failure::{CliError, FAILED};
 use crate::signals::SignalPlan;
 
-/// Runs this command again in the namespace of process `pid`, which has the pid `inner` there.
-pub(crate) fn run(pid: u32, inner: u32, signals: &SignalPlan) -> Outcome {
-    let mut arguments = std::env::args_os().skip(1);
+/// This command line again, that of the subcommand `name`, with more behind that.
+pub(crate) fn again(name: &str, more: &[&OsStr]) -> Command {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    // Options of gpucr itself may be before it: none of them takes a value.
+    let at = arguments.iter().position(|argument| argument == name).map_or(0, |at| at + 1);
     let mut command = Command::new("/proc/self/exe");
-    command.args(arguments.next()).args(["--inside", &inner.to_string()]).args(arguments);
+    command.args(&arguments[..at]).args(more).args(&arguments[at..]);
+    command
+}
+
+/// Runs this command again in the namespace of process `pid`, which has the pid `inner` there.
+pub(crate) fn run(name: &str, pid: u32, inner: u32, signals: &SignalPlan) -> Outcome {
+    let mut command = again(name, &["--inside".as_ref(), inner.to_string().as_ref()]);
     let mut child = namespace::spawn_in(pid, &mut command)
         .map_err(io_error("cannot go to the pid namespace of the program"))?;
     signals.pass_to(child.id());

@@ -41,7 +41,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
     if args.inside.is_none()
         && let Some(inner) = namespace::inner_pid(pid)
     {
-        return inside::run(pid, inner, &signals);
+        return inside::run("migrate", pid, inner, &signals);
     }
     let timeline = args.timeline.as_deref().map(prepare_timeline).transpose()?;
     let sign = args.sign.as_deref().map(PrivateKey::read).transpose().map_err(Error::from)?;

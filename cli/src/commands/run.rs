@@ -51,6 +51,15 @@ pub(crate) struct RunArgs {
     /// Which driver the program gets
     #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
     pub(crate) device: DeviceArg,
+    /// Give the program a pid namespace of its own, in which its pids are free whenever it is restored (needs root)
+    ///
+    /// With --resume this goes on after a restart of the host too, when others may have the pids. Standard streams that are
+    /// files are opened anew there, and are added to: the program cannot be dumped with a file from outside.
+    #[arg(long)]
+    pub(crate) new_pids: bool,
+    /// This is the first process of that namespace
+    #[arg(long, hide = true)]
+    pub(crate) inside: bool,
     /// Kernels that a dump may interrupt between two of their blocks, by name, with `*` and `?`; it goes on from there.
     /// For kernels that take long: what the program queues behind one waits up to a second for its end
     #[arg(long, value_name = "KERNELS", value_delimiter = ',')]
@@ -74,6 +83,11 @@ pub(crate) enum DeviceArg {
 
 /// Sets up the environment, and becomes the program or watches over it.
 pub(crate) fn run(args: &RunArgs) -> Outcome {
+    if args.inside {
+        entry::settle()?;
+    } else if args.new_pids {
+        return entry::in_new_namespace();
+    }
     let shim = install(library::SHIM, "shim")?;
     let driver = match args.device {
         DeviceArg::Soft => install(library::SOFT_DRIVER, "soft")?,

@@ -123,11 +123,11 @@ pub fn outlive() -> io::Result<()> {
 }
 
 /// Makes the first process of a namespace at home there: it sees its own `/proc`, and the pids that come
-/// next begin after `last`.
+/// next begin after `last`, or [are not low](leave_low_pids).
 ///
 /// # Errors
 /// This user may not mount.
-pub fn settle(last: u32) -> io::Result<()> {
+pub fn settle(last: Option<u32>) -> io::Result<()> {
     // SAFETY: no other thread of this process shares anything of its mounts.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
     // What is mounted outside later is seen here too, and not the other way round.
@@ -135,6 +135,23 @@ pub fn settle(last: u32) -> io::Result<()> {
     rustix::mount::mount_change("/", propagation)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     rustix::mount::mount("proc", "/proc", "proc", flags, None)?;
+    begin_after(last.unwrap_or(FIRST - 1))
+}
+
+/// Has this namespace's next process get a pid that none of its first ones has: what is to be restored with its pids begins
+/// there, so that whoever restores it, early in another namespace, has others.
+///
+/// # Errors
+/// This user may not choose pids, or `/proc/sys` cannot be written.
+pub fn leave_low_pids() -> io::Result<()> {
+    begin_after(FIRST - 1)
+}
+
+/// Has this namespace's next process get the pid behind `last`, if that is free.
+///
+/// # Errors
+/// This user may not choose pids, or `/proc/sys` cannot be written.
+pub fn begin_after(last: u32) -> io::Result<()> {
     std::fs::write(LAST, last.to_string())
 }
 

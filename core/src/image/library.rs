@@ -73,7 +73,8 @@ pub fn own(name: &str) -> Result<PathBuf, LibraryError> {
     let dirs = std::env::var_os(ENV_LIB_DIR)
         .map(PathBuf::from)
         .into_iter()
-        .chain([beside.join("../lib/gpucr"), beside.to_owned()]);
+        .chain(beside.parent().map(|prefix| prefix.join("lib/gpucr")))
+        .chain([beside.to_owned()]);
     dirs.map(|dir| dir.join(name))
         .find(|path| path.is_file())
         .ok_or_else(|| LibraryError::Missing { name: name.to_owned() })

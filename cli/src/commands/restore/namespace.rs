@@ -9,7 +9,7 @@ use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,7 @@ use super::args::RestoreArgs;
 use super::end::{End, ended, started};
 use super::ready::Ready;
 use super::setup;
+use crate::commands::inside::again;
 use crate::commands::{Outcome, io_error, key, note};
 use crate::events::Events;
 use crate::failure::{CliError, FAILED};
@@ -149,13 +150,10 @@ fn begin(
     if let Some(holder) = &share {
         inside += &format!(",{}", sharing::keep(holder)?);
     }
-    let mut arguments = std::env::args_os().skip(1);
-    let mut command = Command::new("/proc/self/exe");
-    command.args(arguments.next());
-    command.args([OsStr::new("--inside"), inside.as_ref()]);
     // By a name, such as that of the newest one, another might be meant in a moment.
-    command.args([OsStr::new("--resolved"), args.image.as_ref()]);
-    command.args(arguments);
+    let resolved = [OsStr::new("--resolved"), args.image.as_ref()];
+    let mut command =
+        again("restore", &[&[OsStr::new("--inside"), inside.as_ref()], &resolved[..]].concat());
     sharing::keep(&writing)?;
     let child = namespace::spawn(&mut command)?;
     Ok((child, reading))
@@ -176,7 +174,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
         sharing::unkeep(&fd).map(|()| Holder::from(fd))
     });
     let holder = holder.transpose().map_err(io_error("this is for gpucr's own use"))?;
-    namespace::settle(last).map_err(io_error("cannot settle in the new pid namespace"))?;
+    namespace::settle(Some(last)).map_err(io_error("cannot settle in the new pid namespace"))?;
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     signals.settle_at_last(setup::settled_by_watchdog);
     let to_signal = signals.clone();

@@ -3,17 +3,25 @@
 //! make a first process, since that one makes the restore.
 
 use std::fs::DirEntry;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use gpucr_core::{Error, namespace};
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom};
+use rustix::io::FdFlags;
 use rustix::process::Pid;
 
 use super::life::cannot_run;
+use crate::commands::inside::again;
+use crate::commands::restore::End;
 use crate::commands::restore::namespace::reap;
 use crate::commands::{Outcome, io_error};
+use crate::failure::CliError;
 use crate::signals;
 
 /// How long a dump that has ended the program may take to say so, and how often it is looked for.
@@ -43,6 +51,76 @@ pub(super) fn in_own_session(command: &mut Command) {
     }
 }
 
+/// Runs this command again as the first process of a pid namespace, passes signals on to it, and ends with its exit status.
+pub(super) fn in_new_namespace() -> Outcome {
+    if !rustix::process::geteuid().is_root() {
+        return Err(CliError::from(Error::NotRoot).state("The program was not started."));
+    }
+    let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
+    let mut child = namespace::spawn(&mut again("run", &["--inside".as_ref()]))
+        .map_err(io_error("cannot make a pid namespace for the program"))?;
+    signals.pass_to_init(child.id());
+    let status = child.wait();
+    signals.keep();
+    Ok(End::from(status.map_err(io_error("cannot wait for the program"))?).exit_code())
+}
+
+/// There, before anything else.
+///
+/// # Errors
+/// `/proc` cannot be mounted.
+pub(super) fn settle() -> Result<(), CliError> {
+    namespace::settle(None).map_err(io_error("cannot settle in the new pid namespace"))?;
+    let inherited = std::fs::read_dir("/proc/self/fd").map_err(io_error("cannot read /proc"))?;
+    let numbers = inherited.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    for number in numbers.collect::<Vec<i32>>() {
+        if let Err(error) = open_anew(number) {
+            // A dump says of which file that is.
+            tracing::warn!(%error, number, "stays as it was opened outside");
+        }
+    }
+    Ok(())
+}
+
+/// Opens what the program inherits by the mounts of this namespace, if it is a standard stream that is a file, or
+/// `/dev/null`. A pipe, a socket or a terminal stays what it is, and other files, which may be locked.
+fn open_anew(number: i32) -> io::Result<()> {
+    // SAFETY: it is used for these calls only. Where it is closed they fail.
+    let old = unsafe { BorrowedFd::borrow_raw(number) };
+    let path = std::fs::read_link(format!("/proc/self/fd/{number}"))?;
+    let meta = rustix::fs::fstat(old)?;
+    let is_file = FileType::from_raw_mode(meta.st_mode) == FileType::RegularFile;
+    let is_wanted = if is_file { number < 3 } else { path == Path::new("/dev/null") };
+    if !is_wanted || rustix::io::fcntl_getfd(old)?.contains(FdFlags::CLOEXEC) {
+        return Ok(());
+    }
+    let mode = rustix::fs::fcntl_getfl(old)? & OFlags::RWMODE;
+    let append = if is_file && mode != OFlags::RDONLY { OFlags::APPEND } else { OFlags::empty() };
+    let flags = mode | append | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NOCTTY;
+    let new = rustix::fs::open(&path, flags, Mode::empty())?;
+    let found = rustix::fs::fstat(&new)?;
+    if (found.st_dev, found.st_ino) != (meta.st_dev, meta.st_ino) {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    if append.is_empty() && is_file {
+        rustix::fs::seek(&new, SeekFrom::Start(rustix::fs::tell(old)?))?;
+    }
+    // SAFETY: it is open, and what it was nobody here holds: it was inherited, for the program.
+    match unsafe { libc::dup2(new.as_raw_fd(), number) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Has the program begin with a pid that whoever restores it in another namespace does not have.
+pub(super) fn leave_low_pids() {
+    if std::process::id() == 1
+        && let Err(error) = namespace::leave_low_pids()
+    {
+        tracing::warn!(%error, "the program may have a pid that is in use where it is restored");
+    }
+}
+
 /// A gpucr that has dumped the program, and so ended it, still has something to say: with the first process the kernel
 /// would end it too.
 fn let_dump_end() {
@@ -69,6 +147,7 @@ fn let_dump_end() {
 pub(super) fn stay(mut command: Command) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     in_own_session(&mut command);
+    leave_low_pids();
     let child = command.spawn().map_err(|error| cannot_run(&command, &error))?;
     let root = Pid::from_child(&child);
     signals.pass_to(child.id());

@@ -7,6 +7,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use gpucr_core::image::Manifest;
+use gpucr_core::namespace;
 use rustix::process::{Pid, WaitId, WaitIdOptions};
 
 use super::events::EventPipe;
@@ -62,7 +63,15 @@ impl Life {
         let (events, theirs) = EventPipe::of(&mut command)?;
         let (held, waits) = hold_back(&mut command)?;
         // If that cannot be read the restore fails, and says why.
-        let root = Manifest::read(image).ok().and_then(|it| Some(it.processes.first()?.pid));
+        let manifest = Manifest::read(image).ok();
+        let root = manifest.as_ref().and_then(|it| Some(it.processes.first()?.pid));
+        if std::process::id() == 1 {
+            let last = manifest.as_ref().map(namespace::last_pid_for).transpose()?;
+            // Nobody else runs here yet but this process, and what it starts has to keep clear of the program's pids.
+            if let Err(error) = last.map_or(Ok(()), namespace::begin_after) {
+                tracing::warn!(%error, "a pid of the program may be in use");
+            }
+        }
         let child = command.spawn()?;
         drop((theirs, waits));
         Ok(Self::of(child, Some(Told::new(events, held, root)), signals))

@@ -21,6 +21,7 @@ use rustix::process::{Pid, WaitOptions};
 
 use super::args::{How, SupervisionArgs};
 use super::dumping::{Dumped, Dumping, Wanted};
+use super::entry;
 use super::failures::failure;
 use super::images::{Images, is_damaged};
 use super::life::{Ending, Life, cannot_run};
@@ -75,6 +76,7 @@ pub(super) fn run(args: &SupervisionArgs, mut command: Command) -> Outcome {
         None => {
             command.env(ENV_SUPERVISOR, &listener.names()[0]);
             ignore(&mut command, args);
+            entry::leave_low_pids();
             Life::start(&mut command, &signals).map_err(|error| cannot_run(&command, &error))?
         }
     };

@@ -15,6 +15,7 @@ use super::log;
 use super::rpc::{FeatureSet, Kind, Opts, Request, Response};
 use super::swrk::{Start, Swrk};
 use super::version::{MIN_VERSION, NO_PASSCRED, Version};
+use crate::image::library;
 
 /// The fourth number of the version of a CRIU that copies no more of its list of pages than is listed, and of one that
 /// only lists the pages that it leaves in a process. CRIU itself has no such number (`xtask/src/criu.rs`).
@@ -56,7 +57,7 @@ pub struct Criu {
 
 impl Criu {
     /// Finds CRIU: where the environment variable `GPUCR_CRIU` says, or else the first that is
-    /// new enough of gpucr's own (built on this machine, or of the package), the system's, and those on PATH. When `stop` is set, this and whatever this
+    /// new enough of gpucr's own (that it was packed with, or that was built on this machine), the system's, and those on PATH. When `stop` is set, this and whatever this
     /// CRIU is asked for later end early, with [`CriuError::Interrupted`].
     ///
     /// # Errors
@@ -66,10 +67,10 @@ impl Criu {
         let candidates = match std::env::var_os(ENV_CRIU) {
             Some(path) if !path.is_empty() => vec![PathBuf::from(path)],
             _ => {
-                let fixed =
-                    ["/usr/local/lib/gpucr", "/usr/lib/gpucr", "/usr/local/sbin", "/usr/sbin"];
+                let fixed = ["/usr/local/lib/gpucr", "/usr/local/sbin", "/usr/sbin"];
                 let path = std::env::var_os("PATH").unwrap_or_default();
-                let mut all: Vec<PathBuf> = Vec::new();
+                // What gpucr was packed with is next to its libraries.
+                let mut all: Vec<PathBuf> = library::own("criu").into_iter().collect();
                 for dir in fixed.iter().map(PathBuf::from).chain(std::env::split_paths(&path)) {
                     let candidate = dir.join("criu");
                     if candidate.is_absolute() && !all.contains(&candidate) {

@@ -1,0 +1,173 @@
+//! Programs in containers: pid and mount namespaces, and what is made as their first process.
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::{Lab, Started, binary, finish, refused, show, until};
+
+/// A shell as the first process of a pid namespace, as a container has it: with nothing open from outside but its standard
+/// streams.
+fn in_a_container(lab: &Lab, script: &str) -> std::process::Command {
+    let close =
+        r#"for fd in /proc/$$/fd/*; do fd=${fd##*/}; [ $fd -le 2 ] || eval "exec $fd>&-"; done;"#;
+    let mut command = std::process::Command::new("unshare");
+    command
+        .args(["--pid", "--fork", "--mount-proc", "bash", "-c", &format!("{close} {script}")])
+        .env("GPUCR", binary("gpucr"))
+        .env("WORKLOAD", binary("workload"))
+        .current_dir(lab.path("."));
+    command
+}
+
+/// Below some container runtimes, programs have a session that no process of the container leads.
+#[test]
+fn a_session_from_outside_the_container() -> Result<()> {
+    let lab = Lab::new();
+    // `gpucr run` gives what it starts another one; here a shell stays in the old one above it.
+    let script = r#"
+        sh -c '"$GPUCR" run --device soft -- "$WORKLOAD" sgd --step-delay-ms 20 > log 2>&1; true' &
+        until grep -q 'step ' log; do sleep 0.1; done
+        "$GPUCR" dump --pid $! -o image; status=$?
+        kill -0 $! || status=99
+        exit $status"#;
+    let output = finish(&mut in_a_container(&lab, script))?;
+    refused(&output, 1, &["session", "setsid gpucr run", "Nothing was changed"])?;
+    ensure!(!lab.path("image").exists());
+    Ok(())
+}
+
+/// What `gpucr run` starts in a container can be saved there, and is restored in another one.
+#[test]
+fn a_program_of_a_container_without_a_session() -> Result<()> {
+    let lab = Lab::new();
+    let script = r#"
+        "$GPUCR" run --device soft -- "$WORKLOAD" sgd --steps 100 --step-delay-ms 20 > log 2>&1 < /dev/null &
+        until grep -q 'step ' log; do sleep 0.1; done
+        "$GPUCR" dump --pid $! -o image"#;
+    let output = finish(&mut in_a_container(&lab, script))?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let output = lab.run(["restore", "--new-pids", "image"])?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let log = std::fs::read_to_string(lab.path("log"))?;
+    ensure!(log.lines().any(|line| line.starts_with("result ")), "{log}");
+    Ok(())
+}
+
+/// As the first process of a container `gpucr run` stays, passes signals on, and ends with the program; that is dumped from
+/// outside.
+#[test]
+fn the_entry_point_of_a_container() -> Result<()> {
+    let lab = Lab::new();
+    let start = |command: &str, log: &str| -> Result<Started> {
+        let script =
+            format!(r#"exec "$GPUCR" run --device soft -- {command} > {log} 2>&1 < /dev/null"#);
+        Ok(Started::spawn(&mut in_a_container(&lab, &script))?)
+    };
+    let read = |log: &str| std::fs::read_to_string(lab.path(log)).unwrap_or_default();
+    let mut ended = start(r#"sh -c "exit 7""#, "log-7")?;
+    ensure!(ended.wait()?.code() == Some(7), "{}", read("log-7"));
+    let mut missing = start("/no/such/program", "log-none")?;
+    ensure!(missing.wait()?.code() == Some(2), "{}", read("log-none"));
+
+    let mut asked =
+        start(r#"sh -c "trap 'exit 9' USR1; echo ready; while :; do sleep 0.05; done""#, "log-9")?;
+    until("it has its handler", || read("log-9").contains("ready"))?;
+    let first = first_child(asked.id())?;
+    rustix::process::kill_process(pid(first)?, rustix::process::Signal::USR1)?;
+    ensure!(asked.wait()?.code() == Some(9), "{}", read("log-9"));
+
+    let mut program = start(r#""$WORKLOAD" sgd --steps 100 --step-delay-ms 20"#, "log")?;
+    until("it is at work", || read("log").contains("step "))?;
+    let outer = first_child(first_child(program.id())?)?;
+    let output = lab.run(["dump", "--pid", &outer.to_string(), "-o", "image"])?;
+    ensure!(output.status.success(), "{}", show(&output));
+    ensure!(program.wait()?.code() == Some(128 + libc::SIGKILL));
+    let output = lab.run(["restore", "--new-pids", "image"])?;
+    ensure!(output.status.success(), "{}", show(&output));
+    ensure!(read("log").lines().any(|line| line.starts_with("result ")), "{}", read("log"));
+    Ok(())
+}
+
+fn pid(pid: u32) -> Result<rustix::process::Pid> {
+    rustix::process::Pid::from_raw(pid as i32).context("a pid")
+}
+
+fn first_child(pid: u32) -> Result<u32> {
+    let mut child = None;
+    until("it has a child", || {
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        child = children.ok().and_then(|all| all.split_whitespace().next()?.parse().ok());
+        child.is_some()
+    })?;
+    child.context("a child")
+}
+
+/// What is open from outside of its mounts CRIU cannot name.
+#[test]
+fn streams_from_outside_of_the_mounts_are_refused_by_name() -> Result<()> {
+    let lab = Lab::new();
+    let script =
+        r#"exec "$GPUCR" run --device soft -- "$WORKLOAD" sgd --step-delay-ms 20 > log 2>&1"#;
+    let mut command = in_a_container(&lab, script);
+    let mut program = Started::spawn(command.stdin(std::fs::File::open("/dev/null")?))?;
+    until("it is at work", || {
+        std::fs::read_to_string(lab.path("log")).unwrap_or_default().contains("step ")
+    })?;
+    let outer = first_child(first_child(program.id())?)?;
+    let output = lab.run(["dump", "--pid", &outer.to_string(), "-o", "image"])?;
+    refused(&output, 1, &["mount", "opened outside of its mount namespace", "runs on"])?;
+    rustix::process::kill_process(pid(outer)?, rustix::process::Signal::KILL)?;
+    ensure!(program.wait()?.code() == Some(128 + libc::SIGKILL));
+    Ok(())
+}
+
+/// What a container with a root directory of its own executes is not for gpucr to trust.
+#[test]
+fn another_root_is_refused_with_what_to_do() -> Result<()> {
+    let lab = Lab::new();
+    std::fs::create_dir(lab.path("base"))?;
+    let script = r#"
+        mount -t tmpfs tmpfs base && mkdir base/upper base/work base/root
+        mount -t overlay overlay -o "lowerdir=/,upperdir=base/upper,workdir=base/work" base/root
+        for dir in /proc "$PWD" "${GPUCR%/*}"; do mkdir -p "base/root$dir"; mount --rbind "$dir" "base/root$dir"; done
+        exec chroot base/root "$GPUCR" run --device soft -- "$WORKLOAD" sgd --step-delay-ms 20 > log 2>&1 < /dev/null"#;
+    let mut program = Started::spawn(&mut in_a_container(&lab, script))?;
+    let read = || std::fs::read_to_string(lab.path("log")).unwrap_or_default();
+    until("it is at work", || read().contains("step ")).with_context(read)?;
+    let outer = first_child(first_child(program.id())?)?;
+    let output = lab.run(["dump", "--pid", &outer.to_string(), "-o", "image"])?;
+    let inner = read().lines().find_map(|line| line.strip_prefix("ready pid=").map(str::to_owned));
+    let there = format!("gpucr dump --pid {}", inner.context("it says its pid")?);
+    refused(&output, 1, &["a root directory or users of its own", &there, "Nothing was changed"])?;
+    rustix::process::kill_process(pid(outer)?, rustix::process::Signal::KILL)?;
+    ensure!(program.wait()?.code() == Some(128 + libc::SIGKILL));
+    Ok(())
+}
+
+/// Its pids are its own, so that it goes on whoever has them outside; and its streams are files of its own mounts.
+#[test]
+fn a_program_with_new_pids_is_saved_ended_and_resumed() -> Result<()> {
+    let lab = Lab::new();
+    let run = |options: &[&str], log: &str| -> Result<Started> {
+        let mut command = lab.gpucr();
+        let log = std::fs::File::options().create(true).append(true).open(lab.path(log))?;
+        command.args(["run", "--device", "soft"]).args(options).arg("--").arg(binary("workload"));
+        command.args(["sgd", "--steps", "200", "--step-delay-ms", "20"]);
+        Ok(Started::spawn(command.stdout(log.try_clone()?).stderr(log))?)
+    };
+    let read = |log: &str| std::fs::read_to_string(lab.path(log)).unwrap_or_default();
+    let result =
+        |log: &str| read(log).lines().find(|line| line.starts_with("result ")).map(str::to_owned);
+    ensure!(run(&[], "undisturbed")?.wait()?.success());
+    let options = ["--new-pids", "--store", "store", "--resume", "--on-signal", "usr1=end"];
+    let mut first = run(&options, "log")?;
+    until("it is at work", || read("log").contains("step "))?;
+    rustix::process::kill_process(pid(first.id())?, rustix::process::Signal::USR1)?;
+    ensure!(first.wait()?.code() == Some(75), "{}", read("log"));
+    ensure!(result("log").is_none(), "{}", read("log"));
+    let mut second = run(&options, "log")?;
+    ensure!(second.wait()?.success(), "{}", read("log"));
+    let (undisturbed, resumed) = (result("undisturbed"), result("log"));
+    ensure!(undisturbed.is_some() && undisturbed == resumed, "{}", read("log"));
+    let pids = read("log").lines().filter(|line| line.starts_with("ready pid=")).count();
+    ensure!(pids == 1, "it was begun once: {}", read("log"));
+    Ok(())
+}
