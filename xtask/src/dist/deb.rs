@@ -38,6 +38,10 @@ pub(super) fn pack(built: &Path, dist: &Path, work: &Path) -> Result<()> {
     for script in SCRIPTS {
         install(&packaging.join(script), &control.join(script), "755")?;
     }
+    // For the units: what they start, and its output.
+    for dir in ["etc/gpucr/programs", "var/log/gpucr"] {
+        std::fs::create_dir_all(tree.join(dir)).with_context(|| format!("cannot make {dir}"))?;
+    }
     let criu = Path::new(criu::INSTALLED);
     let has_criu = criu.exists();
     if has_criu {
