@@ -79,6 +79,18 @@ fn about_program(error: &Error) -> Help {
              mode that admits more than one process"
         }
         Error::SeveralProcesses { .. } => "name one of them: `gpucr ps` lists them",
+        Error::OtherUsers { .. } => {
+            "start the program without a user namespace (podman and docker: as root)"
+        }
+        Error::OtherNetwork { pid } => {
+            return Some(
+                format!(
+                    "go there: nsenter --target {pid} --net gpucr dump --pid {pid} …; restore in such a one too, with its \
+                     loopback device up: unshare --net sh -c 'ip link set lo up; gpucr restore …'"
+                )
+                .into(),
+            );
+        }
         Error::UnnamedTerminal { .. } => WITHOUT_TERMINAL,
         Error::Held { options: [], .. } => "CRIU cannot save it: have the program close it first",
         Error::Held { options, .. } => {
@@ -258,7 +270,7 @@ fn about_criu(error: &CriuError) -> Help {
 
 /// What to do about a cause that CRIU's log names.
 fn about_hint(hint: Hint) -> Cow<'static, str> {
-    if let Some(option) = hint.option() {
+    if let Some(option) = hint.option().filter(|_| hint != Hint::ExtUnixSk) {
         return format!("try again with {option} (see criu(8))").into();
     }
     let text = match hint {
@@ -277,6 +289,17 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
         }
         Hint::Device => "the program has a device open that CRIU cannot save: close it first",
         Hint::GhostLimit => "the program holds a large deleted file open: close it first",
+        Hint::NoLoopback => {
+            "bring up the loopback device of the network namespace: ip link set lo up"
+        }
+        Hint::SharedSegment => {
+            "CRIU saves System V shared memory only with a whole IPC namespace: have the program use POSIX shared memory \
+             (shm_open) instead"
+        }
+        Hint::ExtUnixSk => {
+            "--ext-unix-sk has CRIU save datagram sockets that lead outside, such as those of syslog; a connection of \
+             Unix sockets has to be closed first (`gpucr dump --dry-run` names it)"
+        }
         Hint::ControllingTerminal => WITHOUT_TERMINAL,
         Hint::NoSpace => "free space on the file system of the image",
         Hint::InFlight => "others keep connecting to a socket of the program; try again",

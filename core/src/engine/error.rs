@@ -131,6 +131,12 @@ pub enum Error {
     FileAltered { path: PathBuf },
     #[error("the program's {stream} was no pipe, but {now}")]
     NoPipe { stream: &'static str, now: String },
+    #[error("process {pid} is in a user namespace of its own, in which CRIU can restore nothing")]
+    OtherUsers { pid: u32 },
+    #[error(
+        "process {pid} is in a network namespace of its own, in which its sockets are for gpucr to ask at"
+    )]
+    OtherNetwork { pid: u32 },
     #[error("process {pid} has its controlling terminal open as /dev/tty, which CRIU cannot save")]
     UnnamedTerminal { pid: u32 },
     #[error("process {pid} has {what}")]

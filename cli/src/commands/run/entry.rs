@@ -142,15 +142,32 @@ fn let_dump_end() {
     }
 }
 
+/// Has signals to this thread, and to threads and not to programs that it starts from now on, wait, or wait no more.
+fn hold_signals(hold: bool) {
+    // SAFETY: a set is made, filled and used.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        if hold {
+            libc::sigfillset(&mut set);
+        } else {
+            libc::sigemptyset(&mut set);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+    }
+}
+
 /// Starts the program in a session of its own, passes signals on to it, waits for it and for whatever loses its parents,
 /// and ends with its exit status. If this is the first process of a namespace the kernel ends what is left then.
 pub(super) fn stay(mut command: Command) -> Outcome {
+    // What comes before there is somebody to pass it on to waits.
+    hold_signals(true);
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     in_own_session(&mut command);
     leave_low_pids();
     let child = command.spawn().map_err(|error| cannot_run(&command, &error))?;
     let root = Pid::from_child(&child);
     signals.pass_to(child.id());
+    hold_signals(false);
     loop {
         match reap(Some(root), &signals).map_err(io_error("cannot wait for the program"))? {
             Some((pid, end)) if pid == root => {

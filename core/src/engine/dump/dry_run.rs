@@ -79,7 +79,7 @@ fn of_criu<'a>(
     let given = option_names(&options.criu, options.shell_job);
     let is_new = move |held: &Held| !held.options.iter().any(|o| given.iter().any(|g| g == o));
     let held = holdings.held.into_iter().filter(is_new);
-    old.into_iter().chain(terminal).chain(held.map(|Held { pid, what, options }| Error::Held {
+    old.into_iter().chain(terminal).chain(held.map(|Held { pid, what, options, .. }| Error::Held {
         pid,
         what,
         options,

@@ -20,6 +20,7 @@ use crate::engine::opened;
 use crate::engine::sharers::Sharers;
 use crate::host::criu::Criu;
 use crate::host::process::connections::Outer;
+use crate::host::process::held::{self, Held};
 use crate::host::process::{
     Agent, AgentError, Lock, MappedLibrary, ProcessInfo, Tree, connections, files, sockets,
 };
@@ -165,6 +166,11 @@ pub(super) fn check(
         return Err(Error::Headless { pid: process.pid });
     }
     refuse_connected(&tree, options)?;
+    // CRIU makes images of those that nobody has accepted yet, which cannot be restored.
+    if let Some(stream) = held::of(&tree).held.into_iter().find(|held| held.is_stream) {
+        let Held { pid, what, options, .. } = stream;
+        return Err(Error::Held { pid, what, options });
+    }
     let criu = Criu::find(Some(&options.stop))?;
     let root = tree.root();
     let on_terminal = |process: &ProcessInfo| {
@@ -278,6 +284,12 @@ pub(super) fn inspect(
     let pid = process.pid;
     if process.inner_pid != pid {
         return Err(Error::OtherPidNamespace { pid, inner: process.inner_pid });
+    }
+    if !process.shares_namespace("user") {
+        return Err(Error::OtherUsers { pid });
+    }
+    if !process.shares_namespace("net") {
+        return Err(Error::OtherNetwork { pid });
     }
     if Agent::listens(process) {
         if process.is_suspended() {

@@ -116,6 +116,10 @@ pub enum Hint {
     NoSpace,
     /// A process had tried to connect to a socket of the program, and gone away before it was accepted.
     InFlight,
+    /// There is no network to try TCP with, not even within the host.
+    NoLoopback,
+    /// The program has System V shared memory.
+    SharedSegment,
     /// The program has its terminal open by the name `/dev/tty` alone.
     ControllingTerminal,
     /// There are not enough descriptors or pipes for memory that CRIU is to leave in the processes: it takes hold of

@@ -38,6 +38,8 @@ const SIGNS: &[(&str, Hint)] = &[
     ("closed in-flight socket", Hint::InFlight),
     ("for page-pipe", Hint::Pipes),
     ("ctty inheritance", Hint::ControllingTerminal),
+    ("kerndat_tcp_repair", Hint::NoLoopback),
+    ("SysVIPC shmem", Hint::SharedSegment),
 ];
 
 /// The error for a request that CRIU answered with failure.

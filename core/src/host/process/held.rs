@@ -15,6 +15,9 @@ const LARGEST_DELETED: u64 = u32::MAX as u64;
 /// The major numbers of devices that CRIU or the driver's checkpoint takes care of: memory, terminals, NVIDIA's.
 const KNOWN_DEVICES: [u32; 7] = [1, 4, 5, 136, 137, 138, 195];
 
+/// How a stream of Unix sockets is called.
+const STREAM: &str = "a connection of Unix sockets";
+
 /// Something that keeps CRIU from saving a process as things are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
@@ -24,6 +27,8 @@ pub struct Held {
     pub what: String,
     /// The options that have CRIU save it, each by itself; none if there is none.
     pub options: &'static [&'static str],
+    /// Whether it is a stream of Unix sockets, the other end of which CRIU cannot bring back at all.
+    pub is_stream: bool,
 }
 
 /// What these processes hold, and how many of them have a TCP socket.
@@ -54,7 +59,8 @@ pub fn of(tree: &Tree) -> Holdings {
         let mut add = |what: String, options| {
             // Once, though relatives have the same thing open.
             if said.insert(what.clone()) {
-                all.held.push(Held { pid: *pid, what, options });
+                let is_stream = what.starts_with(STREAM);
+                all.held.push(Held { pid: *pid, what, options, is_stream });
             }
         };
         if has_tcp(*pid, &own) {
@@ -74,13 +80,7 @@ pub fn of(tree: &Tree) -> Holdings {
                     ),
                     &["--ext-unix-sk"],
                 ),
-                _ => add(
-                    format!(
-                        "a connection of Unix sockets (inode {}) to a process outside",
-                        socket.inode
-                    ),
-                    &[],
-                ),
+                _ => add(format!("{STREAM} (inode {}) to a process outside", socket.inode), &[]),
             }
         }
         for one in open {

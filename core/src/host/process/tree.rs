@@ -209,6 +209,13 @@ impl ProcessInfo {
         Ok(read)
     }
 
+    /// Whether it is in the same namespace of a kind (`user`, `net`) as this process. So it is if that cannot be told.
+    pub fn shares_namespace(&self, kind: &str) -> bool {
+        let of = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
+        let (own, its) = (of("self"), of(&self.pid.to_string()));
+        own.is_none() || its.is_none() || own == its
+    }
+
     /// Reads process `pid` except for its driver libraries: there may be very many mappings to go through.
     pub(super) fn read_without_libraries(pid: u32) -> Result<Self, TreeError> {
         let raw = raw_pid(pid).ok_or(TreeError::NoProcess(pid))?;
