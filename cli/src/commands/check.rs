@@ -62,6 +62,7 @@ pub(crate) fn run(args: &CheckArgs) -> Outcome {
         criu_version(),
         criu_check(),
         tcp_sockets(),
+        other_users(),
         host_memory(),
         library_row("shim", library::SHIM),
         library_row("software driver", library::SOFT_DRIVER),
@@ -150,6 +151,27 @@ fn tcp_sockets() -> Row {
                 "install CRIU 4.2 or newer; `cargo xtask setup` in gpucr's source tree does it"
                     .into(),
             ),
+        ),
+    }
+}
+
+/// CRIU asks for the limits of each process by prlimit(2), which for another user's needs CAP_SYS_RESOURCE.
+fn other_users() -> Row {
+    /// `CAP_SYS_RESOURCE` of capabilities(7).
+    const NUMBER: u32 = 24;
+    const NAME: &str = "other users";
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0);
+    if set >> NUMBER & 1 == 1 {
+        return Row::met(NAME, "their programs can be dumped");
+    }
+    Row {
+        name: NAME,
+        met: None,
+        found: "their programs cannot be dumped: CAP_SYS_RESOURCE is missing".into(),
+        mend: Some(
+            "run gpucr with all capabilities; a container may have been denied this one".into(),
         ),
     }
 }

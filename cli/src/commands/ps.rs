@@ -111,7 +111,7 @@ fn row(seen: Seen) -> Row {
         pid: seen.pid,
         command: seen.command,
         state,
-        devices: counts.devices.iter().map(|uuid| gpucr_core::device_uuid(uuid)).collect(),
+        devices: counts.devices.iter().map(gpucr_core::device_uuid).collect(),
         bulk_bytes: counts.bulk_bytes,
         allocations: counts.allocations,
         driver_bytes,
