@@ -1,12 +1,14 @@
 //! `cargo xtask dist`: a tarball that runs from wherever it is unpacked, and a Debian package.
 
 mod deb;
+mod tree;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
+use self::tree::{Layout, fill, install, put_in_place};
 use crate::sys;
 
 #[derive(clap::Args)]
@@ -19,24 +21,8 @@ pub(crate) struct Args {
     out: Option<PathBuf>,
 }
 
-/// Where each thing lies below the root of a tree.
-struct Layout {
-    /// `libgpucr.so`, which programs load that save themselves.
-    libraries: &'static str,
-    /// Units of systemd.
-    units: &'static str,
-    /// Scripts by which shells complete command lines: the shell, the folder and the file.
-    completions: [(&'static str, &'static str); 3],
-}
-
-const COMPLETIONS: [(&str, &str); 3] = [
-    ("bash", "share/bash-completion/completions/gpucr"),
-    ("zsh", "share/zsh/vendor-completions/_gpucr"),
-    ("fish", "share/fish/vendor_completions.d/gpucr.fish"),
-];
 /// In the tarball, of which each user takes what there is a use for.
-const TARBALL: Layout =
-    Layout { libraries: "lib", units: "lib/systemd/system", completions: COMPLETIONS };
+const TARBALL: Layout = Layout { libraries: "lib", units: "lib/systemd/system" };
 
 /// Builds, strips and packs. The archives do not depend on the user or the time.
 ///
@@ -86,57 +72,6 @@ fn pack(built: &Path, dist: &Path) -> Result<()> {
     deb::pack(built, dist, work.path())
 }
 
-/// Puts everything into a tree that runs from wherever it is.
-fn fill(tree: &Path, built: &Path, layout: &Layout) -> Result<()> {
-    let root = sys::root();
-    install(&built.join("gpucr"), &tree.join("bin/gpucr"), "755")?;
-    sys::capture(Command::new("strip").arg(tree.join("bin/gpucr")))?;
-    let libraries = [
-        ("lib/gpucr", "libgpucr_intercept.so"),
-        ("lib/gpucr", "libsoftcuda.so"),
-        (layout.libraries, "libgpucr.so"),
-    ];
-    for (place, library) in libraries {
-        let installed = tree.join(place).join(library);
-        install(&built.join(library), &installed, "644")?;
-        // The dynamic symbols stay: they are what the libraries are for.
-        sys::capture(Command::new("strip").arg("--strip-unneeded").arg(&installed))?;
-    }
-    install(&root.join("capi/include/gpucr.h"), &tree.join("include/gpucr.h"), "644")?;
-    for page in man_pages()? {
-        let section = page.extension().and_then(|extension| extension.to_str());
-        let (Some(section), Some(file)) = (section, page.file_name()) else { continue };
-        install(&page, &tree.join(format!("share/man/man{section}")).join(file), "644")?;
-    }
-    for (shell, place) in layout.completions {
-        let script =
-            sys::capture(Command::new(tree.join("bin/gpucr")).args(["completions", shell]))?;
-        write(&tree.join(place), &script)?;
-    }
-    for unit in ["gpucr@.service", "gpucr-warm@.service"] {
-        let from = root.join("packaging").join(unit);
-        install(&from, &tree.join(layout.units).join(unit), "644")?;
-    }
-    Ok(())
-}
-
-/// The manual pages.
-fn man_pages() -> Result<Vec<PathBuf>> {
-    let all = sys::root().join("man").read_dir().context("cannot read man/")?;
-    let mut pages = Vec::new();
-    for entry in all {
-        let page = entry?.path();
-        if page.extension().is_some_and(|section| section == "1" || section == "7") {
-            pages.push(page);
-        }
-    }
-    if pages.is_empty() {
-        bail!("man/ holds no page; run `cargo xtask man`");
-    }
-    pages.sort();
-    Ok(pages)
-}
-
 /// Builds the wheel of the Python package, with the library in it.
 ///
 /// # Errors
@@ -153,26 +88,5 @@ pub(crate) fn wheel() -> Result<()> {
     let mut script = Command::new("python3");
     script.arg(root.join("python/build_wheel.py")).arg(&library).arg(&dist).arg(sys::version()?);
     sys::say("wheel", sys::capture(&mut script)?.trim());
-    Ok(())
-}
-
-/// Copies a file to its place, making the folders on the way.
-fn install(from: &Path, to: &Path, mode: &str) -> Result<()> {
-    sys::capture(Command::new("install").args(["-D", "-m", mode]).arg(from).arg(to)).map(drop)
-}
-
-/// Writes a file, making the folders on the way.
-fn write(to: &Path, text: &str) -> Result<()> {
-    let dir = to.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    std::fs::write(to, text).with_context(|| format!("cannot write {}", to.display()))
-}
-
-/// Gives an archive its name, and says so.
-fn put_in_place(packed: &Path, archive: &Path) -> Result<()> {
-    std::fs::rename(packed, archive)
-        .with_context(|| format!("cannot put {} in place", archive.display()))?;
-    let kib = archive.metadata()?.len() / 1024;
-    sys::say("dist", format!("{} ({kib} KiB)", archive.display()));
     Ok(())
 }

@@ -2,19 +2,22 @@
 
 mod kernels;
 mod print;
+mod rows;
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use gpucr_core::image::{
-    Base, BlockKind, DriverKind, ImageReader, Listener, Part, Phase, Protocol, Stdio,
-};
-use gpucr_core::interrupted::{self, Interrupted};
+use gpucr_core::image::{Base, ImageReader, Part};
+use gpucr_core::interrupted;
 use gpucr_core::kinds;
 use gpucr_core::store::ChunkId;
 use gpucr_core::{Error, device_uuid, hex};
 
+use self::rows::{
+    BlockRow, ChunkRow, CountsRow, CriuRow, DeviceRow, FileRow, LibraryRow, ProcessRow, SectionRow,
+    ShimRow, Summary,
+};
 use crate::commands::{Outcome, print_json};
 use crate::display;
 use crate::template::{self, Template, template};
@@ -51,159 +54,6 @@ pub(crate) struct InspectArgs {
     /// As with docker and podman: {{.field}}, {{.devices.0.name}}, {{json .field}}, {{range .processes}}{{.pid}}\n{{end}}.
     #[arg(long, value_name = "TEMPLATE", value_parser = template, conflicts_with = "json")]
     pub(crate) format: Option<Template>,
-}
-
-/// Everything that an image says about itself.
-#[derive(serde::Serialize)]
-struct Summary<'a> {
-    id: String,
-    /// `alone`, `incremental` or `stored`.
-    kind: &'static str,
-    /// Where the ancestors of an incremental image were found, the parent first.
-    ancestors: &'a [std::path::PathBuf],
-    /// The store of a stored image.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    store: Option<&'a std::path::Path>,
-    created: String,
-    gpucr_version: &'a str,
-    hostname: &'a str,
-    kernel: &'a str,
-    protocol: Protocol,
-    driver: &'a Path,
-    driver_version: i32,
-    driver_kind: DriverKind,
-    driver_hash: String,
-    devices: Vec<DeviceRow<'a>>,
-    /// Each after its parent; the first is the root.
-    processes: Vec<ProcessRow<'a>>,
-    criu_version: &'a str,
-    criu_options: &'a [String],
-    /// Device memory that gpucr saved.
-    bulk_bytes: u64,
-    /// CRIU's files: the host side.
-    host_bytes: u64,
-    /// Libraries that the image brings along.
-    library_bytes: u64,
-    /// The image's own files, and what it shares with others.
-    stored_bytes: u64,
-    /// Bytes of its own chunks that changed after they had been copied, and are not needed.
-    unneeded_bytes: u64,
-    /// Plain bytes for each stored byte.
-    ratio: f64,
-    chunks: ChunkRow,
-    criu_files: Vec<CriuRow<'a>>,
-    /// What the image says besides, by kind.
-    sections: Vec<SectionRow<'a>>,
-    /// Libraries that are put back in place.
-    libraries: Vec<LibraryRow<'a>>,
-    /// Files that must be in place for a restore, with these sizes.
-    files: Vec<FileRow<'a>>,
-    /// The kernels that each process launched while it was dumped, as far as the dump recorded that.
-    kernels: Vec<kernels::ProcessKernels>,
-    /// Launches that were interrupted, and go on from there.
-    interrupted: Vec<Interrupted>,
-    stopped_ms: f64,
-    phases: &'a [Phase],
-}
-
-#[derive(serde::Serialize)]
-struct DeviceRow<'a> {
-    uuid: String,
-    name: &'a str,
-    memory: u64,
-    /// How much of it the image holds.
-    bulk_bytes: u64,
-}
-
-#[derive(serde::Serialize)]
-struct SectionRow<'a> {
-    kind: &'a str,
-    version: u32,
-    /// Whether a restore has to know it.
-    needed: bool,
-    /// Bytes that belong to it.
-    size: u64,
-}
-
-/// Distinct chunks.
-#[derive(Default, serde::Serialize)]
-struct ChunkRow {
-    count: u64,
-    /// Their plain bytes.
-    bytes: u64,
-    /// Their stored bytes.
-    stored_bytes: u64,
-    /// How many are of one repeated byte, and so have no stored bytes.
-    constant: u64,
-}
-
-#[derive(serde::Serialize)]
-struct FileRow<'a> {
-    path: &'a Path,
-    size: u64,
-    /// Open, rather than only mapped as a library is.
-    open: bool,
-    mapped: bool,
-}
-
-#[derive(serde::Serialize)]
-struct CriuRow<'a> {
-    name: &'a str,
-    size: u64,
-    stored_bytes: u64,
-    mode: String,
-    chunks: usize,
-}
-
-#[derive(serde::Serialize)]
-struct LibraryRow<'a> {
-    path: &'a Path,
-    size: u64,
-    stored_bytes: u64,
-    mode: String,
-    chunks: usize,
-}
-
-#[derive(serde::Serialize)]
-struct ProcessRow<'a> {
-    pid: u32,
-    ppid: u32,
-    command: &'a [String],
-    exe: &'a Path,
-    cuda: bool,
-    under_gpucr: bool,
-    stdio: &'a [Stdio; 3],
-    listeners: &'a [Listener],
-    shim: Option<ShimRow<'a>>,
-    counts: Option<CountsRow>,
-    blocks: Vec<BlockRow>,
-}
-
-#[derive(serde::Serialize)]
-struct ShimRow<'a> {
-    path: &'a Path,
-    hash: String,
-}
-
-/// What a process had besides its blocks: an object with a number by each name.
-struct CountsRow(Vec<(&'static str, u64)>);
-
-impl serde::Serialize for CountsRow {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().copied())
-    }
-}
-
-#[derive(serde::Serialize)]
-struct BlockRow {
-    id: u64,
-    device: String,
-    address: String,
-    size: u64,
-    stored_bytes: u64,
-    allocations: u32,
-    kind: BlockKind,
-    chunks: usize,
 }
 
 pub(crate) fn run(args: &InspectArgs) -> Outcome {

@@ -9,14 +9,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::{COMPLETIONS, Layout, fill, install, put_in_place, write};
+use super::tree::{Layout, fill, install, put_in_place, write};
 use crate::{criu, sys};
 
-const LAYOUT: Layout = Layout {
-    libraries: "lib/x86_64-linux-gnu",
-    units: "lib/systemd/system",
-    completions: COMPLETIONS,
-};
+const LAYOUT: Layout = Layout { libraries: "lib/x86_64-linux-gnu", units: "lib/systemd/system" };
 
 /// Scripts that dpkg runs.
 const SCRIPTS: [&str; 3] = ["postinst", "prerm", "postrm"];

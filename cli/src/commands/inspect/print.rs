@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use gpucr_core::kinds;
 
-use super::{BlockRow, ProcessRow, Summary};
+use super::rows::{BlockRow, ProcessRow, Summary};
 use crate::commands::{LARGEST, say};
 use crate::display;
 use crate::table::Table;
