@@ -59,7 +59,7 @@ fn damaged_chunks_name_all_owners() {
     let block = |offset: u64, bytes| Owner::Block {
         pid: 42,
         block: 1,
-        device: "01".repeat(16),
+        device: crate::base::format::device_uuid(&[1; 16]),
         address: Some(0x7000_0000 + offset),
         offset,
         bytes,
@@ -73,7 +73,7 @@ fn damaged_chunks_name_all_owners() {
     assert_eq!(of(&chunks[1]).offset, Some(entry.offset));
     assert_eq!(
         of(&chunks[1]).owners[0].to_string(),
-        format!("process 42, block 1, 0x70200000-0x70200005 on device {}", "01".repeat(16))
+        "process 42, block 1, 0x70200000-0x70200005 on device GPU-01010101-0101-0101-0101-010101010101"
     );
 }
 
