@@ -15,7 +15,7 @@ use super::bulk::{Chunks, Room, SPARE, joined};
 use super::devices::{self, MappedDevice, Placement};
 use super::driver;
 use super::given::LoadedMemory;
-use super::memory;
+use super::room;
 use crate::base::format::device_uuid;
 use crate::base::progress::Quiet;
 use crate::base::stop::Stop;
@@ -171,7 +171,7 @@ impl Ahead {
         if self.kind == DriverKind::Soft {
             let sizes = expected.iter().fold(0, |sum: u64, what| sum.saturating_add(what.size));
             let loaded: u64 = kept.values().map(AheadBlock::loaded).sum();
-            memory::check_bytes(sizes.saturating_sub(loaded))?;
+            room::check_bytes(sizes.saturating_sub(loaded))?;
         }
         let mut blocks = Vec::with_capacity(expected.len());
         for what in expected {

@@ -1,7 +1,7 @@
 //! Whether there is room for what an image says that a restore needs.
 
+use super::room::check_bytes;
 use super::source::Source;
-use crate::base::memory;
 use crate::engine::error::Error;
 use crate::image::DriverKind;
 
@@ -21,19 +21,10 @@ pub(super) fn check(image: &Source, there: u64) -> Result<(), Error> {
     check_bytes(image.host_memory()?.saturating_add(device.saturating_sub(there)))
 }
 
-/// Whether there is room in memory for so many bytes.
-///
-/// # Errors
-/// [`Error::NoRoom`]; it cannot be found out.
-pub(super) fn check_bytes(needed: u64) -> Result<(), Error> {
-    let rooms = memory::groups().into_iter().chain([memory::host()?]);
-    let allowed = rooms.map(memory::Room::with_swap).min().unwrap_or(u64::MAX);
-    if needed <= allowed { Ok(()) } else { Err(Error::NoRoom { needed, allowed }) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::memory;
     use crate::image::tests::manifest;
     use crate::image::{FileChunk, FileEntry, ImageWriter};
     use crate::store::{Compression, MAX_CHUNK};

@@ -25,6 +25,7 @@ mod phases;
 mod preflight;
 mod processes;
 mod report;
+mod room;
 mod source;
 #[cfg(test)]
 mod source_tests;

@@ -352,7 +352,7 @@ impl Source {
         let pages: Vec<&FileEntry> = all.iter().filter(|file| is_pages(file)).collect();
         if plan.is_none() && !self.is_warm() {
             // They are there twice then, until the processes have them.
-            super::memory::check_bytes(2 * pages.iter().map(|file| file.size).sum::<u64>())?;
+            super::room::check_bytes(2 * pages.iter().map(|file| file.size).sum::<u64>())?;
         }
         let parts = |name: &str| plan.as_ref().and_then(|plan| plan.left_to_criu(name));
         let write = |file: &&FileEntry| self.write_pages(file, parts(&file.name), files.images());

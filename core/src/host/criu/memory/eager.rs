@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::plan::{Memory, Part};
-use super::talk::Stage;
+use super::stage::Stage;
 use super::uffd::{Event, PAGE, Uffd};
 
 /// Most threads for one process: the kernel's work for each page is done with locks of the process.

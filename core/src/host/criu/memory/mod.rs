@@ -11,6 +11,7 @@ mod eager;
 mod missing;
 mod on_demand;
 mod plan;
+mod stage;
 mod talk;
 mod uffd;
 

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use super::super::pages::Extent;
 use super::missing::Missing;
 use super::plan::{Memory, Part};
-use super::talk::Stage;
+use super::stage::Stage;
 use super::uffd::{Event, PAGE, Uffd, is_alive};
 use crate::base::faults::skipped;
 

@@ -26,6 +26,7 @@ use rustix::net::{
 use super::eager::{Process, threads};
 use super::on_demand::{Keep, OnDemandMemory};
 use super::plan::{Memory, Plan};
+use super::stage::Stage;
 use super::uffd::Uffd;
 
 /// The name of the socket that CRIU connects to.
@@ -36,29 +37,6 @@ const GOES_ON: i32 = 0x5253_5446;
 const LOOK_UP: Duration = Duration::from_millis(20);
 /// How long CRIU may take from the first byte of a message to the last.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// How far CRIU is.
-#[derive(Default)]
-pub(super) struct Stage {
-    is_complete: AtomicBool,
-    is_over: AtomicBool,
-}
-
-impl Stage {
-    /// All memory has its place.
-    pub(super) fn is_complete(&self) -> bool {
-        self.is_complete.load(Ordering::SeqCst)
-    }
-
-    /// The memory is not wanted any more, or bringing it has failed.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::SeqCst)
-    }
-
-    pub(super) fn end(&self) {
-        self.is_over.store(true, Ordering::SeqCst);
-    }
-}
 
 /// The connection with CRIU, which is to be kept until that has ended; and the memory that comes on demand, if any does.
 type Served = (Option<UnixStream>, io::Result<Option<OnDemandMemory>>);
@@ -123,7 +101,7 @@ impl Loading {
         &mut self,
         stop: Option<&AtomicBool>,
     ) -> io::Result<Option<OnDemandMemory>> {
-        self.stage.is_complete.store(true, Ordering::SeqCst);
+        self.stage.complete();
         wake(&self.wake);
         while self.is_served.recv_timeout(LOOK_UP) == Err(RecvTimeoutError::Timeout) {
             if stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {

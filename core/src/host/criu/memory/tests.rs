@@ -242,7 +242,8 @@ fn memory_that_moves_goes_and_is_forked_is_what_it_would_be() {
             (0..PAGE)
                 .all(|i| unsafe { std::ptr::read_volatile((address + i) as *const u8) } == byte)
         };
-        let of = |number: u64| if number % 100 == 0 { 0 } else { (number % 251 + 1) as u8 };
+        let of =
+            |number: u64| if number.is_multiple_of(100) { 0 } else { (number % 251 + 1) as u8 };
         let right = (0..700).all(|number| match number {
             10..20 => is(elsewhere + (number - 10) * PAGE, of(number)),
             30..40 => is(at(number), 0),
