@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Lab, Program, binary, finish, show};
+use gpucr_tests::{Lab, Program, Started, binary, finish, refused, show, until};
 
 /// Starts a workload on the software driver alone, with no shim in front of it.
 fn started_bare(lab: &Lab) -> Result<Program> {
@@ -33,6 +33,25 @@ fn driver_and_criu_alone_carry_a_program() -> Result<()> {
     let mut program = lab.restore(&image, program)?;
     program.result()?;
     ensure!(program.series() == uninterrupted.series(), "differs:\n{}", program.output());
+    Ok(())
+}
+
+/// Nobody dumps a program whose host memory is not all there: what is missing would be zeros in the image.
+#[test]
+fn a_program_that_lacks_host_memory_is_not_dumped() -> Result<()> {
+    let lab = Lab::new();
+    let mut program = started_bare(&lab)?;
+    lab.dump(&program, &lab.path("image"), &[])?;
+    program.wait()?;
+    let mut command = lab.gpucr();
+    command.args(["restore", "--on-demand", "--ready-file", "ready", "image"]);
+    command.envs([("GPUCR_FAULT", "hold:stream"), ("GPUCR_FAULT_FILE", "go on")]);
+    let restore = Started::spawn(&mut command)?;
+    until("it runs", || lab.path("ready").exists())?;
+    let dump = ["dump", "--pid", &program.pid.to_string(), "-R", "-o", "early"];
+    refused(&lab.run(dump)?, 1, &["at work on"])?;
+    std::fs::write(lab.path("go on"), "")?;
+    ensure!(restore.wait_with_output()?.status.success());
     Ok(())
 }
 

@@ -49,6 +49,9 @@ pub(crate) struct MigrateArgs {
     #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
     pub(crate) device_map: Vec<String>,
     /// With ssh: the command that connects, as a shell takes it: `ssh -i KEY`
+    ///
+    /// `ssh -c aes128-gcm@openssh.com` takes less of the processors than OpenSSH's first choice where these have
+    /// instructions for AES.
     #[arg(long, value_name = "CMD", default_value = "ssh")]
     pub(crate) ssh: OsString,
     /// With ssh: gpucr's command there, as a shell takes it: `/opt/gpucr/gpucr`, or `sudo gpucr`

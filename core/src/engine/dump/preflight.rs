@@ -30,6 +30,9 @@ use crate::image::{Listener, Stdio};
 /// How long the agent of a running program may take to answer; it is busy only while another
 /// gpucr works on the same program.
 const FIRST_ANSWER: Duration = Duration::from_secs(10);
+/// How often, and with which pause, it is looked whether a stream is still one that keeps CRIU from saving the program.
+const LOOKS: u32 = 30;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 /// Everything that a dump needs to know before it begins.
 pub(super) struct DumpPlan {
@@ -166,11 +169,7 @@ pub(super) fn check(
         return Err(Error::Headless { pid: process.pid });
     }
     refuse_connected(&tree, options)?;
-    // CRIU makes images of those that nobody has accepted yet, which cannot be restored.
-    if let Some(stream) = held::of(&tree).held.into_iter().find(|held| held.is_stream) {
-        let Held { pid, what, options, .. } = stream;
-        return Err(Error::Held { pid, what, options });
-    }
+    refuse_streams(&tree)?;
     let criu = Criu::find(Some(&options.stop))?;
     let root = tree.root();
     let on_terminal = |process: &ProcessInfo| {
@@ -240,6 +239,27 @@ pub(super) fn check(
         renamed: BTreeSet::new(),
     };
     Ok((plan, cuda_processes, locks))
+}
+
+/// Refuses streams of Unix sockets to the outside, and within the tree those that nobody accepts: of these CRIU makes
+/// images that cannot be restored. The program runs, so what is seen once may be a connection that is just being made.
+///
+/// # Errors
+/// [`Error::Held`].
+fn refuse_streams(tree: &Tree) -> Result<(), Error> {
+    let streams = || held::of(tree).held.into_iter().filter(|held| held.is_stream);
+    let mut seen: Vec<Held> = streams().collect();
+    for _ in 0..LOOKS {
+        if seen.is_empty() {
+            return Ok(());
+        }
+        std::thread::sleep(BETWEEN_LOOKS);
+        // Each is named by the number of its socket, which is no other's.
+        let still = streams().filter(|held| seen.contains(held)).collect();
+        seen = still;
+    }
+    let stream = seen.into_iter().next();
+    stream.map_or(Ok(()), |Held { pid, what, options, .. }| Err(Error::Held { pid, what, options }))
 }
 
 /// Refuses TCP connections that lead out of the program, but for those that the user allows.

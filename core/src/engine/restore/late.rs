@@ -3,10 +3,26 @@
 use crate::base::progress::Progress;
 use crate::engine::error::Error;
 use crate::host::criu::{OnDemandError, OnDemandMemory};
-use crate::host::process::ProcessInfo;
+use crate::host::process::{Lock, ProcessInfo};
 use crate::image::Manifest;
 
 use super::processes::kill;
+
+/// Keeps other gpucrs from processes that exist and do not run yet, for as long as host memory of theirs is missing.
+///
+/// # Errors
+/// Another gpucr is at work on one; there is no place for locks.
+pub(super) fn lock(pids: &[u32]) -> Result<Vec<Lock>, Error> {
+    let lock = |pid: &u32| {
+        let process = ProcessInfo::read(*pid)?;
+        let lock = Lock::take(&process).map_err(|source| Error::Io {
+            what: format!("cannot take the lock of process {pid}"),
+            source,
+        })?;
+        lock.ok_or(Error::Busy { pid: *pid })
+    };
+    pids.iter().map(lock).collect()
+}
 
 /// What brings host memory, and the processes that it is brought to.
 pub(super) struct HostSide<'a> {

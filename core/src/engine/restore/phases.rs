@@ -11,7 +11,7 @@ use super::bulk;
 use super::criu::{Late, Maker, Making, Streams};
 use super::files::Files;
 use super::hook;
-use super::late::HostSide;
+use super::late::{self, HostSide};
 use super::load::{Done, Load};
 use super::loading::LoadedBy;
 use super::memory;
@@ -33,7 +33,7 @@ use crate::engine::device_state;
 use crate::engine::error::{Error, Failure, Left};
 use crate::engine::watchdog::Watchdog;
 use crate::host::criu::{OnDemandMemory, RestoreError};
-use crate::host::process::{Agent, ProcessInfo};
+use crate::host::process::{Agent, Lock, ProcessInfo};
 use crate::image::Manifest;
 
 /// How long the agent of a process that was just restored may take to answer.
@@ -105,6 +105,8 @@ struct Made {
     /// Let go of after the processes were ended, since the end of an agent's connection opens
     /// its gate.
     cuda_processes: Vec<CudaProcess>,
+    /// Of processes whose host memory is not all there: a dump would find nothing in its place.
+    locks: Vec<Lock>,
     /// What brings host memory that is not there yet. Let go of after the processes were ended, since what is missing
     /// then is zeros.
     memory: Option<OnDemandMemory>,
@@ -205,7 +207,11 @@ impl<'i> Begun<'i> {
         // Before the processes run the memory is prepared, and gpucr's own context is gone by the time that the driver
         // needs room for theirs, unless memory arrives later.
         let mut done = None;
+        let locks = &mut task.made.locks;
         let mut before_they_run = || {
+            if options.on_demand {
+                *locks = late::lock(&pids)?;
+            }
             done = Some(load.finish()?);
             stdio::append(&manifest.processes);
             let command = options.before_resume.as_ref();

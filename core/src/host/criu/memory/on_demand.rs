@@ -441,9 +441,9 @@ impl Server<'_> {
         part: &Range<u64>,
         content: &Part<'_>,
     ) -> Result<State, OnDemandError> {
-        let mut done = 0;
+        let (mut done, mut most) = (0, extent.len);
         while done < extent.len {
-            let (to, len) = (extent.to + done, extent.len - done);
+            let (to, len) = (extent.to + done, most.min(extent.len - done));
             let copied = match content {
                 Part::Zeros => self.uffd.zero(to, len),
                 Part::Bytes(bytes) => {
@@ -456,9 +456,15 @@ impl Server<'_> {
                 Ok(0) => break,
                 Ok(copied) => copied,
                 Err(Errno::SRCH) => return Ok(State::Ended),
-                // CRIU has not registered it yet. A child may have none that its parent had when it was made.
+                // CRIU has not registered it yet.
                 Err(Errno::NOENT) if !self.shared.stage.is_complete() => break,
-                Err(Errno::NOENT) if self.is_child => PAGE.min(len),
+                // It may lie in several mappings by now: nobody tells that one was cut.
+                Err(Errno::NOENT) if len > PAGE => {
+                    most = (len / 2).next_multiple_of(PAGE);
+                    continue;
+                }
+                // A child may have none that its parent had when it was made.
+                Err(Errno::NOENT) if self.is_child => len,
                 Err(error) => return Err(error.into()),
             };
             self.is_there(to..to + copied);

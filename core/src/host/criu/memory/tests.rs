@@ -165,11 +165,15 @@ fn it_can_be_given_up() {
     drop(start(dir.path(), None));
 }
 
+/// Held by tests with memory that comes on demand: where tests are threads of one process, each of them would be told of
+/// the other's forks.
+static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+
 /// The features that CRIU asks for: forks, moves, and what is given up or unmapped are told.
 const TELLS: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6;
 
-/// Begins to bring memory on demand, and counts the descriptors that are kept.
-fn on_demand(address: u64) -> (OnDemandMemory, UnixStream, Arc<std::sync::Mutex<Vec<OwnedFd>>>) {
+/// Begins to bring memory on demand, only what is touched for now, and counts the descriptors that are kept.
+fn on_demand(address: u64) -> (Loading, UnixStream, Arc<std::sync::Mutex<Vec<OwnedFd>>>) {
     let (dir, uffd) = (image(address), uffd_that_tells(TELLS));
     let kept = Arc::<std::sync::Mutex<Vec<OwnedFd>>>::default();
     let keep: Keep = Arc::new({
@@ -179,10 +183,10 @@ fn on_demand(address: u64) -> (OnDemandMemory, UnixStream, Arc<std::sync::Mutex<
             Ok(())
         }
     });
-    let (mut loading, criu) = begin(dir.path(), &uffd, Some(keep));
+    let (loading, criu) = begin(dir.path(), &uffd, Some(keep));
     register(&uffd, address);
     drop(uffd);
-    (loading.finish(None).unwrap().unwrap(), criu, kept)
+    (loading, criu, kept)
 }
 
 fn expected(number: usize) -> Vec<u8> {
@@ -191,8 +195,10 @@ fn expected(number: usize) -> Vec<u8> {
 
 #[test]
 fn memory_comes_when_it_is_touched_and_all_of_it_in_the_end() {
+    let _alone = ALONE.lock();
     let address = memory();
-    let (memory, _criu, kept) = on_demand(address);
+    let (mut loading, _criu, kept) = on_demand(address);
+    let memory = loading.finish(None).unwrap().unwrap();
     for number in [5, 699, 300, 301] {
         assert!(read(address + number as u64 * PAGE) == expected(number), "page {number}");
     }
@@ -213,8 +219,9 @@ fn memory_comes_when_it_is_touched_and_all_of_it_in_the_end() {
 /// its own, since no other thread may touch what is missing.
 #[test]
 fn memory_that_moves_goes_and_is_forked_is_what_it_would_be() {
+    let _alone = ALONE.lock();
     let address = memory();
-    let (memory, _criu, kept) = on_demand(address);
+    let (mut loading, _criu, kept) = on_demand(address);
     let at = |number: u64| address + number * PAGE;
     let elsewhere = self::memory();
     // SAFETY: memory of this test alone: pages 10 to 20 go elsewhere, where nothing that anybody uses is mapped.
@@ -233,6 +240,13 @@ fn memory_that_moves_goes_and_is_forked_is_what_it_would_be() {
         libc::madvise(at(30) as *mut libc::c_void, 10 * PAGE as usize, libc::MADV_DONTNEED)
     };
     assert_eq!(given_up, 0);
+    // Nobody tells that a mapping is cut.
+    for number in [51, 53, 600] {
+        let page = at(number) as *mut libc::c_void;
+        // SAFETY: memory of this test alone, which nobody writes.
+        assert_eq!(unsafe { libc::mprotect(page, PAGE as usize, libc::PROT_READ) }, 0);
+    }
+    let memory = loading.finish(None).unwrap().unwrap();
     // SAFETY: the child does nothing but read and end.
     let child = unsafe { libc::fork() };
     if child == 0 {
