@@ -81,6 +81,8 @@ struct Shared {
     wake: OwnedFd,
     threads: Mutex<Vec<JoinHandle<()>>>,
     failure: Mutex<Option<OnDemandError>>,
+    /// Of processes that nobody can serve: open until they have been ended.
+    unserved: Mutex<Vec<Uffd>>,
     /// Processes that lack memory.
     lacking: AtomicUsize,
     all: AtomicU64,
@@ -96,6 +98,7 @@ impl OnDemandMemory {
             wake,
             threads: Mutex::default(),
             failure: Mutex::default(),
+            unserved: Mutex::default(),
             lacking: AtomicUsize::new(0),
             all: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -178,7 +181,10 @@ impl Shared {
         missing: Missing,
         is_child: bool,
     ) -> io::Result<()> {
-        (this.keep)(uffd.as_fd())?;
+        if let Err(error) = (this.keep)(uffd.as_fd()) {
+            this.unserved.lock().push(uffd);
+            return Err(error);
+        }
         this.lacking.fetch_add(1, Ordering::SeqCst);
         let shared = this.clone();
         let serve = move || {
