@@ -52,9 +52,10 @@ mod tests {
             assert_eq!(small.host_memory().unwrap(), MAX_CHUNK as u64);
             check(&small, 0).unwrap();
             let room = memory::host().unwrap().with_swap();
-            let (_dir, large) = image(room as usize / MAX_CHUNK + 1, byte);
+            // Twice as much, since others may give some back meanwhile.
+            let (_dir, large) = image(2 * room as usize / MAX_CHUNK + 1, byte);
             let error = check(&large, 0).unwrap_err();
-            assert!(matches!(error, Error::NoRoom { needed, .. } if needed > room), "{error}");
+            assert!(matches!(error, Error::NoRoom { needed, .. } if needed > 2 * room), "{error}");
         }
     }
 }
