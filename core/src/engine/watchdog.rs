@@ -21,7 +21,7 @@ use crate::cuda::{Drivers, HostDriver};
 use crate::engine::cuda_process::{CudaProcess, HasCopies, resume_all};
 use crate::engine::migrate::record::{Record, State};
 use crate::host::criu::{self, Keep};
-use crate::host::process::{ProcessInfo, Tree};
+use crate::host::process::{ProcessInfo, kill_trees};
 use crate::image::{self, library};
 
 /// The hidden subcommand of `gpucr` that is the watchdog.
@@ -379,17 +379,12 @@ fn kill_restored(pids: &[u32], at_work: &OwnedFd, mut memory: Vec<OwnedFd>) {
         process.stat().ok().map(|stat| stat.starttime)
     };
     let Some(own) = start(std::process::id()) else { return };
+    // Found once: later their pids may be those of strangers.
+    let is_made = |pid: &u32| start(*pid).is_some_and(|time| time >= own);
+    let made = pids.iter().filter_map(|pid| ProcessInfo::read(*pid).ok().filter(|_| is_made(pid)));
+    let made: Vec<ProcessInfo> = made.collect();
     loop {
-        for pid in pids {
-            if let Ok(process) = ProcessInfo::read(*pid)
-                && start(*pid).is_some_and(|time| time >= own)
-            {
-                if let Ok(tree) = Tree::read(*pid) {
-                    tree.kill();
-                }
-                process.kill();
-            }
-        }
+        kill_trees(made.iter());
         memory.retain(criu::is_alive);
         if memory.is_empty() {
             return;

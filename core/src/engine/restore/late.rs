@@ -3,10 +3,8 @@
 use crate::base::progress::Progress;
 use crate::engine::error::Error;
 use crate::host::criu::{OnDemandError, OnDemandMemory};
-use crate::host::process::{Lock, ProcessInfo};
+use crate::host::process::{Lock, ProcessInfo, kill_trees};
 use crate::image::Manifest;
-
-use super::processes::kill;
 
 /// Keeps other gpucrs from processes that exist and do not run yet, for as long as host memory of theirs is missing.
 ///
@@ -51,9 +49,10 @@ impl<'a> HostSide<'a> {
     pub(super) fn beside(&self, device: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
         let Some(memory) = self.memory else { return device() };
         std::thread::scope(|scope| {
-            let host = scope
-                .spawn(|| self.wait(memory).inspect_err(|_| drop(kill(self.processes.iter()))));
-            let device = device().inspect_err(|_| drop(kill(self.processes.iter())));
+            let host = scope.spawn(|| {
+                self.wait(memory).inspect_err(|_| drop(kill_trees(self.processes.iter())))
+            });
+            let device = device().inspect_err(|_| drop(kill_trees(self.processes.iter())));
             let host = host.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             host.and(device)
         })

@@ -17,7 +17,7 @@ use super::loading::LoadedBy;
 use super::memory;
 use super::options::Options;
 use super::preflight::{self, Opened};
-use super::processes::{kill, unless_ended, wait_for};
+use super::processes::{unless_ended, wait_for};
 use super::report::Report;
 use super::source::{CriuFiles, Source};
 use super::stdio;
@@ -33,7 +33,7 @@ use crate::engine::device_state;
 use crate::engine::error::{Error, Failure, Left};
 use crate::engine::watchdog::Watchdog;
 use crate::host::criu::{OnDemandMemory, RestoreError};
-use crate::host::process::{Agent, Lock, ProcessInfo};
+use crate::host::process::{Agent, Lock, ProcessInfo, kill_trees};
 use crate::image::Manifest;
 
 /// How long the agent of a process that was just restored may take to answer.
@@ -66,7 +66,7 @@ pub(super) fn attempt(
     if result.is_err() {
         // CRIU has killed the processes that it has not let run, unless it has died itself.
         let cuda_processes = made.cuda_processes.iter().map(|program| &program.process);
-        let killed = kill(made.processes.iter().chain(cuda_processes));
+        let killed = kill_trees(made.processes.iter().chain(cuda_processes));
         if !made.children.is_empty() {
             wait_for(&[&made.children[..], &killed].concat());
         }

@@ -1,4 +1,4 @@
-//! The processes that a restore has made: their ends, expected or not, and how they are ended.
+//! The processes that a restore has made: their ends, expected or not.
 
 use std::time::{Duration, Instant};
 
@@ -6,30 +6,10 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, WaitIdStatus, WaitOptions, wai
 
 use crate::engine::error::Error;
 use crate::host::process::tree::raw_pid;
-use crate::host::process::{AgentError, LAST_MOMENTS, ProcessInfo, Tree};
+use crate::host::process::{AgentError, LAST_MOMENTS, ProcessInfo};
 
 /// How long a process that has ended may take until its parent has waited for it.
 pub(super) const REAPING: Duration = Duration::from_secs(3);
-
-/// Ends the processes of these that have not ended, and their descendants. Gives the pids of all that it has
-/// ended, parents before their children.
-pub(super) fn kill<'a>(processes: impl Iterator<Item = &'a ProcessInfo>) -> Vec<u32> {
-    let mut killed = Vec::new();
-    // The descendants of each are read: where a process has ended, the ones that it leaves are in the tree of no other.
-    for process in processes {
-        let tree = Tree::read(process.pid);
-        // If it has ended its pid may be that of a stranger.
-        if process.has_ended() {
-            continue;
-        }
-        if let Ok(tree) = tree {
-            tree.kill();
-            killed.extend(tree.pids());
-        }
-        process.kill();
-    }
-    killed
-}
 
 /// Waits for the end of processes that were killed, as far as they are children of this one. The root
 /// comes first: what it leaves behind becomes a child if this is the first process of a pid namespace.

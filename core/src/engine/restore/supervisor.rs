@@ -16,14 +16,14 @@ use std::sync::atomic::Ordering;
 
 use crate::base::progress::Progress;
 use crate::engine::error::{Error, Failure};
-use crate::host::process::ProcessInfo;
+use crate::host::process::{ProcessInfo, kill_trees};
 use crate::image::Manifest;
 
 use super::files::FilePolicy;
 use super::options::Options;
 use super::output::Output;
 use super::phases::attempt;
-use super::processes::{kill, wait_for, wait_until_ended};
+use super::processes::{wait_for, wait_until_ended};
 use super::report::{OnDemand, Report, Shared};
 use super::unshared;
 use super::watch::Watch;
@@ -137,7 +137,7 @@ fn restore_unshared(
 ) -> Result<Report, Failure> {
     tracing::warn!(error = %why, "restoring again, with all memory the program's own");
     unshared::remember(&options.image);
-    let killed = kill(ProcessInfo::read(pid).ok().iter());
+    let killed = kill_trees(ProcessInfo::read(pid).ok().iter());
     wait_for(&[&[pid], &killed[..]].concat());
     watch.leave();
     options.share = None;

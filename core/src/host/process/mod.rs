@@ -26,7 +26,7 @@ pub(crate) use pagemap::{Run, State, mapped_privately};
 pub(crate) use running::RunningMemory;
 pub use tracking::why_untracked;
 pub(crate) use tracking::{Look, Tracking, obstacle as why_not_to_track};
-pub(crate) use tree::LAST_MOMENTS;
+pub(crate) use tree::{LAST_MOMENTS, kill_trees};
 pub use tree::{
     MappedLibrary, ProcessInfo, Tree, TreeError, descends_from, environment, has_in_tree, identity,
     kill_descendants,

@@ -146,6 +146,26 @@ pub fn environment(pid: u32, name: &str) -> Option<String> {
     String::from_utf8(value.to_vec()).ok()
 }
 
+/// Ends the processes of these that have not ended, and their descendants. Gives the pids of all that it has
+/// ended, parents before their children.
+pub(crate) fn kill_trees<'a>(processes: impl Iterator<Item = &'a ProcessInfo>) -> Vec<u32> {
+    let mut killed = Vec::new();
+    // The descendants of each are read: where a process has ended, the ones that it leaves are in the tree of no other.
+    for process in processes {
+        let tree = Tree::read(process.pid);
+        // If it has ended its pid may be that of a stranger.
+        if process.has_ended() {
+            continue;
+        }
+        if let Ok(tree) = tree {
+            tree.kill();
+            killed.extend(tree.pids());
+        }
+        process.kill();
+    }
+    killed
+}
+
 /// Kills all processes that descend from this one, but for those that execute the same file, which are gpucr's own. How many
 /// there were.
 pub fn kill_descendants() -> usize {

@@ -31,6 +31,11 @@ const AHEAD: usize = 2;
 const LISTEN: Duration = Duration::from_millis(1);
 /// The time between two looks at how far it is.
 const LOOK_UP: Duration = Duration::from_millis(10);
+/// Most processes that are served at a time: a program could fork without end.
+const MOST_SERVED: usize = 512;
+/// For how long it is waited, and how often it is looked, until the kernel has done with a change that was heard.
+const SETTLING: Duration = Duration::from_millis(50);
+const SETTLED: Duration = Duration::from_micros(50);
 /// For how long a process may be changing its mappings without telling of it, while a thread of it waits for memory.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -43,9 +48,10 @@ pub(crate) type Keep = Arc<dyn Fn(BorrowedFd<'_>) -> io::Result<()> + Send + Syn
 pub(crate) enum OnDemandError {
     /// It is damaged or cannot be read, or the kernel does not take it.
     Io(io::Error),
-    /// The program has moved memory when it had forked, so that it is not known what its child lacks; or it has moved
-    /// and enlarged locked memory: the kernel fills that before it tells that it has moved, and until that is heard
-    /// nobody can fill it (`do_mremap` of Linux 6.18).
+    /// The program has forked and changed its mappings at the same time, and the kernel tells of that in no order, so that
+    /// it is not known what the child lacks; or it has forked too often; or it has moved and enlarged locked memory: the
+    /// kernel fills that before it tells that it has moved, and until that is heard nobody can fill it (`do_mremap` of
+    /// Linux 6.18).
     Untold,
 }
 
@@ -83,8 +89,9 @@ struct Shared {
     failure: Mutex<Option<OnDemandError>>,
     /// Of processes that nobody can serve: open until they have been ended.
     unserved: Mutex<Vec<Uffd>>,
-    /// Processes that lack memory.
+    /// Processes that lack memory, and those that are served.
     lacking: AtomicUsize,
+    served: AtomicUsize,
     all: AtomicU64,
     bytes: AtomicU64,
     faults: AtomicU64,
@@ -100,6 +107,7 @@ impl OnDemandMemory {
             failure: Mutex::default(),
             unserved: Mutex::default(),
             lacking: AtomicUsize::new(0),
+            served: AtomicUsize::new(0),
             all: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             faults: AtomicU64::new(0),
@@ -186,6 +194,7 @@ impl Shared {
             return Err(error);
         }
         this.lacking.fetch_add(1, Ordering::SeqCst);
+        this.served.fetch_add(1, Ordering::Relaxed);
         let shared = this.clone();
         let serve = move || {
             let mut server = Server {
@@ -194,11 +203,13 @@ impl Shared {
                 memory: &memory,
                 missing,
                 is_child,
-                has_forked: false,
+                unsettled: None,
                 waiting: Vec::new(),
                 waiting_since: None,
             };
-            if let Err(error) = server.run() {
+            let result = server.run();
+            shared.served.fetch_sub(1, Ordering::Relaxed);
+            if let Err(error) = result {
                 tracing::debug!(?error, "the memory of a process cannot be brought");
                 shared.failure.lock().get_or_insert(error);
                 if !shared.stage.is_complete() {
@@ -225,11 +236,19 @@ struct Server<'a> {
     missing: Missing,
     /// Was forked since the restore.
     is_child: bool,
-    has_forked: bool,
+    /// The last change that was heard, if the kernel may have been at another since before that.
+    unsettled: Option<Change>,
     /// Pages that threads wait for, and that could not be brought while the process was changing its mappings.
     waiting: Vec<u64>,
     /// Since when nothing else was heard.
     waiting_since: Option<Instant>,
+}
+
+/// What a process has done to memory that is missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Forked,
+    Moved,
 }
 
 /// What has become of a process.
@@ -359,22 +378,50 @@ impl Server<'_> {
                     continue;
                 }
                 Some(Event::Fork(child)) => {
-                    self.has_forked = true;
+                    if self.shared.served.load(Ordering::Relaxed) >= MOST_SERVED {
+                        self.shared.unserved.lock().push(child);
+                        return Err(OnDemandError::Untold);
+                    }
+                    if let Err(error) = self.changed(Change::Forked) {
+                        self.shared.unserved.lock().push(child);
+                        return Err(error);
+                    }
                     let (memory, missing) = (self.memory.clone(), self.missing.clone());
                     Shared::serve(self.shared, memory, child, missing, true)?;
                 }
                 Some(Event::Moved { from, to, len }) => {
-                    let moves = !self.missing.within(from..from.saturating_add(len)).is_empty();
-                    // The kernel says what several threads do in no order: the child may have been made after that.
-                    if moves && self.has_forked {
-                        return Err(OnDemandError::Untold);
+                    if self.lacks(from..from.saturating_add(len)) {
+                        self.changed(Change::Moved)?;
                     }
                     self.missing.shift(from, to, len);
                 }
-                Some(Event::Gone { from, to }) => self.is_there(from..to),
+                Some(Event::Gone { from, to }) => {
+                    if self.lacks(from..to) {
+                        self.changed(Change::Moved)?;
+                    }
+                    self.is_there(from..to);
+                }
             }
             self.waiting_since = None;
         }
+    }
+
+    fn lacks(&self, addresses: Range<u64>) -> bool {
+        !self.missing.within(addresses).is_empty()
+    }
+
+    /// A change was heard. While the kernel is at any it lets nobody copy, so where copying is possible the next change
+    /// that is told comes after this one. Otherwise it may have come before: what a child has then is not known.
+    fn changed(&mut self, change: Change) -> Result<(), OnDemandError> {
+        if self.unsettled.is_some_and(|before| before != change) {
+            return Err(OnDemandError::Untold);
+        }
+        let until = Instant::now() + SETTLING;
+        while self.uffd.is_changing() && Instant::now() < until {
+            std::thread::sleep(SETTLED);
+        }
+        self.unsettled = self.uffd.is_changing().then_some(change);
+        Ok(())
     }
 
     /// Brings what could not be brought before.
@@ -405,7 +452,7 @@ impl Server<'_> {
         }
         match self.uffd.zero(page, PAGE) {
             Ok(0) => self.waiting.push(page),
-            Ok(_) => {}
+            Ok(_) => self.unsettled = None,
             Err(Errno::SRCH) => return Ok(State::Ended),
             // It has just come, or there is no such memory any more.
             Err(Errno::EXIST | Errno::NOENT) => {
@@ -473,6 +520,7 @@ impl Server<'_> {
                 Err(Errno::NOENT) if self.is_child => len,
                 Err(error) => return Err(error.into()),
             };
+            self.unsettled = None;
             self.is_there(to..to + copied);
             done += copied;
         }

@@ -94,6 +94,12 @@ impl Uffd {
         done(result, zeros.zeroed)
     }
 
+    /// Whether the process is changing its mappings, or has done so and waits until that was heard (`mmap_changing` of
+    /// fs/userfaultfd.c).
+    pub(super) fn is_changing(&self) -> bool {
+        probe(self) == Err(Errno::AGAIN)
+    }
+
     /// Has whoever waits for a page look again.
     ///
     /// # Errors
@@ -153,12 +159,16 @@ fn done(result: Result<(), Errno>, done: i64) -> Result<u64, Errno> {
     }
 }
 
-/// Whether the memory that a userfaultfd is of exists: somebody who has it has not ended.
-pub(crate) fn is_alive(uffd: &impl AsFd) -> bool {
+/// What the kernel says of a copy that it cannot make.
+fn probe(uffd: &impl AsFd) -> Result<(), Errno> {
     /// The lowest address that the kernel looks at. It gives none so low by itself, so nothing is there in gpucr.
     const LOW: u64 = 1 << 16;
     let mut copy = Copy { to: LOW, from: LOW, len: PAGE, mode: 0, copied: 0 };
     // SAFETY: the structure that the call takes. The kernel has nothing to copy from, so nothing is written.
-    let result = unsafe { ioctl(uffd, Updater::<COPY, Copy>::new(&mut copy)) };
-    result != Err(Errno::SRCH)
+    unsafe { ioctl(uffd, Updater::<COPY, Copy>::new(&mut copy)) }
+}
+
+/// Whether the memory that a userfaultfd is of exists: somebody who has it has not ended.
+pub(crate) fn is_alive(uffd: &impl AsFd) -> bool {
+    probe(uffd) != Err(Errno::SRCH)
 }
