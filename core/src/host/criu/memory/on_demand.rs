@@ -33,9 +33,9 @@ const LISTEN: Duration = Duration::from_millis(1);
 const LOOK_UP: Duration = Duration::from_millis(10);
 /// Most processes that are served at a time: a program could fork without end.
 const MOST_SERVED: usize = 512;
-/// For how long it is waited, and how often it is looked, until the kernel has done with a change that was heard.
-const SETTLING: Duration = Duration::from_millis(50);
-const SETTLED: Duration = Duration::from_micros(50);
+/// For how long it is waited until the kernel has done with a change that was heard. It is not longer, since it has
+/// not done for as long as another change waits for being heard.
+const SETTLING: Duration = Duration::from_millis(5);
 /// For how long a process may be changing its mappings without telling of it, while a thread of it waits for memory.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -386,6 +386,7 @@ impl Server<'_> {
                         self.shared.unserved.lock().push(child);
                         return Err(error);
                     }
+                    self.settle();
                     let (memory, missing) = (self.memory.clone(), self.missing.clone());
                     Shared::serve(self.shared, memory, child, missing, true)?;
                 }
@@ -394,12 +395,14 @@ impl Server<'_> {
                         self.changed(Change::Moved)?;
                     }
                     self.missing.shift(from, to, len);
+                    // It is told besides, as a part of the same change, that there is nothing left at the old place.
                 }
                 Some(Event::Gone { from, to }) => {
                     if self.lacks(from..to) {
                         self.changed(Change::Moved)?;
                     }
                     self.is_there(from..to);
+                    self.settle();
                 }
             }
             self.waiting_since = None;
@@ -410,18 +413,27 @@ impl Server<'_> {
         !self.missing.within(addresses).is_empty()
     }
 
-    /// A change was heard. While the kernel is at any it lets nobody copy, so where copying is possible the next change
-    /// that is told comes after this one. Otherwise it may have come before: what a child has then is not known.
+    /// A change of memory that is missing was heard. While the kernel is at any it lets nobody copy, so where copying is
+    /// possible the next change that is told comes after this one. Otherwise it may have come before: what a child has
+    /// then is not known.
     fn changed(&mut self, change: Change) -> Result<(), OnDemandError> {
-        if self.unsettled.is_some_and(|before| before != change) {
-            return Err(OnDemandError::Untold);
+        match self.unsettled.replace(change) {
+            Some(before) if before != change => Err(OnDemandError::Untold),
+            _ => Ok(()),
         }
+    }
+
+    /// Waits for a moment until the kernel has done with all changes.
+    fn settle(&mut self) {
         let until = Instant::now() + SETTLING;
-        while self.uffd.is_changing() && Instant::now() < until {
-            std::thread::sleep(SETTLED);
+        while self.uffd.is_changing() {
+            if Instant::now() >= until {
+                return;
+            }
+            // The process may go on to its next change at once: this must not be missed by sleeping.
+            std::thread::yield_now();
         }
-        self.unsettled = self.uffd.is_changing().then_some(change);
-        Ok(())
+        self.unsettled = None;
     }
 
     /// Brings what could not be brought before.
