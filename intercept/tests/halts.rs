@@ -29,7 +29,8 @@ fn halt(agent: &mut Agent, wait_ms: u64) -> Rest {
 }
 
 fn pass(agent: &mut Agent, wait_ms: u64) -> bool {
-    match agent.ask(&Request::Pass { wait_ms }) {
+    let request = Request::Pass { wait_ms, busy_too: false };
+    match agent.ask(&request) {
         Reply::Passed { launched } => launched,
         other => panic!("{other:?}"),
     }
@@ -158,4 +159,25 @@ fn a_launch_passes_on_the_device_that_is_idle() {
     assert!(pass(&mut agent, 60_000), "now it is idle");
     assert_eq!(program.answer(2, 20_000), Some(0));
     agent.must(&Request::OpenGate {});
+}
+
+#[test]
+fn a_launch_passes_on_a_device_that_is_busy_if_that_is_asked_for() {
+    let mut program = Caller::start();
+    let launch = launchable(&mut program, 0);
+    let word = busy(&mut program);
+    let (mut agent, _) = program.program.agent();
+    let rest = halt(&mut agent, 50);
+    assert!(!rest.is_at_rest && rest.is_shut && !rest.may_pass, "{rest:?}");
+    program.begin(1, "cuGraphLaunch", &launch);
+    assert_eq!(program.answer(1, 300), None, "the gate is shut");
+    let request = Request::Pass { wait_ms: 60_000, busy_too: true };
+    assert_eq!(agent.ask(&request), Reply::Passed { launched: true });
+    assert_eq!(program.answer(1, 20_000), Some(0));
+    program.begin(1, "cuGraphLaunch", &launch);
+    assert_eq!(program.answer(1, 300), None, "one has passed that nobody asked for");
+    program.call("poke", &[word, 1]);
+    assert!(halt(&mut agent, 60_000).is_at_rest);
+    agent.must(&Request::OpenGate {});
+    assert_eq!(program.answer(1, 20_000), Some(0));
 }

@@ -114,6 +114,33 @@ fn who_is_behind_is_let_launch_until_all_stand_still() -> Result<()> {
     Ok(())
 }
 
+/// A process has to launch more before it tells the others to launch what its kernels wait for: it is let through too,
+/// although its device is busy.
+#[test]
+fn who_is_ahead_is_let_launch_where_nobody_else_can() -> Result<()> {
+    let expected = undisturbed("ahead", &ARGS)?;
+    let lab = Lab::new();
+    let mut program = lab.at_work_with("ahead", &ARGS, &[("WORKLOAD_HALFWAY", "1")])?;
+    let mut is_through = false;
+    for step in 61..=70 {
+        program.wait_for(&format!("halfway {step}"))?;
+        let image = lab.path(format!("image-{step}"));
+        let report =
+            lab.dump(&program, &image, &["-R", "--protocol", "stop", "--timeout", "20"])?;
+        let processes = report["let_through"].as_array().context("a list")?;
+        let first = processes.iter().find(|process| process["pid"] == program.pid);
+        is_through |= first.is_some_and(|first| first["launches"].as_u64() > Some(0));
+        if is_through {
+            break;
+        }
+        program.allow(1)?;
+    }
+    ensure!(is_through, "no dump came while it was ahead");
+    program.result()?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
 /// What never comes to an end is no reason to stand still: all gates open again, and the failure says who was busy.
 #[test]
 fn where_nobody_comes_to_an_end_all_go_on() -> Result<()> {

@@ -21,6 +21,12 @@ const MIXER: &str = include_str!("kernels/mixer.ptx");
 const ENV: &str = "WORKLOAD_AHEAD";
 /// If this is set the first process launches nothing before the others have, and the pace allows the end of the step.
 const LATE: &str = "WORKLOAD_LATE";
+/// If this is set the first process is ahead in some steps: it launches half of what it has to, says so, and launches the
+/// rest a while later, before the others know of anything.
+const HALFWAY: &str = "WORKLOAD_HALFWAY";
+/// Those steps, and that while.
+const HALFWAY_STEPS: std::ops::Range<u32> = 60..70;
+const HALFWAY_PAUSE: Duration = Duration::from_millis(400);
 /// How many processes there are.
 const RANKS: u32 = 3;
 /// Words of the memory in which a process meets the others.
@@ -136,6 +142,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
         run.line(format_args!("child pid={}", other.child.id()))?;
     }
     run.ready()?;
+    let is_halfway = std::env::var_os(HALFWAY).is_some();
     let is_late = std::env::var_os(LATE).is_some();
     let mut decide = Sequence::new(run.seed);
     let mut values: Vec<u32> = (0..RANKS).map(|rank| first_value(run.seed, rank)).collect();
@@ -144,7 +151,14 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
         let lead = 1 + decide.below(LEAD);
         // Somebody is ahead: this process, or one of the others.
         let leader = decide.below(RANKS).max(u32::from(is_late));
-        if leader == 0 {
+        let is_halfway = is_halfway && HALFWAY_STEPS.contains(&step);
+        let leader = if is_halfway { 0 } else { leader };
+        if is_halfway {
+            rank.launch(lead.div_ceil(2), false)?;
+            run.line(format_args!("halfway {}", step + 1))?;
+            thread::sleep(HALFWAY_PAUSE);
+            rank.launch(lead / 2, false)?;
+        } else if leader == 0 {
             rank.launch(lead, false)?;
         }
         for (number, other) in (1..).zip(&mut others) {

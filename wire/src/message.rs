@@ -54,9 +54,12 @@ wire_struct! {
         pub is_at_rest: bool,
         /// The gate is shut and a device of it is idle, or it has none yet: it could launch something there.
         pub may_pass: bool,
+        /// The gate is shut. If nothing is idle, it could launch something that waits for what is at work.
+        pub is_shut: bool,
         /// For how long its gate or a device has been waited for that is not done, milliseconds.
         pub busy_ms: u64,
-        /// The longest time for which a device of it was waited for that was done then, milliseconds.
+        /// The longest time for which a device of it was waited for that was done then, milliseconds; of those that
+        /// have become idle since this was told last.
         pub longest_ms: u64,
     }
 }
@@ -318,6 +321,8 @@ wire_enum! {
         21 => Pass {
             /// How long to wait for a launch, milliseconds.
             wait_ms: u64,
+            /// The launch may be on a device that is busy: the gate has to be shut only.
+            busy_too: bool,
         },
         /// Make the launch that the last [`Request::Step`] has kept once more, and drain all streams. Only while the
         /// gate is closed. A failure leaves the gate closed.
@@ -500,7 +505,7 @@ mod tests {
             Request::Pinned {},
             Request::Halt { wait_ms: 5, timeout_ms: 10_000, interrupt_ms: 2000 },
             Request::Interrupted {},
-            Request::Pass { wait_ms: 100 },
+            Request::Pass { wait_ms: 100, busy_too: true },
             Request::Meet { wait_ms: 100 },
             Request::Restored {},
         ] {

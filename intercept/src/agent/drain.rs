@@ -1,6 +1,7 @@
 //! Waiting until the devices have finished all that the program gave them.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -47,7 +48,7 @@ pub(super) struct Drain {
     devices: BTreeMap<i32, Device>,
     /// Where the threads say what came of each context.
     said: (Sender<Said>, Receiver<Said>),
-    /// The longest time that a device was busy which has become idle since.
+    /// The longest time that a device was busy which has become idle, since somebody has asked for it.
     longest: Duration,
 }
 
@@ -201,9 +202,9 @@ impl Drain {
         busy.map(|device| device.since.elapsed()).max().unwrap_or_default()
     }
 
-    /// The longest time that a device was busy which has become idle since.
-    pub(super) fn longest(&self) -> Duration {
-        self.longest
+    /// The longest time that a device was busy which has become idle since this was asked last.
+    pub(super) fn take_longest(&mut self) -> Duration {
+        mem::take(&mut self.longest)
     }
 
     /// Says which device is not done.

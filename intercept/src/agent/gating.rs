@@ -75,7 +75,7 @@ pub(super) fn halt(
     }
     let end = later(Instant::now(), Duration::from_millis(wait_ms));
     let is_at_rest = go_on_closing(agent, &Limit::new(end, connection.as_fd()))?;
-    let rest = agent.rest.as_ref().map(|rest| rest.told(is_at_rest)).unwrap_or_default();
+    let rest = agent.rest.as_mut().map(|rest| rest.told(is_at_rest)).unwrap_or_default();
     Ok(Next::Reply(Reply::Rest { rest }))
 }
 
@@ -119,6 +119,7 @@ fn close_behind(agent: &mut Agent, connection: &Connection) -> Result<(), Failur
 pub(super) fn pass(
     agent: &mut Agent,
     wait_ms: u64,
+    busy_too: bool,
     connection: &Connection,
 ) -> Result<Next, Failure> {
     if agent.state != (GateState::Closed {}) {
@@ -131,7 +132,7 @@ pub(super) fn pass(
     // What was exported need not be all any more.
     agent.transfer.forget_exports();
     let end = later(Instant::now(), Duration::from_millis(wait_ms));
-    let launched = rest.pass(Limit::new(end, connection.as_fd()));
+    let launched = rest.pass(busy_too, Limit::new(end, connection.as_fd()));
     let launched = launched.inspect_err(|_| agent.reopen())?;
     Ok(Next::Reply(Reply::Passed { launched }))
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::drain::Drain;
 use crate::limit::Limit;
-use crate::state::gate::{self, Closing, NotClosed};
+use crate::state::gate::{self, Closing, EVERYWHERE, NotClosed};
 use crate::state::memory::Failure;
 use crate::ungated;
 use crate::watch::interrupt;
@@ -142,24 +142,27 @@ impl Rest {
         Ok(())
     }
 
-    /// Lets calls pass up to one launch on a device that is idle, that one too, or up to the limit. Whether a launch has
-    /// passed.
+    /// Lets calls pass up to one launch on a device that is idle, or on any with `busy_too`, that one too, or up to the
+    /// limit. Whether a launch has passed.
     ///
     /// # Errors
     /// Captures are under way, all devices are busy, or there are no threads.
-    pub(super) fn pass(&mut self, end: Limit<'_>) -> Result<bool, Failure> {
-        let drain = self.drain.as_mut().filter(|drain| self.gate.is_shut() && drain.may_launch());
+    pub(super) fn pass(&mut self, busy_too: bool, end: Limit<'_>) -> Result<bool, Failure> {
+        let may_launch = |drain: &Drain| busy_too || drain.may_launch();
+        let drain = self.drain.as_mut().filter(|drain| self.gate.is_shut() && may_launch(drain));
         let Some(drain) = drain else {
             return Err(Failure::other("nothing can be launched now"));
         };
-        let launched = self.gate.pass(!drain.busy(), end);
+        let devices = if busy_too { EVERYWHERE } else { !drain.busy() };
+        let launched = self.gate.pass(devices, end);
         self.is_empty = false;
         drain.renew()?;
         Ok(launched)
     }
 
     /// What a checkpointer is told.
-    pub(super) fn told(&self, is_at_rest: bool) -> gpucr_wire::Rest {
+    pub(super) fn told(&mut self, is_at_rest: bool) -> gpucr_wire::Rest {
+        let longest = self.drain.as_mut().map(Drain::take_longest).unwrap_or_default();
         let drain = self.drain.as_ref();
         let mut busy = drain.map(Drain::busy_for).unwrap_or_default();
         if !self.is_empty {
@@ -167,9 +170,10 @@ impl Rest {
         }
         gpucr_wire::Rest {
             is_at_rest,
+            is_shut: self.gate.is_shut(),
             may_pass: self.gate.is_shut() && drain.is_some_and(Drain::may_launch),
             busy_ms: if is_at_rest { 0 } else { busy.as_millis() as u64 },
-            longest_ms: drain.map(Drain::longest).unwrap_or_default().as_millis() as u64,
+            longest_ms: longest.as_millis() as u64,
         }
     }
 

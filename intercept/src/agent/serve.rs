@@ -69,7 +69,7 @@ fn handle(
             gating::halt(agent, wait_ms, timeout_ms, interrupt_ms, connection)
         }
         Request::Interrupted {} => gating::interrupted(agent),
-        Request::Pass { wait_ms } => gating::pass(agent, wait_ms, connection),
+        Request::Pass { wait_ms, busy_too } => gating::pass(agent, wait_ms, busy_too, connection),
         Request::OpenGate {} => gating::open(agent),
         Request::Export { known } => blocks::export(agent, known, connection),
         Request::Stage { len } => blocks::stage(agent, len, connection),

@@ -371,12 +371,12 @@ impl Agent {
     }
 
     /// Lets calls pass the gate that is shut by [`halt`](Self::halt), up to the next launch on an idle device,
-    /// waiting `wait` for one. Whether one came. Where the program stands then only `halt` tells.
+    /// or on any with `busy_too`, waiting `wait` for one. Whether one came. Where the program stands then only `halt` tells.
     ///
     /// # Errors
     /// As with `halt`; and nothing can be launched now.
-    pub fn pass(&mut self, wait: Duration) -> Result<bool, AgentError> {
-        let request = Request::Pass { wait_ms: wait.as_millis() as u64 };
+    pub fn pass(&mut self, busy_too: bool, wait: Duration) -> Result<bool, AgentError> {
+        let request = Request::Pass { wait_ms: wait.as_millis() as u64, busy_too };
         self.begin(&request, wait.saturating_add(ANSWER))?;
         match self.answer(&request)? {
             Reply::Passed { launched } => Ok(launched),

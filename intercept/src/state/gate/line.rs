@@ -45,7 +45,7 @@ pub(super) fn change(from: u32, to: u32) -> bool {
 static LAUNCHING: AtomicU64 = AtomicU64::new(u64::MAX);
 
 /// Launches on all devices may pass in [`STEP`].
-pub(super) const EVERYWHERE: u64 = u64::MAX;
+pub(crate) const EVERYWHERE: u64 = u64::MAX;
 
 /// Says on which devices the launch may be that passes in [`STEP`].
 pub(super) fn set_launching(devices: u64) {

@@ -31,7 +31,8 @@ pub(crate) use self::captures::{
     Capture, capturing, end_capture, end_captures_of, is_capturing_here,
 };
 
-use self::line::{CLOSED, EVERYWHERE, LINE, NO_CAPTURE, OPEN, STEP, change, set, wait_until};
+pub(crate) use self::line::EVERYWHERE;
+use self::line::{CLOSED, LINE, NO_CAPTURE, OPEN, STEP, change, set, wait_until};
 pub(crate) use self::line::{
     is_guarding, is_holding, is_interruptible, is_open, is_recording, is_watching, set_guarding,
     set_holding, set_interruptible, set_recording,
