@@ -50,20 +50,24 @@ gpucr_tests::each_workload!(on_demand);
 /// there.
 #[test]
 fn host_memory_comes_when_it_is_touched() -> Result<()> {
+    let mut came = 0;
     for seed in 1..4 {
         let lab = Lab::new();
         let args = ["--seed", &seed.to_string(), "--steps", "60"];
         let dumped = Dumped::in_the_middle(&lab, "host-memory-alone", &args)?;
         for environment in [&[][..], &[ONLY_WANTED]] {
             let report = restored(&lab, &[], environment)?;
-            // A child that was made before memory moved may have another idea of it.
-            if report["on_demand"]["fallen_back"].is_null() {
-                let faults = report["on_demand"]["host_faults"].as_u64();
-                ensure!(faults.is_some_and(|faults| faults > 0), "{report}");
+            let on_demand = &report["on_demand"];
+            // A child that was made before memory moved may have another idea of it. Where the dump has found a child
+            // the memory of both is brought by CRIU.
+            if on_demand["fallen_back"].is_null() && on_demand["host_bytes"] != 0 {
+                ensure!(on_demand["host_faults"].as_u64() > Some(0), "{report}");
+                came += 1;
             }
             dumped.came_out_right(&lab)?;
         }
     }
+    ensure!(came > 0, "none came on demand");
     Ok(())
 }
 

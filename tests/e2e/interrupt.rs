@@ -10,12 +10,35 @@ const NAME: &str = "long-blocks";
 
 /// Starts the workload so that its kernel can be interrupted, and waits until that is launched.
 fn start(lab: &Lab, args: &[&str]) -> Result<Program> {
+    start_with(lab, args, &[])
+}
+
+fn start_with(lab: &Lab, args: &[&str], environment: &[(&str, &str)]) -> Result<Program> {
     let mut command = lab.gpucr();
     command.args(["run", "--device", "soft", "--interruptible", "no_such,long_*", "--"]);
     command.arg(gpucr_tests::binary("workload")).arg(NAME).args(args);
+    command.envs(environment.iter().copied());
     let mut program = lab.spawn(command, "log")?;
     program.wait_for("launched 1")?;
     Ok(program)
+}
+
+/// A dump fails because of the kernel, and says why that cannot be interrupted.
+fn is_not_interrupted(lab: &Lab, program: &Program, why: &str) -> Result<()> {
+    let mut command = lab.gpucr();
+    command.args(["dump", "-o", "image", "--timeout", "1s", "--pid", &program.pid.to_string()]);
+    let output = finish(command.arg("--json"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.success() {
+        // On a busy machine it may take so long until its gate is closed.
+        ensure!(program.output().contains("step 1"), "{}", program.output());
+        let report: Value = serde_json::from_slice(&output.stdout)?;
+        ensure!(report["interrupted"] == serde_json::json!([]), "{report}");
+        return Ok(());
+    }
+    let said = said.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ");
+    ensure!(said.contains("`long_blocks`") && said.contains(why), "{}", show(&output));
+    Ok(())
 }
 
 fn dump(lab: &Lab, program: &Program, image: &str, args: &[&str]) -> Result<Value> {
@@ -110,19 +133,26 @@ fn nothing_is_interrupted_where_it_was_not_asked_for() -> Result<()> {
     let lab = Lab::new();
     let mut program = lab.start(NAME, &[])?;
     program.wait_for("launched 1")?;
-    let mut command = lab.gpucr();
-    command.args(["dump", "-o", "image", "--timeout", "1s", "--pid", &program.pid.to_string()]);
-    let output = finish(command.arg("--json"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    if output.status.success() {
-        // On a busy machine it may take so long until its gate is closed.
-        ensure!(program.output().contains("step 1"), "{}", program.output());
-        let report: Value = serde_json::from_slice(&output.stdout)?;
-        ensure!(report["interrupted"] == serde_json::json!([]), "{report}");
-        return Ok(());
+    is_not_interrupted(&lab, &program, "it was not started with `gpucr run --interruptible`")
+}
+
+/// Fat binaries have text too. It is rewritten if it is what runs.
+#[test]
+fn a_kernel_of_a_fat_binary_is_interrupted_where_its_text_runs() -> Result<()> {
+    let expected = undisturbed(NAME, &[])?;
+    let lab = Lab::new();
+    for (number, machine_code) in ["", "75,90"].iter().enumerate() {
+        let program = start_with(&lab, &[], &[("WORKLOAD_FAT_BINARY", machine_code)])?;
+        let image = format!("image-{number}");
+        let report = dump(&lab, &program, &image, &[])?;
+        done(&report, &program)?;
+        let program = lab.restore(&lab.path(&image), program)?;
+        ends_well(program, &expected).context(*machine_code)?;
     }
-    let why = "it was not started with `gpucr run --interruptible`";
-    let said = said.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ");
-    ensure!(said.contains("`long_blocks`") && said.contains(why), "{}", show(&output));
-    Ok(())
+    let program = start_with(&lab, &[], &[("WORKLOAD_FAT_BINARY", "90,80")])?;
+    is_not_interrupted(
+        &lab,
+        &program,
+        "its module has machine code for the device, which is what runs",
+    )
 }

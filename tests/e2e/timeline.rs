@@ -198,6 +198,11 @@ fn a_timeline_tells_what_the_report_tells() -> Result<()> {
         ensure!(output.status.success(), "{}", show(&output));
         let page = std::fs::read_to_string(page)?;
         let cells = timeline.on("phases").map(|slice| format!("<td>{}</td>", slice.name));
+        let id = report["id"].as_str().context("an id")?;
+        for fact in ["host", "process", "stopped", "device memory"] {
+            ensure!(page.contains(&format!("<th scope=\"row\">{fact}</th>")), "{fact}: {page}");
+        }
+        ensure!(page.contains(&format!("<td>{id}</td>")), "{page}");
         ensure!(cells.clone().count() > 5 && cells.clone().all(|cell| page.contains(&cell)));
         let bars = timeline.slices.len() + usize::from(!timeline.marks.is_empty());
         ensure!(page.matches("<rect").count() == bars, "a bar for each, and one for the marks");
@@ -245,6 +250,8 @@ fn a_failed_dump_has_a_timeline_too() -> Result<()> {
     let stopped = timeline.on("program").next().context("stopped")?;
     ensure!(timeline.phase("detach")?.lies_in(stopped), "{timeline:?}");
     ensure!(timeline.phase("resume")?.begin < stopped.end, "{timeline:?}");
+    let page = String::from_utf8(lab.run(["report", "dump.json", "-o", "-"])?.stdout)?;
+    ensure!(page.contains("<th scope=\"row\">failed</th>"), "{page}");
     Ok(())
 }
 

@@ -301,13 +301,46 @@ pub(crate) struct Module {
     ptx: &'static str,
 }
 
+/// If this is set modules are loaded from fat binaries, with machine code for the capabilities besides that it lists: `80,90`.
+const FAT_BINARY: &str = "WORKLOAD_FAT_BINARY";
+
+/// A fat binary with this text, and with machine code that nobody can run. Its form is described in
+/// `softcuda/src/fatbin.rs`.
+fn fat_binary(text: &[u8], generations: &str) -> Result<Vec<u8>> {
+    let target = std::str::from_utf8(text)?.split("sm_").nth(1).context("a target")?;
+    let target: String = target.chars().take_while(char::is_ascii_digit).collect();
+    let mut entries = Vec::new();
+    let mut put = |kind: u16, capability: u32, contents: &[u8]| {
+        let contents =
+            [contents, &vec![0; contents.len().next_multiple_of(8) - contents.len()]].concat();
+        let mut header = [0u8; 64];
+        header[..2].copy_from_slice(&kind.to_le_bytes());
+        header[4..8].copy_from_slice(&64u32.to_le_bytes());
+        header[8..16].copy_from_slice(&(contents.len() as u64).to_le_bytes());
+        header[28..32].copy_from_slice(&capability.to_le_bytes());
+        entries.extend([&header[..], &contents].concat());
+    };
+    for generation in generations.split(',').filter(|generation| !generation.is_empty()) {
+        put(2, generation.parse()?, b"\x7fELF");
+    }
+    put(1, target.parse()?, text);
+    let mut whole = 0xba55_ed50u32.to_le_bytes().to_vec();
+    whole.extend([1, 0, 16, 0]);
+    whole.extend((entries.len() as u64).to_le_bytes());
+    Ok([whole, entries].concat())
+}
+
 impl Module {
     /// Loads a module.
     pub(crate) fn load(ptx: &'static str) -> Result<Self> {
-        let text = CString::new(ptx).context("PTX with a NUL byte")?;
+        let text = CString::new(ptx).context("PTX with a NUL byte")?.into_bytes_with_nul();
+        let image = match std::env::var(FAT_BINARY) {
+            Ok(generations) => fat_binary(&text, &generations)?,
+            Err(_) => text,
+        };
         let mut handle = 0;
-        // SAFETY: the text ends in NUL and lives through the call; `handle` takes the result.
-        let code = unsafe { (driver().cuModuleLoadData)(&raw mut handle, text.as_ptr().cast()) };
+        // SAFETY: the image ends as it says itself, and lives through the call; `handle` takes the result.
+        let code = unsafe { (driver().cuModuleLoadData)(&raw mut handle, image.as_ptr().cast()) };
         check("cuModuleLoadData", code)?;
         Ok(Self { handle, ptx })
     }

@@ -1,5 +1,6 @@
 //! `gpucr dump`.
 
+pub(crate) mod about;
 pub(crate) mod args;
 mod once;
 mod options;
@@ -9,7 +10,7 @@ mod tell;
 use std::path::Path;
 use std::process::ExitCode;
 
-use gpucr_core::timeline::Timeline;
+use gpucr_core::timeline::{Fact, Timeline, Trace};
 use gpucr_core::{dump, namespace};
 
 pub(crate) use args::DumpArgs;
@@ -49,7 +50,9 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
     let timeline = args.timeline.as_deref().map(prepare_timeline).transpose()?;
     let outcome = once::dump(args, &options, &events, &mut metrics);
     // The timeline of a dump that failed is written too.
-    let written = timeline.map_or(Ok(()), |output| write_timeline(output, &options.timeline));
+    let written = timeline.map_or(Ok(()), |output| {
+        write_timeline(output, &options.timeline, about::facts(args.pid, &outcome))
+    });
     let report = outcome?;
     if args.json {
         print_json(&report)?;
@@ -71,12 +74,16 @@ pub(crate) fn prepare_timeline(path: &Path) -> Result<Output, CliError> {
     })
 }
 
-/// Writes what was recorded.
+/// Writes what was recorded, and what is to be said of it.
 ///
 /// # Errors
 /// The file cannot be written.
-pub(crate) fn write_timeline(output: Output, timeline: &Timeline) -> Result<(), CliError> {
-    let trace = timeline.trace().map(|trace| trace.write()).unwrap_or_default();
+pub(crate) fn write_timeline(
+    output: Output,
+    timeline: &Timeline,
+    about: Vec<Fact>,
+) -> Result<(), CliError> {
+    let trace = timeline.trace().map(|trace| Trace { about, ..trace }.write()).unwrap_or_default();
     let written = output.write(escape::escaped_json(&trace).as_bytes());
     written.map_err(|source| CliError::new(FAILED, format!("cannot write the timeline: {source}")))
 }

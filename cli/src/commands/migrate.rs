@@ -9,7 +9,7 @@ use std::sync::Arc;
 use gpucr_core::migrate::{
     self, MigrateFailure, Migrated, MigrationId, Owner, Record, Side, State, Wishes,
 };
-use gpucr_core::timeline::Timeline;
+use gpucr_core::timeline::{Fact, Timeline};
 use gpucr_core::trust::PrivateKey;
 use gpucr_core::{Error, Failure, namespace};
 use serde_json::json;
@@ -17,7 +17,7 @@ use serde_json::json;
 pub(crate) use args::MigrateArgs;
 pub(crate) use connect::{accept, descriptor, given, link};
 
-use crate::commands::dump::{prepare_timeline, write_timeline};
+use crate::commands::dump::{about, prepare_timeline, write_timeline};
 use crate::commands::{Outcome, inside, io_error, print_json, say};
 use crate::events::Events;
 use crate::failure::{CliError, FAILED};
@@ -72,7 +72,8 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
     // What the other side had to say of it is said before this command ends.
     drop(other);
     // The timeline of a migration that failed is written too.
-    let written = timeline.map_or(Ok(()), |output| write_timeline(output, &wishes.timeline));
+    let written = timeline
+        .map_or(Ok(()), |output| write_timeline(output, &wishes.timeline, facts(pid, &migrated)));
     let mut migrated = migrated.map_err(|failure| {
         let (phase, error) = (failure.phase, failure.to_string());
         events.say("failed", json!({"phase": phase, "error": error}));
@@ -83,6 +84,24 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
     tell(args, &migrated)?;
     written.map_err(|error| error.state("The program was migrated."))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the timeline says of the migration.
+fn facts(pid: u32, migrated: &Result<Migrated, MigrateFailure>) -> Vec<Fact> {
+    let mut facts = about::place(pid);
+    match migrated {
+        Ok(migrated) => {
+            facts.extend([
+                Fact::new("stood still", display::time(migrated.downtime_ms)),
+                Fact::new("in all", display::time(migrated.total_ms)),
+                Fact::new("sent", display::bytes(migrated.sent_bytes)),
+            ]);
+            let new_pid = migrated.new_pid.map(|pid| Fact::new("process there", pid.to_string()));
+            facts.extend(new_pid);
+        }
+        Err(failure) => facts.push(Fact::new("failed", failure.to_string())),
+    }
+    facts
 }
 
 fn tell(args: &MigrateArgs, migrated: &Migrated) -> Outcome {

@@ -227,7 +227,8 @@ fn timeline(bytes: &[u8]) {
 
 /// A module that a program has loaded: device code, text, or both.
 fn code(bytes: &[u8]) {
-    let (texts, _) = kernels::texts(bytes, 1 << 20);
+    let (texts, _) = gpucr_fatbin::texts(bytes, 1 << 20);
+    let _ = gpucr_fatbin::what_runs(bytes, 90, 1 << 20);
     let kernels = texts.iter().filter_map(|text| kernels::from_ptx(text).ok());
     let machine = kernels::from_cubin(bytes).unwrap_or_default();
     for kernel in kernels.flatten().chain(machine) {

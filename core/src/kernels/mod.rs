@@ -9,7 +9,7 @@
 //! - a mangled name ([`from_name`]): `const float *` is read, if nobody casts the `const` away.
 //! - machine code ([`from_cubin`]): the layout of the parameters only.
 //!
-//! [`images`] and [`texts`] find PTX and machine code in what a program gives to `cuModuleLoadData`.
+//! `gpucr-fatbin` finds PTX and machine code in what a program gives to `cuModuleLoadData`.
 //!
 //! Statements err towards more: a word may be said to be written that never is. They err towards less
 //! only where [`Kernel::indirect`] says that the kernel's memory is not told by its parameters, and
@@ -17,13 +17,11 @@
 //! decides what is worth copying first.
 
 mod cubin;
-mod fatbin;
 mod kernel;
 mod names;
 mod ptx;
 
 pub use cubin::{CubinError, from_cubin};
-pub use fatbin::{Image, images, texts};
 pub use kernel::{Direction, Kernel, Param, Source, Word};
 pub use names::{from_name, readable};
 pub use ptx::{PtxError, from_ptx};

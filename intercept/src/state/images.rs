@@ -213,23 +213,20 @@ pub(crate) fn open(id: u64, limit: u64) -> Result<(OwnedFd, u64), Failure> {
     }
 }
 
-/// The text of an image that is PTX and nothing else. `None` if it is none, or is gone.
-pub(crate) fn text(id: u64) -> Option<String> {
-    let bytes = match with(|images| images.images.get(&id).cloned())? {
-        Image::Mapped { address, len } if len <= COPY => copied(address, len)?,
-        Image::Mapped { .. } => return None,
-        Image::Copied(bytes) => bytes.to_vec(),
+/// The bytes of an image. `None` if it is gone, or has more than [`COPY`] bytes.
+pub(crate) fn bytes(id: u64) -> Option<Vec<u8>> {
+    match with(|images| images.images.get(&id).cloned())? {
+        Image::Mapped { address, len } if len <= COPY => copied(address, len),
+        Image::Mapped { .. } => None,
+        Image::Copied(bytes) => Some(bytes.to_vec()),
         Image::File(path, version) => {
             let meta = path.metadata().ok()?;
             if !meta.is_file() || meta.len() > COPY as u64 || Version::of(&meta) != version {
                 return None;
             }
-            std::fs::read(path).ok()?
+            std::fs::read(path).ok()
         }
-    };
-    // Fat binaries and machine code begin with a byte that no text has.
-    let is_text = !bytes.is_empty() && bytes.iter().all(|byte| !matches!(byte, 0..9 | 14..32));
-    is_text.then(|| String::from_utf8(bytes).ok())?
+    }
 }
 
 /// A copy of memory of this process. `None` if not all of it is there: the driver need not have looked
@@ -330,7 +327,7 @@ mod tests {
     use std::ffi::CString;
     use std::io::Read;
 
-    fn bytes(id: u64) -> Vec<u8> {
+    fn opened(id: u64) -> Vec<u8> {
         let (fd, len) = open(id, 1 << 20).expect("opened");
         let mut file = File::from(fd);
         std::io::Seek::rewind(&mut file).expect("rewound");
@@ -365,11 +362,11 @@ mod tests {
         let mapped =
             with(|images| matches!(images.images[&images.by_owner[&0xf1]], Image::Mapped { .. }));
         assert!(mapped, "the program's own memory is not copied");
-        assert_eq!(bytes(id(0xf1)), TEXT.to_bytes());
+        assert_eq!(opened(id(0xf1)), TEXT.to_bytes());
         drop(std::mem::take(&mut heap.into_bytes()));
-        assert_eq!(bytes(id(0xf2)), b".version 8.0 on the heap", "its own copy");
-        assert_eq!(bytes(id(0xf3)), &fat[..36]);
-        assert_eq!(bytes(id(0xf4)), &elf[..198]);
+        assert_eq!(opened(id(0xf2)), b".version 8.0 on the heap", "its own copy");
+        assert_eq!(opened(id(0xf3)), &fat[..36]);
+        assert_eq!(opened(id(0xf4)), &elf[..198]);
         assert!(open(id(0xf4), 197).is_err(), "more than was asked for");
         let gone = id(0xf2);
         unloaded(0xf2);
@@ -394,7 +391,7 @@ mod tests {
             assert!(of(0xd1).is_none());
             elf[32..36].copy_from_slice(&(PAGE as u32).to_le_bytes());
             loaded(0xd1, start as usize);
-            assert_eq!(bytes(of(0xd1).expect("noted")), elf);
+            assert_eq!(opened(of(0xd1).expect("noted")), elf);
             libc::munmap(start, PAGE);
         }
     }
@@ -407,7 +404,7 @@ mod tests {
         // SAFETY: a C string.
         unsafe { loaded_from_file(0xd3, name.as_ptr() as usize) };
         let id = of(0xd3).expect("noted");
-        assert_eq!(bytes(id), b".version 8.0");
+        assert_eq!(opened(id), b".version 8.0");
         std::fs::write(&path, ".version 10.0").expect("written");
         let opened = open(id, 100);
         std::fs::remove_file(path).expect("removed");

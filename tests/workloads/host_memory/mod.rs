@@ -337,6 +337,14 @@ impl Lab {
                 unsafe { self.memfd.add(value as usize % (OTHERS * PAGE)).write_volatile(1) };
             }
             15 => {
+                // On demand, what has not come would come in the guard's place: the kernel tells nobody of it
+                // (docs/design.md).
+                if self.peer.is_none() {
+                    area.words()
+                        .iter()
+                        .step_by(PAGE / 4)
+                        .for_each(|word| _ = std::hint::black_box(*word));
+                }
                 if area.advise(pages, GUARD) {
                     area.hidden = Some(Hidden::Guarded(first, end));
                 }

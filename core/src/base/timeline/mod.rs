@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 pub use page::page;
-pub use trace::{BadTrace, Mark, Misspeculation, Slice, Trace};
+pub use trace::{BadTrace, Fact, Mark, Misspeculation, Slice, Trace};
 
 /// A counter is written once in this time at most.
 const GRAIN: Duration = Duration::from_millis(1);
@@ -244,6 +244,7 @@ impl Timeline {
             (counter.name().to_owned(), points)
         });
         Some(Trace {
+            about: Vec::new(),
             tracks: tracks.iter().map(|track| (track.number(), track.name())).collect(),
             slices: slices.collect(),
             marks: marks.collect(),

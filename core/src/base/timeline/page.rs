@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
-use super::trace::{Mark, Slice, Trace};
+use super::trace::{Fact, Mark, Slice, Trace};
 
 /// Everything below is in units of the picture, which is as wide as the page.
 const WIDTH: f64 = 1000.0;
@@ -251,6 +251,7 @@ th,td{padding:.15em 1em .15em 0;text-align:right}th:first-child,td:first-child,t
 td:nth-child(2){text-align:left}tr{border-bottom:1px solid var(--faint)}\
 text{font:11px ui-monospace,monospace;fill:var(--text)}text.label{fill:var(--in)}\
 .grid{stroke:var(--faint)}rect{stroke:var(--back);stroke-width:.6}.phase{fill:var(--phase)}.stopped{fill:var(--stopped)}.copy{fill:var(--copy)}\
+table.facts{margin-bottom:1em}table.facts td{text-align:left;overflow-wrap:anywhere}\
 .hash{fill:var(--hash)}.missed{fill:var(--missed)}td.name{overflow-wrap:anywhere}.curve{fill:none;stroke:var(--text);stroke-width:1.5}";
 
 /// A page with the picture of a trace and a table of it. It refers to nothing outside of itself.
@@ -262,6 +263,7 @@ pub fn page(trace: &Trace, title: &str) -> String {
          <body><h1>{title}</h1>\n<p>{}</p>\n",
         escaped(&summary(trace))
     );
+    facts(&mut page, &trace.about);
     svg(&mut page, &draw(trace));
     let _ = writeln!(page, "<p>{WORDS}</p>");
     page.push_str(
@@ -287,6 +289,19 @@ pub fn page(trace: &Trace, title: &str) -> String {
     misspeculations(&mut page, &trace.marks);
     page.push_str("</body></html>\n");
     page
+}
+
+/// A table of what is said of the whole.
+fn facts(page: &mut String, about: &[Fact]) {
+    if about.is_empty() {
+        return;
+    }
+    page.push_str("<table class=\"facts\">\n");
+    for Fact { name, value } in about {
+        let (name, value) = (escaped(name), escaped(value));
+        let _ = writeln!(page, "<tr><th scope=\"row\">{name}</th><td>{value}</td></tr>");
+    }
+    page.push_str("</table>\n");
 }
 
 /// A table of what had changed after it was copied.

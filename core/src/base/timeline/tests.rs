@@ -46,6 +46,7 @@ fn phases(lengths: &[u64]) -> Trace {
     let slices = slices.collect();
     let points = vec![(Duration::ZERO, 0), (begin / 2, 10), (begin, 20)];
     Trace {
+        about: Vec::new(),
         tracks: [(1, "phases".to_owned())].into(),
         slices,
         marks: Vec::new(),
@@ -64,8 +65,12 @@ fn nothing_is_recorded_where_nobody_asked() {
 
 #[test]
 fn what_is_written_is_read_back() {
-    let trace = recorded();
+    let mut trace = recorded();
+    trace.about = vec![Fact::new("host", "here"), Fact::new("image", "a \"b\" <c>")];
     assert_eq!(Trace::read(&trace.write()).unwrap(), trace);
+    // Files of before say nothing of the whole.
+    let before = trace.write().replace("\"about\":", "\"apart\":");
+    assert_eq!(Trace::read(&before).unwrap(), Trace { about: Vec::new(), ..trace.clone() });
     // Tracks in their order; 12 MiB and 12 KiB, though not every value was written.
     let names: Vec<&str> = trace.tracks.values().map(String::as_str).collect();
     assert_eq!(
@@ -169,6 +174,7 @@ fn pictures_hold_together() {
 #[test]
 fn a_page_names_everything_and_needs_nothing() {
     let mut trace = recorded();
+    trace.about = vec![Fact::new("host", "node-1"), Fact::new("<script>", "<script>alert(3)")];
     trace.slices[0].name = "<script>alert(1)</script>".into();
     trace.marks[0].misspeculation.suspects[1] = "<script>alert(2)</script>".into();
     let page = page(&trace, "a & b");
@@ -182,7 +188,12 @@ fn a_page_names_everything_and_needs_nothing() {
         "bytes copied",
         "_Z4copyPiPKi",
     ];
-    for name in names.iter().chain(&["0x7000", "nobody seen", "2 places, 6.0 MiB"]) {
+    for name in names.iter().chain(&[
+        ">host</th><td>node-1</td>",
+        "0x7000",
+        "nobody seen",
+        "2 places, 6.0 MiB",
+    ]) {
         assert!(page.contains(name), "no {name}");
     }
     assert!(!page.contains("<script") && page.contains("<h1>a &amp; b</h1>"));

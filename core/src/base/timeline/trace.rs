@@ -20,9 +20,27 @@ pub struct Misspeculation {
     pub suspects: Vec<String>,
 }
 
+/// Something about the whole, such as the host, in words.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fact {
+    /// What it is.
+    pub name: String,
+    /// What it comes to.
+    pub value: String,
+}
+
+impl Fact {
+    /// A fact in these words.
+    pub fn new(name: impl Into<String>, value: impl Into<String>) -> Self {
+        Self { name: name.into(), value: value.into() }
+    }
+}
+
 /// Everything of a timeline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trace {
+    /// What is said of the whole.
+    pub about: Vec<Fact>,
     /// The tracks by number, in which order they are shown.
     pub tracks: BTreeMap<u32, String>,
     /// What went on.
@@ -97,6 +115,9 @@ struct About {
     tool: String,
     /// Microseconds.
     total: f64,
+    /// Older files have none.
+    #[serde(default)]
+    about: Vec<Fact>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -186,7 +207,11 @@ impl Trace {
         }
         let file = File {
             display_time_unit: "ms".into(),
-            other_data: About { tool: TOOL.into(), total: microseconds(self.total) },
+            other_data: About {
+                tool: TOOL.into(),
+                total: microseconds(self.total),
+                about: self.about.clone(),
+            },
             trace_events: events,
         };
         serde_json::to_string(&file).expect("numbers and texts")
@@ -205,6 +230,7 @@ impl Trace {
         }
         let total = duration(file.other_data.total)?;
         let mut trace = Self {
+            about: file.other_data.about,
             tracks: BTreeMap::new(),
             slices: Vec::new(),
             marks: Vec::new(),

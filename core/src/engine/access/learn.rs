@@ -187,7 +187,7 @@ impl Kernels {
 /// The readable code in an image.
 fn code(image: &[u8]) -> Code {
     // Machine code tells the layout only, which is known from the driver.
-    let (texts, all) = kernels::texts(image, MOST_TEXT);
+    let (texts, all) = gpucr_fatbin::texts(image, MOST_TEXT);
     let mut code = Code { all, ..Code::default() };
     for text in texts {
         match kernels::from_ptx(&text) {

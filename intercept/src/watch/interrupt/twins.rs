@@ -21,8 +21,14 @@ const MAX_SHARED: u32 = 8;
 const CLUSTER_WIDTH: u32 = 11;
 /// So much dynamic shared memory needs no leave, bytes.
 const SHARED_WITHOUT_LEAVE: u32 = 48 << 10;
-/// Why there are no twins of a kernel that did not come as text.
-const NO_TEXT: &str = "its module was not loaded from PTX text";
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `..._MINOR`
+const CAPABILITY: [u32; 2] = [75, 76];
+/// No more text of a module is read, bytes.
+const MOST_TEXT: usize = 64 << 20;
+/// Why there are no twins of a kernel that was not found.
+const NO_TEXT: &str = "its name is not in the PTX of its module";
+/// Why there are none where nobody knows what the module was loaded from.
+const NO_MODULE: &str = "its module is gone, or too large to be rewritten";
 
 /// A kernel that can be interrupted.
 pub(super) struct Twin {
@@ -178,7 +184,9 @@ fn module(context: u64, image: u64, kernel: &str) -> Result<u64, String> {
 
 /// Loads the twins of an image in the current context.
 fn load(image: u64) -> Result<Module, String> {
-    let text = images::text(image).ok_or(NO_TEXT)?;
+    let bytes = images::bytes(image).ok_or(NO_MODULE)?;
+    let text = gpucr_fatbin::what_runs(&bytes, capability()?, MOST_TEXT);
+    let text = text.map_err(|why| why.to_string())?;
     let rewritten = rewrite(&text, is_wanted).map_err(|error| error.to_string())?;
     let kernels = rewritten.kernels.into_iter();
     let mut kernels: Vec<_> =
@@ -196,6 +204,20 @@ fn load(image: u64) -> Result<Module, String> {
         }
     }
     Ok(Module { handle, kernels })
+}
+
+/// The compute capability of the device of the current context: 90 for 9.0.
+fn capability() -> Result<u32, String> {
+    let failed =
+        |code: Code| format!("the driver does not tell what the device can do (error {code})");
+    let (_, device) = real::current_context().map_err(failed)?;
+    let mut values = [0; 2];
+    for (value, attribute) in values.iter_mut().zip(CAPABILITY) {
+        // SAFETY: writes one value.
+        check(unsafe { real::cuDeviceGetAttribute(value, attribute, device) }).map_err(failed)?;
+    }
+    let [major, minor] = values.map(|value| value.max(0) as u32);
+    Ok(major * 10 + minor)
 }
 
 impl Twin {

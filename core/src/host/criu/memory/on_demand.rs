@@ -521,6 +521,12 @@ impl Server<'_> {
                 Ok(0) => break,
                 Ok(copied) => copied,
                 Err(Errno::SRCH) => return Ok(State::Ended),
+                // Something is there, which is newer.
+                Err(Errno::EXIST) if len <= PAGE => len,
+                Err(Errno::EXIST) => {
+                    most = (len / 2).next_multiple_of(PAGE);
+                    continue;
+                }
                 // CRIU has not registered it yet.
                 Err(Errno::NOENT) if !self.shared.stage.is_complete() => break,
                 // It may lie in several mappings by now: nobody tells that one was cut.

@@ -1,0 +1,44 @@
+//! What a timeline says of its dump, besides when what went on: where it was, and what came of it.
+
+use gpucr_core::dump::Report;
+use gpucr_core::timeline::Fact;
+
+use crate::display;
+use gpucr_core::Failure;
+
+/// The host, the program, and what came of the dump.
+pub(super) fn facts(pid: u32, outcome: &Result<Report, Failure>) -> Vec<Fact> {
+    let mut facts = place(pid);
+    match outcome {
+        Ok(report) => facts.extend(totals(report)),
+        Err(error) => facts.push(Fact::new("failed", error.to_string())),
+    }
+    facts
+}
+
+/// Where the program is.
+pub(crate) fn place(pid: u32) -> Vec<Fact> {
+    let system = rustix::system::uname();
+    let host = system.nodename().to_string_lossy();
+    vec![Fact::new("host", host), Fact::new("process", pid.to_string())]
+}
+
+/// What a dump came to.
+pub(crate) fn totals(report: &Report) -> Vec<Fact> {
+    let fate = if report.left_running { "runs on" } else { "was ended" };
+    let mut facts = vec![
+        Fact::new("image", report.image.display().to_string()),
+        Fact::new("image id", report.id.clone()),
+        Fact::new("the program", fate),
+        Fact::new("stopped", display::time(report.stopped_ms)),
+        Fact::new("in all", display::time(report.total_ms)),
+        Fact::new("device memory", display::bytes(report.bulk_bytes)),
+        Fact::new("stored", display::bytes(report.stored_bytes)),
+        Fact::new("new of it", display::bytes(report.new_bytes)),
+    ];
+    if let Some(host) = &report.host {
+        let bytes = host.ahead_bytes + host.left_bytes;
+        facts.push(Fact::new("host memory read", display::bytes(bytes)));
+    }
+    facts
+}
