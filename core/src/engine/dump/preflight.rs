@@ -190,7 +190,12 @@ pub(super) fn check(
             source,
         })?;
         locks.push(lock.ok_or(Error::Busy { pid: process.pid })?);
-        let (cuda, program) = match inspect(&process, drivers, &options.stop)? {
+        let inspected = match inspect(&process, drivers, &options.stop) {
+            // What is asked about a process that ends meanwhile is missing in many ways. The others go on without it.
+            Err(_) if process.pid != options.pid && process.is_ending() => continue,
+            inspected => inspected?,
+        };
+        let (cuda, program) = match inspected {
             Some(Inspected { cuda, driver, path, agent }) => {
                 if *driver_path.get_or_insert_with(|| path.clone()) != path {
                     let what =
