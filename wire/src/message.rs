@@ -315,8 +315,8 @@ wire_enum! {
             /// so many milliseconds goes on to its end. 0: none is.
             interrupt_ms: u64,
         },
-        /// Let calls pass the shut gate up to one launch on a device that is idle, that one too, or up to the end of a
-        /// capture that begins; then shut it again. It may be that no launch came. Only after an answer to
+        /// Let calls pass the shut gate up to one launch on a device that is idle, or on any if `busy_too` is set, that
+        /// one too, or up to the end of a capture that begins; then shut it again. It may be that no launch came. Only after an answer to
         /// [`Request::Halt`] that says that this may be; each allows one. A failure opens the gate.
         21 => Pass {
             /// How long to wait for a launch, milliseconds.

@@ -14,10 +14,11 @@ use crate::{display, escape, say};
 
 /// Draw the timeline of a dump as a web page
 ///
-/// Reads what `gpucr dump --timeline` wrote, and makes one HTML file that needs nothing else: a picture
-/// of the phases, the passes of the pre-copy, the hash passes, the copies and the time for which
-/// the program stood still, with bytes copied and bytes found changed over time; the same in a table; and
-/// what had changed after it was copied, with the kernels that may have done it.
+/// Reads what `gpucr dump --timeline` wrote, and makes one HTML file that needs nothing else: a table
+/// of where it was and what came of it; a picture of the phases, the passes of the pre-copy, the hash
+/// passes, the copies and the time for which the program stood still, with bytes copied and bytes found
+/// changed over time; the same in a table; and what had changed after it was copied, with the kernels
+/// that may have done it.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 The timeline is in Chrome's trace event format: https://ui.perfetto.dev opens it as it is, to zoom in. A \

@@ -1,10 +1,10 @@
 //! What a timeline says of its dump, besides when what went on: where it was, and what came of it.
 
+use gpucr_core::Failure;
 use gpucr_core::dump::Report;
 use gpucr_core::timeline::Fact;
 
 use crate::display;
-use gpucr_core::Failure;
 
 /// The host, the program, and what came of the dump.
 pub(super) fn facts(pid: u32, outcome: &Result<Report, Failure>) -> Vec<Fact> {
@@ -24,7 +24,7 @@ pub(crate) fn place(pid: u32) -> Vec<Fact> {
 }
 
 /// What a dump came to.
-pub(crate) fn totals(report: &Report) -> Vec<Fact> {
+fn totals(report: &Report) -> Vec<Fact> {
     let fate = if report.left_running { "runs on" } else { "was ended" };
     let mut facts = vec![
         Fact::new("image", report.image.display().to_string()),

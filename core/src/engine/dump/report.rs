@@ -146,7 +146,7 @@ pub struct Report {
     /// was no such memory.
     pub deferral: Option<Deferral>,
     /// Launches that were let through the closed gates, for each process, since a device of another one waited for
-    /// them: who launched most was behind. Empty if there was no need.
+    /// them, or another one could launch nothing before them. Empty if there was no need.
     pub let_through: Vec<LetThrough>,
     /// Launches of kernels that were interrupted, and go on from there with the program. Empty if there was none.
     pub interrupted: Vec<Interrupted>,

@@ -36,6 +36,8 @@ const MOST_SERVED: usize = 512;
 /// For how long it is waited until the kernel has done with a change that was heard. It is not longer, since it has
 /// not done for as long as another change waits for being heard.
 const SETTLING: Duration = Duration::from_millis(5);
+/// For so long of that it is looked without a pause: not longer, as a program can have many that wait for changes.
+const SPINNING: Duration = Duration::from_micros(200);
 /// For how long a process may be changing its mappings without telling of it, while a thread of it waits for memory.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -425,13 +427,14 @@ impl Server<'_> {
 
     /// Waits for a moment until the kernel has done with all changes.
     fn settle(&mut self) {
-        let until = Instant::now() + SETTLING;
+        let since = Instant::now();
         while self.uffd.is_changing() {
-            if Instant::now() >= until {
-                return;
+            match since.elapsed() {
+                // The process may go on to its next change at once: this must not be missed by sleeping.
+                elapsed if elapsed < SPINNING => std::thread::yield_now(),
+                elapsed if elapsed < SETTLING => std::thread::sleep(SPINNING / 4),
+                _ => return,
             }
-            // The process may go on to its next change at once: this must not be missed by sleeping.
-            std::thread::yield_now();
         }
         self.unsettled = None;
     }
@@ -521,12 +524,6 @@ impl Server<'_> {
                 Ok(0) => break,
                 Ok(copied) => copied,
                 Err(Errno::SRCH) => return Ok(State::Ended),
-                // Something is there, which is newer.
-                Err(Errno::EXIST) if len <= PAGE => len,
-                Err(Errno::EXIST) => {
-                    most = (len / 2).next_multiple_of(PAGE);
-                    continue;
-                }
                 // CRIU has not registered it yet.
                 Err(Errno::NOENT) if !self.shared.stage.is_complete() => break,
                 // It may lie in several mappings by now: nobody tells that one was cut.
