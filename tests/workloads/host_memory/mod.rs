@@ -30,6 +30,9 @@ const FILE: &str = "host-memory.data";
 const OTHERS: usize = 16;
 /// Pages of memory that is to be made of large pages, which have 512 of these.
 const LARGE: usize = 3 * 512;
+/// If this is set memory is touched before a guard is made of it. On demand, what has not come would come in the guard's
+/// place, since the kernel tells nobody of it (docs/design.md).
+const TOUCHES: &str = "WORKLOAD_TOUCHES_BEFORE_GUARD";
 /// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of Linux 6.13, and `MADV_COLLAPSE` of 6.1.
 const GUARD: i32 = 102;
 const UNGUARD: i32 = 103;
@@ -337,13 +340,9 @@ impl Lab {
                 unsafe { self.memfd.add(value as usize % (OTHERS * PAGE)).write_volatile(1) };
             }
             15 => {
-                // On demand, what has not come would come in the guard's place: the kernel tells nobody of it
-                // (docs/design.md).
-                if self.peer.is_none() {
-                    area.words()
-                        .iter()
-                        .step_by(PAGE / 4)
-                        .for_each(|word| _ = std::hint::black_box(*word));
+                if std::env::var_os(TOUCHES).is_some() {
+                    let words = area.words().iter().step_by(PAGE / 4);
+                    words.for_each(|word| _ = std::hint::black_box(*word));
                 }
                 if area.advise(pages, GUARD) {
                     area.hidden = Some(Hidden::Guarded(first, end));
