@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{
-    DEVICES, Dumped, GROUPS, Lab, Piped, Program, Random, child_named, finish, refused, show,
-    undisturbed, until,
+    DEVICES, Dumped, GROUPS, Lab, PausedDump, Piped, Program, Random, child_named, finish, refused,
+    show, undisturbed, until,
 };
 
 const ARGS: [&str; 2] = ["--steps", "80"];
@@ -124,16 +124,21 @@ fn who_is_ahead_is_let_launch_where_nobody_else_can() -> Result<()> {
     let mut is_through = false;
     for step in 61..=70 {
         program.wait_for(&format!("halfway {step}"))?;
-        let image = lab.path(format!("image-{step}"));
-        let report =
-            lab.dump(&program, &image, &["-R", "--protocol", "stop", "--timeout", "20"])?;
+        let args = ["-R", "--protocol", "stop", "--timeout", "30"];
+        let dump = PausedDump::start(&lab, &program, &args, "hold:gate")?;
+        // It goes on to the launches behind which it is ahead when the gates are shut, not before.
+        dump.on_until("all gates are shut")?;
+        program.allow(1)?;
+        let output = dump.end()?;
+        ensure!(output.status.success(), "{}\n{}", show(&output), program.output());
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
         let processes = report["let_through"].as_array().context("a list")?;
         let first = processes.iter().find(|process| process["pid"] == program.pid);
         is_through |= first.is_some_and(|first| first["launches"].as_u64() > Some(0));
         if is_through {
             break;
         }
-        program.allow(1)?;
+        std::fs::remove_dir_all(lab.path("image"))?;
     }
     ensure!(is_through, "no dump came while it was ahead");
     program.result()?;

@@ -85,6 +85,15 @@ impl PausedDump {
         wait_for(&self.log, &format!("phase=\"{phase}\""))
     }
 
+    /// Lets it go on, and waits until its log has the text.
+    ///
+    /// # Errors
+    /// The text does not come in time, or the file that holds it up cannot be written.
+    pub fn on_until(&self, text: &str) -> Result<()> {
+        std::fs::write(&self.go, "")?;
+        wait_for(&self.log, text)
+    }
+
     /// Lets it go on to its end, whatever that is.
     ///
     /// # Errors

@@ -22,11 +22,10 @@ const ENV: &str = "WORKLOAD_AHEAD";
 /// If this is set the first process launches nothing before the others have, and the pace allows the end of the step.
 const LATE: &str = "WORKLOAD_LATE";
 /// If this is set the first process is ahead in some steps: it launches half of what it has to, says so, and launches the
-/// rest a while later, before the others know of anything.
+/// rest when the pace allows the end of the step, before the others know of anything.
 const HALFWAY: &str = "WORKLOAD_HALFWAY";
-/// Those steps, and that while.
+/// Those steps.
 const HALFWAY_STEPS: std::ops::Range<u32> = 60..70;
-const HALFWAY_PAUSE: Duration = Duration::from_millis(400);
 /// How many processes there are.
 const RANKS: u32 = 3;
 /// Words of the memory in which a process meets the others.
@@ -156,7 +155,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
         if is_halfway {
             rank.launch(lead.div_ceil(2), false)?;
             run.line(format_args!("halfway {}", step + 1))?;
-            thread::sleep(HALFWAY_PAUSE);
+            run.last(step);
             rank.launch(lead / 2, false)?;
         } else if leader == 0 {
             rank.launch(lead, false)?;

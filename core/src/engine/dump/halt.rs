@@ -47,6 +47,8 @@ struct Known {
     told: Option<Told>,
     /// Its agent does not answer any more.
     is_gone: bool,
+    /// Its gate has been shut. It stays shut.
+    is_shut: bool,
     /// The longest time that a device of it took to become idle by itself.
     longest: Duration,
     launches: u64,
@@ -146,6 +148,10 @@ impl Shared {
         let mut all = self.lock();
         let alone = all.passed.elapsed();
         all.processes[number].tell(rest, asked, alone);
+        let is_first = rest.is_shut && !std::mem::replace(&mut all.processes[number].is_shut, true);
+        if is_first && all.processes.iter().all(|known| known.is_shut) {
+            tracing::debug!("all gates are shut");
+        }
         drop(all);
         self.news.notify_all();
     }
