@@ -181,8 +181,9 @@ fn about_restore(error: &Error) -> Help {
             let file = shell_word(path);
             return Some(
                 format!(
-                    "put the file back as it was at the time of the dump, or with `--files rewind` from the image; \
-                     for a log that was moved away an empty one will do: touch {file}"
+                    "put the file back as it was at the time of the dump; `--files rewind` does, where the image has all \
+                     of it (a dump with a larger --save-files keeps it); for a log that was moved away an empty one \
+                     will do: touch {file}"
                 )
                 .into(),
             );

@@ -102,7 +102,7 @@ pub(crate) struct DumpArgs {
     pub(crate) events: Option<PathBuf>,
     /// Keep files that the program is writing in the image, whole if they have at most so many bytes, else their
     /// last 4 KiB; `gpucr restore --files rewind` puts them back
-    #[arg(long, value_name = "SIZE", default_value = "64KiB", value_parser = size)]
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = size)]
     pub(crate) save_files: u64,
     /// Write what the dump came to into FILE, in the text form of Prometheus: FILE.prom in the directory of the node
     /// exporter's textfile collector, say. What is there is replaced
