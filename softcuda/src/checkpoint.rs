@@ -26,6 +26,7 @@ use crate::pools;
 use crate::saved_bytes::{Bytes, SharedView, Storage};
 use crate::settings::{MAX_DEVICES, settings};
 use crate::status::{Code, Outcome};
+use crate::switching;
 use crate::virtual_memory::{self, Mapping, Physical};
 
 /// `CUprocessState`.
@@ -196,6 +197,7 @@ pub(crate) fn restore(devices: u32, medium: Medium) -> Outcome {
         return Err(Code::NOT_SUPPORTED);
     }
     let begin = Instant::now();
+    switching::restored();
     placement::move_to(devices, settings().devices)?;
     exclusive::resume()?;
     let made = saved.put_back().and_then(|()| match medium {

@@ -63,6 +63,7 @@ mod shared_pools;
 mod status;
 mod streams;
 mod submission;
+mod switching;
 mod textures;
 mod twice;
 mod user_objects;

@@ -20,6 +20,7 @@ use crate::managed_memory;
 use crate::modules;
 use crate::settings::{MAX_DEVICES, settings};
 use crate::status::{Code, Outcome};
+use crate::switching;
 use crate::textures;
 
 /// Creates a context on a device.
@@ -37,6 +38,7 @@ fn create_as(handle: u64, device: usize, flags: u32, is_primary: bool) -> Outcom
         return Err(Code::DEVICE_UNAVAILABLE);
     }
     exclusive::acquire(device)?;
+    switching::come();
     if settings().context_memory > 0 {
         // Freed with all that belongs to the context.
         device_memory::allocate(device, handle, settings().context_memory)

@@ -16,6 +16,7 @@ use crate::kernel_launch::KernelLaunch;
 use crate::memory_operations::{self, MemoryOperation};
 use crate::ptx::{self, Trap};
 use crate::status::{Code, Outcome};
+use crate::switching;
 use crate::twice;
 
 /// A piece of work.
@@ -129,7 +130,8 @@ fn run_one(
         print: &|text, size| context.prints.add(text, size, context.print_room()),
     };
     let function = &launch.function;
-    ptx::run(&function.code, &function.entry, &given, &DeviceView).map_err(|trap| {
+    let run = || ptx::run(&function.code, &function.entry, &given, &DeviceView);
+    switching::watched(context, run).map_err(|trap| {
         if crate::settings::settings().log {
             eprintln!("softcuda: {trap}");
         }

@@ -6,6 +6,7 @@ use std::sync::{Once, OnceLock};
 use crate::drivers::Driver;
 use crate::models::Model;
 use crate::status::{Code, Outcome};
+use crate::switching::Switching;
 
 /// The most devices that `SOFTCUDA_DEVICES` can ask for.
 pub(crate) const MAX_DEVICES: usize = 16;
@@ -40,6 +41,8 @@ pub(crate) struct Settings {
     pub(crate) newer: bool,
     /// A file that tells of each kernel whether running it a second time changes anything.
     pub(crate) twice: Option<PathBuf>,
+    /// Whether kernels of a process that was restored make no room for other processes.
+    pub(crate) switching: Option<Switching>,
     /// Whether to name refused calls on standard error.
     pub(crate) log: bool,
     /// Whether to name all calls by private tables there, too.
@@ -109,6 +112,7 @@ pub(crate) fn settings() -> &'static Settings {
             },
             newer: text("SOFTCUDA_NEWER").is_some_and(|v| v != "0"),
             twice: text("SOFTCUDA_TWICE").map(PathBuf::from),
+            switching: text("SOFTCUDA_SWITCH").and_then(|text| Switching::parse(&text)),
             log: text("SOFTCUDA_LOG").is_some_and(|v| v != "0"),
             log_tables: text("SOFTCUDA_LOG").is_some_and(|v| v == "tables"),
         }

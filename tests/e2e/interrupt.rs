@@ -46,6 +46,7 @@ fn dump(lab: &Lab, program: &Program, image: &str, args: &[&str]) -> Result<Valu
     // Its blocks that have begun may take long on a busy machine.
     command.args(["dump", "--json", "--timeout", "120s", "-o", image]);
     command.args(["--pid", &program.pid.to_string()]).args(args);
+    command.envs(lab.environment.iter().map(|(name, value)| (name, value)));
     let output = finish(&mut command)?;
     ensure!(output.status.success(), "{}\n{}", show(&output), program.output());
     Ok(serde_json::from_slice(&output.stdout)?)
@@ -165,4 +166,49 @@ fn a_kernel_of_a_fat_binary_is_interrupted_where_its_text_runs() -> Result<()> {
         &program,
         "its module has machine code for the device, which is what runs",
     )
+}
+
+/// A lab in whose programs a kernel dies as with driver 580: once the driver has restored its process, when another one
+/// comes to the device.
+fn fragile_lab() -> Result<Lab> {
+    let mut lab = Lab::new();
+    let file = lab.path("contexts");
+    let file = file.to_str().context("a path")?;
+    lab.environment.push(("SOFTCUDA_SWITCH".into(), format!("50@{file}")));
+    Ok(lab)
+}
+
+/// gpucr comes to the device of such a program only when that stands still.
+#[test]
+fn a_kernel_of_a_restored_program_is_interrupted_before_gpucr_comes_to_the_device() -> Result<()> {
+    let args = ["--size", "medium"];
+    let expected = undisturbed(NAME, &args)?;
+    let lab = fragile_lab()?;
+    let mut program = start(&lab, &args)?;
+    // The driver restores a program that runs on, too.
+    for (number, protocol) in ["cow", "recopy", "stop"].iter().enumerate() {
+        let image = format!("running-{number}");
+        let report = dump(&lab, &program, &image, &["-R", "--protocol", protocol])?;
+        done(&report, &program)?;
+        ensure!(number == 0 || report["protocol"] == "stop", "{report}");
+    }
+    let report = dump(&lab, &program, "ended", &[])?;
+    done(&report, &program)?;
+    let [(name, value)] = &lab.environment[..] else { anyhow::bail!("one variable") };
+    program = lab.restore_as(&lab.path("ended"), program, &[], &[(name, value)])?;
+    ends_well(program, &expected)
+}
+
+/// A kernel that cannot be interrupted comes to its end first.
+#[test]
+fn a_kernel_of_a_restored_program_ends_before_gpucr_comes_to_the_device() -> Result<()> {
+    let args = ["--steps", "2", "--size", "medium"];
+    let expected = undisturbed(NAME, &args)?;
+    let lab = fragile_lab()?;
+    let mut program = lab.start(NAME, &args)?;
+    program.wait_for("launched 1")?;
+    dump(&lab, &program, "first", &["-R", "--protocol", "stop"])?;
+    program.wait_for("launched 2")?;
+    dump(&lab, &program, "second", &["-R"])?;
+    ends_well(program, &expected)
 }

@@ -341,6 +341,12 @@ wire_enum! {
         },
         /// The program was restored from an image, and is about to go on. Allowed in every state.
         25 => Restored {},
+        /// Would a kernel die if another process came to one of the devices now? In a process that the driver has once
+        /// restored it would if it runs for some seconds more: see docs/interruption.md. Allowed in every state.
+        26 => Fragile {
+            /// What the devices were given may take so long to come to its end, milliseconds.
+            wait_ms: u64,
+        },
     }
 }
 
@@ -421,6 +427,11 @@ wire_enum! {
         12 => Met {
             /// Whether a thread has come back.
             met: bool,
+        },
+        /// Answer to Fragile.
+        13 => Fragile {
+            /// Whether nobody should come to the devices before the gate is closed.
+            fragile: bool,
         },
     }
 }
@@ -507,6 +518,7 @@ mod tests {
             Request::Interrupted {},
             Request::Pass { wait_ms: 100, busy_too: true },
             Request::Meet { wait_ms: 100 },
+            Request::Fragile { wait_ms: 1000 },
             Request::Restored {},
         ] {
             assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));

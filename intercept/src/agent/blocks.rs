@@ -73,6 +73,7 @@ pub(super) fn detach(agent: &mut Agent) -> Result<Next, Failure> {
     }
     agent.staging = None;
     agent.state = GateState::Detached {};
+    agent.was_detached = true;
     agent.is_left_alone = true;
     signals::forget_to_be_woken();
     Ok(Next::Last(Reply::Done {}))

@@ -106,6 +106,38 @@ pub(super) fn meet(
     Ok(Next::Reply(Reply::Met { met }))
 }
 
+/// Tells whether a kernel would die if another process came to the devices: whether the driver has restored this process
+/// and a kernel takes long. The gate is open before and after.
+pub(super) fn fragile(
+    agent: &mut Agent,
+    wait_ms: u64,
+    connection: &Connection,
+) -> Result<Next, Failure> {
+    let may_be = agent.was_detached && agent.state == (GateState::Open {}) && !agent.awaiting;
+    // Kernels that are to be interrupted take long, and one may begin at any time.
+    let fragile =
+        may_be && (gate::is_interruptible() || !comes_to_rest(agent, wait_ms, connection)?);
+    Ok(Next::Reply(Reply::Fragile { fragile }))
+}
+
+/// Whether the program stands still so soon behind its gate, which is opened again. The driver could be asked with the
+/// gate open too, but for a stream that is being captured: that would end the capture.
+fn comes_to_rest(
+    agent: &mut Agent,
+    wait_ms: u64,
+    connection: &Connection,
+) -> Result<bool, Failure> {
+    let limit = Duration::from_millis(wait_ms);
+    let since = begin_to_close(agent, limit, connection)?;
+    let is_at_rest = go_on_closing(agent, &Limit::new(later(since, limit), connection.as_fd()))?;
+    if is_at_rest {
+        agent.open();
+    } else {
+        agent.reopen();
+    }
+    Ok(is_at_rest)
+}
+
 /// Shuts the gate if nothing is in the way, and else goes on to do so later.
 fn close_behind(agent: &mut Agent, connection: &Connection) -> Result<(), Failure> {
     let limit = Duration::from_millis(SHUTTING_MS);

@@ -95,6 +95,7 @@ fn handle(
             Ok(Next::done())
         }
         Request::Meet { wait_ms } => gating::meet(agent, wait_ms, connection),
+        Request::Fragile { wait_ms } => gating::fragile(agent, wait_ms, connection),
     }
 }
 

@@ -30,6 +30,8 @@ pub(super) struct Agent {
     pub(super) sharing: Option<Sharing>,
     /// What it held when it was detached: the driver may be frozen since, and cannot be asked.
     pub(super) devices: Vec<[u8; 16]>,
+    /// Whether it was detached once: the driver has restored the process since, or a copy of it.
+    pub(super) was_detached: bool,
     /// Whether nobody is accepted before it is woken.
     pub(super) is_left_alone: bool,
 }
@@ -61,6 +63,7 @@ impl Agent {
             awaiting: false,
             sharing: None,
             devices: Vec::new(),
+            was_detached: false,
             is_left_alone: false,
         }
     }

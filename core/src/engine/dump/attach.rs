@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::describe::{self, Libraries};
 use super::host::memory::Host;
@@ -20,7 +21,7 @@ use crate::engine::migrate::outgoing::Outgoing;
 use crate::engine::watchdog::Watchdog;
 use crate::host::criu::DumpWorker;
 use crate::host::process::farewell::Farewell;
-use crate::host::process::{Lock, ProcessInfo};
+use crate::host::process::{AgentError, Lock, ProcessInfo};
 use crate::image::ImageWriter;
 
 /// After `attach`, and once more after `fallback`: all is at hand that the image needs before the programs are
@@ -31,6 +32,20 @@ pub(super) struct Prepared {
     pub(super) criu: DumpWorker,
     /// The memory as gpucr maps it; `None` where the programs have to copy from inside.
     pub(super) memory: Option<Bulk>,
+}
+
+impl Prepared {
+    /// Comes to the devices, which are idle.
+    ///
+    /// # Errors
+    /// The driver does not start, or fails.
+    pub(super) fn open(&mut self, task: &mut Task<'_>) -> Result<(), Error> {
+        let programs = &task.made.cuda_processes;
+        let Opened { memory, reserver } =
+            Opened::open(&task.plan, programs, &task.drivers, task.options)?;
+        (self.memory, task.reserver) = (memory, reserver);
+        Ok(())
+    }
 }
 
 /// An image that is being written. Dropped, it is removed.
@@ -48,13 +63,15 @@ pub(super) fn attach<'a>(
     let drivers = Drivers::default();
     let root = ProcessInfo::read(options.pid).ok();
     let begun = Checked::look_at(options, &drivers, &mut clock).and_then(|checked| {
-        let ready = Ready::make(&checked, options, &drivers, &mut clock)?;
+        let mut checked = checked;
+        let ready = Ready::make(&mut checked, options, &drivers, &mut clock)?;
         Ok((checked, ready))
     });
     match begun {
         Ok((checked, ready)) => {
             let Checked { farewell, writer, watchdog, plan, cuda_processes, locks } = checked;
-            let Ready { strategy, reserver, libraries, criu, memory } = ready;
+            let Ready { strategy, opens_late, opened, libraries, criu } = ready;
+            let Opened { memory, reserver } = opened;
             let task = Task {
                 options,
                 progress,
@@ -64,6 +81,7 @@ pub(super) fn attach<'a>(
                 account: Account { bulk_bytes: plan.bulk_bytes(), ..Account::default() },
                 plan,
                 strategy,
+                opens_late,
                 speculation: Speculation::default(),
                 host: Host::default(),
                 made: Made { cuda_processes, watchdog, standstill: Standstill::default() },
@@ -179,36 +197,84 @@ pub(super) fn offer(options: &Options, progress: &Arc<dyn Progress>) -> Result<(
     })
 }
 
+/// How long a kernel of a program that the driver has restored may take if gpucr is to come to its device meanwhile.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// After `attach`: what the next phases need is made and started.
 struct Ready {
     strategy: Strategy,
-    reserver: Reserver,
+    /// gpucr comes to the devices when the programs stand still, not before.
+    opens_late: bool,
+    opened: Opened,
     libraries: Libraries,
     criu: DumpWorker,
-    memory: Option<Bulk>,
 }
 
-impl Ready {
-    fn make(
-        checked: &Checked,
-        options: &Options,
+/// What gpucr has on the devices.
+pub(super) struct Opened {
+    pub(super) memory: Option<Bulk>,
+    pub(super) reserver: Reserver,
+}
+
+impl Opened {
+    /// Makes gpucr's contexts on the devices of the programs.
+    ///
+    /// # Errors
+    /// The driver does not start, or fails.
+    pub(super) fn open(
+        plan: &DumpPlan,
+        cuda_processes: &[CudaProcess],
         drivers: &Drivers,
-        clock: &mut Clock<'_>,
+        options: &Options,
     ) -> Result<Self, Error> {
-        clock.enter(Phase::Attach, None)?;
-        let Checked { plan, cuda_processes, writer, .. } = checked;
         let driver = drivers.open(&plan.driver)?;
         let timeline = options.timeline.clone();
-        let mut memory = Bulk::prepare(&driver, &plan.devices, plan.bulk_bytes(), timeline)?;
+        let memory = Bulk::prepare(&driver, &plan.devices, plan.bulk_bytes(), timeline)?;
         let contexts = memory.as_ref().map_or_else(Vec::new, Bulk::contexts);
         let mut reserver = Reserver::new(contexts);
         // Nobody knows which devices a program uses that has no agent.
         if cuda_processes.iter().any(|program| !program.has_agent) {
             reserver.add(&driver, &driver.devices()?);
         }
-        let strategy = Strategy::choose(options, plan, memory.as_mut());
+        Ok(Self { memory, reserver })
+    }
+}
+
+/// Whether gpucr has to keep away from the devices while the programs run: with driver 580 a kernel of a process that
+/// it has restored dies when another process comes to the device and the kernel runs on for some five seconds.
+fn are_fragile(cuda_processes: &mut [CudaProcess]) -> Result<bool, Error> {
+    for agent in cuda_processes.iter_mut().filter_map(|program| program.agent.as_mut()) {
+        match agent.is_fragile(PATIENCE) {
+            Ok(false) => {}
+            Ok(true) => {
+                tracing::debug!("the devices are left alone until the programs stand still");
+                return Ok(true);
+            }
+            // It may have ended: that is found out when the gates are closed.
+            Err(AgentError::Broken { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(false)
+}
+
+impl Ready {
+    fn make(
+        checked: &mut Checked,
+        options: &Options,
+        drivers: &Drivers,
+        clock: &mut Clock<'_>,
+    ) -> Result<Self, Error> {
+        clock.enter(Phase::Attach, None)?;
+        let Checked { plan, cuda_processes, writer, .. } = checked;
+        let opens_late = are_fragile(cuda_processes)?;
+        let mut opened = match opens_late {
+            true => Opened { memory: None, reserver: Reserver::new(Vec::new()) },
+            false => Opened::open(plan, cuda_processes, drivers, options)?,
+        };
+        let strategy = Strategy::choose(options, plan, opened.memory.as_mut());
         let libraries = Libraries::store(plan, writer)?;
         let criu = plan.criu.start_dump()?;
-        Ok(Self { strategy, reserver, libraries, criu, memory })
+        Ok(Self { strategy, opens_late, opened, libraries, criu })
     }
 }

@@ -100,6 +100,9 @@ impl Gated {
         let Self { mut prepared } = self;
         let exported = task.enter(Phase::Export, None).and_then(|()| {
             task.host.ask_pinned(&mut task.made.cuda_processes);
+            if task.opens_late {
+                prepared.open(task)?;
+            }
             let blocks = stop::export(task)?;
             opened::resolve(&mut task.made.cuda_processes, &blocks)?;
             stop::adopt(task)?;

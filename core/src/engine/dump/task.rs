@@ -32,6 +32,8 @@ pub(super) struct Task<'a> {
     pub(super) reserver: Reserver,
     pub(super) plan: DumpPlan,
     pub(super) strategy: Strategy,
+    /// gpucr comes to the devices when the programs stand still, not before.
+    pub(super) opens_late: bool,
     /// What the programs launch while memory is copied.
     pub(super) speculation: Speculation,
     pub(super) account: Account,

@@ -348,6 +348,20 @@ impl Agent {
         Ok(launches)
     }
 
+    /// Whether a kernel of the program would die if another process came to its devices now: the driver has restored it
+    /// once, and a kernel takes longer than `wait`, or may. The gate may be shut for so long.
+    ///
+    /// # Errors
+    /// The agent does not answer in time, or cannot shut the gate, which is open then; or gpucr was asked to end.
+    pub fn is_fragile(&mut self, wait: Duration) -> Result<bool, AgentError> {
+        let request = Request::Fragile { wait_ms: wait.as_millis() as u64 };
+        self.begin(&request, wait.saturating_add(ANSWER))?;
+        match self.answer(&request)? {
+            Reply::Fragile { fragile } => Ok(fragile),
+            _ => Err(AgentError::Unexpected { pid: self.pid }),
+        }
+    }
+
     /// Tells the program that it was restored.
     ///
     /// # Errors

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Kernels that `gpucr run --interruptible` interrupts, on a real GPU.
+
+One kernel that takes about a minute runs uninterrupted; then it is dumped twice while it runs and goes on, dumped and
+ended, restored, dumped and ended again, and restored on demand to its end, which must print the same. The table has how long the
+gates were shut until the device was idle, and how many blocks were done. Then several kernels run with and without
+`--interruptible`, in processes by turns: median time, and what their twins cost more. Exit status 1 if anything differs or
+fails.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import verify
+
+PROGRAM = [sys.executable, str(verify.HERE / "programs" / "long_kernels.py")]
+
+
+def dump(args, pid, image, *flags):
+    command = [args.gpucr, "dump", "--pid", str(pid), "-o", str(image), "--json", "--timeout", "60", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        raise RuntimeError(f"dump: {done.stderr.strip()}")
+    report = json.loads(done.stdout)
+    gate = sum(phase["ms"] for phase in report["phases"] if phase["name"] == "gate")
+    [one] = report["interrupted"] or [None]
+    blocks = f"{one['done']} of {one['blocks']} blocks" if one else "nothing was interrupted"
+    print(f"{image.name:<18} {gate:>9.1f} {report['stopped_ms']:>9.1f}  {blocks}", flush=True)
+    if one is None:
+        raise RuntimeError("nothing was interrupted")
+    return gate
+
+
+def long(args, out, images):
+    command = PROGRAM + ["long", "--bodies", str(args.bodies)]
+    plain, log, err = out / "long.plain.log", out / "long.log", out / "long.restore.err"
+    if verify.start(command, plain, {}, None).wait(timeout=300) != 0:
+        raise RuntimeError(f"the plain run failed, see {plain}")
+    taken = next(line.split()[1] for line in plain.read_text().splitlines() if line.startswith("took "))
+    print(f"the kernel takes {taken} s by itself")
+    print(f"{'dump':<18} {'gate ms':>9} {'stopped':>9}  interrupted")
+    with open(log, "w") as said:
+        process = subprocess.Popen([args.gpucr, "run", "--interruptible", "n_body", "--", *command],
+                                   stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+    verify.wait_for_step(log, 0, process)
+    pid = process.pid
+    for number in range(2):
+        time.sleep(4)
+        dump(args, pid, images / f"running-{number}", "--leave-running")
+    for number in range(2):
+        time.sleep(4)
+        dump(args, pid, images / f"ended-{number}")
+        process.wait(timeout=60)
+        with open(err, "w") as said:
+            process = subprocess.Popen([args.gpucr, "restore", *([] if number == 0 else ["--on-demand"]),
+                                        str(images / f"ended-{number}")],
+                                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)
+        time.sleep(4)
+    if process.wait(timeout=300) != 0:
+        raise RuntimeError(f"restore: {err.read_text().strip()}")
+    if verify.meaningful(log) != verify.meaningful(plain):
+        raise RuntimeError(f"it ended differently: {plain}, {log}")
+    print("identical to the uninterrupted run")
+
+
+def cost(args, out):
+    command, ways = PROGRAM + ["cost"], {"plain": [], "twins": ["--interruptible", "*"]}
+    times = {way: {} for way in ways}
+    for number in range(args.rounds):
+        for way, flags in ways.items():
+            log = out / f"cost.{way}.{number}.log"
+            with open(log, "w") as said:
+                subprocess.run([args.gpucr, "run", *flags, "--", *command], stdin=subprocess.DEVNULL, stdout=said,
+                               stderr=said, timeout=300, check=True)
+            for line in log.read_text().splitlines():
+                if line.startswith("cost "):
+                    _, name, ms = line.split()
+                    times[way].setdefault(name, []).append(float(ms))
+    print(f"{'kernel':<12} {'ms':>9} {'twin ms':>9} {'more':>7}")
+    for name, plain in times["plain"].items():
+        one, other = statistics.median(plain), statistics.median(times["twins"][name])
+        print(f"{name:<12} {one:>9.2f} {other:>9.2f} {100 * (other / one - 1):>6.1f}%")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--gpucr", default="gpucr")
+    parser.add_argument("--out", default="interruptible-logs")
+    parser.add_argument("--bodies", type=int, default=1 << 23, help="of the long kernel: its time grows by the square")
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each kind for the costs; 0 for none")
+    args = parser.parse_args()
+    args.gpucr = str(pathlib.Path(shutil.which(args.gpucr) or args.gpucr).resolve())
+    out = pathlib.Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    images = pathlib.Path(tempfile.mkdtemp(prefix="gpucr-interruptible-", dir="/dev/shm"))
+    failed = 0
+    try:
+        long(args, out, images)
+    except (RuntimeError, subprocess.SubprocessError) as error:
+        failed = 1
+        print(f"FAILED: {error}")
+    finally:
+        shutil.rmtree(images)
+    if args.rounds:
+        cost(args, out)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
