@@ -2,7 +2,8 @@
 """Kernels that `gpucr run --interruptible` interrupts, on a real GPU.
 
 One kernel that takes about a minute runs uninterrupted; then it is dumped twice while it runs and goes on, dumped and
-ended, restored, dumped and ended again, and restored on demand to its end, which must print the same. The table has how long the
+ended, restored, dumped and ended again, and restored on demand to its end, which must print the same. (After it the same without `--interruptible`, with kernels of a few
+seconds one after the other, which are waited for.) The table has how long the
 gates were shut until the device was idle, and how many blocks were done. Then several kernels run with and without
 `--interruptible`, in processes by turns: median time, and what their twins cost more. Exit status 1 if anything differs or
 fails.
@@ -70,6 +71,31 @@ def long(args, out, images):
     print("identical to the uninterrupted run")
 
 
+def waited_for(args, out, images):
+    """Kernels that are not interrupted, one after the other: gpucr's contexts come and go beside them."""
+    command = PROGRAM + ["long", "--bodies", str(args.bodies * 3 // 8), "--launches", "6"]
+    plain = out / "waited.plain.log"
+    if verify.start(command, plain, {}, None).wait(timeout=300) != 0:
+        raise RuntimeError(f"the plain run failed, see {plain}")
+    for name, flags in {"cow": ["-R"], "recopy": ["-R", "--protocol", "recopy"],
+                        "stop": ["-R", "--protocol", "stop"], "on demand": []}.items():
+        image, log = images / name.replace(" ", "-"), out / f"waited.{name.replace(' ', '-')}.log"
+        process = verify.start(command, log, {}, args.gpucr)
+        verify.wait_for_step(log, 0, process)
+        time.sleep(1)
+        done = subprocess.run([args.gpucr, "dump", "--pid", str(process.pid), "-o", str(image), "--timeout", "60", *flags],
+                              capture_output=True, text=True, timeout=300)
+        if done.returncode != 0:
+            raise RuntimeError(f"dump: {done.stderr.strip()}")
+        status = process.wait(timeout=300)
+        if not flags:
+            status = subprocess.run([args.gpucr, "restore", "--on-demand", str(image)], capture_output=True,
+                                    timeout=300).returncode
+        if status != 0 or verify.meaningful(log) != verify.meaningful(plain):
+            raise RuntimeError(f"{name}: it ended differently ({status}): {plain}, {log}")
+        print(f"kernels that are waited for, {name}: identical", flush=True)
+
+
 def cost(args, out):
     command, ways = PROGRAM + ["cost"], {"plain": [], "twins": ["--interruptible", "*"]}
     times = {way: {} for way in ways}
@@ -103,6 +129,7 @@ def main():
     failed = 0
     try:
         long(args, out, images)
+        waited_for(args, out, images)
     except (RuntimeError, subprocess.SubprocessError) as error:
         failed = 1
         print(f"FAILED: {error}")

@@ -2,7 +2,7 @@
 """Whether a long kernel lives when another process comes to its device, by the driver alone, without gpucr.
 
 A program launches a kernel that takes 13 s on an H200, and one second later another process makes a context and runs a
-small kernel. In some rows the driver has checkpointed and restored the program before (cuCheckpointProcess*). The table
+small kernel; or it has a context before, and copies, or ends. In some rows the driver has checkpointed and restored the program before (cuCheckpointProcess*). The table
 has what the program's synchronise gives, when, and what the kernel log says of it. Needs driver 570 or newer.
 """
 
@@ -21,14 +21,24 @@ from long_kernels import LOOP, PROGRAMS, Device, call, cuda  # noqa: E402
 BODIES = 1 << 22
 SMALL = LOOP % {"turns": 300}
 
-# name: kernel of the program, restored, what the other process does, whether it has its context before the kernel begins
+# name: kernel of the program, restored, what the other process does, when that makes its context: while the kernel runs,
+# before, or before the program is restored
 ROWS = {
-    "never restored": ("n_body", False, "kernel", False),
-    "restored": ("n_body", True, "kernel", False),
-    "restored, many short blocks": ("loop", True, "kernel", False),
-    "restored, a stream made since": ("stream", True, "kernel", False),
-    "restored, a context made since": ("context", True, "kernel", False),
-    "restored, the other copies and ends": ("n_body", True, "copy", True),
+    "never restored": ("n_body", False, "kernel", "while"),
+    "restored": ("n_body", True, "kernel", "while"),
+    "restored, many short blocks": ("loop", True, "kernel", "while"),
+    "restored, a stream made since": ("stream", True, "kernel", "while"),
+    "restored, a context made since": ("context", True, "kernel", "while"),
+    "restored, the other copies out": ("n_body", True, "copy out", "before"),
+    "restored, the other copies in": ("n_body", True, "copy in", "before"),
+    "restored, the other runs a kernel": ("n_body", True, "kernel", "before"),
+    "restored, the other gives it back": ("n_body", True, "give back", "before"),
+    "restored, the other ends": ("n_body", True, "end", "before"),
+    "restored, an older one copies out": ("n_body", True, "copy out", "older"),
+    "restored, an older one copies in": ("n_body", True, "copy in", "older"),
+    "restored, an older one runs a kernel": ("n_body", True, "kernel", "older"),
+    "restored, an older one gives it back": ("n_body", True, "give back", "older"),
+    "restored, an older one ends": ("n_body", True, "end", "older"),
 }
 
 
@@ -70,12 +80,22 @@ def program(kind):
 def other(what):
     device = Device()
     function, memory = device.kernel(SMALL, "loop_300"), device.memory(1 << 20, 1)
+    host = ctypes.c_void_p()
+    call("cuMemHostAlloc", ctypes.byref(host), ctypes.c_size_t(4 << 20), 0)
     sys.stdin.readline()
-    if what == "copy":
-        device.hash(memory, 1 << 20)
-    else:
+    if what == "kernel":
         device.launch(function, 1000, 128, memory)
+    elif what == "copy out":
+        call("cuMemcpyDtoHAsync_v2", host, memory, ctypes.c_size_t(4 << 20), device.stream)
+    elif what == "copy in":
+        call("cuMemcpyHtoDAsync_v2", memory, host, ctypes.c_size_t(4 << 20), device.stream)
+    if what == "give back":
+        call("cuDevicePrimaryCtxReset_v2", 0)
+    else:
         device.synchronize()
+    if what != "end":
+        # It stays until the program has ended.
+        sys.stdin.readline()
 
 
 def restored(pid):
@@ -90,7 +110,7 @@ def start(*words):
 
 def go(process):
     process.stdin.write("\n")
-    process.stdin.close()
+    process.stdin.flush()
 
 
 def xids():
@@ -100,22 +120,27 @@ def xids():
 
 def main():
     print(f"{'program':<37} {'synchronise':<18} kernel log", flush=True)
-    for name, (kind, is_restored, what, before) in ROWS.items():
+    for name, (kind, is_restored, what, when) in ROWS.items():
         known = len(xids())
         one = start("program", kind)
         if one.stdout.readline().strip() != "ready":
             sys.exit("the program does not start")
+        two = start("other", what) if when == "older" else None
+        time.sleep(3 if two else 0)
         if is_restored:
             subprocess.run([sys.executable, __file__, "restored", str(one.pid)], check=True)
-        two = start("other", what) if before else None
-        time.sleep(3 if before else 0)
+        if when == "before":
+            two = start("other", what)
+            time.sleep(3)
         go(one)
         one.stdout.readline()
         time.sleep(1)
         two = two or start("other", what)
         go(two)
         said = one.stdout.readline().strip()
-        one.wait(), two.wait()
+        one.wait()
+        two.stdin.close()
+        two.wait()
         print(f"{name:<37} {said:<18} {'; '.join(xids()[known:]) or '-'}", flush=True)
 
 

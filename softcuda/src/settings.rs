@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::{Once, OnceLock};
+use std::time::Duration;
 
 use crate::drivers::Driver;
 use crate::models::Model;
 use crate::status::{Code, Outcome};
-use crate::switching::Switching;
 
 /// The most devices that `SOFTCUDA_DEVICES` can ask for.
 pub(crate) const MAX_DEVICES: usize = 16;
@@ -58,6 +58,23 @@ impl Settings {
     /// Whether a checkpoint carries memory that is shared through IPC handles.
     pub(crate) fn carries_ipc_memory(&self) -> bool {
         self.in_job && self.driver.carries_ipc_memory()
+    }
+}
+
+/// What happens to a kernel that makes no room for another process.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Switching {
+    /// How long it may run on.
+    pub(crate) time: Duration,
+    /// Has a byte for each context that a process has made.
+    pub(crate) file: PathBuf,
+}
+
+impl Switching {
+    /// From `MS@FILE`.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (time, file) = text.split_once('@')?;
+        Some(Self { time: Duration::from_millis(time.parse().ok()?), file: file.into() })
     }
 }
 

@@ -7,12 +7,12 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::context::Context;
-use crate::settings::settings;
+use crate::settings::{Switching, settings};
 use crate::status::Code;
 
 /// How often somebody looks whether another process has come.
@@ -21,25 +21,9 @@ const LOOK: Duration = Duration::from_millis(5);
 /// Whether this process has been restored.
 static IS_RESTORED: AtomicBool = AtomicBool::new(false);
 
-/// What the environment says of it.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Switching {
-    /// How long a kernel may run on.
-    time: Duration,
-    file: PathBuf,
-}
-
-impl Switching {
-    /// From `MS@FILE`.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        let (time, file) = text.split_once('@')?;
-        Some(Self { time: Duration::from_millis(time.parse().ok()?), file: file.into() })
-    }
-
-    /// How many contexts there have been.
-    fn count(&self) -> u64 {
-        std::fs::metadata(&self.file).map_or(0, |file| file.len())
-    }
+/// How many contexts there have been.
+fn count(file: &Path) -> u64 {
+    std::fs::metadata(file).map_or(0, |file| file.len())
 }
 
 /// This process makes a context.
@@ -60,35 +44,33 @@ pub(crate) fn restored() {
 pub(crate) fn watched<T>(context: &Context, kernel: impl FnOnce() -> T) -> T {
     let is_restored = || IS_RESTORED.load(Ordering::SeqCst);
     match settings().switching.as_ref().filter(|_| is_restored()) {
-        Some(switching) => switching.watch(context, kernel),
+        Some(switching) => watch(switching, context, kernel),
         None => kernel(),
     }
 }
 
-impl Switching {
-    fn watch<T>(&self, context: &Context, kernel: impl FnOnce() -> T) -> T {
-        let is_over = AtomicBool::new(false);
-        let before = self.count();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut came = None;
-                while !is_over.load(Ordering::Relaxed) {
-                    if self.count() != before {
-                        let since = *came.get_or_insert_with(Instant::now);
-                        if since.elapsed() >= self.time {
-                            context.fail(Code::LAUNCH_FAILED);
-                            context.cancel.store(true, Ordering::SeqCst);
-                            return;
-                        }
+fn watch<T>(switching: &Switching, context: &Context, kernel: impl FnOnce() -> T) -> T {
+    let is_over = AtomicBool::new(false);
+    let before = count(&switching.file);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut came = None;
+            while !is_over.load(Ordering::Relaxed) {
+                if count(&switching.file) != before {
+                    let since = *came.get_or_insert_with(Instant::now);
+                    if since.elapsed() >= switching.time {
+                        context.fail(Code::LAUNCH_FAILED);
+                        context.cancel.store(true, Ordering::SeqCst);
+                        return;
                     }
-                    std::thread::sleep(LOOK);
                 }
-            });
-            let result = kernel();
-            is_over.store(true, Ordering::Relaxed);
-            result
-        })
-    }
+                std::thread::sleep(LOOK);
+            }
+        });
+        let result = kernel();
+        is_over.store(true, Ordering::Relaxed);
+        result
+    })
 }
 
 #[cfg(test)]
@@ -102,10 +84,10 @@ mod tests {
         let switching = Switching::parse(&format!("20@{}", file.display())).unwrap();
         let context = lifetime::create(9, 0).unwrap();
         // Nobody comes; or somebody, and the kernel ends.
-        switching.watch(&context, || ());
-        switching.watch(&context, || std::fs::write(&file, ".").unwrap());
+        watch(&switching, &context, || ());
+        watch(&switching, &context, || std::fs::write(&file, ".").unwrap());
         assert_eq!(context.check(), Ok(()));
-        switching.watch(&context, || {
+        watch(&switching, &context, || {
             std::fs::write(&file, "..").unwrap();
             while !context.cancel.load(Ordering::Relaxed) {
                 std::thread::sleep(LOOK);
@@ -114,7 +96,5 @@ mod tests {
         assert_eq!(context.check(), Err(Code::LAUNCH_FAILED));
         lifetime::destroy(&context);
         std::fs::remove_file(&file).unwrap();
-        assert_eq!(Switching::parse("5"), None);
-        assert_eq!(Switching::parse("x@y"), None);
     }
 }

@@ -92,12 +92,14 @@ def long(device, args):
     bodies = args.bodies
     function = device.kernel(PROGRAMS.read_text(), "n_body")
     start, out = device.memory(4 * bodies, 1), device.memory(4 * bodies, 2)
-    say("step 0 launched")
-    began = time.monotonic()
-    device.launch(function, bodies // 128, 128, start, out, ctypes.c_uint32(bodies))
-    device.synchronize()
-    say("took", f"{time.monotonic() - began:.3f}")
-    say("step 1", device.hash(out, 4 * bodies))
+    for step in range(args.launches):
+        say(f"step {2 * step} launched")
+        began = time.monotonic()
+        device.launch(function, bodies // 128, 128, start, out, ctypes.c_uint32(bodies))
+        device.synchronize()
+        say("took", f"{time.monotonic() - began:.3f}")
+        say(f"step {2 * step + 1}", device.hash(out, 4 * bodies))
+        start, out = out, start
     # What comes behind it has all of it.
     device.launch(function, bodies // 128 // 64, 128, out, start, ctypes.c_uint32(bodies // 64))
     device.synchronize()
@@ -129,6 +131,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=["long", "cost"])
     parser.add_argument("--bodies", type=int, default=1 << 23)
+    parser.add_argument("--launches", type=int, default=1, help="of the long kernel, one after the other")
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     {"long": long, "cost": cost}[args.what](Device(), args)
