@@ -197,8 +197,10 @@ pub(super) fn offer(options: &Options, progress: &Arc<dyn Progress>) -> Result<(
     })
 }
 
-/// How long a kernel of a program that the driver has restored may take if gpucr is to come to its device meanwhile.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a program that the driver has restored is looked at, to see whether a kernel takes long; and how often, since
+/// a gate that is shut may itself keep several processes from what their kernels wait for.
+const PATIENCE: Duration = Duration::from_millis(1500);
+const LOOKS: u32 = 2;
 
 /// After `attach`: what the next phases need is made and started.
 struct Ready {
@@ -244,15 +246,15 @@ impl Opened {
 /// it has restored dies when another process comes to the device and the kernel runs on for some five seconds.
 fn are_fragile(cuda_processes: &mut [CudaProcess]) -> Result<bool, Error> {
     for agent in cuda_processes.iter_mut().filter_map(|program| program.agent.as_mut()) {
-        match agent.is_fragile(PATIENCE) {
-            Ok(false) => {}
-            Ok(true) => {
+        let mut looks = (0..LOOKS).map(|_| agent.is_fragile(PATIENCE));
+        match looks.find(|look| !matches!(look, Ok(true))) {
+            None => {
                 tracing::debug!("the devices are left alone until the programs stand still");
                 return Ok(true);
             }
             // It may have ended: that is found out when the gates are closed.
-            Err(AgentError::Broken { .. }) => {}
-            Err(error) => return Err(error.into()),
+            Some(Ok(_) | Err(AgentError::Broken { .. })) => {}
+            Some(Err(error)) => return Err(error.into()),
         }
     }
     Ok(false)
