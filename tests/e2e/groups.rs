@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{
-    DEVICES, Dumped, GROUPS, Lab, PausedDump, Piped, Program, Random, child_named, finish, refused,
-    show, undisturbed, until,
+    DEVICES, Dumped, GROUPS, Lab, Pace, PausedDump, Piped, Program, Random, child_named, finish,
+    refused, show, undisturbed, until,
 };
 
 const ARGS: [&str; 2] = ["--steps", "80"];
@@ -224,6 +224,37 @@ fn a_failure_in_any_phase_leaves_the_group_running() -> Result<()> {
             goes_on(program, &lab, &expected)
                 .with_context(|| format!("{fault}: {}", show(&output)))?;
         }
+    }
+    Ok(())
+}
+
+/// The launcher of a job is dumped, and with it all that it has started: ranks in sessions of their own, whose output it
+/// passes on.
+#[test]
+fn the_ranks_of_a_launcher_come_along() -> Result<()> {
+    const RANKS: usize = 3;
+    let lab = Lab::new();
+    let pace = Pace::new()?;
+    pace.allow(20)?;
+    let script = "for rank in 0 1 2; do setsid \"$0\" sgd --seed $rank \"$@\" | sed -u \"s/^/$rank: /\" & done; wait";
+    let mut command = lab.gpucr();
+    command.args(["run", "--device", "soft", "--", "sh", "-c", script]);
+    command.arg(gpucr_tests::binary("workload")).args(ARGS).args(["--pace", pace.file()]);
+    let mut program = lab.spawn(command, "log")?;
+    (0..RANKS).try_for_each(|rank| program.wait_for(&format!("{rank}: step ")).map(drop))?;
+    lab.dump(&program, &lab.path("image"), &[])?;
+    program.wait()?;
+    pace.allow_all()?;
+    let restored = lab.run(["restore", "image"])?;
+    ensure!(restored.status.success(), "{}\n{}", show(&restored), program.output());
+    for rank in 0..RANKS {
+        let seed = rank.to_string();
+        let expected = undisturbed("sgd", &[&ARGS[..], &["--seed", &seed]].concat())?;
+        let output = program.output();
+        let own = output.lines().filter_map(|line| line.strip_prefix(&format!("{rank}: ")));
+        let own: Vec<&str> =
+            own.filter(|line| line.starts_with("step ") || line.starts_with("result ")).collect();
+        ensure!(own == expected, "rank {rank} differs:\n{output}");
     }
     Ok(())
 }
