@@ -131,9 +131,11 @@ fn pointers_that_cannot_be_seen_are_said_to_be_missing() -> Result<()> {
     ensure!(output.status.success() && lines.len() > 5, "{}", show(&output));
     ensure!(lines[0].starts_with(&format!("process {pid}: ")), "{text}");
     let heads: Vec<&str> = lines[2].split_whitespace().collect();
-    let expected = ["KERNEL", "LAUNCHES", "ARGS", "READS", "WRITES", "FROM", "IDEMPOTENT"];
+    let expected =
+        ["KERNEL", "LAUNCHES", "ARGS", "READS", "WRITES", "FROM", "IDEMPOTENT", "INTERRUPTIBLE"];
     ensure!(heads == expected, "{text}");
-    ensure!(text.contains("table_touch *"), "{text}");
+    ensure!(text.contains("table_touch *") && text.contains("  between blocks"), "{text}");
+    ensure!(touch["interruptible"] == "block", "{touch:#}");
     ensure!(text.contains("unknown: follows pointers in memory"), "{text}");
     ensure!(lines.last().is_some_and(|line| line.starts_with("* follows pointers")), "{text}");
     Ok(())

@@ -181,6 +181,8 @@ functions! {
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`.
 const COMPUTE_MODE: c_int = 20;
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `..._MINOR`.
+const CAPABILITY: [c_int; 2] = [75, 76];
 /// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
 const VMM: c_int = 102;
 /// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`.
@@ -364,6 +366,20 @@ impl Driver {
         };
         let bus_id = known.map_or_else(|_| String::new(), |()| text(&bus_id));
         Ok(Device { ordinal, uuid, name: text(&name), bus_id, memory: memory as u64 })
+    }
+
+    /// The compute capability of the device: 90 for 9.0.
+    ///
+    /// # Errors
+    /// The driver's: there is no such device.
+    pub fn capability(&self, device: &Device) -> Result<u32, DriverError> {
+        let mut values = [0; 2];
+        for (value, attribute) in values.iter_mut().zip(CAPABILITY) {
+            // SAFETY: `value` is a place for an int.
+            unsafe { self.cuDeviceGetAttribute(value, attribute, device.ordinal)? };
+        }
+        let [major, minor] = values.map(|value: c_int| value.max(0) as u32);
+        Ok(major.saturating_mul(10).saturating_add(minor))
     }
 
     /// Whether any number of processes may have a context on the device, and not one alone or none.

@@ -28,6 +28,11 @@ const POLL: Duration = Duration::from_millis(20);
 /// After how long a failed way back is tried once more.
 const AGAIN: Duration = Duration::from_millis(100);
 
+/// How long a program that the driver has restored is looked at, to see whether a kernel takes long; and how often, since
+/// a gate that is shut may itself keep several processes from what their kernels wait for.
+const PATIENCE: Duration = Duration::from_millis(1500);
+const LOOKS: u32 = 2;
+
 /// Another process that has copies of the device memory that is kept for programs: as long as it has them the memory
 /// is not free.
 pub(crate) trait HasCopies {
@@ -262,6 +267,28 @@ fn set_soon_after(asked: Option<&AtomicBool>, over: &AtomicBool, is_done: &mpsc:
             over.store(since.elapsed() >= GRACE, Ordering::Relaxed);
         }
     }
+}
+
+/// Whether gpucr has to keep away from the devices while the programs run: with driver 580 a kernel of a process that
+/// it has restored dies when another process comes to the device and the kernel runs on for some five seconds. Their gates
+/// may be shut meanwhile, and are open again then.
+///
+/// # Errors
+/// An agent cannot shut its gate, or gpucr was asked to end. That a process has ended is no error.
+pub(crate) fn are_fragile(cuda_processes: &mut [CudaProcess]) -> Result<bool, Error> {
+    for agent in cuda_processes.iter_mut().filter_map(|program| program.agent.as_mut()) {
+        let mut looks = (0..LOOKS).map(|_| agent.is_fragile(PATIENCE));
+        match looks.find(|look| !matches!(look, Ok(true))) {
+            None => {
+                tracing::debug!("the devices are left alone until the programs stand still");
+                return Ok(true);
+            }
+            // It may have ended: that is found out when the gates are closed.
+            Some(Ok(_) | Err(AgentError::Broken { .. })) => {}
+            Some(Err(error)) => return Err(error.into()),
+        }
+    }
+    Ok(false)
 }
 
 #[cfg(test)]

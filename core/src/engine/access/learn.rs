@@ -17,14 +17,27 @@ use crate::kernels::{self, Direction, Kernel, Source};
 type Word = (u64, u32, u32);
 
 /// The readable code in an image.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Code {
     /// By name; of several architectures a kernel has several.
     kernels: HashMap<String, Vec<Kernel>>,
+    /// Kernels that can be interrupted, and why others cannot, by name; or why none can.
+    twins: Result<HashMap<String, Result<(), String>>, String>,
     /// There is no other code in the image. Machine code may have been made of another source, as by
     /// `#if __CUDA_ARCH__`.
     all: bool,
 }
+
+impl Default for Code {
+    /// Of an image that cannot be had.
+    fn default() -> Self {
+        Self { kernels: HashMap::new(), twins: Err(NO_MODULE.to_owned()), all: false }
+    }
+}
+
+/// Why a kernel cannot be interrupted whose module is not known, or has no such text.
+const NO_MODULE: &str = "its module is not known";
+const NO_TEXT: &str = "its name is not in the PTX of its module";
 
 /// So much PTX of one image is read, bytes: what it is turned into takes ten times as much.
 const MOST_TEXT: usize = 32 << 20;
@@ -32,6 +45,8 @@ const MOST_TEXT: usize = 32 << 20;
 /// What is known of the kernels of one process.
 #[derive(Debug, Default)]
 pub struct Kernels {
+    /// The compute capability of the device on which the process runs, 90 for 9.0; 0 if it is not known.
+    capability: u32,
     /// The code in images, by the agent's ids of images.
     images: HashMap<u64, Arc<Code>>,
     /// What code and names say, by the agent's ids of kernels.
@@ -52,9 +67,16 @@ struct CodeFacts {
     reaches: HashMap<(u32, u32), Reach>,
     /// What its code does, if that is what runs.
     proof: Option<Kernel>,
+    /// Whether it can be interrupted between two blocks, or why not.
+    twin: Option<Result<(), String>>,
 }
 
 impl Kernels {
+    /// Of a process on a device of this compute capability, 90 for 9.0.
+    pub(super) fn on(capability: u32) -> Self {
+        Self { capability, ..Self::default() }
+    }
+
     /// Finds out about kernels that are new, from the images that they were loaded from and from
     /// their names. Images of more than `limit` bytes are not asked for. No further image is begun
     /// after `until`; one takes a few seconds at most. Says whether all kernels are known now.
@@ -79,7 +101,7 @@ impl Kernels {
                     continue;
                 }
                 let code = match agent.image(kernel.image, limit) {
-                    Ok(bytes) => code(&bytes),
+                    Ok(bytes) => code(&bytes, self.capability),
                     Err(error @ AgentError::Failed { .. }) => {
                         tracing::debug!(%error, "no image");
                         Code::default()
@@ -120,6 +142,12 @@ impl Kernels {
     /// known.
     pub fn is_indirect(&self, kernel: u64) -> Option<bool> {
         self.known.get(&kernel).and_then(|known| known.indirect)
+    }
+
+    /// Whether a kernel can be interrupted between two of its blocks (`gpucr run --interruptible`), or why not.
+    pub(super) fn twin(&self, kernel: u64) -> Result<(), String> {
+        let twin = self.known.get(&kernel).and_then(|known| known.twin.clone());
+        twin.unwrap_or_else(|| Err(NO_MODULE.to_owned()))
     }
 
     /// What the code of a kernel does; `None` unless all that may run is known and could be read.
@@ -179,16 +207,25 @@ impl Kernels {
 impl Kernels {
     /// What is known of one kernel that was loaded from this image.
     pub(super) fn knowing(kernel: &KernelUse, image: &[u8]) -> Self {
-        let known = CodeFacts::of(kernel, Some(&code(image)));
+        let known = CodeFacts::of(kernel, Some(&code(image, 0)));
         Self { known: HashMap::from([(kernel.id, known)]), ..Self::default() }
     }
 }
 
-/// The readable code in an image.
-fn code(image: &[u8]) -> Code {
+/// Which kernels in an image can be interrupted on such a device.
+fn twins(image: &[u8], capability: u32) -> Result<HashMap<String, Result<(), String>>, String> {
+    let text = gpucr_fatbin::what_runs(image, capability, MOST_TEXT);
+    let text = text.map_err(|why| why.to_string())?;
+    let rewritten = gpucr_rewrite::rewrite(&text, |_| true).map_err(|error| error.to_string())?;
+    let judged = rewritten.kernels.into_iter();
+    Ok(judged.map(|(name, judged)| (name, judged.map_err(|why| why.to_string()))).collect())
+}
+
+/// The readable code in an image, and what can be interrupted of it on a device of this compute capability.
+fn code(image: &[u8], capability: u32) -> Code {
     // Machine code tells the layout only, which is known from the driver.
     let (texts, all) = gpucr_fatbin::texts(image, MOST_TEXT);
-    let mut code = Code { all, ..Code::default() };
+    let mut code = Code { all, twins: twins(image, capability), ..Code::default() };
     for text in texts {
         match kernels::from_ptx(&text) {
             Ok(kernels) => {
@@ -210,7 +247,13 @@ impl CodeFacts {
         let named = code.and_then(|code| code.kernels.get(&kernel.name)).into_iter().flatten();
         let (fitting, others): (Vec<&Kernel>, Vec<&Kernel>) =
             named.partition(|code| is_of(&kernel.params, code));
-        let mut known = Self::default();
+        let twin = code.map(|code| match &code.twins {
+            Ok(twins) => {
+                twins.get(&kernel.name).cloned().unwrap_or_else(|| Err(NO_TEXT.to_owned()))
+            }
+            Err(why) => Err(why.clone()),
+        });
+        let mut known = Self { twin, ..Self::default() };
         if let Some(said) = fitting.into_iter().cloned().reduce(|all, one| all.or(&one)) {
             known.indirect = Some(said.indirect);
             for (number, param) in said.params.iter().enumerate() {
@@ -322,5 +365,19 @@ mod tests {
         let mut found = Kernels::knowing(&kernel, b"");
         found.observe(&kernels, &[], |_| Some(false));
         assert_eq!(found.direction(1, &slot(1, &[])), assumed);
+    }
+
+    #[test]
+    fn it_is_told_which_kernels_can_be_interrupted() {
+        let twins = twins(PTX.as_bytes(), 80).unwrap();
+        assert_eq!(twins.get("copy"), Some(&Ok(())));
+        let variable = ".version 8.0\n.target sm_70\n.address_size 64\n.global .u32 sum;\n\
+            .visible .entry add()\n{\n.reg .b32 %r<2>;\nld.global.u32 %r1, [sum];\nret;\n}\n";
+        let why = super::twins(variable.as_bytes(), 80).unwrap()["add"].clone();
+        assert_eq!(why, Err("it uses the module's variable sum".to_owned()));
+        let why = super::twins(b"\x7fELF\x02\x01\x01", 80);
+        assert!(why.is_err_and(|why| why.contains("machine code")));
+        let nothing = Kernels::default().twin(1);
+        assert_eq!(nothing, Err(NO_MODULE.to_owned()));
     }
 }

@@ -12,6 +12,7 @@ use super::session::Watched;
 use super::twice::{Repeated, repeated, together};
 use super::written::{operation_name, touched_range};
 use crate::engine::cuda_process::CudaProcess;
+use crate::engine::interrupted::Level;
 use crate::kernels::{Direction, Source};
 
 /// What a program has launched.
@@ -74,6 +75,11 @@ pub struct Row {
     pub idempotent_reason: Option<&'static str>,
     /// The same of each class of its launches: those whose arguments point to each other's allocations in the same way.
     pub repeated: Vec<Repeated>,
+    /// Whether `gpucr run --interruptible` can interrupt it: `block`, between two of its blocks. None where it cannot,
+    /// and for operations.
+    pub interruptible: Option<Level>,
+    /// Why a kernel cannot be interrupted.
+    pub interruptible_reason: Option<String>,
     /// How launches that are idempotent turned out when they were made a second time; none if they were not.
     pub twice: Option<MadeTwice>,
     /// How its launches compare with what was thought of them; none without a check, or if it was
@@ -190,6 +196,7 @@ impl Seen<'_> {
         }
         let repeated = repeated(kernel, &self.watched.kernels);
         let (idempotent, idempotent_reason) = together(&repeated);
+        let twin = self.watched.kernels.twin(kernel.id);
         let set = |touched: &Touches| Set {
             allocations: touched.len(),
             bytes: total(touched.values().map(|ranges| covered(ranges))),
@@ -207,6 +214,8 @@ impl Seen<'_> {
             idempotent,
             idempotent_reason,
             repeated,
+            interruptible: twin.is_ok().then_some(Level::Block),
+            interruptible_reason: twin.err(),
             twice: self.findings.and_then(|f| f.twice.get(&kernel.id).copied()),
             checked: self.findings.and_then(|f| f.kernels.get(&kernel.id).copied()),
             words,
@@ -291,6 +300,8 @@ fn operations(tally: &Tally) -> Vec<Row> {
             idempotent,
             idempotent_reason,
             repeated: Vec::new(),
+            interruptible: None,
+            interruptible_reason: None,
             twice: None,
             checked: None,
             words: Vec::new(),

@@ -1,5 +1,6 @@
 //! A tree of processes that is watched: connections to its agents, what was seen of each, and their device memory.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpucr_wire::GateState;
@@ -8,8 +9,8 @@ use gpucr_wire::access::Allocation;
 use super::{Kernels, Tally};
 use crate::base::stop::Stop;
 use crate::base::timeline::Timeline;
-use crate::cuda::Drivers;
-use crate::engine::cuda_process::CudaProcess;
+use crate::cuda::{Drivers, HostDriver};
+use crate::engine::cuda_process::{CudaProcess, are_fragile};
 use crate::engine::error::Error;
 use crate::engine::mapped::Mapped;
 use crate::engine::memory::Bulk;
@@ -97,9 +98,14 @@ impl Session {
                 Mapped::Host { library, .. } => library,
                 mapped => return Err(mapped.refused(pid)),
             };
+            let capability = capability(&mut agent, &drivers, &driver).unwrap_or_else(|error| {
+                tracing::debug!(%error, pid, "its device is not known");
+                0
+            });
             let program = CudaProcess::new(process, driver, true);
             session.cuda_processes.push(CudaProcess { agent: Some(agent), ..program });
-            session.watched.push(Watched::default());
+            let kernels = Kernels::on(capability);
+            session.watched.push(Watched { kernels, ..Watched::default() });
         }
         if session.cuda_processes.is_empty() { Err(Error::NoAgent { pid }) } else { Ok(session) }
     }
@@ -167,6 +173,16 @@ impl Session {
     /// Maps the memory and makes the first hash pass. It takes a context of gpucr's own on each
     /// device; where that cannot be had, nothing is observed.
     pub(super) fn open_memory(&mut self) {
+        match are_fragile(&mut self.cuda_processes) {
+            Ok(false) => {}
+            Ok(true) => {
+                tracing::warn!(
+                    "a kernel takes long in a program that was restored, and would die if gpucr came to its device"
+                );
+                return;
+            }
+            Err(error) => tracing::warn!(%error, "it is not known whether a kernel takes long"),
+        }
         match prepare(&mut self.cuda_processes) {
             Ok(bulk) => self.memory = bulk,
             Err(error) => tracing::warn!(%error, "device memory cannot be observed"),
@@ -197,6 +213,19 @@ impl Session {
             Err(error) => tracing::warn!(%error, "device memory is not observed"),
         }
     }
+}
+
+/// The compute capability of the first device that a process uses.
+fn capability(
+    agent: &mut Agent,
+    drivers: &Drivers,
+    driver: &Arc<HostDriver>,
+) -> Result<u32, Error> {
+    let devices = agent.counts()?.devices;
+    let driver = drivers.open(driver)?;
+    let all = driver.devices()?;
+    let found = all.iter().find(|device| devices.first() == Some(&device.uuid));
+    Ok(found.map_or(Ok(0), |device| driver.capability(device))?)
 }
 
 fn prepare(cuda_processes: &mut [CudaProcess]) -> Result<Option<Bulk>, Error> {

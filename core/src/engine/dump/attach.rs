@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use super::describe::{self, Libraries};
 use super::host::memory::Host;
@@ -14,14 +13,14 @@ use super::task::{Account, Made, Standstill, Task};
 use crate::base::phase::{Clock, Phase};
 use crate::base::progress::Progress;
 use crate::cuda::{Drivers, Reserver};
-use crate::engine::cuda_process::CudaProcess;
+use crate::engine::cuda_process::{CudaProcess, are_fragile};
 use crate::engine::error::{Error, Failure, Left};
 use crate::engine::memory::Bulk;
 use crate::engine::migrate::outgoing::Outgoing;
 use crate::engine::watchdog::Watchdog;
 use crate::host::criu::DumpWorker;
 use crate::host::process::farewell::Farewell;
-use crate::host::process::{AgentError, Lock, ProcessInfo};
+use crate::host::process::{Lock, ProcessInfo};
 use crate::image::ImageWriter;
 
 /// After `attach`, and once more after `fallback`: all is at hand that the image needs before the programs are
@@ -197,11 +196,6 @@ pub(super) fn offer(options: &Options, progress: &Arc<dyn Progress>) -> Result<(
     })
 }
 
-/// How long a program that the driver has restored is looked at, to see whether a kernel takes long; and how often, since
-/// a gate that is shut may itself keep several processes from what their kernels wait for.
-const PATIENCE: Duration = Duration::from_millis(1500);
-const LOOKS: u32 = 2;
-
 /// After `attach`: what the next phases need is made and started.
 struct Ready {
     strategy: Strategy,
@@ -240,24 +234,6 @@ impl Opened {
         }
         Ok(Self { memory, reserver })
     }
-}
-
-/// Whether gpucr has to keep away from the devices while the programs run: with driver 580 a kernel of a process that
-/// it has restored dies when another process comes to the device and the kernel runs on for some five seconds.
-fn are_fragile(cuda_processes: &mut [CudaProcess]) -> Result<bool, Error> {
-    for agent in cuda_processes.iter_mut().filter_map(|program| program.agent.as_mut()) {
-        let mut looks = (0..LOOKS).map(|_| agent.is_fragile(PATIENCE));
-        match looks.find(|look| !matches!(look, Ok(true))) {
-            None => {
-                tracing::debug!("the devices are left alone until the programs stand still");
-                return Ok(true);
-            }
-            // It may have ended: that is found out when the gates are closed.
-            Some(Ok(_) | Err(AgentError::Broken { .. })) => {}
-            Some(Err(error)) => return Err(error.into()),
-        }
-    }
-    Ok(false)
 }
 
 impl Ready {
