@@ -274,7 +274,7 @@ fn set_soon_after(asked: Option<&AtomicBool>, over: &AtomicBool, is_done: &mpsc:
 /// may be shut meanwhile, and are open again then.
 ///
 /// # Errors
-/// An agent cannot shut its gate, or gpucr was asked to end. That a process has ended is no error.
+/// An agent does not answer, or gpucr was asked to end. That a process has ended or cannot be stopped is no error.
 pub(crate) fn are_fragile(cuda_processes: &mut [CudaProcess]) -> Result<bool, Error> {
     for agent in cuda_processes.iter_mut().filter_map(|program| program.agent.as_mut()) {
         let mut looks = (0..LOOKS).map(|_| agent.is_fragile(PATIENCE));
@@ -283,8 +283,8 @@ pub(crate) fn are_fragile(cuda_processes: &mut [CudaProcess]) -> Result<bool, Er
                 tracing::debug!("the devices are left alone until the programs stand still");
                 return Ok(true);
             }
-            // It may have ended: that is found out when the gates are closed.
-            Some(Ok(_) | Err(AgentError::Broken { .. })) => {}
+            // It may have ended, or cannot be stopped: that is found out, and told, when the gates are closed.
+            Some(Ok(_) | Err(AgentError::Broken { .. } | AgentError::Failed { .. })) => {}
             Some(Err(error)) => return Err(error.into()),
         }
     }

@@ -127,9 +127,10 @@ fn comes_to_rest(
     wait_ms: u64,
     connection: &Connection,
 ) -> Result<bool, Failure> {
-    let limit = Duration::from_millis(wait_ms);
-    let since = begin_to_close(agent, limit, connection)?;
-    let is_at_rest = go_on_closing(agent, &Limit::new(later(since, limit), connection.as_fd()))?;
+    // Memory that is shared with other instances becomes the program's own first, whatever that takes.
+    let since = begin_to_close(agent, Duration::from_millis(SHUTTING_MS), connection)?;
+    let end = later(since, Duration::from_millis(wait_ms));
+    let is_at_rest = go_on_closing(agent, &Limit::new(end, connection.as_fd()))?;
     if is_at_rest {
         agent.open();
     } else {
