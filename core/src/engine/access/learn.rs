@@ -45,8 +45,9 @@ const MOST_TEXT: usize = 32 << 20;
 /// What is known of the kernels of one process.
 #[derive(Debug, Default)]
 pub struct Kernels {
-    /// The compute capability of the device on which the process runs, 90 for 9.0; 0 if it is not known.
-    capability: u32,
+    /// The compute capability of the device on which the process runs, 90 for 9.0. Without it nobody looks for kernels
+    /// that can be interrupted.
+    capability: Option<u32>,
     /// The code in images, by the agent's ids of images.
     images: HashMap<u64, Arc<Code>>,
     /// What code and names say, by the agent's ids of kernels.
@@ -74,7 +75,7 @@ struct CodeFacts {
 impl Kernels {
     /// Of a process on a device of this compute capability, 90 for 9.0.
     pub(super) fn on(capability: u32) -> Self {
-        Self { capability, ..Self::default() }
+        Self { capability: Some(capability), ..Self::default() }
     }
 
     /// Finds out about kernels that are new, from the images that they were loaded from and from
@@ -207,7 +208,7 @@ impl Kernels {
 impl Kernels {
     /// What is known of one kernel that was loaded from this image.
     pub(super) fn knowing(kernel: &KernelUse, image: &[u8]) -> Self {
-        let known = CodeFacts::of(kernel, Some(&code(image, 0)));
+        let known = CodeFacts::of(kernel, Some(&code(image, None)));
         Self { known: HashMap::from([(kernel.id, known)]), ..Self::default() }
     }
 }
@@ -221,11 +222,15 @@ fn twins(image: &[u8], capability: u32) -> Result<HashMap<String, Result<(), Str
     Ok(judged.map(|(name, judged)| (name, judged.map_err(|why| why.to_string()))).collect())
 }
 
-/// The readable code in an image, and what can be interrupted of it on a device of this compute capability.
-fn code(image: &[u8], capability: u32) -> Code {
+/// The readable code in an image, and what can be interrupted of it on a device of this compute capability, if that is
+/// asked.
+fn code(image: &[u8], capability: Option<u32>) -> Code {
     // Machine code tells the layout only, which is known from the driver.
     let (texts, all) = gpucr_fatbin::texts(image, MOST_TEXT);
-    let mut code = Code { all, twins: twins(image, capability), ..Code::default() };
+    let mut code = Code { all, ..Code::default() };
+    if let Some(capability) = capability {
+        code.twins = twins(image, capability);
+    }
     for text in texts {
         match kernels::from_ptx(&text) {
             Ok(kernels) => {

@@ -98,13 +98,15 @@ impl Session {
                 Mapped::Host { library, .. } => library,
                 mapped => return Err(mapped.refused(pid)),
             };
-            let capability = capability(&mut agent, &drivers, &driver).unwrap_or_else(|error| {
-                tracing::debug!(%error, pid, "its device is not known");
-                0
-            });
+            let kernels = match capability(&mut agent, &drivers, &driver) {
+                Ok(capability) => capability.map_or_else(Kernels::default, Kernels::on),
+                Err(error) => {
+                    tracing::debug!(%error, pid, "its device is not known");
+                    Kernels::default()
+                }
+            };
             let program = CudaProcess::new(process, driver, true);
             session.cuda_processes.push(CudaProcess { agent: Some(agent), ..program });
-            let kernels = Kernels::on(capability);
             session.watched.push(Watched { kernels, ..Watched::default() });
         }
         if session.cuda_processes.is_empty() { Err(Error::NoAgent { pid }) } else { Ok(session) }
@@ -215,17 +217,17 @@ impl Session {
     }
 }
 
-/// The compute capability of the first device that a process uses.
+/// The compute capability of the first device that a process uses; `None` if it uses none yet.
 fn capability(
     agent: &mut Agent,
     drivers: &Drivers,
     driver: &Arc<HostDriver>,
-) -> Result<u32, Error> {
+) -> Result<Option<u32>, Error> {
     let devices = agent.counts()?.devices;
     let driver = drivers.open(driver)?;
     let all = driver.devices()?;
     let found = all.iter().find(|device| devices.first() == Some(&device.uuid));
-    Ok(found.map_or(Ok(0), |device| driver.capability(device))?)
+    Ok(found.map(|device| driver.capability(device)).transpose()?)
 }
 
 fn prepare(cuda_processes: &mut [CudaProcess]) -> Result<Option<Bulk>, Error> {

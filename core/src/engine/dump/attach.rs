@@ -1,4 +1,5 @@
-//! The phases that change nothing: checks, connections, preparations.
+//! The phases that change nothing: checks, connections, preparations. The gates of programs that the driver has restored
+//! may be shut for some moments meanwhile, to see whether they come to rest.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
