@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::state::{contexts, events, gate, graphs, images, index, kernels, memory, peers, recent};
-use crate::watch::{again, guard, interrupt, meeting, recorder};
+use crate::watch::{again, faults, guard, interrupt, meeting, recorder};
 use crate::{agent, unknown, usage};
 
 /// Sees to it that children start afresh. Called before the agent starts.
@@ -29,6 +29,7 @@ unsafe extern "C" fn in_child() {
         images::reset();
         graphs::reset();
         guard::reset();
+        faults::reset();
         again::reset();
         interrupt::reset();
         index::reset();

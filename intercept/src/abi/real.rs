@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use super::slots::SLOTS;
 use super::table::index;
 use super::types::{
-    Access, AllocationProp, ArrayDescriptor, Code, Copy3d, FillParams, IpcHandle, KernelNodeParams,
-    MemoryOpsParams,
+    Access, AllocationProp, ArrayDescriptor, CAPTURE_RELAXED, Code, Copy3d, FillParams, IpcHandle,
+    KernelNodeParams, MemoryOpsParams, PoolProperties,
 };
 
 /// Typed calls of real functions, through the same slots as the forwarded ones.
@@ -73,6 +73,8 @@ real_functions! {
     fn cuStreamSynchronize(stream: u64);
     fn cuStreamGetCtx(stream: u64, context: *mut u64);
     fn cuStreamGetCtx_ptsz(stream: u64, context: *mut u64);
+    fn cuStreamGetId(stream: u64, id: *mut u64);
+    fn cuStreamGetId_ptsz(stream: u64, id: *mut u64);
     fn cuStreamIsCapturing(stream: u64, status: *mut u32);
     fn cuStreamIsCapturing_ptsz(stream: u64, status: *mut u32);
     fn cuStreamBeginCapture(stream: u64);
@@ -114,6 +116,13 @@ real_functions! {
     fn cuMemAllocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: u64, stream: u64);
     fn cuMemFreeAsync(address: u64, stream: u64);
     fn cuMemFreeAsync_ptsz(address: u64, stream: u64);
+    fn cuMemPoolCreate(out: *mut u64, properties: *const PoolProperties);
+    fn cuMemPoolGetAttribute(pool: u64, attribute: u32, value: *mut c_void);
+    fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mut c_void);
+    fn cuMemPoolTrimTo(pool: u64, keep: usize);
+    fn cuMemPoolSetAccess(pool: u64, access: *const Access, count: usize);
+    fn cuDeviceGetMemPool(pool: *mut u64, device: i32);
+    fn cuDeviceGetDefaultMemPool(pool: *mut u64, device: i32);
     fn cuMemAllocManaged(out: *mut u64, size: usize, flags: u32);
     fn cuMemHostAlloc(out: *mut u64, size: usize, flags: u32);
     fn cuMemAllocHost(out: *mut u64, size: u32);
@@ -125,6 +134,7 @@ real_functions! {
     fn cuMemHostGetDevicePointer_v2(out: *mut u64, address: *mut c_void, flags: u32);
     fn cuEventCreate(out: *mut u64, flags: u32);
     fn cuEventRecord(event: u64, stream: u64);
+    fn cuEventRecord_ptsz(event: u64, stream: u64);
     fn cuEventQuery(event: u64);
     fn cuEventDestroy_v2(event: u64);
     fn cuStreamWriteValue32_v2(stream: u64, address: u64, value: u32, flags: u32);
@@ -220,6 +230,27 @@ pub(crate) fn current_context() -> Result<(u64, i32), Code> {
         check(cuCtxGetDevice(&mut device))?;
     }
     Ok((context, device))
+}
+
+/// While this lives, what this thread does is no matter of others' captures.
+pub(crate) struct Relaxed(u32);
+
+impl Relaxed {
+    pub(crate) fn now() -> Self {
+        Self(exchange(CAPTURE_RELAXED))
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        exchange(self.0);
+    }
+}
+
+fn exchange(mut mode: u32) -> u32 {
+    // SAFETY: reads and writes one value.
+    unsafe { cuThreadExchangeStreamCaptureMode(&mut mode) };
+    mode
 }
 
 /// Waits for all work of a context, whichever is current.

@@ -62,6 +62,13 @@ pub(crate) const ATTRIBUTE_VMM: u32 = 102;
 /// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`
 pub(crate) const ATTRIBUTE_POSIX_FD: u32 = 103;
 
+/// `CU_MEMPOOL_ATTR_*`
+pub(crate) const POOL_THRESHOLD: u32 = 4;
+pub(crate) const POOL_RESERVED: u32 = 5;
+pub(crate) const POOL_RESERVED_HIGH: u32 = 6;
+pub(crate) const POOL_USED: u32 = 7;
+pub(crate) const POOL_USED_HIGH: u32 = 8;
+
 /// `CU_POINTER_ATTRIBUTE_*`
 pub(crate) const POINTER_CONTEXT: u32 = 1;
 pub(crate) const POINTER_SYNC_MEMOPS: u32 = 6;
@@ -154,6 +161,31 @@ impl AllocationProp {
             usage: 0,
             reserved: [0; 4],
         }
+    }
+}
+
+/// `CUmemPoolProps`
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PoolProperties {
+    kind: u32,
+    handle_types: u32,
+    location: Location,
+    win32: *mut c_void,
+    /// The most that it may have, bytes; 0 for no limit.
+    pub(crate) most: usize,
+    usage: u16,
+    reserved: [u8; 54],
+}
+
+impl PoolProperties {
+    /// The device of a pool of plain memory which no other process can be given; `None` for other pools.
+    pub(crate) fn plain_device(&self) -> Option<i32> {
+        let is_plain = self.kind == ALLOCATION_PINNED
+            && self.handle_types == 0
+            && self.location.kind == LOCATION_DEVICE
+            && self.usage == 0;
+        is_plain.then_some(self.location.id)
     }
 }
 
@@ -440,6 +472,8 @@ mod tests {
     #[test]
     #[rustfmt::skip]
     fn arguments_of_launches_and_copies_are_the_drivers() {
+        same!(PoolProperties, sys::CUmemPoolProps_st, kind allocType, handle_types handleTypes,
+            location location, most maxSize, usage usage);
         same!(Copy2d, sys::CUDA_MEMCPY2D_st, from_x srcXInBytes, from_y srcY,
             from_kind srcMemoryType, from_host srcHost, from_device srcDevice, from_pitch srcPitch,
             to_x dstXInBytes, to_y dstY, to_kind dstMemoryType, to_host dstHost,
@@ -490,6 +524,7 @@ mod tests {
     fn numbers_are_the_drivers() {
         use sys::CUarray_format_enum::*;
         use sys::CUgraphNodeType_enum::*;
+        use sys::CUmemPool_attribute_enum::*;
         use sys::CUpointer_attribute_enum::*;
         use sys::CUstreamBatchMemOpType_enum::*;
         use sys::cudaError_enum::*;
@@ -503,6 +538,11 @@ mod tests {
             (ERROR_ASSERT, CUDA_ERROR_ASSERT as u32),
             (ERROR_HARDWARE_STACK_ERROR, CUDA_ERROR_HARDWARE_STACK_ERROR as u32),
             (ERROR_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_FAILED as u32),
+            (POOL_THRESHOLD, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as u32),
+            (POOL_RESERVED, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT as u32),
+            (POOL_RESERVED_HIGH, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH as u32),
+            (POOL_USED, CU_MEMPOOL_ATTR_USED_MEM_CURRENT as u32),
+            (POOL_USED_HIGH, CU_MEMPOOL_ATTR_USED_MEM_HIGH as u32),
             (POINTER_CONTEXT, CU_POINTER_ATTRIBUTE_CONTEXT as u32),
             (POINTER_SYNC_MEMOPS, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32),
             (POINTER_BUFFER_ID, CU_POINTER_ATTRIBUTE_BUFFER_ID as u32),

@@ -3,10 +3,9 @@
 
 use std::ffi::c_void;
 
-use super::heap::{FREED, free_heap};
-use super::support::{enter_at, hold_for, written};
+use super::support::{hold_for, written};
 use crate::abi::real;
-use crate::abi::types::{Code, POINTER_IS_MANAGED, SUCCESS};
+use crate::abi::types::{Code, SUCCESS};
 use crate::state::gate;
 use crate::usage::{self, Kind, Thing, ending};
 
@@ -19,55 +18,10 @@ pub(super) fn added(code: Code, kind: Kind, name: *const u64, size: usize) -> Co
     code
 }
 
-/// After something was allocated from a pool that the program named: pools may be of managed memory, which nobody
-/// carries.
-fn added_of_pool(code: Code, address: *const u64, size: usize) -> Code {
-    let mut managed = 0_u64;
-    let out = (&raw mut managed).cast();
-    let is_managed = code == SUCCESS
-        && written(address) != 0
-        && call!(cuPointerGetAttribute(out, POINTER_IS_MANAGED, written(address))) == SUCCESS
-        && managed as u8 == 1;
-    added(code, if is_managed { Kind::Managed } else { Kind::Pool }, address, size)
-}
-
 /// What is destroyed as an array.
 const ARRAYS: [Kind; 2] = [Kind::Array, Kind::Unsupported(Thing::Array)];
 
 exported! {
-    fn cuMemAllocAsync(out: *mut u64, size: usize, stream: u64) {
-        let _inside = gate::enter();
-        hold_for(Some(stream));
-        added(call!(cuMemAllocAsync(out, size, stream)), Kind::Pool, out, size)
-    }
-    fn cuMemAllocAsync_ptsz(out: *mut u64, size: usize, stream: u64) {
-        let _inside = gate::enter();
-        hold_for(Some(stream));
-        added(call!(cuMemAllocAsync_ptsz(out, size, stream)), Kind::Pool, out, size)
-    }
-    fn cuMemAllocFromPoolAsync(out: *mut u64, size: usize, pool: u64, stream: u64) {
-        let _inside = gate::enter();
-        hold_for(Some(stream));
-        added_of_pool(call!(cuMemAllocFromPoolAsync(out, size, pool, stream)), out, size)
-    }
-    fn cuMemAllocFromPoolAsync_ptsz(out: *mut u64, size: usize, pool: u64, stream: u64) {
-        let _inside = gate::enter();
-        hold_for(Some(stream));
-        added_of_pool(call!(cuMemAllocFromPoolAsync_ptsz(out, size, pool, stream)), out, size)
-    }
-    fn cuMemFreeAsync(address: u64, stream: u64) {
-        let _inside = enter_at(address);
-        hold_for(Some(stream));
-        free_heap(address)
-            .unwrap_or_else(|| ending(&FREED, address, || call!(cuMemFreeAsync(address, stream))))
-    }
-    fn cuMemFreeAsync_ptsz(address: u64, stream: u64) {
-        let _inside = enter_at(address);
-        hold_for(Some(stream));
-        free_heap(address).unwrap_or_else(|| {
-            ending(&FREED, address, || call!(cuMemFreeAsync_ptsz(address, stream)))
-        })
-    }
     fn cuMemAllocManaged(out: *mut u64, size: usize, flags: u32) {
         let _inside = gate::enter();
         added(call!(cuMemAllocManaged(out, size, flags)), Kind::Managed, out, size)

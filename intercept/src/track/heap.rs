@@ -8,8 +8,8 @@ use super::support::{enter_at, hold_for_context, put};
 use crate::abi::real;
 use crate::abi::types::{
     Code, ERROR_INVALID_VALUE, POINTER_ALLOWED_HANDLE_TYPES, POINTER_BUFFER_ID, POINTER_CONTEXT,
-    POINTER_IS_LEGACY_IPC_CAPABLE, POINTER_MAPPING_BASE, POINTER_MAPPING_SIZE, POINTER_RANGE_SIZE,
-    POINTER_RANGE_START, POINTER_SYNC_MEMOPS, SUCCESS,
+    POINTER_IS_LEGACY_IPC_CAPABLE, POINTER_MAPPING_BASE, POINTER_MAPPING_SIZE, POINTER_POOL,
+    POINTER_RANGE_SIZE, POINTER_RANGE_START, POINTER_SYNC_MEMOPS, SUCCESS,
 };
 use crate::state::memory::vmm::Driver;
 use crate::state::memory::{self, Allocation};
@@ -89,7 +89,14 @@ pub(super) fn free(allocation: Allocation) -> Code {
         return SUCCESS;
     }
     settle();
-    let result = real::synchronize(allocation.context);
+    let result = if allocation.pool == 0 {
+        real::synchronize(allocation.context)
+    } else {
+        // The memory is the device's, and any of its contexts may use it.
+        let device = memory::lock().device_of(&allocation);
+        let contexts = contexts::all().into_iter().filter(|(_, of)| Some(*of) == device);
+        contexts.map(|(context, _)| real::synchronize(context)).fold(Ok(()), Result::and)
+    };
     memory::lock().release(&Driver, allocation);
     result.err().unwrap_or(SUCCESS)
 }
@@ -105,7 +112,9 @@ pub(super) fn free_heap(address: u64) -> Option<Code> {
 
 /// What a program asks about a pointer, where the answer for memory of the heap is not that for
 /// the block it lies in.
-fn attribute(attribute: u32, allocation: &Allocation, out: *mut c_void) -> bool {
+///
+/// `pool` is the driver's name of the pool that it is from, 0 for none.
+fn attribute(attribute: u32, allocation: &Allocation, pool: u64, out: *mut c_void) -> bool {
     enum Value {
         Word(u64),
         Flag(u32),
@@ -113,8 +122,11 @@ fn attribute(attribute: u32, allocation: &Allocation, out: *mut c_void) -> bool 
     let value = match attribute {
         POINTER_CONTEXT => Value::Word(allocation.context),
         POINTER_SYNC_MEMOPS => Value::Flag(allocation.synchronous.into()),
-        POINTER_BUFFER_ID => Value::Word(BUFFER_ID + allocation.id),
-        POINTER_IS_LEGACY_IPC_CAPABLE => Value::Flag(allocation.is_own().into()),
+        POINTER_BUFFER_ID => Value::Word(BUFFER_ID + allocation.buffer),
+        POINTER_POOL => Value::Word(pool),
+        POINTER_IS_LEGACY_IPC_CAPABLE => {
+            Value::Flag((allocation.is_own() && allocation.pool == 0).into())
+        }
         POINTER_RANGE_START | POINTER_MAPPING_BASE => Value::Word(allocation.address),
         POINTER_RANGE_SIZE | POINTER_MAPPING_SIZE => Value::Word(allocation.size),
         POINTER_ALLOWED_HANDLE_TYPES => Value::Word(0),
@@ -128,6 +140,13 @@ fn attribute(attribute: u32, allocation: &Allocation, out: *mut c_void) -> bool 
         }
     }
     true
+}
+
+/// The same for whatever is at an address; `false` if it is not in the heap.
+fn told(which: u32, address: u64, out: *mut c_void) -> bool {
+    let memory = memory::lock();
+    let found = memory.allocation_at(address);
+    found.is_some_and(|found| attribute(which, found, memory.pool_handle(found), out))
 }
 
 exported! {
@@ -188,8 +207,7 @@ exported! {
     fn cuPointerGetAttribute(data: *mut c_void, which: u32, address: u64) {
         let _inside = enter_at(address);
         if !data.is_null()
-            && let Some(allocation) = memory::lock().allocation_at(address)
-            && attribute(which, allocation, data)
+            && told(which, address, data)
         {
             return SUCCESS;
         }
@@ -218,14 +236,12 @@ exported! {
     ) {
         let _inside = enter_at(address);
         let code = call!(cuPointerGetAttributes(count, attributes, data, address));
-        if code == SUCCESS
-            && let Some(allocation) = memory::lock().allocation_at(address)
-        {
+        if code == SUCCESS {
             for i in 0..count as usize {
                 // SAFETY: both arrays have `count` members: the driver has just used them.
                 let (which, out) = unsafe { (attributes.add(i).read(), data.add(i).read()) };
                 if !out.is_null() {
-                    attribute(which, allocation, out);
+                    told(which, address, out);
                 }
             }
         }

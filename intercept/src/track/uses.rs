@@ -134,7 +134,12 @@ exported! {
         if usage::is_live(kind, pool as u64) {
             share_allocations_of(pool as u64);
         }
-        ending(&[kind], pool as u64, || pass_on!(cuMemPoolDestroy(pool)))
+        let code = ending(&[kind], pool as u64, || pass_on!(cuMemPoolDestroy(pool)));
+        if code == SUCCESS {
+            let _inside = gate::enter();
+            super::pools::destroyed(pool as u64);
+        }
+        code
     }
     fn cuMemPoolExportPointer(out: usize, address: usize) {
         let _inside = gate::enter();

@@ -15,7 +15,8 @@
 //! (see [`crate::abi::slots`]): for as long as memory is awaited or shared, and always where somebody watches over the
 //! program, the slots of those that programs make most, and by which they wait for the device, lead through here.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::broken::{is_fault, is_lasting};
@@ -25,7 +26,10 @@ use crate::abi::slots::{SLOTS, resolve};
 use crate::abi::table::{Wrapper, index};
 use crate::abi::types::{Code, ERROR_CONTEXT_IS_DESTROYED};
 use crate::log::log;
+use crate::resettable::Resettable;
 use crate::state::gate;
+use crate::state::memory::pools;
+use crate::state::memory::vmm::Driver;
 
 /// How often it is seen whether there still is somebody to be told.
 const LISTENING: Duration = Duration::from_secs(1);
@@ -103,6 +107,9 @@ macro_rules! looked_at {
                 const ASKS: bool = is_wait(stringify!($name));
                 let code = if ASKS { interrupt::truthful(call) } else { call() };
                 const WAITS: bool = waits(stringify!($name));
+                if WAITS && code == 0 && pools::is_due() && !is_ours() {
+                    pools::tidy(&Driver);
+                }
                 if WAITS && code == 0 && meeting::is_awaited() && !is_ours() {
                     meeting::come_back();
                 }
@@ -177,25 +184,38 @@ pub(crate) enum Why {
     Supervisor = 4,
     /// Kernels may be interrupted.
     Interruptible = 8,
+    /// Pools give memory back when the program synchronises.
+    Pools = 16,
 }
 
-/// Leads the slots through here for one more reason, or one less; with none of them back. Only the agent calls this, and
-/// what starts it.
+/// Why slots lead through here now.
+static REASONS: Resettable<Mutex<u32>> = Resettable::new(Mutex::new(0));
+
+/// Leads the slots through here for one more reason, or one less; with none of them back.
 pub(crate) fn watch(why: Why, on: bool) {
-    static REASONS: AtomicU32 = AtomicU32::new(0);
-    let before = match on {
-        true => REASONS.fetch_or(why as u32, Ordering::SeqCst),
-        false => REASONS.fetch_and(!(why as u32), Ordering::SeqCst),
-    };
-    let on = on || before & !(why as u32) != 0;
+    let mut reasons = REASONS.get().lock().unwrap_or_else(PoisonError::into_inner);
+    *reasons = if on { *reasons | why as u32 } else { *reasons & !(why as u32) };
     for (Wrapper(slot, looking), real) in LOOKING.iter().zip(&REAL) {
         // Puts the driver's function into the slot: a stub that is still there would do so later, in
         // our place.
         let driver = resolve(*slot as u32).cast_mut();
-        if on {
+        if *reasons != 0 {
             // It stays there for those who are still on their way through here when this is over.
             real.store(driver, Ordering::Release);
             SLOTS[*slot].store(looking.cast_mut(), Ordering::Release);
         }
     }
+}
+
+/// In the child of a fork: nobody changes the reasons, which stay.
+///
+/// # Safety
+/// No other thread exists.
+pub(crate) unsafe fn reset() {
+    let reasons = match REASONS.get().try_lock() {
+        Ok(reasons) => *reasons,
+        Err(_) => Why::Pools as u32,
+    };
+    // SAFETY: the caller's duty.
+    unsafe { REASONS.reset(Mutex::new(reasons)) };
 }

@@ -32,6 +32,8 @@ pub(crate) struct Fake {
     /// Handle to physical memory, its size, and whether it was imported.
     handles: RefCell<BTreeMap<u64, (u64, u64, bool)>>,
     mapped: RefCell<BTreeMap<u64, Seen>>,
+    /// Events behind work that is over.
+    over: RefCell<Vec<u64>>,
 }
 
 impl Fake {
@@ -60,6 +62,11 @@ impl Fake {
 
     pub(crate) fn limit_bytes(&self, bytes: u64) {
         self.limit.set(Some(bytes));
+    }
+
+    /// What the event was recorded behind is over.
+    pub(crate) fn end(&self, event: u64) {
+        self.over.borrow_mut().push(event);
     }
 
     pub(crate) fn calls(&self) -> usize {
@@ -234,5 +241,9 @@ impl Vmm for Fake {
         let handle = self.number();
         self.handles.borrow_mut().insert(handle, (number(0), number(8), true));
         Ok(handle)
+    }
+
+    fn is_over(&self, event: u64) -> bool {
+        self.over.borrow().contains(&event)
     }
 }

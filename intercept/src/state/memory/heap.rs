@@ -25,8 +25,15 @@ pub(crate) struct Allocation {
     pub(crate) size: u64,
     /// The context that was current.
     pub(crate) context: u64,
-    /// Unlike any other's, as long as the process lives.
+    /// Unlike any other's, as long as the process lives. Memory that a pool gives again keeps it: work that still uses
+    /// it under its last owner is told by it.
     pub(crate) id: u64,
+    /// What the program may tell it from all others by.
+    pub(crate) buffer: u64,
+    /// The [pool](super::pools) that it is from, 0 if from none.
+    pub(crate) pool: u64,
+    /// Bytes that it has, which may be more than it asked for.
+    pub(super) held: u64,
     /// Its synchronous copies and fills always wait (see [`crate::watch::synchronous`]).
     pub(crate) synchronous: bool,
     /// How often the program has still opened it, if it is another process's.
@@ -38,7 +45,8 @@ pub(crate) struct Allocation {
 impl Allocation {
     /// What was opened once, of a block of another process.
     pub(super) fn opened(address: u64, size: u64, context: u64, id: u64, block: u64) -> Self {
-        Self { address, size, context, id, synchronous: false, opened: 1, block, piece: None }
+        let (buffer, synchronous, pool, held, opened, piece) = (id, false, 0, size, 1, None);
+        Self { address, size, context, id, buffer, pool, held, synchronous, opened, block, piece }
     }
 
     /// Whether it is this process's, which others may open.
@@ -78,7 +86,10 @@ impl Memory {
             return Err(ERROR_INVALID_VALUE);
         }
         match self.try_allocate(vmm, device, context, size) {
-            Err(ERROR_OUT_OF_MEMORY) if self.trim(vmm, device, 0) => {
+            // Both: pools may have pieces of blocks that are empty then.
+            Err(ERROR_OUT_OF_MEMORY)
+                if self.trim_pools(vmm, device) | self.trim(vmm, device, 0) =>
+            {
                 self.try_allocate(vmm, device, context, size)
             }
             result => result,
@@ -109,9 +120,21 @@ impl Memory {
             Some(_) => index::insert_small(address, size, id),
             None => index::insert(address, held.size, id),
         }
-        let allocation =
-            Allocation { address, size, context, id, synchronous: false, opened: 0, block, piece };
-        self.allocations.insert(address, allocation);
+        let held = if piece.is_some() { size } else { held.size };
+        let (buffer, synchronous, pool, opened) = (id, false, 0, 0);
+        self.put_back(Allocation {
+            address,
+            size,
+            context,
+            id,
+            buffer,
+            pool,
+            held,
+            synchronous,
+            opened,
+            block,
+            piece,
+        });
         Ok(address)
     }
 
@@ -195,7 +218,8 @@ impl Memory {
     }
 
     fn heap_access(&self, device: i32) -> Vec<Access> {
-        let peers = self.peers.iter().filter(|(owner, _)| *owner == device).map(|(_, peer)| *peer);
+        let peers = self.peers.union(&self.pool_peers);
+        let peers = peers.filter(|(owner, _)| *owner == device).map(|(_, peer)| *peer);
         std::iter::once(device)
             .chain(peers)
             .map(|device| Access::of_device(device, ACCESS_READ_WRITE))
@@ -210,11 +234,15 @@ impl Memory {
 
     /// Takes all allocations of a context, deferred ones included.
     pub(crate) fn take_context(&mut self, context: u64) -> Vec<Allocation> {
+        self.forget_context_of_pools(context);
+        // Memory of pools is the device's.
+        let is_gone =
+            |allocation: &Allocation| allocation.context == context && allocation.pool == 0;
         let allocations = std::mem::take(&mut self.allocations);
         let (gone, rest): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            allocations.into_iter().partition(|(_, allocation)| allocation.context == context);
+            allocations.into_iter().partition(|(_, allocation)| is_gone(allocation));
         self.allocations = rest;
-        let deferred = self.deferred.extract_if(.., |allocation| allocation.context == context);
+        let deferred = self.deferred.extract_if(.., |allocation| is_gone(allocation));
         deferred.chain(gone.into_values()).collect()
     }
 
@@ -233,8 +261,16 @@ impl Memory {
         !self.deferred.is_empty()
     }
 
-    /// Gives back the memory of an allocation that nothing uses any more.
+    /// Gives back the memory of an allocation that nothing uses any more: to its pool if it is from one.
     pub(crate) fn release(&mut self, vmm: &dyn Vmm, allocation: Allocation) {
+        if allocation.pool != 0 {
+            return self.free_in_pool(allocation, None);
+        }
+        self.give_back(vmm, allocation);
+    }
+
+    /// The same, whether it is from a pool or not.
+    pub(super) fn give_back(&mut self, vmm: &dyn Vmm, allocation: Allocation) {
         let Some(block) = self.blocks.get_mut(&allocation.block) else { return };
         if block.is_opened() {
             return self.release_opened(vmm, &allocation);
@@ -242,7 +278,7 @@ impl Memory {
         block.allocations -= 1;
         match (allocation.piece, &mut block.slab) {
             (Some(piece), Some(slab)) => {
-                index::remove_small(allocation.address, allocation.size);
+                index::remove_small(allocation.address, allocation.held);
                 slab.free(piece);
                 if block.allocations == 0 {
                     // One empty block is kept: a program that allocates and frees in turn would
@@ -292,6 +328,11 @@ impl Memory {
         }
     }
 
+    /// The device whose memory an allocation has.
+    pub(crate) fn device_of(&self, allocation: &Allocation) -> Option<i32> {
+        self.blocks.get(&allocation.block).map(|block| block.device)
+    }
+
     /// The allocation that holds `address`.
     pub(crate) fn allocation_at(&self, address: u64) -> Option<&Allocation> {
         let (start, allocation) = self.allocations.range(..=address).next_back()?;
@@ -317,7 +358,7 @@ impl Memory {
         self.mapping_at(address).is_some_and(|(_, mapping)| self.blocks[&mapping.block].is_heap())
     }
 
-    /// Opens the heap of `owner` to the device `peer`, or closes it.
+    /// Opens the heap of `owner` to the device `peer`, or closes it, as contexts are to each other.
     ///
     /// # Errors
     /// The driver's first code; the other blocks are done all the same.
@@ -328,9 +369,36 @@ impl Memory {
         peer: i32,
         open: bool,
     ) -> Result<(), Code> {
-        let changed =
-            if open { self.peers.insert((owner, peer)) } else { self.peers.remove(&(owner, peer)) };
-        if !changed || owner == peer {
+        let pair = (owner, peer);
+        let changed = if open { self.peers.insert(pair) } else { self.peers.remove(&pair) };
+        if changed && !self.pool_peers.contains(&pair) {
+            self.give_access(vmm, owner, peer, open)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Opens the heap of `owner` to the device `peer` since a pool is: for good.
+    ///
+    /// # Errors
+    /// As for [`Self::set_peer`].
+    pub(crate) fn open_pools(&mut self, vmm: &dyn Vmm, owner: i32, peer: i32) -> Result<(), Code> {
+        let pair = (owner, peer);
+        if self.pool_peers.insert(pair) && !self.peers.contains(&pair) {
+            self.give_access(vmm, owner, peer, true)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn give_access(
+        &mut self,
+        vmm: &dyn Vmm,
+        owner: i32,
+        peer: i32,
+        open: bool,
+    ) -> Result<(), Code> {
+        if owner == peer {
             return Ok(());
         }
         let after = self.heap_access(owner);

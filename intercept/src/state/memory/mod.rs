@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use gpucr_wire::access::Allocation as Extent;
-use gpucr_wire::{BlockKind, Counts};
+use gpucr_wire::{BlockKind, CHUNK_SIZE, Counts};
 
 use crate::abi::types::{Access, AllocationProp, Code};
 use crate::log::log;
@@ -28,6 +28,7 @@ mod foreign;
 mod heap;
 mod imported;
 mod opened;
+pub(crate) mod pools;
 mod program;
 mod share;
 pub(crate) mod space;
@@ -39,6 +40,7 @@ pub(crate) use foreign::IMPORT;
 pub(crate) use heap::Allocation;
 use heap::Heap;
 pub(crate) use opened::{Offer, Origin};
+use pools::Pools;
 use space::{Place, Slab};
 use vmm::Vmm;
 
@@ -134,6 +136,8 @@ pub(crate) struct Memory {
     deferred: Vec<Allocation>,
     /// (owner, other): memory of the owner's heap is open to the other device.
     peers: BTreeSet<(i32, i32)>,
+    /// The same, since pools are.
+    pool_peers: BTreeSet<(i32, i32)>,
     /// Blocks whose memory the checkpointer holds; some of them may be gone.
     lent: BTreeSet<u64>,
     /// Where blocks that are opened come from.
@@ -141,6 +145,7 @@ pub(crate) struct Memory {
     /// Blocks of other processes that were closed, and their owners do not know yet.
     closed: Vec<Origin>,
     foreign: Foreign,
+    pools: Pools,
 }
 
 /// A driver call failed on behalf of the agent.
@@ -252,7 +257,9 @@ impl Memory {
             let last = mappings.next_back().unwrap_or(first);
             Some(Extent { id: *id, address: *first.0, size: last.0 + last.1.size - first.0 })
         };
-        let heap = self.allocations.values().filter(wanted).map(extent);
+        // What a pool has been given back may still be written by work from before.
+        let heap = self.allocations.values().chain(self.pools.freed());
+        let heap = heap.filter(wanted).map(extent);
         heap.chain(ids.iter().filter_map(mapped)).collect()
     }
 

@@ -42,12 +42,13 @@ impl Memory {
     /// Name and address of the allocation that holds `address`, if others may open it. `None`: it is not the heap's.
     ///
     /// # Errors
-    /// `ERROR_INVALID_VALUE`: there is no allocation, or the memory is another process's.
+    /// `ERROR_INVALID_VALUE`: there is no allocation, or the memory is another process's or a pool's.
     pub(crate) fn offered(&self, address: u64) -> Option<Result<(u64, u64), Code>> {
         if !self.is_heap(address) {
             return None;
         }
-        let own = self.allocation_at(address).filter(|found| !self.is_opened(found));
+        let may_be_given = |found: &&Allocation| !self.is_opened(found) && found.pool == 0;
+        let own = self.allocation_at(address).filter(may_be_given);
         Some(own.map(|found| (found.id, found.address)).ok_or(ERROR_INVALID_VALUE))
     }
 

@@ -2,10 +2,10 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use crate::abi::real::{self, check};
+use crate::abi::real::{self, Relaxed, check};
 use crate::abi::types::{
     ATTRIBUTE_POSIX_FD, ATTRIBUTE_RDMA_WITH_VMM, ATTRIBUTE_VMM, Access, AllocationProp, Code,
-    HANDLE_POSIX_FD, SUCCESS,
+    ERROR_NOT_READY, HANDLE_POSIX_FD, SUCCESS,
 };
 
 /// What the heap wants to know of a device.
@@ -33,6 +33,8 @@ pub(crate) trait Vmm {
     fn set_access(&self, address: u64, size: u64, access: &[Access]) -> Result<(), Code>;
     fn export(&self, handle: u64) -> Result<OwnedFd, Code>;
     fn import(&self, fd: BorrowedFd<'_>) -> Result<u64, Code>;
+    /// Whether all is over that an event was recorded behind, as far as the driver says.
+    fn is_over(&self, event: u64) -> bool;
 }
 
 /// The real driver.
@@ -122,5 +124,12 @@ impl Vmm for Driver {
         // SAFETY: writes one value. For this kind of handle the pointer is the descriptor itself.
         check(unsafe { real::cuMemImportFromShareableHandle(&mut handle, fd, HANDLE_POSIX_FD) })?;
         Ok(handle)
+    }
+
+    fn is_over(&self, event: u64) -> bool {
+        // Others may be capturing, which a question must not end.
+        let _relaxed = Relaxed::now();
+        // SAFETY: an event of ours, which lives as long as its context.
+        unsafe { real::cuEventQuery(event) != ERROR_NOT_READY }
     }
 }

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gpucr_rewrite::rewrite;
 
 use super::settings::is_wanted;
+pub(super) use crate::abi::real::Relaxed;
 use crate::abi::real::{self, check};
-use crate::abi::types::{CAPTURE_RELAXED, Code, SUCCESS};
+use crate::abi::types::{Code, SUCCESS};
 use crate::log::log;
 use crate::resettable::Resettable;
 use crate::state::{gate, images, kernels};
@@ -70,27 +71,6 @@ fn lock() -> MutexGuard<'static, Option<Twins>> {
 
 fn with<T>(work: impl FnOnce(&mut Twins) -> T) -> T {
     work(lock().get_or_insert_default())
-}
-
-/// While this lives, what this thread does is no matter of others' captures.
-pub(super) struct Relaxed(u32);
-
-impl Relaxed {
-    pub(super) fn now() -> Self {
-        Self(exchange(CAPTURE_RELAXED))
-    }
-}
-
-impl Drop for Relaxed {
-    fn drop(&mut self) {
-        exchange(self.0);
-    }
-}
-
-fn exchange(mut mode: u32) -> u32 {
-    // SAFETY: reads and writes one value.
-    unsafe { real::cuThreadExchangeStreamCaptureMode(&mut mode) };
-    mode
 }
 
 /// The twin of a kernel that is about to be launched in `context`, which is current; `None` if it has none, or none is
