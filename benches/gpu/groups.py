@@ -10,7 +10,8 @@ import sys
 import verify
 
 GROUP = [sys.executable, str(verify.HERE / "programs" / "group_programs.py")]
-STEPS = ["--steps", "500", "--delay", "0.01"]
+# With --twice so many that they last for two dumps.
+STEPS = ["--steps", "2500" if "--twice" in sys.argv else "500", "--delay", "0.01"]
 
 verify.PROGRAMS = {
     "ddp": (GROUP + ["ddp"] + STEPS, {}),

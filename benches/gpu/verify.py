@@ -31,11 +31,20 @@ PROGRAMS = {
         TORCH + ["growing", "--steps", "400", "--delay", "0.005"],
         {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
     ),
+    # Memory of cuMemAllocAsync.
+    "async": (
+        TORCH + ["train", "--steps", "300", "--delay", "0.01"],
+        {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
+    ),
     "full device": (TORCH + ["full", "--steps", "200", "--delay", "0.02"], {}),
     "cupy": (OTHER + ["cupy", "--steps", "300", "--delay", "0.01"], {}),
+    "cupy async": (OTHER + ["cupy", "--steps", "300", "--delay", "0.01", "--asynchronous"], {}),
     "hidden": (OTHER + ["hidden", "--steps", "1500", "--delay", "0.01"], {}),
     "jax": (OTHER + ["jax", "--steps", "300", "--delay", "0.01"],
             {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1", "XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}),
+    "jax async": (OTHER + ["jax", "--steps", "300", "--delay", "0.01"],
+                  {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1", "XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async",
+                   "XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}),
 }
 
 

@@ -55,6 +55,7 @@ macro_rules! each_workload {
             pinned "pinned",
             stack "stack",
             realloc "realloc",
+            pools "pools",
             vmm "vmm",
             launcher "launcher",
             family "family",

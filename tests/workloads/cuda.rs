@@ -151,6 +151,10 @@ driver_functions! {
     cuIpcOpenEventHandle = c"cuIpcOpenEventHandle" (*mut Handle, [u64; 8]);
     cuMemPoolCreate = c"cuMemPoolCreate" (*mut Handle, *const CUmemPoolProps);
     cuMemPoolDestroy = c"cuMemPoolDestroy" (Handle);
+    cuMemPoolSetAttribute = c"cuMemPoolSetAttribute" (Handle, c_uint, *mut c_void);
+    cuMemAllocAsync = c"cuMemAllocAsync" (*mut u64, usize, Handle);
+    cuMemAllocFromPoolAsync = c"cuMemAllocFromPoolAsync" (*mut u64, usize, Handle, Handle);
+    cuMemFreeAsync = c"cuMemFreeAsync" (u64, Handle);
     cuMemPoolExportToShareableHandle = c"cuMemPoolExportToShareableHandle" (
         *mut c_void, Handle, c_uint, u64
     );

@@ -28,6 +28,8 @@ mod mlp;
 mod numbers;
 mod one_block;
 mod pinned;
+mod pool;
+mod pools;
 mod random;
 mod realloc;
 mod report;
@@ -57,7 +59,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 43] = [
+const WORKLOADS: [(&str, Workload); 44] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -72,6 +74,7 @@ const WORKLOADS: [(&str, Workload); 43] = [
     ("pinned", pinned::run),
     ("stack", stack::run),
     ("realloc", realloc::run),
+    ("pools", pools::run),
     ("vmm", vmm::run),
     ("launcher", launcher::run),
     ("family", family::run),

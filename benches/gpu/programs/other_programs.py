@@ -14,6 +14,9 @@ def say(*words):
 def run_cupy(args):
     import cupy
 
+    if args.asynchronous:
+        cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)
+
     digest = hashlib.sha256()
     a = cupy.random.RandomState(1).standard_normal((1024, 1024), dtype=cupy.float32)
     kernel = cupy.ElementwiseKernel("T x, T y", "T z", "z = x * 0.999f + sinf(y) * 0.001f", "mix")
@@ -95,6 +98,7 @@ def main():
     parser.add_argument("--gib", type=float, default=8, help="of hidden memory")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--delay", type=float, default=0)
+    parser.add_argument("--asynchronous", action="store_true", help="of CuPy: memory of cuMemAllocAsync")
     args = parser.parse_args()
     program = {"cupy": run_cupy, "hidden": run_hidden, "jax": run_jax}[args.program]
     for number, _ in enumerate(program(args)):
