@@ -148,14 +148,17 @@ fn order_and_reuse(cuda: &Cuda, word: &Word, pool: u64, [one, two]: [u64; 2]) {
         cuda.free(first, one);
         cuda.synchronize(one);
         assert_eq!(cuda.allocate(size, two), first, "all is over that used it");
-        // The other way of freeing waits, and gives it back to the pool.
-        cuda.0.must("cuMemFree_v2", &[first]);
+        cuda.free(first, two);
         cuda.free(other, two);
         cuda.synchronize(two);
         assert_eq!(cuda.attribute(pool, USED), 0);
         assert!(cuda.attribute(pool, RESERVED) >= 2 * size);
         cuda.0.must("cuMemPoolTrimTo", &[pool, 0]);
         assert_eq!(cuda.attribute(pool, RESERVED), 0);
+        // The other way of freeing waits.
+        let memory = cuda.allocate(size, one);
+        cuda.0.must("cuMemFree_v2", &[memory]);
+        assert_eq!(cuda.0.call("cuMemFreeAsync", &[memory, one]), INVALID_VALUE);
     }
     cuda.set(pool, USED_HIGH, 0);
     assert_eq!(cuda.attribute(pool, USED_HIGH), 0);

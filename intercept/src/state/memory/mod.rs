@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use gpucr_wire::access::Allocation as Extent;
-use gpucr_wire::{BlockKind, CHUNK_SIZE, Counts};
+use gpucr_wire::{BlockKind, Counts};
 
 use crate::abi::types::{Access, AllocationProp, Code};
 use crate::log::log;

@@ -10,6 +10,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use gpucr_wire::CHUNK_SIZE;
+
 use super::heap::{Allocation, LARGE};
 use super::space::round_up;
 use super::vmm::Vmm;
@@ -125,6 +127,8 @@ impl Memory {
         let id = self.new_id();
         let (reserved, used) = (Amount::default(), Amount::default());
         let freed = BTreeMap::new();
+        // As the driver: in whole blocks.
+        let limit = round_up(limit, CHUNK_SIZE).unwrap_or(0);
         let pool = Pool { handle, device, limit, threshold, reserved, used, freed };
         self.pools.pools.insert(id, pool);
         id
@@ -161,7 +165,7 @@ impl Memory {
     /// The driver's code, or `ERROR_OUT_OF_MEMORY` where the pool may have no more; then nothing has changed, but that
     /// idle memory was given back.
     pub(crate) fn allocate_in_pool(&mut self, vmm: &dyn Vmm, asked: &Asked) -> Result<u64, Code> {
-        let unit = if asked.size < LARGE { SMALL } else { super::CHUNK_SIZE };
+        let unit = if asked.size < LARGE { SMALL } else { CHUNK_SIZE };
         let wanted = round_up(asked.size, unit).ok_or(ERROR_OUT_OF_MEMORY)?;
         let Some(pool) = self.pools.pools.get(&asked.pool) else { return Err(ERROR_INVALID_VALUE) };
         let (device, limit) = (pool.device, pool.limit);
