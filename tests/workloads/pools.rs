@@ -107,7 +107,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     let steps = run.plan(300, 600, 1000);
     let gpu = Gpu::open()?;
     let module = Module::load(PTX)?;
-    let flags = |stream: usize| if stream % 2 == 0 { STREAM_NON_BLOCKING } else { 0 };
+    let flags = |stream: usize| if stream.is_multiple_of(2) { STREAM_NON_BLOCKING } else { 0 };
     let mut lab = Lab {
         fill: module.kernel("mixer_fill")?,
         round: module.kernel("mixer_round")?,

@@ -329,7 +329,7 @@ exported! {
     }
     fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mut c_void) {
         let code = call!(cuMemPoolSetAttribute(pool, attribute, value));
-        if code == SUCCESS && attribute >= POOL_THRESHOLD && attribute <= POOL_USED_HIGH {
+        if code == SUCCESS && (POOL_THRESHOLD..=POOL_USED_HIGH).contains(&attribute) {
             set(pool, attribute, written(value.cast::<u64>()));
         }
         code

@@ -299,7 +299,8 @@ impl Memory {
     pub(super) fn trim_pools(&mut self, vmm: &dyn Vmm, device: i32) -> bool {
         let pools = self.pools.pools.iter().filter(|(_, pool)| pool.device == device);
         let ids: Vec<u64> = pools.map(|(id, _)| *id).collect();
-        ids.into_iter().fold(false, |any, id| self.trim_pool(vmm, id, 0) || any)
+        let trimmed = ids.into_iter().filter(|id| self.trim_pool(vmm, *id, 0));
+        trimmed.count() > 0
     }
 
     /// Whether a device's pools have freed memory, which something may still be using.
