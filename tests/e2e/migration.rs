@@ -242,6 +242,7 @@ fn a_program_goes_where_ssh_leads() -> Result<()> {
     // Both are for a shell.
     command.arg("--ssh").arg(format!("{} -o 'Some thing'", ssh.display()));
     command.args(["--remote-gpucr", "env WHERE='over there' gpucr"]);
+    command.args(["--files", "copy", "--files-below", "/a b", "--files-below", "/var/log/"]);
     let mut source = Side::start(command.env("PATH", path))?;
     until("it ends", || {
         program.is_running();
@@ -256,6 +257,7 @@ fn a_program_goes_where_ssh_leads() -> Result<()> {
         ),
         "{called}"
     );
+    ensure!(called.contains("--files-below '/a b' --files-below /var/log "), "{called}");
     ends_well(&mut program, &expected)
 }
 

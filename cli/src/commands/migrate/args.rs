@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use gpucr_core::image::Protocol;
-use gpucr_core::migrate::{Goal, MigrationId, OnStall};
+use gpucr_core::migrate::{Goal, MigrationId, OnStall, is_plain};
 use gpucr_core::store::Compression;
 
 use crate::commands::dump::args::CriuArgs;
@@ -23,7 +23,7 @@ use crate::values::{compression, duration, interval, pids, size};
 The other side is `gpucr receive`. With ssh://HOST gpucr starts it there, as root, with ssh. The other host needs the \
 same driver, devices of the same kind, CRIU, the program's pids (or --new-pids), and the files that the program has \
 open or mapped, under the same paths and of the same sizes: --dry-run tells all that is in the way, and changes \
-nothing. What the program has as standard streams goes with it if it is a file; a pipe or terminal becomes /dev/null.\n\n\
+nothing. With --files copy those that the program has open are sent along. What the program has as standard streams goes with it if it is a file; a pipe or terminal becomes /dev/null.\n\n\
 What was handed over is noted in /var/lib/gpucr/migrations, on both hosts.\n\n\
 Examples:\n  gpucr migrate --pid 4242 --to ssh://root@other --dry-run\n  \
 gpucr migrate --pid 4242 --to ssh://root@other --new-pids\n\n  \
@@ -48,6 +48,14 @@ pub(crate) struct MigrateArgs {
     /// With ssh: the program goes on on another device of the same kind (see gpucr-restore(1))
     #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
     pub(crate) device_map: Vec<String>,
+    /// What is done about files that the program has open
+    #[arg(long, value_enum, default_value_t = FilesArg::Check)]
+    pub(crate) files: FilesArg,
+    /// With ssh and --files copy: files may be made there below DIR, which may be given more than once
+    ///
+    /// It is handed on to `gpucr receive`, which takes it from whoever has started it.
+    #[arg(long, value_name = "DIR", value_parser = plain_directory)]
+    pub(crate) files_below: Vec<PathBuf>,
     /// With ssh: the command that connects, as a shell takes it: `ssh -i KEY`
     ///
     /// `ssh -c aes128-gcm@openssh.com` takes less of the processors than OpenSSH's first choice where these have
@@ -170,6 +178,19 @@ impl std::str::FromStr for To {
     }
 }
 
+/// What to do about files that the program has open.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FilesArg {
+    /// They have to be there, and of the same sizes
+    Check,
+    /// Those that are not there are sent along, but for executables and libraries
+    ///
+    /// They are made there before the program is handed over, with the same owners and modes, and are removed if it is
+    /// not. The directories have to be there, and the other side has to permit it (--files-below). What is there already
+    /// is not touched, and has to be the same size. Here they stay.
+    Copy,
+}
+
 /// What to do with a program that writes too fast.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnStallArg {
@@ -187,6 +208,14 @@ impl MigrateArgs {
         };
         self.max_downtime.map(|max_downtime| Goal { max_downtime, on_stall })
     }
+}
+
+/// A directory, by a path that is the same everywhere.
+pub(crate) fn plain_directory(text: &str) -> Result<PathBuf, String> {
+    let is_plain = |path: &PathBuf| is_plain(path);
+    let trimmed = if text.len() > 1 { text.trim_end_matches('/') } else { text };
+    let path = Some(PathBuf::from(trimmed)).filter(is_plain);
+    path.ok_or_else(|| "it is no absolute path without `.`, `..` and `//`".into())
 }
 
 /// A rate that lets a frame through before the other side takes this one for lost.

@@ -8,7 +8,7 @@ use gpucr_wire::{Stream, wire_enum, wire_struct};
 use crate::store::{ChunkId, Encoding, Entry, MAX_CHUNK};
 
 /// Version of the protocol. Both sides must have the same.
-pub(super) const PROTOCOL: u32 = 5;
+pub(super) const PROTOCOL: u32 = 6;
 /// Most bytes of a message.
 const MAX_MESSAGE: usize = 1 << 20;
 /// Most bytes of a piece.
@@ -57,7 +57,10 @@ wire_enum! {
             signatures: String,
         },
         /// To the offer: the program can go on there.
-        2 => Accept {},
+        2 => Accept {
+            /// Of each file that is offered to go along, whether it is there.
+            there: Vec<bool>,
+        },
         /// To the offer: it cannot, and this is all that is in the way.
         3 => Refuse {
             /// What is lacking.
@@ -172,7 +175,7 @@ impl Message {
         match self {
             Self::Hello { .. } => "hello",
             Self::Offer { .. } => "offer",
-            Self::Accept {} => "accept",
+            Self::Accept { .. } => "accept",
             Self::Refuse { .. } => "refuse",
             Self::Ask { .. } => "ask",
             Self::Want { .. } => "want",

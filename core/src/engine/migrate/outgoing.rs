@@ -3,6 +3,7 @@
 //! Chunks are put from many threads. One thread of its own takes what they have put, asks the other side which of it
 //! is lacking, and sends that.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,6 +32,7 @@ use crate::image::trust::PrivateKey;
 use crate::image::{Committed, ImageError, MANIFEST_VERSION, Manifest, Recipient, Written};
 use crate::store::{ChunkId, ChunkSink, Compression, Entry, MAX_CHUNK, Stats, StoreError};
 
+mod files;
 mod layout;
 mod sending;
 #[cfg(test)]
@@ -57,6 +59,10 @@ pub struct Outgoing {
     image: Mutex<Option<String>>,
     /// What the other side knows of where memory belongs.
     told: Mutex<Told>,
+    /// Whether files go along.
+    copies_files: bool,
+    /// Those of the offer that the other side has.
+    files_there: Mutex<HashSet<PathBuf>>,
     /// Gets all that is sent too.
     safety: Option<SafetyImage>,
 }
@@ -79,6 +85,7 @@ impl Outgoing {
         max_stopped: Duration,
         patience: Duration,
         goal: Option<Goal>,
+        copies_files: bool,
         safety: Option<SafetyImage>,
     ) -> Result<Self, Error> {
         let id = MigrationId::random()
@@ -107,6 +114,8 @@ impl Outgoing {
             since: Mutex::default(),
             image: Mutex::default(),
             told: Mutex::default(),
+            copies_files,
+            files_there: Mutex::default(),
             safety,
         })
     }
@@ -179,7 +188,7 @@ impl Outgoing {
         let offer = Message::Offer { id, dry_run, pids, network, version, cpu, signatures };
         self.link.send(&offer)?;
         match self.link.receive_message()? {
-            Message::Accept {} => Ok(()),
+            Message::Accept { there } => Ok(self.take_answer(outline, &there)?),
             Message::Refuse { mut reasons } => {
                 cut_reasons(&mut reasons);
                 Err(Error::Refused { reasons })

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::placing::{self, MadeFile};
 use crate::base::careful;
 use crate::base::io_error::IoError;
 use crate::engine::error::Error;
@@ -109,6 +110,9 @@ pub struct Record {
     /// Of a destination: devices that others take the place of, as the command line says it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub device_map: Vec<String>,
+    /// Of a destination: files of the program that it makes, or has made.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<MadeFile>,
 }
 
 /// A program that was brought back.
@@ -160,6 +164,7 @@ impl Record {
             image: None,
             new_pids: false,
             device_map: Vec::new(),
+            files: Vec::new(),
         }
     }
 
@@ -203,6 +208,14 @@ impl Record {
     pub fn enter(&mut self, state: State) -> Result<(), IoError> {
         self.state = state;
         self.write()
+    }
+
+    /// Removes the files that were made for the program, which does not come.
+    ///
+    /// # Errors
+    /// One cannot be removed; all others are gone.
+    pub fn remove_files(&self) -> Result<(), IoError> {
+        placing::remove(&self.id, &self.files)
     }
 
     /// Removes it, so that it is gone for whoever looks from now on. After a power cut it may be there again.

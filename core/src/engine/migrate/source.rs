@@ -44,6 +44,8 @@ pub struct Wishes {
     pub criu: CriuOptions,
     /// Records what happens when, on both sides.
     pub timeline: Timeline,
+    /// Whether files that it has open go along, as far as the destination lacks them.
+    pub copies_files: bool,
     /// Signs the image.
     pub sign: Option<Arc<PrivateKey>>,
     /// A new or empty directory for an image that is kept here until the program runs on the other side.
@@ -124,6 +126,7 @@ pub fn migrate(
             wishes.max_stopped,
             wishes.patience,
             wishes.goal,
+            wishes.copies_files,
             safety,
         )
     });

@@ -50,6 +50,7 @@ fn greeted(most: usize) -> (Outgoing, std::thread::JoinHandle<HashSet<ChunkId>>)
         Duration::from_secs(60),
         Duration::ZERO,
         None,
+        false,
         None,
     );
     (outgoing.unwrap(), there)
