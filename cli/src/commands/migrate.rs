@@ -58,6 +58,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
         compression: args.compress,
         shell_job: args.criu.shell_job,
         criu: args.criu.options(),
+        streams: args.wanted_streams()?,
         copies_files: args.files == FilesArg::Copy,
         sign: sign.map(Arc::new),
         safety_image: args.safety_image.clone(),

@@ -1,5 +1,6 @@
 //! `gpucr receive`.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -87,6 +88,11 @@ pub(crate) struct ReceiveArgs {
     /// copy`), and their directories have to be there. What is there is never touched.
     #[arg(long, value_name = "DIR", value_parser = plain_directory)]
     pub(crate) files_below: Vec<PathBuf>,
+    /// Let streams of `gpucr migrate --streams` come to ADDRESS: an IP address and a port, or 0 for any that is free
+    ///
+    /// Without it none may come. Whoever connects there without what the two sides have told each other is sent away.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) streams_at: Option<SocketAddr>,
     /// How long the source may be silent until it is taken for lost
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = interval)]
     pub(crate) silence: Duration,
@@ -125,6 +131,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> Outcome {
         new_pids: args.new_pids,
         device_map: args.device_map.clone(),
         files_below: args.files_below.clone(),
+        streams_at: args.streams_at,
         trust: key::trust_with_policy(&args.trust)?,
         stop: signals.stop.clone(),
     };

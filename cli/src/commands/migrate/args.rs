@@ -1,15 +1,17 @@
 //! The options of `gpucr migrate`.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use gpucr_core::image::Protocol;
-use gpucr_core::migrate::{Goal, MigrationId, OnStall, is_plain};
+use gpucr_core::migrate::{Goal, MOST_STREAMS, MigrationId, OnStall, WantedStreams, is_plain};
 use gpucr_core::store::Compression;
 
 use crate::commands::dump::args::CriuArgs;
+use crate::failure::{CliError, USAGE};
 use crate::values::{compression, duration, interval, pids, size};
 
 /// Bring a running program to another host
@@ -83,6 +85,17 @@ pub(crate) struct MigrateArgs {
     /// With --max-downtime: what to do with a program that writes too fast for it
     #[arg(long, value_enum, default_value_t = OnStallArg::Continue, requires = "max_downtime")]
     pub(crate) on_stall: OnStallArg,
+    /// Send memory over so many connections besides the link, with TLS
+    ///
+    /// They go to the host of ssh://HOST, or where --streams-to says. The other side has to let them (--streams-at).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_STREAMS)))]
+    pub(crate) streams: Option<u32>,
+    /// With --streams: name or address of the other host, as seen from here
+    #[arg(long, value_name = "HOST", requires = "streams")]
+    pub(crate) streams_to: Option<String>,
+    /// With ssh and --streams: where streams may come to there, as `gpucr receive` takes it
+    #[arg(long, value_name = "ADDRESS", requires = "streams", default_value = "[::]:0")]
+    pub(crate) streams_at: SocketAddr,
     /// How long the other side may be silent until it is taken for lost
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = interval)]
     pub(crate) silence: Duration,
@@ -201,6 +214,22 @@ pub(crate) enum OnStallArg {
 }
 
 impl MigrateArgs {
+    /// The streams that are wanted; `Err` if it is not known where they go.
+    pub(super) fn wanted_streams(&self) -> Result<Option<WantedStreams>, CliError> {
+        let Some(count) = self.streams else { return Ok(None) };
+        let host = match (&self.streams_to, &self.to) {
+            (Some(host), _) => host.clone(),
+            (None, Some(To::Ssh { host, .. })) => {
+                host.rsplit_once('@').map_or(host.as_str(), |(_, name)| name).to_owned()
+            }
+            _ => {
+                return Err(CliError::new(USAGE, "nothing says where the streams go")
+                    .help("name the other host: --streams-to HOST"));
+            }
+        };
+        Ok(Some(WantedStreams { count, host }))
+    }
+
     pub(super) fn goal(&self) -> Option<Goal> {
         let on_stall = match self.on_stall {
             OnStallArg::Continue => OnStall::Continue,

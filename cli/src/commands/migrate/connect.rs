@@ -92,6 +92,9 @@ fn ssh(
     if !args.device_map.is_empty() {
         there.extend(["--device-map".into(), args.device_map.join(",")]);
     }
+    if args.streams.is_some() {
+        there.extend(["--streams-at".into(), args.streams_at.to_string()]);
+    }
     for below in &args.files_below {
         there.extend(["--files-below".into(), below.to_string_lossy().into_owned()]);
     }

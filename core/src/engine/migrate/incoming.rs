@@ -3,6 +3,7 @@
 //! Up to the moment at which the source is told that all is prepared, every failure leaves nothing here. From then on
 //! the image stays until it is known who owns the program.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,12 +11,13 @@ use std::time::Duration;
 
 use super::arriving::{self, Arrived};
 use super::cpu;
+use super::greeting::{check_hello, hello, is_of_this_host, namespace};
 use super::link::{Link, LinkError, Pulse, unexpected_message};
-use super::message::{Message, Step, cut_reasons, offered};
-use super::outgoing::{check_hello, hello, is_of_this_host, namespace};
+use super::message::{Frame, Message, Step, cut_reasons, offered};
 use super::placing::{self, Coming};
-use super::received::{ReceiveFailure, Received, Remains};
+use super::received::{ReceiveFailure, Received, Remains, steps};
 use super::record::{Brought, MigrationId, Record, Restore, Side, State};
+use super::streams::{Door, Way};
 use crate::base::faults::fault;
 use crate::base::format::{hex, milliseconds};
 use crate::base::phase::{Clock, Phase};
@@ -45,6 +47,8 @@ pub struct Incoming {
     pub device_map: Vec<String>,
     /// Directories below which files may be made that the program has open: absolute paths.
     pub files_below: Vec<PathBuf>,
+    /// Where streams may come to, with port 0 at any that is free: nowhere if it is `None`.
+    pub streams_at: Option<SocketAddr>,
     /// Which images are taken.
     pub trust: Trust,
     /// Set by a signal handler to end it.
@@ -125,6 +129,8 @@ struct Taken {
     dry_run: bool,
     /// Of each file that would go along, whether it is there.
     there: Vec<bool>,
+    /// Where the streams come to that the source wants.
+    door: Option<Door>,
     writer: ImageWriter,
     destination: Destination,
     /// Loads device memory as it arrives.
@@ -148,13 +154,14 @@ impl Task<'_> {
         let _pulse = Pulse::start(self.link.clone());
         let mut taken = self.take_offer()?;
         if taken.dry_run {
-            self.link.send(&Message::Accept { there: taken.there })?;
+            self.accept(&mut taken)?;
             return Ok(self.received(taken.id, None, None));
         }
-        let there = std::mem::take(&mut taken.there);
-        self.link.send(&Message::Accept { there })?;
+        self.accept(&mut taken)?;
         self.clock.enter(Phase::Receive, None)?;
-        let arrived = arriving::receive(&self.link, &taken.writer, taken.ahead.take());
+        let (ahead, door) = (taken.ahead.take(), taken.door.take());
+        let arrived = arriving::receive(&self.link, &taken.writer, ahead, door.as_ref());
+        let arrived = arrived.map_err(|error| self.last_word(error));
         let Arrived { body, message, chunks, ahead } = match arrived {
             Ok(arrived) => arrived,
             Err(error) => {
@@ -173,10 +180,38 @@ impl Task<'_> {
         self.settle(id, prepared, restore)
     }
 
+    fn accept(&self, taken: &mut Taken) -> Result<(), Error> {
+        let there = std::mem::take(&mut taken.there);
+        let way = taken.door.as_ref().map(Door::way).transpose().map_err(|source| Error::Io {
+            what: "the port for streams is not known".into(),
+            source,
+        })?;
+        let Way { port, token, key } = way.unwrap_or_default();
+        Ok(self.link.send(&Message::Accept { there, port: port.into(), token, key })?)
+    }
+
+    /// Where a stream has ended the source may have said why.
+    fn last_word(&self, error: Error) -> Error {
+        if !matches!(error, Error::Link(LinkError::Closed)) {
+            return error;
+        }
+        self.link.limit(Some(LAST_WORD));
+        let said = loop {
+            match self.link.receive() {
+                Ok(Frame::Message(Message::Abort { why })) => break Error::GivenUp { why },
+                Ok(_) => {}
+                Err(_) => break error,
+            }
+        };
+        self.link.limit(None);
+        said
+    }
+
     /// Takes an offer, or refuses it with all that is in the way.
     fn take_offer(&mut self) -> Result<Taken, Error> {
         let (body, message) = self.link.receive_long(MAX_OUTLINE)?;
-        let Message::Offer { id, dry_run, pids, network, version, cpu, signatures } = message
+        let Message::Offer { id, dry_run, pids, network, version, cpu, signatures, streams } =
+            message
         else {
             return Err(unexpected_message(&message).into());
         };
@@ -192,6 +227,7 @@ impl Task<'_> {
         let there = placing::look(&mut outline, &self.wishes.files_below, &mut files)?;
         let mut reasons = lacks::lacks(&outline, how);
         reasons.extend(files);
+        let door = Door::for_offer(streams, self.wishes.streams_at, &mut reasons)?;
         // Before anything is taken for it. What comes is checked once more when all of it is here.
         let trusted = self.wishes.trust.check_offer(&hash, &signatures);
         reasons.extend(trusted.err().map(|error| error.to_string()));
@@ -224,6 +260,7 @@ impl Task<'_> {
                     same_network,
                     dry_run,
                     there,
+                    door,
                     writer,
                     destination,
                     ahead,
@@ -436,18 +473,6 @@ impl Task<'_> {
             phases: self.clock.times().to_vec(),
         }
     }
-}
-
-/// Phases, with their milliseconds, the last of which has just ended, one after the other.
-fn steps(restores: bool, phases: Vec<(String, f64)>) -> Vec<Step> {
-    let micros = |ms: f64| (ms * 1000.0) as u64;
-    let mut ago = phases.iter().map(|(_, ms)| micros(*ms)).sum();
-    let step = |(name, ms): (String, f64)| {
-        let step = Step { name, restores, ago, length: micros(ms) };
-        ago -= step.length;
-        step
-    };
-    phases.into_iter().map(step).collect()
 }
 
 /// Removes what there is of an image that is not needed: the program is the source's.

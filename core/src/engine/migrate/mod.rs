@@ -7,6 +7,7 @@
 mod arriving;
 mod cpu;
 mod goal;
+mod greeting;
 mod incoming;
 pub(super) mod link;
 mod message;
@@ -16,6 +17,7 @@ mod received;
 pub(super) mod record;
 mod safety;
 mod source;
+mod streams;
 
 pub use super::copied_files::is_plain;
 pub use goal::{Goal, OnStall};
@@ -26,3 +28,4 @@ pub use placing::MadeFile;
 pub use received::{ReceiveFailure, Received, Remains};
 pub use record::{Brought, MigrationId, Record, Restore, Side, State, directory};
 pub use source::{MigrateFailure, Migrated, Owner, Wishes, migrate};
+pub use streams::{MOST as MOST_STREAMS, Wanted as WantedStreams};

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::message::Step;
 use super::record::MigrationId;
 use crate::base::phase::{Phase, PhaseTime};
 use crate::engine::error::Error;
@@ -56,4 +57,16 @@ pub struct ReceiveFailure {
     pub error: Box<Error>,
     /// What holds now.
     pub remains: Remains,
+}
+
+/// Phases, with their milliseconds, the last of which has just ended, one after the other.
+pub(super) fn steps(restores: bool, phases: Vec<(String, f64)>) -> Vec<Step> {
+    let micros = |ms: f64| (ms * 1000.0) as u64;
+    let mut ago = phases.iter().map(|(_, ms)| micros(*ms)).sum();
+    let step = |(name, ms): (String, f64)| {
+        let step = Step { name, restores, ago, length: micros(ms) };
+        ago -= step.length;
+        step
+    };
+    phases.into_iter().map(step).collect()
 }

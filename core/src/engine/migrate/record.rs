@@ -27,14 +27,19 @@ pub struct MigrationId(pub(super) [u8; 16]);
 
 impl MigrationId {
     pub(super) fn random() -> io::Result<Self> {
-        let mut bytes = [0; 16];
-        let mut filled = 0;
-        while filled < bytes.len() {
-            let flags = rustix::rand::GetRandomFlags::empty();
-            filled += rustix::rand::getrandom(&mut bytes[filled..], flags)?;
-        }
-        Ok(Self(bytes))
+        Ok(Self(random()?))
     }
+}
+
+/// Bytes that nobody can guess.
+pub(super) fn random<const LEN: usize>() -> io::Result<[u8; LEN]> {
+    let mut bytes = [0; LEN];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        filled += rustix::rand::getrandom(&mut bytes[filled..], flags)?;
+    }
+    Ok(bytes)
 }
 
 impl std::fmt::Display for MigrationId {
