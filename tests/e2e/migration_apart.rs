@@ -3,24 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::migration::{End, Pair, Side, Sides, ends_well, is_so};
-use gpucr_tests::{Lab, Program, refused, show, undisturbed, until};
+use gpucr_tests::migration::{End, Pair, Side, Sides, ends_well, is_so, made};
+use gpucr_tests::{Lab, refused, show, undisturbed, until};
 use serde_json::Value;
 
 const ARGS: [&str; 4] = ["--steps", "100", "--step-delay-ms", "20"];
 const WORKLOAD: &str = "sgd";
-
-/// The pid, as it is seen here, of the process that has the pid of the program in a pid namespace within this one.
-fn made(program: &Program) -> Option<u32> {
-    let entries = std::fs::read_dir("/proc").ok()?;
-    entries.flatten().find_map(|entry| {
-        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-        let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
-        let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-        let pids: Vec<&str> = pids.split_whitespace().collect();
-        (pids.len() > 1 && pids.last()? == &program.pid.to_string()).then_some(pid)
-    })
-}
 
 #[test]
 fn a_program_is_made_before_it_is_handed_over_and_runs_only_then() -> Result<()> {

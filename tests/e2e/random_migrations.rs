@@ -188,6 +188,10 @@ fn migrated(seed: u64) -> Result<u64> {
     };
     pair.source.args(["--silence", "3s"]);
     pair.destination.args(["--silence", "3s"]);
+    if !is_apart && random.below(2) == 0 {
+        pair.source.args(["--streams", "3", "--streams-to", "127.0.0.1"]);
+        pair.destination.args(["--streams-at", "127.0.0.1:0"]);
+    }
     let (sources, relay, threads) = through_relay(&mut pair, plan, of_source, &mut random)?;
     let Pair { mut source, mut destination, sockets } = pair;
     let (mut source, mut destination) = (Side::start(&mut source)?, Side::start(&mut destination)?);

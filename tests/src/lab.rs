@@ -130,7 +130,7 @@ impl Lab {
     /// # Errors
     /// As [`Lab::at_work`].
     pub fn at_work_appending(&self, name: &str, args: &[&str]) -> Result<Program> {
-        self.paced_by("exec \"$0\" \"$@\" >> log 2>&1", name, args)
+        self.paced_by("exec \"$0\" \"$@\" >> log 2>&1", "log", name, args)
     }
 
     /// The same with a log that begins with this text.
@@ -138,16 +138,30 @@ impl Lab {
     /// # Errors
     /// As [`Lab::at_work`].
     pub fn at_work_after(&self, name: &str, args: &[&str], text: &str) -> Result<Program> {
-        self.paced_by(&format!("echo {text}; exec \"$0\" \"$@\""), name, args)
+        self.paced_by(&format!("echo {text}; exec \"$0\" \"$@\""), "log", name, args)
+    }
+
+    /// The same with a log of this name, and more that is open, as a shell says it: `7<input`.
+    ///
+    /// # Errors
+    /// As [`Lab::at_work`].
+    pub fn at_work_with_files(
+        &self,
+        open: &str,
+        log: &str,
+        name: &str,
+        args: &[&str],
+    ) -> Result<Program> {
+        self.paced_by(&format!("exec \"$0\" \"$@\" {open}"), log, name, args)
     }
 
     /// Starts a workload by a shell that does this.
-    fn paced_by(&self, shell: &str, name: &str, args: &[&str]) -> Result<Program> {
+    fn paced_by(&self, shell: &str, log: &str, name: &str, args: &[&str]) -> Result<Program> {
         let (args, pace) = self.pace(&[&[name], args].concat())?;
         let mut command = Command::new("sh");
         command.current_dir(self.dir.path()).args(["-c", shell]).arg(binary("gpucr"));
         command.args(["run", "--device", "soft", "--"]).arg(binary("workload")).args(args);
-        let mut program = self.spawn(command, "log")?;
+        let mut program = self.spawn(command, log)?;
         program.pace = pace;
         program.wait_for("step ")?;
         Ok(program)

@@ -1,5 +1,6 @@
 //! Migrations: both sides of them, and what there is afterwards.
 
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -143,6 +144,16 @@ impl Pair {
         Ok(pair)
     }
 
+    /// The same, where the destination has another folder, `there`, in the place of this one of the lab. Both are made.
+    ///
+    /// # Errors
+    /// There is no pair of sockets, or a folder cannot be made.
+    pub fn elsewhere(lab: &Lab, program: &Program, folder: &str, there: &str) -> Result<Self> {
+        let mut pair = Self::apart(lab, program)?;
+        put_elsewhere(lab, &mut pair.destination, folder, there)?;
+        Ok(pair)
+    }
+
     /// Lets both sides come to their end. The program is reaped when it ends, as its parent would do.
     ///
     /// # Errors
@@ -185,6 +196,49 @@ fn own_network() -> std::io::Result<()> {
         }
     };
     if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+/// Has a command find another folder of the lab, `there`, in the place of this one. Both are made.
+///
+/// # Errors
+/// A folder cannot be made.
+pub fn put_elsewhere(lab: &Lab, command: &mut Command, folder: &str, there: &str) -> Result<()> {
+    let path = |name: &str| -> Result<CString> {
+        let path = lab.path(name);
+        std::fs::create_dir_all(&path)?;
+        Ok(CString::new(path.into_os_string().into_encoded_bytes())?)
+    };
+    let (here, there) = (path(folder)?, path(there)?);
+    // SAFETY: it makes system calls alone.
+    unsafe {
+        command.pre_exec(move || other_folder(&here, &there));
+    }
+    Ok(())
+}
+
+/// Gives the calling process mounts of its own, where one folder has what is in another.
+fn other_folder(folder: &CStr, has: &CStr) -> std::io::Result<()> {
+    // SAFETY: system calls that are async-signal-safe, with strings that are whole.
+    let done = unsafe {
+        let (none, root) = (std::ptr::null(), c"/".as_ptr());
+        let private = libc::MS_REC | libc::MS_PRIVATE;
+        libc::unshare(libc::CLONE_NEWNS) == 0
+            && libc::mount(none, root, none, private, none.cast()) == 0
+            && libc::mount(has.as_ptr(), folder.as_ptr(), none, libc::MS_BIND, none.cast()) == 0
+    };
+    if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+/// The pid, as it is seen here, of the process that has the pid of the program in a pid namespace within this one.
+pub fn made(program: &Program) -> Option<u32> {
+    let entries = std::fs::read_dir("/proc").ok()?;
+    entries.flatten().find_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
+        let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        let pids: Vec<&str> = pids.split_whitespace().collect();
+        (pids.len() > 1 && pids.last()? == &program.pid.to_string()).then_some(pid)
+    })
 }
 
 /// What there is after a migration that did not go through.

@@ -98,6 +98,11 @@ impl Program {
         self.allow_all()
     }
 
+    /// It goes on as this process, and its output is in this file from now on.
+    pub fn goes_on_as(&mut self, pid: u32, log: PathBuf) {
+        (self.pid, self.log) = (pid, log);
+    }
+
     /// The process that this test has started: the program itself, or the restore that stands in for it.
     pub fn command_pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)

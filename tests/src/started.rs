@@ -71,7 +71,11 @@ pub(crate) fn kill_tree(root: u32) {
 
 /// Whether there is a process of that pid whose standard output goes to that file.
 pub(crate) fn writes_to(pid: u32, log: &Path) -> bool {
-    std::fs::read_link(format!("/proc/{pid}/fd/1")).is_ok_and(|file| file == log)
+    use std::os::unix::fs::MetadataExt;
+    let number = |path: &Path| std::fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
+    // By another name, where the process has mounts of its own.
+    let file = number(Path::new(&format!("/proc/{pid}/fd/1")));
+    file.is_some() && file == number(log)
 }
 
 #[cfg(test)]

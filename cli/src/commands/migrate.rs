@@ -14,7 +14,8 @@ use gpucr_core::trust::PrivateKey;
 use gpucr_core::{Error, Failure, namespace};
 use serde_json::json;
 
-pub(crate) use args::MigrateArgs;
+use args::FilesArg;
+pub(crate) use args::{MigrateArgs, plain_directory};
 pub(crate) use connect::{accept, descriptor, given, link};
 
 use crate::commands::dump::{about, prepare_timeline, write_timeline};
@@ -57,6 +58,8 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
         compression: args.compress,
         shell_job: args.criu.shell_job,
         criu: args.criu.options(),
+        streams: args.wanted_streams()?,
+        copies_files: args.files == FilesArg::Copy,
         sign: sign.map(Arc::new),
         safety_image: args.safety_image.clone(),
         stop: signals.stop.clone(),

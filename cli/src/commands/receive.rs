@@ -1,5 +1,6 @@
 //! `gpucr receive`.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -12,7 +13,7 @@ use gpucr_core::restore::{LoadedMemory, MappedDevice};
 use gpucr_core::{Error, image, library};
 
 use crate::commands::key::TrustArgs;
-use crate::commands::migrate::{accept, given};
+use crate::commands::migrate::{accept, given, plain_directory};
 use crate::commands::restore::{Held, hand_memory, hold_back};
 use crate::commands::{Outcome, io_error, key, note, print_json, say};
 use crate::display;
@@ -81,6 +82,17 @@ pub(crate) struct ReceiveArgs {
     /// Let the program go on on another device of the same kind (see gpucr-restore(1))
     #[arg(long, value_name = "OLD=NEW", value_delimiter = ',', value_parser = device_pair)]
     pub(crate) device_map: Vec<String>,
+    /// Files that the program has open, and that are not here, may be made below DIR
+    ///
+    /// It may be given more than once; without it none is made. The source has to send them (`gpucr migrate --files
+    /// copy`), and their directories have to be there. What is there is never touched.
+    #[arg(long, value_name = "DIR", value_parser = plain_directory)]
+    pub(crate) files_below: Vec<PathBuf>,
+    /// Let streams of `gpucr migrate --streams` come to ADDRESS: an IP address and a port, or 0 for any that is free
+    ///
+    /// Without it none may come. Whoever connects there without what the two sides have told each other is sent away.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) streams_at: Option<SocketAddr>,
     /// How long the source may be silent until it is taken for lost
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = interval)]
     pub(crate) silence: Duration,
@@ -118,6 +130,8 @@ pub(crate) fn run(args: &ReceiveArgs) -> Outcome {
         place: place(args),
         new_pids: args.new_pids,
         device_map: args.device_map.clone(),
+        files_below: args.files_below.clone(),
+        streams_at: args.streams_at,
         trust: key::trust_with_policy(&args.trust)?,
         stop: signals.stop.clone(),
     };
@@ -405,6 +419,7 @@ fn abort(id: MigrationId) -> Outcome {
     if let Some(image) = record.image.as_deref().filter(|image| image.exists()) {
         image::remove(image, true)?;
     }
+    record.remove_files().map_err(Error::from)?;
     record.remove().map_err(Error::from)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -52,6 +52,11 @@ fn about_link(error: &LinkError) -> Help {
             "what is printed above may say why; if there is no `gpucr` on the PATH that ssh commands have there, \
              --remote-gpucr says where it is, or how it is called: --remote-gpucr 'sudo gpucr'"
         }
+        LinkError::NoStream(..) => {
+            "--streams-to names the other host as it is reached from here; where a firewall lets one port through, \
+             `gpucr migrate --streams-at [::]:PORT` with ssh, or `gpucr receive --streams-at` there, has the streams come \
+             to that"
+        }
         LinkError::NotGpucr(_) => {
             "a login script there may print something, which it must not do for ssh commands: \
              `ssh HOST true` has to print nothing"

@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 
 /// Opens a regular file for reading.
 ///
@@ -72,6 +72,42 @@ impl Place {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         Ok(file)
+    }
+
+    /// Device and inode of what is there, be it a link.
+    ///
+    /// # Errors
+    /// Nothing is there (`ENOENT`), or that cannot be told.
+    pub(crate) fn number(&self) -> io::Result<(u64, u64)> {
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        let stat = rustix::fs::statat(&self.directory, self.name.as_os_str(), flags)?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+
+    /// Another name in the same directory.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub(crate) fn beside(&self, name: &str) -> io::Result<Self> {
+        Ok(Self { directory: self.directory.try_clone()?, name: name.into() })
+    }
+
+    /// Gives what is here the name of another place in the same directory, where nothing may be.
+    ///
+    /// # Errors
+    /// Something is there (`EEXIST`), or the file system cannot make sure that nothing is (`EINVAL`).
+    pub(crate) fn rename_to(&self, other: &Self) -> io::Result<()> {
+        let (from, to) = (self.name.as_os_str(), other.name.as_os_str());
+        let flags = RenameFlags::NOREPLACE;
+        Ok(rustix::fs::renameat_with(&self.directory, from, &other.directory, to, flags)?)
+    }
+
+    /// Removes the file.
+    ///
+    /// # Errors
+    /// It is not there, or cannot be removed.
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.directory, self.name.as_os_str(), AtFlags::empty())?)
     }
 
     /// Makes the file, for this user alone.

@@ -129,6 +129,13 @@ pub enum Error {
         "{path} is not what it was when the program was dumped, and the image has no copy of all of it"
     )]
     FileAltered { path: PathBuf },
+    #[error(
+        "{path}, which the program has open, is not there and may not be made there: `gpucr receive --files-below DIR` \
+         permits it below DIR"
+    )]
+    FileNotPermitted { path: PathBuf },
+    #[error("{path} is there with {found} bytes, and is not what the program has open")]
+    FileInPlace { path: PathBuf, found: u64 },
     #[error("the program's {stream} was no pipe, but {now}")]
     NoPipe { stream: &'static str, now: String },
     #[error("process {pid} is in a user namespace of its own, in which CRIU can restore nothing")]

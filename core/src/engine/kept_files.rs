@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::error::Error;
-use crate::host::process::files::{self, WrittenFile};
+use crate::host::process::files::{self, HeldFile};
 use crate::image::{FileChunk, FileEntry, ImageWriter};
 
 /// So many bytes at the end of a file are kept that is too large to be kept whole.
@@ -62,7 +62,7 @@ pub(super) fn keep(
     image: &ImageWriter,
 ) -> Result<(Vec<Kept>, Vec<FileChunk>), Error> {
     let (mut all, mut chunks) = (Vec::new(), Vec::new());
-    for WrittenFile { path, link } in files::written(pids, renamed).into_iter().take(MOST) {
+    for HeldFile { path, link } in files::written(pids, renamed).into_iter().take(MOST) {
         match read(&path, &link, whole) {
             Ok((kept, bytes)) => {
                 chunks.extend(image.add_bytes("file", 0o600, &bytes)?.chunks);
@@ -74,7 +74,11 @@ pub(super) fn keep(
     Ok((all, chunks))
 }
 
-fn read(path: &Path, link: &Path, whole: u64) -> std::io::Result<(Kept, Vec<u8>)> {
+/// Opens what a frozen process has open, to copy it.
+///
+/// # Errors
+/// It cannot be opened, or not without waiting for somebody, or its path cannot be told to others.
+pub(super) fn open(path: &Path, link: &Path) -> std::io::Result<File> {
     if path.to_str().is_none() {
         return Err(std::io::Error::other("its path is not UTF-8"));
     }
@@ -84,6 +88,11 @@ fn read(path: &Path, link: &Path, whole: u64) -> std::io::Result<(Kept, Vec<u8>)
     if served == FUSE {
         return Err(std::io::Error::other("another process serves its file system"));
     }
+    Ok(file)
+}
+
+fn read(path: &Path, link: &Path, whole: u64) -> std::io::Result<(Kept, Vec<u8>)> {
+    let file = open(path, link)?;
     let meta = file.metadata()?;
     let size = meta.size();
     let len = if size <= whole.min(MOST_BYTES) { size } else { TAIL.min(size) };

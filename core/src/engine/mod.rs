@@ -1,6 +1,7 @@
 //! What the commands do, put together of all the floors below.
 
 pub mod access;
+pub(crate) mod copied_files;
 pub(crate) mod cuda_process;
 pub(crate) mod device_state;
 pub mod dump;

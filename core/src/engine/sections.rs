@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use gpucr_wire::{Sharing, Stream};
 
+use super::copied_files::{self, Copied, CopiedFile};
 use super::error::Error;
 use super::interrupted;
 use super::kept_files::Kept;
@@ -23,6 +24,9 @@ const OPENED: &str = "opened";
 /// Copies of files that processes were writing, in postcard form: [`Kept`], and as chunks their bytes.
 const FILES: &str = "files";
 
+/// Files that go along with a program that is migrated, in postcard form: [`CopiedFile`], and as chunks their bytes.
+const COPIED: &str = "copied";
+
 /// Words that a user has given the image, in postcard form: a list of strings.
 const TAGS: &str = crate::image::TAGS;
 
@@ -30,11 +34,12 @@ const TAGS: &str = crate::image::TAGS;
 pub(super) type Contexts = Vec<(u32, Vec<([u8; 16], u64)>)>;
 
 /// Kinds and versions that a restore understands.
-const KNOWN: [(&str, u32); 7] = [
+const KNOWN: [(&str, u32); 8] = [
     (SHARING, 1),
     (CONTEXTS, 1),
     (OPENED, 1),
     (FILES, 1),
+    (COPIED, 1),
     (TAGS, 1),
     (launched::SECTION, 1),
     (interrupted::SECTION, 1),
@@ -118,6 +123,24 @@ pub(super) fn kept_files(kept: &[Kept], chunks: Vec<FileChunk>) -> Option<Sectio
 pub(super) fn read_kept_files(manifest: &Manifest) -> Option<(Vec<Kept>, &[FileChunk])> {
     let section = manifest.section(FILES, 1)?;
     Some((postcard::from_bytes(&section.data).ok()?, &section.chunks))
+}
+
+/// The section for files that go along. It may be passed over: whoever takes the program has made them by then.
+pub(super) fn copied_files(files: &[CopiedFile], chunks: Vec<FileChunk>) -> Option<Section> {
+    let data = postcard::to_stdvec(files).ok()?;
+    Some(Section { kind: COPIED.to_owned(), version: 1, needed: false, data, chunks })
+}
+
+/// What [`copied_files`] has written: the files, and the bytes of all one after the other. `None` if there is nothing.
+///
+/// # Errors
+/// It makes no sense.
+pub(super) fn read_copied_files(manifest: &Manifest) -> Result<Option<Copied<'_>>, &'static str> {
+    let Some(section) = manifest.section(COPIED, 1) else { return Ok(None) };
+    let files = postcard::from_bytes::<Vec<CopiedFile>>(&section.data).ok();
+    let files = files.filter(|files| copied_files::are_possible(files));
+    let files = files.ok_or("what it says of files that go along makes no sense")?;
+    Ok(Some((files, &section.chunks)))
 }
 
 #[cfg(test)]

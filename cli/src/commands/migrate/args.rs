@@ -1,15 +1,17 @@
 //! The options of `gpucr migrate`.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
 use gpucr_core::image::Protocol;
-use gpucr_core::migrate::{Goal, MigrationId, OnStall};
+use gpucr_core::migrate::{Goal, MOST_STREAMS, MigrationId, OnStall, WantedStreams, is_plain};
 use gpucr_core::store::Compression;
 
 use crate::commands::dump::args::CriuArgs;
+use crate::failure::{CliError, USAGE};
 use crate::values::{compression, duration, interval, pids, size};
 
 /// Bring a running program to another host
@@ -23,7 +25,7 @@ use crate::values::{compression, duration, interval, pids, size};
 The other side is `gpucr receive`. With ssh://HOST gpucr starts it there, as root, with ssh. The other host needs the \
 same driver, devices of the same kind, CRIU, the program's pids (or --new-pids), and the files that the program has \
 open or mapped, under the same paths and of the same sizes: --dry-run tells all that is in the way, and changes \
-nothing. What the program has as standard streams goes with it if it is a file; a pipe or terminal becomes /dev/null.\n\n\
+nothing. With --files copy those that the program has open are sent along. What the program has as standard streams goes with it if it is a file; a pipe or terminal becomes /dev/null.\n\n\
 What was handed over is noted in /var/lib/gpucr/migrations, on both hosts.\n\n\
 Examples:\n  gpucr migrate --pid 4242 --to ssh://root@other --dry-run\n  \
 gpucr migrate --pid 4242 --to ssh://root@other --new-pids\n\n  \
@@ -48,6 +50,14 @@ pub(crate) struct MigrateArgs {
     /// With ssh: the program goes on on another device of the same kind (see gpucr-restore(1))
     #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
     pub(crate) device_map: Vec<String>,
+    /// What is done about files that the program has open
+    #[arg(long, value_enum, default_value_t = FilesArg::Check)]
+    pub(crate) files: FilesArg,
+    /// With ssh and --files copy: files may be made there below DIR, which may be given more than once
+    ///
+    /// It is handed on to `gpucr receive`, which takes it from whoever has started it.
+    #[arg(long, value_name = "DIR", value_parser = plain_directory)]
+    pub(crate) files_below: Vec<PathBuf>,
     /// With ssh: the command that connects, as a shell takes it: `ssh -i KEY`
     ///
     /// `ssh -c aes128-gcm@openssh.com` takes less of the processors than OpenSSH's first choice where these have
@@ -75,6 +85,17 @@ pub(crate) struct MigrateArgs {
     /// With --max-downtime: what to do with a program that writes too fast for it
     #[arg(long, value_enum, default_value_t = OnStallArg::Continue, requires = "max_downtime")]
     pub(crate) on_stall: OnStallArg,
+    /// Send memory over so many connections besides the link, with TLS
+    ///
+    /// They go to the host of ssh://HOST, or where --streams-to says. The other side has to let them (--streams-at).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_STREAMS)))]
+    pub(crate) streams: Option<u32>,
+    /// With --streams: name or address of the other host, as seen from here
+    #[arg(long, value_name = "HOST", requires = "streams")]
+    pub(crate) streams_to: Option<String>,
+    /// With ssh and --streams: where streams may come to there, as `gpucr receive` takes it
+    #[arg(long, value_name = "ADDRESS", requires = "streams", default_value = "[::]:0")]
+    pub(crate) streams_at: SocketAddr,
     /// How long the other side may be silent until it is taken for lost
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = interval)]
     pub(crate) silence: Duration,
@@ -170,6 +191,19 @@ impl std::str::FromStr for To {
     }
 }
 
+/// What to do about files that the program has open.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FilesArg {
+    /// They have to be there, and of the same sizes
+    Check,
+    /// Those that are not there are sent along, but for executables and libraries
+    ///
+    /// They are made there before the program is handed over, with the same owners and modes, and are removed if it is
+    /// not. The directories have to be there, and the other side has to permit it (--files-below). What is there already
+    /// is not touched, and has to be the same size. Here they stay.
+    Copy,
+}
+
 /// What to do with a program that writes too fast.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnStallArg {
@@ -180,6 +214,22 @@ pub(crate) enum OnStallArg {
 }
 
 impl MigrateArgs {
+    /// The streams that are wanted; `Err` if it is not known where they go.
+    pub(super) fn wanted_streams(&self) -> Result<Option<WantedStreams>, CliError> {
+        let Some(count) = self.streams else { return Ok(None) };
+        let host = match (&self.streams_to, &self.to) {
+            (Some(host), _) => host.clone(),
+            (None, Some(To::Ssh { host, .. })) => {
+                host.rsplit_once('@').map_or(host.as_str(), |(_, name)| name).to_owned()
+            }
+            _ => {
+                return Err(CliError::new(USAGE, "nothing says where the streams go")
+                    .help("name the other host: --streams-to HOST"));
+            }
+        };
+        Ok(Some(WantedStreams { count, host }))
+    }
+
     pub(super) fn goal(&self) -> Option<Goal> {
         let on_stall = match self.on_stall {
             OnStallArg::Continue => OnStall::Continue,
@@ -187,6 +237,14 @@ impl MigrateArgs {
         };
         self.max_downtime.map(|max_downtime| Goal { max_downtime, on_stall })
     }
+}
+
+/// A directory, by a path that is the same everywhere.
+pub(crate) fn plain_directory(text: &str) -> Result<PathBuf, String> {
+    let is_plain = |path: &PathBuf| is_plain(path);
+    let trimmed = if text.len() > 1 { text.trim_end_matches('/') } else { text };
+    let path = Some(PathBuf::from(trimmed)).filter(is_plain);
+    path.ok_or_else(|| "it is no absolute path without `.`, `..` and `//`".into())
 }
 
 /// A rate that lets a frame through before the other side takes this one for lost.

@@ -34,9 +34,12 @@ pub(super) fn connect(
     signals: &SignalPlan,
 ) -> Result<(Link, Option<Other>), CliError> {
     let is_ssh = matches!(args.to, Some(To::Ssh { .. }));
-    if !is_ssh && (args.new_pids || !args.device_map.is_empty()) {
-        return Err(CliError::new(USAGE, "--new-pids and --device-map are for the other side")
-            .help("give them to `gpucr receive`, which you have started"));
+    let is_for_it = args.new_pids || !args.device_map.is_empty() || !args.files_below.is_empty();
+    if !is_ssh && is_for_it {
+        let what = "--new-pids, --device-map and --files-below are for the other side";
+        return Err(
+            CliError::new(USAGE, what).help("give them to `gpucr receive`, which you have started")
+        );
     }
     let (socket, other) = match (&args.to, args.fd) {
         (Some(To::Unix(path)), _) => {
@@ -88,6 +91,12 @@ fn ssh(
     there.extend(args.new_pids.then(|| "--new-pids".into()));
     if !args.device_map.is_empty() {
         there.extend(["--device-map".into(), args.device_map.join(",")]);
+    }
+    if args.streams.is_some() {
+        there.extend(["--streams-at".into(), args.streams_at.to_string()]);
+    }
+    for below in &args.files_below {
+        there.extend(["--files-below".into(), below.to_string_lossy().into_owned()]);
     }
     there.extend(store.into_iter().flat_map(|store| ["--store".into(), store.to_owned()]));
     let there: Vec<String> = there.iter().map(|word| shell_word(Path::new(word))).collect();

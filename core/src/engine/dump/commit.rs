@@ -13,6 +13,7 @@ use super::task::Task;
 use crate::base::memory;
 use crate::base::phase::Phase;
 use crate::engine::access::Extent;
+use crate::engine::copied_files::Candidates;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
 use crate::engine::kept_files;
@@ -134,6 +135,13 @@ pub(super) fn describe(
     let (kept, chunks) =
         kept_files::keep(pids, &task.plan.renamed, task.options.save_files, &image.writer)?;
     manifest.sections.extend(sections::kept_files(&kept, chunks));
+    if let Some(peer) = task.options.target.peer().filter(|peer| peer.copies_files()) {
+        let pids: Vec<u32> = task.plan.processes.iter().map(|process| process.pid).collect();
+        let (renamed, stop) = (&task.plan.renamed, &task.options.stop);
+        let candidates = Candidates { pids: &pids, renamed, stop };
+        let (copied, chunks) = candidates.copy(&image.writer, &|path| peer.is_there(path))?;
+        manifest.sections.extend(sections::copied_files(&copied, chunks));
+    }
     Ok(manifest)
 }
 

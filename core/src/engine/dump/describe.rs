@@ -8,9 +8,11 @@ use super::preflight::{Cuda, DumpPlan};
 use super::report::{CriuOptions, Options};
 use crate::base::format::milliseconds;
 use crate::base::phase::PhaseTime;
+use crate::engine::copied_files::Candidates;
 use crate::engine::error::Error;
 use crate::engine::kinds;
 use crate::engine::memory::Saved;
+use crate::engine::sections;
 use crate::host::criu::DumpOptions;
 use crate::host::process::files;
 use crate::image::library;
@@ -146,7 +148,16 @@ fn describe_driver(plan: &DumpPlan) -> Result<image::Driver, Error> {
 pub(super) fn outline(options: &Options, plan: &DumpPlan) -> Result<Manifest, Error> {
     let libraries = Libraries::named(plan)?;
     let outline = manifest(options, plan, Protocol::Stop, libraries, Vec::new());
-    Ok(Manifest { bulk_bytes: plan.bulk_bytes(), ..outline })
+    let mut outline = Manifest { bulk_bytes: plan.bulk_bytes(), ..outline };
+    if options.target.peer().is_some_and(|peer| peer.copies_files()) {
+        let pids: Vec<u32> = plan.processes.iter().map(|process| process.pid).collect();
+        let (renamed, stop) = (&plan.renamed, &options.stop);
+        let mut files = Candidates { pids: &pids, renamed, stop }.list();
+        // What the image brings along by itself is put in its place by itself.
+        files.retain(|file| outline.required.iter().any(|required| required.path == file.path));
+        outline.sections.extend(sections::copied_files(&files, Vec::new()));
+    }
+    Ok(outline)
 }
 
 /// Names each block's chunks by what the copy came to.

@@ -20,6 +20,7 @@ use crate::base::phase::Phase;
 use crate::base::polite::Polite;
 use crate::base::stop::Stop;
 use crate::base::timeline::Track;
+use crate::engine::copied_files::Candidates;
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
 use crate::engine::memory::Bulk;
@@ -59,6 +60,12 @@ pub(super) fn precopy(
     let _polite = peer.and_then(|peer| Polite::begin(peer.helper().into_iter().collect()));
     let host = HostAhead::start(task, image, memory.as_mut())?;
     let peer = task.options.target.peer().cloned();
+    if let Some(peer) = peer.as_ref().filter(|peer| peer.copies_files()) {
+        let pids: Vec<u32> = task.processes().map(|process| process.pid).collect();
+        let (renamed, stop) = (&task.plan.renamed, &task.options.stop);
+        let candidates = Candidates { pids: &pids, renamed, stop };
+        candidates.copy_ahead(image, &|path| peer.is_there(path))?;
+    }
     let begun = Instant::now();
     let mut precopy =
         Precopy { task, image, memory, stop, peer, pass: 0, hashed: begun, dirty: 0.0 };

@@ -3,13 +3,15 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::link::{Link, LinkError, unexpected};
 use super::message::{Frame, LaidOut, MAX_ASKED, MAX_BLOCKS, Message};
+use super::streams::Door;
 use crate::base::polite::Polite;
 use crate::engine::error::Error;
 use crate::engine::restore::ahead::{Ahead, ExpectedBlock, is_size_of_block};
@@ -37,6 +39,76 @@ pub(super) struct Arrived {
     pub(super) ahead: Option<Ahead>,
 }
 
+/// Chunks that the source is to send, and how many have come.
+#[derive(Default)]
+struct Chunks {
+    state: Mutex<(HashSet<ChunkId>, u64)>,
+    more: Condvar,
+}
+
+impl Chunks {
+    /// Those of these that are not in the image are to be sent. `None` if too many are.
+    fn ask(&self, ids: Vec<[u8; 32]>, writer: &ImageWriter) -> Option<Vec<bool>> {
+        let (wanted, _) = &mut *self.state.lock();
+        if wanted.len() + ids.len() > MAX_WANTED {
+            return None;
+        }
+        let lacks = |id: ChunkId| {
+            let is_lacking = !writer.chunks().contains(&id);
+            is_lacking.then(|| wanted.insert(id));
+            is_lacking
+        };
+        Some(ids.into_iter().map(ChunkId).map(lacks).collect())
+    }
+
+    /// Takes one that has come, by `give`: nothing that nobody has asked for.
+    fn take(
+        &self,
+        entry: Entry,
+        stored: Vec<u8>,
+        give: &dyn Fn(Entry, Vec<u8>) -> bool,
+    ) -> Result<(), Error> {
+        if !self.state.lock().0.remove(&entry.id) {
+            return Err(unexpected(&Frame::Chunk(entry, Vec::new())).into());
+        }
+        if !give(entry, stored) {
+            return Err(Error::CopyIncomplete);
+        }
+        self.state.lock().1 += 1;
+        self.more.notify_all();
+        Ok(())
+    }
+
+    fn came(&self) -> u64 {
+        self.state.lock().1
+    }
+
+    /// Waits until so many have come. `false` if something has failed.
+    fn wait_for(
+        &self,
+        all: u64,
+        link: &Link,
+        failed: &dyn Fn() -> bool,
+    ) -> Result<bool, LinkError> {
+        let mut state = self.state.lock();
+        let (mut last, mut since) = (state.1, Instant::now());
+        while state.1 < all {
+            if failed() {
+                return Ok(false);
+            }
+            link.look()?;
+            if state.1 > last {
+                (last, since) = (state.1, Instant::now());
+            }
+            if since.elapsed() >= link.silence() {
+                return Err(LinkError::Silent(link.silence()));
+            }
+            self.more.wait_for(&mut state, LOOK);
+        }
+        Ok(true)
+    }
+}
+
 /// For whoever loads.
 enum Step {
     Layout(Vec<LaidOut>),
@@ -47,7 +119,7 @@ enum Step {
     Flush(Sender<()>),
 }
 
-/// Takes all that the source says up to its manifest.
+/// Takes all that the source says up to its manifest, and what comes through the door for streams.
 ///
 /// # Errors
 /// The link is lost; the source does not keep to the protocol, or gives up; the image cannot be written; its memory does
@@ -56,6 +128,7 @@ pub(super) fn receive(
     link: &Arc<Link>,
     writer: &ImageWriter,
     ahead: Option<Ahead>,
+    door: Option<&Door>,
 ) -> Result<Arrived, Error> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let failure: Mutex<Option<Error>> = Mutex::default();
@@ -78,7 +151,16 @@ pub(super) fn receive(
         }
         drop(queue);
         let give = |entry, stored| sender.send((entry, stored)).is_ok();
-        let received = read(link, writer, &failure, &to_loader, give);
+        let (chunks, is_over) = (Chunks::default(), AtomicBool::default());
+        let take = |entry, stored| chunks.take(entry, stored, &give);
+        let received = std::thread::scope(|scope| {
+            if let Some(door) = door {
+                scope.spawn(|| door.let_in(link, &is_over, &take, &fail));
+            }
+            let received = read(link, writer, &failure, &to_loader, &chunks, &take);
+            is_over.store(true, Ordering::Release);
+            received
+        });
         // The workers end first, and then whoever loads.
         drop((sender, to_loader));
         let ahead = loading.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -96,48 +178,36 @@ fn read(
     writer: &ImageWriter,
     failure: &Mutex<Option<Error>>,
     to_loader: &Sender<Step>,
-    mut give: impl FnMut(Entry, Vec<u8>) -> bool,
+    chunks: &Chunks,
+    take: &dyn Fn(Entry, Vec<u8>) -> Result<(), Error>,
 ) -> Result<Arrived, Error> {
-    let mut wanted: HashSet<ChunkId> = HashSet::new();
     // Other programs go first for as long as this one runs on.
     let mut polite = Polite::begin(Vec::new());
-    let (mut body, mut chunks) = (Vec::new(), 0);
+    let (mut body, mut sent) = (Vec::new(), 0);
+    let failed = || failure.lock().is_some();
+    // What has failed first is what matters.
+    let first = |error: Error| failure.lock().take().unwrap_or(error);
     loop {
-        let failed = || failure.lock().is_some();
         let Some(frame) = link.receive_unless(&failed)? else {
-            let failed = failure.lock().take();
-            return Err(failed.unwrap_or(Error::CopyIncomplete));
+            return Err(first(Error::CopyIncomplete));
         };
         match frame {
             Frame::Message(Message::Ask { ids }) if ids.len() <= MAX_ASKED => {
-                if wanted.len() + ids.len() > MAX_WANTED {
-                    let what = "it asks on and on, and does not send".to_owned();
-                    return Err(LinkError::Protocol(what).into());
-                }
                 if ids.is_empty() {
                     // Very soon the program will stand still.
                     drop(polite.take());
+                    let has_come = chunks.wait_for(sent, link, &failed)?;
+                    if !has_come || !flush(to_loader, &failed) {
+                        return Err(first(Error::CopyIncomplete));
+                    }
                 }
-                if ids.is_empty() && !flush(to_loader, &failed) {
-                    let failed = failure.lock().take();
-                    return Err(failed.unwrap_or(Error::CopyIncomplete));
-                }
-                let ids = ids.into_iter().map(ChunkId);
-                let mut lacks = |id: ChunkId| {
-                    let is_lacking = !writer.chunks().contains(&id);
-                    is_lacking.then(|| wanted.insert(id));
-                    is_lacking
-                };
-                link.send(&Message::Want { wanted: ids.map(&mut lacks).collect() })?;
+                let wanted = chunks.ask(ids, writer).ok_or_else(|| {
+                    LinkError::Protocol("it asks on and on, and does not send".into())
+                })?;
+                link.send(&Message::Want { wanted })?;
             }
-            // Nothing that nobody has asked for.
-            Frame::Chunk(entry, stored) if wanted.remove(&entry.id) => {
-                chunks += 1;
-                if !give(entry, stored) {
-                    let failed = failure.lock().take();
-                    return Err(failed.unwrap_or(Error::CopyIncomplete));
-                }
-            }
+            Frame::Message(Message::Sent { chunks }) => sent = chunks,
+            Frame::Chunk(entry, stored) => take(entry, stored).map_err(first)?,
             Frame::Piece(piece) if (body.len() + piece.len()) as u64 <= MAX_MANIFEST => {
                 body.extend(piece);
             }
@@ -154,7 +224,7 @@ fn read(
                 _ = to_loader.send(Step::Contents(block, first, ids));
             }
             Frame::Message(message @ Message::Manifest { .. }) => {
-                return Ok(Arrived { body, message, chunks, ahead: None });
+                return Ok(Arrived { body, message, chunks: chunks.came(), ahead: None });
             }
             Frame::Message(Message::Abort { why }) => return Err(Error::GivenUp { why }),
             other => return Err(unexpected(&other).into()),

@@ -3,6 +3,7 @@
 //! Up to the moment at which the source is told that all is prepared, every failure leaves nothing here. From then on
 //! the image stays until it is known who owns the program.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,18 +11,21 @@ use std::time::Duration;
 
 use super::arriving::{self, Arrived};
 use super::cpu;
+use super::greeting::{check_hello, hello, is_of_this_host, namespace};
 use super::link::{Link, LinkError, Pulse, unexpected_message};
-use super::message::{Message, Step, cut_reasons, offered};
-use super::outgoing::{check_hello, hello, is_of_this_host, namespace};
+use super::message::{Frame, Message, Step, cut_reasons, offered};
+use super::placing::{self, Coming};
+use super::received::{ReceiveFailure, Received, Remains, steps};
 use super::record::{Brought, MigrationId, Record, Restore, Side, State};
+use super::streams::{Door, Way};
 use crate::base::faults::fault;
 use crate::base::format::{hex, milliseconds};
-use crate::base::phase::{Clock, Phase, PhaseTime};
+use crate::base::phase::{Clock, Phase};
 use crate::base::progress::Progress;
 use crate::engine::error::Error;
 use crate::engine::restore::ahead::Ahead;
 use crate::engine::restore::lacks::{self, Circumstances};
-use crate::engine::restore::{LoadedMemory, MappedDevice};
+use crate::engine::restore::{FilePolicy, LoadedMemory, MappedDevice};
 use crate::engine::watchdog::Watchdog;
 use crate::image::trust::{self, Trust};
 use crate::image::{self, Destination, DriverKind, ImageWriter, Manifest};
@@ -41,6 +45,10 @@ pub struct Incoming {
     pub new_pids: bool,
     /// Devices that others of this host take the place of, as `gpucr restore --device-map` takes them.
     pub device_map: Vec<String>,
+    /// Directories below which files may be made that the program has open: absolute paths.
+    pub files_below: Vec<PathBuf>,
+    /// Where streams may come to, with port 0 at any that is free: nowhere if it is `None`.
+    pub streams_at: Option<SocketAddr>,
     /// Which images are taken.
     pub trust: Trust,
     /// Set by a signal handler to end it.
@@ -66,55 +74,6 @@ impl Place {
             }
         }
     }
-}
-
-/// A program that has come, or could come.
-#[derive(Debug, Clone, serde::Serialize)]
-pub struct Received {
-    /// The migration's name.
-    pub migration: String,
-    /// The program's pid; none if it was only asked whether it could come.
-    pub pid: Option<u32>,
-    /// Its image.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub image: Option<PathBuf>,
-    /// Identity of the image.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub id: Option<String>,
-    /// Chunks that came.
-    pub chunks: u64,
-    /// Bytes that were written for the image.
-    pub new_bytes: u64,
-    /// Bytes of the program's device memory that were on the device before the image was complete.
-    pub ahead_bytes: u64,
-    /// From the offer to its end.
-    pub total_ms: f64,
-    /// The phases.
-    pub phases: Vec<PhaseTime>,
-}
-
-/// What is left after a failure.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Remains {
-    /// Nothing. The program is the source's.
-    Nothing,
-    /// A complete image, and it is not known whether the source has handed the program over.
-    InDoubt(MigrationId, PathBuf),
-    /// A complete image, and the program is this side's. It does not run.
-    Parked(MigrationId, PathBuf),
-}
-
-/// A migration that has failed on the destination's side.
-#[derive(Debug, thiserror::Error)]
-#[error("{error}")]
-pub struct ReceiveFailure {
-    /// In which phase.
-    pub phase: Phase,
-    /// What happened.
-    #[source]
-    pub error: Box<Error>,
-    /// What holds now.
-    pub remains: Remains,
 }
 
 /// Takes one program.
@@ -168,6 +127,10 @@ struct Taken {
     /// Whether they have their network in this very namespace.
     same_network: bool,
     dry_run: bool,
+    /// Of each file that would go along, whether it is there.
+    there: Vec<bool>,
+    /// Where the streams come to that the source wants.
+    door: Option<Door>,
     writer: ImageWriter,
     destination: Destination,
     /// Loads device memory as it arrives.
@@ -191,12 +154,14 @@ impl Task<'_> {
         let _pulse = Pulse::start(self.link.clone());
         let mut taken = self.take_offer()?;
         if taken.dry_run {
-            self.link.send(&Message::Accept {})?;
+            self.accept(&mut taken)?;
             return Ok(self.received(taken.id, None, None));
         }
-        self.link.send(&Message::Accept {})?;
+        self.accept(&mut taken)?;
         self.clock.enter(Phase::Receive, None)?;
-        let arrived = arriving::receive(&self.link, &taken.writer, taken.ahead.take());
+        let (ahead, door) = (taken.ahead.take(), taken.door.take());
+        let arrived = arriving::receive(&self.link, &taken.writer, ahead, door.as_ref());
+        let arrived = arrived.map_err(|error| self.last_word(error));
         let Arrived { body, message, chunks, ahead } = match arrived {
             Ok(arrived) => arrived,
             Err(error) => {
@@ -215,21 +180,54 @@ impl Task<'_> {
         self.settle(id, prepared, restore)
     }
 
+    fn accept(&self, taken: &mut Taken) -> Result<(), Error> {
+        let there = std::mem::take(&mut taken.there);
+        let way = taken.door.as_ref().map(Door::way).transpose().map_err(|source| Error::Io {
+            what: "the port for streams is not known".into(),
+            source,
+        })?;
+        let Way { port, token, key } = way.unwrap_or_default();
+        Ok(self.link.send(&Message::Accept { there, port: port.into(), token, key })?)
+    }
+
+    /// Where a stream has ended the source may have said why.
+    fn last_word(&self, error: Error) -> Error {
+        if !matches!(error, Error::Link(LinkError::Closed)) {
+            return error;
+        }
+        self.link.limit(Some(LAST_WORD));
+        let said = loop {
+            match self.link.receive() {
+                Ok(Frame::Message(Message::Abort { why })) => break Error::GivenUp { why },
+                Ok(_) => {}
+                Err(_) => break error,
+            }
+        };
+        self.link.limit(None);
+        said
+    }
+
     /// Takes an offer, or refuses it with all that is in the way.
     fn take_offer(&mut self) -> Result<Taken, Error> {
         let (body, message) = self.link.receive_long(MAX_OUTLINE)?;
-        let Message::Offer { id, dry_run, pids, network, version, cpu, signatures } = message
+        let Message::Offer { id, dry_run, pids, network, version, cpu, signatures, streams } =
+            message
         else {
             return Err(unexpected_message(&message).into());
         };
         let hash = offered(&id, version, &body);
         let id = MigrationId(id);
         let outline = Manifest::decode(version, &body);
-        let outline = outline.map_err(|what| LinkError::Protocol(format!("its offer: {what}")))?;
+        let mut outline =
+            outline.map_err(|what| LinkError::Protocol(format!("its offer: {what}")))?;
         let (same_pids, same_network) = (pids == namespace("pid"), network == namespace("net"));
         let device_map = self.device_map()?;
         let how = self.circumstances(&device_map, same_pids);
+        let mut files = Vec::new();
+        let there = placing::look(&mut outline, &self.wishes.files_below, &mut files)?;
         let mut reasons = lacks::lacks(&outline, how);
+        reasons.extend(files);
+        let door = Door::for_offer(streams, self.wishes.streams_at, &mut reasons)?;
         // Before anything is taken for it. What comes is checked once more when all of it is here.
         let trusted = self.wishes.trust.check_offer(&hash, &signatures);
         reasons.extend(trusted.err().map(|error| error.to_string()));
@@ -256,9 +254,17 @@ impl Task<'_> {
                     tracing::warn!(%error, "no device memory is loaded ahead");
                     None
                 });
-                let taken =
-                    Taken { id, same_pids, same_network, dry_run, writer, destination, ahead };
-                return Ok(taken);
+                return Ok(Taken {
+                    id,
+                    same_pids,
+                    same_network,
+                    dry_run,
+                    there,
+                    door,
+                    writer,
+                    destination,
+                    ahead,
+                });
             }
             Ok(_) => {}
             Err(error) => reasons.push(error.to_string()),
@@ -312,12 +318,18 @@ impl Task<'_> {
         record.image = Some(path.clone());
         record.new_pids = self.wishes.new_pids;
         record.device_map.clone_from(&self.wishes.device_map);
+        let coming = Coming::of(&manifest, &self.wishes.files_below)?;
+        record.files = coming.as_ref().map(Coming::to_note).unwrap_or_default();
         record.write()?;
         let Taken { mut writer, same_pids, same_network, ahead, .. } = taken;
         writer.set_signatures(signatures);
         let mut is_there = false;
         let loaded = ahead.as_ref().map_or(0, |ahead| ahead.loaded_for(&manifest));
-        let completed = self.complete(writer, &manifest, &path, same_pids, loaded, &mut is_there);
+        let completed = writer.commit(&manifest).map_err(Error::from).and_then(|committed| {
+            is_there = true;
+            self.check(&mut record, coming.as_ref(), &path, same_pids, loaded)?;
+            Ok((committed.id, committed.new_bytes))
+        });
         let prepared = completed.and_then(|(identity, new_bytes)| {
             if let Some(memory) = self.load_rest(ahead, &path)? {
                 restore.give(memory);
@@ -341,24 +353,29 @@ impl Task<'_> {
         })
     }
 
-    /// Completes the image, and checks that the program can be restored from it; `is_there` says that the first was done,
-    /// whatever follows.
-    fn complete(
+    /// Makes the files that have come along, and checks that the program can be restored from the image, which is
+    /// complete.
+    fn check(
         &self,
-        writer: ImageWriter,
-        manifest: &Manifest,
+        record: &mut Record,
+        coming: Option<&Coming>,
         path: &Path,
         same_pids: bool,
         loaded: u64,
-        is_there: &mut bool,
-    ) -> Result<([u8; 32], u64), Error> {
-        let committed = writer.commit(manifest)?;
-        *is_there = true;
+    ) -> Result<(), Error> {
         fault("completed")?;
+        let mut files = FilePolicy::default();
+        if let Some(coming) = coming {
+            let (hidden, made) = coming.write(path, &record.id)?;
+            record.files = made;
+            record.write()?;
+            hidden.show()?;
+            // Whoever has files sent wants to go on with those, and not with a log that lacks a part.
+            files = FilePolicy::Strict;
+        }
         let device_map = self.device_map()?;
         let how = self.circumstances(&device_map, same_pids);
-        lacks::check_image(path, &self.wishes.trust, how, loaded)?;
-        Ok((committed.id, committed.new_bytes))
+        lacks::check_image(path, &self.wishes.trust, how, files, loaded)
     }
 
     /// Loads what is left of the device memory, and gives all of it.
@@ -420,7 +437,9 @@ impl Task<'_> {
             self.ahead_bytes = 0;
         }
         let done = self.received(id, Some(pid), Some(path));
-        Ok(Received { id: Some(hex(&identity)), new_bytes, ..done })
+        let files = record.files.iter().map(|file| file.path.to_string_lossy().into_owned());
+        let files = files.collect();
+        Ok(Received { id: Some(hex(&identity)), files, new_bytes, ..done })
     }
 
     fn restore(
@@ -447,6 +466,7 @@ impl Task<'_> {
             image,
             id: None,
             chunks: self.chunks,
+            files: Vec::new(),
             new_bytes: 0,
             ahead_bytes: self.ahead_bytes,
             total_ms: milliseconds(self.clock.total()),
@@ -455,27 +475,17 @@ impl Task<'_> {
     }
 }
 
-/// Phases, with their milliseconds, the last of which has just ended, one after the other.
-fn steps(restores: bool, phases: Vec<(String, f64)>) -> Vec<Step> {
-    let micros = |ms: f64| (ms * 1000.0) as u64;
-    let mut ago = phases.iter().map(|(_, ms)| micros(*ms)).sum();
-    let step = |(name, ms): (String, f64)| {
-        let step = Step { name, restores, ago, length: micros(ms) };
-        ago -= step.length;
-        step
-    };
-    phases.into_iter().map(step).collect()
-}
-
 /// Removes what there is of an image that is not needed: the program is the source's.
 fn forget(record: &Record, path: &Path) {
-    if path.exists()
-        && let Err(error) = image::remove(path, true)
-    {
-        tracing::error!(%error, "the image of a migration that was given up stays");
-        return;
+    let files = record.remove_files().map_err(|error| error.to_string());
+    let image = match path.exists() {
+        true => image::remove(path, true).map(drop).map_err(|error| error.to_string()),
+        false => Ok(()),
+    };
+    match files.and(image) {
+        Ok(()) => forget_record(record),
+        Err(error) => tracing::error!(%error, "something of a migration that was given up stays"),
     }
-    forget_record(record);
 }
 
 fn forget_record(record: &Record) {

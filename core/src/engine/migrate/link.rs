@@ -17,9 +17,9 @@ use super::message::{Frame, MAX_FRAME, MAX_PIECE, Message};
 use crate::base::faults;
 
 /// How often a thread that waits looks whether it is to stop.
-const LOOK: Duration = Duration::from_millis(50);
+pub(super) const LOOK: Duration = Duration::from_millis(50);
 /// Memory for a frame is taken in pieces of so many bytes, as they arrive.
-const STEP: usize = 1 << 16;
+pub(super) const STEP: usize = 1 << 16;
 
 /// Why nothing more can be said to the other side, or heard of it.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +36,9 @@ pub enum LinkError {
     /// It has ended before it said anything.
     #[error("the other side has ended before it said anything")]
     Mute,
+    /// A stream to there does not come about.
+    #[error("no stream to {0}: {1}")]
+    NoStream(String, String),
     /// What came first is not what a gpucr says.
     #[error("what answers there is not gpucr: it said `{}`", .0.escape_debug())]
     NotGpucr(String),
@@ -194,6 +197,15 @@ impl Link {
     /// Sends a whole frame.
     pub(super) fn write(&self, frame: &[u8]) -> Result<(), LinkError> {
         let writer = self.writer.lock();
+        self.paced(frame, &mut |piece| self.write_piece(writer.as_fd(), piece))
+    }
+
+    /// Sends a whole frame by what sends a part of it, no faster than the link is to be.
+    pub(super) fn paced(
+        &self,
+        frame: &[u8],
+        send: &mut dyn FnMut(&[u8]) -> Result<(), LinkError>,
+    ) -> Result<(), LinkError> {
         for piece in frame.chunks(STEP) {
             let wait =
                 self.pace.lock().as_mut().map_or(Duration::ZERO, |pace| pace.take(piece.len()));
@@ -202,7 +214,7 @@ impl Link {
                 self.look()?;
                 std::thread::sleep(left.min(LOOK));
             }
-            self.write_piece(writer.as_fd(), piece)?;
+            send(piece)?;
         }
         self.sent.fetch_add(frame.len() as u64, Ordering::Relaxed);
         Ok(())
@@ -356,7 +368,8 @@ impl Link {
         polled.map(drop).map_err(|error| LinkError::Io(error.into()))
     }
 
-    fn look(&self) -> Result<(), LinkError> {
+    /// Whether it is to go on.
+    pub(super) fn look(&self) -> Result<(), LinkError> {
         if self.stop.load(Ordering::Relaxed) && !self.regardless.load(Ordering::Relaxed) {
             return Err(LinkError::Interrupted);
         }

@@ -8,7 +8,7 @@ use gpucr_wire::{Stream, wire_enum, wire_struct};
 use crate::store::{ChunkId, Encoding, Entry, MAX_CHUNK};
 
 /// Version of the protocol. Both sides must have the same.
-pub(super) const PROTOCOL: u32 = 5;
+pub(super) const PROTOCOL: u32 = 7;
 /// Most bytes of a message.
 const MAX_MESSAGE: usize = 1 << 20;
 /// Most bytes of a piece.
@@ -55,9 +55,20 @@ wire_enum! {
             cpu: String,
             /// Who has signed [`offered`] of this offer.
             signatures: String,
+            /// So many streams are wanted.
+            streams: u32,
         },
         /// To the offer: the program can go on there.
-        2 => Accept {},
+        2 => Accept {
+            /// Of each file that is offered to go along, whether it is there.
+            there: Vec<bool>,
+            /// Where the streams go that were wanted: the port, what is said there, and the public key of who is there.
+            port: u32,
+            /// The same.
+            token: [u8; 32],
+            /// The same.
+            key: Vec<u8>,
+        },
         /// To the offer: it cannot, and this is all that is in the way.
         3 => Refuse {
             /// What is lacking.
@@ -123,6 +134,12 @@ wire_enum! {
             /// At most [`MAX_ASKED`] chunks from there on.
             ids: Vec<[u8; 32]>,
         },
+        /// From the source, before it asks for nothing: so many chunks went over streams, all of which have to be there for
+        /// the answer.
+        15 => Sent {
+            /// Since the begin.
+            chunks: u64,
+        },
     }
 }
 
@@ -172,7 +189,7 @@ impl Message {
         match self {
             Self::Hello { .. } => "hello",
             Self::Offer { .. } => "offer",
-            Self::Accept {} => "accept",
+            Self::Accept { .. } => "accept",
             Self::Refuse { .. } => "refuse",
             Self::Ask { .. } => "ask",
             Self::Want { .. } => "want",
@@ -185,6 +202,7 @@ impl Message {
             Self::Alive {} => "alive",
             Self::Layout { .. } => "layout",
             Self::Contents { .. } => "contents",
+            Self::Sent { .. } => "sent",
         }
     }
 }
@@ -329,6 +347,7 @@ mod tests {
                 version: 1,
                 cpu: "fpu".into(),
                 signatures: String::new(),
+                streams: 4,
             },
             Message::Ask { ids: vec![[7; 32]; 3] },
             Message::Want { wanted: vec![true, false] },

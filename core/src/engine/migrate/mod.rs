@@ -7,17 +7,25 @@
 mod arriving;
 mod cpu;
 mod goal;
+mod greeting;
 mod incoming;
 pub(super) mod link;
 mod message;
 pub(super) mod outgoing;
+mod placing;
+mod received;
 pub(super) mod record;
 mod safety;
 mod source;
+mod streams;
 
+pub use super::copied_files::is_plain;
 pub use goal::{Goal, OnStall};
-pub use incoming::{Incoming, Place, ReceiveFailure, Received, Remains, receive};
+pub use incoming::{Incoming, Place, receive};
 pub use link::{Link, LinkError};
 pub use outgoing::Outgoing;
+pub use placing::MadeFile;
+pub use received::{ReceiveFailure, Received, Remains};
 pub use record::{Brought, MigrationId, Record, Restore, Side, State, directory};
 pub use source::{MigrateFailure, Migrated, Owner, Wishes, migrate};
+pub use streams::{MOST as MOST_STREAMS, Wanted as WantedStreams};

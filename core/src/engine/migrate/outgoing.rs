@@ -3,6 +3,7 @@
 //! Chunks are put from many threads. One thread of its own takes what they have put, asks the other side which of it
 //! is lacking, and sends that.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,10 +16,12 @@ use self::layout::Told;
 use self::sending::{Item, QUEUE, Sending, Shared};
 use super::cpu;
 use super::goal::Goal;
+use super::greeting::{check_hello, hello, namespace};
 use super::link::{Link, LinkError, unexpected_message};
-use super::message::{MAX_STEPS, Message, PROTOCOL, Step, cut_reasons, offered};
+use super::message::{MAX_STEPS, Message, Step, cut_reasons, offered};
 use super::record::{MigrationId, Record, Side, State};
 use super::safety::SafetyImage;
+use super::streams::{Streams, Wanted, Way};
 use crate::base::faults::fault;
 use crate::base::format::milliseconds;
 use crate::base::progress::Pass;
@@ -28,9 +31,10 @@ use crate::engine::error::Error;
 use crate::engine::memory::Laid;
 use crate::host::process::ProcessInfo;
 use crate::image::trust::PrivateKey;
-use crate::image::{Committed, ImageError, MANIFEST_VERSION, Manifest, Recipient, Written};
+use crate::image::{Committed, ImageError, Manifest, Recipient, Written};
 use crate::store::{ChunkId, ChunkSink, Compression, Entry, MAX_CHUNK, Stats, StoreError};
 
+mod files;
 mod layout;
 mod sending;
 #[cfg(test)]
@@ -40,6 +44,18 @@ mod tests;
 const LOOK: Duration = Duration::from_millis(50);
 /// So many characters of the name of a step are shown.
 const MAX_NAME: usize = 40;
+
+/// How a program goes: see [`Wishes`](super::Wishes), which has all that is wanted.
+pub(super) struct Terms {
+    pub(super) compression: Compression,
+    pub(super) max_stopped: Duration,
+    /// How long the other side may take for its first word, besides the time for which it may be silent.
+    pub(super) patience: Duration,
+    pub(super) goal: Option<Goal>,
+    pub(super) streams: Option<Wanted>,
+    pub(super) copies_files: bool,
+}
+
 /// The other side.
 pub struct Outgoing {
     link: Arc<Link>,
@@ -57,6 +73,12 @@ pub struct Outgoing {
     image: Mutex<Option<String>>,
     /// What the other side knows of where memory belongs.
     told: Mutex<Told>,
+    /// Connections besides the link.
+    streams: Option<Wanted>,
+    /// Whether files go along.
+    copies_files: bool,
+    /// Those of the offer that the other side has.
+    files_there: Mutex<HashSet<PathBuf>>,
     /// Gets all that is sent too.
     safety: Option<SafetyImage>,
 }
@@ -68,24 +90,20 @@ impl std::fmt::Debug for Outgoing {
 }
 
 impl Outgoing {
-    /// Greets the other side, which must be of the same version of the protocol. It may take `patience` for its first
-    /// word, besides the time for which it may be silent.
+    /// Greets the other side, which must be of the same version of the protocol.
     ///
     /// # Errors
     /// It is not, or the link is lost.
     pub(super) fn greet(
         link: Arc<Link>,
-        compression: Compression,
-        max_stopped: Duration,
-        patience: Duration,
-        goal: Option<Goal>,
+        terms: Terms,
         safety: Option<SafetyImage>,
     ) -> Result<Self, Error> {
         let id = MigrationId::random()
             .map_err(|source| Error::Io { what: "the system has no randomness".into(), source })?;
         let sent = link.send(&hello());
         // One that has ended may have said something before.
-        let greeting = link.receive_greeting(patience)?;
+        let greeting = link.receive_greeting(terms.patience)?;
         sent?;
         check_hello(&greeting)?;
         let state = Arc::new(Shared::default());
@@ -94,19 +112,23 @@ impl Outgoing {
             what: "cannot start threads".into(),
             source: std::io::Error::other(error),
         })?;
+        let compression = terms.compression;
         let sending = Sending { link: link.clone(), state: state.clone(), compression, pool };
         std::thread::spawn(move || sending.run(&queue));
         Ok(Self {
             link,
             id,
-            max_stopped,
-            goal,
+            max_stopped: terms.max_stopped,
+            goal: terms.goal,
             state,
             queue: Mutex::new(Some(sender)),
             record: Mutex::new(Record::new(id, Side::Source, State::Undecided)),
             since: Mutex::default(),
             image: Mutex::default(),
             told: Mutex::default(),
+            streams: terms.streams,
+            copies_files: terms.copies_files,
+            files_there: Mutex::default(),
             safety,
         })
     }
@@ -176,10 +198,21 @@ impl Outgoing {
         let id = self.id.0;
         let sign = |key: &PrivateKey| key.sign_offer(&offered(&id, version, &body));
         let signatures = signer.map(sign).unwrap_or_default();
-        let offer = Message::Offer { id, dry_run, pids, network, version, cpu, signatures };
+        let streams = self.streams.as_ref().map_or(0, |wanted| wanted.count);
+        let offer =
+            Message::Offer { id, dry_run, pids, network, version, cpu, signatures, streams };
         self.link.send(&offer)?;
         match self.link.receive_message()? {
-            Message::Accept {} => Ok(()),
+            Message::Accept { there, port, token, key } => {
+                self.take_answer(outline, &there)?;
+                let wanted = self.streams.as_ref().filter(|_| !dry_run);
+                let Some(wanted) = wanted else { return Ok(()) };
+                let no_port = |_| LinkError::Protocol("it names no port".into());
+                let port = u16::try_from(port).map_err(no_port)?;
+                let streams = Streams::connect(&self.link, wanted, &Way { port, token, key })?;
+                _ = self.state.streams.set(streams);
+                Ok(())
+            }
             Message::Refuse { mut reasons } => {
                 cut_reasons(&mut reasons);
                 Err(Error::Refused { reasons })
@@ -372,41 +405,6 @@ fn not_taken(error: &LinkError) -> StoreError {
         LinkError::Refused(why) => StoreError::NotTaken { what: why.clone() },
         error => StoreError::NotTaken { what: error.to_string() },
     }
-}
-
-/// What each side says first.
-pub(super) fn hello() -> Message {
-    let gpucr = env!("CARGO_PKG_VERSION").to_owned();
-    Message::Hello { protocol: PROTOCOL, gpucr, manifest: MANIFEST_VERSION }
-}
-
-/// Whether the other side is one to talk to.
-///
-/// # Errors
-/// It is not; both versions are named.
-pub(super) fn check_hello(message: &Message) -> Result<(), LinkError> {
-    match message {
-        Message::Hello { protocol: PROTOCOL, manifest: MANIFEST_VERSION, .. } => Ok(()),
-        Message::Hello { protocol, gpucr, manifest } => Err(LinkError::Protocol(format!(
-            "it is gpucr {gpucr} with version {protocol} of the protocol and {manifest} of the manifest; this is \
-             gpucr {} with {PROTOCOL} and {MANIFEST_VERSION}",
-            env!("CARGO_PKG_VERSION")
-        ))),
-        other => Err(unexpected_message(other)),
-    }
-}
-
-/// Whether what [`namespace`] gave there is of this host.
-pub(super) fn is_of_this_host(namespace_there: &str) -> bool {
-    let host = |name: &str| name.split(' ').next().map(str::to_owned);
-    host(namespace_there) == host(&namespace("pid"))
-}
-
-/// Tells namespaces of a kind, such as `pid`, apart, also those of different hosts.
-pub(super) fn namespace(kind: &str) -> String {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let namespace = std::fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
-    format!("{} {}", boot.trim(), namespace.display())
 }
 
 impl Recipient for Outgoing {

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::placing::{self, MadeFile};
 use crate::base::careful;
 use crate::base::io_error::IoError;
 use crate::engine::error::Error;
@@ -26,14 +27,19 @@ pub struct MigrationId(pub(super) [u8; 16]);
 
 impl MigrationId {
     pub(super) fn random() -> io::Result<Self> {
-        let mut bytes = [0; 16];
-        let mut filled = 0;
-        while filled < bytes.len() {
-            let flags = rustix::rand::GetRandomFlags::empty();
-            filled += rustix::rand::getrandom(&mut bytes[filled..], flags)?;
-        }
-        Ok(Self(bytes))
+        Ok(Self(random()?))
     }
+}
+
+/// Bytes that nobody can guess.
+pub(super) fn random<const LEN: usize>() -> io::Result<[u8; LEN]> {
+    let mut bytes = [0; LEN];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        filled += rustix::rand::getrandom(&mut bytes[filled..], flags)?;
+    }
+    Ok(bytes)
 }
 
 impl std::fmt::Display for MigrationId {
@@ -109,6 +115,9 @@ pub struct Record {
     /// Of a destination: devices that others take the place of, as the command line says it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub device_map: Vec<String>,
+    /// Of a destination: files of the program that it makes, or has made.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<MadeFile>,
 }
 
 /// A program that was brought back.
@@ -160,6 +169,7 @@ impl Record {
             image: None,
             new_pids: false,
             device_map: Vec::new(),
+            files: Vec::new(),
         }
     }
 
@@ -203,6 +213,14 @@ impl Record {
     pub fn enter(&mut self, state: State) -> Result<(), IoError> {
         self.state = state;
         self.write()
+    }
+
+    /// Removes the files that were made for the program, which does not come.
+    ///
+    /// # Errors
+    /// One cannot be removed; all others are gone.
+    pub fn remove_files(&self) -> Result<(), IoError> {
+        placing::remove(&self.id, &self.files)
     }
 
     /// Removes it, so that it is gone for whoever looks from now on. After a power cut it may be there again.

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::goal::Goal;
 use super::link::{Link, Pulse};
-use super::outgoing::Outgoing;
+use super::outgoing::{Outgoing, Terms};
 use super::safety::SafetyImage;
+use super::streams::Wanted;
 use crate::base::format::milliseconds;
 use crate::base::phase::{Clock, Phase};
 use crate::base::progress::Progress;
@@ -44,6 +45,10 @@ pub struct Wishes {
     pub criu: CriuOptions,
     /// Records what happens when, on both sides.
     pub timeline: Timeline,
+    /// Connections besides the link, over which memory goes.
+    pub streams: Option<Wanted>,
+    /// Whether files that it has open go along, as far as the destination lacks them.
+    pub copies_files: bool,
     /// Signs the image.
     pub sign: Option<Arc<PrivateKey>>,
     /// A new or empty directory for an image that is kept here until the program runs on the other side.
@@ -118,14 +123,15 @@ pub fn migrate(
     let begin = |path: &PathBuf| SafetyImage::begin(path, wishes.compression);
     let safety = wishes.safety_image.as_ref().map(begin).transpose();
     let greeted = safety.and_then(|safety| {
-        Outgoing::greet(
-            link.clone(),
-            wishes.compression,
-            wishes.max_stopped,
-            wishes.patience,
-            wishes.goal,
-            safety,
-        )
+        let terms = Terms {
+            compression: wishes.compression,
+            max_stopped: wishes.max_stopped,
+            patience: wishes.patience,
+            goal: wishes.goal,
+            streams: wishes.streams.clone(),
+            copies_files: wishes.copies_files,
+        };
+        Outgoing::greet(link.clone(), terms, safety)
     });
     let peer = Arc::new(greeted.map_err(|error| MigrateFailure {
         phase: Phase::Offer,

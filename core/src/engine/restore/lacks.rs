@@ -120,7 +120,7 @@ fn lacks_but_files(manifest: &Manifest, how: Circumstances<'_>) -> Vec<Error> {
 }
 
 /// Checks an image of this host as a restore does before it changes anything. Files that the image carries are put in
-/// place. So many bytes of device memory, `there`, were loaded already.
+/// place. So many bytes of device memory, `there`, were loaded already. What `files` would change stays as it is.
 ///
 /// # Errors
 /// The restore would fail.
@@ -128,12 +128,13 @@ pub(crate) fn check_image(
     image: &Path,
     trust: &Trust,
     how: Circumstances<'_>,
+    files: FilePolicy,
     there: u64,
 ) -> Result<(), Error> {
     let source = Source::open(image, false)?;
     trust.check_image(image, &source.id())?;
     memory::check(&source, there)?;
-    let (_, library, _) = preflight::check_but_pids(&source, FilePolicy::default(), how.stop)?;
+    let (_, library, _) = preflight::check_but_pids(&source, files, how.stop)?;
     if how.needs_pids {
         preflight::check_pids(source.manifest())?;
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use procfs::process::{FDPermissions, FDTarget, MMPermissions, MMapPath, Process};
+use procfs::process::{FDInfo, FDPermissions, FDTarget, MMPermissions, MMapPath, Process};
 
 use crate::image::{RequiredFile, Stdio};
 
@@ -51,9 +51,9 @@ fn add_files_of(process: &Process, found: &mut BTreeMap<PathBuf, RequiredFile>) 
     }
 }
 
-/// A regular file that a process has open for writing, or mapped so that what it writes there is in the file.
+/// A regular file that a process has open or mapped.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WrittenFile {
+pub struct HeldFile {
     /// Its path.
     pub path: PathBuf,
     /// Where it can be opened, whatever has its path by now.
@@ -63,10 +63,55 @@ pub struct WrittenFile {
 /// The regular files that the processes have open for writing, or mapped so that what they write there is in the file,
 /// each once: by the path by which they were opened, or by the one of the `renamed` that is another name of it. Not those
 /// that are deleted, or that have no path here.
-pub fn written(
+pub fn written(pids: impl IntoIterator<Item = u32>, renamed: &BTreeSet<PathBuf>) -> Vec<HeldFile> {
+    held(pids, renamed, |fd| fd.mode().contains(FDPermissions::WRITE))
+}
+
+/// The same, and with them the files that the processes have open for reading. Not those that one of them has mapped to
+/// be run, nor those that they have open by two names: whoever makes a copy of each makes two files of them.
+pub fn open_and_written(pids: &[u32], renamed: &BTreeSet<PathBuf>) -> Vec<HeldFile> {
+    let run = run_files(pids);
+    let mut found = held(pids.iter().copied(), renamed, |_| true);
+    let number =
+        |file: &HeldFile| std::fs::metadata(&file.link).ok().map(|meta| (meta.dev(), meta.ino()));
+    let numbers: Vec<_> = found.iter().map(number).collect();
+    let mut names = BTreeMap::new();
+    numbers.iter().flatten().for_each(|number| *names.entry(*number).or_insert(0) += 1);
+    let mut numbers = numbers.into_iter();
+    found.retain(|_| {
+        let number = numbers.next().flatten();
+        number.is_some_and(|number| !run.contains(&number) && names.get(&number) == Some(&1))
+    });
+    found
+}
+
+/// By device and inode: the files that the processes have mapped to be run.
+fn run_files(pids: &[u32]) -> BTreeSet<(u64, u64)> {
+    let mut found = BTreeSet::new();
+    for pid in pids {
+        let Ok(process) = Process::new(*pid as i32) else { continue };
+        for map in process.maps().into_iter().flatten() {
+            let is_run = map.perms.contains(MMPermissions::EXECUTE);
+            if is_run && matches!(map.pathname, MMapPath::Path(_)) {
+                let meta = std::fs::metadata(mapped_link(*pid, map.address));
+                found.extend(meta.ok().map(|meta| (meta.dev(), meta.ino())));
+            }
+        }
+    }
+    found
+}
+
+fn mapped_link(pid: u32, (start, end): (u64, u64)) -> String {
+    format!("/proc/{pid}/map_files/{start:x}-{end:x}")
+}
+
+/// The files of which a process has such a descriptor, or which it has mapped so that what it writes there is in the
+/// file.
+fn held(
     pids: impl IntoIterator<Item = u32>,
     renamed: &BTreeSet<PathBuf>,
-) -> Vec<WrittenFile> {
+    is_such: impl Fn(&FDInfo) -> bool,
+) -> Vec<HeldFile> {
     let mut found = BTreeMap::new();
     for pid in pids {
         let Ok(process) = Process::new(pid as i32) else { continue };
@@ -84,21 +129,18 @@ pub fn written(
             found.entry(path.clone()).or_insert(link);
         };
         for fd in process.fd().into_iter().flatten().flatten() {
-            if let (FDTarget::Path(path), true) =
-                (&fd.target, fd.mode().contains(FDPermissions::WRITE))
-            {
+            if let (FDTarget::Path(path), true) = (&fd.target, is_such(&fd)) {
                 add(path.clone(), format!("/proc/{pid}/fd/{}", fd.fd));
             }
         }
         for map in process.maps().into_iter().flatten() {
             let is_written = map.perms.contains(MMPermissions::SHARED | MMPermissions::WRITE);
             if let (MMapPath::Path(path), true) = (map.pathname, is_written) {
-                let (start, end) = map.address;
-                add(path, format!("/proc/{pid}/map_files/{start:x}-{end:x}"));
+                add(path, mapped_link(pid, map.address));
             }
         }
     }
-    found.into_iter().map(|(path, link)| WrittenFile { path, link }).collect()
+    found.into_iter().map(|(path, link)| HeldFile { path, link }).collect()
 }
 
 /// What the standard streams of process `pid` are connected to. Pipes in `inner` lead to other
@@ -182,6 +224,37 @@ mod tests {
         let read =
             found.iter().find(|file| file.path == name).map(|file| std::fs::read(&file.link));
         assert_eq!(read.expect("found").expect("read"), [1; 4096]);
+    }
+
+    #[test]
+    fn what_is_run_or_has_two_names_is_not_copied() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let open = |name: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, [1; 4096]).expect("written");
+            let file = std::fs::File::open(&path).expect("opened");
+            (path, file)
+        };
+        let map = |file: &std::fs::File, access| {
+            let flags = rustix::mm::MapFlags::PRIVATE;
+            // SAFETY: a new mapping, anywhere, which is left to the end of this process and not touched.
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, access, flags, file, 0) }
+                .expect("mapped");
+        };
+        let (read, run, gone) = (open("read"), open("run"), open("gone"));
+        map(&run.1, rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::EXEC);
+        map(&read.1, rustix::mm::ProtFlags::READ);
+        std::fs::remove_file(&gone.0).expect("removed");
+        let (one, _one) = open("one");
+        let other = dir.path().join("other");
+        std::fs::hard_link(&one, &other).expect("linked");
+        let first = open_and_written(&[std::process::id()], &BTreeSet::new());
+        let _other = std::fs::File::open(&other).expect("opened");
+        let then = open_and_written(&[std::process::id()], &BTreeSet::new());
+        let has = |found: &[HeldFile], path: &Path| found.iter().any(|file| file.path == path);
+        assert!(has(&first, &read.0) && has(&first, &one), "{first:?}");
+        assert!(!has(&first, &run.0) && !has(&first, &gone.0), "{first:?}");
+        assert!(has(&then, &read.0) && !has(&then, &one) && !has(&then, &other), "{then:?}");
     }
 
     #[test]

@@ -9,6 +9,11 @@ fn link(socket: UnixStream, silence: Duration) -> Link {
     Link::new(reader, socket.into(), silence, Arc::default()).unwrap()
 }
 
+/// Any message.
+fn accept() -> Message {
+    Message::Accept { there: Vec::new(), port: 0, token: [0; 32], key: Vec::new() }
+}
+
 const SHORT: Duration = Duration::from_millis(200);
 const LONG: Duration = Duration::from_secs(60);
 
@@ -21,9 +26,9 @@ fn what_happens_here_ends_the_wait_for_a_frame() {
     assert!(a.receive_unless(&happens).unwrap().is_none(), "nothing had come");
     b.send(&Message::Alive {}).unwrap();
     assert!(a.receive_unless(&|| true).unwrap().is_none());
-    b.send(&Message::Accept {}).unwrap();
+    b.send(&accept()).unwrap();
     let frame = a.receive_unless(&|| false).unwrap();
-    assert_eq!(frame, Some(Frame::Message(Message::Accept {})));
+    assert_eq!(frame, Some(Frame::Message(accept())));
     let (a, _b) = UnixStream::pair().unwrap();
     assert!(matches!(link(a, SHORT).receive_unless(&|| false), Err(LinkError::Silent(_))));
 }
@@ -37,10 +42,10 @@ fn what_is_long_arrives_with_its_message() {
     let sending = std::thread::spawn(move || {
         a.send_long(&bytes).unwrap();
         a.send(&Message::Alive {}).unwrap();
-        a.send(&Message::Accept {}).unwrap();
+        a.send(&accept()).unwrap();
         a
     });
-    assert_eq!(b.receive_long(1 << 30).unwrap(), (expected, Message::Accept {}));
+    assert_eq!(b.receive_long(1 << 30).unwrap(), (expected, accept()));
     drop(sending.join().unwrap());
     assert!(matches!(b.receive(), Err(LinkError::Closed)));
 }
@@ -62,8 +67,8 @@ fn who_is_no_gpucr_is_told_apart_from_one_that_is_late() {
     let (a, b) = (link(a, LONG), link(b, SHORT));
     let greeting = std::thread::spawn(move || b.receive_greeting(LONG));
     std::thread::sleep(SHORT * 2);
-    a.send(&Message::Accept {}).unwrap();
-    assert_eq!(greeting.join().unwrap().unwrap(), Message::Accept {});
+    a.send(&accept()).unwrap();
+    assert_eq!(greeting.join().unwrap().unwrap(), accept());
 }
 
 #[test]
@@ -134,6 +139,6 @@ fn signs_of_life_are_given_while_there_is_nothing_to_say() {
     let mut beat = vec![0; Frame::of_message(&Message::Alive {}).unwrap().len()];
     b.read(b.reader.lock().as_fd(), &mut beat, Instant::now()).unwrap();
     drop(pulse);
-    a.send(&Message::Accept {}).unwrap();
-    assert_eq!(b.receive_message().unwrap(), Message::Accept {});
+    a.send(&accept()).unwrap();
+    assert_eq!(b.receive_message().unwrap(), accept());
 }

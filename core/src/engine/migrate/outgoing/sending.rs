@@ -1,8 +1,8 @@
 //! What is put is sent, by a thread of its own, as far as the other side lacks it.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 use rayon::prelude::*;
 
 use crate::engine::migrate::goal::Meter;
-use crate::engine::migrate::link::{Link, LinkError, unexpected_message};
+use crate::engine::migrate::link::{Link, LinkError, unexpected};
 use crate::engine::migrate::message::{Frame, MAX_ASKED, Message};
+use crate::engine::migrate::streams::Streams;
 #[cfg(doc)]
 use crate::store::MAX_CHUNK;
 use crate::store::{ChunkId, Compression, Encoder, Encoding, Entry, constant_byte};
@@ -28,6 +29,8 @@ pub(super) struct Shared {
     /// The thread that sends has ended.
     pub(super) is_over: AtomicBool,
     pub(super) meter: Meter,
+    /// Where chunks go if not over the link.
+    pub(super) streams: OnceLock<Streams>,
 }
 
 #[derive(Default)]
@@ -82,6 +85,9 @@ impl Sending {
                     Item::Flush(done) => {
                         self.send_chunks(std::mem::take(&mut chunks))?;
                         // An answer says that what was sent before has come.
+                        if let Some(streams) = self.state.streams.get() {
+                            self.link.send(&Message::Sent { chunks: streams.given() })?;
+                        }
                         self.ask(&[])?;
                         let _ = done.send(());
                     }
@@ -125,7 +131,11 @@ impl Sending {
                 .collect::<Vec<Vec<u8>>>()
         };
         let frames = self.pool.install(encode);
-        frames.iter().try_for_each(|frame| self.link.write(frame))?;
+        let sent = frames.len() as u64;
+        match self.state.streams.get() {
+            None => frames.iter().try_for_each(|frame| self.link.write(frame))?,
+            Some(streams) => frames.into_iter().try_for_each(|frame| streams.give(frame))?,
+        }
         // What the other side has, or what is one byte again and again, says nothing of the link.
         let told = chunks.iter().filter(|(_, plain)| constant_byte(plain).is_none());
         let bytes: u64 = told.map(|(_, plain)| plain.len() as u64).sum();
@@ -133,17 +143,24 @@ impl Sending {
             self.state.meter.add(bytes, begun.elapsed());
         }
         let mut known = self.state.known.lock();
-        known.sent += frames.len() as u64;
-        known.there += (all - frames.len()) as u64;
+        known.sent += sent;
+        known.there += all as u64 - sent;
         Ok(())
     }
 
     fn ask(&self, ids: &[ChunkId]) -> Result<Vec<bool>, LinkError> {
         self.link.send(&Message::Ask { ids: ids.iter().map(|id| id.0).collect() })?;
-        match self.link.receive_message()? {
-            Message::Want { wanted } if wanted.len() == ids.len() => Ok(wanted),
-            Message::Failed { why } => Err(LinkError::Refused(why)),
-            other => Err(unexpected_message(&other)),
+        let streams = self.state.streams.get();
+        let is_lost = || streams.is_some_and(Streams::has_failed);
+        match self.link.receive_unless(&is_lost)? {
+            Some(Frame::Message(Message::Want { wanted })) if wanted.len() == ids.len() => {
+                Ok(wanted)
+            }
+            Some(Frame::Message(Message::Failed { why })) => Err(LinkError::Refused(why)),
+            Some(other) => Err(unexpected(&other)),
+            None => {
+                Err(streams.and_then(|streams| streams.check().err()).unwrap_or(LinkError::Closed))
+            }
         }
     }
 }

@@ -44,14 +44,15 @@ fn chunks() -> Vec<Vec<u8>> {
 fn greeted(most: usize) -> (Outgoing, std::thread::JoinHandle<HashSet<ChunkId>>) {
     let (a, b) = UnixStream::pair().unwrap();
     let there = destination(link(b), most);
-    let outgoing = Outgoing::greet(
-        link(a),
-        Compression::Level(1),
-        Duration::from_secs(60),
-        Duration::ZERO,
-        None,
-        None,
-    );
+    let terms = Terms {
+        compression: Compression::Level(1),
+        max_stopped: Duration::from_secs(60),
+        patience: Duration::ZERO,
+        goal: None,
+        streams: None,
+        copies_files: false,
+    };
+    let outgoing = Outgoing::greet(link(a), terms, None);
     (outgoing.unwrap(), there)
 }
 
