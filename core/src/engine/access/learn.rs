@@ -219,7 +219,9 @@ fn twins(image: &[u8], capability: u32) -> Result<HashMap<String, Result<(), Str
     let text = text.map_err(|why| why.to_string())?;
     let rewritten = gpucr_rewrite::rewrite(&text, |_| true).map_err(|error| error.to_string())?;
     let judged = rewritten.kernels.into_iter();
-    Ok(judged.map(|(name, judged)| (name, judged.map_err(|why| why.to_string()))).collect())
+    Ok(judged
+        .map(|(name, judged)| (name, judged.map(drop).map_err(|why| why.to_string())))
+        .collect())
 }
 
 /// The readable code in an image, and what can be interrupted of it on a device of this compute capability, if that is

@@ -189,8 +189,9 @@ fn load(image: u64) -> Result<Module, String> {
     let text = text.map_err(|why| why.to_string())?;
     let rewritten = rewrite(&text, is_wanted).map_err(|error| error.to_string())?;
     let kernels = rewritten.kernels.into_iter();
-    let mut kernels: Vec<_> =
-        kernels.map(|(name, judged)| (name, judged.map_err(|why| why.to_string()))).collect();
+    let mut kernels: Vec<_> = kernels
+        .map(|(name, judged)| (name, judged.map(drop).map_err(|why| why.to_string())))
+        .collect();
     let mut handle = 0;
     if kernels.iter().any(|(_, judged)| judged.is_ok()) {
         let text = CString::new(rewritten.text).map_err(|error| error.to_string())?;
