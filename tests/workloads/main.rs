@@ -57,7 +57,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 43] = [
+const WORKLOADS: [(&str, Workload); 44] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -100,6 +100,7 @@ const WORKLOADS: [(&str, Workload); 43] = [
     ("signals", signals::run),
     ("devices", devices::run),
     ("long-blocks", long_blocks::run),
+    ("long-loops", long_blocks::run_loops),
     ("random", random::run),
 ];
 
