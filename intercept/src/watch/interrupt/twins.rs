@@ -156,12 +156,13 @@ fn make(context: u64, kernel: Arc<kernels::Kernel>) -> Result<Twin, String> {
     let (module, twins) = module(context, kernel.image, &kernel.name)?;
     let end = params.iter().map(|param| (param.offset + param.size) as usize).max().unwrap_or(0);
     let between = entry(module, &kernel.name, params.len(), end)?;
-    let in_loops = match twins.in_loops {
-        Ok(in_loops) => entry(module, &in_loops.name, params.len(), end)
-            .map(|entry| (entry, in_loops.saved))
-            .map_err(|why| log!("`{}` is not interrupted in loops: {why}", kernel.name)),
-        Err(why) => Err(log!("`{}` is not interrupted in loops: {why}", kernel.name)),
-    };
+    let in_loops = twins.in_loops.map_err(|why| why.to_string()).and_then(|in_loops| {
+        let entry = entry(module, &in_loops.name, params.len(), end)?;
+        Ok((entry, in_loops.saved))
+    });
+    if let Err(why) = &in_loops {
+        log!("`{}` is not interrupted in loops: {why}", kernel.name);
+    }
     Ok(Twin { kernel, between, in_loops: in_loops.ok() })
 }
 
