@@ -17,6 +17,7 @@
 
 mod body;
 pub mod control;
+mod edits;
 #[doc(hidden)]
 pub mod hostile;
 mod inside;
@@ -27,8 +28,9 @@ mod opcodes;
 mod scan;
 mod twin;
 mod unroll;
+mod writer;
 
 pub use inside::Inside;
 pub use lexer::Syntax;
-pub use loops::Polls;
 pub use twin::{InLoops, Rewritten, Twins, Why, rewrite, rewrite_with};
+pub use writer::Polls;

@@ -9,30 +9,15 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 use std::ops::Range;
 
-use crate::body::{Body, Flow, Kind, Step, What, read};
+use crate::body::{Body, Kind, What, read};
 use crate::control::{FIRST_SAVED, RUN, STATES};
 use crate::inside::Inside;
 use crate::live;
-use crate::opcodes::Class;
 use crate::unroll::Copies;
+use crate::writer::{Loop, Polls, Writer};
 
 /// A kernel that has more loops is not interrupted in them.
 const MOST_LOOPS: usize = 128;
-
-/// How often threads look at the flag.
-#[derive(Debug, Clone, Copy)]
-pub struct Polls {
-    /// Of so many times that a thread passes the end of a loop, it looks once.
-    pub every: u32,
-    /// Loops of fewer instructions are written several times one after the other, so that there are so many between two ends.
-    pub least: usize,
-}
-
-impl Default for Polls {
-    fn default() -> Self {
-        Self { every: 16, least: 256 }
-    }
-}
 
 /// What is put in the place of parts of a body.
 pub(crate) struct Changed {
@@ -43,16 +28,6 @@ pub(crate) struct Changed {
     pub(crate) end: String,
     /// What each thread saves, bytes.
     pub(crate) saved: u64,
-}
-
-/// A label to which branches go back.
-pub(crate) struct Loop {
-    /// The label's item.
-    pub(crate) label: usize,
-    /// The items of the branches that go back there.
-    pub(crate) back: Vec<usize>,
-    /// What is saved: registers, and where among what the thread saves.
-    slots: Vec<(u32, u64)>,
 }
 
 /// The body of a twin, by the text between the braces of its kernel. `parameter` is the name of the address of the control
@@ -113,40 +88,7 @@ fn slots<'r>(body: &Body<'_>, live: impl Iterator<Item = &'r u32>) -> (Vec<(u32,
     (registers.into_iter().map(place).collect(), bytes)
 }
 
-pub(crate) struct Writer<'w, 'a> {
-    pub(crate) text: &'a str,
-    pub(crate) body: &'w Body<'a>,
-    pub(crate) loops: &'w [Loop],
-    parameter: &'w str,
-    pub(crate) polls: Polls,
-}
-
 impl<'a> Writer<'_, 'a> {
-    /// The number of the loop that begins at a label.
-    fn number(&self, label: &str) -> Option<usize> {
-        let item = self.body.labels.get(label)?;
-        self.loops.binary_search_by_key(item, |one| one.label).ok()
-    }
-
-    /// Where an instruction's label and opcode are, and what is written there instead. Nobody promises any more that all
-    /// threads of a warp go the same way: some may have been interrupted earlier than others.
-    pub(crate) fn step_edits(&self, at: usize, step: &Step<'a>) -> Vec<(Range<usize>, String)> {
-        let mut edits = Vec::new();
-        let opcode = &self.text[step.opcode.clone()];
-        if matches!(step.class, Class::Branches | Class::Chooses | Class::Ends)
-            && opcode.contains(".uni")
-        {
-            edits.push((step.opcode.clone(), opcode.replace(".uni", "")));
-        }
-        if let Flow::Branch(label, place) = &step.flow
-            && self.body.labels[label] <= at
-            && let Some(number) = self.number(label)
-        {
-            edits.push((place.clone(), format!("$gpucr_poll_{number}")));
-        }
-        edits
-    }
-
     fn edits(&self) -> Vec<(Range<usize>, String)> {
         let mut edits = Vec::new();
         let copies = Copies::of(self);
@@ -241,13 +183,6 @@ impl<'a> Writer<'_, 'a> {
             let _ = writeln!(end, "	bra {};", self.label(one));
         }
         end
-    }
-
-    pub(crate) fn label(&self, one: &Loop) -> &'a str {
-        match self.body.items[one.label].what {
-            What::Label(label) => label,
-            _ => unreachable!("a loop begins at a label"),
-        }
     }
 
     /// Where branches go that go back.

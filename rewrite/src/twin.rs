@@ -5,10 +5,12 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::control::CLAIMS;
+use crate::edits::edited;
 use crate::inside::Inside;
 use crate::lexer::Syntax;
-use crate::loops::{Polls, change};
+use crate::loops::change;
 use crate::scan::{Kernel, Module, scan};
+use crate::writer::Polls;
 
 /// What all names begin with that are put into a text.
 const MARK: &str = "gpucr_";
@@ -124,24 +126,6 @@ fn in_loops(text: &str, kernel: &Kernel<'_>, polls: Polls) -> (Result<InLoops, I
     edits.push((end..end, changed.end));
     let written = edited(text, kernel.all.clone(), edits);
     (Ok(InLoops { name, saved: changed.saved }), format!("\n{written}\n"))
-}
-
-/// A part of a text with other words in some places of it, which do not overlap. Of those at one place the first comes first.
-pub(crate) fn edited(
-    text: &str,
-    part: Range<usize>,
-    mut edits: Vec<(Range<usize>, String)>,
-) -> String {
-    edits.sort_by_key(|(at, _)| at.start);
-    let mut written = String::with_capacity(part.len() + 2048);
-    let mut done = part.start;
-    for (at, instead) in edits {
-        written.push_str(&text[done..at.start]);
-        written.push_str(&instead);
-        done = at.end;
-    }
-    written.push_str(&text[done..part.end]);
-    written
 }
 
 /// Whether a kernel may have a twin.

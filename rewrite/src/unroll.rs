@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::body::{Flow, Item, What};
+use crate::edits::edited;
 use crate::live;
-use crate::loops::{Loop, Writer};
+use crate::writer::{Loop, Writer};
 
 /// A loop is written so many times at most.
 const MOST_COPIES: usize = 64;
@@ -105,7 +106,7 @@ fn copy_of(writer: &Writer<'_, '_>, inside: Range<usize>, prefix: &str) -> Strin
                         edits.push((place.clone(), format!("{prefix}{target}")));
                     }
                 }
-                text += &crate::twin::edited(writer.text, item.span.clone(), edits);
+                text += &edited(writer.text, item.span.clone(), edits);
                 text.push('\n');
             }
             What::Open | What::Close | What::Declaration => {
