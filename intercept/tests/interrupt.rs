@@ -1,4 +1,4 @@
-//! Kernels that are interrupted between two of their blocks, and calls that come behind them.
+//! Kernels that are interrupted between two of their blocks or in their loops, and calls that come behind them.
 
 #[path = "support/caller.rs"]
 mod caller;
@@ -18,11 +18,31 @@ const NOT_READY: u64 = 600;
 const MOMENT: u64 = 150;
 const LONG: u64 = 60_000;
 
-/// A block waits until the host says so, and counts its run.
+/// A block waits until the host says so, and counts its run. The second kernel does so without a barrier, so that it can be
+/// interrupted while it waits.
 const PTX: &str = ".version 8.0
 .target sm_70
 .address_size 64
 .visible .entry waiting(.param .u64 go, .param .u64 counts)
+{
+	.reg .b32 %r<4>;
+	.reg .b64 %rd<4>;
+	.reg .pred %p<1>;
+	ld.param.u64 %rd0, [go];
+	ld.param.u64 %rd1, [counts];
+	mov.u32 %r0, %ctaid.x;
+	mul.wide.u32 %rd2, %r0, 4;
+	add.u64 %rd1, %rd1, %rd2;
+	red.global.add.u32 [%rd0+8], 1;
+	bar.sync 0;
+WAIT:
+	ld.volatile.global.u32 %r1, [%rd0];
+	setp.eq.u32 %p0, %r1, 0;
+	@%p0 bra WAIT;
+	red.global.add.u32 [%rd1], 1;
+	ret;
+}
+.visible .entry looping(.param .u64 go, .param .u64 counts)
 {
 	.reg .b32 %r<4>;
 	.reg .b64 %rd<4>;
@@ -76,7 +96,8 @@ impl Waiting {
             program.poke(word, u64::from_le_bytes(bytes.try_into().expect("eight")));
         }
         let module = program.made("cuModuleLoadData", &[program.at(200)]);
-        program.poke(190, u64::from_le_bytes(*b"waiting\0"));
+        let kernel = if kernels == "looping" { b"looping\0" } else { b"waiting\0" };
+        program.poke(190, u64::from_le_bytes(*kernel));
         let function = program.made("cuModuleGetFunction", &[module, program.at(190)]);
         let go = program.made("cuMemHostAlloc", &[4096, 2]);
         program.call("poke", &[go, 0]);
@@ -169,7 +190,61 @@ fn interrupt(waiting: &mut Waiting, agent: &mut Agent) -> Interrupted {
     let launches = interrupted(agent);
     let [one] = &launches[..] else { panic!("{launches:?}") };
     assert!(one.kernel == "waiting" && one.blocks == BLOCKS && one.done < BLOCKS, "{one:?}");
+    assert!(!one.in_loops);
     one.clone()
+}
+
+/// Interrupts the one launch, which waits in its loops.
+fn interrupt_in_loops(agent: &mut Agent) {
+    assert!(halt(agent, LONG, LONG).is_at_rest);
+    let kernel = "looping".to_owned();
+    let waiting = Interrupted { kernel, done: 0, blocks: BLOCKS, in_loops: true };
+    assert_eq!(interrupted(agent), [waiting]);
+}
+
+#[test]
+fn threads_go_on_in_their_loops() {
+    let mut waiting = Waiting::start_with("looping");
+    let stream = waiting.stream(NON_BLOCKING);
+    waiting.launch(stream);
+    let begun = waiting.begun(0);
+    waiting.begin_copy(1, stream);
+    let (mut agent, _) = waiting.program.program.agent();
+    // Nobody lets the blocks that have begun come to their end.
+    interrupt_in_loops(&mut agent);
+    assert_eq!(waiting.program.answer(1, MOMENT), None);
+    // Its device memory is taken away and given back, and it waits once more.
+    drop(agent.turn(&waiting.program.program));
+    assert_eq!(waiting.program.call_on(5, "cuStreamQuery", &[stream]), NOT_READY);
+    let (mut agent, _) = waiting.program.program.agent();
+    interrupt_in_loops(&mut agent);
+    agent.must(&Request::OpenGate {});
+    waiting.go();
+    assert_eq!(waiting.program.answer(1, LONG), Some(0));
+    waiting.program.must("cuStreamSynchronize", &[stream]);
+    waiting.copied(1);
+    let all = waiting.begun(0);
+    assert!(all == BLOCKS && begun <= BLOCKS, "{all}: none has begun again");
+    // The next launch finds nothing of this one.
+    waiting.launch(stream);
+    waiting.have_run(2);
+}
+
+#[test]
+fn a_launch_with_much_to_save_is_interrupted_between_blocks() {
+    let mut waiting = Waiting::start_with("looping");
+    let params = waiting.program.at(182);
+    // Nobody waits.
+    waiting.go();
+    let threads = 1024;
+    let all = [waiting.function, 1 << 14, 1, 1, threads, 1, 1, 0, 0, params, 0];
+    let counts = waiting.program.made("cuMemAlloc_v2", &[4 << 14]);
+    waiting.program.must("cuMemsetD32_v2", &[counts, 0, 1 << 14]);
+    waiting.program.poke(181, counts);
+    waiting.program.must("cuLaunchKernel", &all);
+    waiting.program.must("cuCtxSynchronize", &[]);
+    waiting.program.must("cuMemcpyDtoH_v2", &[waiting.copy, counts, 4 * BLOCKS]);
+    waiting.copied(threads);
 }
 
 #[test]

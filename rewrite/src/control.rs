@@ -1,11 +1,20 @@
-//! The memory that a twin looks at: a word with the flag, and from [`CLAIMS`] on a bit for each block of the grid.
+//! The memory that a twin looks at: a word with the flag, and from [`CLAIMS`] on a bit for each block of the grid. A twin that is
+//! interrupted in its loops has a word for each thread from [`STATES`] on instead, and behind that what the threads save.
 //!
-//! Blocks are numbered as threads of a block are: x first, then y, then z.
+//! Blocks are numbered as threads of a block are: x first, then y, then z. Threads are numbered block by block.
 
 /// Where the flag is: a word of 32 bits that is not 0 if no block is to begin any more.
 pub const FLAG: u64 = 0;
 /// Where the claims begin, bytes: block `n` is bit `n % 32` of word `n / 32`.
 pub const CLAIMS: u64 = 16;
+/// Where the states of threads begin, bytes: 0 is a thread that has not begun.
+pub const STATES: u64 = 16;
+/// The state of a thread that a launch runs, or has run.
+pub const RUN: u32 = 1;
+/// The lowest state of a thread that has been interrupted and is saved.
+pub const FIRST_SAVED: u32 = 2;
+/// A control block with what threads save is not longer than this, bytes.
+pub const MOST_BYTES: u64 = 64 << 20;
 /// A grid of more blocks has no control block.
 pub const MOST_BLOCKS: u64 = 1 << 27;
 
@@ -26,6 +35,24 @@ pub fn claimed(control: &[u8]) -> u64 {
     claims.iter().map(|byte| u64::from(byte.count_ones())).sum()
 }
 
+/// Bytes of the control block of a launch of so many threads in all, each of which saves so many bytes; `None` if it would be too
+/// long. A launch that begins has the flag and the states zero.
+pub fn bytes_in_loops(threads: u64, saved: u64) -> Option<u64> {
+    let each = saved.checked_add(4)?;
+    let bytes = threads.checked_next_multiple_of(4)?.checked_mul(each)?.checked_add(STATES)?;
+    (threads > 0 && bytes <= MOST_BYTES).then_some(bytes)
+}
+
+/// How many blocks of so many threads are done, of a launch that is over, by the bytes of its control block up to the end of
+/// the states.
+pub fn done_in_loops(control: &[u8], blocks: u64, threads: u64) -> u64 {
+    let states = control.get(STATES as usize..).unwrap_or_default();
+    let size = usize::try_from(threads * 4).unwrap_or(usize::MAX).max(4);
+    let is_run = |state: &[u8]| *state == RUN.to_le_bytes();
+    let of_blocks = states.chunks_exact(size).take(blocks as usize);
+    of_blocks.filter(|block| block.chunks_exact(4).all(is_run)).count() as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -40,5 +67,19 @@ mod tests {
         assert_eq!([bytes(1), bytes(32), bytes(33)], [20, 20, 24]);
         assert_eq!(claimed(&[0xff; 18]), 16, "the flag does not count");
         assert_eq!(claimed(&[0xff; 3]), 0);
+    }
+
+    #[test]
+    fn threads() {
+        assert_eq!(bytes_in_loops(5, 12), Some(16 + 8 * 16));
+        assert_eq!(bytes_in_loops(0, 12), None);
+        assert_eq!(bytes_in_loops(1 << 24, 0), None, "the states alone, and the flag");
+        assert_eq!(bytes_in_loops(u64::MAX, 8), None);
+        assert_eq!(bytes_in_loops(8, u64::MAX), None);
+        let states = [1, 1, 1, 2, 1, 1, 0, 1, 1, 1, 1, 1].map(u32::to_le_bytes).concat();
+        let control = [&[0; 16][..], &states].concat();
+        assert_eq!(done_in_loops(&control, 6, 2), 4);
+        assert_eq!(done_in_loops(&control, 4, 3), 2);
+        assert_eq!(done_in_loops(&control[..20], 6, 2), 0);
     }
 }

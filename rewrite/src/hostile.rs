@@ -1,7 +1,24 @@
 //! What reads text that anybody may have made. The fuzz target `rewrite` calls it, and so does `tests/hostile.rs` with a kept
-//! corpus. No part of the library's interface.
+//! corpus; and twins for tests. No part of the library's interface.
 
 use crate::rewrite;
+
+/// Where the control block of a [`haunted`] twin counts looks at the flag, and where it says of how many one finds it raised;
+/// both are words of 32 bits.
+pub const LOOKS: [u64; 2] = [4, 8];
+
+/// Twins whose threads find the flag raised at one of so many looks in their loops, whatever it is.
+pub fn haunted(twins: &str) -> String {
+    let [count, of] = LOOKS;
+    let look = format!(
+        "	atom.global.add.u32 %gpucr_c, [%gpucr_at+{count}], 1;
+	ld.global.u32 %gpucr_b, [%gpucr_at+{of}];
+	rem.u32 %gpucr_c, %gpucr_c, %gpucr_b;
+	setp.eq.u32 %gpucr_is, %gpucr_c, 0;
+	selp.u32 %gpucr_c, 1, 0, %gpucr_is;"
+    );
+    twins.replace("	ld.volatile.global.u32 %gpucr_c, [%gpucr_at];", &look)
+}
 
 /// Rewrites all kernels of a text. `loads` says whether a driver takes a module.
 ///

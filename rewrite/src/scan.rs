@@ -12,8 +12,10 @@ pub(crate) struct Kernel<'a> {
     pub(crate) named: Range<usize>,
     /// Where the closing parenthesis of its parameters is, and whether there are any; `None`: it has no parentheses.
     pub(crate) params: Option<(usize, bool)>,
-    /// Right behind the brace that begins the body.
-    pub(crate) body: usize,
+    /// All of it, from the first word of its head to the brace that ends it.
+    pub(crate) all: Range<usize>,
+    /// Between its outer braces.
+    pub(crate) body: Range<usize>,
     /// Whether its directives speak of clusters.
     pub(crate) has_cluster: bool,
     /// Names in the body: of functions, variables, labels and the like; and the spaces of variables that it declares.
@@ -103,14 +105,14 @@ impl<'a> Scan<'a> {
 
     /// A kernel, a function, or a declaration.
     fn statement(&mut self, first: Token<'a>) -> Result<(), Syntax> {
-        let mut head = Head::default();
+        let mut head = Head { start: self.lexer.span().start, ..Head::default() };
         let mut token = first;
         loop {
             let span = self.lexer.span();
             match token {
                 Token::Mark(b'{') if head.depth == 0 && head.is_code() => {
                     let names = self.body()?;
-                    self.code(head, span.end, names);
+                    self.code(head, span.end..self.lexer.span().start, names);
                     return Ok(());
                 }
                 Token::Mark(b';') if head.depth == 0 => {
@@ -125,11 +127,12 @@ impl<'a> Scan<'a> {
         }
     }
 
-    fn code(&mut self, head: Head<'a>, body: usize, names: HashSet<&'a str>) {
+    fn code(&mut self, head: Head<'a>, body: Range<usize>, names: HashSet<&'a str>) {
         let Some((name, named)) = head.code else { return };
         if head.is_kernel {
             let (params, has_cluster) = (head.params, head.has_cluster);
-            let kernel = Kernel { name, named, params, body, has_cluster, names };
+            let all = head.start..body.end + 1;
+            let kernel = Kernel { name, named, params, all, body, has_cluster, names };
             self.module.kernels.push(kernel);
         } else {
             self.module.functions.entry(name).or_default().extend(names);
@@ -149,6 +152,8 @@ impl<'a> Scan<'a> {
 /// What is known of a statement before its body or its end.
 #[derive(Default)]
 struct Head<'a> {
+    /// Where it begins.
+    start: usize,
     /// Parentheses, brackets and braces that are open.
     depth: u32,
     has_entry: bool,

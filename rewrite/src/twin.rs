@@ -2,10 +2,15 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::ops::Range;
 
 use crate::control::CLAIMS;
+use crate::edits::edited;
+use crate::inside::Inside;
 use crate::lexer::Syntax;
+use crate::loops::change;
 use crate::scan::{Kernel, Module, scan};
+use crate::writer::Polls;
 
 /// What all names begin with that are put into a text.
 const MARK: &str = "gpucr_";
@@ -47,13 +52,30 @@ impl fmt::Display for Why {
     }
 }
 
-/// A module with twins in the place of kernels, under their names.
+/// A kernel's twins.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Twins {
+    /// The one that can be interrupted in its loops, or why there is none. The other one has the kernel's name.
+    pub in_loops: Result<InLoops, Inside>,
+}
+
+/// A twin that can be interrupted in its loops.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InLoops {
+    /// Its name.
+    pub name: String,
+    /// What each thread saves, bytes.
+    pub saved: u64,
+}
+
+/// A module with twins: those that are interrupted between blocks in the place of kernels, under their names, and others next to
+/// them.
 #[derive(Debug, Clone)]
 pub struct Rewritten {
     /// The text.
     pub text: String,
-    /// The kernels that were wanted: which of them are twins, and why others are not.
-    pub kernels: Vec<(String, Result<(), Why>)>,
+    /// The kernels that were wanted: their twins, or why there are none.
+    pub kernels: Vec<(String, Result<Twins, Why>)>,
 }
 
 /// Puts twins in the place of the kernels whose names are `wanted`. All else is as it was.
@@ -61,27 +83,49 @@ pub struct Rewritten {
 /// # Errors
 /// The text is no module, as far as its outlines are looked at.
 pub fn rewrite(text: &str, wanted: impl Fn(&str) -> bool) -> Result<Rewritten, Syntax> {
+    rewrite_with(text, wanted, Polls::default())
+}
+
+/// The same, with threads that look at the flag as often as is said.
+///
+/// # Errors
+/// As for [`rewrite`].
+pub fn rewrite_with(
+    text: &str,
+    wanted: impl Fn(&str) -> bool,
+    polls: Polls,
+) -> Result<Rewritten, Syntax> {
     let module = scan(text)?;
-    let mut edits: Vec<(usize, String)> = Vec::new();
+    let mut edits: Vec<(Range<usize>, String)> = Vec::new();
     let mut kernels = Vec::new();
     for kernel in module.kernels.iter().filter(|kernel| wanted(kernel.name)) {
-        let judged = judge(&module, kernel, text);
-        if judged.is_ok() {
+        let judged = judge(&module, kernel, text).map(|()| {
+            let (in_loops, more) = in_loops(text, kernel, polls);
             edits.push(parameter(kernel));
-            edits.push((kernel.body, prologue()));
-        }
+            edits.push((kernel.body.start..kernel.body.start, prologue()));
+            edits.push((kernel.all.end..kernel.all.end, more));
+            Twins { in_loops }
+        });
         kernels.push((kernel.name.to_owned(), judged));
     }
-    edits.sort_by_key(|(at, _)| *at);
-    let mut rewritten = String::with_capacity(text.len() + 2048 * edits.len());
-    let mut done = 0;
-    for (at, insert) in edits {
-        rewritten.push_str(&text[done..at]);
-        rewritten.push_str(&insert);
-        done = at;
-    }
-    rewritten.push_str(&text[done..]);
-    Ok(Rewritten { text: rewritten, kernels })
+    Ok(Rewritten { text: edited(text, 0..text.len(), edits), kernels })
+}
+
+/// The twin of a kernel that can be interrupted in its loops, and its text; or why there is none.
+fn in_loops(text: &str, kernel: &Kernel<'_>, polls: Polls) -> (Result<InLoops, Inside>, String) {
+    let changed = match change(&text[kernel.body.clone()], PARAMETER, polls) {
+        Ok(changed) => changed,
+        Err(why) => return (Err(why), String::new()),
+    };
+    let name = format!("{MARK}loops_{}", kernel.name);
+    let Range { start, end } = kernel.body;
+    let mut edits = vec![(kernel.named.clone(), name.clone()), parameter(kernel)];
+    edits.push((start..start, changed.begin));
+    let inside = changed.edits.into_iter();
+    edits.extend(inside.map(|(at, instead)| (start + at.start..start + at.end, instead)));
+    edits.push((end..end, changed.end));
+    let written = edited(text, kernel.all.clone(), edits);
+    (Ok(InLoops { name, saved: changed.saved }), format!("\n{written}\n"))
 }
 
 /// Whether a kernel may have a twin.
@@ -128,12 +172,13 @@ fn judge(module: &Module<'_>, kernel: &Kernel<'_>, text: &str) -> Result<(), Why
 }
 
 /// The parameter, and where it goes.
-fn parameter(kernel: &Kernel<'_>) -> (usize, String) {
-    match kernel.params {
+fn parameter(kernel: &Kernel<'_>) -> (Range<usize>, String) {
+    let (at, words) = match kernel.params {
         Some((end, true)) => (end, format!(",\n\t.param .u64 {PARAMETER}\n")),
         Some((end, false)) => (end, format!(".param .u64 {PARAMETER}")),
         None => (kernel.named.end, format!("(.param .u64 {PARAMETER})")),
-    }
+    };
+    (at..at, words)
 }
 
 /// What a block does before all else. `bar.red` has all of its threads decide alike: all of them are there still, and

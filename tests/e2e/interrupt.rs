@@ -1,4 +1,4 @@
-//! Kernels that are interrupted between two of their blocks by a dump, and go on from there.
+//! Kernels that are interrupted by a dump, and go on from there.
 
 use std::process::Stdio;
 
@@ -6,17 +6,25 @@ use anyhow::{Context, Result, ensure};
 use gpucr_tests::{Lab, Pace, Program, finish, show, undisturbed};
 use serde_json::Value;
 
+/// A kernel of many blocks, of which each comes to its end once it has begun.
 const NAME: &str = "long-blocks";
+/// A kernel of few blocks that loop.
+const LOOPS: &str = "long-loops";
 
 /// Starts the workload so that its kernel can be interrupted, and waits until that is launched.
 fn start(lab: &Lab, args: &[&str]) -> Result<Program> {
-    start_with(lab, args, &[])
+    start_with(lab, NAME, args, &[])
 }
 
-fn start_with(lab: &Lab, args: &[&str], environment: &[(&str, &str)]) -> Result<Program> {
+fn start_with(
+    lab: &Lab,
+    name: &str,
+    args: &[&str],
+    environment: &[(&str, &str)],
+) -> Result<Program> {
     let mut command = lab.gpucr();
     command.args(["run", "--device", "soft", "--interruptible", "no_such,long_*", "--"]);
-    command.arg(gpucr_tests::binary("workload")).arg(NAME).args(args);
+    command.arg(gpucr_tests::binary("workload")).arg(name).args(args);
     command.envs(environment.iter().copied());
     let mut program = lab.spawn(command, "log")?;
     program.wait_for("launched 1")?;
@@ -90,6 +98,26 @@ fn a_kernel_is_dumped_and_restored_twice_before_it_ends() -> Result<()> {
     ends_well(program, &expected)
 }
 
+/// Its few blocks have all begun, and none of them is waited for.
+#[test]
+fn a_kernel_is_dumped_and_restored_twice_in_its_loops() -> Result<()> {
+    let args = ["--size", "medium"];
+    let expected = undisturbed(LOOPS, &args)?;
+    let lab = Lab::new();
+    let mut program = start_with(&lab, LOOPS, &args, &[])?;
+    for image in ["first", "second"] {
+        let report = dump(&lab, &program, image, &[])?;
+        let all = report["interrupted"].as_array().context("a list")?;
+        let [one] = &all[..] else { anyhow::bail!("{all:?}\n{}", program.output()) };
+        ensure!(one["kernel"] == "long_loops" && one["level"] == "loop", "{one}");
+        ensure!(one["done"] == 0 && one["blocks"].as_u64() > Some(0), "{one}");
+        let said = String::from_utf8(lab.run(["inspect", image])?.stdout)?;
+        ensure!(said.contains("interrupted in loops: kernel long_loops"), "{said}");
+        program = lab.restore(&lab.path(image), program)?;
+    }
+    ends_well(program, &expected)
+}
+
 #[test]
 fn the_program_goes_on_when_it_is_left_running() -> Result<()> {
     for protocol in ["stop", "cow"] {
@@ -147,7 +175,7 @@ fn a_kernel_of_a_fat_binary_is_interrupted_where_its_text_runs() -> Result<()> {
         let mut interrupted = None;
         // Where another thread is in a call of the driver for long, as on a busy machine, the kernel itself is launched.
         for number in 0..5 {
-            let program = start_with(&lab, &[], &environment)?;
+            let program = start_with(&lab, NAME, &[], &environment)?;
             let image = format!("image-{machine_code}-{number}");
             let report = dump(&lab, &program, &image, &[])?;
             if report["interrupted"] != serde_json::json!([]) {
@@ -160,7 +188,7 @@ fn a_kernel_of_a_fat_binary_is_interrupted_where_its_text_runs() -> Result<()> {
         let program = lab.restore(&lab.path(&image), program)?;
         ends_well(program, &expected).context(machine_code)?;
     }
-    let program = start_with(&lab, &[], &[("WORKLOAD_FAT_BINARY", "90,80")])?;
+    let program = start_with(&lab, NAME, &[], &[("WORKLOAD_FAT_BINARY", "90,80")])?;
     is_not_interrupted(
         &lab,
         &program,

@@ -32,7 +32,7 @@ pub const DEVICES: [&str; 1] = ["devices"];
 pub const HOST: [&str; 3] = ["host-memory", "host-memory-alone", "addresses"];
 
 /// The workload whose kernel is interrupted; `e2e/interrupt.rs` has it.
-pub const INTERRUPTED: [&str; 1] = ["long-blocks"];
+pub const INTERRUPTED: [&str; 2] = ["long-blocks", "long-loops"];
 
 /// Makes a test of each workload, in a module `workload`, by a function that takes its name, and one that
 /// fails if a workload is missing here. The adversaries, the generated programs, the large one, the groups, and those that are

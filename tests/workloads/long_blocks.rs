@@ -1,6 +1,7 @@
-//! A kernel of many blocks that takes long, and threads that wait for it in every way.
+//! A kernel of many blocks that takes long, or one of few blocks that take long, and threads that wait for it in every way.
 //!
-//! Each thread of the kernel goes on with a sequence of numbers so many times that the host can only jump there.
+//! Each thread of the kernel goes on with a sequence of numbers so many times that the host can only jump there. The threads of
+//! many blocks meet before that, so that they cannot be interrupted on their way.
 
 use std::time::Duration;
 
@@ -12,11 +13,12 @@ use crate::gpu::{Buffer, Gpu, Module, Shape, Stream};
 use crate::numbers::mix;
 use crate::report::Run;
 
+/// `NAME` and `MEET` are put in.
 const PTX: &str = "
 .version 8.0
 .target sm_70
 .address_size 64
-.visible .entry long_blocks(
+.visible .entry NAME(
 	.param .u64 words,
 	.param .u32 times,
 	.param .u32 first
@@ -36,6 +38,7 @@ const PTX: &str = "
 	add.u64 %rd0, %rd0, %rd1;
 	ld.global.u32 %r4, [%rd0];
 	add.u32 %r4, %r4, %r8;
+	MEET
 NEXT:
 	mad.lo.u32 %r4, %r4, 1664525, 1013904223;
 	sub.u32 %r0, %r0, 1;
@@ -64,16 +67,29 @@ fn jump(number: u32, mut times: u32) -> u32 {
     number.wrapping_mul(factor).wrapping_add(term)
 }
 
-/// Runs the workload.
+/// Runs the workload with many blocks.
 pub(crate) fn run(run: &mut Run) -> Result<()> {
-    let steps = run.plan(1, 1, 4);
-    let times = run.pick(1_500_000, 1_500_000, 100_000_000);
-    let gpu = Gpu::open()?;
-    let module = Module::load(PTX)?;
-    let kernel = module.kernel("long_blocks")?;
-    let stream = Stream::new(if run.seed.is_multiple_of(2) { 1 } else { 0 })?;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let blocks = run.pick(BLOCKS * cores, 2 * BLOCKS * cores, 1 << 14);
+    let times = run.pick(1_500_000, 1_500_000, 100_000_000);
+    run_with(run, "long_blocks", "bar.sync 0;", blocks, times)
+}
+
+/// Runs the workload with few blocks: no core has two of them.
+pub(crate) fn run_loops(run: &mut Run) -> Result<()> {
+    let blocks = std::thread::available_parallelism().map_or(1, |n| n.get() as u32).min(60);
+    let times = run.pick(90_000_000, 180_000_000, 2_000_000_000);
+    run_with(run, "long_loops", "", blocks, times)
+}
+
+fn run_with(run: &mut Run, name: &str, meet: &str, blocks: u32, times: u32) -> Result<()> {
+    let steps = run.plan(1, 1, 4);
+    let gpu = Gpu::open()?;
+    // Modules keep their text as long as the program runs.
+    let text = PTX.replace("NAME", name).replace("MEET", meet).leak();
+    let module = Module::load(text)?;
+    let kernel = module.kernel(name)?;
+    let stream = Stream::new(if run.seed.is_multiple_of(2) { 1 } else { 0 })?;
     let mut host: Vec<u32> = (0..blocks * THREADS).map(|i| mix(run.seed ^ i)).collect();
     let buffer = Buffer::holding(&host)?;
     let before = Event::new()?;

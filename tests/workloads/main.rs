@@ -103,6 +103,7 @@ const WORKLOADS: [(&str, Workload); 44] = [
     ("signals", signals::run),
     ("devices", devices::run),
     ("long-blocks", long_blocks::run),
+    ("long-loops", long_blocks::run_loops),
     ("random", random::run),
 ];
 

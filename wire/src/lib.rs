@@ -30,7 +30,7 @@ pub use transport::{Connection, Peer};
 
 /// Version of the messages below. A peer with another version is refused by name, because a
 /// restored program carries the shim that it was started with.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 /// Environment variable that names the real driver library which the shim loads, an absolute path.
 pub const ENV_DRIVER: &str = "GPUCR_DRIVER";

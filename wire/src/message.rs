@@ -65,7 +65,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// A launch that was interrupted between two of its blocks.
+    /// A launch that was interrupted.
     #[derive(Debug, Clone, Default, PartialEq, Eq)]
     pub struct Interrupted {
         /// The name of the kernel, as its module has it.
@@ -74,6 +74,8 @@ wire_struct! {
         pub done: u64,
         /// Blocks of the grid.
         pub blocks: u64,
+        /// Its threads were interrupted in their loops: blocks that have begun may be among those that are not done.
+        pub in_loops: bool,
     }
 }
 
@@ -540,7 +542,12 @@ mod tests {
             Reply::Passed { launched: true },
             Reply::Again { launched: true },
             Reply::Interrupted {
-                launches: vec![Interrupted { kernel: "k".into(), done: 8, blocks: 1320 }],
+                launches: vec![Interrupted {
+                    kernel: "k".into(),
+                    done: 8,
+                    blocks: 1320,
+                    in_loops: true,
+                }],
             },
             Reply::Met { met: true },
         ] {

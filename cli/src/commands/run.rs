@@ -60,7 +60,8 @@ pub(crate) struct RunArgs {
     /// This is the first process of that namespace
     #[arg(long, hide = true)]
     pub(crate) inside: bool,
-    /// Kernels that a dump may interrupt between two of their blocks, by name, with `*` and `?`; it goes on from there.
+    /// Kernels that a dump may interrupt in their loops or between two of their blocks, by name, with `*` and `?`; they go on
+    /// from there.
     /// For kernels that take long: what the program queues behind one waits up to a second for its end
     #[arg(long, value_name = "KERNELS", value_delimiter = ',')]
     pub(crate) interruptible: Vec<String>,

@@ -1,4 +1,4 @@
-//! Kernels that a dump interrupted between two of their blocks, as its report and its image say it. They go on when the
+//! Kernels that a dump interrupted, as its report and its image say it. They go on when the
 //! program does, by themselves: a restore needs to know nothing of it.
 
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ pub struct Interrupted {
     pub pid: u32,
     /// The kernel's name in its module, mangled.
     pub kernel: String,
-    /// Where: `block`, between two blocks of its grid.
+    /// Where: `block`, between two blocks of its grid, or `loop`, in loops of its threads.
     pub level: Level,
     /// Blocks of the grid that are done.
     pub done: u64,
@@ -36,15 +36,28 @@ pub struct Interrupted {
 pub enum Level {
     /// Between two blocks of their grid.
     Block,
+    /// In loops of their threads.
+    Loop,
+}
+
+impl Level {
+    /// In words, behind what is done there.
+    pub fn place(self) -> &'static str {
+        match self {
+            Self::Block => "between blocks",
+            Self::Loop => "in loops",
+        }
+    }
 }
 
 impl Interrupted {
     /// What an agent has told of a launch of its process.
     pub(crate) fn new(pid: u32, told: Told) -> Self {
-        let Told { mut kernel, done, blocks } = told;
+        let Told { mut kernel, done, blocks, in_loops } = told;
+        let level = if in_loops { Level::Loop } else { Level::Block };
         let ends = (0..=LONGEST_NAME.min(kernel.len())).rev();
         kernel.truncate({ ends }.find(|end| kernel.is_char_boundary(*end)).unwrap_or(0));
-        Self { pid, kernel, level: Level::Block, done, blocks }
+        Self { pid, kernel, level, done, blocks }
     }
 
     fn is_possible(&self) -> bool {
@@ -83,14 +96,17 @@ mod tests {
         let mut manifest = manifest();
         let pid = manifest.processes[0].pid;
         let of = |pid, name: &str, done| {
-            Interrupted::new(pid, Told { kernel: name.into(), done, blocks: 1320 })
+            let in_loops = done == 3;
+            Interrupted::new(pid, Told { kernel: name.into(), done, blocks: 1320, in_loops })
         };
         assert!(read(&manifest).is_empty() && section(&[]).is_none());
         let good = of(pid, &"ä".repeat(LONGEST_NAME), 812);
         assert_eq!(good.kernel.len(), LONGEST_NAME);
-        let said = [good.clone(), of(pid + 1, "k", 3), of(pid, "k", 1321)];
+        let other = of(pid, "k", 3);
+        assert_eq!((good.level, other.level), (Level::Block, Level::Loop));
+        let said = [good.clone(), other, of(pid + 1, "k", 3), of(pid, "k", 1321)];
         manifest.sections.extend(section(&said));
-        assert_eq!(read(&manifest), said[..1]);
+        assert_eq!(read(&manifest), said[..2]);
         manifest.sections[0] = section(&vec![good; MOST + 1]).unwrap();
         assert_eq!(read(&manifest).len(), MOST);
         manifest.sections[0].data = vec![255; 40];

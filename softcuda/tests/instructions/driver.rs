@@ -2,7 +2,7 @@
 
 use super::job::{Argument, Job, Picture, Reading, Shape};
 use super::table::Random;
-use super::twins::Twins;
+use super::twins::{Level, Twins};
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 
@@ -74,12 +74,12 @@ impl Driver {
         Ok(self.run_as(job, None)?.0)
     }
 
-    /// The same by twins, each launch in parts; and how many launches were made so.
+    /// The same by twins, each launch in parts; and how many launches were made in parts of this level.
     ///
     /// # Errors
     /// As [`Driver::run`].
-    pub(crate) fn run_in_parts(&self, job: &Job) -> Result<(Vec<u8>, usize), String> {
-        self.run_as(job, Some(&Twins::of(job)))
+    pub(crate) fn run_in_parts(&self, job: &Job, level: Level) -> Result<(Vec<u8>, usize), String> {
+        self.run_as(job, Some(&Twins::of(job, level)))
     }
 
     fn run_as(&self, job: &Job, twins: Option<&Twins>) -> Result<(Vec<u8>, usize), String> {
@@ -98,7 +98,9 @@ impl Driver {
             pictures.push(self.show(picture)?);
         }
         for launch in &job.launches {
-            let name = CString::new(launch.kernel).map_err(|error| error.to_string())?;
+            let mut parts = twins.and_then(|twins| twins.parts(launch, &mut random));
+            let name = parts.as_ref().map_or(launch.kernel, |parts| &parts.name);
+            let name = CString::new(name).map_err(|error| error.to_string())?;
             let mut function = null_mut();
             call!(library, cuModuleGetFunction(&raw mut function => *mut *mut c_void, module => *mut c_void, name.as_ptr() => *const c_char))?;
             let mut arguments: Vec<u64> = launch
@@ -113,17 +115,15 @@ impl Driver {
                 })
                 .collect();
             let (grid, block, shared) = launch.shape;
-            let controls = twins.and_then(|twins| twins.controls(launch, &mut random));
-            in_parts += usize::from(controls.is_some());
             let mut control = 0;
-            if let Some(controls) = &controls {
-                call!(library, cuMemAlloc_v2(&raw mut control => *mut u64, controls[0].len() => usize))?;
+            if let Some(parts) = &parts {
+                call!(library, cuMemAlloc_v2(&raw mut control => *mut u64, parts.control.len() => usize))?;
                 arguments.push(control);
             }
             let pointers: Vec<*const u64> = arguments.iter().map(|a| &raw const *a).collect();
-            for part in 0..controls.as_ref().map_or(1, Vec::len) {
-                if let Some(controls) = &controls {
-                    let bytes = &controls[part];
+            loop {
+                if let Some(parts) = &parts {
+                    let bytes = &parts.control;
                     call!(library, cuMemcpyHtoD_v2(control => u64, bytes.as_ptr() => *const u8, bytes.len() => usize))?;
                 }
                 call!(library, cuLaunchKernel(
@@ -133,6 +133,13 @@ impl Driver {
                     shared => c_uint, null_mut() => *mut c_void,
                     pointers.as_ptr() => *const *const u64, null_mut() => *mut c_void
                 ))?;
+                let Some(parts) = &mut parts else { break };
+                let mut after = vec![0u8; parts.control.len()];
+                call!(library, cuMemcpyDtoH_v2(after.as_mut_ptr() => *mut u8, control => u64, after.len() => usize))?;
+                if !parts.go_on(after) {
+                    in_parts += usize::from(twins.is_some_and(|twins| parts.is_at(twins.level)));
+                    break;
+                }
             }
             if control != 0 {
                 call!(library, cuMemFree_v2(control => u64))?;

@@ -32,6 +32,7 @@ use driver::Driver;
 use golden::{Found, Golden};
 use job::{Job, compare};
 use std::ffi::{CString, c_char, c_int, c_void};
+use twins::Level;
 
 // The driver is linked in; nothing of it is called as Rust.
 use softcuda as _;
@@ -91,11 +92,23 @@ fn twins_give_what_their_kernels_give() {
     let jobs: Vec<Job> = jobs.into_iter().chain(more).flatten().collect();
     let mut twins = 0;
     check(&jobs, |driver, job| {
-        let (result, made) = driver.run_in_parts(job)?;
+        let (result, made) = driver.run_in_parts(job, Level::Blocks)?;
         twins += made;
         compare(job.kind, job::Precision::Exact, &result, &driver.run(job)?)
     });
     assert!(twins > jobs.len() / 2, "{twins} launches of {} jobs", jobs.len());
+}
+
+/// Kernels whose threads are interrupted in loops and go on give the same bits.
+#[test]
+fn twins_that_are_interrupted_in_loops_give_what_their_kernels_give() {
+    let mut twins = 0;
+    check(&jobs::all(), |driver, job| {
+        let (result, interrupted) = driver.run_in_parts(job, Level::Loops)?;
+        twins += interrupted;
+        compare(job.kind, job::Precision::Exact, &result, &driver.run(job)?)
+    });
+    assert!(twins > 5, "{twins} launches were interrupted");
 }
 
 /// Against every file of golden data. What the GPU's driver refused has nothing to compare with,

@@ -1,33 +1,74 @@
-//! Jobs whose kernels are run in parts, as if they had been interrupted between two of their blocks again and again.
+//! Jobs whose kernels are run in parts, as if they had been interrupted again and again.
 
-use gpucr_rewrite::{control, rewrite};
+use gpucr_rewrite::hostile::{LOOKS, haunted};
+use gpucr_rewrite::{InLoops, Polls, control, rewrite_with};
 
 use super::job::{Job, Launch};
 use super::table::Random;
 
-/// In so many parts is a launch made.
-pub(crate) const PARTS: u64 = 3;
+/// In so many parts is a launch made that is interrupted between two of its blocks.
+const PARTS: u64 = 3;
+/// After so many launches one that is interrupted in loops is left alone.
+const MOST_LAUNCHES: u32 = 40;
+/// As many as there are.
+const NEVER: u32 = u32::MAX;
+
+/// Where kernels are interrupted, if they can be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Level {
+    Blocks,
+    Loops,
+}
 
 /// A job with twins in the place of its kernels, as far as they can have one.
 pub(crate) struct Twins {
     pub(crate) ptx: String,
-    kernels: Vec<String>,
+    /// With what threads save, for those that are interrupted in loops.
+    kernels: Vec<(String, Option<InLoops>)>,
+    pub(crate) level: Level,
+}
+
+/// How a launch is made.
+pub(crate) struct Parts {
+    /// The kernel.
+    pub(crate) name: String,
+    /// The control block for the next launch.
+    pub(crate) control: Vec<u8>,
+    left: Left,
+}
+
+/// What comes after a launch.
+enum Left {
+    /// Launches with these.
+    Blocks(Vec<Vec<u8>>),
+    /// Launches, until all threads have come to their ends.
+    Loops { threads: u64, every: u32, launches: u32 },
 }
 
 impl Twins {
-    pub(crate) fn of(job: &Job) -> Twins {
-        let rewritten = rewrite(&job.ptx, |_| true).expect("PTX");
+    pub(crate) fn of(job: &Job, level: Level) -> Twins {
+        // Each thread looks at each end of a loop of some instructions.
+        let polls = Polls { every: 1, least: 12 };
+        let rewritten = rewrite_with(&job.ptx, |_| true, polls).expect("PTX");
         let kernels = rewritten.kernels.into_iter();
-        let kernels = kernels.filter(|(_, judged)| judged.is_ok()).map(|(name, _)| name).collect();
-        Twins { ptx: rewritten.text, kernels }
+        let kernels = kernels.filter_map(|(name, judged)| Some((name, judged.ok()?.in_loops.ok())));
+        Twins { ptx: haunted(&rewritten.text), kernels: kernels.collect(), level }
     }
 
-    /// The control blocks with which a launch is made one after the other; `None`: its kernel has no twin.
-    pub(crate) fn controls(&self, launch: &Launch, random: &mut Random) -> Option<Vec<Vec<u8>>> {
-        if !self.kernels.iter().any(|name| name == launch.kernel) {
-            return None;
+    /// How a launch is made; `None`: its kernel has no such twin.
+    pub(crate) fn parts(&self, launch: &Launch, random: &mut Random) -> Option<Parts> {
+        let (name, in_loops) = self.kernels.iter().find(|(name, _)| name == launch.kernel)?;
+        let (grid, block, _) = launch.shape;
+        let blocks = control::blocks([grid, 1, 1]).expect("not too many");
+        if let (Level::Loops, Some(in_loops)) = (self.level, in_loops) {
+            let threads = blocks * u64::from(block);
+            let bytes = control::bytes_in_loops(threads, in_loops.saved).expect("not too many");
+            let every = 1 + (random.next() >> 32) as u32 % 97;
+            let mut control = vec![0; bytes as usize];
+            set_every(&mut control, every);
+            let left = Left::Loops { threads, every, launches: 1 };
+            return Some(Parts { name: in_loops.name.clone(), control, left });
         }
-        let blocks = control::blocks([launch.shape.0, 1, 1]).expect("not too many");
         let parts: Vec<u64> = (0..blocks).map(|_| (random.next() >> 32) % PARTS).collect();
         let control = |part: u64| {
             let mut bytes = vec![0; control::bytes(blocks) as usize];
@@ -37,6 +78,41 @@ impl Twins {
             }
             bytes
         };
-        Some((0..PARTS).map(control).collect())
+        let left = Left::Blocks((1..PARTS).map(control).collect());
+        Some(Parts { name: name.clone(), control: control(0), left })
     }
+}
+
+impl Parts {
+    /// Goes on to the next launch, by the control block that the last one has left; false if there is none.
+    pub(crate) fn go_on(&mut self, after: Vec<u8>) -> bool {
+        match &mut self.left {
+            Left::Blocks(left) => left.pop().map(|control| self.control = control).is_some(),
+            Left::Loops { threads, every, launches } => {
+                if control::done_in_loops(&after, *threads, 1) == *threads {
+                    return false;
+                }
+                *launches += 1;
+                assert!(*launches <= MOST_LAUNCHES + 1, "it was not interrupted any more");
+                self.control = after;
+                let every = if *launches > MOST_LAUNCHES { NEVER } else { *every };
+                set_every(&mut self.control, every);
+                // The first look is none that finds it raised.
+                self.control[LOOKS[0] as usize..][..4].copy_from_slice(&1u32.to_le_bytes());
+                true
+            }
+        }
+    }
+
+    /// Whether it was made in more than one at this level.
+    pub(crate) fn is_at(&self, level: Level) -> bool {
+        match self.left {
+            Left::Blocks(_) => level == Level::Blocks,
+            Left::Loops { launches, .. } => level == Level::Loops && launches > 1,
+        }
+    }
+}
+
+fn set_every(control: &mut [u8], every: u32) {
+    control[LOOKS[1] as usize..][..4].copy_from_slice(&every.to_le_bytes());
 }

@@ -31,7 +31,8 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     }
     for one in &report.interrupted {
         say!(
-            "interrupted: kernel {} of process {}, {} of {} blocks done",
+            "interrupted {}: kernel {} of process {}, {} of {} blocks done",
+            one.level.place(),
             display::kernel(&one.kernel),
             one.pid,
             one.done,

@@ -67,7 +67,8 @@ pub(super) fn print(summary: &Summary<'_>, all: bool) {
     }
     for one in &summary.interrupted {
         say!(
-            "interrupted: kernel {} of process {}, {} of {} blocks done",
+            "interrupted {}: kernel {} of process {}, {} of {} blocks done",
+            one.level.place(),
             display::kernel(&one.kernel),
             one.pid,
             one.done,

@@ -10,6 +10,7 @@ use gpucr_wire::access::{
 };
 use gpucr_wire::reach::Reach;
 
+use crate::engine::interrupted::Level;
 use crate::host::process::{Agent, AgentError};
 use crate::kernels::{self, Direction, Kernel, Source};
 
@@ -22,7 +23,7 @@ struct Code {
     /// By name; of several architectures a kernel has several.
     kernels: HashMap<String, Vec<Kernel>>,
     /// Kernels that can be interrupted, and why others cannot, by name; or why none can.
-    twins: Result<HashMap<String, Result<(), String>>, String>,
+    twins: Result<HashMap<String, Result<Level, String>>, String>,
     /// There is no other code in the image. Machine code may have been made of another source, as by
     /// `#if __CUDA_ARCH__`.
     all: bool,
@@ -69,7 +70,7 @@ struct CodeFacts {
     /// What its code does, if that is what runs.
     proof: Option<Kernel>,
     /// Whether it can be interrupted between two blocks, or why not.
-    twin: Option<Result<(), String>>,
+    twin: Option<Result<Level, String>>,
 }
 
 impl Kernels {
@@ -145,8 +146,8 @@ impl Kernels {
         self.known.get(&kernel).and_then(|known| known.indirect)
     }
 
-    /// Whether a kernel can be interrupted between two of its blocks (`gpucr run --interruptible`), or why not.
-    pub(super) fn twin(&self, kernel: u64) -> Result<(), String> {
+    /// Where a kernel can be interrupted (`gpucr run --interruptible`), or why it cannot.
+    pub(super) fn twin(&self, kernel: u64) -> Result<Level, String> {
         let twin = self.known.get(&kernel).and_then(|known| known.twin.clone());
         twin.unwrap_or_else(|| Err(NO_MODULE.to_owned()))
     }
@@ -214,12 +215,18 @@ impl Kernels {
 }
 
 /// Which kernels in an image can be interrupted on such a device.
-fn twins(image: &[u8], capability: u32) -> Result<HashMap<String, Result<(), String>>, String> {
+fn twins(image: &[u8], capability: u32) -> Result<HashMap<String, Result<Level, String>>, String> {
     let text = gpucr_fatbin::what_runs(image, capability, MOST_TEXT);
     let text = text.map_err(|why| why.to_string())?;
     let rewritten = gpucr_rewrite::rewrite(&text, |_| true).map_err(|error| error.to_string())?;
+    let level = |twins: gpucr_rewrite::Twins| match twins.in_loops {
+        Ok(_) => Level::Loop,
+        Err(_) => Level::Block,
+    };
     let judged = rewritten.kernels.into_iter();
-    Ok(judged.map(|(name, judged)| (name, judged.map_err(|why| why.to_string()))).collect())
+    Ok(judged
+        .map(|(name, judged)| (name, judged.map(level).map_err(|why| why.to_string())))
+        .collect())
 }
 
 /// The readable code in an image, and what can be interrupted of it on a device of this compute capability, if that is
@@ -375,7 +382,7 @@ mod tests {
     #[test]
     fn it_is_told_which_kernels_can_be_interrupted() {
         let twins = twins(PTX.as_bytes(), 80).unwrap();
-        assert_eq!(twins.get("copy"), Some(&Ok(())));
+        assert_eq!(twins.get("copy"), Some(&Ok(Level::Block)));
         let variable = ".version 8.0\n.target sm_70\n.address_size 64\n.global .u32 sum;\n\
             .visible .entry add()\n{\n.reg .b32 %r<2>;\nld.global.u32 %r1, [sum];\nret;\n}\n";
         let why = super::twins(variable.as_bytes(), 80).unwrap()["add"].clone();

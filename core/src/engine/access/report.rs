@@ -75,8 +75,8 @@ pub struct Row {
     pub idempotent_reason: Option<&'static str>,
     /// The same of each class of its launches: those whose arguments point to each other's allocations in the same way.
     pub repeated: Vec<Repeated>,
-    /// Whether `gpucr run --interruptible` can interrupt it: `block`, between two of its blocks. None where it cannot,
-    /// and for operations.
+    /// Where `gpucr run --interruptible` can interrupt it: `block`, between two of its blocks, or `loop`, in loops of its
+    /// threads, if a launch has not too many of them. None where it cannot, and for operations.
     pub interruptible: Option<Level>,
     /// Why a kernel cannot be interrupted.
     pub interruptible_reason: Option<String>,
@@ -214,7 +214,7 @@ impl Seen<'_> {
             idempotent,
             idempotent_reason,
             repeated,
-            interruptible: twin.is_ok().then_some(Level::Block),
+            interruptible: twin.as_ref().ok().copied(),
             interruptible_reason: twin.err(),
             twice: self.findings.and_then(|f| f.twice.get(&kernel.id).copied()),
             checked: self.findings.and_then(|f| f.kernels.get(&kernel.id).copied()),

@@ -144,8 +144,9 @@ mod tests {
 
     #[test]
     fn launches_are_not_more_than_done() {
-        let is =
-            |done, blocks| interrupted(&[Interrupted { kernel: "k".into(), done, blocks }]).is_ok();
+        let is = |done, blocks| {
+            interrupted(&[Interrupted { kernel: "k".into(), done, blocks, in_loops: true }]).is_ok()
+        };
         assert!(is(0, 1) && is(812, 1320) && is(7, 7));
         assert!(!is(0, 0) && !is(8, 7) && !is(1, u64::MAX));
     }

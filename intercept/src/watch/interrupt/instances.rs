@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::twins::{self, Relaxed, Twin};
+use super::twins::{self, Entry, Relaxed, Twin};
 use crate::abi::real;
 use crate::abi::types::{Code, ERROR_NOT_READY, SUCCESS};
 use crate::calls::effects::Form;
@@ -33,7 +33,15 @@ pub(super) const LEGACY: u64 = 1;
 /// The default streams.
 const DEFAULT: std::ops::RangeInclusive<u64> = 0..=2;
 
-/// Memory of the device that tells a twin which blocks to run.
+/// How large a launch is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) blocks: u64,
+    /// Of a block.
+    pub(super) threads: u64,
+}
+
+/// Memory of the device that tells a twin which blocks to run, or which threads and from where.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Control {
     pub(super) address: u64,
@@ -52,11 +60,15 @@ pub(super) struct Instance {
     /// Whether synchronous copies wait for its stream.
     pub(super) is_blocking: bool,
     pub(super) twin: Arc<Twin>,
+    /// The one of its twins that is launched.
+    pub(super) entry: Entry,
+    /// Whether that is interrupted in its loops.
+    pub(super) in_loops: bool,
     pub(super) form: Form,
     /// All parameters, the control block's address among them.
     pub(super) arguments: Arc<[u8]>,
     pub(super) control: Control,
-    pub(super) blocks: u64,
+    pub(super) shape: Shape,
     /// Recorded behind the launch.
     pub(super) event: u64,
     pub(super) state: State,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use gpucr_rewrite::control;
 
-use super::instances::{Control, Instance, LEGACY, Launching, State, with};
-use super::twins::{self, Relaxed};
+use super::instances::{Control, Instance, LEGACY, Launching, Shape, State, with};
+use super::twins::{self, Entry, Relaxed, Twin};
 use crate::abi::real::{self, check};
 use crate::abi::types::{
     Code, ERROR_NOT_SUPPORTED, EXTRA_BUFFER, EXTRA_SIZE, STREAM_PER_THREAD, SUCCESS,
@@ -77,20 +77,21 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
     }
     let [gx, gy, gz, bx, by, bz] = form.shape;
     let blocks = control::blocks([gx, gy, gz])?;
-    let threads = [bx, by, bz].iter().map(|size| u64::from(*size)).product();
-    if !twin.admits(launch.handle, threads, form.shared) {
-        return no("its twin cannot have blocks as large, or its blocks run in clusters");
-    }
+    let threads: u64 = [bx, by, bz].iter().map(|size| u64::from(*size)).product();
+    let shape = Shape { blocks, threads };
     let mut arguments = launch.packed(&twin.kernel)?;
     let is_blocking = is_blocking(stream)?;
     let Some(launching) = Launching::begin(stream, ALONE) else {
         return no("other threads were in calls of the driver");
     };
     let _relaxed = Relaxed::now();
-    let Ok((control, event)) = prepare(context, device, control::bytes(blocks)) else {
-        return no("there was no memory for its control block");
+    let admits = |entry: &Entry| entry.admits(launch.handle, threads, form.shared);
+    let prepare = |bytes| prepare(context, device, bytes).ok();
+    let Chosen { entry, in_loops, control, event } = match choose(&twin, shape, admits, prepare) {
+        Ok(chosen) => chosen,
+        Err(why) => return no(why),
     };
-    arguments.resize(twin.place, 0);
+    arguments.resize(entry.place, 0);
     arguments.extend(control.address.to_le_bytes());
     let number = with(|table| {
         table.last += 1;
@@ -102,17 +103,19 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
         stream,
         is_blocking,
         twin: twin.clone(),
+        entry,
+        in_loops,
         form,
         arguments: arguments.into(),
         control,
-        blocks,
+        shape,
         event,
         state: State::Running,
     };
-    let claims = (control::bytes(blocks) - control::CLAIMS) / 4;
+    let words = (instance.told_bytes() - control::CLAIMS) / 4;
     // SAFETY: memory of ours that is as long.
     let cleaned = check(unsafe {
-        real::cuMemsetD32Async(control.address + control::CLAIMS, 0, claims as usize, stream)
+        real::cuMemsetD32Async(control.address + control::CLAIMS, 0, words as usize, stream)
     });
     let made = cleaned.and_then(|()| instance.enqueue());
     // SAFETY: an event and a stream of the current context.
@@ -131,6 +134,38 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
     };
     drop(launching);
     code
+}
+
+/// The twin with which a launch is made, and what it uses.
+struct Chosen {
+    entry: Entry,
+    in_loops: bool,
+    control: Control,
+    event: u64,
+}
+
+/// The twin that is interrupted in its loops, if there is one and not too much would be saved; or else the other. Why neither
+/// can be launched.
+fn choose(
+    twin: &Twin,
+    shape: Shape,
+    admits: impl Fn(&Entry) -> bool,
+    prepare: impl Fn(u64) -> Option<(Control, u64)>,
+) -> Result<Chosen, &'static str> {
+    let in_loops = twin.in_loops.filter(|(entry, _)| admits(entry)).and_then(|(entry, saved)| {
+        let threads = shape.blocks.checked_mul(shape.threads)?;
+        let (control, event) = prepare(control::bytes_in_loops(threads, saved)?)?;
+        Some(Chosen { entry, in_loops: true, control, event })
+    });
+    if let Some(chosen) = in_loops {
+        return Ok(chosen);
+    }
+    if !admits(&twin.between) {
+        return Err("its twin cannot have blocks as large, or its blocks run in clusters");
+    }
+    let (control, event) =
+        prepare(control::bytes(shape.blocks)).ok_or("there was no memory for its control block")?;
+    Ok(Chosen { entry: twin.between, in_loops: false, control, event })
 }
 
 /// Whether synchronous copies wait for a stream.
@@ -217,7 +252,7 @@ impl Instance {
         // driver copies the arguments before it returns.
         check(unsafe {
             real::cuLaunchKernel(
-                self.twin.function,
+                self.entry.function,
                 gx,
                 gy,
                 gz,

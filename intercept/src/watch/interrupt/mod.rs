@@ -1,9 +1,9 @@
-//! Kernels that a dump can interrupt between two of their blocks: `gpucr run --interruptible`.
+//! Kernels that a dump can interrupt in their loops or between two of their blocks: `gpucr run --interruptible`.
 //!
 //! `docs/interruption.md` says what it is for and why it is right. A launch that matches is made with the kernel's
 //! [twin](twins), and is an [instance](instances) up to its end. While there is one, whatever would be queued behind it waits in
 //! the shim; so nothing follows it in its stream when the agent [interrupts](resume) it, and it is launched again, for
-//! the blocks that are left, before anything else. Calls that wait for it or ask for it are [called again](truthful)
+//! what is left, before anything else. Calls that wait for it or ask for it are [called again](truthful)
 //! when it was interrupted meanwhile.
 //!
 //! Nothing of this happens in a program that was not started so.

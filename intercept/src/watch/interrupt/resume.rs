@@ -8,7 +8,7 @@ use std::time::Duration;
 use gpucr_rewrite::control;
 use gpucr_wire::message::Interrupted;
 
-use super::instances::{Instance, State, new_epoch, with};
+use super::instances::{Instance, Shape, State, new_epoch, with};
 use super::launch::own_stream;
 use super::twins::{self, Relaxed};
 use crate::abi::real::{self, check, with_context};
@@ -38,7 +38,7 @@ fn set_state(number: u64, state: State) {
     });
 }
 
-/// From now on no block begins of what can be interrupted. The gate is shut and nobody is inside.
+/// From now on no block begins of what can be interrupted, and threads that can be interrupted in loops end there. The gate is shut and nobody is inside.
 pub(crate) fn interrupt() {
     if !gate::is_holding() {
         return;
@@ -72,14 +72,25 @@ impl Instance {
         check(unsafe { real::cuStreamWriteValue32_v2(stream, self.control.address, value, 0) })
     }
 
+    /// Bytes of the control block that tell what is done.
+    pub(super) fn told_bytes(&self) -> u64 {
+        let Shape { blocks, threads } = self.shape;
+        if self.in_loops { control::STATES + 4 * blocks * threads } else { control::bytes(blocks) }
+    }
+
     /// How many blocks are done of a launch that is over. The context is current.
     fn done(&self) -> Result<u64, Code> {
-        let mut bytes = vec![0u8; control::bytes(self.blocks) as usize];
+        let Shape { blocks, threads } = self.shape;
+        let mut bytes = vec![0u8; self.told_bytes() as usize];
         // SAFETY: as many bytes on both sides.
         check(unsafe {
             real::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), self.control.address, bytes.len())
         })?;
-        Ok(control::claimed(&bytes).min(self.blocks))
+        Ok(if self.in_loops {
+            control::done_in_loops(&bytes, blocks, threads)
+        } else {
+            control::claimed(&bytes).min(blocks)
+        })
     }
 
     /// Launches it again in its stream. The context is current, and the launch before is over.
@@ -146,7 +157,7 @@ pub(crate) fn standing() -> Vec<Interrupted> {
             log!("it is not known how far `{}` is: error {code}", one.twin.kernel.name);
             0
         });
-        if done == one.blocks {
+        if done == one.shape.blocks {
             // The next launch with this control block has to find the flag so.
             let lowered = with_context(one.context, || {
                 one.set_flag(0)?;
@@ -159,8 +170,8 @@ pub(crate) fn standing() -> Vec<Interrupted> {
             }
         }
         set_state(one.number, State::Interrupted { done });
-        let (kernel, blocks) = (one.twin.kernel.name.clone(), one.blocks);
-        standing.push(Interrupted { kernel, done, blocks });
+        let (kernel, blocks) = (one.twin.kernel.name.clone(), one.shape.blocks);
+        standing.push(Interrupted { kernel, done, blocks, in_loops: one.in_loops });
     }
     standing
 }

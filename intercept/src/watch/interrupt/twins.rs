@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpucr_rewrite::rewrite;
+use gpucr_rewrite::{Twins, rewrite};
 
 use super::settings::is_wanted;
 pub(super) use crate::abi::real::Relaxed;
@@ -34,7 +34,15 @@ const NO_MODULE: &str = "its module is gone, or too large to be rewritten";
 /// A kernel that can be interrupted.
 pub(super) struct Twin {
     pub(super) kernel: Arc<kernels::Kernel>,
-    /// The function to be launched.
+    /// Between two of its blocks.
+    pub(super) between: Entry,
+    /// In its loops, and what each thread saves then, bytes.
+    pub(super) in_loops: Option<(Entry, u64)>,
+}
+
+/// A function of ours to be launched in place of the program's.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry {
     pub(super) function: u64,
     /// Where the address of the control block goes in the buffer of all parameters.
     pub(super) place: usize,
@@ -44,32 +52,35 @@ pub(super) struct Twin {
 /// The twins of a program's module, and why other kernels have none.
 struct Module {
     handle: u64,
-    kernels: Vec<(String, Result<(), String>)>,
+    kernels: Vec<(String, Result<Twins, String>)>,
 }
 
+/// A module of ours with a kernel's twins.
+type Loaded = (u64, Twins);
+
 /// What is known of a handle: in which generation, and its twin.
-type Known = (u64, Option<Arc<Twin>>);
+type Found = (u64, Option<Arc<Twin>>);
 
 #[derive(Default)]
-struct Twins {
+struct Known {
     /// By context and the program's handle; what a handle means changes with the generation.
-    known: HashMap<(u64, u64), Known>,
+    known: HashMap<(u64, u64), Found>,
     /// By context and image.
     modules: HashMap<(u64, u64), Module>,
     /// Why kernels have none, by their names.
     reasons: HashMap<String, String>,
 }
 
-static TWINS: Resettable<Mutex<Option<Twins>>> = Resettable::new(Mutex::new(None));
+static TWINS: Resettable<Mutex<Option<Known>>> = Resettable::new(Mutex::new(None));
 
 /// Held while a module is loaded.
 static LOADING: Resettable<Mutex<()>> = Resettable::new(Mutex::new(()));
 
-fn lock() -> MutexGuard<'static, Option<Twins>> {
+fn lock() -> MutexGuard<'static, Option<Known>> {
     TWINS.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn with<T>(work: impl FnOnce(&mut Twins) -> T) -> T {
+fn with<T>(work: impl FnOnce(&mut Known) -> T) -> T {
     work(lock().get_or_insert_default())
 }
 
@@ -122,8 +133,22 @@ pub(super) fn note(kernel: &str, why: &str) {
 
 fn make(context: u64, kernel: Arc<kernels::Kernel>) -> Result<Twin, String> {
     let params = kernel.params.as_deref().ok_or("the driver does not tell its parameters")?;
-    let module = module(context, kernel.image, &kernel.name)?;
-    let name = CString::new(kernel.name.as_str()).map_err(|error| error.to_string())?;
+    let (module, twins) = module(context, kernel.image, &kernel.name)?;
+    let end = params.iter().map(|param| (param.offset + param.size) as usize).max().unwrap_or(0);
+    let between = entry(module, &kernel.name, params.len(), end)?;
+    let in_loops = twins.in_loops.map_err(|why| why.to_string()).and_then(|in_loops| {
+        let entry = entry(module, &in_loops.name, params.len(), end)?;
+        Ok((entry, in_loops.saved))
+    });
+    if let Err(why) = &in_loops {
+        log!("`{}` is not interrupted in loops: {why}", kernel.name);
+    }
+    Ok(Twin { kernel, between, in_loops: in_loops.ok() })
+}
+
+/// A twin, by its name in a module of ours. The kernel has so many parameters, which end there.
+fn entry(module: u64, name: &str, params: usize, end: usize) -> Result<Entry, String> {
+    let name = CString::new(name).map_err(|error| error.to_string())?;
     let failed = |code: Code| format!("the driver does not take its twin (error {code})");
     let (mut function, mut max_threads) = (0, 0);
     let (mut place, mut size) = (0, 0);
@@ -131,21 +156,21 @@ fn make(context: u64, kernel: Arc<kernels::Kernel>) -> Result<Twin, String> {
     unsafe {
         check(real::cuModuleGetFunction(&mut function, module, name.as_ptr())).map_err(failed)?;
         check(real::cuFuncGetAttribute(&mut max_threads, MAX_THREADS, function)).map_err(failed)?;
-        check(real::cuFuncGetParamInfo(function, params.len(), &mut place, &mut size))
-            .map_err(failed)?;
+        check(real::cuFuncGetParamInfo(function, params, &mut place, &mut size)).map_err(failed)?;
     }
-    let end = params.iter().map(|param| (param.offset + param.size) as usize).max().unwrap_or(0);
     if size != 8 || place < end {
         return Err("its twin has other parameters".to_owned());
     }
-    Ok(Twin { kernel, function, place, max_threads: max_threads.max(0) as u32 })
+    Ok(Entry { function, place, max_threads: max_threads.max(0) as u32 })
 }
 
 /// The module of ours with the twins of an image, loaded when the first is wanted.
-fn module(context: u64, image: u64, kernel: &str) -> Result<u64, String> {
+fn module(context: u64, image: u64, kernel: &str) -> Result<Loaded, String> {
     let judged = |module: &Module| {
         let found = module.kernels.iter().find(|(name, _)| name == kernel);
-        found.map_or(Err(NO_TEXT.to_owned()), |(_, judged)| judged.clone().map(|()| module.handle))
+        found.map_or(Err(NO_TEXT.to_owned()), |(_, judged)| {
+            judged.clone().map(|twins| (module.handle, twins))
+        })
     };
     let known = || with(|twins| twins.modules.get(&(context, image)).map(judged));
     if let Some(judged) = known() {
@@ -200,7 +225,7 @@ fn capability() -> Result<u32, String> {
     Ok(major * 10 + minor)
 }
 
-impl Twin {
+impl Entry {
     /// Lets the twin be launched in place of the program's function, with so many threads and so much dynamic shared memory.
     /// What the program has set of its function counts.
     pub(super) fn admits(&self, function: u64, threads: u64, shared: u32) -> bool {

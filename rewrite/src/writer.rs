@@ -1,0 +1,75 @@
+//! What is known of a body whose loops are to be polled, and what becomes of its branches.
+
+use std::ops::Range;
+
+use crate::body::{Body, Flow, Step, What};
+use crate::opcodes::Class;
+
+/// How often threads look at the flag.
+#[derive(Debug, Clone, Copy)]
+pub struct Polls {
+    /// Of so many times that a thread passes the end of a loop, it looks once.
+    pub every: u32,
+    /// Loops of fewer instructions are written several times one after the other, so that there are so many between two ends.
+    pub least: usize,
+}
+
+impl Default for Polls {
+    fn default() -> Self {
+        Self { every: 16, least: 256 }
+    }
+}
+
+/// A label to which branches go back.
+pub(crate) struct Loop {
+    /// The label's item.
+    pub(crate) label: usize,
+    /// The items of the branches that go back there.
+    pub(crate) back: Vec<usize>,
+    /// What is saved: registers, and where among what the thread saves.
+    pub(crate) slots: Vec<(u32, u64)>,
+}
+
+/// A body, and what is needed to write it anew.
+pub(crate) struct Writer<'w, 'a> {
+    pub(crate) text: &'a str,
+    pub(crate) body: &'w Body<'a>,
+    pub(crate) loops: &'w [Loop],
+    pub(crate) parameter: &'w str,
+    pub(crate) polls: Polls,
+}
+
+impl<'a> Writer<'_, 'a> {
+    /// The number of the loop that begins at a label.
+    pub(crate) fn number(&self, label: &str) -> Option<usize> {
+        let item = self.body.labels.get(label)?;
+        self.loops.binary_search_by_key(item, |one| one.label).ok()
+    }
+
+    /// Where an instruction's label and opcode are, and what is written there instead. Nobody promises any more that all
+    /// threads of a warp go the same way: some may have been interrupted earlier than others.
+    pub(crate) fn step_edits(&self, at: usize, step: &Step<'a>) -> Vec<(Range<usize>, String)> {
+        let mut edits = Vec::new();
+        let opcode = &self.text[step.opcode.clone()];
+        if matches!(step.class, Class::Branches | Class::Chooses | Class::Ends)
+            && opcode.contains(".uni")
+        {
+            edits.push((step.opcode.clone(), opcode.replace(".uni", "")));
+        }
+        if let Flow::Branch(label, place) = &step.flow
+            && self.body.labels[label] <= at
+            && let Some(number) = self.number(label)
+        {
+            edits.push((place.clone(), format!("$gpucr_poll_{number}")));
+        }
+        edits
+    }
+
+    /// The label with which a loop begins.
+    pub(crate) fn label(&self, one: &Loop) -> &'a str {
+        match self.body.items[one.label].what {
+            What::Label(label) => label,
+            _ => unreachable!("a loop begins at a label"),
+        }
+    }
+}
