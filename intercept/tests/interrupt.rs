@@ -230,6 +230,28 @@ fn threads_go_on_in_their_loops() {
     waiting.have_run(2);
 }
 
+/// Whoever gives up at any moment, perhaps between a thread's look at the flag and its end.
+#[test]
+fn who_is_given_up_in_its_loops_goes_on_all_the_same() {
+    let mut waiting = Waiting::start_with("looping");
+    let stream = waiting.stream(NON_BLOCKING);
+    for round in 1..=20 {
+        let go = waiting.go;
+        waiting.program.call("poke", &[go, 0]);
+        waiting.program.call("poke", &[go + 8, 0]);
+        waiting.launch(stream);
+        waiting.begun(0);
+        let (mut agent, _) = waiting.program.program.agent();
+        // At rest or not: the time is up at once.
+        halt(&mut agent, 0, 1);
+        halt(&mut agent, 20, 1);
+        agent.must(&Request::OpenGate {});
+        waiting.go();
+        waiting.program.must("cuStreamSynchronize", &[stream]);
+        waiting.have_run(round);
+    }
+}
+
 #[test]
 fn a_launch_with_much_to_save_is_interrupted_between_blocks() {
     let mut waiting = Waiting::start_with("looping");

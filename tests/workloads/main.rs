@@ -59,7 +59,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 44] = [
+const WORKLOADS: [(&str, Workload); 45] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),

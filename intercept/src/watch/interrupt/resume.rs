@@ -38,7 +38,8 @@ fn set_state(number: u64, state: State) {
     });
 }
 
-/// From now on no block begins of what can be interrupted, and threads that can be interrupted in loops end there. The gate is shut and nobody is inside.
+/// From now on no block begins of what can be interrupted, and threads that can be interrupted in loops end there. The gate
+/// is shut and nobody is inside.
 pub(crate) fn interrupt() {
     if !gate::is_holding() {
         return;
@@ -109,6 +110,16 @@ impl Instance {
         check(unsafe { real::cuEventRecord(self.event, self.stream) })
     }
 
+    /// Launches what is left behind the launch that is not over, in its stream. The flag stays raised until that is over: a
+    /// thread that has seen it saves what it needs at some time, and whoever goes on for it has to come later.
+    fn launch_behind(&self) -> Result<(), Code> {
+        // SAFETY: the program's stream, who cannot end it as long as this is pending; memory of ours.
+        check(unsafe { real::cuMemsetD32Async(self.control.address, 0, 1, self.stream) })?;
+        self.enqueue()?;
+        // SAFETY: an event of ours, and the program's stream.
+        check(unsafe { real::cuEventRecord(self.event, self.stream) })
+    }
+
     /// Launches what is left next to the launch that is not over, and has the program's stream wait for it.
     fn launch_beside(&self) -> Result<(), Code> {
         let stream = own_stream(self.context)?;
@@ -129,15 +140,21 @@ impl Instance {
     }
 }
 
-/// What is interrupted has not come to rest: blocks that run may be waiting for some that have not begun. These are let run,
-/// and nothing of it is interrupted any more.
+/// What is interrupted has not come to rest: blocks that run may be waiting for some that have not begun, or take long. All
+/// are let run, and nothing of it is interrupted any more.
 pub(crate) fn give_up() {
     for one in interrupted() {
         let _relaxed = Relaxed::now();
-        let launched = with_context(one.context, || one.launch_beside());
+        let (launched, why) = if one.in_loops {
+            let launched = with_context(one.context, || one.launch_behind());
+            (launched, "it took too long to come to a place where it can be interrupted")
+        } else {
+            let launched = with_context(one.context, || one.launch_beside());
+            (launched, "its blocks wait for each other")
+        };
         match launched {
             Ok(()) => {
-                twins::note(&one.twin.kernel.name, "its blocks wait for each other");
+                twins::note(&one.twin.kernel.name, why);
                 new_epoch();
                 with(|table| table.end(one.number));
             }
