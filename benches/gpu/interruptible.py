@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Kernels that `gpucr run --interruptible` interrupts, on a real GPU.
 
-One kernel that takes about a minute runs uninterrupted; then it is dumped twice while it runs and goes on, dumped and
-ended, restored, dumped and ended again, and restored on demand to its end, which must print the same. (After it the same without `--interruptible`, with kernels of a few
-seconds one after the other, which are waited for.) The table has how long the
-gates were shut until the device was idle, and how many blocks were done. Then several kernels run with and without
-`--interruptible`, in processes by turns: median time, and what their twins cost more. Exit status 1 if anything differs or
-fails.
+`loops` and `long`: one kernel that takes long runs uninterrupted; then it is dumped twice while it runs and goes on, dumped
+and ended, restored, dumped and ended again, and restored on demand to its end, which must print the same. The table has
+how long the gates were shut until the device was idle, and how many blocks were done. The first kernel has few blocks, whose
+threads are interrupted in their loops. `waited`: the same without `--interruptible`, with kernels of a few seconds one after
+the other, which are waited for. `cost`: several kernels run with and without `--interruptible`, in processes by turns:
+median time, and what their twins cost more. Exit status 1 if anything differs or fails.
 """
 
 import argparse
@@ -33,37 +33,40 @@ def dump(args, pid, image, *flags):
     gate = sum(phase["ms"] for phase in report["phases"] if phase["name"] == "gate")
     [one] = report["interrupted"] or [None]
     blocks = f"{one['done']} of {one['blocks']} blocks" if one else "nothing was interrupted"
+    blocks += ", in loops" if one and one["level"] == "loop" else ""
     print(f"{image.name:<18} {gate:>9.1f} {report['stopped_ms']:>9.1f}  {blocks}", flush=True)
     if one is None:
         raise RuntimeError("nothing was interrupted")
     return gate
 
 
-def long(args, out, images):
-    command = PROGRAM + ["long", "--bodies", str(args.bodies)]
-    plain, log, err = out / "long.plain.log", out / "long.log", out / "long.restore.err"
+def long(args, out, images, what, kernel, command):
+    """Dumped twice while it runs on, and twice to its end, all within one kernel."""
+    plain, log, err = out / f"{what}.plain.log", out / f"{what}.log", out / f"{what}.restore.err"
     if verify.start(command, plain, {}, None).wait(timeout=300) != 0:
         raise RuntimeError(f"the plain run failed, see {plain}")
     taken = next(line.split()[1] for line in plain.read_text().splitlines() if line.startswith("took "))
-    print(f"the kernel takes {taken} s by itself")
+    print(f"{kernel} takes {taken} s by itself")
+    pause = float(taken) / 14
     print(f"{'dump':<18} {'gate ms':>9} {'stopped':>9}  interrupted")
     with open(log, "w") as said:
-        process = subprocess.Popen([args.gpucr, "run", "--interruptible", "n_body", "--", *command],
+        process = subprocess.Popen([args.gpucr, "run", "--interruptible", kernel, "--interrupt-level", "loop", "--",
+                                *command],
                                    stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
     verify.wait_for_step(log, 0, process)
     pid = process.pid
     for number in range(2):
-        time.sleep(4)
-        dump(args, pid, images / f"running-{number}", "--leave-running")
+        time.sleep(pause)
+        dump(args, pid, images / f"{what}-running-{number}", "--leave-running")
     for number in range(2):
-        time.sleep(4)
-        dump(args, pid, images / f"ended-{number}")
+        time.sleep(pause)
+        dump(args, pid, images / f"{what}-ended-{number}")
         process.wait(timeout=60)
         with open(err, "w") as said:
             process = subprocess.Popen([args.gpucr, "restore", *([] if number == 0 else ["--on-demand"]),
-                                        str(images / f"ended-{number}")],
+                                        str(images / f"{what}-ended-{number}")],
                                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)
-        time.sleep(4)
+        time.sleep(pause)
     if process.wait(timeout=300) != 0:
         raise RuntimeError(f"restore: {err.read_text().strip()}")
     if verify.meaningful(log) != verify.meaningful(plain):
@@ -97,7 +100,9 @@ def waited_for(args, out, images):
 
 
 def cost(args, out):
-    command, ways = PROGRAM + ["cost"], {"plain": [], "twins": ["--interruptible", "*"]}
+    command, ways = PROGRAM + ["cost"], {
+        "plain": [], "block": ["--interruptible", "*"],
+        "loop": ["--interruptible", "*", "--interrupt-level", "loop"]}
     times = {way: {} for way in ways}
     for number in range(args.rounds):
         for way, flags in ways.items():
@@ -109,10 +114,12 @@ def cost(args, out):
                 if line.startswith("cost "):
                     _, name, ms = line.split()
                     times[way].setdefault(name, []).append(float(ms))
-    print(f"{'kernel':<12} {'ms':>9} {'twin ms':>9} {'more':>7}")
+    print(f"{'kernel/blocks':<20} {'ms':>9} {'block':>9} {'more':>7} {'loop':>9} {'more':>7}")
     for name, plain in times["plain"].items():
-        one, other = statistics.median(plain), statistics.median(times["twins"][name])
-        print(f"{name:<12} {one:>9.2f} {other:>9.2f} {100 * (other / one - 1):>6.1f}%")
+        base = statistics.median(plain)
+        twins = [statistics.median(times[way][name]) for way in ("block", "loop")]
+        cells = " ".join(f"{ms:>9.2f} {100 * (ms / base - 1):>6.1f}%" for ms in twins)
+        print(f"{name:<20} {base:>9.2f} {cells}")
 
 
 def main():
@@ -120,7 +127,10 @@ def main():
     parser.add_argument("--gpucr", default="gpucr")
     parser.add_argument("--out", default="interruptible-logs")
     parser.add_argument("--bodies", type=int, default=1 << 23, help="of the long kernel: its time grows by the square")
-    parser.add_argument("--rounds", type=int, default=3, help="processes of each kind for the costs; 0 for none")
+    parser.add_argument("--turns", type=int, default=4_000_000_000, help="of the threads that loop")
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each kind for the costs")
+    parts = ["loops", "long", "waited", "cost"]
+    parser.add_argument("--only", nargs="*", choices=parts, default=parts)
     args = parser.parse_args()
     args.gpucr = str(pathlib.Path(shutil.which(args.gpucr) or args.gpucr).resolve())
     out = pathlib.Path(args.out)
@@ -128,14 +138,18 @@ def main():
     images = pathlib.Path(tempfile.mkdtemp(prefix="gpucr-interruptible-", dir="/dev/shm"))
     failed = 0
     try:
-        long(args, out, images)
-        waited_for(args, out, images)
+        if "loops" in args.only:
+            long(args, out, images, "loops", "wave", PROGRAM + ["loops", "--turns", str(args.turns)])
+        if "long" in args.only:
+            long(args, out, images, "long", "n_body", PROGRAM + ["long", "--bodies", str(args.bodies)])
+        if "waited" in args.only:
+            waited_for(args, out, images)
     except (RuntimeError, subprocess.SubprocessError) as error:
         failed = 1
         print(f"FAILED: {error}")
     finally:
         shutil.rmtree(images)
-    if args.rounds:
+    if "cost" in args.only:
         cost(args, out)
     return failed
 

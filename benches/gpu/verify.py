@@ -118,7 +118,7 @@ def verify(name, args, out, images):
         used = [json.loads(subprocess.run([args.gpucr, "inspect", "--json", f"{image}-{number}"],
                                           capture_output=True, text=True, check=True).stdout)["devices"]
                 for number in range(2)]
-        if used[0][0]["uuid"] == used[1][0]["uuid"]:
+        if len(used[0]) == 1 and used[0][0]["uuid"] == used[1][0]["uuid"]:
             raise RuntimeError("the restored program is on the same device")
     restored = json.loads((out / f"{name}.restore.json").read_text())
     report["on_demand"] = restored.get("on_demand")

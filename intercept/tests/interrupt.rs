@@ -89,7 +89,8 @@ impl Waiting {
     }
 
     fn start_with(kernels: &str) -> Self {
-        let mut program = Caller::start_with(&[("GPUCR_INTERRUPTIBLE", kernels)]);
+        let level = ("GPUCR_INTERRUPT_LEVEL", "loop");
+        let mut program = Caller::start_with(&[("GPUCR_INTERRUPTIBLE", kernels), level]);
         let mut text = PTX.as_bytes().to_vec();
         text.resize(PTX.len().next_multiple_of(8) + 8, 0);
         for (word, bytes) in (200..).zip(text.chunks(8)) {

@@ -151,9 +151,10 @@ fn order_and_reuse(cuda: &Cuda, word: &Word, pool: u64, [one, two]: [u64; 2]) {
         cuda.free(first, two);
         cuda.free(other, two);
         cuda.synchronize(two);
-        assert_eq!(cuda.attribute(pool, USED), 0);
         assert!(cuda.attribute(pool, RESERVED) >= 2 * size);
         cuda.0.must("cuMemPoolTrimTo", &[pool, 0]);
+        // NVIDIA's driver does not count down before.
+        assert_eq!(cuda.attribute(pool, USED), 0);
         assert_eq!(cuda.attribute(pool, RESERVED), 0);
         // The other way of freeing waits.
         let memory = cuda.allocate(size, one);

@@ -23,7 +23,9 @@ fn start_with(
     environment: &[(&str, &str)],
 ) -> Result<Program> {
     let mut command = lab.gpucr();
-    command.args(["run", "--device", "soft", "--interruptible", "no_such,long_*", "--"]);
+    let level = if name == LOOPS { "loop" } else { "block" };
+    command.args(["run", "--device", "soft", "--interruptible", "no_such,long_*"]);
+    command.args(["--interrupt-level", level, "--"]);
     command.arg(gpucr_tests::binary("workload")).arg(name).args(args);
     command.envs(environment.iter().copied());
     let mut program = lab.spawn(command, "log")?;

@@ -38,6 +38,12 @@ pub const ENV_DRIVER: &str = "GPUCR_DRIVER";
 /// Environment variable with the kernels that may be interrupted: names with `*` and `?`, separated by commas.
 pub const ENV_INTERRUPTIBLE: &str = "GPUCR_INTERRUPTIBLE";
 
+/// Environment variable that says where these are interrupted: [`IN_LOOPS`], or else between two of their blocks.
+pub const ENV_INTERRUPT_LEVEL: &str = "GPUCR_INTERRUPT_LEVEL";
+
+/// They are interrupted in their loops, where that is possible.
+pub const IN_LOOPS: &str = "loop";
+
 /// What the names of agents' sockets begin with.
 pub const AGENT: &str = "gpucr-agent";
 

@@ -1,7 +1,7 @@
 """Kernels that are loaded as PTX text, by the driver API alone. For interruptible.py.
 
-`long` launches one that takes about a minute and prints a hash of what it wrote; `cost` prints the median time of each of
-several, in milliseconds.
+`long` launches one that takes about a minute and prints a hash of what it wrote; `loops` the same with few blocks, all of
+which run at a time, whose threads loop; `cost` prints the median time of each of several, in milliseconds.
 """
 
 import argparse
@@ -30,6 +30,34 @@ NEXT:
     @%%p0 bra NEXT;
     ld.param.u64 %%rd0, [words];
     st.global.u32 [%%rd0], %%r1;
+    ret;
+}
+"""
+
+WAVE = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry wave(.param .u64 words, .param .u32 turns)
+{
+    .reg .b32 %r<6>;
+    .reg .b64 %rd<3>;
+    .reg .pred %p<1>;
+    ld.param.u32 %r0, [turns];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.u32 %r1, %r2, %r3, %r4;
+    mov.u32 %r5, %r1;
+NEXT:
+    mad.lo.u32 %r1, %r1, 1664525, 1013904223;
+    xor.b32 %r1, %r1, %r0;
+    sub.u32 %r0, %r0, 1;
+    setp.ne.u32 %p0, %r0, 0;
+    @%p0 bra NEXT;
+    ld.param.u64 %rd0, [words];
+    mul.wide.u32 %rd1, %r5, 4;
+    add.u64 %rd0, %rd0, %rd1;
+    st.global.u32 [%rd0], %r1;
     ret;
 }
 """
@@ -106,6 +134,17 @@ def long(device, args):
     say("result", device.hash(start, 4 * bodies))
 
 
+def loops(device, args):
+    count = 60 * 1024
+    function, words = device.kernel(WAVE, "wave"), device.memory(count, 1)
+    say("step 0 launched")
+    began = time.monotonic()
+    device.launch(function, 60, 1024, words, ctypes.c_uint32(args.turns))
+    device.synchronize()
+    say("took", f"{time.monotonic() - began:.3f}")
+    say("result", device.hash(words, count))
+
+
 def cost(device, args):
     n, bodies = ctypes.c_uint32(8192), ctypes.c_uint32(1 << 19)
     a, b, c = (device.memory(n.value**2, seed) for seed in range(3))
@@ -113,6 +152,8 @@ def cost(device, args):
     kernels = [
         ("loop_300", LOOP % {"turns": 300}, 1 << 26, 128, [a]),
         ("loop_3000", LOOP % {"turns": 3000}, 1 << 23, 128, [a]),
+        ("wave", WAVE, 60, 1024, [a, ctypes.c_uint32(20_000_000)]),
+        ("wave", WAVE, 1320, 1024, [a, ctypes.c_uint32(2_000_000)]),
         ("matmul", text, (n.value // 16) ** 2, 256, [a, b, c, n]),
         ("n_body", text, bodies.value // 128, 128, [a, b, bodies]),
     ]
@@ -124,17 +165,18 @@ def cost(device, args):
             device.launch(function, grid, block, *params)
             device.synchronize()
             times.append((time.monotonic() - began) * 1000)
-        say("cost", name, f"{statistics.median(times[1:]):.3f}")
+        say("cost", f"{name}/{grid}", f"{statistics.median(times[1:]):.3f}")
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["long", "cost"])
+    parser.add_argument("what", choices=["long", "loops", "cost"])
     parser.add_argument("--bodies", type=int, default=1 << 23)
     parser.add_argument("--launches", type=int, default=1, help="of the long kernel, one after the other")
+    parser.add_argument("--turns", type=int, default=4_000_000_000, help="of the loops")
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    {"long": long, "cost": cost}[args.what](Device(), args)
+    {"long": long, "loops": loops, "cost": cost}[args.what](Device(), args)
 
 
 if __name__ == "__main__":

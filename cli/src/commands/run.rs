@@ -18,7 +18,7 @@ use std::process::Command;
 
 use clap::ValueEnum;
 use gpucr_core::{Error, library};
-use gpucr_wire::{ENV_DRIVER, ENV_INTERRUPTIBLE};
+use gpucr_wire::{ENV_DRIVER, ENV_INTERRUPT_LEVEL, ENV_INTERRUPTIBLE, IN_LOOPS};
 
 use self::args::SupervisionArgs;
 use self::life::cannot_run;
@@ -60,16 +60,28 @@ pub(crate) struct RunArgs {
     /// This is the first process of that namespace
     #[arg(long, hide = true)]
     pub(crate) inside: bool,
-    /// Kernels that a dump may interrupt in their loops or between two of their blocks, by name, with `*` and `?`; they go on
-    /// from there.
+    /// Kernels that a dump may interrupt, by name, with `*` and `?`; they go on from there.
     /// For kernels that take long: what the program queues behind one waits up to a second for its end
     #[arg(long, value_name = "KERNELS", value_delimiter = ',')]
     pub(crate) interruptible: Vec<String>,
+    /// Where these are interrupted
+    #[arg(long, value_name = "LEVEL", value_enum, default_value_t = LevelArg::Block, requires = "interruptible")]
+    pub(crate) interrupt_level: LevelArg,
     #[command(flatten)]
     pub(crate) supervision: SupervisionArgs,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
+}
+
+/// Where kernels are interrupted.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LevelArg {
+    /// Between two of their blocks, which costs next to nothing
+    Block,
+    /// In their loops where their threads have nothing to do with each other, and between blocks otherwise. For kernels of
+    /// few blocks that take long; short loops get slower by half
+    Loop,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -110,6 +122,9 @@ pub(crate) fn run(args: &RunArgs) -> Outcome {
     }
     if !args.interruptible.is_empty() {
         command.env(ENV_INTERRUPTIBLE, args.interruptible.join(","));
+        if args.interrupt_level == LevelArg::Loop {
+            command.env(ENV_INTERRUPT_LEVEL, IN_LOOPS);
+        }
     }
     command.args(&args.command[1..]).env("LD_LIBRARY_PATH", path).env(ENV_DRIVER, driver);
     let needs_session = entry::is_needed();

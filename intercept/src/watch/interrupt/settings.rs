@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use gpucr_wire::ENV_INTERRUPTIBLE;
+use gpucr_wire::{ENV_INTERRUPT_LEVEL, ENV_INTERRUPTIBLE, IN_LOOPS};
 
 use crate::log::log;
 use crate::state::gate;
@@ -38,6 +38,12 @@ pub(crate) fn why_none() -> &'static str {
     } else {
         "; kernels cannot be interrupted, since it was not started with `gpucr run --interruptible`"
     }
+}
+
+/// Whether kernels are to be interrupted in their loops.
+pub(super) fn is_in_loops() -> bool {
+    static IS: OnceLock<bool> = OnceLock::new();
+    *IS.get_or_init(|| std::env::var_os(ENV_INTERRUPT_LEVEL).is_some_and(|level| level == IN_LOOPS))
 }
 
 /// Whether the kernel of this name may be interrupted.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpucr_rewrite::{Twins, rewrite};
 
-use super::settings::is_wanted;
+use super::settings::{is_in_loops, is_wanted};
 pub(super) use crate::abi::real::Relaxed;
 use crate::abi::real::{self, check};
 use crate::abi::types::{Code, SUCCESS};
@@ -136,7 +136,12 @@ fn make(context: u64, kernel: Arc<kernels::Kernel>) -> Result<Twin, String> {
     let (module, twins) = module(context, kernel.image, &kernel.name)?;
     let end = params.iter().map(|param| (param.offset + param.size) as usize).max().unwrap_or(0);
     let between = entry(module, &kernel.name, params.len(), end)?;
-    let in_loops = twins.in_loops.map_err(|why| why.to_string()).and_then(|in_loops| {
+    let wanted = if is_in_loops() {
+        twins.in_loops.map_err(|why| why.to_string())
+    } else {
+        Err("nobody has asked for that".to_owned())
+    };
+    let in_loops = wanted.and_then(|in_loops| {
         let entry = entry(module, &in_loops.name, params.len(), end)?;
         Ok((entry, in_loops.saved))
     });
