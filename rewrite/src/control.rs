@@ -11,6 +11,15 @@ pub const CLAIMS: u64 = 16;
 pub const STATES: u64 = 16;
 /// The state of a thread that a launch runs, or has run.
 pub const RUN: u32 = 1;
+/// The block's number, to `%gpucr_a`; `%gpucr_b` and `%gpucr_c` are used.
+pub(crate) const BLOCK: &str = "	mov.u32 %gpucr_a, %ctaid.z;
+	mov.u32 %gpucr_b, %nctaid.y;
+	mov.u32 %gpucr_c, %ctaid.y;
+	mad.lo.u32 %gpucr_a, %gpucr_a, %gpucr_b, %gpucr_c;
+	mov.u32 %gpucr_b, %nctaid.x;
+	mov.u32 %gpucr_c, %ctaid.x;
+	mad.lo.u32 %gpucr_a, %gpucr_a, %gpucr_b, %gpucr_c;
+";
 /// The lowest state of a thread that has been interrupted and is saved.
 pub const FIRST_SAVED: u32 = 2;
 /// A control block with what threads save is not longer than this, bytes.

@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use crate::body::{Body, Kind, What, read};
-use crate::control::{FIRST_SAVED, RUN, STATES};
+use crate::control::{BLOCK, FIRST_SAVED, RUN, STATES};
 use crate::inside::Inside;
 use crate::live;
 use crate::unroll::Copies;
@@ -134,7 +134,7 @@ impl<'a> Writer<'_, 'a> {
 	ld.volatile.global.u32 %gpucr_state, [%gpucr_at];
 	setp.ne.u32 %gpucr_is, %gpucr_state, 0;
 	@%gpucr_is exit;
-{THREAD}	mul.wide.u32 %gpucr_to, %gpucr_a, 4;
+{BLOCK}{THREAD}	mul.wide.u32 %gpucr_to, %gpucr_a, 4;
 	add.u64 %gpucr_to, %gpucr_to, %gpucr_at;
 	atom.global.exch.b32 %gpucr_state, [%gpucr_to+{STATES}], {RUN};
 {set}	setp.ne.u32 %gpucr_is, %gpucr_state, 0;
@@ -157,7 +157,7 @@ impl<'a> Writer<'_, 'a> {
 	@%gpucr_is exit;
 	membar.gl;
 	ld.param.u64 %gpucr_at, [{parameter}];
-{THREAD}{THREADS}"
+{BLOCK}{THREAD}{THREADS}"
         );
         for item in again {
             end += "	";
@@ -199,7 +199,7 @@ impl<'a> Writer<'_, 'a> {
 	ld.volatile.global.u32 %gpucr_c, [%gpucr_at];
 	setp.eq.u32 %gpucr_is, %gpucr_c, 0;
 	@%gpucr_is bra {label};
-{THREAD}{THREADS}"
+{BLOCK}{THREAD}{THREADS}"
         );
         for (register, place) in &one.slots {
             poll += &self.slot(*register, *place, false);
@@ -247,15 +247,8 @@ impl<'a> Writer<'_, 'a> {
     }
 }
 
-/// The thread's number in the grid, to `%gpucr_a`.
-const THREAD: &str = "	mov.u32 %gpucr_a, %ctaid.z;
-	mov.u32 %gpucr_b, %nctaid.y;
-	mov.u32 %gpucr_c, %ctaid.y;
-	mad.lo.u32 %gpucr_a, %gpucr_a, %gpucr_b, %gpucr_c;
-	mov.u32 %gpucr_b, %nctaid.x;
-	mov.u32 %gpucr_c, %ctaid.x;
-	mad.lo.u32 %gpucr_a, %gpucr_a, %gpucr_b, %gpucr_c;
-	mov.u32 %gpucr_b, %ntid.z;
+/// The thread's number in the grid, to `%gpucr_a`, where its block's is.
+const THREAD: &str = "	mov.u32 %gpucr_b, %ntid.z;
 	mov.u32 %gpucr_c, %tid.z;
 	mad.lo.u32 %gpucr_a, %gpucr_a, %gpucr_b, %gpucr_c;
 	mov.u32 %gpucr_b, %ntid.y;

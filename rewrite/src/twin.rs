@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 
-use crate::control::CLAIMS;
+use crate::control::{BLOCK, CLAIMS};
 use crate::edits::edited;
 use crate::inside::Inside;
 use crate::lexer::Syntax;
@@ -202,14 +202,7 @@ fn prologue() -> String {
 	ld.volatile.global.u32 %gpucr_a, [%gpucr_at];
 	setp.ne.u32 %gpucr_leave, %gpucr_a, 0;
 	@%gpucr_leave bra $gpucr_decided;
-	mov.u32 %gpucr_a, %ctaid.z;
-	mov.u32 %gpucr_b, %nctaid.y;
-	mov.u32 %gpucr_c, %ctaid.y;
-	mad.lo.u32 %gpucr_a, %gpucr_a, %gpucr_b, %gpucr_c;
-	mov.u32 %gpucr_b, %nctaid.x;
-	mov.u32 %gpucr_c, %ctaid.x;
-	mad.lo.u32 %gpucr_a, %gpucr_a, %gpucr_b, %gpucr_c;
-	shr.u32 %gpucr_b, %gpucr_a, 5;
+{BLOCK}	shr.u32 %gpucr_b, %gpucr_a, 5;
 	mul.wide.u32 %gpucr_by, %gpucr_b, 4;
 	add.u64 %gpucr_at, %gpucr_at, %gpucr_by;
 	and.b32 %gpucr_a, %gpucr_a, 31;
