@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ffi::c_void;
 
 use super::patience::patiently;
-use super::support::{enter_at, hold_for_context, put};
+use super::support::{enter_at, hold_for_context, put, synchronize_device};
 use crate::abi::real;
 use crate::abi::types::{
     Code, ERROR_INVALID_VALUE, POINTER_ALLOWED_HANDLE_TYPES, POINTER_BUFFER_ID, POINTER_CONTEXT,
@@ -71,15 +71,28 @@ fn settle() {
         memory.take_deferred()
     };
     guard::wait_for_awaited();
-    let contexts: BTreeSet<u64> = waiting.iter().map(|allocation| allocation.context).collect();
+    let (pooled, plain): (Vec<_>, Vec<_>) = waiting.iter().partition(|one| one.pool != 0);
+    let contexts: BTreeSet<u64> = plain.iter().map(|allocation| allocation.context).collect();
     for context in contexts {
         // A broken context uses nothing any more either.
         let _ = real::synchronize(context);
+    }
+    for allocation in pooled {
+        let _ = synchronize(allocation);
     }
     let mut memory = memory::lock();
     for allocation in waiting {
         memory.release(&Driver, allocation);
     }
+}
+
+/// Waits for whatever may use an allocation: memory of a pool is the device's, and any of its contexts may.
+fn synchronize(allocation: &Allocation) -> Result<(), Code> {
+    if allocation.pool == 0 {
+        return real::synchronize(allocation.context);
+    }
+    let device = memory::lock().device_of(allocation);
+    device.map_or(Ok(()), synchronize_device)
 }
 
 /// Frees an allocation as the driver does: whatever the device still does with it comes first.
@@ -89,14 +102,7 @@ pub(super) fn free(allocation: Allocation) -> Code {
         return SUCCESS;
     }
     settle();
-    let result = if allocation.pool == 0 {
-        real::synchronize(allocation.context)
-    } else {
-        // The memory is the device's, and any of its contexts may use it.
-        let device = memory::lock().device_of(&allocation);
-        let contexts = contexts::all().into_iter().filter(|(_, of)| Some(*of) == device);
-        contexts.map(|(context, _)| real::synchronize(context)).fold(Ok(()), Result::and)
-    };
+    let result = synchronize(&allocation);
     memory::lock().release(&Driver, allocation);
     result.err().unwrap_or(SUCCESS)
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::counted::added;
 use super::heap::{FREED, free_heap};
 use super::patience::patiently;
-use super::support::{enter_at, hold_for, put, written};
+use super::support::{enter_at, hold_for, put, synchronize_device, written};
 use crate::abi::real;
 use crate::abi::types::{
     ACCESS_NONE, Access, Code, ERROR_INVALID_VALUE, ERROR_OUT_OF_MEMORY, LOCATION_DEVICE,
@@ -160,10 +160,8 @@ fn wait_for_freed(device: i32) -> bool {
         return false;
     }
     guard::wait_for_awaited();
-    for (context, _) in contexts::all().into_iter().filter(|(_, of)| *of == device) {
-        // A broken context uses nothing any more either.
-        let _ = real::synchronize(context);
-    }
+    // A broken context uses nothing any more either.
+    let _ = synchronize_device(device);
     true
 }
 

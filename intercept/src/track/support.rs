@@ -1,6 +1,8 @@
 //! What the functions have in common: how they pass the gate, and how results get to the program.
 
+use crate::abi::real;
 use crate::abi::types::{Code, ERROR_INVALID_VALUE, SUCCESS};
+use crate::state::contexts;
 use crate::state::gate::{self, Inside};
 use crate::watch::guard;
 use crate::watch::interrupt::{self, Patience};
@@ -32,6 +34,15 @@ pub(super) fn hold_for_context(context: u64) {
     if gate::is_holding() {
         interrupt::hold(None, Patience::ForContext(context));
     }
+}
+
+/// Waits for all work on a device, in whichever of the program's contexts.
+///
+/// # Errors
+/// The driver's first code; the other contexts are waited for all the same.
+pub(super) fn synchronize_device(device: i32) -> Result<(), Code> {
+    let contexts = contexts::all().into_iter().filter(|(_, of)| *of == device);
+    contexts.map(|(context, _)| real::synchronize(context)).fold(Ok(()), Result::and)
 }
 
 /// Writes a result where the program wants it.
