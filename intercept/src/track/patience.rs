@@ -12,6 +12,13 @@ const LETTING_GO: Duration = Duration::from_secs(5);
 /// Between two tries to get memory.
 const PAUSE: Duration = Duration::from_millis(5);
 
+/// Whether there is memory that nobody uses, and that is there again soon.
+fn is_kept() -> bool {
+    let memory = memory::lock();
+    // Pools give nothing back as long as memory is awaited or still to be saved.
+    memory.is_missed() || gate::is_guarding() && memory.have_pools_freed()
+}
+
 /// Passes the gate and asks for memory, and again for a while if there is none only because the
 /// checkpointer holds what the program has given back: a dump must not make a program fail that
 /// would have had enough.
@@ -26,7 +33,7 @@ pub(crate) fn patiently<T>(ask: impl Fn() -> Result<T, Code>) -> Result<T, Code>
         let inside = gate::enter();
         let answer = ask();
         let missing = matches!(answer, Err(ERROR_OUT_OF_MEMORY));
-        let is_kept = missing && memory::lock().is_missed();
+        let is_kept = missing && is_kept();
         if is_kept {
             // Memory that is still to be saved is kept until it is saved.
             guard::wait_for_all();

@@ -309,6 +309,11 @@ impl Memory {
         pools.any(|pool| pool.device == device && !pool.freed.is_empty())
     }
 
+    /// Whether any pool has freed memory.
+    pub(crate) fn have_pools_freed(&self) -> bool {
+        self.pools.freed().next().is_some()
+    }
+
     /// A context is gone, and what was under way in it.
     pub(super) fn forget_context_of_pools(&mut self, context: u64) {
         self.pools.events.remove(&context);
