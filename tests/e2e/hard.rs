@@ -10,7 +10,8 @@ fn what_cannot_be_dumped_is_refused_as_long_as_it_lives_whenever_it_begins() -> 
     let lab = Lab::new();
     let pace = Pace::new()?;
     pace.allow(10)?;
-    let mut program = lab.start("sharer", &["--pace", pace.file()])?;
+    let private = [("SOFTCUDA_VMM", "private")];
+    let mut program = lab.start_with("sharer", &["--pace", pace.file()], &private)?;
     program.wait_for("step 10 alone")?;
     // It begins after the dump has asked, and before the program is stopped.
     let dump = PausedDump::start(&lab, &program, &["--protocol", "recopy"], "hold:gate")?;

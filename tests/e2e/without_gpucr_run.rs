@@ -165,6 +165,8 @@ fn managing_program() -> Result<()> {
 fn refused_beforehand(helper: &str, words: &str, listed_words: &str) -> Result<()> {
     let lab = Lab::new();
     let mut command = lab.gpucr();
+    // Where memory is left to the driver, it makes and shares the pool.
+    command.env("SOFTCUDA_VMM", "private");
     command.args(["run", "--device", "soft", "--"]).arg(std::env::current_exe()?);
     command.args(["--ignored", "--exact", helper, "--nocapture"]);
     let mut program = lab.spawn(command, "log")?;

@@ -158,6 +158,12 @@ driver_functions! {
     cuMemPoolExportToShareableHandle = c"cuMemPoolExportToShareableHandle" (
         *mut c_void, Handle, c_uint, u64
     );
+    cuMemPoolImportFromShareableHandle = c"cuMemPoolImportFromShareableHandle" (
+        *mut Handle, *mut c_void, c_uint, u64
+    );
+    cuMemPoolExportPointer = c"cuMemPoolExportPointer" (*mut c_void, u64);
+    cuMemPoolImportPointer = c"cuMemPoolImportPointer" (*mut u64, Handle, *mut c_void);
+    cuMemPoolSetAccess = c"cuMemPoolSetAccess" (Handle, *const CUmemAccessDesc, usize);
     cuGraphCreate = c"cuGraphCreate" (*mut Handle, c_uint);
     cuGraphDestroy = c"cuGraphDestroy" (Handle);
     cuGraphAddKernelNode = c"cuGraphAddKernelNode" (

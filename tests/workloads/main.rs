@@ -22,6 +22,7 @@ mod indirect;
 mod ipc;
 mod late_modules;
 mod launcher;
+mod lent;
 mod long_blocks;
 mod many_blocks;
 mod mlp;
@@ -59,7 +60,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 45] = [
+const WORKLOADS: [(&str, Workload); 46] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -100,6 +101,7 @@ const WORKLOADS: [(&str, Workload); 45] = [
     ("ring", ring::run),
     ("ahead", ahead::run),
     ("handles", handles::run),
+    ("lent", lent::run),
     ("signals", signals::run),
     ("devices", devices::run),
     ("long-blocks", long_blocks::run),

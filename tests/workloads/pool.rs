@@ -1,13 +1,14 @@
 //! Pools of stream-ordered memory.
 
-use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use cudarc::driver::sys::{CUmemAllocationHandleType, CUmemPoolProps};
 
 use crate::cuda::{Handle, check, driver};
 use crate::gpu::{Gpu, Stream};
-use crate::vmm::properties;
+use crate::vmm::{access, properties};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const POSIX_FD: u32 = 1;
@@ -28,16 +29,34 @@ impl Pool {
         Ok(pool)
     }
 
-    /// A pool that was exported, so that other processes could have it.
-    pub(crate) fn exported(gpu: &Gpu) -> Result<Self> {
-        let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        let (pool, mut fd) = (Self::made(gpu, kind)?, -1i32);
+    /// A pool that other processes may be given.
+    pub(crate) fn shareable(gpu: &Gpu) -> Result<Self> {
+        Self::made(gpu, CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    }
+
+    /// By what other processes are given it.
+    pub(crate) fn export(&self) -> Result<OwnedFd> {
+        let mut fd = -1i32;
         let out = (&raw mut fd).cast();
         // SAFETY: there is room for the result, which is a descriptor for this kind of handle.
-        let code = unsafe { (driver().cuMemPoolExportToShareableHandle)(out, pool.0, POSIX_FD, 0) };
+        let code = unsafe { (driver().cuMemPoolExportToShareableHandle)(out, self.0, POSIX_FD, 0) };
         check("cuMemPoolExportToShareableHandle", code)?;
         // SAFETY: the driver has made it for this program.
-        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// The pool of another process, whose memory this device uses.
+    pub(crate) fn import(gpu: &Gpu, ticket: &OwnedFd) -> Result<Self> {
+        let (mut pool, fd) = (0, ticket.as_raw_fd() as usize as *mut c_void);
+        // SAFETY: a place for the result; for this kind of handle the pointer is the descriptor.
+        let code = unsafe {
+            (driver().cuMemPoolImportFromShareableHandle)(&raw mut pool, fd, POSIX_FD, 0)
+        };
+        check("cuMemPoolImportFromShareableHandle", code)?;
+        let (pool, access) = (Self(pool), access(gpu.device()));
+        // SAFETY: one description, which is readable.
+        let code = unsafe { (driver().cuMemPoolSetAccess)(pool.0, &raw const access, 1) };
+        check("cuMemPoolSetAccess", code)?;
         Ok(pool)
     }
 
@@ -87,6 +106,33 @@ impl Piece {
             }
         };
         check("cuMemAllocAsync", code)?;
+        Ok(Self { address })
+    }
+
+    /// By what a process that has its pool is given it: hexadecimal digits.
+    pub(crate) fn export(&self) -> Result<String> {
+        let mut data = [0u64; 8];
+        // SAFETY: there is room for the 64 bytes.
+        let code =
+            unsafe { (driver().cuMemPoolExportPointer)(data.as_mut_ptr().cast(), self.address) };
+        check("cuMemPoolExportPointer", code)?;
+        Ok(data.iter().map(|word| format!("{word:016x}")).collect())
+    }
+
+    /// What another process has exported so.
+    pub(crate) fn import(pool: &Pool, exported: &str) -> Result<Self> {
+        let mut data = [0u64; 8];
+        for (at, word) in data.iter_mut().enumerate() {
+            let digits = exported.get(16 * at..16 * at + 16).context("digits")?;
+            *word = u64::from_str_radix(digits, 16)?;
+        }
+        let mut address = 0;
+        // SAFETY: a place for the result, and 64 bytes that are readable.
+        let code = unsafe {
+            let data = data.as_mut_ptr().cast();
+            (driver().cuMemPoolImportPointer)(&raw mut address, pool.0, data)
+        };
+        check("cuMemPoolImportPointer", code)?;
         Ok(Self { address })
     }
 

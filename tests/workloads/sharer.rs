@@ -1,5 +1,5 @@
-//! A pool of memory that other processes could open, in the middle third of the steps: the driver cannot checkpoint the
-//! program then, and before and after it can.
+//! A pool of memory that other processes could open, in the middle third of the steps. Where memory is left to the driver,
+//! it cannot checkpoint the program then, and before and after it can.
 
 use anyhow::Result;
 
@@ -17,7 +17,9 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
 
     for step in 0..steps {
         if step == steps / 3 {
-            pool = Some(Pool::exported(&gpu)?);
+            let shared = Pool::shareable(&gpu)?;
+            shared.export()?;
+            pool = Some(shared);
         } else if step == steps * 2 / 3 {
             pool = None;
         }

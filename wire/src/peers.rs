@@ -1,5 +1,5 @@
-//! What programs under the shim ask each other: memory and events that one of them has offered to others, by a legacy IPC
-//! handle or by an exported one.
+//! What programs under the shim ask each other: memory, pools and events that one of them has offered to others, by a
+//! legacy IPC handle or by an exported one.
 //!
 //! A program that has offered something listens on a second abstract socket ([`peers_socket`]). Who opens a handle
 //! connects, sends one request, gets one reply, and with those that give something one descriptor of it; then the
@@ -62,6 +62,26 @@ wire_enum! {
             /// Who asks.
             opener: Identity,
         },
+        /// Of which device is this pool, which was exported?
+        4 => Pool {
+            /// Whom the ticket names.
+            owner: Identity,
+            /// The pool.
+            pool: u64,
+        },
+        /// Give me the block in which this allocation of a pool lies.
+        5 => OpenOfPool {
+            /// Whose pool it is.
+            owner: Identity,
+            /// The pool that the opener has.
+            pool: u64,
+            /// The allocation.
+            allocation: u64,
+            /// Where it begins in the owner.
+            address: u64,
+            /// Who asks.
+            opener: Identity,
+        },
     }
 }
 
@@ -69,14 +89,14 @@ wire_enum! {
     /// The answer to a [`PeerRequest`].
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub enum PeerReply {
-        /// To `Open`: a descriptor of the block follows.
+        /// To `Open` and `OpenOfPool`: a descriptor of the block follows.
         0 => Opened {
             /// Which block, and where the allocation lies in it.
             piece: Piece,
         },
-        /// To `Open`: there is such memory, but it is not in its place now. Ask again.
+        /// There is such memory, but it is not in its place now. Ask again.
         1 => Busy {},
-        /// To `Open`: there is no such memory, or not for others.
+        /// There is no such thing, or not for others.
         2 => Gone {},
         /// To `Close`.
         3 => Done {},
@@ -93,6 +113,11 @@ wire_enum! {
             cell: u32,
             /// The number of the last record that is not this event's.
             base: u32,
+        },
+        /// To `Pool`.
+        6 => Pool {
+            /// UUID of its device.
+            device: [u8; 16],
         },
     }
 }

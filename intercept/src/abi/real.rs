@@ -8,7 +8,7 @@ use super::slots::SLOTS;
 use super::table::index;
 use super::types::{
     Access, AllocationProp, ArrayDescriptor, CAPTURE_RELAXED, Code, Copy3d, FillParams, IpcHandle,
-    KernelNodeParams, MemoryOpsParams, PoolProperties,
+    KernelNodeParams, Location, MemoryOpsParams, PoolExport, PoolProperties,
 };
 
 /// Typed calls of real functions, through the same slots as the forwarded ones.
@@ -117,6 +117,14 @@ real_functions! {
     fn cuMemFreeAsync(address: u64, stream: u64);
     fn cuMemFreeAsync_ptsz(address: u64, stream: u64);
     fn cuMemPoolCreate(out: *mut u64, properties: *const PoolProperties);
+    fn cuMemPoolExportToShareableHandle(out: *mut c_void, pool: u64, kind: u32, flags: u64);
+    fn cuMemPoolImportFromShareableHandle(
+        out: *mut u64, os_handle: *mut c_void, kind: u32, flags: u64,
+    );
+    fn cuMemPoolExportPointer(out: *mut PoolExport, address: u64);
+    fn cuMemPoolImportPointer(out: *mut u64, pool: u64, data: *mut PoolExport);
+    fn cuDeviceSetMemPool(device: i32, pool: u64);
+    fn cuMemSetMemPool(location: *const Location, kind: u32, pool: u64);
     fn cuMemPoolGetAttribute(pool: u64, attribute: u32, value: *mut c_void);
     fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mut c_void);
     fn cuMemPoolTrimTo(pool: u64, keep: usize);

@@ -69,6 +69,8 @@ pub(crate) const POOL_RESERVED_HIGH: u32 = 6;
 pub(crate) const POOL_USED: u32 = 7;
 pub(crate) const POOL_USED_HIGH: u32 = 8;
 
+/// `CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES`
+pub(crate) const ATTRIBUTE_POOL_HANDLES: u32 = 119;
 /// `CU_POINTER_ATTRIBUTE_*`
 pub(crate) const POINTER_CONTEXT: u32 = 1;
 pub(crate) const POINTER_SYNC_MEMOPS: u32 = 6;
@@ -179,10 +181,34 @@ pub(crate) struct PoolProperties {
 }
 
 impl PoolProperties {
-    /// The device of a pool of plain memory which no other process can be given; `None` for other pools.
+    /// A pool of plain memory on `device` that no other process can be given.
+    pub(crate) fn on_device(device: i32) -> Self {
+        Self {
+            kind: ALLOCATION_PINNED,
+            handle_types: 0,
+            location: Location { kind: LOCATION_DEVICE, id: device },
+            win32: std::ptr::null_mut(),
+            most: 0,
+            usage: 0,
+            reserved: [0; 54],
+        }
+    }
+
+    /// Whether other processes may be given it.
+    pub(crate) fn is_shareable(&self) -> bool {
+        self.handle_types != 0
+    }
+
+    /// The same pool, for this process alone.
+    pub(crate) fn alone(&self) -> Self {
+        Self { handle_types: 0, ..*self }
+    }
+
+    /// The device of a pool of plain memory which other processes are given by descriptors or not at all; `None` for
+    /// other pools.
     pub(crate) fn plain_device(&self) -> Option<i32> {
         let is_plain = self.kind == ALLOCATION_PINNED
-            && self.handle_types == 0
+            && self.handle_types & !HANDLE_POSIX_FD == 0
             && self.location.kind == LOCATION_DEVICE
             && self.usage == 0;
         is_plain.then_some(self.location.id)
@@ -217,6 +243,11 @@ pub(crate) struct ArrayMapInfo {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct IpcHandle(pub(crate) [u8; 64]);
+
+/// `CUmemPoolPtrExportData`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct PoolExport(pub(crate) [u8; 64]);
 
 /// `CUDA_MEMCPY2D`
 #[repr(C)]
@@ -439,6 +470,10 @@ mod tests {
         assert_eq!(offset_of!(ArrayMapInfo, handle), offset_of!(sys::CUarrayMapInfo_st, memHandle));
         assert_eq!(size_of::<IpcHandle>(), size_of::<sys::CUipcMemHandle_st>());
         assert_eq!(
+            ATTRIBUTE_POOL_HANDLES,
+            sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES as u32
+        );
+        assert_eq!(
             ATTRIBUTE_RDMA_WITH_VMM,
             sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
                 as u32
@@ -474,6 +509,7 @@ mod tests {
     fn arguments_of_launches_and_copies_are_the_drivers() {
         same!(PoolProperties, sys::CUmemPoolProps_st, kind allocType, handle_types handleTypes,
             location location, most maxSize, usage usage);
+        same!(PoolExport, sys::CUmemPoolPtrExportData_st,);
         same!(Copy2d, sys::CUDA_MEMCPY2D_st, from_x srcXInBytes, from_y srcY,
             from_kind srcMemoryType, from_host srcHost, from_device srcDevice, from_pitch srcPitch,
             to_x dstXInBytes, to_y dstY, to_kind dstMemoryType, to_host dstHost,

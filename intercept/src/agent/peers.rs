@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gpucr_wire::Connection;
-use gpucr_wire::peers::{PeerReply, PeerRequest, peers_socket};
+use gpucr_wire::peers::{Identity, PeerReply, PeerRequest, peers_socket};
 
 use super::{signals, socket};
 use crate::abi::real;
@@ -83,43 +83,36 @@ fn run(listener: &UnixListener) {
 fn serve(connection: &mut Connection) -> io::Result<()> {
     let request = connection.receive_at_most(LONGEST)?;
     log!("a peer asks: {request:?}");
-    let own = peers::identity();
+    let is_own = |owner| peers::identity() == Some(owner);
     match request {
         PeerRequest::Open { owner, allocation, address, opener } => {
-            let offer = match own {
-                Some(own) if own == owner => {
-                    memory::lock().offer(&Driver, allocation, address, real::uuid)
-                }
-                _ => Offer::Gone,
+            let offer = if is_own(owner) {
+                memory::lock().offer(&Driver, allocation, address, real::uuid)
+            } else {
+                Offer::Gone
             };
-            match offer {
-                Offer::Here(piece, fd) => {
-                    // Before it has it: a dump that begins now has to know.
-                    peers::opened(opener, connection.peer()?.pid, piece.block);
-                    connection.send(&PeerReply::Opened { piece })?;
-                    connection.send_fds(&[fd])
-                }
-                Offer::Busy => connection.send(&PeerReply::Busy {}),
-                Offer::Gone => connection.send(&PeerReply::Gone {}),
-            }
+            hand_over(connection, offer, opener, |piece| (piece.block, PeerReply::Opened { piece }))
+        }
+        PeerRequest::OpenOfPool { owner, pool, allocation, address, opener } => {
+            let offer = if is_own(owner) {
+                memory::lock().offer_of_pool(&Driver, pool, allocation, address, real::uuid)
+            } else {
+                Offer::Gone
+            };
+            hand_over(connection, offer, opener, |piece| (piece.block, PeerReply::Opened { piece }))
         }
         PeerRequest::Import { owner, block, opener } => {
-            let handed = match own {
-                Some(own) if own == owner => memory::lock().hand_out(&Driver, block, real::uuid),
-                _ => Offer::Gone,
+            let offer = if is_own(owner) {
+                memory::lock().hand_out(&Driver, block, real::uuid)
+            } else {
+                Offer::Gone
             };
-            match handed {
-                Offer::Here(whole, fd) => {
-                    peers::opened(opener, connection.peer()?.pid, block);
-                    connection.send(&PeerReply::Imported { block: whole })?;
-                    connection.send_fds(&[fd])
-                }
-                Offer::Busy => connection.send(&PeerReply::Busy {}),
-                Offer::Gone => connection.send(&PeerReply::Gone {}),
-            }
+            hand_over(connection, offer, opener, |whole| {
+                (block, PeerReply::Imported { block: whole })
+            })
         }
         PeerRequest::Event { owner, event, opener } => {
-            let handed = own.filter(|own| *own == owner).and_then(|_| events::hand_out(event));
+            let handed = if is_own(owner) { events::hand_out(event) } else { None };
             let Some(Handed { arena, cell, base, fd }) = handed else {
                 return connection.send(&PeerReply::Gone {});
             };
@@ -127,12 +120,39 @@ fn serve(connection: &mut Connection) -> io::Result<()> {
             connection.send(&PeerReply::Event { arena, cell, base })?;
             connection.send_fds(&[fd])
         }
+        PeerRequest::Pool { owner, pool } => {
+            let device = if is_own(owner) { memory::lock().shareable_pool(pool) } else { None };
+            connection.send(&match device.map(real::uuid) {
+                Some(device) => PeerReply::Pool { device },
+                None => PeerReply::Gone {},
+            })
+        }
         PeerRequest::Close { owner, block, opener } => {
-            if own == Some(owner) {
+            if is_own(owner) {
                 peers::closed(opener, block);
             }
             connection.send(&PeerReply::Done {})
         }
+    }
+}
+
+/// Gives an opener what is offered to it, if it is there. `told` makes of it the block's name and the reply.
+fn hand_over<T>(
+    connection: &mut Connection,
+    offer: Offer<T>,
+    opener: Identity,
+    told: impl FnOnce(T) -> (u64, PeerReply),
+) -> io::Result<()> {
+    match offer {
+        Offer::Here(what, fd) => {
+            let (block, reply) = told(what);
+            // Before it has it: a dump that begins now has to know.
+            peers::opened(opener, connection.peer()?.pid, block);
+            connection.send(&reply)?;
+            connection.send_fds(&[fd])
+        }
+        Offer::Busy => connection.send(&PeerReply::Busy {}),
+        Offer::Gone => connection.send(&PeerReply::Gone {}),
     }
 }
 

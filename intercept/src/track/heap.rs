@@ -110,6 +110,9 @@ pub(super) fn free(allocation: Allocation) -> Code {
 /// Frees the allocation that begins at `address`; `None` if there is none. Also for
 /// `cuMemFreeAsync`: waiting for everything is later than its stream asks for, never too early.
 pub(super) fn free_heap(address: u64) -> Option<Code> {
+    if let Some(code) = super::shared_pools::close(address) {
+        return Some(code);
+    }
     let allocation = memory::lock().take(address)?;
     let code = free(allocation);
     super::owners::tell_owners();

@@ -17,6 +17,10 @@ pub(super) enum For {
     Event,
     /// Exported blocks.
     Block,
+    /// Exported pools.
+    Pool,
+    /// What was allocated from an exported pool.
+    OfPool,
 }
 
 /// Bytes of a handle.
@@ -28,6 +32,8 @@ impl For {
             Self::Memory => b"gpucr-ip",
             Self::Event => b"gpucr-ev",
             Self::Block => b"gpucr-bl",
+            Self::Pool => b"gpucr-po",
+            Self::OfPool => b"gpucr-op",
         }
     }
 }
@@ -106,7 +112,7 @@ mod tests {
     fn a_handle_says_what_it_was_made_of() {
         let offered =
             Offered { owner: [7; 16], namespace: 1 << 40, pid: 12, name: 34, address: 1 << 46 };
-        for what in [For::Memory, For::Event, For::Block] {
+        for what in [For::Memory, For::Event, For::Block, For::Pool, For::OfPool] {
             let bytes = offered.to_bytes(what);
             assert_eq!(Offered::of(&bytes, what), Some(offered));
             let mut other = bytes;

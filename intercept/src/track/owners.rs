@@ -36,25 +36,34 @@ fn connect(namespace: u64, pid: u32, deadline: Instant) -> io::Result<Connection
 /// Asks the owner for what it has offered: its reply, and the descriptor that goes with it. `None`: it does not give it.
 /// The tables of memory must not be locked, since two processes may ask each other.
 pub(super) fn ask_owner(offered: &Offered, request: &PeerRequest) -> Option<(PeerReply, OwnedFd)> {
+    let (reply, mut owner) = ask(offered, request)?;
+    let fds = owner.receive_fds(1).inspect_err(|error| not_given(offered, error)).ok()?;
+    fds.into_iter().next().map(|fd| (reply, fd))
+}
+
+/// Asks the owner about what it has offered; no descriptor goes with its reply. Otherwise as [`ask_owner`].
+pub(super) fn ask_owner_about(offered: &Offered, request: &PeerRequest) -> Option<PeerReply> {
+    ask(offered, request).map(|(reply, _)| reply)
+}
+
+fn ask(offered: &Offered, request: &PeerRequest) -> Option<(PeerReply, Connection)> {
     let deadline = Instant::now() + PATIENCE;
-    let asked = || -> io::Result<Option<(PeerReply, OwnedFd)>> {
+    let asked = || -> io::Result<Option<(PeerReply, Connection)>> {
         loop {
             let mut owner = connect(offered.namespace, offered.pid, deadline)?;
             owner.send(request)?;
             match owner.receive_at_most(LONGEST)? {
                 PeerReply::Busy {} if Instant::now() < deadline => thread::sleep(PAUSE),
                 PeerReply::Busy {} | PeerReply::Gone {} | PeerReply::Done {} => return Ok(None),
-                reply => {
-                    let fds = owner.receive_fds(1)?;
-                    return Ok(fds.into_iter().next().map(|fd| (reply, fd)));
-                }
+                reply => return Ok(Some((reply, owner))),
             }
         }
     };
-    asked().unwrap_or_else(|error| {
-        log!("process {} does not give what it has offered: {error}", offered.pid);
-        None
-    })
+    asked().inspect_err(|error| not_given(offered, error)).ok()?
+}
+
+fn not_given(offered: &Offered, error: &io::Error) {
+    log!("process {} does not give what it has offered: {error}", offered.pid);
 }
 
 /// Tells the owners of blocks that were closed that they are.

@@ -1,6 +1,6 @@
 //! Stream-ordered memory. Plain pools, the default ones among them, have their memory from the heap, so that it goes the
-//! way of all bulk memory ([`crate::state::memory::pools`]). What is allocated in a capture is the driver's, and so are
-//! pools that other processes may be given, pools of managed or host memory, and those where memory is
+//! way of all bulk memory ([`crate::state::memory::pools`]); [`super::shared_pools`] gives them to other processes. What is
+//! allocated in a capture is the driver's, and so are pools of managed or host memory, and those where memory is
 //! [left to the driver](crate::state::memory::Memory::serves).
 
 use std::ffi::c_void;
@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::counted::added;
 use super::heap::{FREED, free_heap};
 use super::patience::patiently;
+use super::shared_pools;
 use super::support::{enter_at, hold_for, put, synchronize_device, written};
 use crate::abi::real;
 use crate::abi::types::{
@@ -170,6 +171,9 @@ fn free(address: u64, stream: Stream) -> Option<Code> {
     let is_of_pool = memory::lock().allocation_at(address).is_some_and(|found| found.pool != 0);
     // In a capture the driver says that it is not memory of a graph.
     let place = if is_of_pool { stream.place()? } else { return None };
+    if let Some(code) = shared_pools::close(address) {
+        return Some(code);
+    }
     let allocation = memory::lock().take_of_pool(address)?;
     watch_synchronising();
     match stream.mark(&place) {
@@ -239,11 +243,15 @@ fn set(handle: u64, attribute: u32, value: u64) {
 /// shows where a program relies on a fault.
 fn open_to(handle: u64, access: &[Access]) -> Result<(), Code> {
     let mut memory = memory::lock();
-    let Some((_, owner)) = memory.pool(handle) else { return Ok(()) };
-    let devices = access.iter().filter(|one| {
+    let Some((id, owner)) = memory.pool(handle) else { return Ok(()) };
+    let is_imported = memory.is_imported_pool(handle);
+    let mut devices = access.iter().filter(|one| {
         one.flags != ACCESS_NONE && one.location.kind == LOCATION_DEVICE && one.location.id != owner
     });
-    devices.into_iter().try_for_each(|one| memory.open_pools(&Driver, owner, one.location.id))
+    devices.try_for_each(|one| match one.location.id {
+        peer if is_imported => memory.open_imported_pool(&Driver, id, peer),
+        peer => memory.open_pools(&Driver, owner, peer),
+    })
 }
 
 /// The driver has destroyed a pool.
@@ -300,12 +308,22 @@ stream_ordered! {
 
 exported! {
     fn cuMemPoolCreate(out: *mut u64, properties: *const PoolProperties) {
-        let code = call!(cuMemPoolCreate(out, properties));
+        // SAFETY: by the function's contract null or such a structure.
+        let Some(asked) = (unsafe { properties.as_ref() }) else {
+            return call!(cuMemPoolCreate(out, properties));
+        };
+        let plain = asked.plain_device();
+        let is_shareable = asked.is_shareable();
+        let served = plain.filter(|device| !is_shareable || shared_pools::are_served(*device));
+        let Some(device) = served else { return call!(cuMemPoolCreate(out, properties)) };
+        // Others get it from us, and the driver's checkpoint knows of no sharing.
+        let plain = asked.alone();
+        let code = call!(cuMemPoolCreate(out, &plain));
         if code == SUCCESS {
-            // SAFETY: the driver has just read them.
-            let properties = unsafe { properties.read() };
-            if let Some(device) = properties.plain_device() {
-                memory::lock().add_pool(written(out), device, properties.most as u64, 0);
+            let mut memory = memory::lock();
+            let pool = memory.add_pool(written(out), device, asked.most as u64, 0);
+            if is_shareable {
+                memory.set_shareable(pool);
             }
         }
         code

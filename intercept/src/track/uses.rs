@@ -36,17 +36,6 @@ macro_rules! made_contexts {
     )*} };
 }
 
-/// Functions that make something of the thing that is their second argument.
-macro_rules! opened {
-    ($($thing:ident $name:ident($($argument:ident),*);)*) => { exported! {$(
-        fn $name(out: usize, thing: usize, $($argument: usize),*) {
-            let _inside = gate::enter();
-            let code = pass_on!($name(out, thing, $($argument),*));
-            began(code, Thing::$thing, thing as u64, stringify!($name))
-        }
-    )*} };
-}
-
 /// Functions that end the thing that is their argument.
 macro_rules! ended {
     ($($thing:ident $name:ident;)*) => { exported! {$(
@@ -57,7 +46,7 @@ macro_rules! ended {
 }
 
 /// After something began to live that may die with the current context.
-fn began(code: Code, thing: Thing, name: u64, function: &'static str) -> Code {
+pub(super) fn began(code: Code, thing: Thing, name: u64, function: &'static str) -> Code {
     if code == SUCCESS {
         let context = match thing {
             Thing::Pool => 0,
@@ -70,7 +59,7 @@ fn began(code: Code, thing: Thing, name: u64, function: &'static str) -> Code {
 }
 
 /// After memory of a pool was opened to other processes, or opened here.
-fn shared(code: Code, address: u64) -> Code {
+pub(super) fn shared(code: Code, address: u64) -> Code {
     if code == SUCCESS {
         usage::added(Kind::SharedAddress, address, 0, 0);
     }
@@ -95,7 +84,6 @@ fn share_allocations_of(pool: u64) {
 }
 
 made! {
-    Pool cuMemPoolImportFromShareableHandle(handle, kind, flags);
     ExternalMemory cuImportExternalMemory(description);
     ExternalAddress cuExternalMemoryGetMappedBuffer(memory, description);
     Array cuExternalMemoryGetMappedMipmappedArray(memory, description);
@@ -117,10 +105,6 @@ made_contexts! {
     cuVDPAUCtxCreate_v2(display, resolver);
 }
 
-opened! {
-    Pool cuMemPoolExportToShareableHandle(kind, flags);
-}
-
 ended! {
     ExternalMemory cuDestroyExternalMemory;
     ExternalSemaphore cuDestroyExternalSemaphore;
@@ -140,14 +124,6 @@ exported! {
             super::pools::destroyed(pool as u64);
         }
         code
-    }
-    fn cuMemPoolExportPointer(out: usize, address: usize) {
-        let _inside = gate::enter();
-        shared(pass_on!(cuMemPoolExportPointer(out, address)), address as u64)
-    }
-    fn cuMemPoolImportPointer(out: usize, pool: usize, data: usize) {
-        let _inside = gate::enter();
-        shared(pass_on!(cuMemPoolImportPointer(out, pool, data)), written(out as *const u64))
     }
     fn cuGLRegisterBufferObject(buffer: usize) {
         let _inside = gate::enter();
@@ -173,7 +149,8 @@ mod tests {
     use crate::abi::table::NAMES;
     use crate::abi::types::POINTER_IS_MANAGED;
     use crate::track::{
-        cuMemAllocFromPoolAsync, cuMemFree_v2, cuMemFreeAsync, cuMipmappedArrayDestroy,
+        cuMemAllocFromPoolAsync, cuMemFree_v2, cuMemFreeAsync, cuMemPoolExportToShareableHandle,
+        cuMemPoolImportFromShareableHandle, cuMemPoolImportPointer, cuMipmappedArrayDestroy,
     };
 
     /// What stands in for a function of the driver.
@@ -240,8 +217,6 @@ mod tests {
     #[test]
     fn each_use_lasts_until_the_function_that_ends_it() {
         lasts! {
-            cuMemPoolImportFromShareableHandle(0, 0, 0) until cuMemPoolDestroy;
-            cuMemPoolImportPointer(0, 0) until cuMemFree_v2;
             cuImportExternalMemory(0) until cuDestroyExternalMemory;
             cuExternalMemoryGetMappedBuffer(0, 0) until cuMemFree_v2;
             cuExternalMemoryGetMappedMipmappedArray(0, 0) until cuMipmappedArrayDestroy;
@@ -252,6 +227,25 @@ mod tests {
             cuGraphicsVDPAURegisterOutputSurface(0, 0) until cuGraphicsUnregisterResource;
             cuGraphicsVDPAURegisterVideoSurface(0, 0) until cuGraphicsUnregisterResource;
         }
+        put_in_place_of("cuMemPoolImportFromShareableHandle", make);
+        put_in_place_of("cuMemPoolDestroy", succeed);
+        put_in_place_of("cuMemPoolImportPointer", make);
+        put_in_place_of("cuMemFree_v2", succeed);
+        let null = std::ptr::null_mut::<c_void>();
+        lasts(
+            "cuMemPoolImportFromShareableHandle",
+            // SAFETY: as for all of these.
+            |out| unsafe { cuMemPoolImportFromShareableHandle(out as *mut u64, null, 0, 0) },
+            // SAFETY: as for all of these.
+            |handle| unsafe { cuMemPoolDestroy(handle.try_into().expect("a handle")) },
+        );
+        lasts(
+            "cuMemPoolImportPointer",
+            // SAFETY: as for all of these.
+            |out| unsafe { cuMemPoolImportPointer(out as *mut u64, 0, null.cast()) },
+            // SAFETY: as for all of these.
+            |address| unsafe { cuMemFree_v2(address as u64) },
+        );
         put_in_place_of("cuEGLStreamProducerConnect", make);
         put_in_place_of("cuEGLStreamProducerDisconnect", succeed);
         let (name, mut place) = ("cuEGLStreamProducerConnect", 0usize);
@@ -298,13 +292,13 @@ mod tests {
         put_in_place_of("cuMemAllocFromPoolAsync", make);
         put_in_place_of("cuPointerGetAttribute", tell_pool);
         put_in_place_of("cuMemFreeAsync", succeed);
-        let mut address = 0u64;
+        let (mut address, null) = (0u64, std::ptr::null_mut());
         // SAFETY: what stands in for the driver writes a word to the first argument, and takes anything else.
         unsafe {
             assert_eq!(cuMemPoolDestroy(POOL), SUCCESS);
             assert_eq!(cuMemAllocFromPoolAsync(&raw mut address, 100, POOL as u64, 0), SUCCESS);
             assert_eq!(uses(), (0, vec![]));
-            assert_eq!(cuMemPoolExportToShareableHandle(0, POOL, 1, 0), SUCCESS);
+            assert_eq!(cuMemPoolExportToShareableHandle(null, POOL as u64, 1, 0), SUCCESS);
             assert_eq!(uses(), (0, vec!["cuMemPoolExportToShareableHandle".to_owned()]));
             assert_eq!(cuMemPoolDestroy(POOL), SUCCESS);
             assert_eq!(uses(), (1, vec![]));

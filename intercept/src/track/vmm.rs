@@ -3,9 +3,9 @@
 //! long as it lives.
 
 use std::ffi::c_void;
-use std::os::fd::{BorrowedFd, IntoRawFd};
+use std::os::fd::IntoRawFd;
 
-use super::offered::Offered;
+use super::offered::For;
 use super::owners::tell_owners;
 use super::patience::patiently;
 use super::support::{enter_whole, hold_for, put, written};
@@ -49,14 +49,6 @@ fn map_arrays(
         }
     }
     code
-}
-
-/// The ticket behind a handle of this kind; none if it is none of ours.
-fn ticket(os_handle: *mut c_void, kind: u32) -> Option<Offered> {
-    let fd =
-        i32::try_from(os_handle as u64).ok().filter(|fd| kind == HANDLE_POSIX_FD && *fd >= 0)?;
-    // SAFETY: the caller lends the descriptor for the length of the call; one that is not open fails in the kernel.
-    tickets::read(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
 /// Tells those whose memory was given back here, once nobody holds the tables.
@@ -166,7 +158,8 @@ exported! {
         if kind == HANDLE_POSIX_FD {
             let block = memory.offer_block(handle);
             drop(memory);
-            let ticket = block.ok_or(ERROR_INVALID_VALUE).and_then(tickets::make);
+            let ticket = block.ok_or(ERROR_INVALID_VALUE);
+            let ticket = ticket.and_then(|block| tickets::make(For::Block, block));
             return put(out.cast(), ticket.map(IntoRawFd::into_raw_fd));
         }
         let real = memory.real_handle(handle);
@@ -178,7 +171,8 @@ exported! {
     }
     fn cuMemImportFromShareableHandle(out: *mut u64, os_handle: *mut c_void, kind: u32) {
         let _inside = enter_whole();
-        if let Some(ticket) = ticket(os_handle, kind).filter(|_| !out.is_null()) {
+        let ticket = tickets::behind(os_handle, kind, For::Block);
+        if let Some(ticket) = ticket.filter(|_| !out.is_null()) {
             return put(out, tickets::import(&ticket));
         }
         let mut memory = memory::lock();

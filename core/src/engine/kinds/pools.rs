@@ -1,5 +1,5 @@
-//! Memory from stream-ordered pools that other processes may be given, of captures, and what the driver itself gives where
-//! memory is [private](super::private). That of other pools is bulk memory.
+//! Memory from stream-ordered pools of captures, and what the driver itself gives where memory is
+//! [private](super::private). That of other pools is bulk memory.
 
 use gpucr_wire::Counts;
 

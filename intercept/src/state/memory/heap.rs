@@ -263,7 +263,7 @@ impl Memory {
 
     /// Gives back the memory of an allocation that nothing uses any more: to its pool if it is from one.
     pub(crate) fn release(&mut self, vmm: &dyn Vmm, allocation: Allocation) {
-        if allocation.pool != 0 {
+        if allocation.pool != 0 && !self.is_opened(&allocation) {
             return self.free_in_pool(allocation, None);
         }
         self.give_back(vmm, allocation);

@@ -31,6 +31,7 @@ mod opened;
 pub(crate) mod pools;
 mod program;
 mod share;
+mod shared_pools;
 pub(crate) mod space;
 pub(crate) mod vmm;
 

@@ -49,7 +49,7 @@ impl Memory {
         }
         let may_be_given = |found: &&Allocation| !self.is_opened(found) && found.pool == 0;
         let own = self.allocation_at(address).filter(may_be_given);
-        Some(own.map(|found| (found.id, found.address)).ok_or(ERROR_INVALID_VALUE))
+        Some(own.map(|found| (found.buffer, found.address)).ok_or(ERROR_INVALID_VALUE))
     }
 
     /// Whether an allocation is in memory of another process.
@@ -66,11 +66,24 @@ impl Memory {
         address: u64,
         uuid: impl Fn(i32) -> [u8; 16],
     ) -> Offer<Piece> {
-        let found = self.allocation_at(address).filter(|found| found.id == id);
-        let Some(allocation) = found.filter(|found| !self.is_opened(found)) else {
+        let found = self.allocation_at(address);
+        let found = found.filter(|found| found.buffer == id && found.pool == 0);
+        match found.filter(|found| !self.is_opened(found)) {
+            Some(allocation) => self.piece_of(vmm, allocation, uuid),
+            None => Offer::Gone,
+        }
+    }
+
+    /// An allocation of this process, for another one.
+    pub(super) fn piece_of(
+        &self,
+        vmm: &dyn Vmm,
+        allocation: &Allocation,
+        uuid: impl Fn(i32) -> [u8; 16],
+    ) -> Offer<Piece> {
+        let Some((start, mapping)) = self.mapping_at(allocation.address) else {
             return Offer::Gone;
         };
-        let Some((start, mapping)) = self.mapping_at(address) else { return Offer::Gone };
         let block = &self.blocks[&mapping.block];
         let piece = Piece {
             block: mapping.block,
@@ -96,6 +109,20 @@ impl Memory {
         (device, peer): (i32, i32),
         context: u64,
     ) -> Result<u64, Code> {
+        let devices = if peer == device { vec![device] } else { vec![device, peer] };
+        self.open_at(vmm, origin, piece, fd, &devices, context)
+    }
+
+    /// The same for these devices, of which the first is the block's own.
+    pub(super) fn open_at(
+        &mut self,
+        vmm: &dyn Vmm,
+        origin: Origin,
+        piece: &Piece,
+        fd: BorrowedFd<'_>,
+        devices: &[i32],
+        context: u64,
+    ) -> Result<u64, Code> {
         if !is_as_the_heap_places(piece) {
             return Err(ERROR_INVALID_VALUE);
         }
@@ -103,8 +130,11 @@ impl Memory {
         let same = |block: &Block| block.kind == kind && !block.is_imported;
         let known = self.blocks.iter().find(|(_, block)| same(block)).map(|(id, _)| *id);
         let id = match known {
-            Some(id) => id,
-            None => self.map_opened(vmm, kind, piece, fd, (device, peer))?,
+            Some(id) => {
+                self.open_to(vmm, id, devices)?;
+                id
+            }
+            None => self.map_opened(vmm, kind, piece, fd, devices)?,
         };
         self.origins.insert(id, origin);
         let start = self.start_of(id).ok_or(ERROR_INVALID_VALUE)?;
@@ -128,19 +158,44 @@ impl Memory {
         Ok(address)
     }
 
+    /// Opens a block of another process, which is mapped, to these devices too.
+    ///
+    /// # Errors
+    /// The driver's code; then the block is open to some of them.
+    pub(super) fn open_to(
+        &mut self,
+        vmm: &dyn Vmm,
+        block: u64,
+        devices: &[i32],
+    ) -> Result<(), Code> {
+        for (address, mapping) in self.mappings.iter_mut().filter(|(_, at)| at.block == block) {
+            let mut access = mapping.access.clone();
+            for device in devices {
+                let wanted = Access::of_device(*device, ACCESS_READ_WRITE);
+                if !access.contains(&wanted) {
+                    access.push(wanted);
+                }
+            }
+            if access != mapping.access {
+                vmm.set_access(*address, mapping.size, &access)?;
+                mapping.access = access;
+            }
+        }
+        Ok(())
+    }
+
     fn map_opened(
         &mut self,
         vmm: &dyn Vmm,
         kind: BlockKind,
         piece: &Piece,
         fd: BorrowedFd<'_>,
-        (device, peer): (i32, i32),
+        devices: &[i32],
     ) -> Result<u64, Code> {
         let size = piece.block_size;
-        let mut access = vec![Access::of_device(device, ACCESS_READ_WRITE)];
-        if peer != device {
-            access.push(Access::of_device(peer, ACCESS_READ_WRITE));
-        }
+        let device = *devices.first().ok_or(ERROR_INVALID_VALUE)?;
+        let access: Vec<Access> =
+            devices.iter().map(|device| Access::of_device(*device, ACCESS_READ_WRITE)).collect();
         let handle = vmm.import(fd)?;
         let place = vmm.reserve(size).and_then(|address| {
             let mapped = vmm.map(address, size, 0, handle).and_then(|()| {

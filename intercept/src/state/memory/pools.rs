@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use gpucr_wire::CHUNK_SIZE;
 
 use super::heap::{Allocation, LARGE};
+use super::shared_pools::Sharing;
 use super::space::round_up;
 use super::vmm::Vmm;
 use super::{Memory, lock};
@@ -64,10 +65,11 @@ struct Freed {
 }
 
 /// A pool whose memory is the heap's.
-struct Pool {
+pub(super) struct Pool {
     /// The driver's name of it; 0 once it is destroyed.
-    handle: u64,
-    device: i32,
+    pub(super) handle: u64,
+    pub(super) device: i32,
+    pub(super) sharing: Sharing,
     /// The most that it may have, bytes; 0 for no limit.
     limit: u64,
     /// What it keeps when the program synchronises, bytes.
@@ -94,6 +96,14 @@ pub(super) struct Pools {
 }
 
 impl Pools {
+    pub(super) fn get(&self, id: u64) -> Option<&Pool> {
+        self.pools.get(&id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Pool> {
+        self.pools.get_mut(&id)
+    }
+
     /// A freed piece is needed no longer as such: its event may be used again.
     fn spare(&mut self, after: Option<After>) {
         if let Some(After { context, event, .. }) = after {
@@ -129,7 +139,8 @@ impl Memory {
         let freed = BTreeMap::new();
         // As the driver: in whole blocks.
         let limit = round_up(limit, CHUNK_SIZE).unwrap_or(0);
-        let pool = Pool { handle, device, limit, threshold, reserved, used, freed };
+        let sharing = Sharing::Not;
+        let pool = Pool { handle, device, sharing, limit, threshold, reserved, used, freed };
         self.pools.pools.insert(id, pool);
         id
     }
@@ -162,11 +173,14 @@ impl Memory {
     /// Serves an allocation from a pool.
     ///
     /// # Errors
-    /// The driver's code, or `ERROR_OUT_OF_MEMORY` where the pool may have no more; then nothing has changed, but that
-    /// idle memory was given back.
+    /// The driver's code, `ERROR_OUT_OF_MEMORY` where the pool may have no more, or `ERROR_INVALID_VALUE` where it is
+    /// another process's; then nothing has changed, but that idle memory was given back.
     pub(crate) fn allocate_in_pool(&mut self, vmm: &dyn Vmm, asked: &Asked) -> Result<u64, Code> {
         let unit = if asked.size < LARGE { SMALL } else { CHUNK_SIZE };
         let wanted = round_up(asked.size, unit).ok_or(ERROR_OUT_OF_MEMORY)?;
+        if self.is_imported_pool_id(asked.pool) {
+            return Err(ERROR_INVALID_VALUE);
+        }
         let Some(pool) = self.pools.pools.get(&asked.pool) else { return Err(ERROR_INVALID_VALUE) };
         let (device, limit) = (pool.device, pool.limit);
         let mut allocation = match self.take_freed(vmm, asked, wanted) {
@@ -232,7 +246,7 @@ impl Memory {
     /// Takes the allocation of a pool that begins at `address` out of the table; `None` if there is none. Follow it
     /// with [`Self::free_in_pool`] or [`Self::put_back`].
     pub(crate) fn take_of_pool(&mut self, address: u64) -> Option<Allocation> {
-        self.allocations.get(&address).filter(|found| found.pool != 0)?;
+        self.allocations.get(&address).filter(|found| found.pool != 0 && found.is_own())?;
         self.take(address)
     }
 
