@@ -127,6 +127,7 @@ real_functions! {
     fn cuMemSetMemPool(location: *const Location, kind: u32, pool: u64);
     fn cuMemPoolGetAttribute(pool: u64, attribute: u32, value: *mut c_void);
     fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mut c_void);
+    fn cuMemPoolDestroy(pool: u64);
     fn cuMemPoolTrimTo(pool: u64, keep: usize);
     fn cuMemPoolSetAccess(pool: u64, access: *const Access, count: usize);
     fn cuDeviceGetMemPool(pool: *mut u64, device: i32);

@@ -107,10 +107,24 @@ pub(super) fn free(allocation: Allocation) -> Code {
     result.err().unwrap_or(SUCCESS)
 }
 
+/// Takes back one opening of what is from a pool of another process, and with the last one waits for whatever uses it:
+/// later than a stream asks for, never too early. `None` if no such memory begins at `address`.
+pub(super) fn close_of_pool(address: u64) -> Option<Code> {
+    let closed = {
+        let mut memory = memory::lock();
+        memory.allocation_at(address).filter(|found| found.pool != 0)?;
+        memory.close(address)?
+    };
+    let Some(last) = closed else { return Some(SUCCESS) };
+    let code = free(last);
+    super::owners::tell_owners();
+    Some(code)
+}
+
 /// Frees the allocation that begins at `address`; `None` if there is none. Also for
 /// `cuMemFreeAsync`: waiting for everything is later than its stream asks for, never too early.
 pub(super) fn free_heap(address: u64) -> Option<Code> {
-    if let Some(code) = super::shared_pools::close(address) {
+    if let Some(code) = close_of_pool(address) {
         return Some(code);
     }
     let allocation = memory::lock().take(address)?;

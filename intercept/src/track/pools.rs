@@ -7,10 +7,11 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::counted::added;
-use super::heap::{FREED, free_heap};
+use super::heap::{FREED, close_of_pool, free_heap};
 use super::patience::patiently;
 use super::shared_pools;
 use super::support::{enter_at, hold_for, put, synchronize_device, written};
+use super::uses::share_allocations_of;
 use crate::abi::real;
 use crate::abi::types::{
     ACCESS_NONE, Access, Code, ERROR_INVALID_VALUE, ERROR_OUT_OF_MEMORY, LOCATION_DEVICE,
@@ -20,7 +21,7 @@ use crate::abi::types::{
 use crate::state::memory::pools::{After, Asked};
 use crate::state::memory::vmm::Driver;
 use crate::state::{contexts, gate, memory};
-use crate::usage::{self, Kind};
+use crate::usage::{self, Kind, Thing};
 use crate::watch::faults::{self, Why};
 use crate::watch::guard;
 
@@ -171,7 +172,7 @@ fn free(address: u64, stream: Stream) -> Option<Code> {
     let is_of_pool = memory::lock().allocation_at(address).is_some_and(|found| found.pool != 0);
     // In a capture the driver says that it is not memory of a graph.
     let place = if is_of_pool { stream.place()? } else { return None };
-    if let Some(code) = shared_pools::close(address) {
+    if let Some(code) = close_of_pool(address) {
         return Some(code);
     }
     let allocation = memory::lock().take_of_pool(address)?;
@@ -254,14 +255,6 @@ fn open_to(handle: u64, access: &[Access]) -> Result<(), Code> {
     })
 }
 
-/// The driver has destroyed a pool.
-pub(super) fn destroyed(handle: u64) {
-    let mut memory = memory::lock();
-    if let Some((id, _)) = memory.pool(handle) {
-        memory.destroy_pool(&Driver, id);
-    }
-}
-
 /// The functions that take a stream.
 macro_rules! stream_ordered {
     ($($alloc:ident, $from_pool:ident, $free:ident, $per_thread:literal;)*) => {exported! {$(
@@ -324,6 +317,19 @@ exported! {
             let pool = memory.add_pool(written(out), device, asked.most as u64, 0);
             if is_shareable {
                 memory.set_shareable(pool);
+            }
+        }
+        code
+    }
+    fn cuMemPoolDestroy(pool: u64) {
+        share_allocations_of(pool);
+        let kind = Kind::Unsupported(Thing::Pool);
+        let code = usage::ending(&[kind], pool, || call!(cuMemPoolDestroy(pool)));
+        if code == SUCCESS {
+            let _inside = gate::enter();
+            let mut memory = memory::lock();
+            if let Some((id, _)) = memory.pool(pool) {
+                memory.destroy_pool(&Driver, id);
             }
         }
         code

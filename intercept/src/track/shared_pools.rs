@@ -7,9 +7,8 @@ use std::os::fd::{AsFd, IntoRawFd};
 
 use gpucr_wire::peers::{PeerReply, PeerRequest};
 
-use super::heap;
 use super::offered::{For, Offered};
-use super::owners::{ask_owner, ask_owner_about, tell_owners};
+use super::owners::{ask_owner, ask_owner_about};
 use super::support::{put, written};
 use super::tickets;
 use super::uses::{began, shared};
@@ -86,20 +85,6 @@ fn import_pointer(handle: &Offered, pool: u64) -> Result<u64, Code> {
         return Err(ERROR_INVALID_VALUE);
     }
     memory::lock().open_of_pool(&Driver, id, &piece, fd.as_fd(), device)
-}
-
-/// Takes back one opening of what is from a pool of another process, and with the last one waits for whatever uses it:
-/// later than a stream asks for, never too early. `None` if no such memory begins at `address`.
-pub(super) fn close(address: u64) -> Option<Code> {
-    let closed = {
-        let mut memory = memory::lock();
-        memory.allocation_at(address).filter(|found| found.pool != 0)?;
-        memory.close(address)?
-    };
-    let Some(last) = closed else { return Some(SUCCESS) };
-    let code = heap::free(last);
-    tell_owners();
-    Some(code)
 }
 
 /// Sets a device's pool by `set`; that of another process cannot give memory, which the driver does not know of it.

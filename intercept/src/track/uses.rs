@@ -73,7 +73,10 @@ fn disconnecting(place: usize, end: impl FnOnce() -> Code) -> Code {
 }
 
 /// A pool that is destroyed lives on in what was allocated from it.
-fn share_allocations_of(pool: u64) {
+pub(super) fn share_allocations_of(pool: u64) {
+    if !usage::is_live(Kind::Unsupported(Thing::Pool), pool) {
+        return;
+    }
     for address in usage::all_of(Kind::Pool) {
         let mut of = 0u64;
         let out = (&raw mut of).cast::<c_void>();
@@ -113,18 +116,6 @@ ended! {
 }
 
 exported! {
-    fn cuMemPoolDestroy(pool: usize) {
-        let kind = Kind::Unsupported(Thing::Pool);
-        if usage::is_live(kind, pool as u64) {
-            share_allocations_of(pool as u64);
-        }
-        let code = ending(&[kind], pool as u64, || pass_on!(cuMemPoolDestroy(pool)));
-        if code == SUCCESS {
-            let _inside = gate::enter();
-            super::pools::destroyed(pool as u64);
-        }
-        code
-    }
     fn cuGLRegisterBufferObject(buffer: usize) {
         let _inside = gate::enter();
         let code = pass_on!(cuGLRegisterBufferObject(buffer));
@@ -149,8 +140,9 @@ mod tests {
     use crate::abi::table::NAMES;
     use crate::abi::types::POINTER_IS_MANAGED;
     use crate::track::{
-        cuMemAllocFromPoolAsync, cuMemFree_v2, cuMemFreeAsync, cuMemPoolExportToShareableHandle,
-        cuMemPoolImportFromShareableHandle, cuMemPoolImportPointer, cuMipmappedArrayDestroy,
+        cuMemAllocFromPoolAsync, cuMemFree_v2, cuMemFreeAsync, cuMemPoolDestroy,
+        cuMemPoolExportToShareableHandle, cuMemPoolImportFromShareableHandle,
+        cuMemPoolImportPointer, cuMipmappedArrayDestroy,
     };
 
     /// What stands in for a function of the driver.
@@ -237,7 +229,7 @@ mod tests {
             // SAFETY: as for all of these.
             |out| unsafe { cuMemPoolImportFromShareableHandle(out as *mut u64, null, 0, 0) },
             // SAFETY: as for all of these.
-            |handle| unsafe { cuMemPoolDestroy(handle.try_into().expect("a handle")) },
+            |handle| unsafe { cuMemPoolDestroy(handle as u64) },
         );
         lasts(
             "cuMemPoolImportPointer",
@@ -295,12 +287,12 @@ mod tests {
         let (mut address, null) = (0u64, std::ptr::null_mut());
         // SAFETY: what stands in for the driver writes a word to the first argument, and takes anything else.
         unsafe {
-            assert_eq!(cuMemPoolDestroy(POOL), SUCCESS);
+            assert_eq!(cuMemPoolDestroy(POOL as u64), SUCCESS);
             assert_eq!(cuMemAllocFromPoolAsync(&raw mut address, 100, POOL as u64, 0), SUCCESS);
             assert_eq!(uses(), (0, vec![]));
             assert_eq!(cuMemPoolExportToShareableHandle(null, POOL as u64, 1, 0), SUCCESS);
             assert_eq!(uses(), (0, vec!["cuMemPoolExportToShareableHandle".to_owned()]));
-            assert_eq!(cuMemPoolDestroy(POOL), SUCCESS);
+            assert_eq!(cuMemPoolDestroy(POOL as u64), SUCCESS);
             assert_eq!(uses(), (1, vec![]));
             assert_eq!(cuMemFreeAsync(address, 0), SUCCESS);
         }

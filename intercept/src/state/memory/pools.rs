@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use gpucr_wire::CHUNK_SIZE;
 
 use super::heap::{Allocation, LARGE};
-use super::shared_pools::Sharing;
+use super::opened::Origin;
 use super::space::round_up;
 use super::vmm::Vmm;
 use super::{Memory, lock};
@@ -62,6 +62,17 @@ struct Freed {
     allocation: Allocation,
     /// `None` once nothing uses it any more.
     after: Option<After>,
+}
+
+/// Whether a pool is shared with other processes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Sharing {
+    /// It cannot be.
+    Not,
+    /// Others may be given it.
+    Shareable,
+    /// It is another process's: which, and to which devices besides its own its memory is open here.
+    Imported(Origin, Vec<i32>),
 }
 
 /// A pool whose memory is the heap's.

@@ -7,20 +7,10 @@ use std::os::fd::BorrowedFd;
 use gpucr_wire::peers::Piece;
 
 use super::opened::{Offer, Origin};
+use super::pools::Sharing;
 use super::vmm::Vmm;
 use super::{Allocation, Memory};
 use crate::abi::types::{Code, ERROR_INVALID_VALUE};
-
-/// Whether a pool is shared with other processes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Sharing {
-    /// It cannot be.
-    Not,
-    /// Others may be given it.
-    Shareable,
-    /// It is another process's: which, and to which devices besides its own its memory is open here.
-    Imported(Origin, Vec<i32>),
-}
 
 impl Memory {
     /// The program may share this pool, which has just been made.
