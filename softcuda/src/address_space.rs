@@ -82,8 +82,11 @@ fn is_in(granules: &Granules, address: u64, size: u64) -> bool {
     if address >= WINDOW && last < WINDOW + WINDOW_SIZE {
         let first = (address - WINDOW) / GRANULE;
         let last = (last - WINDOW) / GRANULE;
-        return (first..=last).all(|granule| has(granules, granule));
+        if (first..=last).all(|granule| has(granules, granule)) {
+            return true;
+        }
     }
+    // A program may have put memory of its own where it has reserved addresses.
     is_registered_host(address, size)
 }
 

@@ -268,7 +268,8 @@ impl Saved {
         let mut physical = Vec::new();
         let mut shared = false;
         for memory in all {
-            shared |= memory.imported || memory.exported.load(Ordering::Relaxed);
+            // Seen with driver 580: host memory of `cuMemCreate` loses the process as shared memory does.
+            shared |= memory.imported || memory.exported.load(Ordering::Relaxed) || memory.is_host;
             let view = view_of(&memory)?;
             let bytes = keep(view.address.cast(), memory.size, memory.device)?;
             physical.push((memory, bytes));

@@ -75,8 +75,30 @@ pub(crate) fn new_memory(size: u64) -> Outcome<OwnedFd> {
         fallocate(&memory, FallocateFlags::empty(), 0, size).map_err(|_| Code::OUT_OF_MEMORY)?;
         return Ok(memory);
     }
+    new_memfd("softcuda", size)
+}
+
+/// The name of memfds that are host memory.
+const HOST: &str = "softcuda-host";
+
+/// As [`new_memory`], for host memory.
+///
+/// # Errors
+/// `OUT_OF_MEMORY` when the kernel refuses (memory or descriptors).
+pub(crate) fn new_host_memory(size: u64) -> Outcome<OwnedFd> {
+    new_memfd(HOST, size)
+}
+
+/// Whether a descriptor of this driver is host memory.
+pub(crate) fn is_host_memory(memory: &OwnedFd) -> bool {
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    std::fs::read_link(path)
+        .is_ok_and(|to| to.to_string_lossy().contains(&format!("memfd:{HOST} ")))
+}
+
+fn new_memfd(name: &str, size: u64) -> Outcome<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let make = || Ok(memfd_create("softcuda", flags)?);
+    let make = || Ok(memfd_create(name, flags)?);
     let memory = descriptors::keep(make).map_err(|_| Code::OUT_OF_MEMORY)?;
     ftruncate(&memory, size).map_err(|_| Code::OUT_OF_MEMORY)?;
     fcntl_add_seals(&memory, SEALS).map_err(|_| Code::OUT_OF_MEMORY)?;

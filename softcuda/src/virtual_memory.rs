@@ -27,6 +27,8 @@ pub(crate) struct Physical {
     pub(crate) size: u64,
     /// Ordinal of the device.
     pub(crate) device: usize,
+    /// It is host memory, which counts on no device.
+    pub(crate) is_host: bool,
     /// The handle types that it was created with.
     pub(crate) handle_types: u32,
     /// It came from another process (or from this one, through a descriptor).
@@ -99,11 +101,32 @@ pub(crate) fn create(device: usize, size: u64, handle_types: u32) -> Outcome<u64
     Ok(add_handle(Physical {
         size,
         device,
+        is_host: false,
         handle_types,
         imported: false,
         exported: AtomicBool::new(false),
         memory: Mutex::new(Some(memory)),
         counted: AtomicBool::new(true),
+    }))
+}
+
+/// Creates host memory, zeroed, and a handle to it.
+///
+/// # Errors
+/// As for [`create`].
+pub(crate) fn create_on_host(size: u64, handle_types: u32) -> Outcome<u64> {
+    if size == 0 || !is_whole(size) {
+        return Err(Code::INVALID_VALUE);
+    }
+    Ok(add_handle(Physical {
+        size,
+        device: 0,
+        is_host: true,
+        handle_types,
+        imported: false,
+        exported: AtomicBool::new(false),
+        memory: Mutex::new(Some(device_memory::new_host_memory(size)?)),
+        counted: AtomicBool::new(false),
     }))
 }
 
@@ -178,15 +201,19 @@ pub(crate) fn import(device: usize, memory: impl AsFd) -> Outcome<u64> {
     let above = memory.as_fd().as_raw_fd();
     let memory = descriptors::keep(|| Ok(fcntl_dupfd_cloexec(&memory, above)?));
     let memory = memory.map_err(|_| Code::OPERATING_SYSTEM)?;
-    device_memory::charge_existing(device, size);
+    let is_host = device_memory::is_host_memory(&memory);
+    if !is_host {
+        device_memory::charge_existing(device, size);
+    }
     Ok(add_handle(Physical {
         size,
         device,
+        is_host,
         handle_types: POSIX_FILE_DESCRIPTOR,
         imported: true,
         exported: AtomicBool::new(false),
         memory: Mutex::new(Some(memory)),
-        counted: AtomicBool::new(true),
+        counted: AtomicBool::new(!is_host),
     }))
 }
 

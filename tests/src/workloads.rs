@@ -22,7 +22,7 @@ pub const REFUSED: [&str; 2] = ["sharer", "headless"];
 pub const LARGE: [&str; 1] = ["one-block"];
 
 /// The workloads whose processes share device memory; `e2e/groups.rs` has them.
-pub const GROUPS: [&str; 5] = ["ring", "ahead", "handles", "lent", "signals"];
+pub const GROUPS: [&str; 6] = ["ring", "ahead", "handles", "lent", "host-blocks", "signals"];
 
 /// The workload that uses all devices; `e2e/groups.rs` has it.
 pub const DEVICES: [&str; 1] = ["devices"];

@@ -17,6 +17,7 @@ mod gpu;
 mod handles;
 mod headless;
 mod histogram;
+mod host_blocks;
 mod host_memory;
 mod indirect;
 mod ipc;
@@ -60,7 +61,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 46] = [
+const WORKLOADS: [(&str, Workload); 47] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -102,6 +103,7 @@ const WORKLOADS: [(&str, Workload); 46] = [
     ("ahead", ahead::run),
     ("handles", handles::run),
     ("lent", lent::run),
+    ("host-blocks", host_blocks::run),
     ("signals", signals::run),
     ("devices", devices::run),
     ("long-blocks", long_blocks::run),

@@ -149,6 +149,8 @@ wire_struct! {
         pub device: [u8; 16],
         /// The types of handles for which its owner has made it.
         pub handle_types: u32,
+        /// 0 for memory of that device; for host memory one more than the number of its NUMA node.
+        pub node: u32,
     }
 }
 
@@ -183,7 +185,7 @@ mod tests {
         assert_eq!(PeerRequest::from_bytes(&request.to_bytes()), Ok(request));
         let request = PeerRequest::Import { owner: [1; 16], block: 2, opener: [4; 16] };
         assert_eq!(PeerRequest::from_bytes(&request.to_bytes()), Ok(request));
-        let block = Whole { size: 1 << 21, device: [3; 16], handle_types: 1 };
+        let block = Whole { size: 1 << 21, device: [3; 16], handle_types: 1, node: 0 };
         let reply = PeerReply::Imported { block };
         assert_eq!(PeerReply::from_bytes(&reply.to_bytes()), Ok(reply));
         let piece = Piece { block: 1, block_size: 2, device: [3; 16], offset: 0, size: 1 };

@@ -140,6 +140,7 @@ real_functions! {
     fn cuMemHostRegister_v2(address: u64, size: usize, flags: u32);
     fn cuMemFreeHost(address: u64);
     fn cuMemHostUnregister(address: u64);
+    fn cuMemGetAccess(flags: *mut u64, location: *const Location, address: u64);
     fn cuMemHostGetDevicePointer_v2(out: *mut u64, address: *mut c_void, flags: u32);
     fn cuEventCreate(out: *mut u64, flags: u32);
     fn cuEventRecord(event: u64, stream: u64);

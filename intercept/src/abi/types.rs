@@ -32,6 +32,8 @@ pub(crate) const ERROR_ILLEGAL_ADDRESS: Code = 700;
 pub(crate) const ERROR_LAUNCH_TIMEOUT: Code = 702;
 pub(crate) const ERROR_CONTEXT_IS_DESTROYED: Code = 709;
 pub(crate) const ERROR_ASSERT: Code = 710;
+/// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`
+pub(crate) const ERROR_NOT_REGISTERED: Code = 713;
 pub(crate) const ERROR_HARDWARE_STACK_ERROR: Code = 714;
 pub(crate) const ERROR_LAUNCH_FAILED: Code = 719;
 pub(crate) const ERROR_NOT_SUPPORTED: Code = 801;
@@ -41,6 +43,8 @@ pub(crate) const ERROR_UNKNOWN: Code = 999;
 pub(crate) const ALLOCATION_PINNED: u32 = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`
 pub(crate) const LOCATION_DEVICE: u32 = 1;
+/// `CU_MEM_LOCATION_TYPE_HOST_NUMA`
+pub(crate) const LOCATION_HOST_NUMA: u32 = 3;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
 pub(crate) const HANDLE_POSIX_FD: u32 = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_NONE`
@@ -73,6 +77,7 @@ pub(crate) const POOL_USED_HIGH: u32 = 8;
 pub(crate) const ATTRIBUTE_POOL_HANDLES: u32 = 119;
 /// `CU_POINTER_ATTRIBUTE_*`
 pub(crate) const POINTER_CONTEXT: u32 = 1;
+pub(crate) const POINTER_MEMORY_TYPE: u32 = 2;
 pub(crate) const POINTER_SYNC_MEMOPS: u32 = 6;
 pub(crate) const POINTER_BUFFER_ID: u32 = 7;
 pub(crate) const POINTER_IS_MANAGED: u32 = 8;
@@ -116,6 +121,8 @@ const FORMAT_SIGNED_32: u32 = 0x0a;
 const FORMAT_HALF: u32 = 0x10;
 const FORMAT_FLOAT: u32 = 0x20;
 
+/// `CU_MEMORYTYPE_HOST`
+pub(crate) const MEMORY_HOST: u32 = 1;
 /// `CU_MEMORYTYPE_DEVICE`
 pub(crate) const MEMORY_DEVICE: u32 = 2;
 /// `CU_MEMORYTYPE_UNIFIED`
@@ -131,6 +138,13 @@ pub(crate) const OPERAND_ARRAY: u32 = 2;
 pub(crate) struct Location {
     pub(crate) kind: u32,
     pub(crate) id: i32,
+}
+
+impl Location {
+    /// Whether it is host memory, by whichever of the names for it: those of a NUMA node, or of the thread's, too.
+    pub(crate) fn is_host(self) -> bool {
+        (LOCATION_DEVICE + 1..=LOCATION_HOST_NUMA + 1).contains(&self.kind)
+    }
 }
 
 /// `CUmemAllocationProp`
@@ -580,6 +594,7 @@ mod tests {
             (POOL_USED, CU_MEMPOOL_ATTR_USED_MEM_CURRENT as u32),
             (POOL_USED_HIGH, CU_MEMPOOL_ATTR_USED_MEM_HIGH as u32),
             (POINTER_CONTEXT, CU_POINTER_ATTRIBUTE_CONTEXT as u32),
+            (POINTER_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as u32),
             (POINTER_SYNC_MEMOPS, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS as u32),
             (POINTER_BUFFER_ID, CU_POINTER_ATTRIBUTE_BUFFER_ID as u32),
             (POINTER_IS_MANAGED, CU_POINTER_ATTRIBUTE_IS_MANAGED as u32),

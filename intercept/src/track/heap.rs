@@ -7,10 +7,12 @@ use super::patience::patiently;
 use super::support::{enter_at, hold_for_context, put, synchronize_device};
 use crate::abi::real;
 use crate::abi::types::{
-    Code, ERROR_INVALID_VALUE, POINTER_ALLOWED_HANDLE_TYPES, POINTER_BUFFER_ID, POINTER_CONTEXT,
-    POINTER_IS_LEGACY_IPC_CAPABLE, POINTER_MAPPING_BASE, POINTER_MAPPING_SIZE, POINTER_POOL,
-    POINTER_RANGE_SIZE, POINTER_RANGE_START, POINTER_SYNC_MEMOPS, SUCCESS,
+    Code, ERROR_INVALID_VALUE, MEMORY_HOST, POINTER_ALLOWED_HANDLE_TYPES, POINTER_BUFFER_ID,
+    POINTER_CONTEXT, POINTER_IS_LEGACY_IPC_CAPABLE, POINTER_MAPPING_BASE, POINTER_MAPPING_SIZE,
+    POINTER_MEMORY_TYPE, POINTER_POOL, POINTER_RANGE_SIZE, POINTER_RANGE_START,
+    POINTER_SYNC_MEMOPS, SUCCESS,
 };
+use crate::state::memory::host::Seen;
 use crate::state::memory::vmm::Driver;
 use crate::state::memory::{self, Allocation};
 use crate::state::{contexts, gate};
@@ -133,15 +135,30 @@ pub(super) fn free_heap(address: u64) -> Option<Code> {
     Some(code)
 }
 
+/// An answer to what a program asks about a pointer.
+enum Value {
+    Word(u64),
+    Flag(u32),
+}
+
+impl Value {
+    /// `out` is where the program wants a value of the attribute's type.
+    fn write(self, out: *mut c_void) {
+        // SAFETY: by the function's contract there is room for it.
+        unsafe {
+            match self {
+                Self::Word(value) => out.cast::<u64>().write_unaligned(value),
+                Self::Flag(value) => out.cast::<u32>().write_unaligned(value),
+            }
+        }
+    }
+}
+
 /// What a program asks about a pointer, where the answer for memory of the heap is not that for
 /// the block it lies in.
 ///
 /// `pool` is the driver's name of the pool that it is from, 0 for none.
 fn attribute(attribute: u32, allocation: &Allocation, pool: u64, out: *mut c_void) -> bool {
-    enum Value {
-        Word(u64),
-        Flag(u32),
-    }
     let value = match attribute {
         POINTER_CONTEXT => Value::Word(allocation.context),
         POINTER_SYNC_MEMOPS => Value::Flag(allocation.synchronous.into()),
@@ -155,21 +172,32 @@ fn attribute(attribute: u32, allocation: &Allocation, pool: u64, out: *mut c_voi
         POINTER_ALLOWED_HANDLE_TYPES => Value::Word(0),
         _ => return false,
     };
-    // SAFETY: by the function's contract there is room for a value of the attribute's type.
-    unsafe {
-        match value {
-            Value::Word(value) => out.cast::<u64>().write_unaligned(value),
-            Value::Flag(value) => out.cast::<u32>().write_unaligned(value),
-        }
-    }
+    value.write(out);
     true
 }
 
 /// The same for whatever is at an address; `false` if it is not in the heap.
 fn told(which: u32, address: u64, out: *mut c_void) -> bool {
     let memory = memory::lock();
-    let found = memory.allocation_at(address);
-    found.is_some_and(|found| attribute(which, found, memory.pool_handle(found), out))
+    if let Some(found) = memory.allocation_at(address) {
+        return attribute(which, found, memory.pool_handle(found), out);
+    }
+    memory.seen_host(address).is_some_and(|seen| host_attribute(which, &seen, out))
+}
+
+/// The same for host memory of `cuMemCreate`, where the answer is not that for memory that was registered.
+fn host_attribute(attribute: u32, seen: &Seen, out: *mut c_void) -> bool {
+    let value = match attribute {
+        // It is of no context.
+        POINTER_CONTEXT => Value::Word(0),
+        POINTER_MEMORY_TYPE => Value::Flag(MEMORY_HOST),
+        POINTER_RANGE_START | POINTER_MAPPING_BASE => Value::Word(seen.address),
+        POINTER_RANGE_SIZE | POINTER_MAPPING_SIZE => Value::Word(seen.size),
+        POINTER_ALLOWED_HANDLE_TYPES => Value::Word(seen.handle_types.into()),
+        _ => return false,
+    };
+    value.write(out);
+    true
 }
 
 exported! {

@@ -52,6 +52,7 @@ mod contexts;
 mod counted;
 mod events;
 mod heap;
+mod host_blocks;
 mod ipc;
 mod offered;
 mod owners;

@@ -78,7 +78,9 @@ pub(super) fn import(ticket: &Offered) -> Result<u64, Code> {
     let Some((PeerReply::Imported { block: whole }, fd)) = ask_owner(ticket, &request) else {
         return Err(ERROR_INVALID_VALUE);
     };
-    let device = real::device_of(whole.device).ok_or(ERROR_INVALID_DEVICE)?;
+    // Host memory is of no device.
+    let device = if whole.node == 0 { real::device_of(whole.device) } else { Some(0) };
+    let device = device.ok_or(ERROR_INVALID_DEVICE)?;
     let origin = memory::Origin { owner, pid, namespace, block };
     memory::lock().import(&Driver, origin, &whole, device, fd.as_fd())
 }

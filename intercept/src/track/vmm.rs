@@ -1,10 +1,11 @@
 //! The program's own virtual memory management. Its device memory is followed, and so is that of other
-//! processes under the shim; what it makes of host memory or takes from others is forwarded, and counted as
-//! long as it lives.
+//! processes under the shim; host memory is [the kernel's](crate::state::memory::host); what it takes from others is
+//! forwarded, and counted as long as it lives.
 
 use std::ffi::c_void;
 use std::os::fd::IntoRawFd;
 
+use super::host_blocks::{self, Pins};
 use super::offered::For;
 use super::owners::tell_owners;
 use super::patience::patiently;
@@ -13,7 +14,7 @@ use super::tickets;
 use crate::abi::real;
 use crate::abi::types::{
     ALLOCATION_PINNED, Access, AllocationProp, ArrayMapInfo, Code, ERROR_INVALID_VALUE,
-    ERROR_OUT_OF_MEMORY, HANDLE_POSIX_FD, LOCATION_DEVICE, SUCCESS,
+    ERROR_OUT_OF_MEMORY, HANDLE_POSIX_FD, LOCATION_DEVICE, Location, SUCCESS,
 };
 use crate::state::memory::vmm::Driver;
 use crate::state::memory::{self, IMPORT};
@@ -82,6 +83,10 @@ exported! {
         // refuses our addition to what was asked for, and then the program gets what it wants.
         let mut memory = memory::lock();
         let code = call!(cuMemCreate(out, size, prop, flags));
+        if code == SUCCESS && asked.location.is_host() {
+            drop(memory);
+            return put(out, host_blocks::in_place_of(written(out), size as u64));
+        }
         if code == SUCCESS && (ours || !device) {
             memory.foreign_made(written(out), "cuMemCreate");
         }
@@ -90,8 +95,13 @@ exported! {
     fn cuMemRelease(handle: u64) {
         let _inside = enter_whole();
         let mut memory = memory::lock();
-        if let Some(code) = memory.release_handle(&Driver, handle) {
+        let released = memory.release_handle(&Driver, handle);
+        if let Some(code) = released.or_else(|| memory.release_host(handle)) {
             return after_release(memory, code);
+        }
+        // A driver takes handles for addresses: it would not come back from one that is gone.
+        if memory::is_marked(handle) {
+            return ERROR_INVALID_VALUE;
         }
         let code = call!(cuMemRelease(handle));
         if code == SUCCESS {
@@ -104,9 +114,15 @@ exported! {
         let mut memory = memory::lock();
         if flags == 0 {
             let mapped = memory.map(&Driver, address, size as u64, offset as u64, handle);
+            let mapped = mapped.or_else(|| {
+                memory.map_host(address, size as u64, offset as u64, handle)
+            });
             if let Some(result) = mapped {
                 return result.err().unwrap_or(SUCCESS);
             }
+        }
+        if memory::is_marked(handle) {
+            return ERROR_INVALID_VALUE;
         }
         let code = call!(cuMemMap(address, size, offset, handle, flags));
         if code == SUCCESS {
@@ -119,6 +135,9 @@ exported! {
         let mut memory = memory::lock();
         if memory.touches_heap(address, size as u64) {
             return ERROR_INVALID_VALUE;
+        }
+        if let Some(result) = memory.unmap_host(&Pins, address, size as u64) {
+            return after_release(memory, result.err().unwrap_or(SUCCESS));
         }
         let code = call!(cuMemUnmap(address, size));
         if code == SUCCESS {
@@ -133,18 +152,45 @@ exported! {
         if memory.touches_heap(address, size as u64) {
             return ERROR_INVALID_VALUE;
         }
+        if access.is_null() {
+            return call!(cuMemSetAccess(address, size, access, count));
+        }
+        // SAFETY: not null, and by the function's contract so many.
+        let given = unsafe { std::slice::from_raw_parts(access, count) };
+        if let Some(result) = memory.set_host_access(&Pins, address, size as u64, given) {
+            return result.err().unwrap_or(SUCCESS);
+        }
         let code = call!(cuMemSetAccess(address, size, access, count));
-        if code == SUCCESS && !access.is_null() {
-            // SAFETY: the driver has just read that many.
-            let access = unsafe { std::slice::from_raw_parts(access, count) };
-            memory.access_set(address, size as u64, access);
+        if code == SUCCESS {
+            memory.access_set(address, size as u64, given);
         }
         code
+    }
+    fn cuMemGetAccess(flags: *mut u64, location: *const Location, address: u64) {
+        let _inside = enter_whole();
+        // SAFETY: by the function's contract null or a location.
+        let seen = unsafe { location.as_ref() }
+            .and_then(|location| memory::lock().host_access(address, *location));
+        match seen {
+            Some(seen) => put(flags, Ok(seen.into())),
+            None => call!(cuMemGetAccess(flags, location, address)),
+        }
     }
     fn cuMemExportToShareableHandle(out: *mut c_void, handle: u64, kind: u32, flags: u64) {
         let _inside = enter_whole();
         let mut memory = memory::lock();
+        if let Some(offered) = memory.offer_host(handle, kind) {
+            drop(memory);
+            if flags != 0 || kind != HANDLE_POSIX_FD {
+                return ERROR_INVALID_VALUE;
+            }
+            let ticket = offered.and_then(|block| tickets::make(For::Block, block));
+            return put(out.cast(), ticket.map(IntoRawFd::into_raw_fd));
+        }
         let Some(asked) = memory.asked_types(handle) else {
+            if memory::is_marked(handle) {
+                return ERROR_INVALID_VALUE;
+            }
             let code = call!(cuMemExportToShareableHandle(out, handle, kind, flags));
             if code == SUCCESS {
                 memory.foreign_used(handle, "cuMemExportToShareableHandle");
@@ -188,7 +234,8 @@ exported! {
             return ERROR_INVALID_VALUE;
         }
         let mut memory = memory::lock();
-        if let Some(result) = memory.retain(address as u64) {
+        let retained = memory.retain(address as u64);
+        if let Some(result) = retained.or_else(|| memory.retain_host(address as u64).map(Ok)) {
             return put(out, result);
         }
         let code = call!(cuMemRetainAllocationHandle(out, address));
@@ -200,7 +247,13 @@ exported! {
     fn cuMemGetAllocationPropertiesFromHandle(prop: *mut AllocationProp, handle: u64) {
         let _inside = enter_whole();
         let memory = memory::lock();
+        if let Some(host) = memory.host_properties(handle) {
+            return put(prop, Ok(host));
+        }
         let real = memory.real_handle(handle);
+        if memory::is_marked(real) {
+            return ERROR_INVALID_VALUE;
+        }
         let code = call!(cuMemGetAllocationPropertiesFromHandle(prop, real));
         if code == SUCCESS
             && !prop.is_null()
@@ -224,6 +277,10 @@ exported! {
     fn cuMemAddressFree(address: u64, size: usize) {
         let _inside = enter_whole();
         let mut memory = memory::lock();
+        // The driver refuses it where something is mapped.
+        if memory.has_host(address, size as u64) {
+            return ERROR_INVALID_VALUE;
+        }
         let code = call!(cuMemAddressFree(address, size));
         if code == SUCCESS {
             memory.unreserved(address);
@@ -273,6 +330,9 @@ exported! {
         let _inside = enter_whole();
         let mut memory = memory::lock();
         let real = memory.real_handle(handle);
+        if memory::is_marked(real) {
+            return ERROR_INVALID_VALUE;
+        }
         let code = call!(cuMulticastBindMem(multicast, offset, real, handle_offset, size, flags));
         if code == SUCCESS {
             memory.foreign_used(multicast, "cuMulticastBindMem");
@@ -285,6 +345,9 @@ exported! {
     ) {
         let _inside = enter_whole();
         let real = memory::lock().real_handle(handle);
+        if memory::is_marked(real) {
+            return ERROR_INVALID_VALUE;
+        }
         let code = call!(cuMulticastBindMem_v2(
             multicast, device, offset, real, handle_offset, size, flags
         ));
@@ -299,6 +362,9 @@ exported! {
     ) {
         let _inside = enter_whole();
         let real = memory::lock().real_handle(handle);
+        if memory::is_marked(real) {
+            return ERROR_INVALID_VALUE;
+        }
         let code = call!(cuLogicalEndpointBindMem(
             endpoint, device, offset, real, handle_offset, size, flags
         ));

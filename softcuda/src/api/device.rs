@@ -109,6 +109,8 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
                 -1
             }
         }
+        // Host memory of `cuMemCreate`, of NUMA nodes and without that.
+        141 | 145 => (settings().vmm != Vmm::None).into(),
         120 => (generation.capability >= (9, 0)).into(), // clusters
         // Everything else that exists: textures, arrays, ...
         21..=29

@@ -62,7 +62,7 @@ fn find(address: u64) -> Option<Pointer> {
             address,
             start,
             size: mapping.size,
-            kind: DEVICE,
+            kind: if mapping.physical.is_host { HOST } else { DEVICE },
             context: 0,
             device: mapping.physical.device as i32,
             id: mapping.id,
@@ -182,11 +182,20 @@ impl Value {
 }
 
 impl Pointer {
+    /// Whether it is host memory of `cuMemCreate` to which nobody has access.
+    fn is_bare_host(&self) -> bool {
+        self.is_mapping && self.kind == HOST && !address_space::is_accessible(self.address, 1)
+    }
+
     fn attribute(&self, number: u32) -> Outcome<Value> {
         Ok(match number {
             1 if self.context != 0 => Value::Long(self.context),
+            // Host memory of `cuMemCreate` is of none.
+            1 if self.kind == HOST => Value::Long(0),
             1 => Value::Long(context::top().map_or(0, |context| context.handle)),
             2 => Value::Word(self.kind),
+            // As long as nobody has access to such memory, driver 580 tells no address.
+            3 | 4 if self.is_bare_host() => return Err(Code::INVALID_VALUE),
             3 => Value::Long(self.address),
             4 if self.kind == HOST || self.is_managed => Value::Long(self.address),
             4 => return Err(Code::INVALID_VALUE),
@@ -197,7 +206,7 @@ impl Pointer {
             10 => Value::Bool(device_memory::find(self.address).is_some()), // legacy IPC
             11 => Value::Long(self.start),
             12 => Value::Long(self.size),
-            13 => Value::Bool(address_space::is_accessible(self.address, 1)),
+            13 => Value::Bool(self.kind == HOST || address_space::is_accessible(self.address, 1)),
             14 => Value::Long(self.shareable.into()),
             15 => Value::Bool(false), // RDMA
             16 => Value::Word(address_space::access(self.address) as u32),

@@ -26,6 +26,10 @@ const PAGE: u64 = 4096;
 const PINNED: u32 = 1;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub(super) const ON_DEVICE: u32 = 1;
+/// `CU_MEM_LOCATION_TYPE_HOST`.
+const HOST: u32 = 2;
+/// `CU_MEM_LOCATION_TYPE_HOST_NUMA`.
+const HOST_NUMA: u32 = 3;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 pub(super) const READ_WRITE: u32 = 3;
 
@@ -64,10 +68,21 @@ impl Location {
             _ => Err(Code::INVALID_VALUE),
         }
     }
+
+    /// Whether it is host memory as `cuMemCreate` gives it to driver 580 on a host with one NUMA node.
+    fn is_host(&self) -> bool {
+        matches!((self.kind, self.id), (HOST | HOST_NUMA, 0))
+    }
+}
+
+/// Where physical memory is.
+enum Place {
+    Device(usize),
+    Host,
 }
 
 impl Properties {
-    fn check(&self) -> Outcome<usize> {
+    fn check(&self) -> Outcome<Place> {
         if self.kind != PINNED {
             return Err(Code::INVALID_VALUE);
         }
@@ -76,7 +91,13 @@ impl Properties {
             return Err(Code::NOT_SUPPORTED);
         }
         check_there()?;
-        self.location.device()
+        match self.location.kind {
+            ON_DEVICE => self.location.device().map(Place::Device),
+            // Other processes get what is said to be of a node. Codes as driver 580 gives them.
+            HOST if self.handle_types != 0 => Err(Code::INVALID_VALUE),
+            _ if self.location.is_host() => Ok(Place::Host),
+            _ => Err(Code::INVALID_VALUE),
+        }
     }
 }
 
@@ -123,11 +144,15 @@ driver_api! {
     call fn cuMemCreate(out: Out<u64>, size: usize, properties: In<Properties>, flags: u64) {
         out.check()?;
         let properties = properties.get()?;
-        let device = properties.check()?;
+        let place = properties.check()?;
         if flags != 0 {
             return Err(Code::INVALID_VALUE);
         }
-        out.set(virtual_memory::create(device, size as u64, properties.handle_types)?)
+        let (size, types) = (size as u64, properties.handle_types);
+        out.set(match place {
+            Place::Device(device) => virtual_memory::create(device, size, types)?,
+            Place::Host => virtual_memory::create_on_host(size, types)?,
+        })
     }
 
     call fn cuMemRelease(handle: u64) {
@@ -152,10 +177,14 @@ driver_api! {
             return Err(Code::INVALID_VALUE);
         }
         // Devices are one processor here: each has what any of them is given.
+        let is_host = virtual_memory::find(address).is_some_and(|(_, at)| at.physical.is_host);
         let mut most = address_space::Access::None;
         for index in 0..count {
             let access = access.at(index)?;
-            access.location.device()?;
+            // What the host may do with its memory, devices may do with it here, and the reverse.
+            if !(is_host && access.location.is_host()) {
+                access.location.device()?;
+            }
             most = most.max(access.flags.try_into()?);
         }
         let set = || virtual_memory::set_access(address, size as u64, most);
@@ -167,8 +196,11 @@ driver_api! {
     }
 
     call fn cuMemGetAccess(out: Out<u64>, location: In<Location>, address: u64) {
-        location.get()?.device()?;
+        let location = location.get()?;
         let (_, mapping) = virtual_memory::find(address).ok_or(Code::INVALID_VALUE)?;
+        if !(mapping.physical.is_host && location.is_host()) {
+            location.device()?;
+        }
         out.set(mapping.access as u64)
     }
 
@@ -223,7 +255,11 @@ driver_api! {
         out.set(Properties {
             kind: PINNED,
             handle_types: physical.handle_types,
-            location: Location { kind: ON_DEVICE, id: physical.device as i32 },
+            location: if physical.is_host {
+                Location { kind: HOST_NUMA, id: 0 }
+            } else {
+                Location { kind: ON_DEVICE, id: physical.device as i32 }
+            },
             metadata: 0,
             compression: 0,
             rdma: 0,

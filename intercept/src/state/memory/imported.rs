@@ -33,10 +33,13 @@ impl Memory {
         id: u64,
         uuid: impl Fn(i32) -> [u8; 16],
     ) -> Offer<Whole> {
+        if let Some(offer) = self.hand_out_host(id) {
+            return offer;
+        }
         let offered = |block: &&Block| block.is_offered && !block.is_opened();
         let Some(block) = self.blocks.get(&id).filter(offered) else { return Offer::Gone };
-        let whole =
-            Whole { size: block.size, device: uuid(block.device), handle_types: block.asked_types };
+        let (device, handle_types) = (uuid(block.device), block.asked_types);
+        let whole = Whole { size: block.size, device, handle_types, node: 0 };
         self.descriptor(vmm, block).map_or_else(|gone| gone, |fd| Offer::Here(whole, fd))
     }
 
@@ -55,6 +58,9 @@ impl Memory {
 
     /// A block of this process is imported here: the handle once more. `None`: it is gone, or was not exported.
     pub(crate) fn import_own(&mut self, id: u64) -> Option<u64> {
+        if let Some(handle) = self.import_own_host(id) {
+            return Some(handle);
+        }
         let block = self.blocks.get_mut(&id).filter(|block| block.is_offered)?;
         block.references += 1;
         Some(handle_of(id))
@@ -72,6 +78,9 @@ impl Memory {
         device: i32,
         fd: BorrowedFd<'_>,
     ) -> Result<u64, Code> {
+        if whole.node != 0 {
+            return self.import_host(origin, whole, fd);
+        }
         let granularity = vmm.device(device)?.granularity.max(1);
         if whole.size == 0 || !whole.size.is_multiple_of(granularity) {
             return Err(ERROR_INVALID_VALUE);

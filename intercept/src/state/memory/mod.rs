@@ -26,6 +26,7 @@ mod attach;
 pub(crate) mod fake;
 mod foreign;
 mod heap;
+pub(crate) mod host;
 mod imported;
 mod opened;
 pub(crate) mod pools;
@@ -40,8 +41,10 @@ use foreign::Foreign;
 pub(crate) use foreign::IMPORT;
 pub(crate) use heap::Allocation;
 use heap::Heap;
+use host::HostMemory;
 pub(crate) use opened::{Offer, Origin};
 use pools::Pools;
+pub(crate) use program::is_marked;
 use space::{Place, Slab};
 use vmm::Vmm;
 
@@ -146,6 +149,7 @@ pub(crate) struct Memory {
     /// Blocks of other processes that were closed, and their owners do not know yet.
     closed: Vec<Origin>,
     foreign: Foreign,
+    host: HostMemory,
     pools: Pools,
 }
 

@@ -266,7 +266,8 @@ impl Memory {
             BlockKind::Opened { owner, .. } => Some(owner),
             _ => None,
         };
-        let owners: BTreeSet<Identity> = self.blocks.values().filter_map(owner).collect();
+        let owners = self.blocks.values().filter_map(owner).chain(self.host.owners());
+        let owners: BTreeSet<Identity> = owners.collect();
         owners.into_iter().collect()
     }
 

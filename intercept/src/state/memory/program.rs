@@ -21,10 +21,19 @@ pub(super) fn handle_of(block: u64) -> u64 {
     HANDLE_MARK | block
 }
 
+/// What one of our handles names.
+pub(super) fn named(handle: u64) -> Option<u64> {
+    (handle & MARK_BITS == HANDLE_MARK).then_some(handle & !MARK_BITS)
+}
+
+/// Whether a handle is or was one of ours, and none of the driver's.
+pub(crate) fn is_marked(handle: u64) -> bool {
+    named(handle).is_some()
+}
+
 impl Memory {
     pub(super) fn block_of(&self, handle: u64) -> Option<u64> {
-        let id = handle & !MARK_BITS;
-        (handle & MARK_BITS == HANDLE_MARK && self.blocks.contains_key(&id)).then_some(id)
+        named(handle).filter(|id| self.blocks.contains_key(id))
     }
 
     /// Whether `handle` is one of ours.
