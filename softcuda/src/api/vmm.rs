@@ -66,13 +66,17 @@ impl Location {
     }
 }
 
+/// The handle types that memory and multicast objects can have.
+pub(super) fn handle_types() -> u32 {
+    if settings().vmm == Vmm::Full { POSIX_FILE_DESCRIPTOR } else { 0 }
+}
+
 impl Properties {
     fn check(&self) -> Outcome<usize> {
         if self.kind != PINNED {
             return Err(Code::INVALID_VALUE);
         }
-        let types = if settings().vmm == Vmm::Full { POSIX_FILE_DESCRIPTOR } else { 0 };
-        if self.handle_types & !types != 0 || self.usage != 0 {
+        if self.handle_types & !handle_types() != 0 || self.usage != 0 {
             return Err(Code::NOT_SUPPORTED);
         }
         check_there()?;
@@ -155,8 +159,9 @@ driver_api! {
         let mut most = address_space::Access::None;
         for index in 0..count {
             let access = access.at(index)?;
-            access.location.device()?;
+            let device = access.location.device()?;
             most = most.max(access.flags.try_into()?);
+            virtual_memory::check_device(address, size as u64, device)?;
         }
         let set = || virtual_memory::set_access(address, size as u64, most);
         if virtual_memory::would_reduce(address, size as u64, most) {
