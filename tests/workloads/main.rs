@@ -25,6 +25,7 @@ mod launcher;
 mod long_blocks;
 mod many_blocks;
 mod mlp;
+mod multicast;
 mod numbers;
 mod one_block;
 mod pinned;
@@ -59,7 +60,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 45] = [
+const WORKLOADS: [(&str, Workload); 46] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -102,6 +103,7 @@ const WORKLOADS: [(&str, Workload); 45] = [
     ("handles", handles::run),
     ("signals", signals::run),
     ("devices", devices::run),
+    ("multicast", multicast::run),
     ("long-blocks", long_blocks::run),
     ("long-loops", long_blocks::run_loops),
     ("random", random::run),
