@@ -28,7 +28,7 @@ use crate::saved_bytes::{Bytes, SharedView, Storage};
 use crate::settings::{MAX_DEVICES, settings};
 use crate::status::{Code, Outcome};
 use crate::switching;
-use crate::virtual_memory::{self, Mapping};
+use crate::virtual_memory::{self, MappedMemory};
 
 /// `CUprocessState`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ struct Checkpoint {
 struct Saved {
     blocks: Vec<(u64, usize, Bytes)>,
     physical: Vec<(Arc<Physical>, Bytes)>,
-    mappings: Vec<(u64, Mapping, Arc<Physical>)>,
+    mappings: Vec<MappedMemory>,
     /// Memory was shared with another process: it cannot be restored.
     shared: bool,
     /// What the caller of a checkpoint or restore has mapped, until that is complete.

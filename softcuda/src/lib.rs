@@ -8,6 +8,7 @@ mod address_space;
 mod api;
 mod arrays;
 mod attributes;
+mod backing;
 mod capture;
 mod checkpoint;
 mod conditions;

@@ -12,6 +12,7 @@ use rustix::fs::fstat;
 use rustix::io::fcntl_dupfd_cloexec;
 
 use crate::address_space::{self, Access, GRANULE};
+use crate::backing::Backing;
 use crate::descriptors;
 use crate::device_memory::{self, charge, refund};
 use crate::handles::new_handle;
@@ -24,16 +25,6 @@ use crate::status::{Code, Outcome};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(crate) const POSIX_FILE_DESCRIPTOR: u32 = 1;
-
-/// What handles and mappings are of.
-#[derive(Clone)]
-pub(crate) enum Backing {
-    /// Memory of a device.
-    Memory(Arc<Physical>),
-    /// Memory of several devices. Nothing lies at its addresses: `multimem` instructions find out what they stand for,
-    /// and whatever else uses them fails. PTX leaves undefined what that does.
-    Multicast(Arc<Object>),
-}
 
 /// A mapping of (a part of) physical memory or of a multicast object.
 #[derive(Clone)]
@@ -53,55 +44,6 @@ pub(crate) struct Mapping {
 struct Handle {
     backing: Backing,
     references: u64,
-}
-
-impl Backing {
-    /// The memory of a device.
-    pub(crate) fn memory(&self) -> Option<&Arc<Physical>> {
-        match self {
-            Backing::Memory(physical) => Some(physical),
-            Backing::Multicast(_) => None,
-        }
-    }
-
-    fn multicast(&self) -> Option<&Arc<Object>> {
-        match self {
-            Backing::Memory(_) => None,
-            Backing::Multicast(object) => Some(object),
-        }
-    }
-
-    /// Size in bytes.
-    fn size(&self) -> u64 {
-        match self {
-            Backing::Memory(physical) => physical.size,
-            Backing::Multicast(object) => object.size(),
-        }
-    }
-
-    /// Ordinal of the device, or of one of them.
-    pub(crate) fn device(&self) -> usize {
-        match self {
-            Backing::Memory(physical) => physical.device,
-            Backing::Multicast(object) => object.device(),
-        }
-    }
-
-    /// Whether other processes can have it.
-    pub(crate) fn is_shareable(&self) -> bool {
-        match self {
-            Backing::Memory(physical) => physical.handle_types != 0,
-            Backing::Multicast(object) => object.is_shareable(),
-        }
-    }
-
-    fn is(&self, other: &Backing) -> bool {
-        match (self, other) {
-            (Backing::Memory(one), Backing::Memory(other)) => Arc::ptr_eq(one, other),
-            (Backing::Multicast(one), Backing::Multicast(other)) => Arc::ptr_eq(one, other),
-            _ => false,
-        }
-    }
 }
 
 #[derive(Default)]
@@ -388,9 +330,12 @@ pub(crate) fn any_mapped(address: u64, size: u64) -> bool {
         .is_some_and(|(start, mapping)| start + mapping.size > address)
 }
 
-/// All mappings of memory with their addresses, and all physical memory that has a handle or a mapping or is bound to a
+/// A mapping of memory with its address.
+pub(crate) type MappedMemory = (u64, Mapping, Arc<Physical>);
+
+/// All mappings of memory, and all physical memory that has a handle or a mapping or is bound to a
 /// multicast object.
-pub(crate) fn everything() -> (Vec<(u64, Mapping, Arc<Physical>)>, Vec<Arc<Physical>>) {
+pub(crate) fn everything() -> (Vec<MappedMemory>, Vec<Arc<Physical>>) {
     let left = multicast::left_bound();
     let state = STATE.lock();
     let mappings = state.mappings.iter();
