@@ -103,6 +103,9 @@ mod tests {
             "cvta.param.u64",
             "alloca.u64",
             "st.async.b32",
+            "multimem.ld_reduce.relaxed.sys.global.add.u32",
+            "multimem.st.weak.global.v4.f32",
+            "multimem.red.release.gpu.add.u32",
         ] {
             assert_eq!(class(other), None, "{other}");
         }

@@ -11,7 +11,6 @@ use parking_lot::{Mutex, RwLock};
 use rustix::fd::BorrowedFd;
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
 
-use crate::ptx;
 use crate::status::{Code, Outcome};
 
 /// First address of the window. Linux places heaps, stacks and libraries far above it.
@@ -50,19 +49,6 @@ impl TryFrom<u32> for Access {
             3 => Ok(Access::ReadWrite),
             _ => Err(Code::INVALID_VALUE),
         }
-    }
-}
-
-/// The address space as kernels see it.
-pub(crate) struct DeviceView;
-
-impl ptx::AddressSpace for DeviceView {
-    fn is_mapped(&self, addr: u64, len: usize) -> bool {
-        is_accessible(addr, len as u64)
-    }
-
-    fn is_writable(&self, addr: u64, len: usize) -> bool {
-        is_writable(addr, len as u64)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The driver's own checkpoint: device memory into private host memory and back.
 //!
 //! The states and refusals are those of the real driver. In particular memory that is shared with
-//! another process (exported, imported, through IPC handles) cannot be carried: the checkpoint succeeds, the restore
-//! fails, and the process is lost. The caller must unmap and release it first. Later drivers carry what was
+//! another process (exported, imported, through IPC handles) cannot be carried, and neither can multicast objects: the
+//! checkpoint succeeds, the restore fails, and the process is lost. The caller must unmap and release it first. Later drivers carry what was
 //! shared through IPC handles, see [`crate::drivers`].
 
 use std::sync::Arc;
@@ -21,13 +21,14 @@ use crate::gate;
 use crate::graph_memory;
 use crate::ipc;
 use crate::managed_memory;
+use crate::physical::Physical;
 use crate::placement;
 use crate::pools;
 use crate::saved_bytes::{Bytes, SharedView, Storage};
 use crate::settings::{MAX_DEVICES, settings};
 use crate::status::{Code, Outcome};
 use crate::switching;
-use crate::virtual_memory::{self, Mapping, Physical};
+use crate::virtual_memory::{self, MappedMemory};
 
 /// `CUprocessState`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +68,7 @@ struct Checkpoint {
 struct Saved {
     blocks: Vec<(u64, usize, Bytes)>,
     physical: Vec<(Arc<Physical>, Bytes)>,
-    mappings: Vec<(u64, Mapping)>,
+    mappings: Vec<MappedMemory>,
     /// Memory was shared with another process: it cannot be restored.
     shared: bool,
     /// What the caller of a checkpoint or restore has mapped, until that is complete.
@@ -138,6 +139,7 @@ pub(crate) fn checkpoint(medium: Medium) -> Outcome {
     saved.shared |= pools::any_shared() || ipc::any_of_pools();
     let opened = if carries_ipc { ipc::suspend() } else { ipc::close_all() };
     saved.shared |= !carries_ipc && (opened || device_memory::any_shared());
+    saved.shared |= virtual_memory::close_multicast();
     saved.shared |= events::close_shared();
     device_memory::close_shared();
     saved.let_go();
@@ -283,7 +285,7 @@ impl Saved {
             address_space::unback(*address, bytes.size);
             refund(*device, bytes.size);
         }
-        for (address, mapping) in &self.mappings {
+        for (address, mapping, _) in &self.mappings {
             address_space::unback(*address, mapping.size);
         }
         for (memory, _) in &self.physical {
@@ -355,8 +357,8 @@ impl Saved {
             drop(whole);
             *memory.memory.lock() = Some(file);
         }
-        for (address, mapping) in &self.mappings {
-            let memory = mapping.physical.memory.lock();
+        for (address, mapping, physical) in &self.mappings {
+            let memory = physical.memory.lock();
             let memory = memory.as_ref().ok_or(Code::ILLEGAL_STATE)?;
             address_space::back(*address, mapping.size, memory.as_fd(), mapping.offset)?;
             address_space::protect(*address, mapping.size, mapping.access)?;
@@ -377,7 +379,7 @@ impl Saved {
                 address_space::unback(*address, bytes.size);
             }
         }
-        for (address, mapping) in &self.mappings {
+        for (address, mapping, _) in &self.mappings {
             address_space::unback(*address, mapping.size);
         }
         for (memory, _) in &self.physical {

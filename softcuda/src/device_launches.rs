@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::address_space::DeviceView;
 use crate::context::Context;
 use crate::copy_engine::{self, Fill, Transfer};
+use crate::device_view::DeviceView;
 use crate::kernel_launch::KernelLaunch;
 use crate::modules::{FUNCTIONS, MODULES};
 use crate::ptx::{AddressSpace, Child, Heap, Launcher};

@@ -32,6 +32,13 @@ pub(crate) struct Generation {
     pub(crate) single_to_double: u32,
 }
 
+impl Generation {
+    /// Whether there are devices of it with an NVLink switch that reduces and copies to several devices.
+    pub(crate) fn has_multicast(&self) -> bool {
+        matches!(self.capability, (9, 0) | (10, 0) | (10, 3))
+    }
+}
+
 const fn generation(
     capability: (u32, u32),
     threads: u32,

@@ -5,11 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use crate::address_space::DeviceView;
 use crate::conditions;
 use crate::context::Context;
 use crate::copy_engine::{self, Fill, Transfer};
 use crate::device_launches::{self, Launches, Task, Tasks};
+use crate::device_view::DeviceView;
 use crate::faults;
 use crate::host_calls::HostCall;
 use crate::kernel_launch::KernelLaunch;

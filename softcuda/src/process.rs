@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use crate::device_memory;
 use crate::exclusive;
 use crate::forked::{self, is_forked};
+use crate::multicast;
 use crate::service;
 use crate::settings::{self, settings};
 use crate::shared_events;
@@ -28,6 +29,7 @@ extern "C" fn in_child() {
     // call is refused before it takes one.
     forked::set();
     virtual_memory::close_in_child();
+    multicast::close_left_in_child();
     device_memory::close_in_child();
     shared_events::close_in_child();
     exclusive::close_in_child();

@@ -37,6 +37,8 @@ pub(crate) struct Settings {
     pub(crate) exclusive: bool,
     /// What virtual memory management can do.
     pub(crate) vmm: Vmm,
+    /// Whether devices that can have multicast objects have them.
+    multicast: bool,
     /// Whether there are functions that are newer than all headers.
     pub(crate) newer: bool,
     /// A file that tells of each kernel whether running it a second time changes anything.
@@ -53,6 +55,11 @@ impl Settings {
     /// What a device is.
     pub(crate) fn model(&self, ordinal: usize) -> &Model {
         &self.models[ordinal.min(self.models.len() - 1)]
+    }
+
+    /// Whether a device can be part of a multicast object.
+    pub(crate) fn has_multicast(&self, ordinal: usize) -> bool {
+        self.multicast && self.vmm > Vmm::None && self.model(ordinal).generation.has_multicast()
     }
 
     /// Whether a checkpoint carries memory that is shared through IPC handles.
@@ -127,6 +134,7 @@ pub(crate) fn settings() -> &'static Settings {
                 Some("private") => Vmm::Private,
                 _ => Vmm::Full,
             },
+            multicast: text("SOFTCUDA_MULTICAST").is_none_or(|v| v != "none"),
             newer: text("SOFTCUDA_NEWER").is_some_and(|v| v != "0"),
             twice: text("SOFTCUDA_TWICE").map(PathBuf::from),
             switching: text("SOFTCUDA_SWITCH").and_then(|text| Switching::parse(&text)),

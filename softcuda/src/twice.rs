@@ -2,8 +2,8 @@
 //!
 //! The second time leaves no trace: what it writes is undone, and its output and what it launches are dropped. Meanwhile
 //! no other kernel, copy or fill runs; what a stream writes by `cuStreamWriteValue` is let through, since kernels may wait
-//! for that, and may be lost if it is device memory. Memory of the host, which the program may use at the same time, is not
-//! written the second time: of kernels that would, nothing is known.
+//! for that, and may be lost if it is device memory. Memory of the host, which the program may use at the same time, and
+//! memory behind multicast objects is not written the second time: of kernels that would, nothing is known.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::address_space;
-use crate::ptx::AddressSpace;
+use crate::ptx::{AddressSpace, Replicas};
 use crate::settings::settings;
+use crate::virtual_memory;
 
 /// Held while a kernel, a copy or a fill runs.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -24,10 +25,12 @@ pub(crate) fn alone() -> Option<MutexGuard<'static, ()>> {
     settings().twice.as_ref().map(|_| ALONE.lock())
 }
 
-/// The address space as a kernel sees it the second time: it does not write to memory of the host.
+/// The address space as a kernel sees it the second time: it does not write to memory of the host, nor to multicast
+/// objects, since other processes may use what is behind these.
 #[derive(Default)]
 pub(crate) struct SecondView {
-    host: AtomicBool,
+    /// It would have written there.
+    others: AtomicBool,
 }
 
 impl AddressSpace for SecondView {
@@ -38,9 +41,17 @@ impl AddressSpace for SecondView {
     fn is_writable(&self, addr: u64, len: usize) -> bool {
         let is_device = address_space::in_window(addr);
         if !is_device {
-            self.host.store(true, Ordering::Relaxed);
+            self.others.store(true, Ordering::Relaxed);
         }
         is_device && address_space::is_writable(addr, len as u64)
+    }
+
+    fn replicas(&self, addr: u64, written: bool) -> Option<Replicas> {
+        if written {
+            self.others.store(true, Ordering::Relaxed);
+            return None;
+        }
+        virtual_memory::replicas(addr, false)
     }
 }
 
@@ -53,7 +64,7 @@ pub(crate) fn check(kernel: &str, run: impl FnOnce(&SecondView) -> bool) {
     let ended = run(&view);
     let what = match (before.put_back(), ended) {
         (true, true) => "same",
-        (_, false) if view.host.load(Ordering::Relaxed) => "unknown",
+        (_, false) if view.others.load(Ordering::Relaxed) => "unknown",
         _ => "differs",
     };
     static FILE: OnceLock<Option<Mutex<File>>> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! Virtual memory management: physical memory with handles, mapped into reservations.
+//! Virtual memory management: physical memory and multicast objects with handles, mapped into reservations.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
@@ -12,60 +12,37 @@ use rustix::fs::fstat;
 use rustix::io::fcntl_dupfd_cloexec;
 
 use crate::address_space::{self, Access, GRANULE};
+use crate::backing::Backing;
 use crate::descriptors;
 use crate::device_memory::{self, charge, refund};
 use crate::handles::new_handle;
 use crate::managed_memory;
+use crate::multicast::{self, Object};
+use crate::multicast_table::Properties;
+use crate::physical::Physical;
+use crate::ptx::Replicas;
 use crate::status::{Code, Outcome};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(crate) const POSIX_FILE_DESCRIPTOR: u32 = 1;
 
-/// Physical memory. It lives while a handle or a mapping refers to it, here or elsewhere.
-pub(crate) struct Physical {
-    /// Size in bytes, whole granules.
-    pub(crate) size: u64,
-    /// Ordinal of the device.
-    pub(crate) device: usize,
-    /// It is host memory, which counts on no device.
-    pub(crate) is_host: bool,
-    /// The handle types that it was created with.
-    pub(crate) handle_types: u32,
-    /// It came from another process (or from this one, through a descriptor).
-    pub(crate) imported: bool,
-    /// A descriptor of it was given out.
-    pub(crate) exported: AtomicBool,
-    /// The memory; `None` while the process is checkpointed.
-    pub(crate) memory: Mutex<Option<OwnedFd>>,
-    /// Whether it counts as used on the device; not while the process is checkpointed.
-    pub(crate) counted: AtomicBool,
-}
-
-impl Drop for Physical {
-    fn drop(&mut self) {
-        if self.counted.load(Ordering::Relaxed) {
-            refund(self.device, self.size);
-        }
-    }
-}
-
-/// A mapping of (a part of) physical memory.
+/// A mapping of (a part of) physical memory or of a multicast object.
 #[derive(Clone)]
 pub(crate) struct Mapping {
     /// Size in bytes.
     pub(crate) size: u64,
-    /// Where in the physical memory it begins.
+    /// Where in what is mapped it begins.
     pub(crate) offset: u64,
     /// The access that was granted.
     pub(crate) access: Access,
     /// What is mapped.
-    pub(crate) physical: Arc<Physical>,
+    pub(crate) backing: Backing,
     /// As in `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
     pub(crate) id: u64,
 }
 
 struct Handle {
-    physical: Arc<Physical>,
+    backing: Backing,
     references: u64,
 }
 
@@ -81,11 +58,22 @@ fn is_whole(value: u64) -> bool {
     value.is_multiple_of(GRANULE)
 }
 
-fn add_handle(physical: Physical) -> u64 {
+fn add_handle(backing: Backing) -> u64 {
     let handle = new_handle();
-    let physical = Arc::new(physical);
-    STATE.lock().handles.insert(handle, Handle { physical, references: 1 });
+    STATE.lock().handles.insert(handle, Handle { backing, references: 1 });
     handle
+}
+
+fn add_memory(physical: Physical) -> u64 {
+    add_handle(Backing::Memory(Arc::new(physical)))
+}
+
+/// Creates a multicast object and a handle to it.
+///
+/// # Errors
+/// Those of [`multicast::create`].
+pub(crate) fn create_multicast(properties: Properties) -> Outcome<u64> {
+    Ok(add_handle(Backing::Multicast(multicast::create(properties)?)))
 }
 
 /// Creates physical memory, zeroed, and a handle to it.
@@ -96,9 +84,10 @@ pub(crate) fn create(device: usize, size: u64, handle_types: u32) -> Outcome<u64
     if size == 0 || !is_whole(size) {
         return Err(Code::INVALID_VALUE);
     }
+    multicast::tidy();
     charge(device, size)?;
     let memory = device_memory::new_memory(size).inspect_err(|_| refund(device, size))?;
-    Ok(add_handle(Physical {
+    Ok(add_memory(Physical {
         size,
         device,
         is_host: false,
@@ -118,7 +107,7 @@ pub(crate) fn create_on_host(size: u64, handle_types: u32) -> Outcome<u64> {
     if size == 0 || !is_whole(size) {
         return Err(Code::INVALID_VALUE);
     }
-    Ok(add_handle(Physical {
+    Ok(add_memory(Physical {
         size,
         device: 0,
         is_host: true,
@@ -144,39 +133,54 @@ pub(crate) fn release(handle: u64) -> Outcome {
     Ok(())
 }
 
+fn backing(handle: u64) -> Outcome<Backing> {
+    STATE.lock().handles.get(&handle).map(|h| h.backing.clone()).ok_or(Code::INVALID_VALUE)
+}
+
 /// The physical memory behind a handle.
 ///
 /// # Errors
-/// `INVALID_VALUE` for an unknown handle.
+/// `INVALID_VALUE` for an unknown handle, and for one of a multicast object.
 pub(crate) fn physical(handle: u64) -> Outcome<Arc<Physical>> {
-    STATE.lock().handles.get(&handle).map(|h| h.physical.clone()).ok_or(Code::INVALID_VALUE)
+    backing(handle)?.memory().cloned().ok_or(Code::INVALID_VALUE)
 }
 
-/// A handle to the memory that is mapped at an address, with one more reference.
+/// The multicast object behind a handle.
+///
+/// # Errors
+/// `INVALID_VALUE` for an unknown handle, and for one of memory.
+pub(crate) fn multicast(handle: u64) -> Outcome<Arc<Object>> {
+    backing(handle)?.multicast().cloned().ok_or(Code::INVALID_VALUE)
+}
+
+/// A handle to what is mapped at an address, with one more reference.
 ///
 /// # Errors
 /// `INVALID_VALUE` when nothing is mapped there.
 pub(crate) fn retain(address: u64) -> Outcome<u64> {
     let mut state = STATE.lock();
     let (_, mapping) = state.find(address).ok_or(Code::INVALID_VALUE)?;
-    let known = state.handles.iter_mut().find(|(_, h)| Arc::ptr_eq(&h.physical, &mapping.physical));
+    let known = state.handles.iter_mut().find(|(_, h)| h.backing.is(&mapping.backing));
     if let Some((handle, entry)) = known {
         entry.references += 1;
         return Ok(*handle);
     }
     let handle = new_handle();
-    state.handles.insert(handle, Handle { physical: mapping.physical, references: 1 });
+    state.handles.insert(handle, Handle { backing: mapping.backing, references: 1 });
     Ok(handle)
 }
 
-/// A descriptor for the memory behind a handle.
+/// A descriptor for what is behind a handle.
 ///
 /// # Errors
 /// `INVALID_VALUE` for an unknown handle, one that was created without the POSIX handle type, or
 /// one that was imported (as the real driver, which exports only what the process created);
 /// `OPERATING_SYSTEM` when descriptors run out.
 pub(crate) fn export(handle: u64) -> Outcome<OwnedFd> {
-    let physical = physical(handle)?;
+    let physical = match backing(handle)? {
+        Backing::Memory(physical) => physical,
+        Backing::Multicast(object) => return object.export(),
+    };
     if physical.imported || physical.handle_types & POSIX_FILE_DESCRIPTOR == 0 {
         return Err(Code::INVALID_VALUE);
     }
@@ -187,12 +191,15 @@ pub(crate) fn export(handle: u64) -> Outcome<OwnedFd> {
     Ok(copy)
 }
 
-/// A handle for the memory behind a descriptor, which stays the caller's.
+/// A handle for what is behind a descriptor, which stays the caller's.
 ///
 /// # Errors
-/// `INVALID_VALUE` when the descriptor is not device memory, `OPERATING_SYSTEM` when descriptors
-/// run out.
+/// `INVALID_VALUE` when the descriptor is neither device memory nor a multicast object, `OPERATING_SYSTEM` when
+/// descriptors run out.
 pub(crate) fn import(device: usize, memory: impl AsFd) -> Outcome<u64> {
+    if let Some(object) = multicast::import(&memory)? {
+        return Ok(add_handle(Backing::Multicast(object)));
+    }
     let size = fstat(&memory).map_err(|_| Code::INVALID_VALUE)?.st_size as u64;
     if size == 0 || !is_whole(size) || !device_memory::is_device_memory(&memory) {
         return Err(Code::INVALID_VALUE);
@@ -205,7 +212,7 @@ pub(crate) fn import(device: usize, memory: impl AsFd) -> Outcome<u64> {
     if !is_host {
         device_memory::charge_existing(device, size);
     }
-    Ok(add_handle(Physical {
+    Ok(add_memory(Physical {
         size,
         device,
         is_host,
@@ -217,17 +224,20 @@ pub(crate) fn import(device: usize, memory: impl AsFd) -> Outcome<u64> {
     }))
 }
 
-/// Maps memory into a reservation; not accessible before [`set_access`].
+/// Maps memory or a multicast object into a reservation; not accessible before [`set_access`]. Of an object, this waits
+/// until all devices are added to it.
 ///
 /// # Errors
 /// `INVALID_VALUE` when anything is not whole granules, outside the memory or the reservation, or
 /// overlaps a mapping; `OUT_OF_MEMORY` when the kernel refuses. Nothing is mapped then.
 pub(crate) fn map(address: u64, size: u64, offset: u64, handle: u64) -> Outcome {
+    let backing = backing(handle)?;
+    if let Backing::Multicast(object) = &backing {
+        object.wait_for_devices()?;
+    }
     let mut state = STATE.lock();
-    let entry = state.handles.get(&handle).ok_or(Code::INVALID_VALUE)?;
-    let physical = entry.physical.clone();
     let end = address.checked_add(size).ok_or(Code::INVALID_VALUE)?;
-    let inside = offset.checked_add(size).is_some_and(|last| last <= physical.size);
+    let inside = offset.checked_add(size).is_some_and(|last| last <= backing.size());
     if size == 0
         || ![address, size, offset].into_iter().all(is_whole)
         || !inside
@@ -238,14 +248,14 @@ pub(crate) fn map(address: u64, size: u64, offset: u64, handle: u64) -> Outcome 
     {
         return Err(Code::INVALID_VALUE);
     }
-    {
+    if let Backing::Memory(physical) = &backing {
         let memory = physical.memory.lock();
         let memory = memory.as_ref().ok_or(Code::ILLEGAL_STATE)?;
         address_space::back(address, size, memory.as_fd(), offset)?;
     }
     let id = device_memory::new_buffer_id();
     let access = Access::None;
-    state.mappings.insert(address, Mapping { size, offset, access, physical, id });
+    state.mappings.insert(address, Mapping { size, offset, access, backing, id });
     Ok(())
 }
 
@@ -272,7 +282,16 @@ pub(crate) fn unmap(address: u64, size: u64) -> Outcome {
 pub(crate) fn set_access(address: u64, size: u64, access: Access) -> Outcome {
     let mut state = STATE.lock();
     let covered = state.covered(address, size)?;
-    address_space::protect(address, size, access)?;
+    let memory = |start: &u64| state.mappings.get(start).filter(|m| m.backing.memory().is_some());
+    let all: Option<Vec<_>> = covered.iter().map(memory).collect();
+    if all.is_some() {
+        // One call for the whole range, as in `unmap`.
+        address_space::protect(address, size, access)?;
+    } else {
+        for (start, mapping) in covered.iter().filter_map(|start| Some((start, memory(start)?))) {
+            address_space::protect(*start, mapping.size, access)?;
+        }
+    }
     for start in covered {
         if let Some(mapping) = state.mappings.get_mut(&start) {
             mapping.access = access;
@@ -287,6 +306,38 @@ pub(crate) fn would_reduce(address: u64, size: u64, access: Access) -> bool {
     let state = STATE.lock();
     let end = address.saturating_add(size);
     address < end && state.mappings.range(address..end).any(|(_, mapping)| mapping.access > access)
+}
+
+/// Whether a device may be given access to a range: to multicast objects those alone that were added to them.
+///
+/// # Errors
+/// `ILLEGAL_STATE` for a device that was not, as NVIDIA's forum tells of the driver.
+pub(crate) fn check_device(address: u64, size: u64, device: usize) -> Outcome {
+    let state = STATE.lock();
+    let end = address.saturating_add(size).max(address);
+    let mappings = state.mappings.range(address..end).map(|(_, mapping)| mapping);
+    for object in mappings.filter_map(|mapping| mapping.backing.multicast()) {
+        if !object.has(device)? {
+            return Err(Code::ILLEGAL_STATE);
+        }
+    }
+    Ok(())
+}
+
+/// What a multimem address stands for: as much around it as is one piece of one mapping and of each device's memory.
+/// `None` without the access that is asked for, and where a device has no memory bound.
+pub(crate) fn replicas(address: u64, written: bool) -> Option<Replicas> {
+    let (start, mapping) = find(address)?;
+    let needed = if written { Access::ReadWrite } else { Access::Read };
+    let object = mapping.backing.multicast().filter(|_| mapping.access >= needed)?;
+    let mut found = object.replicas(mapping.offset + (address - start))?;
+    let before = mapping.offset.saturating_sub(found.start);
+    let end = (found.start + found.size).min(mapping.offset + mapping.size);
+    found.places.iter_mut().for_each(|place| *place += before);
+    found.start += before;
+    found.size = end - found.start;
+    found.start = start + (found.start - mapping.offset);
+    Some(found)
 }
 
 /// The mapping that contains an address, and where it begins.
@@ -304,19 +355,36 @@ pub(crate) fn any_mapped(address: u64, size: u64) -> bool {
         .is_some_and(|(start, mapping)| start + mapping.size > address)
 }
 
-/// All mappings with their addresses, and all physical memory that has a handle or a mapping.
-pub(crate) fn everything() -> (Vec<(u64, Mapping)>, Vec<Arc<Physical>>) {
+/// A mapping of memory with its address.
+pub(crate) type MappedMemory = (u64, Mapping, Arc<Physical>);
+
+/// All mappings of memory, and all physical memory that has a handle or a mapping or is bound to a
+/// multicast object.
+pub(crate) fn everything() -> (Vec<MappedMemory>, Vec<Arc<Physical>>) {
+    let left = multicast::left_bound();
     let state = STATE.lock();
-    let mappings: Vec<_> = state.mappings.iter().map(|(a, m)| (*a, m.clone())).collect();
+    let mappings = state.mappings.iter();
+    let memory = |(a, m): (&u64, &Mapping)| Some((*a, m.clone(), m.backing.memory()?.clone()));
+    let mappings: Vec<_> = mappings.filter_map(memory).collect();
     let mut physical: Vec<Arc<Physical>> = Vec::new();
     let mut seen = std::collections::HashSet::new();
-    let all = mappings.iter().map(|(_, m)| &m.physical);
-    for memory in all.chain(state.handles.values().map(|h| &h.physical)) {
+    let bound: Vec<_> = state.objects().flat_map(|object| object.bound()).chain(left).collect();
+    let all = state.backings().filter_map(Backing::memory);
+    for memory in all.chain(&bound) {
         if seen.insert(Arc::as_ptr(memory)) {
             physical.push(memory.clone());
         }
     }
     (mappings, physical)
+}
+
+/// Lets go of all multicast objects, for a checkpoint that does not carry them; whether there were any, or memory bound
+/// to one that others have.
+pub(crate) fn close_multicast() -> bool {
+    let any_left = multicast::close_left();
+    let state = STATE.lock();
+    state.objects().for_each(|object| object.close());
+    any_left || state.objects().next().is_some()
 }
 
 thread_local! {
@@ -346,8 +414,8 @@ pub(crate) fn after_fork() {
 /// of the child is refused before it takes one.
 pub(crate) fn close_in_child() {
     let Some(state) = DURING_FORK.take() else { return };
-    let mapped = state.mappings.values().map(|mapping| &mapping.physical);
-    for physical in mapped.chain(state.handles.values().map(|handle| &handle.physical)) {
+    state.objects().for_each(|object| object.close_in_child());
+    for physical in state.backings().filter_map(Backing::memory) {
         // Held by a thread that the child does not have (or done already): then it stays as it is.
         if let Some(memory) = physical.memory.try_lock() {
             **ManuallyDrop::new(memory) = None;
@@ -356,6 +424,16 @@ pub(crate) fn close_in_child() {
 }
 
 impl State {
+    /// What mappings and handles are of.
+    fn backings(&self) -> impl Iterator<Item = &Backing> {
+        let mapped = self.mappings.values().map(|mapping| &mapping.backing);
+        mapped.chain(self.handles.values().map(|handle| &handle.backing))
+    }
+
+    fn objects(&self) -> impl Iterator<Item = &Arc<Object>> {
+        self.backings().filter_map(Backing::multicast)
+    }
+
     fn find(&self, address: u64) -> Option<(u64, Mapping)> {
         let (start, mapping) = self.mappings.range(..=address).next_back()?;
         (address < start + mapping.size).then(|| (*start, mapping.clone()))

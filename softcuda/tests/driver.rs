@@ -354,7 +354,7 @@ fn the_library_exports_every_function_of_the_driver() {
         (
             library.get::<Version>("cuDriverGetVersion").unwrap(),
             library.get::<GetAddress>("cuGetProcAddress_v2").unwrap(),
-            library.get::<unsafe extern "C" fn() -> u32>("cuMulticastCreate").unwrap(),
+            library.get::<unsafe extern "C" fn() -> u32>("cuProfilerInitialize").unwrap(),
         )
     };
     let (mut value, mut address, mut status) = (0, 0, 9);

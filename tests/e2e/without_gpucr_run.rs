@@ -7,13 +7,17 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{Lab, Program, Started, binary, finish, refused, show, until};
 
-/// Starts a workload on the software driver alone, with no shim in front of it.
-fn started_bare(lab: &Lab) -> Result<Program> {
+/// A workload on the software driver alone, with no shim in front of it.
+fn bare(lab: &Lab, args: &[&str]) -> Result<Command> {
     std::fs::copy(binary("libsoftcuda.so"), lab.path("libcuda.so.1"))?;
     let mut command = Command::new(binary("workload"));
-    command
-        .args(["sgd", "--steps", "60", "--step-delay-ms", "20"])
-        .env("LD_LIBRARY_PATH", lab.path(""));
+    command.args(args).env("LD_LIBRARY_PATH", lab.path(""));
+    Ok(command)
+}
+
+/// Starts such a workload.
+fn started_bare(lab: &Lab) -> Result<Program> {
+    let command = bare(lab, &["sgd", "--steps", "60", "--step-delay-ms", "20"])?;
     let mut program = lab.spawn(command, "log")?;
     program.wait_for("step ")?;
     Ok(program)
@@ -33,6 +37,23 @@ fn driver_and_criu_alone_carry_a_program() -> Result<()> {
     let mut program = lab.restore(&image, program)?;
     program.result()?;
     ensure!(program.series() == uninterrupted.series(), "differs:\n{}", program.output());
+    Ok(())
+}
+
+/// The workload of multicast objects checks itself: the result depends on how many devices there are.
+#[test]
+fn processes_sum_their_memory_by_a_multicast_object() -> Result<()> {
+    let mut results = Vec::new();
+    for devices in ["1", "3"] {
+        for lookup in [&[][..], &["--get-proc-address"]] {
+            let lab = Lab::new();
+            let mut command = bare(&lab, &[&["multicast", "--steps", "60"][..], lookup].concat())?;
+            command.env("SOFTCUDA_DEVICE", "NVIDIA H100,9.0,4,1G").env("SOFTCUDA_DEVICES", devices);
+            results.push(lab.spawn(command, "log")?.result()?);
+        }
+    }
+    ensure!(results[0] == results[1] && results[2] == results[3], "{results:?}");
+    ensure!(results[0] != results[2], "{results:?}");
     Ok(())
 }
 

@@ -27,6 +27,9 @@ pub const GROUPS: [&str; 6] = ["ring", "ahead", "handles", "lent", "host-blocks"
 /// The workload that uses all devices; `e2e/groups.rs` has it.
 pub const DEVICES: [&str; 1] = ["devices"];
 
+/// The workload whose processes have memory behind one multicast object; `e2e/without_gpucr_run.rs` has it.
+pub const MULTICAST: [&str; 1] = ["multicast"];
+
 /// The workloads that write host memory in every way, and one that leaves it alone; `e2e/host_memory.rs`, `e2e/demand.rs`
 /// and `e2e/extract.rs` have them.
 pub const HOST: [&str; 3] = ["host-memory", "host-memory-alone", "addresses"];
@@ -76,7 +79,7 @@ macro_rules! each_workload {
                     .arg("--list")
                     .output()?;
                 let all = [&[$($name),*][..], &$crate::REFUSED, &$crate::LARGE, &$crate::HOST];
-                let all = [&all.concat()[..], &$crate::ADVERSARIES, &$crate::GROUPS, &$crate::DEVICES, &$crate::INTERRUPTED, &["random"]].concat();
+                let all = [&all.concat()[..], &$crate::ADVERSARIES, &$crate::GROUPS, &$crate::DEVICES, &$crate::MULTICAST, &$crate::INTERRUPTED, &["random"]].concat();
                 assert_eq!(String::from_utf8(output.stdout)?.lines().collect::<Vec<_>>(), all);
                 Ok(())
             }

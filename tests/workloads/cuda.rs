@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use anyhow::{Context as _, Result, bail, ensure};
 use cudarc::driver::sys::{
     CUDA_KERNEL_NODE_PARAMS_v1, CUmemAccessDesc, CUmemAllocationProp, CUmemPoolProps,
+    CUmulticastObjectProp,
 };
 use libloading::Library;
 
@@ -26,6 +27,8 @@ pub(crate) const HOST_ALLOC_DEVICE_MAP: c_uint = 2;
 /// that their symbols name (`cuCtxCreate` took other parameters from 11.4 on, `cuCtxSynchronize`
 /// from 13.0 on).
 const API_VERSION: c_int = 11000;
+/// The version for which functions that came later are asked.
+const LATER: c_int = 12010;
 /// `CUDA_ERROR_NOT_READY`.
 pub(crate) const NOT_READY: c_int = 600;
 
@@ -85,10 +88,10 @@ fn find(library: &Library, lookup: Lookup, symbol: &CStr) -> Result<*mut c_void>
             let ask: GetProcAddress = *unsafe { library.get(b"cuGetProcAddress_v2\0") }
                 .context("libcuda.so.1 lacks cuGetProcAddress_v2")?;
             let name = CString::new(text.trim_end_matches("_v2")).context("function name")?;
+            let version = if text.starts_with("cuMulticast") { LATER } else { API_VERSION };
             let (mut address, mut status) = (std::ptr::null_mut(), 0);
             // SAFETY: the name ends in NUL, and the out-pointers are valid for the call.
-            let code =
-                unsafe { ask(name.as_ptr(), &raw mut address, API_VERSION, 0, &raw mut status) };
+            let code = unsafe { ask(name.as_ptr(), &raw mut address, version, 0, &raw mut status) };
             ensure!(code == 0, "cuGetProcAddress of {text} failed with {code}, status {status}");
             address
         }
@@ -191,6 +194,10 @@ driver_functions! {
     cuMemImportFromShareableHandle = c"cuMemImportFromShareableHandle" (
         *mut u64, *mut c_void, c_uint
     );
+    cuMulticastCreate = c"cuMulticastCreate" (*mut u64, *const CUmulticastObjectProp);
+    cuMulticastAddDevice = c"cuMulticastAddDevice" (u64, c_int);
+    cuMulticastBindMem = c"cuMulticastBindMem" (u64, usize, u64, usize, usize, u64);
+    cuMulticastUnbind = c"cuMulticastUnbind" (u64, c_int, usize, usize);
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();

@@ -24,15 +24,16 @@ const SMALL: u32 = 1 << 19;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const POSIX_FD: u32 = 1;
 
-/// Memory that is mapped; unmapped and released on drop. Its handle is kept, as NCCL does.
-struct Mapped {
-    handle: u64,
-    address: u64,
+/// What is mapped; unmapped and released on drop. Its handle is kept, as NCCL does.
+pub(crate) struct Mapped {
+    pub(crate) handle: u64,
+    pub(crate) address: u64,
     bytes: usize,
 }
 
 impl Mapped {
-    fn create(gpu: &Gpu, bytes: usize) -> Result<Self> {
+    /// New memory of a device.
+    pub(crate) fn create(gpu: &Gpu, bytes: usize) -> Result<Self> {
         let (properties, mut handle) = (properties(gpu.device(), true), 0);
         // SAFETY: the pointers are valid for the call.
         let code =
@@ -42,15 +43,11 @@ impl Mapped {
     }
 
     fn import(gpu: &Gpu, fd: &OwnedFd, bytes: usize) -> Result<Self> {
-        let (mut handle, fd) = (0, fd.as_raw_fd() as usize as *mut _);
-        // SAFETY: a place for the result; for this kind of handle the pointer is the descriptor.
-        let code =
-            unsafe { (driver().cuMemImportFromShareableHandle)(&raw mut handle, fd, POSIX_FD) };
-        check("cuMemImportFromShareableHandle", code)?;
-        Self::map(gpu, handle, bytes)
+        Self::map(gpu, import(fd)?, bytes)
     }
 
-    fn map(gpu: &Gpu, handle: u64, bytes: usize) -> Result<Self> {
+    /// Maps what is behind a handle.
+    pub(crate) fn map(gpu: &Gpu, handle: u64, bytes: usize) -> Result<Self> {
         let (d, access, mut address) = (driver(), access(gpu.device()), 0);
         // SAFETY: the pointers are valid for the calls; the driver checks handle and range.
         unsafe {
@@ -64,16 +61,30 @@ impl Mapped {
     }
 
     fn export(&self) -> Result<OwnedFd> {
-        let mut fd = -1i32;
-        // SAFETY: for this kind of handle the result is a descriptor.
-        let code = unsafe {
-            let out = (&raw mut fd).cast();
-            (driver().cuMemExportToShareableHandle)(out, self.handle, POSIX_FD, 0)
-        };
-        check("cuMemExportToShareableHandle", code)?;
-        // SAFETY: it is new, and nobody else has it.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        export(self.handle)
     }
+}
+
+/// A descriptor of what is behind a handle.
+pub(crate) fn export(handle: u64) -> Result<OwnedFd> {
+    let mut fd = -1i32;
+    // SAFETY: for this kind of handle the result is a descriptor.
+    let code = unsafe {
+        let out = (&raw mut fd).cast();
+        (driver().cuMemExportToShareableHandle)(out, handle, POSIX_FD, 0)
+    };
+    check("cuMemExportToShareableHandle", code)?;
+    // SAFETY: it is new, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A handle of what is behind a descriptor.
+pub(crate) fn import(fd: &OwnedFd) -> Result<u64> {
+    let (mut handle, fd) = (0, fd.as_raw_fd() as usize as *mut _);
+    // SAFETY: a place for the result; for this kind of handle the pointer is the descriptor.
+    let code = unsafe { (driver().cuMemImportFromShareableHandle)(&raw mut handle, fd, POSIX_FD) };
+    check("cuMemImportFromShareableHandle", code)?;
+    Ok(handle)
 }
 
 impl Drop for Mapped {

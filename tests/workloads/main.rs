@@ -27,6 +27,7 @@ mod lent;
 mod long_blocks;
 mod many_blocks;
 mod mlp;
+mod multicast;
 mod numbers;
 mod one_block;
 mod pinned;
@@ -61,7 +62,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 47] = [
+const WORKLOADS: [(&str, Workload); 48] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -106,6 +107,7 @@ const WORKLOADS: [(&str, Workload); 47] = [
     ("host-blocks", host_blocks::run),
     ("signals", signals::run),
     ("devices", devices::run),
+    ("multicast", multicast::run),
     ("long-blocks", long_blocks::run),
     ("long-loops", long_blocks::run_loops),
     ("random", random::run),

@@ -112,6 +112,7 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         // Host memory of `cuMemCreate`, of NUMA nodes and without that.
         141 | 145 => (settings().vmm != Vmm::None).into(),
         120 => (generation.capability >= (9, 0)).into(), // clusters
+        132 => settings().has_multicast(ordinal).into(),
         // Everything else that exists: textures, arrays, ...
         21..=29
         | 42..=49
@@ -132,7 +133,6 @@ fn attribute(number: u32, ordinal: usize) -> Outcome<i32> {
         | 124
         | 125
         | 127..=129
-        | 132
         | 133
         | 135..=147 => 0,
         148 if driver >= Driver::R590 => 0,

@@ -42,6 +42,7 @@ mod managed_batch;
 mod memory;
 mod memory_operation;
 mod module;
+mod multicast;
 mod newer;
 mod occupancy;
 mod peer;

@@ -81,13 +81,17 @@ enum Place {
     Host,
 }
 
+/// The handle types that memory and multicast objects can have.
+pub(super) fn handle_types() -> u32 {
+    if settings().vmm == Vmm::Full { POSIX_FILE_DESCRIPTOR } else { 0 }
+}
+
 impl Properties {
     fn check(&self) -> Outcome<Place> {
         if self.kind != PINNED {
             return Err(Code::INVALID_VALUE);
         }
-        let types = if settings().vmm == Vmm::Full { POSIX_FILE_DESCRIPTOR } else { 0 };
-        if self.handle_types & !types != 0 || self.usage != 0 {
+        if self.handle_types & !handle_types() != 0 || self.usage != 0 {
             return Err(Code::NOT_SUPPORTED);
         }
         check_there()?;
@@ -177,13 +181,14 @@ driver_api! {
             return Err(Code::INVALID_VALUE);
         }
         // Devices are one processor here: each has what any of them is given.
-        let is_host = virtual_memory::find(address).is_some_and(|(_, at)| at.physical.is_host);
+        let is_host = virtual_memory::find(address).is_some_and(|(_, at)| at.backing.is_host());
         let mut most = address_space::Access::None;
         for index in 0..count {
             let access = access.at(index)?;
             // What the host may do with its memory, devices may do with it here, and the reverse.
             if !(is_host && access.location.is_host()) {
-                access.location.device()?;
+                let device = access.location.device()?;
+                virtual_memory::check_device(address, size as u64, device)?;
             }
             most = most.max(access.flags.try_into()?);
         }
@@ -198,7 +203,7 @@ driver_api! {
     call fn cuMemGetAccess(out: Out<u64>, location: In<Location>, address: u64) {
         let location = location.get()?;
         let (_, mapping) = virtual_memory::find(address).ok_or(Code::INVALID_VALUE)?;
-        if !(mapping.physical.is_host && location.is_host()) {
+        if !(mapping.backing.is_host() && location.is_host()) {
             location.device()?;
         }
         out.set(mapping.access as u64)

@@ -240,6 +240,8 @@ pub(crate) enum Op {
     CopyBulk(u32),
     /// An index into [`Code::mbarriers`].
     Mbarrier(u32),
+    /// An index into [`Code::multimems`].
+    Multimem(u32),
     /// Matrices of 8 by 8 elements of 16 bits, from rows in shared memory to registers.
     LoadMatrix {
         place: Place,
@@ -492,6 +494,35 @@ pub(crate) const PENDING_ARRIVALS: u32 = 20;
 /// The bits of a number of arrivals.
 pub(crate) const MOST_ARRIVALS: u64 = (1 << 20) - 1;
 
+/// An access to the memory of all devices of a multicast object (`multimem`).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Multimem {
+    pub(crate) action: MultimemAction,
+    /// The size is that of one element.
+    pub(crate) place: Place,
+    pub(crate) count: u8,
+    /// The elements' sources, or the registers that they go to.
+    pub(crate) registers: [u32; MOST_ELEMENTS],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MultimemAction {
+    /// Reads from each device and reduces.
+    LoadReduce {
+        op: AtomicOp,
+        ty: AtomicType,
+        /// 16-bit numbers are summed as numbers of 32 bits.
+        wide: bool,
+    },
+    /// Writes to each device.
+    Store,
+    /// Reads, computes and writes on each device.
+    Reduce(AtomicOp, AtomicType),
+}
+
+/// The most elements of a vector of `multimem`.
+pub(crate) const MOST_ELEMENTS: usize = 8;
+
 /// What is summed in a matrix product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Multiply {
@@ -558,6 +589,7 @@ pub(crate) struct Code {
     pub(crate) copies: Vec<AsyncCopy>,
     pub(crate) bulk_copies: Vec<BulkCopy>,
     pub(crate) mbarriers: Vec<Mbarrier>,
+    pub(crate) multimems: Vec<Multimem>,
     pub(crate) products: Vec<MatrixProduct>,
     pub(crate) fragments: Vec<FragmentMove>,
     pub(crate) registers: u32,

@@ -2,6 +2,8 @@
 
 use super::image::{Images, NoImages};
 use super::module::Entry;
+use std::any::Any;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 #[cfg(doc)]
@@ -22,6 +24,25 @@ pub trait AddressSpace: Sync {
     /// May every byte of `[addr, addr + len)` also be written to? Promise and questions are as for
     /// [`AddressSpace::is_mapped`].
     fn is_writable(&self, addr: u64, len: usize) -> bool;
+
+    /// What a multimem address stands for: all of the piece around it that is the same memory of each device, to be
+    /// read, and written to if `written` says so. `None` for any other address, and where a device has no memory bound.
+    fn replicas(&self, addr: u64, written: bool) -> Option<Replicas> {
+        let _ = (addr, written);
+        None
+    }
+}
+
+/// A piece of a multicast object: memory of several devices at one address.
+pub struct Replicas {
+    /// Its first multimem address.
+    pub start: u64,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Where its bytes are on each device, in the order in which the devices were added to the object.
+    pub places: Vec<u64>,
+    /// What keeps the bytes mapped.
+    pub keep: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
 /// Memory that kernels allocate by themselves.

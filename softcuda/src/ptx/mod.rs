@@ -26,7 +26,7 @@ mod trap;
 
 pub use diagnostic::{Diagnostic, DiagnosticKind};
 pub use image::{Beyond, Channel, Image, Images, Level, NoImages, Sampler, Texture};
-pub use launch::{AddressSpace, Child, Heap, Launch, Launcher, NoHeap, NoLauncher};
+pub use launch::{AddressSpace, Child, Heap, Launch, Launcher, NoHeap, NoLauncher, Replicas};
 pub use link::{link, undefined};
 pub use module::{Entry, Global, Module, Param, Reference, Relocation};
 pub use trap::Trap;

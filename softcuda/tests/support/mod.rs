@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub(crate) mod graphs;
+pub(crate) mod multicast;
 pub(crate) mod read_only;
 
 use std::io::{BufRead, BufReader, Write};

@@ -10,6 +10,8 @@ set -eu
 cd "$(dirname "$0")"
 : "${NVCC:?set NVCC to the nvcc to use (13.0.x)}"
 for source in *.cu; do
+    # Older devices have no multicast.
+    case $source in multicast.cu) arch=sm_90 ;; *) arch=sm_75 ;; esac
     # shellcheck disable=SC2086 # several options may be given
-    "$NVCC" -ptx -arch=sm_75 -O3 ${NVCC_FLAGS:-} -o "${source%.cu}.ptx" "$source"
+    "$NVCC" -ptx -arch="$arch" -O3 ${NVCC_FLAGS:-} -o "${source%.cu}.ptx" "$source"
 done

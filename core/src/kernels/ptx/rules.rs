@@ -44,14 +44,10 @@ impl<'m, 'a> Flow<'m, 'a> {
                 self.store(f, i, space, Direction::ReadWrite, address, values);
                 self.load(f, i, space, to, address);
             }
-            ("multimem", [to, address]) if i.has("ld_reduce") => {
-                self.load(f, i, Space::Global, to, address);
-            }
-            ("multimem", [to, values @ ..]) if i.has("st") => {
-                self.store(f, i, Space::Global, Direction::Write, to, values);
-            }
-            ("multimem", [to, values @ ..]) if i.has("red") => {
-                self.store(f, i, Space::Global, Direction::ReadWrite, to, values);
+            // The memory is what is bound to a multicast object: at other addresses, on other devices, of other processes.
+            ("multimem", _) => {
+                self.unknown(f, i);
+                self.mark_indirect();
             }
             ("ldmatrix", [to, address, ..]) => self.load(f, i, Space::Shared, to, address),
             ("stmatrix", [to, values @ ..]) => {

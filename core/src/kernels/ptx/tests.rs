@@ -75,15 +75,35 @@ fn loads_read_stores_write_and_atomics_do_both() {
             "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r1], %r2, [%r3];",
             "----",
         ),
-        ("multimem.ld_reduce.relaxed.sys.global.add.f32 %f1, [%a];", "R---"),
-        ("multimem.st.relaxed.sys.global.f32 [%b], %f1;", "-W--"),
-        ("multimem.red.relaxed.sys.global.add.f32 [%c], %f1;", "--B-"),
         ("discard.global.L2 [%d], 128;", "---W"),
         ("prefetch.global.L2 [%d];", "----"),
         ("@%p1 st.global.f32 [%a], %f1;", "W---"),
         ("@!%p1 bra $done; ld.global.f32 %f1, [%a]; $done: st.global.f32 [%b], %f1;", "RW--"),
         ("ret; st.global.f32 [%a], %f1;", "W---"),
     ]);
+}
+
+/// What is written is not where the address points, and not of this process alone.
+#[test]
+fn memory_behind_multicast_objects_is_not_derived() {
+    check(&[
+        ("multimem.ld_reduce.relaxed.sys.global.add.f32 %f1, [%a];", "?---i"),
+        ("multimem.ld_reduce.acquire.sys.add.v2.f32 {%f1, %f2}, [%a+16];", "?---i"),
+        ("multimem.st.relaxed.sys.global.f32 [%b], %f1;", "-?--i"),
+        ("multimem.red.relaxed.sys.global.add.f32 [%c], %f1;", "--?-i"),
+        ("multimem.st.u64 [%b], %d;", "-?-?i"),
+        // What comes from there may be anything.
+        ("multimem.ld_reduce.or.b64 %rd1, [%a]; st.global.u32 [%rd1], 0;", "?---i"),
+    ]);
+    // Neither is how far it goes, and doing it twice is never the same as doing it once.
+    let known = |body: &str| {
+        let kernel = from_ptx(&ptx(body)).expect("PTX").remove(0);
+        (kernel.closed, kernel.params[0].words[0].reach.is_some())
+    };
+    assert_eq!(known("st.global.f32 [%a], 0f00000000;"), (true, true));
+    for one in ["ld_reduce.add.f32 %f1, [%a];", "st.f32 [%a], %f1;", "red.add.f32 [%a], %f1;"] {
+        assert_eq!(known(&format!("multimem.{one}")), (false, false), "{one}");
+    }
 }
 
 #[test]

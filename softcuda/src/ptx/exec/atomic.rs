@@ -7,6 +7,7 @@ use super::warp::Warp;
 use crate::ptx::ast::Space;
 use crate::ptx::code::{AtomicOp, AtomicType, NONE, Place, Reg, Src};
 use crate::ptx::kernels::Bits;
+use crate::ptx::kernels::half::{least, most};
 use crate::ptx::kernels::rounding::{BF16, F16, Round, fma_odd, to_small};
 use half::{bf16, f16};
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -19,6 +20,18 @@ fn add_half(a: u64, b: u64) -> u64 {
 fn add_bfloat(a: u64, b: u64) -> u64 {
     let value = |bits| f64::from(bf16::from_bits(bits as u16).to_f32());
     u64::from(to_small(fma_odd(value(a), 1.0, value(b)), BF16, Round::Nearest))
+}
+
+/// The smaller or larger of two 16-bit numbers. As for `min` and `max`, a NaN gives way, and -0 is less than 0.
+fn extreme(op: AtomicOp, ty: AtomicType, a: u64, b: u64) -> u64 {
+    let is_half = matches!(ty, AtomicType::Half | AtomicType::Half2);
+    let value = |bits: u64| match is_half {
+        true => f16::from_bits(bits as u16).to_f64(),
+        false => bf16::from_bits(bits as u16).to_f64(),
+    };
+    let chosen = if op == AtomicOp::Min { least } else { most };
+    let format = if is_half { F16 } else { BF16 };
+    u64::from(to_small(chosen(value(a), value(b)), format, Round::Nearest))
 }
 
 /// The value to write; `old` is in the low `size` bytes.
@@ -39,6 +52,12 @@ pub(super) fn apply(op: AtomicOp, ty: AtomicType, size: u8, old: u64, b: u64, c:
             add_bfloat(old, b) | add_bfloat(old >> 16, b >> 16) << 16
         }
         (AtomicOp::Add, _) => old.wrapping_add(b),
+        (AtomicOp::Min | AtomicOp::Max, AtomicType::Half | AtomicType::Bfloat) => {
+            extreme(op, ty, old, b)
+        }
+        (AtomicOp::Min | AtomicOp::Max, AtomicType::Half2 | AtomicType::Bfloat2) => {
+            extreme(op, ty, old, b) | extreme(op, ty, old >> 16, b >> 16) << 16
+        }
         (AtomicOp::Min, _) => {
             if less {
                 b

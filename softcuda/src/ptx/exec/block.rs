@@ -3,6 +3,7 @@
 use super::context::{Context, Fault, QUANTUM, SHORT_QUANTUM, Step};
 use super::known::KnownImages;
 use super::memory::Mapped;
+use super::replicas::KnownReplicas;
 use super::warp::{Status, Warp};
 use crate::ptx::code::{BarrierMode, NONE, Reg};
 
@@ -42,6 +43,7 @@ pub(super) struct Room<'a> {
     pub(super) shared: Vec<u8>,
     pub(super) mapped: Mapped<'a>,
     pub(super) known_images: KnownImages,
+    pub(super) known_replicas: KnownReplicas,
     pub(super) coordinates: [u32; 3],
     /// The block's number in the grid.
     pub(super) number: u64,
@@ -100,6 +102,7 @@ impl<'a> Block<'a> {
             shared: vec![0; context.shared_bytes],
             mapped: Mapped::new(context.memory, context.workspace_address()),
             known_images: KnownImages::default(),
+            known_replicas: KnownReplicas::default(),
             coordinates: [0; 3],
             number: 0,
             warps,

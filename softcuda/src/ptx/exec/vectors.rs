@@ -19,7 +19,7 @@ type Words = [Lanes; WORDS];
 /// # Safety
 /// The address must be mapped and a multiple of 16.
 #[inline(always)]
-unsafe fn read_pair(address: u64) -> [u64; 2] {
+pub(super) unsafe fn read_pair(address: u64) -> [u64; 2] {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__m128i, _mm_cvtsi128_si64, _mm_unpackhi_epi64};
@@ -52,7 +52,7 @@ unsafe fn read_pair(address: u64) -> [u64; 2] {
 /// # Safety
 /// The address must be writable and a multiple of 16.
 #[inline(always)]
-unsafe fn write_pair(address: u64, [low, high]: [u64; 2]) {
+pub(super) unsafe fn write_pair(address: u64, [low, high]: [u64; 2]) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::_mm_set_epi64x;
@@ -77,7 +77,7 @@ unsafe fn write_pair(address: u64, [low, high]: [u64; 2]) {
 
 /// Word and bit at which an element begins.
 #[inline(always)]
-fn place(index: usize, size: u8) -> (usize, u32) {
+pub(super) fn place(index: usize, size: u8) -> (usize, u32) {
     let at = index * usize::from(size);
     (at / 8, 8 * (at % 8) as u32)
 }

@@ -258,6 +258,9 @@ impl<'a> Warp<'a> {
                         return Ok(());
                     }
                 }
+                Op::Multimem(index) => {
+                    self.multimem(room, &code.multimems[index as usize], mask)?;
+                }
                 Op::Branch(target, join) => {
                     self.branch(mask, target, join);
                     if self.overdue {

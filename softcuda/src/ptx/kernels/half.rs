@@ -176,11 +176,11 @@ fn saturated(x: f64) -> f64 {
     if x > 0.0 { x.min(1.0) } else { 0.0 }
 }
 
-fn least(a: f64, b: f64) -> f64 {
+pub(crate) fn least(a: f64, b: f64) -> f64 {
     if a.is_nan() || b < a || (b == a && b.is_sign_negative()) { b } else { a }
 }
 
-fn most(a: f64, b: f64) -> f64 {
+pub(crate) fn most(a: f64, b: f64) -> f64 {
     if a.is_nan() || b > a || (b == a && !b.is_sign_negative()) { b } else { a }
 }
 

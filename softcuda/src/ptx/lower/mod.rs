@@ -10,6 +10,7 @@ mod image;
 mod matrix;
 mod mbarrier;
 mod memory;
+mod multimem;
 mod operand;
 mod video;
 mod warp;
@@ -268,6 +269,7 @@ impl<'l, 'a> Lower<'l, 'a> {
             "mapa" | "getctarank" => self.cluster_address(instruction.opcode),
             "createpolicy" => self.cache_policy(),
             "mbarrier" => self.mbarrier(),
+            "multimem" => self.multimem(),
             "ldmatrix" => self.load_matrix(),
             "stmatrix" => self.store_matrix(),
             "movmatrix" => self.transpose_matrix(),
