@@ -5,7 +5,8 @@ The program appends the time of each step to a file, so its speed before, during
 known. Images are written to memory: a tmpfs of `--room` GiB mounted for the purpose, in which nothing
 is compressed.
 
-  inference   `gpucr dump` (recopy): stopped time, rate of the copy, speed of the program during it
+  inference   `gpucr dump` (recopy): stopped time, rate of the copy, speed of the program during it; with
+              `--host-gib 0 32 0 32` in turn without and with so much host memory besides
   store       two dumps with --leave-running into one store: what the second one had to copy
   training    `gpucr dump --leave-running` (cow) of AdamW: stopped time, time until full speed again
 
@@ -145,15 +146,21 @@ def touch(folder, size):
         file.unlink()
 
 
-def inference(args, gib, name, images, out):
-    program = Program(args, TORCH + ["infer", "--gib", str(gib)] + ["--graph"] * args.graph, images)
+def of(gib, host):
+    """What a row is of."""
+    return f"inference {gib:g} GiB" + (f" with {host:g} GiB of host memory" if host else "")
+
+
+def inference(args, gib, host, name, images, out):
+    command = TORCH + ["infer", "--gib", str(gib), "--host-gib", str(host)] + ["--graph"] * args.graph
+    program = Program(args, command, images)
     try:
         program.wait_for_steps(100)
         alone = time.monotonic()
         time.sleep(3)
         alone = (alone, time.monotonic())
         if args.touch:
-            touch(images, int(gib * 2**30))
+            touch(images, int((gib + host) * 2**30))
         timeline = out / f"{name}.timeline.json"
         flags = ["-o", str(images / "image"), "--compress", "none", "--timeline", str(timeline)]
         report, edges = dump(args, program, flags, out, name)
@@ -177,7 +184,7 @@ def inference(args, gib, name, images, out):
         copied = report["precopied_chunks"] * CHUNK
         report["copy_gb_s"] = copied / seconds / 1e9 if seconds else 0
         report["speed_during_copy"] = during / before
-        describe(f"inference {gib:g} GiB", report,
+        describe(of(gib, host), report,
                  f"pre-copy {copied / 2**30:.1f} GiB in {seconds:.2f} s = {report['copy_gb_s']:.1f} "
                  f"GB/s, program at {during / before * 100:.1f} % of {before:.1f} steps/s")
         program.process.wait()
@@ -255,6 +262,8 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpucr", default="gpucr")
     parser.add_argument("--gib", type=float, nargs="*", default=[24, 96])
+    parser.add_argument("--host-gib", type=float, nargs="*", default=[0],
+                        help="of inference: host memory besides; each of --gib is measured with each of these")
     parser.add_argument("--store-gib", type=float, default=24)
     parser.add_argument("--shadow-memory", metavar="SIZE", help="for the training; default: all room")
     parser.add_argument("--width", type=int, default=13056, help="of the trained network: 16 GiB")
@@ -278,9 +287,10 @@ def main():
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={args.room}g,mode=700,huge={args.huge}",
                     "gpucr-bench", str(images)], check=True)
     work = []
-    for number, gib in enumerate(args.gib if "inference" in args.only else [], 1):
-        name = f"inference-{gib:g}-{number}"
-        work.append((name, lambda folder, gib=gib, name=name: inference(args, gib, name, folder, out)))
+    pairs = [(gib, host) for gib in args.gib for host in args.host_gib] if "inference" in args.only else []
+    for number, (gib, host) in enumerate(pairs, 1):
+        name = f"inference-{gib:g}-{host:g}-{number}"
+        work.append((name, lambda folder, gib=gib, host=host, name=name: inference(args, gib, host, name, folder, out)))
     if "store" in args.only:
         work.append(("store", lambda folder: store(args, args.store_gib, folder, out)))
     if "training" in args.only:
@@ -300,10 +310,10 @@ def main():
     finally:
         subprocess.run(["umount", "-l", str(images)])
         images.rmdir()
-    for gib in sorted(set(args.gib)):
-        rounds = [report for name, report in reports.items() if name.startswith(f"inference-{gib:g}-")]
+    for gib, host in sorted(set(pairs)):
+        rounds = [report for name, report in reports.items() if name.startswith(f"inference-{gib:g}-{host:g}-")]
         if len(rounds) > 1:
-            print(f"inference {gib:g} GiB, medians of {len(rounds)}: copies "
+            print(f"{of(gib, host)}, medians of {len(rounds)}: copies "
                   f"{statistics.median(report['copies']['gb_s'] for report in rounds):.1f} GB/s, program at "
                   f"{statistics.median(report['copies']['speed'] for report in rounds) * 100:.1f} % meanwhile, stopped "
                   f"{statistics.median(report['stopped_ms'] for report in rounds):.0f} ms", flush=True)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """How long a program with much host memory stands still for its dump: gpucr, gpucr without copies ahead, gpucr with
 memory written by CRIU, CRIU alone, and CRIU after a pre-dump. With --restore, how long it takes until it runs again:
-gpucr, gpucr with memory that comes when it is touched, and CRIU alone. Needs root, CRIU, and gpucr built (release): no
-GPU."""
+gpucr, gpucr with memory that comes when it is touched, and CRIU alone; with --first-step, until it has made a step.
+Needs root, CRIU, and gpucr built (release): no GPU."""
 
 import argparse
 import json
@@ -17,6 +17,7 @@ import time
 PROGRAM = """
 import ctypes, mmap, os, sys, time
 mib, blocks, percent, reserved = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+beat = sys.argv[5] if len(sys.argv) > 5 else None
 if reserved:
     # Addresses without memory, as CUDA's driver has them.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE, which older Pythons do not name
@@ -40,11 +41,16 @@ pages, at, last, due = mib * 256, 0, time.monotonic(), 0.0
 while True:
     time.sleep(0.05)
     now = time.monotonic()
+    # What a step takes that has not been made for a while, because the program did not exist, is no more than that.
+    last = max(last, now - 1)
     # Pages far from each other: a prime number of them lies between.
     due, last = due + pages * percent / 100 * (now - last), now
     while due >= 1:
         at, due = (at + 7919) % pages, due - 1
         view[at * 4096] = (view[at * 4096] + 1) % 256
+    if beat:
+        with open(beat, "w") as file:
+            file.write(str(time.time()))
 """
 
 
@@ -64,6 +70,8 @@ def by_gpucr(options, mib, folder, environment):
     with open(os.path.join(folder, "log"), "w+", encoding="utf-8") as log:
         run = [options.gpucr, "run", "--device", "soft", "--", sys.executable, "-c", PROGRAM, str(mib), "1"]
         run += [str(options.written), str(options.reserved)]
+        if options.first_step:
+            run.append(os.path.join(folder, "beat"))
         program = start(run, log)
         command = [options.gpucr, "dump", "--json", "--pid", str(program.pid), "-o", os.path.join(folder, "image")]
         command += ["--compress", options.compress]
@@ -109,14 +117,31 @@ def by_criu_twice(options, mib, folder):
 def restored_by_gpucr(options, mib, folder, flags):
     by_gpucr(options, mib, folder, {})
     command = [options.gpucr, "restore", "--json", "-d", "--files", "keep", *flags, os.path.join(folder, "image")]
-    restore = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    begun = time.time()
+    restore = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    first_step = first_beat(os.path.join(folder, "beat"), begun) if options.first_step else None
+    said, failed = restore.communicate()
     if restore.returncode:
-        sys.exit(restore.stderr)
-    report = json.loads(restore.stdout)
+        sys.exit(failed)
+    report = json.loads(said)
     end(report["pid"])
     if flags and not report["on_demand"]["host_bytes"]:
         sys.exit(f"no host memory came late: {report}")
-    return report["running_ms"] / 1000
+    return first_step or report["running_ms"] / 1000
+
+
+def first_beat(path, begun):
+    """How long after `begun` the program has made its first step."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        with open(path, encoding="utf-8") as file:
+            said = file.read()
+        if said and float(said) > begun:
+            return float(said) - begun
+        time.sleep(0.001)
+    sys.exit("the program has made no step")
 
 
 def restored_by_criu(options, mib, folder):
@@ -149,6 +174,9 @@ def main():
     parser.add_argument("--compress", default="none", help="as of gpucr dump")
     parser.add_argument("--dir", default="/dev/shm", help="where images are written")
     parser.add_argument("--restore", action="store_true", help="measure restores")
+    parser.add_argument(
+        "--first-step", action="store_true", help="measure restores by gpucr until the program has made a step"
+    )
     parser.add_argument("--ways", nargs="+", help="only those whose names begin so")
     options = parser.parse_args()
     ways = {
@@ -160,15 +188,17 @@ def main():
         "criu dump (whole command)": lambda mib, folder: by_criu(options, mib, folder),
         "criu dump after pre-dump": lambda mib, folder: by_criu_twice(options, mib, folder),
     }
-    if options.restore:
+    if options.restore or options.first_step:
         ways = {
             "gpucr restore": lambda mib, folder: restored_by_gpucr(options, mib, folder, []),
             "gpucr restore --on-demand": lambda mib, folder: restored_by_gpucr(options, mib, folder, ["--on-demand"]),
             "criu restore (whole command)": lambda mib, folder: restored_by_criu(options, mib, folder),
         }
+    if options.first_step:
+        del ways["criu restore (whole command)"]
     if options.ways:
         ways = {way: measure for way, measure in ways.items() if any(way.startswith(w) for w in options.ways)}
-    what = "until it runs" if options.restore else "stopped"
+    what = "until it runs" if options.restore else "until its first step" if options.first_step else "stopped"
     print(f"{os.uname().release}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; seconds {what}, medians")
     for mib in options.mib:
         times = {way: [] for way in ways}

@@ -115,9 +115,28 @@ def captured(work):
     return replay
 
 
+class HostMemory:
+    """So many GiB in the host's memory, of which each step looks at a page and writes it."""
+
+    FIRST = 2**40
+
+    def __init__(self, gib):
+        self.words = torch.arange(int(gib * 2**27), dtype=torch.int64)
+
+    def step(self, step):
+        if len(self.words):
+            # Pages far from each other: a prime number of them lies between.
+            place = step * 7919 * 512 % len(self.words)
+            found = int(self.words[place])
+            if found % self.FIRST != place:
+                raise RuntimeError(f"word {place} of the host's memory is {found}")
+            self.words[place] = found + self.FIRST
+
+
 def infer(args):
     """A stack of large layers that occupies `--gib` of memory, of which a step uses `--used-gib`. With `--graph`
-    its launches are captured once and replayed, as servers of models do."""
+    its launches are captured once and replayed, as servers of models do. It has `--host-gib` of host memory besides."""
+    host = HostMemory(args.host_gib)
     width = 8192
     bytes_each = width * width * 2
     count = max(1, int(args.gib * 2**30 / bytes_each))
@@ -141,6 +160,7 @@ def infer(args):
         y = replayed()
         result.value(step, y.float().abs().sum())
         x.copy_(y + (step + 1) * 0.01)
+        host.step(step)
         yield step
     result.state(weights)
     result.print()
@@ -250,6 +270,7 @@ def main():
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--gib", type=float, default=1)
     parser.add_argument("--used-gib", type=float)
+    parser.add_argument("--host-gib", type=float, default=0, help="of infer: host memory besides")
     parser.add_argument("--graph", action="store_true", help="of infer: replay a CUDA graph")
     parser.add_argument("--width", type=int, default=1024, help="of the trained network")
     parser.add_argument("--batch", type=int, default=256)

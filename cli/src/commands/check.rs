@@ -64,6 +64,7 @@ pub(crate) fn run(args: &CheckArgs) -> Outcome {
         tcp_sockets(),
         other_users(),
         host_memory(),
+        late_memory(),
         library_row("shim", library::SHIM),
         library_row("software driver", library::SOFT_DRIVER),
         driver,
@@ -187,6 +188,25 @@ fn host_memory() -> Row {
             found: format!("not tracked ({why}): all of it is copied while programs stand still"),
             mend: Some(
                 "as root, on Linux 6.7 or newer, where nothing forbids userfaultfd(2)".into(),
+            ),
+        },
+    }
+}
+
+/// Restores work without it, and programs with much host memory go on later.
+fn late_memory() -> Row {
+    const NAME: &str = "late memory";
+    match Criu::why_no_late_memory() {
+        None => Row::met(NAME, "host memory can come while a program runs (--on-demand)"),
+        Some(why) => Row {
+            name: NAME,
+            met: None,
+            found: format!(
+                "host memory is loaded before a program runs, --on-demand or not ({why})"
+            ),
+            mend: Some(
+                "as root, where nothing forbids userfaultfd(2), perf_event_open(2) and tracefs"
+                    .into(),
             ),
         },
     }

@@ -30,8 +30,8 @@ const FILE: &str = "host-memory.data";
 const OTHERS: usize = 16;
 /// Pages of memory that is to be made of large pages, which have 512 of these.
 const LARGE: usize = 3 * 512;
-/// If this is set memory is touched before a guard is made of it. On demand, what has not come would come in the guard's
-/// place, since the kernel tells nobody of it (docs/design.md).
+/// If this is set memory is touched before a guard is made of it. On demand, a program that makes a guard of what has not
+/// come, and soon removes it, is restored again with all of its memory (docs/design.md).
 const TOUCHES: &str = "WORKLOAD_TOUCHES_BEFORE_GUARD";
 /// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of Linux 6.13, and `MADV_COLLAPSE` of 6.1.
 const GUARD: i32 = 102;

@@ -34,19 +34,29 @@ pub(super) mod made {
     /// Writes the files of process 42 with mappings (start and end) and runs of memory (address, whether it is
     /// marked as private, bytes).
     pub(in super::super) fn write(dir: &Path, maps: &[(u64, u64)], runs: &[(u64, bool, &[u8])]) {
+        write_of(42, dir, maps, runs);
+    }
+
+    /// The same of any process.
+    pub(in super::super) fn write_of(
+        pid: i32,
+        dir: &Path,
+        maps: &[(u64, u64)],
+        runs: &[(u64, bool, &[u8])],
+    ) {
         let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as u32;
         let map = |&(start, end)| Between { start, end, protection: 3, flags, status: 1 };
         let all = maps.iter().map(map).collect();
         let mut bytes = MM_MAGIC.to_vec();
         put(&mut bytes, &Mappings { all });
-        std::fs::write(dir.join("mm-42.img"), bytes).unwrap();
+        std::fs::write(dir.join(format!("mm-{pid}.img")), bytes).unwrap();
         let run = |&(address, is_private, bytes): &(u64, bool, &[u8])| {
             let flags = Some(if is_private { LAZY | PRESENT } else { PRESENT });
             Run::narrow(address, (bytes.len() / PAGE) as u32, flags)
         };
         let runs_of = runs.iter().map(run).collect::<Vec<_>>();
-        std::fs::write(dir.join("pagemap-42.img"), encode(&Head { pages_id: 7 }, &runs_of))
-            .unwrap();
+        let map = encode(&Head { pages_id: 7 }, &runs_of);
+        std::fs::write(dir.join(format!("pagemap-{pid}.img")), map).unwrap();
         let pages: Vec<u8> = runs.iter().flat_map(|(_, _, bytes)| *bytes).copied().collect();
         std::fs::write(dir.join("pages-7.img"), pages).unwrap();
     }

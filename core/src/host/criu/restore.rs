@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::error::CriuError;
 use super::find::Criu;
 use super::log;
-use super::memory::{Keep, Loading, OnDemandMemory, Plan};
+use super::memory::{Keep, Loading, OnDemandMemory, Plan, why_not_late};
 use super::rpc::{InheritFdEntry, Kind, Opts, Request};
 use super::swrk::{Start, Swrk, Work, above_stdio};
 use crate::base::faults::fault;
@@ -101,6 +101,11 @@ pub enum RestoreError<E> {
 }
 
 impl Criu {
+    /// Why host memory cannot come on this host while programs run. `None` if it can.
+    pub fn why_no_late_memory() -> Option<String> {
+        why_not_late()
+    }
+
     /// Starts a process that will serve one restore. The restored processes get `inherit_fds` in
     /// place of descriptors that they had; `hold` is a descriptor that CRIU itself holds while it
     /// is at work. With `shell_job` the tree joins the caller's session and terminal, which must

@@ -10,7 +10,7 @@ pub mod held;
 pub mod lock;
 mod memory;
 mod network;
-mod pagemap;
+pub(crate) mod pagemap;
 pub(crate) mod queue;
 mod running;
 pub mod sockets;

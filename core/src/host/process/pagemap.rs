@@ -3,7 +3,9 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
@@ -147,6 +149,69 @@ fn private_mappings(smaps: &[u8]) -> Vec<Mapping> {
     found
 }
 
+/// What is known of the memory of a process by the flags of its mappings.
+#[derive(Debug, Default)]
+pub(crate) struct Flagged {
+    /// Where a userfaultfd brings memory in.
+    pub(crate) awaited: Vec<Range<u64>>,
+    /// What children find empty (`MADV_WIPEONFORK`).
+    pub(crate) emptied: Vec<Range<u64>>,
+}
+
+impl Flagged {
+    /// # Errors
+    /// There is no such process, or it must not be looked at.
+    pub(crate) fn of(pid: i32) -> io::Result<Self> {
+        let smaps = std::fs::read(format!("/proc/{pid}/smaps"))?;
+        Ok(Self { awaited: flagged(&smaps, "um"), emptied: flagged(&smaps, "wf") })
+    }
+}
+
+/// The addresses of mappings that have a flag, in a file `smaps`.
+fn flagged(smaps: &[u8], flag: &str) -> Vec<Range<u64>> {
+    let text = String::from_utf8_lossy(smaps);
+    let (mut found, mut current) = (Vec::new(), None);
+    for line in text.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            found.extend(current.take().filter(|_| flags.split_whitespace().any(|it| it == flag)));
+        } else if let Some(addresses) = addresses(line) {
+            current = Some(addresses);
+        }
+    }
+    found
+}
+
+/// The addresses of the mapping that a line begins, if it begins one.
+fn addresses(line: &str) -> Option<Range<u64>> {
+    let (start, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
+    let number = |digits| u64::from_str_radix(digits, 16).ok();
+    Some(number(start)?..number(end)?)
+}
+
+/// Whether all pages of a process in `len` bytes from `start` are guards (`MADV_GUARD_INSTALL`), as Linux 6.15 and newer
+/// tell.
+///
+/// # Errors
+/// There is no such process, or it must not be looked at.
+pub(crate) fn is_guard(pid: i32, start: u64, len: u64) -> io::Result<bool> {
+    /// `PM_GUARD_REGION`.
+    const GUARD: u64 = 1 << 58;
+    const PAGE: u64 = 4096;
+    let pagemap = open(pid)?;
+    let mut words = [0; 512 * 8];
+    let (mut page, end) = (start / PAGE, (start + len).div_ceil(PAGE));
+    while page < end {
+        let some = &mut words[..(end - page).min(512) as usize * 8];
+        pagemap.read_exact_at(some, page * 8)?;
+        let (chunks, _) = some.as_chunks();
+        if chunks.iter().any(|word| u64::from_ne_bytes(*word) & GUARD == 0) {
+            return Ok(false);
+        }
+        page += chunks.len() as u64;
+    }
+    Ok(true)
+}
+
 /// Bytes of addresses that the mappings of a process have that are its alone, whether or not there are pages.
 ///
 /// # Errors
@@ -160,10 +225,8 @@ pub(crate) fn mapped_privately(pid: i32) -> io::Result<u64> {
 
 /// The mapping that a line begins, if it begins one; nothing of it if it is not of the process alone.
 fn header(line: &str) -> Option<Option<Mapping>> {
-    let mut words = line.split_ascii_whitespace();
-    let (start, end) = words.next()?.split_once('-')?;
-    let number = |digits| u64::from_str_radix(digits, 16).ok();
-    let (start, end) = (number(start)?, number(end)?);
+    let Range { start, end } = addresses(line)?;
+    let mut words = line.split_ascii_whitespace().skip(1);
     let is_private = words.next()?.as_bytes().get(3) == Some(&b'p');
     let (inode, name) = (words.nth(2), words.next());
     let is_kernels = name.is_some_and(|name| name.starts_with("[v"));
@@ -260,6 +323,16 @@ mod tests {
         assert!(mapped_privately(pid).unwrap() >= len as u64);
         // SAFETY: the mapping is this test's.
         unsafe { libc::munmap(memory, len) };
+    }
+
+    #[test]
+    fn mappings_are_found_by_their_flags() {
+        let smaps = b"00400000-00401000 r-xp 00000000 08:01 12 /bin/cat\nVmFlags: rd ex\n\
+            00500000-00600000 rw-s 00000000 00:01 99 /x\nSize: 8 kB\nVmFlags: rd wr wf um\n\
+            00700000-00701000 rw-p 00000000 00:00 0 \nVmFlags: rd wf\n";
+        assert_eq!(flagged(smaps, "wf"), [0x50_0000..0x60_0000, 0x70_0000..0x70_1000]);
+        assert_eq!(flagged(smaps, "um"), vec![0x50_0000..0x60_0000; 1]);
+        assert!(flagged(smaps, "gd").is_empty());
     }
 
     #[test]

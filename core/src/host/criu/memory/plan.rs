@@ -69,6 +69,8 @@ pub(super) struct Memory {
     pieces: Vec<Extent>,
     /// Those that lie in the same part.
     groups: Vec<Range<usize>>,
+    /// The groups in the order in which they are to come while nobody touches them.
+    order: Vec<usize>,
 }
 
 impl Plan {
@@ -111,13 +113,14 @@ impl Plan {
                 Ok(found_file.insert(file).size())
             })?;
             let (Some(found), Some(file)) = (found, found_file) else { return Ok(None) };
-            let is_forked = !found.mappings.into_iter().all(|mapping| mappings.insert(mapping));
+            let is_forked = !found.mappings.iter().all(|mapping| mappings.insert(*mapping));
             if is_forked || found.charged > most {
                 tracing::debug!(pid, is_forked, charged = found.charged, "memory is left to CRIU");
                 return Ok(None);
             }
             plan.left_to_criu.insert(found.pages, between(&found.extents, file.size()));
-            plan.processes.insert(pid, Arc::new(Memory::new(file, &found.extents)));
+            plan.processes
+                .insert(pid, Arc::new(Memory::new(file, &found.extents, &found.mappings)));
         }
         Ok((!plan.processes.is_empty()).then_some(plan))
     }
@@ -133,7 +136,12 @@ impl Plan {
 }
 
 impl Memory {
-    fn new(file: Arc<dyn PagesFile>, extents: &[Extent]) -> Self {
+    /// `mappings` are those that the extents lie in, in order.
+    pub(super) fn new(
+        file: Arc<dyn PagesFile>,
+        extents: &[Extent],
+        mappings: &[(u64, u64)],
+    ) -> Self {
         let (mut pieces, mut groups) = (Vec::<Extent>::new(), Vec::<Range<usize>>::new());
         let mut part = 0..0;
         for extent in extents {
@@ -149,7 +157,19 @@ impl Memory {
                 rest = Extent { to: rest.to + len, at: rest.at + len, len: rest.len - len };
             }
         }
-        Self { file, pieces, groups }
+        let order = order(&pieces, &groups, mappings);
+        Self { file, pieces, groups, order }
+    }
+
+    /// The groups in the order in which they are to come while nobody touches them.
+    pub(super) fn order(&self) -> &[usize] {
+        &self.order
+    }
+
+    /// The number of the part that has a byte of the file.
+    pub(super) fn group_of(&self, at: u64) -> usize {
+        let after = self.groups.partition_point(|group| self.pieces[group.start].at <= at);
+        after.saturating_sub(1)
     }
 
     /// In order of the addresses. Each lies in one part of the file.
@@ -172,6 +192,20 @@ impl Memory {
     pub(super) fn bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.len).sum()
     }
+}
+
+/// The groups of pieces by the memory that the smallest mapping has of which one of the pieces is.
+fn order(pieces: &[Extent], groups: &[Range<usize>], mappings: &[(u64, u64)]) -> Vec<usize> {
+    let mapping = |piece: &Extent| mappings.partition_point(|(_, end)| *end <= piece.to);
+    let mut bytes = vec![0; mappings.len() + 1];
+    pieces.iter().for_each(|piece| bytes[mapping(piece)] += piece.len);
+    let of_group = |group: &usize| {
+        let pieces = &pieces[groups[*group].clone()];
+        pieces.iter().map(|piece| bytes[mapping(piece)]).min()
+    };
+    let mut order: Vec<usize> = (0..groups.len()).collect();
+    order.sort_by_cached_key(of_group);
+    order
 }
 
 /// What of a file of so many bytes is in none of the extents.

@@ -24,8 +24,10 @@ use rustix::net::{
 };
 
 use super::eager::{Process, threads};
-use super::on_demand::{Keep, OnDemandMemory};
+use super::follow::Advice;
+use super::on_demand::OnDemandMemory;
 use super::plan::{Memory, Plan};
+use super::server::{Keep, Late};
 use super::stage::Stage;
 use super::uffd::Uffd;
 
@@ -54,7 +56,8 @@ pub(crate) struct Loading {
 
 impl Loading {
     /// Begins to listen in `work`, CRIU's work directory. All memory comes before the processes run, or on demand, if
-    /// there is somebody to `keep` descriptors.
+    /// there is somebody to `keep` descriptors. It does not come on demand either if the kernel does not tell of guards
+    /// that are made of it meanwhile.
     ///
     /// # Errors
     /// The socket cannot be made.
@@ -75,6 +78,13 @@ impl Loading {
         }
         rustix::net::bind(&socket, &address)?;
         rustix::net::listen(&socket, 1)?;
+        let late = keep.and_then(|keep| match Advice::listen() {
+            Ok(advice) => Some(Late { keep, advice: Arc::new(advice) }),
+            Err(error) => {
+                tracing::warn!(%error, "host memory is loaded before the program runs: the kernel does not tell of guards");
+                None
+            }
+        });
         let wake = eventfd(0, EventfdFlags::CLOEXEC)?;
         let stage = Arc::<Stage>::default();
         let (told, woken) = (stage.clone(), wake.try_clone()?);
@@ -82,8 +92,8 @@ impl Loading {
         let serve = move || {
             let _serving: Sender<()> = serving;
             let mut talk = Talk { plan: &plan, stage: &told, wake: woken, connection: None };
-            let result = match keep {
-                Some(keep) => talk.begin_on_demand(keep, &socket).map(Some),
+            let result = match late {
+                Some(late) => talk.begin_on_demand(late, &socket).map(Some),
                 None => talk.load(&socket).map(|()| None),
             };
             (talk.connection, result)
@@ -147,7 +157,7 @@ struct Talk<'a> {
 
 /// Begins to bring the memory of a process. Gives the process if its faults are to be answered by the one who speaks
 /// with CRIU.
-type Begin<'b> = dyn FnMut(&Arc<Memory>, Uffd) -> io::Result<Option<Arc<Process>>> + 'b;
+type Begin<'b> = dyn FnMut(i32, &Arc<Memory>, Uffd) -> io::Result<Option<Arc<Process>>> + 'b;
 
 impl Talk<'_> {
     /// Loads all memory.
@@ -156,7 +166,7 @@ impl Talk<'_> {
         let give_up = GiveUp { stage, wake: self.wake.try_clone()? };
         std::thread::scope(|scope| {
             let mut loading = Vec::new();
-            let mut result = self.hear(listener, &mut |memory, uffd| {
+            let mut result = self.hear(listener, &mut |_, memory, uffd| {
                 let process = Arc::new(Process::new(uffd, memory.clone()));
                 // Each of several processes gets some threads.
                 for _ in 0..threads(count) {
@@ -179,10 +189,10 @@ impl Talk<'_> {
     }
 
     /// Begins to bring memory that is touched.
-    fn begin_on_demand(&mut self, keep: Keep, listener: &OwnedFd) -> io::Result<OnDemandMemory> {
-        let memory = OnDemandMemory::new(self.stage.clone(), self.wake.try_clone()?, keep);
-        self.hear(listener, &mut |of_process, uffd| {
-            memory.begin(of_process.clone(), uffd).map(|()| None)
+    fn begin_on_demand(&mut self, late: Late, listener: &OwnedFd) -> io::Result<OnDemandMemory> {
+        let memory = OnDemandMemory::new(self.stage.clone(), self.wake.try_clone()?, late);
+        self.hear(listener, &mut |pid, of_process, uffd| {
+            memory.begin(pid, of_process.clone(), uffd).map(|()| None)
         })?;
         // What has failed until now has had no program that could see it.
         memory.check().map(|()| memory)
@@ -218,7 +228,7 @@ impl Talk<'_> {
                 (Some(connection), true) => {
                     let Some((pid, uffd)) = receive(connection)? else { continue };
                     let memory = self.plan.processes().get(&pid).ok_or_else(|| strange(pid))?;
-                    processes.extend(begin(memory, uffd)?);
+                    processes.extend(begin(pid, memory, uffd)?);
                     heard.insert(pid);
                 }
                 (_, false) if is_ready[1] => {

@@ -60,6 +60,11 @@ fn page(number: usize) -> Vec<u8> {
     vec![(number % 251 + 1) as u8; PAGE as usize]
 }
 
+/// The process whose memory it is, and which speaks as CRIU does.
+fn own() -> i32 {
+    std::process::id() as i32
+}
+
 /// Files of a process whose memory at `address` has all pages but every hundredth, in two mappings.
 fn image(address: u64) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -72,7 +77,7 @@ fn image(address: u64) -> tempfile::TempDir {
         })
         .collect();
     let runs: Vec<_> = parts.iter().map(|(at, bytes)| (*at, true, &bytes[..])).collect();
-    made::write(dir.path(), &[(address, middle), (middle, end)], &runs);
+    made::write_of(own(), dir.path(), &[(address, middle), (middle, end)], &runs);
     dir
 }
 
@@ -88,12 +93,12 @@ fn start(dir: &std::path::Path, keep: Option<Keep>) -> Loading {
     Loading::start(plan(dir).expect("what it needs"), open(dir).as_fd(), keep).unwrap()
 }
 
-/// Begins, and says what CRIU says of process 42.
+/// Begins, and says what CRIU says of this process.
 fn begin(dir: &std::path::Path, uffd: &OwnedFd, keep: Option<Keep>) -> (Loading, UnixStream) {
     let loading = start(dir, keep);
     let mut criu = UnixStream::connect(dir.join(SOCKET)).unwrap();
     std::io::Write::write_all(&mut criu, &(-7i32).to_ne_bytes()).unwrap();
-    std::io::Write::write_all(&mut criu, &42i32.to_ne_bytes()).unwrap();
+    std::io::Write::write_all(&mut criu, &own().to_ne_bytes()).unwrap();
     let fds = [uffd.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -140,7 +145,7 @@ fn memory_without_a_place_is_an_error() {
     let mut loading = start(dir.path(), None);
     let _criu = UnixStream::connect(dir.path().join(SOCKET)).unwrap();
     let error = loading.finish(None).err().unwrap();
-    assert!(error.to_string().contains("process 42"), "{error}");
+    assert!(error.to_string().contains(&format!("process {}", own())), "{error}");
 }
 
 #[test]
@@ -149,7 +154,7 @@ fn forked_processes_are_left_to_criu() {
     assert!(plan(dir.path()).is_some());
     for name in ["mm", "pagemap"] {
         let file = |pid| dir.path().join(format!("{name}-{pid}.img"));
-        std::fs::copy(file(42), file(43)).unwrap();
+        std::fs::copy(file(own()), file(own() + 1)).unwrap();
     }
     assert!(plan(dir.path()).is_none());
 }
@@ -171,6 +176,27 @@ static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
 /// The features that CRIU asks for: forks, moves, and what is given up or unmapped are told.
 const TELLS: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6;
+
+/// `MADV_WIPEONFORK`, and `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of Linux 6.13.
+const WIPE_ON_FORK: i32 = 18;
+const GUARD: i32 = 102;
+const NO_GUARD: i32 = 103;
+
+/// Asks for something about some pages of this test.
+fn advise(address: u64, pages: u64, advice: i32) {
+    // SAFETY: memory of this test alone.
+    let done = unsafe { libc::madvise(address as *mut _, (pages * PAGE) as usize, advice) };
+    assert_eq!(done, 0, "{}", io::Error::last_os_error());
+}
+
+/// Whether a page can be read; a guard cannot.
+fn is_readable(address: u64) -> bool {
+    let mut byte = 0u8;
+    let local = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let remote = libc::iovec { iov_base: address as *mut _, iov_len: 1 };
+    // SAFETY: a byte of this function's is written, and what cannot be read is an error.
+    unsafe { libc::process_vm_readv(own(), &raw const local, 1, &raw const remote, 1, 0) == 1 }
+}
 
 /// Begins to bring memory on demand, only what is touched for now, and counts the descriptors that are kept.
 fn on_demand(address: u64) -> (Loading, UnixStream, Arc<std::sync::Mutex<Vec<OwnedFd>>>) {
@@ -287,4 +313,94 @@ fn memory_that_moves_goes_and_is_forked_is_what_it_would_be() {
     let kept = kept.lock().unwrap();
     assert_eq!(kept.len(), 2, "the child's as well");
     assert!(is_alive(&kept[0]) && !is_alive(&kept[1]));
+}
+
+#[test]
+fn a_guard_that_is_made_of_missing_memory_stays_and_leaves_zeros() {
+    let _alone = ALONE.lock();
+    let address = memory();
+    let (mut loading, _criu, kept) = on_demand(address);
+    let at = |number: usize| address + number as u64 * PAGE;
+    advise(at(120), 7, GUARD);
+    // Over what was never there, and to the end of a mapping.
+    advise(at(690), 10, GUARD);
+    let memory = loading.finish(None).unwrap().unwrap();
+    memory.wait(&mut |_| ()).unwrap();
+    let is_guard = |number: usize| (120..127).contains(&number) || number >= 690;
+    for number in 0..PAGES {
+        if is_guard(number) {
+            assert!(!is_readable(at(number)), "page {number}");
+        } else {
+            assert!(read(at(number)) == expected(number), "page {number}");
+        }
+    }
+    advise(at(120), 7, NO_GUARD);
+    advise(at(690), 10, NO_GUARD);
+    for number in (0..PAGES).filter(|number| is_guard(*number)) {
+        assert!(read(at(number)) == vec![0; PAGE as usize], "page {number}");
+    }
+    drop((memory, kept));
+}
+
+#[test]
+fn a_guard_of_missing_memory_that_is_gone_already_is_an_error() {
+    let _alone = ALONE.lock();
+    let address = memory();
+    let (mut loading, _criu, kept) = on_demand(address);
+    advise(address + 120 * PAGE, 1, GUARD);
+    advise(address + 120 * PAGE, 1, NO_GUARD);
+    let memory = loading.finish(None).unwrap().unwrap();
+    let result = memory.wait(&mut |_| ());
+    assert!(matches!(result, Err(OnDemandError::Untold)), "{result:?}");
+    drop((memory, kept));
+}
+
+/// Whether a child that is forked now finds a zero there.
+fn child_finds_zero(address: u64) -> bool {
+    // SAFETY: the child does nothing but read and end. See above why not `fork` of libc.
+    let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) } as libc::pid_t;
+    assert!(child >= 0);
+    if child == 0 {
+        // SAFETY: mapped memory; and the child ends at once.
+        unsafe { libc::_exit(i32::from(std::ptr::read_volatile(address as *const u8) != 0)) };
+    }
+    let mut status = 0;
+    // SAFETY: a child of this process.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    status == 0
+}
+
+#[test]
+fn a_child_finds_zeros_where_it_is_to_find_nothing() {
+    let _alone = ALONE.lock();
+    let address = memory();
+    // It was so when the program was dumped.
+    advise(address + 600 * PAGE, 100, WIPE_ON_FORK);
+    let (mut loading, _criu, kept) = on_demand(address);
+    // Until it is said that the processes run, only what is touched comes.
+    assert!(child_finds_zero(address + 699 * PAGE));
+    assert!(!child_finds_zero(address + 599 * PAGE));
+    let memory = loading.finish(None).unwrap().unwrap();
+    memory.wait(&mut |_| ()).unwrap();
+    assert!(read(address + 699 * PAGE) == expected(699));
+    drop((memory, kept));
+}
+
+#[test]
+fn whether_a_child_finds_what_was_asked_about_meanwhile_is_not_known() {
+    let _alone = ALONE.lock();
+    let address = memory();
+    let (mut loading, _criu, kept) = on_demand(address);
+    advise(address + 600 * PAGE, 100, WIPE_ON_FORK);
+    let byte = 0u8;
+    assert!(child_finds_zero((&raw const byte).expose_provenance() as u64));
+    // It may be noticed before the processes could run, or after that.
+    match loading.finish(None) {
+        Err(error) => assert_eq!(error.kind(), io::ErrorKind::Unsupported),
+        Ok(memory) => {
+            let result = memory.as_ref().unwrap().wait(&mut |_| ());
+            assert!(matches!(result, Err(OnDemandError::Untold)), "{result:?}");
+        }
+    }
+    drop(kept);
 }

@@ -100,14 +100,17 @@ impl Uffd {
         probe(self) == Err(Errno::AGAIN)
     }
 
-    /// Has whoever waits for a page look again.
+    /// Has whoever waits for some pages look again. There need be no such pages any more.
     ///
     /// # Errors
-    /// The kernel knows of no such memory.
-    pub(super) fn wake(&self, page: u64) -> Result<(), Errno> {
-        let mut places = Places { from: page, len: PAGE };
+    /// The kernel says something unexpected.
+    pub(super) fn wake(&self, from: u64, len: u64) -> Result<(), Errno> {
+        let mut places = Places { from, len };
         // SAFETY: the structure that the call takes; it changes nothing.
-        unsafe { ioctl(&self.0, Updater::<WAKE, Places>::new(&mut places)) }
+        match unsafe { ioctl(&self.0, Updater::<WAKE, Places>::new(&mut places)) } {
+            Err(Errno::NOENT | Errno::INVAL) => Ok(()),
+            woken => woken,
+        }
     }
 
     /// The next event; `None` if there is none now. The process goes on after one that is no fault.
