@@ -50,7 +50,7 @@ fn draw_streams(random: &mut Random) -> OnStreams {
     // As often in the first bytes as among many.
     let most = if of_source { 1 << random.below(24) } else { LITTLE };
     let (is_all, number) = (random.below(3) == 0, random.below(STREAMS) as usize);
-    OnStreams { loss, is_all, number, of_source, after: random.below(most) }
+    OnStreams { loss, is_all, number: Some(number), of_source, after: random.below(most) }
 }
 
 /// Migrates the program of a seed. Gives 1 if what was planned has happened.

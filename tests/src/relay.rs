@@ -67,13 +67,13 @@ pub struct OnLink {
 pub struct OnStreams {
     /// What happens.
     pub loss: Loss,
-    /// To all of them, or only to this one by the order in which they came.
+    /// To all of them, or only to the one that has come so far.
     pub is_all: bool,
-    /// The one that has to have come so far.
-    pub number: usize,
+    /// The one that has to have come so far, by the order in which they came; whichever is first if it is `None`.
+    pub number: Option<usize>,
     /// In what the source says, or else the destination.
     pub of_source: bool,
-    /// After so many bytes.
+    /// After so many bytes of what it says, or at once if it has said more.
     pub after: u64,
 }
 
@@ -112,6 +112,16 @@ impl Line {
             let _ = rustix::net::shutdown(end, rustix::net::Shutdown::Both);
         }
     }
+
+    /// Nothing more comes from this end, or nothing more is taken at the other one. What is under way in the other
+    /// direction goes on.
+    fn close(&self, from: usize) {
+        // Where nothing goes on, nobody hears of an end either.
+        if !self.is_silent(from) {
+            let _ = rustix::net::shutdown(&self.ends[from], rustix::net::Shutdown::Read);
+            let _ = rustix::net::shutdown(&self.ends[1 - from], rustix::net::Shutdown::Write);
+        }
+    }
 }
 
 /// What all threads of a relay know.
@@ -120,6 +130,8 @@ struct Shared {
     is_over: AtomicBool,
     link: Arc<Line>,
     streams: Mutex<Vec<Arc<Line>>>,
+    /// What is to happen to streams.
+    on_streams: Mutex<Option<OnStreams>>,
     /// The process of each side, once that is known.
     pids: [AtomicU32; 2],
     /// Whether it has happened.
@@ -148,6 +160,7 @@ impl Relay {
             is_over: AtomicBool::default(),
             link: Arc::new(Line::new(to_source, to_destination)),
             streams: Mutex::default(),
+            on_streams: Mutex::new(plan.streams),
             pids: Default::default(),
             has_happened: AtomicBool::default(),
             threads: Mutex::default(),
@@ -176,12 +189,16 @@ impl Relay {
         self.shared.streams().len()
     }
 
-    /// Has something happen to streams now, whatever was planned: to all, or to this one. What stalls or is half open is
-    /// what comes from the source.
-    pub fn lose_streams(&self, loss: Loss, only: Option<usize>) {
-        let streams = self.shared.streams().into_iter().enumerate();
-        let lines = streams.filter(|(number, _)| only.is_none_or(|only| only == *number));
-        self.shared.lose(loss, 0, lines.map(|(_, line)| line));
+    /// Has this happen to streams, in the place of what was planned.
+    pub fn plan_streams(&self, plan: OnStreams) {
+        *self.shared.on_streams.lock().expect("no panic") = Some(plan);
+    }
+
+    /// Cuts streams now: all, or the first.
+    pub fn cut_streams(&self, is_all: bool) {
+        let streams = self.shared.streams();
+        let lines = streams.into_iter().take(if is_all { usize::MAX } else { 1 });
+        self.shared.lose(Loss::Cut, 0, lines);
     }
 }
 
@@ -224,11 +241,8 @@ impl Shared {
 
     /// Passes on what one side says over the link, until there is no more.
     fn pass_link(self: &Arc<Self>, of_source: bool, random: &mut Random) {
-        let passed = self.pass_frames(of_source, random);
-        // Where nothing goes on, nobody hears of an end either.
-        if passed.is_err() && !self.link.is_silent(usize::from(!of_source)) {
-            self.link.cut();
-        }
+        let _ = self.pass_frames(of_source, random);
+        self.link.close(usize::from(!of_source));
     }
 
     fn pass_frames(self: &Arc<Self>, of_source: bool, random: &mut Random) -> io::Result<()> {
@@ -356,10 +370,8 @@ impl Shared {
         for of_source in [true, false] {
             let (line, mut random) = (line.clone(), Random(random.below(u64::MAX)));
             self.spawn(move |shared| {
-                let passed = shared.pass_parts(&line, number, of_source, &mut random);
-                if passed.is_err() && !line.is_silent(usize::from(!of_source)) {
-                    line.cut();
-                }
+                let _ = shared.pass_parts(&line, number, of_source, &mut random);
+                line.close(usize::from(!of_source));
             });
         }
     }
@@ -373,8 +385,6 @@ impl Shared {
     ) -> io::Result<()> {
         let [end, other] = [usize::from(!of_source), usize::from(of_source)];
         let (mut from, mut to) = (&line.ends[end], &line.ends[other]);
-        let is_its = |plan: &OnStreams| plan.of_source == of_source && plan.number == number;
-        let mut plan = self.plan.streams.filter(is_its);
         let (mut part, mut passed) = (vec![0; PART], 0);
         loop {
             let len = from.read(&mut part)?;
@@ -385,14 +395,18 @@ impl Shared {
             if line.is_silent(end) {
                 return self.swallow(from);
             }
-            let due = plan.filter(|plan| passed + len as u64 > plan.after);
-            passed += len as u64;
+            let is_due = |plan: &mut OnStreams| {
+                let is_its = plan.number.is_none_or(|its| its == number);
+                is_its && plan.of_source == of_source && passed + len as u64 > plan.after
+            };
+            let due = self.on_streams.lock().expect("no panic").take_if(is_due);
             let Some(due) = due else {
+                passed += len as u64;
                 to.write_all(&part[..len])?;
                 continue;
             };
-            plan = None;
-            let before = len - (passed - due.after) as usize;
+            let before = due.after.saturating_sub(passed) as usize;
+            passed += len as u64;
             to.write_all(&part[..before])?;
             let lines = if due.is_all { self.streams() } else { vec![line.clone()] };
             self.lose(due.loss, end, lines);

@@ -192,7 +192,7 @@ impl Task<'_> {
 
     /// Where a stream has ended the source may have said why.
     fn last_word(&self, error: Error) -> Error {
-        if !matches!(error, Error::Link(LinkError::Closed)) {
+        if !matches!(error, Error::Link(LinkError::Closed | LinkError::Stream(_))) {
             return error;
         }
         self.link.limit(Some(LAST_WORD));
