@@ -368,7 +368,9 @@ fn a_full_disk_at_the_destination_changes_nothing() -> Result<()> {
         let lab = Lab::new();
         let mut program = lab.at_work(WORKLOAD, &ARGS)?;
         let disk = SmallDisk::mount(lab.path("store"), kib)?;
-        let sides = Pair::new(&lab, &program)?.run(&mut program)?;
+        let mut pair = Pair::new(&lab, &program)?;
+        pair.source.arg("--tight-disk");
+        let sides = pair.run(&mut program)?;
         let told = || format!("{kib} KiB: {}", sides.show());
         refused(&sides.destination, 1, &["space"]).with_context(told)?;
         ensure!(sides.source.status.code() == Some(1), "{}", told());
