@@ -3,10 +3,8 @@
 //! Up to the moment at which the source is told that all is prepared, every failure leaves nothing here. From then on
 //! the image stays until it is known who owns the program.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::arriving::{self, Arrived};
@@ -22,58 +20,20 @@ use crate::base::phase::{Clock, Phase};
 use crate::base::progress::Progress;
 use crate::engine::error::Error;
 use crate::engine::restore::ahead::Ahead;
-use crate::engine::restore::lacks::{self, Circumstances};
-use crate::engine::restore::{FilePolicy, LoadedMemory, MappedDevice};
+use crate::engine::restore::lacks;
+use crate::engine::restore::{FilePolicy, LoadedMemory};
 use crate::engine::watchdog::Watchdog;
-use crate::image::trust::{self, Trust};
-use crate::image::{self, Destination, Manifest};
+use crate::image::trust;
+use crate::image::{self, Manifest};
 
 mod offer;
+mod wanted;
 
 use self::offer::Taken;
+pub use self::wanted::{Incoming, Place};
 
 /// How long a source that hears nothing any more may take for what it has to say.
 const LAST_WORD: Duration = Duration::from_secs(1);
-
-/// What is to be done with a program that comes.
-#[derive(Debug, Clone)]
-pub struct Incoming {
-    /// Where its image goes.
-    pub place: Place,
-    /// It gets a pid namespace of its own.
-    pub new_pids: bool,
-    /// Devices that others of this host take the place of, as `gpucr restore --device-map` takes them.
-    pub device_map: Vec<String>,
-    /// Directories below which files may be made that the program has open: absolute paths.
-    pub files_below: Vec<PathBuf>,
-    /// Where streams may come to, with port 0 at any that is free: nowhere if it is `None`.
-    pub streams_at: Option<SocketAddr>,
-    /// Which images are taken.
-    pub trust: Trust,
-    /// Set by a signal handler to end it.
-    pub stop: Arc<AtomicBool>,
-}
-
-/// Where the image of a program that comes goes.
-#[derive(Debug, Clone)]
-pub enum Place {
-    /// To this directory, which is new or empty.
-    Directory(PathBuf),
-    /// Into the store in this directory, under this name or that of the migration.
-    Store(PathBuf, Option<String>),
-}
-
-impl Place {
-    fn destination(&self, id: MigrationId) -> Destination {
-        match self {
-            Self::Directory(path) => Destination::Alone(path.clone()),
-            Self::Store(store, name) => {
-                let name = name.clone().unwrap_or_else(|| format!("migration-{id}"));
-                Destination::Stored { store: store.clone(), name }
-            }
-        }
-    }
-}
 
 /// Takes one program.
 ///
@@ -133,12 +93,12 @@ impl Task<'_> {
         self.link.send(&hello())?;
         check_hello(&greeting)?;
         let _pulse = Pulse::start(self.link.clone());
-        let mut taken = self.take_offer()?;
+        let mut taken = offer::take(&self.link, self.wishes, &mut self.watchdog)?;
         if taken.dry_run {
-            self.accept(&mut taken)?;
+            taken.accept(&self.link)?;
             return Ok(self.received(taken.id, None, None));
         }
-        self.accept(&mut taken)?;
+        taken.accept(&self.link)?;
         self.clock.enter(Phase::Receive, None)?;
         let (ahead, door) = (taken.ahead.take(), taken.door.take());
         let arrived = arriving::receive(&self.link, &taken.writer, ahead, door.as_ref());
@@ -176,21 +136,6 @@ impl Task<'_> {
         };
         self.link.limit(None);
         said
-    }
-
-    fn device_map(&self) -> Result<Vec<MappedDevice>, Error> {
-        let parse =
-            |text: &String| text.parse().map_err(|what: String| Error::NoSuchDevice { what });
-        self.wishes.device_map.iter().map(parse).collect()
-    }
-
-    fn circumstances<'c>(
-        &'c self,
-        device_map: &'c [MappedDevice],
-        same: bool,
-    ) -> Circumstances<'c> {
-        let needs_pids = !self.wishes.new_pids && !same;
-        Circumstances { device_map, needs_pids, stop: &self.wishes.stop }
     }
 
     /// The phase `prepare`: completes the image, and checks that the program can be restored from it.
@@ -277,8 +222,8 @@ impl Task<'_> {
             // Whoever has files sent wants to go on with those, and not with a log that lacks a part.
             files = FilePolicy::Strict;
         }
-        let device_map = self.device_map()?;
-        let how = self.circumstances(&device_map, same_pids);
+        let device_map = self.wishes.mapped_devices()?;
+        let how = self.wishes.circumstances(&device_map, same_pids);
         lacks::check_image(path, &self.wishes.trust, how, files, loaded)
     }
 
