@@ -54,21 +54,23 @@ def main():
     parser.add_argument("--streams", type=int, nargs="+", default=[0, 1, 4, 8], help="0 for ssh alone")
     options = parser.parse_args()
     options.migrate = []
-    print(f"{os.uname().release}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; {options.mib} MiB of device memory")
+    print(
+        f"{os.uname().release}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; link"
+        f" {options.rate or 'without a limit'}; {options.mib} MiB of device memory"
+    )
     folder = tempfile.mkdtemp(dir=options.dir)
     try:
         with Hosts(options.gpucr, options.rate) as hosts:
-            if not options.rate:
-                # Without netem nothing is to be split into packets that are lost one by one.
-                for name in hosts.names:
-                    call("ip", "-n", name, "link", "set", "dev", "veth", "gso_max_segs", "65535")
-            print("streams     gpucr, GB/s  stood still, s     iperf3, GB/s")
+            # Without netem nothing is to be split into packets that are lost one by one.
+            for name in hosts.names:
+                call("ip", "-n", name, "link", "set", "dev", "veth", "gso_max_segs", "65535")
+            print("streams     gpucr, GB/s  stood still, s     iperf3, GB/s           share")
             for streams in options.streams:
                 rate, still = gpucr(options, hosts, os.path.join(folder, str(streams)), streams)
                 wire = iperf(hosts, streams or 1)
                 name = str(streams or "ssh")
-                shown = f"{wire:16.2f}" if wire else f"{'-':>16}"
-                print(f"{name:7} {rate:15.2f} {still:15.2f} {shown}", flush=True)
+                shown = f"{wire:16.3f} {100 * rate / wire:13.0f} %" if wire else f"{'-':>16}"
+                print(f"{name:7} {rate:15.3f} {still:15.2f} {shown}", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

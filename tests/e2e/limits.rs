@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use gpucr_tests::{Lab, binary, finish, refused, warm};
+use gpucr_tests::migration::{FD, Pair, connect};
+use gpucr_tests::{Lab, SmallDisk, binary, finish, refused, undisturbed, warm};
 
 /// A control group with a limit of memory, and none of it swapped out. Removed on drop.
 struct Group(PathBuf);
@@ -25,7 +26,7 @@ impl Group {
                 (root, ["memory.max", "memory.swap.max"])
             }
         };
-        let dir = parent.join(format!("gpucr-test-{}", std::process::id()));
+        let dir = parent.join(format!("gpucr-test-{}-{bytes}", std::process::id()));
         std::fs::create_dir(&dir)?;
         let group = Self(dir);
         let swap = if of_version_1.is_some() { bytes } else { 0 };
@@ -53,16 +54,21 @@ impl Drop for Group {
     }
 }
 
-#[test]
-fn the_limit_of_a_control_group_is_kept_before_anything_is_made() -> Result<()> {
-    let group = match Group::new(64 << 20) {
-        Ok(group) => group,
+/// A group with so little memory; `None` where none can be made and the test is to be passed over.
+fn group(bytes: u64) -> Result<Option<Group>> {
+    match Group::new(bytes) {
+        Ok(group) => Ok(Some(group)),
         Err(error) if std::env::var_os("CI").is_none() => {
             eprintln!("skipped: no control group can be made: {error}");
-            return Ok(());
+            Ok(None)
         }
         Err(error) => bail!("no control group can be made: {error}"),
-    };
+    }
+}
+
+#[test]
+fn the_limit_of_a_control_group_is_kept_before_anything_is_made() -> Result<()> {
+    let Some(group) = group(64 << 20)? else { return Ok(()) };
     let lab = Lab::new();
     // With each step fewer of its blocks differ, and memory holds equal ones once: 90 MiB when it has come to its
     // pace's end.
@@ -87,4 +93,51 @@ fn the_limit_of_a_control_group_is_kept_before_anything_is_made() -> Result<()> 
     program.wait_for_progress()?;
     program.kill();
     Ok(())
+}
+
+/// What the destination lacks is told at the offer: all of it, with what there is, and nothing has been changed.
+#[test]
+fn a_program_that_does_not_fit_at_the_destination_is_not_stopped() -> Result<()> {
+    const ARGS: [&str; 2] = ["--steps", "100"];
+    let expected = undisturbed("many-blocks", &ARGS)?;
+    let Some(group) = group(65 << 20)? else { return Ok(()) };
+    let lab = Lab::new();
+    // 180 MiB of device memory, which on the software driver is memory of the host's.
+    let mut program = lab.at_work("many-blocks", &ARGS)?;
+    let _disk = SmallDisk::mount(lab.path("store"), 32 << 10)?;
+    let disk = format!("MiB are free in {}", lab.path("store").display());
+    let memory = "of the host's memory, and there is room for";
+    let cases: [(&[&str], &[&str], &[&str]); 3] = [
+        (&["--dry-run"], &[memory, &disk], &[]),
+        (&[], &[memory, &disk], &[]),
+        (&["--tight-disk"], &[memory], &[&disk]),
+    ];
+    for (options, told, untold) in cases {
+        let mut pair = Pair::new(&lab, &program)?;
+        pair.source.args(options);
+        pair.destination = group.gpucr(&lab);
+        pair.destination.args(["receive", "--json", "--store", "store", "--fd", &FD.to_string()]);
+        connect(&mut pair.destination, &pair.sockets[1]);
+        let sides = pair.run(&mut program)?;
+        for side in [&sides.source, &sides.destination] {
+            refused(side, 1, told).with_context(|| format!("{options:?}: {}", sides.show()))?;
+            let said = flat(&side.stderr);
+            let not_told = untold.iter().all(|words| !said.contains(&flat(words.as_bytes())));
+            ensure!(not_told, "{options:?}: {}", sides.show());
+        }
+        ensure!(program.is_running(), "{options:?}: {}", sides.show());
+    }
+    // Outside of the group there is room, and not on the disk.
+    let sides = Pair::new(&lab, &program)?.run(&mut program)?;
+    refused(&sides.source, 1, &[&disk, "--tight-disk"]).with_context(|| sides.show())?;
+    ensure!(!flat(&sides.source.stderr).contains(memory), "{}", sides.show());
+    program.result()?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+/// What was said, in one line.
+fn flat(said: &[u8]) -> String {
+    let text = String::from_utf8_lossy(said).replace(['│', '\n'], " ");
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -219,73 +219,6 @@ fn a_program_goes_to_a_pid_namespace_and_back() -> Result<()> {
     ends_well(&mut program, &expected)
 }
 
-#[test]
-fn memory_goes_over_several_streams() -> Result<()> {
-    let expected = undisturbed(WORKLOAD, &ARGS[..2])?;
-    let lab = Lab::new();
-    let mut program = lab.at_work(WORKLOAD, &ARGS)?;
-    let pair = |streams: &[&str], at: &[&str]| -> Result<Pair> {
-        let mut pair = Pair::new(&lab, &program)?;
-        pair.source.args(["--streams"]).args(streams);
-        pair.destination.args(at);
-        Ok(pair)
-    };
-    let at = ["--streams-at", "127.0.0.1:0"];
-    let (no_host, not_let) = (pair(&["4"], &at)?, pair(&["4", "--streams-to", "127.0.0.1"], &[])?);
-    // Nobody is at such an address of these, which are for documents.
-    let nowhere = pair(&["4", "--streams-to", "192.0.2.1", "--silence", "2s"], &at)?;
-    let good = pair(&["4", "--streams-to", "127.0.0.1"], &at)?;
-    for (pair, words) in [
-        (no_host, "--streams-to HOST"),
-        (not_let, "--streams-at"),
-        (nowhere, "no stream to 192.0.2.1"),
-    ] {
-        let sides = pair.run(&mut program)?;
-        let said = String::from_utf8_lossy(&sides.source.stderr).into_owned();
-        ensure!(!sides.source.status.success() && said.contains(words), "{}", sides.show());
-        ensure!(program.is_running(), "{}", sides.show());
-    }
-    let sides = good.run(&mut program)?;
-    let (source, destination) = sides.reports()?;
-    ensure!(source["sent_chunks"].as_u64() > Some(0), "{source}");
-    ensure!(source["sent_chunks"] == destination["chunks"], "{}", sides.show());
-    let all = &source["dump"]["bulk_bytes"];
-    ensure!(destination["ahead_bytes"] == *all, "loaded as it came: {}", sides.show());
-    ends_well(&mut program, &expected)
-}
-
-#[test]
-fn a_side_that_is_killed_while_there_are_streams_leaves_one_program() -> Result<()> {
-    use End::{GoesParked, GoesUnheard, Stays};
-    let expected = undisturbed(WORKLOAD, &ARGS[..2])?;
-    for (source, destination, end) in [
-        ("kill:precopy", "", Stays),
-        ("kill:store", "", Stays),
-        ("fail:criu", "", Stays),
-        ("fail:handover", "", GoesUnheard),
-        ("cut:ask", "", Stays),
-        ("cut:sent", "", Stays),
-        ("cut-after:sent", "", Stays),
-        ("", "kill:receive", Stays),
-        ("", "cut:want", Stays),
-        ("", "kill:handover", GoesParked),
-    ] {
-        let lab = Lab::new();
-        let mut program = lab.at_work(WORKLOAD, &ARGS)?;
-        let mut pair = Pair::new(&lab, &program)?;
-        pair.source.args(["--streams", "3", "--streams-to", "127.0.0.1"]);
-        pair.destination.args(["--streams-at", "127.0.0.1:0"]);
-        pair.source.env("GPUCR_FAULT", source);
-        pair.destination.env("GPUCR_FAULT", destination);
-        let sides = pair.run(&mut program)?;
-        let told = || format!("{source} {destination} {end:?}: {}", sides.show());
-        let both = !sides.source.status.success() && !sides.destination.status.success();
-        ensure!(both, "{}", told());
-        is_so(&lab, program, end, &expected).with_context(told)?;
-    }
-    Ok(())
-}
-
 /// What stands in for ssh runs the command on this machine.
 #[test]
 fn a_program_goes_where_ssh_leads() -> Result<()> {
@@ -435,7 +368,9 @@ fn a_full_disk_at_the_destination_changes_nothing() -> Result<()> {
         let lab = Lab::new();
         let mut program = lab.at_work(WORKLOAD, &ARGS)?;
         let disk = SmallDisk::mount(lab.path("store"), kib)?;
-        let sides = Pair::new(&lab, &program)?.run(&mut program)?;
+        let mut pair = Pair::new(&lab, &program)?;
+        pair.source.arg("--tight-disk");
+        let sides = pair.run(&mut program)?;
         let told = || format!("{kib} KiB: {}", sides.show());
         refused(&sides.destination, 1, &["space"]).with_context(told)?;
         ensure!(sides.source.status.code() == Some(1), "{}", told());

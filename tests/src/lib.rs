@@ -11,6 +11,7 @@ mod pace;
 mod paused;
 mod program;
 mod random;
+pub mod relay;
 mod skip;
 mod squatter;
 mod started;

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::command::{exists, refused, show, until};
 use crate::lab::Lab;
 use crate::program::Program;
-use crate::started::Started;
+use crate::started::{Started, writes_to};
 
 /// The descriptor on which a side finds the other.
 pub const FD: i32 = 50;
@@ -77,6 +77,11 @@ impl Side {
         let (out, err) = (tempfile::tempfile()?, tempfile::tempfile()?);
         let child = Started::spawn(command.stdout(out.try_clone()?).stderr(err.try_clone()?))?;
         Ok(Self { child, out, err })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Whether it has not ended.
@@ -248,13 +253,14 @@ pub enum End {
     Stays,
     /// The program runs on at the source; the destination has an image, and may remove it.
     StaysWithImage,
-    /// The program runs on at the source; the destination has an image if it was quicker than that program, which goes
-    /// on to write its files.
+    /// The program runs on at the source; the destination may have noted it, with an image or without one.
     StaysEitherWay,
     /// The program was handed over, and the destination has not heard of it.
     GoesUnheard,
     /// The program was handed over, and the destination knows it; it does not run.
     GoesParked,
+    /// The program was handed over, and the destination was killed while it restored it: it runs there or not.
+    GoesPerhaps,
     /// The program runs at the destination.
     Goes,
 }
@@ -289,10 +295,13 @@ pub fn end_of(lab: &Lab, program: &mut Program) -> Result<End> {
             |record: Option<Value>| record.and_then(|it| Some(it["state"].as_str()?.into()));
         let states: [Option<String>; 2] = [state(source), state(destination)];
         end = match (states[0].as_deref(), states[1].as_deref()) {
-            (None, None | Some("prepared")) if program.is_running() => Some(End::StaysEitherWay),
+            (None, None | Some("preparing" | "prepared")) if program.is_running() => {
+                Some(End::StaysEitherWay)
+            }
             (None | Some("handed-over"), None) if !program.is_running() => Some(End::Goes),
             (Some("handed-over"), Some("prepared")) => Some(End::GoesUnheard),
             (Some("handed-over"), Some("taken")) => Some(End::GoesParked),
+            (Some("handed-over"), Some("restoring")) => Some(End::GoesPerhaps),
             _ => None,
         };
         end.is_some()
@@ -350,7 +359,7 @@ pub fn is_so(lab: &Lab, mut program: Program, end: End, expected: &[String]) -> 
         if let Some(record) = record {
             let id = id(&record);
             refused(&lab.run(["receive", "--resume", &id])?, 1, &["Nothing was changed"])?;
-            ensure!(images(lab) == 1, "it has an image");
+            ensure!(end != End::StaysWithImage || images(lab) == 1, "it has an image");
             let aborted = lab.run(["receive", "--abort", &id])?;
             ensure!(aborted.status.success(), "{}", show(&aborted));
         }
@@ -367,6 +376,10 @@ pub fn is_so(lab: &Lab, mut program: Program, end: End, expected: &[String]) -> 
     let (source, destination) = records(lab, &program)?;
     if end == End::Goes {
         ensure!(destination.is_none(), "{destination:?}");
+    } else if end == End::GoesPerhaps {
+        let record = destination.context("the destination has noted it")?;
+        let id = record["id"].as_str().context("a name")?;
+        return perhaps(lab, program, id, source, expected);
     } else {
         until("nothing of it runs", || !exists(pid))?;
         let record = destination.context("the destination has noted it")?;
@@ -388,11 +401,46 @@ pub fn is_so(lab: &Lab, mut program: Program, end: End, expected: &[String]) -> 
         let again = lab.run(&resume)?;
         refused(&again, 1, &["knows no migration"])?;
     }
-    if let Some(source) = source {
-        ensure!(source["state"] == "handed-over", "{source}");
-        let id = source["id"].as_str().context("a name")?;
-        let forgotten = lab.run(["migrate", "--forget", id])?;
-        ensure!(forgotten.status.success(), "{}", show(&forgotten));
-    }
+    forget_source(lab, source)?;
     ends_well(&mut program, expected)
+}
+
+/// The source does not need to know any more what it has noted.
+fn forget_source(lab: &Lab, source: Option<Value>) -> Result<()> {
+    let Some(source) = source else { return Ok(()) };
+    ensure!(source["state"] == "handed-over", "{source}");
+    let id = source["id"].as_str().context("a name")?;
+    let forgotten = lab.run(["migrate", "--forget", id])?;
+    ensure!(forgotten.status.success(), "{}", show(&forgotten));
+    Ok(())
+}
+
+/// The destination was killed while it restored the program. The user sees whether that runs, and says so.
+fn perhaps(
+    lab: &Lab,
+    mut program: Program,
+    id: &str,
+    source: Option<Value>,
+    expected: &[String],
+) -> Result<()> {
+    until("nobody is at work there", || !is_anyone_at_work(lab))?;
+    refused(&lab.run(["receive", "--resume", id])?, 1, &["may run", "Nothing was changed"])?;
+    refused(&lab.run(["receive", "--abort", id])?, 1, &["all that there is of it"])?;
+    let here = writes_to(program.pid, &program.log).then_some(program.pid);
+    forget_source(lab, source)?;
+    let done = match here.or_else(|| made(&program)) {
+        Some(pid) => {
+            program.pid = pid;
+            ends_well(&mut program, expected)?;
+            lab.run(["receive", "--abort", id, "--running"])?
+        }
+        None => {
+            let resumed = lab.run(["receive", "--resume", id, "--not-running"])?;
+            ends_well(&mut program, expected).with_context(|| show(&resumed))?;
+            resumed
+        }
+    };
+    ensure!(done.status.success(), "{}", show(&done));
+    ensure!(records(lab, &program)?.1.is_none(), "nothing is noted any more");
+    Ok(())
 }

@@ -60,6 +60,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
         criu: args.criu.options(),
         streams: args.wanted_streams()?,
         copies_files: args.files == FilesArg::Copy,
+        tight_disk: args.tight_disk,
         sign: sign.map(Arc::new),
         safety_image: args.safety_image.clone(),
         stop: signals.stop.clone(),

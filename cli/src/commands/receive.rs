@@ -64,6 +64,9 @@ pub(crate) struct ReceiveArgs {
     /// With --resume: the program does not run here, though gpucr was killed while it restored it
     #[arg(long, requires = "resume")]
     pub(crate) not_running: bool,
+    /// With --abort: the program runs here, though gpucr was killed while it restored it
+    #[arg(long, requires = "abort")]
+    pub(crate) running: bool,
     /// Directory for the image: new, or empty
     #[arg(short = 'o', long = "output", value_name = "IMAGE")]
     pub(crate) image: Option<PathBuf>,
@@ -117,7 +120,7 @@ pub(crate) fn run(args: &ReceiveArgs) -> Outcome {
         return crate::commands::migrate::list(args.json);
     }
     if let Some(id) = args.abort {
-        return abort(id);
+        return abort(id, args.running);
     }
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     if let Some(id) = args.resume {
@@ -379,7 +382,8 @@ fn resume(args: &ReceiveArgs, id: MigrationId, signals: &SignalPlan) -> Outcome 
         }
         State::Restoring => {
             let help = format!(
-                "see whether it does: gpucr ps. If not: gpucr receive --resume {id} --not-running"
+                "see whether it does: gpucr ps. If not: gpucr receive --resume {id} --not-running; if it does: gpucr \
+                 receive --abort {id} --running"
             );
             return refused("the program may run: gpucr was killed while it restored it", help);
         }
@@ -406,9 +410,11 @@ fn resume(args: &ReceiveArgs, id: MigrationId, signals: &SignalPlan) -> Outcome 
     Ok(ExitCode::SUCCESS)
 }
 
-fn abort(id: MigrationId) -> Outcome {
+/// Removes what there is of a program that was not handed over, or that `runs` here.
+fn abort(id: MigrationId, runs: bool) -> Outcome {
     let record = record_of(id)?;
-    if matches!(record.state, State::Taken | State::Restoring) {
+    let runs = runs && record.state == State::Restoring;
+    if matches!(record.state, State::Taken | State::Restoring) && !runs {
         return Err(CliError::new(
             FAILED,
             "the program was handed over: this is all that there is of it",
@@ -419,7 +425,10 @@ fn abort(id: MigrationId) -> Outcome {
     if let Some(image) = record.image.as_deref().filter(|image| image.exists()) {
         image::remove(image, true)?;
     }
-    record.remove_files().map_err(Error::from)?;
+    // Those of a program that runs are its own.
+    if !runs {
+        record.remove_files().map_err(Error::from)?;
+    }
     record.remove().map_err(Error::from)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -178,6 +178,9 @@ pub enum Error {
     #[error("the program takes at least {} MiB of the host's memory, and there is room for {} MiB",
         needed.div_ceil(1 << 20), allowed >> 20)]
     NoRoom { needed: u64, allowed: u64 },
+    #[error("the program's image takes up to {} MiB, and {} MiB are free in {} (`gpucr migrate --tight-disk` goes on \
+        all the same)", needed.div_ceil(1 << 20), free >> 20, place.display())]
+    DiskFull { place: PathBuf, needed: u64, free: u64 },
     #[error("the program has {} MiB of memory on {device}, and {} MiB are free there", needed.div_ceil(1 << 20), free >> 20)]
     DeviceFull { device: String, needed: u64, free: u64 },
     #[error("{what}; it belongs to {owners}")]

@@ -58,6 +58,12 @@ pub(crate) struct MigrateArgs {
     /// It is handed on to `gpucr receive`, which takes it from whoever has started it.
     #[arg(long, value_name = "DIR", value_parser = plain_directory)]
     pub(crate) files_below: Vec<PathBuf>,
+    /// Go though the other side may have too little disk space for the image
+    ///
+    /// Without it the memory of the program, and files that go along, have to be less than what is free there. But
+    /// memory that is zero or compresses well takes less, and what is there already takes nothing.
+    #[arg(long)]
+    pub(crate) tight_disk: bool,
     /// With ssh: the command that connects, as a shell takes it: `ssh -i KEY`
     ///
     /// `ssh -c aes128-gcm@openssh.com` takes less of the processors than OpenSSH's first choice where these have

@@ -101,7 +101,7 @@ impl Chunks {
                 (last, since) = (state.1, Instant::now());
             }
             if since.elapsed() >= link.silence() {
-                return Err(LinkError::Silent(link.silence()));
+                return Err(LinkError::Silent(link.silence()).of_stream());
             }
             self.more.wait_for(&mut state, LOOK);
         }

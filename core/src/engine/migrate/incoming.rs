@@ -3,78 +3,37 @@
 //! Up to the moment at which the source is told that all is prepared, every failure leaves nothing here. From then on
 //! the image stays until it is known who owns the program.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::arriving::{self, Arrived};
-use super::cpu;
-use super::greeting::{check_hello, hello, is_of_this_host, namespace};
+use super::greeting::{check_hello, hello};
 use super::link::{Link, LinkError, Pulse, unexpected_message};
-use super::message::{Frame, Message, Step, cut_reasons, offered};
-use super::placing::{self, Coming};
+use super::message::{Frame, Message, Step};
+use super::placing::Coming;
 use super::received::{ReceiveFailure, Received, Remains, steps};
 use super::record::{Brought, MigrationId, Record, Restore, Side, State};
-use super::streams::{Door, Way};
 use crate::base::faults::fault;
 use crate::base::format::{hex, milliseconds};
 use crate::base::phase::{Clock, Phase};
 use crate::base::progress::Progress;
 use crate::engine::error::Error;
 use crate::engine::restore::ahead::Ahead;
-use crate::engine::restore::lacks::{self, Circumstances};
-use crate::engine::restore::{FilePolicy, LoadedMemory, MappedDevice};
+use crate::engine::restore::lacks;
+use crate::engine::restore::{FilePolicy, LoadedMemory};
 use crate::engine::watchdog::Watchdog;
-use crate::image::trust::{self, Trust};
-use crate::image::{self, Destination, DriverKind, ImageWriter, Manifest};
-use crate::store::Compression;
+use crate::image::trust;
+use crate::image::{self, Manifest};
 
-/// Most bytes of an outline.
-const MAX_OUTLINE: u64 = 64 << 20;
+mod offer;
+mod wanted;
+
+use self::offer::Taken;
+pub use self::wanted::{Incoming, Place};
+
 /// How long a source that hears nothing any more may take for what it has to say.
 const LAST_WORD: Duration = Duration::from_secs(1);
-
-/// What is to be done with a program that comes.
-#[derive(Debug, Clone)]
-pub struct Incoming {
-    /// Where its image goes.
-    pub place: Place,
-    /// It gets a pid namespace of its own.
-    pub new_pids: bool,
-    /// Devices that others of this host take the place of, as `gpucr restore --device-map` takes them.
-    pub device_map: Vec<String>,
-    /// Directories below which files may be made that the program has open: absolute paths.
-    pub files_below: Vec<PathBuf>,
-    /// Where streams may come to, with port 0 at any that is free: nowhere if it is `None`.
-    pub streams_at: Option<SocketAddr>,
-    /// Which images are taken.
-    pub trust: Trust,
-    /// Set by a signal handler to end it.
-    pub stop: Arc<AtomicBool>,
-}
-
-/// Where the image of a program that comes goes.
-#[derive(Debug, Clone)]
-pub enum Place {
-    /// To this directory, which is new or empty.
-    Directory(PathBuf),
-    /// Into the store in this directory, under this name or that of the migration.
-    Store(PathBuf, Option<String>),
-}
-
-impl Place {
-    fn destination(&self, id: MigrationId) -> Destination {
-        match self {
-            Self::Directory(path) => Destination::Alone(path.clone()),
-            Self::Store(store, name) => {
-                let name = name.clone().unwrap_or_else(|| format!("migration-{id}"));
-                Destination::Stored { store: store.clone(), name }
-            }
-        }
-    }
-}
 
 /// Takes one program.
 ///
@@ -119,24 +78,6 @@ struct Task<'t> {
     remains: Remains,
 }
 
-/// An offer that was taken.
-struct Taken {
-    id: MigrationId,
-    /// Whether the source's processes have their pids in this very namespace.
-    same_pids: bool,
-    /// Whether they have their network in this very namespace.
-    same_network: bool,
-    dry_run: bool,
-    /// Of each file that would go along, whether it is there.
-    there: Vec<bool>,
-    /// Where the streams come to that the source wants.
-    door: Option<Door>,
-    writer: ImageWriter,
-    destination: Destination,
-    /// Loads device memory as it arrives.
-    ahead: Option<Ahead>,
-}
-
 /// An image that is complete.
 struct Prepared {
     record: Record,
@@ -152,12 +93,12 @@ impl Task<'_> {
         self.link.send(&hello())?;
         check_hello(&greeting)?;
         let _pulse = Pulse::start(self.link.clone());
-        let mut taken = self.take_offer()?;
+        let mut taken = offer::take(&self.link, self.wishes, &mut self.watchdog)?;
         if taken.dry_run {
-            self.accept(&mut taken)?;
+            taken.accept(&self.link)?;
             return Ok(self.received(taken.id, None, None));
         }
-        self.accept(&mut taken)?;
+        taken.accept(&self.link)?;
         self.clock.enter(Phase::Receive, None)?;
         let (ahead, door) = (taken.ahead.take(), taken.door.take());
         let arrived = arriving::receive(&self.link, &taken.writer, ahead, door.as_ref());
@@ -180,19 +121,9 @@ impl Task<'_> {
         self.settle(id, prepared, restore)
     }
 
-    fn accept(&self, taken: &mut Taken) -> Result<(), Error> {
-        let there = std::mem::take(&mut taken.there);
-        let way = taken.door.as_ref().map(Door::way).transpose().map_err(|source| Error::Io {
-            what: "the port for streams is not known".into(),
-            source,
-        })?;
-        let Way { port, token, key } = way.unwrap_or_default();
-        Ok(self.link.send(&Message::Accept { there, port: port.into(), token, key })?)
-    }
-
     /// Where a stream has ended the source may have said why.
     fn last_word(&self, error: Error) -> Error {
-        if !matches!(error, Error::Link(LinkError::Closed)) {
+        if !matches!(error, Error::Link(LinkError::Closed | LinkError::Stream(_))) {
             return error;
         }
         self.link.limit(Some(LAST_WORD));
@@ -205,88 +136,6 @@ impl Task<'_> {
         };
         self.link.limit(None);
         said
-    }
-
-    /// Takes an offer, or refuses it with all that is in the way.
-    fn take_offer(&mut self) -> Result<Taken, Error> {
-        let (body, message) = self.link.receive_long(MAX_OUTLINE)?;
-        let Message::Offer { id, dry_run, pids, network, version, cpu, signatures, streams } =
-            message
-        else {
-            return Err(unexpected_message(&message).into());
-        };
-        let hash = offered(&id, version, &body);
-        let id = MigrationId(id);
-        let outline = Manifest::decode(version, &body);
-        let mut outline =
-            outline.map_err(|what| LinkError::Protocol(format!("its offer: {what}")))?;
-        let (same_pids, same_network) = (pids == namespace("pid"), network == namespace("net"));
-        let device_map = self.device_map()?;
-        let how = self.circumstances(&device_map, same_pids);
-        let mut files = Vec::new();
-        let there = placing::look(&mut outline, &self.wishes.files_below, &mut files)?;
-        let mut reasons = lacks::lacks(&outline, how);
-        reasons.extend(files);
-        let door = Door::for_offer(streams, self.wishes.streams_at, &mut reasons)?;
-        // Before anything is taken for it. What comes is checked once more when all of it is here.
-        let trusted = self.wishes.trust.check_offer(&hash, &signatures);
-        reasons.extend(trusted.err().map(|error| error.to_string()));
-        if Record::read(id, Side::Destination)?.is_some() {
-            reasons.push(format!("migration {id} has been here before"));
-        }
-        reasons.extend(cpu::lacks(&cpu));
-        let destination = self.wishes.place.destination(id);
-        let started = Watchdog::start().map_err(Error::Watchdog)?;
-        let watchdog = self.watchdog.insert(started);
-        watchdog.writing(&destination.path()).map_err(Error::Watchdog)?;
-        let stop = || self.wishes.stop.load(Ordering::Relaxed);
-        match ImageWriter::begin_unless(&destination, Compression::None, &stop) {
-            Ok(writer) if reasons.is_empty() => {
-                // What cannot be opened is found again when the image is checked.
-                let is_elsewhere = !is_of_this_host(&pids);
-                let stop = &self.wishes.stop;
-                let open = || Ahead::open(&outline, &device_map, is_elsewhere, stop);
-                // Where the program runs on the same devices it may need what is free on them, and its driver too should
-                // it have to go on. The software driver's devices are memory of the host.
-                let has_room = is_elsewhere || outline.driver.kind == DriverKind::Soft;
-                let opened = (!dry_run && has_room).then(open).transpose();
-                let ahead = opened.unwrap_or_else(|error| {
-                    tracing::warn!(%error, "no device memory is loaded ahead");
-                    None
-                });
-                return Ok(Taken {
-                    id,
-                    same_pids,
-                    same_network,
-                    dry_run,
-                    there,
-                    door,
-                    writer,
-                    destination,
-                    ahead,
-                });
-            }
-            Ok(_) => {}
-            Err(error) => reasons.push(error.to_string()),
-        }
-        cut_reasons(&mut reasons);
-        self.link.send(&Message::Refuse { reasons: reasons.clone() })?;
-        Err(Error::Refused { reasons })
-    }
-
-    fn device_map(&self) -> Result<Vec<MappedDevice>, Error> {
-        let parse =
-            |text: &String| text.parse().map_err(|what: String| Error::NoSuchDevice { what });
-        self.wishes.device_map.iter().map(parse).collect()
-    }
-
-    fn circumstances<'c>(
-        &'c self,
-        device_map: &'c [MappedDevice],
-        same: bool,
-    ) -> Circumstances<'c> {
-        let needs_pids = !self.wishes.new_pids && !same;
-        Circumstances { device_map, needs_pids, stop: &self.wishes.stop }
     }
 
     /// The phase `prepare`: completes the image, and checks that the program can be restored from it.
@@ -373,8 +222,8 @@ impl Task<'_> {
             // Whoever has files sent wants to go on with those, and not with a log that lacks a part.
             files = FilePolicy::Strict;
         }
-        let device_map = self.device_map()?;
-        let how = self.circumstances(&device_map, same_pids);
+        let device_map = self.wishes.mapped_devices()?;
+        let how = self.wishes.circumstances(&device_map, same_pids);
         lacks::check_image(path, &self.wishes.trust, how, files, loaded)
     }
 

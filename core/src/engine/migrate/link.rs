@@ -39,6 +39,9 @@ pub enum LinkError {
     /// A stream to there does not come about.
     #[error("no stream to {0}: {1}")]
     NoStream(String, String),
+    /// One of the streams was lost, for this reason.
+    #[error("a stream was lost: {0}")]
+    Stream(Box<LinkError>),
     /// What came first is not what a gpucr says.
     #[error("what answers there is not gpucr: it said `{}`", .0.escape_debug())]
     NotGpucr(String),
@@ -54,6 +57,16 @@ pub enum LinkError {
     /// gpucr was asked to end.
     #[error("interrupted")]
     Interrupted,
+}
+
+impl LinkError {
+    /// The same, where it has happened to a stream.
+    pub(super) fn of_stream(self) -> Self {
+        match self {
+            Self::Closed | Self::Silent(_) | Self::Io(_) => Self::Stream(Box::new(self)),
+            other => other,
+        }
+    }
 }
 
 /// One end of the connection.

@@ -8,7 +8,7 @@ use gpucr_wire::{Stream, wire_enum, wire_struct};
 use crate::store::{ChunkId, Encoding, Entry, MAX_CHUNK};
 
 /// Version of the protocol. Both sides must have the same.
-pub(super) const PROTOCOL: u32 = 7;
+pub(super) const PROTOCOL: u32 = 8;
 /// Most bytes of a message.
 const MAX_MESSAGE: usize = 1 << 20;
 /// Most bytes of a piece.
@@ -57,6 +57,10 @@ wire_enum! {
             signatures: String,
             /// So many streams are wanted.
             streams: u32,
+            /// Bytes of private memory that its processes have.
+            host_memory: u64,
+            /// It is to go on though there may be too little space for its image.
+            tight_disk: bool,
         },
         /// To the offer: the program can go on there.
         2 => Accept {
@@ -348,6 +352,8 @@ mod tests {
                 cpu: "fpu".into(),
                 signatures: String::new(),
                 streams: 4,
+                host_memory: 5 << 30,
+                tight_disk: true,
             },
             Message::Ask { ids: vec![[7; 32]; 3] },
             Message::Want { wanted: vec![true, false] },

@@ -6,6 +6,7 @@
 
 mod arriving;
 mod cpu;
+mod fit;
 mod goal;
 mod greeting;
 mod incoming;

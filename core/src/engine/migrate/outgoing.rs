@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use self::layout::Told;
 use self::sending::{Item, QUEUE, Sending, Shared};
 use super::cpu;
+use super::fit::private_memory;
 use super::goal::Goal;
 use super::greeting::{check_hello, hello, namespace};
 use super::link::{Link, LinkError, unexpected_message};
@@ -54,6 +55,7 @@ pub(super) struct Terms {
     pub(super) goal: Option<Goal>,
     pub(super) streams: Option<Wanted>,
     pub(super) copies_files: bool,
+    pub(super) tight_disk: bool,
 }
 
 /// The other side.
@@ -77,6 +79,8 @@ pub struct Outgoing {
     streams: Option<Wanted>,
     /// Whether files go along.
     copies_files: bool,
+    /// Whether it goes though the other side may have too little space for its image.
+    tight_disk: bool,
     /// Those of the offer that the other side has.
     files_there: Mutex<HashSet<PathBuf>>,
     /// Gets all that is sent too.
@@ -128,6 +132,7 @@ impl Outgoing {
             told: Mutex::default(),
             streams: terms.streams,
             copies_files: terms.copies_files,
+            tight_disk: terms.tight_disk,
             files_there: Mutex::default(),
             safety,
         })
@@ -199,8 +204,19 @@ impl Outgoing {
         let sign = |key: &PrivateKey| key.sign_offer(&offered(&id, version, &body));
         let signatures = signer.map(sign).unwrap_or_default();
         let streams = self.streams.as_ref().map_or(0, |wanted| wanted.count);
-        let offer =
-            Message::Offer { id, dry_run, pids, network, version, cpu, signatures, streams };
+        let host_memory = private_memory(outline.processes.iter().map(|process| process.pid));
+        let offer = Message::Offer {
+            id,
+            dry_run,
+            pids,
+            network,
+            version,
+            cpu,
+            signatures,
+            streams,
+            host_memory,
+            tight_disk: self.tight_disk,
+        };
         self.link.send(&offer)?;
         match self.link.receive_message()? {
             Message::Accept { there, port, token, key } => {

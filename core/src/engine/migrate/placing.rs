@@ -32,25 +32,36 @@ pub struct MadeFile {
     number: Option<(u64, u64)>,
 }
 
-/// Looks at the files that an offer would send along. Gives for each of them whether it is there. Those that are not
-/// may be made or are in the way; the outline does not require them any more.
-pub(super) fn look(
-    outline: &mut Manifest,
-    below: &[PathBuf],
-    reasons: &mut Vec<String>,
-) -> Result<Vec<bool>, LinkError> {
-    let Some((files, _)) = read(outline)? else { return Ok(Vec::new()) };
-    let mut there = Vec::new();
+/// What is found of the files that an offer would send along.
+#[derive(Debug, Default)]
+pub(super) struct Looked {
+    /// Of each whether it is there.
+    pub(super) there: Vec<bool>,
+    /// Bytes of those that are not.
+    pub(super) lacking: u64,
+    /// What is in the way.
+    pub(super) reasons: Vec<String>,
+}
+
+/// Looks at the files that an offer would send along. Those that are not there may be made or are in the way; the
+/// outline does not require them any more.
+pub(super) fn look(outline: &mut Manifest, below: &[PathBuf]) -> Result<Looked, LinkError> {
+    let mut looked = Looked::default();
+    let Some((files, _)) = read(outline)? else { return Ok(looked) };
     for file in &files {
         let found = std::fs::symlink_metadata(&file.path).is_ok();
-        there.push(found);
+        looked.there.push(found);
         let reason = if found { check_size(file) } else { check_place(&file.path, below) };
-        reasons.extend(reason.err().map(|error| error.to_string()));
+        looked.reasons.extend(reason.err().map(|error| error.to_string()));
+        if !found {
+            looked.lacking = looked.lacking.saturating_add(file.size);
+        }
     }
+    let there = &looked.there;
     let lacking =
-        |path: &Path| files.iter().zip(&there).any(|(file, there)| file.path == path && !*there);
+        |path: &Path| files.iter().zip(there).any(|(file, there)| file.path == path && !*there);
     outline.required.retain(|file| !lacking(&file.path));
-    Ok(there)
+    Ok(looked)
 }
 
 /// A file that is there and is shorter is another one: what the program writes meanwhile only makes it longer here,

@@ -49,6 +49,8 @@ pub struct Wishes {
     pub streams: Option<Wanted>,
     /// Whether files that it has open go along, as far as the destination lacks them.
     pub copies_files: bool,
+    /// Whether it goes though the other side may have too little disk space for its image.
+    pub tight_disk: bool,
     /// Signs the image.
     pub sign: Option<Arc<PrivateKey>>,
     /// A new or empty directory for an image that is kept here until the program runs on the other side.
@@ -130,6 +132,7 @@ pub fn migrate(
             goal: wishes.goal,
             streams: wishes.streams.clone(),
             copies_files: wishes.copies_files,
+            tight_disk: wishes.tight_disk,
         };
         Outgoing::greet(link.clone(), terms, safety)
     });

@@ -130,6 +130,31 @@ impl Ahead {
         self.devices.contains(device)
     }
 
+    /// Whether so many bytes of device memory, of which it is not known yet on which of the program's devices they are,
+    /// can fit on all of them together. On the devices that the program itself has that cannot be said.
+    ///
+    /// # Errors
+    /// [`Error::DeviceFull`]: they do not.
+    pub(crate) fn check_offered(&mut self, needed: u64) -> Result<(), Error> {
+        if !self.is_elsewhere {
+            return Ok(());
+        }
+        let devices: HashSet<_> = self.devices.iter().map(|id| self.placement.of(id)).collect();
+        let (mut names, mut free) = (Vec::new(), 0u64);
+        for device in devices {
+            // Whoever needs what is left there may find enough all the same.
+            let Some(lane) = if_room(self.lane(&device))? else { return Ok(()) };
+            let context = self.lanes[lane].lane.context();
+            names.push(context.device().name.clone());
+            free = free.saturating_add(context.free_memory()?).saturating_add(SPARE);
+        }
+        if needed <= free || names.is_empty() {
+            return Ok(());
+        }
+        names.sort_unstable();
+        Err(Error::DeviceFull { device: names.join(" and "), needed, free })
+    }
+
     /// These are all blocks that are expected from now on: memory of others is given back, and memory for new ones is
     /// made. Where there is no room for all of them, none has any until the next call.
     pub(crate) fn expect_blocks(&mut self, expected: &[ExpectedBlock]) {

@@ -7,7 +7,7 @@ use crate::engine::error::Error;
 ///
 /// # Errors
 /// [`Error::NoRoom`]; it cannot be found out.
-pub(super) fn check_bytes(needed: u64) -> Result<(), Error> {
+pub(in crate::engine) fn check_bytes(needed: u64) -> Result<(), Error> {
     let rooms = memory::groups().into_iter().chain([memory::host()?]);
     let allowed = rooms.map(memory::Room::with_swap).min().unwrap_or(u64::MAX);
     if needed <= allowed { Ok(()) } else { Err(Error::NoRoom { needed, allowed }) }

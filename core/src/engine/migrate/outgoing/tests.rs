@@ -51,6 +51,7 @@ fn greeted(most: usize) -> (Outgoing, std::thread::JoinHandle<HashSet<ChunkId>>)
         goal: None,
         streams: None,
         copies_files: false,
+        tight_disk: false,
     };
     let outgoing = Outgoing::greet(link(a), terms, None);
     (outgoing.unwrap(), there)

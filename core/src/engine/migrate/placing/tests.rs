@@ -160,9 +160,9 @@ fn only_what_was_permitted_is_made_and_what_is_there_is_compared() {
     };
     outline.required = files.iter().map(required).collect();
     outline.sections.extend(sections::copied_files(&files, Vec::new()));
-    let mut reasons = Vec::new();
-    let there = look(&mut outline, &[root.join("data")], &mut reasons).unwrap();
+    let Looked { there, lacking, reasons } = look(&mut outline, &[root.join("data")]).unwrap();
     assert_eq!(there, [false, false, false, true, true]);
+    assert_eq!(lacking, 15, "bytes of those that are not there");
     assert_eq!(reasons.len(), 3, "{reasons:?}");
     assert!(reasons[0].contains("data-not/new") && reasons[0].contains("--files-below"));
     assert!(reasons[2].contains("short is there with 4 bytes"), "{reasons:?}");
@@ -173,9 +173,9 @@ fn only_what_was_permitted_is_made_and_what_is_there_is_compared() {
     assert!(Coming::of(&manifest, &[root.join("data")]).is_err());
     // Nothing was offered.
     let mut outline = crate::image::tests::manifest();
-    assert_eq!(look(&mut outline, &[], &mut reasons).unwrap(), [false; 0]);
+    assert_eq!(look(&mut outline, &[]).unwrap().there, [false; 0]);
     // A path that goes a roundabout way is no offer at all.
     let around = [file("data/../x", 1)];
     outline.sections.extend(sections::copied_files(&around, Vec::new()));
-    assert!(look(&mut outline, &[root], &mut reasons).is_err());
+    assert!(look(&mut outline, &[root]).is_err());
 }

@@ -143,7 +143,10 @@ impl Inside<'_> {
         if let Err(error) = self.read(&mut stream)
             && !self.is_over()
         {
-            (self.fail)(error);
+            (self.fail)(match error {
+                Error::Link(error) => error.of_stream().into(),
+                error => error,
+            });
         }
     }
 

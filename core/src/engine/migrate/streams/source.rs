@@ -186,7 +186,7 @@ fn send(link: &Link, mut stream: Secure, queue: &Receiver<Vec<u8>>, state: &Stat
         };
         let sent = link.paced(&frame, &mut |piece| stream.write(piece, &patience));
         if let Err(error) = sent {
-            state.failure.lock().get_or_insert(error);
+            state.failure.lock().get_or_insert(error.of_stream());
             state.has_failed.store(true, Ordering::Release);
             return;
         }

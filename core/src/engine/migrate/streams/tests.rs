@@ -177,12 +177,13 @@ fn a_stream_that_is_lost_is_noticed_on_both_sides() {
                 Err(error) => break error,
             }
         };
-        assert!(matches!(lost, LinkError::Closed), "{lost}");
+        let LinkError::Stream(lost) = lost else { panic!("{lost}") };
+        assert!(matches!(*lost, LinkError::Closed), "{lost}");
         assert!(streams.has_failed());
         came.wait("it is told there", || !came.failures.lock().is_empty());
     });
     let failures = came.failures.lock();
-    assert!(failures[0].contains("was lost"), "{failures:?}");
+    assert!(failures[0].contains("a stream was lost"), "{failures:?}");
 }
 
 #[test]

@@ -144,6 +144,11 @@ fn what_is_not_there_or_does_not_fit_is_refused() {
     let error = ahead.check_fit().unwrap_err();
     assert!(matches!(error, Error::DeviceFull { .. } | Error::NoRoom { .. }), "{error}");
     let mut here = Ahead { is_elsewhere: false, ..self::ahead() };
+    here.check_offered(u64::MAX).unwrap();
+    let mut elsewhere = Ahead { devices: vec![what.device], ..self::ahead() };
+    elsewhere.check_offered(what.size).unwrap();
+    let error = elsewhere.check_offered(large.size).unwrap_err();
+    assert!(matches!(error, Error::DeviceFull { needed, free, .. } if free < needed), "{error}");
     here.expect_blocks(&[what, large]);
     let fits = here.check_fit();
     assert!(matches!(fits, Ok(()) | Err(Error::NoRoom { .. })), "it has room when it is gone");
