@@ -138,6 +138,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     fcntl_setfd(&ticket, FdFlags::empty())?;
     let mut other = Second::start("host-blocks", ENV, &format!("{} {words}", ticket.as_raw_fd()))?;
     drop(ticket);
+    other.hear()?;
     run.line(format_args!("child pid={}", other.pid()))?;
     run.ready()?;
     for step in 0..steps {
@@ -169,6 +170,7 @@ fn second(given: &str) -> Result<()> {
     let module = Module::load(PTX)?;
     let round = module.kernel("mixer_round")?;
     let mut memory = Mapped::import(&gpu, &ticket, words)?;
+    println!("has it");
     for line in std::io::stdin().lines() {
         let step: u32 = line?.trim().parse()?;
         mix(&round, &gpu, &memory, step + 1000)?;

@@ -48,6 +48,7 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     fcntl_setfd(&ticket, FdFlags::empty())?;
     let mut other = Second::start("lent", ENV, &ticket.as_raw_fd().to_string())?;
     drop(ticket);
+    other.hear()?;
     run.line(format_args!("child pid={}", other.pid()))?;
     run.ready()?;
     let mut random = Sequence::new(run.seed);
@@ -106,6 +107,7 @@ fn second(given: &str) -> Result<()> {
     let stream = Stream::new(STREAM_NON_BLOCKING)?;
     let mut pool = Pool::import(&gpu, &ticket)?;
     let mut lent: BTreeMap<u32, (Piece, u32)> = BTreeMap::new();
+    println!("has the pool");
     for (number, line) in std::io::stdin().lines().enumerate() {
         let line = line?;
         let mut parts = line.split(' ');
