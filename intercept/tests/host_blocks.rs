@@ -23,7 +23,7 @@ const DEVICE_POINTER: u64 = 3;
 const RANGE_START: u64 = 11;
 const RANGE_SIZE: u64 = 12;
 const ALLOWED_HANDLE_TYPES: u64 = 14;
-/// Words at which a program has properties, access, a result and what it reads.
+/// Words at which a program has properties, access and what it reads.
 const PROPERTIES: usize = 0;
 const ACCESS: usize = 8;
 const OUT: usize = 30;
@@ -40,12 +40,6 @@ fn properties(program: &mut Caller, handle_types: u64, kind: u64, id: u64) -> u6
     let words = [1 | handle_types << 32, kind | id << 32, 0, 0];
     words.into_iter().enumerate().for_each(|(at, word)| program.poke(PROPERTIES + at, word));
     program.at(PROPERTIES)
-}
-
-/// Calls a function that would write to its first argument.
-fn code(program: &mut Caller, function: &str, arguments: &[u64]) -> u64 {
-    let out = program.at(OUT);
-    program.call(function, &[&[out], arguments].concat())
 }
 
 fn set_access(program: &mut Caller, address: u64, size: u64, given: &[(u64, u64)]) -> u64 {
@@ -92,13 +86,13 @@ fn create(program: &mut Caller) -> u64 {
         (0, HOST_NUMA, 0, 4096),
     ] {
         let properties = properties(program, types, kind, id);
-        let refused = code(program, "cuMemCreate", &[size, properties, 0]);
+        let refused = program.code("cuMemCreate", &[size, properties, 0]);
         assert_eq!(refused, INVALID, "{types} {kind} {id} {size}");
     }
     let plain = properties(program, 0, HOST, 0);
     let plain = program.made("cuMemCreate", &[2 * MIB, plain, 0]);
     assert_eq!(made_with(program, plain), [1, HOST_NUMA]);
-    assert_eq!(code(program, "cuMemExportToShareableHandle", &[plain, POSIX_FD, 0]), INVALID);
+    assert_eq!(program.code("cuMemExportToShareableHandle", &[plain, POSIX_FD, 0]), INVALID);
     program.must("cuMemRelease", &[plain]);
     assert_eq!(program.call("cuMemRelease", &[plain]), INVALID);
     let properties = properties(program, POSIX_FD, HOST_NUMA, 0);
@@ -122,7 +116,7 @@ fn map(program: &mut Caller, handle: u64) -> u64 {
     }
     assert_eq!(program.call("cuMemAddressFree", &[reserved, 8 * MIB]), INVALID);
     assert_eq!(attribute(program, MEMORY_TYPE, address), 1);
-    assert_eq!(code(program, "cuPointerGetAttribute", &[DEVICE_POINTER, address]), INVALID);
+    assert_eq!(program.code("cuPointerGetAttribute", &[DEVICE_POINTER, address]), INVALID);
     assert_eq!((access(program, DEVICE, address), access(program, HOST_NUMA, address)), (0, 0));
     let all = [(DEVICE, READ_WRITE), (HOST_NUMA, READ_WRITE)];
     assert_eq!(set_access(program, address, 3 * MIB, &all), INVALID);
@@ -155,7 +149,7 @@ fn unmap(program: &mut Caller, reserved: u64) {
     assert_eq!(program.call("cuMemUnmap", &[address, 2 * MIB]), INVALID);
     assert_eq!(program.call("cuMemUnmap", &[reserved, 8 * MIB]), INVALID);
     program.must("cuMemUnmap", &[address, 4 * MIB]);
-    assert_ne!(code(program, "cuPointerGetAttribute", &[MEMORY_TYPE, address]), 0);
+    assert_ne!(program.code("cuPointerGetAttribute", &[MEMORY_TYPE, address]), 0);
     program.must("cuMemAddressFree", &[reserved, 8 * MIB]);
 }
 
@@ -169,7 +163,7 @@ fn share(owner: &mut Caller, other: &mut Caller, check: impl FnOnce(&Caller, &Ca
     let fd = owner.made("cuMemExportToShareableHandle", &[handle, POSIX_FD, 0]);
     let taken = other.call("take", &[owner.program.pid().into(), fd]);
     let imported = other.made("cuMemImportFromShareableHandle", &[taken, POSIX_FD]);
-    assert_eq!(code(other, "cuMemExportToShareableHandle", &[imported, POSIX_FD, 0]), INVALID);
+    assert_eq!(other.code("cuMemExportToShareableHandle", &[imported, POSIX_FD, 0]), INVALID);
     let of_other = map(other, imported);
     assert_eq!(read(other, of_other + 2 * MIB), 5);
     use_it(other, of_other + 2 * MIB, 9);

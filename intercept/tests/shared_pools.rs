@@ -12,10 +12,9 @@ use support::{ENV_PROGRAM, is_soft};
 const MIB: u64 = 1 << 20;
 const INVALID: u64 = 1;
 const POSIX_FD: u64 = 1;
-/// Words at which a program has properties, an exported pointer, a result and what it reads.
+/// Words at which a program has properties, an exported pointer and what it reads.
 const PROPERTIES: usize = 0;
 const POINTER: usize = 16;
-const OUT: usize = 30;
 const READ: usize = 31;
 
 /// Not a test: the program that the others start.
@@ -46,12 +45,6 @@ fn import(program: &mut Caller, fd: u64) -> u64 {
     program.made("cuMemPoolImportFromShareableHandle", &[fd, POSIX_FD, 0])
 }
 
-/// Calls a function that would write to its first argument.
-fn code(program: &mut Caller, function: &str, arguments: &[u64]) -> u64 {
-    let out = program.at(OUT);
-    program.call(function, &[&[out], arguments].concat())
-}
-
 fn export_pointer(from: &mut Caller, address: u64, to: &mut Caller) {
     let out = from.at(POINTER);
     from.must("cuMemPoolExportPointer", &[out, address]);
@@ -76,7 +69,7 @@ fn read(program: &mut Caller, address: u64) -> u64 {
 fn lend(owner: &mut Caller, other: &mut Caller) -> ([u64; 2], [u64; 2]) {
     let (pool, plain) = (create(owner, POSIX_FD), create(owner, 0));
     for (pool, kind, flags) in [(plain, POSIX_FD, 0), (pool, 8, 0), (pool, POSIX_FD, 1)] {
-        let exported = code(owner, "cuMemPoolExportToShareableHandle", &[pool, kind, flags]);
+        let exported = owner.code("cuMemPoolExportToShareableHandle", &[pool, kind, flags]);
         assert_eq!(exported, INVALID, "{pool} {kind} {flags}");
     }
     let fd = export(owner, pool);
@@ -84,17 +77,17 @@ fn lend(owner: &mut Caller, other: &mut Caller) -> ([u64; 2], [u64; 2]) {
     let small = owner.made("cuMemAllocFromPoolAsync", &[1000, pool, 0]);
     let alone = owner.made("cuMemAllocFromPoolAsync", &[1000, plain, 0]);
     for address in [alone, piece + 8] {
-        let exported = code(owner, "cuMemPoolExportPointer", &[address]);
+        let exported = owner.code("cuMemPoolExportPointer", &[address]);
         assert_eq!(exported, INVALID, "{address:x}");
     }
-    assert_ne!(code(owner, "cuIpcGetMemHandle", &[small]), 0, "only as the pool's");
+    assert_ne!(owner.code("cuIpcGetMemHandle", &[small]), 0, "only as the pool's");
     let taken = take(owner, fd, other);
     let imported = import(other, taken);
     for (function, arguments) in [
         ("cuMemAllocFromPoolAsync", &[MIB, imported, 0][..]),
         ("cuMemPoolExportToShareableHandle", &[imported, POSIX_FD, 0]),
     ] {
-        assert_eq!(code(other, function, arguments), INVALID, "{function}");
+        assert_eq!(other.code(function, arguments), INVALID, "{function}");
     }
     assert_eq!(other.call("cuDeviceSetMemPool", &[0, imported]), INVALID);
     let of_other = create(other, POSIX_FD);
@@ -102,7 +95,7 @@ fn lend(owner: &mut Caller, other: &mut Caller) -> ([u64; 2], [u64; 2]) {
     for (address, value) in [(small, 5), (piece, 6)] {
         write(owner, address, value);
         export_pointer(owner, address, other);
-        let wrong = code(other, "cuMemPoolImportPointer", &[of_other, handle]);
+        let wrong = other.code("cuMemPoolImportPointer", &[of_other, handle]);
         assert_eq!(wrong, INVALID, "another pool");
         let there = other.made("cuMemPoolImportPointer", &[imported, handle]);
         assert_eq!(read(other, there), value);
@@ -161,7 +154,7 @@ fn what_is_not_offered_is_not_given() {
     let mut import = |ticket: &[u8]| {
         let fd = support::sealed(ticket);
         let taken = other.call("take", &[own_pid, fd.as_raw_fd() as u64]);
-        code(&mut other, "cuMemPoolImportFromShareableHandle", &[taken, POSIX_FD, 0])
+        other.code("cuMemPoolImportFromShareableHandle", &[taken, POSIX_FD, 0])
     };
     assert_eq!(import(&ticket), 0);
     let with = |bytes: &[u8], at: usize, value: u64| {
@@ -177,7 +170,7 @@ fn what_is_not_offered_is_not_given() {
         assert_eq!(import(&ticket), INVALID, "{ticket:?}");
     }
     // A pointer of another pool, which cannot be shared, under the name of one that can.
-    let imported = other.peek(OUT);
+    let imported = other.written();
     let lent = owner.made("cuMemAllocFromPoolAsync", &[MIB, pool, 0]);
     let alone = owner.made("cuMemAllocFromPoolAsync", &[MIB, plain, 0]);
     export_pointer(&mut owner, lent, &mut other);
@@ -189,7 +182,7 @@ fn what_is_not_offered_is_not_given() {
             other.poke(POINTER + at, u64::from_le_bytes(word.try_into().expect("8 bytes")));
         }
         let handle = other.at(POINTER);
-        code(&mut other, "cuMemPoolImportPointer", &[imported, handle])
+        other.code("cuMemPoolImportPointer", &[imported, handle])
     };
     assert_eq!(open(&handle), 0);
     for name in (0..name + 9).filter(|other| *other != name) {

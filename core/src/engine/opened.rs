@@ -34,7 +34,10 @@ pub(crate) fn check(cuda_processes: &[CudaProcess]) -> Result<(), Error> {
         if let Some(outside) = openers.iter().find(|opener| !known.contains(&opener.identity)) {
             return Err(refused(match outside.pid {
                 0 => OUTSIDE.into(),
-                pid => format!("process {pid}, which is outside of its tree"),
+                // A process of the tree is among these if it used CUDA when the dump began.
+                pid => format!(
+                    "process {pid}, which is outside of its tree or began to use CUDA during the dump"
+                ),
             }));
         }
     }

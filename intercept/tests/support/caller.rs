@@ -90,6 +90,18 @@ impl Caller {
         self.peek(WORDS - 1)
     }
 
+    /// The code that a function gives which would write to its first argument; [`Self::written`] is what it wrote.
+    #[allow(dead_code)]
+    pub(crate) fn code(&mut self, function: &str, arguments: &[u64]) -> u64 {
+        let out = self.at(WORDS - 1);
+        self.call(function, &[&[out], arguments].concat())
+    }
+
+    #[allow(dead_code)]
+    pub(crate) fn written(&mut self) -> u64 {
+        self.peek(WORDS - 1)
+    }
+
     pub(crate) fn peek(&mut self, word: usize) -> u64 {
         let address = self.at(word);
         self.call("peek", &[address])

@@ -7,11 +7,11 @@
 //! carries.
 
 mod arrays;
+mod created;
 mod endpoints;
 mod external;
 mod graphics;
 mod heap;
-mod host_memory;
 mod ipc;
 mod kind;
 mod managed;
@@ -39,7 +39,7 @@ pub const KINDS: [&dyn Kind; 14] = [
     &private::Private,
     &managed::Managed,
     &ipc::Ipc,
-    &host_memory::HostMemory,
+    &created::Created,
     &multicast::Multicast,
     &endpoints::Endpoints,
     &external::External,

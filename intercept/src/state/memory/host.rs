@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -45,7 +46,7 @@ struct Block {
     size: u64,
     /// What the program created it with.
     prop: AllocationProp,
-    fd: OwnedFd,
+    fd: ManuallyDrop<OwnedFd>,
     /// What tells the memory from any other that a descriptor of this number may be of. It has that after a restore too,
     /// which its inode has not.
     name: PathBuf,
@@ -66,6 +67,7 @@ impl Block {
         origin: Option<Origin>,
     ) -> io::Result<Self> {
         let name = name(&fd)?;
+        let fd = ManuallyDrop::new(fd);
         let (references, mappings, is_offered) = (1, 0, false);
         Ok(Self { size, prop, fd, name, references, mappings, is_offered, origin })
     }
@@ -77,6 +79,17 @@ impl Block {
         }
         log!("host memory cannot be mapped or exported: its descriptor was closed");
         Err(ERROR_INVALID_VALUE)
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // What the program has closed is left alone, here and in the children of a fork: the number may be that of a
+        // file of its own.
+        if self.memory().is_ok() {
+            // SAFETY: it is not used after this.
+            unsafe { ManuallyDrop::drop(&mut self.fd) };
+        }
     }
 }
 
@@ -210,10 +223,6 @@ impl Memory {
             && let Some(block) = self.host.blocks.remove(&id)
         {
             self.closed.extend(block.origin);
-            if block.memory().is_err() {
-                // The program has closed it: the number may be that of a file of its own.
-                std::mem::forget(block.fd);
-            }
         }
     }
 
@@ -375,7 +384,8 @@ impl Memory {
         let block = self.host.blocks.get(&id)?;
         let node = u32::try_from(block.prop.location.id).unwrap_or(0);
         let handle_types = block.prop.handle_types;
-        let whole = Whole { size: block.size, device: [0; 16], handle_types, node: node + 1 };
+        let node = node.saturating_add(1);
+        let whole = Whole { size: block.size, device: [0; 16], handle_types, node };
         let fd = block.memory().ok().filter(|_| block.is_offered && block.origin.is_none());
         let fd = fd.and_then(|fd| fd.try_clone_to_owned().ok());
         Some(fd.map_or(Offer::Gone, |fd| Offer::Here(whole, fd)))
@@ -410,7 +420,8 @@ impl Memory {
         if !is_fixed || size != whole.size || size == 0 || !size.is_multiple_of(GRANULARITY) {
             return Err(ERROR_INVALID_VALUE);
         }
-        let location = Location { kind: LOCATION_HOST_NUMA, id: whole.node as i32 - 1 };
+        let id = whole.node.checked_sub(1).and_then(|id| i32::try_from(id).ok());
+        let location = Location { kind: LOCATION_HOST_NUMA, id: id.ok_or(ERROR_INVALID_VALUE)? };
         let prop = AllocationProp { location, ..AllocationProp::on_device(0, false) };
         let prop = AllocationProp { handle_types: whole.handle_types, ..prop };
         let block = fcntl_dupfd_cloexec(fd, 512)

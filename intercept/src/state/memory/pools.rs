@@ -189,10 +189,10 @@ impl Memory {
     pub(crate) fn allocate_in_pool(&mut self, vmm: &dyn Vmm, asked: &Asked) -> Result<u64, Code> {
         let unit = if asked.size < LARGE { SMALL } else { CHUNK_SIZE };
         let wanted = round_up(asked.size, unit).ok_or(ERROR_OUT_OF_MEMORY)?;
-        if self.is_imported_pool_id(asked.pool) {
+        let Some(pool) = self.pools.pools.get(&asked.pool) else { return Err(ERROR_INVALID_VALUE) };
+        if matches!(pool.sharing, Sharing::Imported(..)) {
             return Err(ERROR_INVALID_VALUE);
         }
-        let Some(pool) = self.pools.pools.get(&asked.pool) else { return Err(ERROR_INVALID_VALUE) };
         let (device, limit) = (pool.device, pool.limit);
         let mut allocation = match self.take_freed(vmm, asked, wanted) {
             Some(allocation) => allocation,

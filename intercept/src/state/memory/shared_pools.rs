@@ -34,11 +34,6 @@ impl Memory {
         self.imported_pool(handle).is_some()
     }
 
-    /// Whether a pool is another process's.
-    pub(super) fn is_imported_pool_id(&self, id: u64) -> bool {
-        self.pools.get(id).is_some_and(|pool| matches!(pool.sharing, Sharing::Imported(..)))
-    }
-
     /// Number and device of a pool of another process, and which it is there. `None`: it is none.
     pub(crate) fn imported_pool(&self, handle: u64) -> Option<(u64, i32, Origin)> {
         let (id, device) = self.pool(handle)?;
@@ -54,15 +49,15 @@ impl Memory {
         (pool.sharing == Sharing::Shareable && pool.handle != 0).then_some(pool.device)
     }
 
-    /// Pool, name and address of the allocation of a pool that begins at `address`, if others may open it. `None`: there
-    /// is none of a pool.
+    /// Pool and name of the allocation of a pool that begins at `address`, if others may open it. `None`: there is none of
+    /// a pool.
     ///
     /// # Errors
     /// `ERROR_INVALID_VALUE`: its pool cannot be shared, or is another process's.
     pub(crate) fn offered_of_pool(&self, address: u64) -> Option<Result<(u64, u64), Code>> {
         let found = self.allocations.get(&address).filter(|found| found.pool != 0)?;
-        let is_shareable = self.pools.get(found.pool).map(|pool| &pool.sharing);
-        Some(if is_shareable == Some(&Sharing::Shareable) {
+        let sharing = self.pools.get(found.pool).map(|pool| &pool.sharing);
+        Some(if sharing == Some(&Sharing::Shareable) {
             Ok((found.pool, found.buffer))
         } else {
             Err(ERROR_INVALID_VALUE)
