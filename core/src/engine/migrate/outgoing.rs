@@ -374,7 +374,13 @@ impl Outgoing {
         loop {
             match answer.recv_timeout(LOOK) {
                 Ok(()) => return true,
-                Err(error) if error.is_disconnected() => return false,
+                // It is about to end, and has yet to say why.
+                Err(error) if error.is_disconnected() => {
+                    while !self.state.is_over.load(Ordering::Acquire) {
+                        std::thread::yield_now();
+                    }
+                    return false;
+                }
                 // What was not taken from the queue is answered by nobody.
                 Err(_) if self.state.is_over.load(Ordering::Acquire) => {
                     return answer.try_recv().is_ok();

@@ -63,10 +63,17 @@ pub(super) struct Sending {
 
 impl Sending {
     pub(super) fn run(self, queue: &Receiver<Item>) {
+        /// Says that it is over, even after a panic: others wait for that.
+        struct Ends<'s>(&'s Shared);
+        impl Drop for Ends<'_> {
+            fn drop(&mut self) {
+                self.0.is_over.store(true, Ordering::Release);
+            }
+        }
+        let _ends = Ends(&self.state);
         if let Err(error) = self.send(queue) {
             self.state.failure.lock().get_or_insert(error);
         }
-        self.state.is_over.store(true, Ordering::Release);
     }
 
     fn send(&self, queue: &Receiver<Item>) -> Result<(), LinkError> {

@@ -91,7 +91,11 @@ impl Streams {
                     return Ok(());
                 }
                 Err(SendTimeoutError::Timeout(back)) => frame = back,
-                Err(SendTimeoutError::Disconnected(_)) => return Err(LinkError::Closed),
+                // All were lost since it was checked.
+                Err(SendTimeoutError::Disconnected(_)) => {
+                    self.check()?;
+                    return Err(LinkError::Closed);
+                }
             }
         }
     }
