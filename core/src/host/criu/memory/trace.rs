@@ -426,7 +426,7 @@ mod tests {
         alone.set(processor);
         rustix::thread::sched_setaffinity(None, &alone).unwrap();
         let mut calls = Vec::new();
-        assert_eq!(trace.take(&mut calls), Ok(()));
+        // That nothing is lost of few calls the test above shows; here others may have made some already.
         for _ in 0..PAGE / 64 {
             advise(0x4321_0000, GUARD_INSTALL);
         }
