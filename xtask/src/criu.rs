@@ -52,7 +52,7 @@ const TARBALLS: [(&str, &str); 2] = [
 
 /// The fourth number of the version of a CRIU that is built here, by which gpucr knows what is [`CHANGED`] in it
 /// (`core/src/host/criu/find.rs`).
-const CHANGES: u32 = 2;
+const CHANGES: u32 = 3;
 
 /// What is changed in CRIU before it is built: the file, the text, which is there once, and what takes its place.
 ///
@@ -60,14 +60,39 @@ const CHANGES: u32 = 2;
 /// whoever asks for them by the network. gpucr never asks: it reads the frozen process itself. So here CRIU only lists
 /// these pages, in the way that it lists those that an earlier image has. Of what it does list for its pipes it copies
 /// all that there is room for, 16 bytes for each page of private addresses: two gigabytes where a program has half a
-/// terabyte of them, as CUDA's driver reserves them. Here it copies what is listed. Both take time for which the
+/// terabyte of them, as CUDA's driver reserves them. Here it copies what is listed. And it asks the kernel of every page
+/// whether it is there, on one thread. Here it lists a mapping that it leaves as a whole, if the kernel can tell guards
+/// from pages (Linux 6.16), and gpucr finds on all cores what is there (`core/src/host/criu/pages/left.rs`); but not one
+/// in which a thread has its stack, since CRIU writes that itself. All of this takes time for which the
 /// program stands still. Whoever gives this CRIU `--lazy-pages` by hand finds that it has no page for him.
-const CHANGED: [(&str, &str, &str); 3] = [
+const CHANGED: [(&str, &str, &str); 4] = [
     (
         "criu/mem.c",
         "ret = page_pipe_add_page(pp, vaddr, ppb_flags);",
         "ret = ppb_flags & PPB_LAZY && opts.lazy_pages ? page_pipe_add_hole(pp, vaddr, PP_HOLE_PARENT << 1) \
          : page_pipe_add_page(pp, vaddr, ppb_flags);",
+    ),
+    (
+        "criu/mem.c",
+        "if (pmc_get_map(pmc, vma))",
+        "#ifdef PAGE_IS_GUARD
+	if (opts.lazy_pages && !pre_dump && pmc->regs && kdat.has_pagemap_scan_guard_pages &&
+	    vma_entry_can_be_lazy(vma->e)) {
+		bool has_stack = false;
+		int i;
+		for (i = 0; i < item->nr_threads; i++) {
+			uint64_t sp = dmpi(item)->thread_sp[i];
+			has_stack |= sp >= vma->e->start && sp <= vma->e->end;
+		}
+		if (!has_stack) {
+			if (page_pipe_add_hole(pp, vma->e->start, PP_HOLE_PARENT << 1))
+				return -1;
+			pp->holes[pp->free_hole - 1].iov_len += vma_area_len(vma) - PAGE_SIZE;
+			return 0;
+		}
+	}
+#endif
+	if (pmc_get_map(pmc, vma))",
     ),
     (
         "criu/page-xfer.c",

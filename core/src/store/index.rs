@@ -57,6 +57,26 @@ impl Stored {
     }
 }
 
+impl Entry {
+    /// Its record in an index.
+    fn record(&self) -> [u8; RECORD] {
+        let mut record = [0; RECORD];
+        let mut rest = &mut record[..];
+        let mut put = |bytes: &[u8]| {
+            rest.split_off_mut(..bytes.len()).expect("room for it").copy_from_slice(bytes)
+        };
+        put(&self.id.0);
+        put(&self.encoding.to_bytes());
+        put(&[0, 0]);
+        put(&self.pack.to_le_bytes());
+        put(&self.offset.to_le_bytes());
+        put(&self.stored_len.to_le_bytes());
+        put(&self.plain_len.to_le_bytes());
+        put(&self.check.to_le_bytes());
+        record
+    }
+}
+
 /// Name of a writer, random: 12 bytes. Packs and segments are named by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WriterId(pub(crate) [u8; 12]);
@@ -136,7 +156,9 @@ pub(crate) fn frame_header(magic: &[u8; 8], version: u32, body: &[u8]) -> [u8; F
     header[..8].copy_from_slice(magic);
     header[8..12].copy_from_slice(&version.to_le_bytes());
     header[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
-    header[24..].copy_from_slice(blake3::hash(body).as_bytes());
+    // A program stands still while the index of its image is written, which can have millions of records: all cores work.
+    let hash = blake3::Hasher::new().update_rayon(body).finalize();
+    header[24..].copy_from_slice(hash.as_bytes());
     header
 }
 
@@ -153,7 +175,7 @@ pub(crate) fn write_framed(
 ) -> Result<(blake3::Hash, u64), StoreError> {
     let header = frame_header(magic, version, body);
     let mut hasher = blake3::Hasher::new();
-    hasher.update(&header).update(body);
+    hasher.update(&header).update_rayon(body);
     let file = disk.create(path).map_err(|e| io_error("create", path, e))?;
     file.write_all_at(&header, 0)
         .and_then(|()| file.write_all_at(body, FRAME_HEADER as u64))
@@ -351,16 +373,13 @@ impl Index {
             body.extend_from_slice(&pack.id.0);
             body.extend_from_slice(&pack.len.to_le_bytes());
         }
-        for e in &self.entries {
-            body.extend_from_slice(&e.id.0);
-            body.extend_from_slice(&e.encoding.to_bytes());
-            body.extend_from_slice(&[0, 0]);
-            body.extend_from_slice(&e.pack.to_le_bytes());
-            body.extend_from_slice(&e.offset.to_le_bytes());
-            body.extend_from_slice(&e.stored_len.to_le_bytes());
-            body.extend_from_slice(&e.plain_len.to_le_bytes());
-            body.extend_from_slice(&e.check.to_le_bytes());
-        }
+        let records = body.len();
+        body.resize(len, 0);
+        let records = body[records..].par_chunks_mut(RECORD * BATCH);
+        records.zip(self.entries.par_chunks(BATCH)).for_each(|(records, entries)| {
+            let (records, _) = records.as_chunks_mut::<RECORD>();
+            records.iter_mut().zip(entries).for_each(|(record, entry)| *record = entry.record());
+        });
         Some(body)
     }
 

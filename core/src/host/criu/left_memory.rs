@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::pages::{self, Left, Origin, Part};
-use crate::host::process::{Place, ProcessMemory};
+use crate::host::process::{Place, ProcessMemory, filled};
 use crate::image::Contents;
 
 /// The private memory of all processes that are frozen.
@@ -47,7 +47,7 @@ impl LeftMemory {
     pub fn of(images: BorrowedFd<'_>, stop: &Arc<AtomicBool>) -> io::Result<Self> {
         let mut files = Vec::new();
         for pid in pages::processes(images)? {
-            if let Some(left) = pages::left(images, pid)? {
+            if let Some(left) = pages::left(images, pid, &|listed| filled(pid, listed))? {
                 files.push(PagesFile::new(pid, left, stop.clone())?);
             }
         }

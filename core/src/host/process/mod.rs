@@ -22,7 +22,7 @@ mod writers;
 pub use agent::{Agent, AgentError, Guard};
 pub use lock::Lock;
 pub(crate) use memory::{Place, ProcessMemory};
-pub(crate) use pagemap::{Run, State, mapped_privately};
+pub(crate) use pagemap::{Run, State, filled, mapped_privately};
 pub(crate) use running::RunningMemory;
 pub use tracking::why_untracked;
 pub(crate) use tracking::{Look, Tracking, obstacle as why_not_to_track};

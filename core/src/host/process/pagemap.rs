@@ -7,7 +7,11 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
+use rayon::prelude::*;
+use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+
+use crate::base::ranges::Ranges;
 
 /// Pages in a row that a process has for itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,13 +104,9 @@ pub(super) fn protect(pagemap: &File, start: u64, end: u64) -> io::Result<()> {
     scan(pagemap, start, end, request, |_| {})
 }
 
-/// The pages between two addresses that a userfaultfd watches and that were not written since they were protected.
-pub(super) fn clean(
-    pagemap: &File,
-    start: u64,
-    end: u64,
-    mut found: impl FnMut(u64, u64),
-) -> io::Result<()> {
+/// The pages of memory that a userfaultfd watches and that were not written since they were protected. All cores look
+/// for them.
+pub(super) fn clean(pagemap: &File, memory: &Ranges) -> io::Result<Ranges> {
     let request = Scan {
         inverted: IS_WRITTEN,
         mask: IS_WATCHABLE | IS_WRITTEN,
@@ -114,7 +114,28 @@ pub(super) fn clean(
         returned: IS_WATCHABLE,
         ..Scan::default()
     };
-    scan(pagemap, start, end, request, |region| found(region.start, region.end))
+    scan_all(pagemap, memory, request)
+}
+
+/// The pages of anonymous memory of a process that hold something: neither nothing, nor the zeros of what was only
+/// read, nor a guard (`MADV_GUARD_INSTALL`). All cores look for them. `None` if the kernel cannot tell which are
+/// guards (before Linux 6.16).
+///
+/// # Errors
+/// The process has ended, or must not be looked at.
+pub(crate) fn filled(pid: i32, memory: &Ranges) -> io::Result<Option<Ranges>> {
+    let request = Scan {
+        // Not whether pages are of files, for which the kernel would look at each.
+        inverted: IS_ZERO | IS_GUARD,
+        mask: IS_ZERO | IS_GUARD,
+        any_of: IS_PRESENT | IS_SWAPPED,
+        returned: IS_PRESENT | IS_SWAPPED,
+        ..Scan::default()
+    };
+    match scan_all(&open(pid)?, memory, request) {
+        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => Ok(None),
+        found => found.map(Some),
+    }
 }
 
 /// `/proc/PID/pagemap` of the memory that a process has now: after an execve(2) it has another.
@@ -273,6 +294,26 @@ const IS_FILE: u64 = 1 << 2;
 const IS_PRESENT: u64 = 1 << 3;
 const IS_SWAPPED: u64 = 1 << 4;
 const IS_ZERO: u64 = 1 << 5;
+/// Since Linux 6.16.
+const IS_GUARD: u64 = 1 << 8;
+
+/// Carries out a request for much memory on all cores.
+fn scan_all(pagemap: &File, memory: &Ranges, request: Scan) -> io::Result<Ranges> {
+    /// Bytes of addresses that one thread looks at in one go: a quarter of a million pages.
+    const SPAN: u64 = 1 << 30;
+    let spans = |(start, end): (u64, u64)| {
+        let starts = (start..end).step_by(SPAN as usize);
+        starts.map(move |at| (at, end.min(at.saturating_add(SPAN))))
+    };
+    let spans: Vec<_> = memory.iter().flat_map(spans).collect();
+    let of_span = |(start, end): (u64, u64)| {
+        let mut found = Vec::new();
+        scan(pagemap, start, end, request, |region| found.push((region.start, region.end)))?;
+        Ok(found)
+    };
+    let found: io::Result<Vec<Vec<_>>> = spans.into_par_iter().map(of_span).collect();
+    Ok(found?.into_iter().flatten().collect())
+}
 
 /// Carries out a request for the pages between two addresses, and gives what it finds.
 fn scan(
@@ -323,6 +364,42 @@ mod tests {
         assert!(mapped_privately(pid).unwrap() >= len as u64);
         // SAFETY: the mapping is this test's.
         unsafe { libc::munmap(memory, len) };
+    }
+
+    #[test]
+    fn pages_that_hold_something_are_told_from_guards_and_zeros() {
+        /// `MADV_GUARD_INSTALL`.
+        const GUARD: i32 = 102;
+        const PAGE: usize = 4096;
+        let pages = 8 << 20 >> 12;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // Three spans, of which the second has no page at all.
+        let len = 3 << 30;
+        // SAFETY: a new mapping, anywhere.
+        let memory = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, -1, 0) };
+        assert_ne!(memory, libc::MAP_FAILED);
+        let place = |page: usize| memory.cast::<u8>().wrapping_add(page * PAGE);
+        // SAFETY: all of this is within the mapping, to which nothing else refers.
+        let guarded = unsafe {
+            libc::madvise(memory, len, libc::MADV_NOHUGEPAGE);
+            (0..pages).filter(|page| page % 4 != 3).for_each(|page| place(page).write(1));
+            (0..pages).for_each(|page| _ = place(page).read_volatile());
+            place(len / PAGE - 1).write(1);
+            libc::madvise(place(8).cast(), 2 * PAGE, GUARD) == 0
+        };
+        let start = memory.expose_provenance() as u64;
+        let all: Ranges = [(start, start + len as u64)].into_iter().collect();
+        let found = filled(std::process::id() as i32, &all).unwrap();
+        // SAFETY: the mapping is this test's.
+        unsafe { libc::munmap(memory, len) };
+        // An older kernel does not tell.
+        let Some(found) = found else { return };
+        let is_filled =
+            |page: usize| page % 4 != 3 && !(guarded && (8..10).contains(&page)) && page < pages;
+        let page = |page: usize| start + (page * PAGE) as u64;
+        let expected = (0..pages).filter(|page| is_filled(*page)).chain([len / PAGE - 1]);
+        assert_eq!(found, expected.map(|number| (page(number), page(number + 1))).collect());
     }
 
     #[test]

@@ -155,11 +155,7 @@ impl Tracking {
     /// # Errors
     /// The process has ended, or must not be looked at.
     pub(crate) fn clean(&self) -> io::Result<Ranges> {
-        let (pagemap, mut found) = (pagemap::open(self.pid)?, Ranges::default());
-        for (start, end) in self.ours.iter() {
-            pagemap::clean(&pagemap, start, end, |start, end| found.push(start, end))?;
-        }
-        Ok(found)
+        pagemap::clean(&pagemap::open(self.pid)?, &self.ours)
     }
 
     /// Why writes of the process may not be seen, or it would notice that it is tracked, if either is so.

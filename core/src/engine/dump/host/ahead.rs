@@ -37,8 +37,10 @@ const GRACE: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(2);
 /// What was copied so long ago is copied once more where it was written since.
 const LONG: Duration = Duration::from_secs(1);
+/// A pass that would copy less than this share of the memory is left to the stop.
+const LITTLE: u64 = 200;
 /// Most passes, and most of those that are made when device memory has taken longer.
-const PASSES: usize = 5;
+const PASSES: usize = 8;
 const LATE_PASSES: usize = 2;
 /// Most passes where it is known how fast the copy is.
 const MEASURED_PASSES: usize = 30;
@@ -254,8 +256,9 @@ impl Ahead {
             let (left, all) = (sum(Found::left), sum(Found::all));
             tracing::debug!(left, all, "pre-copy of host memory");
             self.left = left;
+            // At the stop, a chunk is read for each page that was written; so a pass is made for less than with devices.
             let little = self.peer.as_ref().and_then(|peer| peer.little());
-            if !passes.is_worth(left, all, little) {
+            if !passes.is_worth(left, all, little.or(Some(all / LITTLE))) {
                 return Ok(());
             }
             self.account.passes += 1;

@@ -116,6 +116,13 @@ impl Run {
         }
     }
 
+    /// A part of it, by the addresses where that starts and ends.
+    pub(super) fn part(&self, start: u64, end: u64) -> Self {
+        let mut part = Self { address: start, ..self.clone() };
+        part.set_pages((end - start) / PAGE as u64);
+        part
+    }
+
     pub(super) fn is_present(&self) -> bool {
         self.flags() & PRESENT != 0
     }

@@ -10,6 +10,7 @@ use rustix::fs::OFlags;
 use super::files::{
     Between, LAZY, PRESENT, Run, decode, decode_mappings, encode, mm, open, pagemap, pages, read,
 };
+use crate::base::ranges::Ranges;
 
 /// Bytes of a file of pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,14 +46,27 @@ pub(crate) struct Left {
 /// Finds what CRIU has left in a process, and changes its list so that all of that is in the file of pages. `None` if
 /// it has left nothing.
 ///
+/// Of what CRIU has listed as left it may not have looked which pages there are: `filled` gives the pages among addresses
+/// that hold something, or `None` if all do.
+///
 /// # Errors
-/// The files are not exactly as they are known here, or cannot be read or written.
-pub(crate) fn left(dir: BorrowedFd<'_>, pid: i32) -> io::Result<Option<Left>> {
+/// The files are not exactly as they are known here, or cannot be read or written; or `filled` fails.
+pub(crate) fn left(
+    dir: BorrowedFd<'_>,
+    pid: i32,
+    filled: &dyn Fn(&Ranges) -> io::Result<Option<Ranges>>,
+) -> io::Result<Option<Left>> {
     let strange = || io::Error::other(format!("unknown memory files of process {pid}"));
-    let (head, mut runs) = decode(&read(dir, &pagemap(pid))?).ok_or_else(strange)?;
-    if !runs.iter().any(is_left) {
+    let (head, listed) = decode(&read(dir, &pagemap(pid))?).ok_or_else(strange)?;
+    if !listed.iter().any(is_left) {
         return Ok(None);
     }
+    let spans = listed.iter().filter(|run| is_left(run));
+    let spans = spans.map(|run| Some((run.address, run.end()?))).collect::<Option<Ranges>>();
+    let mut runs = match filled(&spans.ok_or_else(strange)?)? {
+        Some(filled) => listed.iter().flat_map(|run| filled_part(run, &filled)).collect(),
+        None => listed,
+    };
     let mappings = decode_mappings(&read(dir, &mm(pid))?).ok_or_else(strange)?;
     let name = pages(&head);
     let written = open(dir, &name, OFlags::RDONLY)?;
@@ -66,6 +80,15 @@ pub(crate) fn left(dir: BorrowedFd<'_>, pid: i32) -> io::Result<Option<Left>> {
     list.write_all_at(&bytes, 0)?;
     list.set_len(bytes.len() as u64)?;
     Ok(Some(Left { name, parts, written, guarded }))
+}
+
+/// What of a run there is: all of what CRIU has written, and the pages of the rest that hold something.
+fn filled_part(run: &Run, filled: &Ranges) -> Vec<Run> {
+    if !is_left(run) {
+        return vec![run.clone()];
+    }
+    let end = run.end().unwrap_or(run.address);
+    filled.within(run.address, end).map(|(start, end)| run.part(start, end)).collect()
 }
 
 fn is_left(run: &Run) -> bool {

@@ -13,6 +13,7 @@ use super::files::{
 use super::private::{Extent, Private, mark, private};
 use super::zeros::leave_out_zeros;
 use super::{Origin, Part, left, made, open_pages, processes};
+use crate::base::ranges::Ranges;
 
 const BOTH: Option<u32> = Some(LAZY | PRESENT);
 
@@ -265,7 +266,7 @@ fn what_is_left_in_a_process_has_its_place_among_what_is_written() {
     let runs =
         [(2, 3, LAZY), (5, 1, PRESENT), (6, 1, 1), (8, 5, LAZY), (20, 2, PRESENT), (25, 4, LAZY)];
     write(3, &runs);
-    let found = left(open().as_fd(), 42).unwrap().unwrap();
+    let found = left(open().as_fd(), 42, &|_| Ok(None)).unwrap().unwrap();
     let parts = [
         part(0, 3, process(2)),
         part(3, 1, file(0)),
@@ -286,13 +287,35 @@ fn what_is_left_in_a_process_has_its_place_among_what_is_written() {
         Run::wide(address * page, pages, Some(flags))
     };
     assert_eq!(after, runs.iter().map(is_changed).collect::<Vec<_>>());
-    assert!(left(open().as_fd(), 42).unwrap().is_none());
+    assert!(left(open().as_fd(), 42, &|_| Ok(None)).unwrap().is_none());
+    // It has listed more than there is.
+    write(3, &runs);
+    let filled = |listed: &Ranges| {
+        let expected = [(2, 5), (8, 13), (25, 29)].map(|(start, end)| (start * page, end * page));
+        assert_eq!(*listed, expected.into_iter().collect());
+        let filled = [(3, 4), (9, 10), (12, 13)].map(|(start, end)| (start * page, end * page));
+        Ok(Some(filled.into_iter().collect()))
+    };
+    let found = left(open().as_fd(), 42, &filled).unwrap().unwrap();
+    let parts = [
+        part(0, 1, process(3)),
+        part(1, 1, file(0)),
+        part(2, 1, process(9)),
+        part(3, 1, process(12)),
+        part(4, 2, file(1)),
+    ];
+    assert_eq!(found.parts, parts);
+    assert_eq!(found.guarded, [12 * page]);
+    assert!(left(open().as_fd(), 42, &|_| panic!("nothing is left")).unwrap().is_none());
+    write(3, &runs);
+    let fails = |_: &Ranges| Err(std::io::Error::other("it has ended"));
+    assert!(left(open().as_fd(), 42, &fails).is_err());
     // CRIU has written another number of pages than it says, and files that are not known here.
     write(2, &runs);
-    assert!(left(open().as_fd(), 42).is_err());
+    assert!(left(open().as_fd(), 42, &|_| Ok(None)).is_err());
     write(3, &runs);
     std::fs::write(dir.path().join("mm-42.img"), b"something else").unwrap();
-    assert!(left(open().as_fd(), 42).is_err());
+    assert!(left(open().as_fd(), 42, &|_| Ok(None)).is_err());
     std::fs::write(dir.path().join("pagemap-42.img"), b"something else").unwrap();
-    assert!(left(open().as_fd(), 42).is_err());
+    assert!(left(open().as_fd(), 42, &|_| Ok(None)).is_err());
 }
