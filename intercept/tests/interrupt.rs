@@ -115,6 +115,19 @@ impl Waiting {
         Self { program, function, module, go, copy, counts }
     }
 
+    /// Another kernel of the module.
+    fn other(&mut self, name: &[u8; 8]) -> u64 {
+        self.program.poke(190, u64::from_le_bytes(*name));
+        self.program.made("cuModuleGetFunction", &[self.module, self.program.at(190)])
+    }
+
+    /// The blocks that begin next wait again; how many have begun.
+    fn stop(&mut self) -> u64 {
+        let go = self.go;
+        self.program.call("poke", &[go, 0]);
+        self.program.call("peek", &[go + 8])
+    }
+
     fn stream(&mut self, flags: u64) -> u64 {
         self.program.made("cuStreamCreate", &[flags])
     }
@@ -453,6 +466,77 @@ fn streams_and_modules_are_not_taken_from_it() {
         assert_eq!(waiting.program.answer(thread, LONG), Some(0), "thread {thread}");
     }
     waiting.have_run(1);
+}
+
+/// Longer than kernels take that are not long.
+fn while_it_takes_long() {
+    std::thread::sleep(std::time::Duration::from_millis(40));
+}
+
+#[test]
+fn a_kernel_is_interrupted_if_it_took_long_before() {
+    let mut waiting = Waiting::start_with("auto");
+    let stream = waiting.stream(NON_BLOCKING);
+    waiting.launch(stream);
+    waiting.begun(0);
+    waiting.begin_copy(1, stream);
+    assert_eq!(waiting.program.answer(1, LONG), Some(0), "it waits for nothing");
+    let (mut agent, _) = waiting.program.program.agent();
+    assert!(!halt(&mut agent, 100, LONG).is_at_rest);
+    waiting.go();
+    assert!(halt(&mut agent, LONG, LONG).is_at_rest);
+    assert_eq!(interrupted(&mut agent), []);
+    drop(agent);
+    waiting.have_run(1);
+    let before = waiting.stop();
+    waiting.launch(stream);
+    waiting.begun(before);
+    let (mut agent, _) = waiting.program.program.agent();
+    interrupt(&mut waiting, &mut agent);
+    agent.must(&Request::OpenGate {});
+    waiting.have_run(2);
+    // Some that are short, of a kernel that was long.
+    for round in 3..=30 {
+        waiting.launch(stream);
+        waiting.have_run(round);
+    }
+}
+
+/// What runs might wait for the launch of a kernel whose twin is not loaded yet, and the driver for what runs.
+#[test]
+fn a_module_is_loaded_when_nothing_runs() {
+    let mut waiting = Waiting::start_with("auto");
+    let streams = [waiting.stream(NON_BLOCKING), waiting.stream(NON_BLOCKING)];
+    waiting.launch(streams[0]);
+    waiting.begun(0);
+    while_it_takes_long();
+    waiting.go();
+    waiting.have_run(1);
+    let mut before = waiting.stop();
+    // The other kernel waits for the host, whose next call is the launch.
+    let long = std::mem::replace(&mut waiting.function, 0);
+    waiting.function = waiting.other(b"looping\0");
+    waiting.launch(streams[1]);
+    before = waiting.begun(before);
+    waiting.function = long;
+    waiting.launch(streams[0]);
+    waiting.go();
+    waiting.have_run(3);
+    assert!(before > 0);
+    // Now nothing is in the way, after some launches more.
+    for round in 4..=6 {
+        before = waiting.stop();
+        waiting.launch(streams[0]);
+        waiting.begun(before);
+        let (mut agent, _) = waiting.program.program.agent();
+        if round == 6 {
+            interrupt(&mut waiting, &mut agent);
+        } else {
+            waiting.go();
+        }
+        drop(agent);
+        waiting.have_run(round);
+    }
 }
 
 #[test]

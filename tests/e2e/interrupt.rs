@@ -33,6 +33,16 @@ fn start_with(
     Ok(program)
 }
 
+/// Starts the workload so that kernels can be interrupted that take long, and waits until one has.
+fn start_auto(lab: &Lab, args: &[&str]) -> Result<Program> {
+    let mut command = lab.gpucr();
+    command.args(["run", "--device", "soft", "--interruptible=auto", "--"]);
+    command.arg(gpucr_tests::binary("workload")).arg(NAME).args(args);
+    let mut program = lab.spawn(command, "log")?;
+    program.wait_for("launched 2")?;
+    Ok(program)
+}
+
 /// A dump fails because of the kernel, and says why that cannot be interrupted.
 fn is_not_interrupted(lab: &Lab, program: &Program, why: &str) -> Result<()> {
     let mut command = lab.gpucr();
@@ -119,6 +129,21 @@ fn a_kernel_is_dumped_and_restored_twice_before_it_ends() -> Result<()> {
         let program = lab.restore(&lab.path("second"), program)?;
         ends_well(program, &expected)?;
         Ok(true)
+    })
+}
+
+#[test]
+fn a_kernel_that_took_long_is_interrupted_the_next_time() -> Result<()> {
+    let expected = undisturbed(NAME, &STEPS)?;
+    sometime(|| {
+        let (lab, pace) = (Lab::new(), paced()?);
+        let program = start_auto(&lab, &[&STEPS[..], &["--pace", pace.file()]].concat())?;
+        let report = dump(&lab, &program, "image", &[])?;
+        let was_interrupted = done(&report, &program)?.is_some();
+        pace.allow_all()?;
+        let program = lab.restore(&lab.path("image"), program)?;
+        ends_well(program, &expected)?;
+        Ok(was_interrupted)
     })
 }
 

@@ -35,8 +35,11 @@ pub const PROTOCOL_VERSION: u32 = 8;
 /// Environment variable that names the real driver library which the shim loads, an absolute path.
 pub const ENV_DRIVER: &str = "GPUCR_DRIVER";
 
-/// Environment variable with the kernels that may be interrupted: names with `*` and `?`, separated by commas.
+/// Environment variable with the kernels that may be interrupted: names with `*` and `?`, or [`AUTO`], separated by commas.
 pub const ENV_INTERRUPTIBLE: &str = "GPUCR_INTERRUPTIBLE";
+
+/// In place of a name: kernels that take long.
+pub const AUTO: &str = "auto";
 
 /// Environment variable that says where these are interrupted: [`IN_LOOPS`], or else between two of their blocks.
 pub const ENV_INTERRUPT_LEVEL: &str = "GPUCR_INTERRUPT_LEVEL";

@@ -60,7 +60,8 @@ pub(crate) struct RunArgs {
     /// This is the first process of that namespace
     #[arg(long, hide = true)]
     pub(crate) inside: bool,
-    /// Kernels that a dump may interrupt, by name, with `*` and `?`; they go on from there.
+    /// Kernels that a dump may interrupt, by name, with `*` and `?`; they go on from there. `auto`: those of which a launch
+    /// took 20 ms.
     /// For kernels that take long: what the program queues behind one waits up to a second for its end
     #[arg(long, value_name = "KERNELS", value_delimiter = ',')]
     pub(crate) interruptible: Vec<String>,

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::lengths::Length;
 use super::twins::{self, Entry, Relaxed, Twin};
 use crate::abi::real;
 use crate::abi::types::{Code, ERROR_NOT_READY, SUCCESS};
@@ -23,7 +24,7 @@ use crate::state::gate;
 use crate::watch::own;
 
 /// For how long a call waits for an instance.
-const HOLD: Duration = Duration::from_secs(1);
+pub(super) const HOLD: Duration = Duration::from_secs(1);
 /// The pauses between looks: they grow with the time that has passed, up to this.
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 /// For how long it is looked all the time.
@@ -72,6 +73,10 @@ pub(super) struct Instance {
     /// Recorded behind the launch.
     pub(super) event: u64,
     pub(super) state: State,
+    /// If it depends on that whether the kernel may be interrupted.
+    pub(super) length: Option<Arc<Length>>,
+    /// When it was launched.
+    pub(super) since: Instant,
 }
 
 /// Where an instance stands.
@@ -153,8 +158,13 @@ impl Table {
     /// Takes out what is over.
     pub(super) fn settle(&mut self) {
         let over = |one: &&Instance| one.state == State::Running && is_over(one.event);
-        let over: Vec<u64> = self.instances.iter().filter(over).map(|one| one.number).collect();
-        over.into_iter().for_each(|number| self.end(number));
+        let over: Vec<Instance> = self.instances.iter().filter(over).cloned().collect();
+        for one in over {
+            if let Some(length) = &one.length {
+                length.observed(one.since.elapsed());
+            }
+            self.end(one.number);
+        }
     }
 }
 

@@ -1,12 +1,14 @@
 //! Launches that are made with a twin.
 
 use std::ffi::c_void;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use gpucr_rewrite::control;
 
-use super::instances::{Control, Instance, LEGACY, Launching, Shape, State, with};
-use super::twins::{self, Entry, Relaxed, Twin};
+use super::instances::{Control, HOLD, Instance, LEGACY, Launching, Shape, State, with};
+use super::lengths::{self, Length, Next};
+use super::twins::{self, Entry, Found, Relaxed, Twin};
 use crate::abi::real::{self, check};
 use crate::abi::types::{
     Code, ERROR_NOT_SUPPORTED, EXTRA_BUFFER, EXTRA_SIZE, STREAM_PER_THREAD, SUCCESS,
@@ -25,12 +27,12 @@ const DISABLE_TIMING: u32 = 2;
 
 /// A launch of one kernel in one stream.
 #[derive(Default)]
-struct Found {
+struct Called {
     stream: u64,
     launch: Option<Launch>,
 }
 
-impl Effects for Found {
+impl Effects for Called {
     fn stream(&mut self, stream: u64) {
         self.stream = stream;
     }
@@ -50,23 +52,27 @@ impl Effects for Found {
 /// caller is inside the gate, and has waited for what comes before.
 #[inline(never)]
 pub(crate) fn launch(decoder: Decoder, arguments: &[usize], per_thread: bool) -> Option<Code> {
-    let mut found = Found::default();
-    decoder(arguments, &mut found);
-    let stream = match found.stream {
+    let mut called = Called::default();
+    decoder(arguments, &mut called);
+    let stream = match called.stream {
         0 if per_thread => STREAM_PER_THREAD,
         0 => LEGACY,
         stream => stream,
     };
-    with_twin(&found.launch?, stream)
+    with_twin(&called.launch?, stream)
 }
 
 fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
     let form = launch.form.filter(|_| launch.is_listed())?;
     let (context, device) = real::current_context().ok()?;
-    let twin = twins::of(context, launch.handle)?;
-    let name = &twin.kernel.name;
+    let found = twins::of(context, launch.handle);
+    let kernel = match &found {
+        Found { length: Some(length), .. } => &length.kernel,
+        Found { twin: Some(twin), .. } => &twin.kernel,
+        _ => return None,
+    };
     let no = |why: &str| {
-        twins::note(name, why);
+        twins::note(&kernel.name, why);
         None
     };
     if stream == STREAM_PER_THREAD {
@@ -75,6 +81,19 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
     if gate::capturing() {
         return no("a stream was being captured");
     }
+    let twin = match (&found.length, &found.twin) {
+        (None, twin) => twin.clone()?,
+        (Some(length), twin) => match (length.next(), twin) {
+            (Next::Plain, _) => return None,
+            (Next::Measure, _) => {
+                let arguments = launch.packed(kernel)?;
+                let enqueue = || enqueue(launch.handle, form, stream, &arguments);
+                return length.measure(context, stream, enqueue);
+            }
+            (Next::Long, Some(twin)) => twin.clone(),
+            (Next::Long, None) => first_twin(context, launch.handle, stream, length)?,
+        },
+    };
     let [gx, gy, gz, bx, by, bz] = form.shape;
     let blocks = control::blocks([gx, gy, gz])?;
     let threads: u64 = [bx, by, bz].iter().map(|size| u64::from(*size)).product();
@@ -111,6 +130,8 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
         shape,
         event,
         state: State::Running,
+        length: found.length.clone(),
+        since: Instant::now(),
     };
     let words = (instance.told_bytes() - control::CLAIMS) / 4;
     // SAFETY: memory of ours that is as long.
@@ -134,6 +155,26 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
     };
     drop(launching);
     code
+}
+
+/// The twin of a kernel that takes long, of which one is about to be launched. It is loaded when nothing runs in its context,
+/// which is waited for: what runs might be waiting for this launch, and the driver for that.
+fn first_twin(context: u64, handle: u64, stream: u64, length: &Arc<Length>) -> Option<Arc<Twin>> {
+    if !length.may_load() {
+        return None;
+    }
+    // No call passes the gate while the context is waited for and the module is loaded.
+    let launching = Launching::begin(stream, ALONE);
+    if launching.is_none() {
+        twins::note(&length.kernel.name, "other threads were in calls of the driver");
+        return None;
+    }
+    let loaded = twins::load(context, handle, length, || lengths::comes_to_rest(context, HOLD));
+    if loaded.is_none() {
+        length.was_busy();
+        twins::note(&length.kernel.name, "its twin is loaded when nothing else runs");
+    }
+    loaded?
 }
 
 /// The twin with which a launch is made, and what it uses.
@@ -237,33 +278,27 @@ impl Instance {
 
     /// Launches the twin in a stream. The instance's context is current.
     pub(super) fn enqueue_in(&self, stream: u64) -> Result<(), Code> {
-        let size = self.arguments.len();
-        let mut extra: [*const c_void; 5] = [
-            EXTRA_BUFFER as _,
-            self.arguments.as_ptr().cast(),
-            EXTRA_SIZE as _,
-            (&raw const size).cast(),
-            std::ptr::null(),
-        ];
-        let Form { shape: [gx, gy, gz, bx, by, bz], shared } = self.form;
-        let nothing = std::ptr::null_mut();
-        let extra = extra.as_mut_ptr().cast();
-        // SAFETY: the program has launched the kernel so, and the twin takes one parameter more, which is there. The
-        // driver copies the arguments before it returns.
-        check(unsafe {
-            real::cuLaunchKernel(
-                self.entry.function,
-                gx,
-                gy,
-                gz,
-                bx,
-                by,
-                bz,
-                shared,
-                stream,
-                nothing,
-                extra,
-            )
-        })
+        enqueue(self.entry.function, self.form, stream, &self.arguments)
     }
+}
+
+/// Launches a kernel in a stream. The program has launched it so, or one that has a parameter less; the arguments are there
+/// for all parameters.
+fn enqueue(function: u64, form: Form, stream: u64, arguments: &[u8]) -> Result<(), Code> {
+    let size = arguments.len();
+    let mut extra: [*const c_void; 5] = [
+        EXTRA_BUFFER as _,
+        arguments.as_ptr().cast(),
+        EXTRA_SIZE as _,
+        (&raw const size).cast(),
+        std::ptr::null(),
+    ];
+    let Form { shape: [gx, gy, gz, bx, by, bz], shared } = form;
+    let nothing = std::ptr::null_mut();
+    let extra = extra.as_mut_ptr().cast();
+    // SAFETY: the function is the program's or its twin, which the caller promises. The driver copies the arguments before
+    // it returns.
+    check(unsafe {
+        real::cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, nothing, extra)
+    })
 }

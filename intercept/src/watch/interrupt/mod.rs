@@ -12,6 +12,7 @@ use crate::state::gate;
 
 mod instances;
 mod launch;
+mod lengths;
 mod resume;
 mod settings;
 mod twins;
@@ -31,6 +32,7 @@ pub(crate) fn image_going(image: u64) {
 /// A context is gone, and all that was in it.
 pub(crate) fn context_gone(context: u64) {
     instances::context_gone(context);
+    lengths::context_gone(context);
     twins::context_gone(context);
 }
 
@@ -43,6 +45,7 @@ pub(crate) unsafe fn reset() {
     // SAFETY: the caller's duty.
     unsafe {
         instances::reset();
+        lengths::reset();
         resume::reset();
         twins::reset();
     }
