@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::layout::Layout;
 use super::lengths::Length;
 use super::twins::{self, Entry, Relaxed, Twin};
 use crate::abi::real;
@@ -42,7 +43,7 @@ pub(super) struct Shape {
     pub(super) threads: u64,
 }
 
-/// Memory of the device that tells a twin which blocks to run, or which threads and from where.
+/// Memory of the device that tells a twin which blocks or threads to run, and from where.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Control {
     pub(super) address: u64,
@@ -63,8 +64,8 @@ pub(super) struct Instance {
     pub(super) twin: Arc<Twin>,
     /// The one of its twins that is launched.
     pub(super) entry: Entry,
-    /// Whether that is interrupted in its loops.
-    pub(super) in_loops: bool,
+    /// What its control block has.
+    pub(super) layout: Layout,
     pub(super) form: Form,
     /// All parameters, the control block's address among them.
     pub(super) arguments: Arc<[u8]>,

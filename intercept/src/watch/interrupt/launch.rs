@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use gpucr_rewrite::control;
 
 use super::instances::{Control, HOLD, Instance, LEGACY, Launching, Shape, State, with};
+use super::layout::Layout;
 use super::lengths::{self, Length, Next};
-use super::twins::{self, Entry, Found, Relaxed, Twin};
+use super::twins::{self, Entry, Found, Inside, Relaxed, Twin};
 use crate::abi::real::{self, check};
 use crate::abi::types::{
     Code, ERROR_NOT_SUPPORTED, EXTRA_BUFFER, EXTRA_SIZE, STREAM_PER_THREAD, SUCCESS,
@@ -20,6 +21,10 @@ use crate::state::{gate, memory};
 
 /// For how long a launch waits until others have left the gate.
 const ALONE: Duration = Duration::from_millis(1);
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`
+const MULTIPROCESSORS: u32 = 16;
+/// `CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR`
+const THREADS_OF_MULTIPROCESSOR: u32 = 39;
 /// `CU_STREAM_NON_BLOCKING`
 const NON_BLOCKING: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`
@@ -105,8 +110,10 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
     };
     let _relaxed = Relaxed::now();
     let admits = |entry: &Entry| entry.admits(launch.handle, threads, form.shared);
-    let prepare = |bytes| prepare(context, device, bytes).ok();
-    let Chosen { entry, in_loops, control, event } = match choose(&twin, shape, admits, prepare) {
+    let prepare = |layout: &Layout| prepare(context, device, layout.bytes).ok();
+    let layout = |inside| Layout::inside(inside, shape, form.shared, resident(device, threads)?);
+    let chosen = choose(&twin, shape, admits, layout, prepare);
+    let Chosen { entry, layout, control, event } = match chosen {
         Ok(chosen) => chosen,
         Err(why) => return no(why),
     };
@@ -123,7 +130,7 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
         is_blocking,
         twin: twin.clone(),
         entry,
-        in_loops,
+        layout,
         form,
         arguments: arguments.into(),
         control,
@@ -133,11 +140,17 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
         length: found.length.clone(),
         since: Instant::now(),
     };
-    let words = (instance.told_bytes() - control::CLAIMS) / 4;
+    let words = (layout.zero - control::CLAIMS) / 4;
     // SAFETY: memory of ours that is as long.
-    let cleaned = check(unsafe {
-        real::cuMemsetD32Async(control.address + control::CLAIMS, 0, words as usize, stream)
-    });
+    let cleaned = unsafe {
+        let told = layout.slots.map_or(SUCCESS, |slots| {
+            real::cuMemsetD32Async(control.address + control::SLOTS, slots, 1, stream)
+        });
+        check(told).and_then(|()| {
+            let claims = control.address + control::CLAIMS;
+            check(real::cuMemsetD32Async(claims, 0, words as usize, stream))
+        })
+    };
     let made = cleaned.and_then(|()| instance.enqueue());
     // SAFETY: an event and a stream of the current context.
     let recorded = made.and_then(|()| check(unsafe { real::cuEventRecord(event, stream) }));
@@ -180,33 +193,46 @@ fn first_twin(context: u64, handle: u64, stream: u64, length: &Arc<Length>) -> O
 /// The twin with which a launch is made, and what it uses.
 struct Chosen {
     entry: Entry,
-    in_loops: bool,
+    layout: Layout,
     control: Control,
     event: u64,
 }
 
-/// The twin that is interrupted in its loops, if there is one and not too much would be saved; or else the other. Why neither
-/// can be launched.
+/// The twin that is interrupted inside of its blocks, if there is one and not too much would be saved; or else the other. Why
+/// neither can be launched.
 fn choose(
     twin: &Twin,
     shape: Shape,
     admits: impl Fn(&Entry) -> bool,
-    prepare: impl Fn(u64) -> Option<(Control, u64)>,
+    layout: impl Fn(Inside) -> Option<Layout>,
+    prepare: impl Fn(&Layout) -> Option<(Control, u64)>,
 ) -> Result<Chosen, &'static str> {
-    let in_loops = twin.in_loops.filter(|(entry, _)| admits(entry)).and_then(|(entry, saved)| {
-        let threads = shape.blocks.checked_mul(shape.threads)?;
-        let (control, event) = prepare(control::bytes_in_loops(threads, saved)?)?;
-        Some(Chosen { entry, in_loops: true, control, event })
+    let inside = twin.inside.filter(|(entry, _)| admits(entry)).and_then(|(entry, inside)| {
+        let layout = layout(inside)?;
+        let (control, event) = prepare(&layout)?;
+        Some(Chosen { entry, layout, control, event })
     });
-    if let Some(chosen) = in_loops {
+    if let Some(chosen) = inside {
         return Ok(chosen);
     }
     if !admits(&twin.between) {
         return Err("its twin cannot have blocks as large, or its blocks run in clusters");
     }
-    let (control, event) =
-        prepare(control::bytes(shape.blocks)).ok_or("there was no memory for its control block")?;
-    Ok(Chosen { entry: twin.between, in_loops: false, control, event })
+    let layout = Layout::between(shape);
+    let (control, event) = prepare(&layout).ok_or("there was no memory for its control block")?;
+    Ok(Chosen { entry: twin.between, layout, control, event })
+}
+
+/// No more blocks of so many threads run at a time on a device.
+fn resident(device: i32, threads: u64) -> Option<u64> {
+    let asked = |attribute| {
+        let mut value = 0;
+        // SAFETY: writes one value.
+        let code = unsafe { real::cuDeviceGetAttribute(&mut value, attribute, device) };
+        (code == SUCCESS).then_some(value.max(1) as u64)
+    };
+    let at_a_time = asked(THREADS_OF_MULTIPROCESSOR)?.checked_div(threads)?.max(1);
+    Some(asked(MULTIPROCESSORS)? * at_a_time)
 }
 
 /// Whether synchronous copies wait for a stream.

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use gpucr_wire::{AUTO, ENV_INTERRUPT_LEVEL, ENV_INTERRUPTIBLE, IN_LOOPS};
+use gpucr_wire::{AT_BARRIERS, AUTO, ENV_INTERRUPT_LEVEL, ENV_INTERRUPTIBLE, IN_LOOPS};
 
 use crate::log::log;
 use crate::state::gate;
@@ -54,10 +54,20 @@ pub(crate) fn why_none() -> &'static str {
     }
 }
 
-/// Whether kernels are to be interrupted in their loops.
-pub(super) fn is_in_loops() -> bool {
-    static IS: OnceLock<bool> = OnceLock::new();
-    *IS.get_or_init(|| std::env::var_os(ENV_INTERRUPT_LEVEL).is_some_and(|level| level == IN_LOOPS))
+/// Inside of which kernels' blocks these are to be interrupted, if that is possible.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Insides {
+    pub(super) loops: bool,
+    pub(super) barriers: bool,
+}
+
+pub(super) fn insides() -> Insides {
+    static INSIDES: OnceLock<Insides> = OnceLock::new();
+    *INSIDES.get_or_init(|| {
+        let level = std::env::var(ENV_INTERRUPT_LEVEL).unwrap_or_default();
+        let loops = level == IN_LOOPS;
+        Insides { loops, barriers: loops || level == AT_BARRIERS }
+    })
 }
 
 /// Whether the kernel of this name may be interrupted, however long it takes.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use gpucr_rewrite::{Twins, rewrite};
 
 use super::lengths::{self, Length};
-use super::settings::{is_auto, is_in_loops, is_named};
+use super::settings::{insides, is_auto, is_named};
 pub(super) use crate::abi::real::Relaxed;
 use crate::abi::real::{self, check};
 use crate::abi::types::{Code, SUCCESS};
@@ -37,8 +37,32 @@ pub(super) struct Twin {
     pub(super) kernel: Arc<kernels::Kernel>,
     /// Between two of its blocks.
     pub(super) between: Entry,
-    /// In its loops, and what each thread saves then, bytes.
-    pub(super) in_loops: Option<(Entry, u64)>,
+    /// Inside of them.
+    pub(super) inside: Option<(Entry, Inside)>,
+}
+
+/// Where inside of its blocks a kernel is interrupted, and what is saved then, bytes: by each thread, and by those of a block
+/// together. Dynamic shared memory is saved too, if it is a multiple of so many bytes as is said.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Inside {
+    Loops { saved: u64 },
+    Barriers { saved: u64, shared: u64, dynamic: Option<u64> },
+}
+
+/// Where inside of its blocks a kernel is to be interrupted, and the name of the twin; or why it is not.
+fn inside(twins: Twins) -> Result<(String, Inside), String> {
+    let asked = insides();
+    let why = match (twins.at_barriers, twins.in_loops) {
+        (Ok(at), _) if asked.barriers => {
+            let (saved, shared, dynamic) = (at.saved, at.shared, at.dynamic);
+            return Ok((at.name, Inside::Barriers { saved, shared, dynamic }));
+        }
+        (_, Ok(of)) if asked.loops => return Ok((of.name, Inside::Loops { saved: of.saved })),
+        (Err(at), Err(of)) if asked.loops => format!("in loops, {of}; at barriers, {at}"),
+        (Err(at), _) if asked.barriers => at.to_string(),
+        _ => "nobody has asked for that".to_owned(),
+    };
+    Err(why)
 }
 
 /// A function of ours to be launched in place of the program's.
@@ -185,19 +209,14 @@ fn make(kernel: Arc<kernels::Kernel>, (module, twins): Loaded) -> Result<Twin, S
     let params = kernel.params.as_deref().ok_or("the driver does not tell its parameters")?;
     let end = params.iter().map(|param| (param.offset + param.size) as usize).max().unwrap_or(0);
     let between = entry(module, &kernel.name, params.len(), end)?;
-    let wanted = if is_in_loops() {
-        twins.in_loops.map_err(|why| why.to_string())
-    } else {
-        Err("nobody has asked for that".to_owned())
-    };
-    let in_loops = wanted.and_then(|in_loops| {
-        let entry = entry(module, &in_loops.name, params.len(), end)?;
-        Ok((entry, in_loops.saved))
+    let inside = inside(twins).and_then(|(name, inside)| {
+        let entry = entry(module, &name, params.len(), end)?;
+        Ok((entry, inside))
     });
-    if let Err(why) = &in_loops {
-        log!("`{}` is not interrupted in loops: {why}", kernel.name);
+    if let Err(why) = &inside {
+        log!("`{}` is not interrupted inside of its blocks: {why}", kernel.name);
     }
-    Ok(Twin { kernel, between, in_loops: in_loops.ok() })
+    Ok(Twin { kernel, between, inside: inside.ok() })
 }
 
 /// A twin, by its name in a module of ours. The kernel has so many parameters, which end there.
