@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::layout::Layout;
+use super::layout::{Layout, Shape};
 use super::lengths::Length;
 use super::twins::{self, Entry, Relaxed, Twin};
 use crate::abi::real;
@@ -34,14 +34,6 @@ const AT_ONCE: Duration = Duration::from_micros(30);
 pub(super) const LEGACY: u64 = 1;
 /// The default streams.
 const DEFAULT: std::ops::RangeInclusive<u64> = 0..=2;
-
-/// How large a launch is.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
-    pub(super) blocks: u64,
-    /// Of a block.
-    pub(super) threads: u64,
-}
 
 /// Memory of the device that tells a twin which blocks or threads to run, and from where.
 #[derive(Debug, Clone, Copy)]

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use gpucr_rewrite::control;
 
-use super::instances::{Control, HOLD, Instance, LEGACY, Launching, Shape, State, with};
-use super::layout::Layout;
+use super::instances::{Control, HOLD, Instance, LEGACY, Launching, State, with};
+use super::layout::{Layout, Shape};
 use super::lengths::{self, Length, Next};
 use super::twins::{self, Entry, Found, Inside, Relaxed, Twin};
 use crate::abi::real::{self, check};

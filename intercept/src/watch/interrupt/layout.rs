@@ -3,8 +3,15 @@
 use gpucr_rewrite::control;
 use gpucr_wire::message::Place;
 
-use super::instances::Shape;
 use super::twins::Inside;
+
+/// How large a launch is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) blocks: u64,
+    /// Of a block.
+    pub(super) threads: u64,
+}
 
 /// What is in a control block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
