@@ -5,7 +5,7 @@ mod caller;
 mod support;
 
 use caller::Caller;
-use gpucr_wire::message::Interrupted;
+use gpucr_wire::message::{Interrupted, Place};
 use gpucr_wire::{GateState, Reply, Request, Rest};
 use support::{Agent, ENV_PROGRAM};
 
@@ -18,8 +18,8 @@ const NOT_READY: u64 = 600;
 const MOMENT: u64 = 150;
 const LONG: u64 = 60_000;
 
-/// A block waits until the host says so, and counts its run. The second kernel does so without a barrier, so that it can be
-/// interrupted while it waits.
+/// A block waits until the host says so, and counts its run. The second kernel does so without a barrier, and the third
+/// with one again and again, so that they can be interrupted while they wait.
 const PTX: &str = ".version 8.0
 .target sm_70
 .address_size 64
@@ -55,6 +55,33 @@ WAIT:
 	red.global.add.u32 [%rd0+8], 1;
 WAIT:
 	ld.volatile.global.u32 %r1, [%rd0];
+	setp.eq.u32 %p0, %r1, 0;
+	@%p0 bra WAIT;
+	red.global.add.u32 [%rd1], 1;
+	ret;
+}
+.visible .entry meeting(.param .u64 go, .param .u64 counts)
+{
+	.reg .b32 %r<4>;
+	.reg .b64 %rd<4>;
+	.reg .pred %p<2>;
+	.shared .u32 seen;
+	ld.param.u64 %rd0, [go];
+	ld.param.u64 %rd1, [counts];
+	mov.u32 %r0, %ctaid.x;
+	mul.wide.u32 %rd2, %r0, 4;
+	add.u64 %rd1, %rd1, %rd2;
+	mov.u32 %r2, %tid.x;
+	setp.ne.u32 %p1, %r2, 0;
+	red.global.add.u32 [%rd0+8], 1;
+WAIT:
+	@%p1 bra MEET;
+	ld.volatile.global.u32 %r1, [%rd0];
+	st.shared.u32 [seen], %r1;
+MEET:
+	bar.sync 0;
+	ld.shared.u32 %r1, [seen];
+	bar.sync 0;
 	setp.eq.u32 %p0, %r1, 0;
 	@%p0 bra WAIT;
 	red.global.add.u32 [%rd1], 1;
@@ -97,7 +124,11 @@ impl Waiting {
             program.poke(word, u64::from_le_bytes(bytes.try_into().expect("eight")));
         }
         let module = program.made("cuModuleLoadData", &[program.at(200)]);
-        let kernel = if kernels == "looping" { b"looping\0" } else { b"waiting\0" };
+        let kernel = match kernels {
+            "looping" => b"looping\0",
+            "meeting" => b"meeting\0",
+            _ => b"waiting\0",
+        };
         program.poke(190, u64::from_le_bytes(*kernel));
         let function = program.made("cuModuleGetFunction", &[module, program.at(190)]);
         let go = program.made("cuMemHostAlloc", &[4096, 2]);
@@ -113,6 +144,19 @@ impl Waiting {
         program.poke(182, at_go);
         program.poke(183, at_counts);
         Self { program, function, module, go, copy, counts }
+    }
+
+    /// Another kernel of the module.
+    fn other(&mut self, name: &[u8; 8]) -> u64 {
+        self.program.poke(190, u64::from_le_bytes(*name));
+        self.program.made("cuModuleGetFunction", &[self.module, self.program.at(190)])
+    }
+
+    /// The blocks that begin next wait again; how many have begun.
+    fn stop(&mut self) -> u64 {
+        let go = self.go;
+        self.program.call("poke", &[go, 0]);
+        self.program.call("peek", &[go + 8])
     }
 
     fn stream(&mut self, flags: u64) -> u64 {
@@ -191,34 +235,43 @@ fn interrupt(waiting: &mut Waiting, agent: &mut Agent) -> Interrupted {
     let launches = interrupted(agent);
     let [one] = &launches[..] else { panic!("{launches:?}") };
     assert!(one.kernel == "waiting" && one.blocks == BLOCKS && one.done < BLOCKS, "{one:?}");
-    assert!(!one.in_loops);
+    assert_eq!(one.place, Place::Between {});
     one.clone()
 }
 
-/// Interrupts the one launch, which waits in its loops.
-fn interrupt_in_loops(agent: &mut Agent) {
+/// Interrupts the one launch, which waits inside of its blocks.
+fn interrupt_inside(agent: &mut Agent, kernel: &str) {
     assert!(halt(agent, LONG, LONG).is_at_rest);
-    let kernel = "looping".to_owned();
-    let waiting = Interrupted { kernel, done: 0, blocks: BLOCKS, in_loops: true };
+    let place = if kernel == "looping" { Place::Loops {} } else { Place::Barriers {} };
+    let waiting = Interrupted { kernel: kernel.to_owned(), done: 0, blocks: BLOCKS, place };
     assert_eq!(interrupted(agent), [waiting]);
 }
 
 #[test]
 fn threads_go_on_in_their_loops() {
-    let mut waiting = Waiting::start_with("looping");
+    go_on_inside("looping");
+}
+
+#[test]
+fn blocks_go_on_at_their_barriers() {
+    go_on_inside("meeting");
+}
+
+fn go_on_inside(kernel: &str) {
+    let mut waiting = Waiting::start_with(kernel);
     let stream = waiting.stream(NON_BLOCKING);
     waiting.launch(stream);
     let begun = waiting.begun(0);
     waiting.begin_copy(1, stream);
     let (mut agent, _) = waiting.program.program.agent();
     // Nobody lets the blocks that have begun come to their end.
-    interrupt_in_loops(&mut agent);
+    interrupt_inside(&mut agent, kernel);
     assert_eq!(waiting.program.answer(1, MOMENT), None);
     // Its device memory is taken away and given back, and it waits once more.
     drop(agent.turn(&waiting.program.program));
     assert_eq!(waiting.program.call_on(5, "cuStreamQuery", &[stream]), NOT_READY);
     let (mut agent, _) = waiting.program.program.agent();
-    interrupt_in_loops(&mut agent);
+    interrupt_inside(&mut agent, kernel);
     agent.must(&Request::OpenGate {});
     waiting.go();
     assert_eq!(waiting.program.answer(1, LONG), Some(0));
@@ -234,8 +287,17 @@ fn threads_go_on_in_their_loops() {
 /// So many threads that the time is up before all are over: some are saved, and some have not begun.
 #[test]
 fn who_is_given_up_in_its_loops_goes_on_all_the_same() {
+    is_given_up("looping");
+}
+
+#[test]
+fn who_is_given_up_at_its_barriers_goes_on_all_the_same() {
+    is_given_up("meeting");
+}
+
+fn is_given_up(kernel: &str) {
     const THREADS: u64 = 1024;
-    let mut waiting = Waiting::start_with("looping");
+    let mut waiting = Waiting::start_with(kernel);
     let stream = waiting.stream(NON_BLOCKING);
     for round in 1..=5 {
         let go = waiting.go;
@@ -453,6 +515,77 @@ fn streams_and_modules_are_not_taken_from_it() {
         assert_eq!(waiting.program.answer(thread, LONG), Some(0), "thread {thread}");
     }
     waiting.have_run(1);
+}
+
+/// Longer than kernels take that are not long.
+fn while_it_takes_long() {
+    std::thread::sleep(std::time::Duration::from_millis(40));
+}
+
+#[test]
+fn a_kernel_is_interrupted_if_it_took_long_before() {
+    let mut waiting = Waiting::start_with("auto");
+    let stream = waiting.stream(NON_BLOCKING);
+    waiting.launch(stream);
+    waiting.begun(0);
+    waiting.begin_copy(1, stream);
+    assert_eq!(waiting.program.answer(1, LONG), Some(0), "it waits for nothing");
+    let (mut agent, _) = waiting.program.program.agent();
+    assert!(!halt(&mut agent, 100, LONG).is_at_rest);
+    waiting.go();
+    assert!(halt(&mut agent, LONG, LONG).is_at_rest);
+    assert_eq!(interrupted(&mut agent), []);
+    drop(agent);
+    waiting.have_run(1);
+    let before = waiting.stop();
+    waiting.launch(stream);
+    waiting.begun(before);
+    let (mut agent, _) = waiting.program.program.agent();
+    interrupt(&mut waiting, &mut agent);
+    agent.must(&Request::OpenGate {});
+    waiting.have_run(2);
+    // Some that are short, of a kernel that was long.
+    for round in 3..=30 {
+        waiting.launch(stream);
+        waiting.have_run(round);
+    }
+}
+
+/// What runs might wait for the launch of a kernel whose twin is not loaded yet, and the driver for what runs.
+#[test]
+fn a_module_is_loaded_when_nothing_runs() {
+    let mut waiting = Waiting::start_with("auto");
+    let streams = [waiting.stream(NON_BLOCKING), waiting.stream(NON_BLOCKING)];
+    waiting.launch(streams[0]);
+    waiting.begun(0);
+    while_it_takes_long();
+    waiting.go();
+    waiting.have_run(1);
+    let mut before = waiting.stop();
+    // The other kernel waits for the host, whose next call is the launch.
+    let long = std::mem::replace(&mut waiting.function, 0);
+    waiting.function = waiting.other(b"looping\0");
+    waiting.launch(streams[1]);
+    before = waiting.begun(before);
+    waiting.function = long;
+    waiting.launch(streams[0]);
+    waiting.go();
+    waiting.have_run(3);
+    assert!(before > 0);
+    // Now nothing is in the way, after some launches more.
+    for round in 4..=6 {
+        before = waiting.stop();
+        waiting.launch(streams[0]);
+        waiting.begun(before);
+        let (mut agent, _) = waiting.program.program.agent();
+        if round == 6 {
+            interrupt(&mut waiting, &mut agent);
+        } else {
+            waiting.go();
+        }
+        drop(agent);
+        waiting.have_run(round);
+    }
 }
 
 #[test]

@@ -114,7 +114,10 @@ fn main() -> ExitCode {
         ("n_body, 2048 bodies", PROGRAMS, "n_body", 16, 128, vec![a, b, 2048], true),
     ];
     let mut failed = false;
-    println!("{:<28} {:>10} {:>14} {:>10}", "kernel", "CPU ms", "between blocks", "in loops");
+    println!(
+        "{:<28} {:>10} {:>14} {:>10} {:>11}",
+        "kernel", "CPU ms", "between blocks", "in loops", "at barriers"
+    );
     for (name, text, kernel, grid, block, params, promised) in kernels {
         let rewritten = rewrite(text, |name| name == kernel).expect("PTX");
         let twins = rewritten.kernels[0].1.as_ref().expect("twins");
@@ -122,8 +125,13 @@ fn main() -> ExitCode {
         let in_loops = twins.in_loops.as_ref().ok().map(|twin| {
             (twin.name.as_str(), control::bytes_in_loops(threads, twin.saved).expect("few"))
         });
-        let all = [Some((kernel, control::bytes(grid.into()))), in_loops];
-        let mut quotients = [Vec::new(), Vec::new()];
+        let at_barriers = twins.at_barriers.as_ref().ok().map(|twin| {
+            let (grid, block) = (grid.into(), block.into());
+            let all = control::AtBarriers::of(grid, block, twin.saved, twin.shared, 1);
+            (twin.name.as_str(), all.expect("little").bytes)
+        });
+        let all = [Some((kernel, control::bytes(grid.into()))), in_loops, at_barriers];
+        let mut quotients = [Vec::new(), Vec::new(), Vec::new()];
         let mut times = Vec::new();
         for _ in 0..ROUNDS {
             let original = seconds(text, kernel, grid, block, &params);
@@ -141,10 +149,10 @@ fn main() -> ExitCode {
             all.sort_by(f64::total_cmp);
             all.get(ROUNDS / 2).copied()
         });
-        let [blocks, loops] =
+        let [blocks, loops, barriers] =
             more.map(|more| more.map_or("-".into(), |more| format!("{:.1}%", 100.0 * more)));
         let time = 1000.0 * times[ROUNDS / 2];
-        println!("{name:<28} {time:>10.2} {blocks:>14} {loops:>10}");
+        println!("{name:<28} {time:>10.2} {blocks:>14} {loops:>10} {barriers:>11}");
         failed |= promised && more.into_iter().flatten().any(|more| more > LIMIT);
     }
     println!("limit for all but the first two: {:.0} %", 100.0 * LIMIT);

@@ -1,5 +1,6 @@
 //! The body of a kernel, for twins that are interrupted in loops: its instructions, what each does with registers, and
-//! where it goes. A body is read only as far as each of its instructions is a matter of its thread alone.
+//! where it goes. A body is read only as far as each of its instructions is a matter of its thread alone, or, for twins that
+//! are interrupted at barriers, as what the threads of a block do together is over at these.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,6 +8,7 @@ use std::ops::Range;
 use crate::inside::Inside;
 use crate::lexer::{Lexer, Token};
 use crate::opcodes::{self, Class};
+use crate::shared::{self, Shared};
 
 /// Bodies of more items are not read.
 const MOST_ITEMS: usize = 1 << 17;
@@ -89,17 +91,34 @@ pub(crate) struct Body<'a> {
     pub(crate) labels: HashMap<&'a str, usize>,
     /// Items, by the names of lists.
     pub(crate) lists: HashMap<&'a str, usize>,
+    /// Variables in shared memory.
+    pub(crate) shared: Vec<Shared<'a>>,
+    /// It begins copies to shared memory that go on behind that.
+    pub(crate) has_copies: bool,
 }
 
-/// Reads a body, without its outer braces.
+/// Reads a body, without its outer braces, whose threads have nothing to do with each other.
 pub(crate) fn read(text: &str) -> Result<Body<'_>, Inside> {
+    read_as(text, None)
+}
+
+/// Reads a body whose threads have these variables in shared memory together, and those that it declares.
+pub(crate) fn read_together<'a>(text: &'a str, shared: &[Shared<'a>]) -> Result<Body<'a>, Inside> {
+    read_as(text, Some(shared))
+}
+
+fn read_as<'a>(text: &'a str, shared: Option<&[Shared<'a>]>) -> Result<Body<'a>, Inside> {
     let body = Body {
         items: Vec::new(),
         registers: Vec::new(),
         labels: HashMap::new(),
         lists: HashMap::new(),
+        shared: shared.unwrap_or_default().to_vec(),
+        has_copies: false,
     };
-    let mut reader = Reader { lexer: Lexer::new(text), body, scopes: vec![HashMap::new()] };
+    let scopes = vec![HashMap::new()];
+    let mut reader =
+        Reader { text, lexer: Lexer::new(text), body, scopes, is_together: shared.is_some() };
     while let Some(token) = reader.token()? {
         reader.item(token)?;
         if reader.body.items.len() > MOST_ITEMS || reader.body.registers.len() > MOST_REGISTERS {
@@ -118,9 +137,12 @@ enum Meaning {
 }
 
 struct Reader<'a> {
+    text: &'a str,
     lexer: Lexer<'a>,
     body: Body<'a>,
     scopes: Vec<HashMap<&'a str, Meaning>>,
+    /// Threads may do something together.
+    is_together: bool,
 }
 
 impl<'a> Reader<'a> {
@@ -172,6 +194,16 @@ impl<'a> Reader<'a> {
             Token::Word(".pragma") => {
                 self.statement()?;
                 self.push(start, What::Remark);
+            }
+            Token::Word(".shared") if self.is_together && self.scopes.len() == 1 => {
+                self.statement()?;
+                let declared = shared::declared(&self.text[start..self.lexer.span().end])?;
+                // One of the module that has the same name is another one.
+                let is_hidden =
+                    |one: &Shared<'_>| declared.iter().any(|other| other.name == one.name);
+                self.body.shared.retain(|one| !is_hidden(one));
+                self.body.shared.extend(declared);
+                self.push(start, What::Declaration);
             }
             Token::Word(word) if word.starts_with('.') => {
                 return Err(Inside::Uses(word.to_owned()));
@@ -276,8 +308,14 @@ impl<'a> Reader<'a> {
         opcode: &'a str,
     ) -> Result<(), Inside> {
         let place = self.lexer.span();
-        let class = opcodes::class(opcode).ok_or_else(|| Inside::Uses(opcode.to_owned()))?;
+        let class =
+            if self.is_together { opcodes::class_together(opcode) } else { opcodes::class(opcode) };
+        let class = class.ok_or_else(|| Inside::Uses(opcode.to_owned()))?;
         let tokens = self.statement()?;
+        if matches!(class, Class::Meets { .. } | Class::Asks) && !is_whole(class, &tokens) {
+            return Err(Inside::Uses(format!("{opcode} for some threads or with a number")));
+        }
+        self.body.has_copies |= opcodes::is_copy(opcode);
         let (mut reads, mut writes, mut flow) = (Vec::new(), Vec::new(), Flow::Next);
         match class {
             Class::Branches => {
@@ -295,7 +333,12 @@ impl<'a> Reader<'a> {
             }
             Class::Ends if tokens.is_empty() => flow = Flow::End,
             Class::Ends => return Err(Inside::Form),
-            Class::Computes | Class::Writes | Class::Reads => {
+            // What is known of it is for all threads.
+            Class::Meets { .. } if guard.is_some() || self.scopes.len() > 1 => {
+                return Err(Inside::Form);
+            }
+            Class::Meets { .. } => {}
+            Class::Computes | Class::Writes | Class::Reads | Class::Asks => {
                 let is_writing = class != Class::Reads;
                 let of_param = opcodes::is_of_param(opcode);
                 let (mut depth, mut is_first) = (0, is_writing);
@@ -336,12 +379,27 @@ impl<'a> Reader<'a> {
             return Ok(Some(register));
         }
         let is_number = word.starts_with(|c: char| c.is_ascii_digit());
+        // Each launch has a block's variables at the same places.
+        if self.body.shared.iter().any(|shared| shared.name == word) {
+            return Ok(None);
+        }
         let is_name = !word.contains(['%', '.']);
         let special = word.strip_prefix('%').is_some_and(opcodes::is_lasting);
         if is_number || special || matches!(word, "_" | "WARP_SZ") || is_param && is_name {
             return Ok(None);
         }
         Err(Inside::Uses(word.to_owned()))
+    }
+}
+
+/// Whether a barrier is number 0, and for all threads of the block.
+fn is_whole(class: Class, tokens: &[(Token<'_>, Range<usize>)]) -> bool {
+    let operands: Vec<&[_]> = tokens.split(|(token, _)| *token == Token::Mark(b',')).collect();
+    let zero = |operand: &[(Token<'_>, Range<usize>)]| matches!(operand, [(Token::Word("0"), _)]);
+    match (class, &operands[..]) {
+        (Class::Meets { .. }, [number]) => zero(number),
+        (Class::Asks, [_, number, _]) => zero(number),
+        _ => false,
     }
 }
 

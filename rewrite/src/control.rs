@@ -1,5 +1,7 @@
 //! The memory that a twin looks at: a word with the flag, and from [`CLAIMS`] on a bit for each block of the grid. A twin that is
 //! interrupted in its loops has a word for each thread from [`STATES`] on instead, and behind that what the threads save.
+//! One that is interrupted at barriers has a word for each block from [`STATES`] on, and behind that [what is saved of
+//! blocks](AtBarriers).
 //!
 //! Blocks are numbered as threads of a block are: x first, then y, then z. Threads are numbered block by block.
 
@@ -7,9 +9,11 @@
 pub const FLAG: u64 = 0;
 /// Where the claims begin, bytes: block `n` is bit `n % 32` of word `n / 32`.
 pub const CLAIMS: u64 = 16;
-/// Where the states of threads begin, bytes: 0 is a thread that has not begun.
+/// Where it says how many blocks there is place for that are interrupted at barriers: a word of 32 bits.
+pub const SLOTS: u64 = 12;
+/// Where the states of threads or blocks begin, bytes: 0 is one that has not begun.
 pub const STATES: u64 = 16;
-/// The state of a thread that a launch runs, or has run.
+/// The state of a thread or block that a launch runs, or has run.
 pub const RUN: u32 = 1;
 /// The block's number, to `%gpucr_a`; `%gpucr_b` and `%gpucr_c` are used.
 pub(crate) const BLOCK: &str = "	mov.u32 %gpucr_a, %ctaid.z;
@@ -20,7 +24,7 @@ pub(crate) const BLOCK: &str = "	mov.u32 %gpucr_a, %ctaid.z;
 	mov.u32 %gpucr_c, %ctaid.x;
 	mad.lo.u32 %gpucr_a, %gpucr_a, %gpucr_b, %gpucr_c;
 ";
-/// The lowest state of a thread that has been interrupted and is saved.
+/// The lowest state of a thread or block that has been interrupted and is saved.
 pub const FIRST_SAVED: u32 = 2;
 /// A control block with what threads save is not longer than this, bytes.
 pub const MOST_BYTES: u64 = 64 << 20;
@@ -62,9 +66,60 @@ pub fn done_in_loops(control: &[u8], blocks: u64, threads: u64) -> u64 {
     of_blocks.filter(|block| block.chunks_exact(4).all(is_run)).count() as u64
 }
 
+/// The control block of a launch that is interrupted at barriers. Behind the states it has: a word for each block, in which
+/// its first thread tells the others something; a word for each place where a block can be saved, which says whether that is
+/// taken; a word for each thread of these; and what is saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AtBarriers {
+    /// Places for blocks that are saved. Where they are all taken, blocks go on.
+    pub slots: u64,
+    /// All bytes.
+    pub bytes: u64,
+    /// Up to here all is zero in a launch that begins, but for the word at [`SLOTS`].
+    pub zero: u64,
+}
+
+impl AtBarriers {
+    /// For so many blocks of so many threads, which save so many bytes each and for all of them together. No more than
+    /// `wanted` places; `None` if there is room for none.
+    pub fn of(blocks: u64, threads: u64, each: u64, together: u64, wanted: u64) -> Option<Self> {
+        let threads = threads.checked_next_multiple_of(4)?;
+        let area =
+            threads.checked_mul(each)?.checked_add(together.checked_next_multiple_of(16)?)?;
+        let begin = STATES.checked_add(blocks.checked_mul(8)?)?.next_multiple_of(16);
+        let of_slot = threads.checked_mul(4)?.checked_add(area)?.checked_add(4)?;
+        let fit = MOST_BYTES.checked_sub(begin + 16)?.checked_div(of_slot)?;
+        let slots = fit.min(wanted).min(blocks);
+        let zero = begin + (4 * slots).next_multiple_of(16) + 4 * threads * slots;
+        (slots > 0 && threads > 0).then_some(Self { slots, bytes: zero + area * slots, zero })
+    }
+}
+
+/// How many blocks are done, of a launch that is over and was interrupted at barriers, by the bytes of its control block up to
+/// the end of the states.
+pub fn done_at_barriers(control: &[u8], blocks: u64) -> u64 {
+    done_in_loops(control, blocks, 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn places_for_blocks() {
+        // 5 words of states, 5 that are told, and of each place 1 word, 8 words, and 8 * 12 + 48 bytes.
+        let three = AtBarriers::of(5, 7, 12, 40, 3).expect("little");
+        assert_eq!(three, AtBarriers { slots: 3, zero: 64 + 16 + 3 * 32, bytes: 176 + 3 * 144 });
+        assert_eq!(AtBarriers::of(2, 7, 12, 40, 3).map(|two| two.slots), Some(2));
+        let full = AtBarriers::of(1 << 16, 1024, 256, 0, 1 << 16).expect("some");
+        assert!(full.bytes <= MOST_BYTES && full.bytes > MOST_BYTES - (1 << 19), "{full:?}");
+        assert_eq!(AtBarriers::of(MOST_BLOCKS, 32, 4, 0, 3), None);
+        assert_eq!(AtBarriers::of(1, 1024, MOST_BYTES, 0, 3), None);
+        assert_eq!(AtBarriers::of(1, u64::MAX, 4, 0, 3), None);
+        assert_eq!(AtBarriers::of(1, 0, 4, 0, 3), None);
+        let states = [1, 1, 0, 2, 1].map(u32::to_le_bytes).concat();
+        assert_eq!(done_at_barriers(&[&[0; 16][..], &states].concat(), 4), 2);
+    }
 
     #[test]
     fn sizes() {

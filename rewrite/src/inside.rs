@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// Why a kernel's twin can be interrupted between two of its blocks, and not in its loops.
+/// Why a kernel's twin can be interrupted between two of its blocks, and not in its loops, or not at barriers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Inside {
-    /// It has no loops.
+    /// It has no loops, or none with barriers.
     Straight,
     /// It uses something of this name that its threads have together, that they have for themselves outside of registers,
     /// or that may be another one when they go on; or of which that is not known.
@@ -21,7 +21,7 @@ pub enum Inside {
 impl fmt::Display for Inside {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Straight => f.write_str("it has no loops"),
+            Self::Straight => f.write_str("it has no such loops"),
             Self::Uses(name) => write!(f, "it uses {name}"),
             Self::Carry => f.write_str("it keeps the carry flag across a label"),
             Self::Form => f.write_str("its code has a form that is not read"),

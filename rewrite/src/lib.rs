@@ -1,7 +1,7 @@
 //! Twins of kernels: PTX text in, PTX text out.
 //!
 //! A twin computes what its kernel computes, and can be stopped and gone on with later. Its
-//! last parameter is the address of a [control block](control). A kernel has up to two of them.
+//! last parameter is the address of a [control block](control). A kernel has up to three of them.
 //!
 //! One is stopped between two of its blocks: before anything else the first thread of each
 //! block looks there: if the flag is set, or if another launch has claimed this block, all threads of the block end;
@@ -14,7 +14,12 @@
 //! The other is stopped in its loops, if all that its threads do is [their own matter](Inside): each thread looks at the flag
 //! at ends of loops, saves its registers behind the control block's states, and ends. Launched again it goes on from there; a
 //! thread that has come to its end, or that another launch runs, ends at once, and one that has not begun begins.
+//!
+//! The third is stopped at barriers of its blocks, if what its threads do together [is over there](Inside): a block's first
+//! thread looks at the flag, all decide alike at the next barrier, save their registers and the block's shared memory, and
+//! end. Launched again the block goes on behind that barrier.
 
+mod barriers;
 mod body;
 pub mod control;
 mod edits;
@@ -26,11 +31,12 @@ mod live;
 mod loops;
 mod opcodes;
 mod scan;
+mod shared;
 mod twin;
 mod unroll;
 mod writer;
 
 pub use inside::Inside;
 pub use lexer::Syntax;
-pub use twin::{InLoops, Rewritten, Twins, Why, rewrite, rewrite_with};
+pub use twin::{AtBarriers, InLoops, Rewritten, Twins, Why, rewrite, rewrite_with};
 pub use writer::Polls;

@@ -47,18 +47,19 @@ impl Set {
 
 /// Items that are run one after the other.
 #[derive(Debug)]
-struct Block {
-    items: Range<usize>,
-    next: Vec<usize>,
+pub(crate) struct Part {
+    pub(crate) items: Range<usize>,
+    /// The parts that may come next.
+    pub(crate) next: Vec<usize>,
 }
 
-/// The blocks of a body, and which of them begins with which item.
-fn blocks(body: &Body<'_>) -> Result<(Vec<Block>, HashMap<usize, usize>), Inside> {
+/// The parts of a body, and which of them begins with which item. A barrier of the block ends one.
+pub(crate) fn parts(body: &Body<'_>) -> Result<(Vec<Part>, HashMap<usize, usize>), Inside> {
     let mut starts = vec![0];
     for (at, item) in body.items.iter().enumerate() {
         let begins = match &item.what {
             What::Label(_) => at,
-            What::Step(step) if step.flow != Flow::Next => at + 1,
+            What::Step(step) if step.flow != Flow::Next || step.class.meets() => at + 1,
             _ => continue,
         };
         if starts.last() != Some(&begins) {
@@ -66,7 +67,7 @@ fn blocks(body: &Body<'_>) -> Result<(Vec<Block>, HashMap<usize, usize>), Inside
         }
     }
     let of: HashMap<usize, usize> = starts.iter().enumerate().map(|(n, at)| (*at, n)).collect();
-    let mut blocks = Vec::with_capacity(starts.len());
+    let mut parts = Vec::with_capacity(starts.len());
     for (number, start) in starts.iter().enumerate() {
         let items = *start..starts.get(number + 1).copied().unwrap_or(body.items.len());
         let mut next: Vec<usize> = Vec::new();
@@ -79,9 +80,9 @@ fn blocks(body: &Body<'_>) -> Result<(Vec<Block>, HashMap<usize, usize>), Inside
         if falls && number + 1 < starts.len() {
             next.push(number + 1);
         }
-        blocks.push(Block { items, next });
+        parts.push(Part { items, next });
     }
-    Ok((blocks, of))
+    Ok((parts, of))
 }
 
 /// The labels' items to which an instruction may go.
@@ -100,47 +101,45 @@ pub(crate) fn targets(body: &Body<'_>, step: &Step<'_>) -> Result<Vec<usize>, In
     }
 }
 
-fn steps<'b, 'a>(
-    body: &'b Body<'a>,
-    block: &Block,
-) -> impl DoubleEndedIterator<Item = &'b Step<'a>> {
-    body.items[block.items.clone()].iter().filter_map(|item| match &item.what {
+fn steps<'b, 'a>(body: &'b Body<'a>, part: &Part) -> impl DoubleEndedIterator<Item = &'b Step<'a>> {
+    body.items[part.items.clone()].iter().filter_map(|item| match &item.what {
         What::Step(step) => Some(step),
         _ => None,
     })
 }
 
-/// The registers that may be read from some labels' items on before they are written, in the order of the labels. Those of
-/// inner braces are none: no label is in these, and their values are not kept from one passage to the next.
-pub(crate) fn at(body: &Body<'_>, labels: &[usize]) -> Result<Vec<Vec<u32>>, Inside> {
-    let (blocks, of) = blocks(body)?;
+/// The registers that may be read from some items on before they are written, in the order of these, which begin
+/// [parts](parts). Those of inner braces are none: no label or barrier is in these, and their values are not kept from one
+/// passage to the next.
+pub(crate) fn at(body: &Body<'_>, items: &[usize]) -> Result<Vec<Vec<u32>>, Inside> {
+    let (parts, of) = parts(body)?;
     let count = body.registers.len();
-    if blocks.len() * count.div_ceil(64) > MOST_WORDS {
+    if parts.len() * count.div_ceil(64) > MOST_WORDS {
         return Err(Inside::Size);
     }
-    for block in &blocks {
+    for part in &parts {
         let mut has_carry = false;
-        for (sets, reads) in steps(body, block).map(|step| step.carry) {
+        for (sets, reads) in steps(body, part).map(|step| step.carry) {
             if reads && !has_carry {
                 return Err(Inside::Carry);
             }
             has_carry |= sets;
         }
     }
-    let mut before = vec![Vec::new(); blocks.len()];
-    for (number, block) in blocks.iter().enumerate() {
-        block.next.iter().for_each(|next| before[*next].push(number));
+    let mut before = vec![Vec::new(); parts.len()];
+    for (number, part) in parts.iter().enumerate() {
+        part.next.iter().for_each(|next| before[*next].push(number));
     }
-    let mut live: Vec<Set> = vec![Set::new(count); blocks.len()];
-    let mut open: Vec<usize> = (0..blocks.len()).collect();
-    let mut is_open = vec![true; blocks.len()];
+    let mut live: Vec<Set> = vec![Set::new(count); parts.len()];
+    let mut open: Vec<usize> = (0..parts.len()).collect();
+    let mut is_open = vec![true; parts.len()];
     while let Some(number) = open.pop() {
         is_open[number] = false;
         let mut set = Set::new(count);
-        for next in &blocks[number].next {
+        for next in &parts[number].next {
             set.merge(&live[*next]);
         }
-        for step in steps(body, &blocks[number]).rev() {
+        for step in steps(body, &parts[number]).rev() {
             if step.guard.is_none() {
                 step.writes.iter().for_each(|register| set.remove(*register));
             }
@@ -155,11 +154,11 @@ pub(crate) fn at(body: &Body<'_>, labels: &[usize]) -> Result<Vec<Vec<u32>>, Ins
             }
         }
     }
-    let outer = |label: &usize| {
-        let members = live[of[label]].members();
+    let outer = |item: &usize| {
+        let members = live[of[item]].members();
         members.filter(|register| body.registers[*register as usize].is_outer).collect()
     };
-    Ok(labels.iter().map(outer).collect())
+    Ok(items.iter().map(outer).collect())
 }
 
 /// The instructions, as items in their order, by which a thread that begins can compute registers; and the registers that it

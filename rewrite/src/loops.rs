@@ -14,7 +14,7 @@ use crate::control::{BLOCK, FIRST_SAVED, RUN, STATES};
 use crate::inside::Inside;
 use crate::live;
 use crate::unroll::Copies;
-use crate::writer::{Loop, Polls, Writer};
+use crate::writer::{Loop, Polls, Writer, moved};
 
 /// A kernel that has more loops is not interrupted in them.
 const MOST_LOOPS: usize = 128;
@@ -72,7 +72,10 @@ fn loops(body: &Body<'_>) -> Result<Vec<Loop>, Inside> {
 
 /// Where registers go among what a thread saves: the wide ones first, so that each is where its size allows. And how many
 /// bytes that is.
-fn slots<'r>(body: &Body<'_>, live: impl Iterator<Item = &'r u32>) -> (Vec<(u32, u64)>, u64) {
+pub(crate) fn slots<'r>(
+    body: &Body<'_>,
+    live: impl Iterator<Item = &'r u32>,
+) -> (Vec<(u32, u64)>, u64) {
     let size = |register: u32| match body.registers[register as usize].kind {
         Kind::Bytes(8) => 8,
         _ => 4,
@@ -221,28 +224,14 @@ impl<'a> Writer<'_, 'a> {
     /// Saves or loads a register. What threads save of one register is side by side.
     fn slot(&self, register: u32, place: u64, is_loading: bool) -> String {
         let register = &self.body.registers[register as usize];
-        let (name, bytes) = match register.kind {
-            Kind::Predicate => ("%gpucr_b", 4),
-            Kind::Bytes(bytes) => (register.name, bytes),
-        };
-        let (size, bits, behind) = (if bytes == 8 { 8 } else { 4 }, 8 * bytes, 4 + place);
-        let access = match is_loading {
-            true => format!("ld.global.b{bits} {name}, [%gpucr_to+{STATES}]"),
-            false => format!("st.global.b{bits} [%gpucr_to+{STATES}], {name}"),
-        };
-        let [before, after] = match (register.kind, is_loading) {
-            (Kind::Bytes(_), _) => [String::new(), String::new()],
-            (_, false) => {
-                [format!("	selp.u32 %gpucr_b, 1, 0, {};\n", register.name), String::new()]
-            }
-            (_, true) => [String::new(), format!("	setp.ne.u32 {}, %gpucr_b, 0;\n", register.name)],
-        };
+        let at = format!("%gpucr_to+{STATES}");
+        let (size, moved) = moved(register, &at, is_loading);
+        let behind = 4 + place;
         format!(
-            "{before}	mul.wide.u32 %gpucr_to, %gpucr_c, {behind};
+            "	mul.wide.u32 %gpucr_to, %gpucr_c, {behind};
 	add.u64 %gpucr_to, %gpucr_to, %gpucr_at;
 	mad.wide.u32 %gpucr_to, %gpucr_a, {size}, %gpucr_to;
-	{access};
-{after}"
+{moved}"
         )
     }
 }

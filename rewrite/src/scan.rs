@@ -32,6 +32,8 @@ pub(crate) struct Module<'a> {
     pub(crate) variables: HashSet<&'a str>,
     /// It declares variables whose names are not known.
     pub(crate) has_nameless: bool,
+    /// Where it declares variables that each block has for itself, and their names.
+    pub(crate) shared: Vec<(Range<usize>, Vec<&'a str>)>,
     /// Bits of an address, as the text says.
     pub(crate) address_size: Option<&'a str>,
 }
@@ -117,7 +119,7 @@ impl<'a> Scan<'a> {
                 }
                 Token::Mark(b';') if head.depth == 0 => {
                     if !head.is_code() {
-                        self.declared(&head);
+                        self.declared(head, span.end);
                     }
                     return Ok(());
                 }
@@ -139,9 +141,10 @@ impl<'a> Scan<'a> {
         }
     }
 
-    fn declared(&mut self, head: &Head<'a>) {
+    fn declared(&mut self, head: Head<'a>, end: usize) {
         // Each block has its own variables in shared memory, whichever module they are in.
         if head.is_shared && !head.is_lasting {
+            self.module.shared.push((head.start..end, head.names));
             return;
         }
         self.module.variables.extend(&head.names);

@@ -8,9 +8,11 @@ use crate::control::{BLOCK, CLAIMS};
 use crate::edits::edited;
 use crate::inside::Inside;
 use crate::lexer::Syntax;
-use crate::loops::change;
+use crate::loops::Changed;
 use crate::scan::{Kernel, Module, scan};
+use crate::shared::{Shared, declared};
 use crate::writer::Polls;
+use crate::{barriers, loops};
 
 /// What all names begin with that are put into a text.
 const MARK: &str = "gpucr_";
@@ -57,6 +59,8 @@ impl fmt::Display for Why {
 pub struct Twins {
     /// The one that can be interrupted in its loops, or why there is none. The other one has the kernel's name.
     pub in_loops: Result<InLoops, Inside>,
+    /// The one that can be interrupted at barriers, or why there is none. No kernel has both.
+    pub at_barriers: Result<AtBarriers, Inside>,
 }
 
 /// A twin that can be interrupted in its loops.
@@ -66,6 +70,19 @@ pub struct InLoops {
     pub name: String,
     /// What each thread saves, bytes.
     pub saved: u64,
+}
+
+/// A twin that can be interrupted at barriers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AtBarriers {
+    /// Its name.
+    pub name: String,
+    /// What each thread saves, bytes.
+    pub saved: u64,
+    /// What all of a block save together, bytes.
+    pub shared: u64,
+    /// The dynamic shared memory of a launch is saved too, which has to be a multiple of so many bytes.
+    pub dynamic: Option<u64>,
 }
 
 /// A module with twins: those that are interrupted between blocks in the place of kernels, under their names, and others next to
@@ -100,11 +117,12 @@ pub fn rewrite_with(
     let mut kernels = Vec::new();
     for kernel in module.kernels.iter().filter(|kernel| wanted(kernel.name)) {
         let judged = judge(&module, kernel, text).map(|()| {
-            let (in_loops, more) = in_loops(text, kernel, polls);
+            let (in_loops, in_text) = in_loops(text, kernel, polls);
+            let (at_barriers, at_text) = at_barriers(text, &module, kernel);
             edits.push(parameter(kernel));
             edits.push((kernel.body.start..kernel.body.start, prologue()));
-            edits.push((kernel.all.end..kernel.all.end, more));
-            Twins { in_loops }
+            edits.push((kernel.all.end..kernel.all.end, in_text + &at_text));
+            Twins { in_loops, at_barriers }
         });
         kernels.push((kernel.name.to_owned(), judged));
     }
@@ -113,19 +131,62 @@ pub fn rewrite_with(
 
 /// The twin of a kernel that can be interrupted in its loops, and its text; or why there is none.
 fn in_loops(text: &str, kernel: &Kernel<'_>, polls: Polls) -> (Result<InLoops, Inside>, String) {
-    let changed = match change(&text[kernel.body.clone()], PARAMETER, polls) {
-        Ok(changed) => changed,
-        Err(why) => return (Err(why), String::new()),
-    };
-    let name = format!("{MARK}loops_{}", kernel.name);
+    match loops::change(&text[kernel.body.clone()], PARAMETER, polls) {
+        Ok(changed) => {
+            let (name, saved) = (format!("{MARK}loops_{}", kernel.name), changed.saved);
+            let written = written(text, kernel, &name, changed);
+            (Ok(InLoops { name, saved }), written)
+        }
+        Err(why) => (Err(why), String::new()),
+    }
+}
+
+/// The same for the one that can be interrupted at barriers.
+fn at_barriers(
+    text: &str,
+    module: &Module<'_>,
+    kernel: &Kernel<'_>,
+) -> (Result<AtBarriers, Inside>, String) {
+    let body = &text[kernel.body.clone()];
+    let changed = outside(text, module, kernel)
+        .and_then(|outside| barriers::change(body, PARAMETER, &outside));
+    match changed {
+        Ok((changed, memory)) => {
+            let (name, saved) = (format!("{MARK}barriers_{}", kernel.name), changed.saved);
+            let written = written(text, kernel, &name, changed);
+            let (shared, dynamic) = (memory.bytes, memory.more);
+            (Ok(AtBarriers { name, saved, shared, dynamic }), written)
+        }
+        Err(why) => (Err(why), String::new()),
+    }
+}
+
+/// The variables in shared memory that a module declares and the kernel names.
+fn outside<'a>(
+    text: &'a str,
+    module: &Module<'a>,
+    kernel: &Kernel<'a>,
+) -> Result<Vec<Shared<'a>>, Inside> {
+    let mut found = Vec::new();
+    for (at, names) in &module.shared {
+        if names.iter().any(|name| kernel.names.contains(name)) {
+            let all = declared(&text[at.clone()])?;
+            found.extend(all.into_iter().filter(|one| kernel.names.contains(one.name)));
+        }
+    }
+    Ok(found)
+}
+
+/// A kernel's text with another name, the parameter, and changes in its body.
+fn written(text: &str, kernel: &Kernel<'_>, name: &str, changed: Changed) -> String {
     let Range { start, end } = kernel.body;
-    let mut edits = vec![(kernel.named.clone(), name.clone()), parameter(kernel)];
+    let mut edits = vec![(kernel.named.clone(), name.to_owned()), parameter(kernel)];
     edits.push((start..start, changed.begin));
     let inside = changed.edits.into_iter();
     edits.extend(inside.map(|(at, instead)| (start + at.start..start + at.end, instead)));
     edits.push((end..end, changed.end));
     let written = edited(text, kernel.all.clone(), edits);
-    (Ok(InLoops { name, saved: changed.saved }), format!("\n{written}\n"))
+    format!("\n{written}\n")
 }
 
 /// Whether a kernel may have a twin.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::body::{Body, Flow, Step, What};
+use crate::body::{Body, Flow, Kind, Register, Step, What};
 use crate::opcodes::Class;
 
 /// How often threads look at the flag.
@@ -72,4 +72,27 @@ impl<'a> Writer<'_, 'a> {
             _ => unreachable!("a loop begins at a label"),
         }
     }
+}
+
+/// What loads a register from an address or stores it there; and how many bytes it takes. `%gpucr_b` is used.
+pub(crate) fn moved(register: &Register<'_>, at: &str, is_loading: bool) -> (u32, String) {
+    let (name, bytes) = match register.kind {
+        Kind::Predicate => ("%gpucr_b", 4),
+        Kind::Bytes(bytes) => (register.name, bytes),
+    };
+    let bits = 8 * bytes;
+    let access = match is_loading {
+        true => format!("	ld.global.b{bits} {name}, [{at}];\n"),
+        false => format!("	st.global.b{bits} [{at}], {name};\n"),
+    };
+    let moved = match (register.kind, is_loading) {
+        (Kind::Bytes(_), _) => access,
+        (Kind::Predicate, false) => {
+            format!("	selp.u32 %gpucr_b, 1, 0, {};\n{access}", register.name)
+        }
+        (Kind::Predicate, true) => {
+            format!("{access}	setp.ne.u32 {}, %gpucr_b, 0;\n", register.name)
+        }
+    };
+    (if bytes == 8 { 8 } else { 4 }, moved)
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use gpucr_rewrite::hostile::{LOOKS, haunted};
 use gpucr_rewrite::{InLoops, Inside, Polls, Twins, control, rewrite, rewrite_with};
-use support::{Memory, Random, kernel, launch, module};
+use support::{Memory, Random, kernel, launch, module, texts};
 
 /// Each thread looks at the end of each loop of some instructions.
 const OFTEN: Polls = Polls { every: 1, least: 12 };
@@ -346,29 +346,6 @@ fn who_is_not_interrupted_in_loops() {
     assert_eq!(of("", "@%p0 bra NOWHERE;"), Err(Inside::Form));
     let shared = format!(".shared .u32 x; {}", kernel("NEXT: mov.u32 %r1, x; @%p0 bra NEXT; ret;"));
     assert_eq!(why(&shared), uses("x"));
-}
-
-/// Texts that compilers have made, and those of the workloads.
-fn texts() -> Vec<(String, String)> {
-    let folders = [
-        "softcuda/tests/programs",
-        "softcuda/tests/triton",
-        "softcuda/benches",
-        "tests/workloads/kernels",
-    ];
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let mut texts = Vec::new();
-    for folder in folders {
-        for entry in std::fs::read_dir(root.join(folder)).expect("a folder") {
-            let path = entry.expect("a file").path();
-            if path.extension().is_some_and(|extension| extension == "ptx") {
-                let text = std::fs::read_to_string(&path).expect("text");
-                texts
-                    .push((path.file_name().expect("a name").to_string_lossy().into_owned(), text));
-            }
-        }
-    }
-    texts
 }
 
 #[test]

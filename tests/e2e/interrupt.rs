@@ -10,6 +10,8 @@ use serde_json::Value;
 const NAME: &str = "long-blocks";
 /// A kernel of few blocks that loop.
 const LOOPS: &str = "long-loops";
+/// A kernel of few blocks whose threads meet again and again.
+const BARRIERS: &str = "long-barriers";
 
 /// Starts the workload so that its kernel can be interrupted, and waits until that is launched.
 fn start(lab: &Lab, args: &[&str]) -> Result<Program> {
@@ -23,13 +25,27 @@ fn start_with(
     environment: &[(&str, &str)],
 ) -> Result<Program> {
     let mut command = lab.gpucr();
-    let level = if name == LOOPS { "loop" } else { "block" };
+    let level = match name {
+        LOOPS => "loop",
+        BARRIERS => "barrier",
+        _ => "block",
+    };
     command.args(["run", "--device", "soft", "--interruptible", "no_such,long_*"]);
     command.args(["--interrupt-level", level, "--"]);
     command.arg(gpucr_tests::binary("workload")).arg(name).args(args);
     command.envs(environment.iter().copied());
     let mut program = lab.spawn(command, "log")?;
     program.wait_for("launched 1")?;
+    Ok(program)
+}
+
+/// Starts the workload so that kernels can be interrupted that take long, and waits until one has.
+fn start_auto(lab: &Lab, args: &[&str]) -> Result<Program> {
+    let mut command = lab.gpucr();
+    command.args(["run", "--device", "soft", "--interruptible=auto", "--"]);
+    command.arg(gpucr_tests::binary("workload")).arg(NAME).args(args);
+    let mut program = lab.spawn(command, "log")?;
+    program.wait_for("launched 2")?;
     Ok(program)
 }
 
@@ -122,21 +138,51 @@ fn a_kernel_is_dumped_and_restored_twice_before_it_ends() -> Result<()> {
     })
 }
 
+#[test]
+fn a_kernel_that_took_long_is_interrupted_the_next_time() -> Result<()> {
+    let expected = undisturbed(NAME, &STEPS)?;
+    sometime(|| {
+        let (lab, pace) = (Lab::new(), paced()?);
+        let program = start_auto(&lab, &[&STEPS[..], &["--pace", pace.file()]].concat())?;
+        let report = dump(&lab, &program, "image", &[])?;
+        let was_interrupted = done(&report, &program)?.is_some();
+        pace.allow_all()?;
+        let program = lab.restore(&lab.path("image"), program)?;
+        ends_well(program, &expected)?;
+        Ok(was_interrupted)
+    })
+}
+
 /// Its few blocks have all begun, and none of them is waited for.
 #[test]
 fn a_kernel_is_dumped_and_restored_twice_in_its_loops() -> Result<()> {
+    is_dumped_inside_of_its_blocks(LOOPS, "long_loops", "loop", "in loops")
+}
+
+/// The same of blocks that have shared memory.
+#[test]
+fn a_kernel_is_dumped_and_restored_twice_at_barriers() -> Result<()> {
+    is_dumped_inside_of_its_blocks(BARRIERS, "long_barriers", "barrier", "at barriers")
+}
+
+fn is_dumped_inside_of_its_blocks(
+    workload: &str,
+    kernel: &str,
+    level: &str,
+    place: &str,
+) -> Result<()> {
     let args = ["--size", "medium"];
-    let expected = undisturbed(LOOPS, &args)?;
+    let expected = undisturbed(workload, &args)?;
     sometime(|| {
         let lab = Lab::new();
-        let mut program = start_with(&lab, LOOPS, &args, &[])?;
+        let mut program = start_with(&lab, workload, &args, &[])?;
         for image in ["first", "second"] {
             let report = dump(&lab, &program, image, &[])?;
             let Some(one) = interrupted(&report)? else { return Ok(false) };
-            ensure!(one["kernel"] == "long_loops" && one["level"] == "loop", "{one}");
+            ensure!(one["kernel"] == kernel && one["level"] == level, "{one}");
             ensure!(one["done"] == 0 && one["blocks"].as_u64() > Some(0), "{one}");
             let said = String::from_utf8(lab.run(["inspect", image])?.stdout)?;
-            ensure!(said.contains("interrupted in loops: kernel long_loops"), "{said}");
+            ensure!(said.contains(&format!("interrupted {place}: kernel {kernel}")), "{said}");
             program = lab.restore(&lab.path(image), program)?;
         }
         ends_well(program, &expected)?;

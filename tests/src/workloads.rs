@@ -34,8 +34,8 @@ pub const MULTICAST: [&str; 1] = ["multicast"];
 /// and `e2e/extract.rs` have them.
 pub const HOST: [&str; 3] = ["host-memory", "host-memory-alone", "addresses"];
 
-/// The workload whose kernel is interrupted; `e2e/interrupt.rs` has it.
-pub const INTERRUPTED: [&str; 2] = ["long-blocks", "long-loops"];
+/// Workloads whose kernels are interrupted; `e2e/interrupt.rs` has it.
+pub const INTERRUPTED: [&str; 3] = ["long-blocks", "long-barriers", "long-loops"];
 
 /// Makes a test of each workload, in a module `workload`, by a function that takes its name, and one that
 /// fails if a workload is missing here. The adversaries, the generated programs, the large one, the groups, and those that are

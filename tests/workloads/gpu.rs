@@ -500,6 +500,16 @@ impl Shape {
         Self { blocks: (blocks, 1), threads: (threads, 1), shared: 0 }
     }
 
+    /// The same with so much dynamic shared memory for each block, bytes.
+    pub(crate) fn sharing(self, shared: u32) -> Self {
+        Self { shared, ..self }
+    }
+
+    /// Threads of all blocks.
+    pub(crate) fn all_threads(&self) -> u32 {
+        self.blocks.0 * self.blocks.1 * self.threads.0 * self.threads.1
+    }
+
     /// One block of `threads`.
     pub(crate) const fn row(threads: u32) -> Self {
         Self { blocks: (1, 1), threads: (threads, 1), shared: 0 }

@@ -62,7 +62,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 48] = [
+const WORKLOADS: [(&str, Workload); 49] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -109,6 +109,7 @@ const WORKLOADS: [(&str, Workload); 48] = [
     ("devices", devices::run),
     ("multicast", multicast::run),
     ("long-blocks", long_blocks::run),
+    ("long-barriers", long_blocks::run_barriers),
     ("long-loops", long_blocks::run_loops),
     ("random", random::run),
 ];

@@ -35,13 +35,20 @@ pub const PROTOCOL_VERSION: u32 = 8;
 /// Environment variable that names the real driver library which the shim loads, an absolute path.
 pub const ENV_DRIVER: &str = "GPUCR_DRIVER";
 
-/// Environment variable with the kernels that may be interrupted: names with `*` and `?`, separated by commas.
+/// Environment variable with the kernels that may be interrupted: names with `*` and `?`, or [`AUTO`], separated by commas.
 pub const ENV_INTERRUPTIBLE: &str = "GPUCR_INTERRUPTIBLE";
 
-/// Environment variable that says where these are interrupted: [`IN_LOOPS`], or else between two of their blocks.
+/// In place of a name: kernels that take long.
+pub const AUTO: &str = "auto";
+
+/// Environment variable that says where these are interrupted: [`AT_BARRIERS`], [`IN_LOOPS`], or else between two of their
+/// blocks.
 pub const ENV_INTERRUPT_LEVEL: &str = "GPUCR_INTERRUPT_LEVEL";
 
-/// They are interrupted in their loops, where that is possible.
+/// They are interrupted at barriers of their blocks, where that is possible.
+pub const AT_BARRIERS: &str = "barrier";
+
+/// They are interrupted in their loops or at barriers, where that is possible.
 pub const IN_LOOPS: &str = "loop";
 
 /// What the names of agents' sockets begin with.

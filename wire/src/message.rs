@@ -64,6 +64,25 @@ wire_struct! {
     }
 }
 
+wire_enum! {
+    /// Where a launch was interrupted.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Place {
+        /// Between blocks: those that have begun are done.
+        0 => Between {},
+        /// In loops of its threads: blocks that have begun may be among those that are not done.
+        1 => Loops {},
+        /// At barriers of its blocks, likewise.
+        2 => Barriers {},
+    }
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self::Between {}
+    }
+}
+
 wire_struct! {
     /// A launch that was interrupted.
     #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -74,8 +93,8 @@ wire_struct! {
         pub done: u64,
         /// Blocks of the grid.
         pub blocks: u64,
-        /// Its threads were interrupted in their loops: blocks that have begun may be among those that are not done.
-        pub in_loops: bool,
+        /// Where.
+        pub place: Place,
     }
 }
 
@@ -546,7 +565,7 @@ mod tests {
                     kernel: "k".into(),
                     done: 8,
                     blocks: 1320,
-                    in_loops: true,
+                    place: Place::Barriers {},
                 }],
             },
             Reply::Met { met: true },

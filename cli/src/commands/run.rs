@@ -18,7 +18,7 @@ use std::process::Command;
 
 use clap::ValueEnum;
 use gpucr_core::{Error, library};
-use gpucr_wire::{ENV_DRIVER, ENV_INTERRUPT_LEVEL, ENV_INTERRUPTIBLE, IN_LOOPS};
+use gpucr_wire::{AT_BARRIERS, ENV_DRIVER, ENV_INTERRUPT_LEVEL, ENV_INTERRUPTIBLE, IN_LOOPS};
 
 use self::args::SupervisionArgs;
 use self::life::cannot_run;
@@ -60,7 +60,8 @@ pub(crate) struct RunArgs {
     /// This is the first process of that namespace
     #[arg(long, hide = true)]
     pub(crate) inside: bool,
-    /// Kernels that a dump may interrupt, by name, with `*` and `?`; they go on from there.
+    /// Kernels that a dump may interrupt, by name, with `*` and `?`; they go on from there. `auto`: those of which a launch
+    /// took 20 ms.
     /// For kernels that take long: what the program queues behind one waits up to a second for its end
     #[arg(long, value_name = "KERNELS", value_delimiter = ',')]
     pub(crate) interruptible: Vec<String>,
@@ -79,8 +80,10 @@ pub(crate) struct RunArgs {
 pub(crate) enum LevelArg {
     /// Between two of their blocks, which costs next to nothing
     Block,
-    /// In their loops where their threads have nothing to do with each other, and between blocks otherwise. For kernels of
-    /// few blocks that take long; short loops get slower by half
+    /// At barriers in loops, where blocks have shared memory or barriers, and between blocks otherwise. For kernels of few
+    /// blocks that take long
+    Barrier,
+    /// In loops too where threads have nothing to do with each other. Short ones get slower by half
     Loop,
 }
 
@@ -122,8 +125,10 @@ pub(crate) fn run(args: &RunArgs) -> Outcome {
     }
     if !args.interruptible.is_empty() {
         command.env(ENV_INTERRUPTIBLE, args.interruptible.join(","));
-        if args.interrupt_level == LevelArg::Loop {
-            command.env(ENV_INTERRUPT_LEVEL, IN_LOOPS);
+        match args.interrupt_level {
+            LevelArg::Block => {}
+            LevelArg::Barrier => drop(command.env(ENV_INTERRUPT_LEVEL, AT_BARRIERS)),
+            LevelArg::Loop => drop(command.env(ENV_INTERRUPT_LEVEL, IN_LOOPS)),
         }
     }
     command.args(&args.command[1..]).env("LD_LIBRARY_PATH", path).env(ENV_DRIVER, driver);

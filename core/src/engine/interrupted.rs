@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use gpucr_wire::message::Interrupted as Told;
+use gpucr_wire::message::{Interrupted as Told, Place};
 use serde::{Deserialize, Serialize};
 
 use crate::image::{Manifest, Section};
@@ -22,7 +22,7 @@ pub struct Interrupted {
     pub pid: u32,
     /// The kernel's name in its module, mangled.
     pub kernel: String,
-    /// Where: `block`, between two blocks of its grid, or `loop`, in loops of its threads.
+    /// Where: `block`, between two blocks of its grid, `loop`, in loops of its threads, or `barrier`, at barriers of its blocks.
     pub level: Level,
     /// Blocks of the grid that are done.
     pub done: u64,
@@ -38,6 +38,8 @@ pub enum Level {
     Block,
     /// In loops of their threads.
     Loop,
+    /// At barriers of their blocks.
+    Barrier,
 }
 
 impl Level {
@@ -46,6 +48,7 @@ impl Level {
         match self {
             Self::Block => "between blocks",
             Self::Loop => "in loops",
+            Self::Barrier => "at barriers",
         }
     }
 }
@@ -53,8 +56,12 @@ impl Level {
 impl Interrupted {
     /// What an agent has told of a launch of its process.
     pub(crate) fn new(pid: u32, told: Told) -> Self {
-        let Told { mut kernel, done, blocks, in_loops } = told;
-        let level = if in_loops { Level::Loop } else { Level::Block };
+        let Told { mut kernel, done, blocks, place } = told;
+        let level = match place {
+            Place::Between {} => Level::Block,
+            Place::Loops {} => Level::Loop,
+            Place::Barriers {} => Level::Barrier,
+        };
         let ends = (0..=LONGEST_NAME.min(kernel.len())).rev();
         kernel.truncate({ ends }.find(|end| kernel.is_char_boundary(*end)).unwrap_or(0));
         Self { pid, kernel, level, done, blocks }
@@ -96,17 +103,23 @@ mod tests {
         let mut manifest = manifest();
         let pid = manifest.processes[0].pid;
         let of = |pid, name: &str, done| {
-            let in_loops = done == 3;
-            Interrupted::new(pid, Told { kernel: name.into(), done, blocks: 1320, in_loops })
+            let place = match done {
+                3 => Place::Loops {},
+                4 => Place::Barriers {},
+                _ => Place::Between {},
+            };
+            Interrupted::new(pid, Told { kernel: name.into(), done, blocks: 1320, place })
         };
         assert!(read(&manifest).is_empty() && section(&[]).is_none());
         let good = of(pid, &"ä".repeat(LONGEST_NAME), 812);
         assert_eq!(good.kernel.len(), LONGEST_NAME);
-        let other = of(pid, "k", 3);
-        assert_eq!((good.level, other.level), (Level::Block, Level::Loop));
-        let said = [good.clone(), other, of(pid + 1, "k", 3), of(pid, "k", 1321)];
+        let others = [of(pid, "k", 3), of(pid, "k", 4)];
+        let levels = [good.level, others[0].level, others[1].level];
+        assert_eq!(levels, [Level::Block, Level::Loop, Level::Barrier]);
+        let [other, third] = others;
+        let said = [good.clone(), other, third, of(pid + 1, "k", 3), of(pid, "k", 1321)];
         manifest.sections.extend(section(&said));
-        assert_eq!(read(&manifest), said[..2]);
+        assert_eq!(read(&manifest), said[..3]);
         manifest.sections[0] = section(&vec![good; MOST + 1]).unwrap();
         assert_eq!(read(&manifest).len(), MOST);
         manifest.sections[0].data = vec![255; 40];

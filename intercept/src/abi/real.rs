@@ -146,6 +146,7 @@ real_functions! {
     fn cuEventRecord(event: u64, stream: u64);
     fn cuEventRecord_ptsz(event: u64, stream: u64);
     fn cuEventQuery(event: u64);
+    fn cuEventElapsedTime(out: *mut f32, begin: u64, end: u64);
     fn cuEventDestroy_v2(event: u64);
     fn cuStreamWriteValue32_v2(stream: u64, address: u64, value: u32, flags: u32);
     fn cuStreamWaitValue32_v2(stream: u64, address: u64, value: u32, flags: u32);

@@ -10,6 +10,9 @@ pub(crate) fn module(rest: &str) -> String {
     format!(".version 8.0\n.target sm_80\n.address_size 64\n{rest}\n")
 }
 
+/// Dynamic shared memory of launches, bytes.
+pub(crate) const DYNAMIC: u64 = 256;
+
 /// Memory of a test: words, each of which may be touched.
 pub(crate) struct Memory(pub(crate) Vec<AtomicU32>);
 
@@ -62,7 +65,7 @@ pub(crate) fn launch(
     for (param, value) in entry.params.iter().zip(params) {
         bytes[param.offset..][..param.size].copy_from_slice(&value.to_le_bytes()[..param.size]);
     }
-    let launch = Launch { dynamic_shared: 256, ..Launch::plain(grid, block, &bytes) };
+    let launch = Launch { dynamic_shared: DYNAMIC as u32, ..Launch::plain(grid, block, &bytes) };
     run(&module, entry, &launch, &Space(memories)).expect("no trap");
 }
 
@@ -100,4 +103,27 @@ pub(crate) const PLACE: &str = "
 /// A module of the kernel `k`, which begins with [`PLACE`].
 pub(crate) fn kernel(body: &str) -> String {
     module(&format!(".visible .entry k(\n\t.param .u64 words\n)\n{{{PLACE}{body}\n}}"))
+}
+
+/// Texts that compilers have made, and those of the workloads.
+pub(crate) fn texts() -> Vec<(String, String)> {
+    let folders = [
+        "softcuda/tests/programs",
+        "softcuda/tests/triton",
+        "softcuda/benches",
+        "tests/workloads/kernels",
+    ];
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut texts = Vec::new();
+    for folder in folders {
+        for entry in std::fs::read_dir(root.join(folder)).expect("a folder") {
+            let path = entry.expect("a file").path();
+            if path.extension().is_some_and(|extension| extension == "ptx") {
+                let text = std::fs::read_to_string(&path).expect("text");
+                texts
+                    .push((path.file_name().expect("a name").to_string_lossy().into_owned(), text));
+            }
+        }
+    }
+    texts
 }

@@ -99,16 +99,27 @@ fn twins_give_what_their_kernels_give() {
     assert!(twins > jobs.len() / 2, "{twins} launches of {} jobs", jobs.len());
 }
 
-/// Kernels whose threads are interrupted in loops and go on give the same bits.
-#[test]
-fn twins_that_are_interrupted_in_loops_give_what_their_kernels_give() {
+/// Kernels that are interrupted inside of their blocks and go on give the same bits; how many launches were interrupted.
+fn interrupted_inside(level: Level) -> usize {
     let mut twins = 0;
     check(&jobs::all(), |driver, job| {
-        let (result, interrupted) = driver.run_in_parts(job, Level::Loops)?;
+        let (result, interrupted) = driver.run_in_parts(job, level)?;
         twins += interrupted;
         compare(job.kind, job::Precision::Exact, &result, &driver.run(job)?)
     });
+    twins
+}
+
+#[test]
+fn twins_that_are_interrupted_in_loops_give_what_their_kernels_give() {
+    let twins = interrupted_inside(Level::Loops);
     assert!(twins > 5, "{twins} launches were interrupted");
+}
+
+#[test]
+fn twins_that_are_interrupted_at_barriers_give_what_their_kernels_give() {
+    let twins = interrupted_inside(Level::Barriers);
+    assert!(twins > 1, "{twins} launches were interrupted");
 }
 
 /// Against every file of golden data. What the GPU's driver refused has nothing to compare with,

@@ -1,14 +1,14 @@
 //! Jobs whose kernels are run in parts, as if they had been interrupted again and again.
 
 use gpucr_rewrite::hostile::{LOOKS, haunted};
-use gpucr_rewrite::{InLoops, Polls, control, rewrite_with};
+use gpucr_rewrite::{AtBarriers, InLoops, Polls, control, rewrite_with};
 
 use super::job::{Job, Launch};
 use super::table::Random;
 
 /// In so many parts is a launch made that is interrupted between two of its blocks.
 const PARTS: u64 = 3;
-/// After so many launches one that is interrupted in loops is left alone.
+/// After so many launches one that is interrupted in loops or at barriers is left alone.
 const MOST_LAUNCHES: u32 = 40;
 /// As many as there are.
 const NEVER: u32 = u32::MAX;
@@ -18,13 +18,14 @@ const NEVER: u32 = u32::MAX;
 pub(crate) enum Level {
     Blocks,
     Loops,
+    Barriers,
 }
 
 /// A job with twins in the place of its kernels, as far as they can have one.
 pub(crate) struct Twins {
     pub(crate) ptx: String,
-    /// With what threads save, for those that are interrupted in loops.
-    kernels: Vec<(String, Option<InLoops>)>,
+    /// With those that are interrupted in loops, or at barriers.
+    kernels: Vec<(String, Option<InLoops>, Option<AtBarriers>)>,
     pub(crate) level: Level,
 }
 
@@ -41,8 +42,8 @@ pub(crate) struct Parts {
 enum Left {
     /// Launches with these.
     Blocks(Vec<Vec<u8>>),
-    /// Launches, until all threads have come to their ends.
-    Loops { threads: u64, every: u32, launches: u32 },
+    /// Launches, until all threads or blocks have come to their ends.
+    Inside { level: Level, all: u64, every: u32, launches: u32 },
 }
 
 impl Twins {
@@ -51,14 +52,18 @@ impl Twins {
         let polls = Polls { every: 1, least: 12 };
         let rewritten = rewrite_with(&job.ptx, |_| true, polls).expect("PTX");
         let kernels = rewritten.kernels.into_iter();
-        let kernels = kernels.filter_map(|(name, judged)| Some((name, judged.ok()?.in_loops.ok())));
+        let kernels = kernels.filter_map(|(name, judged)| {
+            let twins = judged.ok()?;
+            Some((name, twins.in_loops.ok(), twins.at_barriers.ok()))
+        });
         Twins { ptx: haunted(&rewritten.text), kernels: kernels.collect(), level }
     }
 
     /// How a launch is made; `None`: its kernel has no such twin.
     pub(crate) fn parts(&self, launch: &Launch, random: &mut Random) -> Option<Parts> {
-        let (name, in_loops) = self.kernels.iter().find(|(name, _)| name == launch.kernel)?;
-        let (grid, block, _) = launch.shape;
+        let known = self.kernels.iter().find(|(name, ..)| name == launch.kernel);
+        let (name, in_loops, at_barriers) = known?;
+        let (grid, block, dynamic) = launch.shape;
         let blocks = control::blocks([grid, 1, 1]).expect("not too many");
         if let (Level::Loops, Some(in_loops)) = (self.level, in_loops) {
             let threads = blocks * u64::from(block);
@@ -66,8 +71,21 @@ impl Twins {
             let every = 1 + (random.next() >> 32) as u32 % 97;
             let mut control = vec![0; bytes as usize];
             set_every(&mut control, every);
-            let left = Left::Loops { threads, every, launches: 1 };
+            let left = Left::Inside { level: self.level, all: threads, every, launches: 1 };
             return Some(Parts { name: in_loops.name.clone(), control, left });
+        }
+        if let (Level::Barriers, Some(twin)) = (self.level, at_barriers) {
+            let dynamic = twin.dynamic.map_or(0, |_| u64::from(dynamic).next_multiple_of(16));
+            let (threads, together) = (u64::from(block), twin.shared + dynamic);
+            let layout = control::AtBarriers::of(blocks, threads, twin.saved, together, 8);
+            let layout = layout.expect("not too large");
+            let every = 1 + (random.next() >> 32) as u32 % 23;
+            let mut control = vec![0; layout.bytes as usize];
+            control[control::SLOTS as usize..][..4]
+                .copy_from_slice(&(layout.slots as u32).to_le_bytes());
+            set_every(&mut control, every);
+            let left = Left::Inside { level: self.level, all: blocks, every, launches: 1 };
+            return Some(Parts { name: twin.name.clone(), control, left });
         }
         let parts: Vec<u64> = (0..blocks).map(|_| (random.next() >> 32) % PARTS).collect();
         let control = |part: u64| {
@@ -88,8 +106,9 @@ impl Parts {
     pub(crate) fn go_on(&mut self, after: Vec<u8>) -> bool {
         match &mut self.left {
             Left::Blocks(left) => left.pop().map(|control| self.control = control).is_some(),
-            Left::Loops { threads, every, launches } => {
-                if control::done_in_loops(&after, *threads, 1) == *threads {
+            Left::Inside { all, every, launches, .. } => {
+                // Of states of threads and of blocks alike.
+                if control::done_in_loops(&after, *all, 1) == *all {
                     return false;
                 }
                 *launches += 1;
@@ -108,7 +127,7 @@ impl Parts {
     pub(crate) fn is_at(&self, level: Level) -> bool {
         match self.left {
             Left::Blocks(_) => level == Level::Blocks,
-            Left::Loops { launches, .. } => level == Level::Loops && launches > 1,
+            Left::Inside { level: own, launches, .. } => level == own && launches > 1,
         }
     }
 }

@@ -219,9 +219,10 @@ fn twins(image: &[u8], capability: u32) -> Result<HashMap<String, Result<Level, 
     let text = gpucr_fatbin::what_runs(image, capability, MOST_TEXT);
     let text = text.map_err(|why| why.to_string())?;
     let rewritten = gpucr_rewrite::rewrite(&text, |_| true).map_err(|error| error.to_string())?;
-    let level = |twins: gpucr_rewrite::Twins| match twins.in_loops {
-        Ok(_) => Level::Loop,
-        Err(_) => Level::Block,
+    let level = |twins: gpucr_rewrite::Twins| match (twins.in_loops, twins.at_barriers) {
+        (Ok(_), _) => Level::Loop,
+        (_, Ok(_)) => Level::Barrier,
+        _ => Level::Block,
     };
     let judged = rewritten.kernels.into_iter();
     Ok(judged

@@ -76,7 +76,7 @@ pub struct Row {
     /// The same of each class of its launches: those whose arguments point to each other's allocations in the same way.
     pub repeated: Vec<Repeated>,
     /// Where `gpucr run --interruptible` can interrupt it: `block`, between two of its blocks, or `loop`, in loops of its
-    /// threads, if a launch has not too many of them. None where it cannot, and for operations.
+    /// threads, if a launch has not too many of them, or `barrier`, at barriers of its blocks. None where it cannot, and for operations.
     pub interruptible: Option<Level>,
     /// Why a kernel cannot be interrupted.
     pub interruptible_reason: Option<String>,

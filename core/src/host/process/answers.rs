@@ -122,6 +122,7 @@ mod tests {
     use super::*;
     use gpucr_wire::BlockKind;
     use gpucr_wire::access::{Allocation, KernelUse, Touched};
+    use gpucr_wire::message::Place;
 
     #[test]
     fn what_no_program_holds_is_not_believed() {
@@ -145,7 +146,8 @@ mod tests {
     #[test]
     fn launches_are_not_more_than_done() {
         let is = |done, blocks| {
-            interrupted(&[Interrupted { kernel: "k".into(), done, blocks, in_loops: true }]).is_ok()
+            let place = Place::Loops {};
+            interrupted(&[Interrupted { kernel: "k".into(), done, blocks, place }]).is_ok()
         };
         assert!(is(0, 1) && is(812, 1320) && is(7, 7));
         assert!(!is(0, 0) && !is(8, 7) && !is(1, u64::MAX));

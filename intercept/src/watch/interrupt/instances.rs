@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::layout::{Layout, Shape};
+use super::lengths::Length;
 use super::twins::{self, Entry, Relaxed, Twin};
 use crate::abi::real;
 use crate::abi::types::{Code, ERROR_NOT_READY, SUCCESS};
@@ -23,7 +25,7 @@ use crate::state::gate;
 use crate::watch::own;
 
 /// For how long a call waits for an instance.
-const HOLD: Duration = Duration::from_secs(1);
+pub(super) const HOLD: Duration = Duration::from_secs(1);
 /// The pauses between looks: they grow with the time that has passed, up to this.
 const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 /// For how long it is looked all the time.
@@ -33,15 +35,7 @@ pub(super) const LEGACY: u64 = 1;
 /// The default streams.
 const DEFAULT: std::ops::RangeInclusive<u64> = 0..=2;
 
-/// How large a launch is.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
-    pub(super) blocks: u64,
-    /// Of a block.
-    pub(super) threads: u64,
-}
-
-/// Memory of the device that tells a twin which blocks to run, or which threads and from where.
+/// Memory of the device that tells a twin which blocks or threads to run, and from where.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Control {
     pub(super) address: u64,
@@ -62,8 +56,8 @@ pub(super) struct Instance {
     pub(super) twin: Arc<Twin>,
     /// The one of its twins that is launched.
     pub(super) entry: Entry,
-    /// Whether that is interrupted in its loops.
-    pub(super) in_loops: bool,
+    /// What its control block has.
+    pub(super) layout: Layout,
     pub(super) form: Form,
     /// All parameters, the control block's address among them.
     pub(super) arguments: Arc<[u8]>,
@@ -72,6 +66,10 @@ pub(super) struct Instance {
     /// Recorded behind the launch.
     pub(super) event: u64,
     pub(super) state: State,
+    /// If it depends on that whether the kernel may be interrupted.
+    pub(super) length: Option<Arc<Length>>,
+    /// When it was launched.
+    pub(super) since: Instant,
 }
 
 /// Where an instance stands.
@@ -153,8 +151,13 @@ impl Table {
     /// Takes out what is over.
     pub(super) fn settle(&mut self) {
         let over = |one: &&Instance| one.state == State::Running && is_over(one.event);
-        let over: Vec<u64> = self.instances.iter().filter(over).map(|one| one.number).collect();
-        over.into_iter().for_each(|number| self.end(number));
+        let over: Vec<Instance> = self.instances.iter().filter(over).cloned().collect();
+        for one in over {
+            if let Some(length) = &one.length {
+                length.observed(one.since.elapsed());
+            }
+            self.end(one.number);
+        }
     }
 }
 

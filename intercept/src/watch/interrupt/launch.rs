@@ -1,12 +1,15 @@
 //! Launches that are made with a twin.
 
 use std::ffi::c_void;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use gpucr_rewrite::control;
 
-use super::instances::{Control, Instance, LEGACY, Launching, Shape, State, with};
-use super::twins::{self, Entry, Relaxed, Twin};
+use super::instances::{Control, HOLD, Instance, LEGACY, Launching, State, with};
+use super::layout::{Layout, Shape};
+use super::lengths::{self, Length, Next};
+use super::twins::{self, Entry, Found, Inside, Relaxed, Twin};
 use crate::abi::real::{self, check};
 use crate::abi::types::{
     Code, ERROR_NOT_SUPPORTED, EXTRA_BUFFER, EXTRA_SIZE, STREAM_PER_THREAD, SUCCESS,
@@ -18,6 +21,10 @@ use crate::state::{gate, memory};
 
 /// For how long a launch waits until others have left the gate.
 const ALONE: Duration = Duration::from_millis(1);
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`
+const MULTIPROCESSORS: u32 = 16;
+/// `CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR`
+const THREADS_OF_MULTIPROCESSOR: u32 = 39;
 /// `CU_STREAM_NON_BLOCKING`
 const NON_BLOCKING: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`
@@ -25,12 +32,12 @@ const DISABLE_TIMING: u32 = 2;
 
 /// A launch of one kernel in one stream.
 #[derive(Default)]
-struct Found {
+struct Called {
     stream: u64,
     launch: Option<Launch>,
 }
 
-impl Effects for Found {
+impl Effects for Called {
     fn stream(&mut self, stream: u64) {
         self.stream = stream;
     }
@@ -50,23 +57,27 @@ impl Effects for Found {
 /// caller is inside the gate, and has waited for what comes before.
 #[inline(never)]
 pub(crate) fn launch(decoder: Decoder, arguments: &[usize], per_thread: bool) -> Option<Code> {
-    let mut found = Found::default();
-    decoder(arguments, &mut found);
-    let stream = match found.stream {
+    let mut called = Called::default();
+    decoder(arguments, &mut called);
+    let stream = match called.stream {
         0 if per_thread => STREAM_PER_THREAD,
         0 => LEGACY,
         stream => stream,
     };
-    with_twin(&found.launch?, stream)
+    with_twin(&called.launch?, stream)
 }
 
 fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
     let form = launch.form.filter(|_| launch.is_listed())?;
     let (context, device) = real::current_context().ok()?;
-    let twin = twins::of(context, launch.handle)?;
-    let name = &twin.kernel.name;
+    let found = twins::of(context, launch.handle);
+    let kernel = match &found {
+        Found { length: Some(length), .. } => &length.kernel,
+        Found { twin: Some(twin), .. } => &twin.kernel,
+        _ => return None,
+    };
     let no = |why: &str| {
-        twins::note(name, why);
+        twins::note(&kernel.name, why);
         None
     };
     if stream == STREAM_PER_THREAD {
@@ -75,6 +86,19 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
     if gate::capturing() {
         return no("a stream was being captured");
     }
+    let twin = match (&found.length, &found.twin) {
+        (None, twin) => twin.clone()?,
+        (Some(length), twin) => match (length.next(), twin) {
+            (Next::Plain, _) => return None,
+            (Next::Measure, _) => {
+                let arguments = launch.packed(kernel)?;
+                let enqueue = || enqueue(launch.handle, form, stream, &arguments);
+                return length.measure(context, stream, enqueue);
+            }
+            (Next::Long, Some(twin)) => twin.clone(),
+            (Next::Long, None) => first_twin(context, launch.handle, stream, length)?,
+        },
+    };
     let [gx, gy, gz, bx, by, bz] = form.shape;
     let blocks = control::blocks([gx, gy, gz])?;
     let threads: u64 = [bx, by, bz].iter().map(|size| u64::from(*size)).product();
@@ -86,8 +110,10 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
     };
     let _relaxed = Relaxed::now();
     let admits = |entry: &Entry| entry.admits(launch.handle, threads, form.shared);
-    let prepare = |bytes| prepare(context, device, bytes).ok();
-    let Chosen { entry, in_loops, control, event } = match choose(&twin, shape, admits, prepare) {
+    let prepare = |layout: &Layout| prepare(context, device, layout.bytes).ok();
+    let layout = |inside| Layout::inside(inside, shape, form.shared, resident(device, threads)?);
+    let chosen = choose(&twin, shape, admits, layout, prepare);
+    let Chosen { entry, layout, control, event } = match chosen {
         Ok(chosen) => chosen,
         Err(why) => return no(why),
     };
@@ -104,19 +130,27 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
         is_blocking,
         twin: twin.clone(),
         entry,
-        in_loops,
+        layout,
         form,
         arguments: arguments.into(),
         control,
         shape,
         event,
         state: State::Running,
+        length: found.length.clone(),
+        since: Instant::now(),
     };
-    let words = (instance.told_bytes() - control::CLAIMS) / 4;
+    let words = (layout.zero - control::CLAIMS) / 4;
     // SAFETY: memory of ours that is as long.
-    let cleaned = check(unsafe {
-        real::cuMemsetD32Async(control.address + control::CLAIMS, 0, words as usize, stream)
-    });
+    let cleaned = unsafe {
+        let told = layout.slots.map_or(SUCCESS, |slots| {
+            real::cuMemsetD32Async(control.address + control::SLOTS, slots, 1, stream)
+        });
+        check(told).and_then(|()| {
+            let claims = control.address + control::CLAIMS;
+            check(real::cuMemsetD32Async(claims, 0, words as usize, stream))
+        })
+    };
     let made = cleaned.and_then(|()| instance.enqueue());
     // SAFETY: an event and a stream of the current context.
     let recorded = made.and_then(|()| check(unsafe { real::cuEventRecord(event, stream) }));
@@ -136,36 +170,69 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
     code
 }
 
+/// The twin of a kernel that takes long, of which one is about to be launched. It is loaded when nothing runs in its context,
+/// which is waited for: what runs might be waiting for this launch, and the driver for that.
+fn first_twin(context: u64, handle: u64, stream: u64, length: &Arc<Length>) -> Option<Arc<Twin>> {
+    if !length.may_load() {
+        return None;
+    }
+    // No call passes the gate while the context is waited for and the module is loaded.
+    let launching = Launching::begin(stream, ALONE);
+    if launching.is_none() {
+        twins::note(&length.kernel.name, "other threads were in calls of the driver");
+        return None;
+    }
+    let loaded = twins::load(context, handle, length, || lengths::comes_to_rest(context, HOLD));
+    if loaded.is_none() {
+        length.was_busy();
+        twins::note(&length.kernel.name, "its twin is loaded when nothing else runs");
+    }
+    loaded?
+}
+
 /// The twin with which a launch is made, and what it uses.
 struct Chosen {
     entry: Entry,
-    in_loops: bool,
+    layout: Layout,
     control: Control,
     event: u64,
 }
 
-/// The twin that is interrupted in its loops, if there is one and not too much would be saved; or else the other. Why neither
-/// can be launched.
+/// The twin that is interrupted inside of its blocks, if there is one and not too much would be saved; or else the other. Why
+/// neither can be launched.
 fn choose(
     twin: &Twin,
     shape: Shape,
     admits: impl Fn(&Entry) -> bool,
-    prepare: impl Fn(u64) -> Option<(Control, u64)>,
+    layout: impl Fn(Inside) -> Option<Layout>,
+    prepare: impl Fn(&Layout) -> Option<(Control, u64)>,
 ) -> Result<Chosen, &'static str> {
-    let in_loops = twin.in_loops.filter(|(entry, _)| admits(entry)).and_then(|(entry, saved)| {
-        let threads = shape.blocks.checked_mul(shape.threads)?;
-        let (control, event) = prepare(control::bytes_in_loops(threads, saved)?)?;
-        Some(Chosen { entry, in_loops: true, control, event })
+    let inside = twin.inside.filter(|(entry, _)| admits(entry)).and_then(|(entry, inside)| {
+        let layout = layout(inside)?;
+        let (control, event) = prepare(&layout)?;
+        Some(Chosen { entry, layout, control, event })
     });
-    if let Some(chosen) = in_loops {
+    if let Some(chosen) = inside {
         return Ok(chosen);
     }
     if !admits(&twin.between) {
         return Err("its twin cannot have blocks as large, or its blocks run in clusters");
     }
-    let (control, event) =
-        prepare(control::bytes(shape.blocks)).ok_or("there was no memory for its control block")?;
-    Ok(Chosen { entry: twin.between, in_loops: false, control, event })
+    let layout = Layout::between(shape);
+    let (control, event) = prepare(&layout).ok_or("there was no memory for its control block")?;
+    Ok(Chosen { entry: twin.between, layout, control, event })
+}
+
+/// No more blocks of so many threads run at a time on a device.
+fn resident(device: i32, threads: u64) -> Option<u64> {
+    let asked = |attribute| {
+        let mut value = 0;
+        // SAFETY: writes one value.
+        let code = unsafe { real::cuDeviceGetAttribute(&mut value, attribute, device) };
+        (code == SUCCESS).then_some(value.max(1) as u64)
+    };
+    let at_a_time = asked(THREADS_OF_MULTIPROCESSOR)?.checked_div(threads)?.max(1);
+    Some(asked(MULTIPROCESSORS)? * at_a_time)
 }
 
 /// Whether synchronous copies wait for a stream.
@@ -237,33 +304,27 @@ impl Instance {
 
     /// Launches the twin in a stream. The instance's context is current.
     pub(super) fn enqueue_in(&self, stream: u64) -> Result<(), Code> {
-        let size = self.arguments.len();
-        let mut extra: [*const c_void; 5] = [
-            EXTRA_BUFFER as _,
-            self.arguments.as_ptr().cast(),
-            EXTRA_SIZE as _,
-            (&raw const size).cast(),
-            std::ptr::null(),
-        ];
-        let Form { shape: [gx, gy, gz, bx, by, bz], shared } = self.form;
-        let nothing = std::ptr::null_mut();
-        let extra = extra.as_mut_ptr().cast();
-        // SAFETY: the program has launched the kernel so, and the twin takes one parameter more, which is there. The
-        // driver copies the arguments before it returns.
-        check(unsafe {
-            real::cuLaunchKernel(
-                self.entry.function,
-                gx,
-                gy,
-                gz,
-                bx,
-                by,
-                bz,
-                shared,
-                stream,
-                nothing,
-                extra,
-            )
-        })
+        enqueue(self.entry.function, self.form, stream, &self.arguments)
     }
+}
+
+/// Launches a kernel in a stream. The program has launched it so, or one that has a parameter less; the arguments are there
+/// for all parameters.
+fn enqueue(function: u64, form: Form, stream: u64, arguments: &[u8]) -> Result<(), Code> {
+    let size = arguments.len();
+    let mut extra: [*const c_void; 5] = [
+        EXTRA_BUFFER as _,
+        arguments.as_ptr().cast(),
+        EXTRA_SIZE as _,
+        (&raw const size).cast(),
+        std::ptr::null(),
+    ];
+    let Form { shape: [gx, gy, gz, bx, by, bz], shared } = form;
+    let nothing = std::ptr::null_mut();
+    let extra = extra.as_mut_ptr().cast();
+    // SAFETY: the function is the program's or its twin, which the caller promises. The driver copies the arguments before
+    // it returns.
+    check(unsafe {
+        real::cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, nothing, extra)
+    })
 }

@@ -1,4 +1,4 @@
-//! Kernels that a dump can interrupt in their loops or between two of their blocks: `gpucr run --interruptible`.
+//! Kernels that a dump can interrupt between two of their blocks, at barriers or in their loops: `gpucr run --interruptible`.
 //!
 //! `docs/interruption.md` says what it is for and why it is right. A launch that matches is made with the kernel's
 //! [twin](twins), and is an [instance](instances) up to its end. While there is one, whatever would be queued behind it waits in
@@ -12,6 +12,8 @@ use crate::state::gate;
 
 mod instances;
 mod launch;
+mod layout;
+mod lengths;
 mod resume;
 mod settings;
 mod twins;
@@ -31,6 +33,7 @@ pub(crate) fn image_going(image: u64) {
 /// A context is gone, and all that was in it.
 pub(crate) fn context_gone(context: u64) {
     instances::context_gone(context);
+    lengths::context_gone(context);
     twins::context_gone(context);
 }
 
@@ -43,6 +46,7 @@ pub(crate) unsafe fn reset() {
     // SAFETY: the caller's duty.
     unsafe {
         instances::reset();
+        lengths::reset();
         resume::reset();
         twins::reset();
     }

@@ -5,10 +5,9 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use gpucr_rewrite::control;
-use gpucr_wire::message::Interrupted;
+use gpucr_wire::message::{Interrupted, Place};
 
-use super::instances::{Instance, Shape, State, new_epoch, with};
+use super::instances::{Instance, State, new_epoch, with};
 use super::launch::own_stream;
 use super::twins::{self, Relaxed};
 use crate::abi::real::{self, check, with_context};
@@ -38,8 +37,8 @@ fn set_state(number: u64, state: State) {
     });
 }
 
-/// From now on no block begins of what can be interrupted, and threads that can be interrupted in loops end there. The gate
-/// is shut and nobody is inside.
+/// From now on no block begins of what can be interrupted, and threads that can be interrupted in loops or at barriers end
+/// there. The gate is shut and nobody is inside.
 pub(crate) fn interrupt() {
     if !gate::is_holding() {
         return;
@@ -73,25 +72,14 @@ impl Instance {
         check(unsafe { real::cuStreamWriteValue32_v2(stream, self.control.address, value, 0) })
     }
 
-    /// Bytes of the control block that tell what is done.
-    pub(super) fn told_bytes(&self) -> u64 {
-        let Shape { blocks, threads } = self.shape;
-        if self.in_loops { control::STATES + 4 * blocks * threads } else { control::bytes(blocks) }
-    }
-
     /// How many blocks are done of a launch that is over. The context is current.
     fn done(&self) -> Result<u64, Code> {
-        let Shape { blocks, threads } = self.shape;
-        let mut bytes = vec![0u8; self.told_bytes() as usize];
+        let mut bytes = vec![0u8; self.layout.told as usize];
         // SAFETY: as many bytes on both sides.
         check(unsafe {
             real::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), self.control.address, bytes.len())
         })?;
-        Ok(if self.in_loops {
-            control::done_in_loops(&bytes, blocks, threads)
-        } else {
-            control::claimed(&bytes).min(blocks)
-        })
+        Ok(self.layout.done(&bytes, self.shape))
     }
 
     /// Launches it again in its stream. The context is current, and the launch before is over.
@@ -145,12 +133,15 @@ impl Instance {
 pub(crate) fn give_up() {
     for one in interrupted() {
         let _relaxed = Relaxed::now();
-        let (launched, why) = if one.in_loops {
-            let launched = with_context(one.context, || one.launch_behind());
-            (launched, "it took too long to come to a place where it can be interrupted")
-        } else {
-            let launched = with_context(one.context, || one.launch_beside());
-            (launched, "its blocks wait for each other")
+        let too_long = "it took too long to come to a place where it can be interrupted";
+        let launched = with_context(one.context, || match one.layout.place {
+            Place::Loops {} => one.launch_behind(),
+            // Blocks at barriers see that the flag has been lowered.
+            Place::Between {} | Place::Barriers {} => one.launch_beside(),
+        });
+        let why = match one.layout.place {
+            Place::Between {} => "its blocks wait for each other",
+            Place::Loops {} | Place::Barriers {} => too_long,
         };
         match launched {
             Ok(()) => {
@@ -188,7 +179,7 @@ pub(crate) fn standing() -> Vec<Interrupted> {
         }
         set_state(one.number, State::Interrupted { done });
         let (kernel, blocks) = (one.twin.kernel.name.clone(), one.shape.blocks);
-        standing.push(Interrupted { kernel, done, blocks, in_loops: one.in_loops });
+        standing.push(Interrupted { kernel, done, blocks, place: one.layout.place });
     }
     standing
 }

@@ -2,31 +2,45 @@
 
 use std::sync::OnceLock;
 
-use gpucr_wire::{ENV_INTERRUPT_LEVEL, ENV_INTERRUPTIBLE, IN_LOOPS};
+use gpucr_wire::{AT_BARRIERS, AUTO, ENV_INTERRUPT_LEVEL, ENV_INTERRUPTIBLE, IN_LOOPS};
 
 use crate::log::log;
 use crate::state::gate;
 
-/// The names of kernels that may be interrupted, with `*` and `?`; empty if none may.
-fn patterns() -> &'static [String] {
-    static PATTERNS: OnceLock<Vec<String>> = OnceLock::new();
-    PATTERNS.get_or_init(|| {
-        let listed = std::env::var(ENV_INTERRUPTIBLE).unwrap_or_default();
-        listed
-            .split(',')
-            .map(str::trim)
-            .filter(|name| !name.is_empty())
-            .map(str::to_owned)
-            .collect()
-    })
+/// What the environment says.
+struct Settings {
+    /// The names of kernels that may be interrupted, with `*` and `?`.
+    patterns: Vec<String>,
+    /// And those that take long.
+    is_auto: bool,
+}
+
+impl Settings {
+    fn of(listed: &str) -> Self {
+        let names = listed.split(',').map(str::trim).filter(|name| !name.is_empty());
+        let (auto, patterns): (Vec<&str>, Vec<&str>) = names.partition(|name| *name == AUTO);
+        let patterns = patterns.into_iter().map(str::to_owned).collect();
+        Self { patterns, is_auto: !auto.is_empty() }
+    }
+
+    fn names(&self, kernel: &str) -> bool {
+        self.patterns.iter().any(|pattern| matches(pattern.as_bytes(), kernel.as_bytes()))
+    }
+}
+
+fn settings() -> &'static Settings {
+    static SETTINGS: OnceLock<Settings> = OnceLock::new();
+    SETTINGS.get_or_init(|| Settings::of(&std::env::var(ENV_INTERRUPTIBLE).unwrap_or_default()))
 }
 
 /// From now on launches are looked at, if the program was started so. Whether they are, and were not before.
 pub(crate) fn begin() -> bool {
-    if patterns().is_empty() || gate::is_interruptible() {
+    let Settings { patterns, is_auto } = settings();
+    if patterns.is_empty() && !is_auto || gate::is_interruptible() {
         return false;
     }
-    log!("kernels may be interrupted: {:?}", patterns());
+    let long = if *is_auto { ", and those that take long" } else { "" };
+    log!("kernels may be interrupted: {patterns:?}{long}");
     gate::set_interruptible(true);
     true
 }
@@ -40,15 +54,30 @@ pub(crate) fn why_none() -> &'static str {
     }
 }
 
-/// Whether kernels are to be interrupted in their loops.
-pub(super) fn is_in_loops() -> bool {
-    static IS: OnceLock<bool> = OnceLock::new();
-    *IS.get_or_init(|| std::env::var_os(ENV_INTERRUPT_LEVEL).is_some_and(|level| level == IN_LOOPS))
+/// Inside of which kernels' blocks these are to be interrupted, if that is possible.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Insides {
+    pub(super) loops: bool,
+    pub(super) barriers: bool,
 }
 
-/// Whether the kernel of this name may be interrupted.
-pub(super) fn is_wanted(name: &str) -> bool {
-    patterns().iter().any(|pattern| matches(pattern.as_bytes(), name.as_bytes()))
+pub(super) fn insides() -> Insides {
+    static INSIDES: OnceLock<Insides> = OnceLock::new();
+    *INSIDES.get_or_init(|| {
+        let level = std::env::var(ENV_INTERRUPT_LEVEL).unwrap_or_default();
+        let loops = level == IN_LOOPS;
+        Insides { loops, barriers: loops || level == AT_BARRIERS }
+    })
+}
+
+/// Whether the kernel of this name may be interrupted, however long it takes.
+pub(super) fn is_named(name: &str) -> bool {
+    settings().names(name)
+}
+
+/// Whether kernels that take long may be interrupted.
+pub(super) fn is_auto() -> bool {
+    settings().is_auto
 }
 
 /// Whether a name is as a pattern with `*` and `?` says.
@@ -75,7 +104,20 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::matches;
+    use super::{Settings, matches};
+
+    #[test]
+    fn who_is_meant() {
+        let settings = Settings::of("matmul, *solve*,,");
+        assert!(!settings.is_auto && settings.names("matmul") && settings.names("_Z5solvev"));
+        assert!(!settings.names("auto"));
+        let settings = Settings::of("auto");
+        assert!(settings.is_auto && settings.patterns.is_empty() && !settings.names("auto"));
+        let settings = Settings::of("k, auto ,aut?");
+        assert!(settings.is_auto && settings.names("k") && settings.names("auto"));
+        let settings = Settings::of(" , ");
+        assert!(!settings.is_auto && settings.patterns.is_empty());
+    }
 
     #[test]
     fn patterns_of_names() {

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use gpucr_rewrite::{Twins, rewrite};
 
-use super::settings::{is_in_loops, is_wanted};
+use super::lengths::{self, Length};
+use super::settings::{insides, is_auto, is_named};
 pub(super) use crate::abi::real::Relaxed;
 use crate::abi::real::{self, check};
 use crate::abi::types::{Code, SUCCESS};
@@ -36,8 +37,32 @@ pub(super) struct Twin {
     pub(super) kernel: Arc<kernels::Kernel>,
     /// Between two of its blocks.
     pub(super) between: Entry,
-    /// In its loops, and what each thread saves then, bytes.
-    pub(super) in_loops: Option<(Entry, u64)>,
+    /// Inside of them.
+    pub(super) inside: Option<(Entry, Inside)>,
+}
+
+/// Where inside of its blocks a kernel is interrupted, and what is saved then, bytes: by each thread, and by those of a block
+/// together. Dynamic shared memory is saved too, if it is a multiple of so many bytes as is said.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Inside {
+    Loops { saved: u64 },
+    Barriers { saved: u64, shared: u64, dynamic: Option<u64> },
+}
+
+/// Where inside of its blocks a kernel is to be interrupted, and the name of the twin; or why it is not.
+fn inside(twins: Twins) -> Result<(String, Inside), String> {
+    let asked = insides();
+    let why = match (twins.at_barriers, twins.in_loops) {
+        (Ok(at), _) if asked.barriers => {
+            let (saved, shared, dynamic) = (at.saved, at.shared, at.dynamic);
+            return Ok((at.name, Inside::Barriers { saved, shared, dynamic }));
+        }
+        (_, Ok(of)) if asked.loops => return Ok((of.name, Inside::Loops { saved: of.saved })),
+        (Err(at), Err(of)) if asked.loops => format!("in loops, {of}; at barriers, {at}"),
+        (Err(at), _) if asked.barriers => at.to_string(),
+        _ => "nobody has asked for that".to_owned(),
+    };
+    Err(why)
 }
 
 /// A function of ours to be launched in place of the program's.
@@ -58,15 +83,20 @@ struct Module {
 /// A module of ours with a kernel's twins.
 type Loaded = (u64, Twins);
 
-/// What is known of a handle: in which generation, and its twin.
-type Found = (u64, Option<Arc<Twin>>);
+/// What is known of a kernel that the program launches.
+#[derive(Clone, Default)]
+pub(super) struct Found {
+    /// If it depends on that whether it may be interrupted.
+    pub(super) length: Option<Arc<Length>>,
+    pub(super) twin: Option<Arc<Twin>>,
+}
 
 #[derive(Default)]
 struct Known {
-    /// By context and the program's handle; what a handle means changes with the generation.
-    known: HashMap<(u64, u64), Found>,
+    /// By context and the program's handle; what a handle means changes with the generation, which is told too.
+    known: HashMap<(u64, u64), (u64, Found)>,
     /// By context and image.
-    modules: HashMap<(u64, u64), Module>,
+    modules: HashMap<(u64, u64), Vec<Module>>,
     /// Why kernels have none, by their names.
     reasons: HashMap<String, String>,
 }
@@ -84,29 +114,72 @@ fn with<T>(work: impl FnOnce(&mut Known) -> T) -> T {
     work(lock().get_or_insert_default())
 }
 
-/// The twin of a kernel that is about to be launched in `context`, which is current; `None` if it has none, or none is
-/// wanted.
-pub(super) fn of(context: u64, handle: u64) -> Option<Arc<Twin>> {
+/// What is known of a kernel that is about to be launched in `context`, which is current. The twin of one that is named is
+/// loaded; one that may be interrupted if it takes long has a twin here only if that has been [loaded](load).
+pub(super) fn of(context: u64, handle: u64) -> Found {
     let generation = kernels::generation();
     let known = with(|twins| twins.known.get(&(context, handle)).cloned());
-    if let Some((of, twin)) = known
+    if let Some((of, found)) = known
         && of == generation
     {
-        return twin;
+        return found;
     }
     let kernel = kernels::find(handle);
-    let twin = if is_wanted(&kernel.name) {
-        let made = make(context, kernel.clone());
-        if let Err(why) = &made {
-            log!("`{}` cannot be interrupted: {why}", kernel.name);
-            with(|twins| twins.reasons.insert(kernel.name.clone(), why.clone()));
+    let mut found = Found::default();
+    if is_named(&kernel.name) {
+        let module = module(context, &kernel);
+        found.twin = made(&kernel, module);
+    } else if is_auto() {
+        let length = lengths::of(&kernel);
+        match loaded(context, kernel.image, &kernel.name).filter(|_| length.is_long()) {
+            None => found.length = Some(length),
+            Some(module) => {
+                found.twin = made(&kernel, module);
+                // What cannot have a twin is not measured.
+                found.length = found.twin.is_some().then_some(length);
+            }
         }
-        made.ok().map(Arc::new)
-    } else {
-        None
+    }
+    with(|twins| twins.known.insert((context, handle), (generation, found.clone())));
+    found
+}
+
+/// Loads the twin of a kernel that takes long, if `rests` says that nothing runs in `context`, which is current; `None`
+/// within: it has none. `None`: something runs.
+pub(super) fn load(
+    context: u64,
+    handle: u64,
+    length: &Arc<Length>,
+    rests: impl FnOnce() -> bool,
+) -> Option<Option<Arc<Twin>>> {
+    let generation = kernels::generation();
+    let kernel = &length.kernel;
+    let module = match loaded(context, kernel.image, &kernel.name) {
+        Some(module) => module,
+        None => {
+            let text = Rewritten::of(context, kernel);
+            if text.is_to_be_loaded() && !rests() {
+                return None;
+            }
+            // Who rests is alone inside the gate, so nobody waits for it there.
+            let _alone = LOADING.get().try_lock().ok()?;
+            text.keep(context, kernel)
+        }
     };
-    with(|twins| twins.known.insert((context, handle), (generation, twin.clone())));
-    twin
+    let twin = made(kernel, module);
+    let found = Found { length: twin.is_some().then(|| length.clone()), twin: twin.clone() };
+    with(|twins| twins.known.insert((context, handle), (generation, found)));
+    Some(twin)
+}
+
+/// The twin, if it can be made; why it cannot is kept.
+fn made(kernel: &Arc<kernels::Kernel>, module: Result<Loaded, String>) -> Option<Arc<Twin>> {
+    let made = module.and_then(|module| make(kernel.clone(), module));
+    if let Err(why) = &made {
+        log!("`{}` cannot be interrupted: {why}", kernel.name);
+        with(|twins| twins.reasons.insert(kernel.name.clone(), why.clone()));
+    }
+    made.ok().map(Arc::new)
 }
 
 /// Why a kernel of this name could not be interrupted, as a remark; `None` if nothing was in the way, or nothing can be.
@@ -116,7 +189,8 @@ pub(crate) fn why_not(name: &str) -> Option<String> {
     }
     let why = match with(|twins| twins.reasons.get(name).cloned()) {
         Some(why) => why,
-        None if is_wanted(name) => return None,
+        None if is_named(name) || is_auto() && lengths::is_long(name) => return None,
+        None if is_auto() => "none of its launches that were measured took 20 ms".to_owned(),
         None => "`--interruptible` does not name it".to_owned(),
     };
     Some(format!("not interrupted: {why}"))
@@ -131,24 +205,18 @@ pub(super) fn note(kernel: &str, why: &str) {
     });
 }
 
-fn make(context: u64, kernel: Arc<kernels::Kernel>) -> Result<Twin, String> {
+fn make(kernel: Arc<kernels::Kernel>, (module, twins): Loaded) -> Result<Twin, String> {
     let params = kernel.params.as_deref().ok_or("the driver does not tell its parameters")?;
-    let (module, twins) = module(context, kernel.image, &kernel.name)?;
     let end = params.iter().map(|param| (param.offset + param.size) as usize).max().unwrap_or(0);
     let between = entry(module, &kernel.name, params.len(), end)?;
-    let wanted = if is_in_loops() {
-        twins.in_loops.map_err(|why| why.to_string())
-    } else {
-        Err("nobody has asked for that".to_owned())
-    };
-    let in_loops = wanted.and_then(|in_loops| {
-        let entry = entry(module, &in_loops.name, params.len(), end)?;
-        Ok((entry, in_loops.saved))
+    let inside = inside(twins).and_then(|(name, inside)| {
+        let entry = entry(module, &name, params.len(), end)?;
+        Ok((entry, inside))
     });
-    if let Err(why) = &in_loops {
-        log!("`{}` is not interrupted in loops: {why}", kernel.name);
+    if let Err(why) = &inside {
+        log!("`{}` is not interrupted inside of its blocks: {why}", kernel.name);
     }
-    Ok(Twin { kernel, between, in_loops: in_loops.ok() })
+    Ok(Twin { kernel, between, inside: inside.ok() })
 }
 
 /// A twin, by its name in a module of ours. The kernel has so many parameters, which end there.
@@ -169,15 +237,17 @@ fn entry(module: u64, name: &str, params: usize, end: usize) -> Result<Entry, St
     Ok(Entry { function, place, max_threads: max_threads.max(0) as u32 })
 }
 
-/// The module of ours with the twins of an image, loaded when the first is wanted.
-fn module(context: u64, image: u64, kernel: &str) -> Result<Loaded, String> {
-    let judged = |module: &Module| {
-        let found = module.kernels.iter().find(|(name, _)| name == kernel);
-        found.map_or(Err(NO_TEXT.to_owned()), |(_, judged)| {
-            judged.clone().map(|twins| (module.handle, twins))
-        })
-    };
-    let known = || with(|twins| twins.modules.get(&(context, image)).map(judged));
+/// The module of ours with a kernel's twins, if it has been loaded, or why there are none.
+fn loaded(context: u64, image: u64, kernel: &str) -> Option<Result<Loaded, String>> {
+    with(|twins| {
+        let modules = twins.modules.get(&(context, image))?;
+        modules.iter().find_map(|module| module.judged(kernel))
+    })
+}
+
+/// The module of ours with a kernel's twins, loaded when the first of an image is wanted.
+fn module(context: u64, kernel: &kernels::Kernel) -> Result<Loaded, String> {
+    let known = || loaded(context, kernel.image, &kernel.name);
     if let Some(judged) = known() {
         return judged;
     }
@@ -186,34 +256,79 @@ fn module(context: u64, image: u64, kernel: &str) -> Result<Loaded, String> {
     if let Some(judged) = known() {
         return judged;
     }
-    let loaded = load(image)?;
-    let judged = judged(&loaded);
-    with(|twins| twins.modules.insert((context, image), loaded));
-    judged
+    Rewritten::of(context, kernel).keep(context, kernel)
 }
 
-/// Loads the twins of an image in the current context.
-fn load(image: u64) -> Result<Module, String> {
+impl Module {
+    fn judged(&self, kernel: &str) -> Option<Result<Loaded, String>> {
+        let (_, judged) = self.kernels.iter().find(|(name, _)| name == kernel)?;
+        Some(judged.clone().map(|twins| (self.handle, twins)))
+    }
+}
+
+/// The text of a module of ours.
+struct Rewritten {
+    text: String,
+    kernels: Vec<(String, Result<Twins, String>)>,
+}
+
+impl Rewritten {
+    /// Twins of a kernel and of others of its image that are wanted, as far as these have none yet.
+    fn of(context: u64, kernel: &kernels::Kernel) -> Self {
+        let is_wanted = |name: &str| {
+            name == kernel.name || is_named(name) && loaded(context, kernel.image, name).is_none()
+        };
+        let of_text = |text: &str| rewrite(text, is_wanted).map_err(|error| error.to_string());
+        let (text, mut kernels) = match text(kernel.image).and_then(|text| of_text(&text)) {
+            Ok(rewritten) => {
+                let kernels = rewritten.kernels.into_iter();
+                let judged = |judged: Result<_, gpucr_rewrite::Why>| {
+                    judged.map_err(|why: gpucr_rewrite::Why| why.to_string())
+                };
+                (rewritten.text, kernels.map(|(name, twins)| (name, judged(twins))).collect())
+            }
+            Err(why) => (String::new(), vec![(kernel.name.clone(), Err(why))]),
+        };
+        if !kernels.iter().any(|(name, _)| *name == kernel.name) {
+            kernels.push((kernel.name.clone(), Err(NO_TEXT.to_owned())));
+        }
+        Self { text, kernels }
+    }
+
+    fn is_to_be_loaded(&self) -> bool {
+        self.kernels.iter().any(|(_, judged)| judged.is_ok())
+    }
+
+    /// Loads the module in the current context, and keeps it, or why that has failed.
+    fn keep(mut self, context: u64, kernel: &kernels::Kernel) -> Result<Loaded, String> {
+        let mut handle = 0;
+        if self.is_to_be_loaded()
+            && let Err(failed) = load_text(self.text, &mut handle)
+        {
+            let twins = self.kernels.iter_mut().filter(|(_, judged)| judged.is_ok());
+            twins.for_each(|(_, judged)| *judged = Err(failed.clone()));
+        }
+        let module = Module { handle, kernels: self.kernels };
+        let judged = module.judged(&kernel.name).unwrap_or_else(|| Err(NO_TEXT.to_owned()));
+        let key = (context, kernel.image);
+        with(|twins| twins.modules.entry(key).or_default().push(module));
+        judged
+    }
+}
+
+fn load_text(text: String, handle: &mut u64) -> Result<(), String> {
+    let text = CString::new(text).map_err(|error| error.to_string())?;
+    let _relaxed = Relaxed::now();
+    // SAFETY: a C string, and a place for the handle.
+    check(unsafe { real::cuModuleLoadData(handle, text.as_ptr().cast()) })
+        .map_err(|code| format!("the driver does not take the module of its twin (error {code})"))
+}
+
+/// The text of an image that runs on the device of the current context.
+fn text(image: u64) -> Result<String, String> {
     let bytes = images::bytes(image).ok_or(NO_MODULE)?;
     let text = gpucr_fatbin::what_runs(&bytes, capability()?, MOST_TEXT);
-    let text = text.map_err(|why| why.to_string())?;
-    let rewritten = rewrite(&text, is_wanted).map_err(|error| error.to_string())?;
-    let kernels = rewritten.kernels.into_iter();
-    let mut kernels: Vec<_> =
-        kernels.map(|(name, judged)| (name, judged.map_err(|why| why.to_string()))).collect();
-    let mut handle = 0;
-    if kernels.iter().any(|(_, judged)| judged.is_ok()) {
-        let text = CString::new(rewritten.text).map_err(|error| error.to_string())?;
-        let _relaxed = Relaxed::now();
-        // SAFETY: a C string, and a place for the handle.
-        let code = unsafe { real::cuModuleLoadData(&mut handle, text.as_ptr().cast()) };
-        if code != SUCCESS {
-            handle = 0;
-            let failed = format!("the driver does not take the module of its twin (error {code})");
-            kernels.iter_mut().for_each(|(_, judged)| *judged = Err(failed.clone()));
-        }
-    }
-    Ok(Module { handle, kernels })
+    text.map_err(|why| why.to_string())
 }
 
 /// The compute capability of the device of the current context: 90 for 9.0.
@@ -260,8 +375,8 @@ impl Entry {
 /// The function has no twin any more.
 pub(super) fn give_up(context: u64, function: u64, why: &str) {
     with(|twins| {
-        if let Some((_, twin)) = twins.known.get_mut(&(context, function))
-            && let Some(twin) = twin.take()
+        if let Some((_, found)) = twins.known.get_mut(&(context, function))
+            && let Some(twin) = std::mem::take(found).twin
         {
             twins.reasons.insert(twin.kernel.name.clone(), why.to_owned());
         }
@@ -274,9 +389,13 @@ pub(super) fn image_going(image: u64, are_over: bool) {
     let gone = with(|twins| {
         let of: Vec<(u64, u64)> =
             twins.modules.keys().filter(|(_, of)| *of == image).copied().collect();
-        of.into_iter().filter_map(|key| Some((key.0, twins.modules.remove(&key)?.handle))).collect()
+        let mut gone = Vec::new();
+        for key in of {
+            let modules = twins.modules.remove(&key).unwrap_or_default();
+            gone.extend(modules.iter().map(|module| (key.0, module.handle)));
+        }
+        gone
     });
-    let gone: Vec<(u64, u64)> = gone;
     if !are_over {
         return;
     }
