@@ -5,12 +5,15 @@
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::placing::{self, MadeFile};
+use super::relayed::Relayed;
 use crate::base::careful;
 use crate::base::io_error::IoError;
 use crate::engine::error::Error;
@@ -118,6 +121,22 @@ pub struct Record {
     /// Of a destination: files of the program that it makes, or has made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<MadeFile>,
+    /// Of a destination: which standard streams of the program are relayed, if that is wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub relayed: Option<Relayed>,
+}
+
+/// What the process gets that relays at the destination.
+#[derive(Debug)]
+pub struct RelayedEnds {
+    /// The migration.
+    pub id: MigrationId,
+    /// Which streams.
+    pub streams: Relayed,
+    /// Both ends of the link, from which to read and to which to write; none if it is lost.
+    pub link: Option<[OwnedFd; 2]>,
+    /// How long the other side may be silent.
+    pub silence: Duration,
 }
 
 /// A program that was brought back.
@@ -135,6 +154,13 @@ pub struct Brought {
 pub trait Restore {
     /// Is given all of its device memory, for the processes that are made next.
     fn give(&mut self, memory: LoadedMemory);
+
+    /// Has the program get standard streams that are relayed, when it is made next. Until the program runs and the source
+    /// has heard that, the link is this process's.
+    ///
+    /// # Errors
+    /// What relays cannot be started.
+    fn relay(&mut self, ends: RelayedEnds) -> Result<(), String>;
 
     /// Makes its processes, with all their memory. None of them runs.
     ///
@@ -170,6 +196,7 @@ impl Record {
             new_pids: false,
             device_map: Vec::new(),
             files: Vec::new(),
+            relayed: None,
         }
     }
 

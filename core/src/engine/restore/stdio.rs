@@ -20,6 +20,9 @@ use crate::image::{Process, Stdio};
 /// Where a program's standard output and standard error go, if they were pipes.
 #[derive(Debug, Clone, Default)]
 pub struct Outputs {
+    /// Where its standard input comes from, if that was a pipe; none takes that of this process, or `/dev/null` for a
+    /// program that is detached.
+    pub stdin: Option<Arc<File>>,
     /// Its standard output; none takes that of this process, or `/dev/null` for a program that is detached.
     pub stdout: Option<Arc<File>>,
     /// Its standard error.
@@ -32,6 +35,7 @@ const NAMES: [&str; 3] = ["stdin", "stdout", "stderr"];
 impl Outputs {
     fn of(&self, number: usize) -> Option<&Arc<File>> {
         match number {
+            0 => self.stdin.as_ref(),
             1 => self.stdout.as_ref(),
             2 => self.stderr.as_ref(),
             _ => None,
@@ -41,9 +45,13 @@ impl Outputs {
 
 /// The pipes that the processes had as standard streams, each by its inode: the numbers of these streams.
 fn pipes(processes: &[Process]) -> BTreeMap<u64, Vec<usize>> {
+    pipes_of(processes.iter().map(|process| &process.stdio))
+}
+
+fn pipes_of<'s>(streams: impl Iterator<Item = &'s [Stdio; 3]>) -> BTreeMap<u64, Vec<usize>> {
     let mut pipes: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-    for process in processes {
-        for (number, stream) in process.stdio.iter().enumerate() {
+    for streams in streams {
+        for (number, stream) in streams.iter().enumerate() {
             if let Stdio::Pipe { inode } = stream {
                 pipes.entry(*inode).or_default().push(number);
             }
@@ -52,13 +60,34 @@ fn pipes(processes: &[Process]) -> BTreeMap<u64, Vec<usize>> {
     pipes
 }
 
+/// The pipe that all these processes have as each standard stream, by its inode, if some have one. A pipe that is two
+/// outputs is the first of them.
+///
+/// # Errors
+/// They have several, or one for input and output: what reaches one place cannot be told apart any more.
+pub(in crate::engine) fn relayed<'s>(
+    streams: impl Iterator<Item = &'s [Stdio; 3]>,
+) -> Result<[Option<u64>; 3], String> {
+    let mut found = [None; 3];
+    for (inode, numbers) in pipes_of(streams) {
+        let first = numbers.iter().copied().min().unwrap_or(1);
+        if first == 0 && numbers.iter().any(|number| *number != 0) {
+            return Err("a pipe is both its input and its output".into());
+        }
+        if found[first].replace(inode).is_some() {
+            return Err(format!("its processes have different pipes as {}", NAMES[first]));
+        }
+    }
+    Ok(found)
+}
+
 /// Checks that the program has the streams for which the user has named files.
 ///
 /// # Errors
 /// [`Error::NoPipe`].
 pub(super) fn check(processes: &[Process], outputs: &Outputs) -> Result<(), Error> {
     let pipes = pipes(processes);
-    for number in [1, 2] {
+    for number in [0, 1, 2] {
         let is_wanted = outputs.of(number).is_some();
         if is_wanted && !pipes.values().any(|numbers| numbers.contains(&number)) {
             let now = match &processes[0].stdio[number] {
@@ -75,7 +104,7 @@ pub(super) fn check(processes: &[Process], outputs: &Outputs) -> Result<(), Erro
 }
 
 /// The outputs of a program that go to `/dev/null` if it is detached, though it had them read.
-pub(super) fn lost(processes: &[Process], outputs: &Outputs) -> Vec<&'static str> {
+pub(in crate::engine) fn lost(processes: &[Process], outputs: &Outputs) -> Vec<&'static str> {
     let mut lost = [false; 3];
     for numbers in pipes(processes).values() {
         if numbers.iter().all(|number| outputs.of(*number).is_none()) {
