@@ -142,10 +142,9 @@ fn tell(args: &MigrateArgs, migrated: &Migrated) -> Outcome {
 /// Output that nobody reads there, and how somebody could.
 fn say_unread(migrated: &Migrated) {
     if !migrated.unread.is_empty() {
-        let (streams, are) =
-            (migrated.unread.join(" and "), if migrated.unread.len() == 1 { "is" } else { "are" });
+        let streams = migrated.unread.join(" and ");
         note!(
-            "The program's {streams} {are} /dev/null there, and no pipe: with --relay gpucr relays them."
+            "Nobody reads the program's {streams} there: with --relay gpucr relays what it writes."
         );
     }
 }

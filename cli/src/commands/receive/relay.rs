@@ -4,12 +4,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use gpucr_core::migrate::{Brought, Link, MigrationId, RelayedEnds, Server};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::restorer::{brought, in_own_session};
@@ -31,6 +33,12 @@ pub(crate) struct RelayArgs {
     id: MigrationId,
     /// Descriptors of the program's pipes
     streams: Streams,
+    /// That of its terminal
+    #[arg(long)]
+    terminal: Option<i32>,
+    /// Keep what nobody reads any more
+    #[arg(long)]
+    keep: bool,
     /// What the restore says, and who has started this
     #[arg(num_args = 2)]
     ours: Vec<i32>,
@@ -58,15 +66,16 @@ pub(crate) fn run(args: &RelayArgs) -> Outcome {
         }
         _ => None,
     };
-    let streams = args.streams.0.map(|fd| fd.map(descriptor).transpose());
-    let [stdin, stdout, stderr] = streams;
-    let streams = [stdin.map_err(failed())?, stdout.map_err(failed())?, stderr.map_err(failed())?];
+    let take = |fd: Option<i32>| fd.map(descriptor).transpose().map_err(failed());
+    let [stdin, stdout, stderr] = args.streams.0;
+    let streams = [take(stdin)?, take(stdout)?, take(stderr)?, take(args.terminal)?];
     let [events, control] = args.ours[..] else {
         unreachable!("clap sees to it that there are two")
     };
     let events = File::from(descriptor(events).map_err(failed())?);
     let control = UnixStream::from(descriptor(control).map_err(failed())?);
-    Server { id: args.id, link, streams, events, control }.serve().map_err(failed())?;
+    let (id, keeps) = (args.id, args.keep);
+    Server { id, link, streams, keeps, events, control }.serve().map_err(failed())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -77,8 +86,18 @@ pub(super) struct Relay {
     control: UnixStream,
     /// What the restore says of the program.
     events: OwnedFd,
-    /// What the restore gets: the program's ends of its pipes, and where to say that.
-    near: Option<([Option<OwnedFd>; 3], OwnedFd)>,
+    /// Until the restore was started.
+    near: Option<Near>,
+}
+
+/// What a restore gets.
+struct Near {
+    /// Ends of the pipes that the program has as standard streams.
+    streams: [Option<OwnedFd>; 3],
+    /// Its terminal.
+    terminal: Option<OwnedFd>,
+    /// Where to say what becomes of it.
+    said: OwnedFd,
 }
 
 impl Relay {
@@ -91,13 +110,14 @@ impl Relay {
     }
 
     fn try_start(ends: RelayedEnds) -> io::Result<Self> {
-        let RelayedEnds { id, streams, link, silence } = ends;
+        let RelayedEnds { id, streams, link, silence, keeps } = ends;
         let (mut near, mut far) = ([None, None, None], [None, None, None]);
         for number in (0..3).filter(|number| streams.0[*number]) {
             let (reading, writing) = above_stdio(pipe_with(PipeFlags::CLOEXEC)?)?;
             let (own, program) = if number == 0 { (writing, reading) } else { (reading, writing) };
             (near[number], far[number]) = (Some(program), Some(own));
         }
+        let (terminal, its_terminal) = streams.0[3].then(open_terminal).transpose()?.unzip();
         let (events, said) = above_stdio(pipe_with(PipeFlags::CLOEXEC)?)?;
         let (control, theirs) = UnixStream::pair()?;
         let number = |fd: &OwnedFd| fd.as_raw_fd();
@@ -105,23 +125,34 @@ impl Relay {
         let mut command = Command::new("/proc/self/exe");
         command.args(["relay", &id.to_string(), &far_numbers.to_string()]);
         command.args([events.as_raw_fd().to_string(), theirs.as_raw_fd().to_string()]);
-        command.args(["--silence", &format!("{}s", silence.as_secs_f64())]);
+        command.args(keeps.then_some("--keep"));
+        if let Some(terminal) = &terminal {
+            command.args(["--terminal", &number(terminal).to_string()]);
+        }
         if let Some([from, to]) = &link {
+            command.args(["--silence", &format!("{}s", silence.as_secs_f64())]);
             command.args(["--link", &number(from).to_string(), &number(to).to_string()]);
         }
         let theirs = OwnedFd::from(theirs);
-        let passed = far.iter().flatten().chain(link.iter().flatten()).chain([&events, &theirs]);
+        let passed = far.iter().flatten().chain(&terminal).chain(link.iter().flatten());
+        let passed = passed.chain([&events, &theirs]);
         let_through(&mut command, &passed.collect::<Vec<&OwnedFd>>());
         in_own_session(&mut command);
         // It may stay for longer than whoever reads what this process says.
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn()?;
-        Ok(Self { id, child, control, events, near: Some((near, said)) })
+        Ok(Self {
+            id,
+            child,
+            control,
+            events,
+            near: Some(Near { streams: near, terminal: its_terminal, said }),
+        })
     }
 
     /// Has a restore, which is to be started now, give the program its streams, and say what becomes of it.
     pub(super) fn prepare(&mut self, command: &mut Command) {
-        let Some((near, said)) = &self.near else { return };
+        let Some(Near { streams: near, terminal, said }) = &self.near else { return };
         let number = |fd: &OwnedFd| fd.as_raw_fd();
         let numbers = Streams([0, 1, 2].map(|stream| near[stream].as_ref().map(number)));
         command.args(["--streams", &numbers.to_string()]);
@@ -129,6 +160,10 @@ impl Relay {
         let passed = near.iter().flatten().chain([said]);
         let_through(command, &passed.collect::<Vec<&OwnedFd>>());
         in_own_session(command);
+        if let Some(terminal) = terminal.as_ref().and_then(|terminal| terminal.try_clone().ok()) {
+            command.stdin(terminal);
+            controls(command);
+        }
     }
 
     /// The restore was started. What it says of failures is said by this process.
@@ -188,13 +223,17 @@ impl Relay {
     /// Waits until the program has ended, or the link is lost, or this command is to end. The program and the relay go
     /// on.
     pub(super) fn wait(self, signals: &SignalPlan) {
-        let Self { id, control, .. } = self;
+        let Self { id, mut child, control, .. } = self;
         while !is_ready(&control) {
             if signals.stop.load(Ordering::Relaxed) {
                 return;
             }
         }
-        if let Some(folder) = Server::wait(&control, id) {
+        let folder = Server::wait(&control, id);
+        if folder.is_none() {
+            let _ = child.wait();
+        }
+        if let Some(folder) = folder {
             note!(
                 "gpucr: the connection with the source was lost. The program goes on; what it writes to its standard \
                  streams is kept in {}.",
@@ -211,7 +250,30 @@ fn is_ready(fd: &impl AsFd) -> bool {
     rustix::event::poll(&mut poll, Some(&time)).is_ok_and(|ready| ready > 0)
 }
 
-/// The same pipe under numbers that are not those of standard streams.
+/// A terminal of its own: where what is written to it can be read, and itself.
+fn open_terminal() -> io::Result<(OwnedFd, OwnedFd)> {
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    let control = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+    grantpt(&control)?;
+    unlockpt(&control)?;
+    let name = ptsname(&control, Vec::new())?;
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let terminal = rustix::fs::open(&name, flags, Mode::empty())?;
+    above_stdio((control, terminal))
+}
+
+/// Has a command, which leads a session, have its standard input as the terminal of that.
+fn controls(command: &mut Command) {
+    // SAFETY: ioctl is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| match libc::ioctl(0, libc::TIOCSCTTY, 0) {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        });
+    }
+}
+
+/// The same two under numbers that are not those of standard streams.
 fn above_stdio((reading, writing): (OwnedFd, OwnedFd)) -> io::Result<(OwnedFd, OwnedFd)> {
     let above = |fd: OwnedFd| match fd.as_raw_fd() {
         0..=2 => Ok(rustix::io::fcntl_dupfd_cloexec(&fd, 3)?),

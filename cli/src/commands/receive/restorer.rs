@@ -57,10 +57,10 @@ impl<'s> Restorer<'s> {
 
     /// A program whose streams were to be relayed, and that comes later, has its output kept.
     fn begin_relay_without_link(&mut self, record: &Record) -> Result<(), String> {
-        if let (Some(streams), None) = (record.relayed, &self.relay) {
-            let id = record.id.parse()?;
-            let silence = std::time::Duration::ZERO;
-            self.relay = Some(Relay::start(RelayedEnds { id, streams, link: None, silence })?);
+        if let (Some(streams), None) = (record.streams, &self.relay) {
+            let (id, silence) = (record.id.parse()?, std::time::Duration::ZERO);
+            let ends = RelayedEnds { id, streams, link: None, silence, keeps: record.relays };
+            self.relay = Some(Relay::start(ends)?);
         }
         Ok(())
     }

@@ -128,7 +128,7 @@ pub(crate) struct RestoreArgs {
     #[arg(long, hide = true, value_name = "FD", value_parser = clap::value_parser!(i32).range(3..),
           conflicts_with_all = ["on_demand", "share"])]
     pub(crate) loaded: Option<i32>,
-    /// Descriptors for its standard streams that were pipes, or `-` where there is none
+    /// Descriptors for its standard streams that were pipes, or nothing where there is none
     #[arg(long, hide = true, num_args = 1, value_name = "IN,OUT,ERR",
           conflicts_with_all = ["detach", "stdout", "stderr", "on_demand", "share"])]
     pub(crate) streams: Option<Streams>,

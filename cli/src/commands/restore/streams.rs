@@ -21,7 +21,7 @@ impl FromStr for Streams {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let number = |word: &str| match word {
-            "-" => Ok(None),
+            "" => Ok(None),
             word => word.parse().ok().filter(|fd| *fd > 2).map(Some).ok_or("it is no descriptor"),
         };
         let words: Vec<&str> = text.split(',').collect();
@@ -39,7 +39,7 @@ impl FromStr for Streams {
 
 impl std::fmt::Display for Streams {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let words = self.0.map(|fd| fd.map_or_else(|| "-".to_owned(), |fd| fd.to_string()));
+        let words = self.0.map(|fd| fd.map_or_else(String::new, |fd| fd.to_string()));
         f.write_str(&words.join(","))
     }
 }
@@ -79,9 +79,9 @@ mod tests {
     #[test]
     fn descriptors_are_read_as_they_are_written() {
         let streams = Streams([Some(7), None, Some(9)]);
-        assert_eq!(streams.to_string(), "7,-,9");
-        assert_eq!("7,-,9".parse(), Ok(streams));
-        for text in ["", "7,8", "7,8,9,10", "7,7,-", "0,4,5", "7,x,-", "-1,7,8"] {
+        assert_eq!(streams.to_string(), "7,,9");
+        assert_eq!("7,,9".parse(), Ok(streams));
+        for text in ["", "7,8", "7,8,9,10", "7,7,", "0,4,5", "7,x,", "-1,7,8"] {
             assert!(text.parse::<Streams>().is_err(), "{text}");
         }
     }

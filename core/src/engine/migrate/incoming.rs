@@ -170,8 +170,8 @@ impl Task<'_> {
         record.new_pids = self.wishes.new_pids;
         record.device_map.clone_from(&self.wishes.device_map);
         let coming = Coming::of(&manifest, &self.wishes.files_below)?;
-        check_streams(taken.relayed, &manifest)?;
-        record.relayed = taken.relayed;
+        record.streams = streams_of(taken.relayed, &manifest)?;
+        record.relays = taken.relayed.is_some();
         record.files = coming.as_ref().map(Coming::to_note).unwrap_or_default();
         record.write()?;
         let Taken { id: taken_id, mut writer, same_pids, same_network, ahead, .. } = taken;
@@ -207,19 +207,19 @@ impl Task<'_> {
         })
     }
 
-    /// Has the program get streams that are relayed, if that is wanted.
+    /// Has the program get streams that lead to a process of their own, if that is needed.
     fn relay(
         &self,
         record: &Record,
         id: MigrationId,
         restore: &mut dyn Restore,
     ) -> Result<(), Error> {
-        let Some(streams) = record.relayed else { return Ok(()) };
-        let link = self
-            .link
-            .ends()
+        let Some(streams) = record.streams else { return Ok(()) };
+        let link = record.relays.then(|| self.link.ends()).transpose();
+        let link = link
             .map_err(|source| Error::Io { what: "the link cannot be handed on".into(), source })?;
-        let ends = RelayedEnds { id, streams, link: Some(link), silence: self.link.silence() };
+        let (silence, keeps) = (self.link.silence(), record.relays);
+        let ends = RelayedEnds { id, streams, link, silence, keeps };
         restore.relay(ends).map_err(|why| Error::NotRelayed { why })
     }
 
@@ -345,14 +345,21 @@ impl Task<'_> {
     }
 }
 
-/// Checks that the program has the standard streams that are relayed.
-fn check_streams(relayed: Option<Relayed>, manifest: &Manifest) -> Result<(), Error> {
-    let Some(relayed) = relayed else { return Ok(()) };
-    let found = stdio::relayed(manifest.processes.iter().map(|process| &process.stdio));
-    match found.map(Relayed::of) {
-        Ok(found) if found == relayed => Ok(()),
-        Ok(_) => Err(Error::NotRelayed { why: "it has changed them since it was offered".into() }),
-        Err(why) => Err(Error::NotRelayed { why }),
+/// The standard streams of a program that lead to a process of their own: those that are relayed, which have to be those
+/// that were offered; and if none are, all of a program that has a terminal, which it cannot do without.
+fn streams_of(relayed: Option<Relayed>, manifest: &Manifest) -> Result<Option<Relayed>, Error> {
+    let found = stdio::found(manifest.processes.iter().map(|process| &process.stdio));
+    let found = found.map(|found| (Relayed::of(found), found.terminal.is_some()));
+    match (relayed, found) {
+        (None, Ok((_, false))) => Ok(None),
+        (None, Ok((found, true))) => Ok(Some(found)),
+        (Some(relayed), Ok((found, _))) if found == relayed => Ok(Some(found)),
+        (Some(_), Ok(_)) => {
+            Err(Error::NotRelayed { why: "it has changed them since it was offered".into() })
+        }
+        (Some(_), Err(why)) => Err(Error::NotRelayed { why }),
+        // What it has is /dev/null then, and CRIU says what it cannot do.
+        (None, Err(_)) => Ok(None),
     }
 }
 

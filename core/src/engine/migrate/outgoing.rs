@@ -35,7 +35,7 @@ use crate::engine::memory::Laid;
 use crate::engine::restore::{Outputs, stdio};
 use crate::host::process::ProcessInfo;
 use crate::image::trust::PrivateKey;
-use crate::image::{Committed, ImageError, Manifest, Recipient, Written};
+use crate::image::{Committed, ImageError, Manifest, Recipient, Stdio, Written};
 use crate::store::{ChunkId, ChunkSink, Compression, Entry, MAX_CHUNK, Stats, StoreError};
 
 mod files;
@@ -255,11 +255,16 @@ impl Outgoing {
     /// Takes hold of the ends of the program's standard streams, if they are relayed.
     fn hold_streams(&self, outline: &Manifest) -> Result<Option<Relayed>, Error> {
         if !self.relays {
-            *self.unread.lock() = stdio::lost(&outline.processes, &Outputs::default());
+            let mut unread = stdio::lost(&outline.processes, &Outputs::default());
+            let mut streams = outline.processes.iter().flat_map(|process| &process.stdio);
+            if streams.any(|stream| matches!(stream, Stdio::Terminal { .. })) {
+                unread.push("terminal");
+            }
+            *self.unread.lock() = unread;
             return Ok(None);
         }
         let ends = Ends::open(&outline.processes)?;
-        let relayed = Relayed::of(ends.pipes());
+        let relayed = Relayed::of(ends.found());
         *self.ends.lock() = Some(ends);
         Ok(Some(relayed))
     }

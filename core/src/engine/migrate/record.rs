@@ -121,22 +121,27 @@ pub struct Record {
     /// Of a destination: files of the program that it makes, or has made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<MadeFile>,
-    /// Of a destination: which standard streams of the program are relayed, if that is wanted.
+    /// Of a destination: which standard streams of the program lead to a process that reads them, if one is needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub relayed: Option<Relayed>,
+    pub streams: Option<Relayed>,
+    /// Of a destination: whether these are relayed, so that what cannot be is kept.
+    #[serde(default)]
+    pub relays: bool,
 }
 
-/// What the process gets that relays at the destination.
+/// What the process gets that has the other ends of a program's standard streams at the destination.
 #[derive(Debug)]
 pub struct RelayedEnds {
     /// The migration.
     pub id: MigrationId,
     /// Which streams.
     pub streams: Relayed,
-    /// Both ends of the link, from which to read and to which to write; none if it is lost.
+    /// Both ends of the link, from which to read and to which to write; none if it is lost, or nothing is relayed.
     pub link: Option<[OwnedFd; 2]>,
     /// How long the other side may be silent.
     pub silence: Duration,
+    /// Whether what nobody reads any more is kept.
+    pub keeps: bool,
 }
 
 /// A program that was brought back.
@@ -155,7 +160,7 @@ pub trait Restore {
     /// Is given all of its device memory, for the processes that are made next.
     fn give(&mut self, memory: LoadedMemory);
 
-    /// Has the program get standard streams that are relayed, when it is made next. Until the program runs and the source
+    /// Has the program get standard streams that lead to a process of their own, when it is made next. Until the program runs and the source
     /// has heard that, the link is this process's.
     ///
     /// # Errors
@@ -196,7 +201,8 @@ impl Record {
             new_pids: false,
             device_map: Vec::new(),
             files: Vec::new(),
-            relayed: None,
+            streams: None,
+            relays: false,
         }
     }
 

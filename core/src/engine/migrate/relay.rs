@@ -19,7 +19,7 @@ pub use serve::Server;
 pub use source::Relaying;
 
 /// What each stream is called.
-const NAMES: [&str; 3] = ["stdin", "stdout", "stderr"];
+const NAMES: [&str; 4] = ["stdin", "stdout", "stderr", "terminal"];
 
 /// How a program has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -60,22 +60,37 @@ fn pipes_of<'s>(streams: impl Iterator<Item = &'s [Stdio; 3]>) -> BTreeMap<u64, 
     pipes
 }
 
-/// The pipe that all these processes have as each standard stream, by its inode, if some have one. A pipe that is two
-/// outputs is the first of them.
+/// What all processes of a program have as standard streams, as far as that can be relayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(in crate::engine) struct Found {
+    /// The pipe that is each of them, by its inode. A pipe that is both outputs is the first of them.
+    pub(in crate::engine) pipes: [Option<u64>; 3],
+    /// The terminal that is any of them, by its number.
+    pub(in crate::engine) terminal: Option<u64>,
+}
+
+/// Finds the pipes and the terminal that the processes with these standard streams have.
 ///
 /// # Errors
-/// They have several, or one for input and output: what reaches one place cannot be told apart any more.
-pub(in crate::engine) fn relayed<'s>(
-    streams: impl Iterator<Item = &'s [Stdio; 3]>,
-) -> Result<[Option<u64>; 3], String> {
-    let mut found = [None; 3];
-    for (inode, numbers) in pipes_of(streams) {
+/// They have several as one stream, or a pipe for input and output: what reaches one place cannot be told apart any more.
+pub(in crate::engine) fn found<'s>(
+    streams: impl Iterator<Item = &'s [Stdio; 3]> + Clone,
+) -> Result<Found, String> {
+    let mut found = Found::default();
+    for (inode, numbers) in pipes_of(streams.clone()) {
         let first = numbers.iter().copied().min().unwrap_or(1);
         if first == 0 && numbers.iter().any(|number| *number != 0) {
             return Err("a pipe is both its input and its output".into());
         }
-        if found[first].replace(inode).is_some() {
+        if found.pipes[first].replace(inode).is_some() {
             return Err(format!("its processes have different pipes as {}", NAMES[first]));
+        }
+    }
+    for stream in streams.flatten() {
+        if let Stdio::Terminal { rdev, .. } = stream
+            && found.terminal.replace(*rdev).is_some_and(|other| other != *rdev)
+        {
+            return Err("it has several terminals".into());
         }
     }
     Ok(found)
@@ -172,5 +187,28 @@ fn stream(number: usize, detached: bool) -> std::io::Result<OwnedFd> {
         0 => std::io::stdin().as_fd().try_clone_to_owned(),
         1 => std::io::stdout().as_fd().try_clone_to_owned(),
         _ => std::io::stderr().as_fd().try_clone_to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_reaches_one_place_can_be_told_apart_or_is_refused() {
+        let pipe = |inode| Stdio::Pipe { inode };
+        let terminal = |rdev| Stdio::Terminal { path: "/dev/pts/1".into(), rdev, dev: 1 };
+        let found = |streams: &[[Stdio; 3]]| found(streams.iter());
+        let both = [[pipe(1), pipe(2), pipe(2)], [Stdio::DevNull, pipe(2), terminal(5)]];
+        let expected = Found { pipes: [Some(1), Some(2), None], terminal: Some(5) };
+        assert_eq!(found(&both), Ok(expected));
+        assert_eq!(found(&[]), Ok(Found::default()));
+        for refused in [
+            [[pipe(1), pipe(2), pipe(3)], [pipe(1), pipe(4), pipe(3)]],
+            [[pipe(1), pipe(1), pipe(3)], [pipe(1), pipe(1), pipe(3)]],
+            [[terminal(5), pipe(1), pipe(1)], [terminal(6), pipe(1), pipe(1)]],
+        ] {
+            assert!(found(&refused).is_err(), "{refused:?}");
+        }
     }
 }

@@ -14,7 +14,8 @@ const MOST: u64 = 32 << 20;
 /// A file that has the last of what came, with an old one.
 #[derive(Debug)]
 pub(super) struct Kept {
-    path: PathBuf,
+    /// None if nothing is kept.
+    path: Option<PathBuf>,
     most: u64,
     /// The file, and what is in it.
     file: Option<(File, u64)>,
@@ -26,9 +27,9 @@ pub(super) fn folder(id: MigrationId) -> PathBuf {
 }
 
 impl Kept {
-    /// What has this name in the folder, which is made when something comes.
-    pub(super) fn new(folder: &Path, name: &str) -> Self {
-        Self { path: folder.join(name), most: MOST, file: None }
+    /// What has this name in the folder, which is made when something comes. Without a folder nothing is kept.
+    pub(super) fn new(folder: Option<&Path>, name: &str) -> Self {
+        Self { path: folder.map(|folder| folder.join(name)), most: MOST, file: None }
     }
 
     /// Of at most so many bytes.
@@ -39,24 +40,22 @@ impl Kept {
 
     /// Keeps what has come. What cannot be written is lost: the program goes on.
     pub(super) fn write(&mut self, bytes: &[u8]) {
-        if bytes.is_empty() {
-            return;
-        }
-        if let Err(error) = self.try_to(bytes) {
-            tracing::warn!(%error, path = %self.path.display(), "what a program writes is lost");
+        let Some(path) = self.path.clone().filter(|_| !bytes.is_empty()) else { return };
+        if let Err(error) = self.try_to(bytes, &path) {
+            tracing::warn!(%error, path = %path.display(), "what a program writes is lost");
         }
     }
 
-    fn try_to(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn try_to(&mut self, bytes: &[u8], path: &Path) -> io::Result<()> {
         if self.file.as_ref().is_some_and(|(_, has)| *has >= self.most) {
             self.file = None;
-            let mut old = self.path.clone().into_os_string();
+            let mut old = path.as_os_str().to_owned();
             old.push(".old");
-            std::fs::rename(&self.path, old)?;
+            std::fs::rename(path, old)?;
         }
         let (file, has) = match &mut self.file {
             Some(file) => file,
-            none => none.insert((create(&self.path)?, 0)),
+            none => none.insert((create(path)?, 0)),
         };
         file.write_all(bytes)?;
         *has += bytes.len() as u64;

@@ -7,6 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use rustix::termios::{OptionalActions, OutputModes};
+
 use super::flow::{Giver, Taker, senseless};
 use super::kept::{self, Kept};
 use super::{NAMES, ProgramEnd};
@@ -27,8 +29,11 @@ pub struct Server {
     pub id: MigrationId,
     /// The link; none if it is lost.
     pub link: Option<Link>,
-    /// Ends of the pipes that the program has as standard streams: one to write to, two to read from.
-    pub streams: [Option<OwnedFd>; 3],
+    /// Ends of the pipes that the program has as standard streams, one to write to and two to read from, and of its
+    /// terminal, to read from.
+    pub streams: [Option<OwnedFd>; 4],
+    /// Whether what nobody reads any more is kept.
+    pub keeps: bool,
     /// What the restore says of the program, one JSON object on a line.
     pub events: File,
     /// To who has started it.
@@ -63,7 +68,7 @@ impl Server {
     /// # Errors
     /// The streams cannot be used. Nothing is relayed if the program does not come to running.
     pub fn serve(self) -> io::Result<()> {
-        let Self { id, link, streams, events, mut control } = self;
+        let Self { id, link, mut streams, keeps, events, mut control } = self;
         for stream in streams.iter().flatten() {
             rustix::io::ioctl_fionbio(stream, true)?;
         }
@@ -71,24 +76,44 @@ impl Server {
             // The program does not come.
             return Ok(());
         }
-        relay(link, streams, events, &kept::folder(id), &control);
+        if let Some(terminal) = &streams[3] {
+            unprocessed(terminal);
+        }
+        if !keeps {
+            // It finds an end there, as in /dev/null.
+            streams[0] = None;
+        }
+        let folder = keeps.then(|| kept::folder(id));
+        relay(link, streams, events, folder.as_deref(), &control);
         Ok(())
     }
 }
 
-/// Relays, and keeps in the folder what cannot be relayed.
+/// Output to a terminal comes as the program writes it: the terminal at the source makes of it what it did before.
+fn unprocessed(terminal: &OwnedFd) {
+    let done = rustix::termios::tcgetattr(terminal).and_then(|mut modes| {
+        modes.output_modes.remove(OutputModes::OPOST);
+        rustix::termios::tcsetattr(terminal, OptionalActions::Now, &modes)
+    });
+    if let Err(error) = done {
+        tracing::debug!(%error, "what a program writes to its terminal is processed twice");
+    }
+}
+
+/// Relays, and keeps in the folder what cannot be relayed; without one nobody gets it.
 pub(super) fn relay(
     link: Option<Link>,
-    [stdin, stdout, stderr]: [Option<OwnedFd>; 3],
+    [stdin, outs @ ..]: [Option<OwnedFd>; 4],
     events: File,
-    folder: &Path,
+    folder: Option<&Path>,
     mut control: &UnixStream,
 ) {
     let link = link.map(Arc::new);
     let pulse = link.clone().map(Pulse::start);
     let link = link.as_deref();
-    let relayed = [&stdin, &stdout, &stderr].map(Option::is_some);
-    let (input, outputs) = (Taker::new(0), [Giver::new(1), Giver::new(2)]);
+    let [stdout, stderr, terminal] = [&outs[0], &outs[1], &outs[2]].map(Option::is_some);
+    let relayed = [stdin.is_some(), stdout, stderr, terminal];
+    let (input, outputs) = (Taker::new(0), [Giver::new(1), Giver::new(2), Giver::new(3)]);
     let end = OnceLock::new();
     std::thread::scope(|scope| {
         if let Some(to) = stdin {
@@ -96,9 +121,9 @@ pub(super) fn relay(
             scope.spawn(move || input.run(to, link));
         }
         let mut giving = Vec::new();
-        for (giver, (number, from)) in outputs.iter().zip([(1, stdout), (2, stderr)]) {
+        for ((giver, from), name) in outputs.iter().zip(outs).zip(&NAMES[1..]) {
             let Some(from) = from else { continue };
-            let kept = Kept::new(folder, NAMES[number]);
+            let kept = Kept::new(folder, name);
             giving.push(scope.spawn(move || giver.run(from, link, Some(kept))));
         }
         let watching = scope.spawn(|| {
@@ -109,14 +134,16 @@ pub(super) fn relay(
         if let Err(error) = &heard {
             tracing::warn!(%error, "the standard streams of a program are not relayed any more");
             link.into_iter().for_each(Link::cut);
-            let _ = control.write_all(&[LOST]);
+            if folder.is_some() {
+                let _ = control.write_all(&[LOST]);
+            }
             outputs.iter().for_each(Giver::lose);
         }
         // These end with the program, or have.
         giving.into_iter().for_each(|thread| drop(thread.join()));
         let _ = watching.join();
         input.end();
-        if heard.is_err() {
+        if let (Err(_), Some(folder)) = (heard, folder) {
             kept::note_end(folder, end.get().copied().unwrap_or(ProgramEnd::Unknown));
         }
     });
@@ -125,9 +152,9 @@ pub(super) fn relay(
 
 /// What hears the other side.
 struct Relay<'r> {
-    relayed: [bool; 3],
+    relayed: [bool; 4],
     input: &'r Taker,
-    outputs: &'r [Giver; 2],
+    outputs: &'r [Giver; 3],
     end: &'r OnceLock<ProgramEnd>,
 }
 
@@ -166,7 +193,7 @@ impl Relay<'_> {
 
     fn output(&self, stream: u32) -> Result<&Giver, LinkError> {
         match stream {
-            1 | 2 if self.relayed[stream as usize] => Ok(&self.outputs[stream as usize - 1]),
+            1..=3 if self.relayed[stream as usize] => Ok(&self.outputs[stream as usize - 1]),
             _ => Err(senseless("it speaks of a stream that is not relayed")),
         }
     }

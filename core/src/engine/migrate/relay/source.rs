@@ -32,15 +32,15 @@ impl Relaying {
     /// The link was lost, or gpucr was asked to end: the program goes on, and the destination keeps what it writes.
     pub fn run(self) -> Result<ProgramEnd, LinkError> {
         let Self { link, ends, _pulse } = self;
-        let relayed = Relayed::of(ends.pipes());
-        let (input, outputs) = (Giver::new(0), [Taker::new(1), Taker::new(2)]);
-        let [stdin, stdout, stderr] = ends.ends;
+        let relayed = Relayed::of(ends.found());
+        let (input, outputs) = (Giver::new(0), [Taker::new(1), Taker::new(2), Taker::new(3)]);
+        let [stdin, outs @ ..] = ends.ends;
         std::thread::scope(|scope| {
             match stdin {
                 Some(from) => drop(scope.spawn(|| input.run(from, Some(&link), None))),
                 None => input.lose(),
             }
-            for (taker, (number, to)) in outputs.iter().zip([(1, stdout), (2, stderr)]) {
+            for ((taker, to), number) in outputs.iter().zip(outs).zip(1..) {
                 let link = &link;
                 match to {
                     Some(to) => drop(scope.spawn(move || taker.run(to, Some(link)))),
@@ -66,7 +66,7 @@ struct Hearing<'r> {
     link: &'r Link,
     relayed: Relayed,
     input: &'r Giver,
-    outputs: &'r [Taker; 2],
+    outputs: &'r [Taker; 3],
 }
 
 impl Hearing<'_> {
@@ -111,7 +111,7 @@ impl Hearing<'_> {
 
     fn output(&self, stream: u32) -> Result<&Taker, LinkError> {
         match stream {
-            1 | 2 if self.relayed.0[stream as usize] => Ok(&self.outputs[stream as usize - 1]),
+            1..=3 if self.relayed.0[stream as usize] => Ok(&self.outputs[stream as usize - 1]),
             _ => Err(senseless("it sends a stream that is not relayed")),
         }
     }

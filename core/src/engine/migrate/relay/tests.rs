@@ -18,6 +18,7 @@ use super::serve::relay;
 use super::*;
 use crate::engine::migrate::link::{Link, LinkError, Pulse};
 use crate::engine::migrate::message::MAX_PART;
+use crate::engine::restore::stdio::Found;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -45,7 +46,7 @@ struct There {
 }
 
 fn there(link: Option<Link>) -> There {
-    let (mut streams, mut far) = ([None, None, None], [None, None, None]);
+    let (mut streams, mut far) = ([None, None, None], [None, None, None, None]);
     for number in 0..3 {
         let (own, relayed) = pipe(number, true);
         (streams[number], far[number]) = (Some(own), Some(relayed));
@@ -54,7 +55,7 @@ fn there(link: Option<Link>) -> There {
     let (control, theirs) = UnixStream::pair().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_owned();
-    let relay = std::thread::spawn(move || relay(link, far, events.into(), &path, &theirs));
+    let relay = std::thread::spawn(move || relay(link, far, events.into(), Some(&path), &theirs));
     There { streams, events: Some(said.into()), control, folder, relay }
 }
 
@@ -81,14 +82,15 @@ struct Here {
 }
 
 fn here(link: Link) -> Here {
-    let (mut streams, mut ends) = ([None, None, None], [None, None, None]);
+    let (mut streams, mut ends) = ([None, None, None], [None, None, None, None]);
     for number in 0..3 {
         let (own, relayed) = pipe(number, false);
         (streams[number], ends[number]) = (Some(own), Some(relayed));
     }
     let link = Arc::new(link);
     let pulse = Pulse::start(link.clone());
-    let relaying = Relaying::new(link, Ends::of([Some(1), Some(2), Some(3)], ends), pulse);
+    let found = Found { pipes: [Some(1), Some(2), Some(3)], terminal: None };
+    let relaying = Relaying::new(link, Ends::of(found, ends), pulse);
     Here { streams, ended: std::thread::spawn(move || relaying.run()) }
 }
 
@@ -228,7 +230,7 @@ fn without_a_link_all_is_kept() {
 #[test]
 fn the_last_of_what_comes_is_kept() {
     let folder = tempfile::tempdir().unwrap();
-    let mut kept = Kept::new(folder.path(), "stdout").with_most(4);
+    let mut kept = Kept::new(Some(folder.path()), "stdout").with_most(4);
     for part in ["0123", "4567", "89"] {
         kept.write(part.as_bytes());
     }
