@@ -1,7 +1,9 @@
-//! Programs whose standard streams are pipes.
+//! Programs whose standard streams are pipes, or a terminal.
 
 use std::fs::File;
-use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::io::{PipeWriter, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -31,11 +33,35 @@ impl Pipes {
         let (input, to_program) = std::io::pipe()?;
         let (from_program, output) = std::io::pipe()?;
         command.stdin(input).stdout(output);
+        Self::reading(OwnedFd::from(from_program).into(), Some(to_program), log)
+    }
+
+    fn reading(from: File, input: Option<PipeWriter>, log: &Path) -> Result<Self> {
         let file = File::create(log)?;
         let is_idle = Arc::new(AtomicBool::new(false));
         let idle = is_idle.clone();
-        let reading = std::thread::spawn(move || pass_on(from_program, file, &idle));
-        Ok(Self { input: Some(to_program), reading, is_idle })
+        let reading = std::thread::spawn(move || pass_on(from, file, &idle));
+        Ok(Self { input, reading, is_idle })
+    }
+
+    /// A command whose terminal, and all of whose standard streams, are a new one, of a session of its own.
+    fn terminal(command: &mut Command, log: &Path) -> Result<Self> {
+        use rustix::fs::{Mode, OFlags};
+        use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+        let control = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+        grantpt(&control)?;
+        unlockpt(&control)?;
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let terminal = rustix::fs::open(ptsname(&control, Vec::new())?, flags, Mode::empty())?;
+        command.stdin(terminal.try_clone()?).stdout(terminal.try_clone()?).stderr(terminal);
+        // SAFETY: ioctl is async-signal-safe. It comes after the session was made.
+        unsafe {
+            command.pre_exec(|| match libc::ioctl(0, libc::TIOCSCTTY, 0) {
+                -1 => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            });
+        }
+        Self::reading(control.into(), None, log)
     }
 
     /// Whoever reads the output does so no more, or goes on.
@@ -67,15 +93,17 @@ impl Pipes {
     }
 }
 
-fn pass_on(mut from: PipeReader, mut to: File, is_idle: &AtomicBool) -> std::io::Result<()> {
+fn pass_on(mut from: File, mut to: File, is_idle: &AtomicBool) -> std::io::Result<()> {
     let mut part = vec![0; 4096];
     loop {
         while is_idle.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        match from.read(&mut part)? {
-            0 => return Ok(()),
-            len => to.write_all(&part[..len])?,
+        match from.read(&mut part) {
+            Ok(0) => return Ok(()),
+            // So a terminal ends.
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => return Ok(()),
+            read => to.write_all(&part[..read?])?,
         }
     }
 }
@@ -107,6 +135,25 @@ impl Lab {
         command.arg(binary("workload")).args(args);
         let (mut program, pipes) = self.spawn_in_pipes(command)?;
         program.pace = pace;
+        program.wait_for("step ")?;
+        Ok((program, pipes))
+    }
+
+    /// The same with a terminal.
+    ///
+    /// # Errors
+    /// As [`Lab::at_work`].
+    pub fn at_work_at_terminal(&self, name: &str, args: &[&str]) -> Result<(Program, Pipes)> {
+        let (args, pace) = self.pace(&[&[name], args].concat())?;
+        let mut command = self.gpucr();
+        command.args(["run", "--device", "soft", "--"]).arg(binary("workload")).args(args);
+        in_own_session(&mut command);
+        let log = self.path("log");
+        let pipes = Pipes::terminal(&mut command, &log)?;
+        let child = command.spawn().context("the program starts")?;
+        // The test's own ends of the terminal are closed with it.
+        drop(command);
+        let mut program = Program { pid: child.id(), child: Some(child), log, pace };
         program.wait_for("step ")?;
         Ok((program, pipes))
     }

@@ -86,6 +86,8 @@ pub(super) struct Relay {
     control: UnixStream,
     /// What the restore says of the program.
     events: OwnedFd,
+    /// Whether somebody is told what becomes of the program's streams.
+    keeps: bool,
     /// Until the restore was started.
     near: Option<Near>,
 }
@@ -146,6 +148,7 @@ impl Relay {
             child,
             control,
             events,
+            keeps,
             near: Some(Near { streams: near, terminal: its_terminal, said }),
         })
     }
@@ -223,7 +226,10 @@ impl Relay {
     /// Waits until the program has ended, or the link is lost, or this command is to end. The program and the relay go
     /// on.
     pub(super) fn wait(self, signals: &SignalPlan) {
-        let Self { id, mut child, control, .. } = self;
+        let Self { id, mut child, control, keeps, .. } = self;
+        if !keeps {
+            return;
+        }
         while !is_ready(&control) {
             if signals.stop.load(Ordering::Relaxed) {
                 return;
@@ -235,7 +241,7 @@ impl Relay {
         }
         if let Some(folder) = folder {
             note!(
-                "gpucr: the connection with the source was lost. The program goes on; what it writes to its standard \
+                "gpucr: there is no connection with the source. The program goes on; what it writes to its standard \
                  streams is kept in {}.",
                 folder.display()
             );

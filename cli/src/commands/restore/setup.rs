@@ -65,7 +65,7 @@ pub(super) fn options(
     };
     let outputs = match &args.streams {
         Some(streams) => streams.take().map_err(io_error("--streams is for gpucr's own use"))?,
-        None => Outputs { stdin: None, stdout, stderr },
+        None => Outputs { stdout, stderr, ..Outputs::default() },
     };
     Ok(Options {
         outputs,

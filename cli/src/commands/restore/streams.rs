@@ -54,7 +54,8 @@ impl Streams {
             Ok(fd.map(descriptor).transpose()?.map(|fd| Arc::new(File::from(fd))))
         };
         let [stdin, stdout, stderr] = self.0;
-        Ok(Outputs { stdin: take(stdin)?, stdout: take(stdout)?, stderr: take(stderr)? })
+        let (stdin, stdout, stderr) = (take(stdin)?, take(stdout)?, take(stderr)?);
+        Ok(Outputs { stdin, stdout, stderr, stands_in: true })
     }
 }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::termios::{OptionalActions, OutputModes};
 
 use crate::engine::error::Error;
 use crate::host::criu::InheritFd;
@@ -27,6 +28,8 @@ pub struct Outputs {
     pub stdout: Option<Arc<File>>,
     /// Its standard error.
     pub stderr: Option<Arc<File>>,
+    /// Whether its terminal stands in for another, which processes what the program writes there.
+    pub stands_in: bool,
 }
 
 /// What each stream of a program is called.
@@ -167,15 +170,52 @@ pub(super) fn append(processes: &[Process]) {
 }
 
 fn append_to(pid: u32, number: i32) -> std::io::Result<()> {
-    let pid = raw_pid(pid).ok_or(std::io::ErrorKind::NotFound)?;
-    let process = pidfd_open(pid, PidfdFlags::empty())?;
-    // The same open file as theirs.
-    let file = File::from(pidfd_getfd(process, number, PidfdGetfdFlags::empty())?);
+    let file = stream_of(pid, number)?;
     if file.metadata()?.is_file() {
         let flags = rustix::fs::fcntl_getfl(&file)?;
         rustix::fs::fcntl_setfl(&file, flags | OFlags::APPEND)?;
     }
     Ok(())
+}
+
+/// Has the terminal of the processes, which do not run yet, pass on what they write as it is, if it stands in for another:
+/// that makes of it what it did before.
+pub(super) fn pass_on_unprocessed(processes: &[Process], outputs: &Outputs) {
+    if !outputs.stands_in {
+        return;
+    }
+    for process in processes {
+        let is_terminal = |number: &usize| matches!(process.stdio[*number], Stdio::Terminal { .. });
+        let Some(number) = [0, 1, 2].iter().find(|number| is_terminal(number)) else { continue };
+        if let Err(error) = unprocessed(process.pid, *number as i32) {
+            tracing::warn!(%error, pid = process.pid, "what it writes to its terminal is processed twice");
+        }
+        return;
+    }
+}
+
+fn unprocessed(pid: u32, number: i32) -> std::io::Result<()> {
+    let terminal = stream_of(pid, number)?;
+    let mut modes = rustix::termios::tcgetattr(&terminal)?;
+    modes.output_modes.remove(OutputModes::OPOST);
+    // SAFETY: sets are made and used; the mask is this thread's, and is put back. Without SIGTTOU a process that is not in
+    // the foreground of its terminal, as this one by now, would be stopped here.
+    unsafe {
+        let (mut set, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGTTOU);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
+        let done = rustix::termios::tcsetattr(&terminal, OptionalActions::Now, &modes);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        Ok(done?)
+    }
+}
+
+/// The same open file as that of the process.
+fn stream_of(pid: u32, number: i32) -> std::io::Result<File> {
+    let pid = raw_pid(pid).ok_or(std::io::ErrorKind::NotFound)?;
+    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    Ok(File::from(pidfd_getfd(process, number, PidfdGetfdFlags::empty())?))
 }
 
 fn stream(number: usize, detached: bool) -> std::io::Result<OwnedFd> {

@@ -7,8 +7,6 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use rustix::termios::{OptionalActions, OutputModes};
-
 use super::flow::{Giver, Taker, senseless};
 use super::kept::{self, Kept};
 use super::{NAMES, ProgramEnd};
@@ -76,9 +74,6 @@ impl Server {
             // The program does not come.
             return Ok(());
         }
-        if let Some(terminal) = &streams[3] {
-            unprocessed(terminal);
-        }
         if !keeps {
             // It finds an end there, as in /dev/null.
             streams[0] = None;
@@ -86,17 +81,6 @@ impl Server {
         let folder = keeps.then(|| kept::folder(id));
         relay(link, streams, events, folder.as_deref(), &control);
         Ok(())
-    }
-}
-
-/// Output to a terminal comes as the program writes it: the terminal at the source makes of it what it did before.
-fn unprocessed(terminal: &OwnedFd) {
-    let done = rustix::termios::tcgetattr(terminal).and_then(|mut modes| {
-        modes.output_modes.remove(OutputModes::OPOST);
-        rustix::termios::tcsetattr(terminal, OptionalActions::Now, &modes)
-    });
-    if let Err(error) = done {
-        tracing::debug!(%error, "what a program writes to its terminal is processed twice");
     }
 }
 
