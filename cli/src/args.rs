@@ -15,7 +15,7 @@ use crate::commands::logs::LogsArgs;
 use crate::commands::ls::LsArgs;
 use crate::commands::migrate::MigrateArgs;
 use crate::commands::ps::PsArgs;
-use crate::commands::receive::ReceiveArgs;
+use crate::commands::receive::{ReceiveArgs, RelayArgs};
 use crate::commands::report::ReportArgs;
 use crate::commands::restore::RestoreArgs;
 use crate::commands::restore::namespace::InitArgs;
@@ -81,6 +81,8 @@ pub(crate) enum Command {
     Watchdog,
     #[command(hide = true)]
     Init(InitArgs),
+    #[command(hide = true)]
+    Relay(RelayArgs),
     #[command(hide = true)]
     WarmHolder,
     #[command(hide = true)]

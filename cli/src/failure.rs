@@ -51,6 +51,11 @@ impl CliError {
         self.help.as_deref()
     }
 
+    /// The same with another exit code.
+    pub(crate) fn code(self, code: u8) -> Self {
+        Self { code, ..self }
+    }
+
     pub(crate) fn state(mut self, state: impl Into<String>) -> Self {
         self.state = Some(state.into());
         self

@@ -65,6 +65,7 @@ fn main() -> ExitCode {
         Command::Completions(args) => commands::generate::completions(&args, Args::command()),
         Command::GenerateMan(args) => commands::generate::man(&args, Args::command()),
         Command::Watchdog => commands::watchdog::run(),
+        Command::Relay(args) => commands::receive::relay(&args),
         Command::Init(args) => commands::restore::namespace::init(&args),
         Command::WarmHolder => commands::warm::hold(),
         Command::SharingHolder => commands::restore::hold(),

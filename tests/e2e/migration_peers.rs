@@ -16,7 +16,7 @@ fn message(kind: u8, fields: &[&[u8]]) -> Vec<u8> {
 }
 
 fn hello() -> Vec<u8> {
-    message(0, &[&8u32.to_le_bytes(), &3u32.to_le_bytes(), b"odd", &2u32.to_le_bytes()])
+    message(0, &[&9u32.to_le_bytes(), &3u32.to_le_bytes(), b"odd", &2u32.to_le_bytes()])
 }
 
 /// Whatever the other side says, the program runs on.
@@ -34,8 +34,8 @@ fn a_hostile_destination_changes_nothing() -> Result<()> {
         ("no protocol", b"SSH-2.0-OpenSSH_9.9\r\n".repeat(10), &["is not gpucr: it said `SSH-2.0"]),
         (
             "another version",
-            message(0, &[&9u32.to_le_bytes(), &text(b"9.9"), &2u32.to_le_bytes()]),
-            &["gpucr 9.9 with version 9"],
+            message(0, &[&10u32.to_le_bytes(), &text(b"9.9"), &2u32.to_le_bytes()]),
+            &["gpucr 9.9 with version 10"],
         ),
         ("no answer", hello(), &["was silent"]),
         (

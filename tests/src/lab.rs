@@ -190,7 +190,7 @@ impl Lab {
     }
 
     /// The arguments of a workload that stops short of its end, if they say how many steps it does.
-    fn pace(&self, args: &[&str]) -> Result<(Vec<String>, Option<Held>)> {
+    pub(crate) fn pace(&self, args: &[&str]) -> Result<(Vec<String>, Option<Held>)> {
         let mut paced: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         let steps = args.iter().position(|arg| *arg == "--steps").and_then(|at| args.get(at + 1));
         let steps: usize = steps.map_or(Ok(0), |steps| steps.parse())?;

@@ -89,6 +89,14 @@ impl Side {
         matches!(self.child.try_wait(), Ok(None))
     }
 
+    /// What it has written to its standard output so far.
+    pub fn said(&self) -> String {
+        use std::os::unix::fs::FileExt;
+        let mut said = vec![0; 1 << 16];
+        let len = self.out.read_at(&mut said, 0).unwrap_or_default();
+        String::from_utf8_lossy(&said[..len]).into_owned()
+    }
+
     /// Waits for its end.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 mod args;
 mod connect;
+mod relaying;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -19,9 +20,9 @@ pub(crate) use args::{MigrateArgs, plain_directory};
 pub(crate) use connect::{accept, descriptor, given, link};
 
 use crate::commands::dump::{about, prepare_timeline, write_timeline};
-use crate::commands::{Outcome, inside, io_error, print_json, say};
+use crate::commands::{Outcome, inside, io_error, note, print_json, say};
 use crate::events::Events;
-use crate::failure::{CliError, FAILED};
+use crate::failure::{self, CliError, FAILED};
 use crate::{display, signals};
 
 pub(crate) fn run(args: &MigrateArgs) -> Outcome {
@@ -61,6 +62,7 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
         streams: args.wanted_streams()?,
         copies_files: args.files == FilesArg::Copy,
         tight_disk: args.tight_disk,
+        relays: args.relay,
         sign: sign.map(Arc::new),
         safety_image: args.safety_image.clone(),
         stop: signals.stop.clone(),
@@ -71,10 +73,11 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
         link.set_bandwidth(bandwidth);
     }
     let progress = events.following(display::progress(args.json));
-    let migrated = migrate::migrate(link, &wishes, &progress);
+    let mut migrated = migrate::migrate(link, &wishes, &progress);
     drop(progress);
+    let relaying = migrated.as_mut().ok().and_then(|migrated| migrated.relaying.take());
     // What the other side had to say of it is said before this command ends.
-    drop(other);
+    let other = other.filter(|_| relaying.is_some());
     // The timeline of a migration that failed is written too.
     let written = timeline
         .map_or(Ok(()), |output| write_timeline(output, &wishes.timeline, facts(pid, &migrated)));
@@ -86,8 +89,14 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
     migrated.pid = pid;
     events.say("migrated", json!(migrated));
     tell(args, &migrated)?;
-    written.map_err(|error| error.state("The program was migrated."))?;
-    Ok(ExitCode::SUCCESS)
+    let written = written.map_err(|error| error.state("The program was migrated."));
+    let Some(relaying) = relaying else { return written.map(|()| ExitCode::SUCCESS) };
+    if let Err(error) = written {
+        failure::show(error);
+    }
+    let ended = relaying::relay(relaying, &migrated.migration, &events);
+    drop(other);
+    ended
 }
 
 /// What the timeline says of the migration.
@@ -109,6 +118,7 @@ fn facts(pid: u32, migrated: &Result<Migrated, MigrateFailure>) -> Vec<Fact> {
 }
 
 fn tell(args: &MigrateArgs, migrated: &Migrated) -> Outcome {
+    say_unread(migrated);
     if args.json {
         print_json(migrated)?;
         return Ok(ExitCode::SUCCESS);
@@ -127,6 +137,16 @@ fn tell(args: &MigrateArgs, migrated: &Migrated) -> Outcome {
         ),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Output that nobody reads there, and how somebody could.
+fn say_unread(migrated: &Migrated) {
+    if !migrated.unread.is_empty() {
+        let streams = migrated.unread.join(" and ");
+        note!(
+            "Nobody reads the program's {streams} there: with --relay gpucr relays what it writes."
+        );
+    }
 }
 
 impl From<MigrateFailure> for CliError {

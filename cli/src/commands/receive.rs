@@ -1,26 +1,30 @@
 //! `gpucr receive`.
 
+mod relay;
+mod restorer;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use gpucr_core::migrate::{
-    self, Brought, Incoming, Link, MigrationId, Place, ReceiveFailure, Received, Record, Remains,
-    Restore, Side, State,
+    self, Incoming, Link, MigrationId, Place, ReceiveFailure, Received, Record, Remains, Side,
+    State,
 };
-use gpucr_core::restore::{LoadedMemory, MappedDevice};
+use gpucr_core::restore::MappedDevice;
 use gpucr_core::{Error, image, library};
 
 use crate::commands::key::TrustArgs;
 use crate::commands::migrate::{accept, given, plain_directory};
-use crate::commands::restore::{Held, hand_memory, hold_back};
 use crate::commands::{Outcome, io_error, key, note, print_json, say};
 use crate::display;
 use crate::failure::{CliError, FAILED};
 use crate::say::note_json;
 use crate::signals::{self, SignalPlan};
 use crate::values::interval;
+pub(crate) use relay::{RelayArgs, run as relay};
+use restorer::Restorer;
 
 /// Take a running program from another host
 ///
@@ -144,10 +148,13 @@ pub(crate) fn run(args: &ReceiveArgs) -> Outcome {
     let received = migrate::receive(link, &incoming, progress.as_ref(), &mut restore);
     drop(progress);
     let received = received?;
+    let relay = restore.let_relay();
     if let Some(image) = received.image.as_deref().filter(|_| !args.keep_image) {
         remove(image);
     }
-    tell(args, &received)
+    tell(args, &received)?;
+    relay.into_iter().for_each(|relay| relay.wait(&signals));
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Where the image goes.
@@ -191,121 +198,6 @@ fn own_stream(number: i32) -> std::io::Result<std::os::fd::OwnedFd> {
     Ok(own)
 }
 
-/// Restores programs in a process of its own, which leaves them in the background.
-struct Restorer<'s> {
-    signals: &'s SignalPlan,
-    /// Device memory for the next restore.
-    memory: Option<LoadedMemory>,
-    /// A restore that waits before the program runs.
-    made: Option<(Child, Held)>,
-}
-
-impl<'s> Restorer<'s> {
-    fn new(signals: &'s SignalPlan) -> Self {
-        Self { signals, memory: None, made: None }
-    }
-
-    /// The command, which prints what it has come to.
-    fn command(record: &Record) -> Result<Command, String> {
-        let image = record.image.as_deref().ok_or("the record names no image")?;
-        let mut command = Command::new("/proc/self/exe");
-        command.args(["restore", "--detach", "--json", "--no-warm"]);
-        command.args(record.new_pids.then_some("--new-pids"));
-        if !record.device_map.is_empty() {
-            command.args(["--device-map", &record.device_map.join(",")]);
-        }
-        command.arg(image).stdin(Stdio::null()).stdout(Stdio::piped());
-        Ok(command)
-    }
-
-    /// Starts a restore with the memory that there is for it.
-    fn start(&mut self, mut command: Command) -> Result<Child, String> {
-        let Some(memory) = self.memory.take() else { return command.spawn().map_err(not_started) };
-        let (ours, theirs) = hand_memory(&mut command).map_err(not_started)?;
-        let child = command.spawn().map_err(not_started)?;
-        drop(theirs);
-        // To send takes as long as the restore takes to begin.
-        self.signals.pass_to(child.id());
-        // If it has failed it says why.
-        if let Err(error) = memory.send(ours) {
-            tracing::debug!(%error, "the restore does not take its memory");
-        }
-        Ok(child)
-    }
-
-    /// Waits for what it comes to.
-    fn end(&self, child: Child) -> Result<Brought, String> {
-        self.signals.pass_to(child.id());
-        let output = child.wait_with_output();
-        self.signals.keep();
-        let output = output.map_err(|error| format!("cannot wait for the restore: {error}"))?;
-        let report: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
-        let pid = report.as_ref().and_then(|report| report["pid"].as_u64());
-        let phases = report.as_ref().and_then(|report| report["phases"].as_array());
-        let phase = |phase: &serde_json::Value| {
-            Some((phase["name"].as_str()?.to_owned(), phase["ms"].as_f64()?))
-        };
-        let phases = phases.into_iter().flatten().filter_map(phase).collect();
-        let was_given = report.as_ref().is_some_and(|report| report["was_given"] == true);
-        match pid.and_then(|pid| u32::try_from(pid).ok()) {
-            Some(pid) if output.status.success() => Ok(Brought { pid, was_given, phases }),
-            _ => Err(format!(
-                "the restore ended with {}; it has said why on the destination",
-                output.status
-            )),
-        }
-    }
-}
-
-fn not_started(error: std::io::Error) -> String {
-    format!("cannot start a restore: {error}")
-}
-
-impl Restore for Restorer<'_> {
-    fn give(&mut self, memory: LoadedMemory) {
-        self.memory = Some(memory);
-    }
-
-    fn make(&mut self, record: &Record) -> Result<(), String> {
-        let mut command = Self::command(record)?;
-        let (mut held, theirs) = hold_back(&mut command).map_err(not_started)?;
-        let child = self.start(command)?;
-        drop(theirs);
-        self.signals.pass_to(child.id());
-        let made = held.wait();
-        self.signals.keep();
-        if made.is_err() {
-            drop(held);
-            return self.end(child).and(Err("the restore did not wait".into()));
-        }
-        self.made = Some((child, held));
-        Ok(())
-    }
-
-    fn run(&mut self, record: &Record) -> Result<Brought, String> {
-        let Some((child, held)) = self.made.take() else {
-            let child = self.start(Self::command(record)?)?;
-            return self.end(child);
-        };
-        // Where that fails, the restore has, and says so.
-        let _ = held.let_run();
-        self.end(child)
-    }
-
-    fn give_up(&mut self) {
-        self.memory = None;
-        let Some((child, held)) = self.made.take() else { return };
-        drop(held);
-        let _ = self.end(child);
-    }
-}
-
-impl Drop for Restorer<'_> {
-    fn drop(&mut self) {
-        self.give_up();
-    }
-}
-
 /// The image of a program that runs is not needed any more.
 fn remove(image: &Path) {
     if let Err(error) = image::remove(image, true) {
@@ -313,7 +205,7 @@ fn remove(image: &Path) {
     }
 }
 
-fn tell(args: &ReceiveArgs, received: &Received) -> Outcome {
+fn tell(args: &ReceiveArgs, received: &Received) -> Result<(), CliError> {
     match received.pid {
         _ if args.json && args.stdio => note_json(received)?,
         _ if args.json => print_json(received)?,
@@ -321,7 +213,7 @@ fn tell(args: &ReceiveArgs, received: &Received) -> Outcome {
         Some(pid) => say!("{pid}"),
         None => say!("the program could come"),
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 impl From<ReceiveFailure> for CliError {
@@ -394,11 +286,14 @@ fn resume(args: &ReceiveArgs, id: MigrationId, signals: &SignalPlan) -> Outcome 
             );
         }
     }
-    let brought = record.restore(&mut Restorer::new(signals));
+    let mut restore = Restorer::new(signals);
+    let brought = record.restore(&mut restore);
     let brought = brought.map_err(|error| {
         CliError::from(error).state("The program does not run; its image is as it was.")
     })?;
     let pid = brought.pid;
+    // It has no link: what the program writes is kept.
+    let relay = restore.let_relay();
     if let Some(image) = record.image.as_deref().filter(|_| !args.keep_image) {
         remove(image);
     }
@@ -407,6 +302,7 @@ fn resume(args: &ReceiveArgs, id: MigrationId, signals: &SignalPlan) -> Outcome 
     } else {
         say!("{pid}");
     }
+    relay.into_iter().for_each(|relay| relay.wait(signals));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -6,6 +6,7 @@ mod hold;
 pub(crate) mod namespace;
 mod ready;
 mod setup;
+mod streams;
 
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -25,6 +26,7 @@ use self::setup::{
 };
 pub(crate) use args::RestoreArgs;
 pub(crate) use hold::{Held, hand_memory, hold_back};
+pub(crate) use streams::{Streams, let_through};
 
 use crate::commands::{Outcome, io_error};
 use crate::display;

@@ -207,6 +207,8 @@ pub enum Error {
     OtherSide { why: String },
     #[error("the program was not restored: {why}")]
     NotBack { why: String },
+    #[error("the program's standard streams cannot be relayed: {why}")]
+    NotRelayed { why: String },
     #[error("the source gave the migration up: {why}")]
     GivenUp { why: String },
     #[error(

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use gpucr_core::restore::{FilePolicy, MappedDevice};
 
+use super::streams::Streams;
 use crate::commands::key::TrustArgs;
 
 /// Bring a saved program back
@@ -127,6 +128,10 @@ pub(crate) struct RestoreArgs {
     #[arg(long, hide = true, value_name = "FD", value_parser = clap::value_parser!(i32).range(3..),
           conflicts_with_all = ["on_demand", "share"])]
     pub(crate) loaded: Option<i32>,
+    /// Descriptors for its standard streams that were pipes, or nothing where there is none
+    #[arg(long, hide = true, num_args = 1, value_name = "IN,OUT,ERR",
+          conflicts_with_all = ["detach", "stdout", "stderr", "on_demand", "share"])]
+    pub(crate) streams: Option<Streams>,
     /// This is the first process of a namespace: the descriptor on which to say what becomes of the
     /// restore, the last pid to leave free, and with --share the connection with a holder
     #[arg(long, hide = true, num_args = 1, value_delimiter = ',', value_name = "FDS")]

@@ -87,6 +87,9 @@ fn run_once(
 ) -> Result<Instance<ExitCode>, CliError> {
     let (mut child, reports) = begin(args, manifest, share)
         .map_err(io_error("cannot make a pid namespace for the program"))?;
+    // They are the inner one's: who is at their other ends is to see when the program closes them.
+    let closed = args.streams.as_ref().map_or(Ok(()), |streams| streams.take().map(drop));
+    closed.map_err(io_error("--streams is for gpucr's own use"))?;
     signals.pass_to_init(child.id());
     let child_pid = child.id();
     let mut reports = BufReader::new(File::from(reports)).lines();

@@ -63,8 +63,12 @@ pub(super) fn options(
         same if *same == args.stdout => stdout.clone(),
         _ => file(&args.stderr, "--stderr")?,
     };
+    let outputs = match &args.streams {
+        Some(streams) => streams.take().map_err(io_error("--streams is for gpucr's own use"))?,
+        None => Outputs { stdout, stderr, ..Outputs::default() },
+    };
     Ok(Options {
-        outputs: Outputs { stdout, stderr },
+        outputs,
         image: args.image.clone(),
         trust: key::trust_with_policy(&args.trust)?,
         warm: !args.no_warm,

@@ -13,7 +13,8 @@ use super::link::{Link, LinkError, Pulse, unexpected_message};
 use super::message::{Frame, Message, Step};
 use super::placing::Coming;
 use super::received::{ReceiveFailure, Received, Remains, steps};
-use super::record::{Brought, MigrationId, Record, Restore, Side, State};
+use super::record::{Brought, MigrationId, Record, RelayedEnds, Restore, Side, State};
+use super::relayed::Relayed;
 use crate::base::faults::fault;
 use crate::base::format::{hex, milliseconds};
 use crate::base::phase::{Clock, Phase};
@@ -21,6 +22,7 @@ use crate::base::progress::Progress;
 use crate::engine::error::Error;
 use crate::engine::restore::ahead::Ahead;
 use crate::engine::restore::lacks;
+use crate::engine::restore::stdio;
 use crate::engine::restore::{FilePolicy, LoadedMemory};
 use crate::engine::watchdog::Watchdog;
 use crate::image::trust;
@@ -168,9 +170,11 @@ impl Task<'_> {
         record.new_pids = self.wishes.new_pids;
         record.device_map.clone_from(&self.wishes.device_map);
         let coming = Coming::of(&manifest, &self.wishes.files_below)?;
+        record.streams = streams_of(taken.relayed, &manifest)?;
+        record.relays = taken.relayed.is_some();
         record.files = coming.as_ref().map(Coming::to_note).unwrap_or_default();
         record.write()?;
-        let Taken { mut writer, same_pids, same_network, ahead, .. } = taken;
+        let Taken { id: taken_id, mut writer, same_pids, same_network, ahead, .. } = taken;
         writer.set_signatures(signatures);
         let mut is_there = false;
         let loaded = ahead.as_ref().map_or(0, |ahead| ahead.loaded_for(&manifest));
@@ -183,6 +187,7 @@ impl Task<'_> {
             if let Some(memory) = self.load_rest(ahead, &path)? {
                 restore.give(memory);
             }
+            self.relay(&record, taken_id, restore)?;
             // The program itself has its pids and addresses, where these are one for both sides.
             if !same_network && (!same_pids || record.new_pids) {
                 restore.make(&record).map_err(|why| Error::NotBack { why })?;
@@ -200,6 +205,22 @@ impl Task<'_> {
                 forget_record(&record);
             }
         })
+    }
+
+    /// Has the program get streams that lead to a process of their own, if that is needed.
+    fn relay(
+        &self,
+        record: &Record,
+        id: MigrationId,
+        restore: &mut dyn Restore,
+    ) -> Result<(), Error> {
+        let Some(streams) = record.streams else { return Ok(()) };
+        let link = record.relays.then(|| self.link.ends()).transpose();
+        let link = link
+            .map_err(|source| Error::Io { what: "the link cannot be handed on".into(), source })?;
+        let (silence, keeps) = (self.link.silence(), record.relays);
+        let ends = RelayedEnds { id, streams, link, silence, keeps };
+        restore.relay(ends).map_err(|why| Error::NotRelayed { why })
     }
 
     /// Makes the files that have come along, and checks that the program can be restored from the image, which is
@@ -321,6 +342,24 @@ impl Task<'_> {
             total_ms: milliseconds(self.clock.total()),
             phases: self.clock.times().to_vec(),
         }
+    }
+}
+
+/// The standard streams of a program that lead to a process of their own: those that are relayed, which have to be those
+/// that were offered; and if none are, all of a program that has a terminal, which it cannot do without.
+fn streams_of(relayed: Option<Relayed>, manifest: &Manifest) -> Result<Option<Relayed>, Error> {
+    let found = stdio::found(manifest.processes.iter().map(|process| &process.stdio));
+    let found = found.map(|found| (Relayed::of(found), found.terminal.is_some()));
+    match (relayed, found) {
+        (None, Ok((_, false))) => Ok(None),
+        (None, Ok((found, true))) => Ok(Some(found)),
+        (Some(relayed), Ok((found, _))) if found == relayed => Ok(Some(found)),
+        (Some(_), Ok(_)) => {
+            Err(Error::NotRelayed { why: "it has changed them since it was offered".into() })
+        }
+        (Some(_), Err(why)) => Err(Error::NotRelayed { why }),
+        // What it has is /dev/null then, and CRIU says what it cannot do.
+        (None, Err(_)) => Ok(None),
     }
 }
 

@@ -171,6 +171,14 @@ impl Link {
         self.sent.load(Ordering::Relaxed)
     }
 
+    /// Both ends once more, for a process that is to talk in the place of this one.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub(super) fn ends(&self) -> io::Result<[OwnedFd; 2]> {
+        Ok([self.reader.lock().try_clone()?, self.writer.lock().try_clone()?])
+    }
+
     /// Lets nothing in or out any more, as if the link had been cut.
     pub(super) fn cut(&self) {
         self.cut.store(true, Ordering::Relaxed);

@@ -8,13 +8,15 @@ use gpucr_wire::{Stream, wire_enum, wire_struct};
 use crate::store::{ChunkId, Encoding, Entry, MAX_CHUNK};
 
 /// Version of the protocol. Both sides must have the same.
-pub(super) const PROTOCOL: u32 = 8;
+pub(super) const PROTOCOL: u32 = 9;
 /// Most bytes of a message.
 const MAX_MESSAGE: usize = 1 << 20;
 /// Most bytes of a piece.
 pub(super) const MAX_PIECE: usize = 1 << 20;
 /// Most chunks in one question.
 pub(super) const MAX_ASKED: usize = 8192;
+/// Most bytes of a standard stream in one message.
+pub(super) const MAX_PART: usize = 1 << 16;
 /// Most blocks of device memory that are told of: what is not is loaded when the image is there.
 pub(super) const MAX_BLOCKS: usize = 16384;
 /// Bytes of what comes before the stored bytes of a chunk: address, encoding, both lengths, check.
@@ -61,6 +63,8 @@ wire_enum! {
             host_memory: u64,
             /// It is to go on though there may be too little space for its image.
             tight_disk: bool,
+            /// Which of its standard streams are relayed, see [`Relayed`](super::relayed::Relayed).
+            relay: u32,
         },
         /// To the offer: the program can go on there.
         2 => Accept {
@@ -144,6 +148,36 @@ wire_enum! {
             /// Since the begin.
             chunks: u64,
         },
+        /// From either side, when the program runs and its standard streams are relayed: what goes through one of them.
+        16 => Bytes {
+            /// Its number.
+            stream: u32,
+            /// 1 to [`MAX_PART`] of them.
+            bytes: Vec<u8>,
+        },
+        /// To that: so many bytes of the stream were written to where they belong.
+        17 => Taken {
+            /// Its number.
+            stream: u32,
+            /// Since the last such message.
+            bytes: u32,
+        },
+        /// From who sends the bytes of a stream: these were all. From who gets them: nobody reads them any more.
+        18 => Closed {
+            /// Its number.
+            stream: u32,
+        },
+        /// From the destination, when all streams that it sends are closed: the program has ended.
+        19 => Ended {
+            /// Whether it is known how.
+            is_known: bool,
+            /// The signal that has ended it, or 0.
+            signal: u32,
+            /// Its exit code.
+            code: u32,
+        },
+        /// To that: all was written to where it belongs.
+        20 => Heard {},
     }
 }
 
@@ -207,6 +241,11 @@ impl Message {
             Self::Layout { .. } => "layout",
             Self::Contents { .. } => "contents",
             Self::Sent { .. } => "sent",
+            Self::Bytes { .. } => "bytes",
+            Self::Taken { .. } => "taken",
+            Self::Closed { .. } => "closed",
+            Self::Ended { .. } => "ended",
+            Self::Heard {} => "heard",
         }
     }
 }
@@ -354,6 +393,7 @@ mod tests {
                 streams: 4,
                 host_memory: 5 << 30,
                 tight_disk: true,
+                relay: 11,
             },
             Message::Ask { ids: vec![[7; 32]; 3] },
             Message::Want { wanted: vec![true, false] },
@@ -361,6 +401,8 @@ mod tests {
                 pid: 7,
                 steps: vec![Step { name: "x".into(), restores: true, ago: 9, length: 2 }],
             },
+            Message::Bytes { stream: 1, bytes: vec![7; MAX_PART] },
+            Message::Ended { is_known: true, signal: 0, code: 3 },
         ];
         for message in messages {
             let frame = Frame::of_message(&message).unwrap();

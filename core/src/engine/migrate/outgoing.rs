@@ -21,6 +21,8 @@ use super::greeting::{check_hello, hello, namespace};
 use super::link::{Link, LinkError, unexpected_message};
 use super::message::{MAX_STEPS, Message, Step, cut_reasons, offered};
 use super::record::{MigrationId, Record, Side, State};
+use super::relay::Ends;
+use super::relayed::Relayed;
 use super::safety::SafetyImage;
 use super::streams::{Streams, Wanted, Way};
 use crate::base::faults::fault;
@@ -30,9 +32,10 @@ use crate::base::threads::joined;
 use crate::base::timeline::{Timeline, Track};
 use crate::engine::error::Error;
 use crate::engine::memory::Laid;
+use crate::engine::restore::{Outputs, stdio};
 use crate::host::process::ProcessInfo;
 use crate::image::trust::PrivateKey;
-use crate::image::{Committed, ImageError, Manifest, Recipient, Written};
+use crate::image::{Committed, ImageError, Manifest, Recipient, Stdio, Written};
 use crate::store::{ChunkId, ChunkSink, Compression, Entry, MAX_CHUNK, Stats, StoreError};
 
 mod files;
@@ -56,6 +59,7 @@ pub(super) struct Terms {
     pub(super) streams: Option<Wanted>,
     pub(super) copies_files: bool,
     pub(super) tight_disk: bool,
+    pub(super) relays: bool,
 }
 
 /// The other side.
@@ -81,6 +85,12 @@ pub struct Outgoing {
     copies_files: bool,
     /// Whether it goes though the other side may have too little space for its image.
     tight_disk: bool,
+    /// Whether its standard streams are relayed.
+    relays: bool,
+    /// The ends of these, if they are.
+    ends: Mutex<Option<Ends>>,
+    /// Outputs of the program that nobody reads there.
+    unread: Mutex<Vec<&'static str>>,
     /// Those of the offer that the other side has.
     files_there: Mutex<HashSet<PathBuf>>,
     /// Gets all that is sent too.
@@ -133,6 +143,9 @@ impl Outgoing {
             streams: terms.streams,
             copies_files: terms.copies_files,
             tight_disk: terms.tight_disk,
+            relays: terms.relays,
+            ends: Mutex::default(),
+            unread: Mutex::default(),
             files_there: Mutex::default(),
             safety,
         })
@@ -197,6 +210,7 @@ impl Outgoing {
         dry_run: bool,
     ) -> Result<(), Error> {
         let cannot = |what: &str| Error::Damaged { what: what.into() };
+        let relayed = self.hold_streams(outline)?;
         let (version, body) = outline.body().map_err(cannot)?;
         self.link.send_long(&body)?;
         let (pids, network, cpu) = (namespace("pid"), namespace("net"), cpu::features());
@@ -216,6 +230,7 @@ impl Outgoing {
             streams,
             host_memory,
             tight_disk: self.tight_disk,
+            relay: Relayed::to_wire(relayed),
         };
         self.link.send(&offer)?;
         match self.link.receive_message()? {
@@ -235,6 +250,33 @@ impl Outgoing {
             }
             other => Err(unexpected_message(&other).into()),
         }
+    }
+
+    /// Takes hold of the ends of the program's standard streams, if they are relayed.
+    fn hold_streams(&self, outline: &Manifest) -> Result<Option<Relayed>, Error> {
+        if !self.relays {
+            let mut unread = stdio::lost(&outline.processes, &Outputs::default());
+            let mut streams = outline.processes.iter().flat_map(|process| &process.stdio);
+            if streams.any(|stream| matches!(stream, Stdio::Terminal { .. })) {
+                unread.push("terminal");
+            }
+            *self.unread.lock() = unread;
+            return Ok(None);
+        }
+        let ends = Ends::open(&outline.processes)?;
+        let relayed = Relayed::of(ends.found());
+        *self.ends.lock() = Some(ends);
+        Ok(Some(relayed))
+    }
+
+    /// The ends of the program's standard streams, if they are relayed.
+    pub(super) fn take_ends(&self) -> Option<Ends> {
+        self.ends.lock().take()
+    }
+
+    /// Outputs of the program that were read here and are not there.
+    pub(super) fn unread(&self) -> Vec<&'static str> {
+        self.unread.lock().clone()
     }
 
     /// How much of the memory goes over in the time for which the program may stand still because of that. `None` if
@@ -300,6 +342,9 @@ impl Outgoing {
         &self,
         processes: impl Fn() -> I,
     ) -> Result<(), Error> {
+        if let Some(ends) = &*self.ends.lock() {
+            ends.check(&processes().map(|process| process.pid).collect::<Vec<u32>>())?;
+        }
         let mut record = self.record.lock();
         record.note(processes());
         // Whoever finds them stopped finds here why.

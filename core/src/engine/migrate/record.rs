@@ -5,12 +5,15 @@
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::placing::{self, MadeFile};
+use super::relayed::Relayed;
 use crate::base::careful;
 use crate::base::io_error::IoError;
 use crate::engine::error::Error;
@@ -118,6 +121,27 @@ pub struct Record {
     /// Of a destination: files of the program that it makes, or has made.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<MadeFile>,
+    /// Of a destination: which standard streams of the program lead to a process that reads them, if one is needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub streams: Option<Relayed>,
+    /// Of a destination: whether these are relayed, so that what cannot be is kept.
+    #[serde(default)]
+    pub relays: bool,
+}
+
+/// What the process gets that has the other ends of a program's standard streams at the destination.
+#[derive(Debug)]
+pub struct RelayedEnds {
+    /// The migration.
+    pub id: MigrationId,
+    /// Which streams.
+    pub streams: Relayed,
+    /// Both ends of the link, from which to read and to which to write; none if it is lost, or nothing is relayed.
+    pub link: Option<[OwnedFd; 2]>,
+    /// How long the other side may be silent.
+    pub silence: Duration,
+    /// Whether what nobody reads any more is kept.
+    pub keeps: bool,
 }
 
 /// A program that was brought back.
@@ -135,6 +159,13 @@ pub struct Brought {
 pub trait Restore {
     /// Is given all of its device memory, for the processes that are made next.
     fn give(&mut self, memory: LoadedMemory);
+
+    /// Has the program get standard streams that lead to a process of their own, when it is made next. Until the program runs and the source
+    /// has heard that, the link is this process's.
+    ///
+    /// # Errors
+    /// What relays cannot be started.
+    fn relay(&mut self, ends: RelayedEnds) -> Result<(), String>;
 
     /// Makes its processes, with all their memory. None of them runs.
     ///
@@ -170,6 +201,8 @@ impl Record {
             new_pids: false,
             device_map: Vec::new(),
             files: Vec::new(),
+            streams: None,
+            relays: false,
         }
     }
 

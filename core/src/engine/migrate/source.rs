@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::goal::Goal;
 use super::link::{Link, Pulse};
 use super::outgoing::{Outgoing, Terms};
+use super::relay::Relaying;
 use super::safety::SafetyImage;
 use super::streams::Wanted;
 use crate::base::format::milliseconds;
@@ -51,6 +52,8 @@ pub struct Wishes {
     pub copies_files: bool,
     /// Whether it goes though the other side may have too little disk space for its image.
     pub tight_disk: bool,
+    /// Whether its standard streams are relayed, as far as they are pipes.
+    pub relays: bool,
     /// Signs the image.
     pub sign: Option<Arc<PrivateKey>>,
     /// A new or empty directory for an image that is kept here until the program runs on the other side.
@@ -60,7 +63,7 @@ pub struct Wishes {
 }
 
 /// A program that has gone, or could go.
-#[derive(Debug, Clone, serde::Serialize)]
+#[derive(Debug, serde::Serialize)]
 pub struct Migrated {
     /// The migration's name.
     pub migration: String,
@@ -80,6 +83,12 @@ pub struct Migrated {
     pub total_ms: f64,
     /// What the source has done; `stopped_ms` of it is up to the decision.
     pub dump: Option<dump::Report>,
+    /// Outputs that somebody read here, and nobody there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unread: Vec<&'static str>,
+    /// Relays its standard streams.
+    #[serde(skip)]
+    pub relaying: Option<Relaying>,
 }
 
 /// Whose the program is.
@@ -133,6 +142,7 @@ pub fn migrate(
             streams: wishes.streams.clone(),
             copies_files: wishes.copies_files,
             tight_disk: wishes.tight_disk,
+            relays: wishes.relays,
         };
         Outgoing::greet(link.clone(), terms, safety)
     });
@@ -142,7 +152,7 @@ pub fn migrate(
         owner: Owner::Source(Left::Untouched),
         safety_image: None,
     })?);
-    let _pulse = Pulse::start(link.clone());
+    let pulse = Pulse::start(link.clone());
     let options = options(wishes, &peer);
     let dumped = if wishes.dry_run {
         dump::offer(&options, progress).map(|()| None)
@@ -173,16 +183,20 @@ pub fn migrate(
     }
     peer.remove_safety_image();
     let (sent_chunks, there_chunks) = peer.chunks();
+    let ends = peer.take_ends().filter(|_| new_pid.is_some());
+    let sent_bytes = link.sent();
     Ok(Migrated {
         migration: peer.id().to_string(),
         pid: wishes.pid,
         new_pid,
-        sent_bytes: link.sent(),
+        sent_bytes,
         sent_chunks,
         there_chunks,
         downtime_ms: milliseconds(peer.downtime()),
         total_ms: milliseconds(since.elapsed()),
         dump: report,
+        unread: peer.unread(),
+        relaying: ends.map(|ends| Relaying::new(link, ends, pulse)),
     })
 }
 

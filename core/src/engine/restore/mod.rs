@@ -29,7 +29,7 @@ mod room;
 mod source;
 #[cfg(test)]
 mod source_tests;
-mod stdio;
+pub(super) mod stdio;
 mod supervisor;
 mod unshared;
 mod watch;

@@ -214,6 +214,7 @@ impl<'i> Begun<'i> {
             }
             done = Some(load.finish()?);
             stdio::append(&manifest.processes);
+            stdio::pass_on_unprocessed(&manifest.processes, &task.options.outputs);
             let command = options.before_resume.as_ref();
             let run = |command| hook::run(command, &options.image, pids[0], &options.stop);
             command.map_or(Ok(()), |command| run(command.as_os_str()))?;

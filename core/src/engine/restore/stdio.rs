@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use rustix::fs::OFlags;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::termios::{OptionalActions, OutputModes};
 
 use crate::engine::error::Error;
 use crate::host::criu::InheritFd;
@@ -20,10 +21,15 @@ use crate::image::{Process, Stdio};
 /// Where a program's standard output and standard error go, if they were pipes.
 #[derive(Debug, Clone, Default)]
 pub struct Outputs {
+    /// Where its standard input comes from, if that was a pipe; none takes that of this process, or `/dev/null` for a
+    /// program that is detached.
+    pub stdin: Option<Arc<File>>,
     /// Its standard output; none takes that of this process, or `/dev/null` for a program that is detached.
     pub stdout: Option<Arc<File>>,
     /// Its standard error.
     pub stderr: Option<Arc<File>>,
+    /// Whether its terminal stands in for another, which processes what the program writes there.
+    pub stands_in: bool,
 }
 
 /// What each stream of a program is called.
@@ -32,6 +38,7 @@ const NAMES: [&str; 3] = ["stdin", "stdout", "stderr"];
 impl Outputs {
     fn of(&self, number: usize) -> Option<&Arc<File>> {
         match number {
+            0 => self.stdin.as_ref(),
             1 => self.stdout.as_ref(),
             2 => self.stderr.as_ref(),
             _ => None,
@@ -41,9 +48,13 @@ impl Outputs {
 
 /// The pipes that the processes had as standard streams, each by its inode: the numbers of these streams.
 fn pipes(processes: &[Process]) -> BTreeMap<u64, Vec<usize>> {
+    pipes_of(processes.iter().map(|process| &process.stdio))
+}
+
+fn pipes_of<'s>(streams: impl Iterator<Item = &'s [Stdio; 3]>) -> BTreeMap<u64, Vec<usize>> {
     let mut pipes: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-    for process in processes {
-        for (number, stream) in process.stdio.iter().enumerate() {
+    for streams in streams {
+        for (number, stream) in streams.iter().enumerate() {
             if let Stdio::Pipe { inode } = stream {
                 pipes.entry(*inode).or_default().push(number);
             }
@@ -52,13 +63,49 @@ fn pipes(processes: &[Process]) -> BTreeMap<u64, Vec<usize>> {
     pipes
 }
 
+/// What all processes of a program have as standard streams, as far as that can be relayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(in crate::engine) struct Found {
+    /// The pipe that is each of them, by its inode. A pipe that is both outputs is the first of them.
+    pub(in crate::engine) pipes: [Option<u64>; 3],
+    /// The terminal that is any of them, by its number.
+    pub(in crate::engine) terminal: Option<u64>,
+}
+
+/// Finds the pipes and the terminal that the processes with these standard streams have.
+///
+/// # Errors
+/// They have several as one stream, or a pipe for input and output: what reaches one place cannot be told apart any more.
+pub(in crate::engine) fn found<'s>(
+    streams: impl Iterator<Item = &'s [Stdio; 3]> + Clone,
+) -> Result<Found, String> {
+    let mut found = Found::default();
+    for (inode, numbers) in pipes_of(streams.clone()) {
+        let first = numbers.iter().copied().min().unwrap_or(1);
+        if first == 0 && numbers.iter().any(|number| *number != 0) {
+            return Err("a pipe is both its input and its output".into());
+        }
+        if found.pipes[first].replace(inode).is_some() {
+            return Err(format!("its processes have different pipes as {}", NAMES[first]));
+        }
+    }
+    for stream in streams.flatten() {
+        if let Stdio::Terminal { rdev, .. } = stream
+            && found.terminal.replace(*rdev).is_some_and(|other| other != *rdev)
+        {
+            return Err("it has several terminals".into());
+        }
+    }
+    Ok(found)
+}
+
 /// Checks that the program has the streams for which the user has named files.
 ///
 /// # Errors
 /// [`Error::NoPipe`].
 pub(super) fn check(processes: &[Process], outputs: &Outputs) -> Result<(), Error> {
     let pipes = pipes(processes);
-    for number in [1, 2] {
+    for number in [0, 1, 2] {
         let is_wanted = outputs.of(number).is_some();
         if is_wanted && !pipes.values().any(|numbers| numbers.contains(&number)) {
             let now = match &processes[0].stdio[number] {
@@ -75,7 +122,7 @@ pub(super) fn check(processes: &[Process], outputs: &Outputs) -> Result<(), Erro
 }
 
 /// The outputs of a program that go to `/dev/null` if it is detached, though it had them read.
-pub(super) fn lost(processes: &[Process], outputs: &Outputs) -> Vec<&'static str> {
+pub(in crate::engine) fn lost(processes: &[Process], outputs: &Outputs) -> Vec<&'static str> {
     let mut lost = [false; 3];
     for numbers in pipes(processes).values() {
         if numbers.iter().all(|number| outputs.of(*number).is_none()) {
@@ -123,15 +170,52 @@ pub(super) fn append(processes: &[Process]) {
 }
 
 fn append_to(pid: u32, number: i32) -> std::io::Result<()> {
-    let pid = raw_pid(pid).ok_or(std::io::ErrorKind::NotFound)?;
-    let process = pidfd_open(pid, PidfdFlags::empty())?;
-    // The same open file as theirs.
-    let file = File::from(pidfd_getfd(process, number, PidfdGetfdFlags::empty())?);
+    let file = stream_of(pid, number)?;
     if file.metadata()?.is_file() {
         let flags = rustix::fs::fcntl_getfl(&file)?;
         rustix::fs::fcntl_setfl(&file, flags | OFlags::APPEND)?;
     }
     Ok(())
+}
+
+/// Has the terminal of the processes, which do not run yet, pass on what they write as it is, if it stands in for another:
+/// that makes of it what it did before.
+pub(super) fn pass_on_unprocessed(processes: &[Process], outputs: &Outputs) {
+    if !outputs.stands_in {
+        return;
+    }
+    for process in processes {
+        let is_terminal = |number: &usize| matches!(process.stdio[*number], Stdio::Terminal { .. });
+        let Some(number) = [0, 1, 2].iter().find(|number| is_terminal(number)) else { continue };
+        if let Err(error) = unprocessed(process.pid, *number as i32) {
+            tracing::warn!(%error, pid = process.pid, "what it writes to its terminal is processed twice");
+        }
+        return;
+    }
+}
+
+fn unprocessed(pid: u32, number: i32) -> std::io::Result<()> {
+    let terminal = stream_of(pid, number)?;
+    let mut modes = rustix::termios::tcgetattr(&terminal)?;
+    modes.output_modes.remove(OutputModes::OPOST);
+    // SAFETY: sets are made and used; the mask is this thread's, and is put back. Without SIGTTOU a process that is not in
+    // the foreground of its terminal, as this one by now, would be stopped here.
+    unsafe {
+        let (mut set, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGTTOU);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
+        let done = rustix::termios::tcsetattr(&terminal, OptionalActions::Now, &modes);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        Ok(done?)
+    }
+}
+
+/// The same open file as that of the process.
+fn stream_of(pid: u32, number: i32) -> std::io::Result<File> {
+    let pid = raw_pid(pid).ok_or(std::io::ErrorKind::NotFound)?;
+    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    Ok(File::from(pidfd_getfd(process, number, PidfdGetfdFlags::empty())?))
 }
 
 fn stream(number: usize, detached: bool) -> std::io::Result<OwnedFd> {
@@ -143,5 +227,28 @@ fn stream(number: usize, detached: bool) -> std::io::Result<OwnedFd> {
         0 => std::io::stdin().as_fd().try_clone_to_owned(),
         1 => std::io::stdout().as_fd().try_clone_to_owned(),
         _ => std::io::stderr().as_fd().try_clone_to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_reaches_one_place_can_be_told_apart_or_is_refused() {
+        let pipe = |inode| Stdio::Pipe { inode };
+        let terminal = |rdev| Stdio::Terminal { path: "/dev/pts/1".into(), rdev, dev: 1 };
+        let found = |streams: &[[Stdio; 3]]| found(streams.iter());
+        let both = [[pipe(1), pipe(2), pipe(2)], [Stdio::DevNull, pipe(2), terminal(5)]];
+        let expected = Found { pipes: [Some(1), Some(2), None], terminal: Some(5) };
+        assert_eq!(found(&both), Ok(expected));
+        assert_eq!(found(&[]), Ok(Found::default()));
+        for refused in [
+            [[pipe(1), pipe(2), pipe(3)], [pipe(1), pipe(4), pipe(3)]],
+            [[pipe(1), pipe(1), pipe(3)], [pipe(1), pipe(1), pipe(3)]],
+            [[terminal(5), pipe(1), pipe(1)], [terminal(6), pipe(1), pipe(1)]],
+        ] {
+            assert!(found(&refused).is_err(), "{refused:?}");
+        }
     }
 }

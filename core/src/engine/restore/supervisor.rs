@@ -25,6 +25,7 @@ use super::output::Output;
 use super::phases::attempt;
 use super::processes::{wait_for, wait_until_ended};
 use super::report::{OnDemand, Report, Shared};
+use super::stdio::Outputs;
 use super::unshared;
 use super::watch::Watch;
 
@@ -88,6 +89,11 @@ impl Program {
         progress: Arc<dyn Progress>,
     ) -> Self {
         let watched = watch.map(|watch| Watched { watch, progress });
+        let mut options = options;
+        if watched.is_none() {
+            // It is not restored again: whoever is at the other ends of its streams is to see when the program closes them.
+            options.outputs = Outputs::default();
+        }
         Self { options, report, watched, output }
     }
 

@@ -11,6 +11,7 @@ use crate::engine::migrate::link::{Link, LinkError, unexpected_message};
 use crate::engine::migrate::message::{Message, cut_reasons, offered};
 use crate::engine::migrate::placing;
 use crate::engine::migrate::record::{MigrationId, Record, Side};
+use crate::engine::migrate::relayed::Relayed;
 use crate::engine::migrate::streams::{Door, Way};
 use crate::engine::restore::MappedDevice;
 use crate::engine::restore::ahead::Ahead;
@@ -37,6 +38,7 @@ struct Offer {
     streams: u32,
     host_memory: u64,
     tight_disk: bool,
+    relayed: Option<Relayed>,
 }
 
 /// An offer that was taken.
@@ -47,6 +49,8 @@ pub(super) struct Taken {
     /// Whether they have their network in this very namespace.
     pub(super) same_network: bool,
     pub(super) dry_run: bool,
+    /// Which of its standard streams are relayed, if that is wanted.
+    pub(super) relayed: Option<Relayed>,
     /// Of each file that would go along, whether it is there.
     there: Vec<bool>,
     /// Where the streams come to that the source wants.
@@ -103,13 +107,14 @@ pub(super) fn take(
     let writer = begin_image(wishes, &destination, watchdog)?;
     match writer {
         Ok(writer) if reasons.is_empty() => {
-            let Offer { id, dry_run, network, .. } = offer;
+            let Offer { id, dry_run, network, relayed, .. } = offer;
             let (same_network, there) = (network == namespace("net"), found.there);
             return Ok(Taken {
                 id,
                 same_pids,
                 same_network,
                 dry_run,
+                relayed,
                 there,
                 door,
                 writer,
@@ -138,12 +143,15 @@ fn receive_offer(link: &Link) -> Result<Offer, Error> {
         streams,
         host_memory,
         tight_disk,
+        relay,
     } = message
     else {
         return Err(unexpected_message(&message).into());
     };
     let hash = offered(&id, version, &body);
     let id = MigrationId(id);
+    let unknown = || LinkError::Protocol("its offer: there are no such standard streams".into());
+    let relayed = Relayed::from_wire(relay).ok_or_else(unknown)?;
     let outline = Manifest::decode(version, &body);
     let outline = outline.map_err(|what| LinkError::Protocol(format!("its offer: {what}")))?;
     Ok(Offer {
@@ -158,6 +166,7 @@ fn receive_offer(link: &Link) -> Result<Offer, Error> {
         streams,
         host_memory,
         tight_disk,
+        relayed,
     })
 }
 

@@ -52,6 +52,7 @@ fn greeted(most: usize) -> (Outgoing, std::thread::JoinHandle<HashSet<ChunkId>>)
         streams: None,
         copies_files: false,
         tight_disk: false,
+        relays: false,
     };
     let outgoing = Outgoing::greet(link(a), terms, None);
     (outgoing.unwrap(), there)

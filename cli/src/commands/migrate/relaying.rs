@@ -1,0 +1,40 @@
+//! `gpucr migrate --relay`, when the program runs on the other side.
+
+use gpucr_core::Error;
+use gpucr_core::migrate::{ProgramEnd, Relaying};
+use serde_json::json;
+
+use crate::commands::Outcome;
+use crate::commands::restore::End;
+use crate::events::Events;
+use crate::failure::CliError;
+
+/// It is not known how the program ends: as ssh says that its connection was lost.
+const UNKNOWN: u8 = 255;
+
+/// Relays until the program has ended, and ends with its exit status.
+pub(super) fn relay(relaying: Relaying, migration: &str, events: &Events) -> Outcome {
+    let end = match relaying.run() {
+        Ok(ProgramEnd::Code(code)) => End { exit_code: Some(code.into()), signal: None },
+        Ok(ProgramEnd::Signal(signal)) => End { exit_code: None, signal: Some(signal.into()) },
+        Ok(ProgramEnd::Unknown) => {
+            events.say("ended", json!({}));
+            let error =
+                CliError::new(UNKNOWN, "the other side does not know how the program has ended");
+            return Err(error.state("All that it had written was relayed."));
+        }
+        Err(error) => {
+            let error = Error::from(error);
+            events.say("relay-lost", json!({"error": error.to_string()}));
+            return Err(CliError::from(error)
+                .code(UNKNOWN)
+                .state("The program goes on there; its standard streams are not relayed any more.")
+                .help(format!(
+                    "what it writes from now on, and how it ends, is kept there in \
+                     /var/lib/gpucr/migrations/{migration}.output"
+                )));
+        }
+    };
+    events.say("ended", json!(end));
+    Ok(end.exit_code())
+}

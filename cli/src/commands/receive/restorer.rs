@@ -1,0 +1,200 @@
+//! Restores of programs that have come.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use gpucr_core::migrate::{Brought, Record, RelayedEnds, Restore};
+use gpucr_core::restore::LoadedMemory;
+
+use super::relay::Relay;
+use crate::commands::restore::{Held, hand_memory, hold_back};
+use crate::signals::SignalPlan;
+
+/// Restores programs in a process of its own, which leaves them in the background.
+pub(super) struct Restorer<'s> {
+    signals: &'s SignalPlan,
+    /// Device memory for the next restore.
+    memory: Option<LoadedMemory>,
+    /// A restore that waits before the program runs.
+    made: Option<(Child, Held)>,
+    /// What relays the program's standard streams.
+    relay: Option<Relay>,
+}
+
+impl<'s> Restorer<'s> {
+    pub(super) fn new(signals: &'s SignalPlan) -> Self {
+        Self { signals, memory: None, made: None, relay: None }
+    }
+
+    /// What relays the standard streams of the program, which runs: the link is its own from now on.
+    pub(super) fn let_relay(&mut self) -> Option<Relay> {
+        let relay = self.relay.take()?;
+        relay.go();
+        Some(relay)
+    }
+
+    /// The command, which prints what it has come to, or stays with the program and says that in events.
+    fn command(&mut self, record: &Record) -> Result<Command, String> {
+        let image = record.image.as_deref().ok_or("the record names no image")?;
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["restore", "--json", "--no-warm"]);
+        command.args(record.new_pids.then_some("--new-pids"));
+        if !record.device_map.is_empty() {
+            command.args(["--device-map", &record.device_map.join(",")]);
+        }
+        command.stdin(Stdio::null());
+        self.begin_relay_without_link(record)?;
+        match &mut self.relay {
+            None => command.arg("--detach").stdout(Stdio::piped()),
+            Some(relay) => {
+                relay.prepare(&mut command);
+                command.stdout(Stdio::null()).stderr(Stdio::piped())
+            }
+        };
+        command.arg(image);
+        Ok(command)
+    }
+
+    /// A program whose streams were to be relayed, and that comes later, has its output kept.
+    fn begin_relay_without_link(&mut self, record: &Record) -> Result<(), String> {
+        if let (Some(streams), None) = (record.streams, &self.relay) {
+            let (id, silence) = (record.id.parse()?, std::time::Duration::ZERO);
+            let ends = RelayedEnds { id, streams, link: None, silence, keeps: record.relays };
+            self.relay = Some(Relay::start(ends)?);
+        }
+        Ok(())
+    }
+
+    /// Starts a restore with the memory that there is for it.
+    fn start(&mut self, mut command: Command) -> Result<Child, String> {
+        let Some(memory) = self.memory.take() else { return self.spawn(&mut command) };
+        let (ours, theirs) = hand_memory(&mut command).map_err(not_started)?;
+        let child = self.spawn(&mut command)?;
+        drop(theirs);
+        // To send takes as long as the restore takes to begin.
+        self.signals.pass_to(child.id());
+        // If it has failed it says why.
+        if let Err(error) = memory.send(ours) {
+            tracing::debug!(%error, "the restore does not take its memory");
+        }
+        Ok(child)
+    }
+
+    fn spawn(&mut self, command: &mut Command) -> Result<Child, String> {
+        let mut child = command.spawn().map_err(not_started)?;
+        if let Some(relay) = &mut self.relay {
+            relay.is_prepared(&mut child);
+        }
+        Ok(child)
+    }
+
+    /// Waits for what it comes to.
+    fn end(&mut self, mut child: Child) -> Result<Brought, String> {
+        self.signals.pass_to(child.id());
+        if let Some(relay) = &self.relay {
+            let brought = relay.brought(&mut child);
+            self.signals.keep();
+            return match brought {
+                Some(brought) => Ok(brought),
+                None => {
+                    let status = child.wait();
+                    Err(status.map_or_else(not_waited, |status| failed(status)))
+                }
+            };
+        }
+        let output = child.wait_with_output();
+        self.signals.keep();
+        let output = output.map_err(not_waited)?;
+        let report: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
+        let pid = report.as_ref().and_then(|report| report["pid"].as_u64());
+        match (pid.and_then(|pid| u32::try_from(pid).ok()), report) {
+            (Some(pid), Some(report)) if output.status.success() => Ok(brought(pid, &report)),
+            _ => Err(failed(output.status)),
+        }
+    }
+}
+
+/// What the report of a restore says.
+pub(super) fn brought(pid: u32, report: &serde_json::Value) -> Brought {
+    let phase = |phase: &serde_json::Value| {
+        Some((phase["name"].as_str()?.to_owned(), phase["ms"].as_f64()?))
+    };
+    let phases = report["phases"].as_array().into_iter().flatten().filter_map(phase).collect();
+    Brought { pid, was_given: report["was_given"] == true, phases }
+}
+
+fn not_started(error: std::io::Error) -> String {
+    format!("cannot start a restore: {error}")
+}
+
+fn not_waited(error: std::io::Error) -> String {
+    format!("cannot wait for the restore: {error}")
+}
+
+fn failed(status: std::process::ExitStatus) -> String {
+    format!("the restore ended with {status}; it has said why on the destination")
+}
+
+/// Has a command live in a session of its own: what ends that of this process is not for the program.
+pub(super) fn in_own_session(command: &mut Command) {
+    // SAFETY: setsid is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| match libc::setsid() {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        });
+    }
+}
+
+impl Restore for Restorer<'_> {
+    fn give(&mut self, memory: LoadedMemory) {
+        self.memory = Some(memory);
+    }
+
+    fn relay(&mut self, ends: RelayedEnds) -> Result<(), String> {
+        self.relay = Some(Relay::start(ends)?);
+        Ok(())
+    }
+
+    fn make(&mut self, record: &Record) -> Result<(), String> {
+        let mut command = self.command(record)?;
+        let (mut held, theirs) = hold_back(&mut command).map_err(not_started)?;
+        let child = self.start(command)?;
+        drop(theirs);
+        self.signals.pass_to(child.id());
+        let made = held.wait();
+        self.signals.keep();
+        if made.is_err() {
+            drop(held);
+            return self.end(child).and(Err("the restore did not wait".into()));
+        }
+        self.made = Some((child, held));
+        Ok(())
+    }
+
+    fn run(&mut self, record: &Record) -> Result<Brought, String> {
+        let Some((child, held)) = self.made.take() else {
+            let command = self.command(record)?;
+            let child = self.start(command)?;
+            return self.end(child);
+        };
+        // Where that fails, the restore has, and says so.
+        let _ = held.let_run();
+        self.end(child)
+    }
+
+    fn give_up(&mut self) {
+        self.memory = None;
+        if let Some((child, held)) = self.made.take() {
+            drop(held);
+            let _ = self.end(child);
+        }
+        self.relay = None;
+    }
+}
+
+impl Drop for Restorer<'_> {
+    fn drop(&mut self) {
+        self.give_up();
+    }
+}

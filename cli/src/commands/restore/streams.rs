@@ -1,0 +1,89 @@
+//! What a program gets as standard streams from the gpucr that has started the restore: `--streams IN,OUT,ERR`.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use gpucr_core::restore::Outputs;
+
+use crate::commands::migrate::descriptor;
+
+/// Numbers of descriptors, each of one stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Streams(pub(crate) [Option<i32>; 3]);
+
+impl FromStr for Streams {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |word: &str| match word {
+            "" => Ok(None),
+            word => word.parse().ok().filter(|fd| *fd > 2).map(Some).ok_or("it is no descriptor"),
+        };
+        let words: Vec<&str> = text.split(',').collect();
+        let [input, output, error] = words[..] else { return Err("there are three".into()) };
+        let streams = [number(input)?, number(output)?, number(error)?];
+        let mut named: Vec<i32> = streams.iter().flatten().copied().collect();
+        named.sort_unstable();
+        // Each is taken over as the only owner of that descriptor.
+        match named.windows(2).all(|two| two[0] != two[1]) {
+            true => Ok(Self(streams)),
+            false => Err("each needs a descriptor of its own".into()),
+        }
+    }
+}
+
+impl std::fmt::Display for Streams {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let words = self.0.map(|fd| fd.map_or_else(String::new, |fd| fd.to_string()));
+        f.write_str(&words.join(","))
+    }
+}
+
+impl Streams {
+    /// Takes the descriptors over. This can be done once.
+    ///
+    /// # Errors
+    /// One is not open.
+    pub(super) fn take(&self) -> io::Result<Outputs> {
+        let take = |fd: Option<i32>| -> io::Result<Option<Arc<File>>> {
+            Ok(fd.map(descriptor).transpose()?.map(|fd| Arc::new(File::from(fd))))
+        };
+        let [stdin, stdout, stderr] = self.0;
+        let (stdin, stdout, stderr) = (take(stdin)?, take(stdout)?, take(stderr)?);
+        Ok(Outputs { stdin, stdout, stderr, stands_in: true })
+    }
+}
+
+/// Lets descriptors through to a command that is to be started, under their numbers. They have to be open until then.
+pub(crate) fn let_through(command: &mut Command, descriptors: &[&impl AsRawFd]) {
+    let numbers: Vec<i32> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
+    // SAFETY: fcntl is async-signal-safe.
+    unsafe {
+        command.pre_exec(move || {
+            numbers.iter().try_for_each(|fd| match libc::fcntl(*fd, libc::F_SETFD, 0) {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            })
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_are_read_as_they_are_written() {
+        let streams = Streams([Some(7), None, Some(9)]);
+        assert_eq!(streams.to_string(), "7,,9");
+        assert_eq!("7,,9".parse(), Ok(streams));
+        for text in ["", "7,8", "7,8,9,10", "7,7,", "0,4,5", "7,x,", "-1,7,8"] {
+            assert!(text.parse::<Streams>().is_err(), "{text}");
+        }
+    }
+}
