@@ -4,7 +4,7 @@
 `loops` and `long`: one kernel that takes long runs uninterrupted; then it is dumped twice while it runs and goes on, dumped
 and ended, restored, dumped and ended again, and restored on demand to its end, which must print the same. The table has
 how long the gates were shut until the device was idle, and how many blocks were done. The first kernel has few blocks, whose
-threads are interrupted in their loops. `waited`: the same without `--interruptible`, with kernels of a few seconds one after
+threads are interrupted in their loops; the second has shared memory, and is interrupted at barriers. `waited`: the same without `--interruptible`, with kernels of a few seconds one after
 the other, which are waited for. `cost`: several kernels run with and without `--interruptible`, in processes by turns:
 median time, and what their twins cost more. Exit status 1 if anything differs or fails.
 """
@@ -33,7 +33,7 @@ def dump(args, pid, image, *flags):
     gate = sum(phase["ms"] for phase in report["phases"] if phase["name"] == "gate")
     [one] = report["interrupted"] or [None]
     blocks = f"{one['done']} of {one['blocks']} blocks" if one else "nothing was interrupted"
-    blocks += ", in loops" if one and one["level"] == "loop" else ""
+    blocks += {"loop": ", in loops", "barrier": ", at barriers"}.get(one["level"] if one else None, "")
     print(f"{image.name:<18} {gate:>9.1f} {report['stopped_ms']:>9.1f}  {blocks}", flush=True)
     if one is None:
         raise RuntimeError("nothing was interrupted")
