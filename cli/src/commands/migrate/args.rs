@@ -25,8 +25,8 @@ use crate::values::{compression, duration, interval, pids, size};
 The other side is `gpucr receive`. With ssh://HOST gpucr starts it there, as root, with ssh. The other host needs the \
 same driver, devices of the same kind, CRIU, the program's pids (or --new-pids), and the files that the program has \
 open or mapped, under the same paths and of the same sizes: --dry-run tells all that is in the way, and changes \
-nothing. With --files copy those that the program has open are sent along. What the program has as standard streams goes with it if it is a file; a pipe becomes /dev/null, or is relayed with \
---relay: then gpucr stays for as long as the program runs.\n\n\
+nothing. With --files copy those that the program has open are sent along. What the program has as standard streams goes with it if it is a file; a pipe becomes /dev/null, and a \
+terminal one that nobody reads, unless they are relayed (--relay): then gpucr stays for as long as the program runs.\n\n\
 What was handed over is noted in /var/lib/gpucr/migrations, on both hosts.\n\n\
 Examples:\n  gpucr migrate --pid 4242 --to ssh://root@other --dry-run\n  \
 gpucr migrate --pid 4242 --to ssh://root@other --new-pids\n\n  \
@@ -61,10 +61,10 @@ pub(crate) struct MigrateArgs {
     pub(crate) files_below: Vec<PathBuf>,
     /// Stay, relay the program's standard streams, and end with its exit status
     ///
-    /// For streams that are pipes: what the program writes there comes out here, where it did before, and what is
-    /// written to its standard input goes to it. Without it these are /dev/null there. If the connection is lost, the
-    /// program goes on, the other side keeps what it writes, and this command ends with 255; so it does if it is
-    /// interrupted. See docs/migration.md.
+    /// What the program writes to pipes or a terminal comes out here, where it did before, and what is written to a pipe
+    /// that is its standard input goes to it. Without it pipes are /dev/null there, and nobody reads a terminal. If the
+    /// connection is lost, the program goes on, the other side keeps what it writes, and this command ends with 255; so
+    /// it does if it is interrupted. See docs/migration.md.
     #[arg(long)]
     pub(crate) relay: bool,
     /// Go though the other side may have too little disk space for the image

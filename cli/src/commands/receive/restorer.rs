@@ -98,7 +98,7 @@ impl<'s> Restorer<'s> {
                 Some(brought) => Ok(brought),
                 None => {
                     let status = child.wait();
-                    Err(status.map_or_else(not_waited, |status| failed(status)))
+                    Err(status.map_or_else(not_waited, failed))
                 }
             };
         }

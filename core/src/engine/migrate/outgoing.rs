@@ -32,15 +32,15 @@ use crate::base::threads::joined;
 use crate::base::timeline::{Timeline, Track};
 use crate::engine::error::Error;
 use crate::engine::memory::Laid;
-use crate::engine::restore::{Outputs, stdio};
 use crate::host::process::ProcessInfo;
 use crate::image::trust::PrivateKey;
-use crate::image::{Committed, ImageError, Manifest, Recipient, Stdio, Written};
+use crate::image::{Committed, ImageError, Manifest, Recipient, Written};
 use crate::store::{ChunkId, ChunkSink, Compression, Entry, MAX_CHUNK, Stats, StoreError};
 
 mod files;
 mod layout;
 mod sending;
+mod standard;
 #[cfg(test)]
 mod tests;
 
@@ -252,33 +252,6 @@ impl Outgoing {
         }
     }
 
-    /// Takes hold of the ends of the program's standard streams, if they are relayed.
-    fn hold_streams(&self, outline: &Manifest) -> Result<Option<Relayed>, Error> {
-        if !self.relays {
-            let mut unread = stdio::lost(&outline.processes, &Outputs::default());
-            let mut streams = outline.processes.iter().flat_map(|process| &process.stdio);
-            if streams.any(|stream| matches!(stream, Stdio::Terminal { .. })) {
-                unread.push("terminal");
-            }
-            *self.unread.lock() = unread;
-            return Ok(None);
-        }
-        let ends = Ends::open(&outline.processes)?;
-        let relayed = Relayed::of(ends.found());
-        *self.ends.lock() = Some(ends);
-        Ok(Some(relayed))
-    }
-
-    /// The ends of the program's standard streams, if they are relayed.
-    pub(super) fn take_ends(&self) -> Option<Ends> {
-        self.ends.lock().take()
-    }
-
-    /// Outputs of the program that were read here and are not there.
-    pub(super) fn unread(&self) -> Vec<&'static str> {
-        self.unread.lock().clone()
-    }
-
     /// How much of the memory goes over in the time for which the program may stand still because of that. `None` if
     /// nobody has said for how long, or the rate is not known.
     pub(crate) fn little(&self) -> Option<u64> {
@@ -342,9 +315,7 @@ impl Outgoing {
         &self,
         processes: impl Fn() -> I,
     ) -> Result<(), Error> {
-        if let Some(ends) = &*self.ends.lock() {
-            ends.check(&processes().map(|process| process.pid).collect::<Vec<u32>>())?;
-        }
+        self.check_streams(processes())?;
         let mut record = self.record.lock();
         record.note(processes());
         // Whoever finds them stopped finds here why.
