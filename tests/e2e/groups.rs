@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{
-    DEVICES, Dumped, GROUPS, Lab, MULTICAST, Pace, PausedDump, Piped, Program, Random, child_named, finish,
-    refused, show, undisturbed, until,
+    DEVICES, Dumped, GROUPS, Lab, MULTICAST, Pace, PausedDump, Piped, Program, Random, child_named,
+    finish, refused, show, undisturbed, until,
 };
 
 const ARGS: [&str; 2] = ["--steps", "80"];
@@ -205,7 +205,11 @@ fn all_move_to_other_devices() -> Result<()> {
         let expected = program.series();
         program = lab.at_work(name, &ARGS)?;
         // By number, of those that are in use.
-        let all = if matches!(*name, "ahead" | "devices" | MULTICAST) { "0=1,1=2,2=0" } else { "0=1,1=2" };
+        let all = if matches!(*name, "ahead" | "devices" | MULTICAST) {
+            "0=1,1=2,2=0"
+        } else {
+            "0=1,1=2"
+        };
         for (image, map) in [("first", all), ("second", "0=1,1=0"), ("third", "")] {
             dump(&program, image)?;
             let args: &[&str] = if map.is_empty() { &[] } else { &["--device-map", map] };

@@ -24,7 +24,8 @@ pub mod twice;
 pub use access::Accesses;
 pub use codec::Stream;
 pub use message::{
-    Adder, Block, BlockKind, Counts, GateState, Hello, MulticastObject, Opener, Reply, Request, Rest,
+    Adder, Block, BlockKind, Counts, GateState, Hello, MulticastObject, Opener, Reply, Request,
+    Rest,
 };
 pub use sharing::{ProcessSharing, SHARING_VERSION, Sharing};
 pub use table::{CHUNK_SIZE, Table};

@@ -425,7 +425,9 @@ impl Request {
     /// Bytes of the longest answer that an agent may give to this: who sends more is no agent.
     pub fn longest_reply(&self) -> u32 {
         match self {
-            Self::Export { .. } | Self::Accesses {} | Self::Pinned {} | Self::Objects {} => MAX_FRAME,
+            Self::Export { .. } | Self::Accesses {} | Self::Pinned {} | Self::Objects {} => {
+                MAX_FRAME
+            }
             _ => SHORT,
         }
     }

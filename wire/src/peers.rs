@@ -229,7 +229,8 @@ mod tests {
         let block = Whole { size: 1 << 21, device: [3; 16], handle_types: 1, node: 0 };
         let reply = PeerReply::Imported { block };
         assert_eq!(PeerReply::from_bytes(&reply.to_bytes()), Ok(reply));
-        let request = PeerRequest::Added { owner: [1; 16], object: 2, device: [3; 16], adder: [4; 16] };
+        let request =
+            PeerRequest::Added { owner: [1; 16], object: 2, device: [3; 16], adder: [4; 16] };
         assert_eq!(PeerRequest::from_bytes(&request.to_bytes()), Ok(request));
         let team = Team { devices: 2, size: 1 << 21, handle_types: 1 };
         for reply in [PeerReply::Object { team }, PeerReply::Team { is_complete: true }] {

@@ -85,10 +85,8 @@ pub(super) fn bound(cuda_processes: &[CudaProcess]) -> HashSet<(usize, u64)> {
 
 /// The section of an image for multicast objects; none if there are none. Without it a restore would not make them.
 pub(super) fn section(cuda_processes: &[CudaProcess]) -> Option<Section> {
-    let pids: HashMap<_, _> = cuda_processes
-        .iter()
-        .map(|program| (program.team.identity, program.process.pid))
-        .collect();
+    let pids: HashMap<_, _> =
+        cuda_processes.iter().map(|program| (program.team.identity, program.process.pid)).collect();
     let parts = cuda_processes.iter().flat_map(|program| {
         let pid = program.process.pid;
         let owner = |identity| pids.get(&identity).copied().unwrap_or(pid);
@@ -117,9 +115,8 @@ pub(super) fn section(cuda_processes: &[CudaProcess]) -> Option<Section> {
 pub fn read(manifest: &Manifest) -> Result<Vec<Part>, Error> {
     let Some(section) = manifest.section(SECTION, 1) else { return Ok(Vec::new()) };
     let said = postcard::from_bytes::<Vec<Part>>(&section.data).ok();
-    said.filter(|said| is_possible(said, manifest)).ok_or_else(|| Error::Damaged {
-        what: "what it says of multicast objects".into(),
-    })
+    said.filter(|said| is_possible(said, manifest))
+        .ok_or_else(|| Error::Damaged { what: "what it says of multicast objects".into() })
 }
 
 /// Whether these are parts of processes of the image, each of one that its owner has, and has said the same of.
@@ -130,8 +127,7 @@ fn is_possible(said: &[Part], manifest: &Manifest) -> bool {
     let mut names = HashSet::new();
     said.iter().all(|part| {
         let of_owner = own.get(&(part.owner, part.object));
-        let is_same =
-            |owner: &&Part| (owner.devices, owner.size) == (part.devices, part.size);
+        let is_same = |owner: &&Part| (owner.devices, owner.size) == (part.devices, part.size);
         pids.contains(&part.pid)
             && (1..=MOST_DEVICES).contains(&part.devices)
             && names.insert((part.pid, part.id))
@@ -166,8 +162,7 @@ mod tests {
     fn what_a_manifest_says_of_multicast_objects_has_to_be_possible() {
         let pid = manifest().processes[0].pid;
         let (devices, size, bound) = (2, 2 << 20, vec![1]);
-        let own =
-            Part { pid, id: 3, owner: pid, object: 3, devices, size, address: 0, bound };
+        let own = Part { pid, id: 3, owner: pid, object: 3, devices, size, address: 0, bound };
         let other = Part { pid: pid + 1, id: 9, address: 1 << 40, ..own.clone() };
         let good = [own.clone(), other.clone()];
         assert_eq!(read(&with(&good)).expect("possible"), good);

@@ -83,9 +83,8 @@ fn join(members: &mut [Member<'_>], made: &HashMap<Name, OwnedFd>) -> Result<(),
     let present: Vec<Identity> = members.iter().map(|member| member.team.identity).collect();
     for member in members {
         let objects = member.team.objects.iter();
-        let fds: Vec<(u64, &OwnedFd)> = objects
-            .filter_map(|object| Some((object.id, made.get(&name_of(object))?)))
-            .collect();
+        let fds: Vec<(u64, &OwnedFd)> =
+            objects.filter_map(|object| Some((object.id, made.get(&name_of(object))?))).collect();
         member.agent.join_objects(&fds, &present)?;
     }
     Ok(())
@@ -93,8 +92,7 @@ fn join(members: &mut [Member<'_>], made: &HashMap<Name, OwnedFd>) -> Result<(),
 
 /// Checks that whoever binds would not wait for ever.
 fn check_devices(members: &[Member<'_>]) -> Result<(), Error> {
-    let teams: Vec<(u32, &Team)> =
-        members.iter().map(|member| (member.pid, member.team)).collect();
+    let teams: Vec<(u32, &Team)> = members.iter().map(|member| (member.pid, member.team)).collect();
     match missing(&teams) {
         Some(pid) => {
             let what = "a multicast object to which a process that has ended has added a device \
@@ -109,8 +107,7 @@ fn check_devices(members: &[Member<'_>]) -> Result<(), Error> {
 pub(crate) fn missing(teams: &[(u32, &Team)]) -> Option<u32> {
     let mut added: HashMap<Name, u64> = HashMap::new();
     for object in teams.iter().flat_map(|(_, team)| &team.objects) {
-        let is_absent =
-            |adder: &Identity| teams.iter().all(|(_, team)| team.identity != *adder);
+        let is_absent = |adder: &Identity| teams.iter().all(|(_, team)| team.identity != *adder);
         // The owner adds them in their stead.
         let absent = object.adders.iter().filter(|adder| adder.is_visible);
         let absent = absent.filter(|adder| is_absent(&adder.identity)).count() as u64;

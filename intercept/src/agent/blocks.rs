@@ -65,7 +65,9 @@ pub(super) fn detach(agent: &mut Agent) -> Result<Next, Failure> {
     if agent.state != (GateState::Parted {}) {
         agent.expect(GateState::Closed {})?;
         if memory::lock().has_objects() {
-            return Err(Failure::other("not possible now: it has multicast objects, and a part in them"));
+            return Err(Failure::other(
+                "not possible now: it has multicast objects, and a part in them",
+            ));
         }
     }
     agent.devices = devices();

@@ -24,7 +24,11 @@ pub(super) fn objects() -> Next {
 }
 
 fn expect_parted(agent: &Agent) -> Result<(), Failure> {
-    if agent.state == (GateState::Detached {}) { Ok(()) } else { agent.expect(GateState::Parted {}) }
+    if agent.state == (GateState::Detached {}) {
+        Ok(())
+    } else {
+        agent.expect(GateState::Parted {})
+    }
 }
 
 /// Undoes what there is, and creates objects.

@@ -169,8 +169,8 @@ impl Bulk {
         let bound = multicast::bound(cuda_processes);
         for piece in &mut self.pieces {
             let pid = cuda_processes[piece.program].process.pid;
-            piece.is_open_to_others = opened.contains(&(pid, piece.id))
-                || bound.contains(&(piece.program, piece.id));
+            piece.is_open_to_others =
+                opened.contains(&(pid, piece.id)) || bound.contains(&(piece.program, piece.id));
         }
         Ok(true)
     }

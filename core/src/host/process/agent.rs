@@ -19,8 +19,8 @@ use gpucr_wire::open_files::Raised;
 use gpucr_wire::peers::Identity;
 use gpucr_wire::table::Range;
 use gpucr_wire::{
-    Accesses, Block, BlockKind, Connection, Counts, GateState, Hello, MulticastObject, PROTOCOL_VERSION, Reply,
-    Request, Rest,
+    Accesses, Block, BlockKind, Connection, Counts, GateState, Hello, MulticastObject,
+    PROTOCOL_VERSION, Reply, Request, Rest,
 };
 
 use super::tree::ProcessInfo;

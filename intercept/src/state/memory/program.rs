@@ -141,8 +141,7 @@ impl Memory {
 
     pub(super) fn drop_unused(&mut self, vmm: &dyn Vmm, id: u64) {
         let unused = self.blocks.get(&id).is_some_and(|block| {
-            !block.is_heap()
-                && (block.references, block.allocations, block.bound) == (0, 0, 0)
+            !block.is_heap() && (block.references, block.allocations, block.bound) == (0, 0, 0)
         });
         if unused {
             self.closed.extend(self.origins.remove(&id));

@@ -210,4 +210,3 @@ impl Memory {
 fn unknown(id: u64) -> Failure {
     Failure::other(format!("there is no multicast object {id}"))
 }
-

@@ -4,14 +4,12 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use gpucr_wire::peers::{Identity, Team};
 
+use super::super::Memory;
 use super::super::opened::{Offer, Origin};
 use super::super::program::{handle_of, named};
 use super::super::vmm::Vmm;
-use super::super::Memory;
 use super::{Binding, Mapping, Multicast, Object};
-use crate::abi::types::{
-    Access, Code, ERROR_INVALID_VALUE, HANDLE_POSIX_FD, MulticastProp,
-};
+use crate::abi::types::{Access, Code, ERROR_INVALID_VALUE, HANDLE_POSIX_FD, MulticastProp};
 use crate::log::log;
 
 /// What is to be bound.
@@ -142,7 +140,8 @@ impl Memory {
 
     /// Whether the driver would wait for devices before it binds this: what is wrong otherwise it says at once.
     pub(crate) fn can_be_bound(&self, asked: &Asked) -> bool {
-        let (Some(object), Some((block, from, _))) = (self.object(asked.object), self.source(asked))
+        let (Some(object), Some((block, from, _))) =
+            (self.object(asked.object), self.source(asked))
         else {
             return false;
         };

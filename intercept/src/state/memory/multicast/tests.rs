@@ -133,7 +133,15 @@ fn what_is_bound_and_mapped_comes_back_in_both() {
     // What the other one has unbound is undone no more, and what it has given up is gone.
     let [mut owner, mut other] = both;
     let object = other.memory.real_object(other.object).expect("there");
-    let binding = Binding { device: 1, is_named: false, offset: 0, block: 0, from: 0, size: 0, attached: true };
+    let binding = Binding {
+        device: 1,
+        is_named: false,
+        offset: 0,
+        block: 0,
+        from: 0,
+        size: 0,
+        attached: true,
+    };
     fake.unbind(object, &binding).expect("it was bound");
     assert!(other.memory.unbound(&fake, other.object, 1, 0, 2 * MIB));
     assert!(!owner.memory.unbound(&fake, owner.object, 1, 0, 2 * MIB), "not its own");
