@@ -273,5 +273,5 @@ fn pools_keep_the_drivers_rules_and_are_bulk_memory() {
 /// What the program expects is what it gets without the shim.
 #[test]
 fn the_drivers_own_pools_do_the_same() {
-    assert_eq!(Program::start_natively().ask("check"), "as it should be");
+    assert_eq!(Program::start_natively(&[]).ask("check"), "as it should be");
 }

@@ -351,7 +351,7 @@ impl Saved {
         for (memory, bytes) in &self.physical {
             charge(memory.device, memory.size)?;
             memory.counted.store(true, Ordering::Relaxed);
-            let file = device_memory::new_memory(memory.size)?;
+            let file = device_memory::new_memory_on(placement::of(memory.device), memory.size)?;
             let whole = SharedView::of(&file, memory.size)?;
             bytes.copy_to(whole.address.cast());
             drop(whole);

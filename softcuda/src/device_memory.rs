@@ -78,6 +78,32 @@ pub(crate) fn new_memory(size: u64) -> Outcome<OwnedFd> {
     new_memfd("softcuda", size)
 }
 
+/// What the names of memfds begin with that are memory of a device, whose number on the host follows.
+const ON: &str = "softcuda-on-";
+
+/// As [`new_memory`], on a device of the host: who imports it finds [that device](device_of), where memory is not in files.
+///
+/// # Errors
+/// `OUT_OF_MEMORY` when the kernel refuses (memory or descriptors).
+pub(crate) fn new_memory_on(number: usize, size: u64) -> Outcome<OwnedFd> {
+    if settings().memory_dir.is_some() {
+        return new_memory(size);
+    }
+    new_memfd(&format!("{ON}{number}"), size)
+}
+
+/// The number on the host of the device of which a descriptor is memory, if that is known.
+pub(crate) fn device_of(memory: &OwnedFd) -> Option<usize> {
+    name_of(memory)?.strip_prefix(ON)?.parse().ok()
+}
+
+/// The name of a memfd.
+fn name_of(memory: &OwnedFd) -> Option<String> {
+    let to = std::fs::read_link(format!("/proc/self/fd/{}", memory.as_raw_fd())).ok()?;
+    let (name, _) = to.to_str()?.strip_prefix("/memfd:")?.split_once(' ')?;
+    Some(name.to_owned())
+}
+
 /// The name of memfds that are host memory.
 const HOST: &str = "softcuda-host";
 
@@ -91,9 +117,7 @@ pub(crate) fn new_host_memory(size: u64) -> Outcome<OwnedFd> {
 
 /// Whether a descriptor of this driver is host memory.
 pub(crate) fn is_host_memory(memory: &OwnedFd) -> bool {
-    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
-    std::fs::read_link(path)
-        .is_ok_and(|to| to.to_string_lossy().contains(&format!("memfd:{HOST} ")))
+    name_of(memory).is_some_and(|name| name == HOST)
 }
 
 fn new_memfd(name: &str, size: u64) -> Outcome<OwnedFd> {

@@ -20,7 +20,9 @@ use crate::managed_memory;
 use crate::multicast::{self, Object};
 use crate::multicast_table::Properties;
 use crate::physical::Physical;
+use crate::placement;
 use crate::ptx::Replicas;
+use crate::settings::settings;
 use crate::status::{Code, Outcome};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
@@ -86,7 +88,8 @@ pub(crate) fn create(device: usize, size: u64, handle_types: u32) -> Outcome<u64
     }
     multicast::tidy();
     charge(device, size)?;
-    let memory = device_memory::new_memory(size).inspect_err(|_| refund(device, size))?;
+    let memory = device_memory::new_memory_on(placement::of(device), size);
+    let memory = memory.inspect_err(|_| refund(device, size))?;
     Ok(add_memory(Physical {
         size,
         device,
@@ -191,7 +194,7 @@ pub(crate) fn export(handle: u64) -> Outcome<OwnedFd> {
     Ok(copy)
 }
 
-/// A handle for what is behind a descriptor, which stays the caller's.
+/// A handle for what is behind a descriptor, which stays the caller's. `device` is that of memory that does not tell.
 ///
 /// # Errors
 /// `INVALID_VALUE` when the descriptor is neither device memory nor a multicast object, `OPERATING_SYSTEM` when
@@ -209,6 +212,9 @@ pub(crate) fn import(device: usize, memory: impl AsFd) -> Outcome<u64> {
     let memory = descriptors::keep(|| Ok(fcntl_dupfd_cloexec(&memory, above)?));
     let memory = memory.map_err(|_| Code::OPERATING_SYSTEM)?;
     let is_host = device_memory::is_host_memory(&memory);
+    let known = device_memory::device_of(&memory);
+    let own = known.and_then(|number| placement::ordinal_on(number, settings().devices));
+    let device = own.unwrap_or(device);
     if !is_host {
         device_memory::charge_existing(device, size);
     }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{
-    DEVICES, Dumped, GROUPS, Lab, Pace, PausedDump, Piped, Program, Random, child_named, finish,
-    refused, show, undisturbed, until,
+    DEVICES, Dumped, GROUPS, Lab, MULTICAST, Pace, PausedDump, Piped, Program, Random, child_named,
+    finish, refused, show, undisturbed, until,
 };
 
 const ARGS: [&str; 2] = ["--steps", "80"];
@@ -18,7 +18,7 @@ const DUMP_PHASES: [&str; 8] =
 #[test]
 fn a_group_is_restored_in_every_way() -> Result<()> {
     for name in GROUPS {
-        let lab = Lab::new();
+        let lab = Lab::of(name);
         let dumped = Dumped::at_work(&lab, name, &ARGS)?;
         for args in [&[][..], &["--new-pids"], &["--on-demand"], &["--share"]] {
             let mut command = lab.gpucr();
@@ -34,7 +34,7 @@ fn a_group_is_restored_in_every_way() -> Result<()> {
 #[test]
 fn a_group_is_restored_twice_at_once() -> Result<()> {
     for name in GROUPS {
-        let lab = Lab::new();
+        let lab = Lab::of(name);
         let piped = Piped::at_work(&lab, name, &ARGS)?;
         let outs = ["first", "second"];
         let restores: Vec<_> = outs.iter().map(|out| piped.restore(&lab, &[], out)).collect();
@@ -59,7 +59,7 @@ fn a_group_is_restored_twice_at_once() -> Result<()> {
 fn a_group_is_dumped_again_and_again() -> Result<()> {
     for name in GROUPS {
         let expected = undisturbed(name, &ARGS)?;
-        let lab = Lab::new();
+        let lab = Lab::of(name);
         let mut program = lab.at_work(name, &ARGS)?;
         for (number, protocol) in ["cow", "recopy", "stop", "cow"].iter().enumerate() {
             let image = lab.path(format!("running-{number}"));
@@ -190,7 +190,7 @@ fn goes_on(mut program: Program, lab: &Lab, expected: &[String]) -> Result<()> {
 fn all_move_to_other_devices() -> Result<()> {
     const COUNT: (&str, &str) = ("SOFTCUDA_DEVICES", "3");
     for name in GROUPS.iter().chain(&DEVICES) {
-        let mut lab = Lab::new();
+        let mut lab = Lab::of(name);
         lab.environment.push((COUNT.0.into(), COUNT.1.into()));
         let dump = |program: &Program, image: &str| -> Result<()> {
             let pid = program.pid.to_string();
@@ -205,7 +205,11 @@ fn all_move_to_other_devices() -> Result<()> {
         let expected = program.series();
         program = lab.at_work(name, &ARGS)?;
         // By number, of those that are in use.
-        let all = if matches!(*name, "ahead" | "devices") { "0=1,1=2,2=0" } else { "0=1,1=2" };
+        let all = if matches!(*name, "ahead" | "devices" | MULTICAST) {
+            "0=1,1=2,2=0"
+        } else {
+            "0=1,1=2"
+        };
         for (image, map) in [("first", all), ("second", "0=1,1=0"), ("third", "")] {
             dump(&program, image)?;
             let args: &[&str] = if map.is_empty() { &[] } else { &["--device-map", map] };
@@ -221,19 +225,57 @@ fn all_move_to_other_devices() -> Result<()> {
 /// Whoever fails or dies, and when: the processes go on and share their memory.
 #[test]
 fn a_failure_in_any_phase_leaves_the_group_running() -> Result<()> {
-    let expected = undisturbed("ring", &ARGS)?;
-    for phase in DUMP_PHASES {
-        for fault in [format!("fail:{phase}"), format!("kill:{phase}")] {
-            let lab = Lab::new();
-            let program = lab.at_work("ring", &ARGS)?;
-            let mut command = lab.gpucr();
-            command.args(["dump", "--pid", &program.pid.to_string(), "-o", "image"]);
-            let output = finish(command.env("GPUCR_FAULT", &fault))?;
-            ensure!(!output.status.success(), "{fault}: {}", show(&output));
-            goes_on(program, &lab, &expected)
-                .with_context(|| format!("{fault}: {}", show(&output)))?;
+    for name in ["ring", MULTICAST] {
+        let expected = undisturbed(name, &ARGS)?;
+        for phase in DUMP_PHASES {
+            for fault in [format!("fail:{phase}"), format!("kill:{phase}")] {
+                fails_and_goes_on(name, &fault, &expected)?;
+            }
         }
     }
+    Ok(())
+}
+
+/// The moments at which some processes have left their multicast objects or their memory, and others not yet.
+#[test]
+fn a_failure_between_two_processes_leaves_the_group_running() -> Result<()> {
+    let expected = undisturbed(MULTICAST, &ARGS)?;
+    for moment in ["parted", "detached"] {
+        for fault in [format!("fail:{moment}"), format!("kill:{moment}")] {
+            fails_and_goes_on(MULTICAST, &fault, &expected)?;
+        }
+    }
+    Ok(())
+}
+
+fn fails_and_goes_on(name: &str, fault: &str, expected: &[String]) -> Result<()> {
+    let lab = Lab::of(name);
+    let program = lab.at_work(name, &ARGS)?;
+    let mut command = lab.gpucr();
+    command.args(["dump", "--pid", &program.pid.to_string(), "-o", "image"]);
+    let output = finish(command.env("GPUCR_FAULT", fault))?;
+    ensure!(!output.status.success(), "{name} {fault}: {}", show(&output));
+    let went_on = goes_on(program, &lab, expected);
+    went_on.with_context(|| format!("{name} {fault}: {}", show(&output)))
+}
+
+/// A process waits until another one adds its device to their multicast object, within a call of the driver: it is dumped
+/// meanwhile, and goes on to wait.
+#[test]
+fn who_waits_for_a_device_of_a_multicast_object_is_dumped() -> Result<()> {
+    let expected = undisturbed(MULTICAST, &ARGS)?;
+    let lab = Lab::of(MULTICAST);
+    let late = lab.path("late");
+    let late = late.to_str().context("a name")?;
+    let mut program = lab.start_with(MULTICAST, &ARGS, &[("WORKLOAD_LATE", late)])?;
+    program.wait_for("binding")?;
+    lab.dump(&program, &lab.path("running"), &["-R", "--protocol", "stop"])?;
+    lab.dump(&program, &lab.path("image"), &[])?;
+    program.wait()?;
+    std::fs::write(late, "")?;
+    let restored = lab.run(["restore", "image"])?;
+    ensure!(restored.status.success(), "{}\n{}", show(&restored), program.output());
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
     Ok(())
 }
 
@@ -271,9 +313,13 @@ fn the_ranks_of_a_launcher_come_along() -> Result<()> {
 /// One of two that share memory cannot be dumped alone: the other would go on with memory that is not the same.
 #[test]
 fn who_shares_with_a_process_outside_is_refused() -> Result<()> {
-    let expected = undisturbed("ring", &ARGS)?;
-    let lab = Lab::new();
-    let mut program = lab.at_work("ring", &ARGS)?;
+    ["ring", MULTICAST].into_iter().try_for_each(one_alone_is_refused)
+}
+
+fn one_alone_is_refused(name: &str) -> Result<()> {
+    let expected = undisturbed(name, &ARGS)?;
+    let lab = Lab::of(name);
+    let mut program = lab.at_work(name, &ARGS)?;
     let child = child_named(program.pid, "workload")?;
     let output = lab.run(["dump", "--pid", &child.to_string(), "-o", "image"])?;
     let words =

@@ -48,7 +48,7 @@ fn dumped_and_restored(seed: u64) -> Result<()> {
     let seed_text = seed.to_string();
     let args = [&STEPS[..], &["--seed", &seed_text]].concat();
     let expected = undisturbed(name, &args)?;
-    let lab = Lab::new();
+    let lab = Lab::of(name);
     let pace = Pace::new()?;
     pace.allow(BEFORE_THE_END)?;
     let args = [&args[..], &["--step-delay-ms", "10", "--pace", pace.file()]].concat();

@@ -10,12 +10,15 @@ use anyhow::{Context, Result, ensure};
 use crate::command::{binary, finish, in_own_session, show, until};
 use crate::pace::Pace;
 use crate::program::Program;
+use crate::workloads::MULTICAST;
 
 /// A folder for one test, and the programs that it starts; all end with it.
 pub struct Lab {
     dir: tempfile::TempDir,
     /// Environment for the programs.
     pub environment: Vec<(String, String)>,
+    /// Environment for gpucr and the programs: which devices there are.
+    devices: Vec<(&'static str, &'static str)>,
 }
 
 impl Default for Lab {
@@ -30,7 +33,19 @@ type Held = (Pace, usize);
 impl Lab {
     /// Makes the folder.
     pub fn new() -> Self {
-        Self { dir: tempfile::tempdir().expect("a folder"), environment: Vec::new() }
+        let dir = tempfile::tempdir().expect("a folder");
+        Self { dir, environment: Vec::new(), devices: Vec::new() }
+    }
+
+    /// Makes the folder for a test of a workload, with the devices that it needs.
+    pub fn of(workload: &str) -> Self {
+        let devices = match workload {
+            MULTICAST => {
+                vec![("SOFTCUDA_DEVICE", "NVIDIA H100,9.0,4,1G"), ("SOFTCUDA_DEVICES", "3")]
+            }
+            _ => Vec::new(),
+        };
+        Self { devices, ..Self::new() }
     }
 
     /// A path in the folder.
@@ -42,6 +57,7 @@ impl Lab {
     pub fn gpucr(&self) -> Command {
         let mut command = Command::new(binary("gpucr"));
         command.current_dir(self.dir.path()).stdin(Stdio::null());
+        command.envs(self.devices.iter().copied());
         command
     }
 
@@ -312,7 +328,7 @@ impl Lab {
 /// # Errors
 /// It cannot be started, fails, or takes too long.
 pub fn undisturbed(name: &str, args: &[&str]) -> Result<Vec<String>> {
-    let lab = Lab::new();
+    let lab = Lab::of(name);
     let mut program = lab.start(name, args)?;
     program.result()?;
     Ok(program.series())

@@ -22,13 +22,14 @@ pub const REFUSED: [&str; 2] = ["sharer", "headless"];
 pub const LARGE: [&str; 1] = ["one-block"];
 
 /// The workloads whose processes share device memory; `e2e/groups.rs` has them.
-pub const GROUPS: [&str; 6] = ["ring", "ahead", "handles", "lent", "host-blocks", "signals"];
+pub const GROUPS: [&str; 7] =
+    ["ring", "ahead", "handles", "lent", "host-blocks", "signals", MULTICAST];
 
 /// The workload that uses all devices; `e2e/groups.rs` has it.
 pub const DEVICES: [&str; 1] = ["devices"];
 
-/// The workload whose processes have memory behind one multicast object; `e2e/without_gpucr_run.rs` has it.
-pub const MULTICAST: [&str; 1] = ["multicast"];
+/// The workload whose processes have memory behind one multicast object, which needs [devices](crate::Lab::of) of its own.
+pub const MULTICAST: &str = "multicast";
 
 /// The workloads that write host memory in every way, and one that leaves it alone; `e2e/host_memory.rs`, `e2e/demand.rs`
 /// and `e2e/extract.rs` have them.
@@ -79,7 +80,7 @@ macro_rules! each_workload {
                     .arg("--list")
                     .output()?;
                 let all = [&[$($name),*][..], &$crate::REFUSED, &$crate::LARGE, &$crate::HOST];
-                let all = [&all.concat()[..], &$crate::ADVERSARIES, &$crate::GROUPS, &$crate::DEVICES, &$crate::MULTICAST, &$crate::INTERRUPTED, &["random"]].concat();
+                let all = [&all.concat()[..], &$crate::ADVERSARIES, &$crate::GROUPS, &$crate::DEVICES, &$crate::INTERRUPTED, &["random"]].concat();
                 assert_eq!(String::from_utf8(output.stdout)?.lines().collect::<Vec<_>>(), all);
                 Ok(())
             }

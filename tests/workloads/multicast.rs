@@ -2,6 +2,8 @@
 //! change their own memory, and together sum it in place, each a part of it, as NCCL does with NVLink SHARP.
 
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use cudarc::driver::sys::CUmulticastObjectProp;
@@ -19,6 +21,8 @@ const PTX: &str = include_str!("kernels/multicast.ptx");
 const MIXER: &str = include_str!("kernels/mixer.ptx");
 /// Where the other processes find their number, how many there are, the words, the seed, and the descriptor of the object.
 const ENV: &str = "WORKLOAD_MULTICAST";
+/// A file: the others add their devices once it is there, and the first one waits for that as it binds its memory.
+const LATE: &str = "WORKLOAD_LATE";
 /// The most processes.
 const MOST: u32 = 4;
 /// Memory is whole granules of this.
@@ -167,12 +171,16 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     let mut others = (1..plan.ranks).map(start).collect::<Result<Vec<_>>>()?;
     drop(descriptor);
     add(&gpu, object)?;
-    // What waits for a device would wait for ever if its process has ended.
-    for other in &mut others {
-        ensure!(other.hear()? == "added", "another process does not take part");
-        run.line(format_args!("child pid={}", other.pid()))?;
-    }
-    let own = Rank::new(gpu, object, plan)?;
+    let own = if std::env::var_os(LATE).is_some() {
+        run.line("binding")?;
+        let own = Rank::new(gpu, object, plan)?;
+        hear_of(&mut others, run)?;
+        own
+    } else {
+        // What waits for a device would wait for ever if its process has ended.
+        hear_of(&mut others, run)?;
+        Rank::new(gpu, object, plan)?
+    };
     together(&mut others, "begin", || Ok(()))?;
     run.ready()?;
     let mut host: Vec<_> = (0..plan.ranks).map(|rank| plan.first_words(rank)).collect();
@@ -198,6 +206,14 @@ pub(crate) fn run(run: &mut Run) -> Result<()> {
     run.finish()
 }
 
+/// Hears that the others take part.
+fn hear_of(others: &mut [Second], run: &Run) -> Result<()> {
+    others.iter_mut().try_for_each(|other| {
+        ensure!(other.hear()? == "added", "another process does not take part");
+        run.line(format_args!("child pid={}", other.pid()))
+    })
+}
+
 /// Has all processes do something, this one too, and waits for them: what the others say.
 fn together(
     others: &mut [Second],
@@ -221,6 +237,11 @@ fn another(given: &str) -> Result<()> {
     let gpu = Gpu::open_at(rank)?;
     let object = import(&descriptor)?;
     drop(descriptor);
+    if let Some(file) = std::env::var_os(LATE) {
+        while !Path::new(&file).exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
     add(&gpu, object)?;
     println!("added");
     let own = Rank::new(gpu, object, plan)?;

@@ -23,14 +23,17 @@ pub mod twice;
 
 pub use access::Accesses;
 pub use codec::Stream;
-pub use message::{Block, BlockKind, Counts, GateState, Hello, Opener, Reply, Request, Rest};
+pub use message::{
+    Adder, Block, BlockKind, Counts, GateState, Hello, MulticastObject, Opener, Reply, Request,
+    Rest,
+};
 pub use sharing::{ProcessSharing, SHARING_VERSION, Sharing};
 pub use table::{CHUNK_SIZE, Table};
 pub use transport::{Connection, Peer};
 
 /// Version of the messages below. A peer with another version is refused by name, because a
 /// restored program carries the shim that it was started with.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 
 /// Environment variable that names the real driver library which the shim loads, an absolute path.
 pub const ENV_DRIVER: &str = "GPUCR_DRIVER";

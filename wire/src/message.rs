@@ -43,6 +43,9 @@ wire_enum! {
         /// The gate is shut, or captures are under way that have to end before, and what came before may still be
         /// at work.
         3 => Closing {},
+        /// Gate closed, and it does not open before the checkpointer says so, whatever becomes of the connection: the
+        /// program's multicast objects may be undone, here or in other processes that have them.
+        4 => Parted {},
     }
 }
 
@@ -136,6 +139,46 @@ wire_struct! {
         pub owners: Vec<Identity>,
         /// Who has memory of it open, as far as they live.
         pub openers: Vec<Opener>,
+        /// Multicast objects that it has.
+        pub multicast: u64,
+    }
+}
+
+wire_struct! {
+    /// A multicast object, as one process has it.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct MulticastObject {
+        /// Names it in this process for as long as it lives, across detach and restore.
+        pub id: u64,
+        /// Who has created it, and that process's name for it.
+        pub owner: Identity,
+        /// The owner's name for it.
+        pub name: u64,
+        /// Devices that have to be added before it can be used.
+        pub devices: u32,
+        /// Bytes that can be bound on each.
+        pub size: u64,
+        /// The first address at which this process sees it; 0 if it is not mapped.
+        pub address: u64,
+        /// Devices that this process has added.
+        pub added: u32,
+        /// As its owner tells: the other processes that have added devices, one for each device.
+        pub adders: Vec<Adder>,
+        /// Blocks that this process has bound to it, once for each binding.
+        pub bound: Vec<u64>,
+        /// Whether it is as the program knows it: nothing of it is undone.
+        pub is_whole: bool,
+    }
+}
+
+wire_struct! {
+    /// A process that has added a device to a multicast object of another.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Adder {
+        /// What it calls itself.
+        pub identity: Identity,
+        /// Whether the owner sees the device too, and could add it.
+        pub is_visible: bool,
     }
 }
 
@@ -368,6 +411,32 @@ wire_enum! {
             /// What the devices were given may take so long to come to its end, milliseconds.
             wait_ms: u64,
         },
+        /// The multicast objects of the program are about to be undone, or those of others that they share: from now on
+        /// the gate stays closed, even if the connection ends. Only when closed; the state is [`GateState::Parted`] then.
+        /// [`Request::Detach`], which undoes the objects too, needs this where there are any.
+        27 => Part {},
+        /// List the multicast objects. Allowed in every state.
+        28 => Objects {},
+        /// Undo whatever there still is of the multicast objects, and create these again. The reply is followed by a
+        /// descriptor of each, in the same order. Parted or detached only, as are the next ones; after a failure of any all
+        /// may be repeated, from this one on.
+        29 => Make {
+            /// Ids of the objects that this process is to create.
+            objects: Vec<u64>,
+        },
+        /// Followed by one file descriptor for each id, in the same order: take these objects, which other processes have
+        /// made, and add the devices that this one had added. Only when all processes have done [`Request::Make`].
+        30 => Join {
+            /// Ids of the objects.
+            objects: Vec<u64>,
+            /// The processes that take part. The devices of others who have ended the owner adds.
+            present: Vec<Identity>,
+        },
+        /// Bind and map what was bound and mapped. Only when all processes have joined, and all devices of the objects that
+        /// are used were added: the driver waits for them. Blocks have to have their memory.
+        31 => Bind {},
+        /// All processes have bound and mapped what they had: Parted becomes Closed. Fails while anything is undone here.
+        32 => Whole {},
     }
 }
 
@@ -375,7 +444,9 @@ impl Request {
     /// Bytes of the longest answer that an agent may give to this: who sends more is no agent.
     pub fn longest_reply(&self) -> u32 {
         match self {
-            Self::Export { .. } | Self::Accesses {} | Self::Pinned {} => MAX_FRAME,
+            Self::Export { .. } | Self::Accesses {} | Self::Pinned {} | Self::Objects {} => {
+                MAX_FRAME
+            }
             _ => SHORT,
         }
     }
@@ -454,6 +525,15 @@ wire_enum! {
             /// Whether nobody should come to the devices before the gate is closed.
             fragile: bool,
         },
+        /// Answer to Objects.
+        14 => Objects {
+            /// What processes call this one with which it shares memory.
+            identity: Identity,
+            /// Every multicast object.
+            objects: Vec<MulticastObject>,
+        },
+        /// Answer to Make; the file descriptors follow.
+        15 => Made {},
     }
 }
 
@@ -540,6 +620,9 @@ mod tests {
             Request::Pass { wait_ms: 100, busy_too: true },
             Request::Meet { wait_ms: 100 },
             Request::Fragile { wait_ms: 1000 },
+            Request::Part {},
+            Request::Make { objects: vec![3, 4] },
+            Request::Join { objects: vec![5], present: vec![[9; 16]] },
             Request::Restored {},
         ] {
             assert_eq!(Request::from_bytes(&request.to_bytes()), Ok(request));

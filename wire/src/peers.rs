@@ -44,7 +44,7 @@ wire_enum! {
             /// Who has closed it.
             opener: Identity,
         },
-        /// Give me this block, which was exported.
+        /// Give me this block, or this multicast object, which was exported.
         2 => Import {
             /// Whom the ticket names.
             owner: Identity,
@@ -82,6 +82,24 @@ wire_enum! {
             /// Who asks.
             opener: Identity,
         },
+        /// I have added a device to this multicast object.
+        6 => Added {
+            /// Whose object it is.
+            owner: Identity,
+            /// The object.
+            object: u64,
+            /// UUID of the device.
+            device: [u8; 16],
+            /// Who has added it.
+            adder: Identity,
+        },
+        /// Were all devices added to this multicast object?
+        7 => Team {
+            /// Whose object it is.
+            owner: Identity,
+            /// The object.
+            object: u64,
+        },
     }
 }
 
@@ -98,7 +116,7 @@ wire_enum! {
         1 => Busy {},
         /// There is no such thing, or not for others.
         2 => Gone {},
-        /// To `Close`.
+        /// To `Close` and `Added`.
         3 => Done {},
         /// To `Import`: a descriptor of the block follows.
         4 => Imported {
@@ -119,6 +137,29 @@ wire_enum! {
             /// UUID of its device.
             device: [u8; 16],
         },
+        /// To `Import`, where that names a multicast object: a descriptor of it follows.
+        7 => Object {
+            /// What the object is.
+            team: Team,
+        },
+        /// To `Team`.
+        8 => Team {
+            /// Whether all devices were added.
+            is_complete: bool,
+        },
+    }
+}
+
+wire_struct! {
+    /// A multicast object that was exported.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Team {
+        /// Devices that are to be added to it.
+        pub devices: u32,
+        /// Bytes that can be bound on each.
+        pub size: u64,
+        /// The types of handles for which its owner has made it.
+        pub handle_types: u32,
     }
 }
 
@@ -188,6 +229,13 @@ mod tests {
         let block = Whole { size: 1 << 21, device: [3; 16], handle_types: 1, node: 0 };
         let reply = PeerReply::Imported { block };
         assert_eq!(PeerReply::from_bytes(&reply.to_bytes()), Ok(reply));
+        let request =
+            PeerRequest::Added { owner: [1; 16], object: 2, device: [3; 16], adder: [4; 16] };
+        assert_eq!(PeerRequest::from_bytes(&request.to_bytes()), Ok(request));
+        let team = Team { devices: 2, size: 1 << 21, handle_types: 1 };
+        for reply in [PeerReply::Object { team }, PeerReply::Team { is_complete: true }] {
+            assert_eq!(PeerReply::from_bytes(&reply.to_bytes()), Ok(reply));
+        }
         let piece = Piece { block: 1, block_size: 2, device: [3; 16], offset: 0, size: 1 };
         let reply = PeerReply::Opened { piece };
         assert_eq!(PeerReply::from_bytes(&reply.to_bytes()), Ok(reply));

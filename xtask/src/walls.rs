@@ -96,7 +96,7 @@ const CIRCLES: &[Allowed] = &[
     Allowed {
         of: "gpucr-intercept",
         because: "The tables of memory are one type in the head; its methods are spread over files by what they do.",
-        files: &["state::memory", "state::memory::attach", "state::memory::foreign", "state::memory::heap", "state::memory::host", "state::memory::opened", "state::memory::pools", "state::memory::program"],
+        files: &["state::memory", "state::memory::attach", "state::memory::foreign", "state::memory::heap", "state::memory::host", "state::memory::multicast", "state::memory::multicast::serve", "state::memory::opened", "state::memory::pools", "state::memory::program"],
     },
     Allowed {
         of: "softcuda",

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use gpucr_core::image::{Base, ImageReader, Part};
 use gpucr_core::interrupted;
 use gpucr_core::kinds;
+use gpucr_core::multicast;
 use gpucr_core::store::ChunkId;
 use gpucr_core::{Error, device_uuid, hex};
 
@@ -124,6 +125,8 @@ fn summary(image: &ImageReader) -> Summary<'_> {
             })
             .collect(),
         kernels: kernels::of(manifest),
+        // What makes no sense a restore refuses.
+        multicast: multicast::read(manifest).unwrap_or_default(),
         interrupted: interrupted::read(manifest),
         stopped_ms: manifest.stopped_ms,
         phases: &manifest.phases,

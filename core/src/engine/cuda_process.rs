@@ -5,7 +5,7 @@
 //! the end of a dump that leaves the program running, the roll-back of one that failed anywhere,
 //! and the watchdog, which knows only that gpucr has died.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -17,6 +17,7 @@ use crate::cuda::{Freed, HostDriver, ProcessState};
 use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
 use crate::engine::sharers::{Opened, Sharers};
+use crate::engine::teams::{self, Member, Team};
 use crate::host::process::{Agent, AgentError, Guard, ProcessInfo};
 
 /// How long a thawing program may take until its agent has done its part.
@@ -59,6 +60,8 @@ pub struct CudaProcess {
     pub(crate) listed: Vec<Block>,
     /// With whom it shares memory, as far as it was asked.
     pub(crate) sharers: Sharers,
+    /// Its multicast objects, as it had them when its gate was closed.
+    pub(crate) team: Team,
     /// Device memory that is kept for it while the driver has it checkpointed.
     pub reserve: Vec<OwnedFd>,
     /// Bytes of each device, by its UUID, that became free when it was detached and checkpointed.
@@ -81,6 +84,7 @@ impl CudaProcess {
             opened: Vec::new(),
             listed: Vec::new(),
             sharers: Sharers::default(),
+            team: Team::default(),
             reserve: Vec::new(),
             freed: Vec::new(),
             guard: None,
@@ -127,11 +131,15 @@ impl CudaProcess {
         }
     }
 
-    /// Has the agent bring back the rest, from wherever it stands, by `end` and before `over` is set. After a
-    /// failure it may be tried again.
-    fn resume_agent(&mut self, end: Instant, over: &Arc<AtomicBool>) -> Result<(), Error> {
+    /// Has the agent bring back the rest, from wherever it stands, by `end` and before `over` is set; what others have to
+    /// take part in is left, and is what this gives. After a failure it may be tried again.
+    fn resume_agent(
+        &mut self,
+        end: Instant,
+        over: &Arc<AtomicBool>,
+    ) -> Result<Option<Team>, Error> {
         if !self.has_agent {
-            return Ok(());
+            return Ok(None);
         }
         // A connection that is still open is from before the detach, and the agent serves it
         // alone: a second one would wait behind it.
@@ -139,15 +147,28 @@ impl CudaProcess {
             agent.set_stop(Some(over.clone()));
             agent.set_end(Some(end));
             if agent.open_gate().is_ok() {
-                return Ok(());
+                return Ok(None);
             }
         }
         let left = end.saturating_duration_since(Instant::now());
         let mut agent = Agent::connect(&self.process, left, Some(over))?;
         agent.set_end(Some(end));
-        if agent.hello().gate == (GateState::Detached {}) {
+        let gate = agent.hello().gate;
+        if gate == (GateState::Detached {}) {
             agent.reattach(&self.blocks)?;
         }
+        if matches!(gate, GateState::Detached {} | GateState::Parted {}) {
+            let (identity, objects) = agent.objects()?;
+            if gate == (GateState::Parted {}) || !objects.is_empty() {
+                self.agent = Some(agent);
+                return Ok(Some(Team { identity, objects }));
+            }
+        }
+        self.go_on(agent).map(|()| None)
+    }
+
+    /// Has the agent, whose program has its memory, open the gate.
+    fn go_on(&mut self, mut agent: Agent) -> Result<(), Error> {
         if let Some(guard) = &self.guard {
             // Launches are recorded to name the kernels that wrote too early.
             let told = agent.guard(guard).and_then(|()| agent.record(true));
@@ -212,21 +233,12 @@ pub(crate) fn resume_all<K: HasCopies>(
     let ready: Vec<Result<(), Error>> = ready.collect();
     let (end, over) = (Instant::now() + THAW, Arc::new(AtomicBool::new(false)));
     let (done, is_done) = mpsc::channel::<()>();
-    // All processes at once: one that does not answer delays no other.
     let results: Vec<Result<(), Error>> = std::thread::scope(|scope| {
-        let resuming = cuda_processes.iter_mut().zip(ready).map(|(program, ready)| {
-            let (over, done) = (&over, done.clone());
-            scope.spawn(move || {
-                let _done = done;
-                ready.and_then(|()| twice(|| program.resume_agent(end, over)))
-            })
-        });
-        let resuming: Vec<_> = resuming.collect();
-        drop(done);
-        let over = &over;
-        scope.spawn(move || set_soon_after(asked, over, &is_done));
-        let joined = resuming.into_iter().map(|thread| thread.join());
-        joined.map(|r| r.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        let watched = &over;
+        scope.spawn(move || set_soon_after(asked, watched, &is_done));
+        let _done = done;
+        let resumed = resume_agents(cuda_processes, ready, end, &over);
+        resume_teams(cuda_processes, resumed)
     });
     let mut failed = Vec::new();
     for (program, result) in cuda_processes.iter_mut().zip(results) {
@@ -250,8 +262,82 @@ pub(crate) fn resume_all<K: HasCopies>(
     failed
 }
 
+/// All processes at once: one that does not answer delays no other.
+fn resume_agents(
+    cuda_processes: &mut [CudaProcess],
+    ready: Vec<Result<(), Error>>,
+    end: Instant,
+    over: &Arc<AtomicBool>,
+) -> Vec<Result<Option<Team>, Error>> {
+    std::thread::scope(|scope| {
+        let resuming = cuda_processes.iter_mut().zip(ready).map(|(program, ready)| {
+            scope.spawn(move || ready.and_then(|()| twice(|| program.resume_agent(end, over))))
+        });
+        let resuming: Vec<_> = resuming.collect();
+        let joined = resuming.into_iter().map(|thread| thread.join());
+        joined.map(|r| r.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
+/// Opens the gates of those that have multicast objects, once all of them have them again. As long as one of the others
+/// is not back that may be one whose memory they reach: then they wait too.
+fn resume_teams(
+    cuda_processes: &mut [CudaProcess],
+    results: Vec<Result<Option<Team>, Error>>,
+) -> Vec<Result<(), Error>> {
+    let programs = cuda_processes.iter().zip(&results);
+    let away = programs.filter(|(program, result)| result.is_err() && !program.process.has_ended());
+    let away = away.map(|(program, _)| program.process.pid).next();
+    let teams = results.iter().enumerate();
+    let teams = teams.filter_map(|(at, result)| Some((at, result.as_ref().ok()?.clone()?)));
+    let teams: HashMap<usize, Team> = teams.collect();
+    let whole = match away {
+        _ if teams.is_empty() => Ok(()),
+        Some(pid) => Err(format!("its multicast objects wait for process {pid}")),
+        None => make_teams_whole(cuda_processes, &teams).map_err(|error| error.to_string()),
+    };
+    let programs = cuda_processes.iter_mut().zip(results).enumerate();
+    let go_on = |(at, (program, result)): (usize, (&mut CudaProcess, Result<_, Error>))| {
+        result?;
+        if !teams.contains_key(&at) {
+            return Ok(());
+        }
+        let (pid, agent) = (program.process.pid, program.agent.take());
+        match (&whole, agent) {
+            (Ok(()), Some(agent)) => program.go_on(agent),
+            (Err(message), _) => {
+                Err(AgentError::Failed { pid, code: 0, message: message.clone() }.into())
+            }
+            (Ok(()), None) => Err(Error::ProgramEnded),
+        }
+    };
+    programs.map(go_on).collect()
+}
+
+/// Has the multicast objects of these processes made again, by their places in the list. Those of them that end meanwhile
+/// are passed over.
+///
+/// # Errors
+/// An agent has failed twice, or nobody can add a device. The gates of all of them stay closed.
+pub(crate) fn make_teams_whole(
+    cuda_processes: &mut [CudaProcess],
+    teams: &HashMap<usize, Team>,
+) -> Result<(), Error> {
+    twice(|| {
+        let mut members = Vec::new();
+        for (at, program) in cuda_processes.iter_mut().enumerate() {
+            let pid = program.process.pid;
+            let team = teams.get(&at).filter(|_| !program.process.has_ended());
+            if let (Some(team), Some(agent)) = (team, &mut program.agent) {
+                members.push(Member { pid, agent, team });
+            }
+        }
+        teams::make_whole(&mut members)
+    })
+}
+
 /// Some refusals pass, such as the one of a device that was full for a moment.
-fn twice(mut work: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
+fn twice<T>(mut work: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     work().or_else(|_| {
         std::thread::sleep(AGAIN);
         work()

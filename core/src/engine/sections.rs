@@ -9,6 +9,7 @@ use super::error::Error;
 use super::interrupted;
 use super::kept_files::Kept;
 use super::launched;
+use super::multicast;
 use super::opened;
 use crate::image::{FileChunk, ImageError, Manifest, Section};
 
@@ -34,7 +35,7 @@ const TAGS: &str = crate::image::TAGS;
 pub(super) type Contexts = Vec<(u32, Vec<([u8; 16], u64)>)>;
 
 /// Kinds and versions that a restore understands.
-const KNOWN: [(&str, u32); 8] = [
+const KNOWN: [(&str, u32); 9] = [
     (SHARING, 1),
     (CONTEXTS, 1),
     (OPENED, 1),
@@ -43,6 +44,7 @@ const KNOWN: [(&str, u32); 8] = [
     (TAGS, 1),
     (launched::SECTION, 1),
     (interrupted::SECTION, 1),
+    (multicast::SECTION, 1),
 ];
 
 /// Refuses an image that needs what this gpucr does not know.

@@ -8,7 +8,7 @@ use super::slots::SLOTS;
 use super::table::index;
 use super::types::{
     Access, AllocationProp, ArrayDescriptor, CAPTURE_RELAXED, Code, Copy3d, FillParams, IpcHandle,
-    KernelNodeParams, Location, MemoryOpsParams, PoolExport, PoolProperties,
+    KernelNodeParams, Location, MemoryOpsParams, MulticastProp, PoolExport, PoolProperties,
 };
 
 /// Typed calls of real functions, through the same slots as the forwarded ones.
@@ -173,9 +173,14 @@ real_functions! {
     fn cuMemAddressFree(address: u64, size: usize);
     fn cuMemMapArrayAsync(list: *mut c_void, count: u32, stream: u64);
     fn cuMemMapArrayAsync_ptsz(list: *mut c_void, count: u32, stream: u64);
-    fn cuMulticastCreate(out: *mut u64, properties: *const c_void);
+    fn cuMulticastCreate(out: *mut u64, properties: *const MulticastProp);
+    fn cuMulticastGetGranularity(out: *mut usize, properties: *const MulticastProp, option: u32);
+    fn cuMulticastUnbind(multicast: u64, device: i32, offset: usize, size: usize);
     fn cuMulticastAddDevice(multicast: u64, device: i32);
     fn cuMulticastBindAddr(multicast: u64, offset: usize, address: u64, size: usize, flags: u64);
+    fn cuMulticastBindAddr_v2(
+        multicast: u64, device: i32, offset: usize, address: u64, size: usize, flags: u64,
+    );
     fn cuMulticastBindMem(
         multicast: u64, offset: usize, handle: u64, handle_offset: usize, size: usize, flags: u64,
     );

@@ -180,6 +180,16 @@ impl AllocationProp {
     }
 }
 
+/// `CUmulticastObjectProp`
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MulticastProp {
+    pub(crate) devices: u32,
+    pub(crate) size: usize,
+    pub(crate) handle_types: u64,
+    pub(crate) flags: u64,
+}
+
 /// `CUmemPoolProps`
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -472,6 +482,11 @@ mod tests {
         assert_eq!(size_of::<Access>(), size_of::<sys::CUmemAccessDesc_st>());
         assert_eq!(offset_of!(Access, flags), offset_of!(sys::CUmemAccessDesc_st, flags));
         assert_eq!(size_of::<AllocationProp>(), size_of::<sys::CUmemAllocationProp_st>());
+        assert_eq!(size_of::<MulticastProp>(), size_of::<sys::CUmulticastObjectProp_st>());
+        assert_eq!(
+            offset_of!(MulticastProp, handle_types),
+            offset_of!(sys::CUmulticastObjectProp_st, handleTypes)
+        );
         assert_eq!(
             offset_of!(AllocationProp, compression),
             offset_of!(sys::CUmemAllocationProp_st, allocFlags)

@@ -62,11 +62,18 @@ pub(super) fn copy_in(agent: &Agent, block: u64, offset: u64, len: u64) -> Resul
 
 /// Takes the blocks out of the program.
 pub(super) fn detach(agent: &mut Agent) -> Result<Next, Failure> {
-    agent.expect(GateState::Closed {})?;
+    if agent.state != (GateState::Parted {}) {
+        agent.expect(GateState::Closed {})?;
+        if memory::lock().has_objects() {
+            return Err(Failure::other(
+                "not possible now: it has multicast objects, and a part in them",
+            ));
+        }
+    }
     agent.devices = devices();
     if let Err(failure) = agent.transfer.detach() {
         // Where even the way back failed, the gate must not open.
-        if !memory::lock().all_attached() {
+        if !memory::lock().are_blocks_attached() {
             agent.state = GateState::Detached {};
         }
         return Err(failure);
@@ -89,7 +96,8 @@ pub(super) fn reattach(
     let fds = transfer::receive(connection, blocks)?;
     agent.expect(GateState::Detached {})?;
     agent.transfer.reattach(fds)?;
-    agent.state = GateState::Closed {};
+    let has_objects = memory::lock().has_objects();
+    agent.state = if has_objects { GateState::Parted {} } else { GateState::Closed {} };
     Ok(Next::done())
 }
 

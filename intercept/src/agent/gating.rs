@@ -243,6 +243,9 @@ pub(super) fn step(
 
 /// Opens the gate.
 pub(super) fn open(agent: &mut Agent) -> Result<Next, Failure> {
+    if agent.state == (GateState::Parted {}) {
+        return Err(Failure::other("not possible now: multicast objects may be undone"));
+    }
     if agent.state == (GateState::Detached {}) {
         if agent.awaiting {
             agent.transfer.restore_stacks()?;

@@ -31,6 +31,7 @@ mod descriptors;
 mod drain;
 mod gating;
 mod launches;
+mod multicast;
 pub(crate) mod peers;
 mod rest;
 mod serve;

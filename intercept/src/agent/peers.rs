@@ -102,6 +102,12 @@ fn serve(connection: &mut Connection) -> io::Result<()> {
             hand_over(connection, offer, opener, |piece| (piece.block, PeerReply::Opened { piece }))
         }
         PeerRequest::Import { owner, block, opener } => {
+            let object = memory::lock().hand_out_object(&Driver, block);
+            if let Some(offer) = object.filter(|_| is_own(owner)) {
+                return hand_over(connection, offer, opener, |team| {
+                    (block, PeerReply::Object { team })
+                });
+            }
             let offer = if is_own(owner) {
                 memory::lock().hand_out(&Driver, block, real::uuid)
             } else {
@@ -130,8 +136,23 @@ fn serve(connection: &mut Connection) -> io::Result<()> {
         PeerRequest::Close { owner, block, opener } => {
             if is_own(owner) {
                 peers::closed(opener, block);
+                memory::lock().tidy_objects(&Driver);
             }
             connection.send(&PeerReply::Done {})
+        }
+        PeerRequest::Added { owner, object, device, adder } => {
+            let device = real::device_of(device);
+            if is_own(owner) {
+                memory::lock().device_added_by(object, adder, device);
+            }
+            connection.send(&PeerReply::Done {})
+        }
+        PeerRequest::Team { owner, object } => {
+            let known = is_own(owner).then(|| memory::lock().is_team_complete(object)).flatten();
+            connection.send(&match known {
+                Some(is_complete) => PeerReply::Team { is_complete },
+                None => PeerReply::Gone {},
+            })
         }
     }
 }

@@ -3,7 +3,7 @@
 use gpucr_wire::{Connection, Hello, PROTOCOL_VERSION, Reply, Request};
 
 use super::state::{Agent, Next};
-use super::{blocks, gating, launches, socket, tracking, waiting};
+use super::{blocks, gating, launches, multicast, socket, tracking, waiting};
 use crate::abi::library;
 use crate::log::log;
 use crate::state::memory::Failure;
@@ -96,6 +96,14 @@ fn handle(
         }
         Request::Meet { wait_ms } => gating::meet(agent, wait_ms, connection),
         Request::Fragile { wait_ms } => gating::fragile(agent, wait_ms, connection),
+        Request::Part {} => multicast::part(agent),
+        Request::Objects {} => Ok(multicast::objects()),
+        Request::Make { objects } => multicast::make(agent, &objects, connection),
+        Request::Join { objects, present } => {
+            multicast::join(agent, &objects, &present, connection)
+        }
+        Request::Bind {} => multicast::bind(agent),
+        Request::Whole {} => multicast::whole(agent),
     }
 }
 

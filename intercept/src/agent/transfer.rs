@@ -76,7 +76,9 @@ impl Transfer {
         let mut exported = std::mem::take(&mut self.exported);
         self.shrink_stacks();
         let mut memory = memory::lock();
-        let Err(mut failure) = memory.detach(&Driver) else { return Ok(()) };
+        // What is undone of multicast objects stays so: only with the other processes can they be made again.
+        let undone = memory.undo_objects(&Driver);
+        let Err(mut failure) = undone.and_then(|()| memory.detach(&Driver)) else { return Ok(()) };
         let undone = memory.attach(&Driver, &mut exported);
         drop(memory);
         for problem in [undone, self.restore_stacks()].into_iter().filter_map(Result::err) {

@@ -1,4 +1,4 @@
-//! Exported POSIX handles. What the program gets for a block or a pool of its own is a ticket: a sealed memfd that names
+//! Exported POSIX handles. What the program gets for a block, a multicast object or a pool of its own is a ticket: a sealed memfd that names
 //! the process and the block. Importing a ticket asks that process for the real descriptor, so that both sides can be detached and
 //! put back. Whatever else is imported is forwarded, and counted.
 
@@ -64,7 +64,7 @@ pub(super) fn behind(os_handle: *mut c_void, kind: u32, what: For) -> Option<Off
     read(unsafe { BorrowedFd::borrow_raw(fd) }, what)
 }
 
-/// Imports the block of a ticket; its handle.
+/// Imports the block or the multicast object of a ticket; its handle.
 ///
 /// # Errors
 /// `ERROR_INVALID_VALUE`: the owner does not give it. Or the driver's code.
@@ -75,13 +75,17 @@ pub(super) fn import(ticket: &Offered) -> Result<u64, Code> {
         return memory::lock().import_own(block).ok_or(ERROR_INVALID_VALUE);
     }
     let request = PeerRequest::Import { owner, block, opener: own };
-    let Some((PeerReply::Imported { block: whole }, fd)) = ask_owner(ticket, &request) else {
-        return Err(ERROR_INVALID_VALUE);
+    let origin = memory::Origin { owner, pid, namespace, block };
+    let (whole, fd) = match ask_owner(ticket, &request) {
+        Some((PeerReply::Imported { block }, fd)) => (block, fd),
+        Some((PeerReply::Object { team }, fd)) => {
+            return memory::lock().import_object(&Driver, origin, &team, fd.as_fd());
+        }
+        _ => return Err(ERROR_INVALID_VALUE),
     };
     // Host memory is of no device.
     let device = if whole.node == 0 { real::device_of(whole.device) } else { Some(0) };
     let device = device.ok_or(ERROR_INVALID_DEVICE)?;
-    let origin = memory::Origin { owner, pid, namespace, block };
     memory::lock().import(&Driver, origin, &whole, device, fd.as_fd())
 }
 

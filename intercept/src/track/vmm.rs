@@ -1,11 +1,12 @@
-//! The program's own virtual memory management. Its device memory is followed, and so is that of other
-//! processes under the shim; host memory is [the kernel's](crate::state::memory::host); what it takes from others is
+//! The program's own virtual memory management. Its device memory is followed, and so are [multicast objects](super::multicast)
+//! and what is of other processes under the shim; host memory is [the kernel's](crate::state::memory::host); what it takes from others is
 //! forwarded, and counted as long as it lives.
 
 use std::ffi::c_void;
 use std::os::fd::IntoRawFd;
 
 use super::host_blocks::{self, Pins};
+use super::multicast;
 use super::offered::For;
 use super::owners::tell_owners;
 use super::patience::patiently;
@@ -96,7 +97,8 @@ exported! {
         let _inside = enter_whole();
         let mut memory = memory::lock();
         let released = memory.release_handle(&Driver, handle);
-        if let Some(code) = released.or_else(|| memory.release_host(handle)) {
+        let released = released.or_else(|| memory.release_host(handle));
+        if let Some(code) = released.or_else(|| memory.release_object(&Driver, handle)) {
             return after_release(memory, code);
         }
         // A driver takes handles for addresses: it would not come back from one that is gone.
@@ -110,12 +112,15 @@ exported! {
         code
     }
     fn cuMemMap(address: u64, size: usize, offset: usize, handle: u64, flags: u64) {
-        let _inside = enter_whole();
+        let _inside = multicast::enter_complete(handle, flags == 0);
         let mut memory = memory::lock();
         if flags == 0 {
             let mapped = memory.map(&Driver, address, size as u64, offset as u64, handle);
             let mapped = mapped.or_else(|| {
                 memory.map_host(address, size as u64, offset as u64, handle)
+            });
+            let mapped = mapped.or_else(|| {
+                memory.map_object(&Driver, address, size as u64, offset as u64, handle)
             });
             if let Some(result) = mapped {
                 return result.err().unwrap_or(SUCCESS);
@@ -187,6 +192,20 @@ exported! {
             let ticket = offered.and_then(|block| tickets::make(For::Block, block));
             return put(out.cast(), ticket.map(IntoRawFd::into_raw_fd));
         }
+        if kind == HANDLE_POSIX_FD && flags == 0 && !out.is_null()
+            && let Some(offered) = memory.offer_object(handle)
+        {
+            drop(memory);
+            let ticket = offered.and_then(|object| tickets::make(For::Block, object));
+            return put(out.cast(), ticket.map(IntoRawFd::into_raw_fd));
+        }
+        if let Some(real) = memory.real_object(handle) {
+            let code = call!(cuMemExportToShareableHandle(out, real, kind, flags));
+            if code == SUCCESS {
+                usage::record("cuMemExportToShareableHandle");
+            }
+            return code;
+        }
         let Some(asked) = memory.asked_types(handle) else {
             if memory::is_marked(handle) {
                 return ERROR_INVALID_VALUE;
@@ -235,7 +254,8 @@ exported! {
         }
         let mut memory = memory::lock();
         let retained = memory.retain(address as u64);
-        if let Some(result) = retained.or_else(|| memory.retain_host(address as u64).map(Ok)) {
+        let retained = retained.or_else(|| memory.retain_host(address as u64).map(Ok));
+        if let Some(result) = retained.or_else(|| memory.retain_object(address as u64).map(Ok)) {
             return put(out, result);
         }
         let code = call!(cuMemRetainAllocationHandle(out, address));
@@ -250,7 +270,7 @@ exported! {
         if let Some(host) = memory.host_properties(handle) {
             return put(prop, Ok(host));
         }
-        let real = memory.real_handle(handle);
+        let real = memory.real_object(handle).unwrap_or_else(|| memory.real_handle(handle));
         if memory::is_marked(real) {
             return ERROR_INVALID_VALUE;
         }
@@ -296,65 +316,6 @@ exported! {
         map_arrays(list, count, "cuMemMapArrayAsync", |list| {
             call!(cuMemMapArrayAsync_ptsz(list, count, stream))
         })
-    }
-    fn cuMulticastCreate(out: *mut u64, properties: *const c_void) {
-        let _inside = enter_whole();
-        let mut memory = memory::lock();
-        let code = call!(cuMulticastCreate(out, properties));
-        if code == SUCCESS {
-            memory.foreign_made(written(out), "cuMulticastCreate");
-        }
-        code
-    }
-    fn cuMulticastAddDevice(multicast: u64, device: i32) {
-        let _inside = enter_whole();
-        let mut memory = memory::lock();
-        let code = call!(cuMulticastAddDevice(multicast, device));
-        if code == SUCCESS {
-            memory.foreign_used(multicast, "cuMulticastAddDevice");
-        }
-        code
-    }
-    fn cuMulticastBindAddr(multicast: u64, offset: usize, address: u64, size: usize, flags: u64) {
-        let _inside = enter_whole();
-        let mut memory = memory::lock();
-        let code = call!(cuMulticastBindAddr(multicast, offset, address, size, flags));
-        if code == SUCCESS {
-            memory.foreign_used(multicast, "cuMulticastBindAddr");
-        }
-        code
-    }
-    fn cuMulticastBindMem(
-        multicast: u64, offset: usize, handle: u64, handle_offset: usize, size: usize, flags: u64,
-    ) {
-        let _inside = enter_whole();
-        let mut memory = memory::lock();
-        let real = memory.real_handle(handle);
-        if memory::is_marked(real) {
-            return ERROR_INVALID_VALUE;
-        }
-        let code = call!(cuMulticastBindMem(multicast, offset, real, handle_offset, size, flags));
-        if code == SUCCESS {
-            memory.foreign_used(multicast, "cuMulticastBindMem");
-        }
-        code
-    }
-    fn cuMulticastBindMem_v2(
-        multicast: u64, device: i32, offset: usize, handle: u64, handle_offset: usize, size: usize,
-        flags: u64,
-    ) {
-        let _inside = enter_whole();
-        let real = memory::lock().real_handle(handle);
-        if memory::is_marked(real) {
-            return ERROR_INVALID_VALUE;
-        }
-        let code = call!(cuMulticastBindMem_v2(
-            multicast, device, offset, real, handle_offset, size, flags
-        ));
-        if code == SUCCESS {
-            usage::record("cuMulticastBindMem_v2");
-        }
-        code
     }
     fn cuLogicalEndpointBindMem(
         endpoint: u32, device: i32, offset: u64, handle: u64, handle_offset: u64, size: u64,

@@ -29,7 +29,13 @@ impl Caller {
     /// The same without the shim.
     #[allow(dead_code)]
     pub(crate) fn start_natively() -> Self {
-        Self::of(Program::start_natively())
+        Self::start_natively_with(&[])
+    }
+
+    /// The same with more in its environment.
+    #[allow(dead_code)]
+    pub(crate) fn start_natively_with(environment: &[(&str, &str)]) -> Self {
+        Self::of(Program::start_natively(environment))
     }
 
     fn of(program: Program) -> Self {

@@ -133,8 +133,8 @@ impl Program {
     }
 
     /// Starts the program on the driver alone.
-    pub(crate) fn start_natively() -> Self {
-        Self::start_behind(&driver(), &[])
+    pub(crate) fn start_natively(environment: &[(&str, &str)]) -> Self {
+        Self::start_behind(&driver(), environment)
     }
 
     fn start_behind(library: &std::path::Path, environment: &[(&str, &str)]) -> Self {

@@ -20,7 +20,7 @@ use crate::values::{compression, duration, every, pids, size, tag};
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 What cannot be saved, and is named before anything is touched: managed memory (cudaMallocManaged), \
-memory shared by exported or imported handles, or by CUDA IPC with processes outside of the tree, multicast objects, \
+memory shared by exported or imported handles, by CUDA IPC or by multicast objects with processes outside of the tree, \
 interoperation with graphics and external memory; and a process whose main thread has ended while others go \
 on. What NVIDIA's driver refuses besides (MIG, MPS) rolls the dump back. The restore needs the same driver, the same devices, the pids free, and the program's \
 files as they were.\n\n\

@@ -65,6 +65,19 @@ pub(super) fn print(summary: &Summary<'_>, all: bool) {
     if !all && hidden > 0 {
         say!("needs      {hidden} mapped files besides: --all shows them");
     }
+    for part in &summary.multicast {
+        let of = match part.owner == part.pid {
+            true => String::new(),
+            false => format!(" of process {}", part.owner),
+        };
+        say!(
+            "multicast  process {} has object {}{of}, of {} devices: {} of its blocks are bound",
+            part.pid,
+            part.object,
+            part.devices,
+            part.bound.len()
+        );
+    }
     for one in &summary.interrupted {
         say!(
             "interrupted {}: kernel {} of process {}, {} of {} blocks done",

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use gpucr_core::image::{BlockKind, DriverKind, Listener, Phase, Protocol, Stdio};
 use gpucr_core::interrupted::Interrupted;
+use gpucr_core::multicast;
 
 /// Everything that an image says about itself.
 #[derive(serde::Serialize)]
@@ -52,6 +53,8 @@ pub(super) struct Summary<'a> {
     pub(super) files: Vec<FileRow<'a>>,
     /// The kernels that each process launched while it was dumped, as far as the dump recorded that.
     pub(super) kernels: Vec<super::kernels::ProcessKernels>,
+    /// Parts that processes have in multicast objects.
+    pub(super) multicast: Vec<multicast::Part>,
     /// Launches that were interrupted, and go on from there.
     pub(super) interrupted: Vec<Interrupted>,
     pub(super) stopped_ms: f64,

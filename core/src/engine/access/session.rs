@@ -91,7 +91,7 @@ impl Session {
             let mut agent = Agent::connect(&process, FIRST_ANSWER, Some(options.stop.asked()))?;
             // The end of a trace asks once more.
             agent.set_stop(None);
-            if agent.hello().gate == (GateState::Detached {}) {
+            if matches!(agent.hello().gate, GateState::Detached {} | GateState::Parted {}) {
                 return Err(Error::Detached { pid });
             }
             let driver = match Mapped::of(&process, &drivers)? {

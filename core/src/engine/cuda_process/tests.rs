@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::process::{Child, Command};
 
-use gpucr_wire::{Connection, Hello, PROTOCOL_VERSION, Reply, Request};
+use gpucr_wire::{Connection, Hello, MulticastObject, PROTOCOL_VERSION, Reply, Request};
 
 use super::*;
 use crate::engine::device_state::double::{Double, Step};
@@ -138,9 +138,29 @@ fn what_is_kept_for_a_process_is_given_back_by_all_who_have_it_before_its_state_
     assert_eq!(copies.1.len(), 1, "nothing is left to be given back");
 }
 
+/// A multicast object of one device that the agent's own process has created.
+fn object(is_whole: bool) -> MulticastObject {
+    MulticastObject {
+        id: 3,
+        owner: [7; 16],
+        name: 3,
+        devices: 1,
+        size: 2 << 20,
+        address: 1 << 40,
+        added: 1,
+        adders: Vec::new(),
+        bound: vec![7],
+        is_whole,
+    }
+}
+
 /// Answers in this process as the agent of a program that stands at `gate`, up to the opening of the gate.
 /// Gives the requests, but for the greeting.
-fn answer_as_agent(listener: &std::os::unix::net::UnixListener, gate: GateState) -> Vec<Request> {
+fn answer_as_agent(
+    listener: &std::os::unix::net::UnixListener,
+    gate: GateState,
+    has: &[MulticastObject],
+) -> Vec<Request> {
     let mut connection = Connection::new(listener.accept().unwrap().0);
     let mut requests = Vec::new();
     loop {
@@ -153,10 +173,20 @@ fn answer_as_agent(listener: &std::os::unix::net::UnixListener, gate: GateState)
             connection.send(&Reply::Hello { hello }).unwrap();
             continue;
         }
-        if let Request::Reattach { blocks } = &request {
+        if let Request::Reattach { blocks } | Request::Join { objects: blocks, .. } = &request {
             assert_eq!(connection.receive_fds(blocks.len()).unwrap().len(), blocks.len());
         }
-        connection.send(&Reply::Done {}).unwrap();
+        let objects = has.to_vec();
+        let reply = match &request {
+            Request::Objects {} => Reply::Objects { identity: [7; 16], objects },
+            Request::Make { .. } => Reply::Made {},
+            _ => Reply::Done {},
+        };
+        connection.send(&reply).unwrap();
+        if let Request::Make { objects } = &request {
+            let made: Vec<_> = objects.iter().map(|_| memory()).collect();
+            connection.send_fds(&made).unwrap();
+        }
         requests.push(request);
         if requests.last() == Some(&Request::OpenGate {}) {
             return requests;
@@ -181,14 +211,28 @@ fn the_agent_is_asked_last_and_gives_back_what_was_taken() {
     listener.set_nonblocking(false).unwrap();
 
     let reattach = Request::Reattach { blocks: vec![7] };
-    for (gate, expected) in [
-        (GateState::Open {}, vec![Request::OpenGate {}]),
-        (GateState::Closed {}, vec![Request::OpenGate {}]),
-        (GateState::Detached {}, vec![reattach, Request::OpenGate {}]),
+    // Multicast objects are made again in steps, unless nothing of them is undone.
+    let objects = || Request::Objects {};
+    let (whole, undone) = ([object(true)], [object(false)]);
+    let again = vec![
+        Request::Make { objects: vec![3] },
+        Request::Join { objects: vec![3], present: vec![[7; 16]] },
+        Request::Bind {},
+        Request::Whole {},
+        Request::OpenGate {},
+    ];
+    for (gate, has, expected) in [
+        (GateState::Open {}, &[][..], vec![Request::OpenGate {}]),
+        (GateState::Closed {}, &[], vec![Request::OpenGate {}]),
+        (GateState::Detached {}, &[], vec![reattach.clone(), objects(), Request::OpenGate {}]),
+        (GateState::Detached {}, &undone, [vec![reattach, objects()], again.clone()].concat()),
+        (GateState::Parted {}, &undone, [vec![objects()], again].concat()),
+        (GateState::Parted {}, &whole, vec![objects(), Request::Whole {}, Request::OpenGate {}]),
+        (GateState::Parted {}, &[], vec![objects(), Request::Whole {}, Request::OpenGate {}]),
     ] {
         double.put(pid, ProcessState::Checkpointed);
         std::thread::scope(|scope| {
-            let agent = scope.spawn(|| answer_as_agent(&listener, gate));
+            let agent = scope.spawn(|| answer_as_agent(&listener, gate, has));
             assert!(failed(&double, &mut cuda_processes).is_empty(), "{gate:?}");
             assert_eq!(agent.join().unwrap(), expected, "{gate:?}");
         });
@@ -198,7 +242,7 @@ fn the_agent_is_asked_last_and_gives_back_what_was_taken() {
     // A driver that does not know the process cannot have locked it.
     let unknown = Double::default();
     std::thread::scope(|scope| {
-        let agent = scope.spawn(|| answer_as_agent(&listener, GateState::Closed {}));
+        let agent = scope.spawn(|| answer_as_agent(&listener, GateState::Closed {}, &[]));
         assert!(failed(&unknown, &mut cuda_processes).is_empty());
         assert_eq!(agent.join().unwrap(), [Request::OpenGate {}]);
     });

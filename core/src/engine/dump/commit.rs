@@ -18,6 +18,7 @@ use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
 use crate::engine::kept_files;
 use crate::engine::memory::Saved;
+use crate::engine::multicast;
 use crate::engine::opened;
 use crate::engine::sections;
 use crate::engine::{interrupted, launched};
@@ -158,6 +159,7 @@ pub(super) fn commit(
     manifest.sections.extend(sections::contexts(task.made.cuda_processes.iter().map(of).collect()));
     let opened = opened::by_process(&task.made.cuda_processes);
     manifest.sections.extend(sections::opened(&opened));
+    manifest.sections.extend(multicast::section(&task.made.cuda_processes));
     let launched =
         task.made.cuda_processes.iter().enumerate().map(|(number, program)| {
             (program.process.pid, task.speculation.launched_kernels(number))

@@ -16,8 +16,10 @@ use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
 use crate::engine::kinds;
 use crate::engine::mapped::Mapped;
+use crate::engine::multicast;
 use crate::engine::opened;
 use crate::engine::sharers::Sharers;
+use crate::engine::teams::Team;
 use crate::host::criu::Criu;
 use crate::host::process::connections::Outer;
 use crate::host::process::held::{self, Held};
@@ -325,7 +327,7 @@ pub(super) fn inspect(
             Err(AgentError::Absent { .. }) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        if agent.hello().gate == (GateState::Detached {}) {
+        if matches!(agent.hello().gate, GateState::Detached {} | GateState::Parted {}) {
             return Err(Error::Detached { pid });
         }
         let counts = agent.counts()?;
@@ -396,7 +398,9 @@ pub(super) fn look_again(
         Some(agent) => {
             let counts = agent.counts()?;
             program.sharers = Sharers::of(&counts);
-            refuse_unsupported(pid, &counts, states)
+            refuse_unsupported(pid, &counts, states)?;
+            program.team = Team::default();
+            if counts.multicast > 0 { multicast::ask(program) } else { Ok(()) }
         }
         None => Ok(()),
     }

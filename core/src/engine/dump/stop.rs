@@ -14,6 +14,7 @@ use crate::engine::device_state::DeviceStates;
 use crate::engine::error::Error;
 use crate::engine::interrupted::Interrupted;
 use crate::engine::memory::{Bulk, joined};
+use crate::engine::multicast;
 use crate::engine::opened;
 use crate::host::process::AgentError;
 
@@ -83,7 +84,8 @@ pub(super) fn close_gates(task: &mut Task<'_>, mut memory: Option<&mut Bulk>) ->
         .cuda_processes
         .iter_mut()
         .try_for_each(|program| preflight::look_again(program, drivers))?;
-    opened::check(&task.made.cuda_processes)
+    opened::check(&task.made.cuda_processes)?;
+    multicast::check(&task.made.cuda_processes)
 }
 
 /// Asks every program for its blocks, and takes a file descriptor of each that is new.
@@ -120,6 +122,7 @@ pub(super) fn follow(
 
 /// Takes the bulk memory away from every program that still has it. Keeps for it what its stacks give back.
 pub(super) fn detach(cuda_processes: &mut [CudaProcess], reserver: &Reserver) -> Result<(), Error> {
+    part(cuda_processes)?;
     for program in cuda_processes {
         // An earlier attempt may have left its list.
         program.freed.clear();
@@ -131,6 +134,17 @@ pub(super) fn detach(cuda_processes: &mut [CudaProcess], reserver: &Reserver) ->
         }
         program.keep(reserver.take_since(&free));
         fault("detached")?;
+    }
+    Ok(())
+}
+
+/// Has every program that has multicast objects, and is not detached yet, keep its gate closed even if gpucr dies: once
+/// one of them has undone its part of an object, kernels of the others would fail.
+fn part(cuda_processes: &mut [CudaProcess]) -> Result<(), Error> {
+    let having = cuda_processes.iter_mut().filter(|program| !program.team.objects.is_empty());
+    for agent in having.filter_map(|program| program.agent.as_mut()) {
+        agent.part()?;
+        fault("parted")?;
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Multicast objects, which map memory of several devices at one address.
+//! What processes do with multicast objects that is not followed. Those that are gpucr undoes and makes again
+//! ([`multicast`](crate::engine::multicast)).
 
 use super::kind::{Carrier, Kind};
 

@@ -24,6 +24,7 @@ fn counts() -> Counts {
         identity: [0; 16],
         owners: Vec::new(),
         openers: Vec::new(),
+        multicast: 1,
     }
 }
 

@@ -14,6 +14,7 @@ use crate::cuda::span::chunks_in;
 use crate::cuda::{Context, Device, Driver, Hasher, Lane, SharedBlock};
 use crate::engine::cuda_process::CudaProcess;
 use crate::engine::error::Error;
+use crate::engine::multicast;
 
 /// The memory of all programs, mapped in gpucr.
 pub(crate) struct Bulk {
@@ -165,9 +166,11 @@ impl Bulk {
             .flat_map(|program| &program.opened)
             .map(|opened| (opened.owner, opened.block))
             .collect();
+        let bound = multicast::bound(cuda_processes);
         for piece in &mut self.pieces {
             let pid = cuda_processes[piece.program].process.pid;
-            piece.is_open_to_others = opened.contains(&(pid, piece.id));
+            piece.is_open_to_others =
+                opened.contains(&(pid, piece.id)) || bound.contains(&(piece.program, piece.id));
         }
         Ok(true)
     }

@@ -1,6 +1,7 @@
 //! The phases of a restore, in their order. Each makes of what the one before has left a state of its own, so that
 //! nothing can be used before it is there. What has to be taken back after a failure is in [`Made`] all the time.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -28,9 +29,10 @@ use crate::base::phase::{Clock, Phase};
 use crate::base::progress::Progress;
 use crate::base::stop::Stop;
 use crate::cuda::HostDriver;
-use crate::engine::cuda_process::CudaProcess;
+use crate::engine::cuda_process::{CudaProcess, make_teams_whole};
 use crate::engine::device_state;
 use crate::engine::error::{Error, Failure, Left};
+use crate::engine::multicast;
 use crate::engine::watchdog::Watchdog;
 use crate::host::criu::{OnDemandMemory, RestoreError};
 use crate::host::process::{Agent, Lock, ProcessInfo, kill_trees};
@@ -290,8 +292,25 @@ impl<'i> Driven<'i> {
         fault("greeted")?;
         let progress = task.progress.as_ref();
         self.arrival.attach(&mut Programs { image: self.image, cuda_processes, progress })?;
+        make_teams(self.image.manifest(), cuda_processes)?;
         Ok(Attached(self))
     }
+}
+
+/// Has the multicast objects made again of which the image tells.
+fn make_teams(manifest: &Manifest, cuda_processes: &mut [CudaProcess]) -> Result<(), Error> {
+    if multicast::read(manifest)?.is_empty() {
+        return Ok(());
+    }
+    let mut teams = HashMap::new();
+    for (at, program) in cuda_processes.iter_mut().enumerate() {
+        let asked = multicast::ask(program);
+        unless_ended(&program.process, asked)?;
+        if program.agent.is_some() && !program.team.objects.is_empty() {
+            teams.insert(at, program.team.clone());
+        }
+    }
+    make_teams_whole(cuda_processes, &teams)
 }
 
 /// Every process has its memory, or waits for it.

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use gpucr_wire::access::SlotUse;
 use gpucr_wire::message::Interrupted;
-use gpucr_wire::{Accesses, Block, Counts, Reply};
+use gpucr_wire::{Accesses, Block, Counts, MulticastObject, Reply};
 
 /// Bytes that no program has, of whatever memory.
 const MOST_BYTES: u64 = 1 << 46;
@@ -30,6 +30,7 @@ pub(crate) fn believed(reply: Reply) -> Option<Accesses> {
         Reply::Accesses { accesses: told } => accesses(&told).is_ok().then_some(told),
         Reply::Counts { counts: told } => counts(&told).err().and(None),
         Reply::Blocks { blocks: told } => blocks(&told).err().and(None),
+        Reply::Objects { objects: told, .. } => objects(&told).err().and(None),
         Reply::Interrupted { launches } => interrupted(&launches).err().and(None),
         Reply::Failed { message, .. } => {
             shortened(message);
@@ -45,8 +46,9 @@ pub(super) fn counts(counts: &Counts) -> Result<(), &'static str> {
     if [bulk_bytes, pool_bytes, pinned_bytes].into_iter().any(|bytes| bytes > MOST_BYTES) {
         return Err("it has more memory than there is");
     }
-    let Counts { allocations, blocks, arrays, managed, shared, launches, .. } = *counts;
-    if [allocations, blocks, arrays, managed, shared, launches].into_iter().any(|n| n > MOST) {
+    let Counts { allocations, blocks, arrays, managed, shared, launches, multicast, .. } = *counts;
+    let numbers = [allocations, blocks, arrays, managed, shared, launches, multicast];
+    if numbers.into_iter().any(|n| n > MOST) {
         return Err("it has more of something than can be");
     }
     let devices: HashSet<_> = counts.devices.iter().collect();
@@ -60,6 +62,25 @@ pub(super) fn counts(counts: &Counts) -> Result<(), &'static str> {
 pub(super) fn interrupted(launches: &[Interrupted]) -> Result<(), &'static str> {
     if launches.iter().any(|one| one.blocks == 0 || one.done > one.blocks || one.blocks > MOST) {
         return Err("a launch has done more than there is");
+    }
+    Ok(())
+}
+
+/// Whether these can be all multicast objects of a program.
+pub(super) fn objects(objects: &[MulticastObject]) -> Result<(), &'static str> {
+    let mut ids = HashSet::with_capacity(objects.len());
+    for object in objects {
+        let MulticastObject { id, devices, size, added, adders, .. } = object;
+        if !ids.insert(*id) {
+            return Err("two of its multicast objects are the same");
+        }
+        let is_possible = (1..=MOST_DEVICES).contains(&(*devices as usize))
+            && (1..=MOST_BYTES).contains(size)
+            && added <= devices
+            && adders.len() <= *devices as usize;
+        if !is_possible {
+            return Err("it has a multicast object that cannot be");
+        }
     }
     Ok(())
 }

@@ -90,8 +90,13 @@ impl Memory {
         self.lent.iter().any(|id| !self.blocks.contains_key(id))
     }
 
-    /// Whether every block and mapping is in place.
+    /// Whether every block and mapping is in place, and every multicast object.
     pub(crate) fn all_attached(&self) -> bool {
+        self.are_blocks_attached() && self.are_objects_whole()
+    }
+
+    /// Whether every block and mapping is in place.
+    pub(crate) fn are_blocks_attached(&self) -> bool {
         self.blocks.values().all(|block| block.handle.is_some())
             && self.mappings.values().all(|mapping| mapping.attached)
     }

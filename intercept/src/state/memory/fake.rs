@@ -7,16 +7,25 @@ use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
+use super::multicast::{Binding, Multicast};
 use super::vmm::{DeviceInfo, Vmm};
 use crate::abi::types::{
     ACCESS_NONE, Access, AllocationProp, Code, ERROR_DEINITIALIZED, ERROR_INVALID_VALUE,
-    ERROR_OUT_OF_MEMORY,
+    ERROR_OUT_OF_MEMORY, MulticastProp,
 };
 
 const MIB: u64 = 1 << 20;
 
 /// A mapping: physical memory, offset, size, access by device.
 type Seen = (u64, u64, u64, BTreeMap<i32, u32>);
+
+/// A multicast object: how many devices are to be added, which were, and which memory is bound on which device, where.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Seat {
+    wanted: usize,
+    added: Vec<i32>,
+    bound: BTreeMap<(i32, u64), u64>,
+}
 
 /// The books.
 #[derive(Default)]
@@ -32,6 +41,8 @@ pub(crate) struct Fake {
     /// Handle to physical memory, its size, and whether it was imported.
     handles: RefCell<BTreeMap<u64, (u64, u64, bool)>>,
     mapped: RefCell<BTreeMap<u64, Seen>>,
+    /// Multicast objects by their physical number: devices that are wanted, those that were added, and what is bound.
+    objects: RefCell<BTreeMap<u64, Seat>>,
     /// Events behind work that is over.
     over: RefCell<Vec<u64>>,
 }
@@ -101,6 +112,19 @@ impl Fake {
     /// What the devices may do at each address.
     pub(crate) fn flags(&self) -> Vec<Vec<u32>> {
         self.mapped.borrow().values().map(|seen| seen.3.values().copied().collect()).collect()
+    }
+
+    /// The multicast objects that somebody has, with what is bound.
+    pub(crate) fn objects(&self) -> Vec<Seat> {
+        let handles = self.handles.borrow();
+        let objects = self.objects.borrow();
+        let is_there = |id: &u64| handles.values().any(|(physical, ..)| physical == id);
+        objects.iter().filter(|(id, _)| is_there(id)).map(|(_, seat)| seat.clone()).collect()
+    }
+
+    fn object(&self, handle: u64) -> Result<u64, Code> {
+        let physical = self.handles.borrow().get(&handle).ok_or(ERROR_INVALID_VALUE)?.0;
+        valid(self.objects.borrow().contains_key(&physical)).map(|()| physical)
     }
 
     fn call(&self) -> Result<(), Code> {
@@ -245,5 +269,48 @@ impl Vmm for Fake {
 
     fn is_over(&self, event: u64) -> bool {
         self.over.borrow().contains(&event)
+    }
+}
+
+impl Multicast for Fake {
+    fn create_object(&self, prop: &MulticastProp) -> Result<u64, Code> {
+        self.call()?;
+        let (handle, physical) = (self.number(), self.number());
+        self.handles.borrow_mut().insert(handle, (physical, prop.size as u64, false));
+        let seat = Seat { wanted: prop.devices as usize, ..Seat::default() };
+        self.objects.borrow_mut().insert(physical, seat);
+        Ok(handle)
+    }
+
+    fn object_granularity(&self, _: &MulticastProp) -> u64 {
+        2 * MIB
+    }
+
+    fn add_device(&self, object: u64, device: i32) -> Result<(), Code> {
+        self.call()?;
+        let object = self.object(object)?;
+        let mut objects = self.objects.borrow_mut();
+        let seat = objects.get_mut(&object).ok_or(ERROR_INVALID_VALUE)?;
+        valid(seat.added.len() < seat.wanted && !seat.added.contains(&device))?;
+        seat.added.push(device);
+        Ok(())
+    }
+
+    fn bind(&self, object: u64, binding: &Binding, memory: u64) -> Result<(), Code> {
+        self.call()?;
+        let object = self.object(object)?;
+        let memory = self.handles.borrow().get(&memory).ok_or(ERROR_INVALID_VALUE)?.0;
+        let mut objects = self.objects.borrow_mut();
+        let seat = objects.get_mut(&object).ok_or(ERROR_INVALID_VALUE)?;
+        assert_eq!(seat.added.len(), seat.wanted, "the driver would wait for ever");
+        valid(seat.bound.insert((binding.device, binding.offset), memory).is_none())
+    }
+
+    fn unbind(&self, object: u64, binding: &Binding) -> Result<(), Code> {
+        self.call()?;
+        let object = self.object(object)?;
+        let mut objects = self.objects.borrow_mut();
+        let seat = objects.get_mut(&object).ok_or(ERROR_INVALID_VALUE)?;
+        valid(seat.bound.remove(&(binding.device, binding.offset)).is_some())
     }
 }

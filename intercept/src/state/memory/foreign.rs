@@ -1,4 +1,4 @@
-//! Physical memory that is not followed: host memory, multicast objects, memory of other processes. Its
+//! Physical memory that is not followed: of processes without the shim, and what the driver gives otherwise than asked. Its
 //! handles are the driver's own. The driver cannot checkpoint it, so it is counted for as long as it lives:
 //! as long as the program has a handle of it, or has it mapped.
 

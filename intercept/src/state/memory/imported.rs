@@ -58,8 +58,9 @@ impl Memory {
 
     /// A block of this process is imported here: the handle once more. `None`: it is gone, or was not exported.
     pub(crate) fn import_own(&mut self, id: u64) -> Option<u64> {
-        if let Some(handle) = self.import_own_host(id) {
-            return Some(handle);
+        let other = self.import_own_host(id).or_else(|| self.import_own_object(id));
+        if other.is_some() {
+            return other;
         }
         let block = self.blocks.get_mut(&id).filter(|block| block.is_offered)?;
         block.references += 1;

@@ -28,6 +28,7 @@ mod foreign;
 mod heap;
 pub(crate) mod host;
 mod imported;
+pub(crate) mod multicast;
 mod opened;
 pub(crate) mod pools;
 mod program;
@@ -42,6 +43,8 @@ pub(crate) use foreign::IMPORT;
 pub(crate) use heap::Allocation;
 use heap::Heap;
 use host::HostMemory;
+use multicast::Objects;
+pub(crate) use multicast::{Asked, Incomplete, Source};
 pub(crate) use opened::{Offer, Origin};
 use pools::Pools;
 pub(crate) use program::is_marked;
@@ -74,6 +77,8 @@ pub(crate) struct Block {
     read_only: bool,
     /// Live allocations inside it; of a block of the program's, its mappings.
     pub(crate) allocations: u32,
+    /// How often it is bound to multicast objects.
+    bound: u32,
     /// If small allocations share it.
     slab: Option<Slab>,
     /// Where the heap put it.
@@ -97,6 +102,7 @@ impl Block {
             is_imported: false,
             read_only: false,
             allocations: 0,
+            bound: 0,
             slab: None,
             place: None,
         }
@@ -150,6 +156,7 @@ pub(crate) struct Memory {
     closed: Vec<Origin>,
     foreign: Foreign,
     host: HostMemory,
+    multicast: Objects,
     pools: Pools,
 }
 
@@ -242,6 +249,7 @@ impl Memory {
         counts.private = self.exportable.values().any(|exportable| !exportable);
         counts.shared += self.blocks.values().filter(|block| block.shared).count() as u64;
         self.foreign.fill(counts);
+        self.multicast.fill(counts);
     }
 
     /// The mapping that holds `address`.

@@ -267,6 +267,7 @@ impl Memory {
             _ => None,
         };
         let owners = self.blocks.values().filter_map(owner).chain(self.host.owners());
+        let owners = owners.chain(self.multicast.owners());
         let owners: BTreeSet<Identity> = owners.collect();
         owners.into_iter().collect()
     }

@@ -2,7 +2,7 @@
 //! and put back.
 //!
 //! The program gets handles of ours, because the driver's change across a detach. Handles of
-//! things that are not followed (host memory, multicast objects, imports from programs without the shim) are the
+//! things that are not followed (imports from programs without the shim) are the
 //! driver's own.
 
 use gpucr_wire::BlockKind;
@@ -118,6 +118,7 @@ impl Memory {
     /// After a `cuMemUnmap` of the program that succeeded.
     pub(crate) fn unmapped(&mut self, vmm: &dyn Vmm, address: u64, size: u64) {
         self.foreign_unmapped(address, size);
+        self.unmapped_objects(vmm, address, size);
         let starts: Vec<u64> =
             self.mappings.range(address..address.saturating_add(size)).map(|(a, _)| *a).collect();
         for start in starts {
@@ -138,9 +139,9 @@ impl Memory {
         })
     }
 
-    fn drop_unused(&mut self, vmm: &dyn Vmm, id: u64) {
+    pub(super) fn drop_unused(&mut self, vmm: &dyn Vmm, id: u64) {
         let unused = self.blocks.get(&id).is_some_and(|block| {
-            !block.is_heap() && block.references == 0 && block.allocations == 0
+            !block.is_heap() && (block.references, block.allocations, block.bound) == (0, 0, 0)
         });
         if unused {
             self.closed.extend(self.origins.remove(&id));
@@ -156,6 +157,7 @@ impl Memory {
 
     /// After a `cuMemSetAccess` of the program that succeeded.
     pub(crate) fn access_set(&mut self, address: u64, size: u64, access: &[Access]) {
+        self.object_access_set(address, size, access);
         let range = address..address.saturating_add(size);
         for (_, mapping) in self.mappings.range_mut(range) {
             for new in access {

@@ -1,6 +1,7 @@
 //! Which way memory arrives: the one that was asked for, or from inside where there is no room for that.
 
 use crate::engine::error::Error;
+use crate::engine::multicast;
 use crate::engine::sections;
 
 use super::super::loading::Loading;
@@ -31,8 +32,10 @@ pub(in crate::engine::restore) fn prepare(
     loading: &Loading<'_, '_>,
 ) -> Result<Box<dyn Arrival>, Error> {
     // Each of these blocks has to come to several processes at once.
-    if arrival.brings_blocks_alone() && !sections::read_opened(loading.image.manifest())?.is_empty()
-    {
+    let manifest = loading.image.manifest();
+    let is_shared =
+        !sections::read_opened(manifest)?.is_empty() || !multicast::read(manifest)?.is_empty();
+    if arrival.brings_blocks_alone() && is_shared {
         tracing::warn!("processes share device memory: all of it is loaded before they run");
         arrival = Box::<EagerArrival>::default();
     }
