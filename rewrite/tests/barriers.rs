@@ -351,7 +351,7 @@ fn loops(random: &mut Random, depth: u32, names: &mut u32) -> String {
 fn random_kernels() {
     let mut random = Random(0x1234_5678_9abc);
     let mut saved = 0;
-    for _ in 0..50 {
+    for _ in 0..16 {
         let threads = [32, 64, 96][random.below(3) as usize];
         let mut body = format!(
             "	.shared .align 4 .b8 cells[400];\n	mov.u32 %r4, %tid.x; shl.b32 %r5, %r4, 2; mov.u32 %r6, cells;
@@ -375,7 +375,7 @@ fn random_kernels() {
         let slots = 1 + random.below(4);
         saved += Case { text: &text, grid, block, words, slots }.compare(&mut random);
     }
-    assert!(saved > 500, "{saved} blocks");
+    assert!(saved > 150, "{saved} blocks");
 }
 
 #[test]
