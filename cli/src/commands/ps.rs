@@ -98,9 +98,9 @@ pub(crate) fn run(args: &PsArgs) -> Outcome {
 
 fn row(seen: Seen) -> Row {
     let (state, counts) = match seen.said {
-        Said::Holds(GateState::Open {}, counts) => ("running", counts),
-        Said::Holds(GateState::Closed {} | GateState::Closing {}, counts) => ("stopped", counts),
-        Said::Holds(GateState::Detached {} | GateState::Parted {}, counts) => ("detached", counts),
+        Said::Holds(GateState::Open {}, counts) => ("running", *counts),
+        Said::Holds(GateState::Closed {} | GateState::Closing {}, counts) => ("stopped", *counts),
+        Said::Holds(GateState::Detached {} | GateState::Parted {}, counts) => ("detached", *counts),
         Said::Busy => ("busy", Counts::default()),
         Said::Nothing(_) => ("silent", Counts::default()),
     };

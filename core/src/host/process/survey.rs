@@ -34,7 +34,7 @@ pub struct Seen {
 #[derive(Debug)]
 pub enum Said {
     /// Where the program stands, and what it holds.
-    Holds(GateState, Counts),
+    Holds(GateState, Box<Counts>),
     /// Nothing, since another gpucr is at work on the program.
     Busy,
     /// Nothing that could be used, for this reason.
@@ -150,7 +150,7 @@ fn ask(
         let mut agent = Agent::connect_to(process, name, left)?;
         agent.set_end(Some(answer_by));
         let counts = agent.counts()?;
-        Ok(Said::Holds(agent.hello().gate, counts))
+        Ok(Said::Holds(agent.hello().gate, Box::new(counts)))
     };
     let heard = match ask() {
         Ok(said) => Heard::Says(process.pid, said),

@@ -218,8 +218,9 @@ impl Events {
             return Ok(spare);
         }
         let (mut begin, mut end) = (0, 0);
-        // SAFETY: each writes one value.
+        // SAFETY: it writes one value.
         check(unsafe { real::cuEventCreate(&mut begin, 0) })?;
+        // SAFETY: as above.
         let made = check(unsafe { real::cuEventCreate(&mut end, 0) });
         if made.is_err() {
             // SAFETY: one that has just been made.
