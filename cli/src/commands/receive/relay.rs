@@ -14,7 +14,6 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use super::restorer::{brought, in_own_session};
 use crate::commands::migrate::descriptor;
 use crate::commands::restore::{Streams, let_through};
 use crate::commands::{Outcome, io_error, note};
@@ -286,4 +285,24 @@ fn above_stdio((reading, writing): (OwnedFd, OwnedFd)) -> io::Result<(OwnedFd, O
         _ => io::Result::Ok(fd),
     };
     Ok((above(reading)?, above(writing)?))
+}
+
+/// Has a command live in a session of its own: what ends that of this process is not for the program.
+pub(super) fn in_own_session(command: &mut Command) {
+    // SAFETY: setsid is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| match libc::setsid() {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        });
+    }
+}
+
+/// What the report of a restore says.
+pub(super) fn brought(pid: u32, report: &serde_json::Value) -> Brought {
+    let phase = |phase: &serde_json::Value| {
+        Some((phase["name"].as_str()?.to_owned(), phase["ms"].as_f64()?))
+    };
+    let phases = report["phases"].as_array().into_iter().flatten().filter_map(phase).collect();
+    Brought { pid, was_given: report["was_given"] == true, phases }
 }

@@ -1,12 +1,11 @@
 //! Restores of programs that have come.
 
-use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use gpucr_core::migrate::{Brought, Record, RelayedEnds, Restore};
 use gpucr_core::restore::LoadedMemory;
 
-use super::relay::Relay;
+use super::relay::{Relay, brought};
 use crate::commands::restore::{Held, hand_memory, hold_back};
 use crate::signals::SignalPlan;
 
@@ -114,15 +113,6 @@ impl<'s> Restorer<'s> {
     }
 }
 
-/// What the report of a restore says.
-pub(super) fn brought(pid: u32, report: &serde_json::Value) -> Brought {
-    let phase = |phase: &serde_json::Value| {
-        Some((phase["name"].as_str()?.to_owned(), phase["ms"].as_f64()?))
-    };
-    let phases = report["phases"].as_array().into_iter().flatten().filter_map(phase).collect();
-    Brought { pid, was_given: report["was_given"] == true, phases }
-}
-
 fn not_started(error: std::io::Error) -> String {
     format!("cannot start a restore: {error}")
 }
@@ -133,17 +123,6 @@ fn not_waited(error: std::io::Error) -> String {
 
 fn failed(status: std::process::ExitStatus) -> String {
     format!("the restore ended with {status}; it has said why on the destination")
-}
-
-/// Has a command live in a session of its own: what ends that of this process is not for the program.
-pub(super) fn in_own_session(command: &mut Command) {
-    // SAFETY: setsid is async-signal-safe.
-    unsafe {
-        command.pre_exec(|| match libc::setsid() {
-            -1 => Err(std::io::Error::last_os_error()),
-            _ => Ok(()),
-        });
-    }
 }
 
 impl Restore for Restorer<'_> {

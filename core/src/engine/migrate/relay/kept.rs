@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::ProgramEnd;
+use super::end::ProgramEnd;
 use crate::engine::migrate::record::{MigrationId, directory};
 
 /// So many bytes go to a file; then it becomes the old one, in the place of the one before.

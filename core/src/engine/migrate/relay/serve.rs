@@ -7,9 +7,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use super::end::{NAMES, ProgramEnd};
 use super::flow::{Giver, Taker, senseless};
 use super::kept::{self, Kept};
-use super::{NAMES, ProgramEnd};
 use crate::engine::migrate::link::{Link, LinkError, Pulse, unexpected};
 use crate::engine::migrate::message::{Frame, Message};
 use crate::engine::migrate::record::MigrationId;

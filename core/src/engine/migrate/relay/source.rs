@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use super::end::ProgramEnd;
+use super::ends::Ends;
 use super::flow::{Giver, Taker, senseless};
-use super::{Ends, ProgramEnd};
 use crate::engine::migrate::link::{LOOK, Link, LinkError, Pulse, unexpected};
 use crate::engine::migrate::message::{Frame, Message};
 use crate::engine::migrate::relayed::Relayed;
