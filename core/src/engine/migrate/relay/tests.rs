@@ -18,6 +18,7 @@ use super::serve::relay;
 use super::*;
 use crate::engine::migrate::link::{Link, LinkError, Pulse};
 use crate::engine::migrate::message::MAX_PART;
+use crate::engine::migrate::message::Message;
 use crate::engine::restore::stdio::Found;
 
 const LONG: Duration = Duration::from_secs(60);
