@@ -6,6 +6,7 @@ mod display;
 mod escape;
 mod events;
 mod failure;
+mod inherited;
 mod metrics;
 mod output;
 mod paint;

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use args::FilesArg;
 pub(crate) use args::{MigrateArgs, plain_directory};
-pub(crate) use connect::{accept, descriptor, given, link};
+pub(crate) use connect::{accept, given, link};
 
 use crate::commands::dump::{about, prepare_timeline, write_timeline};
 use crate::commands::{Outcome, inside, io_error, note, print_json, say};

@@ -3,12 +3,12 @@
 //! Only while a checkpointer lets a program make its launches one by one and has asked for it. Kept is what a plain
 //! launch consists of: one with attributes, of a graph, or into a capture is not.
 
-use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::abi::real::{self, check};
-use crate::abi::types::{Code, EXTRA_BUFFER, EXTRA_SIZE, SUCCESS};
+use super::packed;
+use crate::abi::real;
+use crate::abi::types::{Code, SUCCESS};
 use crate::calls::effects::{Effects, Form, Launch};
 use crate::resettable::Resettable;
 use crate::state::kernels;
@@ -125,24 +125,7 @@ fn is_capturing(stream: u64) -> bool {
 pub(crate) fn launch() -> Option<Result<(), Code>> {
     let kept = std::mem::replace(&mut *kept(), Kept::Nothing);
     let Kept::One(Call { context, kernel, form, arguments }) = kept else { return None };
-    let size = arguments.len();
-    let mut extra: [*const c_void; 5] = [
-        EXTRA_BUFFER as _,
-        arguments.as_ptr().cast(),
-        EXTRA_SIZE as _,
-        (&raw const size).cast(),
-        std::ptr::null(),
-    ];
-    let extra = if size == 0 { std::ptr::null_mut() } else { extra.as_mut_ptr() };
-    let Form { shape: [gx, gy, gz, bx, by, bz], shared } = form;
-    let nothing = std::ptr::null_mut();
-    Some(real::with_context(context, || {
-        // SAFETY: the program has just given the driver the same launch. It copies the arguments before it returns. A
-        // kernel that another thread has unloaded since then is a handle that the driver refuses.
-        check(unsafe {
-            real::cuLaunchKernel(kernel, gx, gy, gz, bx, by, bz, shared, 0, nothing, extra.cast())
-        })
-    }))
+    Some(real::with_context(context, || packed::launch(kernel, form, 0, &arguments)))
 }
 
 /// Forgets everything, in the child of a fork.

@@ -34,6 +34,7 @@ pub(crate) mod guard;
 pub(crate) mod interrupt;
 pub(crate) mod meeting;
 pub(crate) mod own;
+mod packed;
 pub(crate) mod recorder;
 pub(crate) mod supervisor;
 pub(crate) mod synchronous;

@@ -1,7 +1,7 @@
 //! How the two sides of a migration find each other.
 
 use std::ffi::OsString;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
@@ -18,6 +18,7 @@ use super::args::{MigrateArgs, To};
 use crate::commands::io_error;
 use crate::escape::shell_word;
 use crate::failure::{CliError, FAILED, USAGE};
+use crate::inherited;
 use crate::signals::SignalPlan;
 
 /// ssh may have to ask for a password first.
@@ -187,18 +188,5 @@ pub(crate) fn link(
 /// The socket of `--fd`.
 pub(crate) fn given(fd: Option<i32>) -> Result<OwnedFd, CliError> {
     let fd = fd.unwrap_or_default();
-    descriptor(fd).map_err(io_error(&format!("descriptor {fd} cannot be used")))
-}
-
-/// A descriptor that gpucr was started with.
-///
-/// # Errors
-/// It is not open.
-pub(crate) fn descriptor(number: i32) -> std::io::Result<OwnedFd> {
-    // SAFETY: only looks whether it is open, and sets a flag: nobody whom gpucr starts is to keep it open.
-    if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: the user has given it to gpucr for this, and nothing else here knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+    inherited::take(fd).map_err(io_error(&format!("descriptor {fd} cannot be used")))
 }

@@ -14,9 +14,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::commands::migrate::descriptor;
 use crate::commands::restore::{Streams, let_through};
 use crate::commands::{Outcome, io_error, note};
+use crate::inherited;
 use crate::signals::SignalPlan;
 use crate::values::interval;
 
@@ -60,19 +60,19 @@ pub(crate) fn run(args: &RelayArgs) -> Outcome {
     let link = match args.link[..] {
         [from, to] => {
             let (from, to) =
-                (descriptor(from).map_err(failed())?, descriptor(to).map_err(failed())?);
+                (inherited::take(from).map_err(failed())?, inherited::take(to).map_err(failed())?);
             Some(Link::new(from, to, args.silence, Default::default()).map_err(failed())?)
         }
         _ => None,
     };
-    let take = |fd: Option<i32>| fd.map(descriptor).transpose().map_err(failed());
+    let take = |fd: Option<i32>| fd.map(inherited::take).transpose().map_err(failed());
     let [stdin, stdout, stderr] = args.streams.0;
     let streams = [take(stdin)?, take(stdout)?, take(stderr)?, take(args.terminal)?];
     let [events, control] = args.ours[..] else {
         unreachable!("clap sees to it that there are two")
     };
-    let events = File::from(descriptor(events).map_err(failed())?);
-    let control = UnixStream::from(descriptor(control).map_err(failed())?);
+    let events = File::from(inherited::take(events).map_err(failed())?);
+    let control = UnixStream::from(inherited::take(control).map_err(failed())?);
     let (id, keeps) = (args.id, args.keep);
     Server { id, link, streams, keeps, events, control }.serve().map_err(failed())?;
     Ok(ExitCode::SUCCESS)

@@ -13,11 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::inherited;
 #[cfg(doc)]
 use gpucr_core::restore::LoadedMemory;
 use gpucr_core::restore::{Given, MayRun};
-
-use crate::commands::migrate::descriptor;
 
 /// How often whoever waits looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(20);
@@ -89,7 +88,7 @@ impl Held {
 /// # Errors
 /// It is no descriptor, or something else comes.
 pub(super) fn take_memory(fd: i32) -> io::Result<Given> {
-    Given::receive(UnixStream::from(descriptor(fd)?))
+    Given::receive(UnixStream::from(inherited::take(fd)?))
 }
 
 /// What a restore that was given this descriptor asks before the program runs.
@@ -97,7 +96,7 @@ pub(super) fn take_memory(fd: i32) -> io::Result<Given> {
 /// # Errors
 /// It is no descriptor.
 pub(super) fn ask(fd: i32) -> io::Result<MayRun> {
-    let socket = UnixStream::from(descriptor(fd)?);
+    let socket = UnixStream::from(inherited::take(fd)?);
     socket.set_read_timeout(Some(LOOK))?;
     Ok(MayRun(Arc::new(move |stop| wait(&socket, stop))))
 }

@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
 
 use super::args::RestoreArgs;
 use crate::commands::{io_error, note};
 use crate::failure::CliError;
+use crate::inherited;
 use crate::output::Output;
 use crate::say;
 
@@ -22,7 +22,7 @@ impl Ready {
     /// # Errors
     /// The descriptor is not open, or the file's directory cannot be written.
     pub(super) fn prepare(args: &RestoreArgs) -> Result<Self, CliError> {
-        let descriptor = args.ready_fd.map(descriptor).transpose();
+        let descriptor = args.ready_fd.map(inherited::take).transpose();
         let descriptor =
             descriptor.map_err(io_error("the descriptor of --ready-fd cannot be used"))?;
         let prepare = |path: &std::path::PathBuf| {
@@ -33,7 +33,7 @@ impl Ready {
         };
         let file = args.ready_file.as_ref().map(prepare).transpose();
         let file = file.map_err(io_error("the file of --ready-file cannot be written"))?;
-        Ok(Self { file, descriptor })
+        Ok(Self { file, descriptor: descriptor.map(File::from) })
     }
 
     /// After the program was restored again with another pid: the file alone can be told.
@@ -62,16 +62,4 @@ impl Ready {
 fn lost(what: &str, error: io::Error) {
     note!("gpucr: the program runs, but nobody could be told: {error}");
     say::lost(what, error);
-}
-
-fn descriptor(number: i32) -> io::Result<File> {
-    // SAFETY: only looks whether it is open.
-    if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // Nobody whom gpucr starts is to keep it open.
-    // SAFETY: only sets a flag of the descriptor.
-    unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
-    // SAFETY: the user has given it to gpucr for this, and nothing else here knows it.
-    Ok(File::from(unsafe { OwnedFd::from_raw_fd(number) }))
 }

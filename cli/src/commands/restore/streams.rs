@@ -8,9 +8,8 @@ use std::process::Command;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::inherited;
 use gpucr_core::restore::Outputs;
-
-use crate::commands::migrate::descriptor;
 
 /// Numbers of descriptors, each of one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +50,7 @@ impl Streams {
     /// One is not open.
     pub(super) fn take(&self) -> io::Result<Outputs> {
         let take = |fd: Option<i32>| -> io::Result<Option<Arc<File>>> {
-            Ok(fd.map(descriptor).transpose()?.map(|fd| Arc::new(File::from(fd))))
+            Ok(fd.map(inherited::take).transpose()?.map(|fd| Arc::new(File::from(fd))))
         };
         let [stdin, stdout, stderr] = self.0;
         let (stdin, stdout, stderr) = (take(stdin)?, take(stdout)?, take(stderr)?);

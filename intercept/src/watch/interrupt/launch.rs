@@ -1,6 +1,5 @@
 //! Launches that are made with a twin.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,13 +10,12 @@ use super::layout::{Layout, Shape};
 use super::lengths::{self, Length, Next};
 use super::twins::{self, Entry, Found, Inside, Relaxed, Twin};
 use crate::abi::real::{self, check};
-use crate::abi::types::{
-    Code, ERROR_NOT_SUPPORTED, EXTRA_BUFFER, EXTRA_SIZE, STREAM_PER_THREAD, SUCCESS,
-};
-use crate::calls::effects::{Decoder, Effects, Form, Launch};
+use crate::abi::types::{Code, ERROR_NOT_SUPPORTED, STREAM_PER_THREAD, SUCCESS};
+use crate::calls::effects::{Decoder, Effects, Launch};
 use crate::state::memory::vmm::Driver;
 use crate::state::range::Range;
 use crate::state::{gate, memory};
+use crate::watch::packed;
 
 /// For how long a launch waits until others have left the gate.
 const ALONE: Duration = Duration::from_millis(1);
@@ -92,7 +90,7 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
             (Next::Plain, _) => return None,
             (Next::Measure, _) => {
                 let arguments = launch.packed(kernel)?;
-                let enqueue = || enqueue(launch.handle, form, stream, &arguments);
+                let enqueue = || packed::launch(launch.handle, form, stream, &arguments);
                 return length.measure(context, stream, enqueue);
             }
             (Next::Long, Some(twin)) => twin.clone(),
@@ -304,27 +302,6 @@ impl Instance {
 
     /// Launches the twin in a stream. The instance's context is current.
     pub(super) fn enqueue_in(&self, stream: u64) -> Result<(), Code> {
-        enqueue(self.entry.function, self.form, stream, &self.arguments)
+        packed::launch(self.entry.function, self.form, stream, &self.arguments)
     }
-}
-
-/// Launches a kernel in a stream. The program has launched it so, or one that has a parameter less; the arguments are there
-/// for all parameters.
-fn enqueue(function: u64, form: Form, stream: u64, arguments: &[u8]) -> Result<(), Code> {
-    let size = arguments.len();
-    let mut extra: [*const c_void; 5] = [
-        EXTRA_BUFFER as _,
-        arguments.as_ptr().cast(),
-        EXTRA_SIZE as _,
-        (&raw const size).cast(),
-        std::ptr::null(),
-    ];
-    let Form { shape: [gx, gy, gz, bx, by, bz], shared } = form;
-    let nothing = std::ptr::null_mut();
-    let extra = extra.as_mut_ptr().cast();
-    // SAFETY: the function is the program's or its twin, which the caller promises. The driver copies the arguments before
-    // it returns.
-    check(unsafe {
-        real::cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, nothing, extra)
-    })
 }
