@@ -16,9 +16,10 @@
 //! thread that has come to its end, or that another launch runs, ends at once, and one that has not begun begins.
 //!
 //! The third is stopped at barriers of its blocks, if what its threads do together [is over there](Inside): a block's first
-//! thread looks at the flag, all decide alike at the next barrier, save their registers and the block's shared memory, and
+//! thread looks at the flag, all decide alike at a later barrier, save their registers and the block's shared memory, and
 //! end. Launched again the block goes on behind that barrier.
 
+mod alone;
 mod barriers;
 mod body;
 pub mod control;
@@ -33,9 +34,11 @@ mod opcodes;
 mod scan;
 mod shared;
 mod twin;
+mod uniform;
 mod unroll;
 mod writer;
 
+pub use alone::alone;
 pub use inside::Inside;
 pub use lexer::Syntax;
 pub use twin::{AtBarriers, InLoops, Rewritten, Twins, Why, rewrite, rewrite_with};

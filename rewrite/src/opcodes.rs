@@ -139,6 +139,12 @@ pub(crate) fn carry(opcode: &str) -> (bool, bool) {
     (parts.any(|part| part == "cc"), is_reading)
 }
 
+/// Whether a special register, without its `%`, has the same value in all threads of a block.
+pub(crate) fn is_of_block(register: &str) -> bool {
+    let name = register.split('.').next().unwrap_or(register);
+    matches!(name, "ntid" | "ctaid" | "nctaid" | "dynamic_smem_size" | "total_smem_size")
+}
+
 /// Whether a special register, without its `%`, has the same value whenever the launch is made again.
 pub(crate) fn is_lasting(register: &str) -> bool {
     let name = register.split('.').next().unwrap_or(register);

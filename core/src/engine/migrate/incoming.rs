@@ -174,19 +174,23 @@ impl Task<'_> {
         record.relays = taken.relayed.is_some();
         record.files = coming.as_ref().map(Coming::to_note).unwrap_or_default();
         record.write()?;
+        tracing::debug!("preparations are noted");
         let Taken { id: taken_id, mut writer, same_pids, same_network, ahead, .. } = taken;
         writer.set_signatures(signatures);
         let mut is_there = false;
         let loaded = ahead.as_ref().map_or(0, |ahead| ahead.loaded_for(&manifest));
         let completed = writer.commit(&manifest).map_err(Error::from).and_then(|committed| {
             is_there = true;
+            tracing::debug!("the image is complete");
             self.check(&mut record, coming.as_ref(), &path, same_pids, loaded)?;
             Ok((committed.id, committed.new_bytes))
         });
         let prepared = completed.and_then(|(identity, new_bytes)| {
+            tracing::debug!("the image is checked");
             if let Some(memory) = self.load_rest(ahead, &path)? {
                 restore.give(memory);
             }
+            tracing::debug!("all device memory is loaded");
             self.relay(&record, taken_id, restore)?;
             // The program itself has its pids and addresses, where these are one for both sides.
             if !same_network && (!same_pids || record.new_pids) {

@@ -316,10 +316,12 @@ impl Outgoing {
         processes: impl Fn() -> I,
     ) -> Result<(), Error> {
         self.check_streams(processes())?;
+        tracing::debug!("its streams are what they were");
         let mut record = self.record.lock();
         record.note(processes());
         // Whoever finds them stopped finds here why.
         record.enter(State::Undecided)?;
+        tracing::debug!("the decision is about to be made");
         processes().for_each(ProcessInfo::suspend);
         let suspended = fault("suspended").map_err(Error::from);
         let decided = suspended.and_then(|()| Ok(record.enter(State::HandedOver)?));
@@ -330,6 +332,7 @@ impl Outgoing {
             processes().for_each(ProcessInfo::go_on);
             return Err(error);
         }
+        tracing::debug!("the program is handed over");
         // Nothing can fail any more.
         let _ = fault("decided");
         Ok(())
