@@ -234,7 +234,8 @@ impl Outgoing {
         };
         self.link.send(&offer)?;
         match self.link.receive_message()? {
-            Message::Accept { there, port, token, key } => {
+            Message::Accept { there, port, token, key, outputs } => {
+                self.note_unread(outline, outputs)?;
                 self.take_answer(outline, &there)?;
                 let wanted = self.streams.as_ref().filter(|_| !dry_run);
                 let Some(wanted) = wanted else { return Ok(()) };
