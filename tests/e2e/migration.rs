@@ -2,7 +2,8 @@
 //! for ssh. Whatever fails, one program runs or one complete image waits.
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::migration::{End, Pair, Side, Sides, ends_well, forget, is_so};
+use gpucr_tests::migrated::{End, forget, is_so};
+use gpucr_tests::migration::{Pair, Side, Sides, ends_well};
 use gpucr_tests::{Lab, Program, SmallDisk, exists, refused, show, undisturbed, until};
 
 const ARGS: [&str; 4] = ["--steps", "100", "--step-delay-ms", "20"];

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::migration::{End, Pair, Side, Sides, ends_well, is_so, made};
+use gpucr_tests::migrated::{End, is_so};
+use gpucr_tests::migration::{Pair, Side, Sides, ends_well, made};
 use gpucr_tests::{Lab, refused, show, undisturbed, until};
 use serde_json::Value;
 
