@@ -108,7 +108,8 @@ impl Besides {
         };
         if source.signal() == Some(libc::SIGKILL) {
             // Its watchdog removes what is not complete.
-            return until("what there is of an image is whole", || !safe.exists() || is_whole());
+            until("what there is of an image is whole", || !safe.exists() || is_whole())?;
+            return lab.holds_only(&["data", "log", "safe", "store", "there"]);
         }
         let is_here = matches!(end, End::Stays | End::StaysWithImage | End::StaysEitherWay);
         let is_needed = self.keeps && !is_here && !source.success();

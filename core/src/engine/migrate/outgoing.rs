@@ -171,7 +171,15 @@ impl Outgoing {
         self.safety.as_ref().map(SafetyImage::path)
     }
 
-    /// The same, if it is complete.
+    /// Begins that image, if there is to be one.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub(crate) fn begin_safety_image(&self) -> Result<(), ImageError> {
+        self.safety.as_ref().map_or(Ok(()), SafetyImage::begin)
+    }
+
+    /// Where it is, if it is complete.
     pub(super) fn complete_safety_image(&self) -> Option<PathBuf> {
         let complete = self.safety.as_ref().filter(|image| image.is_complete());
         complete.map(|image| image.path().to_owned())
