@@ -413,6 +413,18 @@ mod tests {
     }
 
     #[test]
+    fn what_is_noted_of_files_means_the_same_to_another_process() {
+        let outputs = |stdout: &str, stderr: &str| OutputFiles {
+            stdout: Some(stdout.into()),
+            stderr: Some(stderr.into()),
+        };
+        let lasting = outputs("/var/log/train", "/dev/null");
+        assert_eq!(noted(&lasting), lasting);
+        assert!(noted(&outputs("/dev/fd/3", "/proc/self/fd/4")).is_empty());
+        assert!(noted(&outputs("/dev/stdout", "/dev/stderr")).is_empty());
+    }
+
+    #[test]
     fn a_record_says_what_it_did_and_knows_its_processes() {
         if !rustix::process::geteuid().is_root() {
             return crate::skip::skip("the directory of the records is root's");
