@@ -21,11 +21,8 @@ use crate::loops::{Changed, slots};
 use crate::opcodes::Class;
 use crate::shared::Shared;
 use crate::uniform::meet_together;
-use crate::writer::moved;
+use crate::writer::{Polls, moved};
 
-/// Where all threads come to the same barriers, they ask at every so manieth of those that [look](Site::looks). An answer
-/// takes longer than a barrier, and the compiler has fewer registers for it.
-const TURNS: u32 = 4;
 /// A kernel that has more barriers is not interrupted at them.
 const MOST_BARRIERS: usize = 128;
 
@@ -56,9 +53,10 @@ pub(crate) fn change<'a>(
     text: &'a str,
     parameter: &str,
     outside: &[Shared<'a>],
+    polls: Polls,
 ) -> Result<(Changed, Memory), Inside> {
     let body = read_together(text, outside)?;
-    let (mut sites, turns) = sites(text, &body)?;
+    let (mut sites, turns) = sites(text, &body, polls)?;
     let behind: Vec<usize> = sites.iter().map(|site| site.at + 1).collect();
     let live = live::at(&body, &behind)?;
     let needed: HashSet<u32> = live.iter().flatten().copied().collect();
@@ -83,7 +81,7 @@ pub(crate) fn change<'a>(
 /// The barriers at which threads ask, and at every how manieth of them. No way comes back to a barrier without passing one at
 /// which the first thread looks at the flag. If threads may come to different barriers, they ask at all, and each time:
 /// asking and not asking do not go together.
-fn sites(text: &str, body: &Body<'_>) -> Result<(Vec<Site>, u32), Inside> {
+fn sites(text: &str, body: &Body<'_>, polls: Polls) -> Result<(Vec<Site>, u32), Inside> {
     let mut sites = Vec::new();
     for (at, item) in body.items.iter().enumerate() {
         if let What::Step(step) = &item.what
@@ -116,7 +114,7 @@ fn sites(text: &str, body: &Body<'_>) -> Result<(Vec<Site>, u32), Inside> {
     sites.retain(|site| site.looks);
     // Between two barriers there is no more then than the text has.
     let is_straight = !has_loop_between(&parts, &is_met, &looks);
-    Ok((sites, if is_straight { TURNS } else { 1 }))
+    Ok((sites, if is_straight { polls.meetings } else { 1 }))
 }
 
 /// Whether there is a loop without barriers on a way from one that looks to it again.

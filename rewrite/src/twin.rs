@@ -118,7 +118,7 @@ pub fn rewrite_with(
     for kernel in module.kernels.iter().filter(|kernel| wanted(kernel.name)) {
         let judged = judge(&module, kernel, text).map(|()| {
             let (in_loops, in_text) = in_loops(text, kernel, polls);
-            let (at_barriers, at_text) = at_barriers(text, &module, kernel);
+            let (at_barriers, at_text) = at_barriers(text, &module, kernel, polls);
             edits.push(parameter(kernel));
             edits.push((kernel.body.start..kernel.body.start, prologue()));
             edits.push((kernel.all.end..kernel.all.end, in_text + &at_text));
@@ -146,10 +146,11 @@ fn at_barriers(
     text: &str,
     module: &Module<'_>,
     kernel: &Kernel<'_>,
+    polls: Polls,
 ) -> (Result<AtBarriers, Inside>, String) {
     let body = &text[kernel.body.clone()];
     let changed = outside(text, module, kernel)
-        .and_then(|outside| barriers::change(body, PARAMETER, &outside));
+        .and_then(|outside| barriers::change(body, PARAMETER, &outside, polls));
     match changed {
         Ok((changed, memory)) => {
             let (name, saved) = (format!("{MARK}barriers_{}", kernel.name), changed.saved);

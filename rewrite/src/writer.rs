@@ -12,11 +12,14 @@ pub struct Polls {
     pub every: u32,
     /// Loops of fewer instructions are written several times one after the other, so that there are so many between two ends.
     pub least: usize,
+    /// Where all threads of a block come to the same barriers, with straight code between, they ask at one of so many.
+    pub meetings: u32,
 }
 
 impl Default for Polls {
     fn default() -> Self {
-        Self { every: 16, least: 256 }
+        // An answer takes longer than a barrier, and leaves the compiler fewer registers.
+        Self { every: 16, least: 256, meetings: 4 }
     }
 }
 

@@ -9,7 +9,7 @@ use gpucr_rewrite::{InLoops, Inside, Polls, Twins, control, rewrite, rewrite_wit
 use support::{Memory, Random, kernel, launch, module, texts};
 
 /// Each thread looks at the end of each loop of some instructions.
-const OFTEN: Polls = Polls { every: 1, least: 12 };
+const OFTEN: Polls = Polls { every: 1, least: 12, meetings: 1 };
 /// After so many launches nobody is interrupted any more.
 const MOST_LAUNCHES: u32 = 300;
 
@@ -122,7 +122,7 @@ impl Case<'_> {
         let mut saved = 0;
         for every in [1, 2 + random.below(5) as u32, 7 + random.below(200) as u32] {
             saved += self.interrupted(OFTEN, every, &expected).1;
-            saved += self.interrupted(Polls { every: 3, least: 40 }, every, &expected).1;
+            saved += self.interrupted(Polls { every: 3, least: 40, ..OFTEN }, every, &expected).1;
         }
         saved += self.interrupted(Polls::default(), 2, &expected).1;
         self.flagged(random, &expected);
