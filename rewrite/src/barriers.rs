@@ -35,13 +35,13 @@ pub(crate) struct Memory {
 }
 
 /// A barrier.
-struct Site {
+pub(crate) struct Site {
     /// Its item.
-    at: usize,
+    pub(crate) at: usize,
     /// Whether the first thread looks at the flag there.
-    looks: bool,
+    pub(crate) looks: bool,
     /// Whether all threads of a warp come to it together.
-    is_aligned: bool,
+    pub(crate) is_aligned: bool,
     /// What is saved: registers, and where among what the thread saves.
     slots: Vec<(u32, u64)>,
 }
@@ -77,7 +77,7 @@ pub(crate) fn change<'a>(
 
 /// The barriers, and at which of them the first thread looks at the flag: no way comes back to a barrier without passing one
 /// of these.
-fn sites(body: &Body<'_>) -> Result<Vec<Site>, Inside> {
+pub(crate) fn sites(body: &Body<'_>) -> Result<Vec<Site>, Inside> {
     let mut sites = Vec::new();
     for (at, item) in body.items.iter().enumerate() {
         if let What::Step(step) = &item.what

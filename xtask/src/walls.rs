@@ -25,7 +25,7 @@ const PACKAGES: [(&str, &[&str], &[&str]); 12] = [
         &["gpucr-fatbin", "gpucr-kernels", "gpucr-rewrite", "gpucr-wire"],
         &["softcuda"],
     ),
-    ("softcuda", &[], &["gpucr-rewrite"]),
+    ("softcuda", &[], &["gpucr-kernels", "gpucr-rewrite", "gpucr-wire"]),
     ("gpucr", &["gpucr-core", "gpucr-wire"], &[]),
     ("gpucr-tests", &["gpucr-core", "gpucr-wire"], &[]),
     ("gpucr-benches", &["gpucr-core", "gpucr-wire"], &[]),

@@ -7,7 +7,7 @@
 //! `docs/access-sets.md` names what is taken for granted.
 
 use gpucr_wire::access::KernelUse;
-use gpucr_wire::twice::{Class, Code, Place, Reason, Twice};
+use gpucr_wire::twice::{Class, Code, Place, Twice};
 use serde::Serialize;
 
 use super::Kernels;
@@ -26,17 +26,6 @@ pub struct Repeated {
     pub reason: Option<&'static str>,
 }
 
-/// What a reason is called.
-fn reason(reason: Reason) -> &'static str {
-    match reason {
-        Reason::InPlace {} => "reads and writes one argument",
-        Reason::Elsewhere {} => "memory that is not followed",
-        Reason::Variables {} => "variables of its module",
-        Reason::Mapped {} => "memory mapped by the program",
-        Reason::OneAllocation {} => "reads and writes one allocation",
-    }
-}
-
 /// What the code of a kernel does to memory.
 ///
 /// # Errors
@@ -52,8 +41,8 @@ pub(super) fn code_of(kernel: &KernelUse, kernels: &Kernels) -> Result<Code, &'s
 fn judged(class: &Class, code: &Result<Code, &'static str>) -> Repeated {
     let (idempotent, reason) = match code.as_ref().map(|code| code.twice(&class.places)) {
         Ok(Twice::Same) => (Some(true), None),
-        Ok(Twice::Differs(why)) => (Some(false), Some(reason(why))),
-        Ok(Twice::Unknown(why)) => (None, Some(reason(why))),
+        Ok(Twice::Differs(why)) => (Some(false), Some(why.text())),
+        Ok(Twice::Unknown(why)) => (None, Some(why.text())),
         Err(why) => (None, Some(*why)),
     };
     // Numbers that only bytes before them have are left out.
