@@ -104,7 +104,8 @@ NEXT:
 }
 ";
 
-/// The sum of where a number is after so many steps and where it began, which a thread keeps in its own memory.
+/// The sum of where a number is after so many steps and where it began, which a thread keeps in its own memory. Addresses are
+/// computed as compilers do, each in a register of its own: so it is seen how far they go.
 const AGAIN: &str = "
 .version 8.0
 .target sm_70
@@ -118,7 +119,7 @@ const AGAIN: &str = "
 {
 	.local .align 4 .b8 own[8];
 	.reg .b32 %r<10>;
-	.reg .b64 %rd<4>;
+	.reg .b64 %rd<6>;
 	.reg .pred %p<2>;
 	ld.param.u64 %rd0, [from];
 	ld.param.u64 %rd2, [to];
@@ -127,15 +128,15 @@ const AGAIN: &str = "
 	mov.u32 %r1, %ctaid.x;
 	mov.u32 %r2, %ntid.x;
 	mov.u32 %r3, %tid.x;
-	mad.lo.u32 %r1, %r1, %r2, %r3;
-	mul.wide.u32 %rd1, %r1, 4;
-	add.u64 %rd0, %rd0, %rd1;
-	add.u64 %rd2, %rd2, %rd1;
-	ld.global.u32 %r4, [%rd0];
+	mad.lo.u32 %r7, %r1, %r2, %r3;
+	mul.wide.u32 %rd1, %r7, 4;
+	add.u64 %rd3, %rd0, %rd1;
+	add.u64 %rd4, %rd2, %rd1;
+	ld.global.u32 %r4, [%rd3];
 	add.u32 %r4, %r4, %r8;
 	mov.u32 %r5, own;
 	st.local.u32 [%r5+4], %r4;
-	st.global.u32 [%rd2], %r8;
+	st.global.u32 [%rd4], %r8;
 NEXT:
 	mad.lo.u32 %r4, %r4, 1664525, 1013904223;
 	sub.u32 %r0, %r0, 1;
@@ -143,7 +144,7 @@ NEXT:
 	@%p0 bra NEXT;
 	ld.local.u32 %r6, [%r5+4];
 	add.u32 %r4, %r4, %r6;
-	st.global.u32 [%rd2], %r4;
+	st.global.u32 [%rd4], %r4;
 	ret;
 }
 ";
