@@ -119,7 +119,7 @@ fn twins_that_are_interrupted_in_loops_give_what_their_kernels_give() {
 #[test]
 fn twins_that_are_aborted_give_what_their_kernels_give() {
     let twins = interrupted_inside(Level::Aborted);
-    assert!(twins > 5, "{twins} launches were aborted");
+    assert!(twins > 1, "{twins} launches were aborted");
 }
 
 #[test]
