@@ -219,6 +219,9 @@ def writes(options, hosts, folder):
 
 def goes_on(options, hosts, folder):
     """The speed of a program that computes during the pre-copy."""
+    if not options.netem:
+        # What splits data into packets in the place of a network card would need the program's cores.
+        hosts.send_long_segments()
     program = Program(options, hosts, folder, options.written, 0)
     time.sleep(3)
     begun = time.time()

@@ -62,8 +62,7 @@ def main():
     try:
         with Hosts(options.gpucr, options.rate) as hosts:
             # Without netem nothing is to be split into packets that are lost one by one.
-            for name in hosts.names:
-                call("ip", "-n", name, "link", "set", "dev", "veth", "gso_max_segs", "65535")
+            hosts.send_long_segments()
             print("streams     gpucr, GB/s  stood still, s     iperf3, GB/s           share")
             for streams in options.streams:
                 rate, still = gpucr(options, hosts, os.path.join(folder, str(streams)), streams)

@@ -81,7 +81,7 @@ fn poll(writer: &Writer<'_, '_>, number: usize) -> String {
 /// The body of a twin whose blocks are begun again.
 pub(crate) fn together(text: &str, parameter: &str) -> Result<Changed, Inside> {
     let body = read_again(text, true)?;
-    let sites = barriers::sites(&body)?;
+    let sites = barriers::all_sites(&body)?;
     let edits: Vec<(Range<usize>, String)> = sites
         .iter()
         .enumerate()

@@ -66,7 +66,7 @@ pub(crate) fn class_together(opcode: &str) -> Option<Class> {
         return None;
     }
     // Nobody keeps such an address.
-    if opcode.starts_with("cvta.") && opcodes::is_of_block(opcode) {
+    if opcode.starts_with("cvta.") && opcodes::is_of_shared(opcode) {
         return Some(Class::Computes);
     }
     class(opcode).or_else(|| opcodes::class_together(&without_own(opcode)))

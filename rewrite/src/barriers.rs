@@ -1,5 +1,5 @@
 //! Twins that are interrupted at barriers: the first thread of a block looks at the flag, and all of its threads hear of
-//! it at the next barrier, by which they decide alike. Each saves its registers, all together save the block's shared
+//! it at a barrier behind that, by which they decide alike. Each saves its registers, all together save the block's shared
 //! memory, and the block ends. When the twin is launched again, the block goes on behind that barrier.
 //!
 //! The barriers are those for which all threads of the block are there that have not ended. Which of the barriers in the
@@ -20,8 +20,12 @@ use crate::live::{self, Part};
 use crate::loops::{Changed, slots};
 use crate::opcodes::Class;
 use crate::shared::Shared;
+use crate::uniform::meet_together;
 use crate::writer::moved;
 
+/// Where all threads come to the same barriers, they ask at every so manieth of those that [look](Site::looks). An answer
+/// takes longer than a barrier, and the compiler has fewer registers for it.
+const TURNS: u32 = 4;
 /// A kernel that has more barriers is not interrupted at them.
 const MOST_BARRIERS: usize = 128;
 
@@ -54,7 +58,7 @@ pub(crate) fn change<'a>(
     outside: &[Shared<'a>],
 ) -> Result<(Changed, Memory), Inside> {
     let body = read_together(text, outside)?;
-    let mut sites = sites(&body)?;
+    let (mut sites, turns) = sites(text, &body)?;
     let behind: Vec<usize> = sites.iter().map(|site| site.at + 1).collect();
     let live = live::at(&body, &behind)?;
     let needed: HashSet<u32> = live.iter().flatten().copied().collect();
@@ -68,16 +72,32 @@ pub(crate) fn change<'a>(
     let memory = memory(&body.shared);
     let is_aligned = sites.iter().all(|site| site.is_aligned);
     let meets = Meets::of(is_aligned);
-    let writer = Writer { text, body: &body, sites: &sites, parameter, meets, saved, memory };
+    let writer =
+        Writer { text, body: &body, sites: &sites, turns, parameter, meets, saved, memory };
     let edits = sites.iter().enumerate();
     let edits = edits.map(|(number, site)| (body.items[site.at].span.clone(), writer.site(number)));
     let edits: Vec<(Range<usize>, String)> = edits.collect();
     Ok((Changed { edits, begin: writer.begin(), end: writer.end(&again), saved }, memory))
 }
 
-/// The barriers, and at which of them the first thread looks at the flag: no way comes back to a barrier without passing one
-/// of these.
-pub(crate) fn sites(body: &Body<'_>) -> Result<Vec<Site>, Inside> {
+/// The barriers of a body, and what is known of the ways between them.
+struct Found {
+    sites: Vec<Site>,
+    parts: Vec<Part>,
+    /// The parts that end in them.
+    ends: Vec<usize>,
+    /// Of each part: whether it ends in one, and in one at which the first thread looks at the flag.
+    is_met: Vec<bool>,
+    looks: Vec<bool>,
+}
+
+/// All barriers, at each of which threads ask. No way comes back to one without passing one at which the first thread looks at
+/// the flag.
+pub(crate) fn all_sites(body: &Body<'_>) -> Result<Vec<Site>, Inside> {
+    found(body).map(|found| found.sites)
+}
+
+fn found(body: &Body<'_>) -> Result<Found, Inside> {
     let mut sites = Vec::new();
     for (at, item) in body.items.iter().enumerate() {
         if let What::Step(step) = &item.what
@@ -95,32 +115,60 @@ pub(crate) fn sites(body: &Body<'_>) -> Result<Vec<Site>, Inside> {
     let ends: Vec<usize> = sites.iter().map(of).collect();
     let mut looks = vec![false; parts.len()];
     ends.iter().for_each(|part| looks[*part] = true);
+    let is_met = looks.clone();
     for (site, part) in sites.iter_mut().zip(&ends) {
         looks[*part] = false;
         looks[*part] = comes_back(&parts, *part, &looks);
         site.looks = looks[*part];
     }
-    match looks.contains(&true) {
-        true => Ok(sites),
-        false => Err(Inside::Straight),
+    if !looks.contains(&true) {
+        return Err(Inside::Straight);
     }
+    Ok(Found { sites, parts, ends, is_met, looks })
+}
+
+/// The barriers at which threads ask, and at every how manieth of them. No way comes back to a barrier without passing one at
+/// which the first thread looks at the flag. If threads may come to different barriers, they ask at all, and each time:
+/// asking and not asking do not go together.
+fn sites(text: &str, body: &Body<'_>) -> Result<(Vec<Site>, u32), Inside> {
+    let Found { mut sites, parts, ends, is_met, looks } = found(body)?;
+    if !meet_together(text, body, &parts, &ends) {
+        return Ok((sites, 1));
+    }
+    sites.retain(|site| site.looks);
+    // Between two barriers there is no more then than the text has.
+    let is_straight = !has_loop_between(&parts, &is_met, &looks);
+    Ok((sites, if is_straight { TURNS } else { 1 }))
+}
+
+/// Whether there is a loop without barriers on a way from one that looks to it again.
+fn has_loop_between(parts: &[Part], is_met: &[bool], looks: &[bool]) -> bool {
+    let nobody = vec![false; parts.len()];
+    let from: Vec<Vec<bool>> = (0..parts.len()).map(|part| reached(parts, part, &nobody)).collect();
+    let loops = (0..parts.len()).filter(|part| !is_met[*part] && comes_back(parts, *part, is_met));
+    let mut with_looks = loops.flat_map(|part| {
+        (0..parts.len()).filter(|look| looks[*look]).map(move |look| (part, look))
+    });
+    with_looks.any(|(part, look)| from[part][look] && from[look][part])
 }
 
 /// Whether a way leads from a part to it again, without coming through others in which the flag is looked at.
 fn comes_back(parts: &[Part], start: usize, looks: &[bool]) -> bool {
+    reached(parts, start, looks)[start]
+}
+
+/// The parts to which a way leads from the end of one, without coming through those that are `closed`; these are reached too.
+fn reached(parts: &[Part], start: usize, closed: &[bool]) -> Vec<bool> {
     let mut seen = vec![false; parts.len()];
     let mut open = vec![start];
     while let Some(part) = open.pop() {
         for next in parts[part].next.iter().copied() {
-            if next == start {
-                return true;
-            }
-            if !std::mem::replace(&mut seen[next], true) && !looks[next] {
+            if !std::mem::replace(&mut seen[next], true) && !closed[next] {
                 open.push(next);
             }
         }
     }
-    false
+    seen
 }
 
 /// How much variables take where they are saved one behind the other.
@@ -161,6 +209,8 @@ struct Writer<'w, 'a> {
     text: &'a str,
     body: &'w Body<'a>,
     sites: &'w [Site],
+    /// Threads ask when they come to a site for so manieth time.
+    turns: u32,
     parameter: &'w str,
     /// Outside of the text, where threads have come from any site.
     meets: Meets,
@@ -171,28 +221,59 @@ struct Writer<'w, 'a> {
 impl Writer<'_, '_> {
     /// In place of a barrier.
     fn site(&self, number: usize) -> String {
+        if self.turns > 1 {
+            let sync = Meets::of(self.sites[number].is_aligned).sync;
+            return format!(
+                "	sub.u32 %gpucr_turn, %gpucr_turn, 1;
+	setp.eq.u32 %gpucr_is, %gpucr_turn, 0;
+	@%gpucr_is bra $gpucr_ask_{number};
+{sync}$gpucr_after_{number}:
+"
+            );
+        }
+        let look = if self.sites[number].looks { LOOK } else { "" };
+        format!("{}$gpucr_after_{number}:\n{look}", self.ask(number))
+    }
+
+    /// The barrier at which all threads hear what the first one has seen.
+    fn ask(&self, number: usize) -> String {
         let Site { looks, is_aligned, .. } = self.sites[number];
         let reduce = Meets::of(is_aligned).reduce;
-        let [seen, look] = match looks {
-            true => ["	@%gpucr_first setp.ne.u32 %gpucr_mine, %gpucr_flag, 0;\n", LOOK],
-            false => [""; 2],
+        let seen = match looks {
+            true => "	@%gpucr_first setp.ne.u32 %gpucr_mine, %gpucr_flag, 0;\n",
+            false => "",
         };
         format!(
             "{seen}	{reduce} %gpucr_is, 0, %gpucr_mine;
 	@%gpucr_is bra $gpucr_save_{number};
-$gpucr_after_{number}:
-{look}"
+"
         )
+    }
+
+    /// Where threads come that ask in this turn, if they do not in each.
+    fn asked(&self) -> String {
+        let mut asked = String::new();
+        for number in (0..self.sites.len()).filter(|_| self.turns > 1) {
+            let (turns, ask) = (self.turns, self.ask(number));
+            let _ = write!(
+                asked,
+                "$gpucr_ask_{number}:
+	mov.u32 %gpucr_turn, {turns};
+{ask}{LOOK}	bra $gpucr_after_{number};
+"
+            );
+        }
+        asked
     }
 
     /// A block that another launch has run, or runs, ends; one that is saved goes on.
     fn begin(&self) -> String {
-        let parameter = self.parameter;
+        let Self { parameter, turns, .. } = self;
         format!(
             "
 	.reg .pred %gpucr_is, %gpucr_first, %gpucr_mine;
 	.reg .b32 %gpucr_a, %gpucr_b, %gpucr_c, %gpucr_flag, %gpucr_label, %gpucr_blocks, %gpucr_tid;
-	.reg .b32 %gpucr_count, %gpucr_threads, %gpucr_slots, %gpucr_slot;
+	.reg .b32 %gpucr_count, %gpucr_threads, %gpucr_slots, %gpucr_slot, %gpucr_turn;
 	.reg .b64 %gpucr_at, %gpucr_to, %gpucr_state, %gpucr_given, %gpucr_table, %gpucr_named, %gpucr_area;
 	mov.u32 %gpucr_a, %tid.x;
 	mov.u32 %gpucr_b, %tid.y;
@@ -202,6 +283,7 @@ $gpucr_after_{number}:
 	setp.eq.u32 %gpucr_first, %gpucr_a, 0;
 	setp.ne.u32 %gpucr_mine, %gpucr_a, %gpucr_a;
 	mov.u32 %gpucr_flag, 0;
+	mov.u32 %gpucr_turn, {turns};
 	mov.u32 %gpucr_label, 0;
 	ld.param.u64 %gpucr_at, [{parameter}];
 	@!%gpucr_first bra $gpucr_decided;
@@ -223,7 +305,7 @@ $gpucr_decided:
     }
 
     fn end(&self, again: &[usize]) -> String {
-        let mut end = String::from("\n	ret;\n");
+        let mut end = String::from("\n	ret;\n") + &self.asked();
         for number in 0..self.sites.len() {
             let label = number + 1;
             let _ = write!(
@@ -327,7 +409,7 @@ $gpucr_told:
 {sync}	@%gpucr_first st.volatile.global.u32 [%gpucr_table], %gpucr_a;
 $gpucr_go_on:
 	setp.ne.u32 %gpucr_mine, %gpucr_a, %gpucr_a;
-{}",
+{LOOK}{}",
             self.choose("after")
         );
         save

@@ -16,7 +16,7 @@
 //! thread that has come to its end, or that another launch runs, ends at once, and one that has not begun begins.
 //!
 //! The third is stopped at barriers of its blocks, if what its threads do together [is over there](Inside): a block's first
-//! thread looks at the flag, all decide alike at the next barrier, save their registers and the block's shared memory, and
+//! thread looks at the flag, all decide alike at a later barrier, save their registers and the block's shared memory, and
 //! end. Launched again the block goes on behind that barrier.
 //!
 //! The fourth saves nothing: threads end in their loops or blocks at barriers, and begin anew when it is launched again.
@@ -24,6 +24,7 @@
 
 mod aborted;
 mod again;
+mod alone;
 mod barriers;
 mod body;
 pub mod control;
@@ -38,9 +39,11 @@ mod opcodes;
 mod scan;
 mod shared;
 mod twin;
+mod uniform;
 mod unroll;
 mod writer;
 
+pub use alone::alone;
 pub use inside::Inside;
 pub use lexer::Syntax;
 pub use twin::{Aborted, AtBarriers, How, InLoops, Rewritten, Twins, Why, rewrite, rewrite_with};

@@ -80,7 +80,7 @@ pub(crate) fn is_own(opcode: &str) -> bool {
 }
 
 /// Whether an opcode speaks of the block's shared memory.
-pub(crate) fn is_of_block(opcode: &str) -> bool {
+pub(crate) fn is_of_shared(opcode: &str) -> bool {
     let mut parts = opcode.split('.').map(|part| part.split("::").collect::<Vec<_>>());
     parts.any(|part| matches!(part[..], ["shared"] | ["shared", "cta"]))
 }
@@ -147,6 +147,12 @@ pub(crate) fn carry(opcode: &str) -> (bool, bool) {
     let mut parts = opcode.split('.');
     let is_reading = matches!(parts.next(), Some("addc" | "subc" | "madc"));
     (parts.any(|part| part == "cc"), is_reading)
+}
+
+/// Whether a special register, without its `%`, has the same value in all threads of a block.
+pub(crate) fn is_of_block(register: &str) -> bool {
+    let name = register.split('.').next().unwrap_or(register);
+    matches!(name, "ntid" | "ctaid" | "nctaid" | "dynamic_smem_size" | "total_smem_size")
 }
 
 /// Whether a special register, without its `%`, has the same value whenever the launch is made again.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{
-    DEVICES, Dumped, GROUPS, Lab, MULTICAST, Pace, PausedDump, Piped, Program, Random, child_named,
-    finish, refused, show, undisturbed, until,
+    DEVICES, Dumped, Lab, MULTICAST, Pace, PausedDump, Piped, Program, Random, child_named,
+    each_group, finish, refused, show, undisturbed, until,
 };
 
 const ARGS: [&str; 2] = ["--steps", "80"];
@@ -15,72 +15,67 @@ const DUMP_PHASES: [&str; 8] =
 
 /// Restored in every way, also where blocks would come one by one or be shared with other instances: then all
 /// memory comes before the processes run.
-#[test]
-fn a_group_is_restored_in_every_way() -> Result<()> {
-    for name in GROUPS {
-        let lab = Lab::of(name);
-        let dumped = Dumped::at_work(&lab, name, &ARGS)?;
-        for args in [&[][..], &["--new-pids"], &["--on-demand"], &["--share"]] {
-            let mut command = lab.gpucr();
-            let output = finish(command.arg("restore").args(args).arg("image"))?;
-            ensure!(output.status.success(), "{name} {args:?}: {}", show(&output));
-            dumped.came_out_right(&lab).with_context(|| format!("{name} {args:?}"))?;
-        }
+fn in_every_way(name: &str) -> Result<()> {
+    let lab = Lab::of(name);
+    let dumped = Dumped::at_work(&lab, name, &ARGS)?;
+    for args in [&[][..], &["--new-pids"], &["--on-demand"], &["--share"]] {
+        let mut command = lab.gpucr();
+        let output = finish(command.arg("restore").args(args).arg("image"))?;
+        ensure!(output.status.success(), "{name} {args:?}: {}", show(&output));
+        dumped.came_out_right(&lab).with_context(|| format!("{name} {args:?}"))?;
     }
     Ok(())
 }
+
+each_group!(a_group_is_restored_in_every_way by in_every_way);
 
 /// Two instances at once, each with memory of its own.
-#[test]
-fn a_group_is_restored_twice_at_once() -> Result<()> {
-    for name in GROUPS {
-        let lab = Lab::of(name);
-        let piped = Piped::at_work(&lab, name, &ARGS)?;
-        let outs = ["first", "second"];
-        let restores: Vec<_> = outs.iter().map(|out| piped.restore(&lab, &[], out)).collect();
-        piped.pace.allow(20)?;
-        for out in outs {
-            until("it goes on", || {
-                std::fs::metadata(lab.path(out)).is_ok_and(|out| out.len() > 0)
-            })?;
-        }
-        piped.pace.allow_all()?;
-        for (out, restore) in outs.iter().zip(restores) {
-            let status = restore?.wait()?;
-            ensure!(status.success(), "{name} {out}: {status}");
-            piped.came_out_right(&lab, out)?;
-        }
+fn twice_at_once(name: &str) -> Result<()> {
+    let lab = Lab::of(name);
+    let piped = Piped::at_work(&lab, name, &ARGS)?;
+    let outs = ["first", "second"];
+    let restores: Vec<_> = outs.iter().map(|out| piped.restore(&lab, &[], out)).collect();
+    piped.pace.allow(20)?;
+    for out in outs {
+        until("it goes on", || std::fs::metadata(lab.path(out)).is_ok_and(|out| out.len() > 0))?;
+    }
+    piped.pace.allow_all()?;
+    for (out, restore) in outs.iter().zip(restores) {
+        let status = restore?.wait()?;
+        ensure!(status.success(), "{name} {out}: {status}");
+        piped.came_out_right(&lab, out)?;
     }
     Ok(())
 }
 
+each_group!(a_group_is_restored_twice_at_once by twice_at_once);
+
 /// It is dumped again after it has gone on, after a restore, and after a failure; the program that ran on ends well too.
-#[test]
-fn a_group_is_dumped_again_and_again() -> Result<()> {
-    for name in GROUPS {
-        let expected = undisturbed(name, &ARGS)?;
-        let lab = Lab::of(name);
-        let mut program = lab.at_work(name, &ARGS)?;
-        for (number, protocol) in ["cow", "recopy", "stop", "cow"].iter().enumerate() {
-            let image = lab.path(format!("running-{number}"));
-            let report = lab.dump(&program, &image, &["-R", "--protocol", protocol])?;
-            ensure!(report["protocol"] == *protocol && report["left_running"] == true, "{report}");
-            program.wait_for_progress()?;
-        }
-        for number in 0..2 {
-            let image = lab.path(format!("image-{number}"));
-            lab.dump(&program, &image, &[])?;
-            program = lab.restore(&image, program)?;
-        }
-        program.result()?;
-        ensure!(program.series() == expected, "{name} differs:\n{}", program.output());
-        lab.rewind(&program, &lab.path("running-3"))?;
-        let mut restored = lab.restore(&lab.path("running-3"), program)?;
-        restored.result()?;
-        ensure!(restored.series() == expected, "{name} differs:\n{}", restored.output());
+fn again_and_again(name: &str) -> Result<()> {
+    let expected = undisturbed(name, &ARGS)?;
+    let lab = Lab::of(name);
+    let mut program = lab.at_work(name, &ARGS)?;
+    for (number, protocol) in ["cow", "recopy", "stop", "cow"].iter().enumerate() {
+        let image = lab.path(format!("running-{number}"));
+        let report = lab.dump(&program, &image, &["-R", "--protocol", protocol])?;
+        ensure!(report["protocol"] == *protocol && report["left_running"] == true, "{report}");
+        program.wait_for_progress()?;
     }
+    for number in 0..2 {
+        let image = lab.path(format!("image-{number}"));
+        lab.dump(&program, &image, &[])?;
+        program = lab.restore(&image, program)?;
+    }
+    program.result()?;
+    ensure!(program.series() == expected, "{name} differs:\n{}", program.output());
+    lab.rewind(&program, &lab.path("running-3"))?;
+    let mut restored = lab.restore(&lab.path("running-3"), program)?;
+    restored.result()?;
+    ensure!(restored.series() == expected, "{name} differs:\n{}", restored.output());
     Ok(())
 }
+
+each_group!(a_group_is_dumped_again_and_again by again_and_again);
 
 /// Kernels of several processes wait for each other, and one process is ahead by some launches: the others are let
 /// launch theirs behind shut gates, whenever the dump comes. What was let through is in the report.
@@ -186,54 +181,74 @@ fn goes_on(mut program: Program, lab: &Lab, expected: &[String]) -> Result<()> {
 
 /// Each process on a device of its own, and one process on all of them; they go on on other devices, all of them moved
 /// around, and are dumped there again.
-#[test]
-fn all_move_to_other_devices() -> Result<()> {
+fn moved(name: &str) -> Result<()> {
     const COUNT: (&str, &str) = ("SOFTCUDA_DEVICES", "3");
-    for name in GROUPS.iter().chain(&DEVICES) {
-        let mut lab = Lab::of(name);
-        lab.environment.push((COUNT.0.into(), COUNT.1.into()));
-        let dump = |program: &Program, image: &str| -> Result<()> {
-            let pid = program.pid.to_string();
-            let mut command = lab.gpucr();
-            command.args(["dump", "--pid", &pid, "-o", image]).env(COUNT.0, COUNT.1);
-            let output = finish(&mut command)?;
-            ensure!(output.status.success(), "{name}: {}\n{}", show(&output), program.output());
-            Ok(())
-        };
-        let mut program = lab.start(name, &ARGS)?;
-        program.result()?;
-        let expected = program.series();
-        program = lab.at_work(name, &ARGS)?;
-        // By number, of those that are in use.
-        let all = if matches!(*name, "ahead" | "devices" | MULTICAST) {
-            "0=1,1=2,2=0"
-        } else {
-            "0=1,1=2"
-        };
-        for (image, map) in [("first", all), ("second", "0=1,1=0"), ("third", "")] {
-            dump(&program, image)?;
-            let args: &[&str] = if map.is_empty() { &[] } else { &["--device-map", map] };
-            let restored = lab.restore_as(&lab.path(image), program, args, &[COUNT]);
-            program = restored.with_context(|| format!("{name} by {map}"))?;
-        }
-        program.result()?;
-        ensure!(program.series() == expected, "{name} differs:\n{}", program.output());
+    let mut lab = Lab::of(name);
+    lab.environment.push((COUNT.0.into(), COUNT.1.into()));
+    let dump = |program: &Program, image: &str| -> Result<()> {
+        let pid = program.pid.to_string();
+        let mut command = lab.gpucr();
+        command.args(["dump", "--pid", &pid, "-o", image]).env(COUNT.0, COUNT.1);
+        let output = finish(&mut command)?;
+        ensure!(output.status.success(), "{name}: {}\n{}", show(&output), program.output());
+        Ok(())
+    };
+    let mut program = lab.start(name, &ARGS)?;
+    program.result()?;
+    let expected = program.series();
+    program = lab.at_work(name, &ARGS)?;
+    // By number, of those that are in use.
+    let all =
+        if matches!(name, "ahead" | "devices" | MULTICAST) { "0=1,1=2,2=0" } else { "0=1,1=2" };
+    for (image, map) in [("first", all), ("second", "0=1,1=0"), ("third", "")] {
+        dump(&program, image)?;
+        let args: &[&str] = if map.is_empty() { &[] } else { &["--device-map", map] };
+        let restored = lab.restore_as(&lab.path(image), program, args, &[COUNT]);
+        program = restored.with_context(|| format!("{name} by {map}"))?;
     }
+    program.result()?;
+    ensure!(program.series() == expected, "{name} differs:\n{}", program.output());
     Ok(())
 }
 
-/// Whoever fails or dies, and when: the processes go on and share their memory.
+each_group!(all_move_to_other_devices by moved);
+
+/// One process on all of them.
 #[test]
-fn a_failure_in_any_phase_leaves_the_group_running() -> Result<()> {
-    for name in ["ring", MULTICAST] {
-        let expected = undisturbed(name, &ARGS)?;
-        for phase in DUMP_PHASES {
-            for fault in [format!("fail:{phase}"), format!("kill:{phase}")] {
-                fails_and_goes_on(name, &fault, &expected)?;
-            }
-        }
+fn one_process_moves_to_other_devices() -> Result<()> {
+    DEVICES.iter().try_for_each(|name| moved(name))
+}
+
+/// Whoever fails or dies, and when: the processes go on and share their memory.
+mod a_failure_in_any_phase_leaves_the_group_running {
+    use super::{MULTICAST, Result, in_any_phase};
+
+    #[test]
+    fn ring_fail() -> Result<()> {
+        in_any_phase("ring", "fail")
     }
-    Ok(())
+
+    #[test]
+    fn ring_kill() -> Result<()> {
+        in_any_phase("ring", "kill")
+    }
+
+    #[test]
+    fn multicast_fail() -> Result<()> {
+        in_any_phase(MULTICAST, "fail")
+    }
+
+    #[test]
+    fn multicast_kill() -> Result<()> {
+        in_any_phase(MULTICAST, "kill")
+    }
+}
+
+fn in_any_phase(name: &str, how: &str) -> Result<()> {
+    let expected = undisturbed(name, &ARGS)?;
+    DUMP_PHASES
+        .iter()
+        .try_for_each(|phase| fails_and_goes_on(name, &format!("{how}:{phase}"), &expected))
 }
 
 /// The moments at which some processes have left their multicast objects or their memory, and others not yet.

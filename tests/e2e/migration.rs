@@ -2,7 +2,8 @@
 //! for ssh. Whatever fails, one program runs or one complete image waits.
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::migration::{End, Pair, Side, Sides, ends_well, forget, is_so};
+use gpucr_tests::migrated::{End, forget, is_so};
+use gpucr_tests::migration::{Pair, Side, Sides, ends_well};
 use gpucr_tests::{Lab, Program, SmallDisk, exists, refused, show, undisturbed, until};
 
 const ARGS: [&str; 4] = ["--steps", "100", "--step-delay-ms", "20"];
@@ -334,6 +335,10 @@ fn a_safety_image_is_kept_until_the_program_runs_somewhere() -> Result<()> {
         pair.destination.env("GPUCR_FAULT", destination);
         pair.run(program)
     };
+    // Before anybody watches over it nothing is made.
+    let sides = migrate(&mut program, "kill:offer", "")?;
+    ensure!(!sides.source.status.success() && program.is_running(), "{}", sides.show());
+    lab.holds_only(&["log", "store"])?;
     let sides = migrate(&mut program, "fail:decide", "")?;
     refused(&sides.source, 1, &["the program runs on here"])?;
     ensure!(!lab.path("safe").exists(), "it runs here: {}", sides.show());

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::migration::{End, Pair, Side, Sides, ends_well, is_so, made};
+use gpucr_tests::migrated::{End, is_so};
+use gpucr_tests::migration::{Pair, Side, Sides, ends_well, made};
 use gpucr_tests::{Lab, refused, show, undisturbed, until};
 use serde_json::Value;
 
@@ -76,6 +77,38 @@ fn what_fails_at_the_destination_before_the_decision_leaves_the_program_at_the_s
         is_so(&lab, program, end, &expected).with_context(told)?;
     }
     Ok(())
+}
+
+/// Two processes that share memory, each on a device of its own, change places: there, and where processes are made before
+/// the decision; the second time each comes back to where it was.
+#[test]
+fn a_group_migrates_to_other_devices() -> Result<()> {
+    const COUNT: (&str, &str) = ("SOFTCUDA_DEVICES", "2");
+    let mut lab = Lab::of("ring");
+    lab.environment.push((COUNT.0.into(), COUNT.1.into()));
+    let steps = ["--steps", "40"];
+    let mut program = lab.start("ring", &steps)?;
+    program.result()?;
+    let expected = program.series();
+    let mut program = lab.at_work("ring", &steps)?;
+    for is_apart in [false, true] {
+        let mut pair = match is_apart {
+            true => Pair::apart(&lab, &program)?,
+            false => Pair::new(&lab, &program)?,
+        };
+        pair.source.env(COUNT.0, COUNT.1);
+        pair.destination.env(COUNT.0, COUNT.1).args(["--device-map", "0=1,1=0"]);
+        let sides = pair.run(&mut program)?;
+        let (source, _) = sides.reports()?;
+        let told = String::from_utf8_lossy(&sides.destination.stderr).into_owned();
+        ensure!(told.matches("has moved from the").count() == 2, "{told}");
+        let pid = source["new_pid"].as_u64().with_context(|| sides.show())?;
+        program.pid = u32::try_from(pid)?;
+        let before = program.output().len();
+        program.allow(2)?;
+        until("it goes on", || program.output().len() > before)?;
+    }
+    ends_well(&mut program, &expected)
 }
 
 /// Events of a kind that a command has written to a file.

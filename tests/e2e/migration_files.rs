@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::migration::{End, Pair, Side, ends_well, is_so, made, put_elsewhere};
+use gpucr_tests::migrated::{End, is_so};
+use gpucr_tests::migration::{Pair, Side, ends_well, made, put_elsewhere};
 use gpucr_tests::{Lab, Program, refused, show, undisturbed, until};
 
 const ARGS: [&str; 4] = ["--steps", "100", "--step-delay-ms", "20"];

@@ -3,7 +3,8 @@
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::migration::{End, FD, Pair, Side, Sides, connect, is_so};
+use gpucr_tests::migrated::{End, is_so};
+use gpucr_tests::migration::{FD, Pair, Side, Sides, connect};
 use gpucr_tests::{Lab, show, undisturbed};
 
 const ARGS: [&str; 4] = ["--steps", "100", "--step-delay-ms", "20"];

@@ -260,6 +260,37 @@ fn a_program_with_a_terminal_goes_without_a_relay_too() -> Result<()> {
     until("it comes to its end", || !exists(program.pid))
 }
 
+#[test]
+fn streams_are_relayed_through_a_socket_in_the_file_system() -> Result<()> {
+    let expected = undisturbed(WORKLOAD, &ARGS[..2])?;
+    let lab = Lab::new();
+    let args = [&[WORKLOAD], &ARGS[..]].concat();
+    let (mut program, mut pipes) = lab.shell_in_pipes(READER, &args)?;
+    pipes.say("one\n")?;
+    program.wait_for("heard one")?;
+    let (mut receive, mut migrate) = (lab.gpucr(), lab.gpucr());
+    receive.args(["receive", "--json", "--store", "store", "--new-pids", "--from", "unix:socket"]);
+    let mut destination = Side::start(&mut receive)?;
+    let socket = lab.path("socket");
+    until("it listens", || socket.exists() || !destination.is_at_work())?;
+    let pid = program.pid.to_string();
+    migrate.args(["migrate", "--relay", "--json", "--pid", &pid, "--to", "unix:socket"]);
+    let mut source = Side::start(&mut migrate)?;
+    until("it has gone", || !program.is_running() || !source.is_at_work())?;
+    ensure!(source.is_at_work(), "{}", show(&source.end()?));
+    ensure!(!socket.exists(), "nobody else can connect");
+    pipes.say("two\n")?;
+    program.let_go()?;
+    program.wait_for("heard two")?;
+    pipes.input = None;
+    came_out_right(&program, pipes, &expected)?;
+    let sides = Sides { source: source.end()?, destination: destination.end()? };
+    let codes = [sides.source.status.code(), sides.destination.status.code()];
+    ensure!(codes == [Some(7), Some(0)], "{}", sides.show());
+    ensure!(lines_with(&program, "heard ") == ["one", "two"], "{}", program.output());
+    program.wait_for("all").map(drop)
+}
+
 /// What stands in for ssh runs the command on this machine.
 #[test]
 fn streams_are_relayed_where_ssh_leads() -> Result<()> {

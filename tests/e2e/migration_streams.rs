@@ -1,7 +1,8 @@
 //! A migration whose memory goes over streams: whatever becomes of one of them, one program runs.
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::migration::{End, Pair, Side, Sides, ends_well, is_so};
+use gpucr_tests::migrated::{End, is_so};
+use gpucr_tests::migration::{Pair, Side, Sides, ends_well};
 use gpucr_tests::relay::{Loss, OnStreams, Plan, Relay};
 use gpucr_tests::{Lab, Random, refused, undisturbed, until};
 

@@ -5,6 +5,7 @@ mod command;
 mod disk;
 mod dumped;
 mod lab;
+pub mod migrated;
 pub mod migration;
 mod nvcc;
 mod pace;

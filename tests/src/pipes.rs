@@ -130,10 +130,7 @@ impl Lab {
     /// As [`Lab::at_work`].
     pub fn shell_in_pipes(&self, shell: &str, args: &[&str]) -> Result<(Program, Pipes)> {
         let (args, pace) = self.pace(args)?;
-        let mut command = self.gpucr();
-        command.args(["run", "--device", "soft", "--", "sh", "-c", shell]);
-        command.arg(binary("workload")).args(args);
-        let (mut program, pipes) = self.spawn_in_pipes(command)?;
+        let (mut program, pipes) = self.spawn_in_pipes(self.shell(shell, &args))?;
         program.pace = pace;
         program.wait_for("step ")?;
         Ok((program, pipes))
@@ -147,15 +144,51 @@ impl Lab {
         let (args, pace) = self.pace(&[&[name], args].concat())?;
         let mut command = self.gpucr();
         command.args(["run", "--device", "soft", "--"]).arg(binary("workload")).args(args);
+        let (mut program, pipes) = self.spawn_at_terminal(command, None)?;
+        program.pace = pace;
+        program.wait_for("step ")?;
+        Ok((program, pipes))
+    }
+
+    /// The same with a shell that does this, as by [`Lab::shell_in_pipes`], and with `errors` as standard error.
+    ///
+    /// # Errors
+    /// As [`Lab::at_work`].
+    pub fn shell_at_terminal(
+        &self,
+        shell: &str,
+        args: &[&str],
+        errors: OwnedFd,
+    ) -> Result<(Program, Pipes)> {
+        let (args, pace) = self.pace(args)?;
+        let (mut program, pipes) =
+            self.spawn_at_terminal(self.shell(shell, &args), Some(errors))?;
+        program.pace = pace;
+        program.wait_for("step ")?;
+        Ok((program, pipes))
+    }
+
+    fn shell(&self, shell: &str, args: &[String]) -> Command {
+        let mut command = self.gpucr();
+        command.args(["run", "--device", "soft", "--", "sh", "-c", shell]);
+        command.arg(binary("workload")).args(args);
+        command
+    }
+
+    fn spawn_at_terminal(
+        &self,
+        mut command: Command,
+        errors: Option<OwnedFd>,
+    ) -> Result<(Program, Pipes)> {
         in_own_session(&mut command);
         let log = self.path("log");
         let pipes = Pipes::terminal(&mut command, &log)?;
+        if let Some(errors) = errors {
+            command.stderr(errors);
+        }
         let child = command.spawn().context("the program starts")?;
-        // The test's own ends of the terminal are closed with it.
-        drop(command);
-        let mut program = Program { pid: child.id(), child: Some(child), log, pace };
-        program.wait_for("step ")?;
-        Ok((program, pipes))
+        // The test's own ends of the terminal are closed with the command.
+        Ok((Program { pid: child.id(), child: Some(child), log, pace: None }, pipes))
     }
 
     fn spawn_in_pipes(&self, mut command: Command) -> Result<(Program, Pipes)> {

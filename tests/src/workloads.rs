@@ -88,3 +88,33 @@ macro_rules! each_workload {
         }
     };
 }
+
+/// Makes a test of each of [`GROUPS`], in a module of this name, by a function that takes the workload's; and one that fails if a
+/// group is missing here. Each takes as long as a test may: so they run side by side.
+#[macro_export]
+macro_rules! each_group {
+    ($module:ident by $run:ident) => {
+        $crate::each_group! { $module by $run:
+            ring "ring",
+            ahead "ahead",
+            handles "handles",
+            lent "lent",
+            host_blocks "host-blocks",
+            signals "signals",
+            multicast "multicast",
+        }
+    };
+    ($module:ident by $run:ident: $($test:ident $name:literal,)*) => {
+        mod $module {
+            $(#[test]
+            fn $test() -> anyhow::Result<()> {
+                super::$run($name)
+            })*
+
+            #[test]
+            fn none_is_left_out() {
+                assert_eq!([$($name),*], $crate::GROUPS);
+            }
+        }
+    };
+}

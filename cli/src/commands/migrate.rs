@@ -15,12 +15,12 @@ use gpucr_core::trust::PrivateKey;
 use gpucr_core::{Error, Failure, namespace};
 use serde_json::json;
 
-use args::FilesArg;
+use args::{FilesArg, To};
 pub(crate) use args::{MigrateArgs, plain_directory};
 pub(crate) use connect::{accept, given, link};
 
 use crate::commands::dump::{about, prepare_timeline, write_timeline};
-use crate::commands::{Outcome, inside, io_error, note, print_json, say};
+use crate::commands::{Outcome, inside, io_error, note, print_json, restore, say};
 use crate::events::Events;
 use crate::failure::{self, CliError, FAILED};
 use crate::{display, signals};
@@ -118,7 +118,7 @@ fn facts(pid: u32, migrated: &Result<Migrated, MigrateFailure>) -> Vec<Fact> {
 }
 
 fn tell(args: &MigrateArgs, migrated: &Migrated) -> Outcome {
-    say_unread(migrated);
+    say_unread(args, migrated);
     if args.json {
         print_json(migrated)?;
         return Ok(ExitCode::SUCCESS);
@@ -140,13 +140,23 @@ fn tell(args: &MigrateArgs, migrated: &Migrated) -> Outcome {
 }
 
 /// Output that nobody reads there, and how somebody could.
-fn say_unread(migrated: &Migrated) {
-    if !migrated.unread.is_empty() {
-        let streams = migrated.unread.join(" and ");
-        note!(
-            "Nobody reads the program's {streams} there: with --relay gpucr relays what it writes."
-        );
+fn say_unread(args: &MigrateArgs, migrated: &Migrated) {
+    if migrated.unread.is_empty() {
+        return;
     }
+    let streams = migrated.unread.join(" and ");
+    // A terminal cannot become a file.
+    let outputs: Vec<&str> =
+        migrated.unread.iter().copied().filter(|stream| *stream != "terminal").collect();
+    let options = restore::outputs::options(&outputs);
+    let files = match &args.to {
+        _ if outputs.is_empty() => String::new(),
+        Some(To::Ssh { .. }) => format!(", and with {options} a file there gets it"),
+        _ => format!(", and with `gpucr receive {options}` a file there gets it"),
+    };
+    note!(
+        "Nobody reads the program's {streams} there: with --relay gpucr relays what it writes{files}."
+    );
 }
 
 impl From<MigrateFailure> for CliError {

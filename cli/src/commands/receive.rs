@@ -12,14 +12,16 @@ use gpucr_core::migrate::{
     self, Incoming, Link, MigrationId, Place, ReceiveFailure, Received, Record, Remains, Side,
     State,
 };
-use gpucr_core::restore::MappedDevice;
+use gpucr_core::restore::{MappedDevice, OutputFiles};
 use gpucr_core::{Error, image, library};
 
 use crate::commands::key::TrustArgs;
 use crate::commands::migrate::{accept, given, plain_directory};
+use crate::commands::restore::outputs;
 use crate::commands::{Outcome, io_error, key, note, print_json, say};
 use crate::display;
 use crate::failure::{CliError, FAILED};
+use crate::output;
 use crate::say::note_json;
 use crate::signals::{self, SignalPlan};
 use crate::values::interval;
@@ -89,6 +91,16 @@ pub(crate) struct ReceiveArgs {
     /// Let the program go on on another device of the same kind (see gpucr-restore(1))
     #[arg(long, value_name = "OLD=NEW", value_delimiter = ',', value_parser = device_pair)]
     pub(crate) device_map: Vec<String>,
+    /// Add the program's standard output to FILE, if it is a pipe at the source
+    ///
+    /// Without it that is /dev/null here, unless the source relays it. A program that is restored later, with --resume,
+    /// has it go to the file that was named first, or to the one that is named with --resume. What goes to a file at the
+    /// source does so here.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "abort"])]
+    pub(crate) stdout: Option<PathBuf>,
+    /// The same for its standard error; with a pipe for both, either option takes both
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "abort"])]
+    pub(crate) stderr: Option<PathBuf>,
     /// Files that the program has open, and that are not here, may be made below DIR
     ///
     /// It may be given more than once; without it none is made. The source has to send them (`gpucr migrate --files
@@ -133,18 +145,22 @@ pub(crate) fn run(args: &ReceiveArgs) -> Outcome {
     signals.settle_at_last(|| {
         "gpucr could not wait for what it was at. `gpucr receive --list` tells whether anything is left.".into()
     });
+    let outputs = output_files(args)?;
+    // A pipe has somebody who writes to it from here on.
+    let _open = outputs::open(&outputs, output::appendable)?;
     let incoming = Incoming {
         place: place(args),
         new_pids: args.new_pids,
         device_map: args.device_map.clone(),
         files_below: args.files_below.clone(),
+        outputs: outputs.clone(),
         streams_at: args.streams_at,
         trust: key::trust_with_policy(&args.trust)?,
         stop: signals.stop.clone(),
     };
     let link = connect(args, &signals)?;
     let progress = display::progress(args.json || args.stdio);
-    let mut restore = Restorer::new(&signals);
+    let mut restore = Restorer::new(&signals, outputs);
     let received = migrate::receive(link, &incoming, progress.as_ref(), &mut restore);
     drop(progress);
     let received = received?;
@@ -152,9 +168,22 @@ pub(crate) fn run(args: &ReceiveArgs) -> Outcome {
     if let Some(image) = received.image.as_deref().filter(|_| !args.keep_image) {
         remove(image);
     }
+    // With ssh that terminal is the source's, which says it by itself.
+    if !args.stdio {
+        outputs::say_unread(&received.unread, "receive");
+    }
     tell(args, &received)?;
     relay.into_iter().for_each(|relay| relay.wait(&signals));
     Ok(ExitCode::SUCCESS)
+}
+
+/// The files for the program's outputs.
+fn output_files(args: &ReceiveArgs) -> Result<OutputFiles, CliError> {
+    // They may be noted for a gpucr that is started elsewhere.
+    let absolute = |path: &Option<PathBuf>| path.as_ref().map(std::path::absolute).transpose();
+    let failed = || io_error("the file of --stdout or --stderr cannot be written");
+    let (stdout, stderr) = (absolute(&args.stdout), absolute(&args.stderr));
+    Ok(OutputFiles { stdout: stdout.map_err(failed())?, stderr: stderr.map_err(failed())? })
 }
 
 /// Where the image goes.
@@ -258,6 +287,8 @@ fn record_of(id: MigrationId) -> Result<Record, CliError> {
 }
 
 fn resume(args: &ReceiveArgs, id: MigrationId, signals: &SignalPlan) -> Outcome {
+    let outputs = output_files(args)?;
+    let _open = outputs::open(&outputs, output::appendable)?;
     let mut record = record_of(id)?;
     let refused = |message: &str, help: String| {
         Err(CliError::new(FAILED, message.to_owned()).state("Nothing was changed.").help(help))
@@ -286,12 +317,21 @@ fn resume(args: &ReceiveArgs, id: MigrationId, signals: &SignalPlan) -> Outcome 
             );
         }
     }
-    let mut restore = Restorer::new(signals);
+    let outputs = OutputFiles {
+        stdout: outputs.stdout.or(record.outputs.stdout.take()),
+        stderr: outputs.stderr.or(record.outputs.stderr.take()),
+    };
+    if !outputs.is_empty() {
+        let named = record.name_outputs(&outputs);
+        named.map_err(|error| CliError::from(error).state("Nothing was changed."))?;
+    }
+    let mut restore = Restorer::new(signals, outputs);
     let brought = record.restore(&mut restore);
     let brought = brought.map_err(|error| {
         CliError::from(error).state("The program does not run; its image is as it was.")
     })?;
     let pid = brought.pid;
+    outputs::say_unread(&brought.unread, "receive");
     // It has no link: what the program writes is kept.
     let relay = restore.let_relay();
     if let Some(image) = record.image.as_deref().filter(|_| !args.keep_image) {

@@ -4,6 +4,7 @@ mod args;
 mod end;
 mod hold;
 pub(crate) mod namespace;
+pub(crate) mod outputs;
 mod ready;
 mod setup;
 mod streams;
@@ -26,7 +27,7 @@ use self::setup::{
 };
 pub(crate) use args::RestoreArgs;
 pub(crate) use hold::{Held, hand_memory, hold_back};
-pub(crate) use streams::{Streams, let_through};
+pub(crate) use streams::{Streams, give, let_through};
 
 use crate::commands::{Outcome, io_error};
 use crate::display;
@@ -69,7 +70,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     let restored = restore::restore(options, progress(args, &events));
     let mut program = told(args, &events, restored, Program::report)?;
     say_files(program.report());
-    say_unread(program.report());
+    say_unread(args, program.report());
     say_moved(program.report());
     say_restored(args, program.report());
     let (pid, since) = (program.report().pid, Instant::now());

@@ -196,6 +196,10 @@ fn about_restore(error: &Error) -> Help {
         Error::NoPipe { .. } => {
             "leave the option out: CRIU opens what it was again; only pipes, whose readers are gone, need another place"
         }
+        Error::RelayedToo => {
+            "leave --stdout and --stderr out: what the source does not relay any more is kept in \
+             /var/lib/gpucr/migrations"
+        }
         Error::FileAltered { .. } => {
             "put the file back as it was at the time of the dump; a dump with a larger --save-files keeps a copy"
         }

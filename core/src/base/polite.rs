@@ -1,4 +1,7 @@
 //! A process that lets others go first while nobody waits for it.
+//!
+//! Its threads are nicer meanwhile, and of the policy `SCHED_BATCH`: who is of that does not push aside what runs when it
+//! wakes up, as threads do that send and receive all the time (sched(7)).
 
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 
@@ -44,12 +47,32 @@ impl Polite {
             })
         };
         for thread in all().into_iter().chain(all()) {
-            if getpriority_process(Some(thread)) == Ok(from)
-                && let Err(error) = setpriority_process(Some(thread), to)
-            {
-                tracing::debug!(%error, "a thread keeps its priority");
+            if getpriority_process(Some(thread)) == Ok(from) {
+                if let Err(error) = setpriority_process(Some(thread), to) {
+                    tracing::debug!(%error, "a thread keeps its priority");
+                }
+                let [from, to] = match to == self.meanwhile {
+                    true => [libc::SCHED_OTHER, libc::SCHED_BATCH],
+                    false => [libc::SCHED_BATCH, libc::SCHED_OTHER],
+                };
+                change_policy(thread, from, to);
             }
         }
+    }
+}
+
+/// Changes the policy of a thread that has this one, whose priority stays; what cannot be changed stays too.
+fn change_policy(thread: Pid, from: libc::c_int, to: libc::c_int) {
+    let thread = thread.as_raw_nonzero().get();
+    // SAFETY: takes a number, and gives one.
+    if unsafe { libc::sched_getscheduler(thread) } != from {
+        return;
+    }
+    let param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: reads `param`, which is 0 for both policies.
+    if unsafe { libc::sched_setscheduler(thread, to, &raw const param) } != 0 {
+        let error = std::io::Error::last_os_error();
+        tracing::debug!(%error, "a thread keeps its policy");
     }
 }
 
@@ -73,7 +96,11 @@ mod tests {
 
     #[test]
     fn all_threads_are_polite_for_a_while() {
-        let own = || getpriority_process(None).unwrap();
+        fn policy(thread: libc::pid_t) -> libc::c_int {
+            // SAFETY: takes a number, and gives one.
+            unsafe { libc::sched_getscheduler(thread) }
+        }
+        let own = || (getpriority_process(None).unwrap(), policy(0));
         let before = own();
         let (ask, asked) = crossbeam_channel::bounded::<()>(0);
         let (answer, answered) = crossbeam_channel::bounded(0);
@@ -86,10 +113,14 @@ mod tests {
         };
         let mut helper = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = Pid::from_raw(helper.id() as i32);
-        let of_helper = || getpriority_process(pid).unwrap();
+        let of_helper =
+            || (getpriority_process(pid).unwrap(), policy(pid.unwrap().as_raw_nonzero().get()));
         let polite = Polite::begin(vec![helper.id()]);
         // Where it may not be taken back nobody begins.
-        let meanwhile = if polite.is_some() { (before + NICER).min(NICEST) } else { before };
+        let meanwhile = match polite {
+            Some(_) => ((before.0 + NICER).min(NICEST), libc::SCHED_BATCH),
+            None => before,
+        };
         assert_eq!([own(), of_other(), of_helper()], [meanwhile; 3]);
         drop(polite);
         assert_eq!([own(), of_other(), of_helper()], [before; 3]);

@@ -209,6 +209,10 @@ pub enum Error {
     NotBack { why: String },
     #[error("the program's standard streams cannot be relayed: {why}")]
     NotRelayed { why: String },
+    #[error(
+        "the program's standard streams are relayed (--relay), and so cannot go to files (--stdout, --stderr)"
+    )]
+    RelayedToo,
     #[error("the source gave the migration up: {why}")]
     GivenUp { why: String },
     #[error(

@@ -26,7 +26,8 @@ The other side is `gpucr receive`. With ssh://HOST gpucr starts it there, as roo
 same driver, devices of the same kind, CRIU, the program's pids (or --new-pids), and the files that the program has \
 open or mapped, under the same paths and of the same sizes: --dry-run tells all that is in the way, and changes \
 nothing. With --files copy those that the program has open are sent along. What the program has as standard streams goes with it if it is a file; a pipe becomes /dev/null, and a \
-terminal one that nobody reads, unless they are relayed (--relay): then gpucr stays for as long as the program runs.\n\n\
+terminal one that nobody reads, unless they are relayed (--relay): then gpucr stays for as long as the program runs. \
+With --stdout FILE a pipe becomes a file there.\n\n\
 What was handed over is noted in /var/lib/gpucr/migrations, on both hosts.\n\n\
 Examples:\n  gpucr migrate --pid 4242 --to ssh://root@other --dry-run\n  \
 gpucr migrate --pid 4242 --to ssh://root@other --new-pids\n\n  \
@@ -67,6 +68,14 @@ pub(crate) struct MigrateArgs {
     /// it does if it is interrupted. See docs/migration.md.
     #[arg(long)]
     pub(crate) relay: bool,
+    /// With ssh: add the program's standard output to FILE there, if it is a pipe here
+    ///
+    /// Without it that is /dev/null there, unless it is relayed. Where `gpucr receive` is started by hand it has this option.
+    #[arg(long, value_name = "FILE", conflicts_with = "relay")]
+    pub(crate) stdout: Option<String>,
+    /// The same for its standard error; with a pipe for both, either option takes both
+    #[arg(long, value_name = "FILE", conflicts_with = "relay")]
+    pub(crate) stderr: Option<String>,
     /// Go though the other side may have too little disk space for the image
     ///
     /// Without it the memory of the program, and files that go along, have to be less than what is free there. But

@@ -35,9 +35,11 @@ pub(super) fn connect(
     signals: &SignalPlan,
 ) -> Result<(Link, Option<Other>), CliError> {
     let is_ssh = matches!(args.to, Some(To::Ssh { .. }));
-    let is_for_it = args.new_pids || !args.device_map.is_empty() || !args.files_below.is_empty();
+    let names = !args.device_map.is_empty() || !args.files_below.is_empty();
+    let is_for_it = args.new_pids || names || args.stdout.is_some() || args.stderr.is_some();
     if !is_ssh && is_for_it {
-        let what = "--new-pids, --device-map and --files-below are for the other side";
+        let what =
+            "--new-pids, --device-map, --files-below, --stdout and --stderr are for the other side";
         return Err(
             CliError::new(USAGE, what).help("give them to `gpucr receive`, which you have started")
         );
@@ -98,6 +100,9 @@ fn ssh(
     }
     for below in &args.files_below {
         there.extend(["--files-below".into(), below.to_string_lossy().into_owned()]);
+    }
+    for (option, file) in [("--stdout", &args.stdout), ("--stderr", &args.stderr)] {
+        there.extend(file.as_ref().map(|file| format!("{option}={file}")));
     }
     there.extend(store.into_iter().flat_map(|store| ["--store".into(), store.to_owned()]));
     let there: Vec<String> = there.iter().map(|word| shell_word(Path::new(word))).collect();

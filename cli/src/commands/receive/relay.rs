@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::commands::restore::{Streams, let_through};
+use crate::commands::restore::{Streams, give, let_through};
 use crate::commands::{Outcome, io_error, note};
 use crate::inherited;
 use crate::signals::SignalPlan;
@@ -91,6 +91,9 @@ pub(super) struct Relay {
     near: Option<Near>,
 }
 
+/// Files for standard streams of a program, by their numbers.
+pub(super) type Files = [Option<OwnedFd>; 3];
+
 /// What a restore gets.
 struct Near {
     /// Ends of the pipes that the program has as standard streams.
@@ -152,15 +155,13 @@ impl Relay {
         })
     }
 
-    /// Has a restore, which is to be started now, give the program its streams, and say what becomes of it.
-    pub(super) fn prepare(&mut self, command: &mut Command) {
+    /// Has a restore, which is to be started now, give the program its streams, or `files` in their places, and say what
+    /// becomes of it.
+    pub(super) fn prepare(&mut self, command: &mut Command, files: &Files) {
         let Some(Near { streams: near, terminal, said }) = &self.near else { return };
-        let number = |fd: &OwnedFd| fd.as_raw_fd();
-        let numbers = Streams([0, 1, 2].map(|stream| near[stream].as_ref().map(number)));
-        command.args(["--streams", &numbers.to_string()]);
+        give(command, [0, 1, 2].map(|number| near[number].as_ref().or(files[number].as_ref())));
         command.args(["--events", &format!("/dev/fd/{}", said.as_raw_fd())]);
-        let passed = near.iter().flatten().chain([said]);
-        let_through(command, &passed.collect::<Vec<&OwnedFd>>());
+        let_through(command, &[said]);
         in_own_session(command);
         if let Some(terminal) = terminal.as_ref().and_then(|terminal| terminal.try_clone().ok()) {
             command.stdin(terminal);
@@ -303,6 +304,8 @@ pub(super) fn brought(pid: u32, report: &serde_json::Value) -> Brought {
     let phase = |phase: &serde_json::Value| {
         Some((phase["name"].as_str()?.to_owned(), phase["ms"].as_f64()?))
     };
+    let unread = report["unread"].as_array().into_iter().flatten();
+    let unread = unread.filter_map(|output| Some(output.as_str()?.to_owned())).collect();
     let phases = report["phases"].as_array().into_iter().flatten().filter_map(phase).collect();
-    Brought { pid, was_given: report["was_given"] == true, phases }
+    Brought { pid, was_given: report["was_given"] == true, unread, phases }
 }

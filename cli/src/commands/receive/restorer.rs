@@ -1,17 +1,25 @@
 //! Restores of programs that have come.
 
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
 use gpucr_core::migrate::{Brought, Record, RelayedEnds, Restore};
-use gpucr_core::restore::LoadedMemory;
+use gpucr_core::restore::{LoadedMemory, OutputFiles};
 
-use super::relay::{Relay, brought};
-use crate::commands::restore::{Held, hand_memory, hold_back};
+use super::relay::{Files, Relay, brought};
+use crate::commands::restore::{Held, give, hand_memory, hold_back, outputs};
+use crate::output;
 use crate::signals::SignalPlan;
 
 /// Restores programs in a process of its own, which leaves them in the background.
 pub(super) struct Restorer<'s> {
     signals: &'s SignalPlan,
+    /// Where the program's outputs go that were pipes.
+    outputs: OutputFiles,
+    /// These files, for a restore that is to be started now.
+    files: Files,
     /// Device memory for the next restore.
     memory: Option<LoadedMemory>,
     /// A restore that waits before the program runs.
@@ -21,8 +29,9 @@ pub(super) struct Restorer<'s> {
 }
 
 impl<'s> Restorer<'s> {
-    pub(super) fn new(signals: &'s SignalPlan) -> Self {
-        Self { signals, memory: None, made: None, relay: None }
+    pub(super) fn new(signals: &'s SignalPlan, outputs: OutputFiles) -> Self {
+        let files = [None, None, None];
+        Self { signals, outputs, files, memory: None, made: None, relay: None }
     }
 
     /// What relays the standard streams of the program, which runs: the link is its own from now on.
@@ -43,15 +52,31 @@ impl<'s> Restorer<'s> {
         }
         command.stdin(Stdio::null());
         self.begin_relay_without_link(record)?;
+        self.files = self.open_outputs()?;
         match &mut self.relay {
-            None => command.arg("--detach").stdout(Stdio::piped()),
+            None => {
+                give(&mut command, [0, 1, 2].map(|number| self.files[number].as_ref()));
+                command.arg("--detach").stdout(Stdio::piped())
+            }
             Some(relay) => {
-                relay.prepare(&mut command);
+                relay.prepare(&mut command, &self.files);
                 command.stdout(Stdio::null()).stderr(Stdio::piped())
             }
         };
         command.arg(image);
         Ok(command)
+    }
+
+    /// Opens the files for its outputs, each of them once.
+    fn open_outputs(&self) -> Result<Files, String> {
+        let outputs = outputs::open(&self.outputs, output::append);
+        let outputs = outputs.map_err(|error| error.to_string())?;
+        let own = |file: &Option<Arc<File>>| -> Result<Option<OwnedFd>, String> {
+            let copy = file.as_ref().map(|file| file.try_clone()).transpose();
+            let copy = copy.map_err(|error| format!("a file for its output: {error}"))?;
+            Ok(copy.map(OwnedFd::from))
+        };
+        Ok([None, own(&outputs.stdout)?, own(&outputs.stderr)?])
     }
 
     /// A program whose streams were to be relayed, and that comes later, has its output kept.
@@ -80,7 +105,9 @@ impl<'s> Restorer<'s> {
     }
 
     fn spawn(&mut self, command: &mut Command) -> Result<Child, String> {
-        let mut child = command.spawn().map_err(not_started)?;
+        let child = command.spawn().map_err(not_started);
+        self.files = [None, None, None];
+        let mut child = child?;
         if let Some(relay) = &mut self.relay {
             relay.is_prepared(&mut child);
         }

@@ -130,7 +130,7 @@ pub(crate) struct RestoreArgs {
     pub(crate) loaded: Option<i32>,
     /// Descriptors for its standard streams that were pipes, or nothing where there is none
     #[arg(long, hide = true, num_args = 1, value_name = "IN,OUT,ERR",
-          conflicts_with_all = ["detach", "stdout", "stderr", "on_demand", "share"])]
+          conflicts_with_all = ["stdout", "stderr", "on_demand", "share"])]
     pub(crate) streams: Option<Streams>,
     /// This is the first process of a namespace: the descriptor on which to say what becomes of the
     /// restore, the last pid to leave free, and with --share the connection with a holder

@@ -199,7 +199,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     let restored = restore::restore(options, setup::progress(args, &events));
     let (report, watch) = setup::told(args, &events, restored, Program::report)?.into_parts();
     setup::say_files(&report);
-    setup::say_unread(&report);
+    setup::say_unread(args, &report);
     setup::say_moved(&report);
     let stay =
         say(&reports, &report).and_then(|()| become_init(report.pid, &reports, args.detach, watch));

@@ -1,18 +1,16 @@
 //! What a restore has in common whether it is made here or as the first process of a pid namespace.
 
-use std::fs::File;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpucr_core::restore::{ChangedFile, FileFate, GoesOn, Moved, Options, Outputs, Report};
+use gpucr_core::restore::{ChangedFile, FileFate, GoesOn, Moved, Options, OutputFiles, Report};
 use gpucr_core::sharing::Holder;
 use gpucr_core::{Failure, Progress};
 use serde_json::json;
 
 use super::args::RestoreArgs;
 use super::end::End;
-use super::hold;
+use super::{hold, outputs};
 use crate::commands::{io_error, key, note};
 use crate::display;
 use crate::events::Events;
@@ -45,27 +43,20 @@ pub(super) fn options(
     signals: &SignalPlan,
     goes_on: GoesOn,
 ) -> Result<Options, CliError> {
-    let file = |path: &Option<PathBuf>, option: &str| -> Result<Option<Arc<File>>, CliError> {
-        let open = if args.dry_run { output::appendable } else { output::append };
-        let file = path.as_deref().map(open).transpose();
-        let what = format!("the file of {option} cannot be written");
-        Ok(file.map_err(io_error(&what))?.map(Arc::new))
-    };
     // Each is taken over as the only owner of that descriptor.
     if args.hold.is_some() && args.hold == args.loaded {
         let what =
             "--hold and --loaded are for gpucr's own use: each needs a descriptor of its own";
         return Err(CliError::new(FAILED, what.to_owned()).state("Nothing was changed."));
     }
-    let stdout = file(&args.stdout, "--stdout")?;
-    // One file has one end, whoever writes to it.
-    let stderr = match &args.stderr {
-        same if *same == args.stdout => stdout.clone(),
-        _ => file(&args.stderr, "--stderr")?,
-    };
     let outputs = match &args.streams {
+        // A terminal that they stand in for keeps the program from being detached.
         Some(streams) => streams.take().map_err(io_error("--streams is for gpucr's own use"))?,
-        None => Outputs { stdout, stderr, ..Outputs::default() },
+        None => {
+            let open = if args.dry_run { output::appendable } else { output::append };
+            let (stdout, stderr) = (args.stdout.clone(), args.stderr.clone());
+            outputs::open(&OutputFiles { stdout, stderr }, open)?
+        }
     };
     Ok(Options {
         outputs,
@@ -157,16 +148,11 @@ pub(super) fn say_restored(args: &RestoreArgs, report: &Report) {
     }
 }
 
-/// Output that nobody reads, and how somebody could.
-pub(super) fn say_unread(report: &Report) {
-    if report.unread.is_empty() {
-        return;
+/// Output that nobody reads, and how somebody could; who has given streams says that, or knows it.
+pub(super) fn say_unread(args: &RestoreArgs, report: &Report) {
+    if args.streams.is_none() {
+        outputs::say_unread(&report.unread, "restore");
     }
-    let (streams, options) = (report.unread.join(" and "), report.unread.join(" FILE --"));
-    let were = if report.unread.len() == 1 { "was a pipe, and goes" } else { "were pipes, and go" };
-    note!(
-        "The program's {streams} {were} to /dev/null now: to keep it, restore with --{options} FILE."
-    );
 }
 
 /// Files that were not as they had been, and what the program meets there.

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::str::FromStr;
@@ -56,6 +56,14 @@ impl Streams {
         let (stdin, stdout, stderr) = (take(stdin)?, take(stdout)?, take(stderr)?);
         Ok(Outputs { stdin, stdout, stderr, stands_in: true })
     }
+}
+
+/// Has a restore, which is to be started now, give the program these as standard streams in the place of pipes. They have
+/// to be open until it has started.
+pub(crate) fn give(command: &mut Command, streams: [Option<&OwnedFd>; 3]) {
+    let numbers = Streams(streams.map(|stream| stream.map(AsRawFd::as_raw_fd)));
+    command.args(["--streams", &numbers.to_string()]);
+    let_through(command, &streams.into_iter().flatten().collect::<Vec<&OwnedFd>>());
 }
 
 /// Lets descriptors through to a command that is to be started, under their numbers. They have to be open until then.

@@ -141,6 +141,7 @@ impl Checked {
                 watchdog.migrating(&peer.record_path()).map_err(Error::Watchdog)?;
                 if let Some(safety) = peer.safety_path() {
                     watchdog.writing(safety).map_err(Error::Watchdog)?;
+                    peer.begin_safety_image()?;
                 }
                 ImageWriter::begin_away(peer.clone())?
             }

@@ -13,7 +13,7 @@ use super::link::{Link, LinkError, Pulse, unexpected_message};
 use super::message::{Frame, Message, Step};
 use super::placing::Coming;
 use super::received::{ReceiveFailure, Received, Remains, steps};
-use super::record::{Brought, MigrationId, Record, RelayedEnds, Restore, Side, State};
+use super::record::{Brought, MigrationId, Record, RelayedEnds, Restore, Side, State, noted};
 use super::relayed::Relayed;
 use crate::base::faults::fault;
 use crate::base::format::{hex, milliseconds};
@@ -22,7 +22,6 @@ use crate::base::progress::Progress;
 use crate::engine::error::Error;
 use crate::engine::restore::ahead::Ahead;
 use crate::engine::restore::lacks;
-use crate::engine::restore::stdio;
 use crate::engine::restore::{FilePolicy, LoadedMemory};
 use crate::engine::watchdog::Watchdog;
 use crate::image::trust;
@@ -170,23 +169,28 @@ impl Task<'_> {
         record.new_pids = self.wishes.new_pids;
         record.device_map.clone_from(&self.wishes.device_map);
         let coming = Coming::of(&manifest, &self.wishes.files_below)?;
-        record.streams = streams_of(taken.relayed, &manifest)?;
+        record.streams = Relayed::of_coming(taken.relayed, &manifest, self.wishes.outputs.named())?;
+        record.outputs = noted(&self.wishes.outputs);
         record.relays = taken.relayed.is_some();
         record.files = coming.as_ref().map(Coming::to_note).unwrap_or_default();
         record.write()?;
+        tracing::debug!("preparations are noted");
         let Taken { id: taken_id, mut writer, same_pids, same_network, ahead, .. } = taken;
         writer.set_signatures(signatures);
         let mut is_there = false;
         let loaded = ahead.as_ref().map_or(0, |ahead| ahead.loaded_for(&manifest));
         let completed = writer.commit(&manifest).map_err(Error::from).and_then(|committed| {
             is_there = true;
+            tracing::debug!("the image is complete");
             self.check(&mut record, coming.as_ref(), &path, same_pids, loaded)?;
             Ok((committed.id, committed.new_bytes))
         });
         let prepared = completed.and_then(|(identity, new_bytes)| {
+            tracing::debug!("the image is checked");
             if let Some(memory) = self.load_rest(ahead, &path)? {
                 restore.give(memory);
             }
+            tracing::debug!("all device memory is loaded");
             self.relay(&record, taken_id, restore)?;
             // The program itself has its pids and addresses, where these are one for both sides.
             if !same_network && (!same_pids || record.new_pids) {
@@ -302,14 +306,14 @@ impl Task<'_> {
         if let Err(error) = self.link.send_regardless(&said) {
             tracing::warn!(%error, "the source does not hear what has become of the program");
         }
-        let Brought { pid, was_given, .. } = restored?;
+        let Brought { pid, was_given, unread, .. } = restored?;
         if !was_given {
             self.ahead_bytes = 0;
         }
         let done = self.received(id, Some(pid), Some(path));
         let files = record.files.iter().map(|file| file.path.to_string_lossy().into_owned());
         let files = files.collect();
-        Ok(Received { id: Some(hex(&identity)), files, new_bytes, ..done })
+        Ok(Received { id: Some(hex(&identity)), files, unread, new_bytes, ..done })
     }
 
     fn restore(
@@ -337,29 +341,12 @@ impl Task<'_> {
             id: None,
             chunks: self.chunks,
             files: Vec::new(),
+            unread: Vec::new(),
             new_bytes: 0,
             ahead_bytes: self.ahead_bytes,
             total_ms: milliseconds(self.clock.total()),
             phases: self.clock.times().to_vec(),
         }
-    }
-}
-
-/// The standard streams of a program that lead to a process of their own: those that are relayed, which have to be those
-/// that were offered; and if none are, all of a program that has a terminal, which it cannot do without.
-fn streams_of(relayed: Option<Relayed>, manifest: &Manifest) -> Result<Option<Relayed>, Error> {
-    let found = stdio::found(manifest.processes.iter().map(|process| &process.stdio));
-    let found = found.map(|found| (Relayed::of(found), found.terminal.is_some()));
-    match (relayed, found) {
-        (None, Ok((_, false))) => Ok(None),
-        (None, Ok((found, true))) => Ok(Some(found)),
-        (Some(relayed), Ok((found, _))) if found == relayed => Ok(Some(found)),
-        (Some(_), Ok(_)) => {
-            Err(Error::NotRelayed { why: "it has changed them since it was offered".into() })
-        }
-        (Some(_), Err(why)) => Err(Error::NotRelayed { why }),
-        // What it has is /dev/null then, and CRIU says what it cannot do.
-        (None, Err(_)) => Ok(None),
     }
 }
 

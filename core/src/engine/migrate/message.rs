@@ -8,7 +8,7 @@ use gpucr_wire::{Stream, wire_enum, wire_struct};
 use crate::store::{ChunkId, Encoding, Entry, MAX_CHUNK};
 
 /// Version of the protocol. Both sides must have the same.
-pub(super) const PROTOCOL: u32 = 9;
+pub(super) const PROTOCOL: u32 = 10;
 /// Most bytes of a message.
 const MAX_MESSAGE: usize = 1 << 20;
 /// Most bytes of a piece.
@@ -76,6 +76,8 @@ wire_enum! {
             token: [u8; 32],
             /// The same.
             key: Vec<u8>,
+            /// Which of its outputs, if they are pipes, go to files there: a bit for the number of each.
+            outputs: u32,
         },
         /// To the offer: it cannot, and this is all that is in the way.
         3 => Refuse {

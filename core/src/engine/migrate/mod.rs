@@ -13,6 +13,7 @@ mod incoming;
 pub(super) mod link;
 mod message;
 pub(super) mod outgoing;
+mod outputs;
 mod placing;
 mod received;
 pub(super) mod record;

@@ -171,7 +171,15 @@ impl Outgoing {
         self.safety.as_ref().map(SafetyImage::path)
     }
 
-    /// The same, if it is complete.
+    /// Begins that image, if there is to be one.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub(crate) fn begin_safety_image(&self) -> Result<(), ImageError> {
+        self.safety.as_ref().map_or(Ok(()), SafetyImage::begin)
+    }
+
+    /// Where it is, if it is complete.
     pub(super) fn complete_safety_image(&self) -> Option<PathBuf> {
         let complete = self.safety.as_ref().filter(|image| image.is_complete());
         complete.map(|image| image.path().to_owned())
@@ -234,7 +242,8 @@ impl Outgoing {
         };
         self.link.send(&offer)?;
         match self.link.receive_message()? {
-            Message::Accept { there, port, token, key } => {
+            Message::Accept { there, port, token, key, outputs } => {
+                self.note_unread(outline, outputs)?;
                 self.take_answer(outline, &there)?;
                 let wanted = self.streams.as_ref().filter(|_| !dry_run);
                 let Some(wanted) = wanted else { return Ok(()) };
@@ -316,10 +325,12 @@ impl Outgoing {
         processes: impl Fn() -> I,
     ) -> Result<(), Error> {
         self.check_streams(processes())?;
+        tracing::debug!("its streams are what they were");
         let mut record = self.record.lock();
         record.note(processes());
         // Whoever finds them stopped finds here why.
         record.enter(State::Undecided)?;
+        tracing::debug!("the decision is about to be made");
         processes().for_each(ProcessInfo::suspend);
         let suspended = fault("suspended").map_err(Error::from);
         let decided = suspended.and_then(|()| Ok(record.enter(State::HandedOver)?));
@@ -330,6 +341,7 @@ impl Outgoing {
             processes().for_each(ProcessInfo::go_on);
             return Err(error);
         }
+        tracing::debug!("the program is handed over");
         // Nothing can fail any more.
         let _ = fault("decided");
         Ok(())

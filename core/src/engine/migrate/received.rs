@@ -25,6 +25,9 @@ pub struct Received {
     /// Files of the program that were made here.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<String>,
+    /// Outputs of the program, `stdout` and `stderr`, that were pipes and go nowhere now.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unread: Vec<String>,
     /// Bytes that were written for the image.
     pub new_bytes: u64,
     /// Bytes of the program's device memory that were on the device before the image was complete.

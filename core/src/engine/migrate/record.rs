@@ -17,9 +17,9 @@ use super::relayed::Relayed;
 use crate::base::careful;
 use crate::base::io_error::IoError;
 use crate::engine::error::Error;
-use crate::engine::restore::LoadedMemory;
+use crate::engine::restore::{LoadedMemory, OutputFiles, stdio};
 use crate::host::process::ProcessInfo;
-use crate::image::library;
+use crate::image::{ImageReader, library};
 
 /// Most bytes of a file.
 const LARGEST: u64 = 16 << 20;
@@ -127,6 +127,9 @@ pub struct Record {
     /// Of a destination: whether these are relayed, so that what cannot be is kept.
     #[serde(default)]
     pub relays: bool,
+    /// Of a destination: files for outputs of the program that were pipes.
+    #[serde(default, skip_serializing_if = "OutputFiles::is_empty")]
+    pub outputs: OutputFiles,
 }
 
 /// What the process gets that has the other ends of a program's standard streams at the destination.
@@ -151,6 +154,8 @@ pub struct Brought {
     pub pid: u32,
     /// Whether the restore has taken the device memory that it was given.
     pub was_given: bool,
+    /// Its outputs, `stdout` and `stderr`, that were pipes and go nowhere now.
+    pub unread: Vec<String>,
     /// The phases of the restore, which has just ended, with their milliseconds.
     pub phases: Vec<(String, f64)>,
 }
@@ -203,6 +208,7 @@ impl Record {
             files: Vec::new(),
             streams: None,
             relays: false,
+            outputs: OutputFiles::default(),
         }
     }
 
@@ -268,6 +274,22 @@ impl Record {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Has outputs of the program that were pipes go to these files when it is restored, and to no others.
+    ///
+    /// # Errors
+    /// They were no pipes, or are relayed; or the image cannot be read. The record is as it was.
+    pub fn name_outputs(&mut self, outputs: &OutputFiles) -> Result<(), Error> {
+        if self.relays {
+            return Err(Error::RelayedToo);
+        }
+        let image = ImageReader::open(self.image.as_deref().unwrap_or(Path::new("")))?;
+        let named = outputs.named();
+        stdio::check(&image.manifest().processes, named)?;
+        self.streams = Relayed::of_coming(None, image.manifest(), named)?;
+        self.outputs = noted(outputs);
+        Ok(())
     }
 
     /// Restores the program, which is this side's. The record is gone afterwards; after a failure the program is still
@@ -349,6 +371,14 @@ impl Record {
     }
 }
 
+/// What is noted of these files: a descriptor is one of this process alone.
+pub(super) fn noted(outputs: &OutputFiles) -> OutputFiles {
+    let of_process = ["/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/proc"];
+    let lasts = |path: &PathBuf| !of_process.iter().any(|place| path.starts_with(place));
+    let noted = |path: &Option<PathBuf>| path.clone().filter(lasts);
+    OutputFiles { stdout: noted(&outputs.stdout), stderr: noted(&outputs.stderr) }
+}
+
 /// This process.
 fn own() -> (u32, u64) {
     let pid = std::process::id();
@@ -380,6 +410,18 @@ mod tests {
         for text in ["", "00", &"g".repeat(32), "../../../../../../../../../../../etc"] {
             assert!(text.parse::<MigrationId>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_noted_of_files_means_the_same_to_another_process() {
+        let outputs = |stdout: &str, stderr: &str| OutputFiles {
+            stdout: Some(stdout.into()),
+            stderr: Some(stderr.into()),
+        };
+        let lasting = outputs("/var/log/train", "/dev/null");
+        assert_eq!(noted(&lasting), lasting);
+        assert!(noted(&outputs("/dev/fd/3", "/proc/self/fd/4")).is_empty());
+        assert!(noted(&outputs("/dev/stdout", "/dev/stderr")).is_empty());
     }
 
     #[test]

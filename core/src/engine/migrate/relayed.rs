@@ -1,6 +1,8 @@
 //! Which standard streams of a program are relayed, as both sides say it.
 
-use crate::engine::restore::stdio::Found;
+use crate::engine::error::Error;
+use crate::engine::restore::stdio::{self, Found, Named};
+use crate::image::Manifest;
 
 /// Which standard streams of a program are relayed: its input, its output, its standard error, and what it writes to its
 /// terminal.
@@ -15,6 +17,32 @@ impl Relayed {
     pub(super) fn of(found: Found) -> Self {
         let [stdin, stdout, stderr] = found.pipes.map(|pipe| pipe.is_some());
         Self([stdin, stdout, stderr, found.terminal.is_some()])
+    }
+
+    /// The standard streams of a program that comes, which lead to a process of their own: those that are `relayed`,
+    /// which have to be those that were offered; and if none are, all of a program that has a terminal, which it cannot do
+    /// without, but for those that have a place which somebody has `named`.
+    ///
+    /// # Errors
+    /// Those that are relayed are not those that were offered.
+    pub(super) fn of_coming(
+        relayed: Option<Self>,
+        manifest: &Manifest,
+        named: Named,
+    ) -> Result<Option<Self>, Error> {
+        let found = stdio::found(manifest.processes.iter().map(|process| &process.stdio), named);
+        let found = found.map(|found| (Self::of(found), found.terminal.is_some()));
+        match (relayed, found) {
+            (None, Ok((_, false))) => Ok(None),
+            (None, Ok((found, true))) => Ok(Some(found)),
+            (Some(relayed), Ok((found, _))) if found == relayed => Ok(Some(found)),
+            (Some(_), Ok(_)) => {
+                Err(Error::NotRelayed { why: "it has changed them since it was offered".into() })
+            }
+            (Some(_), Err(why)) => Err(Error::NotRelayed { why }),
+            // What it has is /dev/null then, and CRIU says what it cannot do.
+            (None, Err(_)) => Ok(None),
+        }
     }
 
     /// As a message says it.

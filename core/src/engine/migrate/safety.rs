@@ -14,24 +14,35 @@ use crate::store::{ChunkId, Compression, StoreError};
 /// The image.
 pub(super) struct SafetyImage {
     path: PathBuf,
-    /// `None` once it is complete, or was given up.
+    compression: Compression,
+    /// `None` until it is begun, and once it is complete or was given up.
     writer: RwLock<Option<ImageWriter>>,
     is_complete: AtomicBool,
 }
 
 impl SafetyImage {
-    /// Begins it: `path` is new, or an empty directory.
+    /// One that is to be at `path`, which is new, or an empty directory. Nothing is made yet.
     ///
     /// # Errors
     /// No image can be there.
-    pub(super) fn begin(path: &Path, compression: Compression) -> Result<Self, Error> {
+    pub(super) fn new(path: &Path, compression: Compression) -> Result<Self, Error> {
         let absolute = std::path::absolute(path).map_err(|source| Error::Io {
             what: format!("cannot make {} absolute", path.display()),
             source,
         })?;
-        let writer = ImageWriter::begin(&Destination::Alone(absolute.clone()), compression)?;
-        let writer = RwLock::new(Some(writer));
-        Ok(Self { path: absolute, writer, is_complete: AtomicBool::default() })
+        Destination::Alone(absolute.clone()).check()?;
+        let (writer, is_complete) = (RwLock::default(), AtomicBool::default());
+        Ok(Self { path: absolute, compression, writer, is_complete })
+    }
+
+    /// Begins it. Somebody has to know of it who removes what there is if this process is killed.
+    ///
+    /// # Errors
+    /// No image can be there.
+    pub(super) fn begin(&self) -> Result<(), ImageError> {
+        let destination = Destination::Alone(self.path.clone());
+        *self.writer.write() = Some(ImageWriter::begin(&destination, self.compression)?);
+        Ok(())
     }
 
     /// Where it is, or will be.

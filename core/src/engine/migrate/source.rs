@@ -131,8 +131,8 @@ pub fn migrate(
 ) -> Result<Migrated, MigrateFailure> {
     let since = Instant::now();
     let link = Arc::new(link);
-    let begin = |path: &PathBuf| SafetyImage::begin(path, wishes.compression);
-    let safety = wishes.safety_image.as_ref().map(begin).transpose();
+    let new = |path: &PathBuf| SafetyImage::new(path, wishes.compression);
+    let safety = wishes.safety_image.as_ref().map(new).transpose();
     let greeted = safety.and_then(|safety| {
         let terms = Terms {
             compression: wishes.compression,

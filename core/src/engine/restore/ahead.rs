@@ -352,6 +352,7 @@ impl Ahead {
             }
             memory.push(its);
         }
+        tracing::debug!(chunks = missing.len(), "device memory that has not come ahead");
         let loaded = self.load_missing(&image, &blocks, &memory, missing);
         if if_room(loaded)?.is_none() {
             return Ok(None);
@@ -360,6 +361,7 @@ impl Ahead {
         let lanes = self.lanes.drain(..).map(|ready| ready.lane).collect();
         let room = Room { lanes, memory };
         let reserve = room.reserve(manifest, &self.placement);
+        tracing::debug!("memory for contexts is kept");
         Ok(Some((LoadedMemory::new(image.id(), fds, reserve), ahead)))
     }
 

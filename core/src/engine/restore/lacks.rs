@@ -9,7 +9,7 @@ use super::files::{FilePolicy, Files};
 use super::options::Options;
 use super::preflight;
 use super::source::Source;
-use super::stdio;
+use super::stdio::{self, Named};
 use super::{driver, memory};
 use crate::base::limits;
 use crate::engine::error::Error;
@@ -25,6 +25,8 @@ pub(crate) struct Circumstances<'a> {
     pub(crate) device_map: &'a [MappedDevice],
     /// Whether its pids have to be free: not if it gets a namespace of its own, or has them itself.
     pub(crate) needs_pids: bool,
+    /// Which of its outputs are to go to files: they have to have been pipes.
+    pub(crate) named: Named,
     /// Set to end it.
     pub(crate) stop: &'a Arc<AtomicBool>,
 }
@@ -56,7 +58,9 @@ pub fn blockers(options: &Options, needs_pids: bool) -> Vec<Error> {
         Err(error) => return vec![error],
     };
     let manifest = source.manifest();
-    let how = Circumstances { device_map: &options.device_map, needs_pids, stop: &options.stop };
+    let named = options.outputs.named();
+    let (device_map, stop) = (&options.device_map, &options.stop);
+    let how = Circumstances { device_map, needs_pids, named, stop };
     let mut found = lacks_but_files(manifest, how);
     if let Err(error) = options.trust.check_image(&options.image, &source.id()) {
         found.push(error.into());
@@ -66,7 +70,6 @@ pub fn blockers(options: &Options, needs_pids: bool) -> Vec<Error> {
         Ok((_, reasons)) => found.extend(reasons),
         Err(error) => found.push(error),
     }
-    found.extend(stdio::check(&manifest.processes, &options.outputs).err());
     found
 }
 
@@ -99,6 +102,9 @@ fn lacks_but_files(manifest: &Manifest, how: Circumstances<'_>) -> Vec<Error> {
         let new =
             |id: &u32| of_another(id).is_none_or(|process| ids.binary_search(&process).is_err());
         ids.iter().copied().filter(new).filter_map(preflight::in_use).for_each(&mut lacking);
+    }
+    if let Err(error) = stdio::check(&manifest.processes, how.named) {
+        lacking(error);
     }
     match driver::find(&manifest.driver) {
         Ok(library) => {
@@ -134,6 +140,7 @@ pub(crate) fn check_image(
     let source = Source::open(image, false)?;
     trust.check_image(image, &source.id())?;
     memory::check(&source, there)?;
+    stdio::check(&source.manifest().processes, how.named)?;
     let (_, library, _) = preflight::check_but_pids(&source, files, how.stop)?;
     if how.needs_pids {
         preflight::check_pids(source.manifest())?;
@@ -149,8 +156,8 @@ fn numbers(version: &str) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::RequiredFile;
     use crate::image::tests::manifest;
+    use crate::image::{RequiredFile, Stdio};
 
     #[test]
     fn versions_are_compared_by_their_numbers() {
@@ -174,7 +181,11 @@ mod tests {
             file("/proc/self/exe", true),
         ];
         let stop = Arc::default();
-        let how = |needs_pids| Circumstances { device_map: &[], needs_pids, stop: &stop };
+        for process in &mut manifest.processes {
+            process.stdio[1] = Stdio::DevNull;
+        }
+        let named = [false, true, false];
+        let how = |needs_pids| Circumstances { device_map: &[], needs_pids, named, stop: &stop };
         let found = lacks(&manifest, how(true));
         let names = |word: &str| found.iter().filter(|reason| reason.contains(word)).count();
         assert_eq!(names("/no/such/file"), 1, "{found:?}");
@@ -182,6 +193,7 @@ mod tests {
         assert_eq!(names("is in use"), 1, "{found:?}");
         assert_eq!(names("no driver of that build"), 1, "{found:?}");
         assert_eq!(names("CRIU"), 1, "{found:?}");
+        assert_eq!(names("stdout was no pipe"), 1, "{found:?}");
         assert!(!lacks(&manifest, how(false)).iter().any(|reason| reason.contains("in use")));
     }
 }

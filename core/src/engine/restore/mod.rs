@@ -41,6 +41,6 @@ pub use lacks::blockers;
 pub use options::{GoesOn, MayRun, Options};
 pub use report::{OnDemand, Report, Shared};
 pub(in crate::engine) use room::check_bytes as check_room;
-pub use stdio::Outputs;
+pub use stdio::{OutputFiles, Outputs};
 pub use supervisor::{Happened, Instance, Program, restore, restore_elsewhere};
 pub use watch::Watch;

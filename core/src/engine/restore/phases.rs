@@ -149,7 +149,7 @@ impl<'i> Checked<'i> {
         let options = task.options;
         options.trust.check_image(&options.image, &image.id())?;
         memory::check(image, options.device_memory_there(image))?;
-        stdio::check(&image.manifest().processes, &options.outputs)?;
+        stdio::check(&image.manifest().processes, options.outputs.named())?;
         let (criu, library, files) = preflight::check(image, options.files, &options.stop)?;
         task.files = files;
         // Devices that the user has named are checked before anything is made; else while CRIU works.
@@ -387,7 +387,7 @@ impl Running<'_> {
             bulk_bytes,
             moved: opened.placement.moved,
             unread: match options.detach {
-                true => stdio::lost(&image.manifest().processes, &options.outputs),
+                true => stdio::lost(&image.manifest().processes, options.outputs.named()),
                 false => Vec::new(),
             },
             files: files.into_changed(),

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustix::fs::OFlags;
@@ -32,10 +33,39 @@ pub struct Outputs {
     pub stands_in: bool,
 }
 
+/// Files that the user has named for a program's standard output and standard error, if they were pipes.
+#[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+pub struct OutputFiles {
+    /// For its standard output; none if it is to go nowhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stdout: Option<PathBuf>,
+    /// For its standard error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stderr: Option<PathBuf>,
+}
+
+impl OutputFiles {
+    /// Whether none is named.
+    pub fn is_empty(&self) -> bool {
+        self.stdout.is_none() && self.stderr.is_none()
+    }
+
+    pub(in crate::engine) fn named(&self) -> Named {
+        [false, self.stdout.is_some(), self.stderr.is_some()]
+    }
+}
+
+/// Which standard streams have a place that somebody has named for them, if they were pipes.
+pub(in crate::engine) type Named = [bool; 3];
+
 /// What each stream of a program is called.
 const NAMES: [&str; 3] = ["stdin", "stdout", "stderr"];
 
 impl Outputs {
+    pub(in crate::engine) fn named(&self) -> Named {
+        [0, 1, 2].map(|number| self.of(number).is_some())
+    }
+
     fn of(&self, number: usize) -> Option<&Arc<File>> {
         match number {
             0 => self.stdin.as_ref(),
@@ -72,15 +102,20 @@ pub(in crate::engine) struct Found {
     pub(in crate::engine) terminal: Option<u64>,
 }
 
-/// Finds the pipes and the terminal that the processes with these standard streams have.
+/// Finds the pipes and the terminal that the processes with these standard streams have, but for pipes that have a place
+/// which somebody has `named`.
 ///
 /// # Errors
 /// They have several as one stream, or a pipe for input and output: what reaches one place cannot be told apart any more.
 pub(in crate::engine) fn found<'s>(
     streams: impl Iterator<Item = &'s [Stdio; 3]> + Clone,
+    named: Named,
 ) -> Result<Found, String> {
     let mut found = Found::default();
     for (inode, numbers) in pipes_of(streams.clone()) {
+        if numbers.iter().any(|number| named[*number]) {
+            continue;
+        }
         let first = numbers.iter().copied().min().unwrap_or(1);
         if first == 0 && numbers.iter().any(|number| *number != 0) {
             return Err("a pipe is both its input and its output".into());
@@ -99,15 +134,14 @@ pub(in crate::engine) fn found<'s>(
     Ok(found)
 }
 
-/// Checks that the program has the streams for which the user has named files.
+/// Checks that the streams for which the user has named files were pipes.
 ///
 /// # Errors
 /// [`Error::NoPipe`].
-pub(super) fn check(processes: &[Process], outputs: &Outputs) -> Result<(), Error> {
+pub(in crate::engine) fn check(processes: &[Process], named: Named) -> Result<(), Error> {
     let pipes = pipes(processes);
     for number in [0, 1, 2] {
-        let is_wanted = outputs.of(number).is_some();
-        if is_wanted && !pipes.values().any(|numbers| numbers.contains(&number)) {
+        if named[number] && !pipes.values().any(|numbers| numbers.contains(&number)) {
             let now = match &processes[0].stdio[number] {
                 Stdio::File { path } => path.display().to_string(),
                 Stdio::Terminal { path, .. } => format!("the terminal {}", path.display()),
@@ -122,10 +156,10 @@ pub(super) fn check(processes: &[Process], outputs: &Outputs) -> Result<(), Erro
 }
 
 /// The outputs of a program that go to `/dev/null` if it is detached, though it had them read.
-pub(in crate::engine) fn lost(processes: &[Process], outputs: &Outputs) -> Vec<&'static str> {
+pub(in crate::engine) fn lost(processes: &[Process], named: Named) -> Vec<&'static str> {
     let mut lost = [false; 3];
     for numbers in pipes(processes).values() {
-        if numbers.iter().all(|number| outputs.of(*number).is_none()) {
+        if numbers.iter().all(|number| !named[*number]) {
             numbers.iter().for_each(|number| lost[*number] = true);
         }
     }
@@ -238,11 +272,16 @@ mod tests {
     fn what_reaches_one_place_can_be_told_apart_or_is_refused() {
         let pipe = |inode| Stdio::Pipe { inode };
         let terminal = |rdev| Stdio::Terminal { path: "/dev/pts/1".into(), rdev, dev: 1 };
-        let found = |streams: &[[Stdio; 3]]| found(streams.iter());
+        let named = |streams: &[[Stdio; 3]], named| found(streams.iter(), named);
+        let found = |streams: &[[Stdio; 3]]| found(streams.iter(), [false; 3]);
         let both = [[pipe(1), pipe(2), pipe(2)], [Stdio::DevNull, pipe(2), terminal(5)]];
         let expected = Found { pipes: [Some(1), Some(2), None], terminal: Some(5) };
         assert_eq!(found(&both), Ok(expected));
         assert_eq!(found(&[]), Ok(Found::default()));
+        // A pipe that is both outputs has another place if either is named.
+        let expected = Found { pipes: [Some(1), None, None], terminal: Some(5) };
+        assert_eq!(named(&both, [false, false, true]), Ok(expected));
+        assert_eq!(named(&both, [false, true, false]), Ok(expected));
         for refused in [
             [[pipe(1), pipe(2), pipe(3)], [pipe(1), pipe(4), pipe(3)]],
             [[pipe(1), pipe(1), pipe(3)], [pipe(1), pipe(1), pipe(3)]],

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpucr_rewrite::{How, rewrite_with};
+use gpucr_rewrite::{How, alone, rewrite_with};
 
 use super::lengths::{self, Length};
 use super::repeat::{self, Repeat};
@@ -18,6 +18,8 @@ use crate::state::{gate, images, kernels};
 
 /// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`
 const MAX_THREADS: u32 = 0;
+/// `CU_FUNC_ATTRIBUTE_NUM_REGS`
+const REGISTERS: u32 = 4;
 /// `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`
 const MAX_SHARED: u32 = 8;
 /// `CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH`
@@ -28,6 +30,12 @@ const SHARED_WITHOUT_LEAVE: u32 = 48 << 10;
 const CAPABILITY: [u32; 2] = [75, 76];
 /// No more text of a module is read, bytes.
 const MOST_TEXT: usize = 64 << 20;
+/// A multiprocessor gives registers to a thread by so many (CUDA C++ Programming Guide, compute capabilities).
+const REGISTERS_AT_ONCE: u32 = 8;
+/// So many keep no block from running: a multiprocessor has as many for each thread that can run on it.
+const ENOUGH_REGISTERS: u32 = 32;
+/// Threads have no more.
+const MOST_REGISTERS: u32 = 255;
 /// Why there are no twins of a kernel that was not found.
 const NO_TEXT: &str = "its name is not in the PTX of its module";
 /// Why there are none where nobody knows what the module was loaded from.
@@ -85,10 +93,11 @@ pub(super) struct Entry {
     max_threads: u32,
 }
 
-/// The twins of a program's module, and why other kernels have none.
+/// The twins of a kernel of the program, or why it has none.
 struct Module {
     handle: u64,
-    kernels: Vec<(String, Result<Twins, String>)>,
+    kernel: String,
+    twins: Result<Twins, String>,
 }
 
 /// A module of ours with a kernel's twins.
@@ -138,7 +147,7 @@ pub(super) fn of(context: u64, handle: u64) -> Found {
     let kernel = kernels::find(handle);
     let mut found = Found::default();
     if is_named(&kernel.name) {
-        let module = module(context, &kernel);
+        let module = module(context, handle, &kernel);
         found.twin = made(&kernel, module);
     } else if is_auto() {
         let length = lengths::of(&kernel);
@@ -168,7 +177,7 @@ pub(super) fn load(
     let module = match loaded(context, kernel.image, &kernel.name) {
         Some(module) => module,
         None => {
-            let text = Rewritten::of(context, kernel);
+            let text = Rewritten::of(handle, kernel);
             if text.is_to_be_loaded() && !rests() {
                 return None;
             }
@@ -272,12 +281,12 @@ fn entry(module: u64, name: &str, params: usize, end: usize) -> Result<Entry, St
 fn loaded(context: u64, image: u64, kernel: &str) -> Option<Result<Loaded, String>> {
     with(|twins| {
         let modules = twins.modules.get(&(context, image))?;
-        modules.iter().find_map(|module| module.judged(kernel))
+        modules.iter().find(|module| module.kernel == kernel).map(Module::judged)
     })
 }
 
-/// The module of ours with a kernel's twins, loaded when the first of an image is wanted.
-fn module(context: u64, kernel: &kernels::Kernel) -> Result<Loaded, String> {
+/// The module of ours with a kernel's twins, loaded when they are first wanted.
+fn module(context: u64, handle: u64, kernel: &kernels::Kernel) -> Result<Loaded, String> {
     let known = || loaded(context, kernel.image, &kernel.name);
     if let Some(judged) = known() {
         return judged;
@@ -287,54 +296,51 @@ fn module(context: u64, kernel: &kernels::Kernel) -> Result<Loaded, String> {
     if let Some(judged) = known() {
         return judged;
     }
-    Rewritten::of(context, kernel).keep(context, kernel)
+    Rewritten::of(handle, kernel).keep(context, kernel)
 }
 
 impl Module {
-    fn judged(&self, kernel: &str) -> Option<Result<Loaded, String>> {
-        let (_, judged) = self.kernels.iter().find(|(name, _)| name == kernel)?;
-        Some(judged.clone().map(|twins| (self.handle, twins)))
+    fn judged(&self) -> Result<Loaded, String> {
+        self.twins.clone().map(|twins| (self.handle, twins))
     }
 }
 
 /// The text of a module of ours.
 struct Rewritten {
     text: String,
-    kernels: Vec<(String, Result<Twins, String>)>,
+    judged: Result<Twins, String>,
 }
 
 impl Rewritten {
-    /// Twins of a kernel and of others of its image that are wanted, as far as these have none yet.
-    fn of(context: u64, kernel: &kernels::Kernel) -> Self {
-        let is_wanted = |name: &str| {
-            name == kernel.name || is_named(name) && loaded(context, kernel.image, name).is_none()
-        };
-        let how = How { aborted: insides().aborted, ..How::default() };
-        let of_text = |text: &str| {
-            let rewritten =
-                rewrite_with(text, is_wanted, how).map_err(|error| error.to_string())?;
-            let codes = if how.aborted { repeat::codes(text, is_wanted) } else { HashMap::new() };
-            Ok((rewritten, codes))
-        };
-        let (text, mut kernels) = match text(kernel.image).and_then(|text| of_text(&text)) {
-            Ok((rewritten, mut codes)) => {
-                let judged = |(name, judged): (String, Result<_, gpucr_rewrite::Why>)| {
-                    let code = codes.remove(&name);
-                    let twins = judged.map(|all| Twins { all, code });
-                    (name, twins.map_err(|why| why.to_string()))
-                };
-                (rewritten.text, rewritten.kernels.into_iter().map(judged).collect())
-            }
-            Err(why) => (String::new(), vec![(kernel.name.clone(), Err(why))]),
-        };
-        if !kernels.iter().any(|(name, _)| *name == kernel.name) {
-            kernels.push((kernel.name.clone(), Err(NO_TEXT.to_owned())));
+    /// Twins of a kernel, which the program launches by this handle.
+    fn of(handle: u64, kernel: &kernels::Kernel) -> Self {
+        match Self::written(handle, kernel) {
+            Ok((text, twins)) => Self { text, judged: Ok(twins) },
+            Err(why) => Self { text: String::new(), judged: Err(why) },
         }
-        Self { text, kernels }
+    }
+
+    fn written(handle: u64, kernel: &kernels::Kernel) -> Result<(String, Twins), String> {
+        let failed = |error: gpucr_rewrite::Syntax| error.to_string();
+        let text = text(kernel.image)?;
+        let how = How { aborted: insides().aborted, ..How::default() };
+        let is_it = |name: &str| name == kernel.name;
+        let mut rewritten = rewrite_with(&text, is_it, how).map_err(failed)?;
+        let (_, judged) = rewritten.kernels.pop().ok_or(NO_TEXT)?;
+        let twins = judged.map_err(|why| why.to_string())?;
+        let code = how.aborted.then(|| repeat::codes(&text, is_it).remove(&kernel.name)).flatten();
+        let inside = [
+            twins.in_loops.as_ref().ok().map(|twin| twin.name.as_str()),
+            twins.at_barriers.as_ref().ok().map(|twin| twin.name.as_str()),
+            twins.aborted.as_ref().ok().filter(|_| how.aborted).map(|twin| twin.name.as_str()),
+        ];
+        let is_twin = |name: &str| name == kernel.name || inside.contains(&Some(name));
+        let text = alone(&rewritten.text, is_twin, most_registers(handle)).map_err(failed)?;
+        Ok((text, Twins { all: twins, code }))
     }
 
     fn is_to_be_loaded(&self) -> bool {
-        self.kernels.iter().any(|(_, judged)| judged.is_ok())
+        self.judged.is_ok()
     }
 
     /// Loads the module in the current context, and keeps it, or why that has failed.
@@ -343,15 +349,24 @@ impl Rewritten {
         if self.is_to_be_loaded()
             && let Err(failed) = load_text(self.text, &mut handle)
         {
-            let twins = self.kernels.iter_mut().filter(|(_, judged)| judged.is_ok());
-            twins.for_each(|(_, judged)| *judged = Err(failed.clone()));
+            self.judged = Err(failed);
         }
-        let module = Module { handle, kernels: self.kernels };
-        let judged = module.judged(&kernel.name).unwrap_or_else(|| Err(NO_TEXT.to_owned()));
+        let module = Module { handle, kernel: kernel.name.clone(), twins: self.judged };
+        let judged = module.judged();
         let key = (context, kernel.image);
         with(|twins| twins.modules.entry(key).or_default().push(module));
         judged
     }
+}
+
+/// How many registers a thread of a kernel's twins may have, so that as many blocks run at a time as of the program's
+/// function: what the twin has to remember would cost some of them otherwise. `None`: the driver does not tell.
+fn most_registers(function: u64) -> Option<u32> {
+    let mut registers = 0;
+    // SAFETY: writes one value; the program is launching the function.
+    check(unsafe { real::cuFuncGetAttribute(&mut registers, REGISTERS, function) }).ok()?;
+    let registers = u32::try_from(registers).ok()?.next_multiple_of(REGISTERS_AT_ONCE);
+    Some(registers.clamp(ENOUGH_REGISTERS, MOST_REGISTERS))
 }
 
 fn load_text(text: String, handle: &mut u64) -> Result<(), String> {

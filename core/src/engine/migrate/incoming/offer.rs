@@ -9,13 +9,14 @@ use crate::engine::migrate::fit::Needs;
 use crate::engine::migrate::greeting::{is_of_this_host, namespace};
 use crate::engine::migrate::link::{Link, LinkError, unexpected_message};
 use crate::engine::migrate::message::{Message, cut_reasons, offered};
-use crate::engine::migrate::placing;
 use crate::engine::migrate::record::{MigrationId, Record, Side};
 use crate::engine::migrate::relayed::Relayed;
 use crate::engine::migrate::streams::{Door, Way};
+use crate::engine::migrate::{outputs, placing};
 use crate::engine::restore::MappedDevice;
 use crate::engine::restore::ahead::Ahead;
 use crate::engine::restore::lacks;
+use crate::engine::restore::stdio::Named;
 use crate::engine::watchdog::Watchdog;
 use crate::image::{Destination, DriverKind, ImageWriter, Manifest};
 use crate::store::Compression;
@@ -53,6 +54,8 @@ pub(super) struct Taken {
     pub(super) relayed: Option<Relayed>,
     /// Of each file that would go along, whether it is there.
     there: Vec<bool>,
+    /// Which of its outputs go to files here.
+    named: Named,
     /// Where the streams come to that the source wants.
     pub(super) door: Option<Door>,
     pub(super) writer: ImageWriter,
@@ -70,7 +73,8 @@ impl Taken {
             source,
         })?;
         let Way { port, token, key } = way.unwrap_or_default();
-        Ok(link.send(&Message::Accept { there, port: port.into(), token, key })?)
+        let outputs = outputs::to_wire(self.named);
+        Ok(link.send(&Message::Accept { there, port: port.into(), token, key, outputs })?)
     }
 }
 
@@ -90,6 +94,9 @@ pub(super) fn take(
     let how = wishes.circumstances(&device_map, same_pids);
     let mut reasons = lacks::lacks(&offer.outline, how);
     reasons.extend(found.reasons);
+    if offer.relayed.is_some() && !wishes.outputs.is_empty() {
+        reasons.push(Error::RelayedToo.to_string());
+    }
     let door = Door::for_offer(offer.streams, wishes.streams_at, &mut reasons)?;
     // Before anything is taken for it. What comes is checked once more when all of it is here.
     let trusted = wishes.trust.check_offer(&offer.hash, &offer.signatures);
@@ -116,6 +123,7 @@ pub(super) fn take(
                 dry_run,
                 relayed,
                 there,
+                named: wishes.outputs.named(),
                 door,
                 writer,
                 destination,

@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 
 use crate::engine::error::Error;
 use crate::engine::migrate::record::MigrationId;
-use crate::engine::restore::MappedDevice;
 use crate::engine::restore::lacks::Circumstances;
+use crate::engine::restore::{MappedDevice, OutputFiles};
 use crate::image::Destination;
 use crate::image::trust::Trust;
 
@@ -23,6 +23,8 @@ pub struct Incoming {
     pub device_map: Vec<String>,
     /// Directories below which files may be made that the program has open: absolute paths.
     pub files_below: Vec<PathBuf>,
+    /// Files here for outputs that are pipes at the source.
+    pub outputs: OutputFiles,
     /// Where streams may come to, with port 0 at any that is free: nowhere if it is `None`.
     pub streams_at: Option<SocketAddr>,
     /// Which images are taken.
@@ -67,6 +69,6 @@ impl Incoming {
         same: bool,
     ) -> Circumstances<'c> {
         let needs_pids = !self.new_pids && !same;
-        Circumstances { device_map, needs_pids, stop: &self.stop }
+        Circumstances { device_map, needs_pids, named: self.outputs.named(), stop: &self.stop }
     }
 }

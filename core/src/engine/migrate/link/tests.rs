@@ -11,7 +11,7 @@ fn link(socket: UnixStream, silence: Duration) -> Link {
 
 /// Any message.
 fn accept() -> Message {
-    Message::Accept { there: Vec::new(), port: 0, token: [0; 32], key: Vec::new() }
+    Message::Accept { there: Vec::new(), port: 0, token: [0; 32], key: Vec::new(), outputs: 0 }
 }
 
 const SHORT: Duration = Duration::from_millis(200);

@@ -2,9 +2,11 @@
 
 use super::Outgoing;
 use crate::engine::error::Error;
+use crate::engine::migrate::link::LinkError;
+use crate::engine::migrate::outputs;
 use crate::engine::migrate::relay::Ends;
 use crate::engine::migrate::relayed::Relayed;
-use crate::engine::restore::{Outputs, stdio};
+use crate::engine::restore::stdio;
 use crate::host::process::ProcessInfo;
 use crate::image::{Manifest, Stdio};
 
@@ -12,18 +14,31 @@ impl Outgoing {
     /// Takes hold of the ends of the program's standard streams, if they are relayed.
     pub(super) fn hold_streams(&self, outline: &Manifest) -> Result<Option<Relayed>, Error> {
         if !self.relays {
-            let mut unread = stdio::lost(&outline.processes, &Outputs::default());
-            let mut streams = outline.processes.iter().flat_map(|process| &process.stdio);
-            if streams.any(|stream| matches!(stream, Stdio::Terminal { .. })) {
-                unread.push("terminal");
-            }
-            *self.unread.lock() = unread;
             return Ok(None);
         }
         let ends = Ends::open(&outline.processes)?;
         let relayed = Relayed::of(ends.found());
         *self.ends.lock() = Some(ends);
         Ok(Some(relayed))
+    }
+
+    /// Notes which outputs of the program nobody reads there, where these `outputs` go to files.
+    ///
+    /// # Errors
+    /// There are no such outputs.
+    pub(super) fn note_unread(&self, outline: &Manifest, outputs: u32) -> Result<(), LinkError> {
+        let unknown = || LinkError::Protocol("its answer: there are no such outputs".into());
+        let named = outputs::from_wire(outputs).ok_or_else(unknown)?;
+        if self.relays {
+            return Ok(());
+        }
+        let mut unread = stdio::lost(&outline.processes, named);
+        let mut streams = outline.processes.iter().flat_map(|process| &process.stdio);
+        if streams.any(|stream| matches!(stream, Stdio::Terminal { .. })) {
+            unread.push("terminal");
+        }
+        *self.unread.lock() = unread;
+        Ok(())
     }
 
     /// The ends of the program's standard streams, if they are relayed.

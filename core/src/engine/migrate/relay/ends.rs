@@ -30,7 +30,7 @@ impl Ends {
     /// They have pipes that cannot be told apart, or cannot be opened.
     pub(in crate::engine::migrate) fn open(processes: &[Process]) -> Result<Self, Error> {
         let streams = processes.iter().map(|process| &process.stdio);
-        let found = stdio::found(streams).map_err(|why| Error::NotRelayed { why })?;
+        let found = stdio::found(streams, [false; 3]).map_err(|why| Error::NotRelayed { why })?;
         let mut ends = [None, None, None, None];
         for (number, pipe) in found.pipes.iter().enumerate() {
             if let Some(inode) = pipe {
@@ -64,7 +64,7 @@ impl Ends {
     pub(in crate::engine::migrate) fn check(&self, pids: &[u32]) -> Result<(), Error> {
         let inner: BTreeSet<u64> = files::inner_pipes(pids.iter().copied());
         let streams: Vec<[Stdio; 3]> = pids.iter().map(|pid| files::stdio(*pid, &inner)).collect();
-        match stdio::found(streams.iter()) {
+        match stdio::found(streams.iter(), [false; 3]) {
             Ok(found) if found == self.found => Ok(()),
             _ => Err(Error::NotRelayed { why: "it has changed its standard streams".into() }),
         }
