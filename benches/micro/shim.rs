@@ -8,7 +8,7 @@
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Barrier, OnceLock};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -40,6 +40,9 @@ struct Args {
     /// Nanoseconds that may take, with recording, to decide whether a launch with ten pointers may be done twice
     #[arg(long, default_value_t = 500.0)]
     decision_limit: f64,
+    /// Measures idle launches with this of `gpucr run --interruptible`, and prints what they cost more
+    #[arg(long, hide = true)]
+    interruptible: Option<String>,
     /// Given by cargo
     #[arg(long, hide = true)]
     bench: bool,
@@ -265,6 +268,31 @@ fn decide(args: &Args) -> f64 {
     median(&(0..args.rounds).map(round).collect::<Vec<_>>())
 }
 
+/// What is given to `gpucr run --interruptible`, and what that means.
+const INTERRUPTIBLE: [(&str, &str); 3] = [
+    ("", "without --interruptible"),
+    ("no_such,long_*", "with patterns that do not match"),
+    ("auto", "with auto, short launches"),
+];
+
+/// What launches cost more that may be interrupted or not, each in a process of its own, since that is settled when it starts.
+fn measure_interruptible(args: &Args) -> Result<Vec<Vec<String>>> {
+    let mut rows = Vec::new();
+    for (value, name) in INTERRUPTIBLE {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["--interruptible", value, "--rounds", &args.rounds.to_string()]);
+        command
+            .args(["--calls", &args.calls.to_string()])
+            .env(gpucr_wire::ENV_INTERRUPTIBLE, value);
+        let output = command.stderr(Stdio::inherit()).output()?;
+        ensure!(output.status.success(), "{name}: {}", output.status);
+        let said = String::from_utf8(output.stdout)?;
+        let cells = said.split_whitespace().map(|more| format!("{more} ns"));
+        rows.push(std::iter::once(name.to_owned()).chain(cells).collect());
+    }
+    Ok(rows)
+}
+
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
     let machine = machine();
@@ -278,6 +306,12 @@ fn main() -> Result<ExitCode> {
     let allocations = allocate(&shim)?;
     ALLOCATIONS.get_or_init(|| allocations);
 
+    if args.interruptible.is_some() {
+        let more = [Call::Launch, Call::Pointers]
+            .map(|call| median(&measure(&direct, &through, call, 1, &args).more));
+        println!("{:+.2} {:+.2}", more[0], more[1]);
+        return Ok(ExitCode::SUCCESS);
+    }
     println!("{machine}");
     println!(
         "CPU time of the calling thread for one call, medians of {} pairs of {} calls\n",
@@ -326,6 +360,9 @@ fn main() -> Result<ExitCode> {
         }
     }
     print_table(&["call", "threads", "directly", "shim", "middle half", "limit"], &rows);
+    println!("\nidle launches of one thread, by what may be interrupted:\n");
+    let rows = measure_interruptible(&args)?;
+    print_table(&["--interruptible", "no arguments", "10 pointers"], &rows);
     if exceeded.is_empty() {
         println!("\nall within their limits");
         return Ok(ExitCode::SUCCESS);

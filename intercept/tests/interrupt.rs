@@ -87,6 +87,32 @@ MEET:
 	red.global.add.u32 [%rd1], 1;
 	ret;
 }
+.visible .entry repeated(.param .u64 from, .param .u64 to)
+{
+	.local .align 4 .b8 own[4];
+	.reg .b32 %r<6>;
+	.reg .b64 %rd<6>;
+	.reg .pred %p<1>;
+	ld.param.u64 %rd0, [from];
+	ld.param.u64 %rd1, [to];
+	mov.u32 %r0, %ctaid.x;
+	mul.wide.u32 %rd2, %r0, 4;
+	add.u64 %rd3, %rd0, %rd2;
+	add.u64 %rd4, %rd1, %rd2;
+	ld.global.u32 %r1, [%rd3];
+	mov.u32 %r5, own;
+	st.local.u32 [%r5], %r1;
+	mov.u32 %r3, 2000;
+NEXT:
+	mad.lo.u32 %r1, %r1, 1664525, 1013904223;
+	sub.u32 %r3, %r3, 1;
+	setp.ne.u32 %p0, %r3, 0;
+	@%p0 bra NEXT;
+	ld.local.u32 %r2, [%r5];
+	add.u32 %r1, %r1, %r2;
+	st.global.u32 [%rd4], %r1;
+	ret;
+}
 .visible .entry other(.param .u64 go, .param .u64 counts) { ret; }
 ";
 
@@ -116,7 +142,8 @@ impl Waiting {
     }
 
     fn start_with(kernels: &str) -> Self {
-        let level = ("GPUCR_INTERRUPT_LEVEL", "loop");
+        let level = if kernels == "repeated" { "abort" } else { "loop" };
+        let level = ("GPUCR_INTERRUPT_LEVEL", level);
         let mut program = Caller::start_with(&[("GPUCR_INTERRUPTIBLE", kernels), level]);
         let mut text = PTX.as_bytes().to_vec();
         text.resize(PTX.len().next_multiple_of(8) + 8, 0);
@@ -127,9 +154,11 @@ impl Waiting {
         let kernel = match kernels {
             "looping" => b"looping\0",
             "meeting" => b"meeting\0",
+            "repeated" => b"repeated",
             _ => b"waiting\0",
         };
         program.poke(190, u64::from_le_bytes(*kernel));
+        program.poke(191, 0);
         let function = program.made("cuModuleGetFunction", &[module, program.at(190)]);
         let go = program.made("cuMemHostAlloc", &[4096, 2]);
         program.call("poke", &[go, 0]);
@@ -243,7 +272,8 @@ fn interrupt(waiting: &mut Waiting, agent: &mut Agent) -> Interrupted {
 fn interrupt_inside(agent: &mut Agent, kernel: &str) {
     assert!(halt(agent, LONG, LONG).is_at_rest);
     let place = if kernel == "looping" { Place::Loops {} } else { Place::Barriers {} };
-    let waiting = Interrupted { kernel: kernel.to_owned(), done: 0, blocks: BLOCKS, place };
+    let waiting =
+        Interrupted { kernel: kernel.to_owned(), done: 0, blocks: BLOCKS, place, again: 0 };
     assert_eq!(interrupted(agent), [waiting]);
 }
 
@@ -316,6 +346,62 @@ fn is_given_up(kernel: &str) {
         waiting.program.must("cuStreamSynchronize", &[stream]);
         waiting.have_run(round * THREADS);
     }
+}
+
+/// Launches that are aborted and begun again, at rest in time or not, leave what they leave undisturbed. `is_same`: it reads
+/// what it writes, and is never aborted.
+fn is_repeated(is_same: bool) -> usize {
+    const THREADS: u64 = 1024;
+    const FIRST: u32 = 9;
+    let mut waiting = Waiting::start_with("repeated");
+    let stream = waiting.stream(NON_BLOCKING);
+    let to = waiting.counts;
+    let from = if is_same { to } else { waiting.program.made("cuMemAlloc_v2", &[4 * BLOCKS]) };
+    waiting.program.poke(180, from);
+    waiting.program.poke(181, to);
+    let steps = (0..2000)
+        .fold(FIRST, |number, _| number.wrapping_mul(1_664_525).wrapping_add(1_013_904_223));
+    let expected = u64::from(steps.wrapping_add(FIRST));
+    // Threads of a block that write what others of it read would race.
+    let threads = if is_same { 1 } else { THREADS };
+    let mut aborted = 0;
+    for round in 0..4 {
+        waiting.program.must("cuMemsetD32Async", &[to, 0, BLOCKS, stream]);
+        waiting.program.must("cuMemsetD32Async", &[from, FIRST.into(), BLOCKS, stream]);
+        let params = waiting.program.at(182);
+        let all = [waiting.function, BLOCKS, 1, 1, threads, 1, 1, 0, stream, params, 0];
+        waiting.program.must("cuLaunchKernel", &all);
+        let (mut agent, _) = waiting.program.program.agent();
+        let limit = if round % 2 == 0 { LONG } else { 1 };
+        let wait = if round % 2 == 0 { LONG } else { 20 };
+        if halt(&mut agent, wait, limit).is_at_rest {
+            for one in interrupted(&mut agent) {
+                assert!(one.done + one.again <= BLOCKS, "{one:?}");
+                aborted += usize::from(one.place == Place::Aborted {});
+            }
+        }
+        agent.must(&Request::OpenGate {});
+        waiting.begin_copy(1, stream);
+        assert_eq!(waiting.program.answer(1, LONG), Some(0));
+        waiting.program.must("cuStreamSynchronize", &[stream]);
+        for word in 0..BLOCKS / 2 {
+            let found = waiting.program.call("peek", &[waiting.copy + 8 * word]);
+            assert_eq!(found, expected << 32 | expected, "blocks of word {word}, round {round}");
+        }
+    }
+    aborted
+}
+
+#[test]
+fn launches_that_may_be_begun_again_are_aborted() {
+    // Where the machine is busy they may be over.
+    let aborted = (0..5).map(|_| is_repeated(false));
+    assert!({ aborted }.any(|aborted| aborted > 0));
+}
+
+#[test]
+fn launches_that_read_what_they_write_are_not_aborted() {
+    assert_eq!(is_repeated(true), 0);
 }
 
 #[test]

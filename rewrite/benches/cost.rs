@@ -115,8 +115,8 @@ fn main() -> ExitCode {
     ];
     let mut failed = false;
     println!(
-        "{:<28} {:>10} {:>14} {:>10} {:>11}",
-        "kernel", "CPU ms", "between blocks", "in loops", "at barriers"
+        "{:<28} {:>10} {:>14} {:>10} {:>11} {:>10}",
+        "kernel", "CPU ms", "between blocks", "in loops", "at barriers", "by abort"
     );
     for (name, text, kernel, grid, block, params, promised) in kernels {
         let rewritten = rewrite(text, |name| name == kernel).expect("PTX");
@@ -130,8 +130,12 @@ fn main() -> ExitCode {
             let all = control::AtBarriers::of(grid, block, twin.saved, twin.shared, 1);
             (twin.name.as_str(), all.expect("little").bytes)
         });
-        let all = [Some((kernel, control::bytes(grid.into()))), in_loops, at_barriers];
-        let mut quotients = [Vec::new(), Vec::new(), Vec::new()];
+        let aborted = twins.aborted.as_ref().ok().map(|twin| {
+            let states = if twin.by_blocks { grid.into() } else { threads };
+            (twin.name.as_str(), control::bytes_in_loops(states, 0).expect("few"))
+        });
+        let all = [Some((kernel, control::bytes(grid.into()))), in_loops, at_barriers, aborted];
+        let mut quotients = [const { Vec::new() }; 4];
         let mut times = Vec::new();
         for _ in 0..ROUNDS {
             let original = seconds(text, kernel, grid, block, &params);
@@ -149,10 +153,10 @@ fn main() -> ExitCode {
             all.sort_by(f64::total_cmp);
             all.get(ROUNDS / 2).copied()
         });
-        let [blocks, loops, barriers] =
+        let [blocks, loops, barriers, aborted] =
             more.map(|more| more.map_or("-".into(), |more| format!("{:.1}%", 100.0 * more)));
         let time = 1000.0 * times[ROUNDS / 2];
-        println!("{name:<28} {time:>10.2} {blocks:>14} {loops:>10} {barriers:>11}");
+        println!("{name:<28} {time:>10.2} {blocks:>14} {loops:>10} {barriers:>11} {aborted:>10}");
         failed |= promised && more.into_iter().flatten().any(|more| more > LIMIT);
     }
     println!("limit for all but the first two: {:.0} %", 100.0 * LIMIT);

@@ -36,13 +36,13 @@ pub(crate) struct Memory {
 }
 
 /// A barrier.
-struct Site {
+pub(crate) struct Site {
     /// Its item.
-    at: usize,
+    pub(crate) at: usize,
     /// Whether the first thread looks at the flag there.
-    looks: bool,
+    pub(crate) looks: bool,
     /// Whether all threads of a warp come to it together.
-    is_aligned: bool,
+    pub(crate) is_aligned: bool,
     /// What is saved: registers, and where among what the thread saves.
     slots: Vec<(u32, u64)>,
 }
@@ -78,10 +78,24 @@ pub(crate) fn change<'a>(
     Ok((Changed { edits, begin: writer.begin(), end: writer.end(&again), saved }, memory))
 }
 
-/// The barriers at which threads ask, and at every how manieth of them. No way comes back to a barrier without passing one at
-/// which the first thread looks at the flag. If threads may come to different barriers, they ask at all, and each time:
-/// asking and not asking do not go together.
-fn sites(text: &str, body: &Body<'_>, polls: Polls) -> Result<(Vec<Site>, u32), Inside> {
+/// The barriers of a body, and what is known of the ways between them.
+struct Found {
+    sites: Vec<Site>,
+    parts: Vec<Part>,
+    /// The parts that end in them.
+    ends: Vec<usize>,
+    /// Of each part: whether it ends in one, and in one at which the first thread looks at the flag.
+    is_met: Vec<bool>,
+    looks: Vec<bool>,
+}
+
+/// All barriers, at each of which threads ask. No way comes back to one without passing one at which the first thread looks at
+/// the flag.
+pub(crate) fn all_sites(body: &Body<'_>) -> Result<Vec<Site>, Inside> {
+    found(body).map(|found| found.sites)
+}
+
+fn found(body: &Body<'_>) -> Result<Found, Inside> {
     let mut sites = Vec::new();
     for (at, item) in body.items.iter().enumerate() {
         if let What::Step(step) = &item.what
@@ -108,6 +122,14 @@ fn sites(text: &str, body: &Body<'_>, polls: Polls) -> Result<(Vec<Site>, u32), 
     if !looks.contains(&true) {
         return Err(Inside::Straight);
     }
+    Ok(Found { sites, parts, ends, is_met, looks })
+}
+
+/// The barriers at which threads ask, and at every how manieth of them. No way comes back to a barrier without passing one at
+/// which the first thread looks at the flag. If threads may come to different barriers, they ask at all, and each time:
+/// asking and not asking do not go together.
+fn sites(text: &str, body: &Body<'_>, polls: Polls) -> Result<(Vec<Site>, u32), Inside> {
+    let Found { mut sites, parts, ends, is_met, looks } = found(body)?;
     if !meet_together(text, body, &parts, &ends) {
         return Ok((sites, 1));
     }

@@ -1,10 +1,12 @@
 //! The body of a kernel, for twins that are interrupted in loops: its instructions, what each does with registers, and
 //! where it goes. A body is read only as far as each of its instructions is a matter of its thread alone, or, for twins that
-//! are interrupted at barriers, as what the threads of a block do together is over at these.
+//! are interrupted at barriers, as what the threads of a block do together is over at these. Twins that are begun again need
+//! less: what is in registers is not looked at.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
+use crate::again;
 use crate::inside::Inside;
 use crate::lexer::{Lexer, Token};
 use crate::opcodes::{self, Class};
@@ -97,35 +99,72 @@ pub(crate) struct Body<'a> {
     pub(crate) has_copies: bool,
 }
 
+/// What is wanted of a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rules {
+    /// Its threads have nothing to do with each other, and all that one has is in registers.
+    Alone,
+    /// What its threads do together is over at barriers.
+    Together,
+    /// Its threads have nothing to do with each other. What they have is not looked at.
+    AgainAlone,
+    /// What its threads do together is over at barriers. What they have is not looked at.
+    AgainTogether,
+}
+
+impl Rules {
+    fn are_together(self) -> bool {
+        matches!(self, Self::Together | Self::AgainTogether)
+    }
+
+    fn are_again(self) -> bool {
+        matches!(self, Self::AgainAlone | Self::AgainTogether)
+    }
+
+    fn class(self, opcode: &str) -> Option<Class> {
+        match self {
+            Self::Alone => opcodes::class(opcode),
+            Self::Together => opcodes::class_together(opcode),
+            Self::AgainAlone => again::class(opcode),
+            Self::AgainTogether => again::class_together(opcode),
+        }
+    }
+}
+
 /// Reads a body, without its outer braces, whose threads have nothing to do with each other.
 pub(crate) fn read(text: &str) -> Result<Body<'_>, Inside> {
-    read_as(text, None)
+    read_as(text, Rules::Alone, &[])
+}
+
+/// Reads a body whose threads or blocks can be begun again. It is not known what its instructions do with registers.
+pub(crate) fn read_again(text: &str, is_together: bool) -> Result<Body<'_>, Inside> {
+    read_as(text, if is_together { Rules::AgainTogether } else { Rules::AgainAlone }, &[])
 }
 
 /// Reads a body whose threads have these variables in shared memory together, and those that it declares.
 pub(crate) fn read_together<'a>(text: &'a str, shared: &[Shared<'a>]) -> Result<Body<'a>, Inside> {
-    read_as(text, Some(shared))
+    read_as(text, Rules::Together, shared)
 }
 
-fn read_as<'a>(text: &'a str, shared: Option<&[Shared<'a>]>) -> Result<Body<'a>, Inside> {
+fn read_as<'a>(text: &'a str, rules: Rules, shared: &[Shared<'a>]) -> Result<Body<'a>, Inside> {
     let body = Body {
         items: Vec::new(),
         registers: Vec::new(),
         labels: HashMap::new(),
         lists: HashMap::new(),
-        shared: shared.unwrap_or_default().to_vec(),
+        shared: shared.to_vec(),
         has_copies: false,
     };
     let scopes = vec![HashMap::new()];
-    let mut reader =
-        Reader { text, lexer: Lexer::new(text), body, scopes, is_together: shared.is_some() };
+    let inner = HashSet::new();
+    let mut reader = Reader { text, lexer: Lexer::new(text), body, scopes, inner, rules };
     while let Some(token) = reader.token()? {
         reader.item(token)?;
         if reader.body.items.len() > MOST_ITEMS || reader.body.registers.len() > MOST_REGISTERS {
             return Err(Inside::Size);
         }
     }
-    Ok(reader.body)
+    reader.end()
 }
 
 /// What a name stands for within braces.
@@ -141,8 +180,9 @@ struct Reader<'a> {
     lexer: Lexer<'a>,
     body: Body<'a>,
     scopes: Vec<HashMap<&'a str, Meaning>>,
-    /// Threads may do something together.
-    is_together: bool,
+    /// Labels in inner braces.
+    inner: HashSet<&'a str>,
+    rules: Rules,
 }
 
 impl<'a> Reader<'a> {
@@ -195,7 +235,16 @@ impl<'a> Reader<'a> {
                 self.statement()?;
                 self.push(start, What::Remark);
             }
-            Token::Word(".shared") if self.is_together && self.scopes.len() == 1 => {
+            // One in inner braces would be another one in a copy of these.
+            Token::Word(".local") if self.rules.are_again() && self.scopes.len() == 1 => {
+                self.statement()?;
+                self.push(start, What::Declaration);
+            }
+            Token::Word(".param") if self.rules.are_again() => {
+                self.statement()?;
+                self.push(start, What::Declaration);
+            }
+            Token::Word(".shared") if self.rules.are_together() && self.scopes.len() == 1 => {
                 self.statement()?;
                 let declared = shared::declared(&self.text[start..self.lexer.span().end])?;
                 // One of the module that has the same name is another one.
@@ -223,9 +272,15 @@ impl<'a> Reader<'a> {
     fn label(&mut self, name: &'a str) -> Result<(), Inside> {
         let start = self.lexer.span().start;
         self.some()?;
-        // What is known by one name alone can be named from anywhere.
         if self.scopes.len() > 1 {
-            return Err(Inside::Form);
+            // What is known by one name alone can be named from anywhere.
+            if !self.rules.are_again() {
+                return Err(Inside::Form);
+            }
+            self.inner.insert(name);
+            // It goes with its braces.
+            self.push(start, What::Declaration);
+            return Ok(());
         }
         let at = self.body.items.len();
         if self.peek() != Some(Token::Word(".branchtargets")) {
@@ -257,8 +312,15 @@ impl<'a> Reader<'a> {
 
     /// Behind `.reg`.
     fn registers(&mut self) -> Result<(), Inside> {
-        let Token::Word(ty) = self.some()? else { return Err(Inside::Form) };
-        let kind = kind(ty).ok_or_else(|| Inside::Uses(format!(".reg {ty}")))?;
+        let Token::Word(mut ty) = self.some()? else { return Err(Inside::Form) };
+        let is_vector = self.rules.are_again() && matches!(ty, ".v2" | ".v4");
+        if is_vector && let Token::Word(element) = self.some()? {
+            ty = element;
+        }
+        // What is not looked at has any size.
+        let any = self.rules.are_again().then_some(Kind::Bytes(16));
+        let kind = kind(ty).filter(|_| !is_vector).or(any);
+        let kind = kind.ok_or_else(|| Inside::Uses(format!(".reg {ty}")))?;
         let tokens = self.statement()?;
         for one in tokens.split(|(token, _)| *token == Token::Mark(b',')) {
             let scope = self.scopes.len() - 1;
@@ -308,9 +370,7 @@ impl<'a> Reader<'a> {
         opcode: &'a str,
     ) -> Result<(), Inside> {
         let place = self.lexer.span();
-        let class =
-            if self.is_together { opcodes::class_together(opcode) } else { opcodes::class(opcode) };
-        let class = class.ok_or_else(|| Inside::Uses(opcode.to_owned()))?;
+        let class = self.rules.class(opcode).ok_or_else(|| Inside::Uses(opcode.to_owned()))?;
         let tokens = self.statement()?;
         if matches!(class, Class::Meets { .. } | Class::Asks) && !is_whole(class, &tokens) {
             return Err(Inside::Uses(format!("{opcode} for some threads or with a number")));
@@ -328,7 +388,9 @@ impl<'a> Reader<'a> {
                 else {
                     return Err(Inside::Form);
                 };
-                reads.extend(self.operand(index, false)?);
+                if !self.rules.are_again() {
+                    reads.extend(self.operand(index, false)?);
+                }
                 flow = Flow::Table(list);
             }
             Class::Ends if tokens.is_empty() => flow = Flow::End,
@@ -338,6 +400,7 @@ impl<'a> Reader<'a> {
                 return Err(Inside::Form);
             }
             Class::Meets { .. } => {}
+            _ if self.rules.are_again() => {}
             Class::Computes | Class::Writes | Class::Reads | Class::Asks => {
                 let is_writing = class != Class::Reads;
                 let of_param = opcodes::is_of_param(opcode);
@@ -371,6 +434,22 @@ impl<'a> Reader<'a> {
         let step = Step { guard, opcode: place, class, carry, reads, writes, flow };
         self.push(start, What::Step(step));
         Ok(())
+    }
+
+    /// Of branches to labels in inner braces nothing is known but that there they stay.
+    fn end(mut self) -> Result<Body<'a>, Inside> {
+        if self.inner.iter().any(|name| self.body.labels.contains_key(name)) {
+            return Err(Inside::Form);
+        }
+        for item in &mut self.body.items {
+            if let What::Step(step) = &mut item.what
+                && let Flow::Branch(name, _) = &step.flow
+                && self.inner.contains(name)
+            {
+                step.flow = Flow::Next;
+            }
+        }
+        Ok(self.body)
     }
 
     /// The register that a word in an operand means; `None`: it is a number, or has the same value in each launch.

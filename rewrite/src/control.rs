@@ -7,6 +7,9 @@
 
 /// Where the flag is: a word of 32 bits that is not 0 if no block is to begin any more.
 pub const FLAG: u64 = 0;
+/// The flag by which those end that run, in twins that are [begun again](crate::Aborted). Any other that is not 0 is for those that have
+/// not begun.
+pub const ABORT: u32 = 1;
 /// Where the claims begin, bytes: block `n` is bit `n % 32` of word `n / 32`.
 pub const CLAIMS: u64 = 16;
 /// Where it says how many blocks there is place for that are interrupted at barriers: a word of 32 bits.
@@ -64,6 +67,20 @@ pub fn done_in_loops(control: &[u8], blocks: u64, threads: u64) -> u64 {
     let is_run = |state: &[u8]| *state == RUN.to_le_bytes();
     let of_blocks = states.chunks_exact(size).take(blocks as usize);
     of_blocks.filter(|block| block.chunks_exact(4).all(is_run)).count() as u64
+}
+
+/// How many blocks of so many states each have begun and are to be begun again, of a launch that is over, by the bytes of its
+/// control block up to the end of the states.
+pub fn begun(control: &[u8], blocks: u64, states: u64) -> u64 {
+    let all = control.get(STATES as usize..).unwrap_or_default();
+    let size = usize::try_from(states * 4).unwrap_or(usize::MAX).max(4);
+    let of_blocks = all.chunks_exact(size).take(blocks as usize);
+    let is = |state: &[u8], of: u32| *state == of.to_le_bytes();
+    let has_begun = |block: &&[u8]| {
+        let mut states = block.chunks_exact(4);
+        states.clone().any(|state| !is(state, 0)) && !states.all(|state| is(state, RUN))
+    };
+    of_blocks.filter(has_begun).count() as u64
 }
 
 /// The control block of a launch that is interrupted at barriers. Behind the states it has: a word for each block, in which
@@ -145,5 +162,8 @@ mod tests {
         assert_eq!(done_in_loops(&control, 6, 2), 4);
         assert_eq!(done_in_loops(&control, 4, 3), 2);
         assert_eq!(done_in_loops(&control[..20], 6, 2), 0);
+        assert_eq!(begun(&control, 6, 2), 2);
+        assert_eq!(begun(&control, 12, 1), 1, "one that has not begun is none");
+        assert_eq!(begun(&control, 1, 2), 0);
     }
 }

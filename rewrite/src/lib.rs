@@ -1,7 +1,7 @@
 //! Twins of kernels: PTX text in, PTX text out.
 //!
 //! A twin computes what its kernel computes, and can be stopped and gone on with later. Its
-//! last parameter is the address of a [control block](control). A kernel has up to three of them.
+//! last parameter is the address of a [control block](control). A kernel has up to four of them.
 //!
 //! One is stopped between two of its blocks: before anything else the first thread of each
 //! block looks there: if the flag is set, or if another launch has claimed this block, all threads of the block end;
@@ -18,7 +18,12 @@
 //! The third is stopped at barriers of its blocks, if what its threads do together [is over there](Inside): a block's first
 //! thread looks at the flag, all decide alike at a later barrier, save their registers and the block's shared memory, and
 //! end. Launched again the block goes on behind that barrier.
+//!
+//! The fourth saves nothing: threads end in their loops or blocks at barriers, and begin anew when it is launched again.
+//! Who launches it has to know that doing this launch twice is the same as doing it once.
 
+mod aborted;
+mod again;
 mod alone;
 mod barriers;
 mod body;
@@ -41,5 +46,5 @@ mod writer;
 pub use alone::alone;
 pub use inside::Inside;
 pub use lexer::Syntax;
-pub use twin::{AtBarriers, InLoops, Rewritten, Twins, Why, rewrite, rewrite_with};
+pub use twin::{Aborted, AtBarriers, How, InLoops, Rewritten, Twins, Why, rewrite, rewrite_with};
 pub use writer::Polls;

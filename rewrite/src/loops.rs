@@ -51,7 +51,7 @@ pub(crate) fn change(text: &str, parameter: &str, polls: Polls) -> Result<Change
 }
 
 /// The labels to which branches go back, in their order.
-fn loops(body: &Body<'_>) -> Result<Vec<Loop>, Inside> {
+pub(crate) fn loops(body: &Body<'_>) -> Result<Vec<Loop>, Inside> {
     let mut found: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for (at, item) in body.items.iter().enumerate() {
         if let What::Step(step) = &item.what {
@@ -92,7 +92,7 @@ pub(crate) fn slots<'r>(
 }
 
 impl<'a> Writer<'_, 'a> {
-    fn edits(&self) -> Vec<(Range<usize>, String)> {
+    pub(crate) fn edits(&self) -> Vec<(Range<usize>, String)> {
         let mut edits = Vec::new();
         let copies = Copies::of(self);
         for (at, item) in self.body.items.iter().enumerate() {
@@ -237,7 +237,7 @@ impl<'a> Writer<'_, 'a> {
 }
 
 /// The thread's number in the grid, to `%gpucr_a`, where its block's is.
-const THREAD: &str = "	mov.u32 %gpucr_b, %ntid.z;
+pub(crate) const THREAD: &str = "	mov.u32 %gpucr_b, %ntid.z;
 	mov.u32 %gpucr_c, %tid.z;
 	mad.lo.u32 %gpucr_a, %gpucr_a, %gpucr_b, %gpucr_c;
 	mov.u32 %gpucr_b, %ntid.y;

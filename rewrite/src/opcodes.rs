@@ -71,8 +71,18 @@ pub(crate) fn class(opcode: &str) -> Option<Class> {
         _ if READING.contains(&base) => Class::Reads,
         _ => return None,
     };
-    let is_own = |part: &str| part.split("::").all(|name| !TOGETHER.contains(&name));
-    parts.all(is_own).then_some(class)
+    is_own(opcode).then_some(class)
+}
+
+/// Whether no part of an opcode speaks of what threads have together, or of memory that a thread has for itself.
+pub(crate) fn is_own(opcode: &str) -> bool {
+    opcode.split(['.', ':']).skip(1).all(|name| !TOGETHER.contains(&name))
+}
+
+/// Whether an opcode speaks of the block's shared memory.
+pub(crate) fn is_of_shared(opcode: &str) -> bool {
+    let mut parts = opcode.split('.').map(|part| part.split("::").collect::<Vec<_>>());
+    parts.any(|part| matches!(part[..], ["shared"] | ["shared", "cta"]))
 }
 
 /// The same for an instruction of a block that is interrupted at barriers: what threads do together between two of these is

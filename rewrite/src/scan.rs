@@ -28,6 +28,8 @@ pub(crate) struct Module<'a> {
     pub(crate) kernels: Vec<Kernel<'a>>,
     /// Names in the bodies of functions, by the names of these.
     pub(crate) functions: HashMap<&'a str, HashSet<&'a str>>,
+    /// Their names, and where they are between their outer braces.
+    pub(crate) bodies: Vec<(&'a str, Range<usize>)>,
     /// What the module declares besides kernels, functions, and variables that each block has for itself.
     pub(crate) variables: HashSet<&'a str>,
     /// It declares variables whose names are not known.
@@ -138,6 +140,7 @@ impl<'a> Scan<'a> {
             self.module.kernels.push(kernel);
         } else {
             self.module.functions.entry(name).or_default().extend(names);
+            self.module.bodies.push((name, body));
         }
     }
 

@@ -12,7 +12,7 @@ use crate::loops::Changed;
 use crate::scan::{Kernel, Module, scan};
 use crate::shared::{Shared, declared};
 use crate::writer::Polls;
-use crate::{barriers, loops};
+use crate::{aborted, barriers, loops};
 
 /// What all names begin with that are put into a text.
 const MARK: &str = "gpucr_";
@@ -61,6 +61,8 @@ pub struct Twins {
     pub in_loops: Result<InLoops, Inside>,
     /// The one that can be interrupted at barriers, or why there is none. No kernel has both.
     pub at_barriers: Result<AtBarriers, Inside>,
+    /// The one that is aborted, or why there is none: because of what its threads do by themselves, and at barriers.
+    pub aborted: Result<Aborted, [Inside; 2]>,
 }
 
 /// A twin that can be interrupted in its loops.
@@ -85,6 +87,31 @@ pub struct AtBarriers {
     pub dynamic: Option<u64>,
 }
 
+/// A twin of which what runs ends without being saved, and begins anew in the next launch. It is right only for launches of which
+/// doing them twice is the same as doing them once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Aborted {
+    /// Its name.
+    pub name: String,
+    /// Blocks end and begin as one, at barriers: each has a state. Else threads do, in their loops.
+    pub by_blocks: bool,
+}
+
+/// How twins are made.
+#[derive(Debug, Clone, Copy)]
+pub struct How {
+    /// How often threads look at the flag.
+    pub polls: Polls,
+    /// There are twins that are [aborted](Aborted).
+    pub aborted: bool,
+}
+
+impl Default for How {
+    fn default() -> Self {
+        Self { polls: Polls::default(), aborted: true }
+    }
+}
+
 /// A module with twins: those that are interrupted between blocks in the place of kernels, under their names, and others next to
 /// them.
 #[derive(Debug, Clone)]
@@ -100,29 +127,30 @@ pub struct Rewritten {
 /// # Errors
 /// The text is no module, as far as its outlines are looked at.
 pub fn rewrite(text: &str, wanted: impl Fn(&str) -> bool) -> Result<Rewritten, Syntax> {
-    rewrite_with(text, wanted, Polls::default())
+    rewrite_with(text, wanted, How::default())
 }
 
-/// The same, with threads that look at the flag as often as is said.
+/// The same, made as is said.
 ///
 /// # Errors
 /// As for [`rewrite`].
 pub fn rewrite_with(
     text: &str,
     wanted: impl Fn(&str) -> bool,
-    polls: Polls,
+    how: How,
 ) -> Result<Rewritten, Syntax> {
     let module = scan(text)?;
     let mut edits: Vec<(Range<usize>, String)> = Vec::new();
     let mut kernels = Vec::new();
     for kernel in module.kernels.iter().filter(|kernel| wanted(kernel.name)) {
         let judged = judge(&module, kernel, text).map(|()| {
-            let (in_loops, in_text) = in_loops(text, kernel, polls);
-            let (at_barriers, at_text) = at_barriers(text, &module, kernel, polls);
+            let (in_loops, in_text) = in_loops(text, kernel, how.polls);
+            let (at_barriers, at_text) = at_barriers(text, &module, kernel, how.polls);
             edits.push(parameter(kernel));
             edits.push((kernel.body.start..kernel.body.start, prologue()));
-            edits.push((kernel.all.end..kernel.all.end, in_text + &at_text));
-            Twins { in_loops, at_barriers }
+            let (aborted, again_text) = aborted(text, &module, kernel, how);
+            edits.push((kernel.all.end..kernel.all.end, in_text + &at_text + &again_text));
+            Twins { in_loops, at_barriers, aborted }
         });
         kernels.push((kernel.name.to_owned(), judged));
     }
@@ -160,6 +188,71 @@ fn at_barriers(
         }
         Err(why) => (Err(why), String::new()),
     }
+}
+
+/// The same for the one that is aborted.
+fn aborted(
+    text: &str,
+    module: &Module<'_>,
+    kernel: &Kernel<'_>,
+    how: How,
+) -> (Result<Aborted, [Inside; 2]>, String) {
+    let body = &text[kernel.body.clone()];
+    let alone = || match shared_of(module, kernel) {
+        Some(name) => Err(Inside::Uses(name.to_owned())),
+        None => called(text, module, kernel, false)
+            .and_then(|()| aborted::alone(body, PARAMETER, how.polls)),
+    };
+    let together =
+        || called(text, module, kernel, true).and_then(|()| aborted::together(body, PARAMETER));
+    let (changed, by_blocks) = match (alone(), together()) {
+        (Ok(changed), _) => (changed, false),
+        (Err(_), Ok(changed)) => (changed, true),
+        (Err(of), Err(at)) => return (Err([of, at]), String::new()),
+    };
+    let name = format!("{MARK}aborted_{}", kernel.name);
+    let written = if how.aborted { written(text, kernel, &name, changed) } else { String::new() };
+    (Ok(Aborted { name, by_blocks }), written)
+}
+
+/// The kernel's name, and those of the functions of its module that are named in it, or in one of these.
+fn reached<'a>(module: &Module<'a>, kernel: &Kernel<'a>) -> HashSet<&'a str> {
+    let mut seen = HashSet::from([kernel.name]);
+    let mut open = vec![&kernel.names];
+    while let Some(names) = open.pop() {
+        for name in names {
+            if let Some(more) = module.functions.get(name)
+                && seen.insert(name)
+            {
+                open.push(more);
+            }
+        }
+    }
+    seen
+}
+
+/// A variable of the module in shared memory that the kernel names, or what it calls.
+fn shared_of<'a>(module: &Module<'a>, kernel: &Kernel<'a>) -> Option<&'a str> {
+    let functions =
+        reached(module, kernel).into_iter().filter_map(|name| module.functions.get(name));
+    let all: Vec<&HashSet<&str>> = functions.chain([&kernel.names]).collect();
+    let mut shared = module.shared.iter().flat_map(|(_, names)| names.iter().copied());
+    shared.find(|name| all.iter().any(|names| names.contains(name)))
+}
+
+/// Whether what the kernel calls may be called by one that is aborted.
+fn called(
+    text: &str,
+    module: &Module<'_>,
+    kernel: &Kernel<'_>,
+    is_together: bool,
+) -> Result<(), Inside> {
+    let reached = reached(module, kernel);
+    let bodies = module.bodies.iter().filter(|(name, _)| reached.contains(name));
+    for (_, body) in bodies {
+        aborted::called(&text[body.clone()], is_together)?;
+    }
+    Ok(())
 }
 
 /// The variables in shared memory that a module declares and the kernel names.

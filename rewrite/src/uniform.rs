@@ -249,7 +249,7 @@ mod tests {
     fn who_leaves_for_good_does_not_count() {
         let leave = "setp.ge.u32 %p0, %t, %n; @%p0 bra $end;";
         assert!(together(&format!("{leave} $next: bar.sync 0; bra $next; $end: ret;")));
-        assert!(together(&format!("setp.ge.u32 %p0, %t, %n; @%p0 ret; bar.sync 0;")));
+        assert!(together("setp.ge.u32 %p0, %t, %n; @%p0 ret; bar.sync 0;"));
         assert!(!together(&format!("{leave} bar.sync 0; $end: bar.sync 0;")));
     }
 

@@ -5,8 +5,8 @@ mod support;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gpucr_rewrite::hostile::{LOOKS, haunted};
-use gpucr_rewrite::{InLoops, Inside, Polls, Twins, control, rewrite, rewrite_with};
-use support::{Memory, Random, kernel, launch, module, texts};
+use gpucr_rewrite::{How, InLoops, Inside, Polls, Twins, control, rewrite, rewrite_with};
+use support::{Memory, Random, kernel, launch, loops, module, texts};
 
 /// Each thread looks at the end of each loop of some instructions.
 const OFTEN: Polls = Polls { every: 1, least: 12, meetings: 1 };
@@ -14,7 +14,7 @@ const OFTEN: Polls = Polls { every: 1, least: 12, meetings: 1 };
 const MOST_LAUNCHES: u32 = 300;
 
 fn twin(text: &str, polls: Polls) -> (String, InLoops) {
-    let rewritten = rewrite_with(text, |_| true, polls).expect("PTX");
+    let rewritten = rewrite_with(text, |_| true, How { polls, ..How::default() }).expect("PTX");
     let [(_, Ok(twins))] = &rewritten.kernels[..] else { panic!("{:?}", rewritten.kernels) };
     let in_loops = twins.in_loops.clone().unwrap_or_else(|why| panic!("{why}\n{text}"));
     (rewritten.text, in_loops)
@@ -244,38 +244,6 @@ fn any_flow(random: &mut Random) -> String {
     body + "	st.global.u32 [%rd0+4], %r20;\n	ret;"
 }
 
-/// Loops in loops, of the form that compilers write.
-fn loops(random: &mut Random, depth: u32, names: &mut u32) -> String {
-    let mut body = String::new();
-    for _ in 0..1 + random.below(2) {
-        *names += 1;
-        let (name, counter) = (*names, 20 + depth);
-        let [to, a, b] = [(); 3].map(|()| 10 + random.below(6));
-        body += &format!("	and.b32 %r{counter}, %r{a}, {};\n", 1 + random.below(7));
-        body += &format!("T{name}:\n	mad.lo.u32 %r{to}, %r{b}, 5, %r{counter};\n");
-        if random.below(2) == 0 {
-            body += &format!(
-                "	and.b32 %r28, %r{a}, 1; setp.eq.u32 %p3, %r28, 0; @%p3 bra E{name};\n	xor.b32 %r{a}, %r{b}, {name};\nE{name}:\n"
-            );
-        }
-        if depth < 3 && random.below(2) == 0 {
-            body += &loops(random, depth + 1, names);
-        }
-        body += &match random.below(3) {
-            0 => format!(
-                "	setp.eq.u32 %p2, %r{counter}, 0; @%p2 bra X{name};\n	sub.u32 %r{counter}, %r{counter}, 1; bra T{name};\nX{name}:\n"
-            ),
-            1 => format!(
-                "	setp.eq.u32 %p2, %r{counter}, 0; sub.u32 %r{counter}, %r{counter}, 1; @!%p2 bra T{name};\n"
-            ),
-            _ => format!(
-                "	setp.ne.u32 %p2, %r{counter}, 0; sub.u32 %r{counter}, %r{counter}, 1; @%p2 bra T{name};\n"
-            ),
-        };
-    }
-    body
-}
-
 #[test]
 fn random_kernels() {
     let mut random = Random(0x1234_5678_9abc);
@@ -285,7 +253,7 @@ fn random_kernels() {
             any_flow(&mut random)
         } else {
             let registers = (10..16).map(|r| format!("	mad.lo.u32 %r{r}, %r0, {r}, 99;\n"));
-            let loops = loops(&mut random, 0, &mut 0);
+            let loops = loops(&mut random, 0, &mut 0, &|_| String::new());
             let ends = (10..16).map(|r| format!("	mad.lo.u32 %r10, %r10, 3, %r{r};\n"));
             let [begin, end] = [registers.collect::<String>(), ends.collect()];
             begin + &loops + &end + "	st.global.u32 [%rd0], %r10;\n	ret;"
@@ -353,7 +321,8 @@ fn what_compilers_write() {
     let mut found = Vec::new();
     for (file, text) in texts() {
         for polls in [OFTEN, Polls::default()] {
-            let rewritten = rewrite_with(&text, |_| true, polls).expect("PTX");
+            let rewritten =
+                rewrite_with(&text, |_| true, How { polls, ..How::default() }).expect("PTX");
             let loaded = softcuda::ptx::Module::load(&rewritten.text);
             loaded.unwrap_or_else(|fault| panic!("{file}: {fault}"));
             let in_loops =

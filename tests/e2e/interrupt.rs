@@ -13,6 +13,11 @@ const LOOPS: &str = "long-loops";
 /// A kernel of few blocks whose threads meet again and again.
 const BARRIERS: &str = "long-barriers";
 
+/// A kernel of few blocks that loop, and keep something in memory of their threads.
+const AGAIN: &str = "long-again";
+/// The same, which writes where it reads.
+const IN_PLACE: &str = "long-in-place";
+
 /// Starts the workload so that its kernel can be interrupted, and waits until that is launched.
 fn start(lab: &Lab, args: &[&str]) -> Result<Program> {
     start_with(lab, NAME, args, &[])
@@ -28,6 +33,7 @@ fn start_with(
     let level = match name {
         LOOPS => "loop",
         BARRIERS => "barrier",
+        AGAIN | IN_PLACE => "abort",
         _ => "block",
     };
     command.args(["run", "--device", "soft", "--interruptible", "no_such,long_*"]);
@@ -188,6 +194,78 @@ fn is_dumped_inside_of_its_blocks(
         ends_well(program, &expected)?;
         Ok(true)
     })
+}
+
+/// Its few blocks are begun again after each dump.
+#[test]
+fn a_kernel_is_aborted_twice_and_comes_to_its_end() -> Result<()> {
+    let args = ["--size", "medium"];
+    let expected = undisturbed(AGAIN, &args)?;
+    sometime(|| {
+        let lab = Lab::new();
+        let mut program = start_with(&lab, AGAIN, &args, &[])?;
+        for image in ["first", "second"] {
+            let report = dump(&lab, &program, image, &[])?;
+            let Some(one) = interrupted(&report)? else { return Ok(false) };
+            ensure!(one["kernel"] == "long_again" && one["level"] == "abort", "{one}");
+            let number = |name: &str| one[name].as_u64().context("a number");
+            let (blocks, aborted) = (number("blocks")?, number("aborted")?);
+            ensure!(number("done")? == 0 && aborted > 0 && aborted <= blocks, "{one}");
+            let said = String::from_utf8(lab.run(["inspect", image])?.stdout)?;
+            let expected = format!("0 of {blocks} blocks done, {aborted} run again");
+            ensure!(said.contains("interrupted by abort: kernel long_again"), "{said}");
+            ensure!(said.contains(&expected), "{said}");
+            program = lab.restore(&lab.path(image), program)?;
+        }
+        ends_well(program, &expected)?;
+        Ok(true)
+    })
+}
+
+/// Who dumps it again and again lets it come to its end.
+#[test]
+fn a_kernel_that_was_aborted_in_vain_comes_to_its_end() -> Result<()> {
+    let expected = undisturbed(AGAIN, &[])?;
+    sometime(|| {
+        let lab = Lab::new();
+        let program = start_with(&lab, AGAIN, &[], &[])?;
+        let mut aborted = 0;
+        for number in 0..5 {
+            let report = dump(&lab, &program, &format!("image-{number}"), &["-R"])?;
+            match interrupted(&report)? {
+                Some(one) => {
+                    ensure!(one["level"] == "abort", "{one}");
+                    aborted += 1;
+                }
+                None => break,
+            }
+        }
+        ensure!(aborted <= 3, "it was aborted {aborted} times");
+        ends_well(program, &expected)?;
+        Ok(aborted > 0)
+    })
+}
+
+/// Doing it twice is another thing: what has begun comes to its end.
+#[test]
+fn a_kernel_that_writes_where_it_reads_is_not_aborted() -> Result<()> {
+    let expected = undisturbed(IN_PLACE, &[])?;
+    let lab = Lab::new();
+    let program = start_with(&lab, IN_PLACE, &[], &[])?;
+    let mut command = lab.gpucr();
+    command.args(["dump", "-o", "image", "--timeout", "1s", "--pid", &program.pid.to_string()]);
+    let output = finish(command.arg("--json"))?;
+    if output.status.success() {
+        // It may have come to its end on a busy machine.
+        let report: Value = serde_json::from_slice(&output.stdout)?;
+        ensure!(report["interrupted"] == serde_json::json!([]), "{report}");
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said = said.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ");
+    let why = "it cannot be begun again: reads and writes one allocation";
+    ensure!(said.contains("`long_in_place`") && said.contains(why), "{}", show(&output));
+    ends_well(program, &expected)
 }
 
 #[test]

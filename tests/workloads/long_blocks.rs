@@ -104,6 +104,62 @@ NEXT:
 }
 ";
 
+/// The sum of where a number is after so many steps and where it began, which a thread keeps in its own memory. Addresses are
+/// computed as compilers do, each in a register of its own: so it is seen how far they go.
+const AGAIN: &str = "
+.version 8.0
+.target sm_70
+.address_size 64
+.visible .entry NAME(
+	.param .u64 from,
+	.param .u64 to,
+	.param .u32 times,
+	.param .u32 first
+)
+{
+	.local .align 4 .b8 own[8];
+	.reg .b32 %r<10>;
+	.reg .b64 %rd<6>;
+	.reg .pred %p<2>;
+	ld.param.u64 %rd0, [from];
+	ld.param.u64 %rd2, [to];
+	ld.param.u32 %r0, [times];
+	ld.param.u32 %r8, [first];
+	mov.u32 %r1, %ctaid.x;
+	mov.u32 %r2, %ntid.x;
+	mov.u32 %r3, %tid.x;
+	mad.lo.u32 %r7, %r1, %r2, %r3;
+	mul.wide.u32 %rd1, %r7, 4;
+	add.u64 %rd3, %rd0, %rd1;
+	add.u64 %rd4, %rd2, %rd1;
+	ld.global.u32 %r4, [%rd3];
+	add.u32 %r4, %r4, %r8;
+	mov.u32 %r5, own;
+	st.local.u32 [%r5+4], %r4;
+	st.global.u32 [%rd4], %r8;
+NEXT:
+	mad.lo.u32 %r4, %r4, 1664525, 1013904223;
+	sub.u32 %r0, %r0, 1;
+	setp.ne.u32 %p0, %r0, 0;
+	@%p0 bra NEXT;
+	ld.local.u32 %r6, [%r5+4];
+	add.u32 %r4, %r4, %r6;
+	st.global.u32 [%rd4], %r4;
+	ret;
+}
+";
+
+/// What a kernel reads and writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Memory {
+    /// By its one argument.
+    One,
+    /// By two arguments that are the same.
+    Same,
+    /// By two that are not: it always reads what was there in the beginning.
+    Apart,
+}
+
 const THREADS: u32 = 32;
 /// Of a block in which they go on together.
 const THREADS_TOGETHER: usize = 64;
@@ -185,7 +241,7 @@ pub(crate) fn run_barriers(run: &mut Run) -> Result<()> {
     let times = run.pick(6_000_000, 12_000_000, 100_000_000);
     let threads = THREADS_TOGETHER as u32;
     let shape = Shape::of(blocks, threads).sharing(4 * threads);
-    run_with(run, "long_barriers", TOGETHER, shape, times, |words, step| {
+    run_with(run, "long_barriers", TOGETHER, shape, times, Memory::One, |words, step| {
         words.iter_mut().for_each(|word| *word = word.wrapping_add(step));
         words.chunks_mut(THREADS_TOGETHER).for_each(|block| jump_together(block, times));
     })
@@ -195,8 +251,31 @@ pub(crate) fn run_barriers(run: &mut Run) -> Result<()> {
 fn run_each(run: &mut Run, name: &str, meet: &str, blocks: u32, times: u32) -> Result<()> {
     // Modules keep their text as long as the program runs.
     let text = PTX.replace("NAME", name).replace("MEET", meet).leak();
-    run_with(run, name, text, Shape::of(blocks, THREADS), times, |words, step| {
+    let shape = Shape::of(blocks, THREADS);
+    run_with(run, name, text, shape, times, Memory::One, |words, step| {
         words.iter_mut().for_each(|word| *word = jump(word.wrapping_add(step), times));
+    })
+}
+
+/// Runs the workload with few blocks whose threads have memory of their own, and read what nobody writes.
+pub(crate) fn run_again(run: &mut Run) -> Result<()> {
+    run_keeping(run, "long_again", Memory::Apart)
+}
+
+/// The same, but they write where they read.
+pub(crate) fn run_in_place(run: &mut Run) -> Result<()> {
+    run_keeping(run, "long_in_place", Memory::Same)
+}
+
+fn run_keeping(run: &mut Run, name: &str, memory: Memory) -> Result<()> {
+    let blocks = std::thread::available_parallelism().map_or(1, |n| n.get() as u32).min(60);
+    let times = run.pick(60_000_000, 90_000_000, 2_000_000_000);
+    let text = AGAIN.replace("NAME", name).leak();
+    run_with(run, name, text, Shape::of(blocks, THREADS), times, memory, |words, step| {
+        words.iter_mut().for_each(|word| {
+            let begin = word.wrapping_add(step);
+            *word = jump(begin, times).wrapping_add(begin);
+        });
     })
 }
 
@@ -207,6 +286,7 @@ fn run_with(
     text: &'static str,
     shape: Shape,
     times: u32,
+    memory: Memory,
     next: impl Fn(&mut [u32], u32),
 ) -> Result<()> {
     let steps = run.plan(1, 1, 4);
@@ -214,13 +294,18 @@ fn run_with(
     let module = Module::load(text)?;
     let kernel = module.kernel(name)?;
     let stream = Stream::new(if run.seed.is_multiple_of(2) { 1 } else { 0 })?;
-    let mut host: Vec<u32> = (0..shape.all_threads()).map(|i| mix(run.seed ^ i)).collect();
-    let buffer = Buffer::holding(&host)?;
+    let first: Vec<u32> = (0..shape.all_threads()).map(|i| mix(run.seed ^ i)).collect();
+    let mut host = first.clone();
+    let [buffer, other] = [Buffer::holding(&host)?, Buffer::holding(&first)?];
     let before = Event::new()?;
     run.ready()?;
     for step in 0..steps {
         before.record(&stream)?;
-        kernel.run_on(&stream, shape, args![&buffer, times, step])?;
+        match memory {
+            Memory::One => kernel.run_on(&stream, shape, args![&buffer, times, step])?,
+            Memory::Same => kernel.run_on(&stream, shape, args![&buffer, &buffer, times, step])?,
+            Memory::Apart => kernel.run_on(&stream, shape, args![&other, &buffer, times, step])?,
+        }
         run.line(format_args!("launched {}", step + 1))?;
         let told: &Run = run;
         std::thread::scope(|scope| -> Result<()> {
@@ -249,6 +334,9 @@ fn run_with(
             Ok(())
         })?;
         ensure!(before.is_done()?, "what was before it is over");
+        if memory == Memory::Apart {
+            host.copy_from_slice(&first);
+        }
         next(&mut host, step);
         // Directly: a copy of the whole would be waited for on its own.
         let words: Vec<u32> = buffer.read()?;

@@ -62,7 +62,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 49] = [
+const WORKLOADS: [(&str, Workload); 51] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -108,8 +108,10 @@ const WORKLOADS: [(&str, Workload); 49] = [
     ("signals", signals::run),
     ("multicast", multicast::run),
     ("devices", devices::run),
+    ("long-again", long_blocks::run_again),
     ("long-blocks", long_blocks::run),
     ("long-barriers", long_blocks::run_barriers),
+    ("long-in-place", long_blocks::run_in_place),
     ("long-loops", long_blocks::run_loops),
     ("random", random::run),
 ];

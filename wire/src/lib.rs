@@ -33,7 +33,7 @@ pub use transport::{Connection, Peer};
 
 /// Version of the messages below. A peer with another version is refused by name, because a
 /// restored program carries the shim that it was started with.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;
 
 /// Environment variable that names the real driver library which the shim loads, an absolute path.
 pub const ENV_DRIVER: &str = "GPUCR_DRIVER";
@@ -44,8 +44,8 @@ pub const ENV_INTERRUPTIBLE: &str = "GPUCR_INTERRUPTIBLE";
 /// In place of a name: kernels that take long.
 pub const AUTO: &str = "auto";
 
-/// Environment variable that says where these are interrupted: [`AT_BARRIERS`], [`IN_LOOPS`], or else between two of their
-/// blocks.
+/// Environment variable that says where these are interrupted: [`AT_BARRIERS`], [`IN_LOOPS`], [`ABORTED`], or else between
+/// two of their blocks.
 pub const ENV_INTERRUPT_LEVEL: &str = "GPUCR_INTERRUPT_LEVEL";
 
 /// They are interrupted at barriers of their blocks, where that is possible.
@@ -53,6 +53,10 @@ pub const AT_BARRIERS: &str = "barrier";
 
 /// They are interrupted in their loops or at barriers, where that is possible.
 pub const IN_LOOPS: &str = "loop";
+
+/// The same; and where it is not, launches of which doing them twice is the same as doing them once are aborted and begun
+/// again.
+pub const ABORTED: &str = "abort";
 
 /// What the names of agents' sockets begin with.
 pub const AGENT: &str = "gpucr-agent";

@@ -77,6 +77,8 @@ wire_enum! {
         1 => Loops {},
         /// At barriers of its blocks, likewise.
         2 => Barriers {},
+        /// Anywhere: blocks that have begun and are not done are begun again from their start.
+        3 => Aborted {},
     }
 }
 
@@ -98,6 +100,8 @@ wire_struct! {
         pub blocks: u64,
         /// Where.
         pub place: Place,
+        /// Blocks that had begun and are begun again.
+        pub again: u64,
     }
 }
 
@@ -648,7 +652,8 @@ mod tests {
                     kernel: "k".into(),
                     done: 8,
                     blocks: 1320,
-                    place: Place::Barriers {},
+                    place: Place::Aborted {},
+                    again: 7,
                 }],
             },
             Reply::Met { met: true },

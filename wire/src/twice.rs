@@ -139,6 +139,19 @@ wire_enum! {
     }
 }
 
+impl Reason {
+    /// In words, as the end of a sentence about the launch.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::InPlace {} => "reads and writes one argument",
+            Self::Elsewhere {} => "memory that is not followed",
+            Self::Variables {} => "variables of its module",
+            Self::Mapped {} => "memory mapped by the program",
+            Self::OneAllocation {} => "reads and writes one allocation",
+        }
+    }
+}
+
 /// What doing a launch twice does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Twice {

@@ -8,7 +8,7 @@ use crate::shape::uses::Uses;
 use crate::sys;
 
 /// Each package with those of the workspace that it uses, and with those that only its tests use.
-const PACKAGES: [(&str, &[&str], &[&str]); 11] = [
+const PACKAGES: [(&str, &[&str], &[&str]); 12] = [
     // It is loaded into programs, also into those that do not run under gpucr: it uses nothing.
     ("gpucr-c", &[], &[]),
     ("gpucr-wire", &[], &[]),
@@ -16,10 +16,16 @@ const PACKAGES: [(&str, &[&str], &[&str]); 11] = [
     ("gpucr-fatbin", &[], &[]),
     // Text in, text out.
     ("gpucr-rewrite", &[], &["softcuda"]),
-    ("gpucr-core", &["gpucr-fatbin", "gpucr-rewrite", "gpucr-wire"], &[]),
+    // Text in, and what it says.
+    ("gpucr-kernels", &["gpucr-rewrite", "gpucr-wire"], &[]),
+    ("gpucr-core", &["gpucr-fatbin", "gpucr-kernels", "gpucr-rewrite", "gpucr-wire"], &[]),
     // It is loaded into programs: it never uses the checkpointer.
-    ("gpucr-intercept", &["gpucr-fatbin", "gpucr-rewrite", "gpucr-wire"], &["softcuda"]),
-    ("softcuda", &[], &["gpucr-rewrite"]),
+    (
+        "gpucr-intercept",
+        &["gpucr-fatbin", "gpucr-kernels", "gpucr-rewrite", "gpucr-wire"],
+        &["softcuda"],
+    ),
+    ("softcuda", &[], &["gpucr-kernels", "gpucr-rewrite", "gpucr-wire"]),
     ("gpucr", &["gpucr-core", "gpucr-wire"], &[]),
     ("gpucr-tests", &["gpucr-core", "gpucr-wire"], &[]),
     ("gpucr-benches", &["gpucr-core", "gpucr-wire"], &[]),

@@ -18,7 +18,9 @@ use std::process::Command;
 
 use clap::ValueEnum;
 use gpucr_core::{Error, library};
-use gpucr_wire::{AT_BARRIERS, ENV_DRIVER, ENV_INTERRUPT_LEVEL, ENV_INTERRUPTIBLE, IN_LOOPS};
+use gpucr_wire::{
+    ABORTED, AT_BARRIERS, ENV_DRIVER, ENV_INTERRUPT_LEVEL, ENV_INTERRUPTIBLE, IN_LOOPS,
+};
 
 use self::args::SupervisionArgs;
 use self::life::cannot_run;
@@ -85,6 +87,9 @@ pub(crate) enum LevelArg {
     Barrier,
     /// In loops too where threads have nothing to do with each other. Short ones get slower by half
     Loop,
+    /// As `loop`. Where that is not possible, blocks are aborted and run again from their start, of launches of which doing
+    /// them twice is the same as doing them once
+    Abort,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -129,6 +134,7 @@ pub(crate) fn run(args: &RunArgs) -> Outcome {
             LevelArg::Block => {}
             LevelArg::Barrier => drop(command.env(ENV_INTERRUPT_LEVEL, AT_BARRIERS)),
             LevelArg::Loop => drop(command.env(ENV_INTERRUPT_LEVEL, IN_LOOPS)),
+            LevelArg::Abort => drop(command.env(ENV_INTERRUPT_LEVEL, ABORTED)),
         }
     }
     command.args(&args.command[1..]).env("LD_LIBRARY_PATH", path).env(ENV_DRIVER, driver);

@@ -29,9 +29,9 @@ IDEMPOTENT is yes if doing it twice is the same as doing it once: it writes noth
 as its arguments tell; no if it reads and writes through the same pointer. Each launch is decided by its own \
 arguments: `12 of 30` says that of so many launches it is yes. --twice makes these a second time and counts how \
 many of them changed device memory.\n\n\
-INTERRUPTIBLE is `between blocks`, `at barriers` or `in loops` for kernels that a dump can interrupt if `gpucr run \
---interruptible` names them (at barriers with --interrupt-level barrier or loop, in loops with loop, and between blocks \
-without), and says why others cannot be.\n\n\
+INTERRUPTIBLE is `between blocks`, `at barriers`, `in loops` or `by abort` for kernels that a dump can interrupt if `gpucr \
+run --interruptible` names them (at barriers with --interrupt-level barrier, loop or abort, in loops with loop or abort, by \
+abort with abort if all launches were idempotent, and between blocks without), and says why others cannot be.\n\n\
 CHECKED, with --check, counts launches of which was right, before they were made, which chunks of 2 MiB \
 would change; of which more chunks were expected to change; and of which others changed.\n\n\
 To observe, gpucr hashes all device memory at the beginning and the end. That takes a context of its own \

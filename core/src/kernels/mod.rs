@@ -5,7 +5,7 @@
 //! are three sources, and [`Source`] tells which one a statement has:
 //!
 //! - PTX ([`from_ptx`]): the flow of values from parameters to the addresses of loads and stores.
-//!   See the documentation of `kernels/ptx.rs` for the rules, and for what they take for granted.
+//!   That is `gpucr-kernels`, which the shim uses too.
 //! - a mangled name ([`from_name`]): `const float *` is read, if nobody casts the `const` away.
 //! - machine code ([`from_cubin`]): the layout of the parameters only.
 //!
@@ -17,11 +17,9 @@
 //! decides what is worth copying first.
 
 mod cubin;
-mod kernel;
 mod names;
-mod ptx;
+
+pub use gpucr_kernels::{Direction, Kernel, Param, PtxError, Source, Word, from_ptx};
 
 pub use cubin::{CubinError, from_cubin};
-pub use kernel::{Direction, Kernel, Param, Source, Word};
 pub use names::{from_name, readable};
-pub use ptx::{PtxError, from_ptx};

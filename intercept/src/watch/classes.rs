@@ -2,6 +2,7 @@
 
 use gpucr_wire::twice::{CLASSES, Class, MOST_WORDS, Numbers, Place};
 
+use crate::calls::effects::Launch;
 use crate::state::index;
 use crate::state::kernels::Kernel;
 
@@ -57,6 +58,17 @@ impl Classes {
     pub(super) fn known(&self) -> &[Class] {
         &self.known
     }
+}
+
+/// Where the words of one launch point; `None`: they are too many.
+pub(super) fn places(kernel: &Kernel, launch: &Launch) -> Option<Vec<Place>> {
+    if !Classes::are_of(kernel) {
+        return None;
+    }
+    let mut one = Classes::default();
+    one.begin(kernel);
+    launch.words(kernel, &mut |number, word| one.note(number, word, index::find(word)));
+    Some(one.places)
 }
 
 #[cfg(test)]

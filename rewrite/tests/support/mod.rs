@@ -105,6 +105,44 @@ pub(crate) fn kernel(body: &str) -> String {
     module(&format!(".visible .entry k(\n\t.param .u64 words\n)\n{{{PLACE}{body}\n}}"))
 }
 
+/// Loops in loops, of the form that compilers write, with `more` in each.
+pub(crate) fn loops(
+    random: &mut Random,
+    depth: u32,
+    names: &mut u32,
+    more: &dyn Fn(&mut Random) -> String,
+) -> String {
+    let mut body = String::new();
+    for _ in 0..1 + random.below(2) {
+        *names += 1;
+        let (name, counter) = (*names, 20 + depth);
+        let [to, a, b] = [(); 3].map(|()| 10 + random.below(6));
+        body += &format!("	and.b32 %r{counter}, %r{a}, {};\n", 1 + random.below(7));
+        body += &format!("T{name}:\n	mad.lo.u32 %r{to}, %r{b}, 5, %r{counter};\n");
+        body += &more(random);
+        if random.below(2) == 0 {
+            body += &format!(
+                "	and.b32 %r28, %r{a}, 1; setp.eq.u32 %p3, %r28, 0; @%p3 bra E{name};\n	xor.b32 %r{a}, %r{b}, {name};\nE{name}:\n"
+            );
+        }
+        if depth < 3 && random.below(2) == 0 {
+            body += &loops(random, depth + 1, names, more);
+        }
+        body += &match random.below(3) {
+            0 => format!(
+                "	setp.eq.u32 %p2, %r{counter}, 0; @%p2 bra X{name};\n	sub.u32 %r{counter}, %r{counter}, 1; bra T{name};\nX{name}:\n"
+            ),
+            1 => format!(
+                "	setp.eq.u32 %p2, %r{counter}, 0; sub.u32 %r{counter}, %r{counter}, 1; @!%p2 bra T{name};\n"
+            ),
+            _ => format!(
+                "	setp.ne.u32 %p2, %r{counter}, 0; sub.u32 %r{counter}, %r{counter}, 1; @%p2 bra T{name};\n"
+            ),
+        };
+    }
+    body
+}
+
 /// Texts that compilers have made, and those of the workloads.
 pub(crate) fn texts() -> Vec<(String, String)> {
     let folders = [

@@ -117,6 +117,12 @@ fn twins_that_are_interrupted_in_loops_give_what_their_kernels_give() {
 }
 
 #[test]
+fn twins_that_are_aborted_give_what_their_kernels_give() {
+    let twins = interrupted_inside(Level::Aborted);
+    assert!(twins > 1, "{twins} launches were aborted");
+}
+
+#[test]
 fn twins_that_are_interrupted_at_barriers_give_what_their_kernels_give() {
     let twins = interrupted_inside(Level::Barriers);
     assert!(twins > 1, "{twins} launches were interrupted");

@@ -1,9 +1,11 @@
 //! Jobs whose kernels are run in parts, as if they had been interrupted again and again.
 
+use gpucr_kernels::Kernel;
 use gpucr_rewrite::hostile::{LOOKS, haunted};
-use gpucr_rewrite::{AtBarriers, InLoops, Polls, control, rewrite_with};
+use gpucr_rewrite::{Aborted, AtBarriers, How, InLoops, Polls, control, rewrite_with};
+use gpucr_wire::twice::{Place, Twice, words};
 
-use super::job::{Job, Launch};
+use super::job::{Argument, Job, Launch};
 use super::table::Random;
 
 /// In so many parts is a launch made that is interrupted between two of its blocks.
@@ -19,13 +21,23 @@ pub(crate) enum Level {
     Blocks,
     Loops,
     Barriers,
+    /// They end anywhere and begin again, if doing the launch twice is the same as doing it once.
+    Aborted,
+}
+
+/// The twins of a kernel.
+struct Twin {
+    name: String,
+    in_loops: Option<InLoops>,
+    at_barriers: Option<AtBarriers>,
+    /// And what its code does.
+    aborted: Option<(Aborted, Kernel)>,
 }
 
 /// A job with twins in the place of its kernels, as far as they can have one.
 pub(crate) struct Twins {
     pub(crate) ptx: String,
-    /// With those that are interrupted in loops, or at barriers.
-    kernels: Vec<(String, Option<InLoops>, Option<AtBarriers>)>,
+    kernels: Vec<Twin>,
     pub(crate) level: Level,
 }
 
@@ -50,19 +62,23 @@ impl Twins {
     pub(crate) fn of(job: &Job, level: Level) -> Twins {
         // Each thread looks at each end of a loop of some instructions.
         let polls = Polls { every: 1, least: 12, meetings: 1 };
-        let rewritten = rewrite_with(&job.ptx, |_| true, polls).expect("PTX");
+        let rewritten =
+            rewrite_with(&job.ptx, |_| true, How { polls, ..How::default() }).expect("PTX");
         let kernels = rewritten.kernels.into_iter();
+        let codes = gpucr_kernels::from_ptx(&job.ptx).expect("PTX");
         let kernels = kernels.filter_map(|(name, judged)| {
             let twins = judged.ok()?;
-            Some((name, twins.in_loops.ok(), twins.at_barriers.ok()))
+            let code = codes.iter().find(|code| code.name == name).cloned();
+            let (in_loops, at_barriers) = (twins.in_loops.ok(), twins.at_barriers.ok());
+            Some(Twin { name, in_loops, at_barriers, aborted: twins.aborted.ok().zip(code) })
         });
         Twins { ptx: haunted(&rewritten.text), kernels: kernels.collect(), level }
     }
 
     /// How a launch is made; `None`: its kernel has no such twin.
     pub(crate) fn parts(&self, launch: &Launch, random: &mut Random) -> Option<Parts> {
-        let known = self.kernels.iter().find(|(name, ..)| name == launch.kernel);
-        let (name, in_loops, at_barriers) = known?;
+        let known = self.kernels.iter().find(|twin| twin.name == launch.kernel);
+        let Twin { name, in_loops, at_barriers, aborted } = known?;
         let (grid, block, dynamic) = launch.shape;
         let blocks = control::blocks([grid, 1, 1]).expect("not too many");
         if let (Level::Loops, Some(in_loops)) = (self.level, in_loops) {
@@ -85,6 +101,17 @@ impl Twins {
                 .copy_from_slice(&(layout.slots as u32).to_le_bytes());
             set_every(&mut control, every);
             let left = Left::Inside { level: self.level, all: blocks, every, launches: 1 };
+            return Some(Parts { name: twin.name.clone(), control, left });
+        }
+        if let (Level::Aborted, Some((twin, code))) = (self.level, aborted)
+            && is_same_twice(code, launch)
+        {
+            let all = blocks * if twin.by_blocks { 1 } else { u64::from(block) };
+            let every = 1 + (random.next() >> 32) as u32 % 97;
+            let mut control =
+                vec![0; control::bytes_in_loops(all, 0).expect("not too many") as usize];
+            set_every(&mut control, every);
+            let left = Left::Inside { level: self.level, all, every, launches: 1 };
             return Some(Parts { name: twin.name.clone(), control, left });
         }
         let parts: Vec<u64> = (0..blocks).map(|_| (random.next() >> 32) % PARTS).collect();
@@ -130,6 +157,19 @@ impl Parts {
             Left::Inside { level: own, launches, .. } => level == own && launches > 1,
         }
     }
+}
+
+/// Whether doing a launch twice is the same as doing it once. Each buffer is an allocation.
+fn is_same_twice(code: &Kernel, launch: &Launch) -> bool {
+    let params: Vec<(u32, u32)> =
+        code.params.iter().map(|param| (param.offset, param.size)).collect();
+    let place = |(param, offset): (u32, u32)| match launch.arguments[param as usize] {
+        Argument::Buffer(buffer) if offset == 0 => Place { at: buffer as u8 + 1, before: 0 },
+        _ => Place::default(),
+    };
+    let places: Vec<Place> = words(params.iter().copied()).map(place).collect();
+    let code = gpucr_kernels::code(code, &params);
+    code.is_ok_and(|code| code.twice(&places) == Twice::Same)
 }
 
 fn set_every(control: &mut [u8], every: u32) {

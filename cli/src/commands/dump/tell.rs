@@ -31,12 +31,11 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     }
     for one in &report.interrupted {
         say!(
-            "interrupted {}: kernel {} of process {}, {} of {} blocks done",
+            "interrupted {}: kernel {} of process {}, {}",
             one.level.place(),
             display::kernel(&one.kernel),
             one.pid,
-            one.done,
-            one.blocks,
+            one.standing(),
         );
     }
     if let Some(found) = &report.validation {

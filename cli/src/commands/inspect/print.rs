@@ -80,12 +80,11 @@ pub(super) fn print(summary: &Summary<'_>, all: bool) {
     }
     for one in &summary.interrupted {
         say!(
-            "interrupted {}: kernel {} of process {}, {} of {} blocks done",
+            "interrupted {}: kernel {} of process {}, {}",
             one.level.place(),
             display::kernel(&one.kernel),
             one.pid,
-            one.done,
-            one.blocks
+            one.standing()
         );
     }
     say!("stopped    {}", display::time(summary.stopped_ms));

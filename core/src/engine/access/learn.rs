@@ -146,7 +146,8 @@ impl Kernels {
         self.known.get(&kernel).and_then(|known| known.indirect)
     }
 
-    /// Where a kernel can be interrupted (`gpucr run --interruptible`), or why it cannot.
+    /// Where a kernel can be interrupted (`gpucr run --interruptible`), or why it cannot. By abort only those launches can
+    /// of which doing them twice is the same as doing them once.
     pub(super) fn twin(&self, kernel: u64) -> Result<Level, String> {
         let twin = self.known.get(&kernel).and_then(|known| known.twin.clone());
         twin.unwrap_or_else(|| Err(NO_MODULE.to_owned()))
@@ -219,11 +220,13 @@ fn twins(image: &[u8], capability: u32) -> Result<HashMap<String, Result<Level, 
     let text = gpucr_fatbin::what_runs(image, capability, MOST_TEXT);
     let text = text.map_err(|why| why.to_string())?;
     let rewritten = gpucr_rewrite::rewrite(&text, |_| true).map_err(|error| error.to_string())?;
-    let level = |twins: gpucr_rewrite::Twins| match (twins.in_loops, twins.at_barriers) {
-        (Ok(_), _) => Level::Loop,
-        (_, Ok(_)) => Level::Barrier,
-        _ => Level::Block,
-    };
+    let level =
+        |twins: gpucr_rewrite::Twins| match (twins.in_loops, twins.at_barriers, twins.aborted) {
+            (Ok(_), _, _) => Level::Loop,
+            (_, Ok(_), _) => Level::Barrier,
+            (_, _, Ok(_)) => Level::Abort,
+            _ => Level::Block,
+        };
     let judged = rewritten.kernels.into_iter();
     Ok(judged
         .map(|(name, judged)| (name, judged.map(level).map_err(|why| why.to_string())))

@@ -76,7 +76,8 @@ pub struct Row {
     /// The same of each class of its launches: those whose arguments point to each other's allocations in the same way.
     pub repeated: Vec<Repeated>,
     /// Where `gpucr run --interruptible` can interrupt it: `block`, between two of its blocks, or `loop`, in loops of its
-    /// threads, if a launch has not too many of them, or `barrier`, at barriers of its blocks. None where it cannot, and for operations.
+    /// threads, if a launch has not too many of them, or `barrier`, at barriers of its blocks, or `abort`, anywhere, if all of
+    /// its launches were idempotent. None where it cannot, and for operations.
     pub interruptible: Option<Level>,
     /// Why a kernel cannot be interrupted.
     pub interruptible_reason: Option<String>,
@@ -214,7 +215,10 @@ impl Seen<'_> {
             idempotent,
             idempotent_reason,
             repeated,
-            interruptible: twin.as_ref().ok().copied(),
+            interruptible: twin.as_ref().ok().map(|level| match level {
+                Level::Abort if idempotent != Some(true) => Level::Block,
+                level => *level,
+            }),
             interruptible_reason: twin.err(),
             twice: self.findings.and_then(|f| f.twice.get(&kernel.id).copied()),
             checked: self.findings.and_then(|f| f.kernels.get(&kernel.id).copied()),

@@ -6,15 +6,11 @@
 //!
 //! `docs/access-sets.md` names what is taken for granted.
 
-use std::collections::HashMap;
-
 use gpucr_wire::access::KernelUse;
-use gpucr_wire::reach::Reach;
-use gpucr_wire::twice::{Class, Code, Place, Reason, Twice, Use, words};
+use gpucr_wire::twice::{Class, Code, Place, Twice};
 use serde::Serialize;
 
 use super::Kernels;
-use crate::kernels::{Direction, Kernel};
 
 /// Launches of which doing them twice does the same.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -30,68 +26,23 @@ pub struct Repeated {
     pub reason: Option<&'static str>,
 }
 
-/// What a reason is called.
-fn reason(reason: Reason) -> &'static str {
-    match reason {
-        Reason::InPlace {} => "reads and writes one argument",
-        Reason::Elsewhere {} => "memory that is not followed",
-        Reason::Variables {} => "variables of its module",
-        Reason::Mapped {} => "memory mapped by the program",
-        Reason::OneAllocation {} => "reads and writes one allocation",
-    }
-}
-
 /// What the code of a kernel does to memory.
 ///
 /// # Errors
 /// Why doing one of its launches twice can never be said to be the same.
 pub(super) fn code_of(kernel: &KernelUse, kernels: &Kernels) -> Result<Code, &'static str> {
     let code = kernels.proof(kernel.id).ok_or("its code is not known")?;
-    if code.indirect {
-        return Err("follows pointers in memory");
-    }
-    if !code.closed {
-        return Err("more than memory counts");
-    }
-    // The proof is of a kernel with the same layout.
-    let params = kernel.params.iter().map(|param| (param.offset, param.size));
-    let places: HashMap<(u32, u32), usize> =
-        words(params).enumerate().map(|(at, word)| (word, at)).collect();
-    let uses = uses(code, &places).ok_or("its code is not understood")?;
-    let (reads_variables, writes_variables) = (code.variables.reads(), code.variables.writes());
-    Ok(Code { uses, reads_variables, writes_variables })
-}
-
-/// What is done with each argument; `None` if that of one is not known.
-fn uses(code: &Kernel, places: &HashMap<(u32, u32), usize>) -> Option<Vec<Use>> {
-    let mut uses = Vec::new();
-    for (number, param) in code.params.iter().enumerate() {
-        for word in param.words.iter().filter(|word| word.direction != Direction::None) {
-            if word.direction == Direction::Unknown {
-                return None;
-            }
-            uses.push(Use {
-                word: places.get(&(number as u32, word.offset)).copied(),
-                reads: word.direction.reads(),
-                writes: word.direction.writes(),
-                down: word.reach.as_ref().map(goes_down),
-            });
-        }
-    }
-    Some(uses)
-}
-
-/// Whether there is a size of a launch with which it goes to lower addresses.
-fn goes_down(reach: &Reach) -> bool {
-    reach.low < 0 || reach.terms.iter().any(|term| term.bytes < 0)
+    let params: Vec<(u32, u32)> =
+        kernel.params.iter().map(|param| (param.offset, param.size)).collect();
+    gpucr_kernels::code(code, &params)
 }
 
 /// What doing launches of a class twice does.
 fn judged(class: &Class, code: &Result<Code, &'static str>) -> Repeated {
     let (idempotent, reason) = match code.as_ref().map(|code| code.twice(&class.places)) {
         Ok(Twice::Same) => (Some(true), None),
-        Ok(Twice::Differs(why)) => (Some(false), Some(reason(why))),
-        Ok(Twice::Unknown(why)) => (None, Some(reason(why))),
+        Ok(Twice::Differs(why)) => (Some(false), Some(why.text())),
+        Ok(Twice::Unknown(why)) => (None, Some(why.text())),
         Err(why) => (None, Some(*why)),
     };
     // Numbers that only bytes before them have are left out.

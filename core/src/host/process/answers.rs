@@ -60,7 +60,11 @@ pub(super) fn counts(counts: &Counts) -> Result<(), &'static str> {
 
 /// Whether a program can have launches that are so far.
 pub(super) fn interrupted(launches: &[Interrupted]) -> Result<(), &'static str> {
-    if launches.iter().any(|one| one.blocks == 0 || one.done > one.blocks || one.blocks > MOST) {
+    let is_none = |one: &Interrupted| {
+        let begun = one.done.checked_add(one.again);
+        one.blocks == 0 || begun.is_none_or(|begun| begun > one.blocks) || one.blocks > MOST
+    };
+    if launches.iter().any(is_none) {
         return Err("a launch has done more than there is");
     }
     Ok(())
@@ -168,7 +172,8 @@ mod tests {
     fn launches_are_not_more_than_done() {
         let is = |done, blocks| {
             let place = Place::Loops {};
-            interrupted(&[Interrupted { kernel: "k".into(), done, blocks, place }]).is_ok()
+            interrupted(&[Interrupted { kernel: "k".into(), done, blocks, place, again: 0 }])
+                .is_ok()
         };
         assert!(is(0, 1) && is(812, 1320) && is(7, 7));
         assert!(!is(0, 0) && !is(8, 7) && !is(1, u64::MAX));

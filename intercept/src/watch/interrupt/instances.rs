@@ -68,6 +68,10 @@ pub(super) struct Instance {
     pub(super) state: State,
     /// If it depends on that whether the kernel may be interrupted.
     pub(super) length: Option<Arc<Length>>,
+    /// So many of its blocks were done when it was looked at last.
+    pub(super) done: u64,
+    /// How often it was interrupted since a block of it came to its end.
+    pub(super) in_vain: u32,
     /// When it was launched.
     pub(super) since: Instant,
 }
@@ -77,9 +81,8 @@ pub(super) struct Instance {
 pub(super) enum State {
     /// It is in its stream.
     Running,
-    /// Its flag is raised or about to be, and it is to be launched again before it can be over. So many of its blocks were
-    /// done when it was looked at last.
-    Interrupted { done: u64 },
+    /// Its flag is raised or about to be, and it is to be launched again before it can be over.
+    Interrupted,
 }
 
 /// The table.
@@ -267,7 +270,7 @@ pub(crate) fn truthful(call: impl Fn() -> Code) -> Code {
         }
         let _uncancelled = cancel::not_now();
         let begin = Instant::now();
-        let is_interrupted = |one: &Instance| matches!(one.state, State::Interrupted { .. });
+        let is_interrupted = |one: &Instance| one.state == State::Interrupted;
         while with(|table| table.instances.iter().any(is_interrupted)) {
             gate::aside(|| pause(begin));
         }

@@ -8,6 +8,7 @@ use gpucr_rewrite::control;
 use super::instances::{Control, HOLD, Instance, LEGACY, Launching, State, with};
 use super::layout::{Layout, Shape};
 use super::lengths::{self, Length, Next};
+use super::repeat::Repeat;
 use super::twins::{self, Entry, Found, Inside, Relaxed, Twin};
 use crate::abi::real::{self, check};
 use crate::abi::types::{Code, ERROR_NOT_SUPPORTED, STREAM_PER_THREAD, SUCCESS};
@@ -110,7 +111,14 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
     let admits = |entry: &Entry| entry.admits(launch.handle, threads, form.shared);
     let prepare = |layout: &Layout| prepare(context, device, layout.bytes).ok();
     let layout = |inside| Layout::inside(inside, shape, form.shared, resident(device, threads)?);
-    let chosen = choose(&twin, shape, admits, layout, prepare);
+    let may_repeat = |repeat: &Repeat| match repeat.admits(&twin.kernel, launch) {
+        Ok(()) => true,
+        Err(why) => {
+            twins::note(&twin.kernel.name, &format!("it cannot be begun again: {why}"));
+            false
+        }
+    };
+    let chosen = choose(&twin, shape, admits, layout, may_repeat, prepare);
     let Chosen { entry, layout, control, event } = match chosen {
         Ok(chosen) => chosen,
         Err(why) => return no(why),
@@ -136,6 +144,8 @@ fn with_twin(launch: &Launch, stream: u64) -> Option<Code> {
         event,
         state: State::Running,
         length: found.length.clone(),
+        done: 0,
+        in_vain: 0,
         since: Instant::now(),
     };
     let words = (layout.zero - control::CLAIMS) / 4;
@@ -196,13 +206,14 @@ struct Chosen {
     event: u64,
 }
 
-/// The twin that is interrupted inside of its blocks, if there is one and not too much would be saved; or else the other. Why
-/// neither can be launched.
+/// The twin that is interrupted inside of its blocks, if there is one and not too much would be saved; or else the one that
+/// is aborted, if this launch may be begun again; or else the first one. Why none can be launched.
 fn choose(
     twin: &Twin,
     shape: Shape,
     admits: impl Fn(&Entry) -> bool,
     layout: impl Fn(Inside) -> Option<Layout>,
+    may_repeat: impl Fn(&Repeat) -> bool,
     prepare: impl Fn(&Layout) -> Option<(Control, u64)>,
 ) -> Result<Chosen, &'static str> {
     let inside = twin.inside.filter(|(entry, _)| admits(entry)).and_then(|(entry, inside)| {
@@ -210,7 +221,17 @@ fn choose(
         let (control, event) = prepare(&layout)?;
         Some(Chosen { entry, layout, control, event })
     });
-    if let Some(chosen) = inside {
+    let aborted = || {
+        let aborted = twin.aborted.as_ref();
+        let (entry, repeat) = aborted.filter(|(entry, _)| admits(entry))?;
+        if !may_repeat(repeat) {
+            return None;
+        }
+        let layout = Layout::aborted(repeat.by_blocks, shape)?;
+        let (control, event) = prepare(&layout)?;
+        Some(Chosen { entry: *entry, layout, control, event })
+    };
+    if let Some(chosen) = inside.or_else(aborted) {
         return Ok(chosen);
     }
     if !admits(&twin.between) {

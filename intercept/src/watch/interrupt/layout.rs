@@ -23,6 +23,8 @@ pub(super) struct Layout {
     pub(super) zero: u64,
     /// Up to here it tells what is done.
     pub(super) told: u64,
+    /// States of each block.
+    states: u64,
     /// How many blocks can be saved at a time, where that is told to the twin.
     pub(super) slots: Option<u32>,
 }
@@ -31,7 +33,16 @@ impl Layout {
     /// For a twin that is interrupted between blocks.
     pub(super) fn between(shape: Shape) -> Self {
         let bytes = control::bytes(shape.blocks);
-        Self { place: Place::Between {}, bytes, zero: bytes, told: bytes, slots: None }
+        Self { place: Place::Between {}, bytes, zero: bytes, told: bytes, states: 0, slots: None }
+    }
+
+    /// For one that is aborted: as one block each, or thread by thread. `None` if it would be too large.
+    pub(super) fn aborted(by_blocks: bool, Shape { blocks, threads }: Shape) -> Option<Self> {
+        let states = if by_blocks { 1 } else { threads };
+        let all = blocks.checked_mul(states)?;
+        let bytes = control::bytes_in_loops(all, 0)?;
+        let told = control::STATES + 4 * all;
+        Some(Self { place: Place::Aborted {}, bytes, zero: told, told, states, slots: None })
     }
 
     /// For one that is interrupted inside of them, with so much dynamic shared memory for each; `None` if it would be too
@@ -48,7 +59,8 @@ impl Layout {
                 let all = blocks.checked_mul(threads)?;
                 let bytes = control::bytes_in_loops(all, saved)?;
                 let told = control::STATES + 4 * all;
-                Some(Self { place: Place::Loops {}, bytes, zero: told, told, slots: None })
+                let place = Place::Loops {};
+                Some(Self { place, bytes, zero: told, told, states: threads, slots: None })
             }
             Inside::Barriers { saved, shared, dynamic: unit } => {
                 let dynamic = u64::from(dynamic);
@@ -62,17 +74,26 @@ impl Layout {
                 let told = control::STATES + 4 * blocks;
                 let slots = Some(u32::try_from(all.slots).ok()?);
                 let control::AtBarriers { bytes, zero, .. } = all;
-                Some(Self { place: Place::Barriers {}, bytes, zero, told, slots })
+                Some(Self { place: Place::Barriers {}, bytes, zero, told, states: 1, slots })
             }
         }
     }
 
     /// How many blocks are done of a launch that is over, by what its control block tells.
-    pub(super) fn done(&self, told: &[u8], Shape { blocks, threads }: Shape) -> u64 {
+    pub(super) fn done(&self, told: &[u8], Shape { blocks, .. }: Shape) -> u64 {
         match self.place {
             Place::Between {} => control::claimed(told).min(blocks),
-            Place::Loops {} => control::done_in_loops(told, blocks, threads),
-            Place::Barriers {} => control::done_at_barriers(told, blocks),
+            Place::Loops {} | Place::Barriers {} | Place::Aborted {} => {
+                control::done_in_loops(told, blocks, self.states)
+            }
+        }
+    }
+
+    /// How many blocks had begun and are begun again.
+    pub(super) fn again(&self, told: &[u8], Shape { blocks, .. }: Shape) -> u64 {
+        match self.place {
+            Place::Between {} | Place::Loops {} | Place::Barriers {} => 0,
+            Place::Aborted {} => control::begun(told, blocks, self.states),
         }
     }
 }
@@ -101,5 +122,12 @@ mod tests {
             Layout::inside(at(None), shape, 0, u64::MAX).and_then(|all| all.slots),
             Some(10)
         );
+        let [threads, whole] = [false, true].map(|by_blocks| Layout::aborted(by_blocks, shape));
+        let threads = threads.expect("little");
+        assert_eq!((threads.bytes, threads.zero, threads.told), (16 + 300 * 4, 1216, 1216));
+        let whole = whole.expect("little");
+        assert_eq!((whole.bytes, whole.zero, whole.told), (16 + 12 * 4, 56, 56));
+        let told = [[0; 16].as_slice(), &[1, 0, 0, 0, 2, 0, 0, 0], &[0; 32]].concat();
+        assert_eq!((whole.done(&told, shape), whole.again(&told, shape)), (1, 1));
     }
 }

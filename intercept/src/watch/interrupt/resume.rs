@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use gpucr_rewrite::control;
 use gpucr_wire::message::{Interrupted, Place};
 
 use super::instances::{Instance, State, new_epoch, with};
@@ -18,27 +19,27 @@ use crate::state::gate;
 use crate::state::memory::Failure;
 use crate::watch::{broken, guard, own};
 
+/// A flag by which none begins, and those that run are not aborted.
+const NO_MORE: u32 = control::ABORT + 1;
 /// How often a launch that has failed is tried again.
 const AGAIN: Duration = Duration::from_millis(100);
 
+/// A launch that was aborted so often, and of which no block has come to its end meanwhile, is interrupted between two of its
+/// blocks: it has to come to its end although it is dumped again and again.
+const MOST_IN_VAIN: u32 = 3;
+
 /// All that is interrupted.
 fn interrupted() -> Vec<Instance> {
-    let is = |one: &&Instance| matches!(one.state, State::Interrupted { .. });
+    let is = |one: &&Instance| one.state == State::Interrupted;
     with(|table| table.instances.iter().filter(is).cloned().collect())
 }
 
-fn set_state(number: u64, state: State) {
-    with(|table| {
-        table
-            .instances
-            .iter_mut()
-            .filter(|one| one.number == number)
-            .for_each(|one| one.state = state);
-    });
+fn change(number: u64, change: impl Fn(&mut Instance)) {
+    with(|table| table.instances.iter_mut().filter(|one| one.number == number).for_each(change));
 }
 
-/// From now on no block begins of what can be interrupted, and threads that can be interrupted in loops or at barriers end
-/// there. The gate is shut and nobody is inside.
+/// From now on no block begins of what can be interrupted, and threads that can be interrupted in loops or at barriers, or
+/// aborted, end there. The gate is shut and nobody is inside.
 pub(crate) fn interrupt() {
     if !gate::is_holding() {
         return;
@@ -50,13 +51,14 @@ pub(crate) fn interrupt() {
         let running = table.instances.iter_mut().filter(|one| one.state == State::Running);
         running
             .map(|one| {
-                one.state = State::Interrupted { done: 0 };
+                one.state = State::Interrupted;
+                one.in_vain = one.in_vain.saturating_add(1);
                 one.clone()
             })
             .collect()
     });
     for one in raised {
-        let raised = with_context(one.context, || one.set_flag(1));
+        let raised = with_context(one.context, || one.set_flag(one.flag()));
         if let Err(code) = raised {
             // It runs to its end, which is seen then.
             log!("`{}` cannot be interrupted: error {code}", one.twin.kernel.name);
@@ -65,6 +67,14 @@ pub(crate) fn interrupt() {
 }
 
 impl Instance {
+    /// The flag by which it is interrupted.
+    fn flag(&self) -> u32 {
+        match self.layout.place {
+            Place::Aborted {} if self.in_vain > MOST_IN_VAIN => NO_MORE,
+            _ => control::ABORT,
+        }
+    }
+
     /// Sets the flag, past all that is in other streams. The context is current.
     fn set_flag(&self, value: u32) -> Result<(), Code> {
         let stream = own_stream(self.context)?;
@@ -72,14 +82,14 @@ impl Instance {
         check(unsafe { real::cuStreamWriteValue32_v2(stream, self.control.address, value, 0) })
     }
 
-    /// How many blocks are done of a launch that is over. The context is current.
-    fn done(&self) -> Result<u64, Code> {
+    /// How many blocks are done of a launch that is over, and how many had begun and are begun again. The context is current.
+    fn done(&self) -> Result<(u64, u64), Code> {
         let mut bytes = vec![0u8; self.layout.told as usize];
         // SAFETY: as many bytes on both sides.
         check(unsafe {
             real::cuMemcpyDtoH_v2(bytes.as_mut_ptr().cast(), self.control.address, bytes.len())
         })?;
-        Ok(self.layout.done(&bytes, self.shape))
+        Ok((self.layout.done(&bytes, self.shape), self.layout.again(&bytes, self.shape)))
     }
 
     /// Launches it again in its stream. The context is current, and the launch before is over.
@@ -135,13 +145,14 @@ pub(crate) fn give_up() {
         let _relaxed = Relaxed::now();
         let too_long = "it took too long to come to a place where it can be interrupted";
         let launched = with_context(one.context, || match one.layout.place {
-            Place::Loops {} => one.launch_behind(),
+            // Nobody waits for blocks of one that is aborted, and those that end behind the flag are begun by that launch.
+            Place::Loops {} | Place::Aborted {} => one.launch_behind(),
             // Blocks at barriers see that the flag has been lowered.
             Place::Between {} | Place::Barriers {} => one.launch_beside(),
         });
         let why = match one.layout.place {
             Place::Between {} => "its blocks wait for each other",
-            Place::Loops {} | Place::Barriers {} => too_long,
+            Place::Loops {} | Place::Barriers {} | Place::Aborted {} => too_long,
         };
         match launched {
             Ok(()) => {
@@ -161,9 +172,9 @@ pub(crate) fn standing() -> Vec<Interrupted> {
     }
     let mut standing = Vec::new();
     for one in interrupted() {
-        let done = with_context(one.context, || one.done()).unwrap_or_else(|code| {
+        let (done, again) = with_context(one.context, || one.done()).unwrap_or_else(|code| {
             log!("it is not known how far `{}` is: error {code}", one.twin.kernel.name);
-            0
+            (0, 0)
         });
         if done == one.shape.blocks {
             // The next launch with this control block has to find the flag so.
@@ -177,9 +188,13 @@ pub(crate) fn standing() -> Vec<Interrupted> {
                 continue;
             }
         }
-        set_state(one.number, State::Interrupted { done });
+        change(one.number, |one| {
+            if done > one.done {
+                (one.done, one.in_vain) = (done, 0);
+            }
+        });
         let (kernel, blocks) = (one.twin.kernel.name.clone(), one.shape.blocks);
-        standing.push(Interrupted { kernel, done, blocks, place: one.layout.place });
+        standing.push(Interrupted { kernel, done, blocks, place: one.layout.place, again });
     }
     standing
 }
@@ -199,7 +214,7 @@ pub(crate) fn relaunch() -> Result<(), Failure> {
         match with_context(one.context, || one.launch_again()) {
             Ok(()) => {
                 new_epoch();
-                set_state(one.number, State::Running);
+                change(one.number, |one| one.state = State::Running);
             }
             // All calls of the program say so themselves.
             Err(code) if broken::is_lasting(code) => {

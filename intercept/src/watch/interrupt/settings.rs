@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use gpucr_wire::{AT_BARRIERS, AUTO, ENV_INTERRUPT_LEVEL, ENV_INTERRUPTIBLE, IN_LOOPS};
+use gpucr_wire::{ABORTED, AT_BARRIERS, AUTO, ENV_INTERRUPT_LEVEL, ENV_INTERRUPTIBLE, IN_LOOPS};
 
 use crate::log::log;
 use crate::state::gate;
@@ -59,14 +59,17 @@ pub(crate) fn why_none() -> &'static str {
 pub(super) struct Insides {
     pub(super) loops: bool,
     pub(super) barriers: bool,
+    /// And aborted, where that is right.
+    pub(super) aborted: bool,
 }
 
 pub(super) fn insides() -> Insides {
     static INSIDES: OnceLock<Insides> = OnceLock::new();
     *INSIDES.get_or_init(|| {
         let level = std::env::var(ENV_INTERRUPT_LEVEL).unwrap_or_default();
-        let loops = level == IN_LOOPS;
-        Insides { loops, barriers: loops || level == AT_BARRIERS }
+        let aborted = level == ABORTED;
+        let loops = aborted || level == IN_LOOPS;
+        Insides { loops, barriers: loops || level == AT_BARRIERS, aborted }
     })
 }
 

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpucr_rewrite::{Twins, alone, rewrite};
+use gpucr_rewrite::{How, alone, rewrite_with};
 
 use super::lengths::{self, Length};
+use super::repeat::{self, Repeat};
 use super::settings::{insides, is_auto, is_named};
 pub(super) use crate::abi::real::Relaxed;
 use crate::abi::real::{self, check};
@@ -47,6 +48,16 @@ pub(super) struct Twin {
     pub(super) between: Entry,
     /// Inside of them.
     pub(super) inside: Option<(Entry, Inside)>,
+    /// The one that is aborted and begun again, if a launch may be.
+    pub(super) aborted: Option<(Entry, Repeat)>,
+}
+
+/// What was made of a kernel's text.
+#[derive(Clone)]
+struct Twins {
+    all: gpucr_rewrite::Twins,
+    /// What its code does, if that is asked for.
+    code: Option<Arc<gpucr_kernels::Kernel>>,
 }
 
 /// Where inside of its blocks a kernel is interrupted, and what is saved then, bytes: by each thread, and by those of a block
@@ -58,7 +69,7 @@ pub(super) enum Inside {
 }
 
 /// Where inside of its blocks a kernel is to be interrupted, and the name of the twin; or why it is not.
-fn inside(twins: Twins) -> Result<(String, Inside), String> {
+fn inside(twins: gpucr_rewrite::Twins) -> Result<(String, Inside), String> {
     let asked = insides();
     let why = match (twins.at_barriers, twins.in_loops) {
         (Ok(at), _) if asked.barriers => {
@@ -218,14 +229,34 @@ fn make(kernel: Arc<kernels::Kernel>, (module, twins): Loaded) -> Result<Twin, S
     let params = kernel.params.as_deref().ok_or("the driver does not tell its parameters")?;
     let end = params.iter().map(|param| (param.offset + param.size) as usize).max().unwrap_or(0);
     let between = entry(module, &kernel.name, params.len(), end)?;
-    let inside = inside(twins).and_then(|(name, inside)| {
+    let aborted = aborted(&kernel, &twins).and_then(|(name, repeat)| {
+        let entry = entry(module, &name, params.len(), end)?;
+        Ok((entry, repeat))
+    });
+    if let Err(why) = &aborted {
+        log!("`{}` is not aborted: {why}", kernel.name);
+    }
+    let inside = inside(twins.all).and_then(|(name, inside)| {
         let entry = entry(module, &name, params.len(), end)?;
         Ok((entry, inside))
     });
     if let Err(why) = &inside {
         log!("`{}` is not interrupted inside of its blocks: {why}", kernel.name);
     }
-    Ok(Twin { kernel, between, inside: inside.ok() })
+    Ok(Twin { kernel, between, inside: inside.ok(), aborted: aborted.ok() })
+}
+
+/// The name of the twin that is aborted, and for which launches that is right; or why it never is.
+fn aborted(kernel: &kernels::Kernel, twins: &Twins) -> Result<(String, Repeat), String> {
+    if !insides().aborted {
+        return Err("nobody has asked for that".to_owned());
+    }
+    let twin = match &twins.all.aborted {
+        Ok(twin) => twin,
+        Err([alone, at]) => return Err(format!("in loops, {alone}; at barriers, {at}")),
+    };
+    let code = twins.code.as_deref().ok_or("its code is not known")?;
+    Ok((twin.name.clone(), Repeat::of(kernel, code, twin.by_blocks)?))
 }
 
 /// A twin, by its name in a module of ours. The kernel has so many parameters, which end there.
@@ -292,16 +323,20 @@ impl Rewritten {
     fn written(handle: u64, kernel: &kernels::Kernel) -> Result<(String, Twins), String> {
         let failed = |error: gpucr_rewrite::Syntax| error.to_string();
         let text = text(kernel.image)?;
-        let mut rewritten = rewrite(&text, |name| name == kernel.name).map_err(failed)?;
+        let how = How { aborted: insides().aborted, ..How::default() };
+        let is_it = |name: &str| name == kernel.name;
+        let mut rewritten = rewrite_with(&text, is_it, how).map_err(failed)?;
         let (_, judged) = rewritten.kernels.pop().ok_or(NO_TEXT)?;
         let twins = judged.map_err(|why| why.to_string())?;
+        let code = how.aborted.then(|| repeat::codes(&text, is_it).remove(&kernel.name)).flatten();
         let inside = [
             twins.in_loops.as_ref().ok().map(|twin| twin.name.as_str()),
             twins.at_barriers.as_ref().ok().map(|twin| twin.name.as_str()),
+            twins.aborted.as_ref().ok().filter(|_| how.aborted).map(|twin| twin.name.as_str()),
         ];
         let is_twin = |name: &str| name == kernel.name || inside.contains(&Some(name));
         let text = alone(&rewritten.text, is_twin, most_registers(handle)).map_err(failed)?;
-        Ok((text, twins))
+        Ok((text, Twins { all: twins, code }))
     }
 
     fn is_to_be_loaded(&self) -> bool {

@@ -5,7 +5,7 @@ use super::classes::{has_no_effect, is_computation};
 use super::flow::{Flow, FunctionId, LOCAL_CELL, SHARED_CELL};
 use super::parse::{Atom, Instruction, Operand, Space, Var};
 use super::value::{FOREIGN, LARGE, LOCAL, NUMBER, PARAM, PIECES, SHARED, VARIABLE, Value};
-use crate::kernels::Direction;
+use crate::Direction;
 
 /// Shifted left by so many bits, what was an address is a number: the size of an element.
 const SCALE_BITS: i64 = 12;

@@ -1,7 +1,7 @@
 //! One test for each rule, and the kernels of `tests/workloads`.
 
 use super::*;
-use crate::kernels::{Direction, Source};
+use crate::{Direction, Source};
 
 mod any;
 
@@ -481,7 +481,7 @@ fn too_large_is_unknown() {
 
 macro_rules! workload {
     ($name:literal) => {
-        include_str!(concat!("../../../../tests/workloads/kernels/", $name, ".ptx"))
+        include_str!(concat!("../../../tests/workloads/kernels/", $name, ".ptx"))
     };
 }
 

@@ -385,7 +385,7 @@ fn rule(i: &Instruction<'_>, operands: &[Sum]) -> Option<Sum> {
 mod tests {
     use gpucr_wire::reach::Sizes;
 
-    use crate::kernels::from_ptx;
+    use crate::from_ptx;
 
     /// What a kernel with parameters `out` and `in`, `n` and this body touches by way of them, in a launch
     /// of 10 blocks of 64 threads, relative to the addresses; `None` if that is not known.

@@ -3,7 +3,7 @@
 use super::flow::{Flow, FunctionId, LOCAL_CELL, SHARED_CELL};
 use super::parse::{Atom, Instruction, Operand};
 use super::value::{FOREIGN, LOCAL, PARAM, PIECES, SHARED, Value};
-use crate::kernels::Direction;
+use crate::Direction;
 
 /// A call's operands.
 pub(super) struct Call<'i, 'a> {

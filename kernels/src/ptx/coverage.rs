@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use gpucr_wire::reach::Sizes;
 
 use super::from_ptx;
-use crate::kernels::Direction;
+use crate::Direction;
 
 /// Parameters of the kernel, each a pointer to a buffer of its own.
 const PARAMS: usize = 4;

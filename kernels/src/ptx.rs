@@ -51,7 +51,7 @@ mod tests;
 
 pub use error::PtxError;
 
-use super::Kernel;
+use crate::Kernel;
 
 /// The kernels of a module, in its order, with a direction for each word.
 ///
@@ -61,8 +61,17 @@ use super::Kernel;
 /// # Errors
 /// [`PtxError`], if no functions can be made out.
 pub fn from_ptx(ptx: &str) -> Result<Vec<Kernel>, PtxError> {
+    from_ptx_of(ptx, |_| true)
+}
+
+/// The same of those with certain names.
+///
+/// # Errors
+/// As [`from_ptx`].
+pub fn from_ptx_of(ptx: &str, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<Kernel>, PtxError> {
     let module = parse::module(ptx)?;
-    let entries = module.functions.iter().enumerate().filter(|(_, function)| function.is_entry);
+    let entries = module.functions.iter().enumerate();
+    let entries = entries.filter(|(_, one)| one.is_entry && is_wanted(one.name));
     let mut work = flow::MOST_WORK;
     Ok(entries.map(|(index, _)| flow::kernel(&module, index, &mut work)).collect())
 }

@@ -78,7 +78,7 @@ pub struct Kernel {
 impl Kernel {
     /// What may be done if either of two runs, which have the same layout.
     #[must_use]
-    pub(crate) fn or(mut self, other: &Kernel) -> Kernel {
+    pub fn or(mut self, other: &Kernel) -> Kernel {
         let own = self.params.iter_mut().flat_map(|param| &mut param.words);
         for (own, other) in own.zip(other.params.iter().flat_map(|param| &param.words)) {
             own.direction = own.direction.and(other.direction);
@@ -118,7 +118,7 @@ pub struct Word {
 
 impl Param {
     /// A parameter of which all words have the same direction.
-    pub(crate) fn uniform(offset: u32, size: u32, direction: Direction, source: Source) -> Param {
+    pub fn uniform(offset: u32, size: u32, direction: Direction, source: Source) -> Param {
         let word = |word| Word { offset: word * 8, direction, source, reach: None };
         Param { offset, size, words: (0..size / 8).map(word).collect() }
     }

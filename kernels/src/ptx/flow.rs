@@ -6,7 +6,7 @@ use super::classes::is_computation;
 use super::parse::{Function, Instruction, Module, Operand, Var};
 use super::value::{CONST, FOREIGN, LOCAL, Marks, NUMBER, PARAM, SHARED, VARIABLE, Value};
 use super::{parse::Atom, parse::Space, reach};
-use crate::kernels::{Direction, Kernel, Param, Source};
+use crate::{Direction, Kernel, Param, Source};
 
 /// All local memory, and all shared memory.
 pub(super) const LOCAL_CELL: usize = 0;

@@ -1,0 +1,167 @@
+//! Twins of which what runs is ended without anything being saved, and begun again from its start. That is right for
+//! launches of which doing them twice is the same as doing them once, which is not decided here.
+//!
+//! If threads have nothing to do with each other, each looks at the flag in its loops, ends by itself, and is begun again by
+//! itself. Else a block ends as one: its first thread looks at the flag, and all hear of it at the next barrier, as in a
+//! twin that is saved there. So no thread goes on by what another one has not written any more.
+//!
+//! A flag of [`ABORT`] is one for those that run; of any other that is not 0 only those hear that have not begun.
+
+use std::fmt::Write as _;
+use std::ops::Range;
+
+use crate::barriers::{self, LOOK};
+use crate::body::{What, read_again};
+use crate::control::{ABORT, BLOCK, FIRST_SAVED, RUN, STATES};
+use crate::inside::Inside;
+use crate::loops::{Changed, THREAD, loops};
+use crate::opcodes::Class;
+use crate::writer::{Polls, Writer};
+
+/// The body of a twin whose threads are begun again one by one.
+pub(crate) fn alone(text: &str, parameter: &str, polls: Polls) -> Result<Changed, Inside> {
+    let body = read_again(text, false)?;
+    let loops = loops(&body)?;
+    let writer = Writer { text, body: &body, loops: &loops, parameter, polls };
+    let edits = writer.edits();
+    let numbers = 0..loops.len();
+    let set = |number| format!("	mov.u32 %gpucr_left_{number}, {};\n", polls.every);
+    let counts = numbers.clone().map(|number| format!(", %gpucr_left_{number}"));
+    let begin = format!(
+        "
+	.reg .pred %gpucr_is;
+	.reg .b32 %gpucr_a, %gpucr_b, %gpucr_c{};
+	.reg .b64 %gpucr_at, %gpucr_to;
+	ld.param.u64 %gpucr_at, [{parameter}];
+	ld.volatile.global.u32 %gpucr_a, [%gpucr_at];
+	setp.ne.u32 %gpucr_is, %gpucr_a, 0;
+	@%gpucr_is exit;
+{BLOCK}{THREAD}	mul.wide.u32 %gpucr_to, %gpucr_a, 4;
+	add.u64 %gpucr_to, %gpucr_to, %gpucr_at;
+	atom.global.exch.b32 %gpucr_c, [%gpucr_to+{STATES}], {RUN};
+	setp.eq.u32 %gpucr_is, %gpucr_c, {RUN};
+	@%gpucr_is exit;
+{}",
+        counts.collect::<String>(),
+        numbers.clone().map(set).collect::<String>(),
+    );
+    let mut end = String::from("\n	ret;\n");
+    for number in numbers {
+        end += &poll(&writer, number);
+    }
+    let _ = write!(
+        end,
+        "$gpucr_abort:
+{BLOCK}{THREAD}	mul.wide.u32 %gpucr_to, %gpucr_a, 4;
+	add.u64 %gpucr_to, %gpucr_to, %gpucr_at;
+{TELL}"
+    );
+    Ok(Changed { edits, begin, end, saved: 0 })
+}
+
+/// Where branches go that go back to a loop's label.
+fn poll(writer: &Writer<'_, '_>, number: usize) -> String {
+    let label = writer.label(&writer.loops[number]);
+    let (parameter, every) = (writer.parameter, writer.polls.every);
+    format!(
+        "$gpucr_poll_{number}:
+	sub.u32 %gpucr_left_{number}, %gpucr_left_{number}, 1;
+	setp.ne.u32 %gpucr_is, %gpucr_left_{number}, 0;
+	@%gpucr_is bra {label};
+	mov.u32 %gpucr_left_{number}, {every};
+	ld.param.u64 %gpucr_at, [{parameter}];
+	ld.volatile.global.u32 %gpucr_c, [%gpucr_at];
+	setp.ne.u32 %gpucr_is, %gpucr_c, {ABORT};
+	@%gpucr_is bra {label};
+	bra $gpucr_abort;
+"
+    )
+}
+
+/// The body of a twin whose blocks are begun again.
+pub(crate) fn together(text: &str, parameter: &str) -> Result<Changed, Inside> {
+    let body = read_again(text, true)?;
+    let sites = barriers::all_sites(&body)?;
+    let edits: Vec<(Range<usize>, String)> = sites
+        .iter()
+        .enumerate()
+        .map(|(number, site)| (body.items[site.at].span.clone(), met(number, site)))
+        .collect();
+    let begin = format!(
+        "
+	.reg .pred %gpucr_is, %gpucr_first, %gpucr_mine;
+	.reg .b32 %gpucr_a, %gpucr_b, %gpucr_c, %gpucr_flag;
+	.reg .b64 %gpucr_at, %gpucr_to;
+	mov.u32 %gpucr_a, %tid.x;
+	mov.u32 %gpucr_b, %tid.y;
+	mov.u32 %gpucr_c, %tid.z;
+	or.b32 %gpucr_a, %gpucr_a, %gpucr_b;
+	or.b32 %gpucr_a, %gpucr_a, %gpucr_c;
+	setp.eq.u32 %gpucr_first, %gpucr_a, 0;
+	setp.ne.u32 %gpucr_mine, %gpucr_a, %gpucr_a;
+	setp.ne.u32 %gpucr_is, %gpucr_a, %gpucr_a;
+	mov.u32 %gpucr_flag, 0;
+	ld.param.u64 %gpucr_at, [{parameter}];
+	@!%gpucr_first bra $gpucr_decided;
+	ld.volatile.global.u32 %gpucr_a, [%gpucr_at];
+	setp.ne.u32 %gpucr_is, %gpucr_a, 0;
+	@%gpucr_is bra $gpucr_decided;
+{BLOCK}	mul.wide.u32 %gpucr_to, %gpucr_a, 4;
+	add.u64 %gpucr_to, %gpucr_to, %gpucr_at;
+	atom.global.exch.b32 %gpucr_c, [%gpucr_to+{STATES}], {RUN};
+	setp.eq.u32 %gpucr_is, %gpucr_c, {RUN};
+$gpucr_decided:
+	bar.red.or.pred %gpucr_is, 0, %gpucr_is;
+	@%gpucr_is exit;
+"
+    );
+    // Copies that are under way have to be over: they go to memory of the block.
+    let copies = if body.has_copies { "	cp.async.wait_all;\n" } else { "" };
+    let end = format!(
+        "
+	ret;
+$gpucr_abort:
+{copies}	@!%gpucr_first exit;
+{BLOCK}	mul.wide.u32 %gpucr_to, %gpucr_a, 4;
+	add.u64 %gpucr_to, %gpucr_to, %gpucr_at;
+{TELL}"
+    );
+    Ok(Changed { edits, begin, end, saved: 0 })
+}
+
+/// In place of a barrier.
+fn met(number: usize, site: &barriers::Site) -> String {
+    let reduce = if site.is_aligned { "bar.red.or.pred" } else { "barrier.red.or.pred" };
+    let seen = format!("	@%gpucr_first setp.eq.u32 %gpucr_mine, %gpucr_flag, {ABORT};\n");
+    let [seen, look] = if site.looks { [&seen, LOOK] } else { [""; 2] };
+    format!(
+        "{seen}	{reduce} %gpucr_is, 0, %gpucr_mine;
+	@%gpucr_is bra $gpucr_abort;
+$gpucr_after_{number}:
+{look}"
+    )
+}
+
+/// Whether a function that such a kernel calls does nothing that it must not do either. No block is ended in it, so it has no
+/// barriers.
+pub(crate) fn called(text: &str, is_together: bool) -> Result<(), Inside> {
+    let body = read_again(text, is_together)?;
+    match body.items.iter().find_map(|item| barrier(&item.what)) {
+        Some(at) => Err(Inside::Uses(text[at].to_owned())),
+        None => Ok(()),
+    }
+}
+
+fn barrier(what: &What<'_>) -> Option<Range<usize>> {
+    let What::Step(step) = what else { return None };
+    let meets = matches!(step.class, Class::Meets { .. } | Class::Asks);
+    meets.then(|| step.opcode.clone())
+}
+
+/// It is told of a thread or block that it has not come to its end.
+const TELL: &str = "	mov.u32 %gpucr_c, 2;
+	st.volatile.global.u32 [%gpucr_to+16], %gpucr_c;
+	exit;
+";
+// The text has these as numbers.
+const _: () = assert!(STATES == 16 && FIRST_SAVED == 2);
