@@ -165,7 +165,7 @@ mod tests {
         manifest.sections.extend(section(&said));
         assert_eq!(read(&manifest), said[..4]);
         // As it was written before blocks were aborted.
-        let old = postcard::to_stdvec(&[(pid, "k", Level::Loop, 3u64, 1320u64)]).unwrap();
+        let old = postcard::to_stdvec(&[(pid, "k", Level::Loop, 3u64, 1320u64)][..]).unwrap();
         manifest.sections[0] = Section { version: 1, data: old, ..manifest.sections[0].clone() };
         assert_eq!(read(&manifest), [of(pid, "k", 3)]);
         manifest.sections[0].version = 2;

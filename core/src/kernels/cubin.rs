@@ -19,12 +19,11 @@
 
 use std::collections::HashMap;
 
+use gpucr_kernels::{Direction, Kernel, Param, Source};
 use object::LittleEndian;
 use object::elf::{EM_CUDA, FileHeader64, SHN_LORESERVE, SHT_SYMTAB, STT_FUNC};
 use object::read::elf::{FileHeader, SectionHeader, Sym};
 use thiserror::Error;
-
-use super::{Direction, Kernel, Param, Source};
 
 const KPARAM_INFO: u8 = 0x17;
 const KPARAM_INFO_V2: u8 = 0x45;
@@ -221,7 +220,7 @@ mod tests {
                 assert!(kernel.indirect);
                 for param in kernel.params {
                     assert_eq!(param.words.len() as u32, param.size / 8);
-                    let unknown = |word: &crate::kernels::Word| {
+                    let unknown = |word: &gpucr_kernels::Word| {
                         (word.direction, word.source) == (Direction::Unknown, Source::Assumed)
                     };
                     assert!(param.words.iter().all(unknown));

@@ -3,8 +3,7 @@
 use std::fmt;
 
 use cpp_demangle::{DemangleOptions, DemangleWrite, Symbol};
-
-use super::Direction;
+use gpucr_kernels::Direction;
 
 /// The longest demangled name that is believed in, in bytes: a short mangled name can stand for a very
 /// long one.
