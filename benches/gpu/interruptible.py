@@ -4,8 +4,9 @@
 `loops` and `long`: one kernel that takes long runs uninterrupted; then it is dumped twice while it runs and goes on, dumped
 and ended, restored, dumped and ended again, and restored on demand to its end, which must print the same. The table has
 how long the gates were shut until the device was idle, and how many blocks were done. The first kernel has few blocks, whose
-threads are interrupted in their loops; the second has shared memory, and is interrupted at barriers. `waited`: the same without `--interruptible`, with kernels of a few seconds one after
-the other, which are waited for. `cost`: several kernels run with and without `--interruptible`, in processes by turns:
+threads are interrupted in their loops; the second has shared memory, and is interrupted at barriers. `again`: a kernel
+whose threads have memory of their own is aborted, by one dump less, and begins anew each time. `waited`: the same without
+`--interruptible`, with kernels of a few seconds one after the other, which are waited for. `cost`: several kernels run with and without `--interruptible`, in processes by turns:
 median time, and what their twins cost more. Exit status 1 if anything differs or fails.
 """
 
@@ -33,15 +34,15 @@ def dump(args, pid, image, *flags):
     gate = sum(phase["ms"] for phase in report["phases"] if phase["name"] == "gate")
     [one] = report["interrupted"] or [None]
     blocks = f"{one['done']} of {one['blocks']} blocks" if one else "nothing was interrupted"
-    blocks += {"loop": ", in loops", "barrier": ", at barriers"}.get(one["level"] if one else None, "")
+    blocks += {"loop": ", in loops", "barrier": ", at barriers", "abort": ", by abort"}.get(one["level"] if one else None, "")
     print(f"{image.name:<18} {gate:>9.1f} {report['stopped_ms']:>9.1f}  {blocks}", flush=True)
     if one is None:
         raise RuntimeError("nothing was interrupted")
     return gate
 
 
-def long(args, out, images, what, kernel, command):
-    """Dumped twice while it runs on, and twice to its end, all within one kernel."""
+def long(args, out, images, what, kernel, command, level="loop", left_running=2):
+    """Dumped so often while it runs on, and twice to its end, all within one kernel."""
     plain, log, err = out / f"{what}.plain.log", out / f"{what}.log", out / f"{what}.restore.err"
     if verify.start(command, plain, {}, None).wait(timeout=300) != 0:
         raise RuntimeError(f"the plain run failed, see {plain}")
@@ -50,12 +51,12 @@ def long(args, out, images, what, kernel, command):
     pause = float(taken) / 14
     print(f"{'dump':<18} {'gate ms':>9} {'stopped':>9}  interrupted")
     with open(log, "w") as said:
-        process = subprocess.Popen([args.gpucr, "run", "--interruptible", kernel, "--interrupt-level", "loop", "--",
-                                *command],
+        process = subprocess.Popen([args.gpucr, "run", "--interruptible", kernel, "--interrupt-level", level, "--",
+                                    *command],
                                    stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
     verify.wait_for_step(log, 0, process)
     pid = process.pid
-    for number in range(2):
+    for number in range(left_running):
         time.sleep(pause)
         dump(args, pid, images / f"{what}-running-{number}", "--leave-running")
     for number in range(2):
@@ -129,7 +130,7 @@ def main():
     parser.add_argument("--bodies", type=int, default=1 << 23, help="of the long kernel: its time grows by the square")
     parser.add_argument("--turns", type=int, default=4_000_000_000, help="of the threads that loop")
     parser.add_argument("--rounds", type=int, default=3, help="processes of each kind for the costs")
-    parts = ["loops", "long", "waited", "cost"]
+    parts = ["loops", "long", "again", "waited", "cost"]
     parser.add_argument("--only", nargs="*", choices=parts, default=parts)
     args = parser.parse_args()
     args.gpucr = str(pathlib.Path(shutil.which(args.gpucr) or args.gpucr).resolve())
@@ -142,6 +143,9 @@ def main():
             long(args, out, images, "loops", "wave", PROGRAM + ["loops", "--turns", str(args.turns)])
         if "long" in args.only:
             long(args, out, images, "long", "n_body", PROGRAM + ["long", "--bodies", str(args.bodies)])
+        if "again" in args.only:
+            # Whoever is aborted more often than that without having come to an end is waited for.
+            long(args, out, images, "again", "again", PROGRAM + ["again", "--turns", str(args.turns)], "abort", 1)
         if "waited" in args.only:
             waited_for(args, out, images)
     except (RuntimeError, subprocess.SubprocessError) as error:

@@ -98,14 +98,15 @@ def once(args, folder, expected, command):
     there = ["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "sh", "-c", INIT, "sh", str(boot)]
     with open(said, "w") as out, open(folder / "received.err", "w") as err:
         other = subprocess.Popen([*there, *receive], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                 env={**os.environ, "LOOPBACK": LOOPBACK})
+                                 env={**os.environ, **args.log, "LOOPBACK": LOOPBACK})
     try:
         wait_for(socket.exists, f"gpucr receive, see {folder}/received.err", other)
         watched = Watched(log)
         begun = time.monotonic()
         sent = subprocess.Popen([args.gpucr, "migrate", "--pid", str(program.pid), "--to", f"unix:{socket}", "--json",
                                  "--compress", args.compress, *args.migrate],
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                env={**os.environ, **args.log})
         while sent.poll() is None:
             program.poll()
             time.sleep(0.005)
@@ -122,8 +123,15 @@ def once(args, folder, expected, command):
         other.wait()
         if program.poll() is None:
             program.kill()
-    same = verify.meaningful(log) == expected
-    return json.loads(report), took, longest, same
+    return json.loads(report), took, longest, different(verify.meaningful(log), expected)
+
+
+def different(got, expected):
+    """Where two outputs begin to differ, in words; none if they do not."""
+    if got == expected:
+        return None
+    line = next((at for at, (one, other) in enumerate(zip(got, expected)) if one != other), min(len(got), len(expected)))
+    return f"line {line}: {got[line:line + 2]} instead of {expected[line:line + 2]}"
 
 
 def main():
@@ -139,6 +147,9 @@ def main():
     parser.add_argument("--migrate", nargs="+", default=[], help="more options of gpucr migrate", metavar="OPTION")
     args = parser.parse_args()
     args.gpucr = str(pathlib.Path(shutil.which(args.gpucr) or args.gpucr).resolve())
+    # For the two gpucrs alone: the shim would write among the program's lines, and into them.
+    level = os.environ.pop("GPUCR_LOG", None)
+    args.log = {"GPUCR_LOG": level} if level else {}
     pathlib.Path("/var/lib/gpucr").mkdir(parents=True, exist_ok=True)
     command = verify.TORCH + PROGRAMS[args.program](args.gib) + ["--steps", str(args.steps), "--delay", args.delay]
     folder = pathlib.Path(tempfile.mkdtemp(prefix="gpucr-migrate-", dir="/dev/shm"))
@@ -151,17 +162,17 @@ def main():
         for run in range(args.runs):
             here = folder / str(run)
             here.mkdir()
-            report, took, longest, same = once(args, here, expected, command)
-            wrong += not same
+            report, took, longest, difference = once(args, here, expected, command)
+            wrong += difference is not None
             gaps.append(longest * 1000)
             downtimes.append(report["downtime_ms"])
             phases = " ".join(f"{phase['name']}={phase['ms']:.0f}" for phase in report["dump"]["phases"])
             print(f"run {run}: downtime {report['downtime_ms']:.0f} ms, longest time between two steps {longest * 1000:.0f} ms,"
                   f" {took:.1f} s in all, {report['sent_bytes'] / 2**30:.2f} GiB sent,"
-                  f" {'identical' if same else 'DIFFERENT'}", flush=True)
+                  f" {'DIFFERENT' if difference else 'identical'}", flush=True)
             print(f"  {phases}", flush=True)
-            if not same:
-                print(f"  {here}: {verify.meaningful(here / 'log')[-1:]} instead of {expected[-1:]}")
+            if difference:
+                print(f"  {difference}")
             if args.out:
                 out = pathlib.Path(args.out) / str(run)
                 out.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Kernels that are loaded as PTX text, by the driver API alone. For interruptible.py.
 
 `long` launches one that takes about a minute and prints a hash of what it wrote; `loops` the same with few blocks, all of
-which run at a time, whose threads loop; `cost` prints the median time of each of several, in milliseconds.
+which run at a time, whose threads loop; `again` the same with threads that keep something in memory of their own; `cost` prints the median time of each of several, in milliseconds.
 """
 
 import argparse
@@ -58,6 +58,45 @@ NEXT:
     mul.wide.u32 %rd1, %r5, 4;
     add.u64 %rd0, %rd0, %rd1;
     st.global.u32 [%rd0], %r1;
+    ret;
+}
+"""
+
+# Reads what it does not write, so it may be done twice; local memory keeps its threads from being saved.
+AGAIN = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry again(.param .u64 from, .param .u64 to, .param .u32 turns)
+{
+    .local .align 4 .b8 kept[16];
+    .reg .b32 %r<8>;
+    .reg .b64 %rd<8>;
+    .reg .pred %p<1>;
+    ld.param.u32 %r0, [turns];
+    ld.param.u64 %rd0, [from];
+    ld.param.u64 %rd1, [to];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mad.lo.u32 %r5, %r2, %r3, %r4;
+    mul.wide.u32 %rd2, %r5, 4;
+    add.u64 %rd3, %rd0, %rd2;
+    add.u64 %rd4, %rd1, %rd2;
+    ld.global.u32 %r1, [%rd3];
+    and.b32 %r6, %r1, 3;
+    mul.wide.u32 %rd5, %r6, 4;
+    mov.u64 %rd6, kept;
+    add.u64 %rd7, %rd6, %rd5;
+    st.local.u32 [%rd7], %r1;
+NEXT:
+    mad.lo.u32 %r1, %r1, 1664525, 1013904223;
+    xor.b32 %r1, %r1, %r0;
+    sub.u32 %r0, %r0, 1;
+    setp.ne.u32 %p0, %r0, 0;
+    @%p0 bra NEXT;
+    ld.local.u32 %r7, [%rd7];
+    add.u32 %r1, %r1, %r7;
+    st.global.u32 [%rd4], %r1;
     ret;
 }
 """
@@ -145,6 +184,17 @@ def loops(device, args):
     say("result", device.hash(words, count))
 
 
+def again(device, args):
+    count = 60 * 1024
+    function, words, out = device.kernel(AGAIN, "again"), device.memory(count, 1), device.memory(count, 2)
+    say("step 0 launched")
+    began = time.monotonic()
+    device.launch(function, 60, 1024, words, out, ctypes.c_uint32(args.turns))
+    device.synchronize()
+    say("took", f"{time.monotonic() - began:.3f}")
+    say("result", device.hash(out, count))
+
+
 def cost(device, args):
     n, bodies = ctypes.c_uint32(8192), ctypes.c_uint32(1 << 19)
     a, b, c = (device.memory(n.value**2, seed) for seed in range(3))
@@ -170,13 +220,13 @@ def cost(device, args):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["long", "loops", "cost"])
+    parser.add_argument("what", choices=["long", "loops", "again", "cost"])
     parser.add_argument("--bodies", type=int, default=1 << 23)
     parser.add_argument("--launches", type=int, default=1, help="of the long kernel, one after the other")
     parser.add_argument("--turns", type=int, default=4_000_000_000, help="of the loops")
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    {"long": long, "loops": loops, "cost": cost}[args.what](Device(), args)
+    {"long": long, "loops": loops, "again": again, "cost": cost}[args.what](Device(), args)
 
 
 if __name__ == "__main__":
