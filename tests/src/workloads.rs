@@ -37,7 +37,7 @@ pub const HOST: [&str; 3] = ["host-memory", "host-memory-alone", "addresses"];
 
 /// Workloads whose kernels are interrupted; `e2e/interrupt.rs` has it.
 pub const INTERRUPTED: [&str; 5] =
-    ["long-blocks", "long-barriers", "long-loops", "long-again", "long-in-place"];
+    ["long-again", "long-blocks", "long-barriers", "long-in-place", "long-loops"];
 
 /// Makes a test of each workload, in a module `workload`, by a function that takes its name, and one that
 /// fails if a workload is missing here. The adversaries, the generated programs, the large one, the groups, and those that are
