@@ -35,8 +35,8 @@ fn a_hostile_destination_changes_nothing() -> Result<()> {
         ("no protocol", b"SSH-2.0-OpenSSH_9.9\r\n".repeat(10), &["is not gpucr: it said `SSH-2.0"]),
         (
             "another version",
-            message(0, &[&10u32.to_le_bytes(), &text(b"9.9"), &2u32.to_le_bytes()]),
-            &["gpucr 9.9 with version 10"],
+            message(0, &[&99u32.to_le_bytes(), &text(b"9.9"), &2u32.to_le_bytes()]),
+            &["gpucr 9.9 with version 99"],
         ),
         ("no answer", hello(), &["was silent"]),
         (

@@ -112,7 +112,7 @@ impl Maker {
                     }
                     std::thread::sleep(AGAIN);
                     preflight::check_pids(manifest)?;
-                    worker = start(&criu, manifest, &streams, &at_work)?;
+                    worker = start_again(&criu, manifest, &streams, &at_work)?;
                 }
                 // The program had closed connections shortly before it was dumped, such as those by which the processes
                 // of a job find each other. What listened keeps its port, and a listener can be made there again when
@@ -139,7 +139,7 @@ impl Maker {
                     }
                     // What CRIU has killed may still have its pids.
                     deadline = Instant::now() + REAPING;
-                    worker = start(&criu, manifest, &streams, &at_work)?;
+                    worker = start_again(&criu, manifest, &streams, &at_work)?;
                 }
                 result => break result,
             }
@@ -170,6 +170,22 @@ fn start(
         }
     }
     Ok(criu.start_restore(inherited, Some(at_work.as_fd()), shell_job)?)
+}
+
+/// Once more: what CRIU had made, and has killed, may have the names of the program's listeners for a moment.
+fn start_again(
+    criu: &Criu,
+    manifest: &Manifest,
+    streams: &Streams,
+    at_work: &OwnedFd,
+) -> Result<RestoreWorker, Error> {
+    let deadline = Instant::now() + REAPING;
+    loop {
+        match start(criu, manifest, streams, at_work) {
+            Err(Error::Busy { .. }) if Instant::now() < deadline => std::thread::sleep(AGAIN),
+            done => return done,
+        }
+    }
 }
 
 /// The options of the dump, which the restore repeats.
