@@ -109,7 +109,14 @@ impl Besides {
         if source.signal() == Some(libc::SIGKILL) {
             // Its watchdog removes what is not complete.
             until("what there is of an image is whole", || !safe.exists() || is_whole())?;
-            return lab.holds_only(&["data", "log", "safe", "store", "there"]);
+            // It may have been killed while it removed the image: the rest has a name that no image has.
+            let names = std::fs::read_dir(lab.path(""))?;
+            let names = names.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+            let names = names.collect::<Result<Vec<String>>>()?;
+            let rest = names.iter().filter(|name| name.starts_with(".safe.removed-"));
+            let allowed = ["data", "log", "safe", "store", "there"].into_iter();
+            let allowed: Vec<&str> = allowed.chain(rest.map(String::as_str)).collect();
+            return lab.holds_only(&allowed);
         }
         let is_here = matches!(end, End::Stays | End::StaysWithImage | End::StaysEitherWay);
         let is_needed = self.keeps && !is_here && !source.success();
