@@ -17,7 +17,7 @@ fn message(kind: u8, fields: &[&[u8]]) -> Vec<u8> {
 }
 
 fn hello() -> Vec<u8> {
-    message(0, &[&9u32.to_le_bytes(), &3u32.to_le_bytes(), b"odd", &2u32.to_le_bytes()])
+    message(0, &[&10u32.to_le_bytes(), &3u32.to_le_bytes(), b"odd", &2u32.to_le_bytes()])
 }
 
 /// Whatever the other side says, the program runs on.
@@ -27,7 +27,7 @@ fn a_hostile_destination_changes_nothing() -> Result<()> {
     let expected = undisturbed(WORKLOAD, &ARGS[..2])?;
     let lab = Lab::new();
     let mut program = lab.at_work(WORKLOAD, &ARGS)?;
-    let accept = message(2, &[&[0; 4 + 4 + 32 + 4]]);
+    let accept = message(2, &[&[0; 4 + 4 + 32 + 4 + 4]]);
     let accepted = |more: Vec<u8>| [hello(), accept.clone(), more].concat();
     let text = |text: &[u8]| [&(text.len() as u32).to_le_bytes()[..], text].concat();
     let cases: [(&str, Vec<u8>, &[&str]); 11] = [
