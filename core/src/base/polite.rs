@@ -14,19 +14,31 @@ const NICEST: i32 = 19;
 pub(crate) struct Polite {
     /// Processes that are so too.
     helpers: Vec<u32>,
-    before: i32,
-    meanwhile: i32,
+    before: Manners,
+    meanwhile: Manners,
+}
+
+/// How a thread stands to others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Manners {
+    nice: i32,
+    policy: libc::c_int,
 }
 
 impl Polite {
     /// With this process the `helpers`, which it has started. `None` where what is given up could not be taken back: not
     /// everybody may do that.
     pub(crate) fn begin(helpers: Vec<u32>) -> Option<Self> {
-        let before = getpriority_process(None).ok()?;
-        let meanwhile = (before + NICER).min(NICEST);
+        let before = Manners { nice: getpriority_process(None).ok()?, policy: policy(0) };
+        // Whoever has chosen another policy than the usual one keeps it.
+        let is_usual = before.policy == libc::SCHED_OTHER;
+        let meanwhile = Manners {
+            nice: (before.nice + NICER).min(NICEST),
+            policy: if is_usual { libc::SCHED_BATCH } else { before.policy },
+        };
         let there_and_back = move || -> rustix::io::Result<()> {
-            setpriority_process(None, meanwhile)?;
-            setpriority_process(None, before)
+            setpriority_process(None, meanwhile.nice)?;
+            setpriority_process(None, before.nice)
         };
         let tried = std::thread::spawn(there_and_back).join();
         if !tried.is_ok_and(|tried| tried.is_ok()) {
@@ -37,8 +49,8 @@ impl Polite {
         Some(polite)
     }
 
-    /// Changes the priority of all threads that have this one.
-    fn change(&self, from: i32, to: i32) {
+    /// Changes all threads that stand like this.
+    fn change(&self, from: Manners, to: Manners) {
         // A thread that was being started is seen the second time.
         let all = || {
             self.helpers.iter().fold(threads("self"), |mut all, helper| {
@@ -47,15 +59,11 @@ impl Polite {
             })
         };
         for thread in all().into_iter().chain(all()) {
-            if getpriority_process(Some(thread)) == Ok(from) {
-                if let Err(error) = setpriority_process(Some(thread), to) {
+            if getpriority_process(Some(thread)) == Ok(from.nice) {
+                if let Err(error) = setpriority_process(Some(thread), to.nice) {
                     tracing::debug!(%error, "a thread keeps its priority");
                 }
-                let [from, to] = match to == self.meanwhile {
-                    true => [libc::SCHED_OTHER, libc::SCHED_BATCH],
-                    false => [libc::SCHED_BATCH, libc::SCHED_OTHER],
-                };
-                change_policy(thread, from, to);
+                change_policy(thread, from.policy, to.policy);
             }
         }
     }
@@ -64,8 +72,7 @@ impl Polite {
 /// Changes the policy of a thread that has this one, whose priority stays; what cannot be changed stays too.
 fn change_policy(thread: Pid, from: libc::c_int, to: libc::c_int) {
     let thread = thread.as_raw_nonzero().get();
-    // SAFETY: takes a number, and gives one.
-    if unsafe { libc::sched_getscheduler(thread) } != from {
+    if from == to || policy(thread) != from {
         return;
     }
     let param = libc::sched_param { sched_priority: 0 };
@@ -82,6 +89,12 @@ impl Drop for Polite {
     }
 }
 
+/// The policy of a thread; 0 is the calling one.
+fn policy(thread: libc::pid_t) -> libc::c_int {
+    // SAFETY: takes a number, and gives one.
+    unsafe { libc::sched_getscheduler(thread) }
+}
+
 /// The threads of a process, which goes by this name in `/proc`.
 fn threads(process: &str) -> Vec<Pid> {
     let threads = std::fs::read_dir(format!("/proc/{process}/task"));
@@ -96,11 +109,7 @@ mod tests {
 
     #[test]
     fn all_threads_are_polite_for_a_while() {
-        fn policy(thread: libc::pid_t) -> libc::c_int {
-            // SAFETY: takes a number, and gives one.
-            unsafe { libc::sched_getscheduler(thread) }
-        }
-        let own = || (getpriority_process(None).unwrap(), policy(0));
+        let own = || Manners { nice: getpriority_process(None).unwrap(), policy: policy(0) };
         let before = own();
         let (ask, asked) = crossbeam_channel::bounded::<()>(0);
         let (answer, answered) = crossbeam_channel::bounded(0);
@@ -113,12 +122,16 @@ mod tests {
         };
         let mut helper = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = Pid::from_raw(helper.id() as i32);
-        let of_helper =
-            || (getpriority_process(pid).unwrap(), policy(pid.unwrap().as_raw_nonzero().get()));
+        let of_helper = || Manners {
+            nice: getpriority_process(pid).unwrap(),
+            policy: policy(pid.unwrap().as_raw_nonzero().get()),
+        };
         let polite = Polite::begin(vec![helper.id()]);
         // Where it may not be taken back nobody begins.
         let meanwhile = match polite {
-            Some(_) => ((before.0 + NICER).min(NICEST), libc::SCHED_BATCH),
+            Some(_) => {
+                Manners { nice: (before.nice + NICER).min(NICEST), policy: libc::SCHED_BATCH }
+            }
             None => before,
         };
         assert_eq!([own(), of_other(), of_helper()], [meanwhile; 3]);
