@@ -5,7 +5,7 @@
 //! thread's number, loaded from memory, or written only by some. (Such analyses are known as those of divergence; of the
 //! joins that belong to a branch only those count here that all ways to a barrier lead through.)
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use crate::body::{Body, Flow, Step, What};
 use crate::live::Part;
@@ -32,6 +32,7 @@ pub(crate) fn meet_together(text: &str, body: &Body<'_>, parts: &[Part], meets: 
         next: ways_to_barriers(parts, &is_met),
         is_met,
         varying: vec![false; body.registers.len()],
+        apart: HashMap::new(),
     };
     threads.meet()
 }
@@ -67,6 +68,8 @@ struct Threads<'b, 'a> {
     is_met: Vec<bool>,
     /// The registers that may have other values in other threads.
     varying: Vec<bool>,
+    /// What is known of [that](Threads::apart), which does not change.
+    apart: HashMap<usize, Option<Vec<usize>>>,
 }
 
 impl Threads<'_, '_> {
@@ -81,7 +84,11 @@ impl Threads<'_, '_> {
                 if !self.splits(part) {
                     continue;
                 }
-                let Some(apart) = self.apart(part) else { return false };
+                if !self.apart.contains_key(&part) {
+                    let apart = self.apart(part);
+                    self.apart.insert(part, apart);
+                }
+                let Some(apart) = self.apart[&part].clone() else { return false };
                 apart.into_iter().for_each(|part| self.vary(part, true));
             }
             if self.varying == before {
