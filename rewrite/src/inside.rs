@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why a kernel's twin can be interrupted between two of its blocks, and not in its loops, or not at barriers.
+/// Why a kernel's twin can be interrupted between two of its blocks, and not in its loops, or not at barriers, or not be aborted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Inside {
     /// It has no loops, or none with barriers.
@@ -16,6 +16,8 @@ pub enum Inside {
     Form,
     /// Its text is too long, or has too many loops.
     Size,
+    /// Nobody has asked for that twin.
+    Unasked,
 }
 
 impl fmt::Display for Inside {
@@ -26,6 +28,7 @@ impl fmt::Display for Inside {
             Self::Carry => f.write_str("it keeps the carry flag across a label"),
             Self::Form => f.write_str("its code has a form that is not read"),
             Self::Size => f.write_str("its code is too long"),
+            Self::Unasked => f.write_str("nobody has asked for that"),
         }
     }
 }

@@ -197,6 +197,9 @@ fn aborted(
     kernel: &Kernel<'_>,
     how: How,
 ) -> (Result<Aborted, [Inside; 2]>, String) {
+    if !how.aborted {
+        return (Err([Inside::Unasked, Inside::Unasked]), String::new());
+    }
     let body = &text[kernel.body.clone()];
     let alone = || match shared_of(module, kernel) {
         Some(name) => Err(Inside::Uses(name.to_owned())),
@@ -205,39 +208,45 @@ fn aborted(
     };
     let together =
         || called(text, module, kernel, true).and_then(|()| aborted::together(body, PARAMETER));
-    let (changed, by_blocks) = match (alone(), together()) {
-        (Ok(changed), _) => (changed, false),
-        (Err(_), Ok(changed)) => (changed, true),
-        (Err(of), Err(at)) => return (Err([of, at]), String::new()),
+    let found = alone().map(|changed| (changed, false));
+    let found =
+        found.or_else(|of| together().map(|changed| (changed, true)).map_err(|at| [of, at]));
+    let (changed, by_blocks) = match found {
+        Ok(found) => found,
+        Err(why) => return (Err(why), String::new()),
     };
     let name = format!("{MARK}aborted_{}", kernel.name);
-    let written = if how.aborted { written(text, kernel, &name, changed) } else { String::new() };
+    let written = written(text, kernel, &name, changed);
     (Ok(Aborted { name, by_blocks }), written)
 }
 
-/// The kernel's name, and those of the functions of its module that are named in it, or in one of these.
-fn reached<'a>(module: &Module<'a>, kernel: &Kernel<'a>) -> HashSet<&'a str> {
+/// The kernel, and all functions of its module that are named in it, or in one of these, whether they are called or not: their
+/// names, and those in them.
+fn reached<'m, 'a>(
+    module: &'m Module<'a>,
+    kernel: &'m Kernel<'a>,
+) -> Vec<(&'a str, &'m HashSet<&'a str>)> {
     let mut seen = HashSet::from([kernel.name]);
-    let mut open = vec![&kernel.names];
-    while let Some(names) = open.pop() {
+    let mut reached = vec![(kernel.name, &kernel.names)];
+    let mut at = 0;
+    while let Some((_, names)) = reached.get(at).copied() {
+        at += 1;
         for name in names {
             if let Some(more) = module.functions.get(name)
                 && seen.insert(name)
             {
-                open.push(more);
+                reached.push((name, more));
             }
         }
     }
-    seen
+    reached
 }
 
 /// A variable of the module in shared memory that the kernel names, or what it calls.
 fn shared_of<'a>(module: &Module<'a>, kernel: &Kernel<'a>) -> Option<&'a str> {
-    let functions =
-        reached(module, kernel).into_iter().filter_map(|name| module.functions.get(name));
-    let all: Vec<&HashSet<&str>> = functions.chain([&kernel.names]).collect();
+    let reached = reached(module, kernel);
     let mut shared = module.shared.iter().flat_map(|(_, names)| names.iter().copied());
-    shared.find(|name| all.iter().any(|names| names.contains(name)))
+    shared.find(|name| reached.iter().any(|(_, names)| names.contains(name)))
 }
 
 /// Whether what the kernel calls may be called by one that is aborted.
@@ -247,12 +256,9 @@ fn called(
     kernel: &Kernel<'_>,
     is_together: bool,
 ) -> Result<(), Inside> {
-    let reached = reached(module, kernel);
-    let bodies = module.bodies.iter().filter(|(name, _)| reached.contains(name));
-    for (_, body) in bodies {
-        aborted::called(&text[body.clone()], is_together)?;
-    }
-    Ok(())
+    let reached: HashSet<&str> = reached(module, kernel).iter().map(|(name, _)| *name).collect();
+    let mut bodies = module.bodies.iter().filter(|(name, _)| reached.contains(name));
+    bodies.try_for_each(|(_, body)| aborted::called(&text[body.clone()], is_together))
 }
 
 /// The variables in shared memory that a module declares and the kernel names.
@@ -297,10 +303,7 @@ fn judge(module: &Module<'_>, kernel: &Kernel<'_>, text: &str) -> Result<(), Why
     if module.has_nameless {
         return Err(Why::Nameless);
     }
-    // All functions that are named in the kernel, or in one of these, whether they are called or not.
-    let mut seen = HashSet::from([kernel.name]);
-    let mut open = vec![&kernel.names];
-    while let Some(names) = open.pop() {
+    for (_, names) in reached(module, kernel) {
         let launches = |name: &str| {
             let named = RUNTIMES.iter().filter_map(|runtime| name.strip_prefix(runtime));
             let mut named = named.filter(|rest| LAUNCHING.iter().any(|it| rest.starts_with(it)));
@@ -314,13 +317,6 @@ fn judge(module: &Module<'_>, kernel: &Kernel<'_>, text: &str) -> Result<(), Why
         }
         if let Some(variable) = names.iter().filter(|name| module.variables.contains(*name)).min() {
             return Err(Why::Variable((*variable).to_owned()));
-        }
-        for name in names {
-            if let Some(more) = module.functions.get(name)
-                && seen.insert(name)
-            {
-                open.push(more);
-            }
         }
     }
     Ok(())

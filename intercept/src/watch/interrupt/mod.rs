@@ -1,4 +1,5 @@
-//! Kernels that a dump can interrupt between two of their blocks, at barriers or in their loops, or abort and begin again: `gpucr run --interruptible`.
+//! Kernels that a dump can interrupt between two of their blocks, at barriers or in their loops, or abort and begin again:
+//! `gpucr run --interruptible`.
 //!
 //! `docs/interruption.md` says what it is for and why it is right. A launch that matches is made with the kernel's
 //! [twin](twins), and is an [instance](instances) up to its end. While there is one, whatever would be queued behind it waits in

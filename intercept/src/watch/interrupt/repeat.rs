@@ -1,12 +1,10 @@
 //! Which launches may be aborted and begun again: those of which doing them twice is the same as doing them once. That is
 //! decided of each before it is made, by what the code of its twin does and by its arguments.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
 use gpucr_wire::twice::{Code, Twice};
 
 use crate::calls::effects::Launch;
+use crate::log::log;
 use crate::state::kernels::Kernel;
 use crate::watch::classes::places;
 
@@ -17,13 +15,16 @@ pub(super) struct Repeat {
     pub(super) by_blocks: bool,
 }
 
-/// What the code of kernels in a text does, which is also that of their twins.
-pub(super) fn codes(
-    text: &str,
-    is_wanted: impl Fn(&str) -> bool,
-) -> HashMap<String, Arc<gpucr_kernels::Kernel>> {
-    let kernels = gpucr_kernels::from_ptx_of(text, is_wanted).unwrap_or_default();
-    kernels.into_iter().map(|kernel| (kernel.name.clone(), Arc::new(kernel))).collect()
+/// What the code of a kernel in a text does, which is also that of its twins. `None` if the text is not understood, or has no
+/// such kernel.
+pub(super) fn code(text: &str, name: &str) -> Option<gpucr_kernels::Kernel> {
+    match gpucr_kernels::from_ptx_of(text, |other| other == name) {
+        Ok(kernels) => kernels.into_iter().find(|kernel| kernel.name == name),
+        Err(error) => {
+            log!("what `{name}` does is not known: {error}");
+            None
+        }
+    }
 }
 
 impl Repeat {

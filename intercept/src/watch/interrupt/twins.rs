@@ -248,11 +248,9 @@ fn make(kernel: Arc<kernels::Kernel>, (module, twins): Loaded) -> Result<Twin, S
 
 /// The name of the twin that is aborted, and for which launches that is right; or why it never is.
 fn aborted(kernel: &kernels::Kernel, twins: &Twins) -> Result<(String, Repeat), String> {
-    if !insides().aborted {
-        return Err("nobody has asked for that".to_owned());
-    }
     let twin = match &twins.all.aborted {
         Ok(twin) => twin,
+        Err([why @ gpucr_rewrite::Inside::Unasked, _]) => return Err(why.to_string()),
         Err([alone, at]) => return Err(format!("in loops, {alone}; at barriers, {at}")),
     };
     let code = twins.code.as_deref().ok_or("its code is not known")?;
@@ -328,11 +326,11 @@ impl Rewritten {
         let mut rewritten = rewrite_with(&text, is_it, how).map_err(failed)?;
         let (_, judged) = rewritten.kernels.pop().ok_or(NO_TEXT)?;
         let twins = judged.map_err(|why| why.to_string())?;
-        let code = how.aborted.then(|| repeat::codes(&text, is_it).remove(&kernel.name)).flatten();
+        let code = how.aborted.then(|| repeat::code(&text, &kernel.name)).flatten().map(Arc::new);
         let inside = [
             twins.in_loops.as_ref().ok().map(|twin| twin.name.as_str()),
             twins.at_barriers.as_ref().ok().map(|twin| twin.name.as_str()),
-            twins.aborted.as_ref().ok().filter(|_| how.aborted).map(|twin| twin.name.as_str()),
+            twins.aborted.as_ref().ok().map(|twin| twin.name.as_str()),
         ];
         let is_twin = |name: &str| name == kernel.name || inside.contains(&Some(name));
         let text = alone(&rewritten.text, is_twin, most_registers(handle)).map_err(failed)?;
