@@ -59,13 +59,13 @@ pub fn bytes_in_loops(threads: u64, saved: u64) -> Option<u64> {
     (threads > 0 && bytes <= MOST_BYTES).then_some(bytes)
 }
 
-/// How many blocks of so many threads are done, of a launch that is over, by the bytes of its control block up to the end of
+/// How many blocks of so many states each are done, of a launch that is over, by the bytes of its control block up to the end of
 /// the states.
-pub fn done_in_loops(control: &[u8], blocks: u64, threads: u64) -> u64 {
-    let states = control.get(STATES as usize..).unwrap_or_default();
-    let size = usize::try_from(threads * 4).unwrap_or(usize::MAX).max(4);
+pub fn done(control: &[u8], blocks: u64, states: u64) -> u64 {
+    let all = control.get(STATES as usize..).unwrap_or_default();
+    let size = usize::try_from(states * 4).unwrap_or(usize::MAX).max(4);
     let is_run = |state: &[u8]| *state == RUN.to_le_bytes();
-    let of_blocks = states.chunks_exact(size).take(blocks as usize);
+    let of_blocks = all.chunks_exact(size).take(blocks as usize);
     of_blocks.filter(|block| block.chunks_exact(4).all(is_run)).count() as u64
 }
 
@@ -112,12 +112,6 @@ impl AtBarriers {
     }
 }
 
-/// How many blocks are done, of a launch that is over and was interrupted at barriers, by the bytes of its control block up to
-/// the end of the states.
-pub fn done_at_barriers(control: &[u8], blocks: u64) -> u64 {
-    done_in_loops(control, blocks, 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,7 +129,7 @@ mod tests {
         assert_eq!(AtBarriers::of(1, u64::MAX, 4, 0, 3), None);
         assert_eq!(AtBarriers::of(1, 0, 4, 0, 3), None);
         let states = [1, 1, 0, 2, 1].map(u32::to_le_bytes).concat();
-        assert_eq!(done_at_barriers(&[&[0; 16][..], &states].concat(), 4), 2);
+        assert_eq!(done(&[&[0; 16][..], &states].concat(), 4, 1), 2);
     }
 
     #[test]
@@ -159,9 +153,9 @@ mod tests {
         assert_eq!(bytes_in_loops(8, u64::MAX), None);
         let states = [1, 1, 1, 2, 1, 1, 0, 1, 1, 1, 1, 1].map(u32::to_le_bytes).concat();
         let control = [&[0; 16][..], &states].concat();
-        assert_eq!(done_in_loops(&control, 6, 2), 4);
-        assert_eq!(done_in_loops(&control, 4, 3), 2);
-        assert_eq!(done_in_loops(&control[..20], 6, 2), 0);
+        assert_eq!(done(&control, 6, 2), 4);
+        assert_eq!(done(&control, 4, 3), 2);
+        assert_eq!(done(&control[..20], 6, 2), 0);
         assert_eq!(begun(&control, 6, 2), 2);
         assert_eq!(begun(&control, 12, 1), 1, "one that has not begun is none");
         assert_eq!(begun(&control, 1, 2), 0);

@@ -79,7 +79,7 @@ impl Case<'_> {
         let params = [self.params(&memories), vec![control.address()]].concat();
         let [looks, of] = LOOKS.map(|at| &control.0[at as usize / 4]);
         let (mut launches, mut begun) = (0, 0);
-        while control::done_in_loops(&control.bytes(), blocks, states) < blocks {
+        while control::done(&control.bytes(), blocks, states) < blocks {
             let is_last = launches == MOST_LAUNCHES;
             looks.store(1, Ordering::SeqCst);
             of.store(if is_last { u32::MAX } else { every }, Ordering::SeqCst);

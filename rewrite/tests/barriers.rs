@@ -75,7 +75,7 @@ impl Case<'_> {
         let [looks, of] = LOOKS.map(|at| &control.0[at as usize / 4]);
         let mut parts = Parts::default();
         let blocks = self.blocks();
-        while control::done_at_barriers(&control.bytes(), blocks) < blocks {
+        while control::done(&control.bytes(), blocks, 1) < blocks {
             let is_last = parts.launches == MOST_LAUNCHES;
             looks.store(1, Ordering::SeqCst);
             of.store(if is_last { u32::MAX } else { every }, Ordering::SeqCst);
@@ -106,7 +106,7 @@ impl Case<'_> {
         };
         control.0[0].store(7, Ordering::SeqCst);
         run();
-        assert_eq!(control::done_at_barriers(&control.bytes(), self.blocks()), 0, "nobody begins");
+        assert_eq!(control::done(&control.bytes(), self.blocks(), 1), 0, "nobody begins");
         assert!(memory.words().iter().all(|word| *word == 0));
         for launches in 0.. {
             control.0[0].store(0, Ordering::SeqCst);
@@ -127,7 +127,7 @@ impl Case<'_> {
                     scope.spawn(run);
                 }
             });
-            if control::done_at_barriers(&control.bytes(), self.blocks()) == self.blocks() {
+            if control::done(&control.bytes(), self.blocks(), 1) == self.blocks() {
                 break;
             }
             assert!(launches <= 52, "it does not come to an end");

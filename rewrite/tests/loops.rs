@@ -62,7 +62,7 @@ impl Case<'_> {
         let params = [self.params(&memory), vec![control.address()]].concat();
         let [looks, of] = LOOKS.map(|at| &control.0[at as usize / 4]);
         let (mut launches, mut saved) = (0, 0);
-        while control::done_in_loops(&control.bytes(), threads, 1) < threads {
+        while control::done(&control.bytes(), threads, 1) < threads {
             let is_last = launches == MOST_LAUNCHES;
             looks.store(1, Ordering::SeqCst);
             of.store(if is_last { u32::MAX } else { every }, Ordering::SeqCst);
@@ -109,7 +109,7 @@ impl Case<'_> {
                 run();
                 is_over.store(true, Ordering::SeqCst);
             });
-            if control::done_in_loops(&control.bytes(), threads, 1) == threads {
+            if control::done(&control.bytes(), threads, 1) == threads {
                 break;
             }
             assert!(launches <= 51, "it does not come to an end");

@@ -135,7 +135,7 @@ impl Parts {
             Left::Blocks(left) => left.pop().map(|control| self.control = control).is_some(),
             Left::Inside { all, every, launches, .. } => {
                 // Of states of threads and of blocks alike.
-                if control::done_in_loops(&after, *all, 1) == *all {
+                if control::done(&after, *all, 1) == *all {
                     return false;
                 }
                 *launches += 1;

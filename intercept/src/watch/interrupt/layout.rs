@@ -84,7 +84,7 @@ impl Layout {
         match self.place {
             Place::Between {} => control::claimed(told).min(blocks),
             Place::Loops {} | Place::Barriers {} | Place::Aborted {} => {
-                control::done_in_loops(told, blocks, self.states)
+                control::done(told, blocks, self.states)
             }
         }
     }
