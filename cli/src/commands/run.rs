@@ -85,10 +85,10 @@ pub(crate) enum LevelArg {
     /// At barriers in loops, where blocks have shared memory or barriers, and between blocks otherwise. For kernels of few
     /// blocks that take long
     Barrier,
-    /// In loops too where threads have nothing to do with each other. Short ones get slower by half
+    /// In loops too, where threads have nothing to do with each other. Loops of few instructions get slower by half
     Loop,
-    /// As `loop`. Where that is not possible, blocks are aborted and run again from their start, of launches of which doing
-    /// them twice is the same as doing them once
+    /// As `loop`; where that is not possible and the launch is idempotent, blocks are aborted, and later run again from
+    /// their start
     Abort,
 }
 
