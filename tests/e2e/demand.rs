@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use gpucr_tests::{Dumped, Lab, Started, exists, finish, refused, show, until};
+use gpucr_tests::{Dumped, Lab, MAY_FALL_BACK, Started, exists, finish, refused, show, until};
 use serde_json::Value;
 
 const ON_DEMAND: [&str; 3] = ["restore", "--on-demand", "--json"];
@@ -26,10 +26,6 @@ fn restored(lab: &Lab, args: &[&str], environment: &[(&str, &str)]) -> Result<Va
     ensure!(report["exit_code"] == 0 && report["on_demand"].is_object(), "{report}");
     Ok(report)
 }
-
-/// Workloads that may be restored a second time, in full: two follow pointers which lie in memory, and
-/// of a CUDA process that is no child of gpucr nobody knows how it ended.
-const MAY_FALL_BACK: [&str; 4] = ["small-allocs", "scatter", "launcher", "family"];
 
 /// Restores a workload twice: with all memory loaded while it runs, and with only what it waits for.
 fn on_demand(name: &str) -> Result<()> {
@@ -118,8 +114,12 @@ fn in_a_pid_namespace_too() -> Result<()> {
     let lab = Lab::new();
     let dumped = Dumped::in_the_middle(&lab, "permuted", &["--steps", "20"])?;
     for (environment, falls_back) in [(&[][..], false), (&[ONLY_WANTED], true)] {
-        let report = restored(&lab, &["--new-pids"], environment)?;
+        let events = format!("events-{falls_back}");
+        let report = restored(&lab, &["--new-pids", "--events", &events], environment)?;
         let fallen_back = !report["on_demand"]["fallen_back"].is_null();
+        let events = lab.events(&events)?;
+        let again = events.iter().filter(|event| event["event"] == "again").count();
+        ensure!(again == usize::from(fallen_back), "{events:?}");
         // Memory that is loaded while it runs may come too late as well.
         ensure!(fallen_back || !falls_back, "{report}");
         dumped.came_out_right(&lab)?;

@@ -107,12 +107,6 @@ fn a_descriptor_tells_that_the_program_runs() -> Result<()> {
     refused(&output, 1, &["--ready-file", "No such file"])
 }
 
-/// What a file of `--events` has, each line an object.
-fn events(path: &std::path::Path) -> Result<Vec<serde_json::Value>> {
-    let text = std::fs::read_to_string(path)?;
-    text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
-}
-
 #[test]
 fn events_tell_what_happens() -> Result<()> {
     let lab = Lab::new();
@@ -126,7 +120,7 @@ fn events_tell_what_happens() -> Result<()> {
     program.wait()?;
     program.let_go()?;
     pace.allow_all()?;
-    let told = events(&lab.path("dump.events"))?;
+    let told = lab.events("dump.events")?;
     let names: Vec<_> = told.iter().map(|event| event["event"].clone()).collect();
     ensure!(names.last() == Some(&"dumped".into()), "{told:?}");
     ensure!(told[0]["phase"] == "preflight" && names.iter().filter(|n| *n == "phase").count() > 5);
@@ -142,7 +136,7 @@ fn events_tell_what_happens() -> Result<()> {
         let restore = [&["restore", "--events", &file][..], args, &["image"]].concat();
         let output = lab.run(restore)?;
         ensure!(output.status.success(), "{}", show(&output));
-        let told = events(&lab.path(&file))?;
+        let told = lab.events(&file)?;
         let at = |name: &str| {
             told.iter().position(|event| event["event"] == name).context(name.to_owned())
         };
@@ -156,7 +150,7 @@ fn events_tell_what_happens() -> Result<()> {
     // What fails is told too.
     let output = lab.run(["restore", "--events", "failed.events", "image/packs"])?;
     ensure!(!output.status.success());
-    let told = events(&lab.path("failed.events"))?;
+    let told = lab.events("failed.events")?;
     ensure!(told.last().is_some_and(|event| event["event"] == "failed"), "{told:?}");
     refused(&lab.run(["restore", "--events", "none/file", "image"])?, 1, &["--events"])
 }

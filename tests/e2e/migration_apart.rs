@@ -6,7 +6,6 @@ use anyhow::{Context, Result, ensure};
 use gpucr_tests::migrated::{End, is_so};
 use gpucr_tests::migration::{Pair, Side, Sides, ends_well, made};
 use gpucr_tests::{Lab, refused, show, undisturbed, until};
-use serde_json::Value;
 
 const ARGS: [&str; 4] = ["--steps", "100", "--step-delay-ms", "20"];
 const WORKLOAD: &str = "sgd";
@@ -111,13 +110,6 @@ fn a_group_migrates_to_other_devices() -> Result<()> {
     ends_well(&mut program, &expected)
 }
 
-/// Events of a kind that a command has written to a file.
-fn events(path: &std::path::Path, kind: &str) -> Result<Vec<Value>> {
-    let said = std::fs::read_to_string(path)?;
-    let all: Vec<Value> = said.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
-    Ok(all.into_iter().filter(|event| event["event"] == kind).collect())
-}
-
 #[test]
 fn both_sides_are_in_one_timeline_and_passes_are_told() -> Result<()> {
     let expected = undisturbed(WORKLOAD, &ARGS[..2])?;
@@ -130,7 +122,8 @@ fn both_sides_are_in_one_timeline_and_passes_are_told() -> Result<()> {
     let sent = source["sent_bytes"].as_f64().context("it has sent something")?;
     let total = source["total_ms"].as_f64().context("that took time")?;
     ensure!(sent / total < 50e6 / 1000.0, "it keeps below the rate: {source}");
-    let passes = events(&lab.path("events"), "pass")?;
+    let mut passes = lab.events("events")?;
+    passes.retain(|event| event["event"] == "pass");
     ensure!(passes.iter().all(|pass| pass["written_per_s"].is_number()), "{passes:?}");
     let report = lab.run(["report", "time.json", "-o", "time.html"])?;
     ensure!(report.status.success(), "{}", show(&report));

@@ -143,12 +143,31 @@ impl Piped {
     /// # Errors
     /// It printed something else, or the file cannot be read.
     pub fn came_out_right(&self, lab: &Lab, out: &str) -> Result<()> {
-        let after = std::fs::read_to_string(lab.path(out))?;
-        let all = self.before.iter().map(String::as_str).chain(after.lines());
-        let series = |line: &&str| line.starts_with("step ") || line.starts_with("result ");
-        let all: Vec<&str> = all.filter(series).collect();
-        ensure!(all == self.expected, "{out} differs: {all:#?}");
+        let twice = self.printed_twice(lab, out)?;
+        ensure!(twice.is_empty(), "{out} has these lines twice: {twice:#?}");
         Ok(())
+    }
+
+    /// As [`came_out_right`](Self::came_out_right), after it was restored again by the same command: the beginning of what
+    /// is missing may come first. Gives that.
+    ///
+    /// # Errors
+    /// It printed something else, or the file cannot be read.
+    pub fn printed_twice(&self, lab: &Lab, out: &str) -> Result<Vec<String>> {
+        let printed = std::fs::read_to_string(lab.path(out))?;
+        let is_of_series = |line: &&str| line.starts_with("step ") || line.starts_with("result ");
+        let series = |lines: &mut dyn Iterator<Item = &str>| -> Vec<String> {
+            lines.filter(is_of_series).map(str::to_owned).collect()
+        };
+        let before = series(&mut self.before.iter().map(String::as_str));
+        let missing = self.expected.strip_prefix(&before[..]).context("it was dumped too late")?;
+        let mut printed = series(&mut printed.lines());
+        let last = printed.split_off(printed.len().saturating_sub(missing.len()));
+        ensure!(
+            last == missing && missing.starts_with(&printed),
+            "{out} differs: {printed:#?} {last:#?}"
+        );
+        Ok(printed)
     }
 }
 

@@ -69,6 +69,15 @@ impl Lab {
         finish(self.gpucr().args(args))
     }
 
+    /// What a file of `--events` has, each line an object.
+    ///
+    /// # Errors
+    /// There is no such file, or a line is no object.
+    pub fn events(&self, name: &str) -> Result<Vec<serde_json::Value>> {
+        let text = std::fs::read_to_string(self.path(name))?;
+        text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+    }
+
     /// Waits until the folder holds nothing but what is allowed: no socket, temporary file or half an
     /// image is left.
     ///

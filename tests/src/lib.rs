@@ -34,4 +34,6 @@ pub use random::{Random, at_random, number};
 pub use skip::skip;
 pub use squatter::Squatter;
 pub use started::Started;
-pub use workloads::{ADVERSARIES, DEVICES, GROUPS, HOST, INTERRUPTED, LARGE, MULTICAST, REFUSED};
+pub use workloads::{
+    ADVERSARIES, DEVICES, GROUPS, HOST, INTERRUPTED, LARGE, MAY_FALL_BACK, MULTICAST, REFUSED,
+};

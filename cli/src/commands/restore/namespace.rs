@@ -182,8 +182,13 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     signals.settle_at_last(setup::settled_by_watchdog);
     let to_signal = signals.clone();
     let to_outer = reports.try_clone().map_err(io_error("this is for gpucr's own use"))?;
+    let events = Events::open(args.events.as_deref())?;
+    let to_tell = events.clone();
     let goes_on = GoesOn(Arc::new(move |pid| {
-        let Some(pid) = pid else { return to_signal.keep() };
+        let Some(pid) = pid else {
+            to_tell.say("again", json!({}));
+            return to_signal.keep();
+        };
         // Also one that came while the restore ended: the outer command has passed it on and forgotten it.
         to_signal.pass_to(pid);
         // On the thread that was told to end with the command outside. It stays, and so does the program.
@@ -194,7 +199,6 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
             note!("gpucr: the command outside cannot be told that the program runs: {error}");
         }
     }));
-    let events = Events::open(args.events.as_deref())?;
     let options = setup::options(args, holder, &signals, goes_on)?;
     let restored = restore::restore(options, setup::progress(args, &events));
     let (report, watch) = setup::told(args, &events, restored, Program::report)?.into_parts();
