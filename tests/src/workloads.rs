@@ -22,8 +22,19 @@ pub const REFUSED: [&str; 2] = ["sharer", "headless"];
 pub const LARGE: [&str; 1] = ["one-block"];
 
 /// The workloads whose processes share device memory; `e2e/groups.rs` has them.
-pub const GROUPS: [&str; 7] =
-    ["ring", "ahead", "handles", "lent", "host-blocks", "signals", MULTICAST];
+pub const GROUPS: [&str; 11] = [
+    "ring",
+    "ahead",
+    "handles",
+    "lent",
+    "host-blocks",
+    "signals",
+    MULTICAST,
+    "tensor-parallel",
+    "data-parallel",
+    "workers",
+    "survivors",
+];
 
 /// The workload that uses all devices; `e2e/groups.rs` has it.
 pub const DEVICES: [&str; 1] = ["devices"];
@@ -106,6 +117,10 @@ macro_rules! each_group {
             host_blocks "host-blocks",
             signals "signals",
             multicast "multicast",
+            tensor_parallel "tensor-parallel",
+            data_parallel "data-parallel",
+            workers "workers",
+            survivors "survivors",
         }
     };
     ($module:ident by $run:ident: $($test:ident $name:literal,)*) => {

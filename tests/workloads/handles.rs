@@ -28,7 +28,7 @@ const POSIX_FD: u32 = 1;
 pub(crate) struct Mapped {
     pub(crate) handle: u64,
     pub(crate) address: u64,
-    bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 impl Mapped {
@@ -42,7 +42,8 @@ impl Mapped {
         Self::map(gpu, handle, bytes)
     }
 
-    fn import(gpu: &Gpu, fd: &OwnedFd, bytes: usize) -> Result<Self> {
+    /// Maps what is behind a descriptor.
+    pub(crate) fn import(gpu: &Gpu, fd: &OwnedFd, bytes: usize) -> Result<Self> {
         Self::map(gpu, import(fd)?, bytes)
     }
 

@@ -9,7 +9,9 @@ mod addresses;
 mod adversaries;
 mod ahead;
 mod attention;
+mod collective;
 mod cuda;
+mod data_parallel;
 mod devices;
 mod event;
 mod family;
@@ -47,8 +49,11 @@ mod stack;
 mod stencil;
 mod streams;
 mod structs;
+mod survivors;
+mod tensor_parallel;
 mod threads;
 mod vmm;
+mod workers;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -62,7 +67,7 @@ use report::{Run, Size};
 
 type Workload = fn(&mut Run) -> Result<()>;
 
-const WORKLOADS: [(&str, Workload); 51] = [
+const WORKLOADS: [(&str, Workload); 55] = [
     ("sgd", sgd::run),
     ("adam", adam::run),
     ("attention", attention::run),
@@ -107,6 +112,10 @@ const WORKLOADS: [(&str, Workload); 51] = [
     ("host-blocks", host_blocks::run),
     ("signals", signals::run),
     ("multicast", multicast::run),
+    ("tensor-parallel", collective::run::<tensor_parallel::TensorParallel>),
+    ("data-parallel", collective::run::<data_parallel::DataParallel>),
+    ("workers", workers::run),
+    ("survivors", collective::run::<survivors::Survivors>),
     ("devices", devices::run),
     ("long-again", long_blocks::run_again),
     ("long-blocks", long_blocks::run),
@@ -148,6 +157,8 @@ struct Options {
     /// Also append what is printed to this file
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+    #[command(flatten)]
+    team: collective::Team,
 }
 
 fn main() -> ExitCode {
@@ -167,8 +178,8 @@ fn main() -> ExitCode {
         cuda::choose_lookup(cuda::Lookup::GetProcAddress);
     }
     let delay = Duration::from_millis(options.step_delay_ms);
-    let mut run =
-        Run::new(options.seed, options.size, options.steps, delay, options.pace, options.log);
+    let Options { seed, size, steps, pace, log, team, .. } = options;
+    let mut run = Run::new(seed, size, steps, delay, pace, log, team);
     match workload(&mut run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
+use crate::collective::Team;
 use crate::gpu::{Plain, bytes_of};
 
 /// How much memory and work a run has.
@@ -31,6 +32,8 @@ pub(crate) struct Run {
     delay: Duration,
     pace: Option<PathBuf>,
     log: Option<PathBuf>,
+    /// How ranks work, where there are some.
+    pub(crate) team: Team,
     steps: u32,
     hash: blake3::Hasher,
 }
@@ -44,9 +47,10 @@ impl Run {
         delay: Duration,
         pace: Option<PathBuf>,
         log: Option<PathBuf>,
+        team: Team,
     ) -> Self {
         let hash = blake3::Hasher::new();
-        Self { seed, size, asked_steps: steps, delay, pace, log, steps: 0, hash }
+        Self { seed, size, asked_steps: steps, delay, pace, log, team, steps: 0, hash }
     }
 
     /// The value for this run's size.
