@@ -9,15 +9,21 @@ use gpucr_tests::{
 };
 
 const ARGS: [&str; 2] = ["--steps", "80"];
+/// Of workloads whose steps take longer.
+const FEWER: [&str; 2] = ["--steps", "40"];
 /// The phases of a dump, but for the first, in which nothing has been done yet.
 const DUMP_PHASES: [&str; 8] =
     ["attach", "gate", "export", "validate", "copy", "detach", "checkpoint", "criu"];
+
+fn args(name: &str) -> [&'static str; 2] {
+    if matches!(name, "tensor-parallel" | "data-parallel") { FEWER } else { ARGS }
+}
 
 /// Restored in every way, also where blocks would come one by one or be shared with other instances: then all
 /// memory comes before the processes run.
 fn in_every_way(name: &str) -> Result<()> {
     let lab = Lab::of(name);
-    let dumped = Dumped::at_work(&lab, name, &ARGS)?;
+    let dumped = Dumped::at_work(&lab, name, &args(name))?;
     for args in [&[][..], &["--new-pids"], &["--on-demand"], &["--share"]] {
         let mut command = lab.gpucr();
         let output = finish(command.arg("restore").args(args).arg("image"))?;
@@ -32,7 +38,7 @@ each_group!(a_group_is_restored_in_every_way by in_every_way);
 /// Two instances at once, each with memory of its own.
 fn twice_at_once(name: &str) -> Result<()> {
     let lab = Lab::of(name);
-    let piped = Piped::at_work(&lab, name, &ARGS)?;
+    let piped = Piped::at_work(&lab, name, &args(name))?;
     let outs = ["first", "second"];
     let restores: Vec<_> = outs.iter().map(|out| piped.restore(&lab, &[], out)).collect();
     piped.pace.allow(20)?;
@@ -52,9 +58,9 @@ each_group!(a_group_is_restored_twice_at_once by twice_at_once);
 
 /// It is dumped again after it has gone on, after a restore, and after a failure; the program that ran on ends well too.
 fn again_and_again(name: &str) -> Result<()> {
-    let expected = undisturbed(name, &ARGS)?;
+    let expected = undisturbed(name, &args(name))?;
     let lab = Lab::of(name);
-    let mut program = lab.at_work(name, &ARGS)?;
+    let mut program = lab.at_work(name, &args(name))?;
     for (number, protocol) in ["cow", "recopy", "stop", "cow"].iter().enumerate() {
         let image = lab.path(format!("running-{number}"));
         let report = lab.dump(&program, &image, &["-R", "--protocol", protocol])?;
@@ -193,13 +199,13 @@ fn moved(name: &str) -> Result<()> {
         ensure!(output.status.success(), "{name}: {}\n{}", show(&output), program.output());
         Ok(())
     };
-    let mut program = lab.start(name, &ARGS)?;
+    let mut program = lab.start(name, &args(name))?;
     program.result()?;
     let expected = program.series();
-    program = lab.at_work(name, &ARGS)?;
+    program = lab.at_work(name, &args(name))?;
     // By number, of those that are in use.
-    let all =
-        if matches!(name, "ahead" | "devices" | MULTICAST) { "0=1,1=2,2=0" } else { "0=1,1=2" };
+    let has_two = matches!(name, "ring" | "handles" | "lent" | "host-blocks" | "signals");
+    let all = if has_two { "0=1,1=2" } else { "0=1,1=2,2=0" };
     for (image, map) in [("first", all), ("second", "0=1,1=0"), ("third", "")] {
         dump(&program, image)?;
         let args: &[&str] = if map.is_empty() { &[] } else { &["--device-map", map] };
@@ -242,10 +248,20 @@ mod a_failure_in_any_phase_leaves_the_group_running {
     fn multicast_kill() -> Result<()> {
         in_any_phase(MULTICAST, "kill")
     }
+
+    #[test]
+    fn data_parallel_fail() -> Result<()> {
+        in_any_phase("data-parallel", "fail")
+    }
+
+    #[test]
+    fn data_parallel_kill() -> Result<()> {
+        in_any_phase("data-parallel", "kill")
+    }
 }
 
 fn in_any_phase(name: &str, how: &str) -> Result<()> {
-    let expected = undisturbed(name, &ARGS)?;
+    let expected = undisturbed(name, &args(name))?;
     DUMP_PHASES
         .iter()
         .try_for_each(|phase| fails_and_goes_on(name, &format!("{how}:{phase}"), &expected))
@@ -265,7 +281,7 @@ fn a_failure_between_two_processes_leaves_the_group_running() -> Result<()> {
 
 fn fails_and_goes_on(name: &str, fault: &str, expected: &[String]) -> Result<()> {
     let lab = Lab::of(name);
-    let program = lab.at_work(name, &ARGS)?;
+    let program = lab.at_work(name, &args(name))?;
     let mut command = lab.gpucr();
     command.args(["dump", "--pid", &program.pid.to_string(), "-o", "image"]);
     let output = finish(command.env("GPUCR_FAULT", fault))?;
@@ -342,5 +358,60 @@ fn one_alone_is_refused(name: &str) -> Result<()> {
     refused(&output, 1, &words)?;
     program.result()?;
     ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+/// As many ranks and devices as a machine has, found by TCP and shared by exported handles: all of them go on on other
+/// devices.
+#[test]
+fn eight_ranks_move_around_eight_devices() -> Result<()> {
+    const RANKS: [&str; 8] =
+        ["--steps", "12", "--ranks", "8", "--wire", "tcp", "--sharing", "handles"];
+    const COUNT: (&str, &str) = ("SOFTCUDA_DEVICES", "8");
+    const ALL: &str = "0=3,1=4,2=5,3=6,4=7,5=0,6=1,7=2";
+    let name = "tensor-parallel";
+    let mut lab = Lab::of(name);
+    lab.environment.push((COUNT.0.into(), COUNT.1.into()));
+    let mut program = lab.start(name, &RANKS)?;
+    program.result()?;
+    let expected = program.series();
+    program = lab.at_work(name, &RANKS)?;
+    let pid = program.pid.to_string();
+    let mut command = lab.gpucr();
+    command.args(["dump", "--json", "--pid", &pid, "-o", "image"]).env(COUNT.0, COUNT.1);
+    let output = finish(&mut command)?;
+    ensure!(output.status.success(), "{}\n{}", show(&output), program.output());
+    let map = ["--device-map", ALL];
+    program = lab.restore_as(&lab.path("image"), program, &map, &[COUNT])?;
+    program.result()?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    Ok(())
+}
+
+/// A rank ends without a word, and the others go on without it: they are dumped as before, and restored in every way.
+#[test]
+fn who_goes_on_without_a_rank_is_dumped() -> Result<()> {
+    const EARLY: [&str; 4] = ["--steps", "40", "--ends-at", "4"];
+    let name = "survivors";
+    let expected = undisturbed(name, &EARLY)?;
+    ensure!(expected[4].ends_with(" 3 ranks"), "all go on: {expected:?}");
+    let lab = Lab::of(name);
+    let mut program = lab.at_work(name, &EARLY)?;
+    program.wait_for("step 6 ")?;
+    ensure!(program.output().contains("rank 3 has ended"), "{}", program.output());
+    let image = lab.path("running");
+    lab.dump(&program, &image, &["-R"])?;
+    program.wait_for_progress()?;
+    for (number, way) in [&[][..], &["--on-demand"]].iter().enumerate() {
+        let image = lab.path(format!("image-{number}"));
+        lab.dump(&program, &image, &[])?;
+        program = lab.restore_as(&image, program, way, &[])?;
+    }
+    program.result()?;
+    ensure!(program.series() == expected, "differs:\n{}", program.output());
+    lab.rewind(&program, &image)?;
+    let mut restored = lab.restore(&image, program)?;
+    restored.result()?;
+    ensure!(restored.series() == expected, "the one that ran on:\n{}", restored.output());
     Ok(())
 }

@@ -3,6 +3,7 @@
 //!
 //!     GPUCR_RANDOM_DUMPS=200 cargo nextest run -p gpucr-tests -E 'binary(random_groups)' --run-ignored all --no-capture
 //!     GPUCR_RANDOM_SEED=17 cargo nextest run …        # from this seed on; a failure names its seed
+//!     GPUCR_RANDOM_GROUPS=ring,ahead cargo nextest run …        # of these alone
 
 use std::time::Duration;
 
@@ -40,13 +41,24 @@ fn restore(lab: &Lab, image: &str, old: Program, random: &mut Random) -> Result<
     restored.with_context(|| format!("{image} {way:?}"))
 }
 
+/// The groups that are drawn.
+fn groups() -> Vec<String> {
+    match std::env::var("GPUCR_RANDOM_GROUPS") {
+        Ok(names) => names.split(',').map(str::to_owned).collect(),
+        Err(_) => GROUPS.map(str::to_owned).into(),
+    }
+}
+
 /// Dumps the group of a seed [`DUMPS`] times. Restored from each dump it goes on to the next; after the last one both
 /// it and the image end well.
 fn dumped_and_restored(seed: u64) -> Result<()> {
     let mut random = Random(seed);
-    let name = GROUPS[random.below(GROUPS.len() as u64) as usize];
+    let groups = groups();
+    let name = groups[random.below(groups.len() as u64) as usize].as_str();
     let seed_text = seed.to_string();
-    let args = [&STEPS[..], &["--seed", &seed_text]].concat();
+    let ends_at = random.below(BEFORE_THE_END as u64).to_string();
+    // Other workloads do not look at when a rank ends.
+    let args = [&STEPS[..], &["--seed", &seed_text, "--ends-at", &ends_at]].concat();
     let expected = undisturbed(name, &args)?;
     let lab = Lab::of(name);
     let pace = Pace::new()?;
@@ -56,12 +68,12 @@ fn dumped_and_restored(seed: u64) -> Result<()> {
     program.wait_for("ready")?;
     for number in 1..DUMPS {
         let image = format!("image-{number}");
-        dump(&lab, &program, &image, false, &mut random).with_context(|| name)?;
+        dump(&lab, &program, &image, false, &mut random).with_context(|| name.to_owned())?;
         // A restored program must print something to show that it lives.
         pace.allow(1)?;
-        program = restore(&lab, &image, program, &mut random).with_context(|| name)?;
+        program = restore(&lab, &image, program, &mut random).with_context(|| name.to_owned())?;
     }
-    dump(&lab, &program, "last", true, &mut random).with_context(|| name)?;
+    dump(&lab, &program, "last", true, &mut random).with_context(|| name.to_owned())?;
     pace.allow_all()?;
     program.result()?;
     ensure!(
@@ -70,7 +82,7 @@ fn dumped_and_restored(seed: u64) -> Result<()> {
         program.series()
     );
     lab.rewind(&program, &lab.path("last"))?;
-    program = restore(&lab, "last", program, &mut random).with_context(|| name)?;
+    program = restore(&lab, "last", program, &mut random).with_context(|| name.to_owned())?;
     program.result()?;
     let series = program.series();
     ensure!(series == expected, "{name} restored: {series:#?}\nnot {expected:#?}");

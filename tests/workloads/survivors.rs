@@ -12,9 +12,7 @@ use crate::gpu::{Buffer, Kernel, Module, Shape, Stream};
 use crate::numbers::{filled, mix, mixer_round, mixer_sum};
 
 const MIXER: &str = include_str!("kernels/mixer.ptx");
-/// In which step the last rank ends; nine tenths of all if this is not set.
-const ENDS: &str = "WORKLOAD_ENDS_AT";
-/// The status with which it ends.
+/// The status with which the last rank ends.
 const STATUS: i32 = 7;
 const WORDS: u32 = 1 << 11;
 
@@ -28,7 +26,6 @@ pub(crate) struct Survivors {
     /// What holds since the last step, and what a step works on.
     state: Buffer,
     work: Buffer,
-    ends_at: u32,
     last_rank: u32,
     /// Parts of all steps so far, on the device and on the host.
     number: u32,
@@ -87,10 +84,6 @@ impl Program for Survivors {
     fn new(member: &mut Member) -> Result<Self> {
         let communicator = member.communicator(WORDS)?;
         let last_rank = communicator.size() - 1;
-        let ends_at = match std::env::var(ENDS) {
-            Ok(step) => step.parse().context("the step in which a rank ends")?,
-            Err(_) => member.steps / 10 * 9,
-        };
         let module = Module::load(MIXER)?;
         let host = filled(WORDS as usize, member.seed);
         Ok(Self {
@@ -100,7 +93,6 @@ impl Program for Survivors {
             _module: module,
             state: Buffer::holding(&host)?,
             work: Buffer::holding(&host)?,
-            ends_at,
             last_rank,
             number: 0,
             repeated: 0,
@@ -110,7 +102,7 @@ impl Program for Survivors {
 
     fn step(&mut self, member: &mut Member, step: &Step) -> Result<String> {
         let rank = member.bootstrap.rank();
-        if step.number == self.ends_at && rank == self.last_rank {
+        if step.number == member.ends_at && rank == self.last_rank {
             std::process::exit(STATUS);
         }
         if let Err(error) = self.try_step(member, step) {

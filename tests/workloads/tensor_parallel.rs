@@ -11,7 +11,7 @@ use crate::numbers::{filled, mix, mixer_sum};
 
 const PTX: &str = include_str!("kernels/parallel.ptx");
 const MIXER: &str = include_str!("kernels/mixer.ptx");
-const LAYERS: u32 = 3;
+const LAYERS: u32 = 2;
 /// Inputs at once, words of each, and words of a slice.
 const ROWS: u32 = 4;
 const WIDTH: u32 = 32;

@@ -17,7 +17,7 @@ use crate::second::Second;
 /// Where another rank finds what it is.
 const ENV: &str = "WORKLOAD_RANK";
 /// Parts of a step in which nobody waits for the device, at most.
-const PARTS: u32 = 3;
+const PARTS: u32 = 2;
 /// What the first rank says instead of the number of a step.
 const END: u32 = u32::MAX;
 
@@ -31,8 +31,11 @@ pub(crate) struct Team {
     #[arg(long, value_enum, default_value_t = Sharing::Ipc)]
     sharing: Sharing,
     /// What ranks talk over
-    #[arg(long, value_enum, default_value_t = Wire::Tcp)]
+    #[arg(long, value_enum, default_value_t = Wire::Unix)]
     wire: Wire,
+    /// In which step a rank of `survivors` ends, counted from 0 [default: after nine tenths of them]
+    #[arg(long, value_name = "STEP")]
+    ends_at: Option<u32>,
 }
 
 /// A rank.
@@ -42,8 +45,8 @@ pub(crate) struct Member {
     /// All ranks that are left.
     pub(crate) members: Vec<u32>,
     pub(crate) seed: u32,
-    /// Steps of the run.
-    pub(crate) steps: u32,
+    /// In which step a rank ends early, if one does.
+    pub(crate) ends_at: u32,
     sharing: Sharing,
     decide: Sequence,
 }
@@ -53,12 +56,12 @@ impl Member {
         bootstrap: Bootstrap,
         ranks: u32,
         seed: u32,
-        steps: u32,
+        ends_at: u32,
         sharing: Sharing,
     ) -> Result<Self> {
         let gpu = Gpu::open_at(bootstrap.rank())?;
         let (members, decide) = ((0..ranks).collect(), Sequence::new(seed));
-        Ok(Self { gpu, bootstrap, members, seed, steps, sharing, decide })
+        Ok(Self { gpu, bootstrap, members, seed, ends_at, sharing, decide })
     }
 
     /// A communicator of all.
@@ -123,16 +126,17 @@ pub(crate) fn run<P: Program>(run: &mut Run) -> Result<()> {
         return another::<P>(&given);
     }
     let steps = run.plan(100, 400, 1000);
-    let Team { ranks, sharing, wire } = run.team;
+    let Team { ranks, sharing, wire, ends_at } = run.team;
+    let ends_at = ends_at.unwrap_or(steps / 10 * 9);
     let ranks = ranks.unwrap_or(P::RANKS);
     let mut others = Vec::new();
     let start = |rank: u32, link: &str| -> Result<()> {
-        let given = format!("{rank} {ranks} {} {steps} {} {link}", run.seed, name_of(sharing)?);
+        let given = format!("{rank} {ranks} {} {ends_at} {} {link}", run.seed, name_of(sharing)?);
         others.push(Second::start(P::NAME, ENV, &given)?);
         Ok(())
     };
     let bootstrap = Bootstrap::lead(ranks, wire, start)?;
-    let mut member = Member::new(bootstrap, ranks, run.seed, steps, sharing)?;
+    let mut member = Member::new(bootstrap, ranks, run.seed, ends_at, sharing)?;
     let mut program = P::new(&mut member)?;
     member.bootstrap.barrier(&member.members)?;
     others.iter().try_for_each(|other| run.line(format_args!("child pid={}", other.pid())))?;
@@ -175,11 +179,11 @@ fn step<P: Program>(
 /// Another rank: makes the steps that the first one says.
 fn another<P: Program>(given: &str) -> Result<()> {
     let words: Vec<&str> = given.splitn(6, ' ').collect();
-    let [rank, ranks, seed, steps, sharing, link] = words[..] else { bail!("what this rank is") };
+    let [rank, ranks, seed, ends_at, sharing, link] = words[..] else { bail!("what this rank is") };
     let sharing = Sharing::from_str(sharing, false).map_err(anyhow::Error::msg)?;
     let bootstrap = Bootstrap::join(rank.parse()?, link)?;
     let mut member =
-        Member::new(bootstrap, ranks.parse()?, seed.parse()?, steps.parse()?, sharing)?;
+        Member::new(bootstrap, ranks.parse()?, seed.parse()?, ends_at.parse()?, sharing)?;
     let mut program = P::new(&mut member)?;
     member.bootstrap.barrier(&member.members)?;
     while let Some((_, said)) = step(&mut member, &mut program, 0)? {
