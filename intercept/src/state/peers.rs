@@ -1,10 +1,14 @@
 //! With whom this process shares memory: what it is called, and who has opened memory of it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::sync::{Mutex, OnceLock};
 
 use gpucr_wire::peers::Identity;
 use gpucr_wire::{Counts, Opener};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::resettable::Resettable;
 
@@ -65,13 +69,23 @@ pub(crate) fn fill(counts: &mut Counts) {
     counts.identity = IDENTITY.get().get().copied().unwrap_or_default();
 }
 
-/// Whether this process sees one of that pid.
+/// Whether this process sees one of that pid that has not ended. One that has ended, and that its parent has not waited for
+/// yet, has no memory any more: it may stay so for as long as the parent lives.
 pub(crate) fn is_alive(pid: u32) -> bool {
-    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
-    // A process of another user is there too.
-    pid.is_some_and(|pid| {
-        !matches!(rustix::process::test_kill_process(pid), Err(rustix::io::Errno::SRCH))
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(process) => !has_ended(&process),
+        Err(Errno::SRCH) => false,
+        // There is no descriptor left, or it is not allowed. A process of another user is there too.
+        Err(_) => !matches!(test_kill_process(pid), Err(Errno::SRCH)),
     })
+}
+
+/// Whether all threads of a process have ended.
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut poll = [PollFd::new(process, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut poll, Some(&now)).is_ok() && !poll[0].revents().is_empty()
 }
 
 /// Makes everything as in a new process, in the child of a fork.
@@ -83,5 +97,28 @@ pub(crate) unsafe fn reset() {
     unsafe {
         IDENTITY.reset(OnceLock::new());
         OPENERS.reset(Mutex::new(BTreeMap::new()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::is_alive;
+
+    #[test]
+    fn who_has_ended_does_not_live_though_nobody_has_waited_for_it() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        assert!(is_alive(child.id()) && is_alive(std::process::id()));
+        drop(child.stdin.take());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while is_alive(child.id()) {
+            assert!(Instant::now() < deadline, "it has ended");
+            thread::sleep(Duration::from_millis(2));
+        }
+        assert!(child.wait().unwrap().success());
+        assert!(!is_alive(child.id()));
     }
 }
