@@ -87,9 +87,19 @@ each_group!(a_group_is_dumped_again_and_again by again_and_again);
 /// launch theirs behind shut gates, whenever the dump comes. What was let through is in the report.
 #[test]
 fn who_is_behind_is_let_launch_until_all_stand_still() -> Result<()> {
+    is_let_launch("ahead")
+}
+
+/// The same of collective operations on two streams of each process.
+#[test]
+fn ranks_that_are_behind_are_let_launch_until_all_stand_still() -> Result<()> {
+    is_let_launch("data-parallel")
+}
+
+fn is_let_launch(name: &str) -> Result<()> {
     const STEPS: [&str; 2] = ["--steps", "4000"];
     let lab = Lab::new();
-    let mut program = lab.at_work("ahead", &STEPS)?;
+    let mut program = lab.at_work(name, &STEPS)?;
     let mut random = Random(27);
     let mut let_through = 0;
     for number in 0..12 {
@@ -98,7 +108,8 @@ fn who_is_behind_is_let_launch_until_all_stand_still() -> Result<()> {
         // Half of them while it runs on, half of them from a restore.
         let running = number % 2 == 0;
         let args: &[&str] = if running { &["-R", "--protocol", "stop"] } else { &[] };
-        let report = lab.dump(&program, &image, args).with_context(|| format!("dump {number}"))?;
+        let report =
+            lab.dump(&program, &image, args).with_context(|| format!("{name}, dump {number}"))?;
         for process in report["let_through"].as_array().context("a list")? {
             let pid = process["pid"].as_u64().context("of a process")?;
             ensure!(pid >= u64::from(program.pid), "{report}");

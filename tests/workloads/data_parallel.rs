@@ -14,7 +14,7 @@ const PTX: &str = include_str!("kernels/parallel.ptx");
 const MIXER: &str = include_str!("kernels/mixer.ptx");
 const LAYERS: usize = 3;
 /// Words of a layer.
-const WORDS: u32 = 1 << 11;
+const WORDS: u32 = 1 << 10;
 
 /// A layer as each rank has it.
 struct Layer {

@@ -14,7 +14,7 @@ use crate::numbers::{filled, mix, mixer_round, mixer_sum};
 const MIXER: &str = include_str!("kernels/mixer.ptx");
 /// The status with which the last rank ends.
 const STATUS: i32 = 7;
-const WORDS: u32 = 1 << 11;
+const WORDS: u32 = 1 << 10;
 
 /// What a rank has.
 pub(crate) struct Survivors {

@@ -13,8 +13,8 @@ const PTX: &str = include_str!("kernels/parallel.ptx");
 const MIXER: &str = include_str!("kernels/mixer.ptx");
 const LAYERS: u32 = 2;
 /// Inputs at once, words of each, and words of a slice.
-const ROWS: u32 = 4;
-const WIDTH: u32 = 32;
+const ROWS: u32 = 2;
+const WIDTH: u32 = 16;
 const SLICE: u32 = 8;
 
 /// The two halves of a layer, of all ranks: `[WIDTH][ranks][SLICE]` and `[ranks][SLICE][WIDTH]`.

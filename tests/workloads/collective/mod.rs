@@ -34,7 +34,7 @@ const HEAD: usize = 64;
 /// The word that says who was lost.
 const STATUS: usize = 63;
 /// A pause before an operation is shorter than this, in milliseconds.
-const PAUSE: u32 = 4;
+const PAUSE: u32 = 10;
 
 /// What an operation does with what the ranks give.
 #[derive(Clone, Copy)]
