@@ -86,9 +86,9 @@ impl Held {
 /// Takes the memory that comes through this descriptor.
 ///
 /// # Errors
-/// It is no descriptor, or something else comes.
+/// It is no descriptor.
 pub(super) fn take_memory(fd: i32) -> io::Result<Given> {
-    Given::receive(UnixStream::from(inherited::take(fd)?))
+    Ok(Given::through(UnixStream::from(inherited::take(fd)?)))
 }
 
 /// What a restore that was given this descriptor asks before the program runs.
