@@ -173,6 +173,7 @@ impl Restore for Restorer<'_> {
     fn begin(&mut self, record: &Record, awaits_memory: bool) -> Result<(), String> {
         let mut command = self.command(record)?;
         let (held, theirs) = hold_back(&mut command).map_err(not_started)?;
+        command.arg("--tell-holder");
         let child = self.start(command, awaits_memory)?;
         drop(theirs);
         self.made = Some((child, held));
@@ -186,9 +187,10 @@ impl Restore for Restorer<'_> {
         self.signals.pass_to(child.id());
         let made = held.wait();
         self.signals.keep();
-        if made.is_err() {
+        if let Err(why) = made {
             drop(held);
-            return self.end(child).and(Err("the restore did not wait".into()));
+            let ended = self.end(child).and(Err("the restore did not wait".into()));
+            return why.map_or(ended, Err);
         }
         self.made = Some((child, held));
         Ok(())

@@ -484,6 +484,7 @@ impl Recipient for Outgoing {
 
     fn commit(&self, image: Written) -> Result<Committed, ImageError> {
         self.flush()?;
+        tracing::debug!(sent = self.link.sent(), "all that was put has arrived");
         let (kept, taken) = std::thread::scope(|scope| {
             let keep = || self.safety.as_ref().map_or(Ok(()), |safety| safety.commit(&image));
             let keeping = scope.spawn(keep);
