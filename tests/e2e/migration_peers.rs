@@ -17,7 +17,7 @@ fn message(kind: u8, fields: &[&[u8]]) -> Vec<u8> {
 }
 
 fn hello() -> Vec<u8> {
-    message(0, &[&10u32.to_le_bytes(), &3u32.to_le_bytes(), b"odd", &2u32.to_le_bytes()])
+    message(0, &[&11u32.to_le_bytes(), &3u32.to_le_bytes(), b"odd", &2u32.to_le_bytes()])
 }
 
 /// Whatever the other side says, the program runs on.
@@ -51,7 +51,7 @@ fn a_hostile_destination_changes_nothing() -> Result<()> {
             accepted(message(5, &[&1000u32.to_le_bytes(), &[1; 1000]])),
             &["does not keep to the protocol"],
         ),
-        ("too early", accepted(message(7, &[&text(b"/there")])), &["`prepared` came"]),
+        ("too early", accepted(message(7, &[&text(b"/there"), &[0]])), &["`prepared` came"]),
         (
             "far too early",
             accepted(message(9, &[&7u32.to_le_bytes(), &0u32.to_le_bytes()])),

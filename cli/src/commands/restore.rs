@@ -22,7 +22,7 @@ pub(crate) use self::end::End;
 use self::end::{ended, started};
 use self::ready::Ready;
 use self::setup::{
-    holder, options, progress, say_ended, say_files, say_moved, say_restored, say_unread,
+    held_by, holder, options, progress, say_ended, say_files, say_moved, say_restored, say_unread,
     settled_by_watchdog, told,
 };
 pub(crate) use args::RestoreArgs;
@@ -66,9 +66,15 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
         }
     }));
     let share = holder(args)?;
-    let options = options(args, share, &signals, goes_on)?;
+    let held_by = held_by(args)?;
+    let options = options(args, held_by.as_ref(), share, &signals, goes_on)?;
     let restored = restore::restore(options, progress(args, &events));
-    let mut program = told(args, &events, restored, Program::report)?;
+    let mut program = match told(args, &events, restored, Program::report) {
+        Err(failure) if held_by.is_some_and(|holder| holder.hears(&failure)) => {
+            return Ok(ExitCode::from(FAILED));
+        }
+        told => told?,
+    };
     say_files(program.report());
     say_unread(args, program.report());
     say_moved(program.report());
@@ -96,7 +102,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
 /// Tells what is in the way.
 fn dry_run(args: &RestoreArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
-    let options = options(args, None, &signals, GoesOn(Arc::new(|_| ())))?;
+    let options = options(args, None, None, &signals, GoesOn(Arc::new(|_| ())))?;
     let blockers = restore::blockers(&options, !args.new_pids);
     let mut blockers: Vec<CliError> = blockers.into_iter().map(Into::into).collect();
     // What cannot be opened is among these already.

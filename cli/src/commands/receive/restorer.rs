@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
@@ -22,7 +23,9 @@ pub(super) struct Restorer<'s> {
     files: Files,
     /// Device memory for the next restore.
     memory: Option<LoadedMemory>,
-    /// A restore that waits before the program runs.
+    /// Where the restore that has begun awaits its device memory.
+    awaits: Option<UnixStream>,
+    /// A restore that has begun, and waits before the program runs.
     made: Option<(Child, Held)>,
     /// What relays the program's standard streams.
     relay: Option<Relay>,
@@ -31,7 +34,7 @@ pub(super) struct Restorer<'s> {
 impl<'s> Restorer<'s> {
     pub(super) fn new(signals: &'s SignalPlan, outputs: OutputFiles) -> Self {
         let files = [None, None, None];
-        Self { signals, outputs, files, memory: None, made: None, relay: None }
+        Self { signals, outputs, files, memory: None, awaits: None, made: None, relay: None }
     }
 
     /// What relays the standard streams of the program, which runs: the link is its own from now on.
@@ -89,18 +92,19 @@ impl<'s> Restorer<'s> {
         Ok(())
     }
 
-    /// Starts a restore with the memory that there is for it.
-    fn start(&mut self, mut command: Command) -> Result<Child, String> {
-        let Some(memory) = self.memory.take() else { return self.spawn(&mut command) };
+    /// Starts a restore, and gives it the memory that there is for it. If `awaits_memory` says so that comes later.
+    fn start(&mut self, mut command: Command, awaits_memory: bool) -> Result<Child, String> {
+        let memory = self.memory.take();
+        if memory.is_none() && !awaits_memory {
+            return self.spawn(&mut command);
+        }
         let (ours, theirs) = hand_memory(&mut command).map_err(not_started)?;
         let child = self.spawn(&mut command)?;
         drop(theirs);
+        self.awaits = Some(ours);
         // To send takes as long as the restore takes to begin.
         self.signals.pass_to(child.id());
-        // If it has failed it says why.
-        if let Err(error) = memory.send(ours) {
-            tracing::debug!(%error, "the restore does not take its memory");
-        }
+        memory.into_iter().for_each(|memory| self.give(memory));
         Ok(child)
     }
 
@@ -154,7 +158,11 @@ fn failed(status: std::process::ExitStatus) -> String {
 
 impl Restore for Restorer<'_> {
     fn give(&mut self, memory: LoadedMemory) {
-        self.memory = Some(memory);
+        let Some(socket) = self.awaits.take() else { return self.memory = Some(memory) };
+        // If the restore has failed it says why.
+        if let Err(error) = memory.send(socket) {
+            tracing::debug!(%error, "the restore does not take its memory");
+        }
     }
 
     fn relay(&mut self, ends: RelayedEnds) -> Result<(), String> {
@@ -162,17 +170,27 @@ impl Restore for Restorer<'_> {
         Ok(())
     }
 
-    fn make(&mut self, record: &Record) -> Result<(), String> {
+    fn begin(&mut self, record: &Record, awaits_memory: bool) -> Result<(), String> {
         let mut command = self.command(record)?;
-        let (mut held, theirs) = hold_back(&mut command).map_err(not_started)?;
-        let child = self.start(command)?;
+        let (held, theirs) = hold_back(&mut command).map_err(not_started)?;
+        command.arg("--tell-holder");
+        let child = self.start(command, awaits_memory)?;
         drop(theirs);
+        self.made = Some((child, held));
+        Ok(())
+    }
+
+    fn make(&mut self) -> Result<(), String> {
+        // No more memory comes.
+        self.awaits = None;
+        let (child, mut held) = self.made.take().ok_or("no restore has begun")?;
         self.signals.pass_to(child.id());
         let made = held.wait();
         self.signals.keep();
-        if made.is_err() {
+        if let Err(why) = made {
             drop(held);
-            return self.end(child).and(Err("the restore did not wait".into()));
+            let ended = self.end(child).and(Err("the restore did not wait".into()));
+            return why.map_or(ended, Err);
         }
         self.made = Some((child, held));
         Ok(())
@@ -181,7 +199,7 @@ impl Restore for Restorer<'_> {
     fn run(&mut self, record: &Record) -> Result<Brought, String> {
         let Some((child, held)) = self.made.take() else {
             let command = self.command(record)?;
-            let child = self.start(command)?;
+            let child = self.start(command, false)?;
             return self.end(child);
         };
         // Where that fails, the restore has, and says so.
@@ -190,7 +208,7 @@ impl Restore for Restorer<'_> {
     }
 
     fn give_up(&mut self) {
-        self.memory = None;
+        (self.memory, self.awaits) = (None, None);
         if let Some((child, held)) = self.made.take() {
             drop(held);
             let _ = self.end(child);

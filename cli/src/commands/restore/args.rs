@@ -124,6 +124,9 @@ pub(crate) struct RestoreArgs {
     /// A socket to say on when the processes are there, and to be told on that they may run
     #[arg(long, hide = true, value_name = "FD", value_parser = clap::value_parser!(i32).range(3..))]
     pub(crate) hold: Option<i32>,
+    /// Say on that socket why the restore has failed, and nowhere else
+    #[arg(long, hide = true, requires = "hold")]
+    pub(crate) tell_holder: bool,
     /// A socket through which its device memory comes, which was loaded before
     #[arg(long, hide = true, value_name = "FD", value_parser = clap::value_parser!(i32).range(3..),
           conflicts_with_all = ["on_demand", "share"])]

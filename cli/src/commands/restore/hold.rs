@@ -2,7 +2,8 @@
 //!
 //! `gpucr restore --hold FD`: a restore that waits, before the program runs, for the gpucr that has started it. They
 //! talk through a pair of sockets: a byte says that the processes are there, and one that they may run. The end of the
-//! connection means that they may not.
+//! connection means that they may not. With `--tell-holder` a restore that fails says there why, and nowhere else: that
+//! is another byte, and the reason after it.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
@@ -13,14 +14,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use super::RestoreArgs;
 use crate::inherited;
+use gpucr_core::Failure;
 #[cfg(doc)]
 use gpucr_core::restore::LoadedMemory;
 use gpucr_core::restore::{Given, MayRun};
 
 /// How often whoever waits looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(20);
-const BYTE: [u8; 1] = [1];
+/// The processes are there; to that: they may run.
+const READY: u8 = 1;
+/// The restore has failed: why follows, up to the end of the connection.
+const FAILED: u8 = 2;
+/// More of a reason is not heard.
+const LONGEST: u64 = 64 << 10;
 
 /// The end of whoever has started the restore.
 pub(crate) struct Held(UnixStream);
@@ -63,15 +71,26 @@ impl Held {
     /// Waits until the processes are there.
     ///
     /// # Errors
-    /// The restore has failed.
-    pub(crate) fn wait(&mut self) -> io::Result<()> {
-        self.0.read_exact(&mut [0])
+    /// The restore has failed: why, if it says so here.
+    pub(crate) fn wait(&mut self) -> Result<(), Option<String>> {
+        let mut said = [0];
+        match self.0.read_exact(&mut said) {
+            Ok(()) if said == [READY] => Ok(()),
+            Ok(()) if said == [FAILED] => {
+                let mut why = Vec::new();
+                // What has come of it is better than nothing.
+                let _ = (&self.0).take(LONGEST).read_to_end(&mut why);
+                Err(Some(String::from_utf8_lossy(&why).into_owned()))
+            }
+            _ => Err(None),
+        }
     }
 
     /// Whether they are there by now. The end of the restore is no error here.
     pub(crate) fn are_there(&mut self) -> bool {
-        let looked = self.0.set_nonblocking(true).and_then(|()| self.0.read_exact(&mut [0]));
-        looked.is_ok()
+        let mut said = [0];
+        let looked = self.0.set_nonblocking(true).and_then(|()| self.0.read_exact(&mut said));
+        looked.is_ok() && said == [READY]
     }
 
     /// Lets them run.
@@ -79,31 +98,56 @@ impl Held {
     /// # Errors
     /// The restore has failed.
     pub(crate) fn let_run(mut self) -> io::Result<()> {
-        self.0.write_all(&BYTE)
+        self.0.write_all(&[READY])
     }
 }
 
 /// Takes the memory that comes through this descriptor.
 ///
 /// # Errors
-/// It is no descriptor, or something else comes.
+/// It is no descriptor.
 pub(super) fn take_memory(fd: i32) -> io::Result<Given> {
-    Given::receive(UnixStream::from(inherited::take(fd)?))
+    Ok(Given::through(UnixStream::from(inherited::take(fd)?)))
 }
 
-/// What a restore that was given this descriptor asks before the program runs.
-///
-/// # Errors
-/// It is no descriptor.
-pub(super) fn ask(fd: i32) -> io::Result<MayRun> {
-    let socket = UnixStream::from(inherited::take(fd)?);
-    socket.set_read_timeout(Some(LOOK))?;
-    Ok(MayRun(Arc::new(move |stop| wait(&socket, stop))))
+/// Whoever holds a restore back, as that sees it.
+pub(super) struct Holder {
+    socket: UnixStream,
+    /// Whether it is told of a failure, which nobody else is told of then.
+    is_told: bool,
+}
+
+impl Holder {
+    /// Takes over the descriptor of the connection, if there is one.
+    ///
+    /// # Errors
+    /// It is no descriptor.
+    pub(super) fn of(args: &RestoreArgs) -> io::Result<Option<Self>> {
+        let Some(fd) = args.hold else { return Ok(None) };
+        let socket = UnixStream::from(inherited::take(fd)?);
+        Ok(Some(Self { socket, is_told: args.tell_holder }))
+    }
+
+    /// What the restore asks before the program runs.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub(super) fn may_run(&self) -> io::Result<MayRun> {
+        let socket = self.socket.try_clone()?;
+        socket.set_read_timeout(Some(LOOK))?;
+        Ok(MayRun(Arc::new(move |stop| wait(&socket, stop))))
+    }
+
+    /// Says why the restore has failed. Whether that is all that is to be said of it.
+    pub(super) fn hears(&self, failure: &Failure) -> bool {
+        let why = [&[FAILED], failure.to_string().as_bytes()].concat();
+        self.is_told && (&self.socket).write_all(&why).is_ok()
+    }
 }
 
 fn wait(mut socket: &UnixStream, stop: &AtomicBool) -> Result<(), String> {
     const GONE: &str = "whoever asked for it has given up";
-    socket.write_all(&BYTE).map_err(|_| GONE)?;
+    socket.write_all(&[READY]).map_err(|_| GONE)?;
     loop {
         match socket.read(&mut [0]) {
             Ok(1) => return Ok(()),

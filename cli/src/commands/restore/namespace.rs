@@ -199,9 +199,15 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
             note!("gpucr: the command outside cannot be told that the program runs: {error}");
         }
     }));
-    let options = setup::options(args, holder, &signals, goes_on)?;
+    let held_by = setup::held_by(args)?;
+    let options = setup::options(args, held_by.as_ref(), holder, &signals, goes_on)?;
     let restored = restore::restore(options, setup::progress(args, &events));
-    let (report, watch) = setup::told(args, &events, restored, Program::report)?.into_parts();
+    let (report, watch) = match setup::told(args, &events, restored, Program::report) {
+        Err(failure) if held_by.is_some_and(|holder| holder.hears(&failure)) => {
+            return Ok(ExitCode::from(FAILED));
+        }
+        told => told?.into_parts(),
+    };
     setup::say_files(&report);
     setup::say_unread(args, &report);
     setup::say_moved(&report);

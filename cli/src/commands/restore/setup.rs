@@ -33,22 +33,31 @@ pub(super) fn holder(args: &RestoreArgs) -> Result<Option<Holder>, CliError> {
     args.share.then(Holder::start).transpose().map_err(failed)
 }
 
-/// What the command line asks of a restore.
+/// Whoever holds the restore back, if anybody does.
 ///
 /// # Errors
-/// The keys to trust cannot be read.
-pub(super) fn options(
-    args: &RestoreArgs,
-    share: Option<Holder>,
-    signals: &SignalPlan,
-    goes_on: GoesOn,
-) -> Result<Options, CliError> {
+/// The descriptor is none, or is named for something else too.
+pub(super) fn held_by(args: &RestoreArgs) -> Result<Option<hold::Holder>, CliError> {
     // Each is taken over as the only owner of that descriptor.
     if args.hold.is_some() && args.hold == args.loaded {
         let what =
             "--hold and --loaded are for gpucr's own use: each needs a descriptor of its own";
         return Err(CliError::new(FAILED, what.to_owned()).state("Nothing was changed."));
     }
+    hold::Holder::of(args).map_err(io_error("--hold is for gpucr's own use"))
+}
+
+/// What the command line asks of a restore, which `holder` holds back.
+///
+/// # Errors
+/// The keys to trust cannot be read.
+pub(super) fn options(
+    args: &RestoreArgs,
+    holder: Option<&hold::Holder>,
+    share: Option<Holder>,
+    signals: &SignalPlan,
+    goes_on: GoesOn,
+) -> Result<Options, CliError> {
     let outputs = match &args.streams {
         // A terminal that they stand in for keeps the program from being detached.
         Some(streams) => streams.take().map_err(io_error("--streams is for gpucr's own use"))?,
@@ -65,9 +74,8 @@ pub(super) fn options(
         warm: !args.no_warm,
         detach: args.detach,
         before_resume: args.exec_before_resume.clone(),
-        may_run: args
-            .hold
-            .map(hold::ask)
+        may_run: holder
+            .map(hold::Holder::may_run)
             .transpose()
             .map_err(io_error("--hold is for gpucr's own use"))?,
         given: args

@@ -18,7 +18,7 @@ use crate::engine::restore::ahead::{Ahead, ExpectedBlock, is_size_of_block};
 use crate::image::{ImageWriter, MAX_MANIFEST};
 use crate::store::{ChunkId, Entry, decode_stored};
 
-/// So many chunks are waited for at a time: a source sends what it has asked for before it asks again, from each thread.
+/// So many chunks are waited for at a time: a source asks for no more than those after the ones that it is sending.
 const MAX_WANTED: usize = 1 << 20;
 /// Chunks that wait to be checked, and to be loaded, at most.
 const QUEUE: usize = 16;

@@ -20,9 +20,9 @@ use crate::base::format::{hex, milliseconds};
 use crate::base::phase::{Clock, Phase};
 use crate::base::progress::Progress;
 use crate::engine::error::Error;
+use crate::engine::restore::FilePolicy;
 use crate::engine::restore::ahead::Ahead;
 use crate::engine::restore::lacks;
-use crate::engine::restore::{FilePolicy, LoadedMemory};
 use crate::engine::watchdog::Watchdog;
 use crate::image::trust;
 use crate::image::{self, Manifest};
@@ -85,6 +85,22 @@ struct Prepared {
     path: PathBuf,
     identity: [u8; 32],
     new_bytes: u64,
+    /// Whether the processes are there and wait.
+    waits: bool,
+}
+
+/// How a program is brought back whose image is complete.
+struct Bringing<'b> {
+    id: MigrationId,
+    path: &'b Path,
+    coming: Option<&'b Coming>,
+    /// Its device memory, as far as that has come.
+    ahead: Option<Ahead>,
+    /// Bytes of it.
+    loaded: u64,
+    same_pids: bool,
+    /// Whether its processes are made before the source decides.
+    makes: bool,
 }
 
 impl Task<'_> {
@@ -175,30 +191,23 @@ impl Task<'_> {
         record.files = coming.as_ref().map(Coming::to_note).unwrap_or_default();
         record.write()?;
         tracing::debug!("preparations are noted");
-        let Taken { id: taken_id, mut writer, same_pids, same_network, ahead, .. } = taken;
+        let Taken { id, mut writer, same_pids, same_network, ahead, .. } = taken;
         writer.set_signatures(signatures);
         let mut is_there = false;
         let loaded = ahead.as_ref().map_or(0, |ahead| ahead.loaded_for(&manifest));
-        let completed = writer.commit(&manifest).map_err(Error::from).and_then(|committed| {
+        // The program itself has its pids and addresses, where these are one for both sides.
+        let makes = !same_network && (!same_pids || record.new_pids);
+        let completed = writer.commit(&manifest).map_err(Error::from);
+        let prepared = completed.and_then(|committed| {
             is_there = true;
             tracing::debug!("the image is complete");
-            self.check(&mut record, coming.as_ref(), &path, same_pids, loaded)?;
-            Ok((committed.id, committed.new_bytes))
-        });
-        let prepared = completed.and_then(|(identity, new_bytes)| {
-            tracing::debug!("the image is checked");
-            if let Some(memory) = self.load_rest(ahead, &path)? {
-                restore.give(memory);
-            }
-            tracing::debug!("all device memory is loaded");
-            self.relay(&record, taken_id, restore)?;
-            // The program itself has its pids and addresses, where these are one for both sides.
-            if !same_network && (!same_pids || record.new_pids) {
-                restore.make(&record).map_err(|why| Error::NotBack { why })?;
-                fault("made")?;
-            }
+            let coming = coming.as_ref();
+            let bringing = Bringing { id, path: &path, coming, ahead, loaded, same_pids, makes };
+            self.bring(&mut record, bringing, restore)?;
             record.enter(State::Prepared)?;
-            Ok(Prepared { record: record.clone(), path: path.clone(), identity, new_bytes })
+            let (record, path) = (record.clone(), path.clone());
+            let (identity, new_bytes) = (committed.id, committed.new_bytes);
+            Ok(Prepared { record, path, identity, new_bytes, waits: makes })
         });
         prepared.inspect_err(|_| {
             restore.give_up();
@@ -208,6 +217,56 @@ impl Task<'_> {
                 // What is at that place now, if anything is, is not of this migration.
                 forget_record(&record);
             }
+        })
+    }
+
+    /// Has host and image checked, loads what is left of the device memory meanwhile, and has the processes made. In the end
+    /// whatever has loaded has given up its contexts: the program needs the room.
+    fn bring(
+        &mut self,
+        record: &mut Record,
+        bringing: Bringing<'_>,
+        restore: &mut dyn Restore,
+    ) -> Result<(), Error> {
+        let Bringing { id, path, coming, ahead, loaded, same_pids, makes } = bringing;
+        let is_awaited = ahead.is_some();
+        let (sender, finished) = crossbeam_channel::bounded(1);
+        std::thread::scope(|scope| {
+            if let Some(mut ahead) = ahead {
+                scope.spawn(move || {
+                    // If nobody takes it the migration has failed.
+                    let _ = sender.send(ahead.finish(path));
+                    drop(ahead);
+                    tracing::debug!("the contexts for device memory are given up");
+                });
+            }
+            let files = self.place_files(record, coming, path)?;
+            // A restore that is made now checks the same.
+            if !makes || files != FilePolicy::default() {
+                let device_map = self.wishes.mapped_devices()?;
+                let how = self.wishes.circumstances(&device_map, same_pids);
+                lacks::check_image(path, &self.wishes.trust, how, files, loaded)?;
+                tracing::debug!("the image is checked");
+            }
+            self.relay(record, id, restore)?;
+            let not_back = |why| Error::NotBack { why };
+            if makes {
+                restore.begin(record, is_awaited).map_err(not_back)?;
+            }
+            if is_awaited {
+                let memory = finished.recv().map_err(|_| Error::CopyIncomplete)??;
+                tracing::debug!("all device memory is loaded");
+                if let Some((memory, bytes)) = memory {
+                    self.ahead_bytes = bytes;
+                    fault("loaded")?;
+                    restore.give(memory);
+                }
+            }
+            if makes {
+                restore.make().map_err(not_back)?;
+                fault("made")?;
+            }
+            Ok(())
         })
     }
 
@@ -227,42 +286,21 @@ impl Task<'_> {
         restore.relay(ends).map_err(|why| Error::NotRelayed { why })
     }
 
-    /// Makes the files that have come along, and checks that the program can be restored from the image, which is
-    /// complete.
-    fn check(
+    /// Makes the files that have come along. Gives what is done about others that are not as they were.
+    fn place_files(
         &self,
         record: &mut Record,
         coming: Option<&Coming>,
         path: &Path,
-        same_pids: bool,
-        loaded: u64,
-    ) -> Result<(), Error> {
+    ) -> Result<FilePolicy, Error> {
         fault("completed")?;
-        let mut files = FilePolicy::default();
-        if let Some(coming) = coming {
-            let (hidden, made) = coming.write(path, &record.id)?;
-            record.files = made;
-            record.write()?;
-            hidden.show()?;
-            // Whoever has files sent wants to go on with those, and not with a log that lacks a part.
-            files = FilePolicy::Strict;
-        }
-        let device_map = self.wishes.mapped_devices()?;
-        let how = self.wishes.circumstances(&device_map, same_pids);
-        lacks::check_image(path, &self.wishes.trust, how, files, loaded)
-    }
-
-    /// Loads what is left of the device memory, and gives all of it.
-    fn load_rest(
-        &mut self,
-        ahead: Option<Ahead>,
-        image: &Path,
-    ) -> Result<Option<LoadedMemory>, Error> {
-        let Some(ahead) = ahead else { return Ok(None) };
-        let Some((memory, bytes)) = ahead.finish(image)? else { return Ok(None) };
-        self.ahead_bytes = bytes;
-        fault("loaded")?;
-        Ok(Some(memory))
+        let Some(coming) = coming else { return Ok(FilePolicy::default()) };
+        let (hidden, made) = coming.write(path, &record.id)?;
+        record.files = made;
+        record.write()?;
+        hidden.show()?;
+        // Whoever has files sent wants to go on with those, and not with a log that lacks a part.
+        Ok(FilePolicy::Strict)
     }
 
     /// The phases `decide` and `handover`: waits for the source's decision, and restores the program.
@@ -272,9 +310,9 @@ impl Task<'_> {
         prepared: Prepared,
         restore: &mut dyn Restore,
     ) -> Result<Received, Error> {
-        let Prepared { mut record, path, identity, new_bytes } = prepared;
+        let Prepared { mut record, path, identity, new_bytes, waits } = prepared;
         let image = path.to_string_lossy().into_owned();
-        if let Err(error) = self.link.send_regardless(&Message::Prepared { image }) {
+        if let Err(error) = self.link.send_regardless(&Message::Prepared { image, waits }) {
             // Not all of it went out, so the source cannot have decided. It may have said why before it went.
             restore.give_up();
             forget(&record, &path);

@@ -8,7 +8,7 @@ use gpucr_wire::{Stream, wire_enum, wire_struct};
 use crate::store::{ChunkId, Encoding, Entry, MAX_CHUNK};
 
 /// Version of the protocol. Both sides must have the same.
-pub(super) const PROTOCOL: u32 = 10;
+pub(super) const PROTOCOL: u32 = 11;
 /// Most bytes of a message.
 const MAX_MESSAGE: usize = 1 << 20;
 /// Most bytes of a piece.
@@ -107,8 +107,11 @@ wire_enum! {
         7 => Prepared {
             /// Where it is.
             image: String,
+            /// Whether its processes are there and wait, so that nothing is needed any more of what those of the source have.
+            waits: bool,
         },
-        /// From the source: it has decided, and the program exists there no more.
+        /// From the source: it has decided. The program exists there no more; if it waits at the destination, its
+        /// processes may be about to end, but do not run.
         8 => Commit {},
         /// To that: the program runs.
         9 => Running {

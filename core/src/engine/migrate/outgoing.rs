@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -75,8 +75,10 @@ pub struct Outgoing {
     record: Mutex<Record>,
     /// Since when the program stands still.
     since: Mutex<Option<Instant>>,
-    /// Where the image is on the other side.
-    image: Mutex<Option<String>>,
+    /// Where the image is on the other side, and whether the processes are there and wait.
+    prepared: Mutex<Option<(String, bool)>>,
+    /// Whether the other side was told of the decision.
+    is_told: AtomicBool,
     /// What the other side knows of where memory belongs.
     told: Mutex<Told>,
     /// Connections besides the link.
@@ -138,7 +140,8 @@ impl Outgoing {
             queue: Mutex::new(Some(sender)),
             record: Mutex::new(Record::new(id, Side::Source, State::Undecided)),
             since: Mutex::default(),
-            image: Mutex::default(),
+            prepared: Mutex::default(),
+            is_told: AtomicBool::default(),
             told: Mutex::default(),
             streams: terms.streams,
             copies_files: terms.copies_files,
@@ -192,7 +195,7 @@ impl Outgoing {
 
     /// Where the image is on the other side, once it is complete there.
     pub(crate) fn image(&self) -> String {
-        self.image.lock().clone().unwrap_or_default()
+        self.prepared.lock().clone().unwrap_or_default().0
     }
 
     /// For how long the program has not run anywhere by now.
@@ -344,6 +347,24 @@ impl Outgoing {
         tracing::debug!("the program is handed over");
         // Nothing can fail any more.
         let _ = fault("decided");
+        if self.prepared.lock().as_ref().is_some_and(|(_, waits)| *waits) {
+            // A process that was killed makes no further step, though its end may take its time, of which those that wait
+            // need nothing.
+            processes().for_each(ProcessInfo::kill);
+            if let Err(error) = self.commit() {
+                tracing::warn!(%error, "the destination does not hear of the decision");
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the other side of the decision, once.
+    fn commit(&self) -> Result<(), LinkError> {
+        self.link.limit(None);
+        if !self.is_told.load(Ordering::Relaxed) {
+            self.link.send_regardless(&Message::Commit {})?;
+            self.is_told.store(true, Ordering::Relaxed);
+        }
         Ok(())
     }
 
@@ -356,14 +377,13 @@ impl Outgoing {
         let _ = self.record.lock().remove();
     }
 
-    /// The phase `handover`: the program exists here no more. Gives its pid on the other side.
+    /// The phase `handover`: the program exists here no more, and the other side is told so if it does not know. Gives its pid on the other side.
     ///
     /// # Errors
     /// The program was not brought back there, or that is not known. The other side has a complete image.
     pub(super) fn hand_over(&self, timeline: &Timeline) -> Result<u32, Error> {
         self.queue.lock().take();
-        self.link.limit(None);
-        self.link.send_regardless(&Message::Commit {})?;
+        self.commit()?;
         match self.link.receive_message()? {
             Message::Running { pid, steps } => {
                 draw(&steps, timeline);
@@ -424,8 +444,8 @@ impl Outgoing {
         let (id, version, signatures) = (*id, *version, signatures.clone());
         self.link.send(&Message::Manifest { id, version, signatures })?;
         match self.link.receive_message()? {
-            Message::Prepared { image } => {
-                *self.image.lock() = Some(image);
+            Message::Prepared { image, waits } => {
+                *self.prepared.lock() = Some((image, waits));
                 Ok(())
             }
             Message::Failed { why } => Err(LinkError::Refused(why)),
@@ -464,6 +484,7 @@ impl Recipient for Outgoing {
 
     fn commit(&self, image: Written) -> Result<Committed, ImageError> {
         self.flush()?;
+        tracing::debug!(sent = self.link.sent(), "all that was put has arrived");
         let (kept, taken) = std::thread::scope(|scope| {
             let keep = || self.safety.as_ref().map_or(Ok(()), |safety| safety.commit(&image));
             let keeping = scope.spawn(keep);

@@ -162,7 +162,7 @@ pub struct Brought {
 
 /// Brings the program back that a record is of. After an error, which says why, what was made of it is gone.
 pub trait Restore {
-    /// Is given all of its device memory, for the processes that are made next.
+    /// Is given all of its device memory, for the processes that are being made or, if none are, that are made next.
     fn give(&mut self, memory: LoadedMemory);
 
     /// Has the program get standard streams that lead to a process of their own, when it is made next. Until the program runs and the source
@@ -172,13 +172,20 @@ pub trait Restore {
     /// What relays cannot be started.
     fn relay(&mut self, ends: RelayedEnds) -> Result<(), String>;
 
-    /// Makes its processes, with all their memory. None of them runs.
+    /// Begins to make its processes. `awaits_memory` says that their device memory is [given](Self::give) while that goes
+    /// on; if it is not, they load it themselves.
+    ///
+    /// # Errors
+    /// That cannot be begun.
+    fn begin(&mut self, record: &Record, awaits_memory: bool) -> Result<(), String>;
+
+    /// Waits until the processes are there that were [begun](Self::begin), with all their memory. None of them runs.
     ///
     /// # Errors
     /// They cannot be made.
-    fn make(&mut self, record: &Record) -> Result<(), String>;
+    fn make(&mut self) -> Result<(), String>;
 
-    /// Lets it run; if [`make`](Self::make) has not been called, its processes are made now.
+    /// Lets it run; if its processes were not [begun](Self::begin), they are made now.
     ///
     /// # Errors
     /// It cannot be made, or does not come to running.

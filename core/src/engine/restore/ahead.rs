@@ -60,6 +60,8 @@ pub(crate) struct Ahead {
     /// The program does not have memory on these devices itself.
     is_elsewhere: bool,
     stop: Arc<AtomicBool>,
+    /// What was given, at last, and the contexts in which it was made.
+    given: Option<Room>,
 }
 
 /// A lane, and what hashes on its device.
@@ -122,6 +124,7 @@ impl Ahead {
             unfit: None,
             is_elsewhere,
             stop: stop.clone(),
+            given: None,
         })
     }
 
@@ -321,11 +324,12 @@ impl Ahead {
     }
 
     /// The image is there: loads what is missing, and gives all of its device memory, and how many bytes of it were
-    /// loaded before. `None` where the device has no room for that besides gpucr's contexts, which end with this.
+    /// loaded before. `None` where the device has no room for that besides gpucr's contexts, which end when this is let go
+    /// of. To be called once.
     ///
     /// # Errors
     /// The image is damaged; a copy has failed; the stop was set.
-    pub(crate) fn finish(mut self, image: &Path) -> Result<Option<(LoadedMemory, u64)>, Error> {
+    pub(crate) fn finish(&mut self, image: &Path) -> Result<Option<(LoadedMemory, u64)>, Error> {
         let image = ImageReader::open(image)?;
         let manifest = image.manifest();
         let expected = blocks_of(manifest);
@@ -359,7 +363,7 @@ impl Ahead {
         }
         let fds = memory.iter().map(SharedBlock::export).collect::<Result<_, _>>()?;
         let lanes = self.lanes.drain(..).map(|ready| ready.lane).collect();
-        let room = Room { lanes, memory };
+        let room = self.given.insert(Room { lanes, memory });
         let reserve = room.reserve(manifest, &self.placement);
         tracing::debug!("memory for contexts is kept");
         Ok(Some((LoadedMemory::new(image.id(), fds, reserve), ahead)))

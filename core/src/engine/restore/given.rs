@@ -81,42 +81,77 @@ impl LoadedMemory {
 /// Device memory that comes from the process that has started this one. It can be taken once: a second restore of the
 /// image loads the memory itself.
 #[derive(Clone, Debug)]
-pub struct Given(Arc<Mutex<Option<LoadedMemory>>>);
+pub struct Given(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+enum State {
+    /// The other process sends it as soon as it has it, or closes the connection.
+    Awaited(UnixStream),
+    Here(LoadedMemory),
+    /// It was taken, or none comes.
+    Gone,
+}
 
 impl Given {
-    /// Takes it from the process at the other end.
-    ///
-    /// # Errors
-    /// That has ended, or gives something else.
-    pub fn receive(socket: UnixStream) -> io::Result<Self> {
-        let mut connection = Connection::new(socket);
-        connection.set_deadline(Some(Instant::now() + PATIENCE));
-        let Head { image, blocks, reserve: kept } = connection.receive()?;
-        let pieces = kept.iter().try_fold(0, |sum: u64, one| sum.checked_add(one.pieces));
-        let pieces = pieces.filter(|pieces| *pieces <= MOST_RESERVED);
-        let pieces = pieces.ok_or(io::ErrorKind::InvalidData)?;
-        let all = pieces.checked_add(blocks).ok_or(io::ErrorKind::InvalidData)?;
-        make_room_for(all).map_err(io::Error::other)?;
-        let mut fds = connection.receive_fds(all as usize)?.into_iter();
-        let mut next = |count: u64| fds.by_ref().take(count as usize).collect::<Vec<OwnedFd>>();
-        let blocks = next(blocks);
-        let reserve =
-            kept.into_iter().map(|Reserved { pid, pieces }| (pid, next(pieces))).collect();
-        Ok(Self(Arc::new(Mutex::new(Some(LoadedMemory { image, blocks, reserve })))))
+    /// What the process at the other end sends.
+    pub fn through(socket: UnixStream) -> Self {
+        Self(Arc::new(Mutex::new(State::Awaited(socket))))
     }
 
-    /// Whether it is the memory of the image with this identity and so many blocks, and nobody has taken it.
+    /// Whether it is the memory of the image with this identity and so many blocks, as far as that is known, and nobody
+    /// has taken it.
     pub(super) fn is_of(&self, image: &[u8; 32], blocks: usize) -> bool {
-        self.0.lock().as_ref().is_some_and(|given| given.is_of(image, blocks))
+        match &*self.0.lock() {
+            State::Awaited(_) => true,
+            State::Here(memory) => memory.is_of(image, blocks),
+            State::Gone => false,
+        }
     }
 
-    /// Takes the memory of the image with this identity and so many blocks, if it is there.
+    /// Takes the memory of the image with this identity and so many blocks, if it is there. If it is awaited, it is waited
+    /// for until the other process gives it or has ended.
     pub(super) fn take(&self, image: &[u8; 32], blocks: usize) -> Option<(Vec<OwnedFd>, Reserve)> {
-        let mut given = self.0.lock();
-        let LoadedMemory { blocks, reserve, .. } =
-            given.take_if(|given| given.is_of(image, blocks))?;
-        Some((blocks, reserve))
+        let mut state = self.0.lock();
+        *state = match std::mem::replace(&mut *state, State::Gone) {
+            State::Awaited(socket) => match receive(socket) {
+                Ok(memory) => State::Here(memory),
+                Err(error) => {
+                    tracing::info!(%error, "no device memory comes");
+                    State::Gone
+                }
+            },
+            known => known,
+        };
+        match std::mem::replace(&mut *state, State::Gone) {
+            State::Here(memory) if memory.is_of(image, blocks) => {
+                Some((memory.blocks, memory.reserve))
+            }
+            other => {
+                *state = other;
+                None
+            }
+        }
     }
+}
+
+/// Takes it from the process at the other end, which may take its time to begin.
+///
+/// # Errors
+/// That has ended, or gives something else.
+fn receive(socket: UnixStream) -> io::Result<LoadedMemory> {
+    let mut connection = Connection::new(socket);
+    let Head { image, blocks, reserve: kept } = connection.receive()?;
+    connection.set_deadline(Some(Instant::now() + PATIENCE));
+    let pieces = kept.iter().try_fold(0, |sum: u64, one| sum.checked_add(one.pieces));
+    let pieces = pieces.filter(|pieces| *pieces <= MOST_RESERVED);
+    let pieces = pieces.ok_or(io::ErrorKind::InvalidData)?;
+    let all = pieces.checked_add(blocks).ok_or(io::ErrorKind::InvalidData)?;
+    make_room_for(all).map_err(io::Error::other)?;
+    let mut fds = connection.receive_fds(all as usize)?.into_iter();
+    let mut next = |count: u64| fds.by_ref().take(count as usize).collect::<Vec<OwnedFd>>();
+    let blocks = next(blocks);
+    let reserve = kept.into_iter().map(|Reserved { pid, pieces }| (pid, next(pieces))).collect();
+    Ok(LoadedMemory { image, blocks, reserve })
 }
 
 #[cfg(test)]
@@ -134,8 +169,8 @@ mod tests {
         let reserve = Reserve::from([(7, descriptors(2)), (8, Vec::new()), (9, descriptors(1))]);
         let memory = LoadedMemory::new([1; 32], descriptors(300), reserve);
         let sending = std::thread::spawn(move || memory.send(ours));
-        let given = Given::receive(theirs).unwrap();
-        sending.join().unwrap().unwrap();
+        let given = Given::through(theirs);
+        assert!(given.is_of(&[2; 32], 300), "it is not known yet");
         assert!(given.take(&[2; 32], 300).is_none(), "it is another image's");
         assert!(given.take(&[1; 32], 299).is_none(), "it has other blocks");
         assert!(given.is_of(&[1; 32], 300) && !given.is_of(&[2; 32], 300));
@@ -145,20 +180,22 @@ mod tests {
         assert_eq!((blocks.len(), kept), (300, vec![(7, 2), (8, 0), (9, 1)]));
         assert!(given.take(&[1; 32], 300).is_none(), "it is taken");
         assert!(!given.is_of(&[1; 32], 300));
+        sending.join().unwrap().unwrap();
     }
 
     #[test]
-    fn what_ends_early_is_an_error() {
+    fn of_what_ends_early_nothing_is_taken() {
         let (ours, theirs) = UnixStream::pair().unwrap();
+        let given = Given::through(theirs);
         drop(ours);
-        assert!(Given::receive(theirs).is_err());
+        assert!(given.take(&[0; 32], 0).is_none() && !given.is_of(&[0; 32], 0));
         let (ours, theirs) = UnixStream::pair().unwrap();
         let head = Head { image: [0; 32], blocks: 1, reserve: Vec::new() };
         Connection::new(ours).send(&head).unwrap();
-        assert!(Given::receive(theirs).is_err(), "the descriptor is missing");
+        assert!(receive(theirs).is_err(), "the descriptor is missing");
         let (ours, theirs) = UnixStream::pair().unwrap();
         let reserve = vec![Reserved { pid: 1, pieces: u64::MAX }; 2];
         Connection::new(ours).send(&Head { image: [0; 32], blocks: 0, reserve }).unwrap();
-        assert!(Given::receive(theirs).is_err(), "nobody keeps so much");
+        assert!(receive(theirs).is_err(), "nobody keeps so much");
     }
 }

@@ -9,6 +9,7 @@ use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 use rayon::prelude::*;
 
+use crate::base::threads::joined;
 use crate::engine::migrate::goal::Meter;
 use crate::engine::migrate::link::{Link, LinkError, unexpected};
 use crate::engine::migrate::message::{Frame, MAX_ASKED, Message};
@@ -52,6 +53,14 @@ pub(super) enum Item {
     Flush(Sender<()>),
 }
 
+/// What the other side lacks, in the form in which it is sent.
+#[derive(Default)]
+struct Ready {
+    frames: Vec<Vec<u8>>,
+    /// Bytes of memory that are in them, but for those that take next to no time.
+    bytes: u64,
+}
+
 /// The thread that sends.
 pub(super) struct Sending {
     pub(super) link: Arc<Link>,
@@ -77,7 +86,16 @@ impl Sending {
     }
 
     fn send(&self, queue: &Receiver<Item>) -> Result<(), LinkError> {
-        while let Ok(first) = queue.recv() {
+        let mut ready = Ready::default();
+        loop {
+            let first = match queue.try_recv() {
+                Ok(first) => first,
+                Err(_) => {
+                    self.write(std::mem::take(&mut ready))?;
+                    let Ok(first) = queue.recv() else { return Ok(()) };
+                    first
+                }
+            };
             let mut chunks = Vec::new();
             for item in std::iter::once(first).chain(queue.try_iter().take(QUEUE)) {
                 match item {
@@ -85,12 +103,13 @@ impl Sending {
                     // It comes before the chunks that it is about.
                     Item::Say(message) => self.link.send(&message)?,
                     Item::Ask(ids, done) => {
-                        self.send_chunks(std::mem::take(&mut chunks))?;
+                        ready = self.prepare(std::mem::take(&mut chunks), ready)?;
                         self.find(&ids)?;
                         let _ = done.send(());
                     }
                     Item::Flush(done) => {
-                        self.send_chunks(std::mem::take(&mut chunks))?;
+                        ready = self.prepare(std::mem::take(&mut chunks), ready)?;
+                        self.write(std::mem::take(&mut ready))?;
                         // An answer says that what was sent before has come.
                         if let Some(streams) = self.state.streams.get() {
                             self.link.send(&Message::Sent { chunks: streams.given() })?;
@@ -100,9 +119,8 @@ impl Sending {
                     }
                 }
             }
-            self.send_chunks(chunks)?;
+            ready = self.prepare(chunks, ready)?;
         }
-        Ok(())
     }
 
     /// Finds out which of these the other side has.
@@ -117,16 +135,36 @@ impl Sending {
         Ok(())
     }
 
-    /// Sends what the other side lacks of these.
-    fn send_chunks(&self, mut chunks: Vec<(ChunkId, Vec<u8>)>) -> Result<(), LinkError> {
+    /// Finds out what the other side lacks of these, and encodes that, while what is `ready` goes out.
+    fn prepare(
+        &self,
+        mut chunks: Vec<(ChunkId, Vec<u8>)>,
+        ready: Ready,
+    ) -> Result<Ready, LinkError> {
         if chunks.is_empty() {
-            return Ok(());
+            return Ok(ready);
         }
-        let begun = Instant::now();
         let ids: Vec<ChunkId> = chunks.iter().map(|(id, _)| *id).collect();
         let all = chunks.len();
-        let mut wanted = self.ask(&ids)?.into_iter();
-        chunks.retain(|_| wanted.next().unwrap_or(true));
+        // First, so that the answer does not wait for what is ready.
+        self.begin_to_ask(&ids)?;
+        let (written, wanted) = std::thread::scope(|scope| {
+            let writing = scope.spawn(|| self.write(ready));
+            let wanted = self.answer(all).map(|wanted| {
+                let mut wanted = wanted.into_iter();
+                chunks.retain(|_| wanted.next().unwrap_or(true));
+                self.encode(&chunks)
+            });
+            (joined(writing), wanted)
+        });
+        // What the other side says of a failure says more than that the link is lost.
+        let next = wanted?;
+        written?;
+        self.state.known.lock().there += (all - next.frames.len()) as u64;
+        Ok(next)
+    }
+
+    fn encode(&self, chunks: &[(ChunkId, Vec<u8>)]) -> Ready {
         let compression = self.compression;
         let encode = || {
             chunks
@@ -138,31 +176,41 @@ impl Sending {
                 .collect::<Vec<Vec<u8>>>()
         };
         let frames = self.pool.install(encode);
-        let sent = frames.len() as u64;
-        match self.state.streams.get() {
-            None => frames.iter().try_for_each(|frame| self.link.write(frame))?,
-            Some(streams) => frames.into_iter().try_for_each(|frame| streams.give(frame))?,
-        }
-        // What the other side has, or what is one byte again and again, says nothing of the link.
+        // What is one byte again and again says nothing of the link.
         let told = chunks.iter().filter(|(_, plain)| constant_byte(plain).is_none());
-        let bytes: u64 = told.map(|(_, plain)| plain.len() as u64).sum();
-        if bytes > 0 {
-            self.state.meter.add(bytes, begun.elapsed());
+        Ready { frames, bytes: told.map(|(_, plain)| plain.len() as u64).sum() }
+    }
+
+    /// Sends what is ready.
+    fn write(&self, ready: Ready) -> Result<(), LinkError> {
+        let begun = Instant::now();
+        let sent = ready.frames.len() as u64;
+        match self.state.streams.get() {
+            None => ready.frames.iter().try_for_each(|frame| self.link.write(frame))?,
+            Some(streams) => ready.frames.into_iter().try_for_each(|frame| streams.give(frame))?,
         }
-        let mut known = self.state.known.lock();
-        known.sent += sent;
-        known.there += all as u64 - sent;
+        if ready.bytes > 0 {
+            self.state.meter.add(ready.bytes, begun.elapsed());
+        }
+        self.state.known.lock().sent += sent;
         Ok(())
     }
 
     fn ask(&self, ids: &[ChunkId]) -> Result<Vec<bool>, LinkError> {
-        self.link.send(&Message::Ask { ids: ids.iter().map(|id| id.0).collect() })?;
+        self.begin_to_ask(ids)?;
+        self.answer(ids.len())
+    }
+
+    fn begin_to_ask(&self, ids: &[ChunkId]) -> Result<(), LinkError> {
+        self.link.send(&Message::Ask { ids: ids.iter().map(|id| id.0).collect() })
+    }
+
+    /// What the other side wants of so many that it was asked about.
+    fn answer(&self, asked: usize) -> Result<Vec<bool>, LinkError> {
         let streams = self.state.streams.get();
         let is_lost = || streams.is_some_and(Streams::has_failed);
         match self.link.receive_unless(&is_lost)? {
-            Some(Frame::Message(Message::Want { wanted })) if wanted.len() == ids.len() => {
-                Ok(wanted)
-            }
+            Some(Frame::Message(Message::Want { wanted })) if wanted.len() == asked => Ok(wanted),
             Some(Frame::Message(Message::Failed { why })) => Err(LinkError::Refused(why)),
             Some(other) => Err(unexpected(&other)),
             None => {

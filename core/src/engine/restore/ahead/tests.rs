@@ -22,6 +22,7 @@ fn ahead() -> Ahead {
         devices: Vec::new(),
         is_elsewhere: true,
         stop: Arc::default(),
+        given: None,
     }
 }
 
@@ -68,16 +69,18 @@ fn finishes(ahead: Ahead, dir: &tempfile::TempDir, before: u64) {
     finishes_with(ahead, dir, before, &noise(1, LEN));
 }
 
-fn finishes_with(ahead: Ahead, dir: &tempfile::TempDir, before: u64, expected: &[u8]) {
+fn finishes_with(mut ahead: Ahead, dir: &tempfile::TempDir, before: u64, expected: &[u8]) {
     let path = dir.path().join("here");
     let id = ImageReader::open(&path).unwrap().id();
     let (memory, loaded) = ahead.finish(&path).unwrap().unwrap();
     assert_eq!(loaded, before);
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     let sending = std::thread::spawn(move || memory.send(ours));
-    let given = super::super::given::Given::receive(theirs).unwrap();
-    sending.join().unwrap().unwrap();
+    let given = super::super::given::Given::through(theirs);
     let (fds, _) = given.take(&id, 1).unwrap();
+    sending.join().unwrap().unwrap();
+    // The memory is there though the contexts in which it was made are not.
+    drop(ahead);
     let driver = opened_soft_driver();
     let device = &driver.devices().unwrap()[0];
     let mut lane = Lane::prepare(&driver, device, 1).unwrap();
