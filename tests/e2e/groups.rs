@@ -87,22 +87,22 @@ each_group!(a_group_is_dumped_again_and_again by again_and_again);
 /// launch theirs behind shut gates, whenever the dump comes. What was let through is in the report.
 #[test]
 fn who_is_behind_is_let_launch_until_all_stand_still() -> Result<()> {
-    is_let_launch("ahead")
+    is_let_launch("ahead", 12)
 }
 
 /// The same of collective operations on two streams of each process.
 #[test]
 fn ranks_that_are_behind_are_let_launch_until_all_stand_still() -> Result<()> {
-    is_let_launch("data-parallel")
+    is_let_launch("data-parallel", 6)
 }
 
-fn is_let_launch(name: &str) -> Result<()> {
+fn is_let_launch(name: &str, dumps: u64) -> Result<()> {
     const STEPS: [&str; 2] = ["--steps", "4000"];
     let lab = Lab::new();
     let mut program = lab.at_work(name, &STEPS)?;
     let mut random = Random(27);
     let mut let_through = 0;
-    for number in 0..12 {
+    for number in 0..dumps {
         std::thread::sleep(Duration::from_millis(random.below(60)));
         let image = lab.path("image");
         // Half of them while it runs on, half of them from a restore.
