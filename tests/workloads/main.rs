@@ -158,7 +158,7 @@ struct Options {
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     #[command(flatten)]
-    team: collective::Team,
+    team: collective::options::Team,
 }
 
 fn main() -> ExitCode {

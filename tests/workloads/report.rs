@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use crate::collective::Team;
+use crate::collective::options::Team;
 use crate::gpu::{Plain, bytes_of};
 
 /// How much memory and work a run has.

@@ -9,8 +9,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use gpucr_wire::Connection;
 use rustix::io::{FdFlags, fcntl_setfd};
 
-use super::links::{Link, Wire, accept};
+use super::links::{Link, accept};
 use super::lost;
+use super::options::Wire;
 
 /// What a link is for.
 const TALK: u8 = 0;

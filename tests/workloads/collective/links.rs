@@ -9,15 +9,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
-/// What ranks talk over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Wire {
-    /// TCP on loopback, as NCCL does.
-    Tcp,
-    /// Unix sockets that the first rank hands down.
-    Unix,
-}
-
 /// The largest message.
 const LARGEST: usize = 1 << 20;
 /// How long all ranks may take to connect.

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::links::Link;
+use super::options::MOST;
 use crate::cuda::{check, driver};
 
 /// `CU_MEMHOSTREGISTER_DEVICEMAP`.
@@ -34,7 +35,7 @@ impl Lost {
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ranks: Vec<String> =
-            (0..super::MOST).filter(|rank| self.has(*rank)).map(|rank| rank.to_string()).collect();
+            (0..MOST).filter(|rank| self.has(*rank)).map(|rank| rank.to_string()).collect();
         write!(f, "rank {} has ended: no operation with it comes to its end", ranks.join(", "))
     }
 }

@@ -3,12 +3,11 @@
 use std::process::ExitStatus;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use clap::{Args, ValueEnum as _};
+use clap::ValueEnum as _;
 
 use super::bootstrap::Bootstrap;
-use super::links::Wire;
-use super::window::Sharing;
-use super::{Communicator, MOST};
+use super::communicator::Communicator;
+use super::options::{Sharing, Team};
 use crate::gpu::Gpu;
 use crate::numbers::Sequence;
 use crate::report::Run;
@@ -20,23 +19,6 @@ const ENV: &str = "WORKLOAD_RANK";
 const PARTS: u32 = 2;
 /// What the first rank says instead of the number of a step.
 const END: u32 = u32::MAX;
-
-/// How the workloads of several ranks work.
-#[derive(Args, Clone, Copy)]
-pub(crate) struct Team {
-    /// Number of ranks, of the workloads that have them [default: depends on workload]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(2..=i64::from(MOST)))]
-    ranks: Option<u32>,
-    /// How ranks share memory
-    #[arg(long, value_enum, default_value_t = Sharing::Ipc)]
-    sharing: Sharing,
-    /// What ranks talk over
-    #[arg(long, value_enum, default_value_t = Wire::Unix)]
-    wire: Wire,
-    /// In which step a rank of `survivors` ends, counted from 0 [default: after nine tenths of them]
-    #[arg(long, value_name = "STEP")]
-    ends_at: Option<u32>,
-}
 
 /// A rank.
 pub(crate) struct Member {

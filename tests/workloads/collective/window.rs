@@ -5,21 +5,13 @@ use std::os::fd::OwnedFd;
 use anyhow::Result;
 
 use super::bootstrap::Bootstrap;
+use super::options::Sharing;
 use crate::gpu::{Buffer, Gpu, read_at, write_at};
 use crate::handles::{Mapped, export};
 use crate::ipc::{Opened, offer, parsed};
 
 /// Exported memory is whole granules of this.
 const GRANULE: usize = 2 << 20;
-
-/// How ranks share memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Sharing {
-    /// By handles of legacy IPC.
-    Ipc,
-    /// By exported descriptors.
-    Handles,
-}
 
 /// A rank's own.
 pub(super) enum Window {
