@@ -70,7 +70,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     let options = options(args, held_by.as_ref(), share, &signals, goes_on)?;
     let restored = restore::restore(options, progress(args, &events));
     let mut program = match told(args, &events, restored, Program::report) {
-        Err(failure) if held_by.is_some_and(|holder| holder.hears(&failure)) => {
+        Err(failure) if held_by.is_some_and(|by| by.hears(&failure)) => {
             return Ok(ExitCode::from(FAILED));
         }
         told => told?,

@@ -110,14 +110,14 @@ pub(super) fn take_memory(fd: i32) -> io::Result<Given> {
     Ok(Given::through(UnixStream::from(inherited::take(fd)?)))
 }
 
-/// Whoever holds a restore back, as that sees it.
-pub(super) struct Holder {
+/// By whom a restore is held back, as that sees it.
+pub(super) struct HeldBy {
     socket: UnixStream,
     /// Whether it is told of a failure, which nobody else is told of then.
     is_told: bool,
 }
 
-impl Holder {
+impl HeldBy {
     /// Takes over the descriptor of the connection, if there is one.
     ///
     /// # Errors
@@ -158,5 +158,42 @@ fn wait(mut socket: &UnixStream, stop: &AtomicBool) -> Result<(), String> {
         if stop.load(Ordering::Relaxed) {
             return Err("interrupted".to_owned());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpucr_core::Left;
+    use gpucr_core::phase::Phase;
+
+    use super::*;
+
+    fn failure() -> Failure {
+        let error = gpucr_core::Error::NotBack { why: "no file".into() };
+        Failure { phase: Phase::Criu, error: Box::new(error), left: Left::NotRestored }
+    }
+
+    #[test]
+    fn whoever_holds_it_back_hears_what_it_comes_to() {
+        let pair = |is_told| {
+            let (ours, socket) = UnixStream::pair().unwrap();
+            (Held(ours), HeldBy { socket, is_told })
+        };
+        let (mut held, by) = pair(true);
+        assert!(by.hears(&failure()));
+        drop(by);
+        let heard = held.wait().unwrap_err().unwrap();
+        assert!(heard.contains("no file"), "{heard}");
+        let (mut held, by) = pair(true);
+        assert!(by.hears(&failure()) && !held.are_there());
+        let (mut held, by) = pair(false);
+        assert!(!by.hears(&failure()), "it is told otherwise");
+        drop(by);
+        assert_eq!(held.wait(), Err(None));
+        let (mut held, by) = pair(true);
+        let restoring = std::thread::spawn(move || by.may_run().unwrap().0(&AtomicBool::default()));
+        held.wait().unwrap();
+        held.let_run().unwrap();
+        restoring.join().unwrap().unwrap();
     }
 }

@@ -203,7 +203,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     let options = setup::options(args, held_by.as_ref(), holder, &signals, goes_on)?;
     let restored = restore::restore(options, setup::progress(args, &events));
     let (report, watch) = match setup::told(args, &events, restored, Program::report) {
-        Err(failure) if held_by.is_some_and(|holder| holder.hears(&failure)) => {
+        Err(failure) if held_by.is_some_and(|by| by.hears(&failure)) => {
             return Ok(ExitCode::from(FAILED));
         }
         told => told?.into_parts(),

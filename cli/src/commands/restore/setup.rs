@@ -33,27 +33,27 @@ pub(super) fn holder(args: &RestoreArgs) -> Result<Option<Holder>, CliError> {
     args.share.then(Holder::start).transpose().map_err(failed)
 }
 
-/// Whoever holds the restore back, if anybody does.
+/// By whom the restore is held back, if it is.
 ///
 /// # Errors
 /// The descriptor is none, or is named for something else too.
-pub(super) fn held_by(args: &RestoreArgs) -> Result<Option<hold::Holder>, CliError> {
+pub(super) fn held_by(args: &RestoreArgs) -> Result<Option<hold::HeldBy>, CliError> {
     // Each is taken over as the only owner of that descriptor.
     if args.hold.is_some() && args.hold == args.loaded {
         let what =
             "--hold and --loaded are for gpucr's own use: each needs a descriptor of its own";
         return Err(CliError::new(FAILED, what.to_owned()).state("Nothing was changed."));
     }
-    hold::Holder::of(args).map_err(io_error("--hold is for gpucr's own use"))
+    hold::HeldBy::of(args).map_err(io_error("--hold is for gpucr's own use"))
 }
 
-/// What the command line asks of a restore, which `holder` holds back.
+/// What the command line asks of a restore, which is held back by another gpucr if one is given.
 ///
 /// # Errors
 /// The keys to trust cannot be read.
 pub(super) fn options(
     args: &RestoreArgs,
-    holder: Option<&hold::Holder>,
+    held_by: Option<&hold::HeldBy>,
     share: Option<Holder>,
     signals: &SignalPlan,
     goes_on: GoesOn,
@@ -74,8 +74,8 @@ pub(super) fn options(
         warm: !args.no_warm,
         detach: args.detach,
         before_resume: args.exec_before_resume.clone(),
-        may_run: holder
-            .map(hold::Holder::may_run)
+        may_run: held_by
+            .map(hold::HeldBy::may_run)
             .transpose()
             .map_err(io_error("--hold is for gpucr's own use"))?,
         given: args

@@ -107,7 +107,7 @@ wire_enum! {
         7 => Prepared {
             /// Where it is.
             image: String,
-            /// Whether its processes are there and wait, so that nothing is needed any more of what those of the source have.
+            /// Whether its processes are there and wait: then they need nothing of what those of the source have.
             waits: bool,
         },
         /// From the source: it has decided. The program exists there no more; if it waits at the destination, its

@@ -377,7 +377,8 @@ impl Outgoing {
         let _ = self.record.lock().remove();
     }
 
-    /// The phase `handover`: the program exists here no more, and the other side is told so if it does not know. Gives its pid on the other side.
+    /// The phase `handover`: the program exists here no more, and the other side is told so if it does not know. Gives the
+    /// program's pid there.
     ///
     /// # Errors
     /// The program was not brought back there, or that is not known. The other side has a complete image.

@@ -165,8 +165,8 @@ pub trait Restore {
     /// Is given all of its device memory, for the processes that are being made or, if none are, that are made next.
     fn give(&mut self, memory: LoadedMemory);
 
-    /// Has the program get standard streams that lead to a process of their own, when it is made next. Until the program runs and the source
-    /// has heard that, the link is this process's.
+    /// Has the program get standard streams that lead to a process of their own, when it is made next. Until the program
+    /// runs and the source has heard that, the link is this process's.
     ///
     /// # Errors
     /// What relays cannot be started.
