@@ -531,17 +531,23 @@ fn two_restores_of_one_image_take_turns() -> Result<()> {
 /// A CUDA process that ends during the dump of its tree: no image may come of that.
 #[test]
 fn a_cuda_child_that_dies_before_the_freeze_rolls_the_dump_back() -> Result<()> {
+    ["detach", "criu"].iter().try_for_each(|phase| a_cuda_child_dies_in(phase))
+}
+
+fn a_cuda_child_dies_in(phase: &str) -> Result<()> {
     let lab = Lab::new();
     let mut program = lab.start("family", &["--step-delay-ms", "30"])?;
     let child = program.wait_for("child pid=")?;
     program.wait_for("ready")?;
     program.wait_for("step ")?;
     let child: i32 = child.trim_start_matches("child pid=").trim().parse()?;
-    let dump = PausedDump::start(&lab, &program, &[], "hold:criu")?;
+    let dump = PausedDump::start(&lab, &program, &[], &format!("hold:{phase}"))?;
     // SAFETY: sends a signal to a process of this test's own program.
     unsafe { libc::kill(child, libc::SIGKILL) };
     let message = dump.fails()?;
-    ensure!(message.contains("rolled back"), "{message}");
+    ensure!(message.contains("rolled back"), "{phase}: {message}");
+    let named = format!("process {child} changed while it was being dumped: it has ended");
+    ensure!(message.contains(&named), "{phase}: {message}");
     ensure!(!lab.path("image").exists() && program.is_running(), "{message}");
     Ok(())
 }

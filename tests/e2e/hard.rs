@@ -1,7 +1,9 @@
 //! Programs that do what makes a dump hard: it works, or is refused for what it is.
 
+use std::process::Command;
+
 use anyhow::{Result, ensure};
-use gpucr_tests::{Lab, Pace, PausedDump, refused, undisturbed, until};
+use gpucr_tests::{Lab, Pace, PausedDump, binary, finish, refused, show, undisturbed, until};
 
 #[test]
 fn what_cannot_be_dumped_is_refused_as_long_as_it_lives_whenever_it_begins() -> Result<()> {
@@ -29,6 +31,44 @@ fn what_cannot_be_dumped_is_refused_as_long_as_it_lives_whenever_it_begins() -> 
     program.result()?;
     ensure!(program.series() == expected, "differs:\n{}", program.output());
     Ok(())
+}
+
+/// As MPI and NCCL have them open between hosts. It is refused before anything is stopped.
+#[test]
+fn a_program_with_an_rdma_device_is_refused_by_its_name() -> Result<()> {
+    let lab = Lab::new();
+    let device = lab.path("infiniband/uverbs0");
+    std::fs::create_dir(lab.path("infiniband"))?;
+    // A device of another kind under such a name: hosts without an adapter have no driver behind the real ones.
+    let mut command = Command::new("mknod");
+    let made = finish(command.arg(&device).args(["c", "1", "3"]))?;
+    ensure!(made.status.success(), "{}", show(&made));
+    let pace = Pace::new()?;
+    pace.allow(10)?;
+    let mut command = lab.gpucr();
+    command.args([
+        "run",
+        "--device",
+        "soft",
+        "--",
+        "bash",
+        "-c",
+        r#"exec 7<"$1"; exec "${@:2}""#,
+        "bash",
+    ]);
+    command.arg(&device).arg(binary("workload")).args([
+        "sgd",
+        "--steps",
+        "20",
+        "--pace",
+        pace.file(),
+    ]);
+    let mut program = lab.spawn(command, "log")?;
+    program.wait_for("step ")?;
+    let output = lab.run(["dump", "--pid", &program.pid.to_string(), "-o", "image"])?;
+    refused(&output, 1, &["the RDMA device", "infiniband/uverbs0", "Nothing was changed"])?;
+    pace.allow_all()?;
+    program.result().map(drop)
 }
 
 #[test]

@@ -171,7 +171,7 @@ pub(super) fn check(
         return Err(Error::Headless { pid: process.pid });
     }
     refuse_connected(&tree, options)?;
-    refuse_streams(&tree)?;
+    refuse_lost(&tree)?;
     let criu = Criu::find(Some(&options.stop))?;
     let root = tree.root();
     let on_terminal = |process: &ProcessInfo| {
@@ -249,24 +249,24 @@ pub(super) fn check(
 }
 
 /// Refuses streams of Unix sockets to the outside, and within the tree those that nobody accepts: of these CRIU makes
-/// images that cannot be restored. The program runs, so what is seen once may be a connection that is just being made.
+/// images that cannot be restored. And devices of RDMA, before anything is stopped for them in vain. The program runs, so what is seen once may be a connection that is just being made.
 ///
 /// # Errors
 /// [`Error::Held`].
-fn refuse_streams(tree: &Tree) -> Result<(), Error> {
-    let streams = || held::of(tree).held.into_iter().filter(|held| held.is_stream);
-    let mut seen: Vec<Held> = streams().collect();
+fn refuse_lost(tree: &Tree) -> Result<(), Error> {
+    let lost = || held::of(tree).held.into_iter().filter(|held| held.is_lost);
+    let mut seen: Vec<Held> = lost().collect();
     for _ in 0..LOOKS {
         if seen.is_empty() {
             return Ok(());
         }
         std::thread::sleep(BETWEEN_LOOKS);
-        // Each is named by the number of its socket, which is no other's.
-        let still = streams().filter(|held| seen.contains(held)).collect();
+        // Each stream is named by the number of its socket, which is no other's.
+        let still = lost().filter(|held| seen.contains(held)).collect();
         seen = still;
     }
-    let stream = seen.into_iter().next();
-    stream.map_or(Ok(()), |Held { pid, what, options, .. }| Err(Error::Held { pid, what, options }))
+    let first = seen.into_iter().next();
+    first.map_or(Ok(()), |Held { pid, what, options, .. }| Err(Error::Held { pid, what, options }))
 }
 
 /// Refuses TCP connections that lead out of the program, but for those that the user allows.

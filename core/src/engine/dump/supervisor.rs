@@ -11,6 +11,7 @@ use crate::base::format::{hex, milliseconds};
 use crate::base::phase::Phase;
 use crate::base::progress::Progress;
 use crate::engine::error::{Error, Failure, Left};
+use crate::host::process::AgentError;
 
 /// Dumps a program.
 ///
@@ -52,12 +53,21 @@ fn once_more(missed: Missed, task: &mut Task<'_>) -> Ended {
     }
 }
 
+/// The error, or that the process has ended whose agent or driver does not answer because of that.
+fn unless_ended(task: &Task<'_>, error: Error) -> Error {
+    let (Error::Agent(AgentError::Broken { pid, .. }) | Error::Process { pid, .. }) = error else {
+        return error;
+    };
+    let has_ended = task.processes().any(|process| process.pid == pid && process.is_ending());
+    if has_ended { Error::Changed { pid, what: "it has ended".to_owned() } } else { error }
+}
+
 /// Lets the watchdog go, and says how the dump has ended.
 fn settle(mut task: Task<'_>, ended: Ended) -> Result<Report, Failure> {
     task.clock.end();
     let Ended { image, resume, lost } = ended;
     // An image that was not committed is removed here, before anything is reported.
-    let image = image.map_err(|(phase, setback)| (phase, setback.error));
+    let image = image.map_err(|(phase, setback)| (phase, unless_ended(&task, setback.error)));
     let root = task.options.pid;
     let has_ended = resume && task.processes().any(|p| p.pid == root && p.has_ended());
     if lost.is_empty() {

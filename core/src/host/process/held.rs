@@ -17,6 +17,10 @@ const KNOWN_DEVICES: [u32; 7] = [1, 4, 5, 136, 137, 138, 195];
 
 /// How a stream of Unix sockets is called.
 const STREAM: &str = "a connection of Unix sockets";
+/// How a device of a network adapter with RDMA is called.
+const RDMA: &str = "the RDMA device";
+/// Their major number: `IB_DEV_MAJOR` of Linux' `drivers/infiniband/core`.
+const RDMA_MAJOR: u32 = 231;
 
 /// Something that keeps CRIU from saving a process as things are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,8 +31,9 @@ pub struct Held {
     pub what: String,
     /// The options that have CRIU save it, each by itself; none if there is none.
     pub options: &'static [&'static str],
-    /// Whether it is a stream of Unix sockets, the other end of which CRIU cannot bring back at all.
-    pub is_stream: bool,
+    /// Whether it leads to what nobody can bring back: the other end of a stream of Unix sockets, or what a network adapter
+    /// knows of the process.
+    pub is_lost: bool,
 }
 
 /// What these processes hold, and how many of them have a TCP socket.
@@ -59,8 +64,8 @@ pub fn of(tree: &Tree) -> Holdings {
         let mut add = |what: String, options| {
             // Once, though relatives have the same thing open.
             if said.insert(what.clone()) {
-                let is_stream = what.starts_with(STREAM);
-                all.held.push(Held { pid: *pid, what, options, is_stream });
+                let is_lost = what.starts_with(STREAM) || what.starts_with(RDMA);
+                all.held.push(Held { pid: *pid, what, options, is_lost });
             }
         };
         if has_tcp(*pid, &own) {
@@ -127,7 +132,12 @@ fn of_file(open: &Open, add: &mut dyn FnMut(String, &'static [&'static str])) {
     let major = rustix::fs::major(meta.rdev());
     let is_nvidia =
         Path::new(&name).file_name().is_some_and(|n| n.to_string_lossy().starts_with("nvidia"));
-    if meta.file_type().is_char_device() && !KNOWN_DEVICES.contains(&major) && !is_nvidia {
+    let is_char_device = meta.file_type().is_char_device();
+    // Some drivers' have other numbers, such as that for the connection manager; all are in a directory of this name.
+    let is_below = |name: &str| open.target.parent().is_some_and(|above| above.ends_with(name));
+    if is_char_device && (major == RDMA_MAJOR || is_below("infiniband")) {
+        add(format!("{RDMA} {path}"), &[]);
+    } else if is_char_device && !KNOWN_DEVICES.contains(&major) && !is_nvidia {
         add(format!("the device {path}"), &[]);
     }
     if meta.file_type().is_block_device() {
