@@ -336,6 +336,6 @@ fn what_compilers_write() {
     found.sort();
     found.dedup();
     let expected = "adam adversary_long attn_project bfs lists_walk meet mlp_forward mlp_grad_input \
-                    mlp_grad_weights scan_add small_update spmv";
+                    mlp_grad_weights scan_add slice_hidden slice_project small_update spmv";
     assert_eq!(found.join(" "), expected);
 }

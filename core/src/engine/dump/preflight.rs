@@ -337,6 +337,8 @@ pub(super) fn inspect(
         if !counts.ungated.is_empty() {
             return Err(Error::Ungated { pid, what: counts.ungated.join("; ") });
         }
+        // When the tree was read it may just have been started: a process has an agent only after it has the driver.
+        let process = &ProcessInfo::read(pid)?;
         let (driver, path) = match Mapped::of(process, drivers)? {
             Mapped::Host { library, path } => (library, path),
             mapped => return Err(mapped.refused(pid)),

@@ -18,8 +18,8 @@ use crate::base::faults;
 
 /// How often a thread that waits looks whether it is to stop.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
-/// Memory for a frame is taken in pieces of so many bytes, as they arrive.
-pub(super) const STEP: usize = 1 << 16;
+/// A frame is sent in parts of so many bytes: so a rate can be kept.
+const STEP: usize = 1 << 16;
 
 /// Why nothing more can be said to the other side, or heard of it.
 #[derive(Debug, thiserror::Error)]
@@ -328,13 +328,10 @@ impl Link {
         }
         // One frame has as much time as nothing: nobody is held up by single bytes.
         let since = Instant::now();
-        let mut body = Vec::new();
-        while body.len() < len {
-            let done = body.len();
-            body.resize(len.min(done + STEP), 0);
-            self.read(reader, &mut body[done..], since)?;
-        }
-        Frame::decode(&body).map_err(|what| LinkError::Protocol(what.to_owned()))
+        // So much is not taken before it comes: the kernel gives large memory when it is written.
+        let mut body = vec![0; len];
+        self.read(reader, &mut body, since)?;
+        Frame::decode(body).map_err(|what| LinkError::Protocol(what.to_owned()))
     }
 
     /// Receives something long, of at most so many bytes, and the message that it is for.

@@ -309,14 +309,17 @@ impl Frame {
     ///
     /// # Errors
     /// It is no frame.
-    pub(super) fn decode(body: &[u8]) -> Result<Self, &'static str> {
+    pub(super) fn decode(mut body: Vec<u8>) -> Result<Self, &'static str> {
         let (kind, rest) = body.split_first().ok_or("a frame is empty")?;
         match *kind {
             MESSAGE if rest.len() <= MAX_MESSAGE => {
                 let message = Message::from_bytes(rest).map_err(|error| error.0)?;
                 Ok(Self::Message(message))
             }
-            PIECE if rest.len() <= MAX_PIECE => Ok(Self::Piece(rest.to_vec())),
+            PIECE if rest.len() <= MAX_PIECE => {
+                body.drain(..1);
+                Ok(Self::Piece(body))
+            }
             CHUNK => {
                 let (head, stored) =
                     rest.split_at_checked(CHUNK_HEAD).ok_or("a chunk is too short")?;
@@ -325,7 +328,9 @@ impl Frame {
                 {
                     return Err("a chunk has an impossible length");
                 }
-                Ok(Self::Chunk(entry, stored.to_vec()))
+                // Within what is there: new memory for each chunk would take the kernel as long as all else.
+                body.drain(..1 + CHUNK_HEAD);
+                Ok(Self::Chunk(entry, body))
             }
             _ => Err("a frame is of an unknown kind, or too long"),
         }
@@ -413,10 +418,10 @@ mod tests {
             let frame = Frame::of_message(&message).unwrap();
             let len = u32::from_le_bytes(frame[..4].try_into().unwrap()) as usize;
             assert_eq!(len, frame.len() - 4);
-            assert_eq!(Frame::decode(&frame[4..]), Ok(Frame::Message(message)));
+            assert_eq!(Frame::decode(frame[4..].to_vec()), Ok(Frame::Message(message)));
         }
         let piece = Frame::of_piece(&[1, 2]);
-        assert_eq!(Frame::decode(&piece[4..]), Ok(Frame::Piece(vec![1, 2])));
+        assert_eq!(Frame::decode(piece[4..].to_vec()), Ok(Frame::Piece(vec![1, 2])));
         let most = Message::Ask { ids: vec![[1; 32]; MAX_ASKED] };
         assert!(Frame::of_message(&most).is_ok(), "the longest question fits");
         let block = LaidOut { process: 1, id: 2, device: [3; 16], size: 4 };
@@ -441,16 +446,16 @@ mod tests {
             check: encoded.check,
         };
         let frame = Frame::of_chunk(&entry(3), &plain);
-        assert_eq!(Frame::decode(&frame[4..]), Ok(Frame::Chunk(entry(3), plain.clone())));
+        assert_eq!(Frame::decode(frame[4..].to_vec()), Ok(Frame::Chunk(entry(3), plain.clone())));
         let large = Frame::of_chunk(&entry(MAX_CHUNK as u32 + 1), &plain);
-        assert!(Frame::decode(&large[4..]).is_err());
-        assert!(Frame::decode(&frame[4..frame.len() - 1]).is_err(), "it is cut");
+        assert!(Frame::decode(large[4..].to_vec()).is_err());
+        assert!(Frame::decode(frame[4..frame.len() - 1].to_vec()).is_err(), "it is cut");
     }
 
     proptest! {
         #[test]
         fn any_bytes_are_safe(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            if let Ok(Frame::Chunk(entry, stored)) = Frame::decode(&bytes) {
+            if let Ok(Frame::Chunk(entry, stored)) = Frame::decode(bytes) {
                 prop_assert_eq!(entry.stored_len as usize, stored.len());
             }
         }

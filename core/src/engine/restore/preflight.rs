@@ -9,6 +9,7 @@ use procfs::ProcError;
 use procfs::process::Status;
 
 use crate::base::limits;
+use crate::base::threads::joined;
 use crate::cuda::{Driver, HostDriver};
 use crate::engine::error::Error;
 use crate::host::criu::Criu;
@@ -47,8 +48,21 @@ pub(super) fn check_but_pids(
     if !rustix::process::geteuid().is_root() {
         return Err(Error::NotRoot);
     }
+    // CRIU is started to tell its version, and the rest does not wait for that.
+    std::thread::scope(|scope| {
+        let criu = scope.spawn(|| Criu::find(Some(stop)));
+        let others = check_files_and_driver(image, policy);
+        let criu = joined(criu)?;
+        let (driver, files) = others?;
+        Ok((criu, driver, files))
+    })
+}
+
+fn check_files_and_driver(
+    image: &Source,
+    policy: FilePolicy,
+) -> Result<(Arc<HostDriver>, Files), Error> {
     let manifest = image.manifest();
-    let criu = Criu::find(Some(stop))?;
     limits::make_room_for(manifest.blocks().len() as u64)?;
     let (files, mut reasons) = Files::look(image, policy)?;
     if !reasons.is_empty() {
@@ -65,7 +79,7 @@ pub(super) fn check_but_pids(
         library::put_back(&carried.path, &bytes, &root)?;
     }
     driver::check_place(&manifest.driver, &driver)?;
-    Ok((criu, driver, files))
+    Ok((driver, files))
 }
 
 /// Opens the driver and finds the devices. That takes some tenths of a second where no process uses the device.

@@ -157,9 +157,12 @@ impl Sending {
             });
             (joined(writing), wanted)
         });
-        // What the other side says of a failure says more than that the link is lost.
-        let next = wanted?;
-        written?;
+        // What the other side says of a failure says more than that the link is lost. Why a stream was lost is told once, to
+        // whichever of both has asked first.
+        let next = match (wanted, written) {
+            (Err(LinkError::Closed) | Ok(_), Err(error)) => return Err(error),
+            (wanted, _) => wanted?,
+        };
         self.state.known.lock().there += (all - next.frames.len()) as u64;
         Ok(next)
     }

@@ -12,7 +12,7 @@ use super::keys::Host;
 use super::secure::{Patience, Secure};
 use super::way::{HANDSHAKE, MOST, TOKEN, WELCOME, Way};
 use crate::engine::error::Error;
-use crate::engine::migrate::link::{LOOK, Link, LinkError, STEP, unexpected};
+use crate::engine::migrate::link::{LOOK, Link, LinkError, unexpected};
 use crate::engine::migrate::message::{Frame, MAX_FRAME};
 use crate::engine::migrate::record::random;
 use crate::store::Entry;
@@ -188,13 +188,9 @@ impl Inside<'_> {
             if len > MAX_FRAME {
                 return Err(LinkError::Protocol("a frame is too long".into()).into());
             }
-            let mut body = Vec::new();
-            while body.len() < len {
-                let done = body.len();
-                body.resize(len.min(done + STEP), 0);
-                stream.read(&mut body[done..], &patience)?;
-            }
-            match Frame::decode(&body).map_err(|what| LinkError::Protocol(what.to_owned()))? {
+            let mut body = vec![0; len];
+            stream.read(&mut body, &patience)?;
+            match Frame::decode(body).map_err(|what| LinkError::Protocol(what.to_owned()))? {
                 Frame::Chunk(entry, stored) => (self.take)(entry, stored)?,
                 other => return Err(unexpected(&other).into()),
             }
