@@ -34,8 +34,8 @@ pub use engine::error::{Error, Failure, Left};
 #[doc(hidden)]
 pub use engine::hostile;
 pub use engine::{
-    access, dump, error, extract, interrupted, kinds, launched, migrate, multicast, restore,
-    sharing, warm, watchdog,
+    access, dump, error, extract, interrupted, kinds, launched, migrate, multicast, opened,
+    restore, sharing, warm, watchdog,
 };
 pub use host::{criu, namespace, process};
 pub use image::{diff, library, transfer, trust, verify};

@@ -35,6 +35,25 @@ fn in_every_way(name: &str) -> Result<()> {
 
 each_group!(a_group_is_restored_in_every_way by in_every_way);
 
+/// An image tells who has memory of whom open.
+#[test]
+fn an_image_says_who_shares_what() -> Result<()> {
+    let lab = Lab::of("ring");
+    let dumped = Dumped::at_work(&lab, "ring", &ARGS)?;
+    let output = lab.run(["inspect", "--json", "image"])?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let first = dumped.program.pid;
+    let second = said["processes"][1]["pid"].as_u64().context("a second process")?;
+    let said = said["opened"].as_array().context("a list")?;
+    let has = |pid: u64, owner: u64| said.iter().any(|it| it["pid"] == pid && it["owner"] == owner);
+    ensure!(has(first.into(), second) && has(second, first.into()), "{said:?}");
+    let people = lab.run(["inspect", "image"])?;
+    let line = format!("shared     process {second} has 1 block of process {first} open, 4.00 MiB");
+    ensure!(String::from_utf8_lossy(&people.stdout).contains(&line), "{}", show(&people));
+    Ok(())
+}
+
 /// Two instances at once, each with memory of its own.
 fn twice_at_once(name: &str) -> Result<()> {
     let lab = Lab::of(name);

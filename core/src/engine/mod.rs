@@ -16,7 +16,7 @@ pub(crate) mod mapped;
 pub(crate) mod memory;
 pub mod migrate;
 pub mod multicast;
-mod opened;
+pub mod opened;
 pub mod restore;
 mod sections;
 mod sharers;

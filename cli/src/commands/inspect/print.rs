@@ -65,6 +65,7 @@ pub(super) fn print(summary: &Summary<'_>, all: bool) {
     if !all && hidden > 0 {
         say!("needs      {hidden} mapped files besides: --all shows them");
     }
+    print_opened(summary);
     for part in &summary.multicast {
         let of = match part.owner == part.pid {
             true => String::new(),
@@ -219,6 +220,20 @@ fn print_files(summary: &Summary<'_>, all: bool) {
     table.print();
     if shown < files.len() {
         say!("  and {} smaller ones: --all shows them", files.len() - shown);
+    }
+}
+
+/// Who has memory of whom open.
+fn print_opened(summary: &Summary<'_>) {
+    let mut pairs: BTreeMap<(u32, u32), (usize, u64)> = BTreeMap::new();
+    for open in &summary.opened {
+        let (blocks, bytes) = pairs.entry((open.pid, open.owner)).or_default();
+        (*blocks, *bytes) = (*blocks + 1, bytes.saturating_add(open.size));
+    }
+    for ((pid, owner), (blocks, bytes)) in pairs {
+        let s = if blocks == 1 { "" } else { "s" };
+        let bytes = display::bytes(bytes);
+        say!("shared     process {pid} has {blocks} block{s} of process {owner} open, {bytes}");
     }
 }
 

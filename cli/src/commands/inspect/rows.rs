@@ -5,6 +5,7 @@ use std::path::Path;
 use gpucr_core::image::{BlockKind, DriverKind, Listener, Phase, Protocol, Stdio};
 use gpucr_core::interrupted::Interrupted;
 use gpucr_core::multicast;
+use gpucr_core::opened::OpenBlock;
 
 /// Everything that an image says about itself.
 #[derive(serde::Serialize)]
@@ -55,6 +56,8 @@ pub(super) struct Summary<'a> {
     pub(super) kernels: Vec<super::kernels::ProcessKernels>,
     /// Parts that processes have in multicast objects.
     pub(super) multicast: Vec<multicast::Part>,
+    /// Blocks that processes have open of each other.
+    pub(super) opened: Vec<OpenBlock>,
     /// Launches that were interrupted, and go on from there.
     pub(super) interrupted: Vec<Interrupted>,
     pub(super) stopped_ms: f64,
