@@ -34,7 +34,7 @@ pub use engine::error::{Error, Failure, Left};
 #[doc(hidden)]
 pub use engine::hostile;
 pub use engine::{
-    access, dump, error, extract, interrupted, kinds, launched, migrate, multicast, opened,
+    access, dump, error, extract, interrupted, kinds, launched, migrate, multicast, open_blocks,
     restore, sharing, warm, watchdog,
 };
 pub use host::{criu, namespace, process};

@@ -12,7 +12,7 @@ use gpucr_core::image::{Base, ImageReader, Part};
 use gpucr_core::interrupted;
 use gpucr_core::kinds;
 use gpucr_core::multicast;
-use gpucr_core::opened;
+use gpucr_core::open_blocks;
 use gpucr_core::store::ChunkId;
 use gpucr_core::{Error, device_uuid, hex};
 
@@ -128,7 +128,7 @@ fn summary(image: &ImageReader) -> Summary<'_> {
         kernels: kernels::of(manifest),
         // What makes no sense a restore refuses.
         multicast: multicast::read(manifest).unwrap_or_default(),
-        opened: opened::read(manifest).unwrap_or_default(),
+        opened: open_blocks::read(manifest).unwrap_or_default(),
         interrupted: interrupted::read(manifest),
         stopped_ms: manifest.stopped_ms,
         phases: &manifest.phases,

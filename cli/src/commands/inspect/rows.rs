@@ -5,7 +5,7 @@ use std::path::Path;
 use gpucr_core::image::{BlockKind, DriverKind, Listener, Phase, Protocol, Stdio};
 use gpucr_core::interrupted::Interrupted;
 use gpucr_core::multicast;
-use gpucr_core::opened::OpenBlock;
+use gpucr_core::open_blocks::OpenBlock;
 
 /// Everything that an image says about itself.
 #[derive(serde::Serialize)]
