@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use gpucr_tests::{
-    DEVICES, Dumped, Lab, MULTICAST, Pace, PausedDump, Piped, Program, Random, child_named,
+    DEVICES, Dumped, GROUPS, Lab, MULTICAST, Pace, PausedDump, Piped, Program, Random, child_named,
     each_group, finish, refused, show, undisturbed, until,
 };
 
@@ -253,6 +253,22 @@ each_group!(all_move_to_other_devices by moved);
 #[test]
 fn one_process_moves_to_other_devices() -> Result<()> {
     DEVICES.iter().try_for_each(|name| moved(name))
+}
+
+/// The same of every group as of those below, which have what differs: legacy handles, multicast objects, collective
+/// operations.
+///
+///     cargo nextest run --workspace -E 'test(every_group_goes_on)' --run-ignored only --no-capture
+#[test]
+#[ignore = "a quarter of an hour"]
+fn every_group_goes_on_after_a_failure_in_any_phase() -> Result<()> {
+    for name in GROUPS {
+        for how in ["fail", "kill"] {
+            in_any_phase(name, how)?;
+            println!("{name}: {how} in {} phases", DUMP_PHASES.len());
+        }
+    }
+    Ok(())
 }
 
 /// Whoever fails or dies, and when: the processes go on and share their memory.
