@@ -467,8 +467,7 @@ fn who_takes_the_names_of_locks_and_agents_is_passed_over() -> Result<()> {
     ensure!(state(&output, program.pid)? == "running", "{}", show(&output));
     let image = lab.path("image");
     lab.dump(&program, &image, &["--leave-running"])?;
-    pace.allow(20)?;
-    program.wait_for_progress()?;
+    program.goes_on_by(&pace, 20)?;
     for stranger in &strangers {
         stranger.set_nonblocking(true)?;
         ensure!(stranger.accept().is_err(), "somebody has spoken to a stranger");

@@ -64,8 +64,7 @@ fn judged_rightly(name: &str) -> Result<()> {
     until("the trace records", || said().contains("recording")).with_context(said)?;
     let from = written();
     for _ in 0..STEPS {
-        pace.allow(1)?;
-        program.wait_for_progress()?;
+        program.goes_on_by(&pace, 1)?;
     }
     let id = rustix::process::Pid::from_child(&trace);
     rustix::process::kill_process(id, rustix::process::Signal::INT)?;

@@ -58,6 +58,18 @@ impl Program {
         self.wait_for_more_than(before)
     }
 
+    /// Lets it make so many steps more at a pace that the test keeps itself, and waits until it has printed
+    /// something.
+    ///
+    /// # Errors
+    /// As [`Program::wait_for_progress`], and the pace cannot be changed.
+    pub fn goes_on_by(&mut self, pace: &Pace, steps: usize) -> Result<()> {
+        // What it had is looked at before it may go on: it may be fast.
+        let before = self.output().len();
+        pace.allow(steps)?;
+        self.wait_for_more_than(before)
+    }
+
     /// Lets it make so many steps more, if a pace holds it up.
     ///
     /// # Errors
