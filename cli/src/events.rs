@@ -44,6 +44,11 @@ impl Events {
         }
     }
 
+    /// When what they tell of began.
+    pub(crate) fn begin(&self) -> Instant {
+        self.begin
+    }
+
     /// Says how a dump or restore has failed, if it has.
     pub(crate) fn say_failure<T>(&self, result: &Result<T, gpucr_core::Failure>) {
         if let Err(failure) = result {

@@ -168,3 +168,42 @@ fn metrics_are_written_for_prometheus() -> Result<()> {
     ensure!(text.contains("gpucr_restore_failures_total 1"), "{text}");
     Ok(())
 }
+
+/// The spans on a line of `--traces`: the names, and the whole one.
+fn spans(line: &str) -> Result<(Vec<String>, Value)> {
+    let line: Value = serde_json::from_str(line)?;
+    let spans = &line["resourceSpans"][0]["scopeSpans"][0]["spans"];
+    let spans = spans.as_array().context("spans")?;
+    let names = spans.iter().filter_map(|span| span["name"].as_str().map(str::to_owned));
+    Ok((names.collect(), spans[0].clone()))
+}
+
+#[test]
+fn traces_are_written_for_opentelemetry() -> Result<()> {
+    const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+    let lab = Lab::new();
+    let mut program = lab.at_work("sgd", &["--steps", "60", "--step-delay-ms", "1"])?;
+    lab.dump(&program, &lab.path("image"), &["--traces", "spans.json"])?;
+    program.wait()?;
+    program.let_go()?;
+    for (image, worked) in [("image", true), ("none", false)] {
+        let mut command = lab.gpucr();
+        command.env("TRACEPARENT", format!("00-{TRACE}-b7ad6b7169203331-01"));
+        let output = command.args(["restore", image, "--traces", "spans.json"]).output()?;
+        ensure!(output.status.success() == worked, "{}", show(&output));
+    }
+    let text = std::fs::read_to_string(lab.path("spans.json"))?;
+    let lines: Vec<&str> = text.lines().collect();
+    ensure!(lines.len() == 3, "{text}");
+    let (names, dump) = spans(lines[0])?;
+    ensure!(names.first().is_some_and(|name| name == "gpucr dump"), "{names:?}");
+    ensure!(names.iter().any(|name| name == "gate") && dump["status"]["code"] == 1, "{text}");
+    ensure!(dump["parentSpanId"] == "" && dump["traceId"] != TRACE, "{dump}");
+    let (names, restore) = spans(lines[1])?;
+    ensure!(names.iter().any(|name| name == "driver"), "{names:?}");
+    ensure!(restore["traceId"] == TRACE && restore["status"]["code"] == 1, "{restore}");
+    let (names, failed) = spans(lines[2])?;
+    ensure!(names == ["gpucr restore"] && failed["status"]["code"] == 2, "{failed}");
+    ensure!(failed["attributes"][0]["key"] == "error.type", "{failed}");
+    Ok(())
+}

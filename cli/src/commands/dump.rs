@@ -21,6 +21,7 @@ use crate::events::Events;
 use crate::failure::{CliError, FAILED};
 use crate::metrics::Metrics;
 use crate::output::Output;
+use crate::traces::Traces;
 use crate::{escape, signals};
 
 pub(crate) fn run(args: &DumpArgs) -> Outcome {
@@ -46,9 +47,10 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
         return repeat::run(args, options, &events, interval);
     }
     let mut metrics = Metrics::new(args.metrics.as_deref(), "dump");
+    let traces = Traces::open(args.traces.as_deref(), "dump")?;
     // Better before the dump than after it.
     let timeline = args.timeline.as_deref().map(prepare_timeline).transpose()?;
-    let outcome = once::dump(args, &options, &events, &mut metrics);
+    let outcome = once::dump(args, &options, &events, (&mut metrics, &traces));
     // The timeline of a dump that failed is written too.
     let written = timeline.map_or(Ok(()), |output| {
         write_timeline(output, &options.timeline, about::facts(args.pid, &outcome))

@@ -34,6 +34,7 @@ use crate::display;
 use crate::events::Events;
 use crate::failure::{CliError, FAILED};
 use crate::signals::{self, SignalPlan};
+use crate::traces::Traces;
 
 pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     if let Some(inside) = &args.inside {
@@ -49,6 +50,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     signals.settle_at_last(settled_by_watchdog);
     let ready = Mutex::new(Some(Ready::prepare(args)?));
     let events = Events::open(args.events.as_deref())?;
+    let traces = Traces::open(args.traces.as_deref(), "restore")?;
     let (to_signal, to_tell) = (signals.clone(), events.clone());
     let detach = args.detach;
     let goes_on = GoesOn(Arc::new(move |pid| {
@@ -69,7 +71,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     let held_by = held_by(args)?;
     let options = options(args, held_by.as_ref(), share, &signals, goes_on)?;
     let restored = restore::restore(options, progress(args, &events));
-    let mut program = match told(args, &events, restored, Program::report) {
+    let mut program = match told(args, (&events, &traces), restored, Program::report) {
         Err(failure) if held_by.is_some_and(|by| by.hears(&failure)) => {
             return Ok(ExitCode::from(FAILED));
         }

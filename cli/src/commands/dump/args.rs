@@ -108,6 +108,13 @@ pub(crate) struct DumpArgs {
     /// exporter's textfile collector, say. What is there is replaced
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics: Option<PathBuf>,
+    /// Add what the dump did, and when, to FILE, as spans of OpenTelemetry
+    ///
+    /// One JSON object on a line, in the form of OTLP's file exporter; a collector reads it with its receiver
+    /// otlpjsonfile. The dump is one span and each phase another. They belong to the trace of TRACEPARENT in the
+    /// environment, if that is set, and to a service named by OTEL_SERVICE_NAME, or gpucr.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) traces: Option<PathBuf>,
     /// Sign the image with the private key in FILE (see gpucr-key(1))
     #[arg(long, value_name = "FILE")]
     pub(crate) sign: Option<PathBuf>,

@@ -7,14 +7,17 @@ use super::args::DumpArgs;
 use crate::display;
 use crate::events::Events;
 use crate::metrics::{Metrics, Value};
+use crate::traces::{Done, Traces};
+use std::time::Instant;
 
 /// Dumps, and shows and tells what happens.
 pub(super) fn dump(
     args: &DumpArgs,
     options: &Options,
     events: &Events,
-    metrics: &mut Metrics,
+    (metrics, traces): (&mut Metrics, &Traces),
 ) -> Result<Report, gpucr_core::Failure> {
+    let begin = Instant::now();
     let progress = events.following(display::progress(args.json));
     let mut outcome = dump::dump(options, &progress);
     events.say_failure(&outcome);
@@ -25,9 +28,14 @@ pub(super) fn dump(
     match &outcome {
         Ok(report) => {
             events.say("dumped", json!(report));
-            metrics.done(&values(report), &report.phases);
+            let (values, phases) = (&values(report), &report.phases[..]);
+            metrics.done(values, phases);
+            traces.tell(begin, Ok(Done { pid: report.pid, values, phases }));
         }
-        Err(_) => metrics.failed(),
+        Err(failure) => {
+            metrics.failed();
+            traces.tell(begin, Err(failure));
+        }
     }
     outcome
 }

@@ -17,6 +17,7 @@ use crate::commands::{Outcome, note, say};
 use crate::events::Events;
 use crate::metrics::Metrics;
 use crate::say::print_json_line;
+use crate::traces::Traces;
 use crate::{display, failure, stores};
 
 /// How long a gc waits for other users of the store; what it does not get is freed the next time.
@@ -34,9 +35,10 @@ pub(super) fn run(
     let mut series = Series::begin(args.own_pid(), interval, options.stop.clone())?;
     let store = stores::store(args.store.as_deref())?;
     let mut metrics = Metrics::new(args.metrics.as_deref(), "dump");
+    let traces = Traces::open(args.traces.as_deref(), "dump")?;
     while series.wait() {
         options.target = Target::Image(destination(args)?);
-        match once::dump(args, &options, events, &mut metrics) {
+        match once::dump(args, &options, events, (&mut metrics, &traces)) {
             Ok(report) => {
                 series.took(report.image.clone());
                 if args.json {

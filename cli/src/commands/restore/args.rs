@@ -85,6 +85,9 @@ pub(crate) struct RestoreArgs {
     /// Write what the restore came to into FILE, in the text form of Prometheus (see gpucr-dump(1))
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics: Option<PathBuf>,
+    /// Add what the restore did, and when, to FILE, as spans of OpenTelemetry (see gpucr-dump(1))
+    #[arg(long, value_name = "FILE")]
+    pub(crate) traces: Option<PathBuf>,
     /// What to do about files that are not as they were at the dump
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = FilesArg::Keep)]
     pub(crate) files: FilesArg,

@@ -29,6 +29,7 @@ use crate::commands::{Outcome, io_error, key, note};
 use crate::events::Events;
 use crate::failure::{CliError, FAILED};
 use crate::signals::{self, SignalPlan};
+use crate::traces::Traces;
 
 /// Stand in for init in the pid namespace of a restored program
 #[derive(clap::Args)]
@@ -183,6 +184,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     let to_signal = signals.clone();
     let to_outer = reports.try_clone().map_err(io_error("this is for gpucr's own use"))?;
     let events = Events::open(args.events.as_deref())?;
+    let traces = Traces::open(args.traces.as_deref(), "restore")?;
     let to_tell = events.clone();
     let goes_on = GoesOn(Arc::new(move |pid| {
         let Some(pid) = pid else {
@@ -202,7 +204,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     let held_by = setup::held_by(args)?;
     let options = setup::options(args, held_by.as_ref(), holder, &signals, goes_on)?;
     let restored = restore::restore(options, setup::progress(args, &events));
-    let (report, watch) = match setup::told(args, &events, restored, Program::report) {
+    let (report, watch) = match setup::told(args, (&events, &traces), restored, Program::report) {
         Err(failure) if held_by.is_some_and(|by| by.hears(&failure)) => {
             return Ok(ExitCode::from(FAILED));
         }

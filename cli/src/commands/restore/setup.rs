@@ -19,6 +19,7 @@ use crate::metrics::{Metrics, Value};
 use crate::output;
 use crate::say::is_quiet;
 use crate::signals::SignalPlan;
+use crate::traces::{Done, Traces};
 
 /// What holds if gpucr cannot wait for what it is at, and ends.
 pub(super) fn settled_by_watchdog() -> String {
@@ -97,10 +98,10 @@ pub(super) fn progress(args: &RestoreArgs, events: &Events) -> Arc<dyn Progress>
     events.following(display::progress(args.json))
 }
 
-/// Tells the events what a restore has come to.
+/// Tells what a restore has come to, in the files that were asked for.
 pub(super) fn told<T>(
     args: &RestoreArgs,
-    events: &Events,
+    (events, traces): (&Events, &Traces),
     result: Result<T, Failure>,
     report: impl Fn(&T) -> &Report,
 ) -> Result<T, Failure> {
@@ -110,9 +111,14 @@ pub(super) fn told<T>(
         Ok(done) => {
             let report = report(done);
             events.say("restored", json!(report));
-            metrics.done(&values(report), &report.phases);
+            let (values, phases) = (&values(report), &report.phases[..]);
+            metrics.done(values, phases);
+            traces.tell(events.begin(), Ok(Done { pid: report.pid, values, phases }));
         }
-        Err(_) => metrics.failed(),
+        Err(failure) => {
+            metrics.failed();
+            traces.tell(events.begin(), Err(failure));
+        }
     }
     result
 }
