@@ -276,7 +276,7 @@ fn what_is_asked_for_is_looked_at_before_the_program_is_started() -> Result<()> 
     let lab = Lab::new();
     let wrong: [(&[&str], &str); 3] = [
         (&["--store", "s", "--dump-arg=--nonsense"], "--dump-arg"),
-        (&["--store", "s", "--restore-arg=--detach"], "no place here"),
+        (&["--store", "s", "--restore-arg=--detach"], "cannot be used here"),
         (&["--every", "1m"], "no store is named"),
     ];
     for (options, words) in wrong {

@@ -13,10 +13,9 @@ use crate::failure::HOST;
 use crate::paint::Paint;
 use crate::say;
 
-/// Tell whether this host can dump and restore
+/// Check whether this host can dump and restore
 ///
-/// One line for each requirement, with what to do about those that are not met. Exit code 3 if one
-/// is not.
+/// Prints one line for each requirement, with what to do about those that are not met. Exit code 3 if one is not met.
 #[derive(clap::Args)]
 pub(crate) struct CheckArgs {
     /// Print a JSON object

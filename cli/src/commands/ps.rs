@@ -19,10 +19,10 @@ pub(crate) struct PsArgs {
     /// Print a JSON array
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print a line for each program by a template of fields of the JSON array, as in '{{.pid}} {{.state}}'
+    /// Print one line per program from a template with fields of the JSON array, such as '{{.pid}} {{.state}}'
     #[arg(long, value_name = "TEMPLATE", value_parser = template, conflicts_with = "json")]
     pub(crate) format: Option<Template>,
-    /// How long all programs together may take to answer
+    /// How long to wait for the answers of all programs together
     #[arg(long, value_name = "DURATION", default_value = "1500ms", value_parser = duration)]
     pub(crate) timeout: Duration,
 }
