@@ -217,7 +217,7 @@ fn files_of_a_program_that_was_handed_over_stay_until_it_runs() -> Result<()> {
     let id = noted(&lab)?;
     until("the source has none of it", || !program.is_running())?;
     let aborted = Side::start(&mut there(&lab, &["receive", "--abort", &id])?)?.end()?;
-    refused(&aborted, 1, &["all that there is of it"])?;
+    refused(&aborted, 1, &["the only copy of it"])?;
     let resumed = Side::start(&mut there(&lab, &["receive", "--resume", &id])?)?.end()?;
     ensure!(resumed.status.success(), "{}", show(&resumed));
     goes_on_there(&lab, &mut program, &expected)?;

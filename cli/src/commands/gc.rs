@@ -37,9 +37,8 @@ pub(crate) struct GcArgs {
 
 pub(crate) fn run(args: &GcArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
-    signals.settle_at_last(|| {
-        "No image was touched; what there is too much of is for the next gc.".into()
-    });
+    signals
+        .settle_at_last(|| "No image was touched; the next gc removes what is left over.".into());
     let progress = display::progress(args.json);
     let store = stores::store(args.store.as_deref())?;
     let report = image::gc(&store, args.wait, &signals.stop, progress.as_ref());

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &LogsArgs) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     match logs.first() {
-        None => say!("no log of a failure is kept"),
+        None => say!("no log is kept: nothing failed in CRIU since the host was started"),
         Some((newest, _)) if args.last => {
             let bytes =
                 careful::read_regular(newest, LARGEST).map_err(io_error("cannot read it"))?;

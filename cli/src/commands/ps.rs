@@ -51,7 +51,7 @@ pub(crate) fn run(args: &PsArgs) -> Outcome {
     let survey = survey(args.timeout).map_err(io_error("cannot read /proc"))?;
     if !survey.is_complete {
         note!(
-            "There was no time to look at all processes: some may be missing. --timeout gives more."
+            "Not all processes were examined in time, so some may be missing: give a longer --timeout."
         );
     }
     for seen in &survey.seen {
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &PsArgs) -> Outcome {
             display::command(&row.command, 60),
         );
         if row.private {
-            say!("          dumped slowly: its device memory cannot be handed to another process");
+            say!("          slow to dump: its device memory cannot be shared with another process");
         }
         for what in row.unsupported {
             let pieces = [(Paint::Bad, "cannot be dumped"), (Paint::Plain, &*format!(": {what}"))];

@@ -231,7 +231,10 @@ fn own_stream(number: i32) -> std::io::Result<std::os::fd::OwnedFd> {
 /// The image of a program that runs is not needed any more.
 fn remove(image: &Path) {
     if let Err(error) = image::remove(image, true) {
-        note!("gpucr: the program runs; its image {} stays: {error}", image.display());
+        note!(
+            "gpucr: the program runs, but its image {} was not removed: {error}",
+            image.display()
+        );
     }
 }
 
@@ -241,7 +244,7 @@ fn tell(args: &ReceiveArgs, received: &Received) -> Result<(), CliError> {
         _ if args.json => print_json(received)?,
         _ if args.stdio => {}
         Some(pid) => say!("{pid}"),
-        None => say!("the program could come"),
+        None => say!("the program can be received"),
     }
     Ok(())
 }
@@ -252,8 +255,8 @@ impl From<ReceiveFailure> for CliError {
         let error = Self::from(*error);
         match remains {
             Remains::Nothing => error.state(format!(
-                "It failed in phase {phase}, before the program was handed over: it is the source's, and nothing is \
-                 left here."
+                "The migration failed in phase {phase}, before the program was handed over: the program belongs \
+                to the source, and nothing is left here."
             )),
             Remains::InDoubt(id, image) => error
                 .state(format!(
@@ -261,7 +264,7 @@ impl From<ReceiveFailure> for CliError {
                     image.display()
                 ))
                 .help(format!(
-                    "ask there: gpucr migrate --list. If {id} was handed over: gpucr receive --resume {id} \
+                    "run `gpucr migrate --list` there. If {id} was handed over: gpucr receive --resume {id} \
                      --handed-over; if not: gpucr receive --abort {id}"
                 )),
             Remains::Parked(id, image) => error
@@ -269,7 +272,7 @@ impl From<ReceiveFailure> for CliError {
                     "The program was handed over and does not run; its image is complete: {}.",
                     image.display()
                 ))
-                .help(format!("when what was in the way is gone: gpucr receive --resume {id}")),
+                .help(format!("once the cause is removed: gpucr receive --resume {id}")),
         }
     }
 }
@@ -277,13 +280,14 @@ impl From<ReceiveFailure> for CliError {
 /// What this host has noted of a migration to it.
 fn record_of(id: MigrationId) -> Result<Record, CliError> {
     let record = Record::read(id, Side::Destination).map_err(Error::from)?;
-    let none = || CliError::new(FAILED, format!("this host knows no migration {id} to it"));
+    let none =
+        || CliError::new(FAILED, format!("this host has no record of a migration {id} to it"));
     let record = record.ok_or_else(none)?;
     match record.at_work() {
         None => Ok(record),
-        Some(pid) => Err(CliError::new(FAILED, format!("process {pid} is at work on it"))
+        Some(pid) => Err(CliError::new(FAILED, format!("process {pid} is still working on it"))
             .state("Nothing was changed.")
-            .help(format!("wait for its end, or end it: kill {pid}"))),
+            .help(format!("wait until it ends, or end it: kill {pid}"))),
     }
 }
 
@@ -354,7 +358,7 @@ fn abort(id: MigrationId, runs: bool) -> Outcome {
     if matches!(record.state, State::Taken | State::Restoring) && !runs {
         return Err(CliError::new(
             FAILED,
-            "the program was handed over: this is all that there is of it",
+            "the program was handed over: this image is the only copy of it",
         )
         .state("Nothing was changed.")
         .help(format!("gpucr receive --resume {id}")));

@@ -42,7 +42,7 @@ const LARGEST: u64 = 1 << 30;
 pub(crate) fn run(args: &ReportArgs) -> Outcome {
     let path = args.timeline.display();
     let mut trace = read(&args.timeline).map_err(|problem| {
-        CliError::new(FAILED, format!("{path} is no timeline of a dump: {problem}"))
+        CliError::new(FAILED, format!("{path} is not a timeline of a dump: {problem}"))
             .state("Nothing was written.")
             .help("make one with `gpucr dump --timeline FILE`")
     })?;

@@ -69,7 +69,9 @@ pub(crate) struct TraceArgs {
 pub(crate) fn run(args: &TraceArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     // Its end is the end of the recording, and opens the gates.
-    signals.settle_at_last(|| "The program runs on; nothing of it is known in time.".into());
+    signals.settle_at_last(|| {
+        "The program keeps running; its launches could not be read in time.".into()
+    });
     let options = Options {
         pid: args.pid,
         time: args.time,
@@ -129,7 +131,7 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
     }
     if process.unknown_launches > 0 {
         say!(
-            "{} could not be looked into, and may have touched anything.",
+            "{} could not be analysed, and may have touched any memory.",
             display::counted(process.unknown_launches, "launch", "launches")
         );
     }
@@ -143,12 +145,12 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
         );
     }
     if rows.iter().any(|row| row.indirect == Some(true)) {
-        say!("* follows pointers that lie in memory, and may reach more than is shown.");
+        say!("* follows pointers that are stored in memory, and may reach more than is shown.");
     }
     if !args.no_observe && !process.observed && !process.ended {
         note!(
             "The device memory could not be compared: gpucr had no context of its own on the \
-             device. Kernels without readable code are taken to write all that they are given."
+             device. Kernels without readable code are assumed to write everything that they are given."
         );
     }
 }

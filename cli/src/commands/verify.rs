@@ -61,7 +61,7 @@ fn print(report: &Report) {
     );
     if report.whole {
         let id = report.id.map(|id| hex(&id)).unwrap_or_default();
-        say!("{image} is whole: {read}; identity {id}");
+        say!("{image} is intact: {read}; identity {id}");
         return;
     }
     let chunks = report.damage.iter().filter(|damage| damage.chunk.is_some()).count();

@@ -84,7 +84,7 @@ pub(crate) fn run(args: &WarmArgs) -> Outcome {
 
 fn keep(image: &Path, args: &WarmArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
-    signals.settle_at_last(|| "Nothing is kept.".into());
+    signals.settle_at_last(|| "No image is kept.".into());
     let options = Options {
         image: image.to_owned(),
         trust: key::trust_with_policy(&args.trust)?,
@@ -120,7 +120,7 @@ fn print(image: &Path, report: &Report) {
         kept.id
     );
     if !kept.unpinned.is_empty() {
-        note!("not pinned, so restores copy it by themselves: {}", kept.unpinned);
+        note!("not pinned, so each restore loads device memory itself: {}", kept.unpinned);
     }
 }
 

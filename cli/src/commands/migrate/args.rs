@@ -208,7 +208,7 @@ impl std::str::FromStr for To {
         let (host, port) = match host.rsplit_once(':') {
             // The colons of an IPv6 address are within its brackets.
             Some((host, port)) if !port.contains(']') => {
-                (host, Some(port.parse().map_err(|_| "its port is no number of 16 bits")?))
+                (host, Some(port.parse().map_err(|_| "its port is not a number up to 65535")?))
             }
             _ => (host, None),
         };
@@ -277,7 +277,7 @@ pub(crate) fn plain_directory(text: &str) -> Result<PathBuf, String> {
     let is_plain = |path: &PathBuf| is_plain(path);
     let trimmed = if text.len() > 1 { text.trim_end_matches('/') } else { text };
     let path = Some(PathBuf::from(trimmed)).filter(is_plain);
-    path.ok_or_else(|| "it is no absolute path without `.`, `..` and `//`".into())
+    path.ok_or_else(|| "an absolute path without `.`, `..` and `//` is expected".into())
 }
 
 /// A rate that lets a frame through before the other side takes this one for lost.

@@ -317,7 +317,7 @@ fn misspeculations(page: &mut String, marks: &[Mark]) {
     );
     for Mark { misspeculation: found, .. } in marks {
         let suspects = match found.suspects.as_slice() {
-            [] => "nobody seen".to_owned(),
+            [] => "an unknown writer".to_owned(),
             names => names.join(", "),
         };
         let _ = writeln!(
