@@ -137,7 +137,7 @@ fn a_restore_is_told_of_all_that_is_in_its_way() -> Result<()> {
         has(&all, "is in use", "--new-pids") && has(&all, "is damaged in", "gpucr verify"),
         "{all:#?}"
     );
-    ensure!(has(&all, "stdout was no pipe", "leave the option out"), "{all:#?}");
+    ensure!(has(&all, "stdout was not a pipe", "leave the option out"), "{all:#?}");
     ensure!(!lab.path("out").exists(), "it was made");
     program.wait_for_progress()?;
 

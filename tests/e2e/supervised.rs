@@ -44,7 +44,7 @@ fn a_program_whose_device_has_failed_is_restored() -> Result<()> {
     watched.comes_out_right()?;
     ensure!(!once.exists(), "the device has not failed");
     let output = watched.run.output();
-    let why = "it ended with exit status 1 after the driver's error 700. It is restored from";
+    let why = "it ended with exit status 1 after the driver's error 700. It is being restored from";
     ensure!(output.contains(why), "{output}");
     Ok(())
 }
@@ -71,10 +71,10 @@ fn a_program_that_fails_again_and_again_is_given_up() -> Result<()> {
     ensure!(status.code() == Some(1), "{status}: {said}");
     let flat = said.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ");
     for words in [
-        "going on from the image store/images/half",
+        "resuming from the image store/images/half",
         "1 of at most 2 times",
         "2 of at most 2 times",
-        "fails again and again: 3 times without a new image",
+        "keeps failing: 3 times without a new image",
         "exit status 1 after the driver's error 719",
         "gpucr restore store/images/half",
     ] {

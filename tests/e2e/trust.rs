@@ -403,7 +403,7 @@ fn the_administrator_decides_whose_images_are_taken() -> Result<()> {
         refused(
             &under_policy(args)?,
             1,
-            &["is not signed, and /etc/gpucr/trusted-keys asks for that"],
+            &["is not signed, but /etc/gpucr/trusted-keys requires that"],
         )?;
     }
     ensure!(!lab.path("copy").exists());

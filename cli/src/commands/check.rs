@@ -184,9 +184,12 @@ fn host_memory() -> Row {
         Some(why) => Row {
             name: NAME,
             met: None,
-            found: format!("is not tracked ({why}): all of it is copied while programs are stopped"),
+            found: format!(
+                "is not tracked ({why}): all of it is copied while programs are stopped"
+            ),
             mend: Some(
-                "run gpucr as root, on Linux 6.7 or newer, where userfaultfd(2) is permitted".into(),
+                "run gpucr as root, on Linux 6.7 or newer, where userfaultfd(2) is permitted"
+                    .into(),
             ),
         },
     }

@@ -116,11 +116,11 @@ pub(crate) struct ReceiveArgs {
     /// How long the source may be silent before it is considered lost
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = interval)]
     pub(crate) silence: Duration,
-    #[command(flatten)]
-    pub(crate) trust: TrustArgs,
     /// Print the result as one JSON object (on stderr with --stdio)
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
 }
 
 fn socket(text: &str) -> Result<PathBuf, String> {

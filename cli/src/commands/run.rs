@@ -71,11 +71,11 @@ pub(crate) struct RunArgs {
     /// Where to interrupt them
     #[arg(long, value_name = "LEVEL", value_enum, default_value_t = LevelArg::Block, requires = "interruptible")]
     pub(crate) interrupt_level: LevelArg,
-    #[command(flatten)]
-    pub(crate) supervision: SupervisionArgs,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) supervision: SupervisionArgs,
 }
 
 /// Where kernels are interrupted.

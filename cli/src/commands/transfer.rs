@@ -62,11 +62,11 @@ pub(crate) struct ImportArgs {
     /// Name of the image in the store [default: that of the file, without .tar]
     #[arg(long, requires = "store")]
     pub(crate) name: Option<String>,
-    #[command(flatten)]
-    pub(crate) trust: TrustArgs,
     /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
 }
 
 const NO_IMAGE: &str = "There is no image; nothing was left behind.";

@@ -25,11 +25,11 @@ gpucr verify --json /images/train | jq '.damage[].owners[]'")]
 pub(crate) struct VerifyArgs {
     /// The image
     pub(crate) image: PathBuf,
-    #[command(flatten)]
-    pub(crate) trust: TrustArgs,
     /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
 }
 
 pub(crate) fn run(args: &VerifyArgs) -> Outcome {

@@ -45,8 +45,6 @@ pub(crate) struct WarmArgs {
     /// The image
     #[arg(required_unless_present_any = ["list", "all"], conflicts_with_all = ["list", "all"])]
     pub(crate) image: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) trust: TrustArgs,
     /// Maximum memory to use [default: what is available, minus 4 GiB or a sixteenth of all memory, whichever is
     /// less]
     #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with_all = ["list", "drop"])]
@@ -69,6 +67,8 @@ pub(crate) struct WarmArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
 }
 
 pub(crate) fn run(args: &WarmArgs) -> Outcome {

@@ -114,14 +114,14 @@ pub(crate) struct DumpArgs {
     /// List everything known that would prevent a dump, each with what to do about it, and change nothing
     #[arg(long, conflicts_with = "every")]
     pub(crate) dry_run: bool,
-    #[command(flatten)]
-    pub(crate) criu: CriuArgs,
     /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
     /// This process is in the pid namespace of the program: the pid that it has there
     #[arg(long, hide = true, value_name = "PID")]
     pub(crate) inside: Option<u32>,
+    #[command(flatten)]
+    pub(crate) criu: CriuArgs,
 }
 
 impl DumpArgs {
@@ -151,10 +151,10 @@ pub(crate) struct CriuArgs {
     /// The program is a shell job: its session leader is outside the tree (detected automatically)
     #[arg(short = 'j', long)]
     pub(crate) shell_job: bool,
-    /// Save TCP connections to processes outside the program too, open: the other end has to wait
+    /// Save TCP connections to processes outside the program as open ones: the other end has to wait
     #[arg(long)]
     pub(crate) tcp_established: bool,
-    /// Save TCP connections as closed: the restored program finds them closed
+    /// Save TCP connections as closed ones: the restored program finds them closed
     #[arg(long)]
     pub(crate) tcp_close: bool,
     /// Save file locks

@@ -161,8 +161,6 @@ pub(crate) struct MigrateArgs {
     /// Sign the image with the private key in FILE (see gpucr-key(1))
     #[arg(long, value_name = "FILE")]
     pub(crate) sign: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) criu: CriuArgs,
     /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -175,6 +173,8 @@ pub(crate) struct MigrateArgs {
     /// This process is in the pid namespace of the program: the pid that it has there
     #[arg(long, hide = true, value_name = "PID")]
     pub(crate) inside: Option<u32>,
+    #[command(flatten)]
+    pub(crate) criu: CriuArgs,
 }
 
 /// Where the other side is.

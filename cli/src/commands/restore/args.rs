@@ -31,8 +31,6 @@ pub(crate) struct RestoreArgs {
     /// Where it is, if the command outside of a namespace has found that out
     #[arg(long, hide = true, value_name = "PATH")]
     pub(crate) resolved: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) trust: TrustArgs,
     /// Leave the program running in the background and print its pid
     #[arg(short = 'd', long, alias = "restore-detached")]
     pub(crate) detach: bool,
@@ -140,6 +138,8 @@ pub(crate) struct RestoreArgs {
     /// restore, the last pid to leave free, and with --share the connection with a holder
     #[arg(long, hide = true, num_args = 1, value_delimiter = ',', value_name = "FDS")]
     pub(crate) inside: Option<Vec<u32>>,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
 }
 
 /// See [`FilePolicy`].

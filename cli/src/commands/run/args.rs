@@ -19,7 +19,7 @@ pub(crate) struct SupervisionArgs {
     /// [default with any of the options below: GPUCR_STORE, or the store in the config file]
     #[arg(long, value_name = "DIR")]
     pub(crate) store: Option<PathBuf>,
-    /// Save the program at this interval, the first time when it has passed once
+    /// Save the program at this interval, for the first time after one interval
     ///
     /// A dump that fails is reported, and the next one is made when it is due.
     #[arg(long, value_name = "DURATION", value_parser = every)]
