@@ -28,22 +28,21 @@ use crate::commands::warm::WarmArgs;
 
 /// Checkpoint and restore running CUDA programs.
 ///
-/// Start a program with `gpucr run`, save it with `gpucr dump` while it runs, and bring it back
-/// with `gpucr restore`: it goes on as if nothing had happened. `gpucr check` tells whether this
-/// host can do that.
+/// Start a program with `gpucr run`, save it with `gpucr dump` while it runs, and bring it back with `gpucr restore`:
+/// it resumes where it left off. `gpucr check` tells whether this host can do that.
 #[derive(Parser)]
 #[command(name = "gpucr", version, arg_required_else_help = true)]
 #[command(after_help = "\
-Exit codes: 0 done; 1 failed, and the program runs on or the image is as it was, or all was done and what was to \
-be said of it could not be written (the error says which); 2 wrong usage; 3 this host cannot do it (see gpucr check).\n\n\
-Environment: GPUCR_LOG=debug tells each step; GPUCR_CRIU names another CRIU; GPUCR_LIB_DIR names \
-the directory of gpucr's own libraries; GPUCR_STORE the store that is meant where none is named (else `store = DIR` in \
-~/.config/gpucr/config or /etc/gpucr/config does), whose images can be named by their names alone, or as `latest`; GPUCR_HOST_DRIVER names a driver library to be trusted besides those \
-that are found.")]
+Exit codes: 0 success; 1 failure: the error says what state the program and the image are in, or that everything \
+was done but the result could not be written; 2 wrong usage; 3 this host lacks something (see gpucr check).\n\n\
+Environment: GPUCR_LOG=debug logs each step; GPUCR_CRIU names the CRIU to use; GPUCR_LIB_DIR names the directory \
+of gpucr's own libraries; GPUCR_STORE names the default store (if it is not set, `store = DIR` in \
+~/.config/gpucr/config or /etc/gpucr/config does), whose images can be given by name alone, or as `latest`; \
+GPUCR_HOST_DRIVER names a driver library to trust besides those that are found.")]
 pub(crate) struct Args {
-    /// Show no progress, and say nothing of what was done; errors, warnings and JSON are still printed
+    /// Print no progress and no summary; errors, warnings and JSON are still printed
     ///
-    /// Commands that only tell something, such as ls, are not affected.
+    /// Commands whose purpose is to print something, such as ls, are not affected.
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
     #[command(subcommand)]

@@ -114,29 +114,28 @@ impl From<Failure> for CliError {
         let state = match failure.left {
             Left::Untouched => "Nothing was changed.".to_owned(),
             Left::RolledBack => format!(
-                "The dump was rolled back in phase {}: the program runs on, and there is no image.",
+                "The dump was rolled back in phase {}: the program keeps running, and there is no image.",
                 failure.phase
             ),
-            Left::Ended => "The program has ended by itself, and there is no image.".to_owned(),
+            Left::Ended => "The program ended by itself, and there is no image.".to_owned(),
             Left::NotRestored => format!(
-                "The restore failed in phase {}; what it had made was ended before any of it ran. \
-                 The image is as it was.",
+                "The restore failed in phase {}; the processes that it had made were ended before any of them \
+                ran. The image is as it was.",
                 failure.phase
             ),
             Left::NotRestoredButRan => format!(
-                "The restore failed in phase {}; what it had made was ended again. The image is \
-                 as it was, but the program's host side had begun to run, and files that it \
-                 writes may have changed.",
+                "The restore failed in phase {}; the processes that it had made were ended again. The image is \
+                as it was, but the program's host side had begun to run, and files that it writes may have changed.",
                 failure.phase
             ),
             Left::CompleteButLost(ref processes) => format!(
-                "The image is complete. The program was not brought back to running: {}. The \
-                 watchdog holds its memory and goes on trying.",
+                "The image is complete. The program was not brought back to running: {}. The watchdog holds its \
+                memory and keeps trying.",
                 processes.join("; ")
             ),
             Left::Lost(ref processes) => format!(
-                "There is no image, and the program was not brought back to running: {}. The \
-                 watchdog holds its memory and goes on trying.",
+                "There is no image, and the program was not brought back to running: {}. The watchdog holds its \
+                memory and keeps trying.",
                 processes.join("; ")
             ),
         };

@@ -87,9 +87,7 @@ pub(crate) fn settle(outcome: Outcome) -> ExitCode {
         (Err(error), _) => failure::report(error),
         (Ok(_), Some((what, error))) => {
             let error = CliError::new(FAILED, format!("cannot write to {what}: {error}"));
-            failure::report(
-                error.state("All else was done; only what was to be said there is lost."),
-            )
+            failure::report(error.state("Everything else was done; only that output is lost."))
         }
         (Ok(code), None) => code,
     }

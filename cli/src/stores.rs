@@ -170,7 +170,7 @@ pub(crate) fn in_order(store: &Path) -> Result<Vec<PathBuf>, CliError> {
         match Manifest::read(&path) {
             Ok(manifest) => read.push((manifest.created, path)),
             Err(error) => {
-                note!("gpucr: the image {} is passed over: {error}", path.display());
+                note!("gpucr: the image {} is skipped: {error}", path.display());
                 unread = Some(error);
             }
         }

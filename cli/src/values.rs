@@ -45,7 +45,7 @@ pub(crate) fn every(text: &str) -> Result<Duration, String> {
 /// As for [`duration`]; or the duration is zero.
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     match duration(text)? {
-        Duration::ZERO => Err("an interval has to be longer than nothing".into()),
+        Duration::ZERO => Err("an interval must be longer than zero".into()),
         interval => Ok(interval),
     }
 }
@@ -76,7 +76,7 @@ pub(crate) fn tag(text: &str) -> Result<String, String> {
 /// The text is no size, or it is zero.
 pub(crate) fn length(text: &str) -> Result<u64, String> {
     let length = if text.starts_with("0x") { address(text)? } else { size(text)? };
-    if length == 0 { Err("there is nothing to be had of no bytes".into()) } else { Ok(length) }
+    if length == 0 { Err("at least one byte is expected".into()) } else { Ok(length) }
 }
 
 /// An address, in hexadecimal digits behind `0x` or as a number.

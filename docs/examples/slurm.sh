@@ -1,5 +1,5 @@
 #!/bin/bash
-# A job for Slurm that is saved before its time is over, and goes on in the next: sbatch slurm.sh ./train ARGS...
+# A job for Slurm that is saved before its time limit, and resumes when it runs next: sbatch slurm.sh ./train ARGS...
 # docs/schedulers.md explains it.
 #SBATCH --gres=gpu:1
 #SBATCH --time=04:00:00
@@ -7,12 +7,12 @@
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@300
 
-# Where the images are: a folder for this job alone, on a disk that all hosts see. It has the same number each time.
+# Where the images are: a folder for this job alone, on a disk that all hosts see. A requeued job keeps its number.
 store=${GPUCR_JOBS:-/scratch/gpucr}/$SLURM_JOB_ID
 mkdir -p "$store" || exit
 
 run=
-# Slurm signals this shell, and the shell gpucr.
+# Slurm signals this shell, which signals gpucr.
 trap '[ -z "$run" ] || kill -USR1 "$run"' USR1
 trap '[ -z "$run" ] || kill -TERM "$run"' TERM
 
@@ -26,7 +26,7 @@ while kill -0 "$run" 2>/dev/null; do
     wait "$run"
     status=$?
 done
-# It may have ended just as a signal came: the shell knows its status still.
+# It may have ended just as a signal came: the shell still knows its status.
 if [ "$status" -gt 128 ]; then
     wait "$run"
     again=$?

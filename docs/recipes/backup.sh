@@ -1,9 +1,9 @@
 #!/bin/bash
-# A backup of a store with restic, and a look whether it is whole: backup.sh STORE
+# Backs up a store with restic, and checks every image in the backup: backup.sh STORE
 #
-# RESTIC_REPOSITORY and RESTIC_PASSWORD_FILE say where it goes, as always with restic. Only whole images are in a store by
-# their names, and what they need is there before them. So an image that is in the list when the backup begins is whole
-# in it, as long as nothing is removed meanwhile (gpucr rm, forget, gc, run --keep): each is checked in a copy.
+# RESTIC_REPOSITORY and RESTIC_PASSWORD_FILE say where the backup goes, as usual with restic. An image gets its name in a store
+# only when it is complete and everything it needs is there. So every image that is listed when the backup begins is
+# complete in the backup, as long as nothing is removed meanwhile (gpucr rm, forget, gc, run --keep). Each is checked in a copy.
 set -eu
 store=$(realpath "$1")
 names=$(gpucr ls "$store" --format '{{.name}}')

@@ -1,9 +1,9 @@
 #!/bin/bash
-# Empties a host for maintenance, and fills it again: maintenance.sh save STORE, then maintenance.sh restore STORE
+# Drains a host for maintenance, and brings its programs back: maintenance.sh save STORE, then maintenance.sh restore STORE
 #
-# `save` saves every program that runs under gpucr, and ends it; what cannot be saved runs on, and is named. `restore` brings
-# back those that are not back yet, each with a pid namespace of its own, since a host that was started anew has given
-# their pids to others. Programs that a unit or a job of a scheduler supervises are the unit's or the job's: stop these first.
+# `save` saves every program that runs under gpucr, and ends it; programs that cannot be saved keep running, and are named.
+# `restore` brings back those that are not back yet, each in a pid namespace of its own, since after a reboot other processes
+# may have their pids. Programs that a systemd unit or a scheduler's job supervises belong to that: stop the unit or job first.
 set -u
 store=$2
 tag=maintenance

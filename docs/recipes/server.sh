@@ -1,5 +1,5 @@
 #!/bin/bash
-# A server that starts from a warm image and is asked whether it serves: server.sh IMAGE HEALTH...
+# Starts a server from a warm image and checks that it answers: server.sh IMAGE HEALTH...
 #
 # HEALTH is a command that succeeds when the server answers, such as: curl -fsS http://127.0.0.1:8000/health
 # Each instance has pids of its own. Make the image once, when the server is ready for its first request:
@@ -8,13 +8,13 @@
 #   until curl -fsS http://127.0.0.1:8000/health; do sleep 1; done
 #   gpucr dump --pid $! --tcp-close -o IMAGE
 #
-# Prints the pid of the server, which runs on in the background. What cannot answer in time is ended.
+# Prints the pid of the server, which keeps running in the background. A server that does not answer in time is ended.
 set -u
 image=$1
 shift
 limit=${LIMIT:-60}
 
-# Once for the host: later restores find it in memory. One that is warm already is no error.
+# Once per host: later restores find the image in memory. It is no error if it is warm already.
 gpucr warm --list --json | grep -qF "\"$(realpath "$image")\"" || gpucr warm "$image" >&2 || exit
 
 pid=$(gpucr restore --new-pids -d ${GPUCR_OPTIONS:-} "$image") || exit

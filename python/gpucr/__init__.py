@@ -37,9 +37,9 @@ __all__ = [
 
 
 class Outcome(enum.IntEnum):
-    """What `checkpoint` gives back."""
+    """What `checkpoint` returns."""
 
-    #: There is an image, and the program goes on.
+    #: There is an image, and the program continues.
     SAVED = 0
     #: The program was restored, from an image that was made during the call.
     RESTORED = 1
@@ -64,7 +64,7 @@ class Code(enum.IntEnum):
 
 
 class Error(RuntimeError):
-    """The program was not saved, and goes on. `code` is a `Code`, or a number that this version does not know."""
+    """The program was not saved, and continues. `code` is a `Code`, or a number that this version does not know."""
 
     def __init__(self, code, reason):
         super().__init__(reason or f"error {code}")
@@ -92,7 +92,7 @@ def _load():
 
 
 _library = _load()
-# What is registered is called as long as the process lives.
+# Registered functions are called for as long as the process lives.
 _callbacks = []
 
 
@@ -121,22 +121,22 @@ def _register(register, function):
 
 
 def before_dump(function):
-    """Has `function()` called by `checkpoint` before the dump. A decorator."""
+    """Makes `checkpoint` call `function()` before the dump. A decorator."""
     return _register(_library.gpucr_before_dump, function)
 
 
 def after_dump(function):
-    """Has `function()` called by `checkpoint` after the dump, in the program that goes on. A decorator."""
+    """Makes `checkpoint` call `function()` after the dump, in the program that continues. A decorator."""
     return _register(_library.gpucr_after_dump, function)
 
 
 def after_restore(function):
-    """Has `function()` called by `checkpoint` in a program that was restored. A decorator."""
+    """Makes `checkpoint` call `function()` in a program that was restored. A decorator."""
     return _register(_library.gpucr_after_restore, function)
 
 
 def checkpoint(name=None):
-    """Saves the whole program, and lets it go on.
+    """Saves the whole program, and lets it continue.
 
     Comes back with `SAVED` when the image is complete, and with `RESTORED` in each program that is restored from it.
     `name` is that of the image in the store; without one it is made up. Callbacks are called in the order in which they
@@ -148,7 +148,7 @@ def checkpoint(name=None):
     if name is not None and not isinstance(name, str):
         raise TypeError("the name of an image is a str")
     if name is not None and "\0" in name:
-        raise Error(Code.BAD_NAME, "the name has a zero in it")
+        raise Error(Code.BAD_NAME, "the name contains a zero byte")
     _raised.all = []
     result = _library.gpucr_checkpoint(None if name is None else name.encode())
     # Before anything else in this thread can make another one of it.

@@ -113,7 +113,7 @@ fn a_file_of_the_program_that_is_gone_or_changed() -> Result<()> {
     let cases: [(Option<&[u8]>, &[&str]); 3] = [
         (Some(&[&log[..], b"more"].concat()), &["bytes now and had", "--files keep"]),
         (Some(&log[..10]), &["has 10 bytes now and had", "put the file back"]),
-        (None, &["is not there", "put the file back"]),
+        (None, &["does not exist", "put the file back"]),
     ];
     for (contents, says) in cases {
         match contents {

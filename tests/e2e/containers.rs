@@ -113,7 +113,7 @@ fn streams_from_outside_of_the_mounts_are_refused_by_name() -> Result<()> {
     })?;
     let outer = first_child(first_child(program.id())?)?;
     let output = lab.run(["dump", "--pid", &outer.to_string(), "-o", "image"])?;
-    refused(&output, 1, &["mount", "opened outside of its mount namespace", "runs on"])?;
+    refused(&output, 1, &["mount", "opened outside of its mount namespace", "keeps running"])?;
     rustix::process::kill_process(pid(outer)?, rustix::process::Signal::KILL)?;
     ensure!(program.wait()?.code() == Some(128 + libc::SIGKILL));
     Ok(())

@@ -295,7 +295,7 @@ fn nobody_waits_for_a_disk_that_hangs() -> Result<()> {
     std::fs::write(&go, "")?;
     let status = gpucr.wait()?;
     let said = said();
-    ensure!(status.code() == Some(1) && said.contains("nothing of its memory"), "{status}: {said}");
+    ensure!(status.code() == Some(1) && said.contains("none of its memory"), "{status}: {said}");
     ensure!(said.contains("no image"), "{said}");
     lab.holds_only(&["log", "dump.log", "dump.json", "go"])?;
     pace.hurry()?;

@@ -138,7 +138,7 @@ fn a_program_does_not_go_on_on_another_model() -> Result<()> {
     // The image's device is there by its UUID, and is another model.
     let restore =
         |model: &str| finish(lab.gpucr().args(["restore", "--detach", "image"]).env(MODEL, model));
-    let names = "a program on NVIDIA H100 PCIe cannot go on on NVIDIA L4";
+    let names = "a program on NVIDIA H100 PCIe cannot continue on NVIDIA L4";
     refused(&restore(other)?, 1, &[names, "the same kind", "The image is as it was"])?;
     // It was ended, and init takes it away when it gets to it.
     until("what was made is gone", || !exists(program.pid))?;

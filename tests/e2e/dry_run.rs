@@ -65,7 +65,7 @@ fn a_dump_is_told_of_all_that_is_in_its_way() -> Result<()> {
     let text = finish(lab.gpucr().args(["dump", "--dry-run", "--pid", &pid]))?;
     ensure!(text.status.code() == Some(1), "{}", show(&text));
     ensure!(
-        String::from_utf8_lossy(&text.stdout).starts_with("one thing is in the way"),
+        String::from_utf8_lossy(&text.stdout).starts_with("one thing would prevent"),
         "{}",
         show(&text)
     );
@@ -137,7 +137,7 @@ fn a_restore_is_told_of_all_that_is_in_its_way() -> Result<()> {
         has(&all, "is in use", "--new-pids") && has(&all, "is damaged in", "gpucr verify"),
         "{all:#?}"
     );
-    ensure!(has(&all, "stdout was no pipe", "leave the option out"), "{all:#?}");
+    ensure!(has(&all, "stdout was not a pipe", "leave the option out"), "{all:#?}");
     ensure!(!lab.path("out").exists(), "it was made");
     program.wait_for_progress()?;
 
@@ -151,7 +151,7 @@ fn a_restore_is_told_of_all_that_is_in_its_way() -> Result<()> {
     ensure!(possible, "{all:#?}");
     let text = finish(lab.gpucr().args(["restore", "--dry-run", "image"]))?;
     ensure!(
-        String::from_utf8_lossy(&text.stdout).starts_with("nothing is known"),
+        String::from_utf8_lossy(&text.stdout).starts_with("nothing known would prevent"),
         "{}",
         show(&text)
     );

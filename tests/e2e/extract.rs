@@ -129,7 +129,7 @@ fn what_an_image_does_not_have_is_refused_and_nothing_is_written() -> Result<()>
     refuse("1", 4096, &[], &["no process 1", &pid])?;
     refuse(&pid, 4096, &[], &["nothing at 0x1000", "gpucr inspect"])?;
     refuse(&pid, u64::MAX - 10, &["--length", "100"], &["beyond the last address"])?;
-    refuse(&pid, Place::named(&all, "kept")?, &[], &["kept the addresses", "free"])?;
+    refuse(&pid, Place::named(&all, "kept")?, &[], &["reserved the addresses", "no memory"])?;
     refuse(&pid, Place::named(&all, "code")?, &[], &["comes from a file"])?;
     let device = Place::named(&all, "device")?;
     refuse(&pid, device, &["--length", "1TiB"], &["process"])?;

@@ -250,7 +250,7 @@ fn a_device_that_is_too_small_is_one_clear_error() -> Result<()> {
     let mut command = lab.gpucr();
     let output =
         finish(command.args(["restore", "image"]).env("SOFTCUDA_FAULT", "cuCtxCreate_v2:1:2"))?;
-    refused(&output, 1, &["no memory for block", "was ended again", "free memory of the device"])?;
+    refused(&output, 1, &["no memory for block", "were ended again", "free memory of the device"])?;
     ensure!(!exists(program.pid), "something is left");
     let mut program = lab.restore_with(&image, program, &[("SOFTCUDA_FAULT", "")])?;
     program.result()?;

@@ -189,7 +189,7 @@ fn where_nobody_comes_to_an_end_all_go_on() -> Result<()> {
     for protocol in ["stop", "recopy"] {
         let args = ["-o", "image", "--timeout", "2", "--protocol", protocol, "--pid", &pid];
         let output = lab.run(["dump"].iter().chain(&args))?;
-        refused(&output, 1, &["still busy", "at the time limit", "runs on"])?;
+        refused(&output, 1, &["still busy", "at the time limit", "keeps running"])?;
     }
     program.result()?;
     ensure!(program.series() == expected, "differs:\n{}", program.output());

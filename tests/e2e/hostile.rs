@@ -189,7 +189,7 @@ fn ps_waits_for_nobody_and_says_who_is_silent() -> Result<()> {
     let took = since.elapsed();
     ensure!(output.status.success() && took < SOON, "{took:?}: {}", show(&output));
     // Where others keep the machine busy, the usual time may not be enough to find all of them.
-    if String::from_utf8_lossy(&output.stderr).contains("--timeout gives more") {
+    if String::from_utf8_lossy(&output.stderr).contains("give a longer --timeout") {
         output = lab.run(["ps", "--json", "--timeout", "30s"])?;
     }
     ensure!(state(&output, honest.pid)? == "running", "{}", show(&output));
@@ -238,9 +238,9 @@ fn files_that_are_none_are_not_read() -> Result<()> {
     ensure!(Command::new("mkfifo").arg(lab.path("fifo")).status()?.success(), "mkfifo");
     for file in ["fifo", "/dev/zero"] {
         let import = lab.run(["import", file, "-o", "image"])?;
-        refused(&import, 1, &["no regular file", "Nothing was changed", "import - <"])?;
+        refused(&import, 1, &["not a regular file", "Nothing was changed", "import - <"])?;
         let report = lab.run(["report", file, "-o", "page.html"])?;
-        refused(&report, 1, &["no regular file", "Nothing was written"])?;
+        refused(&report, 1, &["not a regular file", "Nothing was written"])?;
     }
     lab.holds_only(&["fifo"])
 }
@@ -390,7 +390,7 @@ fn a_signal_ends_the_wait_for_criu() -> Result<()> {
     let dump = |answers, phase| waiting_for_criu(&lab, &args, answers, phase);
     dump(0, "preflight")?.ends_by(libc::SIGHUP, &["interrupted", "Nothing was changed"])?;
     is_gone(&lab)?;
-    dump(1, "criu")?.ends_by(libc::SIGINT, &["interrupted", "the program runs on"])?;
+    dump(1, "criu")?.ends_by(libc::SIGINT, &["interrupted", "the program keeps running"])?;
     is_gone(&lab)?;
     lab.holds_only(&["log"])?;
     program.wait_for_progress()?;
@@ -433,7 +433,7 @@ fn a_signal_ends_the_wait_for_a_kernel() -> Result<()> {
     dump.args(["--pid", &program.pid.to_string()]).env("GPUCR_LOG", "gpucr_core=debug");
     let started = Started::new(&lab, &mut dump)?;
     until("it waits", || started.said().contains("phase=\"gate\""))?;
-    started.ends_by(libc::SIGINT, &["interrupted", "the program runs on"])?;
+    started.ends_by(libc::SIGINT, &["interrupted", "the program keeps running"])?;
     let output = lab.run(["ps", "--json", "--timeout", "20s"])?;
     ensure!(state(&output, program.pid)? == "running", "{}", show(&output));
     lab.holds_only(&["log"])

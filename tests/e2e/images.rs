@@ -132,7 +132,7 @@ fn a_whole_image_is_verified() -> Result<()> {
     ensure!(report["whole"] == true && report["id"] == id, "{report}");
     ensure!(report["damage"].as_array().is_some_and(Vec::is_empty), "{report}");
     let people = done(lab.run(["verify", "image"])?)?;
-    ensure!(people.lines().count() == 1 && people.starts_with("image is whole: "), "{people}");
+    ensure!(people.lines().count() == 1 && people.starts_with("image is intact: "), "{people}");
     ensure!(people.contains(id.as_str().context("a string")?), "{people}");
     Ok(())
 }

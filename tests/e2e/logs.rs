@@ -56,7 +56,7 @@ fn a_log_that_has_grown_is_gone_on_with_at_its_end() -> Result<()> {
         refused(&output, 1, &["bytes now and had", "--files keep", "Nothing was changed"])?;
         let said = restored(&lab, &[])?;
         let said = String::from_utf8_lossy(&said.stderr);
-        ensure!(said.contains("the program goes on at its end"), "{said}");
+        ensure!(said.contains("the program continues at its end"), "{said}");
         ensure!(program.output().starts_with(&(then + KILLED)), "{}", program.output());
         is_complete(&program)?;
 
@@ -77,7 +77,7 @@ fn a_log_that_was_moved_away_is_begun_anew() -> Result<()> {
     let program = dumped(&lab, false, &[])?;
     let old = program.series();
     std::fs::rename(lab.path("log"), lab.path("log.1"))?;
-    refused(&lab.run(["restore", "image"])?, 1, &["is not there", "touch ", "--files rewind"])?;
+    refused(&lab.run(["restore", "image"])?, 1, &["does not exist", "touch ", "--files rewind"])?;
     File::create(lab.path("log"))?;
     restored(&lab, &[])?;
     let series = [old, program.series()].concat();
@@ -147,7 +147,7 @@ fn a_log_of_which_there_is_no_copy_is_cut_only_if_it_is_the_same() -> Result<()>
     let restore = ["restore", "second", "--files", "rewind"];
     refused(&lab.run(restore)?, 1, &["log has", "Nothing was changed"])?;
     std::fs::write(&log, "y".repeat(then.len()))?;
-    refused(&lab.run(restore)?, 1, &["is not what it was", "--save-files"])?;
+    refused(&lab.run(restore)?, 1, &["has changed since the program was dumped", "--save-files"])?;
     ensure!(program.output().starts_with("yyy"), "nothing was cut");
     std::fs::write(&log, format!("{then}more"))?;
     let output = lab.run(restore)?;
@@ -187,7 +187,7 @@ fn a_log_to_which_a_link_leads_is_left_alone() -> Result<()> {
         add(&log, KILLED)?;
         let then = program.output();
         let output = lab.run(["restore", "image"])?;
-        refused(&output, 1, &["is not what it was", "Nothing was changed"])?;
+        refused(&output, 1, &["has changed since the program was dumped", "Nothing was changed"])?;
         let rewind = ["restore", "image", "--files", "rewind"];
         refused(&lab.run(rewind)?, 1, &["cannot read", "Nothing was changed"])?;
         ensure!(program.output() == then, "{}", program.output());
@@ -263,7 +263,7 @@ fn the_output_of_a_program_in_a_pipe_goes_where_it_is_wanted() -> Result<()> {
     ensure!(!said.contains("/dev/null"), "{said}");
     // It has one pipe, and its standard error goes to where it went.
     let output = lab.run(["restore", "-d", "image", "--stderr", "err"])?;
-    refused(&output, 1, &["stderr was no pipe, but /dev/null", "Nothing was changed"])?;
+    refused(&output, 1, &["stderr was not a pipe but /dev/null", "Nothing was changed"])?;
     std::os::unix::fs::symlink("/etc/hostname", lab.path("link"))?;
     std::os::unix::fs::lchown(lab.path("link"), Some(65534), None)?;
     let output = lab.run(["restore", "-d", "image", "--stdout", "link"])?;

@@ -162,7 +162,7 @@ fn a_program_does_not_stand_still_for_longer_than_it_may() -> Result<()> {
     let (source, destination) = (Side::start(&mut source)?, Side::start(&mut destination)?);
     drop(sockets);
     let source = source.end()?;
-    refused(&source, 1, &["stand still for more than 1 s", "the program runs on here"])?;
+    refused(&source, 1, &["stopped for more than 1 s", "the program keeps running here"])?;
     std::fs::write(&go_on, "")?;
     let destination = destination.end()?;
     ensure!(!destination.status.success(), "{}", show(&destination));
@@ -182,7 +182,7 @@ fn what_is_in_the_way_is_told_at_once_and_nothing_is_changed() -> Result<()> {
     let sides = pair.run(&mut program)?;
     for output in [&sides.source, &sides.destination] {
         let words =
-            ["cannot go on at the destination", "this host's device 77", "is not a gpucr store"];
+            ["cannot continue at the destination", "this host's device 77", "is not a gpucr store"];
         refused(output, 1, &words).with_context(|| sides.show())?;
     }
     ensure!(program.is_running(), "it runs on");
@@ -269,7 +269,7 @@ fn what_ssh_comes_upon_is_told_with_what_to_do() -> Result<()> {
     let lab = Lab::new();
     let program = lab.at_work(WORKLOAD, &ARGS)?;
     for (ssh, words) in [
-        ("sh -c 'exit 127'", ["has ended before it said anything", "--remote-gpucr"]),
+        ("sh -c 'exit 127'", ["ended before it said anything", "--remote-gpucr"]),
         ("echo Welcome", ["is not gpucr: it said `Welcome", "has to print nothing"]),
     ] {
         let mut command = lab.gpucr();
@@ -316,7 +316,7 @@ fn what_was_sent_in_vain_is_there_for_the_next_attempt() -> Result<()> {
     let mut pair = Pair::new(&lab, &program)?;
     pair.source.env("GPUCR_FAULT", "fail:prepare");
     let sides = pair.run(&mut program)?;
-    refused(&sides.destination, 1, &["gave the migration up", "nothing is left here"])?;
+    refused(&sides.destination, 1, &["gave up the migration", "nothing is left here"])?;
     let (source, _) = Pair::new(&lab, &program)?.run(&mut program)?.reports()?;
     // The libraries at least, which are the same for sure.
     ensure!(source["there_chunks"].as_u64() > Some(0), "{source}");
@@ -340,7 +340,7 @@ fn a_safety_image_is_kept_until_the_program_runs_somewhere() -> Result<()> {
     ensure!(!sides.source.status.success() && program.is_running(), "{}", sides.show());
     lab.holds_only(&["log", "store"])?;
     let sides = migrate(&mut program, "fail:decide", "")?;
-    refused(&sides.source, 1, &["the program runs on here"])?;
+    refused(&sides.source, 1, &["the program keeps running here"])?;
     ensure!(!lab.path("safe").exists(), "it runs here: {}", sides.show());
     lab.holds_only(&["log", "store"])?;
     let sides = migrate(&mut program, "cut:commit", "")?;

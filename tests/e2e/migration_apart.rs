@@ -148,7 +148,7 @@ fn a_program_that_writes_too_fast_is_left_alone_if_that_was_wanted() -> Result<(
     let (source, destination) = (Side::start(&mut source)?, Side::start(&mut destination)?);
     drop(sockets);
     let (source, destination) = (source.end()?, destination.end()?);
-    refused(&source, 1, &["writes too fast", "the program runs on here"])?;
+    refused(&source, 1, &["writes too fast", "the program keeps running here"])?;
     refused(&destination, 1, &["writes too fast", "nothing is left here"])?;
     program.wait_for_progress()
 }

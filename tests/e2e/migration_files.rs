@@ -120,7 +120,7 @@ fn what_is_there_is_not_touched_and_has_to_be_the_same() -> Result<()> {
     let mut program = program(&lab)?;
     let number = |name: &str| std::fs::metadata(lab.path(name)).map(|meta| meta.ino());
     std::fs::write(lab.path("there/output"), "so")?;
-    let named = format!("{}/output is there with 2 bytes", lab.path(DATA).display());
+    let named = format!("{}/output exists there with 2 bytes", lab.path(DATA).display());
     in_vain(pair(&lab, &program, &[DATA])?, &[&named])?;
     std::fs::write(lab.path("there/output"), "so far, and further")?;
     // What is longer may be the same file still: it is found when the program stands still.
@@ -217,7 +217,7 @@ fn files_of_a_program_that_was_handed_over_stay_until_it_runs() -> Result<()> {
     let id = noted(&lab)?;
     until("the source has none of it", || !program.is_running())?;
     let aborted = Side::start(&mut there(&lab, &["receive", "--abort", &id])?)?.end()?;
-    refused(&aborted, 1, &["all that there is of it"])?;
+    refused(&aborted, 1, &["the only copy of it"])?;
     let resumed = Side::start(&mut there(&lab, &["receive", "--resume", &id])?)?.end()?;
     ensure!(resumed.status.success(), "{}", show(&resumed));
     goes_on_there(&lab, &mut program, &expected)?;

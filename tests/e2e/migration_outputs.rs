@@ -101,8 +101,8 @@ fn what_cannot_go_to_a_file_is_refused_before_anything_is_changed() -> Result<()
     std::os::unix::fs::symlink("/etc/hostname", lab.path("link"))?;
     std::os::unix::fs::lchown(lab.path("link"), Some(65534), None)?;
     for (source, destination, words) in [
-        (&[][..], ["--stderr", "err"], &["stderr was no pipe, but ", "/errors"][..]),
-        (&["--dry-run"], ["--stderr", "err"], &["stderr was no pipe"]),
+        (&[][..], ["--stderr", "err"], &["stderr was not a pipe but ", "/errors"][..]),
+        (&["--dry-run"], ["--stderr", "err"], &["stderr was not a pipe"]),
         (&["--relay"], ["--stdout", "out"], &["relayed (--relay)", "--stdout"]),
     ] {
         let mut pair = Pair::new(&lab, &program)?;
@@ -149,7 +149,7 @@ fn a_program_that_comes_later_has_its_output_go_there_or_elsewhere() -> Result<(
         let sides = pair.run(&mut program)?;
         let id = id_of(&sides)?;
         let refused_first = lab.run(["receive", "--resume", &id, "--stderr", "err"])?;
-        refused(&refused_first, 1, &["stderr was no pipe", "Nothing was changed"])?;
+        refused(&refused_first, 1, &["stderr was not a pipe", "Nothing was changed"])?;
         // From elsewhere: what was noted holds there too.
         let resume = ["receive", "--resume", &id];
         let mut command = lab.gpucr();

@@ -42,7 +42,7 @@ fn a_hostile_destination_changes_nothing() -> Result<()> {
         (
             "no",
             [hello(), message(3, &[&1u32.to_le_bytes(), &text(b"a\x1b[2Jb")])].concat(),
-            &["cannot go on at the destination", "a\\u{1b}[2Jb"],
+            &["cannot continue at the destination", "a\\u{1b}[2Jb"],
         ),
         ("silence", accepted(Vec::new()), &["was silent"]),
         ("a huge frame", accepted(u32::MAX.to_le_bytes().to_vec()), &["frame is too long"]),

@@ -153,7 +153,7 @@ fn a_program_whose_link_is_lost_goes_on_and_what_it_writes_is_kept() -> Result<(
         if signal == libc::SIGTERM {
             ensure!(sides.source.status.code() == UNKNOWN, "{}", sides.show());
             let told = String::from_utf8_lossy(&sides.source.stderr).into_owned();
-            ensure!(told.contains("goes on there") && told.contains(".output"), "{told}");
+            ensure!(told.contains("continues there") && told.contains(".output"), "{told}");
         }
         pipes.end()?;
         program.let_go()?;

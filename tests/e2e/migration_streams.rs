@@ -122,7 +122,7 @@ fn lost_in(phase: &str, lost: Lost, expected: &[String]) -> Result<()> {
     let told = || format!("{phase} {lost:?}: {}", sides.show());
     ensure!(count == STREAMS && relay.has_happened(), "{}", told());
     drop(relay);
-    refused(&sides.source, 1, &["a stream was lost", "runs on"]).with_context(told)?;
+    refused(&sides.source, 1, &["a stream was lost", "keeps running"]).with_context(told)?;
     refused(&sides.destination, 1, &["a stream was lost", "nothing is left"]).with_context(told)?;
     is_so(&lab, program, End::Stays, expected).with_context(told)
 }

@@ -42,7 +42,8 @@ fn dump(
         // A rank may end during the dump, or have ended while the others have memory of it open: then they run on, and
         // can be dumped soon.
         let said = show(&output);
-        let all_go_on = said.contains("Nothing was changed") || said.contains("program runs on");
+        let all_go_on =
+            said.contains("Nothing was changed") || said.contains("program keeps running");
         if output.status.success() || name != "survivors" || !all_go_on || tries == TRIES {
             break output;
         }

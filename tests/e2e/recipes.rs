@@ -102,7 +102,7 @@ END
         gpucr dump --pid $! --store store --name two
         "$RECIPES/backup.sh" store > said
         cat said
-        [ "$(grep -c 'is whole' said)" = 2 ]
+        [ "$(grep -c 'is intact' said)" = 2 ]
         # What is damaged is not kept quiet.
         for pack in store/packs/*; do truncate -s 100 "$pack"; done
         ! "$RECIPES/backup.sh" store > said 2>&1

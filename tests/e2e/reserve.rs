@@ -215,6 +215,6 @@ fn a_dump_that_can_keep_no_memory_says_so_and_goes_on() -> Result<()> {
     let dump = device.dump(&program, &args, "", &refusals.join(","))?;
     let output = dump.end()?;
     let said = show(&output);
-    ensure!(output.status.success() && said.contains("memory can be kept for it"), "{said}");
+    ensure!(output.status.success() && said.contains("memory can be reserved for it"), "{said}");
     came_to_its_end(program, &expected)
 }

@@ -44,7 +44,7 @@ fn a_program_whose_device_has_failed_is_restored() -> Result<()> {
     watched.comes_out_right()?;
     ensure!(!once.exists(), "the device has not failed");
     let output = watched.run.output();
-    let why = "it ended with exit status 1 after the driver's error 700. It is restored from";
+    let why = "it ended with exit status 1 after the driver's error 700. It is being restored from";
     ensure!(output.contains(why), "{output}");
     Ok(())
 }
@@ -71,10 +71,10 @@ fn a_program_that_fails_again_and_again_is_given_up() -> Result<()> {
     ensure!(status.code() == Some(1), "{status}: {said}");
     let flat = said.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ");
     for words in [
-        "going on from the image store/images/half",
+        "resuming from the image store/images/half",
         "1 of at most 2 times",
         "2 of at most 2 times",
-        "fails again and again: 3 times without a new image",
+        "keeps failing: 3 times without a new image",
         "exit status 1 after the driver's error 719",
         "gpucr restore store/images/half",
     ] {
@@ -198,7 +198,7 @@ fn a_program_nobody_stands_in_for_any_more_runs_on() -> Result<()> {
     let status = watched.run.wait()?;
     let said = watched.run.output();
     ensure!(status.code() == Some(1), "{status}: {said}");
-    ensure!(said.contains("runs on, and nobody watches over it"), "{said}");
+    ensure!(said.contains("keeps running, and nobody watches over it"), "{said}");
     ensure!(exists(workload), "it has ended: {said}");
     watched.pace.allow_all()?;
     until("it comes to its end", || watched.run.output().contains("result "))?;
@@ -251,7 +251,7 @@ fn a_damaged_image_is_passed_over() -> Result<()> {
     let options = ["--resume", "--on-signal", "usr2=now", "--restart", "2"];
     command.args(["run", "--store", "store"]).args(options).args(["--", "false"]);
     let mut again = lab.spawn(command, "again")?;
-    again.wait_for("gpucr: going on")?;
+    again.wait_for("gpucr: resuming")?;
     until("it runs again", || exists(pid))?;
     signal(again.pid, libc::SIGUSR2)?;
     until("a second image", || images(&watched.store).len() > 1)?;
@@ -265,7 +265,7 @@ fn a_damaged_image_is_passed_over() -> Result<()> {
     let status = again.wait()?;
     let said = again.output();
     ensure!(status.success(), "{status}: {said}");
-    ensure!(said.contains("passed over"), "{said}");
+    ensure!(said.contains("skipped"), "{said}");
     let output = watched.run.output();
     ensure!(output.contains(watched.expected.last().context("a result")?), "{output}");
     Ok(())
@@ -276,7 +276,7 @@ fn what_is_asked_for_is_looked_at_before_the_program_is_started() -> Result<()> 
     let lab = Lab::new();
     let wrong: [(&[&str], &str); 3] = [
         (&["--store", "s", "--dump-arg=--nonsense"], "--dump-arg"),
-        (&["--store", "s", "--restore-arg=--detach"], "no place here"),
+        (&["--store", "s", "--restore-arg=--detach"], "cannot be used here"),
         (&["--every", "1m"], "no store is named"),
     ];
     for (options, words) in wrong {

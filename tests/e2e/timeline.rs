@@ -267,10 +267,10 @@ fn what_is_no_timeline_is_one_clear_error() -> Result<()> {
     for text in ["", "{\"traceEvents\": []}", &good[..cut], &good.replace("\"ts\":", "\"ts\":-")] {
         std::fs::write(&file, text)?;
         let output = lab.run(["report", "dump.json", "-o", "dump.html"])?;
-        refused(&output, 1, &["is no timeline of a dump", "gpucr dump --timeline"])?;
+        refused(&output, 1, &["is not a timeline of a dump", "gpucr dump --timeline"])?;
         ensure!(!lab.path("dump.html").exists(), "a page of nothing");
     }
-    refused(&lab.run(["report", "absent", "-o", "-"])?, 1, &["absent is no timeline"])?;
+    refused(&lab.run(["report", "absent", "-o", "-"])?, 1, &["absent is not a timeline"])?;
     // A place where the timeline cannot be: nothing is touched.
     let mut program = lab.at_work("sgd", &["--steps", "400"])?;
     let pid = program.pid.to_string();

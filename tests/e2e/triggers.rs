@@ -129,7 +129,7 @@ fn a_job_of_slurm_goes_on_where_it_was_saved() -> Result<()> {
     let mut second = job("second")?;
     let status = second.wait()?;
     let said = second.output();
-    ensure!(status.success() && said.contains("going on from the image"), "{status}: {said}");
+    ensure!(status.success() && said.contains("resuming from the image"), "{status}: {said}");
     let steps = std::fs::read_to_string(lab.path("steps"))?;
     let steps =
         steps.lines().filter(|line| line.starts_with("step ") || line.starts_with("result "));

@@ -75,7 +75,7 @@ fn a_library_that_a_process_maps_is_not_loaded() -> Result<()> {
     let mut sleep = telltale.mapped_by_sleep(&lab)?;
     let pid = sleep.pid.to_string();
     let name = telltale.library.to_str().context("a name in UTF-8")?;
-    let words = ["none of this host's own", "Nothing was changed", "GPUCR_HOST_DRIVER", name];
+    let words = ["not one of this host's", "Nothing was changed", "GPUCR_HOST_DRIVER", name];
     refused(&lab.run(["dump", "--pid", &pid, "-o", "image"])?, 1, &words)?;
     refused(&lab.run(["trace", "--pid", &pid])?, 1, &["neither process"])?;
     ensure!(lab.run(["ps"])?.status.success());
@@ -162,7 +162,7 @@ fn a_driver_that_an_agent_names_is_not_loaded() -> Result<()> {
     let mut agent = lab.spawn(command, "agent.log")?;
     gpucr_tests::until("the agent listens", || agent.output().contains("listening"))?;
     let pid = agent.pid.to_string();
-    let words = ["none of this host's own", "GPUCR_HOST_DRIVER"];
+    let words = ["not one of this host's", "GPUCR_HOST_DRIVER"];
     for args in [
         &["dump", "-o", "image", "--pid"][..],
         &["trace", "--no-observe", "--pid"],
@@ -189,7 +189,7 @@ fn a_driver_of_another_build_is_taken_from_a_user_who_vouches_for_it() -> Result
     let mut program = lab.spawn(command, "log")?;
     program.wait_for("step ")?;
     let args = ["dump", "--leave-running", "--pid", &program.pid.to_string(), "-o", "image"];
-    refused(&lab.run(args)?, 1, &["none of this host's own", "Nothing was changed"])?;
+    refused(&lab.run(args)?, 1, &["not one of this host's", "Nothing was changed"])?;
     let output = finish(lab.gpucr().args(args).env("GPUCR_HOST_DRIVER", &library))?;
     ensure!(output.status.success(), "{}", show(&output));
     program.wait_for_progress()
@@ -251,7 +251,7 @@ fn only_a_driver_of_this_host_is_put_in_place_as_one() -> Result<()> {
         manifest.carried.last_mut().expect("a shim").path = place.clone();
     });
     let output = lab.run(["restore", "image"])?;
-    refused(&output, 1, &["puts libraries back below /var/lib/gpucr only", "Nothing was changed"])?;
+    refused(&output, 1, &["puts libraries back only below /var/lib/gpucr", "Nothing was changed"])?;
     ensure!(!place.parent().context("a directory")?.exists(), "{} was made", place.display());
     Ok(())
 }
@@ -279,7 +279,7 @@ fn an_image_writes_nothing_anywhere_else() -> Result<()> {
                 manifest.carried[number].path = path.clone()
             });
             let output = lab.run(["restore", "image"])?;
-            refused(&output, 1, &["puts libraries back below", "Nothing was changed"])?;
+            refused(&output, 1, &["puts libraries back only below", "Nothing was changed"])?;
             ensure!(
                 victim.read_dir()?.next().is_none(),
                 "something was made for {}",
@@ -403,7 +403,7 @@ fn the_administrator_decides_whose_images_are_taken() -> Result<()> {
         refused(
             &under_policy(args)?,
             1,
-            &["is not signed, and /etc/gpucr/trusted-keys asks for that"],
+            &["is not signed, but /etc/gpucr/trusted-keys requires that"],
         )?;
     }
     ensure!(!lab.path("copy").exists());

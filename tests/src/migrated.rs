@@ -220,7 +220,7 @@ pub fn is_so_there(
         let mut resume = vec!["--resume", &id];
         if end == End::GoesParked {
             let aborted = there.receive(&["--abort", &id])?;
-            refused(&aborted, 1, &["all that there is of it"])?;
+            refused(&aborted, 1, &["the only copy of it"])?;
         } else {
             refused(&there.receive(&resume)?, 1, &["not known whether", "Nothing was changed"])?;
             resume.push("--handed-over");
@@ -230,7 +230,7 @@ pub fn is_so_there(
         let has_its_pid = String::from_utf8_lossy(&resumed.stdout).trim() == pid.to_string();
         ensure!(has_its_pid || record["new_pids"] == true, "its pid");
         let again = there.receive(&resume)?;
-        refused(&again, 1, &["knows no migration"])?;
+        refused(&again, 1, &["no record of a migration"])?;
     }
     forget_source(lab, source)?;
     ends_well(&mut program, expected)
@@ -257,7 +257,7 @@ fn perhaps(
     let lab = there.lab;
     until("nobody is at work there", || !is_anyone_at_work(lab))?;
     refused(&there.receive(&["--resume", id])?, 1, &["may run", "Nothing was changed"])?;
-    refused(&there.receive(&["--abort", id])?, 1, &["all that there is of it"])?;
+    refused(&there.receive(&["--abort", id])?, 1, &["the only copy of it"])?;
     let here = writes_to(program.pid, &program.log).then_some(program.pid);
     forget_source(lab, source)?;
     let done = match here.or_else(|| made(&program)) {

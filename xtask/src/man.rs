@@ -12,7 +12,7 @@ use crate::sys;
 /// Name, source and subject of the pages that are not about a command.
 const PAGES: [(&str, &str, &str); 2] = [
     ("gpucr-image", "docs/image-format.md", "files of gpucr images and stores"),
-    ("gpucr-security", "SECURITY.md", "whom gpucr trusts, and whose images it takes"),
+    ("gpucr-security", "SECURITY.md", "whom gpucr trusts, and whose images it accepts"),
 ];
 
 #[derive(clap::Args)]

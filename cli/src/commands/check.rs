@@ -13,10 +13,9 @@ use crate::failure::HOST;
 use crate::paint::Paint;
 use crate::say;
 
-/// Tell whether this host can dump and restore
+/// Check whether this host can dump and restore
 ///
-/// One line for each requirement, with what to do about those that are not met. Exit code 3 if one
-/// is not.
+/// Prints one line for each requirement, with what to do about those that are not met. Exit code 3 if one is not met.
 #[derive(clap::Args)]
 pub(crate) struct CheckArgs {
     /// Print a JSON object
@@ -78,7 +77,7 @@ pub(crate) fn run(args: &CheckArgs) -> Outcome {
             let (paint, mark) = match row.met {
                 Some(true) => (Paint::Good, "ok"),
                 Some(false) => (Paint::Bad, "MISSING"),
-                None => (Paint::Warning, "none"),
+                None => (Paint::Warning, "limited"),
             };
             let space = " ".repeat("MISSING".len() - mark.len());
             let rest = format!("{space}  {:<16} {}", row.name, row.found);
@@ -132,7 +131,7 @@ fn criu_check() -> Row {
         Err(error) => Row::missing(
             NAME,
             error.to_string(),
-            "as root, and with a kernel that has CONFIG_CHECKPOINT_RESTORE",
+            "run gpucr as root, on a kernel with CONFIG_CHECKPOINT_RESTORE",
         ),
     }
 }
@@ -144,10 +143,10 @@ fn tcp_sockets() -> Row {
     match Criu::find(None) {
         Err(_) => none("needs CRIU".into(), None),
         Ok(criu) if criu.dumps_tcp_sockets() => {
-            Row::met(NAME, "programs that have any can be dumped")
+            Row::met(NAME, "programs with TCP sockets can be dumped")
         }
         Ok(criu) => none(
-            format!("CRIU {} cannot dump programs that have any on this kernel", criu.version()),
+            format!("CRIU {} cannot dump programs with TCP sockets on this kernel", criu.version()),
             Some(
                 "install CRIU 4.2 or newer; `cargo xtask setup` in gpucr's source tree does it"
                     .into(),
@@ -181,13 +180,16 @@ fn other_users() -> Row {
 fn host_memory() -> Row {
     const NAME: &str = "host memory";
     match process::why_untracked() {
-        None => Row::met(NAME, "is tracked by userfaultfd and copied ahead"),
+        None => Row::met(NAME, "is tracked by userfaultfd, and copied while programs run"),
         Some(why) => Row {
             name: NAME,
             met: None,
-            found: format!("not tracked ({why}): all of it is copied while programs stand still"),
+            found: format!(
+                "is not tracked ({why}): all of it is copied while programs are stopped"
+            ),
             mend: Some(
-                "as root, on Linux 6.7 or newer, where nothing forbids userfaultfd(2)".into(),
+                "run gpucr as root, on Linux 6.7 or newer, where userfaultfd(2) is permitted"
+                    .into(),
             ),
         },
     }
@@ -197,7 +199,7 @@ fn host_memory() -> Row {
 fn late_memory() -> Row {
     const NAME: &str = "late memory";
     match Criu::why_no_late_memory() {
-        None => Row::met(NAME, "host memory can come while a program runs (--on-demand)"),
+        None => Row::met(NAME, "host memory can be loaded while a program runs (--on-demand)"),
         Some(why) => Row {
             name: NAME,
             met: None,
@@ -205,7 +207,7 @@ fn late_memory() -> Row {
                 "host memory is loaded before a program runs, --on-demand or not ({why})"
             ),
             mend: Some(
-                "as root, where nothing forbids userfaultfd(2), perf_event_open(2) and tracefs"
+                "run gpucr as root, where userfaultfd(2), perf_event_open(2) and tracefs are permitted"
                     .into(),
             ),
         },
@@ -238,7 +240,7 @@ fn driver() -> Row {
         let named = |device: &Device| {
             let private = driver.is_exportable(device).is_ok_and(|exportable| !exportable);
             // Such as those of WSL, and of some virtual GPUs.
-            let note = " (dumped slowly: its memory cannot be handed to another process)";
+            let note = " (slow to dump: its memory cannot be shared with another process)";
             format!("{}{}", device.name, if private { note } else { "" })
         };
         let names: Vec<String> = driver.devices()?.iter().map(named).collect();

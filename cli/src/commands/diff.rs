@@ -11,16 +11,16 @@ use crate::commands::{LARGEST, Outcome, print_json, say};
 use crate::display;
 use crate::table::Table;
 
-/// Show what changed from one image to another
+/// Show what changed between two images
 ///
-/// Compares the processes, each block of device memory, and each file, by the hashes of their chunks:
-/// no data is read. What changed the most comes first; what did not change is left out. The last lines
-/// tell what image B costs in addition to image A where both share chunks.
+/// Compares the processes, each block of device memory, and each file, by the hashes of their chunks: no data is
+/// read. What changed the most comes first; what did not change is left out. The last lines show how much space image
+/// B needs in addition to image A if both share chunks.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-Blocks are compared place by place, in chunks of 2 MiB: a chunk with one changed byte counts whole. Of a \
-file, what counts is the chunks that the other image's file of that name does not have, because CRIU \
-may write the same pages in another order.\n\n\
+Blocks are compared position by position, in chunks of 2 MiB: a chunk with one changed byte counts in full. For \
+a file, the chunks count that the other image's file of the same name does not have, because CRIU may write the \
+same pages in another order.\n\n\
 Example:\n  gpucr diff /images/step-1000 /images/step-2000")]
 pub(crate) struct DiffArgs {
     /// The image to start from
@@ -32,7 +32,7 @@ pub(crate) struct DiffArgs {
     /// Show every block and file that changed, not only the 20 with the most changes
     #[arg(long)]
     pub(crate) all: bool,
-    /// Print a JSON object, with what did not change too
+    /// Print a JSON object that includes what did not change
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -15,9 +15,9 @@ pub(crate) fn tell(what: &str, blockers: Vec<CliError>, as_json: bool) -> Outcom
         print_json(&json!({"possible": is_clear, "blockers": all.collect::<Vec<_>>()}))?;
     } else {
         match blockers.len() {
-            0 => say!("nothing is known to be in the way of {what}"),
-            1 => say!("one thing is in the way of {what}:"),
-            count => say!("{count} things are in the way of {what}:"),
+            0 => say!("nothing known would prevent {what}"),
+            1 => say!("one thing would prevent {what}:"),
+            count => say!("{count} things would prevent {what}:"),
         }
         for blocker in &blockers {
             say!("- {}", blocker.message());

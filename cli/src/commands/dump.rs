@@ -27,8 +27,8 @@ use crate::{escape, signals};
 pub(crate) fn run(args: &DumpArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     signals.settle_at_last(|| {
-        "gpucr could not wait for what it was at. The watchdog settles the rest: the program runs on, and there \
-         is no image, unless that was complete already."
+        "gpucr could not wait until its work was finished. The watchdog settles the rest: the program keeps \
+        running, and there is no image unless it was already complete."
             .into()
     });
     if args.inside.is_none()

@@ -13,35 +13,36 @@ use crate::failure::CliError;
 use crate::output::Output;
 use crate::{display, signals, values};
 
-/// Write memory of an image to a file
+/// Write memory from an image to a file
 ///
-/// Device memory and host memory of any process, by the address at which the program had it. Nothing is run, and
-/// neither a device nor root's rights are needed.
+/// Extracts device memory or host memory of any process, by its address in the program. Nothing is run, and neither a
+/// device nor root is needed.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-Without --length the file gets what follows at the address: to the end of the block of device memory, or of the \
-mapping. A range with --length may go over several that follow each other without a gap. FILE is written under \
-another name first, and what was there is replaced. Zeros that the image holds no bytes of take no room in FILE.\n\n\
-`gpucr inspect --all` lists the blocks of device memory and their addresses. What the driver has saved (pools, \
-arrays, memory of programs that were not started with `gpucr run`) cannot be had by its address. Of memory that \
-comes from files the image has the pages that the program had changed.\n\n\
+Without --length the file gets everything from the address to the end of that block of device memory, or of that \
+mapping. A range with --length may span several that follow each other without a gap. FILE is written under \
+another name first and then renamed, replacing what was there. Zeros that are not stored in the image become \
+holes in FILE, which take no space.\n\n\
+`gpucr inspect --all` lists the blocks of device memory and their addresses. What the driver saved (pools, \
+arrays, all memory of programs that were not started with `gpucr run`) cannot be extracted by address. Of memory \
+mapped from files, the image has the pages that the program changed.\n\n\
 Example:\n  gpucr extract image/ --pid 4242 --address 0x302000000 --length 4MiB -o weights.bin")]
 pub(crate) struct ExtractArgs {
     /// The image
     pub(crate) image: PathBuf,
-    /// The process, by the pid that it had
+    /// The process, by its pid in the program
     #[arg(long, value_parser = values::pids())]
     pub(crate) pid: u32,
-    /// The first address, as in 0x7f0000000000
+    /// The first address, such as 0x7f0000000000
     #[arg(long, value_parser = values::address)]
     pub(crate) address: u64,
-    /// How many bytes, as in 4096, 0x1000 or 4KiB [default: to the end of what is there]
+    /// How many bytes, such as 4096, 0x1000 or 4KiB [default: to the end of the block or mapping]
     #[arg(long, value_parser = values::length)]
     pub(crate) length: Option<u64>,
-    /// Where the bytes go; a pipe or /dev/stdout will do
+    /// Where to write the bytes; may be a pipe or /dev/stdout
     #[arg(short = 'o', long = "output", value_name = "FILE")]
     pub(crate) output: PathBuf,
-    /// Print the result as one JSON object, on stderr if the bytes go to /dev/stdout
+    /// Print the result as one JSON object (on stderr, if the bytes go to /dev/stdout)
     #[arg(long)]
     pub(crate) json: bool,
 }

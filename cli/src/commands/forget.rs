@@ -17,16 +17,17 @@ use crate::table::Table;
 use crate::values::duration;
 use crate::{display, stores};
 
-/// Remove images of a store, but for those that rules keep
+/// Remove images from a store, except those that rules keep
 ///
-/// An image stays that any of the rules keeps. They are applied to the images of each command line by itself; runs of one
-/// command line count together, unless tags tell them apart (`--tag`). What only removed images needed is freed by `gpucr gc`.
+/// An image is kept if any rule keeps it. The rules are applied separately to the images of each command line.
+/// Several runs of the same command line count together, unless you tell them apart by tags (`--tag`). `gpucr gc`
+/// frees what only removed images needed.
 #[derive(clap::Args)]
 #[command(group(ArgGroup::new("rule").required(true).multiple(true)
     .args(["keep_last", "keep_hourly", "keep_daily", "keep_within", "keep_tag"])))]
 #[command(after_long_help = "\
-Hours and days are those of UTC; those without an image do not count. --keep-within counts back from the newest image \
-of the command, not from now: of a program that has ended nothing more is removed.\n\n\
+Hours and days are in UTC; those without an image do not count. --keep-within counts back from the newest image \
+of the command, not from now, so images of a program that has ended do not expire.\n\n\
 Examples:\n  gpucr forget /images --keep-last 3 --dry-run\n  \
 gpucr forget --keep-hourly 24 --keep-daily 7 && gpucr gc")]
 pub(crate) struct ForgetArgs {
@@ -41,16 +42,16 @@ pub(crate) struct ForgetArgs {
     /// Keep the newest of each of the last N days that have one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) keep_daily: Option<u32>,
-    /// Keep what is at most so much older than the newest
+    /// Keep images that are at most this much older than the newest
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) keep_within: Option<Duration>,
     /// Keep images that have this tag
     #[arg(long, value_name = "TAG")]
     pub(crate) keep_tag: Vec<String>,
-    /// Look only at images that have this tag
+    /// Consider only images that have this tag
     #[arg(long, value_name = "TAG")]
     pub(crate) tag: Option<String>,
-    /// Only tell what would be removed
+    /// Only show what would be removed
     #[arg(long)]
     pub(crate) dry_run: bool,
     /// Print a JSON object

@@ -11,23 +11,23 @@ use crate::commands::{Outcome, io_error, note, print_json, say};
 use crate::values::duration;
 use crate::{display, signals, stores};
 
-/// Free what no image of a store needs
+/// Free data that no image in a store needs
 ///
-/// Safe during dumps and restores, and at any time after a crash: nothing that an image needs
-/// is removed. It reads all manifests, moves what is needed out of files that are mostly not, merges
-/// small files, and then waits until no dump or restore uses the store, for a short moment in which it
-/// removes the rest. An image that cannot be read ends it, since that might need anything: restore its
-/// files or remove it with `gpucr rm`.
+/// Safe during dumps and restores, and at any time after a crash: nothing that an image needs is removed. It reads
+/// all manifests, moves needed data out of files that hold mostly unneeded data, and merges small files. It then
+/// waits until no dump or restore uses the store, and blocks new ones for the short moment in which it removes the
+/// rest. If an image cannot be read, gc stops, since that image might need anything: put its files back, or remove it
+/// with `gpucr rm`.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-It needs free space for what it moves: at most half of what it frees, and 1 GiB for small files \
-that it merges. If it runs out of that, or is interrupted, or gives up waiting, nothing is lost; the \
-next gc does the rest. Dumps into the store that begin while it waits let it go first for ten seconds.\n\n\
+It needs free space for the data that it moves: at most half of what it frees, plus 1 GiB for small files that \
+it merges. If it runs out of space, is interrupted, or gives up waiting, nothing is lost; the next gc does the \
+rest. Dumps into the store that begin while it waits yield to it for ten seconds.\n\n\
 Example:\n  gpucr rm /images/images/step-1000\n  gpucr gc /images")]
 pub(crate) struct GcArgs {
     /// The store, as given to dump --store [default: GPUCR_STORE]
     pub(crate) store: Option<PathBuf>,
-    /// How long to wait for dumps and restores to end
+    /// How long to wait for running dumps and restores to end
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
     pub(crate) wait: Duration,
     /// Print the result as one JSON object
@@ -37,9 +37,8 @@ pub(crate) struct GcArgs {
 
 pub(crate) fn run(args: &GcArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
-    signals.settle_at_last(|| {
-        "No image was touched; what there is too much of is for the next gc.".into()
-    });
+    signals
+        .settle_at_last(|| "No image was touched; the next gc removes what is left over.".into());
     let progress = display::progress(args.json);
     let store = stores::store(args.store.as_deref())?;
     let report = image::gc(&store, args.wait, &signals.stop, progress.as_ref());

@@ -23,13 +23,18 @@ pub(crate) fn again(name: &str, more: &[&OsStr]) -> Command {
 pub(crate) fn run(name: &str, pid: u32, inner: u32, signals: &SignalPlan) -> Outcome {
     let mut command = again(name, &["--inside".as_ref(), inner.to_string().as_ref()]);
     let mut child = namespace::spawn_in(pid, &mut command)
-        .map_err(io_error("cannot go to the pid namespace of the program"))?;
+        .map_err(io_error("cannot enter the pid namespace of the program"))?;
     signals.pass_to(child.id());
     let status = child.wait();
     signals.keep();
-    match status.map_err(io_error("cannot wait for what was begun there"))?.code() {
+    match status.map_err(io_error("cannot wait for the gpucr that was started there"))?.code() {
         Some(code) => Ok(ExitCode::from(code as u8)),
-        None => Err(CliError::new(FAILED, "what was begun there was killed".to_owned())
-            .state("The program runs on, or its image is complete.")),
+        None => Err(CliError::new(
+            FAILED,
+            "the gpucr that was started in the program's pid namespace was \
+        killed"
+                .to_owned(),
+        )
+        .state("The program keeps running, or its image is complete.")),
     }
 }

@@ -26,14 +26,13 @@ use crate::template::{self, Template, template};
 
 /// Show what is in an image
 ///
-/// Its identity, where it comes from, the processes as a tree, the devices, the blocks of device
-/// memory, and the files. Nothing but manifest and index is read: `gpucr verify` tells whether the
-/// data is whole.
+/// Shows its identity, where it comes from, the processes as a tree, the devices, the blocks of device memory, and
+/// the files. Only the manifest and the index are read: use `gpucr verify` to check whether the data is intact.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-SIZE is what the program sees, STORED what it takes up in the image: equal chunks are stored once, and \
-count for each block and file that has them.\n\n\
-The identity is the hash of the manifest, which names every chunk by its own hash: two images with one \
+SIZE is the size as the program sees it, STORED the space used in the image. Identical chunks are stored once, \
+but count for each block and file that has them.\n\n\
+The identity is the hash of the manifest, which names every chunk by its own hash: two images with the same \
 identity are the same, wherever they are.\n\n\
 Examples:\n  gpucr inspect image\n  \
 gpucr inspect --format '{{range .processes}}{{.pid}} {{.exe}}\\n{{end}}' image")]
@@ -43,15 +42,15 @@ pub(crate) struct InspectArgs {
     /// Show every block and file, not only the 20 largest
     #[arg(long)]
     pub(crate) all: bool,
-    /// Show the kernels that each process launched while it was dumped, instead
+    /// Show instead the kernels that each process launched during the dump
     ///
-    /// A dump that copies while the program runs records them (--protocol recopy or cow); others say nothing.
+    /// Only a dump that copies while the program runs (--protocol recopy or cow) records them.
     #[arg(long)]
     pub(crate) kernels: bool,
-    /// Print a JSON object, with everything
+    /// Print everything as a JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print fields of the JSON object by a template, as in '{{.created}} {{.protocol}}'
+    /// Print fields of the JSON object from a template, such as '{{.created}} {{.protocol}}'
     ///
     /// As with docker and podman: {{.field}}, {{.devices.0.name}}, {{json .field}}, {{range .processes}}{{.pid}}\n{{end}}.
     #[arg(long, value_name = "TEMPLATE", value_parser = template, conflicts_with = "json")]

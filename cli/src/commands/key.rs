@@ -12,28 +12,28 @@ use crate::commands::{Outcome, io_error, say};
 #[derive(clap::Args)]
 #[command(next_help_heading = "Trust")]
 pub(crate) struct TrustArgs {
-    /// Take the image only if this is its identity, as `gpucr inspect` prints it
+    /// Accept the image only if this is its identity, as printed by `gpucr inspect`
     #[arg(long, value_name = "ID", value_parser = gpucr_core::trust::parse_id)]
     pub(crate) expect_id: Option<[u8; 32]>,
-    /// Take the image only if a public key in FILE has signed it
+    /// Accept the image only if it was signed with a key whose public key is in FILE
     #[arg(long, value_name = "FILE")]
     pub(crate) trusted_key: Option<PathBuf>,
 }
 
-/// Make a pair of keys to sign images with
+/// Make a key pair to sign images with
 ///
 /// Writes a new private key to FILE, which only its owner can read, and the public key to FILE.pub. `gpucr dump
-/// --sign FILE` signs an image with the one; `gpucr restore --trusted-key FILE.pub` takes only images that were
-/// signed so.
+/// --sign FILE` signs an image with the private key; `gpucr restore --trusted-key FILE.pub` accepts only images
+/// signed with it.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-Keys are Ed25519 in PEM form, as `openssl genpkey -algorithm ed25519` makes them too. A file may hold several \
-public keys, one after the other. If /etc/gpucr/trusted-keys is there, restore, warm and import take only images \
-that one of the keys in it has signed, whatever else they are told.\n\n\
+Keys are Ed25519 in PEM format, like those that `openssl genpkey -algorithm ed25519` makes. A file may hold \
+several public keys, one after the other. If /etc/gpucr/trusted-keys exists, restore, warm and import accept \
+only images signed with one of the keys in it, whatever other options say.\n\n\
 Example:\n  gpucr key ~/.gpucr-key\n  gpucr dump --pid 4242 -o image --sign ~/.gpucr-key\n  \
 gpucr restore --trusted-key ~/.gpucr-key.pub image")]
 pub(crate) struct KeyArgs {
-    /// The file for the private key, which must not exist
+    /// The file for the private key; it must not exist yet
     pub(crate) file: PathBuf,
 }
 

@@ -13,10 +13,10 @@ use crate::say;
 /// A log that is kept has no more bytes.
 const LARGEST: u64 = 64 << 20;
 
-/// List the whole logs of CRIU's last failures
+/// List the full CRIU logs of recent failures
 ///
-/// Of each dump or restore that has failed in CRIU, the error shows a few lines. The whole log is kept until the host is
-/// restarted; of more than ten the oldest go.
+/// When a dump or restore fails in CRIU, the error shows a few lines of its log. The full log is kept until the host
+/// is rebooted; at most the ten newest are kept.
 #[derive(clap::Args)]
 #[command(after_long_help = "Examples:\n  gpucr logs\n  gpucr logs --last | grep -B5 Error")]
 pub(crate) struct LogsArgs {
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &LogsArgs) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     match logs.first() {
-        None => say!("no log of a failure is kept"),
+        None => say!("no log is kept: nothing failed in CRIU since the host was started"),
         Some((newest, _)) if args.last => {
             let bytes =
                 careful::read_regular(newest, LARGEST).map_err(io_error("cannot read it"))?;

@@ -13,12 +13,11 @@ use crate::table::Table;
 use crate::template::{self, Template, template};
 use crate::{display, stores};
 
-/// List the images of a store
+/// List the images in a store
 ///
-/// For each image: how long ago it was made; bytes of device memory as they were in the program; bytes
-/// stored for it; and its own bytes, which no other image of the store needs, so that removing it
-/// and a `gpucr gc` free about that much. --wide shows more. Exit code 1 if an image cannot be read; the others are
-/// listed all the same.
+/// For each image: its age; the bytes of device memory that the program had; the bytes stored for the image; and its
+/// own bytes, which no other image in the store needs, so that removing it and running `gpucr gc` frees about that
+/// much. --wide shows more. Exit code 1 if an image cannot be read; the others are listed all the same.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Example:\n  gpucr dump --pid 4242 --leave-running --store /images --name before\n  gpucr ls /images\n  \
@@ -28,22 +27,23 @@ gpucr restore latest")]
 pub(crate) struct LsArgs {
     /// The store, as given to dump --store [default: GPUCR_STORE]
     pub(crate) store: Option<PathBuf>,
-    /// What comes first
+    /// Sort order
     #[arg(long, value_enum, value_name = "BY", default_value_t = Sort::Name)]
     pub(crate) sort: Sort,
-    /// Only images whose name or command has this text in it
+    /// Only images whose name or command contains this text
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Option<String>,
     /// Only images that have this tag
     #[arg(long, value_name = "TAG")]
     pub(crate) tag: Option<String>,
-    /// Show identities, dates, pids, bytes of the host side and shared bytes too, and whole commands
+    /// Also show identities, dates, pids, bytes of the host side and shared bytes, and full commands
     #[arg(short, long)]
     pub(crate) wide: bool,
     /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print a line for each image by a template of fields of the JSON object's images, as in '{{.name}} {{.id}}'
+    /// Print one line per image from a template with fields of the images in the JSON object, such as '{{.name}}
+    /// {{.id}}'
     #[arg(long, value_name = "TEMPLATE", value_parser = template, conflicts_with = "json")]
     pub(crate) format: Option<Template>,
 }
@@ -51,13 +51,13 @@ pub(crate) struct LsArgs {
 /// The order of a list.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Sort {
-    /// In the order of their names
+    /// Alphabetically
     Name,
-    /// The newest
+    /// Newest first
     Age,
-    /// What takes up most, shared bytes included
+    /// Largest first, including shared bytes
     Size,
-    /// What takes up most by itself
+    /// Most own bytes first
     Own,
 }
 

@@ -34,8 +34,8 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
     }
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     signals.settle_at_last(|| {
-        "gpucr could not wait for what it was at. The watchdog settles the rest: `gpucr migrate --list` tells whether \
-         the program was handed over; if it was not, it runs on here."
+        "gpucr could not wait until its work was finished. The watchdog settles the rest: `gpucr migrate --list` \
+        tells whether the program was handed over; if not, it keeps running here."
             .into()
     });
     // clap sees to it that there is one.
@@ -105,7 +105,7 @@ fn facts(pid: u32, migrated: &Result<Migrated, MigrateFailure>) -> Vec<Fact> {
     match migrated {
         Ok(migrated) => {
             facts.extend([
-                Fact::new("stood still", display::time(migrated.downtime_ms)),
+                Fact::new("was stopped", display::time(migrated.downtime_ms)),
                 Fact::new("in all", display::time(migrated.total_ms)),
                 Fact::new("sent", display::bytes(migrated.sent_bytes)),
             ]);
@@ -124,10 +124,10 @@ fn tell(args: &MigrateArgs, migrated: &Migrated) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     match migrated.new_pid {
-        None => say!("process {} can go on there", migrated.pid),
+        None => say!("process {} can continue there", migrated.pid),
         Some(new_pid) => say!(
-            "process {} runs there as {new_pid}: it stood still for {}; {} sent in {} chunks, {} more were there; {} \
-             in all",
+            "process {} runs there as {new_pid}: it was stopped for {}; {} sent in {} chunks, {} more were \
+            already there; {} in all",
             migrated.pid,
             display::time(migrated.downtime_ms),
             display::bytes(migrated.sent_bytes),
@@ -155,7 +155,7 @@ fn say_unread(args: &MigrateArgs, migrated: &Migrated) {
         _ => format!(", and with `gpucr receive {options}` a file there gets it"),
     };
     note!(
-        "Nobody reads the program's {streams} there: with --relay gpucr relays what it writes{files}."
+        "Nobody reads the program's {streams} there: with --relay gpucr relays its output{files}."
     );
 }
 
@@ -165,17 +165,17 @@ impl From<MigrateFailure> for CliError {
         let kept = safety_image.map_or_else(String::new, |path| {
             let path = path.display();
             format!(
-                " There is one here too, {path}: it is to be removed when the program runs there, and is for the case \
-                 that the other host is lost."
+                " There is one here too, {path}: remove it once the program runs there; use it only if the other \
+                host is lost."
             )
         });
         match owner {
             Owner::Source(gpucr_core::Left::RolledBack) => Self::from(*error).state(format!(
-                "The migration was given up in phase {phase}: the program runs on here."
+                "The migration was given up in phase {phase}: the program keeps running here."
             )),
             Owner::Source(left) if kept.is_empty() => Self::from(Failure { phase, error, left }),
             Owner::Source(left) => {
-                let help = format!("an image of it is complete.{kept}");
+                let help = format!("there is a complete image of it.{kept}");
                 Self::from(Failure { phase, error, left }).help(help)
             }
             Owner::Destination { migration, image } => Self::from(*error)
@@ -184,8 +184,8 @@ impl From<MigrateFailure> for CliError {
                      of it: {image}.{kept}"
                 ))
                 .help(format!(
-                    "see there whether it runs, with `gpucr receive --list`; if it does not: gpucr receive --resume \
-                     {migration}"
+                    "check there with `gpucr receive --list` whether it runs; if it does not: gpucr receive \
+                    --resume {migration}"
                 )),
         }
     }
@@ -212,9 +212,9 @@ fn meaning(record: &Record) -> String {
                 [] => String::new(),
                 left => format!("; being ended here: {left:?}"),
             };
-            format!("source: handed over; the program is the destination's{left}")
+            format!("source: handed over; the program belongs to the destination{left}")
         }
-        (Side::Source, _) => "source: not handed over; the program is this host's".into(),
+        (Side::Source, _) => "source: not handed over; the program belongs to this host".into(),
         (Side::Destination, State::Prepared) => {
             format!(
                 "destination: complete in {}; ask the source whether it was handed over",
@@ -222,7 +222,7 @@ fn meaning(record: &Record) -> String {
             )
         }
         (Side::Destination, State::Taken) => {
-            format!("destination: handed over, and not restored yet, from {}", image())
+            format!("destination: handed over, but not yet restored from {}", image())
         }
         (Side::Destination, State::Restoring) => {
             format!("destination: handed over, and being restored from {}", image())
@@ -236,10 +236,15 @@ fn meaning(record: &Record) -> String {
 /// Forgets what this host has noted as the source.
 fn forget(id: MigrationId) -> Outcome {
     let record = Record::read(id, Side::Source).map_err(Error::from)?;
-    let none = || CliError::new(FAILED, format!("this host knows no migration {id} as its source"));
+    let none = || {
+        CliError::new(
+            FAILED,
+            format!("this host has no record of a migration {id} with it as the source"),
+        )
+    };
     let record = record.ok_or_else(none)?;
     if !record.left().is_empty() {
-        return Err(CliError::new(FAILED, format!("migration {id} is not over yet"))
+        return Err(CliError::new(FAILED, format!("migration {id} is not complete yet"))
             .state("Nothing was changed."));
     }
     record.remove().map_err(Error::from)?;

@@ -19,10 +19,10 @@ pub(crate) struct PsArgs {
     /// Print a JSON array
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print a line for each program by a template of fields of the JSON array, as in '{{.pid}} {{.state}}'
+    /// Print one line per program from a template with fields of the JSON array, such as '{{.pid}} {{.state}}'
     #[arg(long, value_name = "TEMPLATE", value_parser = template, conflicts_with = "json")]
     pub(crate) format: Option<Template>,
-    /// How long all programs together may take to answer
+    /// How long to wait for the answers of all programs together
     #[arg(long, value_name = "DURATION", default_value = "1500ms", value_parser = duration)]
     pub(crate) timeout: Duration,
 }
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &PsArgs) -> Outcome {
     let survey = survey(args.timeout).map_err(io_error("cannot read /proc"))?;
     if !survey.is_complete {
         note!(
-            "There was no time to look at all processes: some may be missing. --timeout gives more."
+            "Not all processes were examined in time, so some may be missing: give a longer --timeout."
         );
     }
     for seen in &survey.seen {
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &PsArgs) -> Outcome {
             display::command(&row.command, 60),
         );
         if row.private {
-            say!("          dumped slowly: its device memory cannot be handed to another process");
+            say!("          slow to dump: its device memory cannot be shared with another process");
         }
         for what in row.unsupported {
             let pieces = [(Paint::Bad, "cannot be dumped"), (Paint::Plain, &*format!(": {what}"))];

@@ -28,49 +28,49 @@ use crate::values::interval;
 pub(crate) use relay::{RelayArgs, run as relay};
 use restorer::Restorer;
 
-/// Take a running program from another host
+/// Receive a running program from another host
 ///
-/// This is the other side of `gpucr migrate`, which starts it by itself where it connects with ssh. One program is
-/// taken: its image is made here, checked, and complete on disk before the source hands the program over. Then the
-/// program is restored and runs in the background, and its image is removed.
+/// This is the other side of `gpucr migrate`, which starts it automatically when it connects with ssh. It takes one
+/// program: the image is received and checked, and is complete on disk here, before the source hands the program
+/// over. Then the program is restored and runs in the background, and its image is removed.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-What fails before the program was handed over leaves nothing here. If the connection is lost in the very moment in \
-which it is handed over, the image stays, and the source has to be asked whether the program is this host's \
-(`gpucr migrate --list` there): --resume ID --handed-over restores it then, and --abort ID removes the image if it is \
-not. A program that was handed over and could not be restored is restored by --resume ID when what was in the way is \
-gone.\n\n\
-Images go to a store, so that what was sent once need not be sent again; `gpucr gc` frees what no image needs.\n\n\
+If anything fails before the program is handed over, nothing is left here. If the connection is lost at the very \
+moment of the handover, the image stays, and only the source knows whether the program was handed over: see \
+`gpucr migrate --list` there. If it was, --resume ID --handed-over restores it; if not, --abort ID removes the \
+image. If a program was handed over but could not be restored, remove the cause and restore it with --resume ID.\n\n\
+Images go into a store, so that data that was sent once need not be sent again; `gpucr gc` frees what no image \
+needs.\n\n\
 Examples:\n  gpucr receive --from unix:/run/next.sock --new-pids\n  gpucr receive --list\n  \
 gpucr receive --resume 0123456789abcdef0123456789abcdef")]
 #[group(id = "work", required = true, multiple = false,
         args = ["from", "fd", "stdio", "list", "resume", "abort"])]
 pub(crate) struct ReceiveArgs {
-    /// Wait for the source at the Unix socket PATH, which is made: unix:PATH
+    /// Wait for the source at a Unix socket, which is created: unix:PATH
     #[arg(long, value_name = "WHERE", value_parser = socket)]
     pub(crate) from: Option<PathBuf>,
-    /// The source is at the other end of the socket that gpucr was started with as this descriptor
+    /// Reach the source through this file descriptor, an open socket that gpucr was started with
     #[arg(long, value_name = "FD", value_parser = clap::value_parser!(i32).range(0..))]
     pub(crate) fd: Option<i32>,
-    /// The source is at standard input and output
+    /// Reach the source through standard input and output
     #[arg(long)]
     pub(crate) stdio: bool,
-    /// List what this host has noted of migrations that are not over
+    /// List this host's records of migrations that are not complete
     #[arg(long)]
     pub(crate) list: bool,
-    /// Restore a program that was handed over, and is not there yet
+    /// Restore a program that was handed over but does not run yet
     #[arg(long, value_name = "ID")]
     pub(crate) resume: Option<MigrationId>,
     /// Remove the image of a program that was not handed over
     #[arg(long, value_name = "ID")]
     pub(crate) abort: Option<MigrationId>,
-    /// With --resume: the source says that the program was handed over
+    /// With --resume: confirm that, according to the source, the program was handed over
     #[arg(long, requires = "resume")]
     pub(crate) handed_over: bool,
-    /// With --resume: the program does not run here, though gpucr was killed while it restored it
+    /// With --resume: confirm that the program does not run here, after gpucr was killed while restoring it
     #[arg(long, requires = "resume")]
     pub(crate) not_running: bool,
-    /// With --abort: the program runs here, though gpucr was killed while it restored it
+    /// With --abort: confirm that the program runs here, after gpucr was killed while restoring it
     #[arg(long, requires = "abort")]
     pub(crate) running: bool,
     /// Directory for the image: new, or empty
@@ -82,44 +82,45 @@ pub(crate) struct ReceiveArgs {
     /// Name of the image in the store [default: migration-ID]
     #[arg(long, requires = "store")]
     pub(crate) name: Option<String>,
-    /// Keep the image when the program runs
+    /// Keep the image once the program runs
     #[arg(long)]
     pub(crate) keep_image: bool,
-    /// Restore in a new pid namespace, where all pids are free
+    /// Restore into a new pid namespace, where all pids are free
     #[arg(long)]
     pub(crate) new_pids: bool,
-    /// Let the program go on on another device of the same kind (see gpucr-restore(1))
+    /// Let the program continue on another device of the same kind (see gpucr-restore(1))
     #[arg(long, value_name = "OLD=NEW", value_delimiter = ',', value_parser = device_pair)]
     pub(crate) device_map: Vec<String>,
-    /// Add the program's standard output to FILE, if it is a pipe at the source
+    /// Append the program's standard output to FILE, if it is a pipe at the source
     ///
-    /// Without it that is /dev/null here, unless the source relays it. A program that is restored later, with --resume,
-    /// has it go to the file that was named first, or to the one that is named with --resume. What goes to a file at the
-    /// source does so here.
+    /// Without this option such output goes to /dev/null here, unless the source relays it. If the program is
+    /// restored later, with --resume, its output goes to the file named with --resume, else to the one named first.
+    /// Output that goes to a file at the source goes to the same file here.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "abort"])]
     pub(crate) stdout: Option<PathBuf>,
-    /// The same for its standard error; with a pipe for both, either option takes both
+    /// The same for its standard error; if one pipe serves both, either option applies to both
     #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "abort"])]
     pub(crate) stderr: Option<PathBuf>,
-    /// Files that the program has open, and that are not here, may be made below DIR
+    /// Allow files that the program has open and that do not exist here to be created below DIR
     ///
-    /// It may be given more than once; without it none is made. The source has to send them (`gpucr migrate --files
-    /// copy`), and their directories have to be there. What is there is never touched.
+    /// May be repeated; without it no file is created. The source has to send the files (`gpucr migrate --files
+    /// copy`), and their directories must exist. Existing files are never touched.
     #[arg(long, value_name = "DIR", value_parser = plain_directory)]
     pub(crate) files_below: Vec<PathBuf>,
-    /// Let streams of `gpucr migrate --streams` come to ADDRESS: an IP address and a port, or 0 for any that is free
+    /// Accept streams of `gpucr migrate --streams` at ADDRESS: an IP address and a port, with port 0 for any free one
     ///
-    /// Without it none may come. Whoever connects there without what the two sides have told each other is sent away.
+    /// Without this option none are accepted. A connection is closed unless it presents the secret that the two sides
+    /// agreed on over the link.
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) streams_at: Option<SocketAddr>,
-    /// How long the source may be silent until it is taken for lost
+    /// How long the source may be silent before it is considered lost
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = interval)]
     pub(crate) silence: Duration,
-    #[command(flatten)]
-    pub(crate) trust: TrustArgs,
     /// Print the result as one JSON object (on stderr with --stdio)
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
 }
 
 fn socket(text: &str) -> Result<PathBuf, String> {
@@ -230,7 +231,10 @@ fn own_stream(number: i32) -> std::io::Result<std::os::fd::OwnedFd> {
 /// The image of a program that runs is not needed any more.
 fn remove(image: &Path) {
     if let Err(error) = image::remove(image, true) {
-        note!("gpucr: the program runs; its image {} stays: {error}", image.display());
+        note!(
+            "gpucr: the program runs, but its image {} was not removed: {error}",
+            image.display()
+        );
     }
 }
 
@@ -240,7 +244,7 @@ fn tell(args: &ReceiveArgs, received: &Received) -> Result<(), CliError> {
         _ if args.json => print_json(received)?,
         _ if args.stdio => {}
         Some(pid) => say!("{pid}"),
-        None => say!("the program could come"),
+        None => say!("the program can be received"),
     }
     Ok(())
 }
@@ -251,8 +255,8 @@ impl From<ReceiveFailure> for CliError {
         let error = Self::from(*error);
         match remains {
             Remains::Nothing => error.state(format!(
-                "It failed in phase {phase}, before the program was handed over: it is the source's, and nothing is \
-                 left here."
+                "The migration failed in phase {phase}, before the program was handed over: the program belongs \
+                to the source, and nothing is left here."
             )),
             Remains::InDoubt(id, image) => error
                 .state(format!(
@@ -260,7 +264,7 @@ impl From<ReceiveFailure> for CliError {
                     image.display()
                 ))
                 .help(format!(
-                    "ask there: gpucr migrate --list. If {id} was handed over: gpucr receive --resume {id} \
+                    "run `gpucr migrate --list` there. If {id} was handed over: gpucr receive --resume {id} \
                      --handed-over; if not: gpucr receive --abort {id}"
                 )),
             Remains::Parked(id, image) => error
@@ -268,7 +272,7 @@ impl From<ReceiveFailure> for CliError {
                     "The program was handed over and does not run; its image is complete: {}.",
                     image.display()
                 ))
-                .help(format!("when what was in the way is gone: gpucr receive --resume {id}")),
+                .help(format!("once the cause is removed: gpucr receive --resume {id}")),
         }
     }
 }
@@ -276,13 +280,14 @@ impl From<ReceiveFailure> for CliError {
 /// What this host has noted of a migration to it.
 fn record_of(id: MigrationId) -> Result<Record, CliError> {
     let record = Record::read(id, Side::Destination).map_err(Error::from)?;
-    let none = || CliError::new(FAILED, format!("this host knows no migration {id} to it"));
+    let none =
+        || CliError::new(FAILED, format!("this host has no record of a migration {id} to it"));
     let record = record.ok_or_else(none)?;
     match record.at_work() {
         None => Ok(record),
-        Some(pid) => Err(CliError::new(FAILED, format!("process {pid} is at work on it"))
+        Some(pid) => Err(CliError::new(FAILED, format!("process {pid} is still working on it"))
             .state("Nothing was changed.")
-            .help(format!("wait for its end, or end it: kill {pid}"))),
+            .help(format!("wait until it ends, or end it: kill {pid}"))),
     }
 }
 
@@ -353,7 +358,7 @@ fn abort(id: MigrationId, runs: bool) -> Outcome {
     if matches!(record.state, State::Taken | State::Restoring) && !runs {
         return Err(CliError::new(
             FAILED,
-            "the program was handed over: this is all that there is of it",
+            "the program was handed over: this image is the only copy of it",
         )
         .state("Nothing was changed.")
         .help(format!("gpucr receive --resume {id}")));

@@ -14,25 +14,24 @@ use crate::{display, escape, say};
 
 /// Draw the timeline of a dump as a web page
 ///
-/// Reads what `gpucr dump --timeline` wrote, and makes one HTML file that needs nothing else: a table
-/// of where it was and what came of it; a picture of the phases, the passes of the pre-copy, the hash
-/// passes, the copies and the time for which the program stood still, with bytes copied and bytes found
-/// changed over time; the same in a table; and what had changed after it was copied, with the kernels
-/// that may have done it.
+/// Reads what `gpucr dump --timeline` wrote, and makes one HTML file that needs nothing else. It has a table of where
+/// the dump ran and what the result was; a picture of the phases, the passes of the pre-copy, the hash passes, the
+/// copies and the time for which the program was stopped, with bytes copied and bytes found changed over time; the
+/// same as a table; and the memory that changed after it was copied, with the kernels that may have written it.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-The timeline is in Chrome's trace event format: https://ui.perfetto.dev opens it as it is, to zoom in. A \
-hash pass hashes all device memory where it is; what changed between two of them is counted as found \
-changed. `ahead` names copies made while the program ran, `what is left` those made while it stood still, \
-`shadows` those made when it ran again, of copies aside within the device. Calls are blocked where they \
-may write memory that is saved while the program runs again.\n\n\
+The timeline is in Chrome's trace event format: https://ui.perfetto.dev opens it as it is, to zoom in. A hash \
+pass hashes all device memory on the device; what changed between two passes counts as found changed. Copies \
+named `ahead` were made while the program ran, `what is left` while it was stopped, and `shadows` after it \
+continued, from copies that had been set aside on the device. Calls are shown as blocked if they waited because \
+they might write memory that was still being saved after the program continued.\n\n\
 Example:\n  gpucr dump --pid 4242 --leave-running -o image --timeline dump.json\n  \
 gpucr report dump.json -o dump.html")]
 pub(crate) struct ReportArgs {
     /// The timeline
     #[arg(value_name = "TIMELINE")]
     pub(crate) timeline: PathBuf,
-    /// The page; `-` for stdout. What is there is replaced
+    /// The page, which is replaced if it exists; `-` for stdout
     #[arg(short = 'o', long = "output", value_name = "FILE.html")]
     pub(crate) output: PathBuf,
 }
@@ -43,7 +42,7 @@ const LARGEST: u64 = 1 << 30;
 pub(crate) fn run(args: &ReportArgs) -> Outcome {
     let path = args.timeline.display();
     let mut trace = read(&args.timeline).map_err(|problem| {
-        CliError::new(FAILED, format!("{path} is no timeline of a dump: {problem}"))
+        CliError::new(FAILED, format!("{path} is not a timeline of a dump: {problem}"))
             .state("Nothing was written.")
             .help("make one with `gpucr dump --timeline FILE`")
     })?;

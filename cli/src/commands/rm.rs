@@ -12,12 +12,12 @@ use crate::escape::shell_word;
 
 /// Remove images
 ///
-/// Each image is gone at once or there whole, whatever happens. What an image in a store shares with
-/// others stays; what no image needs any more is freed by `gpucr gc`. An image that incremental images
-/// in the same directory build on is not removed without --force.
+/// Whatever happens, each image is either removed or still complete. Data that an image shares with others in a store
+/// stays; `gpucr gc` frees what no image needs any more. An image that incremental images in the same directory build
+/// on is not removed without --force.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-Images elsewhere that build on a removed one (dump --parent) are not looked for. They cannot be \
+gpucr does not search other directories for images that build on a removed one (dump --parent). They cannot be \
 restored without it.\n\n\
 Examples:\n  gpucr rm monday tuesday\n  gpucr rm /images/images/step-1000 && gpucr gc /images")]
 pub(crate) struct RmArgs {

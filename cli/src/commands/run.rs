@@ -30,65 +30,66 @@ use crate::failure::CliError;
 /// With 0, the key-value store of PyTorch's distributed programs does not use libuv, whose io_uring CRIU cannot save. (libuv's own `UV_USE_IO_URING` does not keep it from that.) What the user sets counts.
 const TORCH_LIBUV: &str = "USE_LIBUV";
 
-/// Start a program so that it can be dumped fast
+/// Start a program so that it can be checkpointed fast
 ///
-/// Sets up the environment (LD_LIBRARY_PATH with gpucr's libcuda.so.1 in front of the driver's,
-/// and USE_LIBUV=0 unless it is set, since PyTorch's key-value store uses io_uring with libuv, and
-/// CRIU cannot save that) and becomes the program: it keeps the pid. Only as the entry point of a container, whose first
-/// process it is, it starts the program in a session of its own, passes signals on to it and ends with its exit status. Without a GPU the program runs on the software
-/// driver, which executes kernels that come as PTX on the CPU; programs that need NVIDIA's
-/// libraries, PyTorch among them, need a GPU.
+/// Sets up the environment and becomes the program, which keeps the pid. The environment gets LD_LIBRARY_PATH with
+/// gpucr's libcuda.so.1 in front of the driver's, and USE_LIBUV=0 unless that is set: with libuv PyTorch's key-value
+/// store uses io_uring, which CRIU cannot save. If gpucr run is the first process of a container, it instead starts
+/// the program in a session of its own, passes signals on to it and exits with its exit status. Without a GPU the
+/// program runs on the software driver, which executes kernels that come as PTX on the CPU; programs that need
+/// NVIDIA's libraries, such as PyTorch, need a GPU.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-With --store, --every, --restart or another option of theirs gpucr does not become the program but stays as its parent, \
-and watches over it: it saves it, restores it when it fails, passes signals on to it, and ends with its exit \
-status. The program is saved and restored with the rights of who has started gpucr run, which has to be root. Standard \
-output and standard error of both are added to from then on, where they are files (O_APPEND), since the restored \
-program goes on at their ends. Exit status 75 means that a signal had it saved and ended (--on-signal). SIGHUP, \
-SIGINT, SIGQUIT and SIGTERM ask the program to end; after one of them it is \
-neither saved nor restored any more.\n\n\
+With any of the options under \"Saving and restarting\", gpucr does not become the program but stays as its \
+parent and watches over it: it saves the program, restores it when it fails, passes signals on to it, and exits \
+with its exit status. The program is saved and restored with the privileges of the user who started gpucr run, \
+which must be root. If standard output and standard error are files, gpucr and the program append to them from \
+then on (O_APPEND), since a restored program continues at their ends. Exit status 75 means that the program was \
+saved and ended because of a signal (--on-signal). SIGHUP, SIGINT, SIGQUIT and SIGTERM ask the program to end; \
+after one of them it is neither saved nor restored any more.\n\n\
 Examples:\n  gpucr run -- ./train\n  \
 gpucr run --store /images --every 10m --keep 3 --restart 3 -- ./train")]
 pub(crate) struct RunArgs {
     /// Which driver the program gets
     #[arg(long, value_enum, default_value_t = DeviceArg::Auto)]
     pub(crate) device: DeviceArg,
-    /// Give the program a pid namespace of its own, in which its pids are free whenever it is restored (needs root)
+    /// Give the program a pid namespace of its own, so that its pids are free whenever it is restored (needs root)
     ///
-    /// With --resume this goes on after a restart of the host too, when others may have the pids. Standard streams that are
-    /// files are opened anew there, and are added to: the program cannot be dumped with a file from outside.
+    /// With --resume this works after a reboot too, when other processes may have the pids. Standard streams that are
+    /// files are reopened inside the namespace, for appending, because a program cannot be dumped with a file that
+    /// was opened outside.
     #[arg(long)]
     pub(crate) new_pids: bool,
     /// This is the first process of that namespace
     #[arg(long, hide = true)]
     pub(crate) inside: bool,
-    /// Kernels that a dump may interrupt, by name, with `*` and `?`; they go on from there. `auto`: those of which a launch
-    /// took 20 ms.
-    /// For kernels that take long: what the program queues behind one waits up to a second for its end
+    /// Kernels that a dump may interrupt and that later continue from there: names, with `*` and `?`, or `auto` for
+    /// those of which a launch took 20 ms. Meant for long-running kernels: work that the program queues behind one
+    /// waits up to a second for it to end
     #[arg(long, value_name = "KERNELS", value_delimiter = ',')]
     pub(crate) interruptible: Vec<String>,
-    /// Where these are interrupted
+    /// Where to interrupt them
     #[arg(long, value_name = "LEVEL", value_enum, default_value_t = LevelArg::Block, requires = "interruptible")]
     pub(crate) interrupt_level: LevelArg,
-    #[command(flatten)]
-    pub(crate) supervision: SupervisionArgs,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) supervision: SupervisionArgs,
 }
 
 /// Where kernels are interrupted.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LevelArg {
-    /// Between two of their blocks, which costs next to nothing
+    /// Between two of their blocks; costs next to nothing
     Block,
-    /// At barriers in loops, where blocks have shared memory or barriers, and between blocks otherwise. For kernels of few
-    /// blocks that take long
+    /// At barriers in loops if blocks use shared memory or barriers, else between blocks. For kernels with few blocks
+    /// that take long
     Barrier,
-    /// In loops too, where threads have nothing to do with each other. Loops of few instructions get slower by half
+    /// Also in loops, if threads are independent of each other. Loops of few instructions take half as long again
     Loop,
-    /// As `loop`; where that is not possible and the launch is idempotent, blocks are aborted, and later run again from
-    /// their start
+    /// Like `loop`; where that is not possible and the launch is idempotent, blocks are aborted and later run again
+    /// from their start
     Abort,
 }
 

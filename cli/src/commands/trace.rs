@@ -13,50 +13,52 @@ use crate::{display, signals};
 
 /// Show what a running program does with its device memory
 ///
-/// Watches the kernels, copies and fills that a program launches for a while, and tells for each kernel
-/// which allocations it reads and which it may write. The program must have been started with `gpucr
-/// run`; it runs on all the time, and is left as it was. Recording costs it a fraction of a microsecond
-/// for each launch.
+/// Watches for a while which kernels, copies and fills a program launches, and shows for each kernel which
+/// allocations it reads and which it may write. The program must have been started with `gpucr run`; it keeps
+/// running, and is left as it was. Recording costs it a fraction of a microsecond per launch.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-READS and WRITES are how many allocations the arguments of a kernel have pointed to, and the bytes of \
-those: a pointer stands for its whole allocation. The kernels that may write most come first.\n\n\
-FROM says how it is known what is read and what is written: `code` is the kernel's PTX; `name` its C++ \
-name, which tells pointers to const; `observed` means that the memory did not change while the kernel was \
-launched; `assumed` that nothing is known, so that it counts as read and written. Copies and fills are \
+READS and WRITES give the number of allocations that a kernel's arguments pointed to, and their size in bytes: a \
+pointer counts as its whole allocation. The kernels that may write the most come first.\n\n\
+FROM says how gpucr knows what is read and written: `code` from the kernel's PTX; `name` from its C++ name, \
+which shows which pointers are to const; `observed` because the memory did not change while the kernel was being \
+launched; `assumed` means that nothing is known, so the memory counts as read and written. Copies and fills are \
 `exact`.\n\n\
-IDEMPOTENT is yes if doing it twice is the same as doing it once: it writes nothing that it reads, as far \
-as its arguments tell; no if it reads and writes through the same pointer. Each launch is decided by its own \
-arguments: `12 of 30` says that of so many launches it is yes. --twice makes these a second time and counts how \
-many of them changed device memory.\n\n\
-INTERRUPTIBLE is `between blocks`, `at barriers`, `in loops` or `by abort` for kernels that a dump can interrupt if `gpucr \
-run --interruptible` names them (at barriers with --interrupt-level barrier, loop or abort, in loops with loop or abort, by \
-abort with abort if all launches were idempotent, and between blocks without), and says why others cannot be.\n\n\
-CHECKED, with --check, counts launches of which was right, before they were made, which chunks of 2 MiB \
-would change; of which more chunks were expected to change; and of which others changed.\n\n\
-To observe, gpucr hashes all device memory at the beginning and the end. That takes a context of its own \
-on the device and, for a short time, half of the device's speed; --no-observe leaves it out.\n\n\
+IDEMPOTENT is yes if running the kernel twice has the same effect as running it once, because, judging by its \
+arguments, it writes nothing that it reads; it is no if the kernel reads and writes through the same pointer. \
+Each launch is judged by its own arguments: `12 of 30` means that 12 of 30 launches are idempotent. --twice runs \
+these a second time and counts how many of them changed device memory.\n\n\
+INTERRUPTIBLE is `between blocks`, `at barriers`, `in loops` or `by abort` for kernels that a dump can interrupt \
+if `gpucr run --interruptible` names them; for others it gives the reason why they cannot be interrupted. \
+`between blocks` works at every --interrupt-level, `at barriers` needs level barrier, loop or abort, `in loops` \
+needs loop or abort, and `by abort` needs abort and all launches to be idempotent.\n\n\
+CHECKED, with --check, compares for each launch the chunks (2 MiB) that gpucr expected to change with those that \
+did. It counts the launches for which the two were the same, those for which more were expected, and those for \
+which other chunks changed.\n\n\
+To observe, gpucr hashes all device memory at the beginning and the end. That needs a context of its own on the \
+device and takes, for a short time, half of the device's speed; --no-observe turns it off.\n\n\
 Example:\n  gpucr run -- ./train &\n  gpucr trace --pid $! --for 5s\n  \
 gpucr trace --pid $! --json | jq '.processes[].kernels[] | {name, launches, writes}'")]
 pub(crate) struct TraceArgs {
     /// Root of the process tree
     #[arg(short = 't', long = "pid", alias = "tree", value_name = "PID", value_parser = pids())]
     pub(crate) pid: u32,
-    /// How long to watch; Ctrl-C ends it early, with what there is
+    /// How long to watch; Ctrl-C ends it early and shows the results so far
     #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = duration)]
     pub(crate) time: Duration,
     /// Do not hash the device memory
     #[arg(long, conflicts_with = "check")]
     pub(crate) no_observe: bool,
-    /// Stop the program after each launch, and compare what changed in device memory with what the launch
-    /// was thought to write. The program gets some hundreds of launches done in a second
+    /// Stop the program after each launch, and compare what changed in device memory with what the launch was
+    /// expected to write. The program is slowed down to some hundreds of launches per second
     #[arg(long)]
     pub(crate) check: bool,
-    /// With --check: make launches that are idempotent a second time, and compare device memory. Only for
-    /// programs whose results you can afford to lose: a launch that is not so after all leaves other memory than it should
+    /// With --check: run launches that are idempotent a second time, and compare device memory. Only for programs
+    /// whose results you can afford to lose: if a launch is not idempotent after all, it leaves wrong values in
+    /// memory
     #[arg(long, requires = "check")]
     pub(crate) twice: bool,
-    /// Show every kernel, not only the 20 that may write most
+    /// Show every kernel, not only the 20 that may write the most
     #[arg(long)]
     pub(crate) all: bool,
     /// Print a JSON object, with every argument of every kernel
@@ -67,7 +69,9 @@ pub(crate) struct TraceArgs {
 pub(crate) fn run(args: &TraceArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     // Its end is the end of the recording, and opens the gates.
-    signals.settle_at_last(|| "The program runs on; nothing of it is known in time.".into());
+    signals.settle_at_last(|| {
+        "The program keeps running; its launches could not be read in time.".into()
+    });
     let options = Options {
         pid: args.pid,
         time: args.time,
@@ -127,7 +131,7 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
     }
     if process.unknown_launches > 0 {
         say!(
-            "{} could not be looked into, and may have touched anything.",
+            "{} could not be analysed, and may have touched any memory.",
             display::counted(process.unknown_launches, "launch", "launches")
         );
     }
@@ -141,12 +145,12 @@ fn tell(args: &TraceArgs, process: &Process, seconds: f64) {
         );
     }
     if rows.iter().any(|row| row.indirect == Some(true)) {
-        say!("* follows pointers that lie in memory, and may reach more than is shown.");
+        say!("* follows pointers that are stored in memory, and may reach more than is shown.");
     }
     if !args.no_observe && !process.observed && !process.ended {
         note!(
             "The device memory could not be compared: gpucr had no context of its own on the \
-             device. Kernels without readable code are taken to write all that they are given."
+             device. Kernels without readable code are assumed to write everything that they are given."
         );
     }
 }

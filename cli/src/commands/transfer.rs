@@ -19,12 +19,11 @@ use crate::failure::{CliError, FAILED, USAGE};
 use crate::say::note_json;
 use crate::{display, signals};
 
-/// Write an image to one file, to ship it
+/// Write an image to a single file, for transport
 ///
-/// The file is an uncompressed tar that holds the whole image and nothing else, whatever other images
-/// or stores it shares chunks with. Chunks are copied as they are stored, and checked by the way.
-/// `gpucr import` makes the same image of it again, with the same identity; so does `tar xf` in an
-/// empty directory.
+/// The file is an uncompressed tar that holds the whole image and nothing else, whatever other images or stores it
+/// shares chunks with. Chunks are copied as they are stored, and verified while copying. `gpucr import` turns it into
+/// the same image again, with the same identity; so does `tar xf` in an empty directory.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Example:\n  gpucr export /images/train train.tar\n  \
@@ -32,7 +31,7 @@ gpucr export /images/train - | ssh host gpucr import - -o /images/train")]
 pub(crate) struct ExportArgs {
     /// The image
     pub(crate) image: PathBuf,
-    /// The file, which must not exist; `-` for stdout
+    /// The file, which must not exist yet; `-` for stdout
     #[arg(value_name = "FILE.tar")]
     pub(crate) file: PathBuf,
     /// Print the result as one JSON object (on stderr, if the tar goes to stdout)
@@ -40,12 +39,12 @@ pub(crate) struct ExportArgs {
     pub(crate) json: bool,
 }
 
-/// Make an image of a file that `gpucr export` wrote
+/// Make an image from a file that `gpucr export` wrote
 ///
-/// Every chunk is decompressed and checked before the image appears in its place; whatever fails before
-/// that leaves nothing behind. The file may come from anywhere: members that do not belong to an image,
-/// links, and names that lead elsewhere are refused. (A restore runs the programs in it: that takes trust
-/// in the one who made the image.)
+/// Every chunk is decompressed and checked before the image appears in its place; if anything fails before that,
+/// nothing is left behind. It is safe to import a file from anywhere: members that do not belong to an image, links,
+/// and names that lead elsewhere are refused. (But a restore runs the program in the image: restore only images from
+/// people you trust.)
 #[derive(clap::Args)]
 #[command(after_long_help = "\
 Example:\n  gpucr import train.tar -o /images/train\n  \
@@ -57,17 +56,17 @@ pub(crate) struct ImportArgs {
     /// Directory for the image: new, or empty
     #[arg(short = 'o', long = "output", value_name = "IMAGE", required_unless_present = "store")]
     pub(crate) image: Option<PathBuf>,
-    /// Put the image into the store DIR instead, which keeps equal chunks of all its images once
+    /// Put the image into the store DIR instead, which keeps chunks that its images have in common only once
     #[arg(long, value_name = "DIR", conflicts_with = "image")]
     pub(crate) store: Option<PathBuf>,
     /// Name of the image in the store [default: that of the file, without .tar]
     #[arg(long, requires = "store")]
     pub(crate) name: Option<String>,
-    #[command(flatten)]
-    pub(crate) trust: TrustArgs,
     /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
 }
 
 const NO_IMAGE: &str = "There is no image; nothing was left behind.";

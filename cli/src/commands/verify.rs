@@ -11,25 +11,25 @@ use crate::commands::{Outcome, key, print_json, say};
 use crate::display;
 use crate::failure::FAILED;
 
-/// Read everything of an image and tell whether it is whole
+/// Check all data of an image for damage
 ///
-/// Decompresses every chunk and checks it against its hash, on all cores. Goes on after damage: each
-/// damaged chunk is named, with the process, block and address range or the file that it belongs to.
-/// The image is only read. Exit code 0 if it is whole, 1 if not.
+/// Decompresses every chunk and checks it against its hash, on all cores. Continues after damage: each damaged chunk
+/// is reported, with the process, block and address range or the file that it belongs to. The image is only read.
+/// Exit code 0 if it is intact, 1 if not.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-A damaged image is not restored: a restore checks the same and ends before anything runs. What can be \
-done is to copy the image again from where it came from; the names of damaged files tell which ones.\n\n\
+A damaged image cannot be restored: a restore makes the same checks and fails before anything runs. To repair \
+it, copy the damaged files, which are named, again from where the image came from.\n\n\
 Example:\n  gpucr verify /images/train && echo fine\n  \
 gpucr verify --json /images/train | jq '.damage[].owners[]'")]
 pub(crate) struct VerifyArgs {
     /// The image
     pub(crate) image: PathBuf,
-    #[command(flatten)]
-    pub(crate) trust: TrustArgs,
     /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
 }
 
 pub(crate) fn run(args: &VerifyArgs) -> Outcome {
@@ -61,7 +61,7 @@ fn print(report: &Report) {
     );
     if report.whole {
         let id = report.id.map(|id| hex(&id)).unwrap_or_default();
-        say!("{image} is whole: {read}; identity {id}");
+        say!("{image} is intact: {read}; identity {id}");
         return;
     }
     let chunks = report.damage.iter().filter(|damage| damage.chunk.is_some()).count();

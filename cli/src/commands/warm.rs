@@ -17,48 +17,48 @@ use crate::{display, signals};
 
 /// Keep an image ready in host memory
 ///
-/// Reads, checks and decompresses an image once. A process in the background then keeps the result in
-/// memory, where every `gpucr restore` of the image finds it by itself: it reads only the manifest from
-/// disk, and does without reading the rest, decompressing and checking. Any number of restores may use it,
-/// one after the other or at once. It is kept until it is dropped, or its process or the host ends.
+/// Reads, checks and decompresses an image once. A background process then keeps the result in memory, where every
+/// `gpucr restore` of the image finds it automatically: such a restore reads only the manifest from disk, and does
+/// not have to read, decompress and check the rest. Any number of restores may use it, one after the other or at
+/// once. The image is kept until it is dropped, its process ends, or the host is shut down.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-The memory is as large as the image was before it was compressed; equal chunks count once, chunks of one \
-repeated byte (most often zeros) not at all. It is not swapped out (Linux 6.4 or newer), and where the \
-host runs out of memory the kernel ends the process first. Nothing is read if the image needs more than \
+This takes as much memory as the uncompressed image has; identical chunks count once, and chunks that repeat one \
+byte (usually zero) not at all. The memory is not swapped out (Linux 6.4 or newer). If the host runs out of \
+memory, the kernel kills this background process first. Nothing is read if the image needs more than \
 --memory-limit.\n\n\
-If the image's devices are here, the process that keeps it opens them, pins the memory, and loads device \
-memory for restores, which is faster than what a restore can do that has to open the device first. A context \
-takes 260 to 530 MiB of each device's memory; it is given back where a restore leaves less than 2 GiB free. \
---list shows which images are pinned. --unpinned does without.\n\n\
---drop takes the directory of the image, or the first 8 or more digits of the identity that --list shows. \
-A restore that is at work with it goes on to its end, and its memory is freed then.\n\n\
-The directory with the manifest must stay where it is for restores; the data in it need not. No lock of a \
-store is held: a gc may remove what the image needs, if the image was removed there.\n\n\
-Restores find it in the network namespace that it was made warm in, and trust only processes of root.\n\n\
+If the image's devices are present, the background process opens them, pins the memory, and loads device memory \
+for restores; that is faster than in a restore that has to open the device first. Its context takes 260 to 530 \
+MiB of each device's memory, and is given up if a restore leaves less than 2 GiB free. --list shows which images \
+are pinned; --unpinned turns this off.\n\n\
+--drop takes the directory of the image, or at least the first 8 digits of the identity that --list shows. A \
+restore that is using the image is completed first; then the memory is freed.\n\n\
+For restores the image's directory and its manifest must stay where they are; the data need not. The store is \
+not locked: if the image is removed from its store, a gc may remove its data.\n\n\
+Restores find a warm image only in the network namespace in which `gpucr warm` ran, and trust only processes of \
+root.\n\n\
 Examples:\n  gpucr warm /images/model\n  gpucr restore /images/model\n  gpucr warm --list\n  \
 gpucr warm --drop /images/model\n\n\
-As a systemd service (Type=notify), which ends with it:\n  \
+As a systemd service (Type=notify), which keeps the image for as long as it runs:\n  \
 ExecStart=gpucr warm --foreground /images/model")]
 pub(crate) struct WarmArgs {
     /// The image
     #[arg(required_unless_present_any = ["list", "all"], conflicts_with_all = ["list", "all"])]
     pub(crate) image: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) trust: TrustArgs,
-    /// Most memory that it may take [default: what is available, less 4 GiB or a sixteenth of all memory]
+    /// Maximum memory to use [default: what is available, minus 4 GiB or a sixteenth of all memory, whichever is
+    /// less]
     #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with_all = ["list", "drop"])]
     pub(crate) memory_limit: Option<u64>,
-    /// Only keep it in memory: do not pin it, and do not open the image's devices
+    /// Only keep the image in memory: do not pin it, and do not open its devices
     #[arg(long, conflicts_with_all = ["list", "drop"])]
     pub(crate) unpinned: bool,
-    /// Keep it in this process, until it gets SIGTERM or SIGINT
+    /// Keep the image in this process, until it gets SIGTERM or SIGINT
     #[arg(long, conflicts_with_all = ["list", "drop"])]
     pub(crate) foreground: bool,
-    /// List what is kept: identity, memory, since when, by which process, how often it was restored
+    /// List the images that are kept: identity, memory, since when, by which process, and how often restored
     #[arg(long, conflicts_with = "drop")]
     pub(crate) list: bool,
-    /// Drop the image from memory; what is on disk stays
+    /// Drop the image from memory; the image on disk stays
     #[arg(long)]
     pub(crate) drop: bool,
     /// With --drop: all images
@@ -67,6 +67,8 @@ pub(crate) struct WarmArgs {
     /// Print the result as JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
 }
 
 pub(crate) fn run(args: &WarmArgs) -> Outcome {
@@ -82,7 +84,7 @@ pub(crate) fn run(args: &WarmArgs) -> Outcome {
 
 fn keep(image: &Path, args: &WarmArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
-    signals.settle_at_last(|| "Nothing is kept.".into());
+    signals.settle_at_last(|| "No image is kept.".into());
     let options = Options {
         image: image.to_owned(),
         trust: key::trust_with_policy(&args.trust)?,
@@ -118,7 +120,7 @@ fn print(image: &Path, report: &Report) {
         kept.id
     );
     if !kept.unpinned.is_empty() {
-        note!("not pinned, so restores copy it by themselves: {}", kept.unpinned);
+        note!("not pinned, so each restore loads device memory itself: {}", kept.unpinned);
     }
 }
 

@@ -22,8 +22,8 @@ type Help = Option<Cow<'static, str>>;
 const DAMAGED: &str = "`gpucr verify` lists everything that is damaged, and what it belongs to";
 
 /// What to do about a program that has opened `/dev/tty`.
-const WITHOUT_TERMINAL: &str = "the program has opened /dev/tty itself, as for a password or a progress bar: have it close \
-                                that, or start it where it finds none: setsid gpucr run -- …";
+const WITHOUT_TERMINAL: &str = "the program has opened /dev/tty itself, for example to ask for a password or to \
+draw a progress bar: have it close that, or start it without a controlling terminal: setsid gpucr run -- …";
 
 /// What to do about any error.
 pub(super) fn about(error: &Error) -> Help {
@@ -49,17 +49,17 @@ pub(super) fn about(error: &Error) -> Help {
 fn about_link(error: &LinkError) -> Help {
     let text = match error {
         LinkError::Mute => {
-            "what is printed above may say why; if there is no `gpucr` on the PATH that ssh commands have there, \
-             --remote-gpucr says where it is, or how it is called: --remote-gpucr 'sudo gpucr'"
+            "the output above may say why; if `gpucr` is not on the PATH that ssh commands have there, name its \
+            path or command: --remote-gpucr 'sudo gpucr'"
         }
         LinkError::NoStream(..) => {
-            "--streams-to names the other host as it is reached from here; where a firewall lets one port through, \
-             `gpucr migrate --streams-at [::]:PORT` with ssh, or `gpucr receive --streams-at` there, has the streams come \
-             to that"
+            "--streams-to names the other host as it is reached from here; if a firewall lets only one port \
+            through, name that port with `gpucr migrate --streams-at [::]:PORT` (with ssh) or with `gpucr \
+            receive --streams-at` there"
         }
         LinkError::NotGpucr(_) => {
-            "a login script there may print something, which it must not do for ssh commands: \
-             `ssh HOST true` has to print nothing"
+            "a login script there may print something, which it must not do for ssh commands: `ssh HOST true` \
+            has to print nothing"
         }
         _ => return None,
     };
@@ -70,18 +70,17 @@ fn about_link(error: &LinkError) -> Help {
 fn about_program(error: &Error) -> Help {
     let text = match error {
         Error::NoCuda { .. } => {
-            "a program shows up once it has called cuInit; `criu dump` alone serves programs \
-             without CUDA"
+            "gpucr sees a program once it has called cuInit; for programs without CUDA use `criu dump`"
         }
         Error::NoAgent { .. } => {
-            "start the program with `gpucr run`; it shows up once it has called cuInit (see gpucr ps)"
+            "start the program with `gpucr run`; gpucr sees it once it has called cuInit (see gpucr ps)"
         }
         Error::Busy { .. } | Error::Detached { .. } => {
             "try again when the other gpucr, or the watchdog that it left behind, has ended"
         }
         Error::NotObserved { .. } => {
-            "it needs a context of its own on the device, which takes some memory there, and a compute \
-             mode that admits more than one process"
+            "gpucr needs a context of its own on the device, which takes some memory there, and a compute mode \
+            that allows more than one process"
         }
         Error::SeveralProcesses { .. } => "name one of them: `gpucr ps` lists them",
         Error::OtherUsers { .. } => {
@@ -90,8 +89,9 @@ fn about_program(error: &Error) -> Help {
         Error::OtherNetwork { pid } => {
             return Some(
                 format!(
-                    "go there: nsenter --target {pid} --net gpucr dump --pid {pid} …; restore in such a one too, with its \
-                     loopback device up: unshare --net sh -c 'ip link set lo up; gpucr restore …'"
+                    "enter that namespace: nsenter --target {pid} --net gpucr dump --pid {pid} …; also restore \
+                    in a network namespace, with its loopback device up: unshare --net sh -c 'ip link set lo up; \
+                    gpucr restore …'"
                 )
                 .into(),
             );
@@ -124,21 +124,21 @@ fn about_program(error: &Error) -> Help {
         Error::Tree(TreeError::NoProcess(_)) => "`gpucr ps` lists the programs under gpucr",
         Error::Tree(TreeError::NotYours(_)) => "run gpucr as that user, or as root",
         Error::SharedOutside { .. } => {
-            "dump all that share it together: --pid takes a process and all that descend from it"
+            "dump all processes that share it together: --pid takes a process and all its descendants"
         }
         Error::Connected { .. } => {
-            "with --tcp-close the restored program finds it closed; with --tcp-established it finds it as it \
-             is, and the other end has to wait for it"
+            "with --tcp-close the restored program finds the connection closed; with --tcp-established it finds \
+            it open, and the other end has to wait until then"
         }
         Error::Unsupported { .. } => {
-            "free these before the dump; gpucr(1) lists what the driver cannot checkpoint"
+            "free these before the dump; gpucr-dump(1) lists what cannot be saved"
         }
         Error::Ungated { .. } => {
-            "the program runs on; a newer gpucr may know the function, and who asks for libcuda.so.1 by \
-             that name finds gpucr's"
+            "the program keeps running; a newer gpucr may know the function, and code that loads libcuda.so.1 by \
+            that name gets gpucr's"
         }
         Error::Stalled { .. } => {
-            "see to the disk that the image was to be written to, and try again"
+            "check the disk that the image was being written to, and try again"
         }
         _ => return None,
     };
@@ -149,10 +149,10 @@ fn about_program(error: &Error) -> Help {
 fn about_host(error: &Error) -> Help {
     let text = match error {
         Error::NotRoot => "run it as root, for example with sudo",
-        Error::Hook { .. } => "gpucr has started it with /bin/sh -c; what it said is above",
+        Error::Hook { .. } => "gpucr ran it with /bin/sh -c; its output is above",
         Error::StrangeDriver { .. } => {
             "gpucr loads only the driver library that this host's loader finds, and the software driver that \
-             came with it; one that you know to be sound you can name: GPUCR_HOST_DRIVER=PATH gpucr …"
+             came with it; to use another one that you trust: GPUCR_HOST_DRIVER=PATH gpucr …"
         }
         Error::NoDriver(_) => {
             "on a host without a GPU use `gpucr run --device soft`; else install NVIDIA's driver \
@@ -163,7 +163,7 @@ fn about_host(error: &Error) -> Help {
             "name the device that is to take its place: gpucr restore --device-map OLD=NEW …"
         }
         Error::DeviceTwice { .. } => {
-            "give each device of the image another one: --device-map 0=1,1=0 swaps two"
+            "map each device of the image to a different one: --device-map 0=1,1=0 swaps two"
         }
         Error::OtherDevice { .. } => "the driver moves programs only to a device of the same kind",
         _ => return None,
@@ -194,17 +194,18 @@ fn about_restore(error: &Error) -> Help {
             );
         }
         Error::NoPipe { .. } => {
-            "leave the option out: CRIU opens what it was again; only pipes, whose readers are gone, need another place"
+            "leave the option out: CRIU opens the same file or terminal again; only pipes, whose readers are \
+            gone, need a file instead"
         }
         Error::RelayedToo => {
-            "leave --stdout and --stderr out: what the source does not relay any more is kept in \
-             /var/lib/gpucr/migrations"
+            "leave --stdout and --stderr out: output that the source no longer relays is kept in \
+            /var/lib/gpucr/migrations"
         }
         Error::FileAltered { .. } => {
             "put the file back as it was at the time of the dump; a dump with a larger --save-files keeps a copy"
         }
         Error::NoRoom { .. } => {
-            "free memory, or give the control group that gpucr runs in a higher limit"
+            "free memory, or raise the memory limit of the control group that gpucr runs in"
         }
         Error::DeviceFull { .. } => {
             "free memory on that device, or name another one with --device-map"
@@ -220,8 +221,8 @@ fn about_warm_image(error: &Error) -> Help {
     let text = match error {
         Error::NoMemory { asked: true, .. } => "give a higher --memory-limit",
         Error::NoMemory { asked: false, .. } => {
-            "drop another image (gpucr warm --list), or give a --memory-limit that you know there is \
-             room for"
+            "drop another image (`gpucr warm --list` shows them), or give a --memory-limit if you know that \
+            there is room for it"
         }
         Error::BeingWarmed { .. } => {
             "wait for it; `gpucr warm --list` shows the image when it is warm"
@@ -232,7 +233,7 @@ fn about_warm_image(error: &Error) -> Help {
             return Some(end.into());
         }
         Error::OtherHolder { .. } => {
-            "`gpucr warm --drop IMAGE` first; its restores read from disk until then"
+            "run `gpucr warm --drop IMAGE` first; until then restores read the image from disk"
         }
         Error::StrangeHolder { .. } => {
             "it is not trusted: find out what that process is; restores read the image from disk"
@@ -252,11 +253,9 @@ fn about_agent(error: &AgentError) -> Help {
             "another gpucr may be at work on the program; try again when it has ended"
         }
         AgentError::Failed { code: code::OUT_OF_MEMORY, .. } => {
-            "free memory of the device (nvidia-smi lists who has it), or use one with more"
+            "free memory of the device (nvidia-smi lists who uses it), or use a device with more"
         }
-        AgentError::Failed { .. } => {
-            "a program that computes for long in one kernel needs a longer --timeout"
-        }
+        AgentError::Failed { .. } => "a program with long-running kernels needs a longer --timeout",
         _ => return None,
     };
     Some(text.into())
@@ -286,16 +285,17 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
     let text = match hint {
         Hint::FileChanged => "put the file that CRIU names back as it was at the time of the dump",
         Hint::PidInUse => {
-            "end what has the pid, be it as a process group or session, or give the program a pid \
+            "end whatever has the pid, which may also be a process group or session, or give the program a pid \
              namespace of its own: gpucr restore --new-pids …"
         }
         Hint::PortInUse => {
-            "end what has the port, or give the program a network of its own: unshare --net gpucr restore …"
+            "end the process that has the port, or give the program a network of its own: unshare --net gpucr restore …"
         }
         Hint::Permission => "run it as root, with all capabilities",
         Hint::OtherMounts => {
-            "the program has a file open that was opened outside of its mount namespace, as standard streams are that \
-             `unshare -m` was given: open them inside (sh -c 'exec gpucr run -- … < /dev/null > log 2>&1'), or give it pipes"
+            "the program has a file open that was opened outside of its mount namespace, such as the standard \
+            streams of `unshare -m`: open them inside (sh -c 'exec gpucr run -- … < /dev/null > log 2>&1'), or \
+            use pipes"
         }
         Hint::Device => "the program has a device open that CRIU cannot save: close it first",
         Hint::GhostLimit => "the program holds a large deleted file open: close it first",
@@ -307,8 +307,8 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
              (shm_open) instead"
         }
         Hint::ExtUnixSk => {
-            "--ext-unix-sk has CRIU save datagram sockets that lead outside, such as those of syslog; a connection of \
-             Unix sockets has to be closed first (`gpucr dump --dry-run` names it)"
+            "--ext-unix-sk makes CRIU save datagram sockets that are connected to processes outside, such as \
+            those of syslog; a connection between Unix sockets has to be closed first (`gpucr dump --dry-run` names it)"
         }
         Hint::ControllingTerminal => WITHOUT_TERMINAL,
         Hint::NoSpace => "free space on the file system of the image",
@@ -322,7 +322,7 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
 fn about_trust(error: &TrustError) -> Help {
     let text = match error {
         TrustError::OtherImage { .. } => {
-            "it is another image than you meant, or was changed: get it again from where you know it to be"
+            "it is not the image that you meant, or it was changed: get it again from a source that you trust"
         }
         TrustError::Unsigned { .. } | TrustError::Untrusted { .. } => {
             "sign images when they are made (gpucr dump --sign KEY), and name the public key of the signer you trust"
@@ -345,8 +345,8 @@ fn about_trust(error: &TrustError) -> Help {
 fn about_library(error: &LibraryError) -> Help {
     let text = match error {
         LibraryError::Misplaced { .. } => {
-            "put the file back as the program had it: `gpucr run` of the user who has started the program, and \
-             of the same version, does that"
+            "put the file back as the program had it; `gpucr run` does that, in the same version and as the user \
+            who started the program"
         }
         LibraryError::Missing { .. } => "build or install gpucr as a whole, or set GPUCR_LIB_DIR",
         LibraryError::Io(_) => return None,
@@ -377,14 +377,14 @@ fn about_image(error: &ImageError) -> Help {
         | ImageError::Store(StoreError::DamagedChunk { .. }) => DAMAGED,
         ImageError::UnknownSection { .. } => "restore it with a newer gpucr",
         ImageError::ParentMissing { .. } => {
-            "put the parent back: it is looked for next to the image as it was at the dump, then \
-             under that path"
+            "put the parent back: gpucr looks for it at the same place relative to the image as at the dump, \
+            then at that path"
         }
         ImageError::ParentChanged { .. } => {
             "put the parent back; `gpucr inspect` prints the identity of an image"
         }
         ImageError::ParentInStore { .. } => {
-            "dump into the store too, with --store: what its images have is shared by itself"
+            "dump into the store too, with --store: images in a store share data automatically"
         }
         ImageError::ChainTooLong { .. } => "make a full image: dump without --parent",
         ImageError::NoSpace { .. } => {
@@ -427,15 +427,16 @@ fn about_tar(error: &TarError) -> Help {
 fn about_extract(error: &ExtractError) -> Help {
     let text = match error {
         ExtractError::Nothing { of_driver: true, .. } => {
-            "`gpucr inspect --all` lists the blocks of device memory; what the driver has saved (pools, arrays, all \
-             memory of a program without `gpucr run`) is in the process's host memory in the driver's own form"
+            "`gpucr inspect --all` lists the blocks of device memory; what the driver has saved (pools, arrays, \
+            all memory of a program that was not started with `gpucr run`) is in the process's host memory in \
+            the driver's own form"
         }
         ExtractError::Nothing { .. } | ExtractError::Kept { .. } => {
             "`gpucr inspect --all` lists the blocks of device memory"
         }
         ExtractError::NoProcess { .. } => "`gpucr inspect` shows the processes of an image",
         ExtractError::BadFile { .. } => {
-            "`gpucr verify` tells whether the image is whole; a newer CRIU may list memory in another way"
+            "`gpucr verify` tells whether the image is intact; a newer CRIU may list memory differently"
         }
         ExtractError::TooManyZeros { .. } | ExtractError::TooManyPlaces {} => {
             "give a smaller --length"

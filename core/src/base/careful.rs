@@ -21,7 +21,7 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
         rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let kind = FileType::from_raw_mode(rustix::fs::fstat(&named)?.st_mode);
     if kind != FileType::RegularFile {
-        let what = format!("it is {}, and no regular file", name(kind));
+        let what = format!("it is {}, not a regular file", name(kind));
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
     File::open(format!("/proc/self/fd/{}", named.as_raw_fd()))
@@ -40,7 +40,8 @@ impl Place {
     /// # Errors
     /// It is not there, a link leads to it (`ELOOP`), or the path has no last name.
     pub(crate) fn find(root: BorrowedFd<'_>, path: &Path) -> io::Result<Self> {
-        let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "it is no path of a file");
+        let no_name =
+            || io::Error::new(io::ErrorKind::InvalidInput, "it is not the path of a file");
         let parent = path.parent().ok_or_else(no_name)?;
         let name = path.file_name().ok_or_else(no_name)?.to_owned();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -68,7 +69,7 @@ impl Place {
                 .into();
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode);
         if kind != FileType::RegularFile {
-            let what = format!("it is {}, and no regular file", name(kind));
+            let what = format!("it is {}, not a regular file", name(kind));
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         Ok(file)

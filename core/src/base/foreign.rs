@@ -61,7 +61,7 @@ impl Foreign {
         let place = File::options().read(true).custom_flags(libc::O_PATH).open(path)?;
         let meta = place.metadata()?;
         if !meta.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
         }
         // The very file that was looked at, whatever the path leads to by now.
         let file = File::open(PathBuf::from(format!("/proc/self/fd/{}", place.as_raw_fd())))?;
@@ -136,7 +136,7 @@ mod tests {
             .expect("a pipe");
         for path in [pipe.as_path(), Path::new("/dev/zero"), dir.path()] {
             let error = Foreign::open(path).expect_err("no regular file");
-            assert_eq!(error.to_string(), "it is no regular file", "{}", path.display());
+            assert_eq!(error.to_string(), "it is not a regular file", "{}", path.display());
         }
         assert_eq!(
             Foreign::open(Path::new("/nowhere")).unwrap_err().kind(),

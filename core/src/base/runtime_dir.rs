@@ -57,7 +57,7 @@ fn private(dir: impl AsFd, path: &Path, whole: &Path) -> io::Result<OwnedFd> {
     let is_own = found.st_uid == rustix::process::geteuid().as_raw();
     if !is_own || Mode::from_raw_mode(found.st_mode).intersects(Mode::RWXG | Mode::RWXO) {
         let what = format!(
-            "{} is not this user's alone: remove it, or make it so (chmod 0700, chown {})",
+            "{} must belong to this user alone: remove it, or correct it (chmod 0700, chown {})",
             whole.display(),
             rustix::process::geteuid().as_raw()
         );

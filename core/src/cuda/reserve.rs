@@ -36,7 +36,7 @@ impl Reserver {
             match Context::create(driver, device) {
                 Ok(context) => self.contexts.push(context),
                 Err(error) => {
-                    tracing::warn!(%error, device = device.name, "no memory of this device is kept");
+                    tracing::warn!(%error, device = device.name, "no memory of this device is reserved for it");
                 }
             }
         }
@@ -79,7 +79,7 @@ pub(crate) fn take(context: &Context, wanted: u64) -> Vec<OwnedFd> {
     let wanted = wanted / GRANULE * GRANULE;
     if let Err(error) = take_pieces(context, wanted, &mut taken) {
         let device = &context.device().name;
-        tracing::warn!(%error, device, wanted, "not all of the program's memory can be kept for it");
+        tracing::warn!(%error, device, wanted, "not all of the program's memory can be reserved for it");
     }
     taken
 }

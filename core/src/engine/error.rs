@@ -47,11 +47,11 @@ pub enum Error {
     Io { what: String, source: io::Error },
     #[error("checkpoint and restore need root")]
     NotRoot,
-    #[error("process {pid} uses the driver library {path}, which is none of this host's own")]
+    #[error("process {pid} uses the driver library {path}, which is not one of this host's")]
     StrangeDriver { pid: u32, path: PathBuf },
-    #[error("process {pid} has an agent of gpucr's but has no driver library mapped")]
+    #[error("process {pid} runs under gpucr but has no driver library mapped")]
     NoDriverMapped { pid: u32 },
-    #[error("no driver library {0} is on this host")]
+    #[error("this host has no driver library {0}")]
     NoDriver(String),
     #[error(transparent)]
     Library(LibraryError),
@@ -72,7 +72,7 @@ pub enum Error {
     #[error("process {pid} is detached from its memory by a dump that has ended")]
     Detached { pid: u32 },
     #[error(
-        "{count} processes use CUDA in the tree of process {pid}, and one at a time can be checked"
+        "{count} processes use CUDA in the tree of process {pid}, but only one can be checked at a time"
     )]
     SeveralProcesses { pid: u32, count: usize },
     #[error("gpucr cannot look at the device memory of process {pid}")]
@@ -81,7 +81,7 @@ pub enum Error {
     Busy { pid: u32 },
     #[error("process {pid} is suspended")]
     Suspended { pid: u32 },
-    #[error("the main thread of process {pid} has ended, and others go on")]
+    #[error("the main thread of process {pid} has ended, but other threads have not")]
     Headless { pid: u32 },
     #[error(
         "process {pid} is process {inner} of a container, which has a root directory or users of its own"
@@ -89,19 +89,19 @@ pub enum Error {
     OtherPidNamespace { pid: u32, inner: u32 },
     #[error("process {pid} belongs to a session whose leader is outside of its pid namespace")]
     OuterSession { pid: u32 },
-    #[error("process {pid}: its CUDA side is {state:?}, not running")]
+    #[error("process {pid}: its CUDA state is {state:?}, not running")]
     NotRunning { pid: u32, state: crate::cuda::ProcessState },
     #[error("process {pid} changed while it was being dumped: {what}")]
     Changed { pid: u32, what: String },
     #[error("process {pid} uses the device {device}, which is not on this host")]
     NoDevice { pid: u32, device: String },
-    #[error("the device {device} is not for several processes at once (its compute mode)")]
+    #[error("the compute mode of the device {device} does not allow several processes at once")]
     NotShared { device: String },
     #[error("there is no such device: {what}")]
     NoSuchDevice { what: String },
-    #[error("the device {device} is named twice, or has to take the place of two")]
+    #[error("the device {device} is named twice, or would have to replace two")]
     DeviceTwice { device: String },
-    #[error("a program on {old} cannot go on on {new}")]
+    #[error("a program on {old} cannot continue on {new}")]
     OtherDevice { old: String, new: String },
     #[error("pid {pid}, which the program or a thread of it had, is in use on this host: {by}")]
     PidInUse { pid: u32, by: String },
@@ -113,44 +113,48 @@ pub enum Error {
         "process {pid} wrote device memory that it shares with other instances (driver error {code})"
     )]
     WroteShared { pid: u32, code: i32 },
-    #[error("process {pid} ended before it was certain that all of its memory had come in time")]
+    #[error(
+        "process {pid} ended before it was certain that all of its memory had been loaded in time"
+    )]
     EndedAwaiting { pid: u32 },
     #[error(
-        "a process changed its mappings, while memory of it was loaded, in a way that cannot be followed"
+        "a process changed its mappings while its memory was being loaded, in a way that gpucr cannot follow"
     )]
     MovedAwaiting,
     #[error(transparent)]
     OpenFiles(#[from] TooFewDescriptors),
-    #[error("{path}, which the program had open or mapped, is not there")]
+    #[error("{path}, which the program had open or mapped, does not exist")]
     FileMissing { path: PathBuf },
     #[error("{path} has {found} bytes now and had {expected} when the program was dumped")]
     FileChanged { path: PathBuf, found: u64, expected: u64 },
     #[error(
-        "{path} is not what it was when the program was dumped, and the image has no copy of all of it"
+        "{path} has changed since the program was dumped, and the image has no complete copy of it"
     )]
     FileAltered { path: PathBuf },
     #[error(
-        "{path}, which the program has open, is not there and may not be made there: `gpucr receive --files-below DIR` \
-         permits it below DIR"
+        "{path}, which the program has open, does not exist there and may not be created: `gpucr receive \
+        --files-below DIR` permits it below DIR"
     )]
     FileNotPermitted { path: PathBuf },
-    #[error("{path} is there with {found} bytes, and is not what the program has open")]
+    #[error(
+        "{path} exists there with {found} bytes, and is not the file that the program has open"
+    )]
     FileInPlace { path: PathBuf, found: u64 },
-    #[error("the program's {stream} was no pipe, but {now}")]
+    #[error("the program's {stream} was not a pipe but {now}")]
     NoPipe { stream: &'static str, now: String },
     #[error("process {pid} is in a user namespace of its own, in which CRIU can restore nothing")]
     OtherUsers { pid: u32 },
     #[error(
-        "process {pid} is in a network namespace of its own, in which its sockets are for gpucr to ask at"
+        "process {pid} is in a network namespace of its own, and gpucr can examine its sockets only from within it"
     )]
     OtherNetwork { pid: u32 },
     #[error("process {pid} has its controlling terminal open as /dev/tty, which CRIU cannot save")]
     UnnamedTerminal { pid: u32 },
     #[error("process {pid} has {what}")]
     Held { pid: u32, what: String, options: &'static [&'static str] },
-    #[error("the image needs {needed}, and this host has {found}")]
+    #[error("the image needs {needed}, but this host has {found}")]
     OtherDriver { needed: String, found: String },
-    #[error("process runs behind {path}, which is not a shim as `gpucr run` puts it in place")]
+    #[error("the program has loaded {path}, which is not a shim that `gpucr run` put in place")]
     StrangeShim { path: PathBuf },
     #[error("the image is damaged: {what}")]
     Damaged { what: String },
@@ -160,17 +164,17 @@ pub enum Error {
     Tar(TarError),
     #[error("the copying of device memory stopped early")]
     CopyIncomplete,
-    #[error("{what} was copied with other bytes than the device has")]
+    #[error("the copy of {what} differs from what the device has")]
     WrongCopy { what: String },
     #[error("{chunks} chunks of device memory were written before they were saved")]
     Misspeculated { chunks: usize },
     #[error(
-        "calls of the program waited for {seconds} s while nothing of its memory could be stored; they went on"
+        "calls of the program waited for {seconds} s while none of its memory could be stored; they were let through"
     )]
     Stalled { seconds: u64 },
     #[error("the program ended while it was being dumped")]
     ProgramEnded,
-    #[error("the program did not come back to running: {0}")]
+    #[error("the program could not be brought back to running: {0}")]
     NotResumed(String),
     #[error("the image takes {} MiB of memory, and {} {} MiB", needed.div_ceil(1 << 20),
         if *asked { "the limit is" } else { "there is room for no more than" }, allowed >> 20)]
@@ -185,7 +189,7 @@ pub enum Error {
     DeviceFull { device: String, needed: u64, free: u64 },
     #[error("{what}; it belongs to {owners}")]
     DamagedPart { what: String, owners: String },
-    #[error("another gpucr is just making {} warm", image.display())]
+    #[error("another gpucr is currently making {} warm", image.display())]
     BeingWarmed { image: PathBuf },
     #[error("{} is not kept warm", image.display())]
     NotWarm { image: PathBuf },
@@ -196,12 +200,12 @@ pub enum Error {
     #[error("process {pid} of user {uid} claims to hold the image {} warm", &id[..16])]
     StrangeHolder { pid: u32, uid: u32, id: String },
     #[error(
-        "the program needs CRIU {needed} or newer, with which it is dumped, and this host has {found}"
+        "the program is dumped with CRIU {needed} and needs that or a newer one, but this host has {found}"
     )]
     OlderCriu { needed: String, found: String },
     #[error(transparent)]
     Link(LinkError),
-    #[error("the program cannot go on at the destination: {}", reasons.join("; "))]
+    #[error("the program cannot continue at the destination: {}", reasons.join("; "))]
     Refused { reasons: Vec<String> },
     #[error("the other side has failed: {why}")]
     OtherSide { why: String },
@@ -213,14 +217,14 @@ pub enum Error {
         "the program's standard streams are relayed (--relay), and so cannot go to files (--stdout, --stderr)"
     )]
     RelayedToo,
-    #[error("the source gave the migration up: {why}")]
+    #[error("the source gave up the migration: {why}")]
     GivenUp { why: String },
     #[error(
-        "the program writes too fast: what is left of its memory ({left} bytes) takes {seconds:.1} s, and it was not \
-         to stand still for more than {most} s because of that"
+        "the program writes too fast: sending the remainder of its memory ({left} bytes) would take {seconds:.1} \
+        s, and it must not be stopped for more than {most} s for that"
     )]
     TooFast { left: u64, seconds: f64, most: f64 },
-    #[error("the program may not run: {why}")]
+    #[error("the program must not be started: {why}")]
     MayNotRun { why: String },
     #[error("interrupted")]
     Interrupted,

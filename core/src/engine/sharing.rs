@@ -113,7 +113,7 @@ impl Member {
         // The holder closes its end.
         let left = left.and_then(|()| io::Read::read(&mut &socket, &mut [0]));
         if let Err(error) = left {
-            tracing::warn!(%error, "the holder of shared memory does not let go");
+            tracing::warn!(%error, "the holder of shared memory does not release it");
         }
     }
 }

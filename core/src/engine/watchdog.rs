@@ -227,7 +227,7 @@ impl HasCopies for Watchdog {
         connection.set_deadline(None);
         drop(connection);
         if let Err(error) = answer {
-            tracing::warn!(%error, pid, "the watchdog does not give memory back, and is ended");
+            tracing::warn!(%error, pid, "the watchdog does not give back memory, and is ended");
             let _ = self.child.kill();
             let _ = self.child.wait();
         }

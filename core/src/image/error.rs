@@ -99,7 +99,7 @@ pub enum ImageError {
     },
     /// Another image is in the place of the parent.
     #[error(
-        "{} builds on the image {}, and {} is another one",
+        "{} builds on the image {}, but {} is a different one",
         image.display(), &identity[..16], path.display()
     )]
     ParentChanged {
@@ -129,7 +129,7 @@ pub enum ImageError {
         children: Vec<PathBuf>,
     },
     /// Too many images build one on another.
-    #[error("{} is the end of a chain of {MAX_CHAIN} images, the most there can be", path.display())]
+    #[error("{} is the end of a chain of {MAX_CHAIN} images, which is the maximum", path.display())]
     ChainTooLong {
         /// The last image of the chain.
         path: PathBuf,
@@ -175,9 +175,9 @@ pub(super) fn io_failure(action: &'static str, path: &Path, source: io::Error) -
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the messages say what each field is
 pub enum TrustError {
-    #[error("the identity of the image is {found}, and {expected} was expected")]
+    #[error("the identity of the image is {found}, but {expected} was expected")]
     OtherImage { found: String, expected: String },
-    #[error("the image is not signed, and {} asks for that", by.display())]
+    #[error("the image is not signed, but {} requires that", by.display())]
     Unsigned { by: PathBuf },
     #[error("no key in {} has signed the image; these have: {}", by.display(), signers.join(", "))]
     Untrusted { by: PathBuf, signers: Vec<String> },

@@ -16,14 +16,14 @@ pub enum LibraryError {
     #[error(transparent)]
     Io(#[from] IoError),
     /// One of gpucr's own libraries is not where it is installed.
-    #[error("{name}, which belongs to gpucr, is not next to it")]
+    #[error("{name}, which is a part of gpucr, was not found")]
     Missing {
         /// Its file name.
         name: String,
     },
     /// gpucr puts no library there.
     #[error(
-        "the program needs {path} as it was, and gpucr puts libraries back below {} only",
+        "the program needs {path} as it was, but gpucr puts libraries back only below {}",
         root.display()
     )]
     Misplaced {
@@ -165,7 +165,7 @@ fn own_directory(dir: &Path) -> io::Result<()> {
     if meta.is_dir() && is_own(&meta) {
         return Ok(());
     }
-    let what = "is no directory that belongs to this user and that nobody else can write";
+    let what = "is not a directory that belongs to this user and that nobody else can write to";
     Err(io::Error::other(format!("{} {what}", dir.display())))
 }
 

@@ -304,7 +304,7 @@ pub(crate) fn signatures(dir: &Path) -> Result<String, TrustError> {
 
 /// What was read of signatures.
 pub(crate) fn as_text(bytes: Vec<u8>) -> Result<String, TrustError> {
-    String::from_utf8(bytes).map_err(|_| TrustError::BadSignatures("they are no text".into()))
+    String::from_utf8(bytes).map_err(|_| TrustError::BadSignatures("they are not text".into()))
 }
 
 #[cfg(test)]

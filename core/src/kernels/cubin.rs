@@ -38,7 +38,7 @@ const ENTRY: u8 = 0x10;
 #[derive(Debug, Error, Clone, Copy, PartialEq, Eq)]
 pub enum CubinError {
     /// The bytes are no ELF file for CUDA.
-    #[error("this is no cubin")]
+    #[error("this is not a cubin")]
     NotCubin,
     /// The file breaks the rules of ELF, or those of its attributes.
     #[error("the cubin is damaged: {0}")]

@@ -73,8 +73,8 @@ fn control_file(version: &str, depends: &str, kib: u64, has_criu: bool) -> Strin
          Depends: {depends}{criu}\n\
          Recommends: iptables\n\
          Description: Checkpoint and restore of running CUDA programs\n \
-         gpucr saves a running CUDA program to disk and brings it back later, from outside and\n \
-         without changes to the program.\n"
+         gpucr checkpoints a running CUDA program to disk and restores it later. It works from\n \
+         outside: the program needs no changes.\n"
     )
 }
 

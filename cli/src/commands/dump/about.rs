@@ -25,7 +25,7 @@ pub(crate) fn place(pid: u32) -> Vec<Fact> {
 
 /// What a dump came to.
 fn totals(report: &Report) -> Vec<Fact> {
-    let fate = if report.left_running { "runs on" } else { "was ended" };
+    let fate = if report.left_running { "was left running" } else { "was ended" };
     let mut facts = vec![
         Fact::new("image", report.image.display().to_string()),
         Fact::new("image id", report.id.clone()),

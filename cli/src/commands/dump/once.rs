@@ -43,7 +43,7 @@ pub(super) fn dump(
 /// What is measured of a dump.
 fn values(report: &Report) -> [Value; 5] {
     [
-        ("_stopped_seconds", "For how long the program stood still.", report.stopped_ms / 1000.0),
+        ("_stopped_seconds", "How long the program was stopped.", report.stopped_ms / 1000.0),
         ("_duration_seconds", "How long the dump took.", report.total_ms / 1000.0),
         ("_device_bytes", "Device memory that gpucr saved.", report.bulk_bytes as f64),
         ("_stored_bytes", "Bytes of the image, shared ones included.", report.stored_bytes as f64),

@@ -25,7 +25,7 @@ pub(super) fn options(args: &DumpArgs, stop: Arc<AtomicBool>) -> Result<Options,
         ProtocolArg::Stop => Some(Protocol::Stop),
         ProtocolArg::Recopy => Some(Protocol::Recopy),
         ProtocolArg::Cow if !leave_running => {
-            return Err(CliError::new(USAGE, "protocol cow is for a program that runs on")
+            return Err(CliError::new(USAGE, "protocol cow needs a program that keeps running")
                 .help("add --leave-running, or use --protocol recopy"));
         }
         ProtocolArg::Cow => Some(Protocol::Cow),

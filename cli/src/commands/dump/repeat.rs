@@ -58,14 +58,14 @@ pub(super) fn run(
         let left_out = series.advance();
         if left_out > 0 {
             let dumps = display::counted(left_out as u64, "dump is", "dumps are");
-            note!("A dump took longer than the interval: {dumps} left out.");
+            note!("A dump took longer than the interval: {dumps} skipped.");
         }
     }
-    let fate = if series.has_ended() { "has ended" } else { "runs on" };
+    let fate = if series.has_ended() { "has ended" } else { "keeps running" };
     if !args.json {
         let (taken, kept) = (series.taken(), series.kept());
         let images = display::counted(taken, "image was", "images were");
-        say!("process {} {fate}; {images} taken, {kept} left", args.pid);
+        say!("process {} {fate}; {images} made, {kept} kept", args.pid);
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -9,7 +9,7 @@ use crate::display;
 
 /// Says what a dump did.
 pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
-    let fate = if report.left_running { "runs on" } else { "was ended" };
+    let fate = if report.left_running { "was left running" } else { "was ended" };
     let shared = match options.target {
         Target::Image(Destination::Alone(_)) => String::new(),
         _ => format!(" ({} new)", display::bytes(report.new_bytes)),
@@ -27,7 +27,7 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     let through: Vec<_> =
         through.map(|process| format!("{} of process {}", process.launches, process.pid)).collect();
     if !through.is_empty() {
-        say!("let through so that all came to a halt: launches: {}", through.join(", "));
+        say!("launches let through so that all processes came to a halt: {}", through.join(", "));
     }
     for one in &report.interrupted {
         say!(
@@ -40,7 +40,8 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     }
     if let Some(found) = &report.validation {
         say!(
-            "copied while it ran: {} of {} chunks; {} of them changed afterwards; {} copied while it stood still",
+            "device memory: {} of {} chunks copied while it ran, {} of them changed afterwards; {} copied while \
+            it was stopped",
             report.precopied_chunks,
             found.chunks,
             found.misspeculated,
@@ -52,7 +53,8 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     }
     if let Some(host) = &report.host {
         say!(
-            "host memory: {} copied while it ran; {} had changed since; {} were read while it stood still, and {} not",
+            "host memory: {} copied while it ran, {} changed since; {} read while it was stopped, {} did not \
+            have to be",
             display::bytes(host.ahead_bytes),
             display::bytes(host.changed_bytes),
             display::bytes(host.left_bytes),
@@ -61,15 +63,15 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     }
     if let Some(late) = &report.deferral {
         say!(
-            "saved while it ran on: {} chunks, for which {} calls waited {} in all",
+            "saved after it continued: {} chunks, for which {} calls waited {} in all",
             late.chunks,
             late.blocked,
             display::time(late.blocked_ms),
         );
         if late.misspeculated > 0 {
             say!(
-                "{} of them were written before they were saved, so it was stopped a second time, and \
-                 the image is of then",
+                "{} of them were written before they were saved, so the program was stopped again, and the image \
+                is of that moment",
                 late.misspeculated,
             );
         }
@@ -79,7 +81,7 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     }
     if report.unneeded_bytes > 0 {
         say!(
-            "{} of what was stored is copies of memory that changed afterwards, and is not needed",
+            "not needed: {} of stored copies of memory that changed afterwards",
             display::bytes(report.unneeded_bytes),
         );
     }
@@ -98,8 +100,8 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
     }
     if report.private_bytes > 0 {
         note!(
-            "The driver cannot hand {} of device memory to another process, so its own checkpoint \
-             saved it, at a fraction of the speed.",
+            "The driver cannot share {} of device memory with another process, so its own checkpoint saved it, \
+            at a fraction of the speed.",
             display::bytes(report.private_bytes),
         );
     }
@@ -115,7 +117,7 @@ pub(super) fn tell(args: &DumpArgs, options: &Options, report: &Report) {
 fn changes(all: &[Misspeculation]) -> Option<String> {
     let named = |one: &Misspeculation| {
         let who = match one.suspects.as_slice() {
-            [] => "nobody seen".to_owned(),
+            [] => "an unknown writer".to_owned(),
             [name] => display::kernel(name),
             [name, rest @ ..] => format!("{} or {} others", display::kernel(name), rest.len()),
         };
@@ -141,8 +143,8 @@ mod tests {
         };
         assert_eq!(changes(&[]), None);
         let all = [one(2 << 20, &["_Z4copyPiPKi", "x", "y"]), one(512, &[]), one(1, &["k"])];
-        let line = "changed since: 2.00 MiB at 0x1000 by copy or 2 others; 512 B at 0x1000 by nobody \
-                    seen; 1 B at 0x1000 by k";
+        let line = "changed since: 2.00 MiB at 0x1000 by copy or 2 others; 512 B at 0x1000 by an unknown writer; \
+        1 B at 0x1000 by k";
         assert_eq!(changes(&all).as_deref(), Some(line));
         let four = [one(1, &[]), one(1, &[]), one(1, &[]), one(1, &[])];
         assert!(changes(&four).is_some_and(|line| line.ends_with("; and 1 more")));

@@ -25,7 +25,7 @@ pub(super) fn print(manifest: &Manifest, all: bool) {
     let processes = of(manifest);
     if processes.is_empty() {
         say!(
-            "The image names no kernel: its dump recorded no launches, or there were none meanwhile."
+            "The image names no kernel: its dump recorded no launches, or there were none during it."
         );
         return;
     }

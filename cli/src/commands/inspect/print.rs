@@ -63,7 +63,7 @@ pub(super) fn print(summary: &Summary<'_>, all: bool) {
     }
     let hidden = summary.files.iter().filter(|file| !file.open).count();
     if !all && hidden > 0 {
-        say!("needs      {hidden} mapped files besides: --all shows them");
+        say!("needs {hidden} more mapped files: --all shows them");
     }
     print_opened(summary);
     for part in &summary.multicast {

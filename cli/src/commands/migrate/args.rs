@@ -14,21 +14,23 @@ use crate::commands::dump::args::CriuArgs;
 use crate::failure::{CliError, USAGE};
 use crate::values::{compression, duration, interval, pids, size};
 
-/// Bring a running program to another host
+/// Move a running program to another host
 ///
-/// Device memory is copied while the program runs; then it is stopped, the rest is sent, and the other side checks
-/// that it has everything and can restore it. Only then is the program handed over, and ended here; the other side
-/// restores it. Whatever fails before that leaves the program running here. Whatever fails after it leaves a complete
-/// image on the other side, where `gpucr receive --resume` brings it back. What the other side has already is not sent.
+/// Device memory is copied while the program runs; then the program is stopped, the remainder is sent, and the other
+/// side checks that it has everything and can restore the program. Only then is the program handed over: it is ended
+/// here, and the other side restores it. If anything fails before that, the program keeps running here. If anything
+/// fails after that, the other side has a complete image, and `gpucr receive --resume` there brings the program back.
+/// Data that the other side already has is not sent.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-The other side is `gpucr receive`. With ssh://HOST gpucr starts it there, as root, with ssh. The other host needs the \
-same driver, devices of the same kind, CRIU, the program's pids (or --new-pids), and the files that the program has \
-open or mapped, under the same paths and of the same sizes: --dry-run tells all that is in the way, and changes \
-nothing. With --files copy those that the program has open are sent along. What the program has as standard streams goes with it if it is a file; a pipe becomes /dev/null, and a \
-terminal one that nobody reads, unless they are relayed (--relay): then gpucr stays for as long as the program runs. \
-With --stdout FILE a pipe becomes a file there.\n\n\
-What was handed over is noted in /var/lib/gpucr/migrations, on both hosts.\n\n\
+The other side is `gpucr receive`. With ssh://HOST gpucr starts it there, as root, over ssh. The other host \
+needs the same driver, devices of the same kind, CRIU, the program's pids free (or --new-pids), and the files \
+that the program has open or mapped, at the same paths and with the same sizes. --dry-run lists everything that \
+would prevent the migration, and changes nothing. With --files copy the files that the program has open are sent \
+along. A standard stream that is a file moves with the program; a pipe becomes /dev/null, and a terminal becomes \
+one that nobody reads. With --relay pipes and terminals are relayed instead, and gpucr stays for as long as the \
+program runs. With --stdout FILE a pipe becomes a file there.\n\n\
+Both hosts record the migration in /var/lib/gpucr/migrations.\n\n\
 Examples:\n  gpucr migrate --pid 4242 --to ssh://root@other --dry-run\n  \
 gpucr migrate --pid 4242 --to ssh://root@other --new-pids\n\n  \
 gpucr receive --from unix:/run/next.sock &\n  gpucr migrate --pid 4242 --to unix:/run/next.sock")]
@@ -40,133 +42,139 @@ pub(crate) struct MigrateArgs {
     /// The other side: ssh://[USER@]HOST[:PORT][/STORE], or unix:PATH where `gpucr receive` listens
     #[arg(long, value_name = "WHERE", required_unless_present_any = ["fd", "list", "forget"])]
     pub(crate) to: Option<To>,
-    /// The other side is at the other end of the socket that gpucr was started with as this descriptor
+    /// Reach the other side through this file descriptor, an open socket that gpucr was started with
     #[arg(long, value_name = "FD", conflicts_with = "to", value_parser = clap::value_parser!(i32).range(0..))]
     pub(crate) fd: Option<i32>,
-    /// Only tell what is in the way; nothing is changed
+    /// List everything known that would prevent the migration, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// With ssh: the program gets a pid namespace of its own there
+    /// With ssh: give the program a pid namespace of its own there
     #[arg(long)]
     pub(crate) new_pids: bool,
-    /// With ssh: the program goes on on another device of the same kind (see gpucr-restore(1))
+    /// With ssh: let the program continue on another device of the same kind (see gpucr-restore(1))
     #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
     pub(crate) device_map: Vec<String>,
-    /// What is done about files that the program has open
+    /// What to do about files that the program has open
     #[arg(long, value_enum, default_value_t = FilesArg::Check)]
     pub(crate) files: FilesArg,
-    /// With ssh and --files copy: files may be made there below DIR, which may be given more than once
+    /// With ssh and --files copy: files may be created there below DIR; may be repeated
     ///
-    /// It is handed on to `gpucr receive`, which takes it from whoever has started it.
+    /// This becomes an option of `gpucr receive` there: whoever starts that decides what it may create.
     #[arg(long, value_name = "DIR", value_parser = plain_directory)]
     pub(crate) files_below: Vec<PathBuf>,
     /// Stay, relay the program's standard streams, and end with its exit status
     ///
-    /// What the program writes to pipes or a terminal comes out here, where it did before, and what is written to a pipe
-    /// that is its standard input goes to it. Without it pipes are /dev/null there, and nobody reads a terminal. If the
-    /// connection is lost, the program goes on, the other side keeps what it writes, and this command ends with 255; so
-    /// it does if it is interrupted. See docs/migration.md.
+    /// What the program writes to pipes or a terminal still comes out here, and what is written to the pipe that was
+    /// its standard input still reaches it. Without this option pipes become /dev/null there, and nobody reads a
+    /// terminal. If the connection is lost or this command is interrupted, the program continues, the other side
+    /// keeps its output, and this command exits with status 255. See docs/migration.md.
     #[arg(long)]
     pub(crate) relay: bool,
-    /// With ssh: add the program's standard output to FILE there, if it is a pipe here
+    /// With ssh: append the program's standard output to FILE there, if it is a pipe here
     ///
-    /// Without it that is /dev/null there, unless it is relayed. Where `gpucr receive` is started by hand it has this option.
+    /// Without this option such output goes to /dev/null there, unless it is relayed. If you start `gpucr receive` by
+    /// hand, give it this option instead.
     #[arg(long, value_name = "FILE", conflicts_with = "relay")]
     pub(crate) stdout: Option<String>,
-    /// The same for its standard error; with a pipe for both, either option takes both
+    /// The same for its standard error; if one pipe serves both, either option applies to both
     #[arg(long, value_name = "FILE", conflicts_with = "relay")]
     pub(crate) stderr: Option<String>,
-    /// Go though the other side may have too little disk space for the image
+    /// Migrate even if the other side may have too little disk space for the image
     ///
-    /// Without it the memory of the program, and files that go along, have to be less than what is free there. But
-    /// memory that is zero or compresses well takes less, and what is there already takes nothing.
+    /// Without this option the program's memory, plus files that are sent along, must fit into the free space there.
+    /// The image may well be smaller: memory that is zero or compresses well takes less, and data that is already
+    /// there takes nothing.
     #[arg(long)]
     pub(crate) tight_disk: bool,
-    /// With ssh: the command that connects, as a shell takes it: `ssh -i KEY`
+    /// With ssh: the command that connects, in shell syntax, such as `ssh -i KEY`
     ///
-    /// `ssh -c aes128-gcm@openssh.com` takes less of the processors than OpenSSH's first choice where these have
-    /// instructions for AES.
+    /// On processors with AES instructions `ssh -c aes128-gcm@openssh.com` uses less CPU time than OpenSSH's default
+    /// cipher.
     #[arg(long, value_name = "CMD", default_value = "ssh")]
     pub(crate) ssh: OsString,
-    /// With ssh: gpucr's command there, as a shell takes it: `/opt/gpucr/gpucr`, or `sudo gpucr`
+    /// With ssh: the command for gpucr there, in shell syntax, such as `/opt/gpucr/gpucr` or `sudo gpucr`
     #[arg(long, value_name = "CMD", default_value = "gpucr")]
     pub(crate) remote_gpucr: String,
-    /// For how long the program may stand still here; after that it goes on here
+    /// How long the program may be stopped here; after that the migration is given up and it continues here
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = interval)]
     pub(crate) max_stopped: Duration,
-    /// Send at most so many bytes a second
+    /// Send at most this many bytes per second
     ///
-    /// With units, as 100MB or 1GiB, at least 1 MiB. It holds while the program stands still too.
+    /// Units are accepted, as in 100MB or 1GiB; the minimum is 1 MiB. The limit also applies while the program is
+    /// stopped.
     #[arg(long, value_name = "BYTES", value_parser = bandwidth)]
     pub(crate) bandwidth: Option<u64>,
-    /// For how long the link may hold the program up while it stands still
+    /// How long the program may be stopped because of the link
     ///
-    /// Memory is copied again and again until what is left would go over in so much time at the rate that the link has
-    /// shown, or until nothing is gained by that any more. The time that both sides take to save and make the processes
-    /// comes on top of it. Without it passes end when each has half of the last to copy, or little is left.
+    /// Memory is copied in repeated passes until the remainder can be sent in this time at the rate measured on the
+    /// link, or until further passes gain nothing. The time that both sides need to save and restore the processes is
+    /// added to it. Without this option, passes are made as long as each has at most half as much to copy as the last
+    /// one, and until little is left.
     #[arg(long, value_name = "DURATION", value_parser = interval)]
     pub(crate) max_downtime: Option<Duration>,
     /// With --max-downtime: what to do with a program that writes too fast for it
     #[arg(long, value_enum, default_value_t = OnStallArg::Continue, requires = "max_downtime")]
     pub(crate) on_stall: OnStallArg,
-    /// Send memory over so many connections besides the link, with TLS
+    /// Send memory over this many connections with TLS, in addition to the link
     ///
-    /// They go to the host of ssh://HOST, or where --streams-to says. The other side has to let them (--streams-at).
+    /// They go to the host of ssh://HOST, or to --streams-to. The other side has to permit them (--streams-at).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_STREAMS)))]
     pub(crate) streams: Option<u32>,
     /// With --streams: name or address of the other host, as seen from here
     #[arg(long, value_name = "HOST", requires = "streams")]
     pub(crate) streams_to: Option<String>,
-    /// With ssh and --streams: where streams may come to there, as `gpucr receive` takes it
+    /// With ssh and --streams: the address at which the other side accepts streams, as for `gpucr receive`
     #[arg(long, value_name = "ADDRESS", requires = "streams", default_value = "[::]:0")]
     pub(crate) streams_at: SocketAddr,
-    /// How long the other side may be silent until it is taken for lost
+    /// How long the other side may be silent before it is considered lost
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = interval)]
     pub(crate) silence: Duration,
-    /// How device memory is copied
+    /// How to copy device memory
     #[arg(long, value_enum, default_value_t = ProtocolArg::Auto)]
     pub(crate) protocol: ProtocolArg,
     /// How long the program may take to come to a halt
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
     pub(crate) timeout: Duration,
-    /// Compression of what is sent: `none`, or a level of zstd from 1 (fast) to 19 (small)
+    /// Compression of what is sent: `none`, or a zstd level from 1 (fast) to 19 (small)
     #[arg(long, value_name = "LEVEL", default_value = "1", value_parser = compression)]
     pub(crate) compress: Compression,
-    /// Add what happens to FILE, one JSON object on a line
+    /// Append events to FILE as they happen, one JSON object per line
     ///
-    /// A pipe will do, and so will /dev/fd/3. `event` is `phase` (with the phase, and the bytes that it has to
-    /// move), `pass` (of the copy while the program runs: what is left of device memory, the rate of the link and that
-    /// at which the program writes, in bytes and bytes a second, and the time for which it would have to wait for what is
-    /// left), `migrated` (with the report) or `failed`; `ms` is the time since the start.
+    /// FILE may be a pipe, or /dev/fd/3. `event` is `phase` (with the phase, and the bytes that it has to move),
+    /// `pass` (one pass of the copy while the program runs: the remainder of device memory in bytes, the rates of the
+    /// link and of the program's writes in bytes per second, and how long sending the remainder would stop the
+    /// program), `migrated` (with the report) or `failed`; `ms` is the time since the start.
     #[arg(long, value_name = "FILE")]
     pub(crate) events: Option<PathBuf>,
-    /// Record what happens when, on both sides and on one clock, for `gpucr report`
+    /// Write a timeline of both sides, on one clock, to FILE, for `gpucr report`
     #[arg(long, value_name = "FILE")]
     pub(crate) timeline: Option<PathBuf>,
-    /// Keep a complete image in IMAGE, which is new or empty, until the other side says that the program runs there
+    /// Keep a complete image in the directory IMAGE, which must be new or empty, until the other side confirms that
+    /// the program runs there
     ///
-    /// What is sent is written there too, while the program stands still as well. The image is removed when the program
-    /// runs, here or there. If that is not heard, gpucr says where the image is: if the other host is lost for good,
-    /// `gpucr restore` brings the program back from it. It must not run in two places.
+    /// What is sent is also written to IMAGE, including while the program is stopped. The image is removed once the
+    /// program runs, here or there. If the other side does not confirm that it runs, gpucr says where the image is:
+    /// if the other host is lost for good, `gpucr restore` brings the program back from it. Never let the program run
+    /// in both places.
     #[arg(long, value_name = "IMAGE")]
     pub(crate) safety_image: Option<PathBuf>,
     /// Sign the image with the private key in FILE (see gpucr-key(1))
     #[arg(long, value_name = "FILE")]
     pub(crate) sign: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) criu: CriuArgs,
     /// Print the result as one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-    /// List what this host has noted of migrations that are not over
+    /// List this host's records of migrations that are not complete
     #[arg(long, conflicts_with_all = ["pid", "to", "fd"])]
     pub(crate) list: bool,
-    /// Forget a migration of which this host was the source
+    /// Delete the record of a migration of which this host was the source
     #[arg(long, value_name = "ID", conflicts_with_all = ["pid", "to", "fd", "list"])]
     pub(crate) forget: Option<MigrationId>,
     /// This process is in the pid namespace of the program: the pid that it has there
     #[arg(long, hide = true, value_name = "PID")]
     pub(crate) inside: Option<u32>,
+    #[command(flatten)]
+    pub(crate) criu: CriuArgs,
 }
 
 /// Where the other side is.
@@ -200,7 +208,7 @@ impl std::str::FromStr for To {
         let (host, port) = match host.rsplit_once(':') {
             // The colons of an IPv6 address are within its brackets.
             Some((host, port)) if !port.contains(']') => {
-                (host, Some(port.parse().map_err(|_| "its port is no number of 16 bits")?))
+                (host, Some(port.parse().map_err(|_| "its port is not a number up to 65535")?))
             }
             _ => (host, None),
         };
@@ -218,22 +226,23 @@ impl std::str::FromStr for To {
 /// What to do about files that the program has open.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FilesArg {
-    /// They have to be there, and of the same sizes
+    /// They must exist there, with the same sizes
     Check,
-    /// Those that are not there are sent along, but for executables and libraries
+    /// Files that are missing there are sent along, except executables and libraries
     ///
-    /// They are made there before the program is handed over, with the same owners and modes, and are removed if it is
-    /// not. The directories have to be there, and the other side has to permit it (--files-below). What is there already
-    /// is not touched, and has to be the same size. Here they stay.
+    /// They are created there before the program is handed over, with the same owners and modes, and are removed
+    /// again if it is not handed over. The directories must exist, and the other side has to permit it
+    /// (--files-below). Files that exist there are not touched, and must have the same size. The files also stay
+    /// here.
     Copy,
 }
 
 /// What to do with a program that writes too fast.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnStallArg {
-    /// Stop it all the same, for longer
+    /// Stop the program all the same, for longer
     Continue,
-    /// Give the migration up
+    /// Give up the migration
     Abort,
 }
 
@@ -247,7 +256,7 @@ impl MigrateArgs {
                 host.rsplit_once('@').map_or(host.as_str(), |(_, name)| name).to_owned()
             }
             _ => {
-                return Err(CliError::new(USAGE, "nothing says where the streams go")
+                return Err(CliError::new(USAGE, "it is not known which host the streams go to")
                     .help("name the other host: --streams-to HOST"));
             }
         };
@@ -268,7 +277,7 @@ pub(crate) fn plain_directory(text: &str) -> Result<PathBuf, String> {
     let is_plain = |path: &PathBuf| is_plain(path);
     let trimmed = if text.len() > 1 { text.trim_end_matches('/') } else { text };
     let path = Some(PathBuf::from(trimmed)).filter(is_plain);
-    path.ok_or_else(|| "it is no absolute path without `.`, `..` and `//`".into())
+    path.ok_or_else(|| "an absolute path without `.`, `..` and `//` is expected".into())
 }
 
 /// A rate that lets a frame through before the other side takes this one for lost.
@@ -284,9 +293,9 @@ fn bandwidth(text: &str) -> Result<u64, String> {
 pub(crate) enum ProtocolArg {
     /// The best of those below
     Auto,
-    /// Everything while the program stands still
+    /// Everything while the program is stopped
     Stop,
-    /// Most while the program runs, what has changed again while it stands still
+    /// Most while the program runs; what changes meanwhile is copied again while it is stopped
     Recopy,
 }
 

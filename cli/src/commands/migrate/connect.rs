@@ -171,9 +171,10 @@ fn wait_for(listener: &UnixListener, signals: &SignalPlan) -> Result<UnixStream,
 /// The socket, if its other end is of root or of this user.
 fn of_friend(socket: UnixStream) -> Result<UnixStream, CliError> {
     let connection = Connection::new(socket);
-    let peer = connection.peer().map_err(io_error("the other side cannot be told"))?;
+    let peer =
+        connection.peer().map_err(io_error("cannot tell which user is on the other side"))?;
     if peer.uid != 0 && peer.uid != rustix::process::geteuid().as_raw() {
-        let message = format!("user {}, who is somebody else, is at the other end", peer.uid);
+        let message = format!("a different user, {}, is at the other end", peer.uid);
         return Err(CliError::new(FAILED, message).state("Nothing was changed."));
     }
     Ok(UnixStream::from(OwnedFd::from(connection)))

@@ -21,16 +21,18 @@ pub(super) fn relay(relaying: Relaying, migration: &str, events: &Events) -> Out
             events.say("ended", json!({}));
             let error =
                 CliError::new(UNKNOWN, "the other side does not know how the program has ended");
-            return Err(error.state("All that it had written was relayed."));
+            return Err(error.state("All its output so far was relayed."));
         }
         Err(error) => {
             let error = Error::from(error);
             events.say("relay-lost", json!({"error": error.to_string()}));
             return Err(CliError::from(error)
                 .code(UNKNOWN)
-                .state("The program goes on there; its standard streams are not relayed any more.")
+                .state(
+                    "The program continues there; its standard streams are not relayed any more.",
+                )
                 .help(format!(
-                    "what it writes from now on, and how it ends, is kept there in \
+                    "its output from now on, and how it ends, are kept there in \
                      /var/lib/gpucr/migrations/{migration}.output"
                 )));
         }

@@ -219,7 +219,7 @@ impl Relay {
     /// The program runs, and this process does not use the link any more.
     pub(super) fn go(&self) {
         if let Err(error) = Server::go(&self.control) {
-            note!("gpucr: nobody reads what the program writes: the relay has ended: {error}");
+            note!("gpucr: the relay has ended, so nobody reads what the program writes: {error}");
         }
     }
 
@@ -241,8 +241,8 @@ impl Relay {
         }
         if let Some(folder) = folder {
             note!(
-                "gpucr: there is no connection with the source. The program goes on; what it writes to its standard \
-                 streams is kept in {}.",
+                "gpucr: the connection to the source is lost. The program continues; what it writes to its \
+                standard streams is kept in {}.",
                 folder.display()
             );
         }

@@ -9,111 +9,110 @@ use gpucr_core::restore::{FilePolicy, MappedDevice};
 use super::streams::Streams;
 use crate::commands::key::TrustArgs;
 
-/// Bring a saved program back
+/// Restore a program from an image
 ///
-/// The program has its old pids and goes on where it was. In the foreground (the default) gpucr
-/// stands in for it: it passes signals on to the program, and ends with the program's exit status.
-/// The image is only read, so it can be restored any number of times.
+/// The program gets its old pids back and resumes where it left off. In the foreground (the default) gpucr stands in
+/// for it: it passes signals on to the program, and exits with the program's exit status. The image is only read, so
+/// it can be restored any number of times.
 #[derive(clap::Args)]
 #[command(after_long_help = "\
-With --new-pids the program sees its old pids, in a pid namespace of its own with its own /proc, and has \
-others outside, which are the ones that gpucr prints and takes. So one image can be restored several times \
-at once, also while the program runs that it was made of. Everything else is shared: instances that listen on \
-the same port need a network of their own (ip netns exec NAME gpucr restore …), and files that the program \
-has open for writing are the same files (unshare --mount, or a program that writes to its standard output). \
-The program has no controlling terminal; gpucr passes signals on. A small process of gpucr's stays as the \
-first of the namespace: if it is killed, everything in there is.\n\n\
+With --new-pids the program runs in a pid namespace of its own, with its own /proc. There it has its old pids; \
+outside it has others, which are the ones that gpucr prints and accepts. One image can thus be restored several \
+times at once, even while the program it was made from still runs. Everything else is shared. Instances that \
+listen on the same port each need a network of their own (ip netns exec NAME gpucr restore …). Files that the \
+program has open for writing are the same files in all instances; to avoid that, use unshare --mount, or a \
+program that writes to its standard output. The program has no controlling terminal; gpucr passes signals on. A \
+small gpucr process remains as the first of the namespace: if it is killed, so is everything in the namespace.\n\n\
 Examples:\n  gpucr restore image/\n  pid=$(gpucr restore --detach image/)\n  \
 for i in 1 2 3; do gpucr restore --new-pids --detach image/; done")]
 pub(crate) struct RestoreArgs {
-    /// The image: its directory, or its name in the store of GPUCR_STORE (`latest` for the newest)
+    /// The image: its directory, or its name in the default store (`latest` for the newest)
     pub(crate) image: PathBuf,
     /// Where it is, if the command outside of a namespace has found that out
     #[arg(long, hide = true, value_name = "PATH")]
     pub(crate) resolved: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) trust: TrustArgs,
-    /// Leave the program in the background and print its pid
+    /// Leave the program running in the background and print its pid
     #[arg(short = 'd', long, alias = "restore-detached")]
     pub(crate) detach: bool,
-    /// Add the program's standard output to FILE, if it was a pipe
+    /// Append the program's standard output to FILE, if it was a pipe
     ///
-    /// The reader of the pipe is gone. In the foreground the program gets gpucr's own output in its place, and with
-    /// --detach /dev/null. What went to a file or a terminal goes there again.
+    /// The reader of the pipe is gone. Without this option the program gets gpucr's own output instead, or /dev/null
+    /// with --detach. Output that went to a file or a terminal goes there again.
     #[arg(long, value_name = "FILE")]
     pub(crate) stdout: Option<PathBuf>,
-    /// The same for its standard error; with a pipe for both, either option takes both
+    /// The same for its standard error; if one pipe served both, either option applies to both
     #[arg(long, value_name = "FILE")]
     pub(crate) stderr: Option<PathBuf>,
-    /// Restore in a new pid namespace, where all pids are free
+    /// Restore into a new pid namespace, where all pids are free
     #[arg(long)]
     pub(crate) new_pids: bool,
-    /// Run CMD in a shell when the processes are there, before any of them runs
+    /// Run CMD in a shell once the processes exist, before any of them runs
     ///
-    /// GPUCR_PID is the pid of the program's root, GPUCR_IMAGE the image. What it prints goes to stderr. If
-    /// it fails, so does the restore, and nothing of the program has run. With --new-pids it runs inside
-    /// the namespace.
+    /// In its environment GPUCR_PID is the pid of the program's root process and GPUCR_IMAGE the image. What CMD
+    /// prints goes to stderr. If it fails, so does the restore, and no part of the program has run. With --new-pids
+    /// it runs inside the namespace.
     #[arg(long, value_name = "CMD")]
     pub(crate) exec_before_resume: Option<OsString>,
-    /// Write the program's pid and a line end to this file when the program runs
+    /// Write the program's pid and a newline to this file once the program runs
     ///
-    /// The file appears with the line in it, under another name before.
+    /// The file appears only when it is complete: it is written under another name and renamed.
     #[arg(long, value_name = "FILE")]
     pub(crate) ready_file: Option<PathBuf>,
-    /// The same to a file descriptor that gpucr was started with; it is closed then
+    /// The same, but to a file descriptor that gpucr was started with; it is closed afterwards
     #[arg(long, value_name = "FD", value_parser = clap::value_parser!(i32).range(0..))]
     pub(crate) ready_fd: Option<i32>,
-    /// Add what happens to FILE, one JSON object on a line
+    /// Append events to FILE as they happen, one JSON object per line
     ///
-    /// A pipe will do, and so will /dev/fd/3. `event` is `phase` (with the phase, and the bytes that it has to
-    /// move), `running` (with the pid), `again` (on demand, or with shared memory: the program was ended, and is
-    /// restored with all of its memory), `restored` (with the report), `ended` (with the exit code or signal of a program in
+    /// FILE may be a pipe, or /dev/fd/3. `event` is `phase` (with the phase, and the bytes that it has to move),
+    /// `running` (with the pid), `again` (with --on-demand or --share: the program was ended, and is being restored
+    /// with all of its memory), `restored` (with the report), `ended` (with the exit code or signal of a program in
     /// the foreground) or `failed`; `ms` is the time since the start.
     #[arg(long, value_name = "FILE")]
     pub(crate) events: Option<PathBuf>,
-    /// Let the program go on on another device of the same kind
+    /// Let the program continue on another device of the same kind
     ///
-    /// OLD is a device of the image: its number in `gpucr inspect`, or its UUID. NEW is one of this host: its
-    /// number as the driver counts (see nvidia-smi), or its UUID. Several pairs are separated by commas. A
-    /// device that is not named keeps its place, which must be free. For an image of another host, name every
-    /// GPU that the program could see there, also those that it did not use. The program goes on to know each
-    /// device by its old number. What else it has noted of one (UUID, PCI bus id, index of NVML) is that of the old
-    /// one, and the driver goes on to tell it the old PCI bus id: a program that hands these to NVML or NCCL after the
-    /// move names the wrong device. Old and new ones are printed, and in the report (`moved`).
+    /// OLD is a device of the image: its number in `gpucr inspect`, or its UUID. NEW is a device of this host: its
+    /// number as the driver counts (see nvidia-smi), or its UUID. Separate several pairs by commas. A device that is
+    /// not named keeps its place, which must be free. For an image from another host, name every GPU that the program
+    /// could see there, including those that it did not use. The program continues to address each device by its old
+    /// number. Whatever else it has stored about a device (UUID, PCI bus id, NVML index) still describes the old one,
+    /// and the driver keeps reporting the old PCI bus id: a program that passes these to NVML or NCCL after the move
+    /// names the wrong device. The old and new devices are printed, and are in the report (`moved`).
     #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
     pub(crate) device_map: Vec<MappedDevice>,
-    /// Write what the restore came to into FILE, in the text form of Prometheus (see gpucr-dump(1))
+    /// Write metrics of the restore to FILE, in the text format of Prometheus (see gpucr-dump(1))
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics: Option<PathBuf>,
-    /// Add what the restore did, and when, to FILE, as spans of OpenTelemetry (see gpucr-dump(1))
+    /// Append what the restore did, and when, to FILE as OpenTelemetry spans (see gpucr-dump(1))
     #[arg(long, value_name = "FILE")]
     pub(crate) traces: Option<PathBuf>,
-    /// What to do about files that are not as they were at the dump
+    /// What to do about files that have changed since the dump
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = FilesArg::Keep)]
     pub(crate) files: FilesArg,
-    /// Let the program go on before its memory is loaded
+    /// Let the program continue before its memory is loaded
     ///
-    /// A launch then waits only for the device memory that its arguments point to, and a thread for the pages of host
-    /// memory that it touches; the rest is loaded while the
-    /// program runs, and gpucr stays until it is. If the device touches memory that nobody saw it would
-    /// touch (through pointers that lie in memory), the program is ended and restored anew with all of its
-    /// memory. So it is if it ends by itself before all is loaded and its exit status is not 0, since a
-    /// missed access can be the reason. What it had written to files that it had open at the dump is taken back then. What it
-    /// had sent or printed elsewhere in between is not: it comes twice.
+    /// A launch then waits only for the device memory that its arguments point to, and a thread only for the pages of
+    /// host memory that it touches. The rest is loaded while the program runs, and gpucr stays until that is done. If
+    /// the device touches memory that could not be foreseen (through pointers stored in memory) and is not loaded
+    /// yet, the program is ended and restored again with all of its memory. The same happens if the program exits
+    /// with a status other than 0 before everything is loaded, since a missed access may be the reason. What it wrote
+    /// meanwhile to files that it had open at the dump is then undone. What it sent or printed elsewhere is not: that
+    /// happens twice.
     #[arg(long)]
     pub(crate) on_demand: bool,
     /// Share device memory that the program does not write with other instances of the image
     ///
-    /// The first instance loads it; those that follow while one runs only map it, and start faster. All of
-    /// them see it read-only. What may write some of it waits until it has a copy of its own. The image says
-    /// what can be shared if its dump copied while the program ran (see --protocol), and judges by what it saw
-    /// then: a kernel that writes shared memory all the same is stopped by the device. Then the program is
-    /// ended and restored anew with all memory its own, however long it has run; its output is taken back as
-    /// with --on-demand. So gpucr has to stay: it cannot be detached. An image of which that has happened is not
-    /// shared any more, until the host is started anew or its file in /run/gpucr/unshared is removed.
+    /// The first instance loads the memory; instances that start while another one runs only map it, and start
+    /// faster. All of them map it read-only. A launch or copy that may write some of it waits until the instance has
+    /// its own copy of that part. If the image's dump copied memory while the program ran (see --protocol), it
+    /// recorded which memory the program did not write, and that is what can be shared. A kernel that writes shared
+    /// memory all the same is stopped by the device; the program is then ended and restored again with all memory its
+    /// own, however long it has run, and its output is undone as with --on-demand. gpucr therefore has to stay:
+    /// --detach cannot be used. After this has happened, the image is not shared any more until the host is rebooted
+    /// or the image's file in /run/gpucr/unshared is removed.
     #[arg(long, conflicts_with_all = ["on_demand", "detach"])]
     pub(crate) share: bool,
-    /// Tell everything that is known to be in the way of a restore, each with what to do about it, and change nothing
+    /// List everything known that would prevent a restore, each with what to do about it, and change nothing
     ///
     /// The whole image is read and checked, as `gpucr verify` does.
     #[arg(long, conflicts_with_all = ["detach", "exec_before_resume", "ready_file", "ready_fd", "events"])]
@@ -142,16 +141,19 @@ pub(crate) struct RestoreArgs {
     /// restore, the last pid to leave free, and with --share the connection with a holder
     #[arg(long, hide = true, num_args = 1, value_delimiter = ',', value_name = "FDS")]
     pub(crate) inside: Option<Vec<u32>>,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
 }
 
 /// See [`FilePolicy`].
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FilesArg {
-    /// Logs stay as they are, and the program goes on at their ends, also where they have grown or were cut. Any other
-    /// file must have its old size
+    /// Logs stay as they are, and the program continues at their ends, even if they have grown or were truncated. Any
+    /// other file must have its old size
     Keep,
-    /// What the program was writing is made what it was: what was added since is lost, and files that were altered or
-    /// removed come back from the copies in the image, as far as it has them (see --save-files of gpucr-dump(1))
+    /// Files that the program was writing are put back as they were: what was appended since is lost, and files that
+    /// were altered or removed are restored from their copies in the image, if it has them (see --save-files in
+    /// gpucr-dump(1))
     Rewind,
     /// Every file must have its old size
     Strict,

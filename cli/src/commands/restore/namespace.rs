@@ -195,10 +195,12 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
         to_signal.pass_to(pid);
         // On the thread that was told to end with the command outside. It stays, and so does the program.
         if let Err(error) = namespace::outlive() {
-            note!("gpucr: the program would end with this command: {error}");
+            note!("gpucr: the program will be ended if this command ends: {error}");
         }
         if let Err(error) = say(&to_outer, &json!({"running": true, "pid": pid})) {
-            note!("gpucr: the command outside cannot be told that the program runs: {error}");
+            note!(
+                "gpucr: the command outside the namespace could not be told that the program runs: {error}"
+            );
         }
     }));
     let held_by = setup::held_by(args)?;

@@ -60,6 +60,6 @@ impl Ready {
 }
 
 fn lost(what: &str, error: io::Error) {
-    note!("gpucr: the program runs, but nobody could be told: {error}");
+    note!("gpucr: the program runs, but that could not be reported: {error}");
     say::lost(what, error);
 }

@@ -145,7 +145,7 @@ pub(super) fn say_ended(args: &RestoreArgs, pid: u32, end: End, since: Instant) 
             (code, None) => format!("has ended with exit code {}", code.unwrap_or(1)),
         };
         let time = humantime::format_duration(Duration::from_secs(since.elapsed().as_secs()));
-        note!("process {pid} {how}, {time} after it went on");
+        note!("process {pid} {how}, {time} after it resumed");
     }
 }
 
@@ -153,7 +153,7 @@ pub(super) fn say_ended(args: &RestoreArgs, pid: u32, end: End, since: Instant) 
 pub(super) fn say_restored(args: &RestoreArgs, report: &Report) {
     if is_watched(args) {
         note!(
-            "process {} goes on after {}, with {} of device memory; {} in all",
+            "process {} resumed after {}, with {} of device memory; {} in all",
             report.pid,
             display::time(report.running_ms),
             display::bytes(report.bulk_bytes),
@@ -176,8 +176,8 @@ pub(super) fn say_files(report: &Report) {
         let now =
             found.map_or("was gone".to_owned(), |now| format!("has {} now", display::bytes(now)));
         let done = match done {
-            FileFate::Continued => "the program goes on at its end",
-            FileFate::CutBack => "it was cut back",
+            FileFate::Continued => "the program continues at its end",
+            FileFate::CutBack => "it was truncated",
             FileFate::PutBack => "it was put back from the image",
         };
         note!("{path} had {then} at the dump and {now}: {done}.");
@@ -191,8 +191,8 @@ pub(super) fn say_moved(report: &Report) {
     }
     if !report.moved.is_empty() {
         note!(
-            "What it has noted of a device (UUID, PCI bus id, index of NVML) is the old one's, and the driver goes on \
-             to tell it the old PCI bus id."
+            "What it has stored about a device (UUID, PCI bus id, NVML index) still describes the old one, and \
+            the driver keeps reporting the old PCI bus id."
         );
     }
 }

@@ -15,49 +15,52 @@ use crate::values::every;
 #[derive(clap::Args)]
 #[command(next_help_heading = "Saving and restarting (gpucr stays, and needs root)")]
 pub(crate) struct SupervisionArgs {
-    /// Watch over the program, and put images of it into the store DIR, which is made if it does not exist
-    /// [default with any of the options below: GPUCR_STORE, or the store of the config file]
+    /// Watch over the program, and put images of it into the store DIR, which is created if it does not exist
+    /// [default with any of the options below: GPUCR_STORE, or the store in the config file]
     #[arg(long, value_name = "DIR")]
     pub(crate) store: Option<PathBuf>,
-    /// Save the program again and again, for the first time after this time
+    /// Save the program at this interval, for the first time after one interval
     ///
-    /// A dump that fails is reported, and the next one is made at its time.
+    /// A dump that fails is reported, and the next one is made when it is due.
     #[arg(long, value_name = "DURATION", value_parser = every)]
     pub(crate) every: Option<Duration>,
     /// Save the program when gpucr run gets a signal, as in usr1=sync,usr2=now
     ///
-    /// SIGNAL is usr1 or usr2. HOW is `now`; or `sync`: behind the next call by which the program waits for the device (see
-    /// --at-sync of gpucr-dump(1)); or `end`: now, and the program is ended by the dump. gpucr run ends with exit status 75
-    /// then, and with --resume it goes on from the image another time. The signal is not passed on to the program. One that is sent to the program itself is
-    /// the program's: its handler gets it, and where it has none nothing happens, since gpucr run lets the program ignore
-    /// it; so a scheduler may signal all processes of a job.
+    /// SIGNAL is usr1 or usr2. HOW is `now`; or `sync`: right after the program's next call that waits for the device
+    /// (see --at-sync in gpucr-dump(1)); or `end`: now, and the dump ends the program. In the last case gpucr run
+    /// exits with status 75; run again with --resume, it continues from the image. The signal is not passed on to the
+    /// program. A signal that is sent to the program itself goes to the program's handler; if there is none nothing
+    /// happens, since gpucr run starts the program with the signal ignored. So a scheduler may signal all processes
+    /// of a job.
     #[arg(long, value_name = "SIGNAL=HOW", value_delimiter = ',', value_parser = on_signal)]
     pub(crate) on_signal: Vec<OnSignal>,
-    /// How many of the images are kept that this gpucr makes and nobody has named; older ones are removed [default: all]
+    /// How many images to keep of those that this gpucr makes and that nobody has named; older ones are removed
+    /// [default: all]
     ///
-    /// Images that were in the store before are never removed.
+    /// Images that were already in the store are never removed.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) keep: Option<u32>,
-    /// Restore the last image when the program fails, up to N times without a new image in between
+    /// Restore the last image when the program fails, at most N times without a new image in between
     ///
-    /// It has failed if a signal has ended it that says so (SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS or
-    /// SIGTRAP, or the exit status that shells give for one, 128 and its number), or if its exit status is not 0 after
-    /// a call of the driver has told a process of it that a context is broken or a device is gone. Any other exit status
-    /// is taken as the program's own: it is not restored, and gpucr run ends with that status. After gpucr run was asked
-    /// to end, nothing is restored. What is left of its processes is killed before the restore. The second restore without a new image is made after a second, and each
-    /// further one after twice the time, up to a minute.
+    /// The program has failed if it was ended by SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS or
+    /// SIGTRAP, or exited with the status that shells give for one of these (128 plus its number); or if it exited
+    /// with a status other than 0 after a driver call told one of its processes that a context is broken or a device
+    /// is gone. Any other exit status is taken as intended: the program is not restored, and gpucr run exits with
+    /// that status. Nothing is restored once gpucr run has been asked to end. Any remaining processes of the program
+    /// are killed before the restore. The second restore without a new image is made after one second; the delay then
+    /// doubles each time, up to a minute.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) restart: Option<u32>,
-    /// Begin with the newest image of the store instead of CMD, if it has one
+    /// Start from the newest image in the store instead of running CMD, if there is one
     ///
-    /// If that cannot be restored and is damaged, --restart goes on with the one before.
-    /// For a job that is started again and again: give each its own store.
+    /// If that image is damaged and cannot be restored, --restart tries the one before it. This is for a job that is
+    /// started several times; give each job its own store.
     #[arg(long)]
     pub(crate) resume: bool,
-    /// An option for the dumps, as in --dump-arg=--tcp-close; may be given more than once (see gpucr-dump(1))
+    /// An option for the dumps, such as --dump-arg=--tcp-close; may be repeated (see gpucr-dump(1))
     #[arg(long = "dump-arg", value_name = "ARG", allow_hyphen_values = true)]
     pub(crate) dump_args: Vec<OsString>,
-    /// The same for the restores, as in --restore-arg=--files=rewind (see gpucr-restore(1))
+    /// The same for the restores, such as --restore-arg=--files=rewind (see gpucr-restore(1))
     #[arg(long = "restore-arg", value_name = "ARG", allow_hyphen_values = true)]
     pub(crate) restore_args: Vec<OsString>,
 }
@@ -143,7 +146,7 @@ fn on_signal(text: &str) -> Result<OnSignal, String> {
         "now" => How::Now,
         "sync" => How::Sync,
         "end" => How::End,
-        _ => return Err("`now`, `sync` or `end` is expected behind the `=`".into()),
+        _ => return Err("`now`, `sync` or `end` is expected after the `=`".into()),
     };
     Ok(OnSignal { signal, how })
 }
@@ -162,12 +165,11 @@ fn parse<T: Parser>(option: &str, line: &[&str], besides: &[OsString]) -> Result
 }
 
 fn in_place(option: &str, is_in_place: bool) -> Result<(), CliError> {
-    if is_in_place { Ok(()) } else { Err(wrong(option, "one of them has no place here")) }
+    if is_in_place { Ok(()) } else { Err(wrong(option, "one of them cannot be used here")) }
 }
 
 fn wrong(option: &str, what: &str) -> CliError {
-    let help =
-        "each takes one word; a value is written behind a `=`, as in --dump-arg=--timeout=1m";
+    let help = "each takes one word; give a value after a `=`, as in --dump-arg=--timeout=1m";
     CliError::new(USAGE, format!("the options of {option}: {what}")).help(help)
 }
 
@@ -192,8 +194,8 @@ mod tests {
         let bad = |option: &str| parsed(&[option]).check().expect_err(option).message().to_owned();
         assert!(bad("--dump-arg=--tcp").contains("--dump-arg"), "not understood");
         assert!(bad("--dump-arg=--store=/a").contains("--store"), "given twice");
-        assert!(bad("--dump-arg=--dry-run").contains("no place"));
-        assert!(bad("--restore-arg=--detach").contains("no place"));
+        assert!(bad("--dump-arg=--dry-run").contains("cannot be used here"));
+        assert!(bad("--restore-arg=--detach").contains("cannot be used here"));
         assert!(bad("--restore-arg=/b").contains("--restore-arg"), "a second image");
     }
 

@@ -144,7 +144,7 @@ impl Dumping {
             let ms = |name: &str| display::time(report[name].as_f64().unwrap_or_default());
             let (image, stopped) = (report["image"].as_str().unwrap_or_default(), ms("stopped_ms"));
             note!(
-                "gpucr: {image}: the program stood still for {stopped}, {} in all",
+                "gpucr: {image}: the program was stopped for {stopped}, {} in all",
                 ms("total_ms")
             );
         }

@@ -59,7 +59,7 @@ impl Images {
 pub(super) fn is_damaged(image: &Path) -> bool {
     let is_whole = verify::verify(image, &Quiet).is_ok_and(|report| report.whole);
     if !is_whole {
-        note!("gpucr: the image {} is damaged, and passed over", image.display());
+        note!("gpucr: the image {} is damaged, and skipped", image.display());
     }
     !is_whole
 }

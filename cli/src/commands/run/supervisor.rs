@@ -69,7 +69,7 @@ pub(super) fn run(args: &SupervisionArgs, mut command: Command) -> Outcome {
     let images = Images::new(earlier, args.keep.map_or(usize::MAX, |keep| keep as usize));
     let life = match images.next() {
         Some(image) => {
-            note!("gpucr: going on from the image {}", image.display());
+            note!("gpucr: resuming from the image {}", image.display());
             Life::restore(image, &args.restore_args, &signals)
                 .map_err(io_error("cannot start a restore"))?
         }
@@ -215,7 +215,8 @@ impl Supervisor<'_> {
         let name = environment(root, ENV_SUPERVISOR).filter(|name| is_supervisor(name));
         if let Some(Err(error)) = name.map(|name| self.listener.answer_to(name)) {
             note!(
-                "gpucr: the program has another name for this gpucr, which does not get it: {error}"
+                "gpucr: requests from within the program do not arrive, since it has another name for this \
+                gpucr: {error}"
             );
         }
     }
@@ -358,8 +359,8 @@ impl Supervisor<'_> {
         self.kill_rest();
         let s = if most == 1 { "" } else { "s" };
         note!(
-            "gpucr: the program has failed: {why}. It is restored from {}, {times} of at most {most} time{s} without a \
-             new image.",
+            "gpucr: the program has failed: {why}. It is being restored from {}, {times} of at most {most} \
+            time{s} without a new image.",
             image.display()
         );
         let life = Life::restore(&image, &self.args.restore_args, &self.signals);
@@ -374,13 +375,13 @@ impl Supervisor<'_> {
             .map(|time| display::time(gpucr_core::format::milliseconds(*time)))
             .collect();
         let what = format!(
-            "the program fails again and again: {} times without a new image in between, the last time: {why}",
+            "the program keeps failing: {} times without a new image in between, the last time: {why}",
             times.len()
         );
         CliError::new(FAILED, what)
             .state(format!(
-                "It is not restored any more. It had run for {} before it failed each time. Its last image is as it \
-                 was.",
+                "It is not restored again. The times for which it ran before it failed: {}. Its last image is as \
+                it was.",
                 times.join(", ")
             ))
             .help(format!("`gpucr restore {}` restores it", crate::escape::shell_word(image)))
@@ -480,8 +481,8 @@ fn tell(farewell: Farewell) {
     match farewell {
         Farewell::Saved => note!("gpucr: the program was saved and ended by another gpucr"),
         Farewell::Unknown => note!(
-            "gpucr: the program has ended while another gpucr saved it to end it, and nobody says what came of that; it \
-             is not restored"
+            "gpucr: the program ended while another gpucr was dumping it in order to end it, and the result of \
+            that dump is not known; the program is not restored"
         ),
     }
 }
@@ -489,6 +490,6 @@ fn tell(farewell: Farewell) {
 /// Nobody stands in for the program any more.
 fn left(pid: u32) -> CliError {
     CliError::new(FAILED, "the restore that stood in for the program has ended")
-        .state(format!("The program, process {pid}, runs on, and nobody watches over it."))
+        .state(format!("The program, process {pid}, keeps running, and nobody watches over it."))
         .help(format!("`gpucr dump --pid {pid}` saves it"))
 }

@@ -310,14 +310,14 @@ fn misspeculations(page: &mut String, marks: &[Mark]) {
         return;
     }
     page.push_str(
-        "<h2>Changed after it was copied</h2>\n<p>Memory that was copied while the program ran, had \
-         changed when the program was stopped, and was copied again; and what was launched in between \
-         that may write there.</p>\n<table class=\"missed\"><tr><th>address</th><th>launched</th>\
+        "<h2>Changed after it was copied</h2>\n<p>Memory that was copied while the program ran, had changed by \
+        the time the program was stopped, and was copied again; and what was launched in between that may have \
+        written it.</p>\n<table class=\"missed\"><tr><th>address</th><th>launched</th>\
          <th>bytes</th><th>process</th></tr>\n",
     );
     for Mark { misspeculation: found, .. } in marks {
         let suspects = match found.suspects.as_slice() {
-            [] => "nobody seen".to_owned(),
+            [] => "an unknown writer".to_owned(),
             names => names.join(", "),
         };
         let _ = writeln!(
@@ -333,10 +333,10 @@ fn misspeculations(page: &mut String, marks: &[Mark]) {
 }
 
 /// What the words of the picture mean.
-const WORDS: &str = "Each row is a track, from the beginning of the dump to its end. A hash pass hashes all device \
-memory where it is; its bytes are those found changed since the pass before. Copies are made ahead, while \
-the program runs; of what is left, while it is stopped; or of shadows, copies aside within the device, \
-while it runs again. The bytes of a copy are those that it copied.";
+const WORDS: &str = "Each row is a track, from the beginning of the dump to its end. A hash pass hashes all \
+device memory on the device; its bytes are those found changed since the previous pass. Copies ahead are made \
+while the program runs, copies of what is left while it is stopped, and copies of shadows, which were set aside \
+on the device, after it has continued. The bytes of a copy are those that it copied.";
 
 /// The whole in a sentence or two.
 fn summary(trace: &Trace) -> String {

@@ -191,7 +191,7 @@ fn a_page_names_everything_and_needs_nothing() {
     for name in names.iter().chain(&[
         ">host</th><td>node-1</td>",
         "0x7000",
-        "nobody seen",
+        "an unknown writer",
         "2 places, 6.0 MiB",
     ]) {
         assert!(page.contains(name), "no {name}");

@@ -90,7 +90,7 @@ impl Slice {
 #[derive(Debug, thiserror::Error)]
 pub enum BadTrace {
     /// No JSON, or none of a trace.
-    #[error("it is no trace: {0}")]
+    #[error("it is not a timeline: {0}")]
     Json(#[from] serde_json::Error),
     /// A trace of something else, or one that cannot be.
     #[error("{0}")]
@@ -154,7 +154,7 @@ fn duration(microseconds: f64) -> Result<Duration, BadTrace> {
     if (0.0..LONGEST).contains(&microseconds) {
         return Ok(Duration::from_nanos((microseconds * 1e3).round() as u64));
     }
-    Err(BadTrace::Content(format!("a time of {microseconds} microseconds cannot be")))
+    Err(BadTrace::Content(format!("a time of {microseconds} microseconds is impossible")))
 }
 
 impl Trace {
@@ -254,7 +254,7 @@ impl Trace {
                     let length = duration(length)?;
                     // Times are rounded to a nanosecond.
                     if at + length > total + Duration::from_micros(1) {
-                        return bad(format!("`{}` goes on after the end", event.name));
+                        return bad(format!("`{}` continues after the end", event.name));
                     }
                     trace.slices.push(Slice { track, name: event.name, begin: at, length, bytes });
                 }

@@ -179,11 +179,13 @@ impl Session {
             Ok(false) => {}
             Ok(true) => {
                 tracing::warn!(
-                    "a kernel takes long in a program that was restored, and would die if gpucr came to its device"
+                    "a long-running kernel of a restored program would die if gpucr opened its device"
                 );
                 return;
             }
-            Err(error) => tracing::warn!(%error, "it is not known whether a kernel takes long"),
+            Err(error) => {
+                tracing::warn!(%error, "it is not known whether a long-running kernel is at work")
+            }
         }
         match prepare(&mut self.cuda_processes) {
             Ok(bulk) => self.memory = bulk,

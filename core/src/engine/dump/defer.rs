@@ -83,7 +83,7 @@ impl Patience {
                 } else if since.elapsed() >= LIMIT {
                     told.store(true, Ordering::Relaxed);
                     tracing::warn!(
-                        "nothing can be stored; the program goes on, and there will be no image"
+                        "nothing can be stored; the program continues, and there will be no image"
                     );
                     stop.fail();
                     return shared.end();
@@ -178,7 +178,7 @@ impl Late {
         feedback: &Feedback,
     ) {
         if let Err(error) = speculation.ask(cuda_processes, LEARNING) {
-            tracing::warn!(%error, "the programs do not say what they have launched");
+            tracing::warn!(%error, "the programs do not report what they have launched");
         }
         let mut missed = std::mem::take(&mut bulk.missed);
         for miss in &mut missed {

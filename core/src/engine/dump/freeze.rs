@@ -74,7 +74,7 @@ pub(super) fn freeze<W: Window>(
                 if attempt == ATTEMPTS || !is_of_strangers(task, &error, attempt) {
                     return Err(unopened.give_up(error.into()));
                 }
-                tracing::warn!(%error, "another process has connected to the program; CRIU is asked once more");
+                tracing::warn!(%error, "another process has connected to the program; trying CRIU again");
                 window = unopened;
                 attempt += 1;
             }
@@ -213,7 +213,7 @@ fn is_of_strangers(task: &Task<'_>, error: &CriuError, attempt: usize) -> bool {
 fn keep_strangers_out(cuda_processes: &[CudaProcess]) -> Vec<queue::Place> {
     let take = |process: &ProcessInfo| {
         queue::take(process).unwrap_or_else(|error| {
-            tracing::warn!(%error, pid = process.pid, "strangers may wait for its agent");
+            tracing::warn!(%error, pid = process.pid, "other processes may be waiting for its agent");
             None
         })
     };

@@ -74,7 +74,7 @@ pub(super) fn precopy(
             Err(Error::Agent(AgentError::Broken { pid, cause }))
                 if precopy.task.forget_ended(pid, precopy.memory.as_mut()) =>
             {
-                tracing::info!(pid, %cause, "it has ended; the dump goes on without it");
+                tracing::info!(pid, %cause, "it has ended; the dump continues without it");
             }
             Ok(()) => return precopy.copy_host(host),
             Err(error) => return Err(error),

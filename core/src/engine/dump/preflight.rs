@@ -200,8 +200,10 @@ pub(super) fn check(
         let (cuda, program) = match inspected {
             Some(Inspected { cuda, driver, path, agent }) => {
                 if *driver_path.get_or_insert_with(|| path.clone()) != path {
-                    let what =
-                        format!("another driver library ({}) than its relatives", path.display());
+                    let what = format!(
+                        "a different driver library ({}) from the rest of the tree",
+                        path.display()
+                    );
                     return Err(Error::Unsupported { pid: process.pid, what });
                 }
                 let sharers = Sharers::of(&cuda.counts);

@@ -36,7 +36,7 @@ pub(super) fn bring_back(
         }
     };
     if let Err(error) = injected {
-        tracing::warn!(%error, "the way back goes on all the same");
+        tracing::warn!(%error, "bringing the program back continues all the same");
     }
     lost.iter().map(|(pid, error)| format!("process {pid}: {error}")).collect()
 }

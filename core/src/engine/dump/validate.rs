@@ -60,7 +60,7 @@ fn check_and_detach(
             // A program that does not answer this would not answer the detach either.
             Err(error @ Error::Agent(AgentError::Broken { .. })) => return Err(error),
             Err(error) => {
-                tracing::warn!(%error, "the programs do not say what they have launched");
+                tracing::warn!(%error, "the programs do not report what they have launched");
             }
             Ok(()) => {}
         }

@@ -14,15 +14,16 @@ pub enum ExtractError {
     #[error("process {pid} has nothing at {address:#x}")]
     Nothing { pid: u32, address: u64, of_driver: bool },
     #[error(
-        "process {pid} has only kept the addresses from {address:#x} on free: there is no memory"
+        "process {pid} has only reserved the addresses from {address:#x} on: there is no memory"
     )]
     Kept { pid: u32, address: u64 },
     #[error(
-        "what process {pid} has at {address:#x} comes from a file, and it has not changed it: the image does not hold it"
+        "the memory of process {pid} at {address:#x} comes from a file and was not changed, so the image does \
+        not contain it"
     )]
     OfFile { pid: u32, address: u64 },
     #[error(
-        "what process {pid} has at {address:#x} belongs to the kernel or a device, and is saved nowhere"
+        "the memory of process {pid} at {address:#x} belongs to the kernel or a device, and is not saved"
     )]
     OfKernel { pid: u32, address: u64 },
     #[error("the image's file {file:?} {what}")]
@@ -30,11 +31,11 @@ pub enum ExtractError {
     #[error("the range from {address:#x} on goes beyond the last address")]
     Beyond { address: u64 },
     #[error(
-        "that is {} GiB of zeros that the image holds no bytes of, and no more than {} GiB are written",
+        "the range has {} GiB of zeros that are not stored in the image; no more than {} GiB of these are written",
         zeros >> 30, MAX_ZEROS >> 30
     )]
     TooManyZeros { zeros: u64 },
-    #[error("that lies in more than {MAX_STRETCHES} places")]
+    #[error("the range lies in more than {MAX_STRETCHES} places")]
     TooManyPlaces {},
 }
 

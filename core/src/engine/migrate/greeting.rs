@@ -19,7 +19,7 @@ pub(super) fn check_hello(message: &Message) -> Result<(), LinkError> {
         Message::Hello { protocol: PROTOCOL, manifest: MANIFEST_VERSION, .. } => Ok(()),
         Message::Hello { protocol, gpucr, manifest } => Err(LinkError::Protocol(format!(
             "it is gpucr {gpucr} with version {protocol} of the protocol and {manifest} of the manifest; this is \
-             gpucr {} with {PROTOCOL} and {MANIFEST_VERSION}",
+            gpucr {} with {PROTOCOL} and {MANIFEST_VERSION}",
             env!("CARGO_PKG_VERSION")
         ))),
         other => Err(unexpected_message(other)),

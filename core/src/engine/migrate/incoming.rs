@@ -126,7 +126,7 @@ impl Task<'_> {
                 if !matches!(error, Error::Link(LinkError::Protocol(_)))
                     && let Err(error) = taken.writer.leave_chunks()
                 {
-                    tracing::info!(%error, "what came is not kept for another attempt");
+                    tracing::info!(%error, "what was received is not kept for another attempt");
                 }
                 return Err(error);
             }
@@ -342,7 +342,7 @@ impl Task<'_> {
             Err(error) => Message::Failed { why: error.to_string() },
         };
         if let Err(error) = self.link.send_regardless(&said) {
-            tracing::warn!(%error, "the source does not hear what has become of the program");
+            tracing::warn!(%error, "the source cannot be told what happened to the program");
         }
         let Brought { pid, was_given, unread, .. } = restored?;
         if !was_given {
@@ -397,12 +397,12 @@ fn forget(record: &Record, path: &Path) {
     };
     match files.and(image) {
         Ok(()) => forget_record(record),
-        Err(error) => tracing::error!(%error, "something of a migration that was given up stays"),
+        Err(error) => tracing::error!(%error, "something is left of a migration that was given up"),
     }
 }
 
 fn forget_record(record: &Record) {
     if let Err(error) = record.remove() {
-        tracing::warn!(%error, "the record of a migration that was given up stays");
+        tracing::warn!(%error, "the record of a migration that was given up could not be removed");
     }
 }

@@ -25,16 +25,16 @@ const STEP: usize = 1 << 16;
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// It has closed the connection, or the connection was cut.
-    #[error("the connection with the other side was lost")]
+    #[error("the connection to the other side was lost")]
     Closed,
     /// Nothing came, or nothing was taken.
     #[error("the other side was silent for {} s", .0.as_secs_f32())]
     Silent(Duration),
     /// The program was not to stand still for longer.
-    #[error("the program was not to stand still for more than {} s", .0.as_secs_f32())]
+    #[error("the program must not be stopped for more than {} s", .0.as_secs_f32())]
     TooLong(Duration),
     /// It has ended before it said anything.
-    #[error("the other side has ended before it said anything")]
+    #[error("the other side ended before it said anything")]
     Mute,
     /// A stream to there does not come about.
     #[error("no stream to {0}: {1}")]
@@ -52,7 +52,7 @@ pub enum LinkError {
     #[error("the other side does not keep to the protocol: {0}")]
     Protocol(String),
     /// A system call failed.
-    #[error("the connection with the other side failed: {0}")]
+    #[error("the connection to the other side failed: {0}")]
     Io(io::Error),
     /// gpucr was asked to end.
     #[error("interrupted")]

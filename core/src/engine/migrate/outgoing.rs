@@ -339,7 +339,7 @@ impl Outgoing {
         let decided = suspended.and_then(|()| Ok(record.enter(State::HandedOver)?));
         if let Err(error) = decided {
             if let Err(error) = record.remove() {
-                tracing::error!(%error, "the decision was not to be made");
+                tracing::error!(%error, "the record of a decision that was not made could not be removed");
             }
             processes().for_each(ProcessInfo::go_on);
             return Err(error);
@@ -352,7 +352,7 @@ impl Outgoing {
             // need nothing.
             processes().for_each(ProcessInfo::kill);
             if let Err(error) = self.commit() {
-                tracing::warn!(%error, "the destination does not hear of the decision");
+                tracing::warn!(%error, "the destination cannot be told of the decision");
             }
         }
         Ok(())
@@ -389,7 +389,7 @@ impl Outgoing {
             Message::Running { pid, steps } => {
                 draw(&steps, timeline);
                 if let Err(error) = self.record.lock().remove() {
-                    tracing::warn!(%error, "the record of the migration stays");
+                    tracing::warn!(%error, "the record of the migration could not be removed");
                 }
                 Ok(pid)
             }

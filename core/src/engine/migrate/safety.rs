@@ -98,7 +98,8 @@ impl SafetyImage {
             return;
         }
         if let Err(error) = image::remove(&self.path, true) {
-            tracing::warn!(%error, path = %self.path.display(), "an image that is not needed stays");
+            tracing::warn!(%error, path = %self.path.display(), "an image that is not needed any more could not \
+            be removed");
         }
     }
 }

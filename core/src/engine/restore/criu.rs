@@ -132,8 +132,8 @@ impl Maker {
                     }
                     if forgotten == 0 {
                         tracing::warn!(
-                            "a port of the program is in use, perhaps for closed connections, which the kernel keeps \
-                             for a minute; trying again"
+                            "a port of the program is in use, perhaps by closed connections, which the kernel \
+                            keeps for a minute; trying again"
                         );
                         std::thread::sleep(PORTS_AGAIN);
                     }

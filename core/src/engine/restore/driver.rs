@@ -53,7 +53,7 @@ pub(crate) fn open_same(wanted: &image::Driver) -> Result<Arc<Driver>, Error> {
 fn other(wanted: &image::Driver, found: String) -> Error {
     let needed = name(wanted.kind, wanted.version);
     let path = wanted.path.display();
-    let needed = format!("the very build of {needed} that it was made with, at {path}");
+    let needed = format!("the same build of {needed} that it was made with, at {path}");
     Error::OtherDriver { needed, found }
 }
 

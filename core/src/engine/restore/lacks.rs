@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(names("is in use"), 1, "{found:?}");
         assert_eq!(names("no driver of that build"), 1, "{found:?}");
         assert_eq!(names("CRIU"), 1, "{found:?}");
-        assert_eq!(names("stdout was no pipe"), 1, "{found:?}");
+        assert_eq!(names("stdout was not a pipe"), 1, "{found:?}");
         assert!(!lacks(&manifest, how(false)).iter().any(|reason| reason.contains("in use")));
     }
 }

@@ -63,7 +63,7 @@ impl Output {
                 Ok(())
             };
             if let Err(error) = cut() {
-                tracing::warn!(%error, path = %path.display(), "cannot be cut back");
+                tracing::warn!(%error, path = %path.display(), "cannot be truncated");
             }
         }
     }

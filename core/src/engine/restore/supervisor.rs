@@ -72,7 +72,7 @@ pub fn restore(options: Options, progress: Arc<dyn Progress>) -> Result<Program,
         return Err(failure);
     }
     // Image and host are as they should be: it was a guess about the program that was wrong.
-    tracing::warn!(error = %failure.error, "restoring again, with all memory before the program goes on");
+    tracing::warn!(error = %failure.error, "restoring again, with all memory loaded before the program continues");
     let options = Options { on_demand: false, ..options };
     let (mut report, watch) = once_more(&options, &output, &progress)?;
     report.on_demand =
@@ -141,7 +141,7 @@ fn restore_unshared(
     why: &Error,
     progress: &Arc<dyn Progress>,
 ) -> Result<Report, Failure> {
-    tracing::warn!(error = %why, "restoring again, with all memory the program's own");
+    tracing::warn!(error = %why, "restoring again, with no shared memory");
     unshared::remember(&options.image);
     let killed = kill_trees(ProcessInfo::read(pid).ok().iter());
     wait_for(&[&[pid], &killed[..]].concat());

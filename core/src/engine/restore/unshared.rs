@@ -33,6 +33,6 @@ pub(super) fn remember(path: &Path) {
         }
     };
     if let Err(error) = write_down() {
-        tracing::warn!(%error, "that the image cannot be shared is not remembered");
+        tracing::warn!(%error, "it could not be recorded that the image cannot be shared");
     }
 }

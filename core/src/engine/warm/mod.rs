@@ -393,7 +393,7 @@ impl WarmImage {
             Ok((fds.len() == blocks.len()).then_some(fds))
         };
         load().unwrap_or_else(|error| {
-            tracing::info!(%error, "the holder of the warm image loads nothing");
+            tracing::info!(%error, "the holder of the warm image loads no device memory");
             None
         })
     }

@@ -48,7 +48,7 @@ pub enum CriuError {
         pid: u32,
     },
     /// The memory of a process could not be brought in.
-    #[error("cannot bring the memory of a restored process in: {source}")]
+    #[error("cannot load the memory of a restored process: {source}")]
     Memory {
         /// What happened.
         source: io::Error,

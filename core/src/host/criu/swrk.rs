@@ -300,7 +300,7 @@ impl Swrk {
                     return self.kill();
                 }
                 let _ = rustix::process::kill_process(pid, Signal::CONT);
-                tracing::warn!(pid = self.child.id(), "CRIU does not let go of the program");
+                tracing::warn!(pid = self.child.id(), "CRIU does not release the program");
                 Ended::Not
             }
         }

@@ -189,7 +189,7 @@ impl Agent {
         // A pid of 0 means that the peer is in a namespace that has no name for it here.
         let peer = connection.peer().map_err(broken)?;
         if peer.pid != listener && peer.pid != 0 {
-            tracing::warn!(pid, other = peer.pid, "somebody else listens in the agent's place");
+            tracing::warn!(pid, other = peer.pid, "another process listens in place of the agent");
             return Err(AgentError::Absent { pid });
         }
         let mut agent = Self {

@@ -42,7 +42,7 @@ impl Farewell {
             let peer = connection.peer()?;
             let own = rustix::process::geteuid().as_raw();
             if peer.uid != 0 && peer.uid != own || listener.is_some_and(|pid| peer.pid != pid) {
-                tracing::warn!(peer.pid, name, "somebody else listens in place of a gpucr run");
+                tracing::warn!(peer.pid, name, "another process listens in place of a gpucr run");
                 continue;
             }
             connection.send(&word)?;
@@ -68,7 +68,7 @@ impl Farewell {
             false => SupervisorRequest::NotEnded {},
         };
         if let Err(error) = connection.send(&word) {
-            tracing::warn!(%error, "who watches over the program does not know what became of it");
+            tracing::warn!(%error, "the gpucr run that watches over the program could not be told what happened to it");
         }
     }
 }

@@ -80,7 +80,7 @@ pub fn of(tree: &Tree) -> Holdings {
             match socket.kind {
                 SocketType::DGRAM => add(
                     format!(
-                        "a datagram socket (inode {}) that leads to a process outside",
+                        "a datagram socket (inode {}) that is connected to a process outside",
                         socket.inode
                     ),
                     &["--ext-unix-sk"],

@@ -96,7 +96,7 @@ impl<'a> Alone<'a> {
         let end = Instant::now() + PATIENCE;
         while !try_lock(dir)? {
             if Instant::now() > end {
-                let what = "another gpucr does not let go of the directory of locks";
+                let what = "another gpucr does not release the directory of locks";
                 return Err(io::Error::new(io::ErrorKind::TimedOut, what));
             }
             std::thread::sleep(Duration::from_millis(1));

@@ -340,7 +340,7 @@ fn scan(
         unsafe { ioctl(pagemap.as_fd(), Updater::<PAGEMAP_SCAN, Scan>::new(&mut scan)) }?;
         regions.iter().take_while(|region| region.end > region.start).for_each(|it| found(*it));
         if scan.walk_end <= at {
-            return Err(io::Error::other("the kernel does not get on"));
+            return Err(io::Error::other("the kernel makes no progress"));
         }
         at = scan.walk_end;
     }

@@ -119,7 +119,7 @@ fn look(entries: std::fs::ReadDir, tell: &Sender<Heard>, answer_by: Instant) {
         let heard = tell.clone();
         let ask = move || ask(&process, &named, asked < MOST, &heard, answer_by);
         if let Err(error) = std::thread::Builder::new().stack_size(STACK).spawn(ask) {
-            tracing::warn!(%error, pid, "it is not asked");
+            tracing::warn!(%error, pid, "it was not asked");
         }
         asked += 1;
     }

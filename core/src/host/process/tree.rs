@@ -30,7 +30,7 @@ pub enum TreeError {
     #[error("there is no process {0}")]
     NoProcess(u32),
     /// This user may not look at it.
-    #[error("process {0} belongs to another user, or to one with more privileges than you have")]
+    #[error("process {0} belongs to another user, or has more privileges than you")]
     NotYours(u32),
     /// `/proc` cannot be read.
     #[error("process {pid} cannot be read: {cause}")]

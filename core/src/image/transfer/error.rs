@@ -30,7 +30,7 @@ pub enum TarError {
         what: String,
     },
     /// The tar is not as [`export`](super::export()) writes it.
-    #[error("this is no tar of an image: {what}")]
+    #[error("this is not a tar of an image: {what}")]
     BadTar {
         /// What is wrong.
         what: String,

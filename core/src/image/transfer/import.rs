@@ -97,7 +97,7 @@ fn read_head(
         .map_err(|error| bad(format!("its manifest cannot be read: {}", reason(error))))?;
     // Written again it must be the same, or the image would get another identity.
     if manifest.written_identity() != Ok(id) {
-        return Err(bad("its manifest is not encoded as gpucr does it"));
+        return Err(bad("its manifest is not encoded the way gpucr does it"));
     }
     let (mut name, mut size) = archive.one_of(&[SIGNATURES, INDEX])?;
     let mut signatures = String::new();

@@ -165,7 +165,7 @@ fn only_what_was_permitted_is_made_and_what_is_there_is_compared() {
     assert_eq!(lacking, 15, "bytes of those that are not there");
     assert_eq!(reasons.len(), 3, "{reasons:?}");
     assert!(reasons[0].contains("data-not/new") && reasons[0].contains("--files-below"));
-    assert!(reasons[2].contains("short is there with 4 bytes"), "{reasons:?}");
+    assert!(reasons[2].contains("short exists there with 4 bytes"), "{reasons:?}");
     let left: Vec<_> = outline.required.iter().map(|file| file.path.clone()).collect();
     assert_eq!(left, [root.join("short"), root.join("same")]);
     // The manifest is no offer: what has come to be in it is looked at once more.

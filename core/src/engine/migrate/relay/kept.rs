@@ -42,7 +42,7 @@ impl Kept {
     pub(super) fn write(&mut self, bytes: &[u8]) {
         let Some(path) = self.path.clone().filter(|_| !bytes.is_empty()) else { return };
         if let Err(error) = self.try_to(bytes, &path) {
-            tracing::warn!(%error, path = %path.display(), "what a program writes is lost");
+            tracing::warn!(%error, path = %path.display(), "output of a program is lost");
         }
     }
 
@@ -73,7 +73,7 @@ pub(super) fn note_end(folder: &Path, end: ProgramEnd) {
     let path = folder.join("end");
     let written = create(&path).and_then(|mut file| writeln!(file, "{json}"));
     if let Err(error) = written {
-        tracing::warn!(%error, path = %path.display(), "nobody hears how a program has ended");
+        tracing::warn!(%error, path = %path.display(), "it is not recorded how a program ended");
     }
 }
 

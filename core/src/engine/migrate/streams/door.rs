@@ -62,11 +62,11 @@ impl Door {
         let opened = match (streams, at) {
             (0, _) => return Ok(None),
             (_, None) => {
-                Err("no streams may come there: `gpucr receive --streams-at ADDRESS` lets them"
+                Err("the other side accepts no streams: start it with `gpucr receive --streams-at ADDRESS`"
                     .into())
             }
             (_, Some(at)) => Self::open(at, streams)
-                .map_err(|error| format!("no streams can come to {at} there: {error}")),
+                .map_err(|error| format!("streams cannot be accepted at {at} there: {error}")),
         };
         let opened: Result<Self, String> = opened;
         Ok(opened.map_err(|reason| reasons.push(reason)).ok())
@@ -138,7 +138,9 @@ impl Inside<'_> {
         self.pending.fetch_sub(1, Ordering::AcqRel);
         let mut stream = match met {
             Ok(stream) => stream,
-            Err(error) => return tracing::info!(%error, "somebody was sent away from the streams"),
+            Err(error) => {
+                return tracing::info!(%error, "a connection to the port for streams was refused");
+            }
         };
         if let Err(error) = self.read(&mut stream)
             && !self.is_over()

@@ -154,7 +154,7 @@ fn load(
     let alone = || -> Result<_, Error> { Ok(loading.all()?.map(|loaded| (loaded, None))) };
     if let Some(file) = unshared::said(&image.id()) {
         let file = file.display();
-        tracing::warn!(%file, "an instance has written what it shared; nothing is shared while there is this file");
+        tracing::warn!(%file, "an instance wrote shared memory; nothing is shared while this file exists");
         return alone();
     }
     let Some(plan) = SharePlan::of(image, &loading.placement()?)? else {
@@ -163,7 +163,7 @@ fn load(
     };
     let found = match sharing::find(&plan.name, stop) {
         Ok(Found::Memory(_, held)) if held.len() != plan.blocks.len() => {
-            tracing::warn!("other memory is kept in the name of this image; nothing is shared");
+            tracing::warn!("the memory kept for this image is not the image's; nothing is shared");
             return alone();
         }
         Ok(found) => found,
