@@ -87,15 +87,19 @@ fn about_program(error: &Error) -> Help {
         Error::OtherUsers { .. } => {
             "start the program without a user namespace (podman and docker: as root)"
         }
-        Error::OtherNetwork { pid } => {
+        Error::OtherNetwork { .. } => {
+            "all processes of a program have to be in one network namespace, whichever that is: dump each part with a --pid \
+             of its own"
+        }
+        Error::Network(_) => {
+            "name one as `ip netns add NAME` makes it, /run/netns/NAME, or that of a process, /proc/PID/ns/net"
+        }
+        Error::NoLoopback { of: Some(pid) } => {
             return Some(
-                format!(
-                    "go there: nsenter --target {pid} --net gpucr dump --pid {pid} …; restore in such a one too, with its \
-                     loopback device up: unshare --net sh -c 'ip link set lo up; gpucr restore …'"
-                )
-                .into(),
+                format!("bring it up: nsenter --target {pid} --net ip link set lo up").into(),
             );
         }
+        Error::NoLoopback { of: None } => "bring it up: ip -n NAME link set lo up",
         Error::UnnamedTerminal { .. } => WITHOUT_TERMINAL,
         Error::Held { options: [], .. } => "CRIU cannot save it: have the program close it first",
         Error::Held { options, .. } => {
@@ -290,7 +294,7 @@ fn about_hint(hint: Hint) -> Cow<'static, str> {
              namespace of its own: gpucr restore --new-pids …"
         }
         Hint::PortInUse => {
-            "end what has the port, or give the program a network of its own: unshare --net gpucr restore …"
+            "end what has the port, or give the program a network of its own: gpucr restore --netns /run/netns/NAME …"
         }
         Hint::Permission => "run it as root, with all capabilities",
         Hint::OtherMounts => {

@@ -49,6 +49,9 @@ pub(crate) struct MigrateArgs {
     /// With ssh: the program gets a pid namespace of its own there
     #[arg(long)]
     pub(crate) new_pids: bool,
+    /// With ssh: the program gets the network namespace PATH there, such as /run/netns/NAME
+    #[arg(long, value_name = "PATH")]
+    pub(crate) netns: Option<String>,
     /// With ssh: the program goes on on another device of the same kind (see gpucr-restore(1))
     #[arg(long, value_name = "OLD=NEW", value_delimiter = ',')]
     pub(crate) device_map: Vec<String>,

@@ -19,7 +19,7 @@ use crate::commands::key::TrustArgs;
 With --new-pids the program sees its old pids, in a pid namespace of its own with its own /proc, and has \
 others outside, which are the ones that gpucr prints and takes. So one image can be restored several times \
 at once, also while the program runs that it was made of. Everything else is shared: instances that listen on \
-the same port need a network of their own (ip netns exec NAME gpucr restore …), and files that the program \
+the same port need a network of their own (--netns), and files that the program \
 has open for writing are the same files (unshare --mount, or a program that writes to its standard output). \
 The program has no controlling terminal; gpucr passes signals on. A small process of gpucr's stays as the \
 first of the namespace: if it is killed, everything in there is.\n\n\
@@ -48,6 +48,16 @@ pub(crate) struct RestoreArgs {
     /// Restore in a new pid namespace, where all pids are free
     #[arg(long)]
     pub(crate) new_pids: bool,
+    /// Restore in this network namespace: /run/netns/NAME as `ip netns add NAME` makes it, or /proc/PID/ns/net
+    ///
+    /// Without it the program gets the network that gpucr has. Addresses and devices that the program uses have to be
+    /// there; connections within the program are there again, if the loopback device is up (ip -n NAME link set lo up).
+    /// gpucr itself stays where it is, and so does what --exec-before-resume runs.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) netns: Option<PathBuf>,
+    /// The same as a descriptor, from another gpucr
+    #[arg(long, hide = true, value_name = "FD", value_parser = clap::value_parser!(i32).range(3..))]
+    pub(crate) network: Option<i32>,
     /// Run CMD in a shell when the processes are there, before any of them runs
     ///
     /// GPUCR_PID is the pid of the program's root, GPUCR_IMAGE the image. What it prints goes to stderr. If
