@@ -15,7 +15,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// The magic number of the file system of namespaces, linux/magic.h.
-const FILE_SYSTEM: i64 = 0x6e73_6673;
+const FILE_SYSTEM: rustix::fs::FsWord = 0x6e73_6673;
 /// `NS_GET_NSTYPE` of ioctl_ns(2).
 const KIND: libc::Ioctl = 0xb703;
 /// A port; any will do.
@@ -64,9 +64,7 @@ impl NetworkNamespace {
         let named = named.map_err(|error| failed(error.into()))?;
         let other = |what| NetworkError::OtherKind { path: path.to_owned(), what };
         let system = rustix::fs::fstatfs(&named).map_err(|error| failed(error.into()))?;
-        // The type of the field differs between systems.
-        #[expect(clippy::unnecessary_cast, reason = "it is another type elsewhere")]
-        if system.f_type as i64 != FILE_SYSTEM {
+        if system.f_type != FILE_SYSTEM {
             return Err(other("another file"));
         }
         let opened = File::open(format!("/proc/self/fd/{}", named.as_raw_fd())).map_err(failed)?;
