@@ -10,19 +10,20 @@
 use std::fmt::Write as _;
 use std::ops::Range;
 
-use crate::barriers::{self, LOOK};
-use crate::body::{What, read_again};
+use crate::barriers::{self, Asking, Site};
+use crate::body::{Body, What, read_again, read_together};
 use crate::control::{ABORT, BLOCK, FIRST_SAVED, RUN, STATES};
 use crate::inside::Inside;
 use crate::loops::{Changed, THREAD, loops};
 use crate::opcodes::Class;
+use crate::shared::Shared;
 use crate::writer::{Polls, Writer};
 
 /// The body of a twin whose threads are begun again one by one.
 pub(crate) fn alone(text: &str, parameter: &str, polls: Polls) -> Result<Changed, Inside> {
     let body = read_again(text, false)?;
     let loops = loops(&body)?;
-    let writer = Writer { text, body: &body, loops: &loops, parameter, polls };
+    let writer = Writer { text, body: &body, loops: &loops, parameter, polls, is_polled: true };
     let edits = writer.edits();
     let numbers = 0..loops.len();
     let set = |number| format!("	mov.u32 %gpucr_left_{number}, {};\n", polls.every);
@@ -78,20 +79,33 @@ fn poll(writer: &Writer<'_, '_>, number: usize) -> String {
     )
 }
 
-/// The body of a twin whose blocks are begun again.
-pub(crate) fn together(text: &str, parameter: &str) -> Result<Changed, Inside> {
+/// The body of a twin whose blocks are begun again. `outside`: variables in shared memory that the module declares and the body
+/// names, if they are known.
+pub(crate) fn together(
+    text: &str,
+    parameter: &str,
+    outside: Option<&[Shared<'_>]>,
+    polls: Polls,
+) -> Result<Changed, Inside> {
     let body = read_again(text, true)?;
-    let sites = barriers::all_sites(&body)?;
-    let edits: Vec<(Range<usize>, String)> = sites
-        .iter()
-        .enumerate()
-        .map(|(number, site)| (body.items[site.at].span.clone(), met(number, site)))
-        .collect();
+    // What is known of registers tells whether threads may ask seldom, as those that are saved do.
+    let longer = outside.and_then(|outside| barriers::longer(text, outside, polls).ok().flatten());
+    let now = longer.as_deref().unwrap_or(text);
+    let seldom = outside.and_then(|outside| {
+        let body = read_together(now, outside).ok()?;
+        let (sites, turns) = barriers::sites(now, &body, polls).ok()?;
+        (turns > 1).then(|| asking(&body, &sites, turns))
+    });
+    let (turns, edits, asked) = match seldom {
+        Some(seldom) => seldom,
+        None => asking(&body, &barriers::all_sites(&body)?, 1),
+    };
     let begin = format!(
         "
 	.reg .pred %gpucr_is, %gpucr_first, %gpucr_mine;
-	.reg .b32 %gpucr_a, %gpucr_b, %gpucr_c, %gpucr_flag;
+	.reg .b32 %gpucr_a, %gpucr_b, %gpucr_c, %gpucr_flag, %gpucr_turn;
 	.reg .b64 %gpucr_at, %gpucr_to;
+	mov.u32 %gpucr_turn, {turns};
 	mov.u32 %gpucr_a, %tid.x;
 	mov.u32 %gpucr_b, %tid.y;
 	mov.u32 %gpucr_c, %tid.z;
@@ -120,26 +134,31 @@ $gpucr_decided:
     let end = format!(
         "
 	ret;
-$gpucr_abort:
+{asked}$gpucr_abort:
 {copies}	@!%gpucr_first exit;
 {BLOCK}	mul.wide.u32 %gpucr_to, %gpucr_a, 4;
 	add.u64 %gpucr_to, %gpucr_to, %gpucr_at;
 {TELL}"
     );
-    Ok(Changed { edits, begin, end, saved: 0 })
+    let changed = Changed { edits, begin, end, saved: 0 };
+    Ok(match &longer {
+        Some(longer) => changed.made_of(longer, text),
+        None => changed,
+    })
 }
 
-/// In place of a barrier.
-fn met(number: usize, site: &barriers::Site) -> String {
-    let reduce = if site.is_aligned { "bar.red.or.pred" } else { "barrier.red.or.pred" };
-    let seen = format!("	@%gpucr_first setp.eq.u32 %gpucr_mine, %gpucr_flag, {ABORT};\n");
-    let [seen, look] = if site.looks { [&seen, LOOK] } else { [""; 2] };
-    format!(
-        "{seen}	{reduce} %gpucr_is, 0, %gpucr_mine;
-	@%gpucr_is bra $gpucr_abort;
-$gpucr_after_{number}:
-{look}"
-    )
+/// At every how manieth barrier threads ask, what is put in the place of barriers, and what comes at the end.
+fn asking(
+    body: &Body<'_>,
+    sites: &[Site],
+    turns: u32,
+) -> (u32, Vec<(Range<usize>, String)>, String) {
+    let asking = Asking { sites, turns, raised: "eq.u32", flag: ABORT, to: "abort_" };
+    let mut end = asking.asked();
+    for number in 0..sites.len() {
+        let _ = write!(end, "$gpucr_abort_{number}:\n	bra $gpucr_abort;\n");
+    }
+    (turns, asking.edits(body), end)
 }
 
 /// Whether a function that such a kernel calls does nothing that it must not do either. No block is ended in it, so it has no

@@ -17,11 +17,12 @@ use crate::body::{Body, What, read_together};
 use crate::control::{BLOCK, FIRST_SAVED, RUN, SLOTS, STATES};
 use crate::inside::Inside;
 use crate::live::{self, Part};
-use crate::loops::{Changed, slots};
+use crate::loops::{Changed, loops, slots};
 use crate::opcodes::Class;
 use crate::shared::Shared;
 use crate::uniform::meet_together;
-use crate::writer::{Polls, moved};
+use crate::unroll::Copies;
+use crate::writer::{self, Loop, Polls, moved};
 
 /// A kernel that has more barriers is not interrupted at them.
 const MOST_BARRIERS: usize = 128;
@@ -55,6 +56,19 @@ pub(crate) fn change<'a>(
     outside: &[Shared<'a>],
     polls: Polls,
 ) -> Result<(Changed, Memory), Inside> {
+    let Some(longer) = longer(text, outside, polls)? else {
+        return written(text, parameter, outside, polls);
+    };
+    let (changed, memory) = written(&longer, parameter, outside, polls)?;
+    Ok((changed.made_of(&longer, text), memory))
+}
+
+fn written(
+    text: &str,
+    parameter: &str,
+    outside: &[Shared<'_>],
+    polls: Polls,
+) -> Result<(Changed, Memory), Inside> {
     let body = read_together(text, outside)?;
     let (mut sites, turns) = sites(text, &body, polls)?;
     let behind: Vec<usize> = sites.iter().map(|site| site.at + 1).collect();
@@ -70,12 +84,37 @@ pub(crate) fn change<'a>(
     let memory = memory(&body.shared);
     let is_aligned = sites.iter().all(|site| site.is_aligned);
     let meets = Meets::of(is_aligned);
+    let asking = Asking { sites: &sites, turns, raised: "ne.u32", flag: 0, to: "save_" };
     let writer =
-        Writer { text, body: &body, sites: &sites, turns, parameter, meets, saved, memory };
-    let edits = sites.iter().enumerate();
-    let edits = edits.map(|(number, site)| (body.items[site.at].span.clone(), writer.site(number)));
-    let edits: Vec<(Range<usize>, String)> = edits.collect();
+        Writer { text, body: &body, sites: &sites, asking, parameter, meets, saved, memory };
+    let edits = asking.edits(&body);
     Ok((Changed { edits, begin: writer.begin(), end: writer.end(&again), saved }, memory))
+}
+
+/// The text with copies of short loops in which threads ask at barriers, so that one of several turns has such a barrier. `None`:
+/// there are no such loops, or it is not known that all threads come to the same barriers.
+pub(crate) fn longer(
+    text: &str,
+    outside: &[Shared<'_>],
+    polls: Polls,
+) -> Result<Option<String>, Inside> {
+    let asks = |text: &str| {
+        let body = read_together(text, outside)?;
+        let (sites, turns) = sites(text, &body, polls)?;
+        let Some(loops) = loops(&body).ok().filter(|_| turns > 1) else { return Ok(None) };
+        let has_site = |of: &Loop| {
+            let [end] = of.back[..] else { return false };
+            sites.iter().any(|site| (of.label..end).contains(&site.at))
+        };
+        let loops: Vec<Loop> = loops.into_iter().filter(has_site).collect();
+        let parameter = "";
+        let writer =
+            writer::Writer { text, body: &body, loops: &loops, parameter, polls, is_polled: false };
+        Ok(Some(Copies::of(&writer).put_into(&writer)))
+    };
+    let longer = asks(text)?.flatten();
+    // With copies there may be more barriers than are looked at.
+    Ok(longer.filter(|longer| matches!(asks(longer), Ok(Some(_)))))
 }
 
 /// The barriers of a body, and what is known of the ways between them.
@@ -128,7 +167,7 @@ fn found(body: &Body<'_>) -> Result<Found, Inside> {
 /// The barriers at which threads ask, and at every how manieth of them. No way comes back to a barrier without passing one at
 /// which the first thread looks at the flag. If threads may come to different barriers, they ask at all, and each time:
 /// asking and not asking do not go together.
-fn sites(text: &str, body: &Body<'_>, polls: Polls) -> Result<(Vec<Site>, u32), Inside> {
+pub(crate) fn sites(text: &str, body: &Body<'_>, polls: Polls) -> Result<(Vec<Site>, u32), Inside> {
     let Found { mut sites, parts, ends, is_met, looks } = found(body)?;
     if !meet_together(text, body, &parts, &ends) {
         return Ok((sites, 1));
@@ -203,21 +242,26 @@ impl Meets {
     }
 }
 
-struct Writer<'w, 'a> {
-    text: &'a str,
-    body: &'w Body<'a>,
-    sites: &'w [Site],
+/// What threads do where the text has a barrier: they meet, and at every so manieth one hear whether the flag was raised.
+#[derive(Clone, Copy)]
+pub(crate) struct Asking<'s> {
+    pub(crate) sites: &'s [Site],
     /// Threads ask when they come to a site for so manieth time.
-    turns: u32,
-    parameter: &'w str,
-    /// Outside of the text, where threads have come from any site.
-    meets: Meets,
-    saved: u64,
-    memory: Memory,
+    pub(crate) turns: u32,
+    /// The flag is raised if it is this to `flag`: a comparison.
+    pub(crate) raised: &'static str,
+    pub(crate) flag: u32,
+    /// Where threads go then: `$gpucr_`, this, and the number of the site.
+    pub(crate) to: &'static str,
 }
 
-impl Writer<'_, '_> {
-    /// In place of a barrier.
+impl Asking<'_> {
+    /// What is put in the place of the barriers.
+    pub(crate) fn edits(&self, body: &Body<'_>) -> Vec<(Range<usize>, String)> {
+        let edits = self.sites.iter().enumerate();
+        edits.map(|(number, site)| (body.items[site.at].span.clone(), self.site(number))).collect()
+    }
+
     fn site(&self, number: usize) -> String {
         if self.turns > 1 {
             let sync = Meets::of(self.sites[number].is_aligned).sync;
@@ -236,20 +280,21 @@ impl Writer<'_, '_> {
     /// The barrier at which all threads hear what the first one has seen.
     fn ask(&self, number: usize) -> String {
         let Site { looks, is_aligned, .. } = self.sites[number];
+        let Self { raised, flag, to, .. } = self;
         let reduce = Meets::of(is_aligned).reduce;
         let seen = match looks {
-            true => "	@%gpucr_first setp.ne.u32 %gpucr_mine, %gpucr_flag, 0;\n",
-            false => "",
+            true => format!("	@%gpucr_first setp.{raised} %gpucr_mine, %gpucr_flag, {flag};\n"),
+            false => String::new(),
         };
         format!(
             "{seen}	{reduce} %gpucr_is, 0, %gpucr_mine;
-	@%gpucr_is bra $gpucr_save_{number};
+	@%gpucr_is bra $gpucr_{to}{number};
 "
         )
     }
 
     /// Where threads come that ask in this turn, if they do not in each.
-    fn asked(&self) -> String {
+    pub(crate) fn asked(&self) -> String {
         let mut asked = String::new();
         for number in (0..self.sites.len()).filter(|_| self.turns > 1) {
             let (turns, ask) = (self.turns, self.ask(number));
@@ -263,10 +308,24 @@ impl Writer<'_, '_> {
         }
         asked
     }
+}
 
+struct Writer<'w, 'a> {
+    text: &'a str,
+    body: &'w Body<'a>,
+    sites: &'w [Site],
+    asking: Asking<'w>,
+    parameter: &'w str,
+    /// Outside of the text, where threads have come from any site.
+    meets: Meets,
+    saved: u64,
+    memory: Memory,
+}
+
+impl Writer<'_, '_> {
     /// A block that another launch has run, or runs, ends; one that is saved goes on.
     fn begin(&self) -> String {
-        let Self { parameter, turns, .. } = self;
+        let (parameter, turns) = (self.parameter, self.asking.turns);
         format!(
             "
 	.reg .pred %gpucr_is, %gpucr_first, %gpucr_mine;
@@ -303,7 +362,7 @@ $gpucr_decided:
     }
 
     fn end(&self, again: &[usize]) -> String {
-        let mut end = String::from("\n	ret;\n") + &self.asked();
+        let mut end = String::from("\n	ret;\n") + &self.asking.asked();
         for number in 0..self.sites.len() {
             let label = number + 1;
             let _ = write!(

@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use crate::body::{Body, Kind, What, read};
 use crate::control::{BLOCK, FIRST_SAVED, RUN, STATES};
+use crate::edits::edited;
 use crate::inside::Inside;
 use crate::live;
 use crate::unroll::Copies;
@@ -30,6 +31,14 @@ pub(crate) struct Changed {
     pub(crate) saved: u64,
 }
 
+impl Changed {
+    /// What was put into `longer`, put into the text that `longer` was made of.
+    pub(crate) fn made_of(self, longer: &str, text: &str) -> Self {
+        let all = edited(longer, 0..longer.len(), self.edits);
+        Self { edits: vec![(0..text.len(), all)], ..self }
+    }
+}
+
 /// The body of a twin, by the text between the braces of its kernel. `parameter` is the name of the address of the control
 /// block.
 pub(crate) fn change(text: &str, parameter: &str, polls: Polls) -> Result<Changed, Inside> {
@@ -45,7 +54,7 @@ pub(crate) fn change(text: &str, parameter: &str, polls: Polls) -> Result<Change
         (one.slots, bytes) = slots(&body, live.iter().filter(|register| kept.contains(register)));
         saved = saved.max(bytes);
     }
-    let writer = Writer { text, body: &body, loops: &loops, parameter, polls };
+    let writer = Writer { text, body: &body, loops: &loops, parameter, polls, is_polled: true };
     let edits = writer.edits();
     Ok(Changed { edits, begin: writer.begin(), end: writer.end(&again), saved })
 }

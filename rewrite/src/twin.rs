@@ -206,8 +206,11 @@ fn aborted(
         None => called(text, module, kernel, false)
             .and_then(|()| aborted::alone(body, PARAMETER, how.polls)),
     };
-    let together =
-        || called(text, module, kernel, true).and_then(|()| aborted::together(body, PARAMETER));
+    let outside = outside(text, module, kernel).ok();
+    let together = || {
+        called(text, module, kernel, true)?;
+        aborted::together(body, PARAMETER, outside.as_deref(), how.polls)
+    };
     let found = alone().map(|changed| (changed, false));
     let found =
         found.or_else(|of| together().map(|changed| (changed, true)).map_err(|at| [of, at]));

@@ -33,6 +33,13 @@ impl Copies {
     pub(crate) fn at(&self, item: usize) -> Option<String> {
         self.0.get(&item).cloned()
     }
+
+    /// The text with these copies and no other change; `None` if there are none.
+    pub(crate) fn put_into(self, writer: &Writer<'_, '_>) -> Option<String> {
+        let at = |item: usize| writer.body.items[item].span.clone();
+        let edits: Vec<_> = self.0.into_iter().map(|(item, text)| (at(item), text)).collect();
+        (!edits.is_empty()).then(|| edited(writer.text, 0..writer.text.len(), edits))
+    }
 }
 
 /// The item of the branch that ends a loop, and what to put there.
@@ -50,12 +57,12 @@ fn copied(writer: &Writer<'_, '_>, number: usize) -> Option<(usize, String)> {
         return None;
     }
     let What::Step(branch) = &writer.body.items[at].what else { return None };
-    let (mut leave, mut back) = (String::new(), format!("bra $gpucr_poll_{number};\n"));
+    let (mut leave, mut back) = (String::new(), format!("bra {};\n", writer.back(number)));
     if let Some((register, is_negated)) = branch.guard {
         let name = writer.body.registers[register as usize].name;
         let [if_so, if_not] = if is_negated { ["!", ""] } else { ["", "!"] };
-        leave = format!("@{if_not}{name} bra $gpucr_after_{number};\n");
-        back = format!("@{if_so}{name} {back}$gpucr_after_{number}:\n");
+        leave = format!("@{if_not}{name} bra $gpucr_over_{number};\n");
+        back = format!("@{if_so}{name} {back}$gpucr_over_{number}:\n");
     }
     let mut text = leave.clone();
     for copy in 1..count {

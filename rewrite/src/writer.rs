@@ -19,7 +19,7 @@ pub struct Polls {
 impl Default for Polls {
     fn default() -> Self {
         // An answer takes longer than a barrier, and leaves the compiler fewer registers.
-        Self { every: 16, least: 256, meetings: 4 }
+        Self { every: 16, least: 256, meetings: 8 }
     }
 }
 
@@ -40,6 +40,8 @@ pub(crate) struct Writer<'w, 'a> {
     pub(crate) loops: &'w [Loop],
     pub(crate) parameter: &'w str,
     pub(crate) polls: Polls,
+    /// Whether branches at the ends of loops lead to where the flag is looked at. Else each stays as it is.
+    pub(crate) is_polled: bool,
 }
 
 impl<'a> Writer<'_, 'a> {
@@ -53,6 +55,9 @@ impl<'a> Writer<'_, 'a> {
     /// threads of a warp go the same way: some may have been interrupted earlier than others.
     pub(crate) fn step_edits(&self, at: usize, step: &Step<'a>) -> Vec<(Range<usize>, String)> {
         let mut edits = Vec::new();
+        if !self.is_polled {
+            return edits;
+        }
         let opcode = &self.text[step.opcode.clone()];
         if matches!(step.class, Class::Branches | Class::Chooses | Class::Ends)
             && opcode.contains(".uni")
@@ -63,9 +68,17 @@ impl<'a> Writer<'_, 'a> {
             && self.body.labels[label] <= at
             && let Some(number) = self.number(label)
         {
-            edits.push((place.clone(), format!("$gpucr_poll_{number}")));
+            edits.push((place.clone(), self.back(number)));
         }
         edits
+    }
+
+    /// The label to which the branches at the end of a loop go.
+    pub(crate) fn back(&self, number: usize) -> String {
+        match self.is_polled {
+            true => format!("$gpucr_poll_{number}"),
+            false => self.label(&self.loops[number]).to_owned(),
+        }
     }
 
     /// The label with which a loop begins.

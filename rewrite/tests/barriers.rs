@@ -5,14 +5,18 @@ mod support;
 use std::sync::atomic::Ordering;
 
 use gpucr_rewrite::hostile::{LOOKS, haunted};
-use gpucr_rewrite::{AtBarriers, Inside, control, rewrite};
+use gpucr_rewrite::{AtBarriers, How, Inside, Polls, control, rewrite, rewrite_with};
 use support::{DYNAMIC, Memory, PLACE, Random, launch, module};
 
 /// After so many launches nobody is interrupted any more.
 const MOST_LAUNCHES: u32 = 400;
 
+/// Kernels here have few turns, so that they are asked at every other one of two copies.
+const OFTEN: Polls = Polls { every: 1, least: 48, meetings: 2 };
+
 fn judged(text: &str) -> (String, Result<AtBarriers, Inside>) {
-    let rewritten = rewrite(text, |_| true).expect("PTX");
+    let how = How { polls: OFTEN, ..How::default() };
+    let rewritten = rewrite_with(text, |_| true, how).expect("PTX");
     let [(_, Ok(twins))] = &rewritten.kernels[..] else { panic!("{:?}", rewritten.kernels) };
     assert!(twins.in_loops.is_err() || twins.at_barriers.is_err(), "one has both");
     (rewritten.text, twins.at_barriers.clone())
@@ -301,7 +305,7 @@ NEXT:	cp.async.ca.shared.global [%r6], [%rd0], 4;
 	bar.sync 0;
 	ld.shared.u32 %r12, [%r8]; mad.lo.u32 %r10, %r10, 3, %r12; st.global.u32 [%rd0], %r10;
 	bar.sync 0;
-	add.u32 %r11, %r11, 1; setp.lt.u32 %p2, %r11, 15; @%p2 bra NEXT;
+	add.u32 %r11, %r11, 1; setp.lt.u32 %p2, %r11, 45; @%p2 bra NEXT;
 	ret;",
     );
     let case = Case { text: &text, grid: [3, 1, 1], block: [32, 1, 1], words: 200, slots: 3 };

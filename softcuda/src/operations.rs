@@ -128,6 +128,7 @@ fn run_one(
         launcher: &launches,
         set_condition: &|handle, value| conditions::set(context.handle, handle, value),
         print: &|text, size| context.prints.add(text, size, context.print_room()),
+        executed: None,
     };
     let function = &launch.function;
     let run = || ptx::run(&function.code, &function.entry, &given, &DeviceView);

@@ -126,28 +126,36 @@ fn the_program_goes_on_while_it_is_copied() -> Result<()> {
 fn a_program_goes_on_while_its_shadows_are_saved() -> Result<()> {
     let expected = undisturbed("scatter", &ARGS[..2])?;
     for room in [None, Some("12MiB"), Some("0")] {
-        let lab = Lab::new();
-        let mut program = lab.at_work("scatter", &ARGS)?;
-        let image = lab.path("image");
-        let mut args = vec!["--leave-running", "--protocol", "cow"];
-        args.extend(room.into_iter().flat_map(|size| ["--shadow-memory", size]));
-        let report = lab.dump(&program, &image, &args)?;
-        ensure!(report["protocol"] == "cow" && report["left_running"] == true, "{report}");
-        let shadowed = report["shadowed_bytes"].as_u64().context("bytes")?;
+        // On a busy machine the program may have come to where it waits before its gate is shut, and write nothing.
+        let mut tries = (0..5).map(|_| shadowed(room, &expected));
+        let found = tries.find(|shadowed| !matches!(shadowed, Ok(0)) || room == Some("0"));
+        let shadowed = found.context("no dump found what was written")??;
         let right = match room {
             None => shadowed >= 2 << 20,
             Some("0") => shadowed == 0,
             Some(_) => (2 << 20..=12 << 20).contains(&shadowed),
         };
-        ensure!(right, "room {room:?}: {report}");
-        program.result()?;
-        ensure!(program.series() == expected, "the program that ran on differs");
-        lab.rewind(&program, &image)?;
-        let mut restored = lab.restore(&image, program)?;
-        restored.result()?;
-        ensure!(restored.series() == expected, "room {room:?}: {:#?}", restored.series());
+        ensure!(right, "room {room:?}: {shadowed}");
     }
     Ok(())
+}
+
+/// Dumps the program with so much room for shadows, and says how many bytes of them there were.
+fn shadowed(room: Option<&str>, expected: &[String]) -> Result<u64> {
+    let lab = Lab::new();
+    let mut program = lab.at_work("scatter", &ARGS)?;
+    let image = lab.path("image");
+    let mut args = vec!["--leave-running", "--protocol", "cow"];
+    args.extend(room.into_iter().flat_map(|size| ["--shadow-memory", size]));
+    let report = lab.dump(&program, &image, &args)?;
+    ensure!(report["protocol"] == "cow" && report["left_running"] == true, "{report}");
+    program.result()?;
+    ensure!(program.series() == expected, "the program that ran on differs");
+    lab.rewind(&program, &image)?;
+    let mut restored = lab.restore(&image, program)?;
+    restored.result()?;
+    ensure!(restored.series() == expected, "room {room:?}: {:#?}", restored.series());
+    report["shadowed_bytes"].as_u64().context("bytes")
 }
 
 /// What is left to be saved is gpucr's by then.

@@ -536,7 +536,8 @@ fn a_cuda_child_that_dies_before_the_freeze_rolls_the_dump_back() -> Result<()> 
 
 fn a_cuda_child_dies_in(phase: &str) -> Result<()> {
     let lab = Lab::new();
-    let mut program = lab.start("family", &["--step-delay-ms", "30"])?;
+    // It does not come to its end before this test does.
+    let mut program = lab.start("family", &["--step-delay-ms", "30", "--steps", "1000000"])?;
     let child = program.wait_for("child pid=")?;
     program.wait_for("ready")?;
     program.wait_for("step ")?;

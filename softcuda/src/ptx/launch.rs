@@ -4,7 +4,7 @@ use super::image::{Images, NoImages};
 use super::module::Entry;
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 #[cfg(doc)]
 use super::{Module, Trap};
@@ -179,6 +179,9 @@ pub struct Launch<'a> {
     pub set_condition: &'a (dyn Fn(u64, u32) -> bool + Sync),
     /// Receives the formatted output of one `printf` call, and how many bytes its arguments have.
     pub print: &'a (dyn Fn(&[u8], usize) + Sync),
+    /// Grows by one for each instruction that a warp has executed, also one of which no lane took part. Of a launch that ends in a
+    /// trap not all are counted.
+    pub executed: Option<&'a AtomicU64>,
 }
 
 impl<'a> Launch<'a> {
@@ -199,6 +202,7 @@ impl<'a> Launch<'a> {
             launcher: &NoLauncher,
             set_condition: &|_, _| false,
             print: &|_, _| (),
+            executed: None,
         }
     }
 }

@@ -6,6 +6,7 @@ use super::memory::Mapped;
 use super::replicas::KnownReplicas;
 use super::warp::{Status, Warp};
 use crate::ptx::code::{BarrierMode, NONE, Reg};
+use std::sync::atomic::Ordering;
 
 /// A barrier of a block.
 #[derive(Debug, Clone, Copy, Default)]
@@ -53,6 +54,8 @@ pub(super) struct Room<'a> {
     /// The shared memory of the other blocks of the cluster, by their numbers, while this one has its turn. Empty where
     /// a cluster is one block.
     pub(super) peers: Vec<Vec<u8>>,
+    /// Instructions that warps have executed and that the launch does not know of yet.
+    pub(super) executed: u64,
     barriers: [Barrier; NUMBERED + 1],
 }
 
@@ -108,6 +111,7 @@ impl<'a> Block<'a> {
             warps,
             rank: 0,
             peers: Vec::new(),
+            executed: 0,
             barriers: [Barrier::default(); NUMBERED + 1],
         };
         let warps = (0..warps).map(|number| Warp::new(code, number, threads, context.launch.block));
@@ -143,6 +147,9 @@ impl<'a> Block<'a> {
                 warp.run(&mut self.room, quantum)?;
             }
             done &= warp.status == Status::Done;
+        }
+        if let Some(executed) = self.room.context.launch.executed {
+            executed.fetch_add(std::mem::take(&mut self.room.executed), Ordering::Relaxed);
         }
         let released = !done && self.release();
         Ok(Turn { done, moved: ran || released })

@@ -176,9 +176,19 @@ impl<'a> Warp<'a> {
         }
     }
 
-    /// Runs until a barrier, the end or the number of instructions.
+    /// Runs until a barrier, the end or the number of instructions, and counts them.
     pub(super) fn run(&mut self, room: &mut Room<'a>, quantum: u32) -> Step<()> {
-        for _ in 0..quantum {
+        let mut left = 0..quantum;
+        let came = self.run_some(room, &mut left);
+        room.executed += u64::from(quantum - left.len() as u32);
+        came
+    }
+
+    /// `left` is what is left of the number of instructions.
+    // Inlined, so that this number can stay in a register.
+    #[inline(always)]
+    fn run_some(&mut self, room: &mut Room<'a>, left: &mut std::ops::Range<u32>) -> Step<()> {
+        for _ in left {
             if self.path.pc == self.path.join && !self.join()? {
                 return Ok(());
             }
