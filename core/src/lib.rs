@@ -29,7 +29,7 @@ pub mod store;
 pub use base::format::{device_uuid, hex};
 pub use base::io_error::IoError;
 pub use base::progress::{Pass, Progress, Quiet};
-pub use base::{careful, format, limits, phase, stop, timeline};
+pub use base::{careful, file_tree, format, limits, phase, stop, timeline};
 pub use engine::error::{Error, Failure, Left};
 #[doc(hidden)]
 pub use engine::hostile;
@@ -37,5 +37,5 @@ pub use engine::{
     access, dump, error, extract, interrupted, kinds, launched, migrate, multicast, open_blocks,
     restore, sharing, warm, watchdog,
 };
-pub use host::{criu, namespace, network, process};
+pub use host::{container, criu, namespace, network, process};
 pub use image::{diff, library, transfer, trust, verify};

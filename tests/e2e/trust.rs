@@ -300,7 +300,14 @@ fn a_link_on_the_way_to_a_library_is_not_followed() -> Result<()> {
     std::fs::create_dir(&victim)?;
     let bytes = b"a library";
     let place = gpucr_core::library::place_of("shim", blake3::hash(bytes).as_bytes(), &root);
-    let install = || gpucr_core::library::put_back(&place, bytes, &root);
+    let install = || {
+        gpucr_core::library::put_back(
+            &place,
+            bytes,
+            &root,
+            &gpucr_core::file_tree::FileTree::host(),
+        )
+    };
     // The directory of all, that of this library, and the file itself.
     std::os::unix::fs::symlink(&victim, &root)?;
     ensure!(install().is_err());

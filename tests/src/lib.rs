@@ -2,6 +2,7 @@
 //! their own, with everything they print in a file.
 
 mod command;
+pub mod container;
 mod disk;
 mod dumped;
 mod lab;

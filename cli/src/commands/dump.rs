@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use gpucr_core::timeline::{Fact, Timeline, Trace};
-use gpucr_core::{dump, namespace};
+use gpucr_core::{Error, dump, namespace};
 
 pub(crate) use args::DumpArgs;
 pub(crate) use repeat::clean;
@@ -32,9 +32,9 @@ pub(crate) fn run(args: &DumpArgs) -> Outcome {
             .into()
     });
     if args.inside.is_none()
-        && let Some(inner) = namespace::inner_pid(args.pid)
+        && let Some(entry) = namespace::entry(args.pid).map_err(Error::from)?
     {
-        return inside::run("dump", args.pid, inner, &signals);
+        return inside::run_dump(entry, &signals);
     }
     let options = options::options(args, signals.stop)?;
     if args.dry_run {

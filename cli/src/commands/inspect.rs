@@ -113,6 +113,7 @@ fn summary(image: &ImageReader) -> Summary<'_> {
         chunks: chunks(image),
         criu_files: criu_files(image),
         sections: sections(image),
+        container: gpucr_core::restore::mounted_places(image.manifest()),
         libraries,
         files: manifest
             .required

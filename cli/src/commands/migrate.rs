@@ -41,9 +41,9 @@ pub(crate) fn run(args: &MigrateArgs) -> Outcome {
     // clap sees to it that there is one.
     let pid = args.pid.unwrap_or_default();
     if args.inside.is_none()
-        && let Some(inner) = namespace::inner_pid(pid)
+        && let Some(entry) = namespace::entry(pid).map_err(Error::from)?
     {
-        return inside::run("migrate", pid, inner, &signals);
+        return inside::run("migrate", entry, &signals);
     }
     let timeline = args.timeline.as_deref().map(prepare_timeline).transpose()?;
     let sign = args.sign.as_deref().map(PrivateKey::read).transpose().map_err(Error::from)?;

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &RestoreArgs) -> Outcome {
     if args.dry_run {
         return dry_run(args);
     }
-    if args.new_pids {
+    if args.new_pids || args.root.is_some() {
         return namespace::run(args);
     }
     let network = network(args)?;
@@ -110,8 +110,8 @@ fn dry_run(args: &RestoreArgs) -> Outcome {
     let signals = signals::handle().map_err(io_error("cannot handle signals"))?;
     let network = network(args)?;
     let options = options(args, None, None, &signals, GoesOn(Arc::new(|_| ())))?;
-    let options = Options { network, ..options };
-    let blockers = restore::blockers(&options, !args.new_pids);
+    let options = Options { network, root: setup::root(args)?, ..options };
+    let blockers = restore::blockers(&options, !args.new_pids && args.root.is_none());
     let mut blockers: Vec<CliError> = blockers.into_iter().map(Into::into).collect();
     // What cannot be opened is among these already.
     let shown = display::progress(args.json);

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use gpucr_core::Error;
+use gpucr_core::container::ContainerError;
 use gpucr_core::criu::{CriuError, Hint};
 use gpucr_core::cuda::driver::code;
 use gpucr_core::extract::ExtractError;
@@ -10,6 +11,7 @@ use gpucr_core::image::ImageError;
 use gpucr_core::library::LibraryError;
 use gpucr_core::limits::TooFewDescriptors;
 use gpucr_core::migrate::LinkError;
+use gpucr_core::namespace::EntryError;
 use gpucr_core::process::{AgentError, TreeError};
 use gpucr_core::store::StoreError;
 use gpucr_core::transfer::TarError;
@@ -89,6 +91,34 @@ fn about_program(error: &Error) -> Help {
         Error::OtherNetwork { .. } => {
             "all processes of a program have to be in one network namespace, whichever that is: dump each part with a --pid \
              of its own"
+        }
+        Error::OtherMounts { .. } => {
+            "all processes of a program in a container have to see the same mounts: dump each part with a --pid of its own"
+        }
+        Error::FirstOfContainer { .. } => {
+            "start it below another one, which gpucr can leave out: with `gpucr run` as the container's entry point, or              `podman run --init` (docker too)"
+        }
+        Error::ContainerStays { .. } => {
+            "dump it, and restore the image at the other host: gpucr restore --root DIR IMAGE"
+        }
+        Error::NoRoot => {
+            "name a directory that has the container's files: gpucr restore --root DIR IMAGE"
+        }
+        Error::NoContainer => "leave --root and --mount out",
+        Error::Container(ContainerError::Lacking { place, .. }) => {
+            let place = shell_word(place);
+            return Some(
+                format!("mount it there below the root, or name what is to be there: --mount {place}=PATH").into(),
+            );
+        }
+        Error::Container(ContainerError::NoSuchMount { .. }) => {
+            "`gpucr inspect` lists the places at which something was mounted"
+        }
+        Error::Container(ContainerError::Chrooted { .. }) => {
+            "gpucr saves programs from outside whose root was changed by pivot_root(2), as podman and docker do; after              chroot(2), run a gpucr that is installed below that root"
+        }
+        Error::Entry(EntryError::MayTrace { .. }) => {
+            "start the container without that capability (--cap-drop SYS_PTRACE), or run a gpucr that is installed in it"
         }
         Error::Network(_) => {
             "name one as `ip netns add NAME` makes it, /run/netns/NAME, or that of a process, /proc/PID/ns/net"

@@ -49,6 +49,7 @@ impl Place {
         if root.as_raw_fd() != CWD.as_raw_fd() {
             resolve |= ResolveFlags::IN_ROOT;
         }
+        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
         let directory = rustix::fs::openat2(root, parent, flags, Mode::empty(), resolve)?;
         Ok(Self { directory, name })
     }

@@ -7,10 +7,11 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::base::file_tree::FileTree;
 use crate::base::time_limit::within;
 
 /// How long opening and reading a file may take. A driver library of 100 MB from a slow disk needs a second.
@@ -52,13 +53,21 @@ impl Foreign {
     /// # Errors
     /// It is not there, is no regular file, or the file system does not answer.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        let path = path.to_owned();
-        within(PATIENCE, SILENT, move || Self::open_now(&path))
+        Self::open_in(&FileTree::host(), path)
     }
 
-    fn open_now(path: &Path) -> io::Result<Self> {
+    /// The same in a file tree.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_in(tree: &FileTree, path: &Path) -> io::Result<Self> {
+        let (tree, path) = (tree.clone(), path.to_owned());
+        within(PATIENCE, SILENT, move || Self::open_now(&tree, &path))
+    }
+
+    fn open_now(tree: &FileTree, path: &Path) -> io::Result<Self> {
         // Its kind is asked without opening it: to open a pipe waits, and to open a device may do anything.
-        let place = File::options().read(true).custom_flags(libc::O_PATH).open(path)?;
+        let place = tree.find(path)?;
         let meta = place.metadata()?;
         if !meta.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));

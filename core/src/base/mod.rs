@@ -3,6 +3,7 @@
 pub mod careful;
 pub(crate) mod cores;
 pub(crate) mod faults;
+pub mod file_tree;
 pub(crate) mod foreign;
 pub mod format;
 pub(crate) mod helper;

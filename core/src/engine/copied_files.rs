@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::Error;
 use super::kept_files;
+use crate::base::file_tree::FileTree;
 use crate::host::process::files::{self, HeldFile};
 use crate::image::{Contents, FileChunk, FileEntry, ImageWriter};
 
@@ -71,6 +72,8 @@ pub(super) struct Candidates<'c> {
     pub(super) pids: &'c [u32],
     /// The names of files that have lost those by which they were opened.
     pub(super) renamed: &'c BTreeSet<PathBuf>,
+    /// Where they have their paths.
+    pub(super) tree: &'c FileTree,
     /// Set to end it.
     pub(super) stop: &'c AtomicBool,
 }
@@ -122,7 +125,8 @@ impl Candidates<'_> {
     }
 
     fn opened(&self) -> impl Iterator<Item = (CopiedFile, Read<'_>)> {
-        let held = files::open_and_written(self.pids, self.renamed).into_iter().take(MOST);
+        let held =
+            files::open_and_written(self.pids, self.renamed, self.tree).into_iter().take(MOST);
         held.filter_map(|HeldFile { path, link }| match self.open(&path, &link) {
             Ok(opened) => Some(opened),
             Err(error) => {

@@ -13,7 +13,9 @@ use crate::cuda::driver::{DriverError, OpenError};
 use crate::engine::device_state::StateError;
 use crate::engine::extract::error::ExtractError;
 use crate::engine::migrate::link::LinkError;
+use crate::host::container::ContainerError;
 use crate::host::criu::CriuError;
+use crate::host::namespace::EntryError;
 use crate::host::network::NetworkError;
 use crate::host::process::{AgentError, TreeError};
 use crate::image::ImageError;
@@ -85,7 +87,7 @@ pub enum Error {
     #[error("the main thread of process {pid} has ended, but other threads have not")]
     Headless { pid: u32 },
     #[error(
-        "process {pid} is process {inner} of a container, which has a root directory or users of its own"
+        "process {pid} is process {inner} of a container that has users of its own, or mounts that another user may make"
     )]
     OtherPidNamespace { pid: u32, inner: u32 },
     #[error("process {pid} belongs to a session whose leader is outside of its pid namespace")]
@@ -149,6 +151,22 @@ pub enum Error {
         "process {pid} is in another network namespace than process {root}, the root of the program"
     )]
     OtherNetwork { pid: u32, root: u32 },
+    #[error(
+        "process {pid} has other mounts than process {root}, the root of the program, which is in a container"
+    )]
+    OtherMounts { pid: u32, root: u32 },
+    #[error("process {pid} is the first process of a container, which no restore can make")]
+    FirstOfContainer { pid: u32 },
+    #[error("process {pid} is in a container, and cannot be migrated from outside of it")]
+    ContainerStays { pid: u32 },
+    #[error("the program was in a container, and needs a root directory")]
+    NoRoot,
+    #[error("the program was in no container, and cannot be given a root directory")]
+    NoContainer,
+    #[error(transparent)]
+    Container(#[from] ContainerError),
+    #[error(transparent)]
+    Entry(#[from] EntryError),
     #[error(transparent)]
     Network(#[from] NetworkError),
     #[error("the loopback device of the network namespace is down, and CRIU cannot do without it")]

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::error::Error;
+use crate::base::file_tree::FileTree;
 use crate::host::process::files::{self, HeldFile};
 use crate::image::{FileChunk, FileEntry, ImageWriter};
 
@@ -51,18 +52,19 @@ impl Kept {
 }
 
 /// Keeps what belongs into the image of the files that these processes, which are frozen, have open for writing or mapped
-/// so, some of them `renamed`: those of at most `whole` bytes whole. A file that cannot be read is left out. Gives their bytes as chunks, one file after the other.
+/// so, some of them `renamed`, by their paths in their `tree`: those of at most `whole` bytes whole. A file that cannot be read is left out. Gives their bytes as chunks, one file after the other.
 ///
 /// # Errors
 /// A chunk cannot be written.
 pub(super) fn keep(
     pids: impl IntoIterator<Item = u32>,
     renamed: &BTreeSet<PathBuf>,
+    tree: &FileTree,
     whole: u64,
     image: &ImageWriter,
 ) -> Result<(Vec<Kept>, Vec<FileChunk>), Error> {
     let (mut all, mut chunks) = (Vec::new(), Vec::new());
-    for HeldFile { path, link } in files::written(pids, renamed).into_iter().take(MOST) {
+    for HeldFile { path, link } in files::written(pids, renamed, tree).into_iter().take(MOST) {
         match read(&path, &link, whole) {
             Ok((kept, bytes)) => {
                 chunks.extend(image.add_bytes("file", 0o600, &bytes)?.chunks);

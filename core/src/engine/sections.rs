@@ -11,6 +11,7 @@ use super::kept_files::Kept;
 use super::launched;
 use super::multicast;
 use super::opened;
+use crate::host::container::{self, OuterMount};
 use crate::image::{FileChunk, ImageError, Manifest, Section};
 
 /// What of the device memory instances can share, as [`Sharing::to_bytes`] writes it, which has a version of its own.
@@ -34,11 +35,15 @@ const TAGS: &str = crate::image::TAGS;
 /// That the program was in a network namespace of its own. It has no data.
 const NETWORK: &str = "network";
 
+/// That the program was in a container, in postcard form: the [mounts](OuterMount) of that from elsewhere, in the order in
+/// which CRIU's files number them.
+const CONTAINER: &str = "container";
+
 /// By process, and by the UUID of the device: bytes besides the memory that the image has.
 pub(super) type Contexts = Vec<(u32, Vec<([u8; 16], u64)>)>;
 
 /// Kinds and versions that a restore understands.
-const KNOWN: [(&str, u32); 10] = [
+const KNOWN: [(&str, u32); 11] = [
     (SHARING, 1),
     (CONTEXTS, 1),
     (OPENED, 1),
@@ -46,6 +51,7 @@ const KNOWN: [(&str, u32); 10] = [
     (COPIED, 1),
     (TAGS, 1),
     (NETWORK, 1),
+    (CONTAINER, 1),
     (launched::SECTION, 1),
     (interrupted::SECTION, 1),
     (multicast::SECTION, 1),
@@ -131,6 +137,25 @@ pub(super) fn had_own_network(manifest: &Manifest) -> bool {
     manifest.section(NETWORK, 1).is_some()
 }
 
+/// The section of a program that was in a container. A restore that did not know would have no root for it.
+pub(super) fn container(mounts: &[OuterMount]) -> Option<Section> {
+    let data = postcard::to_stdvec(mounts).ok()?;
+    let kind = CONTAINER.to_owned();
+    Some(Section { kind, version: 1, needed: true, data, chunks: Vec::new() })
+}
+
+/// What [`container`] has written; `None` if the program was in none.
+///
+/// # Errors
+/// [`Error::Damaged`]: it makes no sense.
+pub(super) fn read_container(manifest: &Manifest) -> Result<Option<Vec<OuterMount>>, Error> {
+    let Some(section) = manifest.section(CONTAINER, 1) else { return Ok(None) };
+    let said = postcard::from_bytes::<Vec<OuterMount>>(&section.data).ok();
+    let said = said.filter(|mounts| container::are_possible(mounts));
+    let what = "what it says of the container of the program";
+    said.map(Some).ok_or_else(|| Error::Damaged { what: what.into() })
+}
+
 /// The section for copies of files; none if there are none. It may be passed over: then no file is put back.
 pub(super) fn kept_files(kept: &[Kept], chunks: Vec<FileChunk>) -> Option<Section> {
     let data = postcard::to_stdvec(kept).ok().filter(|_| !kept.is_empty())?;
@@ -181,6 +206,15 @@ mod tests {
         manifest.sections.push(network());
         assert!(had_own_network(&manifest));
         check(&manifest).unwrap();
+        assert_eq!(read_container(&manifest).unwrap(), None);
+        let mounts = vec![OuterMount { place: "/data".into(), is_directory: true }];
+        manifest.sections.extend(container(&mounts));
+        assert_eq!(read_container(&manifest).unwrap(), Some(mounts));
+        let last = manifest.sections.len() - 1;
+        let outside = [OuterMount { place: "/../etc".into(), is_directory: true }];
+        manifest.sections[last] = container(&outside).unwrap();
+        read_container(&manifest).expect_err("it leads out of the container");
+        manifest.sections.pop();
         // Nothing is said of a program that needs nothing, and nonsense is nothing.
         assert_eq!(contexts(vec![(8, vec![])]), None);
         manifest.sections[0].data = vec![255; 40];

@@ -1,5 +1,6 @@
 //! The processes of this host: those of a program, their agents and files, and CRIU, which saves them.
 
+pub mod container;
 pub mod criu;
 pub mod namespace;
 pub mod network;

@@ -19,6 +19,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
+use super::container::has_own_root;
 use crate::image::Manifest;
 
 /// The lowest pid that the kernel gives again when it has come to the end.
@@ -50,24 +51,96 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
     child
 }
 
-/// The pid that process `pid` has in a pid namespace of its own, if gpucr can [go](spawn_in) there and find the
-/// same files: not in a container with another root directory, nor where another user may mount.
-pub fn inner_pid(pid: u32) -> Option<u32> {
+/// How gpucr gets to a process in a pid namespace of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// The process.
+    pid: u32,
+    /// Its pid there.
+    pub inner: u32,
+    /// Whether gpucr takes its mounts too. In a container it keeps its own, and sees only the processes.
+    takes_mounts: bool,
+}
+
+impl Entry {
+    /// Whether it leads into a container.
+    pub fn is_of_container(&self) -> bool {
+        !self.takes_mounts
+    }
+
+    /// The first process of the namespace, with which the kernel ends all others there.
+    pub fn first_process(&self) -> Option<u32> {
+        outer_pid(self.pid, 1)
+    }
+}
+
+/// Why gpucr does not go there.
+#[derive(Debug, thiserror::Error)]
+pub enum EntryError {
+    /// Something there could make gpucr do as it likes.
+    #[error(
+        "process {by}, in the container of process {pid}, has the capability CAP_SYS_PTRACE and so could take over gpucr"
+    )]
+    MayTrace {
+        /// The process that is wanted.
+        pid: u32,
+        /// The process that has it.
+        by: u32,
+    },
+}
+
+/// How gpucr can [go](spawn_in) to process `pid`, if that is in a pid namespace of its own and gpucr can go there: not where
+/// another user may mount what gpucr would execute, nor to users of its own.
+///
+/// # Errors
+/// It would not be safe there.
+pub fn entry(pid: u32) -> Result<Option<Entry>, EntryError> {
+    let Some(entry) = possible_entry(pid) else { return Ok(None) };
+    match may_trace(pid).filter(|_| !entry.takes_mounts) {
+        Some(by) => Err(EntryError::MayTrace { pid, by }),
+        None => Ok(Some(entry)),
+    }
+}
+
+fn possible_entry(pid: u32) -> Option<Entry> {
     let own = gpucr_wire::pid_namespace(std::process::id()).ok()?;
     if gpucr_wire::pid_namespace(pid).ok()? == own {
         return None;
     }
-    let root = |of: &str| std::fs::metadata(format!("/proc/{of}/root/")).ok();
-    let (ours, theirs) = (root("self")?, root(&pid.to_string())?);
-    if (ours.dev(), ours.ino()) != (theirs.dev(), theirs.ino()) {
-        return None;
-    }
+    let takes_mounts = !has_own_root(pid)?;
     // What is mounted there is executed by gpucr: only who could mount it here may have done so.
-    if !["pid", "mnt"].iter().all(|kind| is_of_own_users(pid, kind)) {
+    let mut kinds = ["pid", "mnt"].iter().take(if takes_mounts { 2 } else { 1 });
+    if !kinds.all(|kind| is_of_own_users(pid, kind)) || !has_own_users(pid) {
         return None;
     }
     let status = procfs::process::Process::new(i32::try_from(pid).ok()?).ok()?.status().ok()?;
-    u32::try_from(*status.nspid?.last()?).ok()
+    let inner = u32::try_from(*status.nspid?.last()?).ok()?;
+    Some(Entry { pid, inner, takes_mounts })
+}
+
+/// A process in the pid namespace of process `pid` that may trace others without being root of the host in all but name: it
+/// could take over a gpucr that comes there, which is one.
+fn may_trace(pid: u32) -> Option<u32> {
+    /// Of capabilities(7).
+    const SYS_PTRACE: u64 = 1 << 19;
+    const SYS_ADMIN: u64 = 1 << 21;
+    let namespace = gpucr_wire::pid_namespace(pid).ok()?;
+    let all = procfs::process::all_processes().ok()?.filter_map(Result::ok);
+    let mut pids = all.filter_map(|process| Some((u32::try_from(process.pid).ok()?, process)));
+    pids.find_map(|(pid, process)| {
+        if gpucr_wire::pid_namespace(pid).ok()? != namespace || !has_own_users(pid) {
+            return None;
+        }
+        // What it has not now it may get by what it executes.
+        let all = process.status().ok()?.capbnd?;
+        (all & SYS_PTRACE != 0 && all & SYS_ADMIN == 0).then_some(pid)
+    })
+}
+
+/// Whether a process is in the user namespace of this one.
+fn has_own_users(pid: u32) -> bool {
+    let of = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/user")).ok();
+    of("self").is_some_and(|own| of(&pid.to_string()) == Some(own))
 }
 
 /// Whether a namespace of process `pid` belongs to the same user namespace as this process, so that nobody has power
@@ -88,22 +161,29 @@ fn is_of_own_users(pid: u32, kind: &str) -> bool {
     own.is_some() && owner.metadata().map(id).ok() == own
 }
 
-/// Starts a process in the pid namespace of process `pid`, with that one's mounts and this process's directory. If the
-/// calling thread ends, it is asked to end too.
+/// Starts a process in a pid namespace, with the mounts there or, in a container, this process's own, but for a `/proc` that
+/// shows the processes there; with this process's directory. If the calling thread ends, it is asked to end too.
 ///
 /// # Errors
 /// This user may not go there; the directory is not there; the program cannot be started.
-pub fn spawn_in(pid: u32, command: &mut Command) -> io::Result<Child> {
+pub fn spawn_in(entry: Entry, command: &mut Command) -> io::Result<Child> {
+    let Entry { pid, takes_mounts, .. } = entry;
     let of = |pid: &str, kind: &str| File::open(format!("/proc/{pid}/ns/{kind}"));
     let (own, pids) = (of("self", "pid")?, of(&pid.to_string(), "pid")?);
-    let mounts = of(&pid.to_string(), "mnt")?;
+    let mounts = takes_mounts.then(|| of(&pid.to_string(), "mnt")).transpose()?;
     let directory = CString::new(std::env::current_dir()?.into_os_string().into_vec())?;
-    // SAFETY: between fork and exec only the system calls prctl, setns and chdir are made.
+    // SAFETY: between fork and exec only the system calls prctl, setns and chdir are made, or unshare and mount instead of
+    // setns; paths are constants.
     unsafe {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
-            let kind = Some(LinkNameSpaceType::Mount);
-            rustix::thread::move_into_link_name_space(mounts.as_fd(), kind)?;
+            match &mounts {
+                Some(mounts) => {
+                    let kind = Some(LinkNameSpaceType::Mount);
+                    rustix::thread::move_into_link_name_space(mounts.as_fd(), kind)?;
+                }
+                None => own_mounts()?,
+            }
             Ok(rustix::process::chdir(directory.as_c_str())?)
         });
     }
@@ -128,14 +208,19 @@ pub fn outlive() -> io::Result<()> {
 /// # Errors
 /// This user may not mount.
 pub fn settle(last: Option<u32>) -> io::Result<()> {
+    own_mounts()?;
+    begin_after(last.unwrap_or(FIRST - 1))
+}
+
+/// Gives this process mounts of its own, with a `/proc` of its pid namespace. Makes system calls alone.
+fn own_mounts() -> io::Result<()> {
     // SAFETY: no other thread of this process shares anything of its mounts.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
     // What is mounted outside later is seen here too, and not the other way round.
     let propagation = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
-    rustix::mount::mount_change("/", propagation)?;
+    rustix::mount::mount_change(c"/", propagation)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    rustix::mount::mount("proc", "/proc", "proc", flags, None)?;
-    begin_after(last.unwrap_or(FIRST - 1))
+    Ok(rustix::mount::mount(c"proc", c"/proc", c"proc", flags, None)?)
 }
 
 /// Has this namespace's next process get a pid that none of its first ones has: what is to be restored with its pids begins

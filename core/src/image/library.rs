@@ -5,9 +5,12 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::base::file_tree::FileTree;
 use crate::base::foreign::Foreign;
 use crate::base::io_error::IoError;
 use crate::image::DriverKind;
+
+mod in_tree;
 
 /// Why a library is not in its place.
 #[derive(Debug, thiserror::Error)]
@@ -104,17 +107,26 @@ pub fn install(bytes: &[u8], kind: &str, root: &Path) -> Result<PathBuf, Library
     }
 }
 
-/// Has a library that an image brings along where the restored program expects it. gpucr puts it there if it
+/// Has a library that an image brings along where the restored program expects it, in its file tree. gpucr puts it there if it
 /// is where [`install`] would put it below `root`; anywhere else it has to be there already.
 ///
 /// # Errors
 /// The errors of [`install`]; or the place is another one, and the file is not there with these bytes.
-pub fn put_back(path: &Path, bytes: &[u8], root: &Path) -> Result<(), LibraryError> {
+pub fn put_back(
+    path: &Path,
+    bytes: &[u8],
+    root: &Path,
+    tree: &FileTree,
+) -> Result<(), LibraryError> {
     let hash = *blake3::hash(bytes).as_bytes();
     if let Some(kind) = KINDS.iter().find(|kind| path == place_of(kind, &hash, root)) {
-        return install(bytes, kind, root).map(|_| ());
+        let Some((other, rest)) = tree.parts(path) else {
+            return install(bytes, kind, root).map(|_| ());
+        };
+        let failed = IoError::when(format!("cannot put {} in place", path.display()));
+        return Ok(in_tree::put(other, rest, bytes).map_err(failed)?);
     }
-    let present = || Foreign::open(path).and_then(|file| file.bytes(bytes.len() as u64));
+    let present = || Foreign::open_in(tree, path).and_then(|file| file.bytes(bytes.len() as u64));
     if is_place_of(path, &hash) && present().is_ok_and(|present| present == bytes) {
         return Ok(());
     }

@@ -24,6 +24,10 @@ the tree, by exported or imported handles, CUDA IPC or multicast objects; and th
 thread has ended while other threads continue. Whatever else NVIDIA's driver refuses (MIG, MPS) makes the dump \
 roll back. The restore needs the same driver and the same devices, the program's pids must be free, and its \
 files must be as they were.\n\n\
+A program in a container is dumped from outside by the pid that it has there; podman and docker print that of the \
+container's first process (podman inspect --format '{{.State.Pid}}'), and `gpucr ps` those of programs under gpucr. \
+Name the program, not the first process of the container: with `gpucr run` as entry point, its child. Such an image \
+is restored with --root (see gpucr-restore(1)).\n\n\
 There are three kinds of images. `-o IMAGE` makes a directory that holds everything. With `--parent` it holds \
 only what has changed since PARENT, which must stay unchanged and where it is (or be moved together with the \
 image). With `--store` the image is DIR/images/NAME and shares its data with the other images there; see \
@@ -127,6 +131,9 @@ pub(crate) struct DumpArgs {
     /// This process is in the pid namespace of the program: the pid that it has there
     #[arg(long, hide = true, value_name = "PID")]
     pub(crate) inside: Option<u32>,
+    /// The same in a container: a socket on which to ask that the first process of that is held up
+    #[arg(long, hide = true, value_name = "FD", value_parser = clap::value_parser!(i32).range(3..))]
+    pub(crate) first_process: Option<i32>,
     #[command(flatten)]
     pub(crate) criu: CriuArgs,
 }

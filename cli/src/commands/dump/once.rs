@@ -4,6 +4,7 @@ use gpucr_core::dump::{self, Options, Report};
 use serde_json::json;
 
 use super::args::DumpArgs;
+use crate::commands::inside;
 use crate::display;
 use crate::events::Events;
 use crate::metrics::{Metrics, Value};
@@ -19,6 +20,10 @@ pub(super) fn dump(
 ) -> Result<Report, gpucr_core::Failure> {
     let begin = Instant::now();
     let progress = events.following(display::progress(args.json));
+    let progress = match args.first_process.filter(|_| !options.leave_running) {
+        Some(number) => inside::holding_first(number, progress),
+        None => progress,
+    };
     let mut outcome = dump::dump(options, &progress);
     events.say_failure(&outcome);
     if let Ok(report) = &mut outcome {

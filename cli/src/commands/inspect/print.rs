@@ -68,6 +68,12 @@ pub(super) fn print(summary: &Summary<'_>, all: bool) {
     if summary.sections.iter().any(|section| section.kind == "network") {
         say!("network    a namespace of its own: gpucr restore --netns PATH");
     }
+    if let Some(places) = &summary.container {
+        say!("container  with a root directory of its own: gpucr restore --root DIR");
+        for place in places {
+            say!("mount      {} (--mount {}=PATH)", place.display(), place.display());
+        }
+    }
     print_opened(summary);
     for part in &summary.multicast {
         let of = match part.owner == part.pid {

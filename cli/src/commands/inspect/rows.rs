@@ -1,6 +1,6 @@
 //! What `gpucr inspect` knows of an image, and prints with `--json`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gpucr_core::image::{BlockKind, DriverKind, Listener, Phase, Protocol, Stdio};
 use gpucr_core::interrupted::Interrupted;
@@ -48,6 +48,8 @@ pub(super) struct Summary<'a> {
     pub(super) criu_files: Vec<CriuRow<'a>>,
     /// What the image says besides, by kind.
     pub(super) sections: Vec<SectionRow<'a>>,
+    /// The places at which something from outside was mounted, if it was in a container.
+    pub(super) container: Option<Vec<PathBuf>>,
     /// Libraries that are put back in place.
     pub(super) libraries: Vec<LibraryRow<'a>>,
     /// Files that must be in place for a restore, with these sizes.

@@ -46,6 +46,18 @@ pub(crate) struct RestoreArgs {
     /// Restore into a new pid namespace, where all pids are free
     #[arg(long)]
     pub(crate) new_pids: bool,
+    /// Restore a program that was in a container with DIR as its root directory, in a new pid namespace
+    ///
+    /// DIR has the container's files, such as the `rootfs` of a bundle or what `podman mount` prints: whatever the
+    /// program had open or mapped must be there as it was. Where a volume was mounted in the container, or something
+    /// else from outside, the same must be mounted in DIR, or given by --mount. What the container had made for itself
+    /// (/proc, a tmpfs with its contents) is made again. Two programs can be restored into one DIR, and then share its files.
+    /// Limits of a container runtime (control groups, seccomp of new processes) are not set up: see gpucr-security(7).
+    #[arg(long, value_name = "DIR")]
+    pub(crate) root: Option<PathBuf>,
+    /// What is mounted at PLACE in the restored container, where something from outside was mounted
+    #[arg(long, value_name = "PLACE=PATH", requires = "root", value_parser = mount)]
+    pub(crate) mount: Vec<(PathBuf, PathBuf)>,
     /// Restore in this network namespace: /run/netns/NAME as `ip netns add NAME` makes it, or /proc/PID/ns/net
     ///
     /// Without this option the program gets the network in which gpucr runs. Addresses and devices that the program uses
@@ -153,6 +165,15 @@ pub(crate) struct RestoreArgs {
     pub(crate) inside: Option<Vec<u32>>,
     #[command(flatten)]
     pub(crate) trust: TrustArgs,
+}
+
+fn mount(text: &str) -> Result<(PathBuf, PathBuf), String> {
+    match text.split_once('=') {
+        Some((place, path)) if place.starts_with('/') && !path.is_empty() => {
+            Ok((place.into(), path.into()))
+        }
+        _ => Err("it has the form /PLACE=PATH".to_owned()),
+    }
 }
 
 /// See [`FilePolicy`].

@@ -57,13 +57,17 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
     }
     // What is given as a descriptor is the inner one's.
     let network = args.netns.as_deref().map(setup::network_at).transpose()?;
+    let tree = setup::root(args)?.unwrap_or_default();
     let mut ready = Some(Ready::prepare(args)?);
     let events = Events::open(args.events.as_deref())?;
     // No more than that: the image may be a warm one, of which nothing else need be left.
     let manifest = key::trust_with_policy(&args.trust)?.manifest(&args.image)?;
     let mut share = setup::holder(args)?;
-    let ran =
-        restore::restore_elsewhere(&args.image, &manifest, args.files.into(), |fallen_back| {
+    let ran = restore::restore_elsewhere(
+        &args.image,
+        &manifest,
+        (args.files.into(), tree),
+        |fallen_back| {
             if fallen_back.is_some() {
                 signals.keep();
                 events.say("again", json!({}));
@@ -73,7 +77,8 @@ pub(super) fn run(args: &RestoreArgs) -> Outcome {
             // Once: nothing is shared when it is restored again.
             let places = Places { manifest: &manifest, network: network.as_ref() };
             run_once(args, places, &signals, &mut ready, &events, share.take(), fallen_back)
-        })?;
+        },
+    )?;
     match ran {
         Instance::Done(code) => Ok(code),
         Instance::WroteShared(why) => Err(CliError::new(FAILED, why)),
@@ -225,7 +230,7 @@ pub(super) fn restore(args: &RestoreArgs, inside: &[u32]) -> Outcome {
     }));
     let held_by = setup::held_by(args)?;
     let options = setup::options(args, held_by.as_ref(), holder, &signals, goes_on)?;
-    let options = Options { network, ..options };
+    let options = Options { network, root: setup::root(args)?, ..options };
     let restored = restore::restore(options, setup::progress(args, &events));
     let (report, watch) = match setup::told(args, (&events, &traces), restored, Program::report) {
         Err(failure) if held_by.is_some_and(|by| by.hears(&failure)) => {

@@ -1,13 +1,16 @@
 //! What a restore has in common whether it is made here or as the first process of a pid namespace.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gpucr_core::container::ContainerError;
+use gpucr_core::file_tree::FileTree;
 use gpucr_core::network::NetworkNamespace;
 use gpucr_core::restore::{ChangedFile, FileFate, GoesOn, Moved, Options, OutputFiles, Report};
 use gpucr_core::sharing::Holder;
 use gpucr_core::{Error, Failure, Progress};
+use rustix::fs::{Mode, OFlags};
 use serde_json::json;
 
 use super::args::RestoreArgs;
@@ -76,8 +79,33 @@ pub(crate) fn network_at(path: &Path) -> Result<NetworkNamespace, CliError> {
     found.map_err(|error| CliError::from(error).state("Nothing was changed."))
 }
 
+/// The root directory that the command line names for a program from a container, if it does.
+///
+/// # Errors
+/// It is no directory.
+pub(super) fn root(args: &RestoreArgs) -> Result<Option<FileTree>, CliError> {
+    args.root.as_ref().map(|path| root_at(path, &args.mount)).transpose()
+}
+
+fn root_at(path: &Path, mounts: &[(PathBuf, PathBuf)]) -> Result<FileTree, CliError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        |source| {
+            let error = Error::from(ContainerError::Root { path, source });
+            CliError::from(error).state("Nothing was changed.")
+        }
+    };
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let open = |(place, source): &(PathBuf, PathBuf)| {
+        let opened = rustix::fs::open(source, flags, Mode::empty());
+        Ok((place.clone(), opened.map_err(|error| failed(source)(error.into()))?))
+    };
+    let mounts: Result<Vec<_>, CliError> = mounts.iter().map(open).collect();
+    FileTree::with_mounts(path, mounts?).map_err(failed(path))
+}
+
 /// What the command line asks of a restore, which is held back by another gpucr if one is given; but for the
-/// [`network`].
+/// [`network`] and the [`root`].
 ///
 /// # Errors
 /// The keys to trust cannot be read.
@@ -114,6 +142,7 @@ pub(super) fn options(
             .transpose()
             .map_err(io_error("--loaded is for gpucr's own use"))?,
         network: None,
+        root: None,
         device_map: args.device_map.clone(),
         files: args.files.into(),
         on_demand: args.on_demand,

@@ -133,13 +133,14 @@ pub(super) fn describe(
     let (protocol, libraries) = (task.strategy.protocol(), image.libraries.clone());
     let mut manifest = describe::manifest(task.options, &task.plan, protocol, libraries, blocks);
     let pids = task.plan.processes.iter().map(|process| process.pid);
+    let tree = task.plan.tree();
     let (kept, chunks) =
-        kept_files::keep(pids, &task.plan.renamed, task.options.save_files, &image.writer)?;
+        kept_files::keep(pids, &task.plan.renamed, &tree, task.options.save_files, &image.writer)?;
     manifest.sections.extend(sections::kept_files(&kept, chunks));
     if let Some(peer) = task.options.target.peer().filter(|peer| peer.copies_files()) {
         let pids: Vec<u32> = task.plan.processes.iter().map(|process| process.pid).collect();
         let (renamed, stop) = (&task.plan.renamed, &task.options.stop);
-        let candidates = Candidates { pids: &pids, renamed, stop };
+        let candidates = Candidates { pids: &pids, renamed, tree: &tree, stop };
         let (copied, chunks) = candidates.copy(&image.writer, &|path| peer.is_there(path))?;
         manifest.sections.extend(sections::copied_files(&copied, chunks));
     }

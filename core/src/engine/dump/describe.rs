@@ -13,12 +13,13 @@ use crate::engine::error::Error;
 use crate::engine::kinds;
 use crate::engine::memory::Saved;
 use crate::engine::sections;
+use crate::host::container::Container;
 use crate::host::criu::DumpOptions;
 use crate::host::process::files;
 use crate::image::library;
 use crate::image::{
     self, Block, CarriedFile, CriuImage, CudaProcess, FileEntry, ImageWriter, Manifest, Phase,
-    Process, Protocol, Shim,
+    Process, Protocol, Section, Shim,
 };
 
 /// Name of the option that is set by itself when the root is no session leader.
@@ -40,6 +41,8 @@ pub(super) fn criu_options<'a>(
         tcp_close,
         file_locks,
         ext_unix_sk,
+        external: plan.container.as_ref().map(Container::to_save).unwrap_or_default(),
+        skipped_mounts: plan.container.as_ref().map(Container::left_out).unwrap_or_default(),
         ..DumpOptions::new(options.pid, images)
     }
 }
@@ -152,7 +155,8 @@ pub(super) fn outline(options: &Options, plan: &DumpPlan) -> Result<Manifest, Er
     if options.target.peer().is_some_and(|peer| peer.copies_files()) {
         let pids: Vec<u32> = plan.processes.iter().map(|process| process.pid).collect();
         let (renamed, stop) = (&plan.renamed, &options.stop);
-        let mut files = Candidates { pids: &pids, renamed, stop }.list();
+        let tree = &plan.tree();
+        let mut files = Candidates { pids: &pids, renamed, tree, stop }.list();
         // What the image brings along by itself is put in its place by itself.
         files.retain(|file| outline.required.iter().any(|required| required.path == file.path));
         outline.sections.extend(sections::copied_files(&files, Vec::new()));
@@ -203,8 +207,11 @@ pub(super) fn manifest(
 
     // Carried files need not be there before a restore; gpucr puts them in place.
     let is_carried = |path: &Path| carried.iter().any(|known| known.path == path);
-    let mut required =
-        files::required(plan.processes.iter().map(|process| process.pid), &plan.renamed);
+    let mut required = files::required(
+        plan.processes.iter().map(|process| process.pid),
+        &plan.renamed,
+        &plan.tree(),
+    );
     required.retain(|file| !is_carried(&file.path));
     let system = rustix::system::uname();
     Manifest {
@@ -236,8 +243,15 @@ pub(super) fn manifest(
         bulk_bytes: saved_bytes,
         phases: Vec::new(),
         stopped_ms: 0.0,
-        sections: plan.foreign_network().map(|_| sections::network()).into_iter().collect(),
+        sections: own_namespaces(plan),
     }
+}
+
+/// The sections that say what of the host the program does not share.
+fn own_namespaces(plan: &DumpPlan) -> Vec<Section> {
+    let network = plan.foreign_network().map(|_| sections::network());
+    let container = plan.container.as_ref().and_then(|it| sections::container(&it.mounts));
+    network.into_iter().chain(container).collect()
 }
 
 /// Adds what is known last.

@@ -63,7 +63,8 @@ pub(super) fn precopy(
     if let Some(peer) = peer.as_ref().filter(|peer| peer.copies_files()) {
         let pids: Vec<u32> = task.processes().map(|process| process.pid).collect();
         let (renamed, stop) = (&task.plan.renamed, &task.options.stop);
-        let candidates = Candidates { pids: &pids, renamed, stop };
+        let tree = &task.plan.tree();
+        let candidates = Candidates { pids: &pids, renamed, tree, stop };
         candidates.copy_ahead(image, &|path| peer.is_there(path))?;
     }
     let begun = Instant::now();

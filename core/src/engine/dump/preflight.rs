@@ -8,6 +8,7 @@ use std::time::Duration;
 use gpucr_wire::{Counts, GateState};
 
 use super::report::Options;
+use crate::base::file_tree::FileTree;
 use crate::base::limits;
 use crate::cuda::{Device, Drivers, HostDriver, ProcessState};
 use crate::engine::cuda_process::CudaProcess;
@@ -19,6 +20,7 @@ use crate::engine::multicast;
 use crate::engine::opened;
 use crate::engine::sharers::Sharers;
 use crate::engine::teams::Team;
+use crate::host::container::Container;
 use crate::host::criu::{Criu, DumpWorker};
 use crate::host::network::NetworkNamespace;
 use crate::host::process::connections::Outer;
@@ -41,6 +43,8 @@ pub(super) struct DumpPlan {
     pub(super) criu: Criu,
     /// The network namespace of all processes.
     pub(super) network: NetworkNamespace,
+    /// The container of all processes, if they are in one.
+    pub(super) container: Option<Container>,
     /// All processes, in the order of the tree.
     pub(super) processes: Vec<Planned>,
     /// The processes that use no CUDA.
@@ -98,6 +102,11 @@ impl DumpPlan {
         Some(&self.network).filter(|network| !network.is_own())
     }
 
+    /// Where the paths of their files are.
+    pub(super) fn tree(&self) -> FileTree {
+        self.container.as_ref().map(|container| container.tree.clone()).unwrap_or_default()
+    }
+
     /// Bytes of the bulk memory of all processes, as they were.
     pub(super) fn bulk_bytes(&self) -> u64 {
         self.cuda().map(|cuda| cuda.counts.bulk_bytes).sum()
@@ -128,6 +137,9 @@ impl DumpPlan {
         };
         if let Some(process) = tree.processes.iter().find(elsewhere) {
             return Err(Error::OtherNetwork { pid: process.pid, root });
+        }
+        if self.container.is_some() {
+            refuse_other_mounts(&tree)?;
         }
         let mut known = std::mem::take(&mut self.processes);
         self.others.clear();
@@ -188,6 +200,7 @@ pub(super) fn check(
     if let Some(process) = tree.processes.iter().find(|process| process.is_headless) {
         return Err(Error::Headless { pid: process.pid });
     }
+    let container = container_of(&tree, options)?;
     refuse_connected(&tree, options)?;
     refuse_lost(&tree)?;
     let criu = Criu::find(Some(&options.stop))?;
@@ -263,6 +276,7 @@ pub(super) fn check(
     let plan = DumpPlan {
         criu,
         network,
+        container,
         processes,
         others,
         devices,
@@ -294,6 +308,31 @@ fn refuse_lost(tree: &Tree) -> Result<(), Error> {
     }
     let first = seen.into_iter().next();
     first.map_or(Ok(()), |Held { pid, what, options, .. }| Err(Error::Held { pid, what, options }))
+}
+
+/// Finds the container of a program, and refuses one that cannot be saved as a whole.
+///
+/// # Errors
+/// [`Error::Container`], [`Error::OtherMounts`], [`Error::FirstOfContainer`], [`Error::ContainerStays`].
+pub(super) fn container_of(tree: &Tree, options: &Options) -> Result<Option<Container>, Error> {
+    let container = Container::of(tree.root())?;
+    if container.is_some() {
+        refuse_other_mounts(tree)?;
+        // Of a pid namespace: gpucr is in the one of the container by now.
+        if tree.root().inner_pid == 1 {
+            return Err(Error::FirstOfContainer { pid: options.pid });
+        }
+        if options.target.peer().is_some() {
+            return Err(Error::ContainerStays { pid: options.pid });
+        }
+    }
+    Ok(container)
+}
+
+fn refuse_other_mounts(tree: &Tree) -> Result<(), Error> {
+    let root = tree.root().pid;
+    let mut others = tree.processes.iter().filter(|it| !it.shares_namespace("mnt", root));
+    others.next().map_or(Ok(()), |it| Err(Error::OtherMounts { pid: it.pid, root }))
 }
 
 /// Opens the network namespace of a process, and refuses one in which CRIU cannot work.

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::engine::error::Error;
+use crate::host::container::Staged;
 use crate::host::criu::{
     Criu, Hint, InheritFd, Keep, OnDemand, OnDemandMemory, RestoreError, RestoreOptions,
     RestoreWorker,
@@ -32,6 +33,8 @@ pub(super) struct Start {
     pub(super) network: Option<NetworkNamespace>,
     /// Tells the watchdog that CRIU is at work, which holds a copy while it lives.
     pub(super) at_work: OwnedFd,
+    /// The mounts that the processes get, if they get any of their own.
+    pub(super) root: Option<Staged>,
     pub(super) streams: Streams,
 }
 
@@ -97,7 +100,7 @@ impl Maker {
         let begin = Instant::now();
         let mut deadline = begin + REAPING;
         let root = loop {
-            let mut options = options(manifest, is_child, files);
+            let mut options = options(manifest, is_child, files, start.root.as_ref());
             options.on_demand = late
                 .as_mut()
                 .map(|late| OnDemand { keep: late.keep.clone(), memory: &mut *late.memory });
@@ -200,13 +203,20 @@ impl Start {
 }
 
 /// The options of the dump, which the restore repeats.
-fn options<'a>(manifest: &Manifest, is_child: bool, files: &'a CriuFiles) -> RestoreOptions<'a> {
+fn options<'a>(
+    manifest: &Manifest,
+    is_child: bool,
+    files: &'a CriuFiles,
+    root: Option<&'a Staged>,
+) -> RestoreOptions<'a> {
     let (_, names) = crate::engine::dump::option_values(&manifest.criu.options);
     RestoreOptions {
         tcp_established: !names.tcp_close,
         tcp_close: names.tcp_close,
         file_locks: names.file_locks,
         ext_unix_sk: names.ext_unix_sk,
+        root: root.map(|staged| staged.root.as_path()),
+        external: root.map(|staged| staged.external.clone()).unwrap_or_default(),
         rst_sibling: is_child,
         work: files.work(),
         plan: files.plan().cloned(),

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use crate::base::file_tree::FileTree;
 use crate::base::foreign::Foreign;
 use crate::cuda::{Driver, Drivers, HostDriver};
 use crate::engine::error::Error;
@@ -19,12 +20,16 @@ pub(super) fn find(wanted: &image::Driver) -> Result<Arc<HostDriver>, Error> {
     found.ok_or_else(|| other(wanted, "no driver of that build".into()))
 }
 
-/// Checks that the restored program, which maps the file at the place that the image names, will have the same.
+/// Checks that the restored program, which maps the file at the place in its tree that the image names, will have the same.
 ///
 /// # Errors
 /// Another file is at that place, or none.
-pub(super) fn check_place(wanted: &image::Driver, library: &HostDriver) -> Result<(), Error> {
-    let file = Foreign::open(&wanted.path)
+pub(super) fn check_place(
+    wanted: &image::Driver,
+    library: &HostDriver,
+    tree: &FileTree,
+) -> Result<(), Error> {
+    let file = Foreign::open_in(tree, &wanted.path)
         .map_err(|error| other(wanted, format!("no such file there ({error})")))?;
     if library.is(file)? { Ok(()) } else { Err(other(wanted, "another file there".into())) }
 }

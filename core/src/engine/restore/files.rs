@@ -12,9 +12,9 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
-use rustix::fs::{CWD, OFlags};
+use rustix::fs::OFlags;
 
-use crate::base::careful::Place;
+use crate::base::file_tree::FileTree;
 use crate::engine::error::Error;
 use crate::engine::kept_files::{self, Kept};
 use crate::engine::sections;
@@ -64,6 +64,8 @@ pub enum FileFate {
 /// What is to be done about files.
 #[derive(Debug, Default)]
 pub(super) struct Files {
+    /// Where they are.
+    tree: FileTree,
     changed: Vec<ChangedFile>,
     /// For those that are put back: what the image has of them.
     copies: HashMap<PathBuf, (Kept, FileEntry)>,
@@ -75,8 +77,12 @@ impl Files {
     ///
     /// # Errors
     /// The image cannot be read.
-    pub(super) fn look(image: &Source, policy: FilePolicy) -> Result<(Self, Vec<Error>), Error> {
-        let mut files = Self::default();
+    pub(super) fn look(
+        image: &Source,
+        policy: FilePolicy,
+        tree: &FileTree,
+    ) -> Result<(Self, Vec<Error>), Error> {
+        let mut files = Self { tree: tree.clone(), ..Self::default() };
         let mut reasons = Vec::new();
         let mut logs = Logs { image, paths: None };
         let kept = sections::read_kept_files(image.manifest());
@@ -84,13 +90,14 @@ impl Files {
             kept.map(|(kept, chunks)| kept_files::kept(kept, chunks)).unwrap_or_default();
         files.copies.retain(|_, (kept, _)| kept.path.is_absolute());
         for file in &image.manifest().required {
-            let found = std::fs::metadata(&file.path).ok().map(|meta| meta.len());
+            let found = tree.metadata(&file.path).ok().map(|meta| meta.len());
             let copy = files.copies.get(&file.path);
             let done = match (policy, copy) {
-                (FilePolicy::Rewind, Some(copy)) => rewound(image, file, found, copy),
+                (FilePolicy::Rewind, Some(copy)) => rewound(image, tree, file, found, copy),
                 _ if found == Some(file.size) => Ok(None),
                 (FilePolicy::Keep, copy) if found.is_some() && logs.have(file)? => {
-                    is_own_log(file, copy.map(|(kept, _)| kept)).map(|()| Some(FileFate::Continued))
+                    is_own_log(tree, file, copy.map(|(kept, _)| kept))
+                        .map(|()| Some(FileFate::Continued))
                 }
                 _ => Err(refused(file, found)),
             };
@@ -120,8 +127,8 @@ impl Files {
             let bytes = image.kept_file(entry)?;
             let done = match file.done {
                 FileFate::Continued => Ok(()),
-                FileFate::PutBack => put_back(kept, &bytes),
-                FileFate::CutBack => cut(kept, &bytes),
+                FileFate::PutBack => put_back(&self.tree, kept, &bytes),
+                FileFate::CutBack => cut(&self.tree, kept, &bytes),
             };
             done.map_err(|source| Error::Io {
                 what: format!("cannot make {} what it was", file.path.display()),
@@ -177,6 +184,7 @@ fn refused(file: &RequiredFile, found: Option<u64>) -> Error {
 /// What is to be done so that a file is again what it was, of which the image has a copy; nothing if it is.
 fn rewound(
     image: &Source,
+    tree: &FileTree,
     file: &RequiredFile,
     found: Option<u64>,
     (kept, entry): &(Kept, FileEntry),
@@ -187,7 +195,7 @@ fn rewound(
     if found.is_some() {
         let io =
             |source| Error::Io { what: format!("cannot read {}", file.path.display()), source };
-        let now = open(kept, OFlags::RDONLY).map_err(io)?;
+        let now = open(tree, kept, OFlags::RDONLY).map_err(io)?;
         let mut bytes = vec![0; kept.len as usize];
         let is_same = found >= Some(file.size)
             && now.read_exact_at(&mut bytes, kept.from).is_ok()
@@ -202,8 +210,8 @@ fn rewound(
 }
 
 /// Refuses a log that somebody else has put in the place of the program's.
-fn is_own_log(file: &RequiredFile, kept: Option<&Kept>) -> Result<(), Error> {
-    let opened = Place::find(CWD, &file.path).and_then(|place| place.open(OFlags::PATH));
+fn is_own_log(tree: &FileTree, file: &RequiredFile, kept: Option<&Kept>) -> Result<(), Error> {
+    let opened = tree.place(&file.path).and_then(|place| place.open(OFlags::PATH));
     let is_own = opened.and_then(|log| Ok(log.metadata()?.uid()));
     match is_own {
         Ok(owner) if kept.is_none_or(|kept| kept.uid == owner) => Ok(()),
@@ -212,8 +220,8 @@ fn is_own_log(file: &RequiredFile, kept: Option<&Kept>) -> Result<(), Error> {
 }
 
 /// Opens the file that was kept, if it still belongs to who owned it.
-fn open(kept: &Kept, flags: OFlags) -> io::Result<File> {
-    let file = Place::find(CWD, &kept.path)?.open(flags)?;
+fn open(tree: &FileTree, kept: &Kept, flags: OFlags) -> io::Result<File> {
+    let file = tree.place(&kept.path)?.open(flags)?;
     if file.metadata()?.uid() != kept.uid {
         return Err(io::Error::other("it belongs to another user than at the dump"));
     }
@@ -221,8 +229,8 @@ fn open(kept: &Kept, flags: OFlags) -> io::Result<File> {
 }
 
 /// Cuts a file, which has grown, if what is left is what it was.
-fn cut(kept: &Kept, bytes: &[u8]) -> io::Result<()> {
-    let file = open(kept, OFlags::RDWR)?;
+fn cut(tree: &FileTree, kept: &Kept, bytes: &[u8]) -> io::Result<()> {
+    let file = open(tree, kept, OFlags::RDWR)?;
     let mut now = vec![0; bytes.len()];
     file.read_exact_at(&mut now, kept.from)?;
     if now != bytes {
@@ -232,10 +240,10 @@ fn cut(kept: &Kept, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Makes a file what it was, or makes it anew in a directory that is its owner's or root's.
-fn put_back(kept: &Kept, bytes: &[u8]) -> io::Result<()> {
-    let file = match open(kept, OFlags::RDWR) {
+fn put_back(tree: &FileTree, kept: &Kept, bytes: &[u8]) -> io::Result<()> {
+    let file = match open(tree, kept, OFlags::RDWR) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let place = Place::find(CWD, &kept.path)?;
+            let place = tree.place(&kept.path)?;
             let owner = rustix::fs::fstat(place.directory())?.st_uid;
             if owner != 0 && owner != kept.uid {
                 return Err(io::Error::other("its directory belongs to another user"));

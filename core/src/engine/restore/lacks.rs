@@ -7,10 +7,11 @@ use std::sync::atomic::AtomicBool;
 use super::devices::{self, MappedDevice};
 use super::files::{FilePolicy, Files};
 use super::options::Options;
-use super::preflight;
 use super::source::Source;
 use super::stdio::{self, Named};
 use super::{driver, memory};
+use super::{preflight, root};
+use crate::base::file_tree::FileTree;
 use crate::base::limits;
 use crate::engine::error::Error;
 use crate::engine::sections;
@@ -35,7 +36,7 @@ pub(crate) struct Circumstances<'a> {
 /// All that this host lacks for the program of a manifest that may be without memory and files, and was made while the
 /// program runs.
 pub(crate) fn lacks(manifest: &Manifest, how: Circumstances<'_>) -> Vec<String> {
-    let mut found = lacks_but_files(manifest, how);
+    let mut found = lacks_but_files(manifest, how, &FileTree::host());
     for file in &manifest.required {
         match std::fs::metadata(&file.path) {
             Err(_) => found.push(Error::FileMissing { path: file.path.clone() }),
@@ -62,13 +63,21 @@ pub fn blockers(options: &Options, needs_pids: bool) -> Vec<Error> {
     let named = options.outputs.named();
     let (device_map, stop) = (&options.device_map, &options.stop);
     let how = Circumstances { device_map, needs_pids, named, stop };
-    let mut found = lacks_but_files(manifest, how);
+    let mut found = lacks_but_files(manifest, how, &options.tree());
     if let Err(error) = options.trust.check_image(&options.image, &source.id()) {
         found.push(error.into());
     }
     found.extend(check_network(options.network.as_ref()).err());
+    if let Err(error) = root::check(manifest, options) {
+        let is_elsewhere = matches!(error, Error::NoRoot);
+        found.push(error);
+        // Then its files are not to be looked for here.
+        if is_elsewhere {
+            return found;
+        }
+    }
     found.extend(memory::check(&source, options.device_memory_there(&source)).err());
-    match Files::look(&source, options.files) {
+    match Files::look(&source, options.files, &options.tree()) {
         Ok((_, reasons)) => found.extend(reasons),
         Err(error) => found.push(error),
     }
@@ -100,7 +109,7 @@ pub(super) fn leaves_network(manifest: &Manifest, options: &Options) -> bool {
 }
 
 /// What this host lacks for the program of a manifest, the program's files aside.
-fn lacks_but_files(manifest: &Manifest, how: Circumstances<'_>) -> Vec<Error> {
+fn lacks_but_files(manifest: &Manifest, how: Circumstances<'_>, tree: &FileTree) -> Vec<Error> {
     let mut found: Vec<Error> = Vec::new();
     let mut lacking = |error: Error| found.push(error);
     if !rustix::process::geteuid().is_root() {
@@ -135,7 +144,8 @@ fn lacks_but_files(manifest: &Manifest, how: Circumstances<'_>) -> Vec<Error> {
     match driver::find(&manifest.driver) {
         Ok(library) => {
             let is_carried = manifest.carried.iter().any(|file| file.path == manifest.driver.path);
-            if !is_carried && let Err(error) = driver::check_place(&manifest.driver, &library) {
+            if !is_carried && let Err(error) = driver::check_place(&manifest.driver, &library, tree)
+            {
                 lacking(error);
             }
             let opened = driver::open(&manifest.driver, &library).and_then(|driver| {
@@ -167,7 +177,7 @@ pub(crate) fn check_image(
     trust.check_image(image, &source.id())?;
     memory::check(&source, there)?;
     stdio::check(&source.manifest().processes, how.named)?;
-    let (_, library, _) = preflight::check_but_pids(&source, files, how.stop)?;
+    let (_, library, _) = preflight::check_but_pids(&source, (files, &FileTree::host()), how.stop)?;
     if how.needs_pids {
         preflight::check_pids(source.manifest())?;
     }

@@ -26,6 +26,7 @@ mod preflight;
 mod processes;
 mod report;
 mod room;
+mod root;
 mod source;
 #[cfg(test)]
 mod source_tests;
@@ -41,6 +42,7 @@ pub use lacks::{blockers, would_leave_network};
 pub use options::{GoesOn, MayRun, Options};
 pub use report::{OnDemand, Report, Shared};
 pub(in crate::engine) use room::check_bytes as check_room;
+pub use root::mounted_places;
 pub use stdio::{OutputFiles, Outputs};
 pub use supervisor::{Happened, Instance, Program, restore, restore_elsewhere};
 pub use watch::Watch;

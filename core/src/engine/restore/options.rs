@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::base::file_tree::FileTree;
 use crate::engine::error::Error;
 use crate::engine::sharing::Holder;
 use crate::host::network::NetworkNamespace;
@@ -36,6 +37,9 @@ pub struct Options {
     pub device_map: Vec<MappedDevice>,
     /// Where the program gets its network; `None` for gpucr's own namespace.
     pub network: Option<NetworkNamespace>,
+    /// Where a program that was in a container gets its files; `None` for this process's own root directory. This process
+    /// must have mounts of its own then, which nobody else sees.
+    pub root: Option<FileTree>,
     /// Where the program's output goes, if it went to pipes.
     pub outputs: Outputs,
     /// What is done about files that are not as they were at the dump.
@@ -84,6 +88,11 @@ impl Options {
         let blocks = image.manifest().blocks().len();
         let is_given = self.given.as_ref().is_some_and(|given| given.is_of(&image.id(), blocks));
         if is_given || self.share.is_some() { u64::MAX } else { 0 }
+    }
+
+    /// Where the paths of the program's files are.
+    pub(super) fn tree(&self) -> FileTree {
+        self.root.clone().unwrap_or_default()
     }
 
     /// Whether the program may run, which is waited for.

@@ -21,6 +21,7 @@ use super::options::Options;
 use super::preflight::{self, Opened};
 use super::processes::{unless_ended, wait_for};
 use super::report::Report;
+use super::root;
 use super::source::{CriuFiles, Source};
 use super::stdio;
 use super::watch::Watch;
@@ -151,7 +152,9 @@ impl<'i> Checked<'i> {
         options.trust.check_image(&options.image, &image.id())?;
         memory::check(image, options.device_memory_there(image))?;
         stdio::check(&image.manifest().processes, options.outputs.named())?;
-        let (criu, library, files) = preflight::check(image, options.files, &options.stop)?;
+        root::check(image.manifest(), options)?;
+        let wanted = (options.files, &options.tree());
+        let (criu, library, files) = preflight::check(image, wanted, &options.stop)?;
         task.files = files;
         // Devices that the user has named are checked before anything is made; else while CRIU works.
         lacks::check_network(options.network.as_ref())?;
@@ -162,7 +165,8 @@ impl<'i> Checked<'i> {
         let watchdog = task.made.watchdog.insert(Watchdog::start().map_err(Error::Watchdog)?);
         let at_work = watchdog.at_work().map_err(Error::Watchdog)?;
         let network = options.network.clone();
-        let start = Start { criu, network, at_work, streams };
+        let root = root::stage(image.manifest(), options)?;
+        let start = Start { criu, network, at_work, root, streams };
         let maker = Maker::start(start, image.manifest())?;
         Ok(Self { image, library, opened, arrival: choose(options), maker })
     }

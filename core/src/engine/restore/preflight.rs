@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use procfs::ProcError;
 use procfs::process::Status;
 
+use crate::base::file_tree::FileTree;
 use crate::base::limits;
 use crate::base::threads::joined;
 use crate::cuda::{Driver, HostDriver};
@@ -32,17 +33,17 @@ pub(super) struct Opened {
 /// CRIU, the driver library of this host, and what is to be done about files.
 pub(super) fn check(
     image: &Source,
-    policy: FilePolicy,
+    files: (FilePolicy, &FileTree),
     stop: &Arc<AtomicBool>,
 ) -> Result<(Criu, Arc<HostDriver>, Files), Error> {
     check_pids(image.manifest())?;
-    check_but_pids(image, policy, stop)
+    check_but_pids(image, files, stop)
 }
 
 /// The same without a look at pids.
 pub(super) fn check_but_pids(
     image: &Source,
-    policy: FilePolicy,
+    files: (FilePolicy, &FileTree),
     stop: &Arc<AtomicBool>,
 ) -> Result<(Criu, Arc<HostDriver>, Files), Error> {
     if !rustix::process::geteuid().is_root() {
@@ -51,7 +52,7 @@ pub(super) fn check_but_pids(
     // CRIU is started to tell its version, and the rest does not wait for that.
     std::thread::scope(|scope| {
         let criu = scope.spawn(|| Criu::find(Some(stop)));
-        let others = check_files_and_driver(image, policy);
+        let others = check_files_and_driver(image, files);
         let criu = joined(criu)?;
         let (driver, files) = others?;
         Ok((criu, driver, files))
@@ -60,11 +61,11 @@ pub(super) fn check_but_pids(
 
 fn check_files_and_driver(
     image: &Source,
-    policy: FilePolicy,
+    (policy, tree): (FilePolicy, &FileTree),
 ) -> Result<(Arc<HostDriver>, Files), Error> {
     let manifest = image.manifest();
     limits::make_room_for(manifest.blocks().len() as u64)?;
-    let (files, mut reasons) = Files::look(image, policy)?;
+    let (files, mut reasons) = Files::look(image, policy, tree)?;
     if !reasons.is_empty() {
         return Err(reasons.swap_remove(0));
     }
@@ -76,9 +77,9 @@ fn check_files_and_driver(
         if library::is_soft(&carried.path) && *blake3::hash(&bytes).as_bytes() != driver.hash()? {
             return Err(LibraryError::Misplaced { path: carried.path.clone(), root }.into());
         }
-        library::put_back(&carried.path, &bytes, &root)?;
+        library::put_back(&carried.path, &bytes, &root, tree)?;
     }
-    driver::check_place(&manifest.driver, &driver)?;
+    driver::check_place(&manifest.driver, &driver, tree)?;
     Ok((driver, files))
 }
 

@@ -14,6 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::base::file_tree::FileTree;
 use crate::base::progress::Progress;
 use crate::engine::error::{Error, Failure};
 use crate::host::process::{ProcessInfo, kill_trees};
@@ -187,10 +188,10 @@ pub enum Instance<T> {
 pub fn restore_elsewhere<T, E>(
     image: &Path,
     manifest: &Manifest,
-    files: FilePolicy,
+    files: (FilePolicy, FileTree),
     mut run: impl FnMut(Option<Shared>) -> Result<Instance<T>, E>,
 ) -> Result<Instance<T>, E> {
-    let output = Output::note(manifest, files);
+    let output = Output::note(manifest, files.0, files.1);
     let why = match run(None)? {
         Instance::WroteShared(why) => why,
         done => return Ok(done),

@@ -44,6 +44,8 @@ pub struct DumpOptions<'a> {
     pub lock_network: bool,
     /// Resources that the restore will get from elsewhere, for example `tty[...]`.
     pub external: Vec<String>,
+    /// Where mounts are that are left out.
+    pub skipped_mounts: Vec<String>,
     /// 0 to 4; errors are in the log at every level.
     pub log_level: i32,
     /// Largest deleted file that is saved, bytes.
@@ -70,6 +72,7 @@ impl<'a> DumpOptions<'a> {
             ext_unix_sk: false,
             lock_network: false,
             external: Vec::new(),
+            skipped_mounts: Vec::new(),
             log_level: 4,
             // Its bytes are the program's, however many they are.
             ghost_limit: u32::MAX,
@@ -224,6 +227,7 @@ impl DumpWorker {
                 link_remap: Some(true),
                 network_lock: Some(network_lock(options.lock_network)),
                 external: options.external.clone(),
+                skip_mnt: options.skipped_mounts.clone(),
                 log_level: Some(options.log_level),
                 log_file: Some(LOG.into()),
                 ghost_limit: Some(options.ghost_limit),

@@ -1,6 +1,7 @@
 //! `criu restore`.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::error::CriuError;
@@ -53,6 +54,8 @@ pub struct RestoreOptions<'a> {
     pub ext_unix_sk: bool,
     /// Resources that come from elsewhere.
     pub external: Vec<String>,
+    /// What becomes the root of processes that had mounts of their own: it has to be a mount point.
+    pub root: Option<&'a Path>,
     /// The root of the tree becomes a child of this process, which must wait for it. Otherwise it
     /// becomes a child of init, or of the nearest subreaper.
     pub rst_sibling: bool,
@@ -76,6 +79,7 @@ impl<'a> RestoreOptions<'a> {
             file_locks: false,
             ext_unix_sk: false,
             external: Vec::new(),
+            root: None,
             rst_sibling: false,
             log_level: 4,
             plan: None,
@@ -196,6 +200,7 @@ impl RestoreWorker {
                 ext_unix_sk: Some(options.ext_unix_sk),
                 inherit_fd: inherited.iter().map(entry).collect(),
                 external: std::mem::take(&mut options.external),
+                root: options.root.map(|root| root.display().to_string()),
                 rst_sibling: Some(options.rst_sibling),
                 log_level: Some(options.log_level),
                 log_file: Some(LOG.into()),

@@ -45,6 +45,8 @@ pub(super) struct Opts {
     pub(super) log_file: Option<String>,
     #[prost(bool, optional, tag = "12")]
     pub(super) notify_scripts: Option<bool>,
+    #[prost(string, optional, tag = "13")]
+    pub(super) root: Option<String>,
     #[prost(int32, optional, tag = "17")]
     pub(super) work_dir_fd: Option<i32>,
     #[prost(bool, optional, tag = "18")]
@@ -53,6 +55,8 @@ pub(super) struct Opts {
     pub(super) rst_sibling: Option<bool>,
     #[prost(message, repeated, tag = "27")]
     pub(super) inherit_fd: Vec<InheritFdEntry>,
+    #[prost(string, repeated, tag = "31")]
+    pub(super) skip_mnt: Vec<String>,
     /// 0 ignores control groups.
     #[prost(int32, optional, tag = "34")]
     pub(super) manage_cgroups_mode: Option<i32>,

@@ -6,47 +6,48 @@ use std::path::{Path, PathBuf};
 
 use procfs::process::{FDInfo, FDPermissions, FDTarget, MMPermissions, MMapPath, Process};
 
+use crate::base::file_tree::FileTree;
 use crate::image::{RequiredFile, Stdio};
 
-/// The regular files that the processes have open or mapped, by path, and `renamed` ones, which they have opened by
+/// The regular files that the processes have open or mapped, by path in their `tree`, and `renamed` ones, which they have opened by
 /// other names; those that are deleted or that have no path here are left out: CRIU carries or refuses them. The sizes
 /// mean something only while the processes are stopped.
 pub fn required(
     pids: impl IntoIterator<Item = u32>,
     renamed: &BTreeSet<PathBuf>,
+    tree: &FileTree,
 ) -> Vec<RequiredFile> {
     let mut found = BTreeMap::new();
+    let mut add = |path: PathBuf, mapped: bool| {
+        let Ok(meta) = tree.metadata(&path) else { return };
+        if meta.is_file() && !path.starts_with("/proc") && !path.starts_with("/sys") {
+            let size = meta.size();
+            let new = RequiredFile { path: path.clone(), size, mapped: false, open: false };
+            let file = found.entry(path).or_insert(new);
+            file.mapped |= mapped;
+            file.open |= !mapped;
+        }
+    };
     for path in renamed {
-        add(&mut found, path.clone(), false);
+        add(path.clone(), false);
     }
     for pid in pids {
         if let Ok(process) = Process::new(pid as i32) {
-            add_files_of(&process, &mut found);
+            add_files_of(&process, &mut add);
         }
     }
     found.into_values().collect()
 }
 
-fn add(found: &mut BTreeMap<PathBuf, RequiredFile>, path: PathBuf, mapped: bool) {
-    let Ok(meta) = std::fs::metadata(&path) else { return };
-    if meta.is_file() && !path.starts_with("/proc") && !path.starts_with("/sys") {
-        let size = meta.size();
-        let new = RequiredFile { path: path.clone(), size, mapped: false, open: false };
-        let file = found.entry(path).or_insert(new);
-        file.mapped |= mapped;
-        file.open |= !mapped;
-    }
-}
-
-fn add_files_of(process: &Process, found: &mut BTreeMap<PathBuf, RequiredFile>) {
+fn add_files_of(process: &Process, add: &mut dyn FnMut(PathBuf, bool)) {
     for map in process.maps().into_iter().flatten() {
         if let MMapPath::Path(path) = map.pathname {
-            add(found, path, true);
+            add(path, true);
         }
     }
     for fd in process.fd().into_iter().flatten().flatten() {
         if let FDTarget::Path(path) = fd.target {
-            add(found, path, false);
+            add(path, false);
         }
     }
 }
@@ -61,17 +62,25 @@ pub struct HeldFile {
 }
 
 /// The regular files that the processes have open for writing, or mapped so that what they write there is in the file,
-/// each once: by the path by which they were opened, or by the one of the `renamed` that is another name of it. Not those
-/// that are deleted, or that have no path here.
-pub fn written(pids: impl IntoIterator<Item = u32>, renamed: &BTreeSet<PathBuf>) -> Vec<HeldFile> {
-    held(pids, renamed, |fd| fd.mode().contains(FDPermissions::WRITE))
+/// each once: by the path in their `tree` by which they were opened, or by the one of the `renamed` that is another name of
+/// it. Not those that are deleted, or that have no path here.
+pub fn written(
+    pids: impl IntoIterator<Item = u32>,
+    renamed: &BTreeSet<PathBuf>,
+    tree: &FileTree,
+) -> Vec<HeldFile> {
+    held(pids, renamed, tree, |fd| fd.mode().contains(FDPermissions::WRITE))
 }
 
 /// The same, and with them the files that the processes have open for reading. Not those that one of them has mapped to
 /// be run, nor those that they have open by two names: whoever makes a copy of each makes two files of them.
-pub fn open_and_written(pids: &[u32], renamed: &BTreeSet<PathBuf>) -> Vec<HeldFile> {
+pub fn open_and_written(
+    pids: &[u32],
+    renamed: &BTreeSet<PathBuf>,
+    tree: &FileTree,
+) -> Vec<HeldFile> {
     let run = run_files(pids);
-    let mut found = held(pids.iter().copied(), renamed, |_| true);
+    let mut found = held(pids.iter().copied(), renamed, tree, |_| true);
     let number =
         |file: &HeldFile| std::fs::metadata(&file.link).ok().map(|meta| (meta.dev(), meta.ino()));
     let numbers: Vec<_> = found.iter().map(number).collect();
@@ -110,6 +119,7 @@ fn mapped_link(pid: u32, (start, end): (u64, u64)) -> String {
 fn held(
     pids: impl IntoIterator<Item = u32>,
     renamed: &BTreeSet<PathBuf>,
+    tree: &FileTree,
     is_such: impl Fn(&FDInfo) -> bool,
 ) -> Vec<HeldFile> {
     let mut found = BTreeMap::new();
@@ -119,7 +129,7 @@ fn held(
             let link = PathBuf::from(link);
             let Ok(own) = std::fs::metadata(&link) else { return };
             let is_it = |path: &&PathBuf| {
-                std::fs::metadata(path)
+                tree.metadata(path)
                     .is_ok_and(|named| (named.dev(), named.ino()) == (own.dev(), own.ino()))
             };
             let path = std::iter::once(&path).chain(renamed).find(is_it);
@@ -217,7 +227,7 @@ mod tests {
         std::fs::hard_link(&gone, &name).expect("linked");
         std::fs::remove_file(&gone).expect("removed");
         let renamed = BTreeSet::from([dir.path().join("nothing"), name.clone()]);
-        let found = written([std::process::id()], &renamed);
+        let found = written([std::process::id()], &renamed, &FileTree::host());
         let has = |path: &Path| found.iter().any(|file| file.path == path);
         assert!(has(&shared) && has(&name), "{found:?}");
         assert!(!has(&private) && !has(&gone), "{found:?}");
@@ -248,9 +258,9 @@ mod tests {
         let (one, _one) = open("one");
         let other = dir.path().join("other");
         std::fs::hard_link(&one, &other).expect("linked");
-        let first = open_and_written(&[std::process::id()], &BTreeSet::new());
+        let first = open_and_written(&[std::process::id()], &BTreeSet::new(), &FileTree::host());
         let _other = std::fs::File::open(&other).expect("opened");
-        let then = open_and_written(&[std::process::id()], &BTreeSet::new());
+        let then = open_and_written(&[std::process::id()], &BTreeSet::new(), &FileTree::host());
         let has = |found: &[HeldFile], path: &Path| found.iter().any(|file| file.path == path);
         assert!(has(&first, &read.0) && has(&first, &one), "{first:?}");
         assert!(!has(&first, &run.0) && !has(&first, &gone.0), "{first:?}");
@@ -274,7 +284,7 @@ mod tests {
         {
             std::thread::yield_now();
         }
-        let required = required([child.id()], &BTreeSet::new());
+        let required = required([child.id()], &BTreeSet::new(), &FileTree::host());
         let path = file.path().to_owned();
         let expected = RequiredFile { path: path.clone(), size: 5, mapped: false, open: true };
         assert!(required.contains(&expected), "{required:?}");

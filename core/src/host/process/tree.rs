@@ -4,11 +4,12 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use procfs::process::{MMapPath, Process, Stat};
 
+use crate::base::file_tree::FileTree;
 use crate::base::foreign::Foreign;
 
 /// How long a process takes to end, from the end of its connections on.
@@ -74,8 +75,8 @@ impl MappedLibrary {
         let mapped =
             Foreign::open(&PathBuf::from(format!("/proc/{pid}/map_files/{from:x}-{to:x}")));
         mapped.or_else(|_| {
-            let root = PathBuf::from(format!("/proc/{pid}/root"));
-            Foreign::open(&root.join(self.path.strip_prefix("/").unwrap_or(&self.path)))
+            let tree = FileTree::below(Path::new(&format!("/proc/{pid}/root")))?;
+            Foreign::open_in(&tree, &self.path)
         })
     }
 }
@@ -351,7 +352,7 @@ fn command(pid: u32) -> Vec<String> {
     arguments.map(|argument| String::from_utf8_lossy(argument).into_owned()).collect()
 }
 
-fn is_driver_library(path: &std::path::Path) -> bool {
+fn is_driver_library(path: &Path) -> bool {
     path.file_name()
         .and_then(|name| name.to_str())
         .is_some_and(|name| name.starts_with("libcuda.so") || name.starts_with("libsoftcuda.so"))

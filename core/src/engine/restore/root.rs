@@ -1,0 +1,46 @@
+//! The root directory of a program that was in a container.
+
+use std::path::PathBuf;
+
+use super::options::Options;
+use crate::base::file_tree::FileTree;
+use crate::engine::error::Error;
+use crate::engine::sections;
+use crate::host::container::{self, OuterMount, Staged};
+use crate::image::Manifest;
+
+/// Checks that a program from a container gets a root directory with all that was mounted there from outside, and no other
+/// does.
+///
+/// # Errors
+/// [`Error::NoRoot`], [`Error::NoContainer`], [`Error::Container`]; or what the image says makes no sense.
+pub(super) fn check(manifest: &Manifest, options: &Options) -> Result<(), Error> {
+    let Some((root, mounts)) = needed(manifest, options)? else { return Ok(()) };
+    Ok(container::sources(root, &mounts).map(drop)?)
+}
+
+/// Mounts what the program gets, where CRIU takes it from.
+///
+/// # Errors
+/// As [`check`].
+pub(super) fn stage(manifest: &Manifest, options: &Options) -> Result<Option<Staged>, Error> {
+    let Some((root, mounts)) = needed(manifest, options)? else { return Ok(None) };
+    Ok(Some(Staged::new(root, &mounts)?))
+}
+
+/// The places at which something from outside was mounted in the container of a program; `None` if it was in none.
+pub fn mounted_places(manifest: &Manifest) -> Option<Vec<PathBuf>> {
+    let mounts = sections::read_container(manifest).ok()??;
+    Some(mounts.into_iter().map(|mount| mount.place).collect())
+}
+
+fn needed<'o>(
+    manifest: &Manifest,
+    options: &'o Options,
+) -> Result<Option<(&'o FileTree, Vec<OuterMount>)>, Error> {
+    match (sections::read_container(manifest)?, &options.root) {
+        (Some(_), None) => Err(Error::NoRoot),
+        (None, Some(_)) => Err(Error::NoContainer),
+        (mounts, root) => Ok(root.as_ref().zip(mounts)),
+    }
+}

@@ -1,0 +1,193 @@
+//! The container that a process is in.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use procfs::process::{MountInfo, Process};
+
+use super::mount::{ContainerError, MOST, OuterMount, key};
+use crate::base::file_tree::FileTree;
+use crate::host::process::ProcessInfo;
+
+/// File systems that CRIU makes anew, with what is in them.
+const MADE_ANEW: [&str; 5] = ["proc", "sysfs", "tmpfs", "devpts", "mqueue"];
+/// File systems that a restored container does without: its control groups are not saved.
+const LEFT_OUT: [&str; 2] = ["cgroup", "cgroup2"];
+/// Those of them of which there are several: one that the host has too is the host's.
+const SEVERAL: [&str; 3] = ["tmpfs", "devpts", "mqueue"];
+
+/// A container, as it was found.
+#[derive(Debug, Clone)]
+pub struct Container {
+    /// Its files.
+    pub tree: FileTree,
+    /// What is mounted in it from elsewhere.
+    pub mounts: Vec<OuterMount>,
+    /// Where file systems are mounted that are not saved.
+    left_out: Vec<String>,
+}
+
+impl Container {
+    /// The container that a process is in; none if it has the mounts of this process, or its root directory.
+    ///
+    /// # Errors
+    /// It cannot be looked at, or not be saved.
+    pub fn of(process: &ProcessInfo) -> Result<Option<Self>, ContainerError> {
+        let pid = process.pid;
+        let unreadable = |source| ContainerError::Unreadable { pid, source };
+        if process.shares_namespace("mnt", std::process::id()) || has_own_root(pid) == Some(false) {
+            return Ok(None);
+        }
+        let tree = FileTree::below(Path::new(&format!("/proc/{pid}/root"))).map_err(unreadable)?;
+        let all = mounts(pid).map_err(unreadable)?;
+        let own = mounts(std::process::id()).map_err(unreadable)?;
+        // The kernel tells the paths of open files from the root of all mounts.
+        if !all.iter().any(|mount| mount.mount_point == Path::new("/")) || !knows_own(pid, &tree) {
+            return Err(ContainerError::Chrooted { pid });
+        }
+        let outer = outer(&all, &own).filter(|mount| mount.mount_point != Path::new("/"));
+        let mut found = Vec::new();
+        for mount in outer {
+            let place = unescaped(&mount.mount_point);
+            if place.to_str().is_none() {
+                let what = format!("the mount point {} is not UTF-8", place.display());
+                return Err(unreadable(io::Error::other(what)));
+            }
+            let meta = tree.metadata(&place).map_err(unreadable)?;
+            found.push(OuterMount { place, is_directory: meta.is_dir() });
+        }
+        if found.len() > MOST {
+            return Err(ContainerError::Mounts { pid });
+        }
+        let left_out = all.iter().filter(|mount| LEFT_OUT.contains(&mount.fs_type.as_str()));
+        let left_out = left_out.map(|mount| unescaped(&mount.mount_point).display().to_string());
+        let left_out = left_out.collect();
+        Ok(Some(Self { tree, mounts: found, left_out }))
+    }
+
+    /// The places of mounts that CRIU is to leave out.
+    pub fn left_out(&self) -> Vec<String> {
+        self.left_out.clone()
+    }
+
+    /// What CRIU is told of the mounts when it saves them.
+    pub fn to_save(&self) -> Vec<String> {
+        let mounts = self.mounts.iter().enumerate();
+        mounts.map(|(n, mount)| format!("mnt[{}]:{}", mount.place.display(), key(n))).collect()
+    }
+}
+
+/// Whether a process has another root directory than this one. `None` if that cannot be told.
+pub(in crate::host) fn has_own_root(pid: u32) -> Option<bool> {
+    let root = |of: &str| {
+        let meta = std::fs::metadata(format!("/proc/{of}/root/")).ok()?;
+        Some((meta.dev(), meta.ino()))
+    };
+    Some(root(&pid.to_string())? != root("self")?)
+}
+
+fn mounts(pid: u32) -> io::Result<Vec<MountInfo>> {
+    let pid = i32::try_from(pid).map_err(io::Error::other)?;
+    let mounts = Process::new(pid).and_then(|process| process.mountinfo());
+    Ok(mounts.map_err(io::Error::other)?.0)
+}
+
+/// Whether the file that a process executes has the path in its tree that the kernel tells, as far as it has any.
+fn knows_own(pid: u32, tree: &FileTree) -> bool {
+    let link = format!("/proc/{pid}/exe");
+    let Ok(path) = std::fs::read_link(&link) else { return true };
+    if path.as_os_str().as_encoded_bytes().ends_with(b" (deleted)") {
+        return true;
+    }
+    let id = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
+    let executed = std::fs::metadata(link).map(id).ok();
+    executed.is_none() || tree.metadata(&path).map(id).ok() == executed
+}
+
+/// Those that CRIU cannot make anew: of another file system than it knows, of a part of one, or of one that is the host's.
+fn outer<'m>(all: &'m [MountInfo], own: &'m [MountInfo]) -> impl Iterator<Item = &'m MountInfo> {
+    let whole = |mount: &MountInfo| all.iter().any(|m| m.majmin == mount.majmin && m.root == "/");
+    let is_hosts = |mount: &MountInfo| own.iter().any(|m| m.majmin == mount.majmin);
+    all.iter().filter(move |mount| {
+        let kind = mount.fs_type.as_str();
+        if LEFT_OUT.contains(&kind) {
+            return false;
+        }
+        !MADE_ANEW.contains(&kind) || !whole(mount) || SEVERAL.contains(&kind) && is_hosts(mount)
+    })
+}
+
+/// A path without the escapes that the kernel has put into it.
+fn unescaped(path: &Path) -> PathBuf {
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    let bytes = path.as_os_str().as_bytes();
+    let (mut plain, mut at) = (Vec::with_capacity(bytes.len()), 0);
+    while at < bytes.len() {
+        let digits = bytes.get(at + 1..at + 4).filter(|_| bytes[at] == b'\\');
+        let value = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        match value.and_then(|value| u8::from_str_radix(value, 8).ok()) {
+            Some(byte) => {
+                plain.push(byte);
+                at += 4;
+            }
+            None => {
+                plain.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    std::ffi::OsString::from_vec(plain).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount(majmin: &str, root: &str, place: &str, fs_type: &str) -> MountInfo {
+        MountInfo {
+            mnt_id: 1,
+            pid: 1,
+            majmin: majmin.into(),
+            root: root.into(),
+            mount_point: place.into(),
+            mount_options: Default::default(),
+            opt_fields: Vec::new(),
+            fs_type: fs_type.into(),
+            mount_source: None,
+            super_options: Default::default(),
+        }
+    }
+
+    #[test]
+    fn what_a_container_made_itself_is_told_from_what_is_the_hosts() {
+        let own = [mount("0:5", "/", "/run", "tmpfs"), mount("0:6", "/", "/proc", "proc")];
+        let all = [
+            mount("8:1", "/", "/volume", "ext4"),
+            mount("0:6", "/", "/proc", "proc"),
+            mount("0:6", "/sys", "/proc/sys", "proc"),
+            mount("0:7", "/", "/tmp", "tmpfs"),
+            mount("0:7", "/a", "/bound", "tmpfs"),
+            mount("0:5", "/secrets", "/run/secrets", "tmpfs"),
+            mount("0:5", "/", "/host", "tmpfs"),
+            mount("0:9", "/part", "/part", "tmpfs"),
+            mount("0:10", "/", "/overlay", "overlay"),
+            mount("0:11", "/part", "/sys/fs/cgroup", "cgroup2"),
+        ];
+        let found: Vec<_> = outer(&all, &own).map(|m| m.mount_point.to_str().unwrap()).collect();
+        assert_eq!(found, ["/volume", "/run/secrets", "/host", "/part", "/overlay"]);
+    }
+
+    #[test]
+    fn paths_are_those_of_the_mounts() {
+        assert_eq!(unescaped(Path::new("/a\\040b\\134c\\011")), Path::new("/a b\\c\t"));
+        assert_eq!(unescaped(Path::new("/a\\04")), Path::new("/a\\04"));
+        assert_eq!(unescaped(Path::new("/a\\999")), Path::new("/a\\999"));
+    }
+
+    #[test]
+    fn this_process_is_in_no_container_of_its_own() {
+        let own = ProcessInfo::read(std::process::id()).expect("it runs");
+        assert!(Container::of(&own).expect("looked at").is_none());
+    }
+}

@@ -1,0 +1,100 @@
+//! What a restore makes the mounts of a container from.
+//!
+//! CRIU takes paths. What they lead to, or what is mounted on the way there, could be changed by whoever can write to the
+//! container's files. So each of the trees is found first, and mounted where nobody else can see it.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags};
+
+use super::mount::{ContainerError, OuterMount, key};
+use crate::base::file_tree::FileTree;
+use crate::base::runtime_dir;
+
+/// The directory below gpucr's own on which the trees are mounted.
+const DIR: &str = "roots";
+
+/// The trees, in place.
+#[derive(Debug)]
+pub struct Staged {
+    /// Where the root is.
+    pub root: PathBuf,
+    /// What CRIU is told of the other mounts when it makes them.
+    pub external: Vec<String>,
+}
+
+/// Finds what is to be mounted at each place: what the tree has there, or what is mounted there in the tree.
+///
+/// # Errors
+/// Something is not there, or not of the same kind.
+pub fn sources(tree: &FileTree, mounts: &[OuterMount]) -> Result<Vec<File>, ContainerError> {
+    let is_known = |place: &Path| mounts.iter().any(|mount| mount.place == place);
+    if let Some((place, _)) = tree.mounts().find(|(place, _)| !is_known(place)) {
+        return Err(ContainerError::NoSuchMount { place: place.to_owned() });
+    }
+    mounts.iter().map(|mount| source(tree, mount)).collect()
+}
+
+fn source(tree: &FileTree, mount: &OuterMount) -> Result<File, ContainerError> {
+    let lacking = |why| ContainerError::Lacking { place: mount.place.clone(), why };
+    let found = tree.find_without_links(&mount.place);
+    let found = found.map_err(|error| lacking(error.to_string()))?;
+    let meta = found.metadata().map_err(|error| lacking(error.to_string()))?;
+    match (mount.is_directory, meta.is_dir()) {
+        (true, false) => Err(lacking("it was a directory".to_owned())),
+        (false, true) => Err(lacking("it was no directory".to_owned())),
+        _ => Ok(found),
+    }
+}
+
+impl Staged {
+    /// Mounts them. This process must have mounts of its own, which nobody else sees; they stay as long as these.
+    ///
+    /// # Errors
+    /// Something is not there, or cannot be mounted.
+    pub fn new(root: &FileTree, mounts: &[OuterMount]) -> Result<Self, ContainerError> {
+        let failed = |what: &str, source| ContainerError::Stage { what: what.to_owned(), source };
+        let sources = sources(root, mounts)?;
+        let made = runtime_dir::open(DIR);
+        made.map_err(|source| failed("a place for the program's mounts", source))?;
+        let dir = runtime_dir::path_of(DIR);
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        rustix::mount::mount("gpucr", &dir, "tmpfs", flags, Some(c"mode=0700"))
+            .map_err(|error| failed("a place for the program's mounts", error.into()))?;
+        let root = root.root().unwrap_or(CWD);
+        let put = |from: std::os::fd::BorrowedFd<'_>, name: &str, is_directory| {
+            clone_to(from, &dir.join(name), is_directory)
+        };
+        put(root, "root", true).map_err(|source| failed("the program's root", source))?;
+        for (n, (mount, source)) in mounts.iter().zip(&sources).enumerate() {
+            put(source.as_fd(), &key(n), mount.is_directory)
+                .map_err(|source| failed(&mount.place.display().to_string(), source))?;
+        }
+        let external = (0..mounts.len()).map(key);
+        let external = external.map(|key| format!("mnt[{key}]:{}", dir.join(&key).display()));
+        Ok(Self { root: dir.join("root"), external: external.collect() })
+    }
+}
+
+/// Mounts what a descriptor is of at a new place, without what is mounted below it.
+fn clone_to(
+    from: std::os::fd::BorrowedFd<'_>,
+    to: &Path,
+    is_directory: bool,
+) -> std::io::Result<()> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    let tree = rustix::mount::open_tree(from, c"", flags)?;
+    if is_directory {
+        std::fs::create_dir(to)?;
+    } else {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        rustix::fs::open(to, flags, Mode::RUSR)?;
+    }
+    rustix::mount::move_mount(tree, c"", CWD, to, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    Ok(())
+}

@@ -1,0 +1,230 @@
+//! Programs in containers with a root directory of their own, dumped by a gpucr outside and restored with other roots.
+
+use std::fs::File;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use gpucr_tests::container::{InContainer, Libraries, RootTree};
+use gpucr_tests::{Lab, finish, kill, refused, show, undisturbed, until};
+
+const ARGS: [&str; 3] = ["sgd", "--steps", "8"];
+/// The steps that it makes before it is dumped.
+const BEFORE: usize = 4;
+const ALL: usize = 1 << 20;
+
+fn dump(lab: &Lab, program: &InContainer, args: &[&str]) -> Result<()> {
+    let pid = program.pid.to_string();
+    let args = [&["dump", "--pid", &pid, "-o", "image"], args].concat();
+    let output = lab.run(args)?;
+    ensure!(output.status.success(), "{}", show(&output));
+    Ok(())
+}
+
+/// A restored program, by its pid outside. It ends with this.
+struct Restored(u32);
+
+impl Drop for Restored {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = kill(self.0);
+    }
+}
+
+/// Restores the image with this root.
+fn restore(lab: &Lab, root: &RootTree, args: &[&str]) -> Result<Restored> {
+    let path = root.path.to_string_lossy();
+    let args = [&["restore", "--detach", "--root", &path], args, &["image"]].concat();
+    let output = lab.run(args)?;
+    ensure!(output.status.success(), "{}", show(&output));
+    Ok(Restored(String::from_utf8_lossy(&output.stdout).trim().parse()?))
+}
+
+fn has_result(root: &RootTree) -> bool {
+    root.series().iter().any(|line| line.starts_with("result "))
+}
+
+/// Device and inode of the root directory of a process.
+fn root_of(pid: u32) -> Result<(u64, u64)> {
+    let meta = std::fs::metadata(format!("/proc/{pid}/root/"))?;
+    Ok((meta.dev(), meta.ino()))
+}
+
+#[test]
+fn it_is_dumped_from_outside_and_comes_to_life_in_two_roots_at_once() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[1..])?;
+    let (lab, pid);
+    lab = Lab::new();
+    let tree = RootTree::new(&lab, "tree", Libraries::Copied)?;
+    let mut program = tree.start(&ARGS, BEFORE)?;
+    pid = program.pid.to_string();
+    let output = lab.run(["dump", "--dry-run", "--pid", &pid])?;
+    ensure!(output.status.success(), "{}", show(&output));
+    dump(&lab, &program, &["--leave-running"])?;
+    ensure!(matches!(program.first.try_wait(), Ok(None)), "it was to run on");
+    std::fs::remove_dir_all(lab.path("image"))?;
+    dump(&lab, &program, &[])?;
+    // Its first process has waited for the program.
+    ensure!(program.first.wait()?.code() == Some(128 + libc::SIGKILL));
+
+    let output = lab.run(["restore", "--new-pids", "image"])?;
+    refused(
+        &output,
+        1,
+        &["was in a container", "gpucr restore --root DIR", "Nothing was changed"],
+    )?;
+    let output = lab.run(["restore", "--dry-run", "image"])?;
+    refused(&output, 1, &["was in a container", "gpucr restore --root DIR"])?;
+    let path = tree.path.to_string_lossy();
+    let output = lab.run(["restore", "--dry-run", "--root", &path, "image"])?;
+    ensure!(output.status.success(), "{}", show(&output));
+
+    let others = [tree.copy(&lab, "one")?, tree.copy(&lab, "other")?];
+    // The image brings the shim along.
+    std::fs::remove_dir_all(others[0].join("var/lib/gpucr"))?;
+    let pids = [restore(&lab, &others[0], &[])?, restore(&lab, &others[1], &[])?];
+    for (pid, other) in pids.iter().zip(&others) {
+        let meta = std::fs::metadata(&other.path)?;
+        ensure!(root_of(pid.0)? == (meta.dev(), meta.ino()), "it has another root");
+        ensure!(!has_result(other));
+        other.allow(ALL)?;
+    }
+    for other in &others {
+        until("it ends", || has_result(other)).with_context(|| other.log())?;
+        ensure!(other.series() == expected, "{}", other.log());
+    }
+    ensure!(!has_result(&tree), "nothing is written to the first tree");
+    Ok(())
+}
+
+#[test]
+fn what_was_mounted_from_outside_has_to_be_named() -> Result<()> {
+    let expected = undisturbed("sgd", &ARGS[1..])?;
+    let lab = Lab::new();
+    let tree = RootTree::new(&lab, "tree", Libraries::Mounted)?;
+    let program = tree.start(&ARGS, BEFORE)?;
+    dump(&lab, &program, &[])?;
+    drop(program);
+    let path = tree.path.to_string_lossy();
+    let restore_with = |args: &[&str]| {
+        lab.run([&["restore", "--dry-run", "--root", &path], args, &["image"]].concat())
+    };
+    // What is there instead is not what the program has mapped.
+    refused(&restore_with(&[])?, 1, &["/usr/lib"])?;
+    let output = restore_with(&["--mount", "/opt=/opt", "--mount", "/usr=/usr"])?;
+    refused(&output, 1, &["nothing from outside was mounted at /opt"])?;
+    let output = restore_with(&["--mount", "/usr=/no/such/directory"])?;
+    refused(&output, 1, &["/no/such/directory"])?;
+    let output = restore_with(&["--mount", "/usr=/dev/null"])?;
+    refused(&output, 1, &["mounted at /usr", "it was a directory", "--mount /usr=PATH"])?;
+    let output = restore_with(&["--mount", "/usr=/usr"])?;
+    ensure!(output.status.success(), "{}", show(&output));
+    let output = lab.run(["inspect", "image"])?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(said.contains("--root DIR") && said.contains("--mount /usr=PATH"), "{said}");
+
+    let _restored = restore(&lab, &tree, &["--mount", "/usr=/usr", "--on-demand"])?;
+    tree.allow(ALL)?;
+    until("it ends", || has_result(&tree)).with_context(|| tree.log())?;
+    ensure!(tree.series() == expected, "{}", tree.log());
+    Ok(())
+}
+
+/// Of capabilities(7).
+const CAP_SYS_PTRACE: i32 = 19;
+const CAP_SYS_ADMIN: i32 = 21;
+
+#[test]
+fn where_gpucr_could_be_traced_it_does_not_go() -> Result<()> {
+    let lab = Lab::new();
+    let tree = RootTree::new(&lab, "tree", Libraries::Copied)?;
+    let mut program = tree.start_without(&[CAP_SYS_ADMIN], &ARGS, BEFORE)?;
+    let pid = program.pid.to_string();
+    for more in [&["--dry-run"][..], &["-o", "image"]] {
+        let output = lab.run([&["dump", "--pid", &pid], more].concat())?;
+        refused(&output, 1, &["CAP_SYS_PTRACE", "--cap-drop SYS_PTRACE"])?;
+    }
+    ensure!(matches!(program.first.try_wait(), Ok(None)), "it was to run on");
+    drop(program);
+    let expected = undisturbed("sgd", &ARGS[1..])?;
+    let tree = RootTree::new(&lab, "tree-2", Libraries::Copied)?;
+    let program = tree.start_without(&[CAP_SYS_ADMIN, CAP_SYS_PTRACE], &ARGS, BEFORE)?;
+    dump(&lab, &program, &[])?;
+    drop(program);
+    let _restored = restore(&lab, &tree, &[])?;
+    tree.allow(ALL)?;
+    until("it ends", || has_result(&tree)).with_context(|| tree.log())?;
+    ensure!(tree.series() == expected, "{}", tree.log());
+    Ok(())
+}
+
+/// A container that means to have gpucr read, write or execute something of the host.
+#[test]
+fn nothing_of_the_host_is_touched_for_a_container() -> Result<()> {
+    let lab = Lab::new();
+    let tree = RootTree::new(&lab, "tree", Libraries::Copied)?;
+    let program = tree.start(&ARGS, BEFORE)?;
+    // Files that it has open or mapped are links to the host's, or pipes; the kernel still has them under these names.
+    let secret = lab.path("secret");
+    std::fs::write(&secret, "secret")?;
+    let libraries = tree.join("var/lib/gpucr");
+    let shim = find(&libraries, "gpucr-shim-")?;
+    std::fs::remove_file(shim.join("libcuda.so.1"))?;
+    symlink(&secret, shim.join("libcuda.so.1"))?;
+    let output = lab.run(["dump", "--dry-run", "--pid", &program.pid.to_string()])?;
+    ensure!(output.status.code().is_some(), "{}", show(&output));
+    // CRIU may refuse what has lost its name, and then the program runs on.
+    let pid = program.pid.to_string();
+    let output = lab.run(["dump", "--leave-running", "--pid", &pid, "-o", "image"])?;
+    ensure!(output.status.code().is_some_and(|code| code < 2), "{}", show(&output));
+    std::fs::remove_file(shim.join("libcuda.so.1"))?;
+    if lab.path("image").exists() {
+        std::fs::remove_dir_all(lab.path("image"))?;
+    }
+    drop(program);
+
+    let tree = RootTree::new(&lab, "tree-2", Libraries::Copied)?;
+    let program = tree.start(&ARGS, BEFORE)?;
+    dump(&lab, &program, &[])?;
+    drop(program);
+    let libraries = tree.join("var/lib/gpucr");
+    let refuse = |words: &[&str]| -> Result<()> {
+        let path = tree.path.to_string_lossy();
+        refused(&lab.run(["restore", "--root", &path, "image"])?, 1, words)
+    };
+    // The directory of libraries leads outside: nothing is put there.
+    let outside = lab.path("outside");
+    std::fs::create_dir(&outside)?;
+    std::fs::rename(&libraries, tree.join("var/lib/aside"))?;
+    symlink(&outside, &libraries)?;
+    refuse(&["/var/lib/gpucr"])?;
+    ensure!(std::fs::read_dir(&outside)?.next().is_none(), "something was put outside");
+    std::fs::remove_file(&libraries)?;
+    std::fs::rename(tree.join("var/lib/aside"), &libraries)?;
+    // The log leads to a file of the host of the same length, or is a pipe that nobody writes to.
+    let log = tree.join("work/log");
+    let len = std::fs::metadata(&log)?.len();
+    File::options().write(true).open(&secret)?.set_len(len)?;
+    let before = std::fs::read(&secret)?;
+    std::fs::rename(&log, tree.join("work/aside"))?;
+    symlink(&secret, &log)?;
+    refuse(&["/work/log"])?;
+    std::fs::remove_file(&log)?;
+    let made = finish(Command::new("mkfifo").arg(&log))?;
+    ensure!(made.status.success(), "{}", show(&made));
+    refuse(&["/work/log"])?;
+    ensure!(std::fs::read(&secret)? == before, "a file of the host was written");
+    lab_is_clean(&outside)
+}
+
+fn lab_is_clean(outside: &Path) -> Result<()> {
+    ensure!(std::fs::read_dir(outside)?.next().is_none(), "something was put outside");
+    Ok(())
+}
+
+fn find(dir: &Path, prefix: &str) -> Result<std::path::PathBuf> {
+    let names = std::fs::read_dir(dir)?.collect::<std::io::Result<Vec<_>>>()?;
+    let found = names.iter().find(|it| it.file_name().to_string_lossy().starts_with(prefix));
+    Ok(found.context("it is there")?.path())
+}
