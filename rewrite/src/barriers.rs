@@ -107,9 +107,7 @@ pub(crate) fn longer(
             sites.iter().any(|site| (of.label..end).contains(&site.at))
         };
         let loops: Vec<Loop> = loops.into_iter().filter(has_site).collect();
-        let parameter = "";
-        let writer =
-            writer::Writer { text, body: &body, loops: &loops, parameter, polls, is_polled: false };
+        let writer = writer::Writer::unpolled(text, &body, &loops, polls);
         Ok(Some(Copies::of(&writer).put_into(&writer)))
     };
     let longer = asks(text)?.flatten();
